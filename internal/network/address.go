@@ -4,28 +4,28 @@ import (
 	"net/netip"
 )
 
-// A class says what kind of address a guest wants to reach.
+// A class is the kind of address that a guest wants to reach.
 type class int
 
 const (
 	public  class = iota
 	private       // opened by a prefix inside its range, or by an exact name
 	closed        // opened by a prefix inside its range
-	own           // an address of the host itself: opened by a rule with just this address
+	own           // an address of the host itself: opened by a rule with exactly this address
 	never         // no rule opens it
 )
 
-// A kind is a range of addresses that are not public, and its word for people.
+// A kind is a range of addresses that are not public, with its word in messages.
 type kind struct {
 	prefix netip.Prefix
 	class  class
 	word   string
 }
 
-// kinds are the ranges that are not public, the first that holds an address counts. They are
-// the entries of IANA's special-purpose registries (RFC 6890) that are not globally reachable,
-// without the documentation ranges of IPv4, where nothing answers anyway, and with the
-// addresses that clouds serve credentials on.
+// kinds returns the ranges that are not public; the first range that contains an address counts.
+// They are the entries of IANA's special-purpose registries (RFC 6890) that are not globally
+// reachable, without IPv4's documentation ranges, which have no hosts, and with the addresses where
+// clouds serve credentials.
 func kinds() []kind {
 	return []kind{
 		{netip.MustParsePrefix("169.254.169.254/32"), closed, "metadata address"},
@@ -48,8 +48,10 @@ func kinds() []kind {
 		{netip.MustParsePrefix("fd20:ce::254/128"), closed, "metadata address"},
 		{netip.MustParsePrefix("::/128"), never, "address of no host"},
 		{netip.MustParsePrefix("::1/128"), closed, "loopback address"},
-		{netip.MustParsePrefix("64:ff9b:1::/48"), closed, "reserved address"}, // a network's own NAT64
-		{netip.MustParsePrefix("2001::/23"), closed, "reserved address"},      // Teredo, ORCHID and others
+		// a network's own NAT64
+		{netip.MustParsePrefix("64:ff9b:1::/48"), closed, "reserved address"},
+		// Teredo, ORCHID and others
+		{netip.MustParsePrefix("2001::/23"), closed, "reserved address"},
 		{netip.MustParsePrefix("2001:db8::/32"), closed, "reserved address"},
 		{netip.MustParsePrefix("3fff::/20"), closed, "reserved address"},
 		{netip.MustParsePrefix("fc00::/7"), private, "private address"},
@@ -59,12 +61,11 @@ func kinds() []kind {
 	}
 }
 
-// globalUnicast is the one range of IPv6 with public addresses (RFC 4291).
+// globalUnicast is the only range of IPv6 with public addresses (RFC 4291).
 const globalUnicast = "2000::/3"
 
-// Embedded returns the IPv4 address that a means, when it is an IPv6 address that only
-// wraps one: mapped and compatible (RFC 4291), NAT64 (RFC 6052), 6to4 (RFC 3056). Else a,
-// without its zone.
+// Embedded returns the IPv4 address in an IPv6 address that wraps it: mapped and compatible (RFC
+// 4291), NAT64 (RFC 6052), 6to4 (RFC 3056). For other addresses it returns a without its zone.
 func Embedded(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.Is4() || !a.IsValid() {
@@ -81,8 +82,8 @@ func Embedded(a netip.Addr) netip.Addr {
 	return a
 }
 
-// HostAddress is where a guest's connection really goes: the gateway stands for the host's
-// loopback.
+// HostAddress returns the real destination of a guest's connection: the gateway stands for the
+// host's loopback.
 func HostAddress(to netip.AddrPort) netip.AddrPort {
 	if to.Addr() == netip.MustParseAddr(Gateway) {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())

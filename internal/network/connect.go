@@ -4,34 +4,34 @@ import (
 	"net/netip"
 )
 
-// A Greeting is what the first bytes of a connection say.
+// A Greeting is the parsed first bytes of a connection.
 type Greeting struct {
 	Protocol GreetingProtocol
-	Name     string // of the host that the guest wants; lower case; "" when it does not say, or is an address
+	Name     string // the requested host; lower case; "": not named, or an address
 }
 
-// A GreetingProtocol is the protocol that a connection begins with.
+// A GreetingProtocol is the protocol at the beginning of a connection.
 type GreetingProtocol int
 
 const (
-	GreetingSilent  GreetingProtocol = iota // nothing came in time, or nothing but white space
-	GreetingPartial                         // TLS or HTTP, and not all of it came in time, or it is broken
+	GreetingSilent  GreetingProtocol = iota // no byte in time, or only white space
+	GreetingPartial                         // TLS or HTTP, incomplete in time or malformed
 	GreetingUnknown                         // neither TLS nor HTTP
 	GreetingTLS
 	GreetingHTTP
 )
 
-// A Check says what has to hold for the guest's first bytes on a connection, and for each
-// request of HTTP on it.
+// A Check is the condition for the guest's first bytes on a connection, and for each HTTP request
+// on it.
 type Check struct {
 	j     *Judge
 	to    netip.AddrPort
-	named bool // only names open it: the guest has to name one of them
-	free  bool // a protocol that names no host will do: a rule has the name and this port
-	First bool // nothing is sent to the guest before they are known
+	named bool // only names open it: the guest must name one of them
+	free  bool // a protocol that names no host is accepted: a rule has the name and this port
+	First bool // the guest's first bytes are checked before it receives any byte
 }
 
-// Check says how a connection to an address with these names is looked at.
+// Check returns the check of a connection to an address with these names.
 func (j *Judge) Check(to netip.AddrPort, names []string) Check {
 	c := Check{j: j, to: to}
 	if j.decide("", to.Addr(), to.Port()).Allowed {
@@ -45,16 +45,16 @@ func (j *Judge) Check(to netip.AddrPort, names []string) Check {
 	return c
 }
 
-// Strict reports whether what is HTTP is passed on request by request: the policy has rules with
-// names for the connection.
+// Strict reports whether HTTP is forwarded request by request: the policy has rules with names for
+// the connection.
 func (c Check) Strict() bool { return c.named || c.j.denies }
 
-// Request returns why a request for a host, as HTTP's Host has it, is refused, or "".
+// Request returns why a request for a host, in the form of HTTP's Host, is refused, or "".
 func (c Check) Request(host string, known *Names) string {
 	return c.Greeting(Greeting{Protocol: GreetingHTTP, Name: CanonicalName(HostOnly(host))}, known)
 }
 
-// WebPort tells the ports on which whoever does not name a host hides it.
+// WebPort reports whether port is a port of the web, where a client that names no host hides it.
 func WebPort(port uint16) bool { return port == 80 || port == 443 }
 
 // Greeting returns why a connection that begins with g is refused, or "".
@@ -92,7 +92,8 @@ func (c Check) Greeting(g Greeting, known *Names) string {
 	return "the protocol does not say which host it wants"
 }
 
-// Connect says whether a connection may be opened, before anything was sent on it.
+// Connect decides whether a connection may be opened, before any byte was sent on it. It returns
+// the refusal if not.
 func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (Refusal, bool) {
 	var host string
 	if len(names) > 0 {
@@ -106,8 +107,8 @@ func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (Ref
 	allowed := v.Allowed && len(names) == 0
 	for _, name := range names {
 		byName := j.decide(name, to.Addr(), to.Port())
-		// Datagrams say nothing of the host, and QUIC hides it: a name opens them only
-		// together with a port, and not the port of QUIC.
+		// Datagrams name no host, and QUIC hides it: a name opens datagrams only together with a
+		// port, and never the port of QUIC.
 		if byName.Allowed && !v.Allowed && protocol == "udp" && (WebPort(to.Port()) || !j.pinned(name, to)) {
 			byName = Verdict{Reason: "a name opens UDP only with a port in the rule, and not 443"}
 		}

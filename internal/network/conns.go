@@ -4,7 +4,7 @@ import (
 	"net"
 )
 
-// CloseWrite closes the sending side of c, or all of c when it has no sides.
+// CloseWrite closes the sending side of c, or all of c if it has no sides.
 func CloseWrite(c net.Conn) error {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
@@ -12,7 +12,7 @@ func CloseWrite(c net.Conn) error {
 	return c.Close()
 }
 
-// Reset ends a connection with a reset, where it can.
+// Reset ends a connection with a reset if it can.
 func Reset(c net.Conn) {
 	switch c := c.(type) {
 	case interface{ Reset() }:

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// BareName is a host's name as it is compared: lower case, without a final dot.
+// BareName returns a host's name in the form for comparisons: lower case, without a final dot.
 func BareName(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }
 
-// HostOnly is the host of a request's Host header, as it is compared; "" when it is not a host with
-// or without a port: what comes behind could be the host for another reader.
+// HostOnly returns the host of a request's Host header, in the form for comparisons; "" unless it
+// is a host with or without a port, because another reader could take the rest for the host.
 func HostOnly(host string) string {
 	name, port, _ := strings.Cut(host, ":")
 	if inner, ok := strings.CutPrefix(host, "["); ok {
@@ -31,7 +31,7 @@ func HostOnly(host string) string {
 	return BareName(name)
 }
 
-// CanonicalName returns s as policies have it, or "" for what is no name.
+// CanonicalName returns s in the form of policies, or "" if it is no name.
 func CanonicalName(s string) string {
 	s = strings.ToLower(strings.TrimSuffix(s, "."))
 	if CheckName(s) != nil || LooksLikeAddress(s) {

@@ -6,37 +6,37 @@ import (
 	"strings"
 )
 
-// A Verdict is what a policy says about one connection.
+// A Verdict is a policy's decision on a connection.
 type Verdict struct {
 	Allowed bool
-	Rule    string // the rule that decided, as Rule.String has it; empty: the default
-	Reason  string // why it is refused, one line; empty when allowed
+	Rule    string // the deciding rule, in the form of Rule.String; empty: the default
+	Reason  string // why it is refused, a single line; empty: allowed
 }
 
-// Decide says whether a guest may connect to port of addr. name is the host that it wants
-// there and that addr was answered for, or empty. The address Gateway stands for the
-// host's loopback. Addresses of the host itself are not known here: a Stack refuses them
-// too, unless a rule has just the one address.
+// Decide decides whether a guest may connect to port of addr. name is the host that the guest wants
+// there and that addr was answered for, or empty. The address Gateway stands for the host's
+// loopback. Decide does not know the host's own addresses: a Stack also refuses them, unless a rule
+// has exactly the address.
 func (p Policy) Decide(name string, addr netip.Addr, port uint16) Verdict {
 	return NewJudge(p, func(netip.Addr) bool { return false }).decide(name, addr, port)
 }
 
-// A Judge is a policy, and those that it is within, with what is needed to know to decide.
-// What is allowed is what all of them allow. A judge does not change.
+// A Judge is a policy, with the policies that it is within, prepared for decisions. It allows only
+// what all of them allow. A judge is immutable.
 type Judge struct {
 	terrain
 	all    []judgeOne // the first is the policy itself
 	own    []Rule     // the policy's Own
-	denies bool       // a name is in a Deny
+	denies bool       // a Deny contains a name
 }
 
-// A judgeOne is one policy by itself.
+// A judgeOne is a single policy.
 type judgeOne struct {
 	*terrain
 	Policy
 }
 
-// A terrain tells what kinds of addresses there are.
+// A terrain knows the kinds of addresses.
 type terrain struct {
 	kinds   []kind
 	global  netip.Prefix
@@ -63,7 +63,7 @@ func (j *Judge) add(p Policy) {
 	}
 }
 
-// target is the address that a connection to addr really goes to.
+// target returns the real destination of a connection to addr.
 func (t *terrain) target(addr netip.Addr) netip.Addr {
 	if addr == t.gateway {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -96,7 +96,7 @@ func (j *Judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 	return j.each(func(one judgeOne) Verdict { return one.decide(name, addr, port) })
 }
 
-// serves says whether a rule of Own has the address and port.
+// serves reports whether a rule of Own has the address and port.
 func (j *Judge) serves(addr netip.Addr, port uint16) Verdict {
 	for _, r := range j.own {
 		a := j.target(addr)
@@ -107,14 +107,14 @@ func (j *Judge) serves(addr netip.Addr, port uint16) Verdict {
 	return Verdict{}
 }
 
-// Lookup says whether a guest may ask for the addresses of name.
+// Lookup decides whether a guest may ask for the addresses of name.
 func (j *Judge) Lookup(name string) Verdict {
 	return j.each(func(one judgeOne) Verdict { return one.lookup(name) })
 }
 
-// Answer says whether addr may be told to the guest as an address of name: whether it
-// could connect to any port of it. A name on the Internet whose address is in a private
-// range is how a web page gets at a router (DNS rebinding).
+// Answer decides whether the guest may learn addr as an address of name: whether it could connect
+// to any port of it. A web page reaches a router by a name on the Internet with an address in a
+// private range (DNS rebinding).
 func (j *Judge) Answer(name string, addr netip.Addr) Verdict {
 	return j.each(func(one judgeOne) Verdict { return one.answer(name, addr) })
 }
@@ -129,9 +129,8 @@ func (j *Judge) Loopback() bool {
 	return false
 }
 
-// pinned reports whether name may be reached at to by who does not say that it wants it:
-// every policy that does not open the address itself has a rule with a name and just this
-// port.
+// pinned reports whether a guest that does not name its host may reach name at to: every policy
+// that does not open the address itself has a rule with a name and exactly this port.
 func (j *Judge) pinned(name string, to netip.AddrPort) bool {
 	for _, one := range j.all {
 		if !one.decide("", to.Addr(), to.Port()).Allowed && !one.pinned(name, to.Port()) {
@@ -198,7 +197,7 @@ func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
 		return Verdict{Allowed: true}
 	}
 	for _, r := range j.Allow {
-		// What a rule opens of the loopback is at the gateway's address.
+		// A rule for the loopback opens it at the gateway's address.
 		if k.class != never && !a.IsLoopback() && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) && r.nameOpens(k)) {
 			return Verdict{Allowed: true, Rule: r.String()}
 		}
@@ -206,7 +205,7 @@ func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
 	return Verdict{Reason: k.word}
 }
 
-// pinned reports whether a rule with a name and just this port lets name be reached.
+// pinned reports whether a rule with a name and exactly this port opens name.
 func (j judgeOne) pinned(name string, port uint16) bool {
 	for _, r := range j.Allow {
 		if r.Port == port && r.matchesName(name) {
@@ -216,7 +215,7 @@ func (j judgeOne) pinned(name string, port uint16) bool {
 	return false
 }
 
-// Unreachable returns the word for an address that no connection can be to, or "".
+// Unreachable returns the word for an address that no connection can reach, or "".
 func (j *Judge) Unreachable(a netip.Addr) string {
 	if k := j.kindOf(a); k.class == never || a.IsLoopback() {
 		return k.word
@@ -224,7 +223,7 @@ func (j *Judge) Unreachable(a netip.Addr) string {
 	return ""
 }
 
-// kindOf tells what kind of address a is, after embedded.
+// kindOf returns the kind of address a, after embedded.
 func (j *terrain) kindOf(a netip.Addr) kind {
 	var k kind
 	switch {
@@ -261,14 +260,14 @@ func (r Rule) matchesName(name string) bool {
 	return name == r.Name
 }
 
-// opens reports whether a rule with a prefix reaches into k: a prefix opens a range that is not
-// public only when it lies inside it, so that 0.0.0.0/0 means the public Internet.
+// opens reports whether a rule with a prefix opens addresses of k: a prefix opens a range that is
+// not public only if the prefix lies inside the range, so that 0.0.0.0/0 means the public Internet.
 func (r Rule) opens(k kind) bool {
 	return k.class == public || k.class != never && k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(r.Prefix.Addr())
 }
 
-// nameOpens reports whether a rule with a name reaches into k. Who has a name in the DNS says
-// what its addresses are, so a name opens private ranges only when it is a whole one, and never
+// nameOpens reports whether a rule with a name opens addresses of k. The owner of a name in the DNS
+// chooses its addresses, so a name opens private ranges only if it is an exact name, and never
 // loopback, link-local, metadata or the host itself.
 func (r Rule) nameOpens(k kind) bool {
 	return k.class == public || k.class == private && !strings.HasPrefix(r.Name, "*")

@@ -8,28 +8,28 @@ import (
 	"time"
 )
 
-// namesPerAddress bounds the names that are remembered of one address; the one that
-// was not answered for the longest time goes first.
+// namesPerAddress bounds the remembered names of an address; the name with the oldest answer is
+// removed first.
 const namesPerAddress = 32
 
-// Names remembers which names the guest was answered an address for.
+// Names remembers the names in the guest's DNS answers by address.
 type Names struct {
 	max  int
 	life time.Duration
 
 	mu     sync.Mutex
 	byAddr map[netip.Addr]*list.Element // of named
-	order  *list.List                   // the one used last is in front
+	order  *list.List                   // the most recently used first
 }
 
 type named struct {
 	addr  netip.Addr
-	names []string // the one answered last first
+	names []string // the most recently answered first
 	until time.Time
 }
 
-// NewNames returns an empty Names that keeps the names of at most so many addresses, each for
-// the given time after its last use.
+// NewNames returns an empty Names that keeps the names of at most the given number of addresses,
+// each for the given time after its last use.
 func NewNames(most int, life time.Duration) *Names {
 	return &Names{max: most, life: life, byAddr: map[netip.Addr]*list.Element{}, order: list.New()}
 }
@@ -56,8 +56,8 @@ func (n *Names) Add(addr netip.Addr, name string) {
 	}
 }
 
-// Of returns the names that addr was answered for, the latest first, and remembers
-// them for longer, because the guest still uses them.
+// Of returns the names that addr was answered for, the latest first, and extends their time,
+// because the guest still uses them.
 func (n *Names) Of(addr netip.Addr) []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -85,7 +85,7 @@ func (n *Names) has(addr netip.Addr, name string) bool {
 	return e != nil && slices.Contains(e.names, name)
 }
 
-// get is called with mu.
+// get is called with mu held.
 func (n *Names) get(addr netip.Addr) *named {
 	el := n.byAddr[addr]
 	if el == nil {
@@ -100,7 +100,7 @@ func (n *Names) get(addr netip.Addr) *named {
 	return e
 }
 
-// remove is called with mu.
+// remove is called with mu held.
 func (n *Names) remove(el *list.Element) {
 	delete(n.byAddr, el.Value.(*named).addr)
 	n.order.Remove(el)

@@ -12,17 +12,16 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// HostName is the name under which a guest finds the ports of the host's loopback that
-// its policy opens ("127.0.0.1:PORT" in Allow). It stands for Gateway.
+// HostName is the name under which a guest finds the ports of the host's loopback that its policy
+// opens ("127.0.0.1:PORT" in Allow). It stands for Gateway.
 const HostName = "host.turnstone.internal"
 
 // maxRules bounds the rules of a policy, Allow and Deny each.
 const maxRules = 1024
 
-// ParseRule reads a rule: a name ("api.example.com"), every name below one
-// ("*.example.org"), an address or a prefix ("192.0.2.1", "10.0.0.0/8", "2001:db8::/32"),
-// each with ":PORT" behind it or without. An IPv6 address with a port is in brackets.
-// An error is of kind Invalid.
+// ParseRule parses a rule: a name ("api.example.com"), every name below a name ("*.example.org"),
+// an address or a prefix ("192.0.2.1", "10.0.0.0/8", "2001:db8::/32"), each with an optional
+// ":PORT". An IPv6 address with a port is in brackets. An error is of kind Invalid.
 func ParseRule(text string) (Rule, error) {
 	r, err := parseRule(text)
 	if err != nil {
@@ -49,8 +48,8 @@ func parseRule(text string) (Rule, error) {
 	return r, r.check()
 }
 
-// splitPort takes ":PORT" from the end of text. Without brackets, text with more than
-// one colon is an IPv6 address without a port.
+// splitPort splits ":PORT" from the end of text. Without brackets, text with more than one colon is
+// an IPv6 address without a port.
 func splitPort(text string) (host string, port uint16, err error) {
 	if inner, ok := strings.CutPrefix(text, "["); ok {
 		host, rest, ok := strings.Cut(inner, "]")
@@ -83,7 +82,7 @@ func parsePort(digits string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parsePrefix reports false when host does not look like an address at all.
+// parsePrefix returns false if host does not look like an address.
 func parsePrefix(host string) (netip.Prefix, bool, error) {
 	if strings.Contains(host, "/") {
 		p, err := netip.ParsePrefix(host)
@@ -109,7 +108,7 @@ func parsePrefix(host string) (netip.Prefix, bool, error) {
 	return netip.PrefixFrom(a, a.BitLen()), true, nil
 }
 
-// unmapPrefix turns ::ffff:a.b.c.d/96+n into a.b.c.d/n.
+// unmapPrefix converts ::ffff:a.b.c.d/96+n to a.b.c.d/n.
 func unmapPrefix(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
@@ -117,9 +116,9 @@ func unmapPrefix(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// LooksLikeAddress tells of text that inet_aton and its like may take for an address, as
-// "127.1", "0x7f000001" and "2130706433", and of anything with a colon. The last label of a
-// name is never a number.
+// LooksLikeAddress reports whether inet_aton and similar functions may read the text as an address,
+// such as "127.1", "0x7f000001" and "2130706433", or whether it contains a colon. The last label of
+// a name is never a number.
 func LooksLikeAddress(host string) bool {
 	if strings.Contains(host, ":") {
 		return true
@@ -133,7 +132,7 @@ func LooksLikeAddress(host string) bool {
 	return err == nil || strings.Trim(last, "0123456789") == ""
 }
 
-// check reports what makes r a rule that cannot work.
+// check returns why r is a rule that cannot work.
 func (r Rule) check() error {
 	if r.Name != "" {
 		if r.Prefix.IsValid() {
@@ -161,8 +160,8 @@ func checkPattern(name string) error {
 	return CheckName(base)
 }
 
-// CheckName reports what makes name one that no host has (RFC 1123, RFC 2181: letters,
-// digits, hyphens and underscores, at most 63 bytes a label and 253 in all).
+// CheckName returns why no host has the name (RFC 1123, RFC 2181: letters, digits, hyphens and
+// underscores, at most 63 bytes a label and 253 in all).
 func CheckName(name string) error {
 	if name == "" || len(name) > 253 {
 		return fmt.Errorf("a name of %d bytes", len(name))
@@ -180,7 +179,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// String writes r as ParseRule reads it.
+// String returns r in the form that ParseRule parses.
 func (r Rule) String() string {
 	host := r.Name
 	if host == "" {
@@ -198,11 +197,11 @@ func (r Rule) String() string {
 	return host + ":" + strconv.Itoa(int(r.Port))
 }
 
-// maxWithin bounds the policies that a policy is within, in all.
+// maxWithin bounds the total number of policies that a policy is within.
 const maxWithin = 16
 
-// Validate reports the first rule of p, or of a policy that it is within, that cannot work,
-// as an error of kind Invalid.
+// Validate returns an error of kind Invalid for the first rule that cannot work, in p or in a
+// policy that it is within.
 func (p Policy) Validate() error {
 	left := maxWithin
 	return p.validate(&left)
@@ -241,7 +240,7 @@ func (p Policy) validate(left *int) error {
 	return nil
 }
 
-// CheckAllow reports what makes r a rule that opens nothing.
+// CheckAllow returns why r is a rule that opens nothing.
 func (r Rule) CheckAllow() error {
 	if r.Name != "" {
 		if r.Name == HostName {

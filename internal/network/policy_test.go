@@ -219,7 +219,7 @@ func TestLookupAndAnswer(t *testing.T) {
 			t.Errorf("%s %s: %+v", c.name, c.addr, v)
 		}
 	}
-	// Just the one address opens the host's own.
+	// Only the exact address opens the host's own.
 	if NewJudge(Policy{Allow: ParseRules(t, "198.51.100.0/24")}, j.isOwn).decide("", own, 80).Allowed {
 		t.Error("a prefix opened the host")
 	}
@@ -288,13 +288,13 @@ func TestDecideProperties(t *testing.T) {
 		if v.Allowed == (v.Reason != "") {
 			t.Fatalf("%+v", v)
 		}
-		// A wrapped address is what it wraps.
+		// A wrapped address is treated as the address that it wraps.
 		if addr.Is4() {
 			if w := p.Decide(name, netip.AddrFrom16(addr.As16()), port); w.Allowed != v.Allowed && addr.String() != Gateway && addr.String() != DNS {
 				t.Fatalf("mapped: %+v, not %+v", w, v)
 			}
 		}
-		// One more deny opens nothing, one more allow closes nothing.
+		// An additional deny opens nothing, an additional allow closes nothing.
 		more := p
 		more.Deny = append(more.Deny[:len(more.Deny):len(more.Deny)], genRule().Draw(t, "more"))
 		if w := more.Decide(name, addr, port); w.Allowed && !v.Allowed {
@@ -305,8 +305,8 @@ func TestDecideProperties(t *testing.T) {
 		if w := more.Decide(name, addr, port); !w.Allowed && v.Allowed {
 			t.Fatalf("allow %s closed it", more.Allow[len(more.Allow)-1])
 		}
-		// What is not public is open only by a rule that lies in its range or, when it is
-		// private, by a whole name.
+		// An address that is not public is open only by a rule in its range or, if it is private,
+		// by an exact name.
 		k := NewJudge(p, func(netip.Addr) bool { return false }).kindOf(Embedded(addr))
 		if v.Allowed && k.class != public {
 			opened := false
@@ -318,7 +318,7 @@ func TestDecideProperties(t *testing.T) {
 				t.Fatalf("%s (%s) is open: %+v", addr, k.word, v)
 			}
 		}
-		// With only, something in allow has to be the reason.
+		// With only, a rule in allow must be the reason.
 		if p.Only && v.Allowed && v.Rule == "" {
 			t.Fatal("open without a rule")
 		}

@@ -2,9 +2,8 @@ package network
 
 import "strings"
 
-// MayOpen reports whether p could let through anything that the allow rule r names. False is
-// certain and is good for an early error; true promises nothing: a connection is decided when
-// it is opened.
+// MayOpen reports whether p could allow anything that the allow rule r names. False is certain, and
+// permits an early error; true promises nothing, because a connection is decided when it is opened.
 func (p Policy) MayOpen(r Rule) bool {
 	for _, w := range p.Within {
 		if !w.MayOpen(r) {
@@ -22,7 +21,7 @@ func (p Policy) MayOpen(r Rule) bool {
 		switch {
 		case o.Port != 0 && r.Port != 0 && o.Port != r.Port:
 		case r.Name != "":
-			// With Only, names are looked up that a rule has.
+			// With Only, the names in rules can be looked up.
 			if o.Name != "" && patternsMeet(o.Name, r.Name) {
 				return true
 			}
@@ -33,8 +32,8 @@ func (p Policy) MayOpen(r Rule) bool {
 	return false
 }
 
-// inside returns the kind of address that all of r's prefix is of. Public is also the answer
-// for a prefix that only a part of is.
+// inside returns the kind of address that all of r's prefix belongs to. It returns public for a
+// prefix that lies only partly in a kind.
 func (r Rule) inside() kind {
 	for _, k := range kinds() {
 		if k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(r.Prefix.Addr()) {
@@ -44,7 +43,7 @@ func (r Rule) inside() kind {
 	return kind{class: public}
 }
 
-// patternsMeet reports whether there is a name that both patterns match.
+// patternsMeet reports whether a name matches both patterns.
 func patternsMeet(a, b string) bool {
 	belowA, wildA := strings.CutPrefix(a, "*")
 	belowB, wildB := strings.CutPrefix(b, "*")

@@ -10,28 +10,28 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A SecretHeader is a header that is put into requests to one host on their way out.
-// The guest never has its value.
+// A SecretHeader is a header that is added to outgoing requests to a host. The guest never has its
+// value.
 type SecretHeader struct {
-	Scheme string `json:"scheme"` // "https", or "http" where somebody wrote so
+	Scheme string `json:"scheme"` // "https", or "http" if the user wrote so
 	Host   string `json:"host"`   // a name or an address; lower case
 	Port   uint16 `json:"port"`   // 0: every port
-	Name   string `json:"name"`   // as "Authorization"
+	Name   string `json:"name"`   // such as "Authorization"
 	Value  string `json:"value"`
 }
 
-// Limits of a secret header's value, in bytes. A shorter one could not be masked.
+// Limits of a secret header's value, in bytes. A shorter value could not be masked.
 const (
 	MinHeaderValue = 4
 	MaxHeaderValue = 16 << 10
 )
 
-// unsettable are headers that say how a message is sent, or to whom.
+// unsettable are headers that control how, or to whom, a message is sent.
 var unsettable = []string{"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Upgrade", "Te", "Trailer",
 	"Proxy-Connection", "Expect", "Accept-Encoding"}
 
-// ParseSecretHeader reads "[SCHEME://]HOST[:PORT]=Name: value", where SCHEME is https
-// (the default) or http. Its errors are of kind Invalid and hold no value.
+// ParseSecretHeader parses "[SCHEME://]HOST[:PORT]=Name: value", where SCHEME is https (the
+// default) or http. Its errors are of kind Invalid and contain no value.
 func ParseSecretHeader(text string) (SecretHeader, error) {
 	where, header, ok := strings.Cut(text, "=")
 	fail := func(format string, args ...any) (SecretHeader, error) {
@@ -83,14 +83,15 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 	return h, nil
 }
 
-// IsToken tells whether s can be a header's name (RFC 9110, section 5.6.2).
+// IsToken reports whether s can be a header's name (RFC 9110, section 5.6.2).
 func IsToken(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return r <= ' ' || r >= 0x7f || strings.ContainsRune("\"(),/:;<=>?@[\\]{}", r)
 	})
 }
 
-// Label names the header without its value, as "https://api.example.com=Authorization".
+// Label returns the header's name without its value, such as
+// "https://api.example.com=Authorization".
 func (h SecretHeader) Label() string {
 	where := h.Scheme + "://" + h.Host
 	if h.Port != 0 {
@@ -99,8 +100,8 @@ func (h SecretHeader) Label() string {
 	return where + "=" + h.Name
 }
 
-// Values are the texts to be masked wherever they turn up: the header's value, and of
-// one like "Bearer TOKEN" (RFC 9110, section 11.6.2) also the TOKEN.
+// Values returns the texts that must be masked everywhere: the header's value, and for a value like
+// "Bearer TOKEN" (RFC 9110, section 11.6.2) also the TOKEN.
 func (h SecretHeader) Values() []string {
 	values := []string{h.Value}
 	if scheme, token, ok := strings.Cut(h.Value, " "); ok && IsToken(scheme) && len(strings.TrimSpace(token)) >= MinHeaderValue {
@@ -109,7 +110,7 @@ func (h SecretHeader) Values() []string {
 	return values
 }
 
-// String implements fmt.Stringer without the value, also for those who print the struct.
+// String implements fmt.Stringer without the value, also for callers that print the struct.
 func (h SecretHeader) String() string { return h.Label() }
 
 // GoString is String for %#v.

@@ -7,28 +7,28 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Spec is what is asked of a sandbox's network, in a form that can be written down.
+// A Spec is a request for a sandbox's network, in a form that can be stored.
 type Spec struct {
-	// Allow and Deny are rules as ParseRule reads them. The word "public" in Allow stands
-	// for all public addresses.
+	// Allow and Deny are rules in ParseRule's form. The word "public" in Allow stands for all
+	// public addresses.
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
-	Only  bool     `json:"only,omitempty"` // what Allow does not name is refused
-	Open  bool     `json:"open,omitempty"` // TLS is opened
-	// Asked says that nobody but a document asks for Allow, which then opens no more than
-	// public addresses and what the host grants to documents. Policy does not know of it.
+	Only  bool     `json:"only,omitempty"` // refuse everything that Allow does not name
+	Open  bool     `json:"open,omitempty"` // TLS is intercepted
+	// Asked means that only a document requests Allow, which then opens no more than public
+	// addresses and the host's grants to documents. Policy ignores Asked.
 	Asked bool `json:"asked,omitempty"`
-	// Headers are secret headers. What is written down has them without values.
+	// Headers are secret headers. Their values are not stored.
 	Headers []SecretHeader `json:"headers,omitempty"`
-	// NoHostCA says that the sandbox does not trust what its host trusts beyond the public authorities.
+	// NoHostCA means that the sandbox does not trust the host's additional authorities.
 	NoHostCA bool   `json:"no_host_ca,omitempty"`
-	DNS      string `json:"dns,omitempty"` // ADDRESS:PORT of the name server to ask; empty: the host's
+	DNS      string `json:"dns,omitempty"` // ADDRESS:PORT of the name server; empty: the host's
 }
 
 // PublicWord stands for all public addresses in a list of rules.
 const PublicWord = "public"
 
-// Policy reads the rules. An error is of kind Invalid.
+// Policy parses the rules. An error is of kind Invalid.
 func (s *Spec) Policy() (Policy, error) {
 	if s == nil {
 		return Policy{}, nil
@@ -61,7 +61,7 @@ func (s *Spec) Policy() (Policy, error) {
 	return p, p.Validate()
 }
 
-// Bare is s without the values of secrets.
+// Bare returns s without the values of secrets.
 func (s *Spec) Bare() *Spec {
 	if s == nil {
 		return nil
@@ -74,7 +74,7 @@ func (s *Spec) Bare() *Spec {
 	return &bare
 }
 
-// Same tells whether both ask for the same, but for the values of secrets.
+// Same reports whether both are equal except for the values of secrets.
 func (s *Spec) Same(o *Spec) bool {
 	if s == nil || o == nil {
 		s, o = or(s, &Spec{}), or(o, &Spec{})

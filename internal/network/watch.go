@@ -9,8 +9,8 @@ import (
 // maxWatched bounds the different refusals that a Watch holds.
 const maxWatched = 256
 
-// A Watch is an Observer that notes what was refused, until it is asked. It is safe
-// for concurrent use, and bounded whatever a guest does.
+// A Watch is an Observer that collects refusals until Take. It is safe for concurrent use, and
+// bounded whatever a guest does.
 type Watch struct {
 	mu   sync.Mutex
 	at   map[refusalKey]int // in all
@@ -25,10 +25,10 @@ type Refused struct {
 	Last  time.Time
 }
 
-// refusalKey is what makes two refusals the same.
+// refusalKey identifies equal refusals.
 type refusalKey struct{ protocol, host, address, reason string }
 
-// NewWatch returns a Watch that has seen nothing.
+// NewWatch returns an empty Watch.
 func NewWatch() *Watch { return &Watch{at: map[refusalKey]int{}} }
 
 // Refused implements Observer.
@@ -52,11 +52,10 @@ func (w *Watch) Refused(r Refusal) {
 	w.all = append(w.all, Refused{Refusal: r, Count: 1, Last: r.At})
 }
 
-// Closed implements Observer. What goes over connections is counted by Stack.Totals.
+// Closed implements Observer. Stack.Totals counts the connections' bytes.
 func (w *Watch) Closed(Connection) {}
 
-// Take returns what was refused since the last call, by time, and how much more there
-// was than is held.
+// Take returns the refusals since the last call, by time, and the number of further refusals.
 func (w *Watch) Take() (all []Refused, more int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,15 +66,15 @@ func (w *Watch) Take() (all []Refused, more int64) {
 	return all, more
 }
 
-// Facts are what happened on a network: the totals since it was made, and what was
-// refused since they were asked for last.
+// Facts are a network's events: the totals since its creation, and the refusals since the last
+// call.
 type Facts struct {
 	Totals  Totals    `json:"totals"`
 	Refused []Refused `json:"refused,omitempty"`
 	More    int64     `json:"more,omitempty"` // refusals that are not in Refused
 }
 
-// Cut leaves at most n refusals, and counts the others.
+// Cut keeps at most n refusals, and counts the others.
 func (f *Facts) Cut(n int) {
 	for len(f.Refused) > n {
 		last := len(f.Refused) - 1
@@ -84,13 +83,13 @@ func (f *Facts) Cut(n int) {
 	}
 }
 
-// Totals are counters of a Stack since it was made. They only grow.
+// Totals are counters of a Stack since its creation. They only grow.
 type Totals struct {
 	Connections int64 // TCP connections and UDP flows that were allowed and opened
 	Sent        int64 // bytes that the guest sent on them
-	Received    int64 // bytes that the guest got from them
-	Lookups     int64 // lookups that the host made
+	Received    int64 // bytes that the guest received on them
+	Lookups     int64 // lookups of the host
 	Refused     int64 // connections, lookups and packets that the policy or a limit ended
-	Dropped     int64 // frames that no honest guest sends, or that found no room
-	Untold      int64 // refusals that the Observer was not told of: of limits, and when there were too many
+	Dropped     int64 // invalid frames of the guest, and frames for which the queue had no space
+	Untold      int64 // refusals that the Observer did not receive: of limits, and beyond its rate
 }

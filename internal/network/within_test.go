@@ -25,8 +25,8 @@ func genEdgeName() *rapid.Generator[string] {
 	return rapid.SampledFrom([]string{"", "corp.example", "db.corp.example", "a.db.corp.example", "web.example", "other.test"})
 }
 
-// TestWithinIsBoth holds that a policy within others allows what all of them allow: none
-// widens another, and a deny of any wins.
+// TestWithinIsBoth checks that a policy within others allows only what all of them allow: none
+// widens another, and any deny wins.
 func TestWithinIsBoth(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		document, host, third := networktest.EdgePolicy().Draw(t, "document"), networktest.EdgePolicy().Draw(t, "host"), networktest.EdgePolicy().Draw(t, "third")
@@ -58,7 +58,7 @@ func TestWithinIsBoth(t *testing.T) {
 		agree("the answer", j.Answer(name, addr), func(a *network.Judge) network.Verdict { return a.Answer(name, addr) })
 		agree("the lookup", j.Lookup(name), func(a *network.Judge) network.Verdict { return a.Lookup(name) })
 
-		// What the connection's first packet and first bytes are let do, each policy lets them.
+		// What the connection's first packet and first bytes may do, each policy allows.
 		names := rapid.SliceOfNDistinct(genEdgeName().Filter(func(s string) bool { return s != "" }), 0, 3, rapid.ID).Draw(t, "names")
 		to, protocol := netip.AddrPortFrom(addr, port), rapid.SampledFrom([]string{"tcp", "udp"}).Draw(t, "protocol")
 		known := network.NewNames(10, time.Hour)
@@ -85,7 +85,7 @@ func TestWithinIsBoth(t *testing.T) {
 	})
 }
 
-// TestMayOpen holds that a rule that is refused early opens nothing.
+// TestMayOpen checks that a rule that is refused early opens nothing.
 func TestMayOpen(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		host, rule := networktest.EdgePolicy().Draw(t, "host"), networktest.EdgeRule().Draw(t, "rule")
@@ -119,8 +119,8 @@ func TestMayOpen(t *testing.T) {
 	}
 }
 
-// TestOwnServices holds that what the caller itself serves is reached whatever is denied, and
-// nothing beside it.
+// TestOwnServices checks that the caller's own services are reached whatever is denied, and nothing
+// else.
 func TestOwnServices(t *testing.T) {
 	own := network.ParseRules(t, "127.0.0.1:4000")
 	p := network.Policy{Only: true, Own: own, Deny: network.ParseRules(t, "0.0.0.0/0"), Within: []network.Policy{{Only: true, Own: network.ParseRules(t, "127.0.0.1:4001")}}}

@@ -10,8 +10,8 @@ import (
 
 const megabyte = 1 << 20
 
-// Bytes from the host to the guest and back, each through both stacks of the test: a real
-// guest's own stack runs on its own CPUs.
+// BenchmarkDownload transfers bytes from the host to the guest and back, each through both stacks
+// of the test: a real guest's own stack runs on its own CPUs.
 func BenchmarkDownload(b *testing.B) {
 	w := newWorld(b, Options{})
 	w.host.Listen("198.51.100.1:80", func(c net.Conn) {
@@ -57,7 +57,7 @@ func BenchmarkUpload(b *testing.B) {
 	_ = c.Close()
 }
 
-// One connection after the other: open, one byte there and back, close.
+// BenchmarkConnection measures connections in sequence: open, one byte there and back, close.
 func BenchmarkConnection(b *testing.B) {
 	w := newWorld(b, Options{}, func(l *limits) { l.openRate, l.openBurst = 1e9, 1e9 })
 	w.host.Listen("198.51.100.1:7", networktest.Echo)
@@ -75,7 +75,7 @@ func BenchmarkConnection(b *testing.B) {
 	}
 }
 
-// A byte there and back on an open connection.
+// BenchmarkRoundTrip measures a byte there and back on an open connection.
 func BenchmarkRoundTrip(b *testing.B) {
 	w := newWorld(b, Options{})
 	w.host.Listen("198.51.100.1:7", networktest.Echo)

@@ -17,8 +17,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// A guestConn is the guest's end of a connection. It counts bytes, gives back bytes that were
-// looked at, has CloseWrite (from gonet.TCPConn), and Reset.
+// A guestConn is the guest's end of a connection. It counts bytes, returns peeked bytes again, and
+// has CloseWrite (from gonet.TCPConn) and Reset.
 type guestConn struct {
 	*gonet.TCPConn
 	ep     tcpip.Endpoint
@@ -26,7 +26,7 @@ type guestConn struct {
 	totals *counters
 
 	sent, received atomic.Int64
-	head           []byte // looked at, not yet read; belongs to the reader
+	head           []byte // peeked, not yet read; belongs to the reader
 	closing        sync.Once
 }
 
@@ -40,7 +40,7 @@ func (c *guestConn) Read(b []byte) (int, error) {
 	return c.readNew(b)
 }
 
-// readNew reads bytes that nobody has looked at.
+// readNew reads bytes that were not peeked.
 func (c *guestConn) readNew(b []byte) (int, error) {
 	n, err := c.TCPConn.Read(b)
 	c.sent.Add(int64(n))
@@ -65,7 +65,8 @@ func (c *guestConn) Close() error {
 // Reset ends the connection at once, and tells the guest.
 func (c *guestConn) Reset() { c.ep.Abort() }
 
-// finish closes the connection and waits until the guest knows, or ctx or time ends it.
+// finish closes the connection and waits until the guest has acknowledged that, or until ctx or the
+// time ends.
 func (c *guestConn) finish(ctx context.Context, most time.Duration) {
 	_ = c.Close()
 	limit := time.NewTimer(most)
@@ -83,8 +84,7 @@ func (c *guestConn) finish(ctx context.Context, most time.Duration) {
 	}
 }
 
-// ended reports whether nothing is kept for the guest any more. In TIME-WAIT there is
-// no buffer left.
+// ended reports whether no data is kept for the guest. In TIME-WAIT there is no buffer left.
 func ended(ep tcpip.Endpoint) bool {
 	switch tcp.EndpointState(ep.State()) {
 	case tcp.StateClose, tcp.StateError, tcp.StateTimeWait, tcp.StateInitial:
@@ -93,11 +93,11 @@ func ended(ep tcpip.Endpoint) bool {
 	return false
 }
 
-// closeWriter is the half of a connection that can be closed alone.
+// closeWriter is a connection whose sending half can be closed.
 type closeWriter interface{ CloseWrite() error }
 
-// transfer copies from one connection to the other until the end, which it passes on as what
-// it is: an end, or a reset.
+// transfer copies from one connection to the other until the end, which it forwards unchanged: as
+// an end, or as a reset.
 func transfer(to, from net.Conn, p *pool) {
 	buf := p.get()
 	defer p.put(buf)
@@ -125,7 +125,7 @@ func transfer(to, from net.Conn, p *pool) {
 	}
 }
 
-// A pool keeps buffers of one size for the next who needs one.
+// A pool keeps buffers of a single size for reuse.
 type pool struct{ sync.Pool }
 
 func newPool(size int) *pool {

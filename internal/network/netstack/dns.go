@@ -22,10 +22,12 @@ const (
 	dnsPort = 53
 	// maxQuery bounds a query, in bytes: a name has at most 255, and the rest is small.
 	maxQuery = 1232
-	// plainAnswer is the most that a client without EDNS takes over UDP (RFC 1035, 4.2.1), and
-	// ednsAnswer the most that we send to one with it, so that nothing is fragmented.
+	// plainAnswer is the maximum of a UDP answer to a client without EDNS (RFC 1035, 4.2.1), and
+	// ednsAnswer the maximum that this server sends to a client with EDNS, so that no answer is
+	// fragmented; both in bytes.
 	plainAnswer, ednsAnswer = 512, 1232
-	// answerTTL is how long a guest may use an answer, in seconds. It is remembered for longer.
+	// answerTTL is how long a guest may use an answer, in seconds. The answer is remembered for
+	// longer.
 	answerTTL = 60
 	// dnsIdle is how long a TCP connection to the name server may be silent.
 	dnsIdle = 10 * time.Second
@@ -105,8 +107,8 @@ func (s *Stack) serveDNSStreams(l net.Listener) {
 	}
 }
 
-// serveDNSStream answers one query on a stream, each of which has its length in front of
-// it (RFC 1035, 4.2.2).
+// serveDNSStream answers a query on a stream, on which each query follows its length (RFC 1035,
+// 4.2.2).
 func (s *Stack) serveDNSStream(conn net.Conn) error {
 	_ = conn.SetDeadline(time.Now().Add(dnsIdle))
 	var length [2]byte
@@ -130,23 +132,23 @@ func (s *Stack) serveDNSStream(conn net.Conn) error {
 	return err
 }
 
-// A query is what a guest asks.
+// A query is the guest's question.
 type query struct {
 	header   dnsmessage.Header
 	question dnsmessage.Question
 	edns     bool
-	size     int // of an answer that it takes over UDP, in bytes
+	size     int // maximum of an answer over UDP, in bytes
 }
 
-// errDNS says that a query is answered with nothing but a code.
+// errDNS means that a query is answered with a code only.
 type errDNS struct{ code dnsmessage.RCode }
 
 func (e errDNS) Error() string { return e.code.String() }
 
-// errNoQuery says that a message gets no answer at all.
+// errNoQuery means that a message gets no answer.
 var errNoQuery = errors.New("not a query")
 
-// parseQuery reads a query: one question, no records but an OPT (RFC 1035, RFC 6891).
+// parseQuery parses a query: one question, no records except an OPT (RFC 1035, RFC 6891).
 func parseQuery(msg []byte) (query, error) {
 	var p dnsmessage.Parser
 	h, err := p.Start(msg)
@@ -184,15 +186,15 @@ func parseQuery(msg []byte) (query, error) {
 	return q, errDNS{dnsmessage.RCodeFormatError}
 }
 
-// A reply is what a query is answered with.
+// A reply is the answer to a query.
 type reply struct {
 	code   dnsmessage.RCode
 	addrs  [][4]byte
 	ptr    string
-	reason string // why it was refused: for people who look (RFC 8914)
+	reason string // why it was refused, for human readers (RFC 8914)
 }
 
-// answerDNS returns the answer to a query, or nil when there is to be none.
+// answerDNS returns the answer to a query, or nil for no answer.
 func (s *Stack) answerDNS(ctx context.Context, msg []byte, stream bool) []byte {
 	q, err := parseQuery(msg)
 	var code errDNS
@@ -220,8 +222,8 @@ func (s *Stack) answerDNS(ctx context.Context, msg []byte, stream bool) []byte {
 	return answer
 }
 
-// pack writes the answer; truncated is one without records that makes the client ask
-// again on a stream.
+// pack encodes the answer; a truncated answer has no records and makes the client ask again on a
+// stream.
 func (r reply) pack(q query, truncated bool) ([]byte, error) {
 	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.header.ID, Response: true, OpCode: q.header.OpCode,
 		RecursionDesired: q.header.RecursionDesired, RecursionAvailable: true, Truncated: truncated, RCode: r.code})
@@ -266,7 +268,7 @@ func (r reply) packAnswers(b *dnsmessage.Builder, name dnsmessage.Name) error {
 
 // packOPT adds the OPT record, with the reason for a refusal as an extended error.
 func (r reply) packOPT(b *dnsmessage.Builder) error {
-	const extendedError, blocked = 15, 15 // the option, and its code for what a policy blocks
+	const extendedError, blocked = 15, 15 // the option, and its code for policy blocks
 	var h dnsmessage.ResourceHeader
 	if err := h.SetEDNS0(ednsAnswer, 0, false); err != nil {
 		return err

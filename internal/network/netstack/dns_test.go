@@ -145,7 +145,7 @@ func TestNameServer(t *testing.T) {
 	}
 }
 
-// A refusal says why, to who asks with EDNS.
+// TestRefusalSaysWhy checks that a refusal has a reason for clients with EDNS.
 func TestRefusalSaysWhy(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "good.example")}})
 	m := w.ask("other.example", dnsmessage.TypeA)
@@ -209,7 +209,7 @@ func TestNameServerOverTCP(t *testing.T) {
 	}
 }
 
-// A long name with many addresses does not fit into 512 bytes.
+// TestTruncated checks a long name with many addresses, which does not fit into 512 bytes.
 func TestTruncated(t *testing.T) {
 	w := newWorld(t, Options{})
 	name := strings.Repeat("a23456789.", 18) + "example"
@@ -253,7 +253,7 @@ func TestMalformedQueries(t *testing.T) {
 		}
 		_ = c2.Close()
 	}
-	// What is no query gets no answer, and stops nobody.
+	// Invalid queries get no answer, and do not stop others.
 	c := w.dialUDP("10.0.2.3:53")
 	defer c.Close()
 	for _, b := range [][]byte{{}, {1}, good[:11], edit(func(b []byte) []byte { b[2] |= 0x80; return b }), make([]byte, 1400)} {
@@ -265,7 +265,8 @@ func TestMalformedQueries(t *testing.T) {
 	}
 }
 
-// A tunnel through lookups gets a trickle, and the receipt a line.
+// TestTunnel checks that a tunnel through lookups is throttled, and that the receipt has a line
+// about it.
 func TestTunnel(t *testing.T) {
 	w := newWorld(t, Options{}, func(l *limits) { l.zoneBurst, l.zoneRate, l.lookupBurst, l.lookupRate = 20, 0.01, 50, 0.01 })
 	w.host.Answer = func(context.Context, string) ([]netip.Addr, error) {
@@ -288,7 +289,7 @@ func TestTunnel(t *testing.T) {
 	if n := len(w.host.Lookups); n > 70 || int64(n) != w.stack.Totals().Lookups {
 		t.Errorf("%d lookups left", n)
 	}
-	// What is known already costs nothing.
+	// Cached answers cost nothing.
 	for range 50 {
 		if m := w.ask("data0.evil.example", dnsmessage.TypeA); m.RCode != dnsmessage.RCodeSuccess {
 			t.Fatal(m.RCode)
@@ -304,7 +305,8 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// A resolver that does not answer holds no more lookups than may be open.
+// TestLookupFlood checks that a resolver that does not answer holds at most the allowed number of
+// lookups.
 func TestLookupFlood(t *testing.T) {
 	var open, most atomic.Int64
 	w := newWorld(t, Options{}, func(l *limits) { l.lookups, l.lookupTime = 8, 300*time.Millisecond })

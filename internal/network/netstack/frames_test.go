@@ -73,7 +73,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// A script is a connection that reads what is written down.
+// A script is a connection with prepared input.
 type script struct {
 	in     *bytes.Reader
 	closed atomic.Bool
@@ -83,7 +83,7 @@ func (s *script) Read(b []byte) (int, error)  { return s.in.Read(b) }
 func (s *script) Write(b []byte) (int, error) { return len(b), nil }
 func (s *script) Close() error                { s.closed.Store(true); return nil }
 
-// Close does not wait for a guest, whenever it comes.
+// Close never waits for a guest.
 func TestCloseWhileOpening(t *testing.T) {
 	for i := range 60 {
 		host := networktest.NewHost(t)
@@ -109,7 +109,8 @@ func TestCloseWhileOpening(t *testing.T) {
 	}
 }
 
-// A guest that does not take its frames loses them, and stops nobody.
+// TestFramesThatNobodyReads checks that a guest that does not read its frames loses them, and does
+// not stop others.
 func TestFramesThatNobodyReads(t *testing.T) {
 	host := networktest.NewHost(t)
 	s, err := New(Options{Dialer: host, Resolver: host})
@@ -138,7 +139,7 @@ func TestFramesThatNobodyReads(t *testing.T) {
 	}
 }
 
-// Connections that are opened too fast wait for the guest's next try.
+// TestTooManyASecond checks that connections that are opened too fast wait for the guest's retry.
 func TestTooManyASecond(t *testing.T) {
 	r := newRaw(t, Options{}, func(l *limits) { l.openRate, l.openBurst = 10, 20 })
 	r.host.Listen("198.51.100.1:80", networktest.Echo)

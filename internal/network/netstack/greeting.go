@@ -15,9 +15,9 @@ import (
 
 var errGreetingTooLong = errors.New("greeting too long")
 
-// peek reads and parses the guest's first bytes, which are read again by the next Read. It
-// waits for the first one (0: for ever), and then for the rest. Without strict it does not
-// wait for what is only odd to become HTTP.
+// peek reads and parses the guest's first bytes, which the next Read reads again. It waits for the
+// first byte (0: forever), and then for the rest. Without strict it does not wait for unusual text
+// to become HTTP.
 func (c *guestConn) peek(first, rest time.Duration, strict bool) network.Greeting {
 	return c.look(&recorder{from: c.readNew, seen: c.head, easy: !strict}, first, rest)
 }
@@ -40,15 +40,15 @@ func (c *guestConn) look(r *recorder, first, rest time.Duration) network.Greetin
 	return g
 }
 
-// A recorder keeps what is read through it.
+// A recorder keeps the bytes that are read through it.
 type recorder struct {
 	from func([]byte) (int, error)
 	seen []byte
 	off  int
 	err  error
-	// blank says that white space is to be told of before anything else has come.
+	// blank means that white space is reported before other bytes have come.
 	blank bool
-	// easy says that only a plain request is waited for.
+	// easy means that only a plain request is waited for.
 	easy bool
 }
 
@@ -120,8 +120,8 @@ func parseGreeting(r *recorder) network.Greeting {
 	return network.Greeting{Protocol: network.GreetingPartial}
 }
 
-// parseTLS takes the server name from a ClientHello. With Encrypted Client Hello it is the
-// outer one.
+// parseTLS returns the server name of a ClientHello. With Encrypted Client Hello it is the outer
+// name.
 func parseTLS(r *recorder) network.Greeting {
 	g := network.Greeting{Protocol: network.GreetingPartial}
 	stop := errors.New("seen")
@@ -132,7 +132,7 @@ func parseTLS(r *recorder) network.Greeting {
 	return g
 }
 
-// parseHTTP takes the host from the header of an HTTP/1 request.
+// parseHTTP returns the host in the header of an HTTP/1 request.
 func parseHTTP(r *recorder) network.Greeting {
 	req, err := http.ReadRequest(bufio.NewReader(r))
 	if err != nil {
@@ -141,7 +141,7 @@ func parseHTTP(r *recorder) network.Greeting {
 	return network.Greeting{Protocol: network.GreetingHTTP, Name: network.CanonicalName(network.HostOnly(req.Host))}
 }
 
-// readOnly makes a connection of a reader for crypto/tls, whose alert goes nowhere.
+// readOnly turns a reader into a connection for crypto/tls, and discards its alert.
 type readOnly struct{ io.Reader }
 
 func (readOnly) Write(b []byte) (int, error)      { return len(b), nil }

@@ -32,16 +32,16 @@ import (
 
 const guestMAC = tcpip.LinkAddress("\x52\x54\x00\x12\x34\x56")
 
-// A guest is the other end of the frames: a stack as a machine has one, with ARP.
+// A guest is the other end of the frames: a stack like a machine's, with ARP.
 type guest struct {
 	tb     testing.TB
 	net    *stack.Stack
 	link   *channel.Endpoint
 	frames net.Conn
-	mute   atomic.Bool // what the guest sends is lost
+	mute   atomic.Bool // the guest's frames are lost
 }
 
-// A world is a Stack with a guest on it, and what the host sees and reaches.
+// A world is a Stack with a guest, and the host's view and targets.
 type world struct {
 	*guest
 	stack *Stack
@@ -158,7 +158,7 @@ func (g *guest) close() {
 	g.link.Close()
 }
 
-// send puts a raw frame on the wire.
+// send sends a raw frame.
 func (g *guest) send(frame []byte) {
 	g.tb.Helper()
 	if _, err := g.frames.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
@@ -187,7 +187,8 @@ func (g *guest) mustDial(to string) *gonet.TCPConn {
 	if err != nil {
 		g.tb.Fatalf("%s: %v", to, err)
 	}
-	_ = c.SetDeadline(time.Now().Add(3 * time.Minute)) // a bound for what hangs, also on a busy machine
+	// a bound for hanging operations, also on a busy machine
+	_ = c.SetDeadline(time.Now().Add(3 * time.Minute))
 	return c
 }
 
@@ -221,7 +222,7 @@ func (j *journal) Closed(c network.Connection) {
 	j.closed = append(j.closed, c)
 }
 
-// lastRefusal waits for one.
+// lastRefusal waits for a refusal.
 func (j *journal) lastRefusal(tb testing.TB) network.Refusal {
 	tb.Helper()
 	for range 500 {
@@ -238,7 +239,7 @@ func (j *journal) lastRefusal(tb testing.TB) network.Refusal {
 	return network.Refusal{}
 }
 
-// connections waits until n have ended.
+// connections waits until n connections have ended.
 func (j *journal) connections(tb testing.TB, n int) []network.Connection {
 	tb.Helper()
 	for range 1000 {
@@ -256,7 +257,7 @@ func (j *journal) connections(tb testing.TB, n int) []network.Connection {
 
 var errAny = errors.New("any")
 
-// serveGuest has a port of the guest served by handler.
+// serveGuest makes handler serve a port of the guest.
 func serveGuest(tb testing.TB, g *guest, port uint16, handler func(net.Conn)) {
 	tb.Helper()
 	l, err := gonet.ListenTCP(g.net, tcpip.FullAddress{NIC: 1, Port: port}, ipv4.ProtocolNumber)

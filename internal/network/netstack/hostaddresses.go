@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// hostAddresses tells the addresses of the host's own interfaces. It asks the
-// kernel again when its answer is older than hostAddressesAge.
+// hostAddresses caches the addresses of the host's own interfaces. It asks the kernel again if its
+// answer is older than hostAddressesAge.
 type hostAddresses struct {
 	ask func() ([]net.Addr, error)
 
@@ -20,8 +20,8 @@ type hostAddresses struct {
 
 const hostAddressesAge = 5 * time.Second
 
-// has reports whether a is an address of the host. When the kernel does not answer, the
-// last answer counts.
+// has reports whether a is an address of the host. If the kernel does not answer, the last answer
+// counts.
 func (h *hostAddresses) has(a netip.Addr) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

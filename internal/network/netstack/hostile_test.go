@@ -20,7 +20,7 @@ import (
 
 var guestIP = tcpip.AddrFrom4([4]byte{10, 0, 2, 15})
 
-// A packet is a frame as an attacker makes it.
+// A packet is an attacker's frame.
 type packet struct {
 	mac      tcpip.LinkAddress // "": the guest's
 	to       tcpip.LinkAddress // "": the gateway's
@@ -62,7 +62,7 @@ func (p packet) frame() []byte {
 	return b
 }
 
-// syn is the first frame of a connection.
+// syn returns the first frame of a connection.
 func syn(from uint16, dst tcpip.Address, port uint16) []byte {
 	t := header.TCP(make([]byte, header.TCPMinimumSize))
 	t.Encode(&header.TCPFields{SrcPort: from, DstPort: port, SeqNum: 1, DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 65535})
@@ -79,7 +79,7 @@ func datagram(from uint16, dst tcpip.Address, port uint16, payload []byte) []byt
 
 func address(a, b, c, d byte) tcpip.Address { return tcpip.AddrFrom4([4]byte{a, b, c, d}) }
 
-// A raw is a world whose guest is only a wire: frames go in, and are counted as they come out.
+// A raw is a world whose guest is only a wire: it sends frames, and counts the received frames.
 type raw struct {
 	*world
 	resets, synAcks, others atomic.Int64
@@ -135,7 +135,7 @@ func (r *raw) count(f []byte) {
 	}
 }
 
-// eventually waits for what becomes true.
+// eventually waits until a condition holds.
 func eventually(tb testing.TB, what func() bool) {
 	tb.Helper()
 	for range 1000 {
@@ -190,7 +190,8 @@ func TestPortScan(t *testing.T) {
 	}
 }
 
-// Half-open connections to a host that does not answer, and ones that the guest never completes.
+// TestHalfOpen opens connections to a host that does not answer, and connections that the guest
+// never completes.
 func TestHalfOpen(t *testing.T) {
 	r := newRaw(t, Options{}, func(l *limits) { l.opening, l.handshake = 50, 500*time.Millisecond })
 	r.host.Listen("198.51.100.1:80", networktest.Echo)
@@ -210,7 +211,7 @@ func TestHalfOpen(t *testing.T) {
 	if r.resets.Load() != 0 {
 		t.Fatal("the guest was reset, when its kernel would have tried again")
 	}
-	// What the guest does not complete is given up, and others get the places.
+	// Incomplete connections are given up, and their places are free for others.
 	eventually(t, func() bool { return r.stack.opening.used.Load() == 0 && r.stack.connections.used.Load() == 0 })
 	dials := len(r.host.Dials())
 	for i := range 50 {
@@ -257,12 +258,13 @@ func TestTooManyConnections(t *testing.T) {
 	for _, c := range open {
 		_ = c.Close()
 	}
-	// Places are free again.
+	// The places are free again.
 	eventually(t, func() bool { return w.stack.connections.used.Load() == 0 })
 	_ = w.mustDial("198.51.100.1:80").Close()
 }
 
-// A connection whose end the guest does not acknowledge holds its place until it is given up.
+// TestUnacknowledgedEnd checks that a connection whose end the guest does not acknowledge holds its
+// place until it is given up.
 func TestUnacknowledgedEnd(t *testing.T) {
 	w := newWorld(t, Options{}, func(l *limits) { l.linger = 2 * time.Second })
 	muted := make(chan struct{})
@@ -337,7 +339,7 @@ func TestSpoofing(t *testing.T) {
 			t.Fatalf("%s was answered", what)
 		}
 	}
-	// ARP is answered for the gateway and the name server, and nobody else.
+	// ARP answers only for the gateway and the name server.
 	for _, last := range []byte{1, 2, 3, 4, 15, 255} {
 		r.send(arp(guestMAC, guestIP, guestIP, address(10, 0, 2, last)))
 	}
@@ -348,7 +350,7 @@ func TestSpoofing(t *testing.T) {
 	}
 }
 
-// Packets that no connection comes of: refused, told, and nothing else.
+// Packets that belong to no connection: they are refused and reported, and have no other effect.
 func TestOddPackets(t *testing.T) {
 	r := newRaw(t, Options{})
 	for what, c := range map[string]struct {
@@ -379,7 +381,7 @@ func TestOddPackets(t *testing.T) {
 	}
 }
 
-// Fragments that never become whole packets take up a bounded amount of memory.
+// Fragments that never become complete packets use a bounded amount of memory.
 func TestFragments(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.host.Name("good.example", "198.51.100.1")
@@ -393,7 +395,7 @@ func TestFragments(t *testing.T) {
 	if after := heap(); after > before+24<<20 {
 		t.Fatalf("the heap grew by %d MB", (after-before)>>20)
 	}
-	// Whole ones arrive.
+	// Complete packets arrive.
 	w.host.Listen("198.51.100.1:9", udpEcho)
 	c := w.dialUDP("198.51.100.1:9")
 	defer c.Close()

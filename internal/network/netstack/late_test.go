@@ -12,7 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
 
-// A guest that waits until its connection was handed on is looked at all the same.
+// TestLateGreetingIsInterceptedToo checks that a guest that stays silent until the interceptor
+// takes its connection is still checked.
 func TestLateGreetingIsInterceptedToo(t *testing.T) {
 	for what, want := range map[string]string{"bad.example": "reset", "good.example": "echo"} {
 		t.Run(what, func(t *testing.T) {

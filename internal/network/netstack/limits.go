@@ -10,35 +10,36 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Limits of one sandbox's network. They bound the host's memory, descriptors, ports
-// and goroutines whatever a guest does.
+// Limits of a sandbox's network. They bound the host's memory, descriptors, ports and goroutines
+// whatever a guest does.
 type limits struct {
-	connections int           // TCP connections at once, with those that are being opened or closed
-	opening     int           // TCP connections that are being opened at once; further ones wait for the guest's next try
-	flows       int           // UDP flows at once
-	openRate    rate.Limit    // new connections and flows a second
-	openBurst   int           // those at once, beyond openRate
+	connections int // concurrent TCP connections, including those that are being opened or closed
+	// TCP connections that are being opened concurrently; others wait for the guest's retry
+	opening     int
+	flows       int           // concurrent UDP flows
+	openRate    rate.Limit    // new connections and flows per second
+	openBurst   int           // burst beyond openRate
 	buffer      int           // bytes that wait in each direction of a TCP connection
-	smallBuffer int           // the same, when more than half of the connections are in use
+	smallBuffer int           // the same, if more than half of the connections are in use
 	dial        time.Duration // for the host to open a connection
-	handshake   time.Duration // for the guest to complete one, once the host is there
-	hello       time.Duration // for the guest to say what host it wants, where that has to be known
+	handshake   time.Duration // for the guest to complete a connection that the host has opened
+	hello       time.Duration // for the guest to name its host, if the name is required
 	flowIdle    time.Duration // a UDP flow without datagrams ends
 	linger      time.Duration // for the guest to acknowledge the end of a connection
 
-	lookups     int           // that are going on at once
-	lookupRate  rate.Limit    // lookups a second that the host makes
-	lookupBurst int           // those at once, beyond lookupRate
-	zoneRate    rate.Limit    // lookups a second below one domain of two labels
-	zoneBurst   int           // those at once, beyond zoneRate
-	nameLength  int           // bytes of a name that is looked up
+	lookups     int           // concurrent lookups
+	lookupRate  rate.Limit    // lookups of the host per second
+	lookupBurst int           // burst beyond lookupRate
+	zoneRate    rate.Limit    // lookups per second below a domain of two labels
+	zoneBurst   int           // burst beyond zoneRate
+	nameLength  int           // bytes of a name in a lookup
 	lookupTime  time.Duration // for the host to answer a lookup
-	dnsConns    int           // TCP connections to the name server at once
+	dnsConns    int           // concurrent TCP connections to the name server
 	addresses   int           // addresses whose names are remembered
-	remember    time.Duration // how long after it was last answered or used
+	remember    time.Duration // time since the last answer or use
 
-	tellRate  rate.Limit // refusals a second that the Observer is told of
-	tellBurst int        // those at once, beyond tellRate
+	tellRate  rate.Limit // refusals per second that the Observer receives
+	tellBurst int        // burst beyond tellRate
 	quiet     time.Duration
 }
 
@@ -58,16 +59,15 @@ type counters struct {
 	connections, sent, received, lookups, refused, dropped, untold atomic.Int64
 }
 
-// Totals tells what went through the stack so far, also while it is served. Bytes of
-// connections that are still open count.
+// Totals returns the stack's counters so far, also while Serve runs. Bytes of open connections
+// count.
 func (s *Stack) Totals() network.Totals {
 	c := &s.counters
 	return network.Totals{Connections: c.connections.Load(), Sent: c.sent.Load(), Received: c.received.Load(),
 		Lookups: c.lookups.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load()}
 }
 
-// A burst lets the first of many equal events through, and the next one after a
-// time without any.
+// A burst passes the first of many equal events, and then each event after a quiet period.
 type burst struct {
 	mu   sync.Mutex
 	last time.Time
@@ -81,7 +81,7 @@ func (b *burst) first(now time.Time, quiet time.Duration) bool {
 	return is
 }
 
-// A gate lets a number in at once.
+// A gate bounds a number of concurrent entries.
 type gate struct {
 	max  int64
 	used atomic.Int64
@@ -97,7 +97,7 @@ func (g *gate) enter() bool {
 
 func (g *gate) leave() { g.used.Add(-1) }
 
-// refuse counts and tells a refusal.
+// refuse counts and reports a refusal.
 func (s *Stack) refuse(r network.Refusal) {
 	s.counters.refused.Add(1)
 	if s.observer == nil {
@@ -111,7 +111,7 @@ func (s *Stack) refuse(r network.Refusal) {
 	s.observer.Refused(r)
 }
 
-// refuseLimit is refuse for a limit: a burst of it is told once.
+// refuseLimit is refuse for a limit: it reports a burst once.
 func (s *Stack) refuseLimit(b *burst, r network.Refusal) {
 	if b.first(time.Now(), s.limits.quiet) {
 		s.refuse(r)

@@ -19,43 +19,44 @@ import (
 )
 
 const (
-	// gatewayMAC is the Ethernet address of everything outside. It is the same for every
-	// sandbox, because a restored guest may remember it.
+	// gatewayMAC is the Ethernet address of everything outside. It is the same for every sandbox,
+	// because a restored guest may remember it.
 	gatewayMAC = tcpip.LinkAddress("\x52\x55\x0a\x00\x02\x02")
 
-	// maxFrame bounds the length that a frame may claim, in bytes: the most that QEMU sends,
-	// and much more than a card with our MTU does. What claims more is no frame.
+	// maxFrame bounds the declared length of a frame, in bytes: QEMU's maximum, and much more than
+	// a card with this MTU sends. A longer frame is invalid.
 	maxFrame = 4096 + 65536
 
-	// queueBytes bounds the full frames that wait for the guest; further ones are lost, as
-	// on any link, and TCP sends them again.
+	// queueBytes bounds the full frames that wait for the guest; further frames are lost, as on any
+	// link, and TCP sends them again.
 	queueBytes = 2048 * network.MTU
 )
 
 // A link is the Ethernet between the guest and the stack, and the stack's only network card. It
-// takes the guest's Ethernet address from its first honest frame and sends everything
-// there, so there is nothing to resolve, and nothing that ARP could poison.
+// learns the guest's Ethernet address from its first valid frame and sends everything there, so
+// that no address is resolved, and ARP can poison nothing.
 type link struct {
 	counters *counters
 	mtu      int
 	guest    tcpip.Address
-	services []tcpip.Address // what ARP is answered for
-	// refuse tells of a packet to an address that nothing may be sent to, and reports
-	// whether it is one.
+	services []tcpip.Address // addresses that ARP answers
+	// refuse reports a packet to a forbidden address, and returns whether the address is forbidden.
 	refuse func(ip header.IPv4) bool
 
 	mu         sync.RWMutex
 	dispatcher stack.NetworkDispatcher
-	out        chan *stack.PacketBuffer // nil while nobody serves
+	out        chan *stack.PacketBuffer // nil outside Serve
 
-	mac   atomic.Pointer[tcpip.LinkAddress] // the guest's; nil until it has sent something
-	fresh bool                              // these frames have told no address yet, and the next may be another one; belongs to read
+	mac atomic.Pointer[tcpip.LinkAddress] // the guest's; nil until it has sent a frame
+	// the current frames have not told an address yet, and the next address may differ; belongs to
+	// read
+	fresh bool
 }
 
 var _ stack.LinkEndpoint = (*link)(nil)
 var _ stack.GSOEndpoint = (*link)(nil)
 
-// open makes the queue to the guest.
+// open creates the queue to the guest.
 func (l *link) open() <-chan *stack.PacketBuffer {
 	out := make(chan *stack.PacketBuffer, max(queueBytes/l.mtu, 256))
 	l.mu.Lock()
@@ -65,7 +66,7 @@ func (l *link) open() <-chan *stack.PacketBuffer {
 	return out
 }
 
-// shut ends the queue; what the stack sends from now on is lost.
+// shut ends the queue; frames that the stack sends afterwards are lost.
 func (l *link) shut() {
 	l.mu.Lock()
 	close(l.out)
@@ -73,8 +74,8 @@ func (l *link) shut() {
 	l.mu.Unlock()
 }
 
-// read takes frames from r until it ends. Its error is nil when r ends in between
-// two frames, and of kind Invalid when what it reads are no frames.
+// read reads frames from r until it ends. Its error is nil if r ends between two frames, and of
+// kind Invalid if the input is not framed correctly.
 func (l *link) read(r io.Reader) error {
 	br := bufio.NewReaderSize(r, 64<<10)
 	frame := make([]byte, header.EthernetMinimumSize+l.mtu)
@@ -107,7 +108,7 @@ func (l *link) read(r io.Reader) error {
 	}
 }
 
-// take hands one frame on, and reports false when it is none that an honest guest sends.
+// take forwards a frame, and returns false for a frame that no honest guest sends.
 func (l *link) take(frame []byte) bool {
 	eth := header.Ethernet(frame)
 	from, to := eth.SourceAddress(), eth.DestinationAddress()
@@ -127,8 +128,8 @@ func (l *link) take(frame []byte) bool {
 	return false
 }
 
-// learn takes the guest's Ethernet address from its first honest frame. A machine that goes
-// on is sent to at its last one until then.
+// learn learns the guest's Ethernet address from its first valid frame. Until then, a resumed
+// machine receives frames at its last address.
 func (l *link) learn(from tcpip.LinkAddress) {
 	if l.fresh {
 		l.fresh = false
@@ -136,7 +137,7 @@ func (l *link) learn(from tcpip.LinkAddress) {
 	}
 }
 
-// arp answers who asks for an address of ours (RFC 826).
+// arp answers requests for the stack's addresses (RFC 826).
 func (l *link) arp(from tcpip.LinkAddress, payload []byte) bool {
 	ask := header.ARP(payload)
 	if !ask.IsValid() || tcpip.LinkAddress(ask.HardwareAddressSender()) != from ||
@@ -175,8 +176,8 @@ func (l *link) sendARP(op header.ARPOp, ours tcpip.Address, to tcpip.LinkAddress
 	l.enqueue(p)
 }
 
-// ip hands a packet of the guest to the stack. Headers with options (source routes) and
-// addresses that are not the guest's own are none that it needs.
+// ip passes a packet of the guest to the stack. It drops headers with options (source routes) and
+// foreign source addresses, which the guest does not need.
 func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	ip := header.IPv4(payload)
 	if !ip.IsValid(len(payload)) || ip.HeaderLength() != header.IPv4MinimumSize || ip.SourceAddress() != l.guest {
@@ -204,8 +205,8 @@ func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	return true
 }
 
-// write sends what out yields to w until out is closed. After an error it goes on
-// without sending.
+// write sends the frames of out to w until out is closed. After an error it continues without
+// sending.
 func (l *link) write(w io.Writer, out <-chan *stack.PacketBuffer) (err error) {
 	bw := bufio.NewWriterSize(w, 64<<10)
 	for p := range out {
@@ -237,7 +238,7 @@ func writeFrame(w io.Writer, p *stack.PacketBuffer) error {
 	return nil
 }
 
-// enqueue is called with mu.
+// enqueue is called with mu held.
 func (l *link) enqueue(p *stack.PacketBuffer) bool {
 	if l.out == nil {
 		return false
@@ -253,8 +254,8 @@ func (l *link) enqueue(p *stack.PacketBuffer) bool {
 	}
 }
 
-// WritePackets implements stack.LinkWriter. It does not block: a guest that does not
-// read must not stop the stack.
+// WritePackets implements stack.LinkWriter. It does not block, because a guest that does not read
+// must not stop the stack.
 func (l *link) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -292,8 +293,8 @@ func (l *link) IsAttached() bool {
 	return l.dispatcher != nil
 }
 
-// SupportedGSO implements stack.GSOEndpoint: TCP hands over segments that are cut to the MTU
-// in one go.
+// SupportedGSO implements stack.GSOEndpoint: TCP passes many segments at once, already cut to the
+// MTU.
 func (l *link) SupportedGSO() stack.SupportedGSO { return stack.GVisorGSOSupported }
 
 // GSOMaxSize implements stack.GSOEndpoint.
@@ -302,7 +303,7 @@ func (l *link) GSOMaxSize() uint32 { return 32 << 10 }
 // MTU implements stack.NetworkLinkEndpoint.
 func (l *link) MTU() uint32 { return uint32(l.mtu) }
 
-// SetMTU implements stack.NetworkLinkEndpoint; the MTU stays as it is.
+// SetMTU implements stack.NetworkLinkEndpoint; the MTU does not change.
 func (l *link) SetMTU(uint32) {}
 
 // MaxHeaderLength implements stack.NetworkLinkEndpoint.
@@ -311,10 +312,11 @@ func (l *link) MaxHeaderLength() uint16 { return header.EthernetMinimumSize }
 // LinkAddress implements stack.NetworkLinkEndpoint.
 func (l *link) LinkAddress() tcpip.LinkAddress { return gatewayMAC }
 
-// SetLinkAddress implements stack.NetworkLinkEndpoint; the address stays as it is.
+// SetLinkAddress implements stack.NetworkLinkEndpoint; the address does not change.
 func (l *link) SetLinkAddress(tcpip.LinkAddress) {}
 
-// Capabilities implements stack.NetworkLinkEndpoint. Nothing is resolved: there is one guest.
+// Capabilities implements stack.NetworkLinkEndpoint. No address is resolved, because there is a
+// single guest.
 func (l *link) Capabilities() stack.LinkEndpointCapabilities { return 0 }
 
 // Wait implements stack.NetworkLinkEndpoint.

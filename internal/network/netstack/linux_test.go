@@ -21,8 +21,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
 
-// inLinux runs what is in a network namespace of its own whose only card is on s, so that a
-// real kernel is the guest. It needs root.
+// inLinux runs the function what in a new network namespace whose only card is on s, so that a real
+// kernel is the guest. It needs root.
 func inLinux(t *testing.T, s *Stack, what func()) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -30,7 +30,7 @@ func inLinux(t *testing.T, s *Stack, what func()) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
@@ -73,7 +73,7 @@ func inLinux(t *testing.T, s *Stack, what func()) {
 	}
 }
 
-// tapDevice makes the card, as a guest has it.
+// tapDevice creates the card, like a guest's.
 func tapDevice() (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// The types of records that dnsmessage has no names for.
+// The types of records that have no names in dnsmessage.
 const (
 	typeNULL  = 10
 	typeSVCB  = 64
 	typeHTTPS = 65
 )
 
-// resolve answers a question under the policy and its limits. Only lookups of addresses leave
-// the host. Of AAAA and HTTPS records a name has none, because a guest has IPv4 only, and
-// because an HTTPS record's keys would hide server names from the policy.
+// resolve answers a question under the policy and its limits. Only lookups of addresses leave the
+// host. A name has no AAAA and HTTPS records, because a guest has IPv4 only, and because an HTTPS
+// record's keys would hide server names from the policy.
 func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 	name := strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))
 	if q.Class != dnsmessage.ClassINET {
@@ -65,7 +65,7 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 	return s.filter(name, addrs, refuse)
 }
 
-// filter keeps the addresses that the guest may be told, and remembers them.
+// filter returns the addresses that the guest may learn, and remembers them.
 func (s *Stack) filter(name string, addrs []netip.Addr, refuse func(dnsmessage.RCode, string, netip.Addr) reply) reply {
 	var r reply
 	var refused network.Verdict
@@ -101,8 +101,7 @@ func (s *Stack) resolveHost(t dnsmessage.Type) reply {
 	return reply{addrs: [][4]byte{s.gateway.As4()}}
 }
 
-// resolvePTR answers with the name that the guest has an address from. Nothing is asked
-// for it.
+// resolvePTR answers with the name that the guest has an address from, without asking a server.
 func (s *Stack) resolvePTR(name string) reply {
 	parts := strings.Split(strings.TrimSuffix(name, ".in-addr.arpa"), ".")
 	if len(parts) == 4 && strings.HasSuffix(name, ".in-addr.arpa") {
@@ -116,7 +115,7 @@ func (s *Stack) resolvePTR(name string) reply {
 	return reply{code: dnsmessage.RCodeNameError}
 }
 
-// lookup asks the host's resolver, or the answers that are still good. Limits refuse.
+// lookup asks the host's resolver, or returns a cached answer. Limits refuse lookups.
 func (s *Stack) lookup(ctx context.Context, name string) ([]netip.Addr, dnsmessage.RCode) {
 	if e, ok := s.cache.get(name); ok {
 		return e.addrs, e.code
@@ -135,8 +134,8 @@ func (s *Stack) lookup(ctx context.Context, name string) ([]netip.Addr, dnsmessa
 	s.counters.lookups.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, s.limits.lookupTime)
 	defer cancel()
-	// The final dot keeps the host's search domains out. Both families are asked for, so that a
-	// name with IPv6 addresses only is not one that does not exist.
+	// The final dot prevents the host's search domains. Both families are requested, so that a name
+	// with only IPv6 addresses exists.
 	addrs, err := s.resolver.LookupNetIP(ctx, "ip", name+".")
 	var dnsErr *net.DNSError
 	switch {
@@ -176,7 +175,7 @@ func (c *lookupCache) get(name string) (cached, bool) {
 	return e, ok && time.Now().Before(e.until)
 }
 
-// known returns what is known of whether name exists.
+// known returns the cached response code of name; RCodeSuccess if name is not cached.
 func (c *lookupCache) known(name string) dnsmessage.RCode {
 	if e, ok := c.get(name); ok {
 		return e.code
@@ -201,8 +200,8 @@ func (c *lookupCache) put(name string, addrs []netip.Addr, code dnsmessage.RCode
 	c.byName[name] = cached{addrs: addrs, code: code, until: now.Add(cacheLife)}
 }
 
-// zones bounds the lookups below one domain, of which a tunnel needs a great many: each
-// carries some bytes in its name.
+// zones bounds the lookups below a domain. A tunnel needs many of them, because each lookup carries
+// only some bytes in its name.
 type zones struct {
 	limit rate.Limit
 	burst int
@@ -224,7 +223,7 @@ func newZones(limit rate.Limit, burst int) *zones {
 	return &zones{limit: limit, burst: burst, byName: map[string]*list.Element{}, order: list.New()}
 }
 
-// allow takes one lookup from the domain that name is below: its last two labels.
+// allow takes a lookup from the budget of name's domain: its last two labels.
 func (z *zones) allow(name string) bool {
 	if i := strings.LastIndexByte(name, '.'); i >= 0 {
 		name = name[strings.LastIndexByte(name[:i], '.')+1:]

@@ -20,8 +20,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/sniff"
 )
 
-// first reports what the guest gets back for its first bytes: "echo", "refused" when it
-// cannot connect, or "reset".
+// first returns what the guest gets back for its first bytes: "echo", "refused" if it cannot
+// connect, or "reset".
 func (w *world) first(to string, b []byte) string {
 	c, err := w.dial(to)
 	if err != nil {
@@ -58,7 +58,8 @@ func hello(c net.Conn) {
 	}
 }
 
-// On a connection that a name opened, each request has to be for that name.
+// TestEachRequestHasItsName checks that each request on a connection that a name opened must be for
+// that name.
 func TestEachRequestHasItsName(t *testing.T) {
 	none := intercept(func(context.Context, net.Conn, network.Target) bool { return false })
 	for what, i := range map[string]network.Interceptor{"plain": nil, "intercepted": none} {
@@ -148,7 +149,8 @@ func TestNamesAtTheConnection(t *testing.T) {
 		{"198.51.100.5:443", networktest.ClientHello(t, "web.example.net")[:100], "reset", "the host's name cannot be read"},
 		{"198.51.100.5:443", []byte{22, 3, 1, 0xff, 0xff, 1}, "reset", "the host's name cannot be read"},
 		{"198.51.100.40:22", ssh, "echo", ""},
-		{"198.51.100.50:443", networktest.ClientHello(t, "api.example.com"), "refused", "not in allow"}, // an address taken from elsewhere
+		// an address from elsewhere
+		{"198.51.100.50:443", networktest.ClientHello(t, "api.example.com"), "refused", "not in allow"},
 	} {
 		w.log.mu.Lock()
 		w.log.refused = nil
@@ -165,7 +167,8 @@ func TestNamesAtTheConnection(t *testing.T) {
 	}
 }
 
-// Bytes of a name come one at a time, and the whole greeting still arrives.
+// TestSlowHello checks that the bytes of a name may come one at a time, and that the complete
+// greeting still arrives.
 func TestSlowHello(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "api.example.com")}})
 	w.host.Name("api.example.com", "198.51.100.1")
@@ -201,7 +204,8 @@ func TestSlowHello(t *testing.T) {
 	}
 }
 
-// Where the host speaks first, a rule with a name and this port is enough.
+// TestServerSpeaksFirst checks that a rule with a name and this port is enough if the host sends
+// first.
 func TestServerSpeaksFirst(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "git.example.com:22", "mail.example.com")}},
 		func(l *limits) { l.hello = 300 * time.Millisecond })
@@ -216,7 +220,7 @@ func TestServerSpeaksFirst(t *testing.T) {
 	if _, err := io.ReadFull(c, make([]byte, 11)); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = c.Write([]byte("EHLO x\r\n")) // what may become a request is held until its line ends
+	_, _ = c.Write([]byte("EHLO x\r\n")) // a possible request is held until its line ends
 	if _, err := io.ReadFull(c, make([]byte, 8)); err != nil {
 		t.Fatal(err)
 	}
@@ -230,14 +234,15 @@ func TestServerSpeaksFirst(t *testing.T) {
 	}
 }
 
-// What is denied by name is denied at the connection too, wherever the address is from.
+// TestDeniedNameAtTheConnection checks that a denied name is also denied at the connection,
+// wherever the address is from.
 func TestDeniedNameAtTheConnection(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example", "half.example:443")}})
 	w.host.Name("half.example", "198.51.100.2")
 	for _, to := range []string{"198.51.100.1:443", "198.51.100.1:80", "198.51.100.2:443", "198.51.100.2:80"} {
 		w.host.Listen(to, networktest.Echo)
 	}
-	w.host.Listen("198.51.100.2:80", hello) // requests are looked at one by one
+	w.host.Listen("198.51.100.2:80", hello) // requests are checked one by one
 	w.ask("half.example", dnsmessage.TypeA)
 	for _, c := range []struct {
 		to   string
@@ -339,7 +344,7 @@ func TestInterceptor(t *testing.T) {
 	}
 }
 
-// A guest that says nothing for a while is looked at when it does.
+// A guest that is silent for a while is checked when it sends.
 func TestLateGreetingIsLookedAt(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")},
 		Interceptor: intercept(func(context.Context, net.Conn, network.Target) bool { return false })})
@@ -387,15 +392,16 @@ func FuzzGreeting(f *testing.F) {
 		if g.Name != "" && g.Protocol != network.GreetingTLS && g.Protocol != network.GreetingHTTP {
 			t.Fatalf("%+v", g)
 		}
-		// How it is cut into pieces does not matter.
+		// The division into pieces does not matter.
 		if whole, _, _ := parse(sniff.MaxGreeting); whole != g {
 			t.Fatalf("%+v in pieces of %d, %+v at once", g, int(chunk)+1, whole)
 		}
 	})
 }
 
-// A first request in another form is no way to send others unseen: one with a whole URL, a
-// tunnel through the host to itself, and a change to HTTP/2.
+// TestRequestsInOtherForms checks that a first request in another form cannot hide further
+// requests: a request with a whole URL, a tunnel through the host to itself, and a change to
+// HTTP/2.
 func TestRequestsInOtherForms(t *testing.T) {
 	for first, want := range map[string]int{
 		"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n":                                                                      200,
@@ -431,7 +437,7 @@ func TestRequestsInOtherForms(t *testing.T) {
 	}
 }
 
-// upgrading is hello, which also changes to whatever protocol it is asked for.
+// upgrading is hello, and also changes to any requested protocol.
 func upgrading(c net.Conn) {
 	defer c.Close()
 	br := bufio.NewReader(c)

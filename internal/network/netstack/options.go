@@ -5,7 +5,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/proxy"
 )
 
-// Options are what a Stack is made with.
+// Options are the parameters of New.
 type Options struct {
 	Policy      network.Policy
 	MTU         int                 // of the guest's card, in bytes; 0: MTU
@@ -13,5 +13,6 @@ type Options struct {
 	Interceptor network.Interceptor // may be nil
 	Dialer      network.Dialer      // nil: the host's own
 	Resolver    network.Resolver    // nil: the host's own
-	Budget      *proxy.Budget       // of connections whose requests are looked at; nil: a share of one of its own
+	// of connections whose requests are checked; nil: a share of a new budget
+	Budget *proxy.Budget
 }

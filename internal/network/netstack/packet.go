@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// refusePacket refuses what has an address that no connection can be to, or is
-// of a protocol that nothing speaks, and reports whether it did.
+// refusePacket refuses packets with an unreachable address or an unsupported protocol, and reports
+// whether it did.
 func (s *Stack) refusePacket(ip header.IPv4) bool {
 	to := addressOf(ip.DestinationAddress())
 	r := network.Refusal{Protocol: "ip", Address: netip.AddrPortFrom(to, 0)}
@@ -27,7 +27,7 @@ func (s *Stack) refusePacket(ip header.IPv4) bool {
 	default:
 		r.Reason = "protocol " + strconv.Itoa(int(p))
 	}
-	// TCP and UDP have the port of the destination in bytes 2 and 3.
+	// TCP and UDP have the destination's port in bytes 2 and 3.
 	if b := ip[header.IPv4MinimumSize:ip.TotalLength()]; len(b) >= 4 && r.Protocol != "icmp" && r.Reason == "" && ip.FragmentOffset() == 0 {
 		port = uint16(b[2])<<8 | uint16(b[3])
 	}
@@ -42,8 +42,8 @@ func (s *Stack) refusePacket(ip header.IPv4) bool {
 	return true
 }
 
-// handleICMP lets the stack answer pings of its own addresses. No host lets an ordinary
-// user ping further.
+// handleICMP lets the stack answer pings of its own addresses. Hosts do not let an ordinary user
+// ping other addresses.
 func (s *Stack) handleICMP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	to := addressOf(id.LocalAddress)
 	if to == s.gateway || to == s.dns {

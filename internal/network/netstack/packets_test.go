@@ -16,9 +16,9 @@ import (
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
 
-// wellFormed makes frames of records of a fuzzer: a byte for the protocol and the fragment, one
-// for the destination, one for the length of what follows, which becomes a packet whose
-// lengths and checksums are right, so that it gets past the first checks.
+// wellFormed creates frames from a fuzzer's records: a byte for the protocol and the fragment, a
+// byte for the destination, and a byte for the length of the following bytes, which become a packet
+// with valid lengths and checksums, so that it passes the first checks.
 func wellFormed(in []byte) []byte {
 	var out []byte
 	hosts := []tcpip.Address{address(198, 51, 100, 1), address(10, 0, 2, 2), address(10, 0, 2, 3), address(198, 51, 100, 2)}
@@ -71,7 +71,7 @@ func tcpChecksum(payload []byte, dst tcpip.Address) []byte {
 	return payload
 }
 
-// FuzzPackets gives the TCP/IP stack packets that only their content is wrong with.
+// FuzzPackets sends the TCP/IP stack packets in which only the content is invalid.
 func FuzzPackets(f *testing.F) {
 	record := func(kind, dst byte, b []byte) []byte { return append([]byte{kind, dst, byte(len(b))}, b...) }
 	s := syn(1000, address(198, 51, 100, 1), 80)[header.EthernetMinimumSize+header.IPv4MinimumSize:]

@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/sniff"
 )
 
-// send writes what has a bar at each pause.
+// send writes text with a pause at each bar.
 func send(c net.Conn, text string) {
 	for i, part := range strings.Split(text, "|") {
 		if i > 0 {
@@ -32,8 +32,8 @@ func send(c net.Conn, text string) {
 	}
 }
 
-// TestNoRequestIsSmuggled sends requests to another host over connections that are open to one,
-// in every way that connections are served, first and after a good request.
+// TestNoRequestIsSmuggled sends requests to another host over connections that are open to a single
+// host, in every way that connections are served, first and after a good request.
 func TestNoRequestIsSmuggled(t *testing.T) {
 	ca, upstream := newCA(t), newCA(t)
 	roots := x509.NewCertPool()
@@ -122,8 +122,8 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 	}
 }
 
-// TestOtherProtocolsArePassedOn holds that what is no HTTP is not held back, also where
-// requests are looked at.
+// TestOtherProtocolsArePassedOn checks that other protocols than HTTP are not held back, also if
+// requests are checked.
 func TestOtherProtocolsArePassedOn(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "db.example.com:5000")}}, func(l *limits) { l.hello = time.Minute })
 	w.host.Name("db.example.com", "198.51.100.1")
@@ -145,8 +145,8 @@ func TestOtherProtocolsArePassedOn(t *testing.T) {
 	}
 }
 
-// TestOtherProtocolsGoOn holds that what is no HTTP goes on for as long as it likes, in lines that
-// look like those of requests, too.
+// TestOtherProtocolsGoOn checks that other protocols than HTTP continue for any time, also in lines
+// that look like those of requests.
 func TestOtherProtocolsGoOn(t *testing.T) {
 	for what, b := range map[string]string{
 		"STOMP": "CONNECT\naccept-version:1.0,1.1,1.2\nhost:broker\n\n\x00", "memcached": "get /a/b\r\nget http://x/\r\n", "FTP": "USER x\r\nCWD /a\r\nRETR /b\r\n",
@@ -166,7 +166,7 @@ func TestOtherProtocolsGoOn(t *testing.T) {
 	}
 }
 
-// TestOddHosts holds that a host is one to every reader, or none.
+// TestOddHosts checks that every reader sees the same host, or none.
 func TestOddHosts(t *testing.T) {
 	for host, want := range map[string]string{
 		"API.example.com": "api.example.com", "api.example.com.:80": "api.example.com", "192.0.2.1:8080": "192.0.2.1", "[2001:db8::1]": "2001:db8::1", "[2001:db8::1]:80": "2001:db8::1", "a_b:1": "a_b",
@@ -185,8 +185,8 @@ func TestOddHosts(t *testing.T) {
 	networktest.Answers(t, c, []networktest.Answer{{Host: "ok.test:8090", Want: 200}, {Host: "ok.test:.evil.test", Want: 400}, {Host: "ok.test:80,evil.test", Want: 400}, {Host: "[ok.test]:evil.test", Want: 400}, {Host: "ok.test", Want: 200}})
 }
 
-// TestOnlyHTTPInOpenedTLS holds that on a port of the web nothing but HTTP goes through opened TLS,
-// whichever side begins.
+// TestOnlyHTTPInOpenedTLS checks that on a port of the web only HTTP passes through intercepted
+// TLS, whichever side begins.
 func TestOnlyHTTPInOpenedTLS(t *testing.T) {
 	ca, upstream := newCA(t), newCA(t)
 	roots := x509.NewCertPool()

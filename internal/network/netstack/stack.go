@@ -1,7 +1,7 @@
-// Package netstack is the outside of a sandbox's network card: a router, a name
-// server and a firewall in user space, with no interface on the host and no rights.
-// It reads the guest's Ethernet frames, which are an attacker's input, and opens
-// ordinary connections of the host for what the policy allows.
+// Package netstack is the outside of a sandbox's network card: a router, a name server and a
+// firewall in user space, without an interface on the host and without rights. It reads the guest's
+// Ethernet frames, which are untrusted, and opens ordinary connections of the host for what the
+// policy allows.
 package netstack
 
 import (
@@ -32,7 +32,7 @@ import (
 // nic is the number of the stack's only card.
 const nic = 1
 
-// A Stack is one sandbox's network. Its methods are safe for concurrent use.
+// A Stack is a sandbox's network. Its methods are safe for concurrent use.
 type Stack struct {
 	limits      limits
 	judge       *network.Judge
@@ -42,7 +42,7 @@ type Stack struct {
 	interceptor network.Interceptor
 	dialer      network.Dialer
 	resolver    network.Resolver
-	proxy       *proxy.Proxy // for connections whose requests are looked at
+	proxy       *proxy.Proxy // for connections whose requests are checked
 
 	net      *stack.Stack
 	link     *link
@@ -63,16 +63,18 @@ type Stack struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // all goroutines but those of Serve
+	wg     sync.WaitGroup // all goroutines except Serve's
 
-	mu      sync.Mutex
-	pending map[stack.TransportEndpointID]*stack.PacketBuffer // connections that are being opened, with their SYN
-	serving chan struct{}                                     // closed when the running Serve has returned; nil: none runs
+	mu sync.Mutex
+	// connections that are being opened, with their SYN
+	pending map[stack.TransportEndpointID]*stack.PacketBuffer
+	// closed when the running Serve has returned; nil: none runs
+	serving chan struct{}
 	closed  bool
 }
 
-// New makes the network of one sandbox. The caller must Close it. An error is of kind
-// Invalid and names the rule that is wrong.
+// New creates the network of a sandbox. The caller must Close it. An error is of kind Invalid and
+// names the invalid rule.
 func New(opts Options) (*Stack, error) { return newStack(opts, defaultLimits(), net.InterfaceAddrs) }
 
 func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stack, error) {
@@ -107,7 +109,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	return s, nil
 }
 
-// build makes the TCP/IP stack: one card that takes packets to every address.
+// build creates the TCP/IP stack: a single card that accepts packets to every address.
 func (s *Stack) build(mtu int) error {
 	s.net = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
@@ -127,7 +129,7 @@ func (s *Stack) build(mtu int) error {
 		check(s.net.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
 			AddressWithPrefix: tcpip.AddressWithPrefix{Address: a, PrefixLen: 24}}, stack.AddressProperties{}))
 	}
-	check(s.net.SetPromiscuousMode(nic, true)) // takes packets to any address
+	check(s.net.SetPromiscuousMode(nic, true)) // accepts packets to any address
 	check(s.net.SetSpoofing(nic, true))        // and answers from it
 	s.net.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
 	s.configureTCP(check)
@@ -154,18 +156,18 @@ func (s *Stack) configureTCP(check func(tcpip.Error)) {
 	set(&moderate)
 	set(&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
 	set(&tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
-	// An ended connection is remembered only as long as a packet of it can still be in a queue.
+	// An ended connection is remembered only as long as a queue may contain one of its packets.
 	wait, linger := tcpip.TCPTimeWaitTimeoutOption(time.Second), tcpip.TCPLingerTimeoutOption(s.limits.linger)
 	set(&wait)
 	set(&linger)
 }
 
-// Serve carries frames until either side ends, ctx ends or the Stack is closed, and
-// closes frames, whose Close has to end a Read that waits. It returns nil when the guest's
-// side ended in between two frames or the Stack was closed, and an error of kind Canceled
-// after ctx. Input that is not framed as it should be ends it with an error of kind
-// Invalid. It may be called again after it returned, for a machine that goes on:
-// connections are kept. While another call runs it is an error of kind Invalid.
+// Serve carries frames until either side ends, ctx ends or the Stack is closed, and closes frames,
+// whose Close must end a pending Read. It returns nil if the guest's side ended between two frames
+// or the Stack was closed, and an error of kind Canceled after ctx. Input that is not framed
+// correctly ends it with an error of kind Invalid. It may be called again after it has returned,
+// for a machine that resumes: connections are kept. While another call runs, Serve returns an error
+// of kind Invalid.
 func (s *Stack) Serve(ctx context.Context, frames io.ReadWriteCloser) error {
 	done, err := s.begin()
 	if err != nil {
@@ -231,8 +233,8 @@ func (s *Stack) begin() (done func(), err error) {
 	}, nil
 }
 
-// Close ends every connection and frees all that the Stack holds. It may be called more
-// than once; when it returns, no goroutine of the Stack and no call of Serve is left.
+// Close ends every connection and frees the Stack's resources. It may be called more than once;
+// when it returns, no goroutine of the Stack and no call of Serve is left.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -253,9 +255,9 @@ func (s *Stack) Close() error {
 	return nil
 }
 
-// DialGuest opens a connection to a TCP port of the guest. The guest sees it come from
-// Gateway. The connection has CloseWrite. An error is of kind Unavailable when nothing
-// listens there, and of kind Dead when the Stack is closed.
+// DialGuest opens a connection to a TCP port of the guest. The guest sees Gateway as its source.
+// The connection has CloseWrite. An error is of kind Unavailable if no process listens there, and
+// of kind Dead if the Stack is closed.
 func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	fail := func(k turnstone.Kind, err error) error {
 		return turnstone.NewError("network.dial", k, "port "+(netip.AddrPortFrom(addressOf(s.link.guest), port)).String(),

@@ -28,7 +28,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
 
-// Close leaves nothing behind, whatever goes on.
+// Close leaves nothing behind, whatever is in progress.
 func TestCloseLeavesNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Run("busy", func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestServeEnds(t *testing.T) {
 	if _, err := theirs.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the frames are still open: %v", err)
 	}
-	// The guest's side goes away while we write.
+	// The guest's side ends while the stack writes.
 	ours, theirs = networktest.SocketPair(t)
 	go func() { result <- s.Serve(t.Context(), ours) }()
 	_ = theirs.Close()
@@ -142,7 +142,7 @@ func TestServeEnds(t *testing.T) {
 	}
 }
 
-// A machine that is paused and goes on has new frames, and keeps its connections.
+// A machine that is paused and resumed has new frames, and keeps its connections.
 func TestServeAgain(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.host.Listen("198.51.100.1:7", networktest.Echo)
@@ -174,7 +174,7 @@ func TestServeAgain(t *testing.T) {
 		w.attach(theirs)
 		go func() { w.serve <- w.stack.Serve(context.Background(), ours) }()
 		eventually(t, func() bool { w.stack.mu.Lock(); defer w.stack.mu.Unlock(); return w.stack.serving != nil })
-		// The host may be the first to say something.
+		// The host may send first.
 		say <- "hello"
 		if _, err := io.ReadFull(quiet, make([]byte, 5)); err != nil {
 			t.Fatal(i, err)
@@ -244,14 +244,14 @@ func TestUDP(t *testing.T) {
 		}
 		_ = c.Close()
 	}
-	// Refused, and told so at once.
+	// Refused, with an immediate answer.
 	c := w.dialUDP("192.168.1.1:53")
 	defer c.Close()
 	_, _ = c.Write([]byte("x"))
 	if _, err := readUDP(c, make([]byte, 10)); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("%v", err)
 	}
-	// No more flows than there may be; they end when they are idle.
+	// No more flows than allowed; idle flows end.
 	for i := range 100 {
 		c := w.dialUDP("198.51.100.1:123")
 		defer c.Close()
@@ -288,7 +288,7 @@ func TestUDPUnderNameRules(t *testing.T) {
 	}
 }
 
-// Many guests' worth of work at once, under the race detector.
+// The work of many guests at once, under the race detector.
 func TestManyAtOnce(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "198.51.100.66", "no.example")}})
 	w.host.Listen("198.51.100.1:7", networktest.Echo)
@@ -327,8 +327,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// readUDP reads a datagram, or the error that came back for one: gonet does not wake up
-// for that alone.
+// readUDP reads a datagram, or the ICMP error for a datagram: gonet does not wake up for the error
+// alone.
 func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
 	for range 250 {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
@@ -340,8 +340,8 @@ func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
 	return n, err
 }
 
-// TestStackWithin holds that a stack whose policy is within the host's reaches nothing that one
-// with the host's alone does not, by what names were answered, and by what was dialed.
+// TestStackWithin checks that a stack whose policy is within the host's reaches nothing that a
+// stack with the host's policy alone does not, by answered names and by dialed connections.
 func TestStackWithin(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		document, host := networktest.EdgePolicy().Draw(rt, "document"), networktest.EdgePolicy().Draw(rt, "host")

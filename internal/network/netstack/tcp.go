@@ -21,8 +21,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// handleTCP gets every TCP packet that belongs to no connection. False lets the
-// stack answer it with a reset.
+// handleTCP receives every TCP packet that belongs to no connection. After false the stack answers
+// it with a reset.
 func (s *Stack) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	flags := header.TCP(pkt.TransportHeader().Slice()).Flags()
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
@@ -59,11 +59,11 @@ func (s *Stack) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 	s.opened(id)
 	s.connections.leave()
 	s.wg.Done()
-	return true // its checksum is wrong, or its flags are
+	return true // its checksum or its flags are invalid
 }
 
-// admit takes a place for a connection to addr, or refuses it for a limit. handled is
-// false when the guest is to be told at once.
+// admit reserves a place for a connection to addr, or refuses it because of a limit. handled is
+// false if the guest is to be told at once.
 func (s *Stack) admit(to netip.AddrPort) (handled, admitted bool) {
 	refusal := network.Refusal{Protocol: "tcp", Host: s.names.Latest(to.Addr()), Address: to}
 	if !s.connections.enter() {
@@ -71,7 +71,7 @@ func (s *Stack) admit(to netip.AddrPort) (handled, admitted bool) {
 		s.refuseLimit(&s.manyConnections, refusal)
 		return false, false
 	}
-	// The guest's kernel tries again after a second what is not answered here.
+	// The guest's kernel retries after a second if it gets no answer.
 	if !s.opening.enter() {
 		s.connections.leave()
 		refusal.Reason = "too many connections being opened at once: tried again later"
@@ -100,21 +100,21 @@ func (s *Stack) opened(id stack.TransportEndpointID) {
 	}
 }
 
-// A tcpConn is one TCP connection of the guest.
+// A tcpConn is a TCP connection of the guest.
 type tcpConn struct {
 	*guestConn
 	s     *Stack
 	req   *tcp.ForwarderRequest
 	id    stack.TransportEndpointID
-	to    netip.AddrPort         // as the guest has it
-	names []string               // that to's address was answered for
-	name  atomic.Pointer[string] // of the host that the guest said it wants; nil: it has not
+	to    netip.AddrPort         // the guest's destination
+	names []string               // names that to's address was answered for
+	name  atomic.Pointer[string] // the host that the guest has named; nil: none
 	check network.Check
-	spoke network.GreetingProtocol // what the guest's first bytes were, when they were looked at
+	spoke network.GreetingProtocol // protocol of the guest's first bytes, if they were checked
 	start time.Time
 }
 
-// serveTCP is one connection from its first packet to its end.
+// serveTCP serves a connection from its first packet to its end.
 func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
 	defer s.wg.Done()
 	defer s.connections.leave()
@@ -131,8 +131,8 @@ func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
 	}
 }
 
-// serve answers the guest only when the host has been reached, so that what the guest
-// sees of a host that is down is what it would see without us.
+// serve answers the guest only after the host was reached, so that the guest sees the same of an
+// unreachable host as without Turnstone.
 func (c *tcpConn) serve(ctx context.Context) {
 	host, err := c.dial(ctx)
 	if err != nil {
@@ -152,8 +152,8 @@ func (c *tcpConn) serve(ctx context.Context) {
 	c.carry(ctx, host, c.check.First)
 }
 
-// carry serves the connection once it is open on both sides. looked says that the guest's
-// first bytes are known.
+// carry serves the connection once it is open on both sides. looked means that the guest's first
+// bytes are known.
 func (c *tcpConn) carry(ctx context.Context, host net.Conn, looked bool) {
 	if !c.check.Strict() {
 		c.pump(host, !looked)
@@ -163,7 +163,7 @@ func (c *tcpConn) carry(ctx context.Context, host net.Conn, looked bool) {
 	_ = host.Close()
 }
 
-// guest is the guest's side for whoever serves the connection.
+// guest returns the guest's side for the code that serves the connection.
 func (c *tcpConn) guest(looked bool) net.Conn {
 	if looked {
 		return c.guestConn
@@ -174,24 +174,24 @@ func (c *tcpConn) guest(looked bool) net.Conn {
 // request returns why a request for a host is refused, or "".
 func (c *tcpConn) request(host string) string { return c.check.Request(host, c.s.names) }
 
-// counting is the Observer of what works for a Stack.
+// counting is the Observer for the parts of a Stack.
 type counting struct{ s *Stack }
 
 // Refused implements Observer.
 func (o counting) Refused(r network.Refusal) { o.s.refuse(r) }
 
-// Closed implements Observer. The Stack itself tells of its connections.
+// Closed implements Observer. The Stack itself reports its connections.
 func (o counting) Closed(network.Connection) {}
 
-// serveIntercepted answers the guest at once: whether the host is needed is not known yet.
+// serveIntercepted answers the guest at once, because it is not known yet whether the host is
+// needed.
 func (c *tcpConn) serveIntercepted(ctx context.Context) {
 	if !c.accept(ctx) {
 		return
 	}
 	defer c.end()
 	defer context.AfterFunc(ctx, c.Reset)()
-	// A guest that waits for the host to speak first is served under the name that it
-	// has resolved.
+	// A guest that waits for the host's first bytes is served under the name that it has resolved.
 	wait := interceptWait
 	if c.check.First {
 		wait = c.s.limits.hello
@@ -215,8 +215,8 @@ func (c *tcpConn) serveIntercepted(ctx context.Context) {
 	c.carry(ctx, host, c.spoke != network.GreetingSilent)
 }
 
-// A lateConn is a connection whose guest had not said anything when it was handed on: its
-// first bytes are looked at when they come. White space comes through before them.
+// A lateConn is a connection whose guest had not sent a byte before the interceptor took it: its
+// first bytes are checked when they come. White space before them passes.
 type lateConn struct {
 	*guestConn
 	c      *tcpConn
@@ -239,8 +239,8 @@ func (l *lateConn) Read(b []byte) (int, error) {
 	return l.guestConn.Read(b)
 }
 
-// interceptWait is how long a guest has to say what it wants before it is taken for
-// one that waits for the host's first words.
+// interceptWait is how long a guest may be silent before it is assumed to wait for the host's first
+// bytes.
 const interceptWait = time.Second
 
 func (c *tcpConn) dial(ctx context.Context) (net.Conn, error) {
@@ -249,8 +249,8 @@ func (c *tcpConn) dial(ctx context.Context) (net.Conn, error) {
 	return c.s.dialer.DialContext(ctx, "tcp", network.HostAddress(c.to).String())
 }
 
-// fail answers a connection that the host could not open: a reset for what is refused,
-// an ICMP error for what cannot be reached, and silence for silence.
+// fail answers a connection that the host could not open: with a reset for a refused connection,
+// with an ICMP error for an unreachable host, and with silence for silence.
 func (c *tcpConn) fail(err error) {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
@@ -266,7 +266,7 @@ func (c *tcpConn) fail(err error) {
 	c.s.opened(c.id)
 }
 
-// accept does the guest's handshake.
+// accept performs the guest's handshake.
 func (c *tcpConn) accept(ctx context.Context) bool {
 	queue := &waiter.Queue{}
 	done := make(chan struct{})
@@ -292,9 +292,9 @@ func (c *tcpConn) accept(ctx context.Context) bool {
 	return true
 }
 
-// watchHandshake ends a handshake that the guest does not complete in time: CreateEndpoint
-// waits for it for two minutes, and knows no context. It looks for the connection again
-// and again, because the stack may not know it yet.
+// watchHandshake ends a handshake that the guest does not complete in time: CreateEndpoint waits
+// for it for two minutes, without a context. It searches for the connection repeatedly, because the
+// stack may not know it yet.
 func (c *tcpConn) watchHandshake(ctx context.Context, done <-chan struct{}) {
 	limit := time.NewTimer(c.s.limits.handshake)
 	defer limit.Stop()
@@ -316,16 +316,16 @@ func (c *tcpConn) watchHandshake(ctx context.Context, done <-chan struct{}) {
 	}
 }
 
-// greet reads the guest's first bytes, and refuses the connection when they are for a
-// host that it may not reach. What was read is read again by the next reader. The guest
-// has that time to send the first one, or, when it is 0, any time; and then for the others.
+// greet reads the guest's first bytes, and refuses the connection if they are for a host that the
+// guest may not reach. The next reader reads them again. The guest must send the first byte within
+// the given time (0: any time), and then the rest.
 func (c *tcpConn) greet(wait time.Duration) bool {
 	h := c.peek(wait, c.s.limits.hello, c.check.Strict())
 	c.spoke = h.Protocol
 	return c.heed(h) == nil
 }
 
-// heed refuses the connection when its greeting is for a host that the guest may not reach.
+// heed refuses the connection if its greeting is for a host that the guest may not reach.
 func (c *tcpConn) heed(h network.Greeting) error {
 	if h.Name != "" {
 		c.name.Store(&h.Name)
@@ -339,7 +339,7 @@ func (c *tcpConn) heed(h network.Greeting) error {
 	return net.ErrClosed
 }
 
-// host is the name of the host that the guest wants, where it is known.
+// host returns the name of the guest's host, if it is known.
 func (c *tcpConn) host() string {
 	if name := c.name.Load(); name != nil {
 		return *name
@@ -350,8 +350,8 @@ func (c *tcpConn) host() string {
 	return ""
 }
 
-// pump copies both ways until both have ended. With look, the guest's first bytes are
-// looked at before they are sent on, while the host may already speak.
+// pump copies both ways until both have ended. With look, the guest's first bytes are checked
+// before they are sent on, while the host may already send.
 func (c *tcpConn) pump(host net.Conn, look bool) {
 	var both sync.WaitGroup
 	both.Go(func() {
@@ -366,8 +366,8 @@ func (c *tcpConn) pump(host net.Conn, look bool) {
 	_ = host.Close()
 }
 
-// end closes the guest's side and waits for the guest to know, so that its buffers count
-// as long as they are there.
+// end closes the guest's side and waits for the guest's acknowledgment, so that the connection's
+// buffers count as long as they exist.
 func (c *tcpConn) end() {
 	c.guestConn.finish(c.s.ctx, c.s.limits.linger)
 	if c.s.observer != nil {

@@ -40,7 +40,7 @@ func TestEchoAndHalfClose(t *testing.T) {
 	}
 }
 
-// The host ends its half first, and the guest's data still arrives.
+// TestHostHalfClose checks that the guest's data still arrives after the host has ended its half.
 func TestHostHalfClose(t *testing.T) {
 	w := newWorld(t, Options{})
 	got := make(chan []byte, 1)
@@ -133,7 +133,7 @@ func TestReset(t *testing.T) {
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	w := newWorld(t, Options{Dialer: &net.Dialer{}, Policy: network.Policy{Allow: networktest.Rules(t, "127.0.0.1:"+port)}})
-	// The host resets: so does the guest's connection.
+	// After the host's reset, the guest's connection is reset, too.
 	c := w.mustDial("10.0.2.2:" + port)
 	host, err := l.Accept()
 	if err != nil {
@@ -144,7 +144,7 @@ func TestReset(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Fatalf("%v", err)
 	}
-	// The guest resets: so does the host's.
+	// After the guest's reset, the host's connection is reset, too.
 	c = w.mustDial("10.0.2.2:" + port)
 	if host, err = l.Accept(); err != nil {
 		t.Fatal(err)
@@ -165,7 +165,8 @@ func TestReset(t *testing.T) {
 	}
 }
 
-// A guest that does not read stops the host, and holds no more than its buffers.
+// TestSlowReader checks that a guest that does not read stops the host, and holds no more than its
+// buffers.
 func TestSlowReader(t *testing.T) {
 	w := newWorld(t, Options{})
 	wrote := make(chan int, 1)

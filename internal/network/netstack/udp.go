@@ -18,10 +18,10 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// maxDatagram is the most that a UDP datagram carries, in bytes.
+// maxDatagram is the maximum payload of a UDP datagram, in bytes.
 const maxDatagram = 65535
 
-// A flow is one UDP conversation of the guest: a port of it with a port of a host.
+// A flow is a UDP conversation of the guest: between a port of the guest and a port of a host.
 type flow struct {
 	s              *Stack
 	guest          *gonet.UDPConn
@@ -32,8 +32,8 @@ type flow struct {
 	sent, received atomic.Int64
 }
 
-// handleUDP gets every datagram that belongs to no flow. What is refused is answered
-// like a port that nothing listens on.
+// handleUDP receives every datagram that belongs to no flow. It answers refused datagrams like a
+// closed port.
 func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	to := netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort)
 	names := s.names.Of(to.Addr())
@@ -119,7 +119,7 @@ func (f *flow) serve(first *stack.PacketBuffer) {
 	}
 }
 
-// copy carries datagrams until from ends. One that cannot be sent is lost, as datagrams are.
+// copy carries datagrams until from ends. A datagram that cannot be sent is lost, as datagrams are.
 func (f *flow) copy(to, from net.Conn, counts ...*atomic.Int64) error {
 	buf := f.s.datagrams.get()
 	defer f.s.datagrams.put(buf)

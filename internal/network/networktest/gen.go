@@ -1,5 +1,5 @@
-// Package networktest has what the tests of the network's packages share: a host with handlers and
-// names, a server that reads requests leniently, and generators of policies.
+// Package networktest contains what the tests of the network's packages share: a host with handlers
+// and names, a server that reads requests leniently, and generators of policies.
 package networktest
 
 import (
@@ -10,17 +10,18 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// EdgeAddrs are near the borders of what is closed.
+// EdgeAddrs are addresses near the limits of closed ranges.
 var EdgeAddrs = []string{"8.8.8.8", "93.184.216.34", "127.0.0.1", "127.0.0.2", "10.0.0.0", "10.0.0.5", "10.255.255.255", "11.0.0.0", "9.255.255.255",
 	"10.0.2.2", "169.254.169.254", "169.254.169.253", "169.254.0.1", "169.253.255.255", "172.15.255.255", "172.16.0.0",
 	"172.31.255.255", "172.32.0.0", "192.168.0.1", "192.167.255.255", "192.169.0.0", "100.64.0.0", "100.100.100.200", "100.127.255.255", "100.128.0.0",
 	"198.51.100.77", "198.51.100.76", "168.63.129.16", "192.0.0.192", "198.18.0.1",
-	"0.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.2.3", "10.0.2.15"} // a guest cannot connect to the last ones
+	// a guest cannot connect to the last ones
+	"0.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.2.3", "10.0.2.15"}
 
 // EdgePorts are ports that the rules of EdgeRule may name.
 var EdgePorts = []uint16{22, 53, 80, 443, 6379}
 
-// EdgeRule generates rules whose prefixes and names meet.
+// EdgeRule generates rules whose prefixes and names overlap.
 func EdgeRule() *rapid.Generator[network.Rule] {
 	return rapid.Custom(func(t *rapid.T) network.Rule {
 		r := network.Rule{}

@@ -42,15 +42,15 @@ type Host struct {
 	names   map[string][]netip.Addr
 	dialed  []string
 	Lookups []string
-	Answer  func(ctx context.Context, name string) ([]netip.Addr, error) // of further names
+	Answer  func(ctx context.Context, name string) ([]netip.Addr, error) // for other names
 }
 
-// NewHost returns a Host that has no handler and knows no name.
+// NewHost returns a Host without handlers and names.
 func NewHost(tb testing.TB) *Host {
 	return &Host{tb: tb, tcp: map[string]func(net.Conn){}, Fails: map[string]error{}, names: map[string][]netip.Addr{}}
 }
 
-// Listen has handler serve connections to address.
+// Listen makes handler serve connections to address.
 func (h *Host) Listen(address string, handler func(net.Conn)) {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
@@ -67,14 +67,14 @@ func (h *Host) Name(name string, addrs ...string) {
 	}
 }
 
-// Dials returns the connections that were dialed, as "tcp 192.0.2.1:80".
+// Dials returns the connections that were dialed, such as "tcp 192.0.2.1:80".
 func (h *Host) Dials() []string {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return append([]string(nil), h.dialed...)
 }
 
-// DialContext gives an end of a socket pair, which has halves that can be closed.
+// DialContext returns an end of a socket pair, whose halves can be closed separately.
 func (h *Host) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	h.Mu.Lock()
 	h.dialed = append(h.dialed, network+" "+address)
@@ -127,7 +127,7 @@ func (h *Host) LookupNetIP(ctx context.Context, network, host string) ([]netip.A
 	return addrs, nil
 }
 
-// Echo sends back what it gets, until the end.
+// Echo sends its input back, until the end.
 func Echo(c net.Conn) {
 	defer c.Close()
 	_, _ = io.Copy(c, c)
@@ -148,7 +148,7 @@ func Rules(tb testing.TB, texts ...string) []network.Rule {
 	return out
 }
 
-// ClientHello returns what a TLS client that wants name sends first.
+// ClientHello returns the first bytes of a TLS client that wants name.
 func ClientHello(tb testing.TB, name string) []byte {
 	tb.Helper()
 	ours, theirs := net.Pipe()
@@ -168,7 +168,7 @@ func ClientHello(tb testing.TB, name string) []byte {
 // HTTPRequest returns a request to a host.
 func HTTPRequest(host string) []byte { return []byte("GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n") }
 
-// NoneOwn says that no address is one of the host's own.
+// NoneOwn reports that no address belongs to the host.
 func NoneOwn(netip.Addr) bool { return false }
 
 // Header parses a secret header.

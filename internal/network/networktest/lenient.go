@@ -13,11 +13,11 @@ import (
 	"turnstone.dev/turnstone/internal/network/sniff"
 )
 
-// A LenientServer answers requests, skips what servers skip in front of them, and notes the
-// bytes that it got. Hosts reports which hosts they ask for.
+// A LenientServer answers requests, skips the bytes before them that servers skip, and records its
+// input. Hosts returns the hosts in its requests.
 type LenientServer struct {
 	mu  sync.Mutex
-	Got [][]byte // of each connection
+	Got [][]byte // input of each connection
 }
 
 // Serve answers the requests on c.
@@ -48,7 +48,7 @@ type writerFunc func(p []byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// readLenient reads a request as a server does that skips white space in front of one.
+// readLenient reads a request like a server that skips white space before a request.
 func readLenient(br *bufio.Reader) (*http.Request, error) {
 	for {
 		b, err := br.ReadByte()
@@ -62,8 +62,8 @@ func readLenient(br *bufio.Reader) (*http.Request, error) {
 	}
 }
 
-// Hosts returns the hosts of the requests that the server got: as net/http reads them, and as
-// one would that splits lines at any white space and lets each Host count.
+// Hosts returns the hosts of the received requests: as net/http reads them, and as a server would
+// that splits lines at any white space and accepts each Host.
 func (s *LenientServer) Hosts() (all []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,15 +85,16 @@ func (s *LenientServer) Hosts() (all []string) {
 	return all
 }
 
-// looseHosts is the most that b could name: its first request, of any method and with any
-// version or none; and when that is none of a kind that everybody reads, requests behind it.
+// looseHosts returns all hosts that b could name: those of its first request, with any method and
+// with any version or none; and, unless every server reads the first request the same way, those of
+// the requests after it.
 func looseHosts(b []byte) (all []string) {
 	latin := make([]rune, len(b))
 	for i, c := range b {
 		latin[i] = rune(c)
 	}
 	if len(b) > 2 && b[0] == sniff.RecordHandshake && b[1] == 3 {
-		return nil // no server reads anything but TLS from there
+		return nil // no server reads anything but TLS from there on
 	}
 	text := strings.TrimSpace(string(latin))
 	blocks := []string{text}
@@ -106,8 +107,8 @@ func looseHosts(b []byte) (all []string) {
 	return all
 }
 
-// blockHosts are the hosts that lines without an empty one could name to a server that skips
-// lines which it does not know.
+// blockHosts returns the hosts that lines without an empty line could name for a server that skips
+// unknown lines.
 func blockHosts(lines []string) (all []string) {
 	words := false
 	for i, line := range lines {
@@ -136,7 +137,7 @@ func blockHosts(lines []string) (all []string) {
 	return all
 }
 
-// Smuggling are ways to send a request to evil.example behind the policy's back.
+// Smuggling are ways to send a request to evil.example past the policy.
 var Smuggling = []string{
 	"%[1]sGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"%[1]sGET http://evil.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
@@ -185,13 +186,13 @@ var Smuggling = []string{
 // GoodRequest is a request that every policy of these tests allows.
 const GoodRequest = "GET /good HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 
-// An answered is a request's host and the status that it is to get.
+// An answered is a request's host with the expected status.
 type Answer struct {
 	Host string
 	Want int
 }
 
-// Answers sends requests over c, one after the other.
+// Answers sends requests over c in sequence.
 func Answers(t testing.TB, c net.Conn, all []Answer) {
 	t.Helper()
 	br := bufio.NewReader(c)

@@ -7,35 +7,35 @@ import (
 	"time"
 )
 
-// OpenedCost is the most memory that one connection takes in this process while its TLS is
-// opened or its requests are looked at, in bytes. TestOpenedCost measures it.
+// OpenedCost is the maximum memory of a connection in this process while its TLS is intercepted or
+// its requests are checked, in bytes. TestOpenedCost measures it.
 const OpenedCost = 1 << 20
 
 // DefaultBudget is the memory that all such connections of a process share, in bytes.
 const DefaultBudget = 256 << 20
 
-// placeTime is how long a connection waits for others to end before it is refused.
+// placeTime is how long a connection waits for a place before it is refused.
 const placeTime = 30 * time.Second
 
-// A Budget bounds the memory of opened connections, of all the sandboxes that share it. It is
+// A Budget bounds the memory of intercepted connections, of all the sandboxes that share it. It is
 // safe for concurrent use.
 type Budget struct {
 	places chan struct{}
 	parent *Budget
 }
 
-// NewBudget returns a Budget of so many bytes.
+// NewBudget returns a Budget of the given size, in bytes.
 func NewBudget(bytes int64) *Budget {
 	return &Budget{places: make(chan struct{}, max(1, bytes/OpenedCost))}
 }
 
-// Share returns a Budget for one sandbox: half of b, and counted with the others of b, so that no
-// sandbox takes it all.
+// Share returns a Budget for a sandbox: half of b, and also counted in b, so that no sandbox uses
+// all of b.
 func (b *Budget) Share() *Budget {
 	return &Budget{places: make(chan struct{}, max(1, cap(b.places)/2)), parent: b}
 }
 
-// enter takes a place for a connection, for which it waits; false when ctx or the time ends first.
+// enter waits for a place for a connection; it returns false if ctx or the time ends first.
 func (b *Budget) enter(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -62,7 +62,7 @@ func (b *Budget) leave() {
 	<-b.places
 }
 
-// budgeted calls serve with a place in the budget, which a connection takes once.
+// budgeted calls serve with a place in the budget. A connection takes a single place.
 func (c *connection) budgeted(ctx context.Context, guest *eagerConn, serve func()) {
 	if c.placed {
 		serve()
@@ -78,43 +78,43 @@ func (c *connection) budgeted(ctx context.Context, guest *eagerConn, serve func(
 	serve()
 }
 
-// maxFields bounds the lines of a message's header. A header of many short lines takes some
-// twenty times its length in memory.
+// maxFields bounds the lines of a message's header. A header of many short lines uses some twenty
+// times its length in memory.
 const maxFields = 250
 
 var errManyFields = errors.New("too many fields in a header")
 
-// A headCounter counts the lines of headers in what is read from a connection.
+// A headCounter counts the lines of headers in the input of a connection.
 type headCounter struct {
 	mu     sync.Mutex
 	active bool
 	lines  int
-	length int    // bytes of the present line, without its end
+	length int    // bytes of the current line, without its end
 	first  []byte // of the block's first line
 }
 
-// begin says that what comes next is a header.
+// begin marks the following bytes as a header.
 func (h *headCounter) begin() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.active, h.lines, h.length, h.first = true, 0, 0, h.first[:0]
 }
 
-// end says that the header has come.
+// end marks the header as complete.
 func (h *headCounter) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.active = false
 }
 
-// complete reports whether a header has come whole, and begin was not called since.
+// complete reports whether a complete header has come since the last begin.
 func (h *headCounter) complete() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return !h.active && h.lines > 0
 }
 
-// saw counts what was read. It stops at the header's end, behind which there may be a body.
+// saw counts the input. It stops at the header's end, because a body may follow.
 func (h *headCounter) saw(p []byte) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,7 +123,7 @@ func (h *headCounter) saw(p []byte) error {
 		case !h.active:
 			return nil
 		case c == '\n' && h.length == 0 && h.lines > 0:
-			// Behind an answer of the kind 1xx there is another one.
+			// Another answer follows an answer of the kind 1xx.
 			h.active = len(h.first) == len("HTTP/1.1 1") && h.first[9] == '1'
 			h.first = h.first[:0]
 		case c == '\n':
@@ -141,5 +141,5 @@ func (h *headCounter) saw(p []byte) error {
 	return nil
 }
 
-// used is the number of places that are taken.
+// used returns the number of places that are taken.
 func (b *Budget) used() int { return len(b.places) }

@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// wideHead is the largest header of many fields that is taken, without its end.
+// wideHead is the largest accepted header of many fields, without its end.
 func wideHead(size int) string {
 	var b strings.Builder
 	for i := range maxFields - 10 {
@@ -29,7 +29,7 @@ func wideHead(size int) string {
 	return b.String()
 }
 
-// TestOpenedCost holds that a connection whose TLS is opened takes no more memory than the
+// TestOpenedCost checks that a connection whose TLS is intercepted uses no more memory than the
 // budget counts for it: with the widest header that a guest can send, and the widest answer.
 func TestOpenedCost(t *testing.T) {
 	const n = 48
@@ -60,10 +60,10 @@ func TestOpenedCost(t *testing.T) {
 	}
 }
 
-// A stallingSite is a server that answers with the beginning of an answer.
+// A stallingSite is a server that sends only the beginning of an answer.
 type stallingSite struct {
 	site
-	stalled chan struct{} // gets one for each answer
+	stalled chan struct{} // receives a value for each answer
 }
 
 func stallingServer(t *testing.T, ca *CA, answer string) (stallingSite, *x509.CertPool) {
@@ -94,8 +94,8 @@ func stallingServer(t *testing.T, ca *CA, answer string) (stallingSite, *x509.Ce
 	return s, roots
 }
 
-// TestBudgetIsShared holds that no more connections are opened at once than the budget has
-// places for, of all sandboxes together and of one, and that the others wait.
+// TestBudgetIsShared checks that at most as many connections are intercepted at once as the budget
+// has places, in all sandboxes together and in a single sandbox, and that the others wait.
 func TestBudgetIsShared(t *testing.T) {
 	const places = 8
 	whole := NewBudget(places * OpenedCost)
@@ -137,7 +137,8 @@ func TestBudgetIsShared(t *testing.T) {
 	}
 }
 
-// TestProxyKeepsToItsBudget holds that a connection beyond the budget is served when another one ends.
+// TestProxyKeepsToItsBudget checks that a connection beyond the budget is served when another
+// connection ends.
 func TestProxyKeepsToItsBudget(t *testing.T) {
 	plain, _ := testServer(t, false)
 	rec, _ := recordInto(t, recording.Options{})
@@ -169,7 +170,8 @@ func TestProxyKeepsToItsBudget(t *testing.T) {
 	}
 }
 
-// TestHeaderOfManyFields is cut off, of a guest and of a host.
+// TestHeaderOfManyFields checks that a header of many fields is rejected, from a guest and from a
+// host.
 func TestHeaderOfManyFields(t *testing.T) {
 	many := strings.Repeat("a:b\r\n", maxFields+1)
 	count := func(parts ...string) (err error) {

@@ -21,23 +21,23 @@ import (
 const (
 	caTime     = 10 * 365 * 24 * time.Hour
 	leafTime   = 90 * 24 * time.Hour
-	clockSlack = 24 * time.Hour // that a guest's clock may be behind
-	maxLeaves  = 1000           // certificates that are held at one time
+	clockSlack = 24 * time.Hour // a guest's clock may be behind by this time
+	maxLeaves  = 1000           // certificates that are held at the same time
 )
 
-// A CA is the certificate authority of one sandbox: it vouches towards the guest for
-// the hosts whose TLS connections are opened. Its keys are in this process's memory and
-// nowhere else, and end with it. It is safe for concurrent use.
+// A CA is the certificate authority of a sandbox: it signs certificates for the hosts whose TLS
+// connections are intercepted. Its keys are only in this process's memory, and end with it. It is
+// safe for concurrent use.
 type CA struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-	leaf *ecdsa.PrivateKey // of all leaves: they end together
+	leaf *ecdsa.PrivateKey // of all leaves, which have the same lifetime
 
 	mu     sync.Mutex
 	leaves map[string]*tls.Certificate
 }
 
-// NewCA makes a certificate authority with a fresh key.
+// NewCA creates a certificate authority with a fresh key.
 func NewCA() (*CA, error) {
 	fail := func(err error) (*CA, error) {
 		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, "certificate authority",
@@ -65,7 +65,7 @@ func NewCA() (*CA, error) {
 	return c, nil
 }
 
-// serial is a random serial number of 127 bits (RFC 5280, section 4.1.2.2).
+// serial returns a random serial number of 127 bits (RFC 5280, section 4.1.2.2).
 func serial() *big.Int {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // documented never to fail
@@ -73,13 +73,13 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(b[:])
 }
 
-// PEM is the authority's certificate, for whoever is to trust it.
+// PEM returns the authority's certificate, for clients that are to trust it.
 func (c *CA) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw})
 }
 
-// Leaf returns a certificate for a host: a name, or an IP address. The error is of kind
-// Invalid when there can be none.
+// Leaf returns a certificate for a host: a name, or an IP address. The error is of kind Invalid if
+// the host cannot have a certificate.
 func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 	host = network.BareName(host)
 	c.mu.Lock()
@@ -108,7 +108,7 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, host, err)
 	}
 	if len(c.leaves) >= maxLeaves {
-		clear(c.leaves) // they are made anew when they are asked for
+		clear(c.leaves) // certificates are created again on demand
 	}
 	l := &tls.Certificate{Certificate: [][]byte{der, c.cert.Raw}, PrivateKey: c.leaf, Leaf: parsed}
 	c.leaves[host] = l

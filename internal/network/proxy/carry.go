@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/sniff"
 )
 
-// carry finds out what is spoken on a connection and serves it.
+// carry detects the protocol of a connection and serves it.
 func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	word := make(chan sniff.Protocol, 1)
 	go func() { word <- c.firstWord(guest) }()
@@ -26,7 +26,7 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	case <-upstream.first:
 		select {
 		case said = <-word:
-		default: // the other side begins: no HTTP, and no TLS
+		default: // the other side begins: neither HTTP nor TLS
 			if c.onlyHTTP() {
 				c.refuseOther(guest, upstream, len(upstream.peek()) > 0)
 				return
@@ -50,14 +50,14 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 	}
 }
 
-// onlyHTTP reports whether nothing but HTTP goes through: in opened TLS, on a port of the web,
-// where each request is looked at.
+// onlyHTTP reports whether only HTTP passes: in intercepted TLS, on a port of the web, if each
+// request is checked.
 func (c *connection) onlyHTTP() bool {
 	return c.scheme == "https" && c.strict() && network.WebPort(c.to.Port())
 }
 
-// refuseOther ends a connection on which HTTP is not spoken, and has to be.
-// spoke says that something was said.
+// refuseOther ends a connection that must be HTTP and is not. spoke means that the guest or the
+// host has sent a byte.
 func (c *connection) refuseOther(guest, upstream *eagerConn, spoke bool) {
 	if spoke {
 		c.refused("no HTTP inside of TLS, on a port of the web")
@@ -66,9 +66,9 @@ func (c *connection) refuseOther(guest, upstream *eagerConn, spoke bool) {
 	upstream.Reset()
 }
 
-// firstWord tells what the guest speaks. Where requests are looked at it waits until that is
-// sure, however long it takes. Else it takes only a plain request for HTTP, and what is not
-// sure after a while for something else.
+// firstWord returns the guest's protocol. If requests are checked, it waits until the protocol is
+// certain, however long that takes. Otherwise only a plain request counts as HTTP, and input that
+// is undecided for a while counts as another protocol.
 func (c *connection) firstWord(guest *eagerConn) sniff.Protocol {
 	<-guest.first
 	strict := c.strict()
@@ -96,8 +96,8 @@ func (c *connection) firstWord(guest *eagerConn) sniff.Protocol {
 	return sniff.Other
 }
 
-// copy carries bytes both ways until both sides have ended. word is what the guest speaks; nil:
-// it may speak anything.
+// copy carries bytes both ways until both sides have ended. word delivers the guest's protocol;
+// nil: any protocol is allowed.
 func (c *connection) copy(guest, upstream *eagerConn, protocol string, word <-chan sniff.Protocol) {
 	rec := c.p.opts.Recorder.Stream(recording.Stream{Host: c.name, Address: c.to, Protocol: protocol, Opened: c.scheme == "https"})
 	defer rec.Close()
@@ -131,14 +131,14 @@ func (c *connection) copy(guest, upstream *eagerConn, protocol string, word <-ch
 	both.Wait()
 }
 
-// A watched reader reads what a guest says to a host that it may say anything to but HTTP,
-// where that has to be looked at. It holds back what may become a request, and ends the connection
-// at one behind something else.
+// A watched reader reads the guest's bytes to a host that accepts any protocol except HTTP, whose
+// requests must be checked. It holds back bytes that may become a request, and ends the connection
+// at a request after other bytes.
 type watched struct {
 	guest   *eagerConn
 	c       *connection
-	word    <-chan sniff.Protocol // of what comes first; nil: it is known
-	settled bool                  // the guest speaks no HTTP
+	word    <-chan sniff.Protocol // protocol of the first bytes; nil: it is known
+	settled bool                  // the guest's protocol is not HTTP
 	pending []byte                // may become a request
 	ready   []byte
 	err     error // after ready
@@ -146,7 +146,7 @@ type watched struct {
 	scan    sniff.RequestScan
 }
 
-// errUnseen ends a connection on which requests would not be looked at.
+// errUnseen ends a connection whose requests would not be checked.
 var errUnseen = errors.New("HTTP that could not be looked at")
 
 // Read implements io.Reader.
@@ -178,7 +178,7 @@ func (w *watched) read(p []byte) (int, error) {
 	return w.guest.Read(p)
 }
 
-// look reads on. White space goes through at once: some protocols begin with it.
+// look reads more bytes. White space passes at once, because some protocols begin with it.
 func (w *watched) look() {
 	buf := make([]byte, firstBytes)
 	n, err := w.guest.Read(buf)

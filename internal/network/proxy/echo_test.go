@@ -18,8 +18,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// TestEchoes holds that a host which sends a secret back in other places than an answer's
-// headers and body does not give it to the guest.
+// TestEchoes checks that the guest does not get a secret that a host sends back in other places
+// than an answer's headers and body.
 func TestEchoes(t *testing.T) {
 	const value = "sesame-open-0123456789"
 	for what, answer := range map[string]string{
@@ -67,8 +67,8 @@ func TestEchoes(t *testing.T) {
 	}
 }
 
-// TestRecordingTakesNoMemory holds that what a recording keeps in memory is bounded: long
-// addresses, methods and headers of many requests.
+// TestRecordingTakesNoMemory checks that a recording's memory is bounded for long addresses,
+// methods and headers of many requests.
 func TestRecordingTakesNoMemory(t *testing.T) {
 	out, err := os.CreateTemp(t.TempDir(), "")
 	if err != nil {
@@ -112,7 +112,7 @@ func TestRecordingTakesNoMemory(t *testing.T) {
 	}
 }
 
-// TestRequestOfManyHeaders holds that one is refused which would take much memory.
+// TestRequestOfManyHeaders checks that a request that would use much memory is refused.
 func TestRequestOfManyHeaders(t *testing.T) {
 	plain, _ := testServer(t, false)
 	web := at("web.example.com", "192.0.2.2:80", plain)

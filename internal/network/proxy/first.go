@@ -7,14 +7,14 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// firstBytes is how much of a connection is looked at to tell what is spoken on it.
+// firstBytes is the number of a connection's bytes that are examined to detect the protocol.
 const firstBytes = 4096
 
-// An eagerConn reads the first bytes of a connection before anybody asks for them.
-// Reads are those of one goroutine, as of any net.Conn.
+// An eagerConn reads the first bytes of a connection before the first Read. Only one goroutine may
+// read, as for any net.Conn.
 type eagerConn struct {
 	net.Conn
-	first chan struct{} // closed when something has come, or nothing will
+	first chan struct{} // closed when bytes have come, or none will
 
 	mu  sync.Mutex
 	buf []byte
@@ -50,10 +50,10 @@ func (e *eagerConn) Read(p []byte) (int, error) {
 	return e.Conn.Read(p)
 }
 
-// peek returns what came first. It is called after first, and before any Read.
+// peek returns the first bytes. It is called after first, and before any Read.
 func (e *eagerConn) peek() []byte { return e.buf }
 
-// more reads on until want bytes are there, or no more come.
+// more continues to read until want bytes are available, or no more come.
 func (e *eagerConn) more(want int) {
 	for len(e.buf) < want && e.err == nil {
 		buf := make([]byte, firstBytes)
@@ -62,8 +62,8 @@ func (e *eagerConn) more(want int) {
 	}
 }
 
-// CloseWrite ends what is sent, where the connection can.
+// CloseWrite ends the sending side, if the connection can.
 func (e *eagerConn) CloseWrite() error { return network.CloseWrite(e.Conn) }
 
-// Reset ends the connection with a reset, where it can.
+// Reset ends the connection with a reset, if it can.
 func (e *eagerConn) Reset() { network.Reset(e.Conn) }

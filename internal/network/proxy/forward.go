@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// A forwarder passes the requests of one connection on to its host.
+// A forwarder forwards the requests of a connection to its host.
 type forwarder struct {
 	c         *connection
 	transport *http.Transport
@@ -28,7 +28,7 @@ type forwarder struct {
 	head      headCounter // of the answers
 }
 
-// A countedConn has the lines of the answers' headers counted.
+// A countedConn counts the lines of the answers' headers.
 type countedConn struct {
 	net.Conn
 	head *headCounter
@@ -43,7 +43,7 @@ func (c countedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// forwarder returns one whose first connection is upstream.
+// forwarder returns a forwarder whose first connection is upstream.
 func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarder {
 	f := &forwarder{c: c, secrets: c.headers(c.scheme)}
 	if c.scheme == "http" && len(f.secrets) > 0 && !c.vouched(ctx) {
@@ -54,7 +54,7 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 	dial := func(ctx context.Context, _, _ string) (conn net.Conn, err error) {
 		once.Do(func() { conn = upstream })
 		if conn == nil {
-			conn, err = c.again(ctx) // the host has ended the first one
+			conn, err = c.again(ctx) // the host has ended the first connection
 		}
 		if err != nil {
 			return nil, err
@@ -68,8 +68,8 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 	return f
 }
 
-// vouched tells whether the address that the guest connects to is one of the host's.
-// Where TLS is spoken the host's certificate says so.
+// vouched reports whether the guest's destination is an address of the host. With TLS the host's
+// certificate proves it.
 func (c *connection) vouched(ctx context.Context) bool {
 	if c.name == "" {
 		return true // the secret is for the address
@@ -80,7 +80,7 @@ func (c *connection) vouched(ctx context.Context) bool {
 	return err == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return network.Embedded(a) == network.HostAddress(c.to).Addr() })
 }
 
-// again opens one more connection to the host.
+// again opens another connection to the host.
 func (c *connection) again(ctx context.Context) (net.Conn, error) {
 	conn, err := c.dial(ctx)
 	if err != nil || c.scheme == "http" {
@@ -113,8 +113,8 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	f.proxy.ServeHTTP(w, req)
 }
 
-// RoundTrip implements http.RoundTripper. Secrets are masked in what comes before the answer
-// (status 100 to 199), which httputil.ReverseProxy passes on by itself.
+// RoundTrip implements http.RoundTripper. It masks secrets in informational answers (status 100 to
+// 199), which httputil.ReverseProxy forwards by itself.
 func (f *forwarder) RoundTrip(req *http.Request) (*http.Response, error) {
 	if needles := f.secrets.needles(); len(needles) > 0 {
 		req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
@@ -123,23 +123,23 @@ func (f *forwarder) RoundTrip(req *http.Request) (*http.Response, error) {
 				return nil
 			}}))
 	}
-	f.head.begin() // requests of one connection come one after the other
+	f.head.begin() // requests of a connection come in sequence
 	defer f.head.end()
 	return f.transport.RoundTrip(req)
 }
 
-// quiet keeps net/http from adding headers that the answer does not have.
+// quiet prevents net/http from adding headers that the answer does not have.
 func quiet(w http.ResponseWriter) {
 	w.Header()["Date"], w.Header()["Content-Type"] = nil, nil
 }
 
-// A sentBody digests what a request sends.
+// A sentBody digests a request's body.
 type sentBody struct {
 	in  io.ReadCloser
 	rec *recording.RequestRecord
 
 	mu  sync.Mutex
-	sum *digester // nil: it has been told
+	sum *digester // nil: already reported
 }
 
 // Read implements io.Reader.
@@ -156,7 +156,7 @@ func (b *sentBody) Read(p []byte) (int, error) {
 // Close implements io.Closer.
 func (b *sentBody) Close() error { return b.in.Close() }
 
-// end tells what was sent.
+// end reports the body.
 func (b *sentBody) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,16 +196,16 @@ func (f *forwarder) response(res *http.Response) error {
 func (f *forwarder) failed(w http.ResponseWriter, req *http.Request, err error) {
 	rec, _ := req.Context().Value(recordKey{}).(*recording.RequestRecord)
 	rec.Ended(err)
-	text := []byte(err.Error()) // has pieces of an answer that is none
+	text := []byte(err.Error()) // contains parts of a malformed answer
 	blot(text, f.secrets.needles())
 	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+network.Shorten(string(text)), http.StatusBadGateway)
 }
 
-// A receivedBody records what an answer brings.
+// A receivedBody records an answer's body.
 type receivedBody struct {
 	in  io.ReadCloser
 	rec *recording.RequestRecord
-	// trailed is called when the answer is over, and its trailers are there.
+	// trailed is called when the answer is over and its trailers are available.
 	trailed func()
 	once    sync.Once
 }
@@ -232,6 +232,6 @@ func (b *receivedBody) end(err error) {
 		if errors.Is(err, io.EOF) {
 			err = nil
 		}
-		b.rec.Ended(err) // before the guest has the last of it, with which its turn may end
+		b.rec.Ended(err) // before the guest has the last byte, with which its turn may end
 	})
 }

@@ -12,8 +12,9 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// TestHalfClosed answers a guest that has said all it will, however early its end is seen: net/http
-// looks out for it before the handler runs, so that only many tries show a request that is cancelled.
+// TestHalfClosed checks that a guest that has closed its sending side is answered, however early
+// its end is seen: net/http looks for the end before the handler runs, so that only many attempts
+// show a canceled request.
 func TestHalfClosed(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_, _ = io.Copy(io.Discard, req.Body)
@@ -40,7 +41,8 @@ func TestHalfClosed(t *testing.T) {
 	}
 }
 
-// TestHalfClosedUnhandled: what net/http answers itself, or is refused, is answered at once as well.
+// TestHalfClosedUnhandled checks that net/http's own answers, and refusals, are sent at once as
+// well.
 func TestHalfClosedUnhandled(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(s.Close)
@@ -57,7 +59,8 @@ func TestHalfClosedUnhandled(t *testing.T) {
 			c := p.connect(web)
 			fmt.Fprint(c, request)
 			_ = c.(*net.TCPConn).CloseWrite()
-			_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // a fifth of what it takes where it hangs
+			// a fifth of the time that a hanging answer takes
+			_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 			if b, err := io.ReadAll(c); err != nil || !bytes.HasPrefix(b, []byte("HTTP/1.1 ")) {
 				t.Fatalf("%q: %q %v", request, b, err)
 			}

@@ -10,10 +10,10 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// secretHeaders are those of one sandbox.
+// secretHeaders are the secret headers of a sandbox.
 type secretHeaders []network.SecretHeader
 
-// of returns those for requests to a host. scheme "" stands for both.
+// of returns the headers for requests to a host. scheme "" stands for both.
 func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeaders {
 	var found secretHeaders
 	for _, h := range all {
@@ -24,7 +24,7 @@ func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeader
 	return found
 }
 
-// set puts the headers into a request, in the place of any that the guest has set.
+// set adds the headers to a request, and replaces headers that the guest has set.
 func (all secretHeaders) set(to http.Header) {
 	for i, h := range all {
 		if !slices.ContainsFunc(all[:i], func(o network.SecretHeader) bool { return o.Name == h.Name }) {
@@ -33,11 +33,11 @@ func (all secretHeaders) set(to http.Header) {
 		to.Add(h.Name, h.Value)
 	}
 	if len(all) > 0 {
-		to.Set("Accept-Encoding", "identity") // an echo that is compressed could not be masked
+		to.Set("Accept-Encoding", "identity") // a compressed echo could not be masked
 	}
 }
 
-// needles are the values to be masked, the longest first.
+// needles returns the values to be masked, the longest first.
 func (all secretHeaders) needles() [][]byte {
 	var needles [][]byte
 	for _, h := range all {
@@ -61,7 +61,7 @@ func maskHeader(h http.Header, needles [][]byte) {
 	}
 }
 
-// blot replaces each needle in b by as many asterisks, so that lengths stay.
+// blot replaces each needle in b by asterisks of the same length.
 func blot(b []byte, needles [][]byte) (found bool) {
 	for _, n := range needles {
 		for at := 0; ; {
@@ -78,13 +78,13 @@ func blot(b []byte, needles [][]byte) (found bool) {
 	return found
 }
 
-// A maskReader blots needles out of what it reads. It holds back what may be the
-// beginning of one. It is used by one goroutine at a time.
+// A maskReader masks needles in its input. It holds back bytes that may begin a needle. Only one
+// goroutine at a time may use it.
 type maskReader struct {
 	in      io.ReadCloser
 	needles [][]byte
-	buf     []byte // read, and not given out
-	ready   int    // bytes of buf that are looked through
+	buf     []byte // read, and not yet returned
+	ready   int    // bytes of buf that were searched
 	err     error
 }
 
@@ -119,8 +119,8 @@ func (m *maskReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// whole returns how much of buf can be given out when nothing behind ready can: not a part
-// of a needle that goes beyond it.
+// whole returns how many bytes of buf can be returned if none after ready can: a needle that
+// continues after ready is not split.
 func (m *maskReader) whole(ready int) int {
 	for moved := true; moved; {
 		moved = false
@@ -134,7 +134,7 @@ func (m *maskReader) whole(ready int) int {
 	return ready
 }
 
-// beginning is the length of the longest end of buf that a needle begins with.
+// beginning returns the length of the longest suffix of buf that begins a needle.
 func (m *maskReader) beginning() int {
 	best := 0
 	for _, n := range m.needles {

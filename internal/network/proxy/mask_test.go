@@ -21,7 +21,7 @@ func TestSecretHeadersOfOneName(t *testing.T) {
 	}
 }
 
-// TestMaskReader masks what stands across the borders of reads.
+// TestMaskReader checks that values that span several reads are masked.
 func TestMaskReader(t *testing.T) {
 	needles := [][]byte{[]byte("sesame-open"), []byte("sesame")}
 	text := "sesame-open sesame-ope sesame sesam " + strings.Repeat("x", 40_000) + "sesame-open" + strings.Repeat("s", 10) + "sesame-o"

@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// TestDeniedNameInARequest holds that a name that is denied is refused in each request,
-// also on a connection to an address that no name is known of.
+// TestDeniedNameInARequest checks that a denied name is refused in each request, also on a
+// connection to an address without a known name.
 func TestDeniedNameInARequest(t *testing.T) {
 	plain, _ := testServer(t, false)
 	rec, _ := recordInto(t, recording.Options{})

@@ -1,6 +1,6 @@
-// Package proxy serves connections of a sandbox whose requests are looked at: it passes HTTP on
-// request by request, opens TLS with the sandbox's own authority, sets secret headers, and records
-// or replays. What a guest and a server send is an attacker's input.
+// Package proxy serves connections of a sandbox whose requests are checked: it forwards HTTP
+// request by request, intercepts TLS with the sandbox's own authority, sets secret headers, and
+// records or replays. Input from the guest and from servers is untrusted.
 package proxy
 
 import (
@@ -27,24 +27,24 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// Options are what a Proxy is made with. All may be zero.
+// Options are the parameters of New. The zero value of each field is valid.
 type Options struct {
 	Dialer   network.Dialer   // nil: the host's own
 	Resolver network.Resolver // nil: the host's own
-	Roots    *x509.CertPool   // that vouch for hosts; nil: the host's
-	CA       *CA              // nil: TLS is not opened
-	Open     bool             // all of TLS is opened, not just that of hosts with secrets
+	Roots    *x509.CertPool   // trusted authorities of hosts; nil: the host's
+	CA       *CA              // nil: TLS is not intercepted
+	Open     bool             // all of TLS is intercepted, not only that of hosts with secrets
 	Headers  []network.SecretHeader
-	Recorder *recording.Recorder // nil: nothing is recorded
-	Player   *recording.Player   // nil: nothing is replayed; else nothing is dialed
+	Recorder *recording.Recorder // nil: no recording
+	Player   *recording.Player   // nil: no replay; otherwise no connection is dialed
 	Secrets  *secret.Set
-	Budget   *Budget          // of the connections that are opened; nil: a share of one of its own
-	Observer network.Observer // is told of what is refused here; may be nil
+	Budget   *Budget          // of intercepted connections; nil: a share of a new budget
+	Observer network.Observer // receives the refusals of the proxy; may be nil
 }
 
-// A Proxy is the Interceptor that opens TLS, sets secret headers, records and replays.
-// It speaks HTTP/1.1 with both sides; of what is not HTTP it copies the bytes. It is safe
-// for concurrent use.
+// A Proxy is the Interceptor that intercepts TLS, sets secret headers, records and replays. It
+// speaks HTTP/1.1 with both sides, and copies the bytes of other protocols. It is safe for
+// concurrent use.
 type Proxy struct{ opts Options }
 
 // New returns a Proxy.
@@ -64,9 +64,9 @@ func New(opts Options) *Proxy {
 const (
 	dialTime      = 30 * time.Second
 	handshakeTime = 30 * time.Second
-	headerTime    = time.Minute     // that a guest has to finish a request's headers
+	headerTime    = time.Minute     // for a guest to finish a request's headers
 	idleTime      = 2 * time.Minute // between two requests
-	partialTime   = 2 * time.Second // after a first word that may become HTTP
+	partialTime   = 2 * time.Second // after first bytes that may become HTTP
 	maxRequest    = 64 << 10        // bytes of a request's headers
 	maxAnswer     = 128 << 10       // bytes of an answer's headers
 )
@@ -89,28 +89,28 @@ func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to network.Target
 	return true
 }
 
-// Carry passes a connection on between guest and host until its end. HTTP goes through request by
-// request, as to.Request asks.
+// Carry forwards a connection between guest and host until its end. It forwards HTTP request by
+// request, as to.Request requires.
 func (p *Proxy) Carry(ctx context.Context, guest, host net.Conn, to network.Target) {
 	c := &connection{p: p, to: to.Address, name: network.BareName(to.Name), request: to.Request, scheme: "http"}
 	c.carry(ctx, newEager(guest), newEager(host))
 }
 
-// A connection is one that a Proxy serves.
+// A connection is a connection that a Proxy serves.
 type connection struct {
 	p      *Proxy
 	to     netip.AddrPort
-	name   string // the host that was wanted; empty: not known
-	scheme string // "https" once TLS was opened
+	name   string // the requested host; empty: unknown
+	scheme string // "https" once TLS was intercepted
 	placed bool   // it has a place in the budget
-	// request returns why a request for a host is refused, or ""; nil: the policy names none.
+	// request returns why a request for a host is refused, or ""; nil: the policy names no hosts.
 	request func(host string) string
 }
 
-// strict reports whether what is HTTP goes through request by request, and never as bytes.
+// strict reports whether HTTP is forwarded request by request, and never as bytes.
 func (c *connection) strict() bool { return c.request != nil || len(c.headers("")) > 0 }
 
-// host is what the connection's other end is called.
+// host returns the name of the connection's other end.
 func (c *connection) host() string {
 	if c.name != "" {
 		return c.name
@@ -118,7 +118,7 @@ func (c *connection) host() string {
 	return c.to.Addr().String()
 }
 
-// refused tells that the guest was not let do something.
+// refused reports an action of the guest that was refused.
 func (c *connection) refused(reason string) { c.refusedFor(c.name, reason) }
 
 // refusedFor is refused for a host other than the connection's.
@@ -128,7 +128,7 @@ func (c *connection) refusedFor(host, reason string) {
 	}
 }
 
-// headers are the secret headers for the connection's requests.
+// headers returns the secret headers for the connection's requests.
 func (c *connection) headers(scheme string) secretHeaders {
 	return secretHeaders(c.p.opts.Headers).of(scheme, c.host(), c.to)
 }
@@ -139,8 +139,8 @@ func (c *connection) dial(ctx context.Context) (net.Conn, error) {
 	return c.p.opts.Dialer.DialContext(ctx, "tcp", network.HostAddress(c.to).String())
 }
 
-// Below is the dialer and the resolver for a Stack whose Interceptor is p: they see what
-// goes past it, as datagrams and lookups.
+// Below returns the dialer and the resolver for a Stack whose Interceptor is p: they handle traffic
+// that bypasses p, such as datagrams and lookups.
 func (p *Proxy) Below() (network.Dialer, network.Resolver) {
 	switch {
 	case p.opts.Player != nil:
@@ -151,12 +151,12 @@ func (p *Proxy) Below() (network.Dialer, network.Resolver) {
 	return p.opts.Dialer, p.opts.Resolver
 }
 
-// opens says whether TLS on this connection is opened.
+// opens reports whether TLS on this connection is intercepted.
 func (c *connection) opens() bool {
 	return c.p.opts.CA != nil && (c.p.opts.Open || len(c.headers("https")) > 0)
 }
 
-// forward connects guest with the host that it wants.
+// forward connects guest with its requested host.
 func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 	upstream, err := c.dial(ctx)
 	if err != nil {
@@ -169,15 +169,15 @@ func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 	c.carry(ctx, guest, newEager(upstream))
 }
 
-// forwardHTTP passes requests on. What is none is answered with an error.
+// forwardHTTP forwards requests. It answers invalid requests with an error.
 func (c *connection) forwardHTTP(ctx context.Context, guest, upstream *eagerConn) {
 	f := c.forwarder(ctx, upstream)
 	c.serveHTTP(guest, f)
 	f.transport.CloseIdleConnections()
 }
 
-// openTLS ends the guest's TLS here, with a certificate of the sandbox's own authority,
-// once the host's own has been verified.
+// openTLS terminates the guest's TLS, with a certificate of the sandbox's own authority, after it
+// has verified the host's certificate.
 func (c *connection) openTLS(ctx context.Context, guest, upstream *eagerConn) {
 	var up *tls.Conn
 	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -200,8 +200,8 @@ func (c *connection) openTLS(ctx context.Context, guest, upstream *eagerConn) {
 	c.carry(ctx, newEager(inner), newEager(up))
 }
 
-// serverName is the host that a guest's ClientHello names, which has to be the one that
-// the connection was allowed for.
+// serverName returns the host in a guest's ClientHello, which must be the connection's allowed
+// host.
 func (c *connection) serverName(hello *tls.ClientHelloInfo) (string, error) {
 	name := network.BareName(hello.ServerName)
 	if name == "" {
@@ -223,7 +223,7 @@ func (c *connection) serverName(hello *tls.ClientHelloInfo) (string, error) {
 	return name, nil
 }
 
-// accept carries out the handshake with the guest.
+// accept performs the handshake with the guest.
 func (c *connection) accept(ctx context.Context, inner *tls.Conn) bool {
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
@@ -242,7 +242,7 @@ func (c *connection) serverConfig(name, protocol string) (*tls.Config, error) {
 	return cfg, nil
 }
 
-// withoutHTTP2 are the protocols that a guest offers which can be spoken here.
+// withoutHTTP2 returns those of the guest's offered protocols that the proxy supports.
 func withoutHTTP2(offered []string) []string {
 	var kept []string
 	for _, p := range offered {
@@ -253,7 +253,7 @@ func withoutHTTP2(offered []string) []string {
 	return kept
 }
 
-// url is the address of a request, as recordings have it.
+// url returns the URL of a request, in the form of recordings.
 func (c *connection) url(req *http.Request) string {
 	host := req.Host
 	if host == "" {
@@ -262,7 +262,7 @@ func (c *connection) url(req *http.Request) string {
 	return c.scheme + "://" + strings.ToLower(host) + req.URL.RequestURI()
 }
 
-// A digester is the digest of a body, masked as recordings are.
+// A digester digests a body, masked as recordings are.
 type digester struct {
 	hash hash.Hash
 	w    io.WriteCloser
@@ -279,7 +279,7 @@ func (d *digester) digest() turnstone.Digest {
 	return turnstone.Digest("sha256:" + hex.EncodeToString(d.hash.Sum(nil)))
 }
 
-// passOn makes a proxy pass requests on as they are.
+// passOn makes a proxy forward requests unchanged.
 func passOn(r *httputil.ProxyRequest, scheme, host string) {
 	if hidesRequests(strings.Join(r.Out.Header.Values("Upgrade"), ",")) {
 		r.Out.Header.Del("Upgrade")
@@ -287,7 +287,7 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 		r.Out.Header.Del("Http2-Settings")
 	}
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = scheme, host, r.In.Host
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // also where it is none that Go reads
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // also a query that Go cannot parse
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
 		if v, ok := r.In.Header[name]; ok {
 			r.Out.Header[name] = v
@@ -295,9 +295,9 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 	}
 }
 
-// hidesRequests tells whether an Upgrade header asks for requests in a form that is not
-// looked at: HTTP/2 in the clear (RFC 7540, 3.2), or TLS (RFC 2817). Whatever is between the
-// names of protocols may separate them for a server.
+// hidesRequests reports whether an Upgrade header requests a form that is not checked: HTTP/2 in
+// the clear (RFC 7540, 3.2), or TLS (RFC 2817). Servers may accept any separator between the names
+// of protocols.
 func hidesRequests(upgrade string) bool {
 	names := strings.FieldsFunc(strings.ToLower(upgrade), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' })
 	return slices.ContainsFunc(names, func(name string) bool { return name == "h2c" || name == "h2" || name == "http" || name == "tls" })

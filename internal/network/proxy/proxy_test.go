@@ -26,20 +26,20 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// A site is a name that the tests' dialer takes to a server of the test.
+// A site is a name that the tests' dialer connects to a server of the test.
 type site struct {
 	name string
-	to   netip.AddrPort // what the guest connects to
-	real string         // where the server is
+	to   netip.AddrPort // the guest's destination
+	real string         // the server's address
 }
 
-// A proxied is a Proxy and a way to connect through it as a guest would.
+// A proxied is a Proxy with a way to connect through it like a guest.
 type proxied struct {
 	t     *testing.T
 	proxy *Proxy
 	watch *network.Watch
 	sites []site
-	// request is what the policy says of each request, if it names hosts.
+	// request is the policy's check of each request, if it names hosts.
 	request func(host string) string
 
 	mu    sync.Mutex
@@ -74,7 +74,7 @@ func newProxied(t *testing.T, opts Options, sites ...site) *proxied {
 	return p
 }
 
-// connect is what a guest's connection to a site becomes.
+// connect returns a guest's connection to a site.
 func (p *proxied) connect(s site) net.Conn {
 	p.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -102,7 +102,7 @@ func (p *proxied) connect(s site) net.Conn {
 	return c
 }
 
-// client speaks HTTP with the sites through the proxy. ca is what it trusts.
+// client is an HTTP client of the sites through the proxy. ca is the authority that it trusts.
 func (p *proxied) client(ca *CA) *http.Client {
 	roots := x509.NewCertPool()
 	if ca != nil {
@@ -142,7 +142,7 @@ func (p *proxied) refusals() string {
 	return strings.Join(all, "\n")
 }
 
-// testServer answers with what it was asked, and counts.
+// testServer answers with the request, and counts.
 func testServer(t *testing.T, encrypted bool) (*httptest.Server, *x509.CertPool) {
 	var n int
 	var mu sync.Mutex
@@ -252,8 +252,8 @@ func TestSecretHeader(t *testing.T) {
 	}
 }
 
-// TestSecretHeaderStaysWithItsHost holds that neither another name on the same connection nor
-// an address that is not the host's gets the secret.
+// TestSecretHeaderStaysWithItsHost checks that neither another name on the same connection nor an
+// address that is not the host's gets the secret.
 func TestSecretHeaderStaysWithItsHost(t *testing.T) {
 	plain, _ := testServer(t, false)
 	good, bad := at("api.example.com", "192.0.2.1:80", plain), at("api.example.com", "198.51.100.9:80", plain)
@@ -279,7 +279,7 @@ func TestSecretHeaderStaysWithItsHost(t *testing.T) {
 	}
 }
 
-// TestUpstreamIsVerified holds that a host without a good certificate is not spoken to.
+// TestUpstreamIsVerified checks that a host without a valid certificate gets no request.
 func TestUpstreamIsVerified(t *testing.T) {
 	s, _ := testServer(t, true)
 	ca := testCA(t)
@@ -293,7 +293,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 	}
 }
 
-// TestOpenedTLS holds that a guest is served by HTTP/1.1 and under the name that it asked for.
+// TestOpenedTLS checks that a guest is served by HTTP/1.1 and under the name that it has requested.
 func TestOpenedTLS(t *testing.T) {
 	s, roots := testServer(t, true)
 	ca := testCA(t)
@@ -320,7 +320,7 @@ func TestOpenedTLS(t *testing.T) {
 	}
 }
 
-// TestUpgrade passes what follows HTTP through.
+// TestUpgrade checks that the bytes after HTTP pass.
 func TestUpgrade(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		conn, rw, err := w.(http.Hijacker).Hijack()
@@ -355,7 +355,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// rerun encodes a recording as it is kept, and returns a Player of it.
+// rerun encodes a recording in its stored form, and returns a Player of it.
 func rerun(t *testing.T, rec *recording.Recorder, path string, secrets *secret.Set) *recording.Player {
 	t.Helper()
 	index, err := json.Marshal(rec.Finish())
@@ -452,7 +452,7 @@ func TestRecordAndReplay(t *testing.T) {
 	}
 }
 
-// TestReplayStream replays a protocol that is not HTTP, and one in which the server begins.
+// TestReplayStream replays a protocol other than HTTP, and a protocol in which the server begins.
 func TestReplayStream(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -525,7 +525,8 @@ func TestReplayStream(t *testing.T) {
 	}
 }
 
-// TestEncryptedIsEvidenceOnly records TLS as it is, and says why it cannot be replayed.
+// TestEncryptedIsEvidenceOnly records encrypted TLS, and checks the reason why it cannot be
+// replayed.
 func TestEncryptedIsEvidenceOnly(t *testing.T) {
 	s, roots := testServer(t, true)
 	rec, path := recordInto(t, recording.Options{})
@@ -550,7 +551,7 @@ func TestEncryptedIsEvidenceOnly(t *testing.T) {
 	}
 }
 
-// TestRecordingIsBounded holds that connections go on when no more is recorded.
+// TestRecordingIsBounded checks that connections continue after the recording has ended.
 func TestRecordingIsBounded(t *testing.T) {
 	plain, _ := testServer(t, false)
 	rec, _ := recordInto(t, recording.Options{Limit: 100})

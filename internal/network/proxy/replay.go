@@ -31,7 +31,7 @@ func (c *connection) replay(ctx context.Context, guest *eagerConn) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-wait: // one that waits for the other side's first words
+	case <-wait: // a guest that waits for the other side's first bytes
 		c.refused(recording.NotRecorded)
 		network.Reset(guest.Conn)
 		return
@@ -43,14 +43,13 @@ func (c *connection) replay(ctx context.Context, guest *eagerConn) {
 	case said == sniff.TLS && !opened:
 		c.budgeted(ctx, guest, func() { c.replayTLS(ctx, guest) })
 	case len(guest.peek()) == 0 && guest.err != nil:
-		return // it said nothing
+		return // the guest sent nothing
 	default:
 		c.playStream(guest, opened)
 	}
 }
 
-// replayHTTP answers requests, unless it was at this place that no connection could be
-// opened.
+// replayHTTP answers requests, unless the recording has a failed connection at this place.
 func (c *connection) replayHTTP(guest *eagerConn) {
 	if c.p.opts.Player.Failed(c.name, c.to) {
 		c.playStream(guest, false)
@@ -59,7 +58,7 @@ func (c *connection) replayHTTP(guest *eagerConn) {
 	c.serveHTTP(guest, http.HandlerFunc(c.replayRequest))
 }
 
-// A tellingDialer opens nothing, and tells it.
+// A tellingDialer opens no connection, and reports that.
 type tellingDialer struct{ p *Proxy }
 
 // DialContext implements Dialer.
@@ -72,7 +71,7 @@ func (d *tellingDialer) DialContext(_ context.Context, protocol, address string)
 	return nil, &net.OpError{Op: "dial", Net: protocol, Err: errors.New(address + ": " + recording.NotRecorded)}
 }
 
-// A tellingResolver answers from the recording, and tells what it has not.
+// A tellingResolver answers from the recording, and reports missing names.
 type tellingResolver struct{ p *Proxy }
 
 // LookupNetIP implements Resolver.
@@ -84,18 +83,18 @@ func (v *tellingResolver) LookupNetIP(_ context.Context, family, host string) ([
 	return addrs, err
 }
 
-// unknownWait is how long a guest has to say what it wants of a host that is not in the
-// recording, so that this can be told.
+// unknownWait is how long a guest may take to name a host that is not in the recording, so that the
+// host can be reported.
 const unknownWait = 2 * time.Second
 
-// playStream serves the next connection that was recorded.
+// playStream serves the next recorded connection.
 func (c *connection) playStream(guest *eagerConn, opened bool) {
 	s := c.p.opts.Player.Next(c.name, c.to, opened)
 	switch {
 	case s == nil:
 		c.refused(recording.NotRecorded)
 	case s.Failed != "":
-		network.Reset(guest.Conn) // as it was then
+		network.Reset(guest.Conn) // as in the recording
 	default:
 		if err := c.p.opts.Player.Play(guest, s); err != nil {
 			c.refused(err.Error())
@@ -103,7 +102,7 @@ func (c *connection) playStream(guest *eagerConn, opened bool) {
 	}
 }
 
-// replayTLS opens the guest's TLS, without which nothing can be replayed on it.
+// replayTLS terminates the guest's TLS, because a replay needs its content.
 func (c *connection) replayTLS(ctx context.Context, guest *eagerConn) {
 	if c.p.opts.CA == nil {
 		if s := c.p.opts.Player.Next(c.name, c.to, false); s != nil {
@@ -157,13 +156,13 @@ func (c *connection) replayRequest(w http.ResponseWriter, req *http.Request) {
 	}
 	w.Header().Del("Connection")
 	if a.Failed == "" && req.Method != http.MethodHead && w.Header().Get("Content-Length") != fmt.Sprint(a.Size()) {
-		w.Header().Del("Content-Length") // what was masked has another length
+		w.Header().Del("Content-Length") // masked values have another length
 	}
 	w.WriteHeader(a.Status)
 	if _, err := io.Copy(w, c.p.opts.Player.Body(a)); err != nil {
 		return
 	}
-	if a.Failed != "" { // it was cut off then, too
+	if a.Failed != "" { // it was cut off in the recording, too
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}

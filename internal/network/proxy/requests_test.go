@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// FuzzGuestRequests holds that whatever bytes a guest sends, in whatever pieces, no request to
-// a host that the policy refuses arrives.
+// FuzzGuestRequests checks that no request to a host that the policy refuses arrives, whatever
+// bytes a guest sends, in any pieces.
 func FuzzGuestRequests(f *testing.F) {
 	for i, text := range networktest.Smuggling {
 		if strings.Contains(text, "%[1]s") {

@@ -25,8 +25,8 @@ func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
 	_ = srv.Close()
 }
 
-// checked refuses requests to another host than the connection's: what the policy, or a
-// secret, is good for must not be used for another one.
+// checked refuses requests to another host than the connection's: the policy's permission, or a
+// secret, must not be used for another host.
 func (c *connection) checked(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.Host != "" && network.HostOnly(req.Host) == "" {
@@ -50,7 +50,7 @@ func (c *connection) checked(h http.Handler) http.Handler {
 				return
 			}
 		}
-		if opaque(req) { // what follows could not be looked at
+		if opaque(req) { // the following bytes could not be checked
 			c.refused("a tunnel through " + c.host())
 			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
 			return
@@ -59,15 +59,14 @@ func (c *connection) checked(h http.Handler) http.Handler {
 	})
 }
 
-// opaque tells of requests behind which there may be others that are not looked at: tunnels, and
-// HTTP/2 in the clear (RFC 9113, section 3.4). A target that is neither a path nor a URL is for
-// a proxy, too.
+// opaque reports whether unchecked requests may follow a request: tunnels, and HTTP/2 in the clear
+// (RFC 9113, section 3.4). A target that is neither a path nor a URL is for a proxy, too.
 func opaque(req *http.Request) bool {
 	return strings.EqualFold(req.Method, http.MethodConnect) || req.ProtoMajor != 1 || req.URL.Opaque != ""
 }
 
-// A oneConn is a listener with one connection. Its second Accept waits for that
-// connection's end.
+// A oneConn is a listener with a single connection. Its second Accept waits for that connection's
+// end.
 type oneConn struct {
 	conn *closing
 	once sync.Once
@@ -89,9 +88,9 @@ func (l *oneConn) Close() error { return nil }
 // Addr implements net.Listener.
 func (l *oneConn) Addr() net.Addr { return l.conn.LocalAddr() }
 
-// A closing connection tells of its end. A guest that has said all it will may still wait
-// for the answer, while net/http takes the end of what it says for the end of the whole:
-// that is told only when no request is being answered.
+// A closing connection controls the report of its end. A guest that has closed its sending side may
+// still wait for the answer, but net/http treats the end of its input as the end of the connection:
+// closing reports the end only when no request is being answered.
 type closing struct {
 	net.Conn
 	head   headCounter
@@ -100,12 +99,12 @@ type closing struct {
 
 	mu        sync.Mutex
 	answering bool
-	idle      chan struct{} // closed when the present request is answered
-	aborted   bool          // reads are to end at once
+	idle      chan struct{} // closed when the current request is answered
+	aborted   bool          // reads must end at once
 	abort     chan struct{} // closed when aborted becomes true
 }
 
-// halfTime bounds how long an answer may take after a guest has said all it will.
+// halfTime bounds how long an answer may take after a guest has closed its sending side.
 const halfTime = 5 * time.Minute
 
 // Read implements net.Conn.
@@ -119,8 +118,8 @@ func (c *closing) Read(p []byte) (int, error) {
 		return n, err
 	}
 	c.mu.Lock()
-	// While a request is handled, net/http reads single bytes, and nothing else does, to learn of the
-	// end. It begins before the handler does, and before the handler knows that the body has ended.
+	// While a request is handled, only net/http reads single bytes, to detect the end. It begins
+	// before the handler does, and before the handler knows that the body has ended.
 	answering, idle, abort := c.answering || len(p) == 1 && c.head.complete(), c.idle, c.abort
 	c.mu.Unlock()
 	if answering {
@@ -135,8 +134,9 @@ func (c *closing) Read(p []byte) (int, error) {
 	return 0, err
 }
 
-// SetReadDeadline implements net.Conn. By one in the past net/http takes its look for the end back:
-// when a request was answered, also one that came to no handler, and for who takes the connection over.
+// SetReadDeadline implements net.Conn. With a deadline in the past net/http cancels its detection
+// of the end: after it has answered a request, also a request that reached no handler, and for a
+// handler that takes over the connection.
 func (c *closing) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	past := !t.IsZero() && !t.After(time.Now())
@@ -151,8 +151,8 @@ func (c *closing) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// tooMany answers a request with too many headers, of which net/http knows only the bytes. What is
-// still being sent is read for a while, because a reset would take the answer away.
+// tooMany answers a request with too many headers, which net/http limits only by bytes. It
+// continues to read the guest's bytes for a while, because a reset would discard the answer.
 func (c *closing) tooMany() {
 	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
 	_ = network.CloseWrite(c.Conn)
@@ -160,8 +160,7 @@ func (c *closing) tooMany() {
 	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 4<<20))
 }
 
-// during notes when h answers a request. While it still reads what was sent, the end is
-// the end.
+// during marks when h answers a request. Until the body was read, an end is reported at once.
 func (c *closing) during(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		c.head.end()
@@ -187,7 +186,7 @@ func (c *closing) during(h http.Handler) http.Handler {
 	})
 }
 
-// A finishing body tells when it has been read.
+// A finishing body reports when it has been read.
 type finishing struct {
 	io.ReadCloser
 	finished func()

@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// A Player answers from a Recording. Each request and each connection is served once, in
-// the order in which they were recorded. It is safe for concurrent use.
+// A Player answers from a Recording. It serves each request and each connection once, in the order
+// of the recording. It is safe for concurrent use.
 type Player struct {
 	Rec     *Recording
 	data    io.ReaderAt
@@ -27,17 +27,17 @@ type Player struct {
 	answers map[requestKey][]int
 	streams map[endpoint][]int
 	lookups map[lookupKey][]int
-	names   map[string]bool   // that were looked up
-	asked   map[endpoint]bool // where requests were made
+	names   map[string]bool   // names that were looked up
+	asked   map[endpoint]bool // destinations of requests
 }
 
-// requestKey is what a request is found by.
+// requestKey identifies a request.
 type requestKey struct {
 	method, url string
 	body        turnstone.Digest
 }
 
-// endpoint is what a connection is found by.
+// endpoint identifies a connection's destination.
 type endpoint struct {
 	host   string
 	port   uint16
@@ -46,8 +46,8 @@ type endpoint struct {
 
 type lookupKey struct{ family, name string }
 
-// NewPlayer returns a Player of rec, which Decode has returned, whose bytes are in data.
-// secrets are what was masked in it.
+// NewPlayer returns a Player of rec, which Decode has returned, with its bytes in data. secrets are
+// the values that are masked in it.
 func NewPlayer(rec *Recording, data io.ReaderAt, secrets *secret.Set) *Player {
 	p := &Player{Rec: rec, data: data, secrets: secrets,
 		answers: map[requestKey][]int{}, streams: map[endpoint][]int{}, lookups: map[lookupKey][]int{}, names: map[string]bool{}, asked: map[endpoint]bool{}}
@@ -79,11 +79,11 @@ func endpointOf(host string, to netip.AddrPort, opened bool) endpoint {
 	return endpoint{host, to.Port(), opened}
 }
 
-// NotRecorded is why a Player refuses.
+// NotRecorded is the reason for a Player's refusals.
 const NotRecorded = "not in the recording"
 
-// Lookup answers for a name; known tells whether it is in the recording. The last answer
-// is given again: how often a name is asked for depends on caches.
+// Lookup answers for a name; known reports whether it is in the recording. The last answer is
+// repeated, because the number of lookups depends on caches.
 func (p *Player) Lookup(family, host string) (addrs []netip.Addr, known bool, err error) {
 	name := p.secrets.Mask(network.BareName(host))
 	p.mu.Lock()
@@ -103,10 +103,11 @@ func (p *Player) Lookup(family, host string) (addrs []netip.Addr, known bool, er
 	return l.Addresses, true, nil
 }
 
-// Opened tells whether it has what came over TLS: see Recording.Opened.
+// Opened reports whether the recording has answers that came over TLS: see Recording.Opened.
 func (p *Player) Opened() bool { return p.Rec.Opened() }
 
-// Rules open what is in the recording: nothing real is behind it. They are at most limit.
+// Rules returns at most limit rules that open what is in the recording: no connection leaves the
+// host.
 func (p *Player) Rules(limit int) []network.Rule {
 	var rules []network.Rule
 	seen := map[network.Rule]bool{}
@@ -138,7 +139,7 @@ func (p *Player) Rules(limit int) []network.Rule {
 	return rules
 }
 
-// Answer returns the next answer to a request; nil when there is none.
+// Answer returns the next answer to a request; nil if there is none.
 func (p *Player) Answer(method, address string, body turnstone.Digest) *Request {
 	k := requestKey{method, p.secrets.Mask(address), body}
 	p.mu.Lock()
@@ -151,7 +152,7 @@ func (p *Player) Answer(method, address string, body turnstone.Digest) *Request 
 	return &p.Rec.Answers[all[0]]
 }
 
-// Body is the body of an answer.
+// Body returns the body of an answer.
 func (p *Player) Body(a *Request) io.Reader {
 	var parts []io.Reader
 	for _, s := range a.Response {
@@ -160,7 +161,7 @@ func (p *Player) Body(a *Request) io.Reader {
 	return io.MultiReader(parts...)
 }
 
-// Next returns the next connection to an endpoint; nil when there is none.
+// Next returns the next connection to an endpoint; nil if there is none.
 func (p *Player) Next(host string, to netip.AddrPort, opened bool) *Stream {
 	k := endpointOf(p.secrets.Mask(host), to, opened)
 	p.mu.Lock()
@@ -173,7 +174,7 @@ func (p *Player) Next(host string, to netip.AddrPort, opened bool) *Stream {
 	return &p.Rec.Streams[all[0]]
 }
 
-// Knows tells whether anything is left for connections to a host.
+// Knows reports whether connections to a host are left.
 func (p *Player) Knows(host string, to netip.AddrPort) bool {
 	host = p.secrets.Mask(host)
 	p.mu.Lock()
@@ -181,7 +182,7 @@ func (p *Player) Knows(host string, to netip.AddrPort) bool {
 	return p.asked[endpointOf(host, to, false)] || len(p.streams[endpointOf(host, to, false)])+len(p.streams[endpointOf(host, to, true)]) > 0
 }
 
-// Failed tells whether the next connection to an endpoint is one that could not be opened.
+// Failed reports whether the next connection to an endpoint could not be opened.
 func (p *Player) Failed(host string, to netip.AddrPort) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,8 +190,8 @@ func (p *Player) Failed(host string, to netip.AddrPort) bool {
 	return len(all) > 0 && p.Rec.Streams[all[0]].Failed != ""
 }
 
-// SpeaksFirst tells whether on the next connection to an endpoint the other side begins,
-// or it failed.
+// SpeaksFirst reports whether on the next connection to an endpoint the other side begins, or
+// whether it failed.
 func (p *Player) SpeaksFirst(host string, to netip.AddrPort, opened bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,10 +208,10 @@ var (
 	errSentMore  = errors.New("sent more than in the recording")
 )
 
-// lingerTime is how long a guest has to end a connection whose recording is over.
+// lingerTime is how long a guest may take to end a connection whose recording is over.
 const lingerTime = 10 * time.Second
 
-// A run is what one side said without the other's saying anything in between.
+// A run is what one side sent before the other side's next bytes.
 type run struct {
 	sent  bool
 	parts []io.Reader
@@ -230,7 +231,7 @@ func (p *Player) runs(s *Stream) []run {
 	return all
 }
 
-// Play serves a recorded connection to guest. Errors are about what the guest sends.
+// Play serves a recorded connection to guest. Errors concern the guest's bytes.
 func (p *Player) Play(guest net.Conn, s *Stream) error {
 	for _, r := range p.runs(s) {
 		said := io.MultiReader(r.parts...)
@@ -250,7 +251,7 @@ func (p *Player) Play(guest net.Conn, s *Stream) error {
 	return nil
 }
 
-// expect reads from guest what the recording says that it sends.
+// expect reads the guest's recorded bytes from guest.
 func (p *Player) expect(guest net.Conn, said io.Reader, size int64) error {
 	if p.secrets == nil {
 		return expectPlain(guest, said, size)
@@ -262,7 +263,7 @@ func (p *Player) expect(guest net.Conn, said io.Reader, size int64) error {
 	if err != nil {
 		return err
 	}
-	var raw, definite bytes.Buffer // definite is without what may be the beginning of a value
+	var raw, definite bytes.Buffer // definite excludes bytes that may begin a value
 	w := p.secrets.Writer(&definite)
 	buf := make([]byte, 32<<10)
 	for {
@@ -283,7 +284,7 @@ func (p *Player) expect(guest net.Conn, said io.Reader, size int64) error {
 	}
 }
 
-// maxMaskedRun bounds what is compared of one run when there are secrets, in bytes.
+// maxMaskedRun bounds the compared bytes of a run if there are secrets.
 const maxMaskedRun = 4 << 20
 
 func expectPlain(guest net.Conn, want io.Reader, total int64) error {

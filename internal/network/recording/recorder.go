@@ -17,17 +17,17 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// Options are what a Recorder is made with.
+// Options are the parameters of NewRecorder.
 type Options struct {
-	Out     io.Writer    // takes the bytes; written to by one goroutine at a time
+	Out     io.Writer    // receives the bytes; one goroutine at a time writes
 	Limit   int64        // bytes; 0: MaxRecorded
-	Secrets *secret.Set  // masked in all that is kept; may be nil
-	Room    func() error // asked now and then whether more may be written; may be nil
+	Secrets *secret.Set  // masked in the recording; may be nil
+	Room    func() error // called at intervals: may more be written? may be nil
 }
 
-// A Recorder keeps what a guest gets from its network. Once something cannot be kept, by
-// its size or for want of room, nothing more is, and the connections go on. It is safe
-// for concurrent use.
+// A Recorder records what a guest gets from its network. After the first item that cannot be
+// recorded, because of its size or a lack of space, it records nothing, and the connections
+// continue. It is safe for concurrent use.
 type Recorder struct {
 	opts Options
 
@@ -35,12 +35,12 @@ type Recorder struct {
 	rec    Recording
 	pieces int
 	texts  int64 // bytes of the encoded index, without pieces
-	asked  int64 // rec.Bytes when Room was asked last
+	asked  int64 // rec.Bytes at the last call of Room
 	open   map[*StreamRecord]struct{}
 	done   bool
 }
 
-// NewRecorder returns a Recorder that has kept nothing.
+// NewRecorder returns an empty Recorder.
 func NewRecorder(opts Options) *Recorder {
 	if opts.Limit <= 0 {
 		opts.Limit = MaxRecorded
@@ -48,8 +48,7 @@ func NewRecorder(opts Options) *Recorder {
 	return &Recorder{opts: opts, rec: Recording{Format: Format}, open: map[*StreamRecord]struct{}{}}
 }
 
-// Finish ends the recording and returns it. What happens on the network afterwards is
-// not kept.
+// Finish ends the recording and returns it. Later traffic is not recorded.
 func (r *Recorder) Finish() *Recording {
 	r.mu.Lock()
 	var open []*StreamRecord
@@ -67,10 +66,10 @@ func (r *Recorder) Finish() *Recording {
 	return &rec
 }
 
-// roomEvery is after how many bytes Room is asked again.
+// roomEvery is the number of bytes between two calls of Room.
 const roomEvery = 16 << 20
 
-// keep writes p and returns where; false when it is not kept. r.mu is held.
+// keep writes p and returns its place; false if it is not recorded. The caller holds r.mu.
 func (r *Recorder) keep(p []byte) (Span, bool) {
 	if r.done || r.rec.Cut != "" {
 		return Span{}, false
@@ -99,7 +98,8 @@ func (r *Recorder) keep(p []byte) (Span, bool) {
 	return s, true
 }
 
-// another says whether one more entry, with these texts, may be added to n. r.mu is held.
+// another reports whether another entry, with these texts, may be added to n entries. The caller
+// holds r.mu.
 func (r *Recorder) another(n int, texts ...string) bool {
 	if r.done || r.rec.Cut != "" {
 		return false
@@ -111,18 +111,18 @@ func (r *Recorder) another(n int, texts ...string) bool {
 	return r.count(append(texts, entryFrame)...)
 }
 
-// entryFrame is as long as what an entry's JSON has beside its texts, and as why it failed.
+// entryFrame is as long as the JSON of an entry without its texts, plus its failure.
 var entryFrame = strings.Repeat("-", 300+network.MaxReason)
 
-// count says whether texts may be added to the index, which is in memory until the turn
-// ends. r.mu is held.
+// count reports whether texts may be added to the index, which is in memory until the turn ends.
+// The caller holds r.mu.
 func (r *Recorder) count(texts ...string) bool {
 	for _, s := range texts {
 		if len(s) > maxRecordedField {
 			r.rec.Cut = fmt.Sprintf("an address or a header in it has more than %s", turnstone.Bytes(maxRecordedField).Human())
 			return false
 		}
-		for i := range len(s) { // JSON writes each other byte in at most six
+		for i := range len(s) { // JSON encodes any other byte in at most six
 			if c := s[i]; c < ' ' || c > '~' || strings.IndexByte(`"\<>&`, c) >= 0 {
 				r.texts += 5
 			}
@@ -136,7 +136,7 @@ func (r *Recorder) count(texts ...string) bool {
 	return true
 }
 
-// Cannot notes what cannot be recorded.
+// Cannot records that what cannot be recorded.
 func (r *Recorder) Cannot(what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,21 +146,21 @@ func (r *Recorder) Cannot(what string) {
 	}
 }
 
-// A StreamRecord is a connection that is being recorded. A nil one keeps nothing.
+// A StreamRecord is a connection that is being recorded. A nil StreamRecord records nothing.
 type StreamRecord struct {
 	r *Recorder
-	i int // in r.rec.Streams
+	i int // index in r.rec.Streams
 
 	mu   sync.Mutex
-	sent bool           // the direction of what is under way
-	w    io.WriteCloser // masks; nil: nothing is under way
+	sent bool           // the direction of the current bytes
+	w    io.WriteCloser // masks; nil: no current bytes
 	buf  []byte
 }
 
-// streamBuffer is how much of one direction is gathered into one piece.
+// streamBuffer is how many bytes of a direction are collected into a piece.
 const streamBuffer = 64 << 10
 
-// Stream begins the record of a connection; nil when it is not kept.
+// Stream begins the record of a connection; nil if it is not recorded.
 func (r *Recorder) Stream(s Stream) *StreamRecord {
 	if r == nil {
 		return nil
@@ -179,7 +179,7 @@ func (r *Recorder) Stream(s Stream) *StreamRecord {
 	return rec
 }
 
-// Note keeps what went over the connection.
+// Note records bytes of the connection.
 func (s *StreamRecord) Note(sent bool, p []byte) {
 	if s == nil || len(p) == 0 {
 		return
@@ -193,12 +193,12 @@ func (s *StreamRecord) Note(sent bool, p []byte) {
 		s.sent, s.w = sent, s.r.opts.Secrets.Writer(pieceWriter{s})
 	}
 	if s.buf = append(s.buf, p...); len(s.buf) >= streamBuffer {
-		_, _ = s.w.Write(s.buf) // a piece that is not kept is noted where it is not
+		_, _ = s.w.Write(s.buf) // a missing piece is reported elsewhere
 		s.buf = s.buf[:0]
 	}
 }
 
-// end writes what is under way. s.mu is held.
+// end writes the current bytes. The caller holds s.mu.
 func (s *StreamRecord) end() {
 	if s.w == nil {
 		return
@@ -244,12 +244,12 @@ func (w pieceWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A RequestRecord is a request that is being recorded. A nil one keeps nothing.
+// A RequestRecord is a request that is being recorded. A nil RequestRecord records nothing.
 type RequestRecord struct {
 	r     *Recorder
 	i     int
 	w     io.WriteCloser
-	Whole func() // says what was sent, if that was not said yet; may be nil
+	Whole func() // reports the body, if it was not reported yet; may be nil
 }
 
 // Request begins the record of a request.
@@ -269,14 +269,14 @@ func (r *Recorder) Request(method, url string, to netip.AddrPort) *RequestRecord
 	return q
 }
 
-// Sent says what the body of the request was.
+// Sent records the request's body.
 func (q *RequestRecord) Sent(body turnstone.Digest) {
 	if q != nil {
 		q.edit(func(a *Request) { a.Body = body })
 	}
 }
 
-// Answered says how the answer begins.
+// Answered records the beginning of the answer.
 func (q *RequestRecord) Answered(status int, header http.Header) {
 	if q == nil {
 		return
@@ -297,14 +297,14 @@ func (q *RequestRecord) Answered(status int, header http.Header) {
 	})
 }
 
-// Received keeps a part of the answer's body.
+// Received records a part of the answer's body.
 func (q *RequestRecord) Received(p []byte) {
 	if q != nil {
 		_, _ = q.w.Write(p)
 	}
 }
 
-// Ended says that the answer is over; err is why before its end, nil at it.
+// Ended records that the answer is over; err is why it ended early, or nil.
 func (q *RequestRecord) Ended(err error) {
 	if q == nil {
 		return
@@ -355,7 +355,7 @@ func (w bodyWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A recordingResolver keeps the answers of another one.
+// A recordingResolver records the answers of another resolver.
 type recordingResolver struct {
 	network.Resolver
 	r *Recorder
@@ -369,7 +369,7 @@ func (r *Recorder) Resolver(below network.Resolver) network.Resolver {
 // LookupNetIP implements Resolver.
 func (v *recordingResolver) LookupNetIP(ctx context.Context, family, host string) ([]netip.Addr, error) {
 	addrs, err := v.Resolver.LookupNetIP(ctx, family, host)
-	// No more of them are used.
+	// Only that many are used.
 	l := Lookup{Network: family, Name: network.BareName(host), Addresses: slices.Clone(addrs[:min(len(addrs), 2*network.MaxAnswers)])}
 	if err != nil {
 		var dns *net.DNSError
@@ -388,13 +388,13 @@ func (v *recordingResolver) LookupNetIP(ctx context.Context, family, host string
 	return addrs, err
 }
 
-// A recordingDialer notes what goes past the recording.
+// A recordingDialer records what bypasses the recording.
 type recordingDialer struct {
 	network.Dialer
 	r *Recorder
 }
 
-// Dialer returns a dialer that notes what below opens past the recording.
+// Dialer returns a dialer that records which connections of below bypass the recording.
 func (r *Recorder) Dialer(below network.Dialer) network.Dialer { return &recordingDialer{below, r} }
 
 // DialContext implements Dialer.

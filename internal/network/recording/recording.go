@@ -1,5 +1,5 @@
-// Package recording keeps what a turn gets from its network, and answers from it when the turn is
-// replayed. A recording that is read may come from anyone.
+// Package recording records what a turn gets from its network, and answers from the recording when
+// the turn is replayed. A recording that is read is untrusted.
 package recording
 
 import (
@@ -17,21 +17,21 @@ import (
 // Format is the version of an encoded Recording.
 const Format = 1
 
-// A Recording is what a turn got from its network: an index, as JSON, of a second
-// file with the bytes. docs/network.md describes it.
+// A Recording is what a turn got from its network: an index, as JSON, of a second file with the
+// bytes. docs/network.md describes it.
 type Recording struct {
 	Format  int       `json:"format"`
 	Lookups []Lookup  `json:"lookups,omitempty"`
 	Streams []Stream  `json:"streams,omitempty"`  // connections, as bytes
-	Answers []Request `json:"requests,omitempty"` // HTTP, in the order in which requests were made
-	Bytes   int64     `json:"bytes"`              // in the file with the bytes
-	// Cut says why it does not hold all that there was; empty when it does.
+	Answers []Request `json:"requests,omitempty"` // HTTP, in the order of the requests
+	Bytes   int64     `json:"bytes"`              // size of the file with the bytes
+	// Cut says why the recording is incomplete; empty: complete.
 	Cut string `json:"cut,omitempty"`
-	// Unrecorded are things that cannot be recorded, each once, as "udp to 192.0.2.1:123".
+	// Unrecorded are things that cannot be recorded, each once, such as "udp to 192.0.2.1:123".
 	Unrecorded []string `json:"unrecorded,omitempty"`
 }
 
-// A Lookup is one answer of the name server.
+// A Lookup is an answer of the name server.
 type Lookup struct {
 	Network   string       `json:"network"` // "ip", "ip4" or "ip6"
 	Name      string       `json:"name"`
@@ -40,39 +40,39 @@ type Lookup struct {
 	NotFound  bool         `json:"not_found,omitempty"`
 }
 
-// A Stream is one connection. Its pieces are in the order in which they came.
+// A Stream is a connection. Its pieces are in the order of their arrival.
 type Stream struct {
-	Host     string         `json:"host,omitempty"` // the name that was wanted, if one is known
-	Address  netip.AddrPort `json:"address"`
-	Protocol string         `json:"protocol"`         // "tcp", or "tls": encrypted as it was, of use as evidence only
-	Opened   bool           `json:"opened,omitempty"` // it came over TLS, which was opened
-	Failed   string         `json:"failed,omitempty"`
-	Pieces   []Piece        `json:"pieces,omitempty"`
+	Host    string         `json:"host,omitempty"` // the requested name, if it is known
+	Address netip.AddrPort `json:"address"`
+	// "tcp", or "tls": still encrypted, as evidence only
+	Protocol string  `json:"protocol"`
+	Opened   bool    `json:"opened,omitempty"` // it came over TLS, which was intercepted
+	Failed   string  `json:"failed,omitempty"`
+	Pieces   []Piece `json:"pieces,omitempty"`
 }
 
-// A Piece is a stretch of bytes of a stream.
+// A Piece is a part of a stream's bytes.
 type Piece struct {
 	Sent bool `json:"sent,omitempty"` // by the guest
 	Span
 }
 
-// A Span is a stretch of the file with the bytes.
+// A Span is a part of the file with the bytes.
 type Span struct {
 	At   int64 `json:"at"`
 	Size int64 `json:"size"`
 }
 
-// A Request is one request of HTTP with its answer. Of the request only what it
-// is found by is kept.
+// A Request is an HTTP request with its answer. Of the request it contains only what identifies it.
 type Request struct {
 	Method   string           `json:"method"`
 	URL      string           `json:"url"`
-	Address  netip.AddrPort   `json:"address"` // that it went to
-	Body     turnstone.Digest `json:"body"`    // of what was sent; of nothing when there was none
+	Address  netip.AddrPort   `json:"address"` // its destination
+	Body     turnstone.Digest `json:"body"`    // of the sent body; of nothing if there was none
 	Status   int              `json:"status,omitempty"`
 	Header   http.Header      `json:"header,omitempty"`
 	Response []Span           `json:"response,omitempty"`
-	Failed   string           `json:"failed,omitempty"` // why there was no answer, or not all of it
+	Failed   string           `json:"failed,omitempty"` // why there was no answer, or only a part
 }
 
 // Limits of a recording.
@@ -82,14 +82,14 @@ const (
 	maxPieces        = 500_000 // in all
 	maxUnrecorded    = 50
 	MaxIndex         = 128 << 20  // bytes of the encoded Recording
-	maxValues        = 10_000_000 // in it
+	maxValues        = 10_000_000 // in the encoded Recording
 	maxRecordedField = 64 << 10   // bytes of a URL or a header
-	MaxTexts         = 64 << 20   // bytes of an encoded Recording without pieces, of which each has at most 64
+	// bytes of an encoded Recording without pieces, each of which has at most 64
+	MaxTexts = 64 << 20
 )
 
-// Decode reads an encoded Recording, whose bytes are in a file of the given size. It may
-// be anybody's: what Decode returns can be used without further checks. An error is of
-// kind Integrity.
+// Decode decodes an untrusted encoded Recording, whose bytes are in a file of the given size.
+// Decode's result can be used without further checks. An error is of kind Integrity.
 func Decode(index []byte, size int64) (*Recording, error) {
 	fail := func(format string, args ...any) (*Recording, error) {
 		return nil, turnstone.Errorf("network.recording", turnstone.KindIntegrity, "the recording",
@@ -119,8 +119,8 @@ func Decode(index []byte, size int64) (*Recording, error) {
 	return r, nil
 }
 
-// values is at least how many values and objects there are in text, which is JSON: of few
-// bytes there come many.
+// values returns a lower bound of the values and objects in text, which is JSON: few bytes can
+// encode many of them.
 func values(text []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(text); i++ {
@@ -171,7 +171,7 @@ func (r *Recording) check() error {
 	return nil
 }
 
-// Check reports what makes q a request that no Recorder writes.
+// Check returns why q is a request that no Recorder writes.
 func (q *Request) Check() error {
 	if q.Failed == "" && (q.Status < 200 || q.Status > 999) {
 		return fmt.Errorf("an answer has the status %d", q.Status)
@@ -189,7 +189,7 @@ func (q *Request) Check() error {
 	return nil
 }
 
-// Size is the length of the answer's body.
+// Size returns the length of the answer's body.
 func (q *Request) Size() (n int64) {
 	for _, s := range q.Response {
 		n += s.Size
@@ -197,7 +197,7 @@ func (q *Request) Size() (n int64) {
 	return n
 }
 
-// Facts says in a few words what is in it, as "3 requests, 1 connection, 2 lookups, 1.2 MiB".
+// Facts summarizes the recording, such as "3 requests, 1 connection, 2 lookups, 1.2 MiB".
 func (r *Recording) Facts() string {
 	var parts []string
 	for _, p := range []struct {
@@ -227,8 +227,8 @@ func (r *Recording) Encrypted() int {
 	return n
 }
 
-// Opened tells whether it has answers that came over TLS, which only a guest that
-// trusts an authority of ours can be given.
+// Opened reports whether the recording has answers that came over TLS, which require a guest that
+// trusts Turnstone's certificate authority.
 func (r *Recording) Opened() bool {
 	for i := range r.Answers {
 		if strings.HasPrefix(r.Answers[i].URL, "https:") {

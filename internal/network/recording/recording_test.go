@@ -37,7 +37,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// FuzzRecording plays whatever can be decoded.
+// FuzzRecording plays every recording that can be decoded.
 func FuzzRecording(f *testing.F) {
 	f.Add([]byte(`{"format":1,"bytes":9,"lookups":[{"network":"ip4","name":"a.example","addresses":["192.0.2.1"]}],
 		"streams":[{"host":"a.example","address":"192.0.2.1:25","protocol":"tcp","pieces":[{"at":0,"size":3},{"sent":true,"at":3,"size":2},{"at":5,"size":4}]}],
@@ -78,7 +78,8 @@ func FuzzRecording(f *testing.F) {
 	})
 }
 
-// TestPlayerRules opens what is in a recording, and of the host's loopback single ports only.
+// TestPlayerRules checks that a recording's rules open its destinations, and only single ports of
+// the host's loopback.
 func TestPlayerRules(t *testing.T) {
 	rec := &Recording{Format: Format,
 		Answers: []Request{{Address: netip.MustParseAddrPort("10.0.2.2:8080")}, {Address: netip.MustParseAddrPort("10.1.2.3:80")}},
@@ -95,7 +96,7 @@ func TestPlayerRules(t *testing.T) {
 	}
 }
 
-// TestIndexOfManyValues holds that a small index does not become a large Recording.
+// TestIndexOfManyValues checks that a small index does not become a large Recording.
 func TestIndexOfManyValues(t *testing.T) {
 	index := `{"format":1,"streams":[{"pieces":[{}` + strings.Repeat(",{}", maxValues/2) + `]}]}`
 	if _, err := Decode([]byte(index), 0); err == nil || !strings.Contains(err.Error(), "values") {

@@ -1,4 +1,4 @@
-// Package sniff classifies what a connection begins with, and finds requests of HTTP inside other
+// Package sniff classifies the first bytes of a connection, and finds HTTP requests inside other
 // protocols.
 package sniff
 
@@ -7,26 +7,28 @@ import (
 	"strings"
 )
 
-// A spoken is what a connection's first bytes are.
+// A Protocol is the class of a connection's first bytes.
 type Protocol int
 
 const (
 	Other   Protocol = iota
 	TLS              // a TLS record with a handshake (RFC 8446, section 5.1)
-	HTTP             // a request line, of any version of HTTP, and also one that is broken
+	HTTP             // a request line, of any version of HTTP, possibly malformed
 	Partial          // it could become HTTP
-	Blank            // nothing but white space, which servers skip in front of a request (RFC 9112, section 2.2)
+	// only white space, which servers skip before a request (RFC 9112, section 2.2)
+	Blank
 )
 
-// speaks tells what b begins. It takes for HTTP whatever any server could take for it, not only
-// what RFC 9112 has: requests behind white space, methods in lower case or of other letters,
-// fields separated by what some languages call white space, lines that end with LF alone.
+// Classify returns the class of b, the first bytes of a connection. HTTP is everything that any
+// server could read as HTTP, not only RFC 9112's requests: requests after white space, methods in
+// lower case or of other letters, fields separated by the white space of some languages, lines that
+// end with LF alone.
 func Classify(b []byte) Protocol {
 	if len(b) > 0 && b[0] == RecordHandshake {
 		return TLS
 	}
 	b = bytes.TrimLeftFunc(b, func(r rune) bool { return r < 0x80 && isGap(byte(r)) })
-	for len(b) > 0 && isGap(b[0]) { // also those that are no ASCII
+	for len(b) > 0 && isGap(b[0]) { // also gaps that are not ASCII
 		b = b[1:]
 	}
 	if len(b) == 0 {
@@ -41,8 +43,8 @@ func Classify(b []byte) Protocol {
 	}
 	line, _, whole := bytes.Cut(b, []byte("\n"))
 	line = bytes.TrimSuffix(line, []byte("\r"))
-	// Binary protocols begin with a letter, too, and then have a length or an end of text.
-	// Methods that are no words are only taken by servers that take nothing else odd.
+	// Binary protocols begin with a letter, too, and then have a length or a terminator. Only
+	// servers that accept nothing else unusual accept methods that are not words.
 	if !isWord(method) && (bytes.ContainsFunc(line, isControl) || len(line) > len(method) && line[len(method)] != ' ' && line[len(method)] != '\t') {
 		return Other
 	}
@@ -64,9 +66,9 @@ func Classify(b []byte) Protocol {
 	return Other
 }
 
-// isUnusual reports whether a line without a version of HTTP is a request to some server all the
-// same: without any version, or with that of another protocol ("ICE/1.0", "RTSP/1.0"). Other
-// protocols have such lines in lower case, and with other targets: those are watched (requestScan).
+// isUnusual reports whether a line without a version of HTTP is nevertheless a request to some
+// server: without any version, or with the version of another protocol ("ICE/1.0", "RTSP/1.0").
+// Other protocols have such lines in lower case, and with other targets: RequestScan watches those.
 func isUnusual(method string, fields [][]byte) bool {
 	if len(fields) < 2 || len(fields) > 3 || !isWord([]byte(method)) || len(fields) == 3 && !isVersion(string(fields[2])) {
 		return false
@@ -78,7 +80,7 @@ func isUnusual(method string, fields [][]byte) bool {
 	return target[0] == '/' || isWebURL(string(target)) || strings.EqualFold(method, "CONNECT")
 }
 
-// speaksAtEnd is speaks for a connection on which nothing comes after b.
+// ClassifyAtEnd is Classify for a connection that ends after b.
 func ClassifyAtEnd(b []byte) Protocol {
 	said := Classify(b)
 	if said != Partial {
@@ -90,8 +92,8 @@ func ClassifyAtEnd(b []byte) Protocol {
 	return Other
 }
 
-// IsPlainRequest reports whether b begins a request to a host that is no proxy, in the form that
-// clients have it (RFC 9112, section 3.2.1).
+// IsPlainRequest reports whether b begins a request to a host that is no proxy, in the form of
+// clients (RFC 9112, section 3.2.1).
 func IsPlainRequest(b []byte) bool {
 	method, rest, _ := bytes.Cut(b, []byte(" "))
 	if len(method) == 0 || len(rest) == 0 || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
@@ -100,8 +102,8 @@ func IsPlainRequest(b []byte) bool {
 	return (rest[0] == '/' || rest[0] == '*' && string(method) != "PRI") && bytes.Contains(rest, []byte(" HTTP/1."))
 }
 
-// MaybePlain reports whether b is, or may become, the request line of a client: a method of
-// capital letters, a space, and a path, "*", a URL, or what CONNECT has.
+// MaybePlain reports whether b is, or may become, the request line of a client: a method of capital
+// letters, a space, and a path, "*", a URL, or a target of CONNECT.
 func MaybePlain(b []byte) bool {
 	method, target, ok := bytes.Cut(b, []byte(" "))
 	switch {
@@ -113,20 +115,20 @@ func MaybePlain(b []byte) bool {
 	return bytes.IndexByte([]byte("/*hH"), target[0]) >= 0 || string(method) == "CONNECT"
 }
 
-// isGap reports whether c separates the fields of a line for some server: what Python's
-// str.split does with bytes.
+// isGap reports whether c separates the fields of a line for some server: Python's str.split splits
+// bytes the same way.
 func isGap(c byte) bool {
 	return c == ' ' || c >= '\t' && c <= '\r' || c >= 0x1c && c <= 0x1f || c == 0x85 || c == 0xa0
 }
 
 func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
-// isWord reports whether a method is made of letters, hyphens and underscores.
+// isWord reports whether a method consists of letters, hyphens and underscores.
 func isWord(method []byte) bool {
 	return !bytes.ContainsFunc(method, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '-' && r != '_' })
 }
 
-// tokenLength is the length of the token that b begins with (RFC 9110, section 5.6.2).
+// tokenLength returns the length of the token that b begins with (RFC 9110, section 5.6.2).
 func tokenLength(b []byte) int {
 	for i, c := range b {
 		if c <= ' ' || c >= 0x7f || strings.IndexByte("\"(),/:;<=>?@[\\]{}", c) >= 0 {
@@ -153,9 +155,9 @@ func splitGaps(line []byte) (fields [][]byte) {
 	return fields
 }
 
-// MaxGreeting bounds the first bytes of a guest that are looked at. A ClientHello with
-// post-quantum key shares has some 2 KiB, and a request's header seldom more than 8.
+// MaxGreeting bounds the examined first bytes of a guest. A ClientHello with post-quantum key
+// shares has some 2 KiB, and a request's header seldom more than 8 KiB.
 const MaxGreeting = 32 << 10
 
-// RecordHandshake is the type of the record that a TLS connection begins with (RFC 8446, 5.1).
+// RecordHandshake is the type of a TLS connection's first record (RFC 8446, 5.1).
 const RecordHandshake = 22
