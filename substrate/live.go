@@ -89,7 +89,10 @@ type PackedFiles interface {
 type PackedDir string
 
 // Open implements PackedFiles.
-func (d PackedDir) Open(name string) (io.ReadCloser, error) { return os.DirFS(string(d)).Open(name) }
+func (d PackedDir) Open(name string) (io.ReadCloser, error) {
+	return os.DirFS(string(d)).Open(
+		name)
+}
 
 // A BasePacker is a Keeper whose packed machines are differences from a base: the snapshot of the
 // template that they were started from, which many machines share.
@@ -98,7 +101,8 @@ type BasePacker interface {
 	// PackBase writes the base that Packed.Base of a machine of m names into the new folder out,
 	// and returns the files' names: Unpack uses them if that snapshot is missing or different. A
 	// missing base is an error of kind Unavailable.
-	PackBase(ctx context.Context, m Machine, base turnstone.Digest, out string) (files []string, err error)
+	PackBase(ctx context.Context, m Machine, base turnstone.Digest, out string) (files []string,
+		err error)
 }
 
 // Packed describes the files of Pack.

@@ -70,7 +70,8 @@ func (k KernelKind) Advice() string {
 	if !k.Own {
 		return "run `turn doctor`"
 	}
-	return "run `" + k.Look() + "`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+	return "run `" + k.Look() +
+		"`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
 }
 
 // Look returns the command that checks a user's kernel.
@@ -88,7 +89,8 @@ func (k KernelKind) Look() string {
 // quote quotes path as a word of a shell's command line if necessary.
 func quote(path string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+,:@%=", r)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("/._-+,:@%=", r)
 	}
 	if strings.IndexFunc(path, func(r rune) bool { return !plain(r) }) < 0 {
 		return path

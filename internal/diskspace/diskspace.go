@@ -21,7 +21,8 @@ type lowError struct{ free, floor uint64 }
 
 // Error implements error.
 func (e lowError) Error() string {
-	return fmt.Sprintf("%s are free, and %s have to stay free", turnstone.Bytes(e.free).Human(), turnstone.Bytes(e.floor).Human())
+	return fmt.Sprintf("%s are free, and %s have to stay free", turnstone.Bytes(e.free).Human(),
+		turnstone.Bytes(e.floor).Human())
 }
 
 // Is reports whether target is ErrLow.
@@ -59,7 +60,8 @@ func (d *Disk) Check(floor config.Space, parts uint64) error {
 		return err
 	}
 	if low := floor.Floor(total) / parts; free < low {
-		return turnstone.NewError("executor.space", turnstone.KindExhausted, "the disk with "+d.Dir, lowError{free, low}).
+		return turnstone.NewError("executor.space", turnstone.KindExhausted, "the disk with "+d.Dir,
+			lowError{free, low}).
 			WithHint("make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
 	}
 	return nil
@@ -67,7 +69,8 @@ func (d *Disk) Check(floor config.Space, parts uint64) error {
 
 // Watch returns a context that ends when less than floor is free; Low then returns the reason. stop
 // ends the watch.
-func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.Context, stop func()) {
+func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.Context,
+	stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	go func() {
 		tick := time.NewTicker(d.Every)

@@ -25,7 +25,8 @@ func TestCheck(t *testing.T) {
 	d := New(t.TempDir())
 	d.Statfs = func(string) (uint64, uint64, error) { return 100 << 30, 30 << 30, nil }
 	err := d.Check(floor(t, "50%"), 1)
-	if !errors.Is(err, ErrLow) || turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
+	if !errors.Is(err, ErrLow) || turnstone.KindOf(err) != turnstone.KindExhausted ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("30 of 100 GiB are free: %v", err)
 	}
 	if err := d.Check(floor(t, "50%"), 2); err != nil {

@@ -43,12 +43,14 @@ func (k *Kernel) Guest(ctx context.Context) (substrate.GuestKernel, error) {
 }
 
 // Fill returns m with the kernel and with the initramfs that contains agent.
-func (k *Kernel) Fill(ctx context.Context, m substrate.Machine, agent kernel.Program) (substrate.Machine, error) {
+func (k *Kernel) Fill(ctx context.Context, m substrate.Machine,
+	agent kernel.Program) (substrate.Machine, error) {
 	found, dir, err := k.find(ctx)
 	if err != nil {
 		return m, err
 	}
-	m.Kernel, m.KernelDigest, m.KernelIs = found.Vmlinux, found.Digest, guest(found, k.choice).KernelKind
+	m.Kernel, m.KernelDigest, m.KernelIs = found.Vmlinux, found.Digest,
+		guest(found, k.choice).KernelKind
 	m.Initramfs, m.InitDigest, err = found.Initramfs(ctx, dir, agent)
 	return m, err
 }
@@ -67,7 +69,8 @@ func (k *Kernel) find(ctx context.Context) (found *kernel.Kernel, dir string, er
 
 // guest returns the properties of k that a substrate needs.
 func guest(k *kernel.Kernel, choice kernel.Choice) substrate.GuestKernel {
-	g := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test, Release: k.Release}}
+	g := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: k.Own, Test: k.Test,
+		Release: k.Release}}
 	if k.Own {
 		g.Digest, g.File, g.Modules = k.Digest, choice.Image, choice.Modules
 	}
@@ -91,9 +94,11 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	}
 	switch {
 	case kernel.IsTest(release) && !k.Test:
-		e.Err = fmt.Errorf("the kernel that runs says that it is %s, a test kernel, and %s", runs, image)
+		e.Err = fmt.Errorf("the kernel that runs says that it is %s, a test kernel, and %s", runs,
+			image)
 	case k.Release != "" && release != k.Release:
-		e.Err = fmt.Errorf("the kernel that runs says that it is %s, and %s", orNothing(runs), image)
+		e.Err = fmt.Errorf("the kernel that runs says that it is %s, and %s", orNothing(runs),
+			image)
 	case open && !k.Test:
 		e.Err = fmt.Errorf("programs can read the memory of the kernel that runs (%s), as that of a test kernel, and %s", orNothing(runs), image)
 	default:

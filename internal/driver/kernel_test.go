@@ -35,7 +35,8 @@ func TestKernelIsLookedUpOnce(t *testing.T) {
 		}
 	}
 	program := []byte("\x7fELF agent")
-	agent := kernel.Program{Digest: turnstone.DigestBytes(program), Read: func() ([]byte, error) { return program, nil }}
+	agent := kernel.Program{Digest: turnstone.DigestBytes(program),
+		Read: func() ([]byte, error) { return program, nil }}
 	put("6.9.0-own")
 	k := KernelIn(h, kernel.Choice{Image: image}, nil)
 	chosen, err := k.Guest(t.Context())
@@ -62,9 +63,12 @@ func TestKernelIsLookedUpOnce(t *testing.T) {
 // TestCheckRunning checks that a machine is used only if the running kernel reports the same
 // release as its image, and shows no property of a test kernel unless it is known as a test kernel.
 func TestCheckRunning(t *testing.T) {
-	release := rapid.SampledFrom([]string{"", "6.1.0-50-cloud-amd64", "6.1.192-tpv", "6.1.192-tpv+", "6.1.192-abc", "6.1.192-tpvx"})
+	release := rapid.SampledFrom([]string{"", "6.1.0-50-cloud-amd64", "6.1.192-tpv", "6.1.192-tpv+",
+		"6.1.192-abc", "6.1.192-tpvx"})
 	rapid.Check(t, func(t *rapid.T) {
-		k := substrate.KernelKind{Own: rapid.Bool().Draw(t, "own"), Release: release.Draw(t, "image"), File: rapid.SampledFrom([]string{"", "/srv/vmlinux"}).Draw(t, "file")}
+		k := substrate.KernelKind{Own: rapid.Bool().Draw(t, "own"),
+			Release: release.Draw(t, "image"),
+			File:    rapid.SampledFrom([]string{"", "/srv/vmlinux"}).Draw(t, "file")}
 		k.Test = kernel.IsTest(k.Release)
 		runs, open := release.Draw(t, "runs"), rapid.Bool().Draw(t, "open")
 		err := CheckRunning(k, runs, open)
@@ -73,11 +77,14 @@ func TestCheckRunning(t *testing.T) {
 		if (err == nil) != (same && !hidden) {
 			t.Fatalf("%+v runs %q, open %t: %v", k, runs, open, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), k.Release) || !strings.Contains(err.Error(), runs) || turnstone.HintOf(err) != k.Advice()) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindIntegrity ||
+			!strings.Contains(err.Error(), k.Release) || !strings.Contains(err.Error(), runs) ||
+			turnstone.HintOf(err) != k.Advice()) {
 			t.Fatalf("%v (%s) does not name both, and what helps", err, turnstone.HintOf(err))
 		}
 	})
-	if err := CheckRunning(substrate.KernelKind{}, strings.Repeat("\x1b", 1000), true); err == nil || len(err.Error()) > 300 || strings.Contains(err.Error(), "\x1b") {
+	if err := CheckRunning(substrate.KernelKind{}, strings.Repeat("\x1b", 1000),
+		true); err == nil || len(err.Error()) > 300 || strings.Contains(err.Error(), "\x1b") {
 		t.Errorf("%q", err)
 	}
 }

@@ -39,7 +39,8 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 }
 
 // translated opens QEMU, with or without KVM.
-func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error) {
+func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel,
+	before error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel, Fallback: before})
 	if err != nil { // a nil *Substrate is not a nil Substrate
 		return nil, err
@@ -49,7 +50,8 @@ func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel, 
 
 // accelerated opens QEMU with KVM. It first checks what rules KVM out without a guest, because a
 // proof needs a kernel and up to a minute.
-func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
+	_ error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
 	if err != nil {
 		return nil, err
@@ -76,7 +78,8 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 	return nil, s.Verdict().Unavailable("substrates.qemu", kernel.KernelKind)
 }
 
-func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel,
+	_ error) (substrate.Substrate, error) {
 	s, err := gvisor.New(ctx, c.Home, gvisor.Options{Progress: c.say, Binary: c.Programs.Runsc})
 	if err != nil {
 		return nil, err
@@ -89,15 +92,19 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel, _ error) 
 }
 
 // firecracker opens Firecracker, which itself checks what rules KVM out without a guest.
-func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
-	s, err := firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Kernel: kernel, Again: c.Probe != nil}))
+func (c *Chooser) firecracker(ctx context.Context, kernel substrate.GuestKernel,
+	_ error) (substrate.Substrate, error) {
+	s, err := firecracker.New(ctx, c.Home,
+		c.Programs.firecracker(firecracker.Options{Progress: c.say, Kernel: kernel,
+			Again: c.Probe != nil}))
 	if errors.Is(err, firecracker.ErrUnproven) {
 		m, probeErr := c.machine(ctx)
 		if probeErr != nil {
 			return nil, probeErr
 		}
 		if m != nil {
-			s, err = firecracker.New(ctx, c.Home, c.Programs.firecracker(firecracker.Options{Progress: c.say, Probe: m}))
+			s, err = firecracker.New(ctx, c.Home,
+				c.Programs.firecracker(firecracker.Options{Progress: c.say, Probe: m}))
 		}
 	}
 	if err != nil { // a nil *Substrate is not a nil Substrate

@@ -63,7 +63,8 @@ type Chooser struct {
 
 	// Open opens a driver instead of the real drivers, so that tests can simulate a host: name and
 	// how are a Trial's. Nil: the real drivers.
-	Open func(ctx context.Context, name, how string, kernel substrate.GuestKernel) (substrate.Substrate, error)
+	Open func(ctx context.Context, name, how string, kernel substrate.GuestKernel) (
+		substrate.Substrate, error)
 
 	drivers drivers // nil: the real drivers
 }
@@ -79,7 +80,8 @@ type option struct {
 	can     ability
 	// open returns the driver, or an error that says why it cannot be used here. before is why the
 	// same substrate was not opened in a better way; nil if that need not be reported.
-	open func(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate, error)
+	open func(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate,
+		error)
 }
 
 // How an option runs the guest's instructions.
@@ -93,7 +95,8 @@ type ability struct{ live, keep bool }
 
 // abilities returns a driver's features by its type.
 func abilities(a substrate.Abilities) ability {
-	return ability{!errors.Is(a.Live, errors.ErrUnsupported), !errors.Is(a.Keep, errors.ErrUnsupported)}
+	return ability{!errors.Is(a.Live, errors.ErrUnsupported),
+		!errors.Is(a.Keep, errors.ErrUnsupported)}
 }
 
 // drivers returns a machine's options, best first.
@@ -107,7 +110,8 @@ type drivers func(c *Chooser) []option
 // is of kind Invalid for an unknown name and for a substrate that cannot serve needs, and of kind
 // Unavailable if nothing works here. Choose reports better substrates that needs excluded to
 // Progress.
-func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substrate.Substrate, error) {
+func (c *Chooser) Choose(ctx context.Context, name string,
+	needs Needs) (substrate.Substrate, error) {
 	d := c.Decide(ctx, name, needs)
 	if d.Err != nil {
 		return nil, d.Err
@@ -119,10 +123,12 @@ func (c *Chooser) Choose(ctx context.Context, name string, needs Needs) (substra
 		}
 	}
 	if s := d.Substrate; len(unfit) > 0 {
-		c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(), strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
+		c.say(fmt.Sprintf("substrate %s, %s: %s; suitable: %s", s.Name(), s.Isolation(),
+			strings.Join(unfit, ", "), strings.Join(able(needs), ", ")))
 	}
 	if s := d.Substrate; len(d.told) > 0 {
-		c.say(fmt.Sprintf("substrate %s, %s: %s", s.Name(), s.Isolation(), strings.Join(d.told, "; ")))
+		c.say(fmt.Sprintf("substrate %s, %s: %s", s.Name(), s.Isolation(),
+			strings.Join(d.told, "; ")))
 	}
 	return d.Substrate, nil
 }
@@ -136,7 +142,8 @@ func (o option) surprises(name string, err error) bool {
 	case o.kernel.Own && errors.Is(err, kvm.ErrNotStarted):
 		return true
 	}
-	return name == o.name && o.how == withKVM && (o.kernel.Own || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, kvm.ErrEmulated) && !errors.Is(err, ErrUnproven))
+	return name == o.name && o.how == withKVM && (o.kernel.Own || !errors.Is(err, fs.ErrNotExist) &&
+		!errors.Is(err, kvm.ErrEmulated) && !errors.Is(err, ErrUnproven))
 }
 
 // reason returns err without its operation and its subject.
@@ -158,7 +165,8 @@ func (o option) pointless(before error) bool {
 const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
 
 // open opens o, and rejects a driver that cannot serve needs after all.
-func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error) (substrate.Substrate, error) {
+func (c *Chooser) open(ctx context.Context, o option, needs Needs,
+	before error) (substrate.Substrate, error) {
 	s, err := o.open(ctx, o.kernel, before)
 	if err != nil {
 		return nil, err
@@ -170,7 +178,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs, before error)
 	o.can = abilities(can)
 	switch why := o.lacks(needs); {
 	case why != "":
-		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable, "substrate "+o.name,
+		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable,
+			"substrate "+o.name,
 			errors.New(why)).WithHint("choose another substrate, or leave out what asks for it")
 	case needs.Live && can.Live != nil:
 		return nil, can.Live
@@ -245,7 +254,8 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 	all := slices.DeleteFunc(made(c), func(o option) bool { return name != Auto && name != o.name })
 	for i := range all {
 		if o := all[i]; c.Open != nil {
-			all[i].open = func(ctx context.Context, kernel substrate.GuestKernel, _ error) (substrate.Substrate, error) {
+			all[i].open = func(ctx context.Context, kernel substrate.GuestKernel,
+				_ error) (substrate.Substrate, error) {
 				return c.Open(ctx, o.name, o.how, kernel)
 			}
 		}
@@ -261,7 +271,10 @@ func (c *Chooser) options(ctx context.Context, name string) ([]option, error) {
 		switch o := &all[i]; {
 		case o.own:
 		case err != nil:
-			o.open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) { return nil, err }
+			o.open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate,
+				error) {
+				return nil, err
+			}
 		default:
 			o.kernel = guest
 		}

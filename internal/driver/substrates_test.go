@@ -38,7 +38,8 @@ func host(works ...string) drivers {
 	return func(c *Chooser) []option {
 		all := real(c)
 		for i, o := range all {
-			all[i].open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
+			all[i].open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate,
+				error) {
 				for _, w := range works {
 					if w == o.String() {
 						return named{name: o.name, how: o.how}, nil
@@ -104,8 +105,10 @@ func TestChooseTells(t *testing.T) {
 	}{
 		{everything, Auto, Needs{Home: true}, ""},
 		{everything[1:], Auto, Needs{Home: true}, ""},
-		{everything[2:], Auto, Needs{Home: true}, "substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
-		{everything[2:], Auto, Needs{MicroVM: true}, "substrate qemu, TCG: gvisor is no microVM, which `isolation: microvm` asks for; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{Home: true},
+			"substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
+		{everything[2:], Auto, Needs{MicroVM: true},
+			"substrate qemu, TCG: gvisor is no microVM, which `isolation: microvm` asks for; suitable: firecracker, qemu"},
 		{everything[2:], Auto, Needs{}, ""},
 		{everything[2:], QEMU, Needs{Home: true}, "substrate qemu, TCG: qemu (KVM): "},
 		{everything[1:], QEMU, Needs{Home: true}, ""},
@@ -147,22 +150,28 @@ func TestTestKernel(t *testing.T) {
 		want   string
 	}{
 		{everything, Auto, Needs{}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
-		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true}, nil,
+			"firecracker KVM"},
 		{everything, Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "gvisor "},
-		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
-		{everything, Auto, Needs{Home: true}, substrate.KernelKind{Own: true, Test: true}, nil, "firecracker KVM"},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{Own: true,
+			Test: true}, nil, "firecracker KVM"},
+		{everything, Auto, Needs{Home: true}, substrate.KernelKind{Own: true, Test: true}, nil,
+			"firecracker KVM"},
 		{everything, QEMU, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "qemu KVM"},
 		{everything, QEMU, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
 			"nothing here can run a sandbox: qemu (KVM) boots a test kernel, which does not give what `isolation: microvm` asks for; qemu (TCG) boots"},
-		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil, "unset TURN_KERNEL"},
+		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
+			"unset TURN_KERNEL"},
 		{everything, GVisor, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
 		{everything, Auto, Needs{}, substrate.KernelKind{}, broken, "gvisor "},
 		{everything, QEMU, Needs{}, substrate.KernelKind{}, broken, "TURN_KERNEL: is no kernel"},
-		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{}, broken, "firecracker (KVM): TURN_KERNEL: is no kernel"},
+		{append(everything[:2:2], everything[3]), Auto, Needs{}, substrate.KernelKind{}, broken,
+			"firecracker (KVM): TURN_KERNEL: is no kernel"},
 	} {
-		c := Chooser{drivers: host(tt.works...), Kernel: func(context.Context) (substrate.GuestKernel, error) {
-			return substrate.GuestKernel{KernelKind: tt.kernel}, tt.err
-		}}
+		c := Chooser{drivers: host(tt.works...),
+			Kernel: func(context.Context) (substrate.GuestKernel, error) {
+				return substrate.GuestKernel{KernelKind: tt.kernel}, tt.err
+			}}
 		s, err := c.Choose(t.Context(), tt.ask, tt.needs)
 		got := ""
 		if err != nil {
@@ -171,7 +180,8 @@ func TestTestKernel(t *testing.T) {
 			got = s.Name() + " " + s.Isolation()
 		}
 		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
-			t.Errorf("%s of %v, %+v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, tt.kernel, got, tt.want)
+			t.Errorf("%s of %v, %+v, %+v: %q, want %q", tt.ask, tt.works, tt.needs, tt.kernel, got,
+				tt.want)
 		}
 	}
 }
@@ -192,7 +202,8 @@ func (faulty) Abilities() substrate.Abilities {
 func TestChooseAbilities(t *testing.T) {
 	opened := 0
 	one := func(name string, can ability, s substrate.Substrate) option {
-		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel, error) (substrate.Substrate, error) {
+		return option{name: name, can: can, open: func(context.Context, substrate.GuestKernel,
+			error) (substrate.Substrate, error) {
 			opened++
 			return s, nil
 		}}
@@ -220,12 +231,14 @@ func TestChooseAbilities(t *testing.T) {
 		}
 	}
 	all = all[:1]
-	if _, err := c.Choose(t.Context(), Auto, Needs{Live: true}); err == nil || !strings.Contains(err.Error(), "does not wake up") {
+	if _, err := c.Choose(t.Context(), Auto, Needs{Live: true}); err == nil ||
+		!strings.Contains(err.Error(), "does not wake up") {
 		t.Error(err)
 	}
 	c.Wrap = func(substrate.Substrate) substrate.Substrate { return named{name: "nothing"} }
 	for _, needs := range []Needs{{Live: true}, {Keep: true}} {
-		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(
+			err) != turnstone.KindUnavailable {
 			t.Errorf("%+v: %v", needs, err)
 		}
 	}
@@ -238,7 +251,8 @@ func TestAbilities(t *testing.T) {
 			t.Errorf("%s clones nothing that runs", o)
 		}
 		err := Fits(o.name, Needs{Keep: true})
-		if o.can.keep != (err == nil) || err != nil && turnstone.KindOf(err) != turnstone.KindInvalid {
+		if o.can.keep != (err == nil) || err != nil &&
+			turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %+v, %v", o, o.can, err)
 		}
 	}
@@ -249,7 +263,8 @@ func TestAbilities(t *testing.T) {
 // and that a test kernel runs under KVM only.
 func TestKernelAtFault(t *testing.T) {
 	proven := func(v kvm.Verdict) kvm.Verdict { v.Proven = true; return v }
-	fault := proven(kvm.Failed(&console.GaveUp{Why: "it panicked"}, substrate.KernelKind{Own: true}))
+	fault := proven(kvm.Failed(&console.GaveUp{Why: "it panicked"},
+		substrate.KernelKind{Own: true}))
 	hangs := proven(kvm.Failed(console.ErrHangs, substrate.KernelKind{Own: true}))
 	for _, tt := range []struct {
 		ask     string
@@ -259,13 +274,20 @@ func TestKernelAtFault(t *testing.T) {
 		told    string // by the progress or the error
 		before  string // the earlier error that the option without KVM gets
 	}{
-		{QEMU, fault, substrate.KernelKind{Own: true}, "", "the guest's kernel is at fault: it panicked", ""},
-		{QEMU, hangs, substrate.KernelKind{Own: true}, "qemu TCG", "substrate qemu, TCG: qemu (KVM): a guest does not start under it: the guest hangs", "KVM: a guest does not start"},
+		{QEMU, fault, substrate.KernelKind{Own: true}, "",
+			"the guest's kernel is at fault: it panicked", ""},
+		{QEMU, hangs, substrate.KernelKind{Own: true}, "qemu TCG",
+			"substrate qemu, TCG: qemu (KVM): a guest does not start under it: the guest hangs",
+			"KVM: a guest does not start"},
 		{QEMU, hangs, substrate.KernelKind{Own: true, Test: true}, "", "the guest hangs", ""},
-		{QEMU, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{}, "qemu TCG", "device or resource busy", "device or resource busy"},
-		{Auto, fault, substrate.KernelKind{Own: true}, "gvisor ", "substrate gvisor, : qemu (KVM): the guest's kernel is at fault: it panicked", ""},
-		{Auto, hangs, substrate.KernelKind{Own: true}, "gvisor ", "a guest does not start under it: the guest hangs", ""},
-		{Auto, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{Own: true}, "gvisor ", "", ""},
+		{QEMU, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{}, "qemu TCG",
+			"device or resource busy", "device or resource busy"},
+		{Auto, fault, substrate.KernelKind{Own: true}, "gvisor ",
+			"substrate gvisor, : qemu (KVM): the guest's kernel is at fault: it panicked", ""},
+		{Auto, hangs, substrate.KernelKind{Own: true}, "gvisor ",
+			"a guest does not start under it: the guest hangs", ""},
+		{Auto, kvm.Verdict{Reason: "device or resource busy"}, substrate.KernelKind{Own: true},
+			"gvisor ", "", ""},
 	} {
 		said, before := "", ""
 		c := Chooser{Progress: func(what string) { said += what }}
@@ -275,7 +297,8 @@ func TestKernelAtFault(t *testing.T) {
 		c.drivers = func(c *Chooser) []option {
 			all := host("gvisor", "qemu (TCG)")(c)
 			for i, o := range all {
-				all[i].open = func(ctx context.Context, k substrate.GuestKernel, b error) (substrate.Substrate, error) {
+				all[i].open = func(ctx context.Context, k substrate.GuestKernel,
+					b error) (substrate.Substrate, error) {
 					if b != nil {
 						before = b.Error()
 					}
@@ -294,8 +317,10 @@ func TestKernelAtFault(t *testing.T) {
 		} else {
 			said += err.Error()
 		}
-		if got != tt.want || !strings.Contains(said, tt.told) || tt.told == "" && said != "" || !strings.Contains(before, tt.before) || tt.before == "" && before != "" {
-			t.Errorf("%s, %+v, %+v: %q, says %q, %q before", tt.ask, tt.verdict, tt.kernel, got, said, before)
+		if got != tt.want || !strings.Contains(said, tt.told) || tt.told == "" && said != "" ||
+			!strings.Contains(before, tt.before) || tt.before == "" && before != "" {
+			t.Errorf("%s, %+v, %+v: %q, says %q, %q before", tt.ask, tt.verdict, tt.kernel, got,
+				said, before)
 		}
 	}
 }

@@ -25,7 +25,8 @@ func RulesOf(c config.Config) (turnstone.Digest, error) {
 // A rule with a name cannot be compared with addresses, because the DNS decides where the name
 // leads.
 func DocumentsPolicy(c config.Config) (network.Policy, error) {
-	p, err := (&network.Spec{Allow: append(slices.Clone(c.Network.Allow), c.Documents.Allow...)}).Policy()
+	p, err := (&network.Spec{Allow: append(slices.Clone(c.Network.Allow),
+		c.Documents.Allow...)}).Policy()
 	p.Whose = "not granted to the document"
 	return p, err
 }
@@ -44,7 +45,8 @@ func (h Host) Judging(asked network.Spec) (network.Policy, error) {
 		// A rule that has no effect is an error instead of being ignored: the turn depends on it.
 		for _, r := range policy.Allow {
 			if !own.MayOpen(r) {
-				return policy, Locked("network: allow: "+r.String(), errors.New("is beyond the host's policy"))
+				return policy, Locked("network: allow: "+r.String(),
+					errors.New("is beyond the host's policy"))
 			}
 		}
 		policy.Within = append(policy.Within, own)
@@ -66,5 +68,6 @@ func (h Host) policy() (network.Policy, error) {
 // Locked returns the error for a request that exceeds a locked policy.
 func Locked(what string, err error) error {
 	return turnstone.NewError("executor.network", turnstone.KindInvalid, what, err).
-		WithHint("the policy of this host is locked: see " + config.File + " in its state directory")
+		WithHint("the policy of this host is locked: see " + config.File +
+			" in its state directory")
 }

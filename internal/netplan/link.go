@@ -56,7 +56,8 @@ func (l *Link) Options(watch *network.Watch) netstack.Options {
 		return o
 	}
 	p := proxy.New(proxy.Options{Resolver: o.Resolver, CA: l.CA, Open: spec.Open || l.player != nil,
-		Headers: spec.Headers, Recorder: l.recorder, Player: l.player, Secrets: secrets, Budget: l.budget,
+		Headers: spec.Headers, Recorder: l.recorder, Player: l.player, Secrets: secrets,
+		Budget:   l.budget,
 		Observer: o.Observer})
 	o.Interceptor = p
 	o.Dialer, o.Resolver = p.Below()

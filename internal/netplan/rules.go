@@ -92,7 +92,8 @@ func Make(c config.Config, asked network.Spec, mode Mode, use Use) (_ Rules, on 
 
 // wanted reports whether a rule was requested that needs a network.
 func (r *Rules) wanted() bool {
-	return r.Mode.Record || r.Mode.Replay || r.Asked.Only || r.Asked.Open || len(r.Asked.Allow)+len(r.Asked.Headers) > 0
+	return r.Mode.Record || r.Mode.Replay || r.Asked.Only || r.Asked.Open ||
+		len(r.Asked.Allow)+len(r.Asked.Headers) > 0
 }
 
 // Fits rejects incompatible requests. The error is of kind Invalid.
@@ -121,7 +122,8 @@ func (r *Rules) Fits(use Use) error {
 		return fail("secret header", "the machine stays longer than the turn that is given it",
 			"run this turn with lifetime: turn")
 	case use.Snapshot == document.SnapshotVM && (r.Asked.Open || headers || r.Mode.Replay):
-		return fail("snapshot: vm", "the machine trusts a certificate authority that ends with the turn",
+		return fail("snapshot: vm",
+			"the machine trusts a certificate authority that ends with the turn",
 			"leave out the snapshot, or intercept and secret headers")
 	}
 	return nil

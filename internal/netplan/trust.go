@@ -13,12 +13,14 @@ import (
 // needsCA reports whether the guest must trust one of Turnstone's certificate authorities.
 func (l *Link) needsCA() bool {
 	return l.rules.Spec.Open || l.player != nil && l.player.Opened() ||
-		slices.ContainsFunc(l.rules.Spec.Headers, func(h network.SecretHeader) bool { return h.Scheme == "https" })
+		slices.ContainsFunc(l.rules.Spec.Headers,
+			func(h network.SecretHeader) bool { return h.Scheme == "https" })
 }
 
 // caVariables point programs to hostca.GuestPath: OpenSSL's and Go's, curl, Python's requests,
 // Node, git.
-var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
+var caVariables = []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
+	"NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"}
 
 // hostCAFile caches the host's additional certificate authorities.
 const hostCAFile = "host-ca.json"
@@ -83,7 +85,8 @@ func (l *Link) GiveWay(env, image []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
 		name, value, _ := strings.Cut(kv, "=")
 		return value == hostca.GuestPath && slices.Contains(caVariables, name) &&
-			slices.ContainsFunc(image, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+			slices.ContainsFunc(image,
+				func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 	})
 }
 

@@ -48,7 +48,9 @@ func TestHostAuthorities(t *testing.T) {
 	if err != nil || len(n.HostCA) != 1 || !n.HostCA[0].Equal(cert) || n.CA != nil {
 		t.Fatalf("%q, %v, %v", more, n.HostCA, err)
 	}
-	if want := []string{"SSL_CERT_FILE=" + hostca.GuestPath, "REQUESTS_CA_BUNDLE=" + hostca.GuestPath, "NODE_EXTRA_CA_CERTS=" + hostca.GuestPath, "GIT_SSL_CAINFO=" + hostca.GuestPath}; !slices.Equal(more, want) {
+	if want := []string{"SSL_CERT_FILE=" + hostca.GuestPath,
+		"REQUESTS_CA_BUNDLE=" + hostca.GuestPath, "NODE_EXTRA_CA_CERTS=" + hostca.GuestPath,
+		"GIT_SSL_CAINFO=" + hostca.GuestPath}; !slices.Equal(more, want) {
 		t.Errorf("variables %q", more)
 	}
 	if n.Bundle != hostca.GuestBundle {
@@ -58,21 +60,25 @@ func TestHostAuthorities(t *testing.T) {
 		t.Errorf("a later turn gets %q", left)
 	}
 	// An image's own certificates replace the host's.
-	if left := n.GiveWay(more, []string{"SSL_CERT_FILE=/opt/conda/cacert.pem"}); strings.Contains(strings.Join(left, " "), "SSL_CERT_FILE") || len(left) != 3 {
+	if left := n.GiveWay(more, []string{"SSL_CERT_FILE=/opt/conda/cacert.pem"}); strings.Contains(
+		strings.Join(left, " "), "SSL_CERT_FILE") || len(left) != 3 {
 		t.Errorf("over the image's: %q", left)
 	}
 	// Switched off, in a replay, and on a host without authorities.
-	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: network.Spec{NoHostCA: true}}, nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
+	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: network.Spec{NoHostCA: true}},
+		nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
 		if more, err := n.Trust(host, env); err != nil || len(more) != 0 || len(n.HostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)
 		}
 	}
 	// With an authority of the sandbox's own, all variables name both.
 	n = NewLink(Rules{Spec: network.Spec{Open: true}}, nil)
-	if more, err := n.Trust(host, env); err != nil || len(more) != len(caVariables) || len(n.HostCA) != 1 || n.CA == nil {
+	if more, err := n.Trust(host, env); err != nil || len(more) != len(caVariables) ||
+		len(n.HostCA) != 1 || n.CA == nil {
 		t.Errorf("opened: %q, %v", more, err)
 	}
-	if left := n.Inherited(append(slices.Clone(env), "CURL_CA_BUNDLE="+hostca.GuestPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
+	if left := n.Inherited(append(slices.Clone(env),
+		"CURL_CA_BUNDLE="+hostca.GuestPath)); !slices.Contains(left, "CURL_CA_BUNDLE=/mine.pem") {
 		t.Errorf("a later turn gets %q", left)
 	}
 	t.Setenv("SSL_CERT_FILE", os.DevNull)

@@ -39,7 +39,8 @@ func (j *Judge) Check(to netip.AddrPort, names []string) Check {
 	}
 	c.named = true
 	for _, name := range names {
-		c.free = c.free || !WebPort(to.Port()) && j.pinned(name, to) && j.decide(name, to.Addr(), to.Port()).Allowed
+		c.free = c.free || !WebPort(to.Port()) && j.pinned(name, to) &&
+			j.decide(name, to.Addr(), to.Port()).Allowed
 	}
 	c.First = !c.free
 	return c
@@ -109,7 +110,8 @@ func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (Ref
 		byName := j.decide(name, to.Addr(), to.Port())
 		// Datagrams name no host, and QUIC hides it: a name opens datagrams only together with a
 		// port, and never the port of QUIC.
-		if byName.Allowed && !v.Allowed && protocol == "udp" && (WebPort(to.Port()) || !j.pinned(name, to)) {
+		if byName.Allowed && !v.Allowed && protocol == "udp" &&
+			(WebPort(to.Port()) || !j.pinned(name, to)) {
 			byName = Verdict{Reason: "a name opens UDP only with a port in the rule, and not 443"}
 		}
 		if byName.Allowed {

@@ -17,11 +17,13 @@ func HostOnly(host string) string {
 		var closed, colon bool
 		name, rest, closed = strings.Cut(inner, "]")
 		port, colon = strings.CutPrefix(rest, ":")
-		if a, err := netip.ParseAddr(name); err != nil || !a.Is6() || a.Zone() != "" || !closed || rest != "" && !colon {
+		if a, err := netip.ParseAddr(name); err != nil || !a.Is6() || a.Zone() != "" || !closed ||
+			rest != "" && !colon {
 			return ""
 		}
 	} else if strings.ContainsFunc(name, func(r rune) bool {
-		return (r|0x20 < 'a' || r|0x20 > 'z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_", r)
+		return (r|0x20 < 'a' || r|0x20 > 'z') && (r < '0' || r > '9') &&
+			!strings.ContainsRune(".-_", r)
 	}) {
 		return ""
 	}

@@ -47,7 +47,8 @@ type terrain struct {
 
 // NewJudge returns a Judge of p. isOwn reports whether an address belongs to the host.
 func NewJudge(p Policy, isOwn func(netip.Addr) bool) *Judge {
-	j := &Judge{own: p.Own, terrain: terrain{kinds: kinds(), global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
+	j := &Judge{own: p.Own, terrain: terrain{kinds: kinds(),
+		global: netip.MustParsePrefix(globalUnicast), isOwn: isOwn,
 		gateway: netip.MustParseAddr(Gateway), dns: netip.MustParseAddr(DNS)}}
 	j.add(p)
 	return j
@@ -146,7 +147,8 @@ func (j judgeOne) decide(name string, addr netip.Addr, port uint16) Verdict {
 	}
 	a := j.target(addr)
 	for _, r := range j.Deny {
-		if r.matchesPort(port) && (r.matchesAddr(a) || addr.Is6() && !addr.Is4In6() && r.matchesAddr(addr) || r.matchesName(name)) {
+		if r.matchesPort(port) && (r.matchesAddr(a) || addr.Is6() && !addr.Is4In6() &&
+			r.matchesAddr(addr) || r.matchesName(name)) {
 			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
 		}
 	}
@@ -155,7 +157,8 @@ func (j judgeOne) decide(name string, addr netip.Addr, port uint16) Verdict {
 		return Verdict{Reason: k.word}
 	}
 	for _, r := range j.Allow {
-		if r.matchesPort(port) && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) && r.nameOpens(k)) {
+		if r.matchesPort(port) && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) &&
+			r.nameOpens(k)) {
 			return Verdict{Allowed: true, Rule: r.String()}
 		}
 	}
@@ -198,7 +201,8 @@ func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
 	}
 	for _, r := range j.Allow {
 		// A rule for the loopback opens it at the gateway's address.
-		if k.class != never && !a.IsLoopback() && (r.matchesAddr(a) && r.opens(k) || r.matchesName(name) && r.nameOpens(k)) {
+		if k.class != never && !a.IsLoopback() && (r.matchesAddr(a) && r.opens(k) ||
+			r.matchesName(name) && r.nameOpens(k)) {
 			return Verdict{Allowed: true, Rule: r.String()}
 		}
 	}
@@ -241,7 +245,8 @@ func (j *terrain) kindOf(a netip.Addr) kind {
 		}
 	}
 	if k.class != never && !a.IsLoopback() && j.isOwn(a) {
-		return kind{prefix: netip.PrefixFrom(a, a.BitLen()), class: own, word: "address of the host"}
+		return kind{prefix: netip.PrefixFrom(a, a.BitLen()), class: own,
+			word: "address of the host"}
 	}
 	return k
 }
@@ -263,7 +268,8 @@ func (r Rule) matchesName(name string) bool {
 // opens reports whether a rule with a prefix opens addresses of k: a prefix opens a range that is
 // not public only if the prefix lies inside the range, so that 0.0.0.0/0 means the public Internet.
 func (r Rule) opens(k kind) bool {
-	return k.class == public || k.class != never && k.prefix.Bits() <= r.Prefix.Bits() && k.prefix.Contains(r.Prefix.Addr())
+	return k.class == public || k.class != never && k.prefix.Bits() <= r.Prefix.Bits() &&
+		k.prefix.Contains(r.Prefix.Addr())
 }
 
 // nameOpens reports whether a rule with a name opens addresses of k. The owner of a name in the DNS

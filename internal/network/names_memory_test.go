@@ -14,7 +14,8 @@ func TestNamesAreBounded(t *testing.T) {
 		n.Add(addr(i), "a.example")
 		n.Of(addr(0)) // in use
 	}
-	if len(n.byAddr) != 100 || n.order.Len() != 100 || !n.has(addr(0), "a.example") || n.has(addr(1), "a.example") || !n.has(addr(999), "a.example") {
+	if len(n.byAddr) != 100 || n.order.Len() != 100 || !n.has(addr(0), "a.example") ||
+		n.has(addr(1), "a.example") || !n.has(addr(999), "a.example") {
 		t.Fatal(len(n.byAddr))
 	}
 	for i := range 100 {

@@ -25,7 +25,8 @@ const maxRules = 1024
 func ParseRule(text string) (Rule, error) {
 	r, err := parseRule(text)
 	if err != nil {
-		return Rule{}, turnstone.NewError("network.rule", turnstone.KindInvalid, strconv.Quote(text),
+		return Rule{}, turnstone.NewError("network.rule", turnstone.KindInvalid,
+			strconv.Quote(text),
 			err).
 			WithHint(`a rule is a name, an address or a prefix, with a port or without: api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432`)
 	}
@@ -90,7 +91,8 @@ func parsePrefix(host string) (netip.Prefix, bool, error) {
 			return netip.Prefix{}, true, err
 		}
 		if p != p.Masked() {
-			return netip.Prefix{}, true, fmt.Errorf("bits beyond the prefix are set: it would be %s", p.Masked())
+			return netip.Prefix{}, true,
+				fmt.Errorf("bits beyond the prefix are set: it would be %s", p.Masked())
 		}
 		return unmapPrefix(p), true, nil
 	}
@@ -244,18 +246,22 @@ func (p Policy) validate(left *int) error {
 func (r Rule) CheckAllow() error {
 	if r.Name != "" {
 		if r.Name == HostName {
-			return &turnstone.Error{Kind: turnstone.KindInvalid, Err: errors.New("a name of the host's loopback"),
+			return &turnstone.Error{Kind: turnstone.KindInvalid,
+				Err:  errors.New("a name of the host's loopback"),
 				Hint: "write 127.0.0.1:PORT for a port of the host's loopback"}
 		}
 		return nil
 	}
 	a := r.Prefix.Addr()
-	if r.Prefix.Overlaps(netip.MustParsePrefix("127.0.0.0/8")) && r.Prefix.Bits() >= 8 || a.IsLoopback() {
+	if r.Prefix.Overlaps(netip.MustParsePrefix("127.0.0.0/8")) && r.Prefix.Bits() >= 8 ||
+		a.IsLoopback() {
 		if a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) && r.Prefix.IsSingleIP() && r.Port != 0 {
 			return nil
 		}
-		return &turnstone.Error{Kind: turnstone.KindInvalid, Err: errors.New("the host's loopback is opened port by port"),
-			Hint: "write 127.0.0.1:PORT; the guest finds it at " + HostName + ":PORT, which is " + Gateway}
+		return &turnstone.Error{Kind: turnstone.KindInvalid,
+			Err: errors.New("the host's loopback is opened port by port"),
+			Hint: "write 127.0.0.1:PORT; the guest finds it at " + HostName + ":PORT, which is " +
+				Gateway}
 	}
 	if a.Is6() {
 		return errors.New("a guest has IPv4 only")

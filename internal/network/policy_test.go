@@ -52,10 +52,14 @@ func TestParseRule(t *testing.T) {
 		}
 	}
 	for _, in := range []string{
-		"", ":", ":80", "a..b", "a b", "http://a.example", "a.example/path", "*", "*.", "a.*.example", "*a.example", "*.*.example",
-		"a.example:", "a.example:0", "a.example:65536", "a.example:http", "a.example:+1", "a.example:-1",
-		"10.0.0.1/8", "10.0.0.0/33", "10.0.0", "127.1", "0x7f000001", "2130706433", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "a.1", "*.4",
-		"fe80::1%eth0", "[::1", "[::1]80", "[::1]:x", "::1]:80", "bücher.example", "a\x00b", strings.Repeat("a", 64) + ".example", strings.Repeat("a.", 127) + "a",
+		"", ":", ":80", "a..b", "a b", "http://a.example", "a.example/path", "*", "*.",
+		"a.*.example", "*a.example", "*.*.example",
+		"a.example:", "a.example:0", "a.example:65536", "a.example:http", "a.example:+1",
+		"a.example:-1",
+		"10.0.0.1/8", "10.0.0.0/33", "10.0.0", "127.1", "0x7f000001", "2130706433", "1.2.3.4.5",
+		"256.1.1.1", "01.2.3.4", "a.1", "*.4",
+		"fe80::1%eth0", "[::1", "[::1]80", "[::1]:x", "::1]:80", "bücher.example", "a\x00b",
+		strings.Repeat("a", 64) + ".example", strings.Repeat("a.", 127) + "a",
 	} {
 		if r, err := ParseRule(in); err == nil {
 			t.Errorf("%q is %+v", in, r)
@@ -66,14 +70,18 @@ func TestParseRule(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	for _, ok := range []string{"127.0.0.1:8080", "169.254.169.254", "10.0.0.0/8", "0.0.0.0/0", "10.0.2.0/23", "8.8.8.8:53", "localhost"} {
+	for _, ok := range []string{"127.0.0.1:8080", "169.254.169.254", "10.0.0.0/8", "0.0.0.0/0",
+		"10.0.2.0/23", "8.8.8.8:53", "localhost"} {
 		if err := (Policy{Allow: ParseRules(t, ok)}).Validate(); err != nil {
 			t.Errorf("%s: %v", ok, err)
 		}
 	}
-	for _, bad := range []string{"127.0.0.1", "127.0.0.2:80", "127.0.0.0/8", "::1", "[::1]:80", "224.0.0.1", "255.255.255.255", "240.0.0.0/4",
-		"0.0.0.0/8", "10.0.2.0/24", "10.0.2.2:80", "2001:db8::/32", "::/0", HostName, HostName + ":80"} {
-		if err := (Policy{Allow: ParseRules(t, bad)}).Validate(); err == nil || turnstone.KindOf(err) != turnstone.KindInvalid {
+	for _, bad := range []string{"127.0.0.1", "127.0.0.2:80", "127.0.0.0/8", "::1", "[::1]:80",
+		"224.0.0.1", "255.255.255.255", "240.0.0.0/4",
+		"0.0.0.0/8", "10.0.2.0/24", "10.0.2.2:80", "2001:db8::/32", "::/0", HostName,
+		HostName + ":80"} {
+		if err := (Policy{Allow: ParseRules(t, bad)}).Validate(); err == nil ||
+			turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}
@@ -92,10 +100,14 @@ func TestValidate(t *testing.T) {
 
 func TestDecide(t *testing.T) {
 	on := Policy{}
-	only := Policy{Only: true, Allow: ParseRules(t, "api.example.com", "*.example.org:443", "10.0.0.0/8", "192.0.2.1:5432", "127.0.0.1:8080")}
+	only := Policy{Only: true, Allow: ParseRules(t, "api.example.com", "*.example.org:443",
+		"10.0.0.0/8", "192.0.2.1:5432", "127.0.0.1:8080")}
 	all := Policy{Only: true, Allow: ParseRules(t, "0.0.0.0/0")}
-	open := Policy{Allow: ParseRules(t, "db.corp.example", "*.wild.example", "169.254.169.254:80", "192.168.0.0/16")}
-	deny := Policy{Allow: ParseRules(t, "10.0.0.0/8", "127.0.0.1:8080"), Deny: ParseRules(t, "bad.example", "*.bad.example:443", "8.8.8.8", "10.1.0.0/16", "2002:0808:0808::/48")}
+	open := Policy{Allow: ParseRules(t, "db.corp.example", "*.wild.example", "169.254.169.254:80",
+		"192.168.0.0/16")}
+	deny := Policy{Allow: ParseRules(t, "10.0.0.0/8", "127.0.0.1:8080"),
+		Deny: ParseRules(t, "bad.example", "*.bad.example:443", "8.8.8.8", "10.1.0.0/16",
+			"2002:0808:0808::/48")}
 	for _, c := range []struct {
 		what   string
 		p      Policy
@@ -198,9 +210,12 @@ func TestDecide(t *testing.T) {
 
 func TestLookupAndAnswer(t *testing.T) {
 	own := netip.MustParseAddr("198.51.100.77")
-	j := NewJudge(Policy{Only: true, Allow: ParseRules(t, "api.example.com:443", "*.example.org", "10.0.0.0/8", "127.0.0.1:80"),
-		Deny: ParseRules(t, "no.example.org", "port.example.org:80", "9.9.9.9")}, func(a netip.Addr) bool { return a == own })
-	for name, want := range map[string]bool{"api.example.com": true, "a.example.org": true, "example.org": false, "no.example.org": false,
+	j := NewJudge(Policy{Only: true, Allow: ParseRules(t, "api.example.com:443", "*.example.org",
+		"10.0.0.0/8", "127.0.0.1:80"),
+		Deny: ParseRules(t, "no.example.org", "port.example.org:80", "9.9.9.9")},
+		func(a netip.Addr) bool { return a == own })
+	for name, want := range map[string]bool{"api.example.com": true, "a.example.org": true,
+		"example.org": false, "no.example.org": false,
 		"port.example.org": true, "other.example": false, "a.no.example.org": true} {
 		if v := j.Lookup(name); v.Allowed != want {
 			t.Errorf("%s: %+v", name, v)
@@ -210,9 +225,12 @@ func TestLookupAndAnswer(t *testing.T) {
 		name, addr string
 		want       bool
 	}{
-		{"api.example.com", "8.8.8.8", true}, {"api.example.com", "192.168.0.1", true}, {"a.example.org", "192.168.0.1", false},
-		{"a.example.org", "10.0.0.1", true}, {"api.example.com", "127.0.0.1", false}, {"api.example.com", "169.254.169.254", false},
-		{"api.example.com", "198.51.100.77", false}, {"api.example.com", "9.9.9.9", false}, {"api.example.com", "0.0.0.0", false},
+		{"api.example.com", "8.8.8.8", true}, {"api.example.com", "192.168.0.1", true},
+		{"a.example.org", "192.168.0.1", false},
+		{"a.example.org", "10.0.0.1", true}, {"api.example.com", "127.0.0.1", false},
+		{"api.example.com", "169.254.169.254", false},
+		{"api.example.com", "198.51.100.77", false}, {"api.example.com", "9.9.9.9", false},
+		{"api.example.com", "0.0.0.0", false},
 		{"api.example.com", "::ffff:127.0.0.1", false},
 	} {
 		if v := j.Answer(c.name, netip.MustParseAddr(c.addr)); v.Allowed != c.want {
@@ -220,10 +238,12 @@ func TestLookupAndAnswer(t *testing.T) {
 		}
 	}
 	// Only the exact address opens the host's own.
-	if NewJudge(Policy{Allow: ParseRules(t, "198.51.100.0/24")}, j.isOwn).decide("", own, 80).Allowed {
+	if NewJudge(Policy{Allow: ParseRules(t, "198.51.100.0/24")}, j.isOwn).decide("", own,
+		80).Allowed {
 		t.Error("a prefix opened the host")
 	}
-	if !NewJudge(Policy{Allow: ParseRules(t, "198.51.100.77:80")}, j.isOwn).decide("", own, 80).Allowed {
+	if !NewJudge(Policy{Allow: ParseRules(t, "198.51.100.77:80")}, j.isOwn).decide("", own,
+		80).Allowed {
 		t.Error("its own address did not open the host")
 	}
 }
@@ -257,18 +277,21 @@ func GenAddr() *rapid.Generator[netip.Addr] {
 }
 
 func genName() *rapid.Generator[string] {
-	return rapid.SampledFrom([]string{"", "example.com", "a.example.com", "b.a.example.com", "example.org", "x.example.org"})
+	return rapid.SampledFrom([]string{"", "example.com", "a.example.com", "b.a.example.com",
+		"example.org", "x.example.org"})
 }
 
 func genRule() *rapid.Generator[Rule] {
 	return rapid.Custom(func(t *rapid.T) Rule {
 		r := Rule{Port: rapid.SampledFrom([]uint16{0, 0, 53, 80, 443}).Draw(t, "port")}
 		if rapid.Bool().Draw(t, "name") {
-			r.Name = rapid.SampledFrom([]string{"example.com", "*.example.com", "a.example.com", "*.example.org"}).Draw(t, "name")
+			r.Name = rapid.SampledFrom([]string{"example.com", "*.example.com", "a.example.com",
+				"*.example.org"}).Draw(t, "name")
 			return r
 		}
 		a := GenAddr().Draw(t, "prefix")
-		r.Prefix = unmapPrefix(netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "bits")).Masked())
+		r.Prefix = unmapPrefix(netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t,
+			"bits")).Masked())
 		return r
 	})
 }
@@ -276,13 +299,15 @@ func genRule() *rapid.Generator[Rule] {
 func genPolicy() *rapid.Generator[Policy] {
 	return rapid.Custom(func(t *rapid.T) Policy {
 		return Policy{Only: rapid.Bool().Draw(t, "only"),
-			Allow: rapid.SliceOfN(genRule(), 0, 4).Draw(t, "allow"), Deny: rapid.SliceOfN(genRule(), 0, 2).Draw(t, "deny")}
+			Allow: rapid.SliceOfN(genRule(), 0, 4).Draw(t, "allow"), Deny: rapid.SliceOfN(genRule(),
+				0, 2).Draw(t, "deny")}
 	})
 }
 
 func TestDecideProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p, name, addr := genPolicy().Draw(t, "policy"), genName().Draw(t, "host"), GenAddr().Draw(t, "address")
+		p, name, addr := genPolicy().Draw(t, "policy"), genName().Draw(t, "host"),
+			GenAddr().Draw(t, "address")
 		port := rapid.SampledFrom([]uint16{53, 80, 443, 8080}).Draw(t, "to")
 		v := p.Decide(name, addr, port)
 		if v.Allowed == (v.Reason != "") {
@@ -290,7 +315,8 @@ func TestDecideProperties(t *testing.T) {
 		}
 		// A wrapped address is treated as the address that it wraps.
 		if addr.Is4() {
-			if w := p.Decide(name, netip.AddrFrom16(addr.As16()), port); w.Allowed != v.Allowed && addr.String() != Gateway && addr.String() != DNS {
+			if w := p.Decide(name, netip.AddrFrom16(addr.As16()), port); w.Allowed != v.Allowed &&
+				addr.String() != Gateway && addr.String() != DNS {
 				t.Fatalf("mapped: %+v, not %+v", w, v)
 			}
 		}
@@ -311,7 +337,8 @@ func TestDecideProperties(t *testing.T) {
 		if v.Allowed && k.class != public {
 			opened := false
 			for _, r := range p.Allow {
-				opened = opened || r.Name == "" && r.Prefix.Bits() >= k.prefix.Bits() && k.prefix.Contains(r.Prefix.Addr()) ||
+				opened = opened || r.Name == "" && r.Prefix.Bits() >= k.prefix.Bits() &&
+					k.prefix.Contains(r.Prefix.Addr()) ||
 					r.Name == name && name != "" && k.class == private
 			}
 			if !opened || k.class == never {
@@ -326,7 +353,8 @@ func TestDecideProperties(t *testing.T) {
 }
 
 func FuzzParseRule(f *testing.F) {
-	for _, s := range []string{"api.example.com", "*.example.org:443", "10.0.0.0/8", "[2001:db8::/32]:80", "192.0.2.1:5432", "::ffff:1.2.3.4/100", "0x7f.1"} {
+	for _, s := range []string{"api.example.com", "*.example.org:443", "10.0.0.0/8",
+		"[2001:db8::/32]:80", "192.0.2.1:5432", "::ffff:1.2.3.4/100", "0x7f.1"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -27,7 +27,8 @@ const (
 )
 
 // unsettable are headers that control how, or to whom, a message is sent.
-var unsettable = []string{"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Upgrade", "Te", "Trailer",
+var unsettable = []string{"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive",
+	"Upgrade", "Te", "Trailer",
 	"Proxy-Connection", "Expect", "Accept-Encoding"}
 
 // ParseSecretHeader parses "[SCHEME://]HOST[:PORT]=Name: value", where SCHEME is https (the
@@ -38,7 +39,8 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 		if !ok {
 			where = "" // it may be the value
 		}
-		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid, "secret header "+fmt.Sprintf("%.80q", where),
+		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid,
+			"secret header "+fmt.Sprintf("%.80q", where),
 			format, args...).
 			WithHint("write HOST=Name: value, as api.example.com=Authorization: Bearer …")
 	}
@@ -74,10 +76,12 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 	case slices.Contains(unsettable, h.Name):
 		return fail("the header %s cannot be set", h.Name)
 	case len(h.Value) < MinHeaderValue:
-		return fail("its value has less than %d characters, and could not be masked", MinHeaderValue)
+		return fail("its value has less than %d characters, and could not be masked",
+			MinHeaderValue)
 	case len(h.Value) > MaxHeaderValue:
 		return fail("its value has more than %d bytes", MaxHeaderValue)
-	case strings.ContainsFunc(h.Value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
+	case strings.ContainsFunc(h.Value,
+		func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
 		return fail("its value holds a control character")
 	}
 	return h, nil
@@ -104,7 +108,8 @@ func (h SecretHeader) Label() string {
 // "Bearer TOKEN" (RFC 9110, section 11.6.2) also the TOKEN.
 func (h SecretHeader) Values() []string {
 	values := []string{h.Value}
-	if scheme, token, ok := strings.Cut(h.Value, " "); ok && IsToken(scheme) && len(strings.TrimSpace(token)) >= MinHeaderValue {
+	if scheme, token, ok := strings.Cut(h.Value, " "); ok && IsToken(scheme) &&
+		len(strings.TrimSpace(token)) >= MinHeaderValue {
 		values = append(values, strings.TrimSpace(token))
 	}
 	return values

@@ -23,20 +23,26 @@ func TestParseSecretHeader(t *testing.T) {
 	if h, _ := ParseSecretHeader("a.example=X: k=v:w,1"); h.Value != "k=v:w,1" {
 		t.Errorf("value %q", h.Value)
 	}
-	for _, text := range []string{"", "sesame-open", "a.example=sesame-open", "a.example=: sesame-open", "a.example=X:", "a.example=X: abc", "*.example.com=X: sesame-open",
-		"10.0.0.0/8=X: sesame-open", "ftp://a.example=X: sesame-open", "a.example=Host: sesame-open", "a.example=Content-Length: sesame-open", "=X: sesame-open",
-		"a.example=X Y: sesame-open", "a.example=X: sesame\r\nopen: y", "a.example=X: " + strings.Repeat("s", MaxHeaderValue+1)} {
+	for _, text := range []string{"", "sesame-open", "a.example=sesame-open",
+		"a.example=: sesame-open", "a.example=X:", "a.example=X: abc",
+		"*.example.com=X: sesame-open",
+		"10.0.0.0/8=X: sesame-open", "ftp://a.example=X: sesame-open",
+		"a.example=Host: sesame-open", "a.example=Content-Length: sesame-open", "=X: sesame-open",
+		"a.example=X Y: sesame-open", "a.example=X: sesame\r\nopen: y",
+		"a.example=X: " + strings.Repeat("s", MaxHeaderValue+1)} {
 		h, err := ParseSecretHeader(text)
 		if turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%.40q: %v", text, err)
 			continue
 		}
-		if strings.Contains(err.Error()+turnstone.HintOf(err)+fmt.Sprintf("%v %+v %#v", h, h, h), "sesame") {
+		if strings.Contains(err.Error()+turnstone.HintOf(err)+fmt.Sprintf("%v %+v %#v", h, h, h),
+			"sesame") {
 			t.Errorf("%q: the error holds the value: %v", text, err)
 		}
 	}
 	h, err := ParseSecretHeader("a.example=Authorization: Bearer sesame-open")
-	if err != nil || strings.Contains(fmt.Sprintf("%v %+v %#v %s", h, h, h, h), "sesame") || fmt.Sprint(h.Values()) != "[Bearer sesame-open sesame-open]" {
+	if err != nil || strings.Contains(fmt.Sprintf("%v %+v %#v %s", h, h, h, h), "sesame") ||
+		fmt.Sprint(h.Values()) != "[Bearer sesame-open sesame-open]" {
 		t.Errorf("printed: %v, %q, %v", h, h.Values(), err)
 	}
 }

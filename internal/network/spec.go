@@ -79,9 +79,11 @@ func (s *Spec) Same(o *Spec) bool {
 	if s == nil || o == nil {
 		s, o = or(s, &Spec{}), or(o, &Spec{})
 	}
-	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only && s.Open == o.Open && s.Asked == o.Asked && s.NoHostCA == o.NoHostCA &&
+	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only &&
+		s.Open == o.Open && s.Asked == o.Asked && s.NoHostCA == o.NoHostCA &&
 		s.DNS == o.DNS &&
-		slices.EqualFunc(s.Headers, o.Headers, func(a, b SecretHeader) bool { return a.Label() == b.Label() })
+		slices.EqualFunc(s.Headers, o.Headers,
+			func(a, b SecretHeader) bool { return a.Label() == b.Label() })
 }
 
 func or(s, other *Spec) *Spec {

@@ -15,13 +15,15 @@ func TestSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Spec{Allow: []string{"public", "10.0.0.0/8"}, Only: true, Deny: []string{"*.example.org:443"}, Headers: []SecretHeader{h}}
+	s := &Spec{Allow: []string{"public", "10.0.0.0/8"}, Only: true,
+		Deny: []string{"*.example.org:443"}, Headers: []SecretHeader{h}}
 	p, err := s.Policy()
 	if err != nil || p.Only || len(p.Allow) != 1 || len(p.Deny) != 1 {
 		t.Errorf("%+v %v", p, err)
 	}
 	b, _ := json.Marshal(s.Bare())
-	if bytes.Contains(b, []byte("sesame")) || !s.Same(s.Bare()) || s.Headers[0].Value != "sesame-open" {
+	if bytes.Contains(b, []byte("sesame")) || !s.Same(s.Bare()) ||
+		s.Headers[0].Value != "sesame-open" {
 		t.Errorf("bare: %s", b)
 	}
 	for _, bad := range []Spec{{Allow: []string{"a b"}}, {Deny: []string{"public"}}, {DNS: "x"}} {

@@ -10,9 +10,12 @@ import (
 func TestWatchIsBounded(t *testing.T) {
 	w := NewWatch()
 	for i := range 65_535 {
-		w.Refused(Refusal{At: time.Now(), Protocol: "tcp", Address: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i)), Reason: "not in allow"})
+		w.Refused(Refusal{At: time.Now(), Protocol: "tcp",
+			Address: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(i)),
+			Reason:  "not in allow"})
 	}
-	w.Refused(Refusal{At: time.Now(), Protocol: "tcp", Address: netip.MustParseAddrPort("192.0.2.1:1"), Reason: "not in allow"})
+	w.Refused(Refusal{At: time.Now(), Protocol: "tcp",
+		Address: netip.MustParseAddrPort("192.0.2.1:1"), Reason: "not in allow"})
 	all, more := w.Take()
 	total := more
 	for _, r := range all {

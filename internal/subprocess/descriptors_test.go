@@ -13,7 +13,8 @@ import (
 
 // TestCloseOnExec checks that a program gets only the passed descriptors.
 func TestCloseOnExec(t *testing.T) {
-	for name, mark := range map[string]func() error{"CloseOnExec": CloseOnExec, "closeOnExecEach": closeOnExecEach} {
+	for name, mark := range map[string]func() error{"CloseOnExec": CloseOnExec,
+		"closeOnExecEach": closeOnExecEach} {
 		low, err := unix.Open("/etc/passwd", unix.O_RDONLY, 0) // like a shell's `7</etc/passwd`
 		if err != nil {
 			t.Fatal(err)
@@ -28,7 +29,8 @@ func TestCloseOnExec(t *testing.T) {
 		if err := mark(); err != nil {
 			t.Fatal(err)
 		}
-		if got := inherited(t); slices.Contains(got, "/etc/passwd") || !slices.Contains(got, "/etc/hostname") {
+		if got := inherited(t); slices.Contains(got, "/etc/passwd") ||
+			!slices.Contains(got, "/etc/hostname") {
 			t.Errorf("%s: a program has %q", name, got)
 		}
 		_, _ = unix.Close(low), unix.Close(high)

@@ -87,7 +87,8 @@ func TestStart(t *testing.T) {
 			defer close(ended)
 			note("ended")
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+			if !errors.As(err, &exit) ||
+				exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 				t.Error(err)
 			}
 		},
@@ -102,8 +103,10 @@ func TestStart(t *testing.T) {
 	}
 
 	wrong := errors.New("wrong")
-	never := Options{Started: func() { t.Error("it has started") }, Ended: func(error) { t.Error("it has ended") }}
-	if err := Run(t.Context(), exec.Command("/no/such/program"), never); !errors.Is(err, os.ErrNotExist) {
+	never := Options{Started: func() { t.Error("it has started") },
+		Ended: func(error) { t.Error("it has ended") }}
+	if err := Run(t.Context(), exec.Command("/no/such/program"), never); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Error(err)
 	}
 	never.Before = func() error { return wrong }
@@ -115,7 +118,8 @@ func TestStart(t *testing.T) {
 // TestRun checks that a program is killed when its context ends.
 func TestRun(t *testing.T) {
 	var exit *exec.ExitError
-	if err := Run(t.Context(), exec.Command("false"), Options{}); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+	if err := Run(t.Context(), exec.Command("false"), Options{}); !errors.As(err, &exit) ||
+		exit.ExitCode() != 1 {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -65,7 +65,8 @@ func (b Bare) command(ctx context.Context, alone bool) error {
 }
 
 func runTrue(ctx context.Context, client *wire.Client) error {
-	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}},
+		wire.Stdio{})
 	if err == nil && end.Exit.ExitCode != 0 {
 		err = fmt.Errorf("true ended with %d", end.Exit.ExitCode)
 	}
@@ -95,8 +96,10 @@ func (b Bare) fork(ctx context.Context) error {
 	entropy, id := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy)
 	_, _ = rand.Read(id)
-	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: parent.Scratch(),
-		Hostname: "parent", MachineID: hex.EncodeToString(id), Network: ownCard(parent, &b.Network)}); err != nil {
+	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
+		Time: time.Now().Format(time.RFC3339Nano), Scratch: parent.Scratch(),
+		Hostname: "parent", MachineID: hex.EncodeToString(id),
+		Network: ownCard(parent, &b.Network)}); err != nil {
 		return err
 	}
 	if err := runTrue(ctx, client); err != nil {
@@ -108,7 +111,8 @@ func (b Bare) fork(ctx context.Context) error {
 	if err := port.Expect(marker); err != nil {
 		return err
 	}
-	if _, err := client.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker}); err != nil {
+	if _, err := client.SandboxSuspend(ctx,
+		&wire.SandboxSuspendParams{Marker: marker}); err != nil {
 		return err
 	}
 	if err := errors.Join(port.End(ctx), b.Write(ctx, parent, dir)); err != nil {
@@ -123,7 +127,8 @@ func (b Bare) fork(ctx context.Context) error {
 		return err
 	}
 	_, _ = rand.Read(id)
-	if _, err := client.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
+	if _, err := client.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: entropy,
+		Time:     time.Now().Format(time.RFC3339Nano),
 		Hostname: "clone", MachineID: hex.EncodeToString(id)}); err != nil {
 		return errors.Join(err, clone.Err(), parent.Err())
 	}

@@ -30,7 +30,8 @@ func Layers(t testing.TB, n int) []string {
 		path := filepath.Join(dir, fmt.Sprint(i))
 		writeImage(t, path, func(w *erofs.Writer) {
 			number := fmt.Sprint(i)
-			for _, d := range []string{"/fs", "/fs/layers", "/fs/layers/gone", "/context", "/context/turns", "/context/turns/" + number} {
+			for _, d := range []string{"/fs", "/fs/layers", "/fs/layers/gone", "/context",
+				"/context/turns", "/context/turns/" + number} {
 				check(t, w.Mkdir(d, 0o755))
 			}
 			put(t, w, "/fs/layers/"+number, number+"\n")
@@ -87,8 +88,10 @@ func testLayers(t *testing.T, s substrate.Substrate, c Config) {
 			receipts += fmt.Sprintf("receipt %d\n", i)
 		}
 		last := n - 1
-		want(t, client, "cd /layers; cat [0-9]; cat top; ls gone", numbers+fmt.Sprintln(last)+fmt.Sprintln(last))
-		want(t, client, "cat /context/turns/*/receipt.md /context/index.md", receipts+fmt.Sprintf("index %d\n", last))
+		want(t, client, "cd /layers; cat [0-9]; cat top; ls gone",
+			numbers+fmt.Sprintln(last)+fmt.Sprintln(last))
+		want(t, client, "cat /context/turns/*/receipt.md /context/index.md",
+			receipts+fmt.Sprintf("index %d\n", last))
 		want(t, client, "for f in /context/x /context/turns/0/x; do touch $f 2>/dev/null && echo wrote $f; done; rm -rf /context/index.md 2>/dev/null; ls /context", "index.md\nturns\n")
 		// Writes go to the top, and the files that a machine needs exist.
 		want(t, client, "echo new > /layers/0; rm /layers/top; mkdir /layers/top; cat /layers/0; ls -d /layers/top; ls /dev/null /proc/self/stat /sys/kernel /run | wc -l; hostname | diff - /etc/hostname && echo same", "new\n/layers/top\n"+countRun(t, client)+"same\n")
@@ -112,7 +115,8 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	whole, err := readStart(good[1])
 	check(t, err)
 	for name, content := range map[string][]byte{
-		"empty": nil, "text": bytes.Repeat([]byte("not an image\n"), 1000), "half": whole[:len(whole)/2],
+		"empty": nil, "text": bytes.Repeat([]byte("not an image\n"), 1000),
+		"half":           whole[:len(whole)/2],
 		"no directories": emptyImage(t), "wild": wild(whole),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +132,8 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 			defer func() { _ = vm.Close() }()
 			client, link, err := Configure(ctx, vm, m, &c.Network)
 			if err != nil {
-				if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "root file system") {
+				if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+					!strings.Contains(err.Error(), "root file system") {
 					t.Errorf("got %v", err)
 				}
 				return
@@ -142,7 +147,8 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	short := filepath.Join(t.TempDir(), "short")
 	check(t, os.WriteFile(short, whole, 0o600))
-	for name, layers := range map[string][]string{"size": {short}, "missing": {short + "er"}, "folder": {t.TempDir()}} {
+	for name, layers := range map[string][]string{"size": {short}, "missing": {short + "er"},
+		"folder": {t.TempDir()}} {
 		m := c.Machine
 		m.Layers = layers
 		if vm, err := s.Restore(t.Context(), m); turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -202,7 +208,9 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	secret := fmt.Sprintf("written-%d", time.Now().UnixNano())
-	want(t, client, "echo "+secret+" > /workspace/marker; (while :; do echo x >> /workspace/busy; done) & sleep 0.2; cd /tmp", "")
+	want(t, client, "echo "+secret+
+		" > /workspace/marker; (while :; do echo x >> /workspace/busy; done) & sleep 0.2; cd /tmp",
+		"")
 	res, err := client.StateFreeze(ctx)
 	check(t, err)
 	if res.Upper != "upper" {
@@ -215,7 +223,8 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 		t.Error("what was written is not on the disk")
 	}
 	var out bytes.Buffer
-	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"true"}}, wire.Stdio{Out: &out}); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"true"}},
+		wire.Stdio{Out: &out}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a start while frozen: %v", err)
 	}
 	if again, err := client.StateFreeze(ctx); err != nil || again.Upper != res.Upper {
@@ -276,7 +285,8 @@ func testHome(t *testing.T, s substrate.Substrate, c Config) {
 		check(t, vm.Close())
 	}
 	vm, client := Clone(t, s, m, &c.Network)
-	want(t, client, "grep -c again "+HomePath+"/file; head -c 100000000 /dev/zero > "+HomePath+"/big 2>/dev/null || echo full; rm "+HomePath+"/big", "3\nfull\n")
+	want(t, client, "grep -c again "+HomePath+"/file; head -c 100000000 /dev/zero > "+HomePath+
+		"/big 2>/dev/null || echo full; rm "+HomePath+"/big", "3\nfull\n")
 	_ = vm.Close() // without a freeze: the journal must suffice
 	_, client = Clone(t, s, m, &c.Network)
 	want(t, client, "grep -c again "+HomePath+"/file", "3\n")

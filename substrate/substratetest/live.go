@@ -29,7 +29,8 @@ type Guest struct {
 }
 
 // Start restores a machine and configures it; the test ends it.
-func Start(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.SandboxNetwork) *Guest {
+func Start(t *testing.T, s substrate.Substrate, m substrate.Machine,
+	network *wire.SandboxNetwork) *Guest {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -41,8 +42,10 @@ func Start(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	g.network = network
 	g.link(t)
 	entropy, name, id := fresh(vm)
-	if _, err := g.Client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
-		Scratch: vm.Scratch(), Hostname: name, MachineID: id, Network: ownCard(vm, network)}); err != nil {
+	if _, err := g.Client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
+		Time:    time.Now().Format(time.RFC3339Nano),
+		Scratch: vm.Scratch(), Hostname: name, MachineID: id,
+		Network: ownCard(vm, network)}); err != nil {
 		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
 	}
 	if err := attach(ctx, vm, g.Client, network); err != nil {
@@ -89,7 +92,8 @@ func (g *Guest) Suspend(t *testing.T) {
 	if err := g.port.Expect(marker); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Client.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker}); err != nil {
+	if _, err := g.Client.SandboxSuspend(ctx,
+		&wire.SandboxSuspendParams{Marker: marker}); err != nil {
 		t.Fatalf("suspend: %v", err)
 	}
 	if err := g.port.End(ctx); err != nil {
@@ -163,8 +167,10 @@ func (g *Guest) count(t *testing.T) int {
 // and its file is on no disk.
 func (g *Guest) counter(t *testing.T) {
 	t.Helper()
-	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "counter", KillOnDisconnect: true,
-		Argv: []string{"bash", "-c", "i=0; while :; do i=$((i+1)); echo $i > /run/count.new; mv /run/count.new /run/count; sleep 0.02; done"}}); err != nil {
+	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "counter",
+		KillOnDisconnect: true,
+		Argv: []string{"bash", "-c",
+			"i=0; while :; do i=$((i+1)); echo $i > /run/count.new; mv /run/count.new /run/count; sleep 0.02; done"}}); err != nil {
 		t.Fatal(err)
 	}
 	for until := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
@@ -216,8 +222,9 @@ func testExecs(t *testing.T, s substrate.Substrate, c Config) {
 	g := Start(t, s, c.Machine, &c.Network)
 	want(t, g.Client, "echo 'exec bash /run/execs' > /run/execs", "")
 	for i := range 4 {
-		if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: fmt.Sprintf("execs%d", i),
-			Argv: []string{"bash", "/run/execs"}}); err != nil {
+		if _, err := g.Client.ProcessStart(t.Context(),
+			&wire.ProcessStartParams{ProcessID: fmt.Sprintf("execs%d", i),
+				Argv: []string{"bash", "/run/execs"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -239,9 +246,11 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	g.goesOn(t, at)
 	one := Resume(t, s, c.Machine, dir)
 	one.goesOn(t, at)
-	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts", "disk\nmemory\n1\n")
+	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts",
+		"disk\nmemory\n1\n")
 	want(t, one.Client, "echo more >> /workspace/file; sync", "")
-	if _, err := one.Client.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "counter"}); err != nil {
+	if _, err := one.Client.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: "counter"}); err != nil {
 		t.Errorf("the clone's agent does not know its process: %v", err)
 	}
 	second := one.Snapshot(t)
@@ -260,7 +269,8 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 func differ(t *testing.T, forks []*Guest) {
 	t.Helper()
 	const script = `hostname; cat /etc/hostname; grep 127.0.1.1 /etc/hosts; cat /etc/machine-id /proc/sys/kernel/random/boot_id; od -An -tx1 -w32 -N32 /dev/urandom; cat /proc/sys/kernel/random/uuid; mktemp -u; date +%s`
-	names := []string{"host name", "/etc/hostname", "/etc/hosts", "machine-id", "boot id", "random", "uuid", "mktemp", "clock"}
+	names := []string{"host name", "/etc/hostname", "/etc/hosts", "machine-id", "boot id", "random",
+		"uuid", "mktemp", "clock"}
 	seen := map[string]string{}
 	for i, f := range forks {
 		before := time.Now().Unix()
@@ -272,9 +282,11 @@ func differ(t *testing.T, forks []*Guest) {
 		}
 		clock, err := strconv.ParseInt(lines[len(lines)-1], 10, 64)
 		if err != nil || clock < before-1 || clock > after+1 {
-			t.Errorf("the clock of fork %d says %s, the host's %d to %d", i, lines[len(lines)-1], before, after)
+			t.Errorf("the clock of fork %d says %s, the host's %d to %d", i, lines[len(lines)-1],
+				before, after)
 		}
-		if name := strings.ReplaceAll(string(f.Machine.ID()), "_", "-"); lines[0] != name || lines[1] != name || lines[2] != "127.0.1.1\t"+name {
+		if name := strings.ReplaceAll(string(f.Machine.ID()), "_", "-"); lines[0] != name ||
+			lines[1] != name || lines[2] != "127.0.1.1\t"+name {
 			t.Errorf("fork %s is called %q", name, lines[:3])
 		}
 		for j, line := range lines[3 : len(lines)-1] {
@@ -438,7 +450,9 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	for _, name := range p.Files {
 		flip(t, filepath.Join(packed, name))
 		dir := filepath.Join(tmp, "damaged")
-		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity && turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed),
+			dir); turnstone.KindOf(err) != turnstone.KindIntegrity &&
+			turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s changed: %v", name, err)
 		}
 		if _, err := os.Stat(dir); err == nil {

@@ -33,7 +33,8 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	goesOn := func(what string) {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "vm")
-		if err := there.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), dir); err != nil {
+		if err := there.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed),
+			dir); err != nil {
 			t.Fatalf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 		f := Resume(t, other, c.Machine, dir)
@@ -46,14 +47,16 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	goesOn("with a snapshot of its own")
 	refusesBase(t, there, c.Machine, packed, base)
 	if len(base) > 0 { // on its original host it needs no base
-		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed), filepath.Join(t.TempDir(), "vm")); err != nil {
+		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed),
+			filepath.Join(t.TempDir(), "vm")); err != nil {
 			t.Errorf("without a base, where it was kept: %v", err)
 		}
 	}
 }
 
 // packBase adds the base of p to the files in packed, and returns their names.
-func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate.Packed, packed string) []string {
+func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate.Packed,
+	packed string) []string {
 	t.Helper()
 	b, ok := k.(substrate.BasePacker)
 	if ok != (p.Base != "") {
@@ -62,7 +65,9 @@ func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate
 	if !ok {
 		return nil
 	}
-	if _, err := b.PackBase(t.Context(), m, turnstone.DigestBytes(nil), filepath.Join(t.TempDir(), "no")); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if _, err := b.PackBase(t.Context(), m, turnstone.DigestBytes(nil),
+		filepath.Join(t.TempDir(), "no")); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("another base: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "base")
@@ -84,12 +89,14 @@ func packBase(t *testing.T, k substrate.Keeper, m substrate.Machine, p substrate
 }
 
 // refusesBase damages each file of a base, and then removes all of it.
-func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed string, base []string) {
+func refusesBase(t *testing.T, k substrate.Keeper, m substrate.Machine, packed string,
+	base []string) {
 	t.Helper()
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "vm")
-		if err := k.Unpack(t.Context(), m, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := k.Unpack(t.Context(), m, substrate.PackedDir(packed),
+			dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.KindOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {

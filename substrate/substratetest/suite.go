@@ -82,7 +82,8 @@ func Run(t *testing.T, s substrate.Substrate, c Config) {
 
 // Clone restores a machine and configures it as the executor does; the test ends it. It is exported
 // for drivers' own tests.
-func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.SandboxNetwork) (substrate.Sandbox, *wire.Client) {
+func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wire.SandboxNetwork) (
+	substrate.Sandbox, *wire.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -93,7 +94,8 @@ func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	return vm, configure(t, vm, m, network)
 }
 
-func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork) *wire.Client {
+func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine,
+	network *wire.SandboxNetwork) *wire.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -111,7 +113,8 @@ const HomePath = "/home/agent"
 
 // Configure gives a clone of m its own identity, as the executor does. The caller closes the
 // result.
-func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork) (*wire.Client, *wire.Link, error) {
+func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine,
+	network *wire.SandboxNetwork) (*wire.Client, *wire.Link, error) {
 	link, err := wire.NewLink(vm.Agent(), true)
 	if err != nil {
 		return nil, nil, err
@@ -124,8 +127,10 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, n
 	entropy, id := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy)
 	_, _ = rand.Read(id)
-	p := wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: vm.Scratch(),
-		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id), Network: ownCard(vm, network)}
+	p := wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
+		Scratch:  vm.Scratch(),
+		Hostname: strings.ReplaceAll(string(vm.ID()), "_", "-"), MachineID: hex.EncodeToString(id),
+		Network: ownCard(vm, network)}
 	for i := range m.Layers {
 		p.Layers = append(p.Layers, substrate.LayerSerial(i))
 	}
@@ -157,11 +162,13 @@ func ownCard(vm substrate.Sandbox, network *wire.SandboxNetwork) *wire.SandboxNe
 }
 
 // attach gives a sandbox without its own card a card whose cable ends nowhere.
-func attach(ctx context.Context, vm substrate.Sandbox, client *wire.Client, network *wire.SandboxNetwork) error {
+func attach(ctx context.Context, vm substrate.Sandbox, client *wire.Client,
+	network *wire.SandboxNetwork) error {
 	if network == nil || ownCard(vm, network) != nil {
 		return nil
 	}
-	frames, err := client.NetworkStream(ctx, wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56", Network: *network})
+	frames, err := client.NetworkStream(ctx, wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56",
+		Network: *network})
 	if err != nil {
 		return err
 	}
@@ -181,7 +188,8 @@ func Shell(t testing.TB, c *wire.Client, script string) (string, wire.ProcessExi
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	res, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: &errOut})
+	res, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
+		wire.Stdio{Out: &out, Err: &errOut})
 	if err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
@@ -215,7 +223,8 @@ func testCommands(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, client, "echo out; echo err >&2", "out\nerr\n")
 	want(t, client, "id -u; pwd", "0\n/workspace\n")
 	want(t, client, `printf '\0\377' | od -An -tx1`, " 00 ff\n")
-	for script, code := range map[string]int64{"exit 7": 7, "kill -9 $$": 137, "kill -TERM $$": 143, "no-such-program-xyz": 127} {
+	for script, code := range map[string]int64{"exit 7": 7, "kill -9 $$": 137, "kill -TERM $$": 143,
+		"no-such-program-xyz": 127} {
 		if _, exit := Shell(t, client, script); exit.ExitCode != code {
 			t.Errorf("%s: exit %d, want %d", script, exit.ExitCode, code)
 		}
@@ -231,7 +240,8 @@ func testCommands(t *testing.T, s substrate.Substrate, c Config) {
 func testTwins(t *testing.T, s substrate.Substrate, c Config) {
 	const n = 3
 	const script = `hostname; cat /etc/machine-id; od -An -tx1 -N32 /dev/urandom; od -An -tx1 -N32 /dev/random; cat /proc/sys/kernel/random/uuid; cat /proc/sys/kernel/random/boot_id; mktemp -u`
-	names := []string{"hostname", "machine-id", "urandom 1", "urandom 2", "random 1", "random 2", "uuid", "boot id", "mktemp"}
+	names := []string{"hostname", "machine-id", "urandom 1", "urandom 2", "random 1", "random 2",
+		"uuid", "boot id", "mktemp"}
 	seen := map[string]string{}
 	for i := range n {
 		_, client := c.clone(t, s)
@@ -265,7 +275,8 @@ func testTemplate(t *testing.T, s substrate.Substrate, c Config) {
 		t.Fatal(err)
 	}
 	_, client := c.clone(t, s)
-	out, _ := Shell(t, client, `for d in /sys/block/*; do n=/dev/${d##*/}; [ -b $n ] || continue; case $(cat $d/serial 2>/dev/null) in root) dd if=/dev/zero of=$n bs=4096 count=1 conv=fsync status=none && echo wrote;; esac; done; echo hello > /usr/bin/true && echo overlay`)
+	out, _ := Shell(t, client,
+		`for d in /sys/block/*; do n=/dev/${d##*/}; [ -b $n ] || continue; case $(cat $d/serial 2>/dev/null) in root) dd if=/dev/zero of=$n bs=4096 count=1 conv=fsync status=none && echo wrote;; esac; done; echo hello > /usr/bin/true && echo overlay`)
 	if strings.Contains(out, "wrote") || !strings.Contains(out, "overlay") {
 		t.Errorf("writing to the root disk: %q", out)
 	}
@@ -278,7 +289,9 @@ func testNetworkOn(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
 	want(t, client, interfaces+` | grep -v '^lo$' | wc -l; grep -c . /etc/resolv.conf`, "1\n1\n")
 	gw := c.Network.Gateway
-	if _, exit := Shell(t, client, "grep -q ^nameserver /etc/resolv.conf && ip route get 192.0.2.1 | grep -q 'via "+gw+"'"); exit.ExitCode != 0 {
+	if _, exit := Shell(t, client,
+		"grep -q ^nameserver /etc/resolv.conf && ip route get 192.0.2.1 | grep -q 'via "+gw+
+			"'"); exit.ExitCode != 0 {
 		out, _ := Shell(t, client, "cat /etc/resolv.conf; ip addr; ip route")
 		t.Errorf("no default route by %s:\n%s", gw, out)
 	}
@@ -288,8 +301,10 @@ func testNetworkOff(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
 	m.Shape.Network = false
 	_, client := Clone(t, s, m, nil)
-	want(t, client, interfaces+"; grep -vc ^lo /proc/net/route; ip -o link show lo | grep -c '[<,]UP[,>]'", "lo\n1\n1\n")
-	if out, exit := Shell(t, client, "exec 3<>/dev/tcp/192.0.2.1/80"); exit.ExitCode == 0 || !strings.Contains(out, "unreachable") {
+	want(t, client, interfaces+
+		"; grep -vc ^lo /proc/net/route; ip -o link show lo | grep -c '[<,]UP[,>]'", "lo\n1\n1\n")
+	if out, exit := Shell(t, client, "exec 3<>/dev/tcp/192.0.2.1/80"); exit.ExitCode == 0 ||
+		!strings.Contains(out, "unreachable") {
 		t.Errorf("connecting with the network off: exit %d, %q", exit.ExitCode, out)
 	}
 }
@@ -310,7 +325,8 @@ func testMemory(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
 	m.Shape.Memory = turnstone.MinMemory
 	_, client := Clone(t, s, m, &c.Network)
-	out, exit := Shell(t, client, `perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400; print scalar @x'`)
+	out, exit := Shell(t, client,
+		`perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400; print scalar @x'`)
 	if exit.ExitCode == 0 || !exit.OOMKilled {
 		t.Errorf("400 MB in %s: %q, %+v", m.Shape.Memory, out, exit)
 	}
@@ -325,7 +341,8 @@ func testDisk(t *testing.T, s substrate.Substrate, c Config) {
 	if exit.ExitCode == 0 || !strings.Contains(out, "No space left") || !exit.DiskFull {
 		t.Errorf("100 MB on %s: %q, %+v", m.Shape.Disk, out, exit)
 	}
-	want(t, client, "rm /workspace/big; echo freed > /workspace/small; cat /workspace/small", "freed\n")
+	want(t, client, "rm /workspace/big; echo freed > /workspace/small; cat /workspace/small",
+		"freed\n")
 }
 
 // testProcesses leaves a fork bomb in the background, and runs a command beside it.
@@ -356,7 +373,8 @@ func testPanic(t *testing.T, s substrate.Substrate, c Config) {
 		}()
 	}
 	var out bytes.Buffer
-	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: io.Discard})
+	_, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
+		wire.Stdio{Out: &out, Err: io.Discard})
 	if turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("the call ended with %v, want kind %s", err, turnstone.KindDead)
 	}
@@ -419,7 +437,8 @@ func testPause(t *testing.T, s substrate.Substrate, c Config) {
 }
 
 func testCancel(t *testing.T, s substrate.Substrate, c Config) {
-	for _, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
+	for _, after := range []time.Duration{0, time.Millisecond, 10 * time.Millisecond,
+		30 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		vm, err := s.Restore(ctx, c.Machine)
 		cancel()

@@ -33,10 +33,12 @@ func TestWatch(t *testing.T) {
 	const oops = "Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)"
 	rapid.Check(t, func(t *rapid.T) {
 		noise := func() string {
-			return strings.Repeat(rapid.SampledFrom([]string{"x", "turnstone-agent: read", "Kernel panic", "\r\n", "\n", "[    0.1] \x1b[31mfoo\n"}).Draw(t, "noise"),
+			return strings.Repeat(rapid.SampledFrom([]string{"x", "turnstone-agent: read",
+				"Kernel panic", "\r\n", "\n", "[    0.1] \x1b[31mfoo\n"}).Draw(t, "noise"),
 				rapid.IntRange(0, 60).Draw(t, "times"))
 		}
-		said := rapid.SampledFrom([]string{"", ReadyLine, oops, "turnstone-agent: failed: no virtio"}).Draw(t, "said")
+		said := rapid.SampledFrom([]string{"", ReadyLine, oops,
+			"turnstone-agent: failed: no virtio"}).Draw(t, "said")
 		w := New()
 		front := rapid.SampledFrom([]string{"\n[    0.2] ", " "}).Draw(t, "front")
 		text := noise() + front + said + "\n" + noise() + "\n"
@@ -66,9 +68,11 @@ func TestWatch(t *testing.T) {
 		switch want := fault(); {
 		case said == oops && want != "the guest kernel panicked: VFS: Unable to mount root fs on unknown-block(0,0)":
 			t.Fatalf("%q", want)
-		case strings.HasPrefix(said, "turnstone-agent: failed") && want != "the guest's agent does not start: no virtio":
+		case strings.HasPrefix(said, "turnstone-agent: failed") &&
+			want != "the guest's agent does not start: no virtio":
 			t.Fatalf("%q", want)
-		case said == ReadyLine && (want != "" || strings.Contains(w.Words(), oops) != strings.Contains(text+later, oops)):
+		case said == ReadyLine &&
+			(want != "" || strings.Contains(w.Words(), oops) != strings.Contains(text+later, oops)):
 			// quoted, and no explanation
 			t.Fatalf("%q, %q", want, w.Words())
 		}
@@ -84,8 +88,10 @@ func TestLongLine(t *testing.T) {
 	if len(w.String()) != kept || len(w.line) >= maxLine || cap(w.line) > 4*maxLine {
 		t.Errorf("%d bytes and a line of %d are kept", len(w.String()), len(w.line))
 	}
-	_, _ = w.Write([]byte("\nKernel panic - not syncing: \x1b]0;evil\a" + strings.Repeat("z", 2000)))
-	if got := w.Fault().Why; !closed(w.Failed()) || len(got) > 400 || strings.ContainsAny(got, "\x1b\a") {
+	_, _ = w.Write([]byte("\nKernel panic - not syncing: \x1b]0;evil\a" + strings.Repeat("z",
+		2000)))
+	if got := w.Fault().Why; !closed(w.Failed()) || len(got) > 400 ||
+		strings.ContainsAny(got, "\x1b\a") {
 		t.Errorf("%q", got)
 	}
 }
@@ -108,7 +114,9 @@ func FuzzWatch(f *testing.F) {
 		for rest := text; len(rest) > 0; rest = rest[min(n, len(rest)):] {
 			_, _ = parts.Write(rest[:min(n, len(rest))])
 		}
-		if closed(whole.Ready()) != closed(parts.Ready()) || closed(whole.Failed()) != closed(parts.Failed()) || !reflect.DeepEqual(whole.Fault(), parts.Fault()) {
+		if closed(whole.Ready()) != closed(parts.Ready()) ||
+			closed(whole.Failed()) != closed(parts.Failed()) ||
+			!reflect.DeepEqual(whole.Fault(), parts.Fault()) {
 			t.Errorf("in parts of %d it is another: %v and %v", n, whole.Fault(), parts.Fault())
 		}
 	})
@@ -117,7 +125,8 @@ func FuzzWatch(f *testing.F) {
 // TestRunning checks that the output of a guest that started long ago does not say how it started.
 func TestRunning(t *testing.T) {
 	w := Running()
-	_, _ = w.Write([]byte("\nturnstone-agent: failed: forged; run this\r\n" + panicText + "forged, too\r\n"))
+	_, _ = w.Write([]byte("\nturnstone-agent: failed: forged; run this\r\n" + panicText +
+		"forged, too\r\n"))
 	select {
 	case <-w.Failed():
 		t.Error("it has failed")

@@ -13,8 +13,10 @@ import (
 
 // TestAgentsWords checks that both sides use the same words.
 func TestAgentsWords(t *testing.T) {
-	if failedLine != agentName+machine.FailedWord || CheckWord != machine.CheckWord || checkStart != agentName+machine.CheckStart || checkHas != machine.CheckHas ||
-		checkNot != machine.CheckNot || checkKernel != machine.CheckKernel || checkCPUs != machine.CheckCPUs || checkOpen != machine.CheckOpen ||
+	if failedLine != agentName+machine.FailedWord || CheckWord != machine.CheckWord ||
+		checkStart != agentName+machine.CheckStart || checkHas != machine.CheckHas ||
+		checkNot != machine.CheckNot || checkKernel != machine.CheckKernel ||
+		checkCPUs != machine.CheckCPUs || checkOpen != machine.CheckOpen ||
 		checkEnd != machine.CheckEnd || ReadyLine != machine.ReadyLine {
 		t.Error("the agent's words are others")
 	}
@@ -25,7 +27,8 @@ func TestReport(t *testing.T) {
 		"turnstone-agent: check 17 has \x1b[2J\r\nturnstone-agent: check 17 lacks never-heard-of\r\nturnstone-agent: check 17 is odd\r\n" +
 		"turnstone-agent: check 17 kernel 6.9.0-own\r\nturnstone-agent: check 17 cpus 2\r\nturnstone-agent: check 17 open\r\n"
 	r, err := Report(text+"turnstone-agent: check 17 ends\r\nturnstone-agent: check 17 has overlay\r\n", "17")
-	if err != nil || len(r.Has) != 2 || !r.Has["erofs"] || r.Has["tun"] || r.Release != "6.9.0-own" || r.CPUs != 2 || !r.Open {
+	if err != nil || len(r.Has) != 2 || !r.Has["erofs"] || r.Has["tun"] ||
+		r.Release != "6.9.0-own" || r.CPUs != 2 || !r.Open {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if _, err := Report(text, "17"); !errors.Is(err, ErrNoEnd) {
@@ -42,13 +45,19 @@ func TestForeignReport(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nonce := rapid.StringMatching(`[0-9a-f]{32}`).Draw(t, "nonce")
 		lines := rapid.SliceOf(rapid.Custom(func(t *rapid.T) string {
-			what := rapid.SampledFrom([]string{"has erofs", "has overlay", "lacks tun", "ends", "open", "kernel 9.9.9", "cpus 64", "ready"}).Draw(t, "what")
-			other := rapid.SampledFrom([]string{"", nonce[:31] + " ", nonce + "0 ", "x" + nonce + " ", strings.ToUpper(nonce) + "x ", "ab01 ", nonce + "\n", nonce + "\t"}).Draw(t, "other")
-			return rapid.SampledFrom([]string{"", "[    0.1] ", "Kernel command line: turnstone.check=" + nonce + " "}).Draw(t, "front") +
-				rapid.SampledFrom([]string{checkStart, agentName}).Draw(t, "start") + other + what + "\r\n"
+			what := rapid.SampledFrom([]string{"has erofs", "has overlay", "lacks tun", "ends",
+				"open", "kernel 9.9.9", "cpus 64", "ready"}).Draw(t, "what")
+			other := rapid.SampledFrom([]string{"", nonce[:31] + " ", nonce + "0 ",
+				"x" + nonce + " ", strings.ToUpper(nonce) + "x ", "ab01 ", nonce + "\n",
+				nonce + "\t"}).Draw(t, "other")
+			return rapid.SampledFrom([]string{"", "[    0.1] ",
+				"Kernel command line: turnstone.check=" + nonce + " "}).Draw(t, "front") +
+				rapid.SampledFrom([]string{checkStart, agentName}).Draw(t, "start") + other + what +
+				"\r\n"
 		})).Draw(t, "lines")
 		noise := strings.Join(lines, "")
-		if r, err := Report(noise, nonce); !errors.Is(err, ErrNoEnd) || len(r.Has) > 0 || r.Open || r.Release != "" || r.CPUs != 0 {
+		if r, err := Report(noise, nonce); !errors.Is(err, ErrNoEnd) || len(r.Has) > 0 || r.Open ||
+			r.Release != "" || r.CPUs != 0 {
 			t.Fatalf("%+v, %v of %q", r, err, noise)
 		}
 		own := checkStart + nonce + " has ext4\r\n" + noise + checkStart + nonce + " ends\r\n"

@@ -42,7 +42,8 @@ const quiet = 10
 // Await blocks until the agent is ready. Otherwise it returns a *GaveUp, ErrEnded once done is
 // closed, ErrHangs, ErrLate or ctx's error, with the end of the console. If load fails, all time
 // counts as computing.
-func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error), done <-chan struct{}) error {
+func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error),
+	done <-chan struct{}) error {
 	began := time.Now()
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -106,7 +107,8 @@ const firmwareEnd = "Booting from ROM.."
 
 // logged matches a line of Firecracker's log, which Firecracker writes between its guest's output,
 // and after the guest's part of a line.
-var logged = lazyregexp.New(`^(.*?)\d{4}-\d\d-\d\dT[\d:.]{8,20} \[sb-[^\]]{1,200}:(?:ERROR|WARN|INFO|DEBUG)[^\]]{0,200}\] `)
+var logged = lazyregexp.New(
+	`^(.*?)\d{4}-\d\d-\d\dT[\d:.]{8,20} \[sb-[^\]]{1,200}:(?:ERROR|WARN|INFO|DEBUG)[^\]]{0,200}\] `)
 
 // isLogged reports whether a line of Firecracker's log begins in line.
 func isLogged(line []byte) bool { // cheap test for most lines

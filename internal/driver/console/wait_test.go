@@ -23,7 +23,8 @@ func TestHanging(t *testing.T) {
 			passed := time.Duration(rapid.IntRange(1, 1000).Draw(t, "passed")) * time.Millisecond
 			now = now.Add(passed)
 			l, known := Load{}, true
-			switch rapid.SampledFrom([]string{"idle", "starved", "works", "unknown", "line"}).Draw(t, "does") {
+			switch rapid.SampledFrom([]string{"idle", "starved", "works", "unknown", "line"}).Draw(
+				t, "does") {
 			case "idle":
 				idle += passed
 			case "starved": // ready to run, but without a processor, or waiting for a slow disk
@@ -36,7 +37,8 @@ func TestHanging(t *testing.T) {
 				lines, idle, work = lines+1, 0, 0
 			}
 			l.CPU = cpu
-			if err, want := h.look(p, lines, now, l, known), idle > p.Idle || work > p.Work; errors.Is(err, ErrHangs) != want {
+			if err, want := h.look(p, lines, now, l, known), idle > p.Idle ||
+				work > p.Work; errors.Is(err, ErrHangs) != want {
 				t.Fatalf("idle for %s, worked for %s: %v", idle, work, err)
 			} else if want {
 				return
@@ -66,21 +68,28 @@ func TestAwait(t *testing.T) {
 	}{
 		{"turnstone-agent: ready\n", t.Context(), short, nil, nil, ""},
 		{"Booting from ROM...", t.Context(), short, nil, ErrHangs, "; the console is empty"},
-		{"Booting from ROM...\r\nso \x1b[2Jfar\r\n", t.Context(), short, nil, ErrHangs, `; the console ends: "so ?[2Jfar"`},
-		{"x", t.Context(), Patience{Idle: time.Hour, Work: time.Hour}, nil, ErrLate, `within 0s: that is too long; the console ends: "x"`},
+		{"Booting from ROM...\r\nso \x1b[2Jfar\r\n", t.Context(), short, nil, ErrHangs,
+			`; the console ends: "so ?[2Jfar"`},
+		{"x", t.Context(), Patience{Idle: time.Hour, Work: time.Hour}, nil, ErrLate,
+			`within 0s: that is too long; the console ends: "x"`},
 		{"", canceled, short, nil, context.Canceled, ""},
-		{"", t.Context(), Patience{Idle: time.Hour, Work: time.Hour, Limit: time.Hour}, ended, ErrEnded, ""},
+		{"", t.Context(), Patience{Idle: time.Hour, Work: time.Hour, Limit: time.Hour}, ended,
+			ErrEnded, ""},
 	} {
 		w := New()
 		_, _ = w.Write([]byte(tt.said))
-		if err := w.Await(tt.ctx, tt.p, idle, tt.done); !errors.Is(err, tt.is) || err != nil && !strings.Contains(err.Error(), tt.says) {
+		if err := w.Await(tt.ctx, tt.p, idle, tt.done); !errors.Is(err, tt.is) || err != nil &&
+			!strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%q: %v", tt.said, err)
 		}
 	}
 	const log = "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Received a VcpuEvent::Resume message with immediate_exit enabled.\n"
 	for said, want := range map[string]string{
-		log: "", "so far\n" + log + log: "so far", "so far\r\n" + log + "\r\n\r\n": "so far", "half a li" + log: "half a li",
-		log + "then": "then", "[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine": "[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine", "\r\n \n": "",
+		log: "", "so far\n" + log + log: "so far", "so far\r\n" + log + "\r\n\r\n": "so far",
+		"half a li" + log: "half a li",
+		log + "then":      "then",
+		"[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine": "[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine",
+		"\r\n \n": "",
 	} {
 		w := New()
 		_, _ = w.Write([]byte(said))
@@ -91,7 +100,8 @@ func TestAwait(t *testing.T) {
 	w := New()
 	_, _ = w.Write([]byte(panicText + "no tables\n"))
 	var gaveUp *GaveUp
-	if err := w.Await(t.Context(), short, idle, nil); !errors.As(err, &gaveUp) || gaveUp.Why != "the guest kernel panicked: no tables" {
+	if err := w.Await(t.Context(), short, idle, nil); !errors.As(err, &gaveUp) ||
+		gaveUp.Why != "the guest kernel panicked: no tables" {
 		t.Error(err)
 	}
 }

@@ -28,7 +28,8 @@ import (
 // sandbox, and no reserved blocks, because the guest's processes are all root. Its inode tables are
 // not written (uninit_bg): the file uses some 100 KiB, whatever its size. op is the caller's
 // operation, for its errors.
-func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir, size turnstone.Bytes) (string, error) {
+func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir,
+	size turnstone.Bytes) (string, error) {
 	dir, err := h.MkdirAll("cache")
 	if err != nil {
 		return "", err
@@ -45,7 +46,8 @@ func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir, size turnstone
 	if err := tmp.Truncate(int64(size)); err != nil {
 		return "", err
 	}
-	if err := Format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
+	if err := Format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O",
+		"^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
 		return "", err
 	}
 	return path, os.Rename(tmp.Name(), path)
@@ -59,7 +61,8 @@ func Format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 		return turnstone.NewError(op, turnstone.KindUnavailable, "mke2fs", err).
 			WithHint("sudo apt-get install e2fsprogs")
 	}
-	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
+	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E",
+		"lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
 	cmd := exec.Command(program, append(args, path)...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -150,7 +153,8 @@ func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 			return err
 		}
 		hole = min(hole, data+part, limit)
-		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data, hole-data)); err != nil {
+		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data,
+			hole-data)); err != nil {
 			return err
 		}
 		off = hole

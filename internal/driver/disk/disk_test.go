@@ -37,7 +37,8 @@ func TestCopies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, copying := range map[string]func(context.Context, *os.File, *os.File) error{"Clone": Clone, "CopySparse": CopySparse} {
+	for name, copying := range map[string]func(context.Context, *os.File,
+		*os.File) error{"Clone": Clone, "CopySparse": CopySparse} {
 		dst, err := os.Create(filepath.Join(dir, name))
 		if err != nil {
 			t.Fatal(err)
@@ -203,11 +204,13 @@ func TestOpenLayers(t *testing.T) {
 		_ = f.Close()
 	}
 	for _, path := range []string{short, dir, filepath.Join(dir, "none")} {
-		if layers, err := OpenLayers("test.open", []string{good, path}); turnstone.KindOf(err) != turnstone.KindIntegrity || layers != nil {
+		if layers, err := OpenLayers("test.open", []string{good, path}); turnstone.KindOf(
+			err) != turnstone.KindIntegrity || layers != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if _, err := OpenLayers("test.open", slices.Repeat([]string{good}, substrate.MaxLayers+1)); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := OpenLayers("test.open", slices.Repeat([]string{good},
+		substrate.MaxLayers+1)); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 }

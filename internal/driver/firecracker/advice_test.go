@@ -15,7 +15,8 @@ import (
 // TestKernelAdvice checks that the error of a user's kernel that fails to start in any way names
 // the command that checks that file.
 func TestKernelAdvice(t *testing.T) {
-	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions", "refuse:/boot-source", "poweroff", "no kernel", "late", "mute"} {
+	for _, fault := range []string{"panic", "panic and hang", "refuse:/actions",
+		"refuse:/boot-source", "poweroff", "no kernel", "late", "mute"} {
 		b := newBench(t, "")
 		s, m := b.substrate(t, fault), b.m
 		m.KernelIs = substrate.KernelKind{Own: true, File: "/srv/a kernel"}

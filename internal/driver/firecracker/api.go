@@ -134,9 +134,15 @@ const (
 // newClient returns a client over connections that dial makes.
 func newClient(dial func(ctx context.Context) (net.Conn, error)) *client {
 	return &client{http: http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		CheckRedirect: func(*http.Request,
+			[]*http.Request) error {
+			return http.ErrUseLastResponse
+		},
 		Transport: &http.Transport{
-			DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn,
+				error) {
+				return dial(ctx)
+			},
 			DisableCompression:     true,
 			MaxIdleConns:           1,
 			IdleConnTimeout:        time.Minute,
@@ -161,7 +167,8 @@ func (c *client) doWithin(ctx context.Context, limit time.Duration, r request) e
 	return c.within(ctx, limit, r.Method, r.Path, r.Body, nil)
 }
 
-func (c *client) within(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
+func (c *client) within(ctx context.Context, limit time.Duration, method, path string, in,
+	out any) error {
 	timed, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := c.once(timed, method, path, in, out)

@@ -39,7 +39,8 @@ func ran(b *testing.B, s *Substrate, m substrate.Machine, script string) *machin
 	check(b, err)
 	client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
 	check(b, err)
-	_, err = client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{})
+	_, err = client.Start(b.Context(),
+		wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{})
 	check(b, err)
 	_, _ = client.Close(), link.Close()
 	return vm.(*machine)
@@ -84,7 +85,8 @@ func BenchmarkSnapshot(b *testing.B) {
 	if err := s.Abilities().Live; err != nil {
 		b.Skip(err)
 	}
-	for name, holes := range map[string]func() bool{"dirty pages": s.holes, "all memory": func() bool { return false }} {
+	for name, holes := range map[string]func() bool{"dirty pages": s.holes,
+		"all memory": func() bool { return false }} {
 		b.Run(name, func(b *testing.B) {
 			var still time.Duration
 			for range b.N {

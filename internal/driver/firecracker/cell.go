@@ -150,7 +150,8 @@ func removeCell(h *statedir.Dir, dir string, budget *int) {
 func sweepGroups(parent string, now time.Time) {
 	entries, _ := os.ReadDir(parent)
 	for _, e := range entries {
-		if st, err := e.Info(); err == nil && e.IsDir() && strings.HasPrefix(e.Name(), "sb-") && now.Sub(st.ModTime()) > groupAge {
+		if st, err := e.Info(); err == nil && e.IsDir() && strings.HasPrefix(e.Name(), "sb-") &&
+			now.Sub(st.ModTime()) > groupAge {
 			_ = unix.Rmdir(filepath.Join(parent, e.Name()))
 		}
 	}

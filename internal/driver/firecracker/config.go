@@ -66,8 +66,10 @@ func kernelArgs() string {
 func (s *Substrate) bootRequests(shape turnstone.Shape) []request {
 	put := func(path string, body any) request { return request{http.MethodPut, path, body} }
 	requests := []request{
-		put("/machine-config", machineConfiguration{VCPUCount: shape.CPUs, MemSizeMiB: mebibytes(shape.Memory)}),
-		put("/boot-source", bootSource{KernelImagePath: kernelName, InitrdPath: initrdName, BootArgs: kernelArgs()}),
+		put("/machine-config", machineConfiguration{VCPUCount: shape.CPUs,
+			MemSizeMiB: mebibytes(shape.Memory)}),
+		put("/boot-source", bootSource{KernelImagePath: kernelName, InitrdPath: initrdName,
+			BootArgs: kernelArgs()}),
 	}
 	for _, name := range driveNames() {
 		requests = append(requests, put("/drives/"+name, s.drive(name)))
@@ -83,7 +85,8 @@ func (s *Substrate) bootRequests(shape turnstone.Shape) []request {
 // drive describes the disk called name. No disk is the root device: a root device would add root=
 // to the kernel's command line, and the agent is in the initramfs.
 func (s *Substrate) drive(name string) drive {
-	d := drive{DriveID: name, PathOnHost: name, IsReadOnly: true, CacheType: unsafeCache, IOEngine: syncEngine}
+	d := drive{DriveID: name, PathOnHost: name, IsReadOnly: true, CacheType: unsafeCache,
+		IOEngine: syncEngine}
 	switch name {
 	case scratchName:
 		d.IsReadOnly, d.RateLimiter = false, s.limits.limiter()
@@ -122,9 +125,11 @@ func checkMachine(m substrate.Machine) error {
 	}
 	switch {
 	case m.Shape.CPUs < 1 || m.Shape.CPUs > maxCPUs:
-		return refuse("cpus", fmt.Errorf("%d: Firecracker gives a machine 1 to %d", m.Shape.CPUs, maxCPUs))
+		return refuse("cpus", fmt.Errorf("%d: Firecracker gives a machine 1 to %d", m.Shape.CPUs,
+			maxCPUs))
 	case len(m.Layers) > substrate.MaxLayers:
-		return refuse("layers", fmt.Errorf("there are %d, and a machine takes %d", len(m.Layers), substrate.MaxLayers))
+		return refuse("layers", fmt.Errorf("there are %d, and a machine takes %d", len(m.Layers),
+			substrate.MaxLayers))
 	case m.Shape.Memory < 1:
 		return refuse("memory", errors.New("there is none"))
 	}

@@ -17,9 +17,11 @@ func TestConformance(t *testing.T) {
 	s, m := started(t)
 	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: disk.MakeHome,
 		Elsewhere: func(t *testing.T) substrate.Substrate {
-			s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
+			s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()},
+				Options{Probe: &m, Progress: func(what string) { t.Log(what) }})
 			check(t, err)
 			return s
 		},
-		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}})
+		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+			DNS: []string{network.DNS}}})
 }

@@ -134,7 +134,8 @@ func Find(ctx context.Context, h *statedir.Dir, opts Options) (path, version str
 
 // open finds the programs.
 func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth, opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth,
+		opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
 	if opts.Probe != nil {
 		s.guest = opts.Probe.GuestKernel()
 	}
@@ -147,7 +148,8 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 			WithHint(hint)
 	}
 	if runtime.GOARCH != "amd64" {
-		return unavailable(runtime.GOARCH, errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
+		return unavailable(runtime.GOARCH,
+			errors.New("the firecracker substrate runs on x86-64 hosts only"), "")
 	}
 	var err error
 	if s.binary, err = find(opts.Binary, "firecracker", ""); err != nil {
@@ -160,7 +162,9 @@ func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error
 		return unavailable(s.binary, err, getHint)
 	}
 	if !s.release.atLeast(minMajor, minMinor) {
-		return unavailable(s.binary, fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor, minMinor), getHint)
+		return unavailable(s.binary,
+			fmt.Errorf("it is %s, and %d.%d is the oldest that is supported", s.version, minMajor,
+				minMinor), getHint)
 	}
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
@@ -206,7 +210,8 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 		return unavailable(opts.Jailer, notFound(err))
 	}
 	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
-		err = unavailable("jailer", fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
+		err = unavailable("jailer",
+			fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
 	}
 	return err
 }
@@ -331,7 +336,8 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 }
 
 // load starts a clone of a snapshot.
-func (s *Substrate) load(ctx context.Context, m substrate.Machine, snap snapshot) (*machine, error) {
+func (s *Substrate) load(ctx context.Context, m substrate.Machine,
+	snap snapshot) (*machine, error) {
 	files, err := s.restoreFiles(m, snap)
 	if err != nil {
 		return nil, err

@@ -22,13 +22,16 @@ import (
 // TestAgreement checks the constants that the host and the agent share without importing each
 // other.
 func TestAgreement(t *testing.T) {
-	if agentPort != guestmachine.VsockPort || hello != guestmachine.Hello || helloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial || console.ReadyLine != guestmachine.ReadyLine {
+	if agentPort != guestmachine.VsockPort || hello != guestmachine.Hello ||
+		helloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial ||
+		console.ReadyLine != guestmachine.ReadyLine {
 		t.Error("host and agent differ")
 	}
 	if n := len(kernelArgs()); n > 2048-200 { // space for Firecracker's additions
 		t.Errorf("the command line has %d bytes", n)
 	}
-	for _, weak := range []string{"mitigations", "hardened_usercopy", "randomize_kstack_offset", "init_on_alloc", "norandmaps", "nokaslr", "lsm="} {
+	for _, weak := range []string{"mitigations", "hardened_usercopy", "randomize_kstack_offset",
+		"init_on_alloc", "norandmaps", "nokaslr", "lsm="} {
 		if strings.Contains(kernelArgs(), weak) {
 			t.Errorf("the guest kernel is not hardened: %s", kernelArgs())
 		}
@@ -41,7 +44,8 @@ func TestAgreement(t *testing.T) {
 var bootSequence = []string{
 	"PUT /machine-config", "PUT /boot-source",
 	"PUT /drives/root", "PUT /drives/scratch",
-	"PUT /drives/layer0", "PUT /drives/layer1", "PUT /drives/layer2", "PUT /drives/layer3", "PUT /drives/layer4", "PUT /drives/layer5",
+	"PUT /drives/layer0", "PUT /drives/layer1", "PUT /drives/layer2", "PUT /drives/layer3",
+	"PUT /drives/layer4", "PUT /drives/layer5",
 	"PUT /drives/home", "PUT /vsock", "PUT /entropy", "PUT /balloon", "PUT /actions",
 }
 
@@ -64,7 +68,8 @@ func TestRestore(t *testing.T) {
 		check(t, err)
 		want := []string{"PUT /snapshot/load"}
 		if i == 0 {
-			want = append(append(slices.Clone(bootSequence), "PATCH /vm", "PUT /snapshot/create"), want...)
+			want = append(append(slices.Clone(bootSequence), "PATCH /vm", "PUT /snapshot/create"),
+				want...)
 		}
 		if got := requests(notes(t, b.log)); !slices.Equal(got, want) {
 			t.Errorf("start %d: requests %v, want %v", i, got, want)
@@ -84,7 +89,8 @@ func TestRestore(t *testing.T) {
 	}
 	memory, err := os.ReadFile(snap.ram)
 	check(t, err)
-	if len(memory) != 16<<20 || !strings.HasPrefix(string(memory[3<<20:]), "the guest's memory\x00") {
+	if len(memory) != 16<<20 || !strings.HasPrefix(string(memory[3<<20:]),
+		"the guest's memory\x00") {
 		t.Error("the memory is not what was written")
 	}
 }
@@ -96,9 +102,12 @@ func TestDisks(t *testing.T) {
 	check(t, err)
 	check(t, vm.Close())
 	for name, change := range map[string]func(*substrate.Machine){
-		"none":   func(*substrate.Machine) {},
-		"layers": func(m *substrate.Machine) { m.Layers = []string{b.slot(t, "one", 0o600), b.slot(t, "two", 0o600)} },
-		"home":   func(m *substrate.Machine) { m.Home = b.slot(t, "homedisk", 0o600) },
+		"none": func(*substrate.Machine) {},
+		"layers": func(m *substrate.Machine) {
+			m.Layers = []string{b.slot(t, "one", 0o600),
+				b.slot(t, "two", 0o600)}
+		},
+		"home": func(m *substrate.Machine) { m.Home = b.slot(t, "homedisk", 0o600) },
 		"full": func(m *substrate.Machine) {
 			for i := range substrate.MaxLayers {
 				m.Layers = append(m.Layers, b.slot(t, fmt.Sprint("full", i), 0o600))
@@ -136,7 +145,8 @@ func (b *bench) checkDrives(t *testing.T, all []noted, m substrate.Machine, jail
 		t.Helper()
 		got := drives[name]
 		if !strings.HasPrefix(got.Head, head) || got.Size != size || got.Writable != writable {
-			t.Errorf("%s is %q of %d bytes, writable %v; want %q of %d, %v", name, got.Head, got.Size, got.Writable, head, size, writable)
+			t.Errorf("%s is %q of %d bytes, writable %v; want %q of %d, %v", name, got.Head,
+				got.Size, got.Writable, head, size, writable)
 		}
 	}
 	expect("root", "template\n", 9, false)
@@ -210,7 +220,8 @@ func TestFaults(t *testing.T) {
 		{"garbage", boot, turnstone.KindUnavailable, "GET /"},
 		{"oversize:/", boot, turnstone.KindUnavailable, "longer than"},
 		{"odd:/", boot, turnstone.KindUnavailable, "answers 500"},
-		{"refuse:/machine-config", boot, turnstone.KindUnavailable, "it was ?[31mtold to refuse /machine-config"},
+		{"refuse:/machine-config", boot, turnstone.KindUnavailable,
+			"it was ?[31mtold to refuse /machine-config"},
 		{"refuse:/actions", boot, turnstone.KindUnavailable, "to refuse /actions"},
 		{"oversize:/actions", boot, turnstone.KindUnavailable, "longer than"},
 		{"die:/actions", boot, turnstone.KindDead, "SIGBUS"},
@@ -259,7 +270,8 @@ func TestHang(t *testing.T) {
 	vm, err := b.s.Restore(within(t), b.m)
 	check(t, err)
 	check(t, vm.Close())
-	for _, fault := range []string{"no-socket", "hang:/", "hang:/snapshot/load", "no-agent", "bad-ok", "bad-echo"} {
+	for _, fault := range []string{"no-socket", "hang:/", "hang:/snapshot/load", "no-agent",
+		"bad-ok", "bad-echo"} {
 		t.Run(fault, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
@@ -267,7 +279,8 @@ func TestHang(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.KindCanceled || !errors.Is(err, context.DeadlineExceeded) {
+			if turnstone.KindOf(err) != turnstone.KindCanceled ||
+				!errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("kind %s: %v", turnstone.KindOf(err), err)
 			}
 			b.nothingLeft(t)
@@ -276,7 +289,8 @@ func TestHang(t *testing.T) {
 	t.Run("silent", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
-		if _, err := b.substrate(t, "silent").Boot(ctx, b.m); err == nil || !strings.Contains(err.Error(), "still thinking") {
+		if _, err := b.substrate(t, "silent").Boot(ctx, b.m); err == nil ||
+			!strings.Contains(err.Error(), "still thinking") {
 			t.Errorf("got %v", err)
 		}
 		b.nothingLeft(t)
@@ -285,13 +299,15 @@ func TestHang(t *testing.T) {
 
 func TestCanceled(t *testing.T) {
 	b := newBench(t, "")
-	for _, after := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond} {
+	for _, after := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond,
+		20 * time.Millisecond, 60 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		vm, err := b.s.Restore(ctx, b.m)
 		cancel()
 		if err == nil {
 			_ = vm.Close()
-		} else if !errors.Is(err, context.DeadlineExceeded) || turnstone.KindOf(err) != turnstone.KindCanceled {
+		} else if !errors.Is(err, context.DeadlineExceeded) ||
+			turnstone.KindOf(err) != turnstone.KindCanceled {
 			t.Errorf("cancelled after %s: %s %v", after, turnstone.KindOf(err), err)
 		}
 	}
@@ -334,10 +350,12 @@ func TestEndsByItself(t *testing.T) {
 	if turnstone.KindOf(vm.Err()) != turnstone.KindDead {
 		t.Errorf("got %v", vm.Err())
 	}
-	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
+	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(
+		err) != turnstone.KindDead {
 		t.Errorf("pausing what is dead: %v", err)
 	}
-	if err := vm.(substrate.Snapshotter).Snapshot(t.Context(), filepath.Join(t.TempDir(), "s")); turnstone.KindOf(err) != turnstone.KindDead {
+	if err := vm.(substrate.Snapshotter).Snapshot(t.Context(),
+		filepath.Join(t.TempDir(), "s")); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("a snapshot of what is dead: %v", err)
 	}
 }
@@ -361,13 +379,21 @@ func TestRefusals(t *testing.T) {
 		change func(*substrate.Machine)
 		kind   turnstone.Kind
 	}{
-		"cpus":       {func(m *substrate.Machine) { m.Shape.CPUs = 33 }, turnstone.KindInvalid},
-		"no memory":  {func(m *substrate.Machine) { m.Shape.Memory = 0 }, turnstone.KindInvalid},
-		"bzImage":    {func(m *substrate.Machine) { m.Kernel, m.KernelDigest = m.Root, m.RootDigest }, turnstone.KindUnavailable},
-		"layers":     {func(m *substrate.Machine) { m.Layers = make([]string, substrate.MaxLayers+1) }, turnstone.KindInvalid},
-		"layer size": {func(m *substrate.Machine) { m.Layers = []string{m.Root} }, turnstone.KindIntegrity},
-		"no layer":   {func(m *substrate.Machine) { m.Layers = []string{"/none"} }, turnstone.KindIntegrity},
-		"no home":    {func(m *substrate.Machine) { m.Home = "/none" }, turnstone.KindIntegrity},
+		"cpus":      {func(m *substrate.Machine) { m.Shape.CPUs = 33 }, turnstone.KindInvalid},
+		"no memory": {func(m *substrate.Machine) { m.Shape.Memory = 0 }, turnstone.KindInvalid},
+		"bzImage": {func(m *substrate.Machine) {
+			m.Kernel, m.KernelDigest = m.Root,
+				m.RootDigest
+		}, turnstone.KindUnavailable},
+		"layers": {func(m *substrate.Machine) {
+			m.Layers = make([]string,
+				substrate.MaxLayers+1)
+		}, turnstone.KindInvalid},
+		"layer size": {func(m *substrate.Machine) { m.Layers = []string{m.Root} },
+			turnstone.KindIntegrity},
+		"no layer": {func(m *substrate.Machine) { m.Layers = []string{"/none"} },
+			turnstone.KindIntegrity},
+		"no home": {func(m *substrate.Machine) { m.Home = "/none" }, turnstone.KindIntegrity},
 	} {
 		m := b.m
 		tc.change(&m)
@@ -394,31 +420,39 @@ func TestNew(t *testing.T) {
 		"not runable": {Binary: b.m.Root},
 	} {
 		_, err := New(t.Context(), h, options)
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "releases") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(turnstone.HintOf(err), "releases") {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 	}
-	path, version, err := Find(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", sayJailer)})
+	path, version, err := Find(t.Context(), h, Options{Binary: b.s.binary,
+		Jailer: b.script(t, "j", sayJailer)})
 	if err != nil || path != b.s.binary || version != "Firecracker v1.17.0" {
 		t.Errorf("%s, %s, %v", path, version, err)
 	}
-	if path, _, err := Find(t.Context(), h, Options{Binary: b.s.binary, Jailer: b.script(t, "j", sayJailer)}); err != nil || path != b.s.binary {
+	if path, _, err := Find(t.Context(), h, Options{Binary: b.s.binary,
+		Jailer: b.script(t, "j", sayJailer)}); err != nil || path != b.s.binary {
 		t.Errorf("%s, %v", path, err)
 	}
 	if os.Geteuid() == 0 {
-		if _, err := New(t.Context(), h, Options{Binary: b.s.binary, Jailer: "/none/jailer"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "/none/jailer: no such file") || strings.Count(err.Error(), "/none") > 1 {
+		if _, err := New(t.Context(), h, Options{Binary: b.s.binary,
+			Jailer: "/none/jailer"}); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(err.Error(), "/none/jailer: no such file") ||
+			strings.Count(err.Error(), "/none") > 1 {
 			t.Errorf("root with a jailer that is not there: %v", err)
 		}
 	}
 }
 
 func TestRelease(t *testing.T) {
-	for text, want := range map[string]release{"Firecracker v1.17.0-dev": {1, 17, 0}, "Firecracker v1.9.1-dirty": {1, 9, 1}, "Firecracker v12.0.3": {12, 0, 3}} {
+	for text, want := range map[string]release{"Firecracker v1.17.0-dev": {1, 17, 0},
+		"Firecracker v1.9.1-dirty": {1, 9, 1}, "Firecracker v12.0.3": {12, 0, 3}} {
 		if got, err := parseRelease(text); err != nil || got != want {
 			t.Errorf("%s: %v, %v", text, got, err)
 		}
 	}
-	if (release{1, 9, 0}).atLeast(1, 12) || !(release{2, 0, 0}).atLeast(1, 12) || !(release{1, 12, 0}).atLeast(1, 12) {
+	if (release{1, 9, 0}).atLeast(1, 12) || !(release{2, 0, 0}).atLeast(1, 12) ||
+		!(release{1, 12, 0}).atLeast(1, 12) {
 		t.Error("releases are compared wrongly")
 	}
 }
@@ -435,7 +469,8 @@ func TestLimits(t *testing.T) {
 	defer func() { _ = vm.Close() }()
 	limited := 0
 	for _, n := range notes(t, b.log) {
-		if strings.Contains(n.Body, `"rate_limiter":{"bandwidth":{"size":1048576,"refill_time":1000},"ops":{"size":100,"refill_time":1000}}`) {
+		if strings.Contains(n.Body,
+			`"rate_limiter":{"bandwidth":{"size":1048576,"refill_time":1000},"ops":{"size":100,"refill_time":1000}}`) {
 			limited++
 		}
 	}

@@ -41,8 +41,12 @@ func benchmark(mode string) error {
 		return vm, vm.PID(), nil
 	}
 	return substratetest.Bare{
-		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}},
-		Start:   func(ctx context.Context) (substrate.Sandbox, int, error) { return load(ctx, snap) },
+		Network: wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+			DNS: []string{network.DNS}},
+		Start: func(ctx context.Context) (substrate.Sandbox, int,
+			error) {
+			return load(ctx, snap)
+		},
 		Write: func(ctx context.Context, vm substrate.Sandbox, dir string) error {
 			return vm.(*machine).writeLive(ctx, dir)
 		},
@@ -61,8 +65,10 @@ func newest(h *statedir.Dir) (snapshot, error) {
 	for _, path := range all {
 		var m manifest
 		b, err := os.ReadFile(path)
-		if err == nil && json.Unmarshal(b, &m) == nil && m.Identity.Substrate == "firecracker" && m.Taken.After(last.Taken) &&
-			string(m.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") && m.Identity.Shape == turnstone.DefaultShape() {
+		if err == nil && json.Unmarshal(b, &m) == nil && m.Identity.Substrate == "firecracker" &&
+			m.Taken.After(last.Taken) &&
+			string(m.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") &&
+			m.Identity.Shape == turnstone.DefaultShape() {
 			found, last = filepath.Dir(path), m
 		}
 	}

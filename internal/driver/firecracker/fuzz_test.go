@@ -8,7 +8,8 @@ import (
 )
 
 func FuzzAnswer(f *testing.F) {
-	for _, seed := range []string{"", "{}", `{"fault_message":"no"}`, `{"fault_message":1}`, `{"state":"Running","vmm_version":"1"}`, `[`, "\x00", `{"state":{}}`} {
+	for _, seed := range []string{"", "{}", `{"fault_message":"no"}`, `{"fault_message":1}`,
+		`{"state":"Running","vmm_version":"1"}`, `[`, "\x00", `{"state":{}}`} {
 		f.Add(200, []byte(seed))
 		f.Add(400, []byte(seed))
 		f.Add(204, []byte(seed))
@@ -23,7 +24,9 @@ func FuzzAnswer(f *testing.F) {
 		if good := status >= 200 && status <= 299; errors.As(err, &refused) == good {
 			t.Errorf("%d: %v", status, err)
 		}
-		if refused != nil && (len(refused.Message) > maxMessage+3 || strings.ContainsFunc(refused.Message, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
+		if refused != nil && (len(refused.Message) > maxMessage+3 ||
+			strings.ContainsFunc(refused.Message,
+				func(r rune) bool { return r < 0x20 || r > 0x7e })) {
 			t.Errorf("a message for nobody's terminal: %q", refused.Message)
 		}
 		if (decodeAnswer(status, body, nil) == nil) != (status >= 200 && status <= 299) {
@@ -33,7 +36,8 @@ func FuzzAnswer(f *testing.F) {
 }
 
 func FuzzConnected(f *testing.F) {
-	for _, seed := range []string{"OK 1073741824\n", "OK 1\nrest", "OK\n", "OK -1\n", "", "\n", "OK 99999999999999999999\n", strings.Repeat("x", 100)} {
+	for _, seed := range []string{"OK 1073741824\n", "OK 1\nrest", "OK\n", "OK -1\n", "", "\n",
+		"OK 99999999999999999999\n", strings.Repeat("x", 100)} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
@@ -52,11 +56,13 @@ func FuzzConnected(f *testing.F) {
 }
 
 func FuzzRelease(f *testing.F) {
-	for _, seed := range []string{"Firecracker v1.17.0", "Firecracker v1.17.0-dev", "firecracker 1", "Firecracker v99999.1.1"} {
+	for _, seed := range []string{"Firecracker v1.17.0", "Firecracker v1.17.0-dev", "firecracker 1",
+		"Firecracker v99999.1.1"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		if r, err := parseRelease(text); err == nil && (r.major < 0 || r.minor < 0 || r.patch < 0 || !strings.HasPrefix(text, "Firecracker v")) {
+		if r, err := parseRelease(text); err == nil && (r.major < 0 || r.minor < 0 || r.patch < 0 ||
+			!strings.HasPrefix(text, "Firecracker v")) {
 			t.Errorf("%q is %v", text, r)
 		}
 	})

@@ -39,7 +39,8 @@ func TestGuest(t *testing.T) {
 	t.Run("another order", func(t *testing.T) { // the names depend on the order
 		wrong := slices.Clone(disks)
 		wrong[0], wrong[2] = wrong[2], wrong[0]
-		if out := guest(t, qemu, m, wrong); strings.Contains(out, console.ReadyLine) || !strings.Contains(out, "turnstone-agent: failed: ") {
+		if out := guest(t, qemu, m, wrong); strings.Contains(out, console.ReadyLine) ||
+			!strings.Contains(out, "turnstone-agent: failed: ") {
 			t.Errorf("its console: %q", out)
 		}
 	})
@@ -67,11 +68,15 @@ func diskFiles(t *testing.T, m substrate.Machine) []string {
 // counts instructions, because QEMU's microvm has no timer to calibrate another clock with.
 func guest(t *testing.T, qemu string, m substrate.Machine, disks []string) string {
 	t.Helper()
-	args := []string{"-machine", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,accel=tcg", "-icount", "shift=2,sleep=off", "-cpu", "max",
-		"-m", "512", "-smp", "1", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
+	args := []string{"-machine", "microvm,acpi=on,pit=on,pic=on,rtc=on,isa-serial=on,accel=tcg",
+		"-icount", "shift=2,sleep=off", "-cpu", "max",
+		"-m", "512", "-smp", "1", "-nodefaults", "-no-user-config", "-display", "none",
+		"-no-reboot", "-serial", "stdio",
 		"-kernel", m.Kernel, "-initrd", m.Initramfs, "-append", kernelArgs() + " pci=off"}
 	for i, path := range disks {
-		args = append(args, "-blockdev", fmt.Sprintf("driver=file,node-name=d%d,filename=%s,read-only=%s,locking=off", i, path, onOff(i != 1)),
+		args = append(args, "-blockdev",
+			fmt.Sprintf("driver=file,node-name=d%d,filename=%s,read-only=%s,locking=off", i, path,
+				onOff(i != 1)),
 			"-device", fmt.Sprintf("virtio-blk-device,drive=d%d", i))
 	}
 	args = append(args, "-device", "virtio-rng-device", "-device", "virtio-balloon-device")

@@ -88,7 +88,8 @@ func buildJail(ctx context.Context, jail, root string, c *cell, files []placed) 
 	if err := os.MkdirAll(filepath.Join(root, outName), 0o755); err != nil {
 		return err
 	}
-	if err := mount(filepath.Join(c.dir, outName), filepath.Join(root, outName), "", unix.MS_BIND, ""); err != nil {
+	if err := mount(filepath.Join(c.dir, outName), filepath.Join(root, outName), "", unix.MS_BIND,
+		""); err != nil {
 		return err
 	}
 	for _, f := range files {
@@ -115,7 +116,8 @@ func (f placed) intoJail(ctx context.Context, root, spare string) error {
 	if err := mount(path, at, "", unix.MS_BIND, ""); err != nil || f.written {
 		return err
 	}
-	return mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	return mount("", at, "",
+		unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
 // owned makes sure that nobody may use the file, and returns its path. A file that the machine
@@ -152,7 +154,8 @@ func noHome(root, at string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := mount("none", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=4k,nr_inodes=8,mode=700"); err != nil {
+	if err := mount("none", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		"size=4k,nr_inodes=8,mode=700"); err != nil {
 		return err
 	}
 	path := filepath.Join(dir, "home")
@@ -197,6 +200,7 @@ func cgroupLimits(cpus int, dir string) (args []string, parent string) {
 	if err != nil || unix.Access(hierarchy, unix.W_OK) != nil {
 		return nil, ""
 	}
-	return []string{"--cgroup-version", version, "--parent-cgroup", cgroupParent, "--cgroup", fmt.Sprintf("pids.max=%d", cpus+16)},
+	return []string{"--cgroup-version", version, "--parent-cgroup", cgroupParent, "--cgroup",
+			fmt.Sprintf("pids.max=%d", cpus+16)},
 		filepath.Join(hierarchy, cgroupParent)
 }

@@ -19,7 +19,8 @@ import (
 const socketWait = 10 * time.Second
 
 // launch starts a Firecracker that finds files in its folder, and waits until it answers.
-func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape, files []placed) (vm *machine, err error) {
+func (s *Substrate) launch(ctx context.Context, shape turnstone.Shape,
+	files []placed) (vm *machine, err error) {
 	id := turnstone.NewSandboxID()
 	c, err := newCell(ctx, s.home, id)
 	if err != nil {

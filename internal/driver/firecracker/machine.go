@@ -52,7 +52,8 @@ type origin struct {
 }
 
 func newMachine(id turnstone.SandboxID, c *cell) *machine {
-	m := &machine{Process: kit.New(id, console.New(), ""), cell: c, owner: uint32(os.Geteuid()), agent: new(channel)}
+	m := &machine{Process: kit.New(id, console.New(), ""), cell: c, owner: uint32(os.Geteuid()),
+		agent: new(channel)}
 	m.stderr.Limit = 8 << 10
 	m.api = newClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, apiSocket) })
 	return m
@@ -64,13 +65,15 @@ func (m *machine) ended(wait error) {
 	m.End(func() error { return m.explain(wait) })
 }
 
-var errorLine = lazyregexp.New(`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
+var errorLine = lazyregexp.New(
+	`(?m)^.*\[sb-[^\]]{0,200}:ERROR[^\]]{0,200}\] (.{1,300})|^Error: (.{1,300})`)
 
 // exits are the exit codes that tell why Firecracker ended (its FcExitCode).
 var exits = map[int]string{
 	148: "it made a system call that its seccomp filter forbids",
 	149: "SIGBUS: a file that it has mapped has become shorter, or the disk is full",
-	150: "SIGSEGV", 151: "a file grew past its limit", 152: "its configuration is bad", 153: "its arguments are bad",
+	150: "SIGSEGV", 151: "a file grew past its limit", 152: "its configuration is bad",
+	153: "its arguments are bad",
 }
 
 // explain converts an unrequested end to an error for the user.
@@ -81,7 +84,8 @@ func (m *machine) explain(wait error) error {
 	var exit *exec.ExitError
 	if errors.As(wait, &exit) {
 		code = exit.ExitCode()
-		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGBUS {
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() &&
+			status.Signal() == syscall.SIGBUS {
 			code = 149
 		}
 	}
@@ -97,7 +101,8 @@ func (m *machine) explain(wait error) error {
 	case wait != nil && fault != "":
 		e.Err = fmt.Errorf("firecracker ended: %s", fault)
 	case wait != nil && stderr != "":
-		e.Err = fmt.Errorf("firecracker ended: %s", console.Clip(console.LastLine(stderr), maxMessage))
+		e.Err = fmt.Errorf("firecracker ended: %s", console.Clip(console.LastLine(stderr),
+			maxMessage))
 	case wait != nil:
 		e.Err = fmt.Errorf("firecracker ended: %w", wait)
 	default:
@@ -112,7 +117,8 @@ func lastFault(text string) string {
 	fault := ""
 	for _, line := range errorLine.FindAllStringSubmatch(text, -1) {
 		said := line[1] + line[2]
-		if fault == "" || !strings.HasPrefix(said, "Firecracker exiting") && !strings.HasPrefix(said, "RunWithApi") {
+		if fault == "" || !strings.HasPrefix(said, "Firecracker exiting") &&
+			!strings.HasPrefix(said, "RunWithApi") {
 			fault = said
 		}
 	}

@@ -105,5 +105,6 @@ func (m *machine) after(ctx context.Context, ram *os.File) error {
 	if err := m.checkMemory(st.Size()); err != nil {
 		return err
 	}
-	return errors.Join(disk.Overlay(ctx, ram, written, m.memorySize()), disk.Overlay(ctx, m.memory.since, written, m.memorySize()))
+	return errors.Join(disk.Overlay(ctx, ram, written, m.memorySize()),
+		disk.Overlay(ctx, m.memory.since, written, m.memorySize()))
 }

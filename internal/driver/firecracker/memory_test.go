@@ -35,7 +35,8 @@ func TestDifferences(t *testing.T) {
 	}
 	same := func(path string) {
 		t.Helper()
-		if got, err := os.ReadFile(filepath.Join(path, ramFile)); err != nil || !bytes.Equal(got, want) {
+		if got, err := os.ReadFile(filepath.Join(path, ramFile)); err != nil ||
+			!bytes.Equal(got, want) {
 			t.Errorf("%s: the memory is another: %v", path, err)
 		}
 	}

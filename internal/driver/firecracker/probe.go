@@ -17,7 +17,8 @@ import (
 // verdict may be unknown.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
 	q := kvm.Question{
-		Home: s.home, Name: "firecracker", On: fmt.Sprintf("%s|%s|%s|%s|%s", s.binary, s.version, s.kernel, s.hostCPU, s.wall.Wall),
+		Home: s.home, Name: "firecracker", On: fmt.Sprintf("%s|%s|%s|%s|%s", s.binary, s.version,
+			s.kernel, s.hostCPU, s.wall.Wall),
 		Kernel: s.guest, May: s.mayOpen, Try: s.tryKVM,
 	}
 	if probe != nil {
@@ -37,7 +38,8 @@ func tryKVM() error { return kvm.Try(kvm.Device) }
 
 // prove boots m. A Firecracker that ends or refuses, and a machine that does not get ready, are a
 // verdict; an error is unrelated to KVM.
-func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
+func (s *Substrate) prove(ctx context.Context, m substrate.Machine,
+	limit time.Duration) (kvm.Verdict, error) {
 	began := time.Now()
 	vm, err := s.boot(ctx, m)
 	if err == nil {
@@ -48,7 +50,8 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, ctx.Err()
-	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.KindDead && !errors.As(err, &refused):
+	case err != nil && vm == nil && turnstone.KindOf(err) != turnstone.KindDead &&
+		!errors.As(err, &refused):
 		return kvm.Verdict{}, err
 	case err != nil:
 		return kvm.Failed(err, s.guest.KernelKind), nil

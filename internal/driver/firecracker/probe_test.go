@@ -51,12 +51,15 @@ func TestKVM(t *testing.T) {
 }
 
 func TestKVMThatFails(t *testing.T) {
-	for fault, want := range map[string]string{"panic": "panicked", "panic and hang": "panicked: No working init", "refuse:/actions": "refuse", "exit": "broken", "poweroff": "shut"} {
+	for fault, want := range map[string]string{"panic": "panicked",
+		"panic and hang": "panicked: No working init", "refuse:/actions": "refuse",
+		"exit": "broken", "poweroff": "shut"} {
 		b := newBench(t, "")
 		s := b.substrate(t, fault)
 		s.tryKVM = func() error { return nil }
 		for range 2 {
-			if v := s.KVM(t.Context(), &b.m); v.Usable || !v.Known || !strings.Contains(v.Reason, want) {
+			if v := s.KVM(t.Context(), &b.m); v.Usable || !v.Known ||
+				!strings.Contains(v.Reason, want) {
 				t.Errorf("%s: %+v", fault, v)
 			}
 		}
@@ -82,13 +85,15 @@ func TestKernelAtFault(t *testing.T) {
 	s := b.substrate(t, "panic")
 	s.tryKVM = func() error { return nil }
 	m := b.m
-	m.KernelIs, m.InitDigest = substrate.KernelKind{Own: true, File: "/srv/vmlinux"}, turnstone.DigestBytes([]byte("its modules"))
+	m.KernelIs, m.InitDigest = substrate.KernelKind{Own: true, File: "/srv/vmlinux"},
+		turnstone.DigestBytes([]byte("its modules"))
 	s.guest = m.GuestKernel()
 	if v := s.KVM(t.Context(), &m); v.Usable || !v.Kernel {
 		t.Fatalf("%+v", v)
 	}
 	v := s.KVM(t.Context(), nil)
-	if err := s.unusable(v, Options{}); errors.Is(err, ErrUnproven) || !strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != m.KernelIs.Advice() {
+	if err := s.unusable(v, Options{}); errors.Is(err, ErrUnproven) ||
+		!strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != m.KernelIs.Advice() {
 		t.Errorf("it cannot be tried: %v (%s)", err, turnstone.HintOf(err))
 	}
 	if err := s.unusable(v, Options{Again: true}); !errors.Is(err, ErrUnproven) {
@@ -98,7 +103,8 @@ func TestKernelAtFault(t *testing.T) {
 }
 
 func TestIsolationNamesTestKernel(t *testing.T) {
-	s := &Substrate{guest: substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}}
+	s := &Substrate{guest: substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true,
+		Test: true}}}
 	if got := s.Isolation(); got != "microvm (KVM, test kernel)" {
 		t.Errorf("%q", got)
 	}

@@ -72,8 +72,10 @@ func (b *bench) killed(t *testing.T) {
 		Home, Binary, Jailer string
 		Wall                 wall
 		Machine              map[string]any
-	}{b.s.home.Root, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel, "KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
-		"InitDigest": m.InitDigest, "Root": m.Root, "RootDigest": m.RootDigest, "Shape": m.Shape, "Layers": m.Layers, "Home": m.Home}})
+	}{b.s.home.Root, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel,
+		"KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,
+		"InitDigest": m.InitDigest, "Root": m.Root, "RootDigest": m.RootDigest, "Shape": m.Shape,
+		"Layers": m.Layers, "Home": m.Home}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(b.dir, "held.json"), text, 0o600))
 	self, err := os.Executable()
@@ -170,7 +172,8 @@ func TestCopyPages(t *testing.T) {
 			}
 		}
 		if onDisk(t, to.Name()) > full+8*page { // the file system's metadata
-			rt.Fatalf("the copy takes %d bytes, of which %d are not zeros", onDisk(t, to.Name()), full)
+			rt.Fatalf("the copy takes %d bytes, of which %d are not zeros", onDisk(t, to.Name()),
+				full)
 		}
 	})
 }
@@ -212,8 +215,9 @@ func TestChannel(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	m := newMachine(turnstone.NewSandboxID(), &cell{})
-	_, _ = m.Console.Write([]byte("2026-01-01T00:00:00.0 [sb-1:main:WARN] never mind\n2026-01-01T00:00:00.0 [sb-1:main:ERROR] Kvm error: no \x1b access\n" +
-		"2026-01-01T00:00:00.0 [sb-1:main:ERROR] Firecracker exiting with error. exit_code=1\n"))
+	_, _ = m.Console.Write([]byte(
+		"2026-01-01T00:00:00.0 [sb-1:main:WARN] never mind\n2026-01-01T00:00:00.0 [sb-1:main:ERROR] Kvm error: no \x1b access\n" +
+			"2026-01-01T00:00:00.0 [sb-1:main:ERROR] Firecracker exiting with error. exit_code=1\n"))
 	_, _ = m.stderr.Write([]byte("Error: RunWithApi(MicroVMStoppedWithError(GenericError))\n"))
 	err := exec.Command("/bin/sh", "-c", "exit 1").Run()
 	if got := m.explain(err).Error(); !strings.Contains(got, "Kvm error: no ? access") {

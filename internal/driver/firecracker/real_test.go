@@ -47,9 +47,11 @@ func TestRealConfined(t *testing.T) {
 	if len(tasks) < 2+m.Shape.CPUs { // Firecracker's main thread, the API's, and each CPU's
 		t.Errorf("%d threads", len(tasks))
 	}
-	want := []string{"Seccomp:\t2\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n", "NoNewPrivs:\t1\n"}
+	want := []string{"Seccomp:\t2\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n",
+		"NoNewPrivs:\t1\n"}
 	if m := vm.(*machine); m.owner == nobody {
-		want = append(want, "Uid:\t65534\t65534\t65534\t65534\n", "Gid:\t65534\t65534\t65534\t65534\n")
+		want = append(want, "Uid:\t65534\t65534\t65534\t65534\n",
+			"Gid:\t65534\t65534\t65534\t65534\n")
 	}
 	for _, path := range tasks {
 		b, err := os.ReadFile(path)
@@ -107,16 +109,19 @@ func TestRealBalloon(t *testing.T) {
 	shell(t, client, fmt.Sprintf("head -c %d /dev/urandom > /dev/shm/x", size))
 	full := anonymous(t, pid)
 	if full-before < size {
-		t.Fatalf("the guest has written %s, and its machine has grown from %s to %s", turnstone.Bytes(size), before, full)
+		t.Fatalf("the guest has written %s, and its machine has grown from %s to %s",
+			turnstone.Bytes(size), before, full)
 	}
 	began := time.Now()
 	shell(t, client, "rm /dev/shm/x")
-	for until := time.Now().Add(limit); anonymous(t, pid) > before+size/4; time.Sleep(100 * time.Millisecond) {
+	for until := time.Now().Add(limit); anonymous(t, pid) > before+
+		size/4; time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatalf("it keeps %s of %s", anonymous(t, pid), full)
 		}
 	}
-	t.Logf("clone %s, full %s, %s after the file was removed %s", before, full, time.Since(began).Round(10*time.Millisecond), anonymous(t, pid))
+	t.Logf("clone %s, full %s, %s after the file was removed %s", before, full,
+		time.Since(began).Round(10*time.Millisecond), anonymous(t, pid))
 	// the returned memory can be used again
 	shell(t, client, "head -c 200M /dev/zero | tr '\\0' x > /dev/shm/y; ! tr -d x < /dev/shm/y | grep -q .")
 }
@@ -125,9 +130,11 @@ func TestRealBalloon(t *testing.T) {
 func TestRealEntropy(t *testing.T) {
 	s, m := started(t)
 	_, client := substratetest.Clone(t, s, m, nil)
-	out, exit := substratetest.Shell(t, client, "cat /sys/class/misc/hw_random/rng_current; head -c 32 /dev/hwrng | od -An -tx1 -w32; head -c 32 /dev/hwrng | od -An -tx1 -w32")
+	out, exit := substratetest.Shell(t, client,
+		"cat /sys/class/misc/hw_random/rng_current; head -c 32 /dev/hwrng | od -An -tx1 -w32; head -c 32 /dev/hwrng | od -An -tx1 -w32")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	if exit.ExitCode != 0 || len(lines) != 3 || !strings.HasPrefix(lines[0], "virtio_rng") || len(strings.TrimSpace(lines[1])) != 32*3-1 || lines[1] == lines[2] {
+	if exit.ExitCode != 0 || len(lines) != 3 || !strings.HasPrefix(lines[0], "virtio_rng") ||
+		len(strings.TrimSpace(lines[1])) != 32*3-1 || lines[1] == lines[2] {
 		t.Errorf("it says %q, exit %d", out, exit.ExitCode)
 	}
 }
@@ -149,7 +156,9 @@ func TestRealRateLimit(t *testing.T) {
 	path := filepath.Join(fc.cell.dir, outName, "metrics")
 	check(t, os.WriteFile(path, nil, 0o600))
 	check(t, os.Chown(path, int(fc.owner), -1))
-	check(t, fc.api.send(within(t), request{"PUT", "/metrics", map[string]string{"metrics_path": outName + "/metrics"}}, s.loadRequest()))
+	check(t, fc.api.send(within(t),
+		request{"PUT", "/metrics", map[string]string{"metrics_path": outName + "/metrics"}},
+		s.loadRequest()))
 	check(t, fc.connect(within(t)))
 	client, link, err := substratetest.Configure(within(t), fc, m, nil)
 	check(t, err)
@@ -202,7 +211,8 @@ func TestRealKilled(t *testing.T) {
 	case <-time.After(limit):
 		t.Fatal("its end is not told")
 	}
-	if err := vm.Err(); turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "firecracker ended") {
+	if err := vm.Err(); turnstone.KindOf(err) != turnstone.KindDead ||
+		!strings.Contains(err.Error(), "firecracker ended") {
 		t.Errorf("the machine's end is %v", err)
 	}
 	check(t, vm.Close())
@@ -231,7 +241,8 @@ func initramfs(t testing.TB, program []byte) string {
 	var b bytes.Buffer
 	// newc, docs.kernel.org/driver-api/early-userspace/buffer-format.html
 	entry := func(name string, mode int, data []byte) {
-		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 1, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
+		fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 1, mode, 0, 0,
+			1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
 		b.WriteString(name + "\x00")
 		b.Write(make([]byte, (4-b.Len()%4)%4))
 		b.Write(data)
@@ -249,9 +260,11 @@ func endless() []byte {
 	const base = 0x400000
 	var b bytes.Buffer
 	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
-	put(elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: 1,
+	put(elf.Header64{Ident: [16]byte{0x7f, 'E', 'L', 'F', 2, 1, 1}, Type: uint16(elf.ET_EXEC),
+		Machine: uint16(elf.EM_X86_64), Version: 1,
 		Entry: base + 120, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base, Filesz: 122, Memsz: 122, Align: 0x1000})
+	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base,
+		Paddr: base, Filesz: 122, Memsz: 122, Align: 0x1000})
 	put([]byte{0xeb, 0xfe})
 	return b.Bytes()
 }
@@ -264,7 +277,8 @@ func TestRealBadGuest(t *testing.T) {
 	m.InitDigest = turnstone.DigestBytes([]byte("another"))
 	m.Shape.Memory = turnstone.MinMemory
 	m.Initramfs = initramfs(t, []byte("no program"))
-	for what, start := range map[string]func(context.Context, substrate.Machine) (substrate.Sandbox, error){"boot": s.Boot, "restore": s.Restore} {
+	for what, start := range map[string]func(context.Context, substrate.Machine) (substrate.Sandbox,
+		error){"boot": s.Boot, "restore": s.Restore} {
 		vm, err := start(within(t), m)
 		if err == nil {
 			_ = vm.Close()
@@ -279,7 +293,10 @@ func TestRealBadGuest(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "vmlinux")
 	check(t, os.WriteFile(image, endless(), 0o644))
 	for what, change := range map[string]func(m *substrate.Machine){
-		"an agent that never answers":      func(m *substrate.Machine) { m.Initramfs = initramfs(t, endless()) },
+		"an agent that never answers": func(m *substrate.Machine) {
+			m.Initramfs = initramfs(t,
+				endless())
+		},
 		"a kernel that hangs at its entry": func(m *substrate.Machine) { m.Kernel = image },
 	} {
 		m := m
@@ -287,8 +304,11 @@ func TestRealBadGuest(t *testing.T) {
 		vm, err := s.boot(within(t), m)
 		check(t, err)
 		cell := vm.cell.dir
-		err = s.failed(t.Context(), vm, vm.wait(within(t), console.Patience{Idle: time.Second, Work: 3 * time.Second, Limit: limit}))
-		if turnstone.KindOf(err) != turnstone.KindDead || !errors.Is(err, console.ErrHangs) || turnstone.HintOf(err) == "" || strings.Contains(err.Error(), "Vcpu") ||
+		err = s.failed(t.Context(), vm,
+			vm.wait(within(t), console.Patience{Idle: time.Second, Work: 3 * time.Second,
+				Limit: limit}))
+		if turnstone.KindOf(err) != turnstone.KindDead || !errors.Is(err, console.ErrHangs) ||
+			turnstone.HintOf(err) == "" || strings.Contains(err.Error(), "Vcpu") ||
 			m.Kernel == image && !strings.Contains(err.Error(), "the console is empty") {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}

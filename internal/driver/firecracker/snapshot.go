@@ -40,8 +40,10 @@ const snapshotFormat = 1
 
 func (s *Substrate) identity(m substrate.Machine) identity {
 	config, _ := json.Marshal(s.bootRequests(m.Shape)) // plain data always encodes
-	return identity{Substrate: s.Name(), Format: snapshotFormat, Version: s.version, HostCPU: s.hostCPU, HostKernel: s.kernel,
-		Config: turnstone.DigestBytes(config), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape}
+	return identity{Substrate: s.Name(), Format: snapshotFormat, Version: s.version,
+		HostCPU: s.hostCPU, HostKernel: s.kernel,
+		Config: turnstone.DigestBytes(config), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own,
+		Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape}
 }
 
 // key names the snapshot's folder.
@@ -50,9 +52,11 @@ func (id identity) key() string { return snapshots.Key(id) }
 // differs names the first property in which id and other differ; "" if there is none.
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
-		snapshots.Part{What: fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate)), Was: id.Substrate, Now: other.Substrate, Bare: true},
+		snapshots.Part{What: fmt.Sprintf("substrate (%s)", host.Clip(id.Substrate)),
+			Was: id.Substrate, Now: other.Substrate, Bare: true},
 		snapshots.Part{What: "Firecracker", Was: id.Version, Now: other.Version},
-		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU),
+			Bare: true},
 		snapshots.Part{What: "host kernel", Was: id.HostKernel, Now: other.HostKernel},
 		snapshots.Shapes(id.Shape, other.Shape),
 		snapshots.Digests("guest kernel", id.Kernel, other.Kernel),
@@ -74,7 +78,8 @@ const (
 type snapshot struct{ ram, state, scratch string }
 
 func snapshotIn(dir string) snapshot {
-	return snapshot{filepath.Join(dir, ramFile), filepath.Join(dir, stateFile), filepath.Join(dir, scratchFile)}
+	return snapshot{filepath.Join(dir, ramFile), filepath.Join(dir, stateFile),
+		filepath.Join(dir, scratchFile)}
 }
 
 // openSnapshot returns the snapshot in dir if it is id's and intact. A missing snapshot is
@@ -86,7 +91,8 @@ func openSnapshot(ctx context.Context, dir string, id identity) (snapshot, error
 
 // ensureSnapshot returns the snapshot of m, and takes it if no fitting, intact snapshot exists. Two
 // processes that want the same snapshot take it once.
-func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (snapshot, error) {
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
+	id identity) (snapshot, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
 		return snapshot{}, err
@@ -103,11 +109,14 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 
 // takeSnapshot boots m, pauses it when the agent is ready, and stores Firecracker's snapshot. The
 // folder is complete or absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
-	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	dir string) error {
+	return snapshots.Virtual.Write(dir,
+		func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
 }
 
-func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity, tmp string) error {
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	tmp string) error {
 	vm, err := s.boot(ctx, m)
 	if err != nil {
 		return err
@@ -160,7 +169,8 @@ func (m *machine) write(ctx context.Context, dir string) error {
 	if err := m.api.doWithin(ctx, snapshotLimit, createRequest(fullSnapshot)); err != nil {
 		return err
 	}
-	if err := m.take(ctx, stateFile, filepath.Join(dir, stateFile), snapshots.MaxState); err != nil {
+	if err := m.take(ctx, stateFile, filepath.Join(dir, stateFile),
+		snapshots.MaxState); err != nil {
 		return err
 	}
 	if err := m.takeMemory(ctx, dir); err != nil {
@@ -218,7 +228,8 @@ func removeSuperseded(base string, id identity) {
 		switch other := m.Identity; {
 		case other == id || other.Substrate != id.Substrate:
 			return snapshots.Keep
-		case other.Root == id.Root && other.Shape == id.Shape && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
+		case other.Root == id.Root && other.Shape == id.Shape && (other.Kernel == id.Kernel ||
+			!other.OwnKernel && !id.OwnKernel):
 			return snapshots.Replaced
 		}
 		return snapshots.MayAge

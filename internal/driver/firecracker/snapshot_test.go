@@ -52,30 +52,47 @@ func TestDamagedSnapshot(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return errors.Join(os.Chmod(path, 0o644), edit(path, flip), os.Chtimes(path, st.ModTime(), st.ModTime()))
+			return errors.Join(os.Chmod(path, 0o644), edit(path, flip),
+				os.Chtimes(path, st.ModTime(), st.ModTime()))
 		},
-		"short memory":    func() error { return edit(filepath.Join(dir, ramFile), func(b []byte) []byte { return b[:len(b)-1] }) },
+		"short memory": func() error {
+			return edit(filepath.Join(dir, ramFile),
+				func(b []byte) []byte { return b[:len(b)-1] })
+		},
 		"no memory":       func() error { return os.Remove(filepath.Join(dir, ramFile)) },
 		"a flipped state": func() error { return edit(filepath.Join(dir, stateFile), flip) },
 		"no state":        func() error { return os.Remove(filepath.Join(dir, stateFile)) },
-		"a touched disk":  func() error { return os.Chtimes(filepath.Join(dir, scratchFile), time.Now(), time.Now()) },
-		"no manifest":     func() error { return os.Remove(filepath.Join(dir, manifestFile)) },
-		"broken manifest": func() error {
-			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return b[:len(b)/2] })
+		"a touched disk": func() error {
+			return os.Chtimes(filepath.Join(dir, scratchFile),
+				time.Now(), time.Now())
 		},
-		"a huge manifest": func() error { return os.Truncate(filepath.Join(dir, manifestFile), 2*snapshots.MaxManifest) },
+		"no manifest": func() error { return os.Remove(filepath.Join(dir, manifestFile)) },
+		"broken manifest": func() error {
+			return edit(filepath.Join(dir, manifestFile),
+				func(b []byte) []byte { return b[:len(b)/2] })
+		},
+		"a huge manifest": func() error {
+			return os.Truncate(filepath.Join(dir, manifestFile),
+				2*snapshots.MaxManifest)
+		},
 		"of another": func() error {
-			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return bytes.Replace(b, []byte("v1.17.0"), []byte("v1.16.0"), 1) })
+			return edit(filepath.Join(dir, manifestFile),
+				func(b []byte) []byte {
+					return bytes.Replace(b, []byte("v1.17.0"),
+						[]byte("v1.16.0"), 1)
+				})
 		},
 		"a folder instead": func() error {
-			return errors.Join(os.Remove(filepath.Join(dir, ramFile)), os.Mkdir(filepath.Join(dir, ramFile), 0o755))
+			return errors.Join(os.Remove(filepath.Join(dir, ramFile)),
+				os.Mkdir(filepath.Join(dir, ramFile), 0o755))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check(t, damage())
 			if _, err := openSnapshot(t.Context(), dir, id); err == nil {
 				t.Fatal("it passes as whole")
-			} else if !errors.Is(err, fs.ErrNotExist) && !strings.Contains(err.Error(), "longer") && turnstone.KindOf(err) != turnstone.KindIntegrity {
+			} else if !errors.Is(err, fs.ErrNotExist) && !strings.Contains(err.Error(), "longer") &&
+				turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("got %v", err)
 			}
 			before := len(b.told)
@@ -94,10 +111,13 @@ func TestDamagedSnapshot(t *testing.T) {
 // TestBadSnapshot checks that an incomplete snapshot of Firecracker is rejected.
 func TestBadSnapshot(t *testing.T) {
 	b := newBench(t, "")
-	for fault, text := range map[string]string{"short-memory": "of the 16777216 bytes", "refuse:/snapshot/create": "to refuse", "refuse:/vm": "to refuse", "die:/snapshot/create": "SIGBUS", "odd:/snapshot/create": "500"} {
+	for fault, text := range map[string]string{"short-memory": "of the 16777216 bytes",
+		"refuse:/snapshot/create": "to refuse", "refuse:/vm": "to refuse",
+		"die:/snapshot/create": "SIGBUS", "odd:/snapshot/create": "500"} {
 		t.Run(fault, func(t *testing.T) {
 			s := b.substrate(t, fault)
-			if vm, err := s.Restore(within(t), b.m); err == nil || !strings.Contains(err.Error(), text) {
+			if vm, err := s.Restore(within(t), b.m); err == nil ||
+				!strings.Contains(err.Error(), text) {
 				t.Errorf("got %v", err)
 				if err == nil {
 					_ = vm.Close()
@@ -124,9 +144,13 @@ func TestSupersededKernel(t *testing.T) {
 		check(t, err)
 		now, all := identity{}, map[identity]bool{}
 		draw := func(name string) identity {
-			return identity{Substrate: "firecracker", Shape: turnstone.DefaultShape(), Root: turnstone.Digest(rapid.SampledFrom([]string{"r", "s"}).Draw(rt, name+" root")),
-				Init:   turnstone.Digest(rapid.SampledFrom([]string{"new", "old"}).Draw(rt, name+" init")),
-				Kernel: turnstone.Digest(rapid.SampledFrom([]string{"k", "l"}).Draw(rt, name+" kernel")), OwnKernel: rapid.Bool().Draw(rt, name+" own")}
+			return identity{Substrate: "firecracker", Shape: turnstone.DefaultShape(),
+				Root: turnstone.Digest(rapid.SampledFrom([]string{"r", "s"}).Draw(rt,
+					name+" root")),
+				Init: turnstone.Digest(rapid.SampledFrom([]string{"new", "old"}).Draw(rt,
+					name+" init")),
+				Kernel: turnstone.Digest(rapid.SampledFrom([]string{"k", "l"}).Draw(rt,
+					name+" kernel")), OwnKernel: rapid.Bool().Draw(rt, name+" own")}
 		}
 		now = draw("now")
 		for range rapid.IntRange(0, 5).Draw(rt, "others") {
@@ -134,10 +158,12 @@ func TestSupersededKernel(t *testing.T) {
 		}
 		for id := range all {
 			sameKernel := id.Kernel == now.Kernel
-			all[id] = id == now || id.Root != now.Root || !sameKernel && (id.OwnKernel || now.OwnKernel)
+			all[id] = id == now || id.Root != now.Root || !sameKernel &&
+				(id.OwnKernel || now.OwnKernel)
 			man, err := json.Marshal(manifest{Identity: id})
 			check(t, err)
-			check(t, errors.Join(os.Mkdir(filepath.Join(base, id.key()), 0o700), os.WriteFile(filepath.Join(base, id.key(), manifestFile), man, 0o600)))
+			check(t, errors.Join(os.Mkdir(filepath.Join(base, id.key()), 0o700),
+				os.WriteFile(filepath.Join(base, id.key(), manifestFile), man, 0o600)))
 		}
 		removeSuperseded(base, now)
 		for id, stays := range all {
@@ -163,7 +189,8 @@ func TestSuperseded(t *testing.T) {
 	kept := start(other)
 	foreign := b.s.home.Path("snapshots", strings.Repeat("f", 32))
 	check(t, os.Mkdir(foreign, 0o700))
-	q, err := json.Marshal(map[string]any{"identity": map[string]any{"qemu": "7.2", "root": b.m.RootDigest, "shape": b.m.Shape}})
+	q, err := json.Marshal(map[string]any{"identity": map[string]any{"qemu": "7.2",
+		"root": b.m.RootDigest, "shape": b.m.Shape}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(foreign, manifestFile), q, 0o600))
 	unfinished := b.s.home.Path("snapshots", snapshots.Virtual.New+strings.Repeat("e", 32)+"-1")
@@ -171,7 +198,8 @@ func TestSuperseded(t *testing.T) {
 	next := b.m
 	next.InitDigest = turnstone.DigestBytes([]byte("a new agent"))
 	start(next)
-	for path, want := range map[string]bool{old: false, kept: true, foreign: true, unfinished: false} {
+	for path, want := range map[string]bool{old: false, kept: true, foreign: true,
+		unfinished: false} {
 		if _, err := os.Stat(path); (err == nil) != want {
 			t.Errorf("%s: %v", filepath.Base(path), err)
 		}
@@ -199,7 +227,8 @@ func TestLiveSnapshot(t *testing.T) {
 		check(t, vm.(substrate.Snapshotter).Snapshot(within(t), dir))
 		var info instanceInfo
 		check(t, vm.(*machine).api.do(t.Context(), "GET", "/", nil, &info))
-		if want := map[bool]string{false: stateRunning, true: statePaused}[paused]; info.State != want {
+		if want := map[bool]string{false: stateRunning,
+			true: statePaused}[paused]; info.State != want {
 			t.Errorf("it is %s, and was %s", info.State, want)
 		}
 		check(t, os.RemoveAll(b.log))
@@ -208,7 +237,8 @@ func TestLiveSnapshot(t *testing.T) {
 		b.checkLayer(t)
 		check(t, os.RemoveAll(dir)) // a clone does not need it
 		buf := make([]byte, 7)
-		if _, err := clone.(*machine).scratch.ReadAt(buf, 4096); err != nil || string(buf) != "written" {
+		if _, err := clone.(*machine).scratch.ReadAt(buf, 4096); err != nil ||
+			string(buf) != "written" {
 			t.Errorf("the clone's disk has %q, %v", buf, err)
 		}
 		again := filepath.Join(t.TempDir(), "again")
@@ -242,14 +272,16 @@ func TestLiveSnapshotRefused(t *testing.T) {
 	vm, err := b.s.Restore(within(t), m)
 	check(t, err)
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if err := vm.(substrate.Snapshotter).Snapshot(within(t),
+		dir); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("with a home: %v", err)
 	}
 	check(t, vm.Close())
 	vm, err = b.s.Restore(within(t), b.m)
 	check(t, err)
 	check(t, vm.Close())
-	if err := vm.(substrate.Snapshotter).Snapshot(within(t), dir); turnstone.KindOf(err) != turnstone.KindDead {
+	if err := vm.(substrate.Snapshotter).Snapshot(within(t),
+		dir); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("of a closed machine: %v", err)
 	}
 	for _, fault := range []string{"refuse:/snapshot/create", "short-memory"} {
@@ -259,7 +291,8 @@ func TestLiveSnapshotRefused(t *testing.T) {
 		vm, err := b.substrate(t, fault).Restore(within(t), b.m)
 		check(t, err)
 		parent := t.TempDir()
-		if err := vm.(substrate.Snapshotter).Snapshot(within(t), filepath.Join(parent, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if err := vm.(substrate.Snapshotter).Snapshot(within(t),
+			filepath.Join(parent, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: %v", fault, err)
 		}
 		if left, _ := os.ReadDir(parent); len(left) > 0 {
@@ -280,17 +313,33 @@ func TestDamagedLiveSnapshot(t *testing.T) {
 	defer func() { _ = vm.Close() }()
 	manifest := func(old, replacement string) func(string) error {
 		return func(dir string) error {
-			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return bytes.Replace(b, []byte(old), []byte(replacement), 1) })
+			return edit(filepath.Join(dir, manifestFile),
+				func(b []byte) []byte {
+					return bytes.Replace(b, []byte(old), []byte(replacement),
+						1)
+				})
 		}
 	}
 	for name, tc := range map[string]struct {
 		damage func(dir string) error
 		kind   turnstone.Kind
 	}{
-		"memory":          {func(dir string) error { return edit(filepath.Join(dir, ramFile), flip) }, turnstone.KindIntegrity},
-		"state":           {func(dir string) error { return edit(filepath.Join(dir, stateFile), flip) }, turnstone.KindIntegrity},
-		"disk":            {func(dir string) error { return edit(filepath.Join(dir, scratchFile), flip) }, turnstone.KindIntegrity},
-		"no manifest":     {func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) }, turnstone.KindIntegrity},
+		"memory": {func(dir string) error {
+			return edit(filepath.Join(dir, ramFile),
+				flip)
+		}, turnstone.KindIntegrity},
+		"state": {func(dir string) error {
+			return edit(filepath.Join(dir, stateFile),
+				flip)
+		}, turnstone.KindIntegrity},
+		"disk": {func(dir string) error {
+			return edit(filepath.Join(dir, scratchFile),
+				flip)
+		}, turnstone.KindIntegrity},
+		"no manifest": {func(
+			dir string) error {
+			return os.Remove(filepath.Join(dir, manifestFile))
+		}, turnstone.KindIntegrity},
 		"nonsense":        {manifest("{", "["), turnstone.KindIntegrity},
 		"nothing there":   {os.RemoveAll, turnstone.KindIntegrity},
 		"format":          {manifest(`"format": 1`, `"format": 7`), turnstone.KindUnavailable},
@@ -315,7 +364,9 @@ func TestDamagedLiveSnapshot(t *testing.T) {
 	other.RootDigest = turnstone.DigestBytes([]byte("another"))
 	dir := filepath.Join(t.TempDir(), "vm")
 	check(t, vm.(substrate.Snapshotter).Snapshot(within(t), dir))
-	if _, err := b.s.RestoreFrom(within(t), other, dir); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "template") {
+	if _, err := b.s.RestoreFrom(within(t), other,
+		dir); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "template") {
 		t.Errorf("on another template: %v", err)
 	}
 }

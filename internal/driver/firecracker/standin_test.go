@@ -66,7 +66,8 @@ func standin(t testing.TB) string {
 			return
 		}
 		_ = os.Chmod(standinDir, 0o755)
-		cmd := exec.Command("go", "build", "-tags", "netgo,osusergo", "-ldflags", `-s -w -linkmode external -extldflags "-static"`,
+		cmd := exec.Command("go", "build", "-tags", "netgo,osusergo", "-ldflags",
+			`-s -w -linkmode external -extldflags "-static"`,
 			"-o", filepath.Join(standinDir, "firecracker"), "./internal/standin")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			errStandin = fmt.Errorf("%w: %s", err, out)
@@ -103,7 +104,9 @@ func (b *bench) substrate(t testing.TB, fault string) *Substrate {
 	t.Helper()
 	s, err := open(t.Context(), &statedir.Dir{Root: filepath.Join(b.dir, "home")}, Options{
 		Jailer: b.script(t, "jailer-"+fault, sayJailer),
-		Binary: b.script(t, "firecracker-"+fault, fmt.Sprintf("STANDIN='%s' STANDIN_LOG='%s' exec '%s' \"$@\"", fault, b.log, standin(t))),
+		Binary: b.script(t, "firecracker-"+fault,
+			fmt.Sprintf("STANDIN='%s' STANDIN_LOG='%s' exec '%s' \"$@\"", fault, b.log,
+				standin(t))),
 		Progress: func(what string) {
 			b.telling.Lock()
 			defer b.telling.Unlock()
@@ -228,7 +231,8 @@ func speak(t testing.TB, vm substrate.Sandbox) {
 		t.Fatalf("the agent says %+v, %v (machine: %v)", v, err, vm.Err())
 	}
 	var out bytes.Buffer
-	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"echo", "hello"}}, wire.Stdio{Out: &out}); err != nil || out.String() != "hello\n" {
+	if _, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"echo", "hello"}},
+		wire.Stdio{Out: &out}); err != nil || out.String() != "hello\n" {
 		t.Fatalf("the agent's process says %q, %v", out.String(), err)
 	}
 }

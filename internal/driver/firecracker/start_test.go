@@ -14,7 +14,8 @@ func TestAfterLine(t *testing.T) {
 		check(t, err)
 		_, _ = start.WriteString(line)
 		_ = start.Close()
-		cmd := exec.Command("/bin/sh", "-c", afterLine, "sh", "/bin/sh", "-c", "printf started; test ! -e /proc/self/fd/3")
+		cmd := exec.Command("/bin/sh", "-c", afterLine, "sh", "/bin/sh", "-c",
+			"printf started; test ! -e /proc/self/fd/3")
 		cmd.ExtraFiles = []*os.File{waits}
 		out, err := cmd.Output()
 		_ = waits.Close()

@@ -22,9 +22,11 @@ import (
 // openWritten opens the file called name that owner has written into the folder dir. It is neither
 // a link nor has another name, and has at most limit bytes.
 func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File, error) {
-	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(dir.Fd()), name,
+		unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("firecracker has not written its snapshot: %w", &fs.PathError{Op: "open", Path: name, Err: err})
+		return nil, fmt.Errorf("firecracker has not written its snapshot: %w",
+			&fs.PathError{Op: "open", Path: name, Err: err})
 	}
 	f := os.NewFile(uintptr(fd), name)
 	var st unix.Stat_t
@@ -42,7 +44,8 @@ func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("firecracker has written a snapshot that cannot be used: %s: %w", name, err)
+		return nil, fmt.Errorf("firecracker has written a snapshot that cannot be used: %s: %w",
+			name, err)
 	}
 	return f, nil
 }
@@ -92,7 +95,8 @@ func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 		}
 		for at := 0; at < len(b); {
 			begin := at
-			for at < len(b) && string(b[at:min(at+page, len(b))]) != string(zeros[:min(page, len(b)-at)]) {
+			for at < len(b) && string(b[at:min(at+page, len(b))]) != string(
+				zeros[:min(page, len(b)-at)]) {
 				at = min(at+page, len(b))
 			}
 			if at > begin {
@@ -111,7 +115,10 @@ func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 // dialIn connects to the socket called name in the folder dir, and never to the target of a link of
 // that name.
 func dialIn(ctx context.Context, dir *os.File, name string) (net.Conn, error) {
-	fail := func(err error) (net.Conn, error) { return nil, &net.OpError{Op: "dial", Net: "unix", Err: err} }
+	fail := func(err error) (net.Conn,
+		error) {
+		return nil, &net.OpError{Op: "dial", Net: "unix", Err: err}
+	}
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fail(os.NewSyscallError("openat", err))

@@ -21,7 +21,8 @@ func outOf(t *testing.T) (m *machine, dir string) {
 	f, err := os.Open(dir)
 	check(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	return &machine{owner: uint32(os.Geteuid()), cell: &cell{dir: filepath.Dir(dir), outDir: f}}, dir
+	return &machine{owner: uint32(os.Geteuid()), cell: &cell{dir: filepath.Dir(dir), outDir: f}},
+		dir
 }
 
 // TestTake checks that only a file that Firecracker itself has written there is taken, and that no
@@ -34,15 +35,28 @@ func TestTake(t *testing.T) {
 		place func(at string) error
 		says  string // empty: it is taken
 	}{
-		"a file":         {func(at string) error { return os.WriteFile(at, []byte("memory"), 0o600) }, ""},
-		"nothing":        {func(string) error { return nil }, "has not written"},
-		"a link":         {func(at string) error { return os.Symlink(victim, at) }, "too many levels"},
-		"another name":   {func(at string) error { return os.Link(victim, at) }, "2 names"},
-		"a folder":       {func(at string) error { return os.Mkdir(at, 0o700) }, "is no file"},
-		"a pipe":         {func(at string) error { return unix.Mkfifo(at, 0o600) }, "is no file"},
-		"a large file":   {func(at string) error { return errors.Join(os.WriteFile(at, nil, 0o600), os.Truncate(at, limit+1)) }, "at most"},
-		"a huge file":    {func(at string) error { return errors.Join(os.WriteFile(at, nil, 0o600), os.Truncate(at, 8<<40)) }, "at most"},
-		"a link to none": {func(at string) error { return os.Symlink(filepath.Join(host, "none"), at) }, "too many levels"},
+		"a file": {func(at string) error {
+			return os.WriteFile(at, []byte("memory"),
+				0o600)
+		}, ""},
+		"nothing": {func(string) error { return nil }, "has not written"},
+		"a link": {func(at string) error { return os.Symlink(victim, at) },
+			"too many levels"},
+		"another name": {func(at string) error { return os.Link(victim, at) }, "2 names"},
+		"a folder":     {func(at string) error { return os.Mkdir(at, 0o700) }, "is no file"},
+		"a pipe":       {func(at string) error { return unix.Mkfifo(at, 0o600) }, "is no file"},
+		"a large file": {func(at string) error {
+			return errors.Join(os.WriteFile(at, nil, 0o600),
+				os.Truncate(at, limit+1))
+		}, "at most"},
+		"a huge file": {func(at string) error {
+			return errors.Join(os.WriteFile(at, nil, 0o600),
+				os.Truncate(at, 8<<40))
+		}, "at most"},
+		"a link to none": {func(at string) error {
+			return os.Symlink(filepath.Join(host, "none"),
+				at)
+		}, "too many levels"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check(t, os.WriteFile(victim, []byte("the host's"), 0o600))
@@ -60,7 +74,8 @@ func TestTake(t *testing.T) {
 			}
 			st, err := os.Lstat(victim)
 			check(t, err)
-			if b, err := os.ReadFile(victim); err != nil || string(b) != "the host's" || st.Mode() != 0o600 {
+			if b, err := os.ReadFile(victim); err != nil || string(b) != "the host's" ||
+				st.Mode() != 0o600 {
 				t.Errorf("the host's file has %q, %v, mode %v", b, err, st.Mode())
 			}
 			check(t, os.RemoveAll(victim))
@@ -73,7 +88,8 @@ func TestTakeOwner(t *testing.T) {
 	m, dir := outOf(t)
 	check(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("state"), 0o600))
 	m.owner = nobody
-	if err := m.take(t.Context(), stateFile, filepath.Join(t.TempDir(), stateFile), 1<<20); err == nil || !strings.Contains(err.Error(), "it is user ") {
+	if err := m.take(t.Context(), stateFile, filepath.Join(t.TempDir(), stateFile),
+		1<<20); err == nil || !strings.Contains(err.Error(), "it is user ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -98,7 +114,8 @@ func TestTakeSwapped(t *testing.T) {
 		dst := filepath.Join(t.TempDir(), ramFile)
 		err := m.take(t.Context(), ramFile, dst, 1<<20)
 		<-done
-		if got, _ := os.ReadFile(dst); err == nil && string(got) != "memory" || strings.Contains(string(got), "host") {
+		if got, _ := os.ReadFile(dst); err == nil && string(got) != "memory" ||
+			strings.Contains(string(got), "host") {
 			rt.Fatalf("took %q, %v", got, err)
 		}
 	})
@@ -112,7 +129,8 @@ func TestDialIn(t *testing.T) {
 		check(t, err)
 		defer func() { _ = l.Close() }()
 	}
-	check(t, errors.Join(os.Symlink(filepath.Join(host, "other"), filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "file"), nil, 0o600)))
+	check(t, errors.Join(os.Symlink(filepath.Join(host, "other"), filepath.Join(dir, "link")),
+		os.WriteFile(filepath.Join(dir, "file"), nil, 0o600)))
 	f, err := os.Open(dir)
 	check(t, err)
 	defer func() { _ = f.Close() }()
@@ -128,7 +146,8 @@ func TestDialIn(t *testing.T) {
 		}
 	}
 	var op *net.OpError
-	if _, err := dialIn(t.Context(), f, "none"); !errors.As(err, &op) || op.Op != "dial" || !errors.Is(err, os.ErrNotExist) {
+	if _, err := dialIn(t.Context(), f, "none"); !errors.As(err, &op) || op.Op != "dial" ||
+		!errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a socket that is not there yet: %v", err)
 	}
 }

@@ -52,7 +52,8 @@ func (r release) standstill() error {
 	if !r.losesVsock() {
 		return nil
 	}
-	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable, "Firecracker "+r.String(),
+	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable,
+		"Firecracker "+r.String(),
 		errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; "+
 			"Firecracker "+wholeReleases+" can do that")).
 		WithHint("use Firecracker " + wholeReleases + ", or another substrate")
@@ -67,7 +68,8 @@ var (
 func parseRelease(version string) (release, error) {
 	m := releaseText.FindStringSubmatch(version)
 	if m == nil {
-		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker", version)
+		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker",
+			version)
 	}
 	major, err1 := strconv.Atoi(m[1])
 	minor, err2 := strconv.Atoi(m[2])
@@ -88,7 +90,8 @@ func (e *JailerError) Error() string {
 	if e.Err != nil {
 		return e.Err.Error()
 	}
-	return fmt.Sprintf("it is the jailer of Firecracker %s, and %s is Firecracker %s", e.JailerRelease, e.Binary, e.Release)
+	return fmt.Sprintf("it is the jailer of Firecracker %s, and %s is Firecracker %s",
+		e.JailerRelease, e.Binary, e.Release)
 }
 
 // Unwrap returns the cause.
@@ -109,7 +112,8 @@ func (s *Substrate) checkJailer(ctx context.Context) error {
 	}
 	m := jailerText.FindStringSubmatch(p.Version)
 	if m == nil {
-		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer", p.Version)
+		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer",
+			p.Version)
 		return e
 	}
 	if e.JailerRelease = m[1]; m[1] != strings.TrimPrefix(s.version, "Firecracker v") {

@@ -17,7 +17,8 @@ import (
 // TestStandstill checks that Firecracker 1.16.0 and 1.16.1, which lose a paused guest, are
 // excluded.
 func TestStandstill(t *testing.T) {
-	for text, can := range map[string]bool{"1.12.0": true, "1.15.1": true, "1.16.0-dev": false, "1.16.0": false, "1.16.1": false,
+	for text, can := range map[string]bool{"1.12.0": true, "1.15.1": true, "1.16.0-dev": false,
+		"1.16.0": false, "1.16.1": false,
 		"1.16.2": true, "1.17.0-dev": true, "1.17.0": true, "2.16.0": true} {
 		r, err := parseRelease("Firecracker v" + text)
 		check(t, err)
@@ -25,7 +26,8 @@ func TestStandstill(t *testing.T) {
 		if (err == nil) != can {
 			t.Errorf("%s: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) ||
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(turnstone.HintOf(err), wholeReleases) ||
 			!strings.Contains(err.Error(), wholeReleases)) { // a receipt contains only the error
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
 		}
@@ -48,9 +50,11 @@ func TestNoStandstill(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "vm")
 	_, resumed := b.s.RestoreFrom(within(t), b.m, dir)
 	for what, err := range map[string]error{
-		"pause": vm.(substrate.Pauser).Pause(within(t)), "snapshot": vm.(substrate.Snapshotter).Snapshot(within(t), dir), "clone": resumed,
+		"pause":    vm.(substrate.Pauser).Pause(within(t)),
+		"snapshot": vm.(substrate.Snapshotter).Snapshot(within(t), dir), "clone": resumed,
 	} {
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), wholeReleases) {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(turnstone.HintOf(err), wholeReleases) {
 			t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 	}
@@ -70,12 +74,17 @@ func TestJailerVersion(t *testing.T) {
 		t.Skip("root's Firecracker is jailed")
 	}
 	b := newBench(t, "")
-	for text, good := range map[string]bool{"Jailer v1.17.0": true, "Jailer v1.16.1": false, "Jailer v1.17.0-dev": false, "Firecracker v1.17.0": false, "": false, "Jailer v\x1b": false} {
-		_, _, err := Find(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: b.s.binary, Jailer: b.script(t, "says", "echo '"+text+"'")})
+	for text, good := range map[string]bool{"Jailer v1.17.0": true, "Jailer v1.16.1": false,
+		"Jailer v1.17.0-dev": false, "Firecracker v1.17.0": false, "": false,
+		"Jailer v\x1b": false} {
+		_, _, err := Find(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: b.s.binary,
+			Jailer: b.script(t, "says", "echo '"+text+"'")})
 		if (err == nil) != good {
 			t.Errorf("%q: %v", text, err)
 		}
-		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "jailer") || strings.Contains(err.Error(), "\x1b")) {
+		if err != nil && (turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(turnstone.HintOf(err), "jailer") ||
+			strings.Contains(err.Error(), "\x1b")) {
 			t.Errorf("%q: %s %v (%s)", text, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		var e *JailerError
@@ -83,7 +92,8 @@ func TestJailerVersion(t *testing.T) {
 			t.Errorf("%q: %v is no JailerError", text, err)
 		}
 		if other, ok := strings.CutPrefix(text, "Jailer v"); ok && !good && other != "\x1b" {
-			if !strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), b.s.binary+" is Firecracker 1.17.0") {
+			if !strings.Contains(err.Error(), other) ||
+				!strings.Contains(err.Error(), b.s.binary+" is Firecracker 1.17.0") {
 				t.Errorf("%q: %v does not name both", text, err)
 			}
 		}

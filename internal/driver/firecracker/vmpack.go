@@ -14,12 +14,14 @@ import (
 )
 
 // Pack implements substrate.Keeper.
-func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir,
+	out string) (substrate.Packed, error) {
 	return s.packer(ctx, m).Pack(ctx, dir, out)
 }
 
 // PackBase implements substrate.BasePacker.
-func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest,
+	out string) ([]string, error) {
 	return s.packer(ctx, m).PackBase(ctx, base, out)
 }
 
@@ -38,7 +40,8 @@ func (s *Substrate) keeping() error {
 	}
 	hint := "keep and resume machines with --substrate qemu or gvisor, or as root"
 	if allow := host.AllowUserNamespaces(); allow != "" {
-		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate qemu or gvisor"
+		hint = "let users make namespaces (" + allow +
+			"), or keep and resume machines with --substrate qemu or gvisor"
 	}
 	return turnstone.NewError("firecracker.keep", turnstone.KindUnavailable, "firecracker",
 		errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: "+s.wall.Reason)).
@@ -46,14 +49,16 @@ func (s *Substrate) keeping() error {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles,
+	dir string) error {
 	if err := s.keeping(); err != nil {
 		return err
 	}
 	return s.unpack(ctx, m, packed, dir)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles,
+	dir string) error {
 	if err := s.release.standstill(); err != nil { // no machine could start from it
 		return err
 	}
@@ -62,12 +67,14 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, packed subs
 
 func (s *Substrate) packer(ctx context.Context, m substrate.Machine) snapshots.Packer[identity] {
 	now := s.identity(m)
-	return snapshots.Packer[identity]{Op: turnstone.Op(s.Name()), Machine: m, Identity: now, RAM: mebibytes(m.Shape.Memory) << 20,
+	return snapshots.Packer[identity]{Op: turnstone.Op(s.Name()), Machine: m, Identity: now,
+		RAM:     mebibytes(m.Shape.Memory) << 20,
 		Wrap:    func(err error) error { return s.wrap(ctx, err) },
 		Base:    func(id identity) string { return s.home.Path("snapshots", id.key()) },
 		Differs: func(id identity, cpu *host.Model) string { return id.movedTo(now, cpu) },
 		Prepare: func(dir string) error { // the same as in take
-			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444), os.Chmod(filepath.Join(dir, stateFile), 0o444))
+			return errors.Join(os.Chmod(filepath.Join(dir, ramFile), 0o444),
+				os.Chmod(filepath.Join(dir, stateFile), 0o444))
 		}}
 }
 

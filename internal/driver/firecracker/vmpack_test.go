@@ -41,7 +41,8 @@ func TestKeep(t *testing.T) {
 	check(t, os.RemoveAll(whole))
 	check(t, b.s.unpack(within(t), m, substrate.PackedDir(packed), whole))
 	for _, name := range []string{ramFile, stateFile} {
-		if st, err := os.Stat(filepath.Join(whole, name)); err != nil || st.Mode().Perm()&0o004 == 0 {
+		if st, err := os.Stat(filepath.Join(whole, name)); err != nil ||
+			st.Mode().Perm()&0o004 == 0 {
 			t.Errorf("%s cannot be read by another user: %v", name, err)
 		}
 	}
@@ -49,7 +50,8 @@ func TestKeep(t *testing.T) {
 	check(t, err)
 	b.checkLayer(t)
 	buf := make([]byte, 7)
-	if _, err := clone.(*machine).scratch.ReadAt(buf, 4096); err != nil || string(buf) != "written" {
+	if _, err := clone.(*machine).scratch.ReadAt(buf, 4096); err != nil ||
+		string(buf) != "written" {
 		t.Errorf("the clone's disk has %q, %v", buf, err)
 	}
 	speak(t, clone)
@@ -57,7 +59,8 @@ func TestKeep(t *testing.T) {
 	refused := func(what string, kind turnstone.Kind) {
 		t.Helper()
 		dir := filepath.Join(tmp, "refused")
-		if err := b.s.unpack(within(t), m, substrate.PackedDir(packed), dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
+		if err := b.s.unpack(within(t), m, substrate.PackedDir(packed),
+			dir); turnstone.KindOf(err) != kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %s, %v (%s)", what, turnstone.KindOf(err), err, turnstone.HintOf(err))
 		}
 		if _, err := os.Stat(dir); err == nil {
@@ -78,11 +81,14 @@ func TestKeep(t *testing.T) {
 // whatever it contains.
 func TestKeepTakesAJail(t *testing.T) {
 	s := &Substrate{}
-	if err := s.Abilities().Keep; turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if err := s.Abilities().Keep; turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
-	if err := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()), dir); turnstone.KindOf(err) != turnstone.KindUnavailable || err.Error() != s.Abilities().Keep.Error() {
+	if err := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()),
+		dir); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		err.Error() != s.Abilities().Keep.Error() {
 		t.Errorf("%v", err)
 	}
 	s.wall.Wall = jailed
@@ -98,23 +104,32 @@ func TestMovedTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := identity{Version: "1.0", HostCPU: "c", HostKernel: "6.1.0-25-amd64", Kernel: turnstone.DigestBytes([]byte("kernel")), Root: turnstone.DigestBytes([]byte("root"))}
+	now := identity{Version: "1.0", HostCPU: "c", HostKernel: "6.1.0-25-amd64",
+		Kernel: turnstone.DigestBytes([]byte("kernel")),
+		Root:   turnstone.DigestBytes([]byte("root"))}
 	none := turnstone.DigestBytes(nil)
 	for name, c := range map[string]struct {
 		change func(*identity)
 		cpu    *host.Model
 		says   []string
 	}{
-		"the same":             {func(*identity) {}, nil, nil},
-		"another microcode":    {func(id *identity) { id.HostCPU = "d" }, here, nil},
-		"another CPU":          {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"}, []string{"CPU", "EPYC", here.Name}},
-		"an older pack's CPU":  {func(id *identity) { id.HostCPU = "d" }, nil, []string{"CPU", here.Name}},
-		"another program":      {func(id *identity) { id.Version = "2.0\x1b" }, here, []string{"2.0?, now 1.0"}},
-		"another guest kernel": {func(id *identity) { id.Kernel = none }, here, []string{"kernel", now.Kernel.Short(), none.Short()}},
-		"another template":     {func(id *identity) { id.Root = none }, here, []string{"template", now.Root.Short(), none.Short()}},
-		"another shape":        {func(id *identity) { id.Shape.CPUs = 7 }, here, []string{"7 CPUs"}},
-		"another patch level":  {func(id *identity) { id.HostKernel = "6.1.99" }, here, nil},
-		"another host kernel":  {func(id *identity) { id.HostKernel = "6.12.1" }, here, []string{"host kernel", "6.12.1", "6.1.0-25"}},
+		"the same":          {func(*identity) {}, nil, nil},
+		"another microcode": {func(id *identity) { id.HostCPU = "d" }, here, nil},
+		"another CPU": {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"},
+			[]string{"CPU", "EPYC", here.Name}},
+		"an older pack's CPU": {func(id *identity) { id.HostCPU = "d" }, nil,
+			[]string{"CPU", here.Name}},
+		"another program": {func(id *identity) { id.Version = "2.0\x1b" }, here,
+			[]string{"2.0?, now 1.0"}},
+		"another guest kernel": {func(id *identity) { id.Kernel = none }, here,
+			[]string{"kernel", now.Kernel.Short(), none.Short()}},
+		"another template": {func(id *identity) { id.Root = none }, here,
+			[]string{"template", now.Root.Short(), none.Short()}},
+		"another shape": {func(id *identity) { id.Shape.CPUs = 7 }, here,
+			[]string{"7 CPUs"}},
+		"another patch level": {func(id *identity) { id.HostKernel = "6.1.99" }, here, nil},
+		"another host kernel": {func(id *identity) { id.HostKernel = "6.12.1" }, here,
+			[]string{"host kernel", "6.12.1", "6.1.0-25"}},
 	} {
 		was := now
 		c.change(&was)

@@ -68,7 +68,8 @@ func (m *machine) standingStill(ctx context.Context, f func() error) (err error)
 }
 
 // RestoreFrom implements substrate.Resumer.
-func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
+	dir string) (substrate.Sandbox, error) {
 	if err := s.release.standstill(); err != nil {
 		return nil, err
 	}
@@ -87,6 +88,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 // openVM reads a Snapshot's files, if they are intact and a machine that is started from m can
 // resume from them.
 func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, error) {
-	man, _, err := snapshots.OpenLive("firecracker.restore", dir, func(id identity) string { return id.differs(s.identity(m)) })
+	man, _, err := snapshots.OpenLive("firecracker.restore", dir,
+		func(id identity) string { return id.differs(s.identity(m)) })
 	return man, err
 }

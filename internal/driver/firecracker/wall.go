@@ -54,10 +54,12 @@ const (
 // kernel, the user or the settings of user namespaces change; a result that is not the best is
 // remembered for a minute.
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
-	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, s.kernel, os.Geteuid(), host.NamespaceSettings())
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, s.kernel, os.Geteuid(),
+		host.NamespaceSettings())
 	path := s.home.Path("cache", "firecracker-jail.json")
 	var known Jail
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Host == on &&
 		(known.Wall == jailed || time.Since(known.When).Abs() < noLasts) {
 		return known, nil
 	}
@@ -110,7 +112,8 @@ const (
 
 // startInJail runs Firecracker in its own namespaces, in a root that contains the machine's files
 // and KVM's device, read-only except for the files that the machine writes.
-func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone.Shape, files []placed, args []string) error {
+func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone.Shape,
+	files []placed, args []string) error {
 	work, out := filepath.Join(m.cell.dir, workName), filepath.Join(m.cell.dir, outName)
 	err := os.Mkdir(work, 0o700)
 	if os.Geteuid() == 0 {
@@ -123,8 +126,10 @@ func (s *Substrate) startInJail(ctx context.Context, m *machine, shape turnstone
 	if m.cell.work, err = os.Open(work); err != nil {
 		return err
 	}
-	j := jail.Jail{Dir: workDir, UnixSockets: true, Sealed: true, Show: shown(s.binary), FileSize: largestFile(shape), Threads: uint64(shape.CPUs) + moreThreads,
-		Places: []jail.Place{{At: workDir, Host: work, Write: true}, {At: filepath.Join(workDir, outName), Host: out, Write: true}}}
+	j := jail.Jail{Dir: workDir, UnixSockets: true, Sealed: true, Show: shown(s.binary),
+		FileSize: largestFile(shape), Threads: uint64(shape.CPUs) + moreThreads,
+		Places: []jail.Place{{At: workDir, Host: work, Write: true},
+			{At: filepath.Join(workDir, outName), Host: out, Write: true}}}
 	for _, f := range files {
 		p, err := f.place(ctx, m.cell.dir)
 		if err != nil {
@@ -178,7 +183,8 @@ func shown(binary string) []string {
 	defer func() { _ = f.Close() }()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
-			return []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"}
+			return []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib",
+				"/etc/ld.so.cache"}
 		}
 	}
 	return nil

@@ -37,7 +37,8 @@ func (b *bench) jailed(t *testing.T) {
 	jailer := filepath.Join(b.dir, "jailer-standin")
 	check(t, os.Symlink(program, jailer))
 	b.s.binary = program
-	b.s.jailer, b.s.wall.Wall = b.script(t, "jailer", fmt.Sprintf("STANDIN='' STANDIN_LOG=/out/log exec '%s' \"$@\"", jailer)), byJailer
+	b.s.jailer, b.s.wall.Wall = b.script(t, "jailer",
+		fmt.Sprintf("STANDIN='' STANDIN_LOG=/out/log exec '%s' \"$@\"", jailer)), byJailer
 	if err := exec.Command("unshare", "-m", "true").Run(); err != nil {
 		t.Skipf("no mount namespace can be made: %v", err)
 	}
@@ -61,7 +62,8 @@ func (b *bench) imprisoned(t *testing.T) {
 
 // walls runs a test for each way to confine Firecracker.
 func walls(t *testing.T, test func(t *testing.T, b *bench)) {
-	for w, confine := range map[wall]func(*bench, *testing.T){byJailer: (*bench).jailed, jailed: (*bench).imprisoned} {
+	for w, confine := range map[wall]func(*bench,
+		*testing.T){byJailer: (*bench).jailed, jailed: (*bench).imprisoned} {
 		t.Run(string(w), func(t *testing.T) {
 			b := newBench(t, "")
 			confine(b, t)
@@ -99,7 +101,8 @@ func testJail(t *testing.T, b *bench) {
 	}
 	b.checkDrives(t, notes(t, vm.(*machine).cell.out("log")), m, true)
 	b.checkJailed(t, vm.(*machine))
-	if now, err := os.Stat(m.Layers[0]); err != nil || !os.SameFile(layer, now) || now.Mode() != layer.Mode() || !now.ModTime().Equal(layer.ModTime()) {
+	if now, err := os.Stat(m.Layers[0]); err != nil || !os.SameFile(layer, now) ||
+		now.Mode() != layer.Mode() || !now.ModTime().Equal(layer.ModTime()) {
 		t.Errorf("the layer's image was touched: %v", err)
 	}
 	dir := filepath.Join(t.TempDir(), "vm")
@@ -120,7 +123,8 @@ func (b *bench) checkJailed(t *testing.T, m *machine) {
 	pid := strconv.Itoa(firecrackerOf(t, m))
 	status, err := os.ReadFile("/proc/" + pid + "/status")
 	check(t, err)
-	wanted := []string{"Uid:" + strings.Repeat("\t"+strconv.Itoa(int(m.owner)), 4), "CapEff:\t0000000000000000"}
+	wanted := []string{"Uid:" + strings.Repeat("\t"+strconv.Itoa(int(m.owner)), 4),
+		"CapEff:\t0000000000000000"}
 	if os.Geteuid() == 0 {
 		wanted = append(wanted, "Gid:\t65534\t65534\t65534\t65534", "Groups:\t \n")
 	}
@@ -188,14 +192,16 @@ func TestJailFails(t *testing.T) {
 		"mute":    {"exit 3", "exit status 3", turnstone.KindDead},
 	} {
 		b.s.jailer = b.script(t, name, tc.script)
-		if _, err := b.s.Boot(within(t), b.m); turnstone.KindOf(err) != tc.kind || !strings.Contains(err.Error(), tc.text) {
+		if _, err := b.s.Boot(within(t), b.m); turnstone.KindOf(err) != tc.kind ||
+			!strings.Contains(err.Error(), tc.text) {
 			t.Errorf("%s: %s, %v", name, turnstone.KindOf(err), err)
 		}
 	}
 	b.s.jailer = good
 	m := b.m
 	m.Initramfs = "/none"
-	if _, err := b.s.Boot(within(t), m); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "initrd") {
+	if _, err := b.s.Boot(within(t), m); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "initrd") {
 		t.Errorf("got %v", err)
 	}
 	b.nothingLeft(t)
@@ -213,12 +219,14 @@ func TestCgroupLimits(t *testing.T) {
 	check(t, os.Mkdir(filepath.Join(dir, "pids"), 0o755))
 	expect("without version 1's processes", "", "")
 	check(t, os.WriteFile(filepath.Join(dir, "pids", "cgroup.procs"), nil, 0o644))
-	expect("version 1", "--cgroup-version 1 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "pids", "turnstone"))
+	expect("version 1", "--cgroup-version 1 --parent-cgroup turnstone --cgroup pids.max=18",
+		filepath.Join(dir, "pids", "turnstone"))
 	path := filepath.Join(dir, "cgroup.controllers")
 	check(t, os.WriteFile(path, []byte("cpu memory\n"), 0o644))
 	expect("version 2 without processes", "", "")
 	check(t, os.WriteFile(path, []byte("cpu memory pids\n"), 0o644))
-	expect("version 2", "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18", filepath.Join(dir, "turnstone"))
+	expect("version 2", "--cgroup-version 2 --parent-cgroup turnstone --cgroup pids.max=18",
+		filepath.Join(dir, "turnstone"))
 }
 
 // public makes sure that nobody may reach the file at path, because a root's jail shows it.
@@ -277,14 +285,18 @@ func TestConfine(t *testing.T) {
 	if s.jailer != "" || s.Jail().Wall != jailed {
 		t.Errorf("jailer %q, %+v", s.jailer, s.Jail())
 	}
-	s, err = open(t.Context(), h, Options{Binary: standin(t), Jailer: b.script(t, "another", sayJailer)})
+	s, err = open(t.Context(), h, Options{Binary: standin(t), Jailer: b.script(t, "another",
+		sayJailer)})
 	check(t, err)
 	if s.Jail().Wall != byJailer {
 		t.Errorf("%+v", s.Jail())
 	}
 	t.Setenv("PATH", "/usr/bin:/bin")
-	_, err = open(t.Context(), h, Options{Binary: b.script(t, "firecracker", "echo Firecracker v1.17.0")})
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "no other jail can be made") || !strings.Contains(turnstone.HintOf(err), "jailer") {
+	_, err = open(t.Context(), h,
+		Options{Binary: b.script(t, "firecracker", "echo Firecracker v1.17.0")})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "no other jail can be made") ||
+		!strings.Contains(turnstone.HintOf(err), "jailer") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
@@ -293,19 +305,24 @@ func TestConfine(t *testing.T) {
 // the files that Firecracker opens, opens no other file of the host in a jail.
 func TestHostileState(t *testing.T) {
 	walls(t, func(t *testing.T, b *bench) {
-		victim := b.file(t, "victim", "the host's file has more than a sector: "+strings.Repeat("x", 1024))
+		victim := b.file(t, "victim", "the host's file has more than a sector: "+strings.Repeat("x",
+			1024))
 		check(t, os.Chmod(victim, 0o666)) // anyone who reaches it may write it
-		for _, path := range []string{victim, "../../" + filepath.Base(victim), "../../../../.." + victim, "/proc/self/root" + victim, "/proc/1/root" + victim} {
+		for _, path := range []string{victim, "../../" + filepath.Base(victim),
+			"../../../../.." + victim, "/proc/self/root" + victim, "/proc/1/root" + victim} {
 			dir := b.hostile(t, path)
 			vm, err := b.s.RestoreFrom(within(t), b.m, dir)
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "no such file") {
+			if turnstone.KindOf(err) != turnstone.KindDead ||
+				!strings.Contains(err.Error(), "no such file") {
 				t.Errorf("%s: %s, %v", path, turnstone.KindOf(err), err)
 			}
 		}
-		if text, err := os.ReadFile(victim); err != nil || !strings.HasPrefix(string(text), "the host's") || strings.Contains(string(text), "\x00") {
+		if text, err := os.ReadFile(victim); err != nil ||
+			!strings.HasPrefix(string(text), "the host's") ||
+			strings.Contains(string(text), "\x00") {
 			t.Errorf("the host's file has %q, %v", text, err)
 		}
 		b.nothingLeft(t)
@@ -317,7 +334,8 @@ func TestHostileState(t *testing.T) {
 	vm, err := b.s.RestoreFrom(within(t), b.m, b.hostile(t, victim))
 	check(t, err)
 	check(t, vm.Close())
-	if text, _ := os.ReadFile(victim); !bytes.Contains(text, []byte("\x00")) || b.s.Abilities().Keep == nil {
+	if text, _ := os.ReadFile(victim); !bytes.Contains(text, []byte("\x00")) ||
+		b.s.Abilities().Keep == nil {
 		t.Errorf("it has %q; %v", text, b.s.Abilities().Keep)
 	}
 }
@@ -334,16 +352,19 @@ func (b *bench) hostile(t *testing.T, path string) (dir string) {
 	was, err := os.ReadFile(state)
 	check(t, err)
 	text, _, _ := bytes.Cut(was, []byte("\n"))
-	text = bytes.ReplaceAll(text, []byte(`"path_on_host":"scratch"`), fmt.Appendf(nil, `"path_on_host":%q`, path))
+	text = bytes.ReplaceAll(text, []byte(`"path_on_host":"scratch"`),
+		fmt.Appendf(nil, `"path_on_host":%q`, path))
 	now := fmt.Appendf(text, "\n%d", crc64.Checksum(text, crc64.MakeTable(crc64.ISO)))
 	about, err := os.ReadFile(manifest)
 	check(t, err)
-	signed := bytes.ReplaceAll(about, []byte(turnstone.DigestBytes(was)), []byte(turnstone.DigestBytes(now)))
+	signed := bytes.ReplaceAll(about, []byte(turnstone.DigestBytes(was)),
+		[]byte(turnstone.DigestBytes(now)))
 	if bytes.Equal(now, was) || bytes.Equal(signed, about) {
 		t.Fatalf("nothing is forged:\n%s\n%s", was, about)
 	}
 	for name, b := range map[string][]byte{state: now, manifest: signed} {
-		check(t, errors.Join(os.Chmod(name, 0o600), os.WriteFile(name, b, 0o644), os.Chmod(name, 0o444)))
+		check(t, errors.Join(os.Chmod(name, 0o600), os.WriteFile(name, b, 0o644),
+			os.Chmod(name, 0o444)))
 	}
 	return dir
 }

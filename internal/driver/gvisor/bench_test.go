@@ -63,7 +63,8 @@ func BenchmarkStartBareRestore(b *testing.B) {
 		}
 		b.StartTimer()
 		// Detached, runsc ends as soon as the sandbox runs.
-		cmd := s.command(dir, "restore", "--detach", "--bundle="+dir, "--pid-file="+pidFile, "--image-path="+checkpointDir, "bare")
+		cmd := s.command(dir, "restore", "--detach", "--bundle="+dir, "--pid-file="+pidFile,
+			"--image-path="+checkpointDir, "bare")
 		cmd.ExtraFiles = in.list()
 		r, w, err := os.Pipe() // not /dev/null, which root's runsc would give to the sandbox's user
 		if err != nil {
@@ -103,7 +104,8 @@ func BenchmarkStartTrue(b *testing.B) {
 			b.Fatal(err, vm.Err())
 		}
 		lap(&configure)
-		end, err := client.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+		end, err := client.Start(b.Context(),
+			wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
 		if err != nil || end.Exit.ExitCode != 0 {
 			b.Fatal(end, err)
 		}
@@ -112,7 +114,8 @@ func BenchmarkStartTrue(b *testing.B) {
 		_, _, _ = vm.Close(), client.Close(), link.Close()
 		b.StartTimer()
 	}
-	for what, d := range map[string]time.Duration{"restore": restore, "configure": configure, "true": run} {
+	for what, d := range map[string]time.Duration{"restore": restore, "configure": configure,
+		"true": run} {
 		b.ReportMetric(float64(d.Microseconds())/1000/float64(b.N), what+"-ms/op")
 	}
 }

@@ -50,7 +50,8 @@ func confined(t *testing.T, dir string) {
 	if !rootless() {
 		uid = "65534"
 	}
-	want := map[string]string{"Uid": strings.Join([]string{uid, uid, uid, uid}, " "), "Seccomp": "2", "NoNewPrivs": "1"}
+	want := map[string]string{"Uid": strings.Join([]string{uid, uid, uid, uid}, " "),
+		"Seccomp": "2", "NoNewPrivs": "1"}
 	for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
 		want[set] = "0000000000000000"
 	}
@@ -62,7 +63,8 @@ func confined(t *testing.T, dir string) {
 	for _, space := range []string{"user", "mnt", "pid", "ipc", "uts", "net"} {
 		ours, err := os.Readlink("/proc/self/ns/" + space)
 		check(t, err)
-		if theirs, err := os.Readlink(filepath.Join(dir, "ns", space)); err == nil && theirs == ours {
+		if theirs, err := os.Readlink(filepath.Join(dir, "ns", space)); err == nil &&
+			theirs == ours {
 			t.Errorf("%s: its %s namespace is the host's", dir, space)
 		}
 	}
@@ -89,7 +91,8 @@ func emptyRoot(t *testing.T, pid int) {
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	check(t, err)
-	if lines := strings.Split(strings.TrimSpace(string(mounts)), "\n"); len(lines) != 1 || !strings.Contains(lines[0], " / / ro,") {
+	if lines := strings.Split(strings.TrimSpace(string(mounts)), "\n"); len(lines) != 1 ||
+		!strings.Contains(lines[0], " / / ro,") {
 		t.Errorf("its mounts are\n%s", mounts)
 	}
 }

@@ -24,7 +24,9 @@ func TestCPUs(t *testing.T) {
 	s, m := newSubstrate(t, h), testMachine(t, h)
 	logs := t.TempDir()
 	wrapper := filepath.Join(t.TempDir(), binaryName)
-	check(t, os.WriteFile(wrapper, fmt.Appendf(nil, "#!/bin/sh\nexec %q --debug --debug-log=%q \"$@\"\n", s.binary, logs+"/"), 0o755))
+	check(t, os.WriteFile(wrapper,
+		fmt.Appendf(nil, "#!/bin/sh\nexec %q --debug --debug-log=%q \"$@\"\n", s.binary, logs+"/"),
+		0o755))
 	s.binary = wrapper
 	for _, cpus := range []int{1, 3} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -37,8 +39,10 @@ func TestCPUs(t *testing.T) {
 		check(t, err)
 		defer func() { _, _ = client.Close(), link.Close() }()
 		var out bytes.Buffer
-		end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"nproc"}}, wire.Stdio{Out: &out})
-		if seen := strings.TrimSpace(out.String()); err != nil || end.Exit.ExitCode != 0 || seen != fmt.Sprint(cpus) {
+		end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"nproc"}},
+			wire.Stdio{Out: &out})
+		if seen := strings.TrimSpace(out.String()); err != nil || end.Exit.ExitCode != 0 ||
+			seen != fmt.Sprint(cpus) {
 			t.Errorf("with %d CPUs it sees %q: %+v, %v", cpus, seen, end, err)
 		}
 		boots, _ := filepath.Glob(filepath.Join(logs, "*boot*"))

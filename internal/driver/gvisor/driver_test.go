@@ -93,7 +93,8 @@ func TestDamagedSnapshot(t *testing.T) {
 		return func() error {
 			path := filepath.Join(dir, name)
 			st, err := os.Stat(path)
-			return errors.Join(err, edit(name, flip)(), os.Chtimes(path, st.ModTime(), st.ModTime()))
+			return errors.Join(err, edit(name, flip)(), os.Chtimes(path, st.ModTime(),
+				st.ModTime()))
 		}
 	}
 	damages := map[string]func() error{
@@ -101,11 +102,16 @@ func TestDamagedSnapshot(t *testing.T) {
 		"another runsc": edit(manifestFile, func(b []byte) []byte {
 			return bytes.ReplaceAll(b, []byte(id.Runsc), []byte(turnstone.DigestBytes(nil)))
 		}),
-		"another kernel": edit(manifestFile, func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(id.Kernel), []byte("1.0")) }),
+		"another kernel": edit(manifestFile,
+			func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(id.Kernel), []byte("1.0")) }),
 		"another CPU": edit(manifestFile, func(b []byte) []byte {
 			return bytes.ReplaceAll(b, []byte(id.HostCPU), []byte(turnstone.DigestBytes(nil)))
 		}),
-		"no stamps": edit(manifestFile, func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(`"files"`), []byte(`"filez"`)) }),
+		"no stamps": edit(manifestFile,
+			func(b []byte) []byte {
+				return bytes.ReplaceAll(b, []byte(`"files"`),
+					[]byte(`"filez"`))
+			}),
 	}
 	for _, name := range checkpointFiles {
 		path := filepath.Join(dir, name)
@@ -122,7 +128,8 @@ func TestDamagedSnapshot(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if _, err := openSnapshot(t.Context(), dir,
+			id); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.KindIntegrity)
 		}
 		check(t, errors.Join(os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(keep))))
@@ -179,12 +186,16 @@ func hold(dir string) {
 	var m substrate.Machine
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
 	if err == nil {
-		m.Agent = func() ([]byte, error) { return os.ReadFile(os.Getenv("TURNSTONE_TEST_AGENT_FILE")) }
+		m.Agent = func() ([]byte,
+			error) {
+			return os.ReadFile(os.Getenv("TURNSTONE_TEST_AGENT_FILE"))
+		}
 	}
 	var s *Substrate
 	ctx := context.Background()
 	if err == nil {
-		s, err = New(ctx, &statedir.Dir{Root: dir}, Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
+		s, err = New(ctx, &statedir.Dir{Root: dir},
+			Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
@@ -257,7 +268,8 @@ func TestKilled(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	for _, pid := range pids {
-		for until := time.Now().Add(10 * time.Second); alive(pid); time.Sleep(5 * time.Millisecond) {
+		for until := time.Now().Add(10 * time.Second); alive(pid); time.Sleep(
+			5 * time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatalf("process %s outlives its killed parent", pid)
 			}
@@ -289,7 +301,8 @@ func alive(pid string) bool {
 func TestClosed(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)
-	for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 80 * time.Millisecond, 150 * time.Millisecond} {
+	for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond,
+		50 * time.Millisecond, 80 * time.Millisecond, 150 * time.Millisecond} {
 		vm, err := s.Restore(t.Context(), m)
 		check(t, err)
 		time.Sleep(after)
@@ -298,7 +311,8 @@ func TestClosed(t *testing.T) {
 		check(t, vm.Close())
 		for _, pid := range pids {
 			// The kernel kills a child some time after its parent has ended.
-			for until := time.Now().Add(5 * time.Second); alive(strconv.Itoa(pid)) && time.Now().Before(until); {
+			for until := time.Now().Add(5 * time.Second); alive(strconv.Itoa(pid)) &&
+				time.Now().Before(until); {
 				time.Sleep(5 * time.Millisecond)
 			}
 			if alive(strconv.Itoa(pid)) {
@@ -330,7 +344,8 @@ func TestHostLimit(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("it goes on beyond its limit")
 	}
-	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
+	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -353,7 +368,8 @@ func TestDiskLimit(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("it goes on beyond its limit")
 	}
-	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
+	if err := v.Err(); turnstone.KindOf(err) != turnstone.KindExhausted ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("it ended with %v", err)
 	}
 }
@@ -404,7 +420,8 @@ func TestProcessLimit(t *testing.T) {
 }
 
 func TestStatusField(t *testing.T) {
-	for status, want := range map[string]int64{"VmRSS:\t  12 kB\nRssAnon:\t 345 kB\n": 345, "RssAnon: 0 kB": 0} {
+	for status, want := range map[string]int64{"VmRSS:\t  12 kB\nRssAnon:\t 345 kB\n": 345,
+		"RssAnon: 0 kB": 0} {
 		if n, err := statusField(status, "RssAnon:"); err != nil || n != want {
 			t.Errorf("%q: %d, %v", status, n, err)
 		}
@@ -420,19 +437,24 @@ func TestStatusField(t *testing.T) {
 func TestOtherRunsc(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	for name, script := range map[string]string{
-		"gVisor's own": "#!/bin/sh\necho runsc version release-20260905.0\n", "failing": "#!/bin/sh\nexit 1\n", "silent": "#!/bin/sh\n",
+		"gVisor's own": "#!/bin/sh\necho runsc version release-20260905.0\n",
+		"failing":      "#!/bin/sh\nexit 1\n", "silent": "#!/bin/sh\n",
 	} {
 		bin := filepath.Join(t.TempDir(), "runsc")
 		check(t, os.WriteFile(bin, []byte(script), 0o755))
-		if _, err := New(t.Context(), h, Options{Binary: bin}); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+		if _, err := New(t.Context(), h, Options{Binary: bin}); turnstone.KindOf(
+			err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v, hint %q", name, err, turnstone.HintOf(err))
 		}
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if _, err := New(t.Context(), h, Options{}); turnstone.KindOf(
+		err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("none: %v, hint %q", err, turnstone.HintOf(err))
 	}
-	if _, err := New(t.Context(), h, Options{Binary: filepath.Join(t.TempDir(), "runsc")}); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, err := New(t.Context(), h,
+		Options{Binary: filepath.Join(t.TempDir(), "runsc")}); turnstone.KindOf(
+		err) != turnstone.KindUnavailable {
 		t.Errorf("one that is not there: %v", err)
 	}
 	t.Setenv("PATH", filepath.Dir(builtRunsc(t)))
@@ -462,13 +484,15 @@ func TestUsable(t *testing.T) {
 		t.Errorf("it was found out %d times", asked)
 	}
 	fake := filepath.Join(t.TempDir(), "runsc")
-	check(t, os.WriteFile(fake, []byte("#!/bin/sh\necho cannot create a namespace >&2; exit 1\n"), 0o755))
+	check(t, os.WriteFile(fake, []byte("#!/bin/sh\necho cannot create a namespace >&2; exit 1\n"),
+		0o755))
 	s.binary, s.kernel = fake, "a third"
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("%v, %q", ok, why)
 	}
 	// A failure is forgotten, because hosts are repaired; of a crash the first line counts.
-	check(t, os.WriteFile(fake, []byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; exit 2\n"), 0o755))
+	check(t, os.WriteFile(fake,
+		[]byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; exit 2\n"), 0o755))
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("a no is not remembered: %v, %q", ok, why)
 	}
@@ -484,7 +508,8 @@ func TestUsable(t *testing.T) {
 		check(t, os.WriteFile(path, b, 0o600))
 	}
 	age()
-	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "does not start: panic: out of luck (exit status 2)") {
+	if ok, why := s.Usable(t.Context()); ok ||
+		!strings.Contains(why, "does not start: panic: out of luck (exit status 2)") {
 		t.Errorf("%v, %q", ok, why)
 	}
 	age()
@@ -498,8 +523,10 @@ func TestIdentityKey(t *testing.T) {
 	base := identity{Format: 1, Runsc: "a", Shape: turnstone.DefaultShape()}
 	seen := map[string]bool{base.key(): true}
 	for _, change := range []func(*identity){
-		func(i *identity) { i.Runsc = "b" }, func(i *identity) { i.Spec = "x" }, func(i *identity) { i.HostCPU = "x" },
-		func(i *identity) { i.Kernel = "x" }, func(i *identity) { i.Agent = "x" }, func(i *identity) { i.Root = "x" },
+		func(i *identity) { i.Runsc = "b" }, func(i *identity) { i.Spec = "x" },
+		func(i *identity) { i.HostCPU = "x" },
+		func(i *identity) { i.Kernel = "x" }, func(i *identity) { i.Agent = "x" },
+		func(i *identity) { i.Root = "x" },
 		func(i *identity) { i.Shape.Network = false }, func(i *identity) { i.Shape.CPUs++ },
 		func(i *identity) { i.Shape.Memory++ }, func(i *identity) { i.Shape.Disk++ },
 	} {
@@ -518,7 +545,8 @@ func TestIdentityKey(t *testing.T) {
 // TestSuperseded checks that replaced snapshots and long unused snapshots are removed.
 func TestSuperseded(t *testing.T) {
 	base := t.TempDir()
-	now := identity{Format: snapshotFormat, Root: "r", Agent: "new", Shape: turnstone.DefaultShape()}
+	now := identity{Format: snapshotFormat, Root: "r", Agent: "new",
+		Shape: turnstone.DefaultShape()}
 	other, replaced := now, now
 	other.Root, replaced.Agent = "s", "old"
 	long := other
@@ -526,7 +554,8 @@ func TestSuperseded(t *testing.T) {
 	for _, id := range []identity{now, other, replaced, long} {
 		dir := filepath.Join(base, id.key())
 		b, _ := json.Marshal(manifest{Identity: id})
-		check(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)))
+		check(t, errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b,
+			0o600)))
 	}
 	past := time.Now().Add(-2 * snapshots.Unused)
 	check(t, os.Chtimes(filepath.Join(base, long.key(), manifestFile), past, past))

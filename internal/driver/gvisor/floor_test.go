@@ -87,7 +87,8 @@ func newBare(h *statedir.Dir) (*bare, error) {
 
 // rootOf returns the path of the container's root with the agent of a snapshot.
 func rootOf(h *statedir.Dir, id identity) string {
-	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" + string(id.Agent)))
+	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" +
+		string(id.Agent)))
 	return h.Path("gvisor", "root-"+layout.Hex()[:32]+".erofs")
 }
 
@@ -98,8 +99,10 @@ func (b *bare) newest(h *statedir.Dir) (newest manifest, err error) {
 		var man manifest
 		text, rerr := os.ReadFile(path)
 		st, serr := os.Stat(path)
-		if rerr != nil || serr != nil || json.Unmarshal(text, &man) != nil || string(man.Identity.Root) != os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") ||
-			man.Identity.Shape != turnstone.DefaultShape() || !exists(rootOf(h, man.Identity)) || st.ModTime().Before(at) {
+		if rerr != nil || serr != nil || json.Unmarshal(text, &man) != nil ||
+			string(man.Identity.Root) != os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") ||
+			man.Identity.Shape != turnstone.DefaultShape() || !exists(rootOf(h, man.Identity)) ||
+			st.ModTime().Before(at) {
 			continue
 		}
 		newest, at, b.checkpoint = man, st.ModTime(), filepath.Dir(path)
@@ -129,7 +132,8 @@ func (b *bare) command(name, checkpoint string, args ...string) (*exec.Cmd, erro
 		return nil, err
 	}
 	b.made = append(b.made, name)
-	cmd := b.s.command(dir, append(append([]string{"restore", "--bundle=" + dir, "--image-path=" + checkpoint}, args...), name)...)
+	cmd := b.s.command(dir, append(append([]string{"restore", "--bundle=" + dir,
+		"--image-path=" + checkpoint}, args...), name)...)
 	cmd.ExtraFiles = b.in.list()
 	return cmd, nil
 }
@@ -169,7 +173,8 @@ func (b *bare) fork() (time.Duration, error) {
 	}
 	to := filepath.Join(b.dir, "forked")
 	began := time.Now()
-	cmd := b.s.command(filepath.Join(b.dir, "bare"), "checkpoint", "--image-path="+to, "--compression=none", "--leave-running", "bare")
+	cmd := b.s.command(filepath.Join(b.dir, "bare"), "checkpoint", "--image-path="+to,
+		"--compression=none", "--leave-running", "bare")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return 0, fmt.Errorf("runsc checkpoint: %w: %s", err, out)
 	}
@@ -207,7 +212,8 @@ func (b *bare) floor() (time.Duration, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirIn, theirOut, console
 	began := time.Now()
 	ended := make(chan struct{})
-	if err := subprocess.Start(cmd, subprocess.Options{Ended: func(error) { close(ended) }}); err != nil {
+	if err := subprocess.Start(cmd,
+		subprocess.Options{Ended: func(error) { close(ended) }}); err != nil {
 		return 0, err
 	}
 	defer func() {
@@ -232,11 +238,14 @@ func runTrue(agent io.ReadWriteCloser) error {
 	ctx := context.Background()
 	entropy := make([]byte, 64)
 	_, _ = rand.Read(entropy) // documented never to fail
-	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
-		Scratch: scratchName, Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef"}); err != nil {
+	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
+		Time:    time.Now().Format(time.RFC3339Nano),
+		Scratch: scratchName, Hostname: "floor",
+		MachineID: "0123456789abcdef0123456789abcdef"}); err != nil {
 		return err
 	}
-	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}},
+		wire.Stdio{})
 	if err == nil && exit.Exit.ExitCode != 0 {
 		err = fmt.Errorf("true: exit %d", exit.Exit.ExitCode)
 	}

@@ -28,7 +28,8 @@ func FuzzParsePack(f *testing.F) {
 			return
 		}
 		for _, file := range p.Files {
-			if file.Name != filepath.Base(file.Name) || strings.HasPrefix(file.Name, ".") || file.Size < 0 {
+			if file.Name != filepath.Base(file.Name) || strings.HasPrefix(file.Name, ".") ||
+				file.Size < 0 {
 				t.Errorf("it may write %q", file.Name)
 			}
 		}
@@ -49,15 +50,19 @@ func TestUnpackHostile(t *testing.T) {
 	check(t, decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "good"), good))
 	short, other := good, good
 	short.Size, other.Digest = 10, turnstone.DigestBytes(nil)
-	for name, want := range map[string]packed{"more than it says": short, "another content": other} {
-		if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "out "+name), want); err == nil {
+	for name, want := range map[string]packed{"more than it says": short,
+		"another content": other} {
+		if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "out "+name),
+			want); err == nil {
 			t.Errorf("%s: was taken", name)
-		} else if fi, err := os.Stat(filepath.Join(dir, "out "+name)); err == nil && fi.Size() > want.Size+1 {
+		} else if fi, err := os.Stat(filepath.Join(dir, "out "+name)); err == nil &&
+			fi.Size() > want.Size+1 {
 			t.Errorf("%s: %d bytes were written", name, fi.Size())
 		}
 	}
 	check(t, os.WriteFile(dst, []byte("no frame at all"), 0o600))
-	if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "garbage"), good); err == nil {
+	if err := decompress(t.Context(), substrate.PackedDir(dir), filepath.Join(dir, "garbage"),
+		good); err == nil {
 		t.Error("garbage was taken")
 	}
 }
@@ -68,7 +73,9 @@ func TestMovedTo(t *testing.T) {
 	here, err := host.CPUModel()
 	check(t, err)
 	less := &host.Model{Name: here.Name}
-	now := identity{Runsc: turnstone.DigestBytes([]byte("runsc")), HostCPU: "c", Kernel: "6.1.0-25-amd64", Root: turnstone.DigestBytes([]byte("root")), Shape: turnstone.DefaultShape()}
+	now := identity{Runsc: turnstone.DigestBytes([]byte("runsc")), HostCPU: "c",
+		Kernel: "6.1.0-25-amd64", Root: turnstone.DigestBytes([]byte("root")),
+		Shape: turnstone.DefaultShape()}
 	for name, c := range map[string]struct {
 		change func(*identity)
 		cpu    *host.Model
@@ -78,11 +85,16 @@ func TestMovedTo(t *testing.T) {
 		"another kernel":      {func(id *identity) { id.Kernel = "5.10.1" }, nil, nil},
 		"another microcode":   {func(id *identity) { id.HostCPU = "d" }, here, nil},
 		"fewer features then": {func(id *identity) { id.HostCPU = "d" }, less, nil},
-		"another CPU":         {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"}, []string{"CPU", "EPYC", here.Name}},
-		"an older pack's CPU": {func(id *identity) { id.HostCPU = "d" }, nil, []string{"CPU", here.Name}},
-		"another runsc":       {func(id *identity) { id.Runsc = turnstone.DigestBytes(nil) }, here, []string{"runsc", now.Runsc.Short(), turnstone.DigestBytes(nil).Short()}},
-		"another template":    {func(id *identity) { id.Root = turnstone.DigestBytes(nil) }, here, []string{"template", now.Root.Short(), turnstone.DigestBytes(nil).Short()}},
-		"another shape":       {func(id *identity) { id.Shape.CPUs = 7 }, here, []string{"7 CPUs", "1 CPUs"}},
+		"another CPU": {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"},
+			[]string{"CPU", "EPYC", here.Name}},
+		"an older pack's CPU": {func(id *identity) { id.HostCPU = "d" }, nil,
+			[]string{"CPU", here.Name}},
+		"another runsc": {func(id *identity) { id.Runsc = turnstone.DigestBytes(nil) }, here,
+			[]string{"runsc", now.Runsc.Short(), turnstone.DigestBytes(nil).Short()}},
+		"another template": {func(id *identity) { id.Root = turnstone.DigestBytes(nil) }, here,
+			[]string{"template", now.Root.Short(), turnstone.DigestBytes(nil).Short()}},
+		"another shape": {func(id *identity) { id.Shape.CPUs = 7 }, here,
+			[]string{"7 CPUs", "1 CPUs"}},
 	} {
 		was := now
 		c.change(&was)

@@ -18,7 +18,8 @@ import (
 func TestIdentityFormat(t *testing.T) {
 	s := &Substrate{hostCPU: "sha256:aa", kernel: "6.1.0-50-amd64"}
 	s.program.Binary.Digest = "sha256:bb"
-	id, err := s.identity(substrate.Machine{AgentDigest: "sha256:cc", RootDigest: "sha256:dd", Shape: turnstone.DefaultShape()})
+	id, err := s.identity(substrate.Machine{AgentDigest: "sha256:cc", RootDigest: "sha256:dd",
+		Shape: turnstone.DefaultShape()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +29,8 @@ func TestIdentityFormat(t *testing.T) {
 	}
 	taken := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	st := filestamp.Stamp{Digest: "sha256:ab", Size: 1, Inode: 2, MtimeNs: 3, CtimeNs: 4}
-	pack := packManifest{Format: packFormat, Identity: id, CPU: &host.Model{Name: "A", Features: []string{"b"}}, Taken: taken,
+	pack := packManifest{Format: packFormat, Identity: id, CPU: &host.Model{Name: "A",
+		Features: []string{"b"}}, Taken: taken,
 		Files: []packed{{"pages.img", 1, "sha256:ab"}}, Layers: []string{"l"}}
 	pack.Sum = pack.sum()
 	const identity = `{"format":1,"runsc":"sha256:bb",` +
@@ -39,9 +41,12 @@ func TestIdentityFormat(t *testing.T) {
 	for want, value := range map[string]any{
 		identity: id,
 		`{"identity":` + identity + `,"taken":"2026-01-02T03:04:05Z",` +
-			`"files":{"pages.img":` + stamp + `},"layers":[{"path":"/l","stamp":` + stamp + `}]}`: manifest{Identity: id, Taken: taken,
-			Files: map[string]filestamp.Stamp{"pages.img": st}, Layers: []snapshots.Layer{{Path: "/l", Stamp: st}}},
-		`{"format":1,"identity":` + identity + `,"cpu":{"name":"A","features":["b"]},"taken":"2026-01-02T03:04:05Z",` +
+			`"files":{"pages.img":` + stamp + `},"layers":[{"path":"/l","stamp":` + stamp +
+			`}]}`: manifest{Identity: id, Taken: taken,
+			Files:  map[string]filestamp.Stamp{"pages.img": st},
+			Layers: []snapshots.Layer{{Path: "/l", Stamp: st}}},
+		`{"format":1,"identity":` + identity +
+			`,"cpu":{"name":"A","features":["b"]},"taken":"2026-01-02T03:04:05Z",` +
 			`"files":[{"name":"pages.img","size":1,"digest":"sha256:ab"}],` +
 			`"layers":["l"],"sum":"sha256:1c2d59b9b052cee956aa52026814dae053aec61b4aa06812382f75d69b05072a"}`: pack,
 	} {

@@ -18,7 +18,8 @@ import (
 // newSubstrate returns the substrate with the runsc that `make build` builds.
 func newSubstrate(t testing.TB, h *statedir.Dir) *Substrate {
 	t.Helper()
-	s, err := New(t.Context(), h, Options{Binary: builtRunsc(t), Progress: func(what string) { t.Log(what) }})
+	s, err := New(t.Context(), h, Options{Binary: builtRunsc(t),
+		Progress: func(what string) { t.Log(what) }})
 	if err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -34,7 +35,8 @@ func builtRunsc(t testing.TB) string {
 	return path
 }
 
-var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", DNS: []string{"10.0.2.3"}}
+var network = wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2",
+	DNS: []string{"10.0.2.3"}}
 
 // testMachine returns a machine of the template base. TURNSTONE_TEST_AGENT names the program of
 // another agent than the agent in the last build of turn.
@@ -53,8 +55,12 @@ func testMachine(t testing.TB, h *statedir.Dir) substrate.Machine {
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)
-	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network, End: endSandbox,
-		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}) }})
+	substratetest.Run(t, newSubstrate(t, h), substratetest.Config{Machine: m, Network: network,
+		End: endSandbox,
+		Elsewhere: func(t *testing.T) substrate.Substrate {
+			return newSubstrate(t,
+				&statedir.Dir{Root: t.TempDir()})
+		}})
 }
 
 // Root's runsc changes the owner of its standard streams.
@@ -72,7 +78,9 @@ func TestProofLeavesDevNull(t *testing.T) {
 	if ok, why := s.Usable(t.Context()); !ok {
 		t.Fatal(why)
 	}
-	if err := unix.Stat(os.DevNull, &after); err != nil || after.Uid != before.Uid || after.Gid != before.Gid || after.Mode != before.Mode {
-		t.Errorf("%s was %d:%d %o and is %d:%d %o, %v", os.DevNull, before.Uid, before.Gid, before.Mode, after.Uid, after.Gid, after.Mode, err)
+	if err := unix.Stat(os.DevNull, &after); err != nil || after.Uid != before.Uid ||
+		after.Gid != before.Gid || after.Mode != before.Mode {
+		t.Errorf("%s was %d:%d %o and is %d:%d %o, %v", os.DevNull, before.Uid, before.Gid,
+			before.Mode, after.Uid, after.Gid, after.Mode, err)
 	}
 }

@@ -115,12 +115,14 @@ type ownImages struct{ root, empty string }
 
 // ensureImages creates the container's root with m's agent, and the image of an empty slot, if they
 // are missing.
-func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own ownImages, err error) {
+func (s *Substrate) ensureImages(ctx context.Context,
+	m substrate.Machine) (own ownImages, err error) {
 	dir, err := s.home.MkdirAll("gvisor")
 	if err != nil {
 		return own, err
 	}
-	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" + string(m.AgentDigest)))
+	layout := turnstone.DigestBytes([]byte(strings.Join(rootDirs(), "\x00") + "\x00" +
+		string(m.AgentDigest)))
 	if own.root, err = s.ensureImage(ctx, dir, "root-"+layout.Hex()[:32], func(f *os.File) error {
 		agent, err := m.Agent()
 		if err != nil {
@@ -134,13 +136,15 @@ func (s *Substrate) ensureImages(ctx context.Context, m substrate.Machine) (own 
 	}); err != nil {
 		return own, err
 	}
-	own.empty, err = s.ensureImage(ctx, dir, "empty", func(f *os.File) error { return writeEmpty(f) })
+	own.empty, err = s.ensureImage(ctx, dir, "empty",
+		func(f *os.File) error { return writeEmpty(f) })
 	return own, err
 }
 
 // ensureImage returns the path of the image called name in dir. It writes the image again if the
 // file was changed.
-func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write func(*os.File) error) (string, error) {
+func (s *Substrate) ensureImage(ctx context.Context, dir, name string, write func(*os.File) error) (
+	string, error) {
 	path, note := filepath.Join(dir, name+".erofs"), filepath.Join(dir, name+".json")
 	fresh := func() bool {
 		var st filestamp.Stamp
@@ -188,7 +192,8 @@ func removeOld(dir, name string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		fi, err := e.Info()
-		if err != nil || time.Since(fi.ModTime()) < snapshots.Unused || strings.HasPrefix(e.Name(), name+".") {
+		if err != nil || time.Since(fi.ModTime()) < snapshots.Unused ||
+			strings.HasPrefix(e.Name(), name+".") {
 			continue
 		}
 		if strings.HasPrefix(e.Name(), "root-") || strings.HasPrefix(e.Name(), ".new-") {

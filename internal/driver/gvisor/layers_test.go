@@ -22,9 +22,11 @@ func exit42() []byte {
 	const base, head = 0x400000, 64 + 56
 	var b bytes.Buffer
 	b.Write([]byte{0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0})
-	for _, v := range []any{uint16(2), uint16(62), uint32(1), uint64(base + head), uint64(64), uint64(0), uint32(0),
+	for _, v := range []any{uint16(2), uint16(62), uint32(1), uint64(base + head), uint64(64),
+		uint64(0), uint32(0),
 		uint16(64), uint16(56), uint16(1), uint16(0), uint16(0), uint16(0),
-		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), uint64(head + len(code)), uint64(head + len(code)), uint64(4096)} {
+		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), uint64(head + len(code)),
+		uint64(head + len(code)), uint64(4096)} {
 		_ = binary.Write(&b, binary.LittleEndian, v) // a Buffer accepts everything
 	}
 	b.Write(code)
@@ -104,18 +106,24 @@ func TestImages(t *testing.T) {
 		run(what, strings.Replace(perl, "%s", code, 1), want)
 	}
 	attributes("of a folder", `print get("/x", "user.folder")`, "of attributes")
-	attributes("of a file", `print get("/x/tiny", "user.a"), " ", list("/x/tiny")`, "one security.capability,user.a")
+	attributes("of a file", `print get("/x/tiny", "user.a"), " ", list("/x/tiny")`,
+		"one security.capability,user.a")
 	attributes("a long one", `print length(get("/x/big", "user.long"))`, "1000")
 	attributes("none of that name", `print get("/x/tiny", "user.b")`, "errno 61")
-	attributes("a capability", `print unpack("H*", get("/x/tiny", "security.capability"))`, "0100000200200000000000000000000000000000")
+	attributes("a capability", `print unpack("H*", get("/x/tiny", "security.capability"))`,
+		"0100000200200000000000000000000000000000")
 	attributes("the overlay's own", `print list("/x/opaque")`, "")
-	run("what is opaque, and what is gone", "ls /x/opaque /x/gone 2>&1; true", "ls: cannot access '/x/gone': No such file or directory\n/x/opaque:\nseen\n")
+	run("what is opaque, and what is gone", "ls /x/opaque /x/gone 2>&1; true",
+		"ls: cannot access '/x/gone': No such file or directory\n/x/opaque:\nseen\n")
 	// gVisor's overlay returns a device's number only to callers that request more than type and
 	// mode.
-	run("devices", "stat -c '%F %t %T %s' /x/null /x/disk", "character special file 1 3 0\nblock special file 103 1 0\n")
+	run("devices", "stat -c '%F %t %T %s' /x/null /x/disk",
+		"character special file 1 3 0\nblock special file 103 1 0\n")
 	run("a small program", "/x/tiny; echo $?; cp /x/tiny /tmp/copy; cmp /x/tiny /tmp/copy && /tmp/copy; echo $?", "42\n42\n")
-	run("a file of two blocks", "wc -c < /x/big; tail -c 5 /x/big; md5sum < /x/big | cut -c1-3 >/dev/null", "4992\nbcdef")
+	run("a file of two blocks",
+		"wc -c < /x/big; tail -c 5 /x/big; md5sum < /x/big | cut -c1-3 >/dev/null", "4992\nbcdef")
 	run("attributes are copied up", `touch /x/tiny; /x/tiny; echo $?`, "42\n")
-	attributes("after the copy", `print get("/x/tiny", "user.a"), " ", list("/x/tiny")`, "one security.capability,user.a")
+	attributes("after the copy", `print get("/x/tiny", "user.a"), " ", list("/x/tiny")`,
+		"one security.capability,user.a")
 	run("eight at once", `for i in 1 2 3 4 5 6 7 8; do /x/tiny & p="$p $!"; done; for j in $p; do wait $j; echo -n "$? "; done`, strings.Repeat("42 ", 8))
 }

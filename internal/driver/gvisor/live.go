@@ -34,7 +34,8 @@ func (v *sandbox) snapshot(ctx context.Context, dir string) error {
 
 // RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it reads the
 // checkpoint as it starts.
-func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
+	dir string) (substrate.Sandbox, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if errors.Is(err, os.ErrNotExist) {
 		err = turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir, "manifest: %w", err).

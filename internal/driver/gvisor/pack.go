@@ -57,7 +57,8 @@ func (p packManifest) sum() turnstone.Digest {
 const suffix = ".zst"
 
 // Pack implements substrate.Keeper.
-func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir,
+	out string) (substrate.Packed, error) {
 	p, err := s.pack(ctx, m, dir, out)
 	if err != nil {
 		_ = os.RemoveAll(out)
@@ -65,7 +66,8 @@ func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out stri
 	return p, s.wrap("gvisor.pack", err)
 }
 
-func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+func (s *Substrate) pack(ctx context.Context, m substrate.Machine, dir,
+	out string) (substrate.Packed, error) {
 	var result substrate.Packed
 	man, files, err := openCheckpoint(ctx, dir)
 	if err != nil {
@@ -117,7 +119,8 @@ func compress(ctx context.Context, src io.Reader, path string) (err error) {
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles,
+	dir string) error {
 	err := s.unpack(ctx, m, packed, dir)
 	if err != nil {
 		_ = os.RemoveAll(dir)
@@ -125,7 +128,8 @@ func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed subs
 	return s.wrap("gvisor.unpack", err)
 }
 
-func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substrate.PackedFiles, dir string) error {
+func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substrate.PackedFiles,
+	dir string) error {
 	damaged := func(what string, err error) error {
 		switch {
 		case ctx.Err() != nil:
@@ -160,7 +164,8 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substr
 	man := manifest{Identity: now, Taken: p.Taken} // from here on it is a sandbox of this host
 	for _, file := range p.Files {
 		if most := int64(m.Shape.Memory) + int64(m.Shape.Disk) + maxObjects; file.Size > most {
-			return damaged(file.Name, fmt.Errorf("it has %d bytes, at most %d can be right", file.Size, most))
+			return damaged(file.Name, fmt.Errorf("it has %d bytes, at most %d can be right",
+				file.Size, most))
 		}
 		if err := decompress(ctx, from, filepath.Join(dir, file.Name), file); err != nil {
 			return damaged(file.Name, err)
@@ -206,13 +211,15 @@ const maxObjects = 1 << 30
 
 // decompress writes the file of from that want describes to a new file at to, and checks it against
 // want.
-func decompress(ctx context.Context, from substrate.PackedFiles, to string, want packed) (err error) {
+func decompress(ctx context.Context, from substrate.PackedFiles, to string,
+	want packed) (err error) {
 	in, err := from.Open(want.Name + suffix)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	z, err := zstd.NewReader(contextReader{ctx, in}, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(64<<20))
+	z, err := zstd.NewReader(contextReader{ctx, in}, zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxMemory(64<<20))
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,8 @@ func (v *sandbox) control(ctx context.Context, args ...string) error {
 
 // start creates a sandbox's folder and starts runsc there with the verb and its arguments. It does
 // not wait: the agent speaks when it is ready. start takes ownership of in.
-func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape, verb string, args ...string) (_ *sandbox, err error) {
+func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape, verb string,
+	args ...string) (_ *sandbox, err error) {
 	defer in.close()
 	v, err := s.newSandbox(ctx, shape)
 	if err != nil {
@@ -84,7 +85,8 @@ func (s *Substrate) start(ctx context.Context, in *images, shape turnstone.Shape
 	if in.checkpoint != nil {
 		v.Console = console.Running()
 	}
-	args = append(append([]string{verb, "--bundle=" + v.dir, "--pid-file=" + pidFile}, args...), string(v.ID()))
+	args = append(append([]string{verb, "--bundle=" + v.dir, "--pid-file=" + pidFile}, args...),
+		string(v.ID()))
 	cmd := s.command(v.dir, args...)
 	cmd.ExtraFiles = in.list()
 	var ends [3]pipeEnds

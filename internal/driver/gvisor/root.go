@@ -16,7 +16,8 @@ const initPath = "/init"
 // rootDirs are the folders of the container's root: mount points for mounts before the agent's
 // start, and for the agent's own mounts.
 func rootDirs() []string {
-	dirs := []string{"/dev", "/home", "/layer", "/lower", "/merged", "/proc", "/run", "/scratch", "/skel", "/stack", "/sys", "/tmp", "/warm"}
+	dirs := []string{"/dev", "/home", "/layer", "/lower", "/merged", "/proc", "/run", "/scratch",
+		"/skel", "/stack", "/sys", "/tmp", "/warm"}
 	for i := range substrate.MaxLayers {
 		dirs = append(dirs, slotPath(i))
 	}

@@ -58,7 +58,8 @@ func (s *Substrate) newSandbox(ctx context.Context, shape turnstone.Shape) (*san
 		return nil, err
 	}
 	sweep(base)
-	v := &sandbox{Process: kit.New(turnstone.NewSandboxID(), console.New(), advice), substrate: s, memory: shape.Memory, silent: make(chan struct{})}
+	v := &sandbox{Process: kit.New(turnstone.NewSandboxID(), console.New(), advice), substrate: s,
+		memory: shape.Memory, silent: make(chan struct{})}
 	v.limit.Store(hardLimit(shape))
 	v.disk.Store(diskLimit(shape))
 	v.dir = filepath.Join(base, folders+string(v.ID()))
@@ -135,7 +136,8 @@ func (v *sandbox) failed(op turnstone.Op, err error) error {
 // wait blocks until the agent is ready.
 func (v *sandbox) wait(ctx context.Context, limit time.Duration) error {
 	p := console.Patience{Idle: limit, Work: 2 * limit, Limit: limit} // only Limit matters
-	return v.Wait(ctx, "gvisor.boot", p, func() (console.Load, error) { return console.Load{}, errors.ErrUnsupported })
+	return v.Wait(ctx, "gvisor.boot", p,
+		func() (console.Load, error) { return console.Load{}, errors.ErrUnsupported })
 }
 
 // agentPipe is the byte stream to the agent: two pipes.

@@ -31,7 +31,8 @@ const snapshotFormat = 1
 
 func (s *Substrate) identity(m substrate.Machine) (identity, error) {
 	b, err := spec("/", imagePaths{}, m.Shape)
-	return identity{Format: snapshotFormat, Runsc: s.program.Binary.Digest, Spec: turnstone.DigestBytes(b), HostCPU: s.hostCPU,
+	return identity{Format: snapshotFormat, Runsc: s.program.Binary.Digest,
+		Spec: turnstone.DigestBytes(b), HostCPU: s.hostCPU,
 		Kernel: s.kernel, Agent: m.AgentDigest, Root: m.RootDigest, Shape: m.Shape}, err
 }
 
@@ -48,7 +49,8 @@ var named = snapshots.Kind{Manifest: manifestFile, Keys: keyPrefix, New: ".takin
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
 		snapshots.Digests("runsc", id.Runsc, other.Runsc),
-		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU),
+			Bare: true},
 		snapshots.Part{What: "host kernel", Was: id.Kernel, Now: other.Kernel},
 		snapshots.Shapes(id.Shape, other.Shape),
 		snapshots.Agents(id.Agent, other.Agent),
@@ -168,7 +170,8 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 	return s.restore(ctx, in, m, id)
 }
 
-func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine, id identity) (substrate.Sandbox, error) {
+func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine,
+	id identity) (substrate.Sandbox, error) {
 	if err := ctx.Err(); err != nil {
 		in.close()
 		return nil, s.wrap("gvisor.restore", err)
@@ -183,7 +186,8 @@ func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine
 
 // ensureSnapshot returns the files of m's snapshot, and takes it if no fitting, intact snapshot
 // exists. Two processes that want the same snapshot take it once.
-func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) ([]*os.File, error) {
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
+	id identity) ([]*os.File, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
 		return nil, err
@@ -202,7 +206,8 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 
 // takeSnapshot boots m and checkpoints it when the agent is ready. The folder is complete or
 // absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	dir string) error {
 	return named.Write(dir, func(tmp string) error {
 		v, err := s.boot(ctx, m)
 		if err != nil {

@@ -22,12 +22,18 @@ const cpuPeriod = 100_000
 // capabilities are those of a sandbox's processes: all that gVisor knows, because the kernel is the
 // sandbox's own.
 var capabilities = []string{
-	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_CHOWN", "CAP_DAC_OVERRIDE",
-	"CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
-	"CAP_LINUX_IMMUTABLE", "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE",
-	"CAP_NET_BROADCAST", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
-	"CAP_SYS_BOOT", "CAP_SYS_CHROOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT", "CAP_SYS_PTRACE",
-	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG", "CAP_WAKE_ALARM",
+	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_CHOWN",
+	"CAP_DAC_OVERRIDE",
+	"CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL",
+	"CAP_LEASE",
+	"CAP_LINUX_IMMUTABLE", "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_ADMIN",
+	"CAP_NET_BIND_SERVICE",
+	"CAP_NET_BROADCAST", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID",
+	"CAP_SYS_ADMIN",
+	"CAP_SYS_BOOT", "CAP_SYS_CHROOT", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT",
+	"CAP_SYS_PTRACE",
+	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG",
+	"CAP_WAKE_ALARM",
 }
 
 // hostProcesses returns the limit of a sandbox's processes and threads on the host. The kernel in
@@ -40,7 +46,8 @@ func hostProcesses(shape turnstone.Shape) int64 { return 512 + 1024*int64(shape.
 func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 	memory, quota, period := int64(shape.Memory), int64(shape.CPUs)*cpuPeriod, uint64(cpuPeriod)
 	image := func(destination, source string) specs.Mount {
-		return specs.Mount{Destination: destination, Type: "erofs", Source: source, Options: []string{"ro"}}
+		return specs.Mount{Destination: destination, Type: "erofs", Source: source,
+			Options: []string{"ro"}}
 	}
 	size := fmt.Sprintf("size=%d", int64(shape.Disk))
 	mounts := []specs.Mount{
@@ -65,7 +72,8 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 		Root:     &specs.Root{Path: dir, Readonly: true},
 		Process: &specs.Process{
 			Args: []string{initPath, "gvisor"}, Cwd: "/", Env: []string{"PATH=/"},
-			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities,
+				Permitted: capabilities},
 		},
 		Mounts: mounts,
 		Annotations: map[string]string{
@@ -77,8 +85,10 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 			"dev.gvisor.spec.mount.scratch.options": size + ",mode=755",
 		},
 		Linux: &specs.Linux{
-			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace},
-				{Type: specs.UTSNamespace}, {Type: specs.MountNamespace}, {Type: specs.NetworkNamespace}},
+			Namespaces: []specs.LinuxNamespace{{Type: specs.PIDNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+				{Type: specs.NetworkNamespace}},
 			Resources: &specs.LinuxResources{
 				Memory: &specs.LinuxMemory{Limit: &memory},
 				CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period},
@@ -95,8 +105,10 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 func flags(rootless bool) []string {
 	f := []string{
 		"--root=/proc/self/cwd/state", // relative, because a socket's path has at most 108 bytes
-		"--platform=systrap", "--network=none", "--directfs=false", "--overlay2=none", "--ignore-cgroups",
-		"--host-settings=ignore", "--host-uds=none", "--file-access=exclusive", "--in-sandbox-cgroup=v2",
+		"--platform=systrap", "--network=none", "--directfs=false", "--overlay2=none",
+		"--ignore-cgroups",
+		"--host-settings=ignore", "--host-uds=none", "--file-access=exclusive",
+		"--in-sandbox-cgroup=v2",
 		"--net-raw", "--allow-packet-socket-write", "--allow-suid", "--watchdog-action=log",
 	}
 	if rootless {

@@ -34,10 +34,12 @@ const noLasts = time.Minute
 // determined once, by starting a sandbox, and remembered until runsc, the host's kernel, its CPU,
 // the user or the settings of user namespaces change; a failure is remembered for a minute only.
 func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
-	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(), host.NamespaceSettings())
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.program.Binary.Digest, s.kernel, s.hostCPU, os.Geteuid(),
+		host.NamespaceSettings())
 	path := s.home.Path("cache", "gvisor.json")
 	var known verdict
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Host == on &&
 		(known.Usable || time.Since(known.When).Abs() < noLasts) {
 		return known.Usable, known.Reason
 	}
@@ -76,10 +78,12 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	}
 	v := verdict{When: time.Now().UTC()}
 	if err != nil {
-		v.Reason = noStart + host.WhyNoJail(fmt.Errorf("%s (%w)", console.Clip(complaint(out.String()), maxSaid), err))
+		v.Reason = noStart + host.WhyNoJail(fmt.Errorf("%s (%w)",
+			console.Clip(complaint(out.String()), maxSaid), err))
 		return v, nil
 	}
-	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s", time.Since(began).Round(time.Millisecond))
+	v.Usable, v.Reason = true, fmt.Sprintf("a sandbox started in %s",
+		time.Since(began).Round(time.Millisecond))
 	return v, nil
 }
 

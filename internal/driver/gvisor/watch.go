@@ -28,7 +28,10 @@ const blindTime = 10 * time.Second
 
 // diskLimit returns how many bytes of the host's disk a sandbox's writes may use. Its own kernel
 // enforces its disk's size; this limit is for a kernel that does not.
-func diskLimit(shape turnstone.Shape) int64 { return int64(shape.Disk) + int64(shape.Disk)/8 + slack }
+func diskLimit(shape turnstone.Shape) int64 {
+	return int64(shape.Disk) + int64(shape.Disk)/8 +
+		slack
+}
 
 // hardLimit returns how many bytes of the host's memory a sandbox may use.
 func hardLimit(shape turnstone.Shape) int64 {
@@ -64,11 +67,13 @@ func (v *sandbox) watch() {
 			continue
 		}
 		if n := m.bytes(); n > v.limit.Load() {
-			end("give the sandbox more memory, or run less at once", "it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory)
+			end("give the sandbox more memory, or run less at once",
+				"it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory)
 			return
 		}
 		if n := m.written(); n > v.disk.Load() {
-			end("give the sandbox a larger disk, or write less", "it took %s of the host's disk", turnstone.Bytes(n).Human())
+			end("give the sandbox a larger disk, or write less", "it took %s of the host's disk",
+				turnstone.Bytes(n).Human())
 			return
 		}
 	}

@@ -12,11 +12,12 @@ import (
 func TestModel(t *testing.T) {
 	now := &Model{Name: "Xeon", Features: []string{"avx", "fpu", "sse"}}
 	for want, was := range map[string]*Model{
-		"":                                     {Name: "Xeon", Features: []string{"avx", "sse"}},
-		"CPU (EPYC, now Xeon)":                 {Name: "EPYC", Features: now.Features},
-		"CPU (Xeon with avx512f, now without)": {Name: "Xeon", Features: []string{"avx", "avx512f"}},
-		"CPU (now Xeon)":                       nil,
-		"CPU (?[31m, now Xeon)":                {Name: "\x1b[31m"},
+		"":                     {Name: "Xeon", Features: []string{"avx", "sse"}},
+		"CPU (EPYC, now Xeon)": {Name: "EPYC", Features: now.Features},
+		"CPU (Xeon with avx512f, now without)": {Name: "Xeon",
+			Features: []string{"avx", "avx512f"}},
+		"CPU (now Xeon)":        nil,
+		"CPU (?[31m, now Xeon)": {Name: "\x1b[31m"},
 	} {
 		if got := was.lacks(now); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -26,16 +27,19 @@ func TestModel(t *testing.T) {
 		t.Errorf("%+v, %v", m, err)
 	}
 	rapid.Check(t, func(r *rapid.T) {
-		m := &Model{Name: rapid.String().Draw(r, "name"), Features: rapid.SliceOf(rapid.String()).Draw(r, "features")}
+		m := &Model{Name: rapid.String().Draw(r, "name"),
+			Features: rapid.SliceOf(rapid.String()).Draw(r, "features")}
 		got := m.lacks(now)
-		if len(got) > 400 || strings.ContainsFunc(got, func(c rune) bool { return c < 0x20 || c > 0x7e && c != '…' }) {
+		if len(got) > 400 || strings.ContainsFunc(got,
+			func(c rune) bool { return c < 0x20 || c > 0x7e && c != '…' }) {
 			r.Fatalf("%q", got)
 		}
 	})
 }
 
 func TestSeries(t *testing.T) {
-	for release, want := range map[string]string{"6.1.0-25-amd64": "6.1", "6.1.99": "6.1", "6.10.1": "6.10", "6": "6", "": ""} {
+	for release, want := range map[string]string{"6.1.0-25-amd64": "6.1", "6.1.99": "6.1",
+		"6.10.1": "6.10", "6": "6", "": ""} {
 		if got := Series(release); got != want {
 			t.Errorf("%q of %q", got, release)
 		}

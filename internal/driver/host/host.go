@@ -35,7 +35,8 @@ func recall(h *statedir.Dir, name, path string) (p Program, ok bool) {
 }
 
 // ask determines the facts on the program at path; version starts it.
-func ask(ctx context.Context, path string, version func(context.Context) (string, error)) (p Program, err error) {
+func ask(ctx context.Context, path string, version func(context.Context) (string, error)) (
+	p Program, err error) {
 	p.Path = path
 	// before the start: a program that is replaced meanwhile is asked again
 	if p.Binary, err = filestamp.Of(ctx, path); err == nil {

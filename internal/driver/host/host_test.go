@@ -25,7 +25,10 @@ func TestKnown(t *testing.T) {
 	if _, ok := recall(h, name, path); ok {
 		t.Error("something is known before anybody has asked")
 	}
-	p, err := ask(t.Context(), path, func(context.Context) (string, error) { return "version 1", nil })
+	p, err := ask(t.Context(), path, func(context.Context) (string,
+		error) {
+		return "version 1", nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

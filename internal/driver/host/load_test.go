@@ -53,7 +53,9 @@ func FuzzParseStat(f *testing.F) {
 			t.Errorf("%q", b)
 		}
 	})
-	if state, ticks, err := parseStat([]byte("1 (a) b) S 1 1 1 1 1 1 1 1 1 1 30 12 0")); state != 'S' || ticks != 42 || err != nil {
+	if state, ticks, err := parseStat(
+		[]byte("1 (a) b) S 1 1 1 1 1 1 1 1 1 1 30 12 0")); state != 'S' || ticks != 42 ||
+		err != nil {
 		f.Error(fmt.Sprint(state, ticks, err))
 	}
 }

@@ -23,12 +23,14 @@ func nodes(paths []string) (*os.File, error) {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
 	defer func() { _ = unix.Close(fsfd) }()
-	err = errors.Join(unix.FsconfigSetString(fsfd, "size", "64k"), unix.FsconfigSetString(fsfd, "nr_inodes", "64"),
+	err = errors.Join(unix.FsconfigSetString(fsfd, "size", "64k"), unix.FsconfigSetString(fsfd,
+		"nr_inodes", "64"),
 		unix.FsconfigSetString(fsfd, "mode", "755"), unix.FsconfigCreate(fsfd))
 	if err != nil {
 		return nil, fmt.Errorf("a file system of devices: %w", err)
 	}
-	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC,
+		unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
 	if err != nil {
 		return nil, os.NewSyscallError("fsmount", err)
 	}
@@ -44,7 +46,8 @@ func nodes(paths []string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	if err := errors.Join(unix.FsconfigSetFlag(fsfd, "ro"), unix.FsconfigReconfigure(fsfd)); err != nil {
+	if err := errors.Join(unix.FsconfigSetFlag(fsfd, "ro"),
+		unix.FsconfigReconfigure(fsfd)); err != nil {
 		_ = made.Close()
 		return nil, fmt.Errorf("a file system of devices: %w", err)
 	}

@@ -24,7 +24,8 @@ func (r *report) device(path string, try func(string, error)) {
 	try("change the device's mode", os.Chmod(path, 0o666))
 	try("change the device's owner", os.Chown(path, 0, 0))
 	try("remove the device", os.Remove(path))
-	try("make a device", unix.Mknod(filepath.Join(filepath.Dir(path), "mem"), unix.S_IFCHR|0o600, 1<<8|1))
+	try("make a device", unix.Mknod(filepath.Join(filepath.Dir(path), "mem"), unix.S_IFCHR|0o600,
+		1<<8|1))
 	entries, _ := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
 		if e.Name() != filepath.Base(path) {
@@ -56,11 +57,13 @@ func TestDevice(t *testing.T) {
 	_, next, _ := imprison(t, Jail{Show: libraries, Devices: []string{zero}})
 	r := next()
 	// the last two until Seal
-	want := []string{"open the device", "use the device", "open for writing what is open for reading", "list descriptors"}
+	want := []string{"open the device", "use the device",
+		"open for writing what is open for reading", "list descriptors"}
 	if !slices.Equal(r.Worked, want) {
 		t.Errorf("worked: %q, want %q; failed: %v", r.Worked, want, r.Failed)
 	}
-	if err := unix.Stat(zero, &after); err != nil || after.Mode != before.Mode || after.Uid != before.Uid || after.Rdev != before.Rdev {
+	if err := unix.Stat(zero, &after); err != nil || after.Mode != before.Mode ||
+		after.Uid != before.Uid || after.Rdev != before.Rdev {
 		t.Errorf("the host's device was %+v, is %+v: %v", before, after, err)
 	}
 	if slices.Contains(r.Files, fdImage+1) || slices.Contains(r.Files, fdImage+2) {
@@ -73,7 +76,8 @@ func TestNoDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")
 	}
-	for _, paths := range [][]string{{"/etc/passwd"}, {"/dev/none"}, {"/dev/null", "/proc/self/fd/0"}} {
+	for _, paths := range [][]string{{"/etc/passwd"}, {"/dev/none"},
+		{"/dev/null", "/proc/self/fd/0"}} {
 		if err := OwnsDevices(paths...); err == nil {
 			t.Errorf("%q are given", paths)
 		}

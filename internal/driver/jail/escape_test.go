@@ -98,18 +98,21 @@ func look(hostFile string) report {
 		r.Worked = append(r.Worked, "list descriptors")
 	}
 	try("find another process", unix.Kill(-1, 0))
-	for name, family := range map[string]int{"internet": unix.AF_INET, "netlink": unix.AF_NETLINK, "vsock": unix.AF_VSOCK, "unix": unix.AF_UNIX} {
+	for name, family := range map[string]int{"internet": unix.AF_INET, "netlink": unix.AF_NETLINK,
+		"vsock": unix.AF_VSOCK, "unix": unix.AF_UNIX} {
 		fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
 		try("a socket: "+name, err)
 		_ = unix.Close(fd)
 	}
 	try("become root", syscall.Setuid(1))
 	try("a user namespace", unix.Unshare(unix.CLONE_NEWUSER))
-	_, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD), 0, 0,
+		0, 0, 0)
 	try("a process in a user namespace", toError(errno))
 	try("another program", exec.Command("/proc/self/exe").Run())
 	for _, n := range denied {
-		_, _, errno := unix.RawSyscall6(uintptr(n), ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0))
+		_, _, errno := unix.RawSyscall6(uintptr(n), ^uintptr(0), ^uintptr(0), ^uintptr(0),
+			^uintptr(0), ^uintptr(0), ^uintptr(0))
 		if errno != unix.EPERM {
 			r.Worked = append(r.Worked, fmt.Sprintf("system call %d: %v", n, errno))
 		}
@@ -175,10 +178,12 @@ func leak(t *testing.T, file string) {
 func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo func()) {
 	t.Helper()
 	dir := readable(t)
-	self, image, secret := filepath.Join(dir, "prisoner"), filepath.Join(dir, "image"), filepath.Join(dir, "secret")
+	self, image, secret := filepath.Join(dir, "prisoner"), filepath.Join(dir, "image"),
+		filepath.Join(dir, "secret")
 	b, err := os.ReadFile("/proc/self/exe")
 	if err == nil {
-		err = errors.Join(os.WriteFile(self, b, 0o755), os.WriteFile(image, []byte("image"), 0o666), os.Chmod(image, 0o666), os.WriteFile(secret, []byte("secret"), 0o644))
+		err = errors.Join(os.WriteFile(self, b, 0o755), os.WriteFile(image, []byte("image"), 0o666),
+			os.Chmod(image, 0o666), os.WriteFile(secret, []byte("secret"), 0o644))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +201,9 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret, "JAIL_TEST_DEVICE=" + strings.Join(j.Devices, ""), "JAIL_TEST_PLACES=" + j.Dir}, Files: []*os.File{theirs, waits, readOnly}})
+	cmd, done, err := j.Command(Program{Path: self, Env: []string{"JAIL_TEST_HOST=" + secret,
+		"JAIL_TEST_DEVICE=" + strings.Join(j.Devices, ""), "JAIL_TEST_PLACES=" + j.Dir},
+		Files: []*os.File{theirs, waits, readOnly}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +224,8 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 		var r report
 		if err := dec.Decode(&r); err != nil {
 			_ = cmd.Wait()
-			t.Fatalf("no report: %v; it said %q: %v", err, said, Failure(strings.TrimSpace(said.String()), cmd.ProcessState.ExitCode()))
+			t.Fatalf("no report: %v; it said %q: %v", err, said,
+				Failure(strings.TrimSpace(said.String()), cmd.ProcessState.ExitCode()))
 		}
 		return r
 	}, func() { _ = release.Close() }
@@ -237,7 +245,8 @@ func TestEscape(t *testing.T) {
 	cmd, next, letGo := imprison(t, Jail{Show: libraries, Threads: 100, FileSize: 1 << 20})
 	first := next()
 	// Until Seal, the descriptor's name gives a right that the descriptor does not have.
-	if want := []string{"open for writing what is open for reading", "list descriptors"}; !slices.Equal(first.Worked, want) {
+	if want := []string{"open for writing what is open for reading",
+		"list descriptors"}; !slices.Equal(first.Worked, want) {
 		t.Errorf("before it is sealed these work: %q, want %q", first.Worked, want)
 	}
 	outside(t, cmd.Process.Pid)
@@ -269,8 +278,10 @@ func outside(t *testing.T, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
-		"CapBnd": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"} {
+	for name, want := range map[string]string{"CapInh": "0000000000000000",
+		"CapPrm": "0000000000000000", "CapEff": "0000000000000000",
+		"CapBnd": "0000000000000000", "CapAmb": "0000000000000000", "NoNewPrivs": "1",
+		"Seccomp": "2"} {
 		if !strings.Contains(string(b), name+":\t"+want+"\n") {
 			t.Errorf("%s is not %s:\n%s", name, want, b)
 		}
@@ -279,7 +290,8 @@ func outside(t *testing.T, pid int) {
 	if user == 0 {
 		user = Nobody
 	}
-	if ids := strings.Repeat("\t"+strconv.Itoa(user), 4); !strings.Contains(string(b), "Uid:"+ids+"\n") {
+	if ids := strings.Repeat("\t"+strconv.Itoa(user), 4); !strings.Contains(string(b),
+		"Uid:"+ids+"\n") {
 		t.Errorf("it is not user %d:\n%s", user, b)
 	}
 	for _, space := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
@@ -306,7 +318,8 @@ func outside(t *testing.T, pid int) {
 func TestBare(t *testing.T) {
 	_, next, _ := imprison(t, Jail{Bare: true})
 	r := next()
-	for _, what := range []string{"a user namespace", "a process in a user namespace", "another program", "a socket: vsock", "a socket: internet"} {
+	for _, what := range []string{"a user namespace", "a process in a user namespace",
+		"another program", "a socket: vsock", "a socket: internet"} {
 		if r.Failed[what] == "" {
 			t.Errorf("%s works", what)
 		}
@@ -342,7 +355,8 @@ func TestFails(t *testing.T) {
 		err = cmd.Wait()
 	}
 	failure := Failure(out.String(), cmd.ProcessState.ExitCode())
-	if err == nil || !errors.Is(failure, syscall.ENOENT) || !strings.Contains(failure.Error(), "bind "+gone) {
+	if err == nil || !errors.Is(failure, syscall.ENOENT) ||
+		!strings.Contains(failure.Error(), "bind "+gone) {
 		t.Errorf("%v: %v", err, failure)
 	}
 	for _, at := range []string{"/proc", "/sys/kernel", "relative", "/dev/null", "/proc/self"} {
@@ -373,7 +387,8 @@ func TestNoNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", cmd.Process.Pid)); bytes.Contains(b, []byte("turnstone-jail-test")) {
+	if b, _ = os.ReadFile(fmt.Sprintf("/proc/%d/net/unix", cmd.Process.Pid)); bytes.Contains(b,
+		[]byte("turnstone-jail-test")) {
 		t.Errorf("it sees the host's sockets:\n%s", b)
 	}
 }

@@ -10,21 +10,27 @@ import (
 // vulnerabilities. It is a deny list, because QEMU's needs differ by version; the namespaces do not
 // depend on it.
 var denied = []uint32{
-	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE,
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT,
+	unix.SYS_OPEN_TREE,
 	unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
 	unix.SYS_SETNS, unix.SYS_UNSHARE, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
-	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_OPEN, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_OPEN,
+	unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
 	unix.SYS_SOCKET, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
-	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY,
-	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD,
-	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG,
+	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_KEYCTL, unix.SYS_ADD_KEY,
+	unix.SYS_REQUEST_KEY,
+	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_KEXEC_LOAD,
+	unix.SYS_KEXEC_FILE_LOAD,
+	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL,
+	unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG,
 	unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME, unix.SYS_ADJTIMEX, unix.SYS_CLOCK_ADJTIME,
 	unix.SYS_IOPL, unix.SYS_IOPERM, unix.SYS_MODIFY_LDT, unix.SYS_VHANGUP, unix.SYS_PERSONALITY,
 }
 
 // unknown are system calls that fail as unknown to the kernel, because programs have a fallback for
 // that. The flags of clone3(2) are in memory, where a filter cannot see them.
-var unknown = []uint32{unix.SYS_CLONE3, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER}
+var unknown = []uint32{unix.SYS_CLONE3, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER,
+	unix.SYS_IO_URING_REGISTER}
 
 // x32 marks the numbers of another calling convention, which would bypass the filter.
 const x32 = 0x40000000
@@ -50,7 +56,9 @@ func filter(unixSockets bool) []unix.SockFilter {
 	skipUnless := func(kind uint16, k uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | kind, Jf: 1, K: k}
 	}
-	refuse := func(e unix.Errno) unix.SockFilter { return answer(unix.SECCOMP_RET_ERRNO | uint32(e)) }
+	refuse := func(e unix.Errno) unix.SockFilter {
+		return answer(unix.SECCOMP_RET_ERRNO | uint32(e))
+	}
 	f := []unix.SockFilter{
 		load(dataArch),
 		{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JEQ, Jt: 1, K: unix.AUDIT_ARCH_X86_64},
@@ -59,8 +67,10 @@ func filter(unixSockets bool) []unix.SockFilter {
 		skipUnless(unix.BPF_JGE, x32), refuse(unix.ENOSYS),
 	}
 	if unixSockets {
-		f = append(f, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JEQ, Jf: 4, K: unix.SYS_SOCKET},
-			load(dataArgument), skipUnless(unix.BPF_JEQ, unix.AF_UNIX), answer(unix.SECCOMP_RET_ALLOW), refuse(unix.EPERM))
+		f = append(f, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JEQ, Jf: 4,
+			K: unix.SYS_SOCKET},
+			load(dataArgument), skipUnless(unix.BPF_JEQ, unix.AF_UNIX),
+			answer(unix.SECCOMP_RET_ALLOW), refuse(unix.EPERM))
 	}
 	for _, n := range denied {
 		f = append(f, skipUnless(unix.BPF_JEQ, n), refuse(unix.EPERM))
@@ -74,7 +84,8 @@ func filter(unixSockets bool) []unix.SockFilter {
 	return append(f,
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JEQ, Jf: 3, K: unix.SYS_CLONE},
 		load(dataArgument),
-		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JSET, Jt: 1, K: unix.CLONE_THREAD},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | unix.BPF_JSET, Jt: 1,
+			K: unix.CLONE_THREAD},
 		refuse(unix.EPERM),
 		answer(unix.SECCOMP_RET_ALLOW))
 }

@@ -133,7 +133,8 @@ func (j Jail) attributes() *syscall.SysProcAttr {
 	a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: gid, Size: 1}}
 	if root {
 		for i, g := range j.Groups {
-			a.GidMappings = append(a.GidMappings, syscall.SysProcIDMap{ContainerID: 1 + i, HostID: g, Size: 1})
+			a.GidMappings = append(a.GidMappings, syscall.SysProcIDMap{ContainerID: 1 + i,
+				HostID: g, Size: 1})
 			a.Credential.Groups = append(a.Credential.Groups, uint32(1+i))
 		}
 	}
@@ -177,7 +178,8 @@ func closeRange() bool { return unix.CloseRange(1<<32-1, 1<<32-1, 0) == nil }
 // limit appends the resource limits.
 func (j Jail) limit(code *program) {
 	set := func(name string, resource int, n uint64) {
-		code.call("limit of "+name, unix.SYS_PRLIMIT64, 0, uint64(resource), code.values([2]uint64{n, n}), 0)
+		code.call("limit of "+name, unix.SYS_PRLIMIT64, 0, uint64(resource),
+			code.values([2]uint64{n, n}), 0)
 	}
 	set("core dumps", unix.RLIMIT_CORE, 0)
 	set("open files", unix.RLIMIT_NOFILE, maxFiles)
@@ -225,7 +227,8 @@ func (p *program) dropRights() error {
 	}
 	p.call("securebits", unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, lockedRoot, 0, 0, 0)
 	for c := range last + 1 {
-		p.call("capability "+strconv.Itoa(c), unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c), 0, 0, 0)
+		p.call("capability "+strconv.Itoa(c), unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uint64(c), 0, 0,
+			0)
 	}
 	header := p.values([2]uint32{unix.LINUX_CAPABILITY_VERSION_3, 0})
 	p.call("capset", unix.SYS_CAPSET, header, p.values([6]uint32{}))

@@ -63,7 +63,8 @@ func TestProgram(t *testing.T) {
 			}
 			return
 		}
-		if !errors.Is(failure, syscall.ENOENT) || !strings.Contains(failure.Error(), fmt.Sprint("step ", fails)) {
+		if !errors.Is(failure, syscall.ENOENT) ||
+			!strings.Contains(failure.Error(), fmt.Sprint("step ", fails)) {
 			t.Fatalf("status %d, %q, failure %v", status, said, failure)
 		}
 	})

@@ -18,7 +18,8 @@ func holder(bare bool) {
 	if err != nil {
 		panic(err)
 	}
-	cmd, _, err := Jail{Bare: bare, Show: libraries}.Command(Program{Path: path, Args: []string{"1000"}, Files: []*os.File{os.NewFile(3, "alive")}})
+	cmd, _, err := Jail{Bare: bare, Show: libraries}.Command(Program{Path: path,
+		Args: []string{"1000"}, Files: []*os.File{os.NewFile(3, "alive")}})
 	if err != nil {
 		panic(err)
 	}
@@ -44,7 +45,8 @@ func TestParentGone(t *testing.T) {
 			}
 			defer func() { _ = alive.Close() }()
 			cmd := exec.Command("/proc/self/exe")
-			cmd.Env, cmd.ExtraFiles = append(os.Environ(), "JAIL_TEST_HOLDER="+kind), []*os.File{theirs}
+			cmd.Env, cmd.ExtraFiles = append(os.Environ(), "JAIL_TEST_HOLDER="+kind),
+				[]*os.File{theirs}
 			if _, err := cmd.StdinPipe(); err != nil {
 				t.Fatal(err)
 			}

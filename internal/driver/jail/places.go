@@ -110,10 +110,13 @@ func (p *place) put(to Place, at string, tree int) error {
 // zeros puts a file of size zero bytes at a place, in a file system of a single page.
 func (p *place) zeros(dir, at string, size int64) {
 	p.folder(dir)
-	p.code.call("mount "+dir, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+dir), p.code.text("tmpfs"),
+	p.code.call("mount "+dir, unix.SYS_MOUNT, p.code.text("none"), p.code.text(mountpoint+dir),
+		p.code.text("tmpfs"),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, p.code.text("size=4k,nr_inodes=8,mode=700"))
-	p.code.call("mknod "+dir, unix.SYS_MKNOD, p.code.text(mountpoint+dir+"/zeros"), unix.S_IFREG|0o600, 0)
-	p.code.call("truncate "+dir, unix.SYS_TRUNCATE, p.code.text(mountpoint+dir+"/zeros"), uint64(size))
+	p.code.call("mknod "+dir, unix.SYS_MKNOD, p.code.text(mountpoint+dir+"/zeros"),
+		unix.S_IFREG|0o600, 0)
+	p.code.call("truncate "+dir, unix.SYS_TRUNCATE, p.code.text(mountpoint+dir+"/zeros"),
+		uint64(size))
 	p.file(at)
 	p.bind(mountpoint+dir+"/zeros", at, 0)
 }

@@ -73,7 +73,8 @@ func TestPlaces(t *testing.T) {
 	dir := readable(t)
 	host := func(name string) string { return filepath.Join(dir, name) }
 	err := errors.Join(os.Mkdir(host("work"), 0o700), os.Mkdir(host("sub"), 0o700),
-		os.WriteFile(host("image"), []byte("image"), 0o644), os.WriteFile(host("disk"), []byte("disk"), 0o600))
+		os.WriteFile(host("image"), []byte("image"), 0o644),
+		os.WriteFile(host("disk"), []byte("disk"), 0o600))
 	// a root's jail has nobody's rights, and its places need no path that nobody can traverse
 	if os.Geteuid() == 0 {
 		for _, name := range []string{"work", "sub", "disk"} {
@@ -84,11 +85,16 @@ func TestPlaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd, next, letGo := imprison(t, Jail{Show: libraries, Dir: "/machine", UnixSockets: true, Sealed: true, Places: []Place{
-		{At: "/machine", Host: host("work"), Write: true}, {At: "/machine/below", Host: host("sub"), Write: true},
-		{At: "/machine/read", Host: host("image")}, {At: "/machine/write", Host: host("disk"), Write: true},
-		{At: "/machine/zeros", Zeros: zerosSize}}})
-	want := []string{"be in the folder", "read a file", "write a file", "make a file", "make a file below", "read zeros", "write a page of zeros",
+	cmd, next, letGo := imprison(t, Jail{Show: libraries, Dir: "/machine", UnixSockets: true,
+		Sealed: true, Places: []Place{
+			{At: "/machine", Host: host("work"), Write: true},
+			{At: "/machine/below", Host: host("sub"),
+				Write: true},
+			{At: "/machine/read", Host: host("image")}, {At: "/machine/write", Host: host("disk"),
+				Write: true},
+			{At: "/machine/zeros", Zeros: zerosSize}}})
+	want := []string{"be in the folder", "read a file", "write a file", "make a file",
+		"make a file below", "read zeros", "write a page of zeros",
 		"listen in the folder", "a socket: unix"}
 	r := next()
 	if !slices.Equal(r.Worked, want) {
@@ -96,7 +102,8 @@ func TestPlaces(t *testing.T) {
 	}
 	outside(t, cmd.Process.Pid)
 	letGo()
-	for name, text := range map[string]string{"image": "image", "disk": "\x00isk", "work/new": "", "sub/new": "", "work/read": ""} {
+	for name, text := range map[string]string{"image": "image", "disk": "\x00isk", "work/new": "",
+		"sub/new": "", "work/read": ""} {
 		if b, err := os.ReadFile(host(name)); err != nil || string(b) != text {
 			t.Errorf("the host's %s is %q, %v", name, b, err)
 		}
@@ -105,7 +112,8 @@ func TestPlaces(t *testing.T) {
 	if st, err := os.Lstat(host("work/socket")); err != nil || st.Mode().Type() != os.ModeSocket {
 		t.Errorf("its socket: %v", err)
 	}
-	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), dir) {
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil ||
+		strings.Contains(string(mounts), dir) {
 		t.Errorf("the host sees the jail's mounts: %v\n%s", err, mounts)
 	}
 }
@@ -117,8 +125,10 @@ func TestNoPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, list := range [][]Place{
-		{{At: "/", Host: file}}, {{At: "relative", Host: file}}, {{At: "/proc/self", Host: file}}, {{At: "/bin/true", Host: file}},
-		{{At: "/x", Host: file + "none"}}, {{At: "/x", Host: "/dev/null"}}, {{At: "/x", Host: file}, {At: "/x", Host: file}},
+		{{At: "/", Host: file}}, {{At: "relative", Host: file}}, {{At: "/proc/self", Host: file}},
+		{{At: "/bin/true", Host: file}},
+		{{At: "/x", Host: file + "none"}}, {{At: "/x", Host: "/dev/null"}},
+		{{At: "/x", Host: file}, {At: "/x", Host: file}},
 		{{At: "/x", Zeros: 1}, {At: "/y/../x", Zeros: 1}},
 	} {
 		if _, _, err := (Jail{Places: list}).Command(Program{Path: "/bin/true"}); err == nil {

@@ -111,7 +111,8 @@ const awaitAt = 0x10000000
 // does not fail.
 func (p *program) await(fd int) {
 	const what = "the process that starts it is gone"
-	p.call("mmap", unix.SYS_MMAP, awaitAt, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, negative(-1), 0)
+	p.call("mmap", unix.SYS_MMAP, awaitAt, 4096, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, negative(-1), 0)
 	p.call("read", unix.SYS_READ, uint64(fd), awaitAt, 1)
 	p.call(what, unix.SYS_ACCESS, awaitAt, unix.F_OK)
 	p.call("close", unix.SYS_CLOSE, uint64(fd))
@@ -127,11 +128,13 @@ func (p *program) elf() []byte {
 	var b bytes.Buffer
 	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
 	put(elf.Header64{
-		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB),
+			byte(elf.EV_CURRENT)},
+		Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
 		Entry: codeAt, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 1,
 	})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: baseAt, Paddr: baseAt,
+	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: baseAt,
+		Paddr:  baseAt,
 		Filesz: size, Memsz: size, Align: 0x1000})
 	code := bytes.Clone(walker)
 	binary.LittleEndian.PutUint64(code[2:], table)

@@ -30,8 +30,10 @@ type place struct {
 
 // root appends the calls that create the new root, with the program at path in it.
 func (j Jail) root(code *program, path string, in inherited) error {
-	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0, unix.MS_REC|unix.MS_PRIVATE, 0)
-	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint), code.text("tmpfs"),
+	code.call("mount / private", unix.SYS_MOUNT, code.text("none"), code.text("/"), 0,
+		unix.MS_REC|unix.MS_PRIVATE, 0)
+	code.call("mount a root", unix.SYS_MOUNT, code.text("jail"), code.text(mountpoint),
+		code.text("tmpfs"),
 		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, code.text("size=1m,nr_inodes=512,mode=755"))
 	p := place{code, map[string]bool{"/": true}}
 	for _, at := range append(append([]string{}, j.Show...), path) {
@@ -88,12 +90,14 @@ func (p *place) file(at string) {
 
 // bind mounts the path from.
 func (p *place) bind(from, at string, more uint64) {
-	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(from), p.code.text(mountpoint+at), 0, unix.MS_BIND|more, 0)
+	p.code.call("bind "+at, unix.SYS_MOUNT, p.code.text(from), p.code.text(mountpoint+at), 0,
+		unix.MS_BIND|more, 0)
 }
 
 // attach mounts the descriptor fd, a detached mount, and closes it.
 func (p *place) attach(at string, fd int) {
-	p.code.call("mount "+at, unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""), negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
+	p.code.call("mount "+at, unix.SYS_MOVE_MOUNT, uint64(fd), p.code.text(""),
+		negative(unix.AT_FDCWD), p.code.text(mountpoint+at), unix.MOVE_MOUNT_F_EMPTY_PATH)
 	p.code.call("close "+at, unix.SYS_CLOSE, uint64(fd))
 }
 
@@ -129,7 +133,8 @@ func (p *place) show(at string) error {
 		}
 		p.folder(filepath.Dir(at))
 		p.made[at] = true
-		p.code.call("symlink "+at, unix.SYS_SYMLINK, p.code.text(target), p.code.text(mountpoint+at))
+		p.code.call("symlink "+at, unix.SYS_SYMLINK, p.code.text(target),
+			p.code.text(mountpoint+at))
 		return nil
 	case st.IsDir():
 		p.folder(at)
@@ -172,7 +177,8 @@ func locked(at string) (uint64, error) {
 		return 0, &fs.PathError{Op: "statfs", Path: at, Err: err}
 	}
 	var flags uint64
-	for from, to := range map[int64]uint64{unix.ST_NOEXEC: unix.MS_NOEXEC, unix.ST_NOATIME: unix.MS_NOATIME,
+	for from, to := range map[int64]uint64{unix.ST_NOEXEC: unix.MS_NOEXEC,
+		unix.ST_NOATIME:    unix.MS_NOATIME,
 		unix.ST_NODIRATIME: unix.MS_NODIRATIME, unix.ST_RELATIME: unix.MS_RELATIME} {
 		if int64(st.Flags)&from != 0 {
 			flags |= to

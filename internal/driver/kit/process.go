@@ -158,7 +158,8 @@ func (p *Process) Hint() string {
 
 // Wait blocks until the agent is ready. It returns an error if the guest gives up or hangs, or if
 // the machine or ctx ends. For load see console.Watch.Await.
-func (p *Process) Wait(ctx context.Context, op turnstone.Op, limits console.Patience, load func() (console.Load, error)) error {
+func (p *Process) Wait(ctx context.Context, op turnstone.Op, limits console.Patience,
+	load func() (console.Load, error)) error {
 	err := p.Console.Await(ctx, limits, load, p.done)
 	switch own := p.Err(); {
 	case err == nil, ctx.Err() != nil:
@@ -191,12 +192,14 @@ func (p *Process) Why(err error) error {
 
 // NotSnapshotted converts err, the failure of a snapshot into the folder dir, to a
 // *turnstone.Error; nil stays nil.
-func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir string, err error) error {
+func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir string,
+	err error) error {
 	var e *turnstone.Error
 	if err = p.Why(err); err == nil || errors.As(err, &e) {
 		return err
 	}
-	e = turnstone.Classify(op, turnstone.KindUnavailable, string(p.id), err, MakeRoom(filepath.Dir(dir)))
+	e = turnstone.Classify(op, turnstone.KindUnavailable, string(p.id), err,
+		MakeRoom(filepath.Dir(dir)))
 	if ctx.Err() != nil {
 		e.Kind, e.Hint = turnstone.KindCanceled, ""
 	}

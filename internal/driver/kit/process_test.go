@@ -92,11 +92,17 @@ func TestWait(t *testing.T) {
 		hint string
 		text string
 	}{
-		{"ready", func(p *Process, _ func()) { fmt.Fprintln(p.Console, console.ReadyLine) }, "", "", ""},
-		{"failed", func(p *Process, _ func()) { fmt.Fprintln(p.Console, "turnstone-agent: failed: no disk") },
+		{"ready", func(p *Process, _ func()) { fmt.Fprintln(p.Console, console.ReadyLine) }, "", "",
+			""},
+		{"failed", func(p *Process,
+			_ func()) {
+			fmt.Fprintln(p.Console, "turnstone-agent: failed: no disk")
+		},
 			turnstone.KindDead, "advice", "sb_x: the guest's agent does not start: no disk"},
-		{"ended", func(p *Process, _ func()) { _ = p.Kill() }, turnstone.KindDead, "", "sb_x: it ended"},
-		{"closed", func(p *Process, _ func()) { _ = p.Close() }, turnstone.KindDead, "", "sb_x: the sandbox is closed"},
+		{"ended", func(p *Process, _ func()) { _ = p.Kill() }, turnstone.KindDead, "",
+			"sb_x: it ended"},
+		{"closed", func(p *Process, _ func()) { _ = p.Close() }, turnstone.KindDead, "",
+			"sb_x: the sandbox is closed"},
 		{"late", func(p *Process, _ func()) { patience.Limit = 0 }, turnstone.KindDead, "advice",
 			"sb_x: the guest did not start within 0s: that is too long; the console is empty"},
 	} {
@@ -106,7 +112,8 @@ func TestWait(t *testing.T) {
 		err := p.Wait(ctx, "test.boot", patience, load)
 		switch {
 		case tt.kind == "" && err == nil:
-		case tt.kind == "" || err == nil || err.Error() != tt.text || turnstone.KindOf(err) != tt.kind || turnstone.HintOf(err) != tt.hint:
+		case tt.kind == "" || err == nil || err.Error() != tt.text ||
+			turnstone.KindOf(err) != tt.kind || turnstone.HintOf(err) != tt.hint:
 			t.Errorf("%s: %v (%s)", tt.name, err, turnstone.HintOf(err))
 		}
 		cancel()
@@ -115,7 +122,8 @@ func TestWait(t *testing.T) {
 	p, _ := started(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := p.Wait(ctx, "test.boot", console.Patience{Limit: time.Minute}, load); !errors.Is(err, context.Canceled) {
+	if err := p.Wait(ctx, "test.boot", console.Patience{Limit: time.Minute}, load); !errors.Is(err,
+		context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -159,7 +167,8 @@ func TestFault(t *testing.T) {
 		{syscall.EDQUOT, turnstone.KindExhausted, "make room on the disk that holds /a"},
 		{context.Canceled, turnstone.KindCanceled, ""},
 	} {
-		if got := Fault("test.boot", "driver", "/a", tt.err, "help"); !errors.Is(got, tt.err) || turnstone.KindOf(got) != tt.kind || turnstone.HintOf(got) != tt.hint {
+		if got := Fault("test.boot", "driver", "/a", tt.err, "help"); !errors.Is(got, tt.err) ||
+			turnstone.KindOf(got) != tt.kind || turnstone.HintOf(got) != tt.hint {
 			t.Errorf("%v: %v (%s)", tt.err, got, turnstone.HintOf(got))
 		}
 	}

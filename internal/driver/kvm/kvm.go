@@ -85,7 +85,8 @@ func try(device string, code []byte) error {
 		return fmt.Errorf("no virtual machine can be made: %w", err)
 	}
 	defer func() { _ = unix.Close(vm) }()
-	mem, err := unix.Mmap(-1, 0, memory, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS)
+	mem, err := unix.Mmap(-1, 0, memory, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}

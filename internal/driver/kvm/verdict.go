@@ -114,7 +114,8 @@ func (q Question) Ask(ctx context.Context) Verdict {
 		return ruledOut(err)
 	case emulated && !q.Kernel.Own:
 		// Not remembered: finding out again is faster than a file.
-		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true, When: time.Now().UTC(), cause: err}
+		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true,
+			When: time.Now().UTC(), cause: err}
 	case q.Prove == nil:
 		return Verdict{Reason: "not proven yet", Emulated: emulated}
 	}
@@ -134,7 +135,8 @@ func (q Question) Ask(ctx context.Context) Verdict {
 }
 
 func ruledOut(err error) Verdict {
-	return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission), cause: err}
+	return Verdict{Reason: err.Error(), Known: true, Denied: errors.Is(err, fs.ErrPermission),
+		cause: err}
 }
 
 // path returns the file of the remembered verdict: one file for each kernel.
@@ -210,12 +212,14 @@ func Failed(err error, kernel substrate.KernelKind) Verdict {
 	if errors.As(err, &gaveUp) && kernel.Own {
 		return Verdict{Reason: ErrKernel.Error() + ": " + gaveUp.Why, Kernel: true}
 	}
-	return Verdict{Reason: ErrNotStarted.Error() + ": " + err.Error(), Lasts: errors.Is(err, ErrBroken), passing: errors.Is(err, ErrTurnedAway)}
+	return Verdict{Reason: ErrNotStarted.Error() + ": " + err.Error(),
+		Lasts: errors.Is(err, ErrBroken), passing: errors.Is(err, ErrTurnedAway)}
 }
 
 // Ran returns the verdict on a guest that was ready after took.
 func Ran(took time.Duration) Verdict {
-	return Verdict{Usable: true, Reason: fmt.Sprintf("a guest started in %s", took.Round(time.Millisecond))}
+	return Verdict{Usable: true, Reason: fmt.Sprintf("a guest started in %s",
+		took.Round(time.Millisecond))}
 }
 
 // Unavailable returns the error of a driver that v rules out for guests with this kernel. It wraps

@@ -36,7 +36,8 @@ func newAsked(t *testing.T, try error, answer Verdict) *asked {
 }
 
 func own(image string) substrate.GuestKernel {
-	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, File: "/" + image}, Digest: turnstone.DigestBytes([]byte(image))}
+	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, File: "/" + image},
+		Digest: turnstone.DigestBytes([]byte(image))}
 }
 
 // TestOwnKernelDecides checks that an emulating host is ruled out for Debian's kernel without a
@@ -48,7 +49,8 @@ func TestOwnKernelDecides(t *testing.T) {
 	}
 	a.Kernel = own("a")
 	for range 2 {
-		if v := a.Ask(t.Context()); !v.Usable || !v.Known || !v.Proven || !v.Emulated || a.guests != 1 || a.limit != limitEmulated {
+		if v := a.Ask(t.Context()); !v.Usable || !v.Known || !v.Proven || !v.Emulated ||
+			a.guests != 1 || a.limit != limitEmulated {
 			t.Errorf("the user's: %+v after %d guests, %s", v, a.guests, a.limit)
 		}
 	}
@@ -92,10 +94,13 @@ func TestDeviceTurnsAway(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.EACCES, syscall.EBUSY, syscall.ENODEV} {
 		open := newAsked(t, nil, Verdict{})
 		open.May = func() error { return &fs.PathError{Op: "open", Path: Device, Err: errno} }
-		for what, a := range map[string]*asked{"open": open, "ioctl": newAsked(t, errno, Verdict{})} {
+		for what, a := range map[string]*asked{"open": open, "ioctl": newAsked(t, errno,
+			Verdict{})} {
 			a.Kernel = own("a")
 			v := a.Ask(t.Context())
-			if v.Usable || !v.Known || v.Proven || a.guests != 0 || !strings.Contains(v.Reason, errno.Error()) || v.Denied != (errno == syscall.EACCES) {
+			if v.Usable || !v.Known || v.Proven || a.guests != 0 ||
+				!strings.Contains(v.Reason, errno.Error()) ||
+				v.Denied != (errno == syscall.EACCES) {
 				t.Errorf("%s: %v: %+v after %d guests", what, errno, v, a.guests)
 			}
 			if left, _ := os.ReadDir(a.Home.Root); len(left) > 0 {
@@ -114,7 +119,8 @@ func TestProofFails(t *testing.T) {
 	a.Prove = func(context.Context, time.Duration) (Verdict, error) {
 		return Verdict{}, errors.New("the disk is full")
 	}
-	if v := a.Ask(t.Context()); v.Usable || v.Known || !strings.Contains(v.Reason, "the disk is full") {
+	if v := a.Ask(t.Context()); v.Usable || v.Known ||
+		!strings.Contains(v.Reason, "the disk is full") {
 		t.Errorf("%+v", v)
 	}
 	a.Prove = nil
@@ -134,15 +140,19 @@ func TestProofFails(t *testing.T) {
 // it applies to this kernel with these modules, and is reported as the kernel's. With Turnstone's
 // kernel, which starts elsewhere, it is the host's fault.
 func TestKernelAtFault(t *testing.T) {
-	gaveUp := &turnstone.Error{Op: "qemu.boot", Subject: "sb_x", Err: &console.GaveUp{Why: "the guest kernel panicked: no tables"}}
+	gaveUp := &turnstone.Error{Op: "qemu.boot", Subject: "sb_x",
+		Err: &console.GaveUp{Why: "the guest kernel panicked: no tables"}}
 	a := newAsked(t, nil, Failed(gaveUp, own("a").KernelKind))
 	a.Kernel, a.Init = own("a"), "sha256:modules"
 	for range 2 {
 		v := a.Ask(t.Context())
-		if v.Usable || !v.Known || !v.Kernel || v.Reason != "the guest's kernel is at fault: the guest kernel panicked: no tables" || a.guests != 1 {
+		if v.Usable || !v.Known || !v.Kernel ||
+			v.Reason != "the guest's kernel is at fault: the guest kernel panicked: no tables" ||
+			a.guests != 1 {
 			t.Fatalf("%+v after %d guests", v, a.guests)
 		}
-		if err := v.Unavailable("test", a.Kernel.KernelKind); !errors.Is(err, ErrKernel) || !strings.Contains(turnstone.HintOf(err), "turn doctor --kernel /a") {
+		if err := v.Unavailable("test", a.Kernel.KernelKind); !errors.Is(err, ErrKernel) ||
+			!strings.Contains(turnstone.HintOf(err), "turn doctor --kernel /a") {
 			t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 		}
 	}
@@ -159,7 +169,8 @@ func TestKernelAtFault(t *testing.T) {
 	if v := Failed(gaveUp, a.Kernel.KernelKind); v.Kernel || strings.Contains(v.Reason, "sb_x") {
 		t.Errorf("Debian's: %+v", v)
 	}
-	if err := (Verdict{Reason: "x", Proven: true}).Unavailable("test", a.Kernel.KernelKind); errors.Is(err, ErrKernel) {
+	if err := (Verdict{Reason: "x", Proven: true}).Unavailable("test",
+		a.Kernel.KernelKind); errors.Is(err, ErrKernel) {
 		t.Error(err)
 	}
 }

@@ -43,7 +43,8 @@ const (
 // time, and TCG's own security boundary is around the machine. With norandmaps each program has the
 // same addresses: TCG stores its translations by virtual address, and would otherwise translate
 // every exec anew (8,500 blocks for a second bash; 70 with norandmaps).
-var unhardened = []string{"mitigations=off", "hardened_usercopy=off", "randomize_kstack_offset=off", "init_on_alloc=0", "lsm=capability",
+var unhardened = []string{"mitigations=off", "hardened_usercopy=off", "randomize_kstack_offset=off",
+	"init_on_alloc=0", "lsm=capability",
 	"norandmaps"}
 
 // kernelArgs returns the guest kernel's command line. It is part of a snapshot's identity.
@@ -60,7 +61,8 @@ func kernelArgs(a accel, shape turnstone.Shape) string {
 		args = append(args, unhardened...)
 	}
 	if shape.Network {
-		args = append(args, "turnstone.net="+network.GuestAddress+","+network.Gateway+","+network.DNS)
+		args = append(args, "turnstone.net="+network.GuestAddress+","+network.Gateway+","+
+			network.DNS)
 	}
 	return strings.Join(args, " ")
 }
@@ -76,15 +78,19 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 	args := []string{
 		"-name", "turnstone", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", machineType + ",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
+		"-machine", machineType +
+			",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
 		"-accel", accelArgument(e.accel), "-cpu", e.model(),
 		"-smp", fmt.Sprint(shape.CPUs), "-m", fmt.Sprintf("%dK", int64(shape.Memory)>>10),
 		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s", int64(shape.Memory), fdRAM, share),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fdQMP), "-mon", "chardev=qmp,mode=control",
-		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole), "-device", "isa-serial,chardev=console",
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole), "-device",
+		"isa-serial,chardev=console",
 		"-device", "virtio-serial-pci,max_ports=2",
-		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", fdAgent), "-device", "virtserialport,chardev=agent,name=" + portName,
-		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot), "-add-fd", fmt.Sprintf("fd=%d,set=2", fdScratch),
+		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", fdAgent), "-device",
+		"virtserialport,chardev=agent,name=" + portName,
+		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot), "-add-fd",
+		fmt.Sprintf("fd=%d,set=2", fdScratch),
 		"-blockdev", "driver=file,node-name=root,filename=/dev/fdset/1,read-only=on,locking=off",
 		"-device", "virtio-blk-pci,drive=root,serial=" + rootSerial,
 		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off,discard=unmap,cache.no-flush=on",
@@ -94,12 +100,15 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 	args = append(args,
 		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
 	if shape.Network {
-		args = append(args, "-netdev", fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", fdNet), "-device", "virtio-net-pci,netdev=net,romfile=")
+		args = append(args, "-netdev",
+			fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", fdNet), "-device",
+			"virtio-net-pci,netdev=net,romfile=")
 	}
 	if restore {
 		return append(args, "-incoming", "defer")
 	}
-	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append", kernelArgs(e.accel, shape))
+	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append",
+		kernelArgs(e.accel, shape))
 }
 
 func accelArgument(a accel) string {

@@ -15,15 +15,17 @@ import (
 // under TCG the protections that slow a start are. Both are part of a snapshot's identity.
 func TestKernelArgs(t *testing.T) {
 	shape := turnstone.DefaultShape()
-	weak := regexp.MustCompile(`(^| )(mitigations=|hardened_usercopy=|randomize_kstack_offset=|init_on_alloc=|init_on_free=|norandmaps|nokaslr|lsm=|` +
-		`no[a-z_0-9]*mitigat|nopti|pti=|nospectre|spec_|l1tf=|mds=|tsx|nosm[ae]p|kpti|slab_nomerge|vsyscall=|rodata=|nosmt)`)
+	weak := regexp.MustCompile(
+		`(^| )(mitigations=|hardened_usercopy=|randomize_kstack_offset=|init_on_alloc=|init_on_free=|norandmaps|nokaslr|lsm=|` +
+			`no[a-z_0-9]*mitigat|nopti|pti=|nospectre|spec_|l1tf=|mds=|tsx|nosm[ae]p|kpti|slab_nomerge|vsyscall=|rodata=|nosmt)`)
 	for _, network := range []bool{true, false} {
 		shape.Network = network
 		if line := kernelArgs(accelKVM, shape); weak.MatchString(line) {
 			t.Errorf("under KVM: %q in %s", weak.FindString(line), line)
 		}
 		for _, word := range unhardened {
-			if line := kernelArgs(accelTCG, shape); !strings.Contains(" "+line+" ", " "+word+" ") || !weak.MatchString(word) {
+			if line := kernelArgs(accelTCG, shape); !strings.Contains(" "+line+" ", " "+word+" ") ||
+				!weak.MatchString(word) {
 				t.Errorf("under TCG: %s, in %s", word, line)
 			}
 		}
@@ -42,8 +44,9 @@ func TestKernelArgs(t *testing.T) {
 func TestIsolationNamesTestKernel(t *testing.T) {
 	test := substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: true, Test: true}}
 	for want, s := range map[string]*Substrate{
-		"microvm (KVM)":                             {accel: accelKVM, wall: Jail{Wall: jailed}},
-		"microvm (KVM, test kernel)":                {accel: accelKVM, wall: Jail{Wall: jailed}, kernel: test},
+		"microvm (KVM)": {accel: accelKVM, wall: Jail{Wall: jailed}},
+		"microvm (KVM, test kernel)": {accel: accelKVM, wall: Jail{Wall: jailed},
+			kernel: test},
 		"microvm (TCG, test kernel), no namespaces": {accel: accelTCG, kernel: test},
 	} {
 		if got := s.Isolation(); got != want {

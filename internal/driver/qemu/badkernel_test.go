@@ -22,8 +22,10 @@ func badMachine(t *testing.T, code []byte, text string) substrate.Machine {
 	t.Helper()
 	dir := t.TempDir()
 	image := tinyKernel(code, text)
-	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
-		KernelDigest: turnstone.DigestBytes(image), KernelIs: substrate.KernelKind{Own: true, File: "/a/vmlinux"}}
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir,
+		"empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
+		KernelDigest: turnstone.DigestBytes(image), KernelIs: substrate.KernelKind{Own: true,
+			File: "/a/vmlinux"}}
 	for path, content := range map[string][]byte{m.Kernel: image, m.Initramfs: make([]byte, 4096)} {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
@@ -48,11 +50,18 @@ func TestGuestHangs(t *testing.T) {
 		p    console.Patience
 		says string
 	}{
-		"halts":             {halt, "", with(func(p *console.Patience) { p.Idle = time.Second }), "it has neither computed nor printed a line for 1s; the console is empty"},
-		"talks, then halts": {join(printThen, halt), "\r\nso far\r\n", with(func(p *console.Patience) { p.Idle = time.Second }), `for 1s; the console ends: "so far"`},
-		"spins":             {spin, "", with(func(p *console.Patience) { p.Work = time.Second }), "it has computed for 1s and printed no line"},
-		"one line for ever": {printAlways, "", with(func(p *console.Patience) { p.Work = time.Second }), "it has computed for 1s and printed no line"},
-		"resets":            {reset, "", long, "the guest reset its machine, or shut it down, before its agent was ready"},
+		"halts": {halt, "", with(func(p *console.Patience) { p.Idle = time.Second }),
+			"it has neither computed nor printed a line for 1s; the console is empty"},
+		"talks, then halts": {join(printThen, halt), "\r\nso far\r\n",
+			with(func(p *console.Patience) { p.Idle = time.Second }),
+			`for 1s; the console ends: "so far"`},
+		"spins": {spin, "", with(func(p *console.Patience) { p.Work = time.Second }),
+			"it has computed for 1s and printed no line"},
+		"one line for ever": {printAlways, "",
+			with(func(p *console.Patience) { p.Work = time.Second }),
+			"it has computed for 1s and printed no line"},
+		"resets": {reset, "", long,
+			"the guest reset its machine, or shut it down, before its agent was ready"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := badMachine(t, tt.code, tt.text)
@@ -67,7 +76,9 @@ func TestGuestHangs(t *testing.T) {
 			}
 			defer func() { _ = vm.Close() }()
 			err = vm.wait(t.Context(), tt.p)
-			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), tt.says) || !strings.Contains(turnstone.HintOf(err), "`"+look+"`") {
+			if turnstone.KindOf(err) != turnstone.KindDead ||
+				!strings.Contains(err.Error(), tt.says) ||
+				!strings.Contains(turnstone.HintOf(err), "`"+look+"`") {
 				t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 			}
 		})
@@ -113,7 +124,8 @@ func TestProveBadKernel(t *testing.T) {
 func TestBothReasons(t *testing.T) {
 	m := badMachine(t, join(printThen, halt), "Kernel panic - not syncing: no tables\n")
 	why := errors.New("KVM: the guest hangs")
-	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Kernel: m.GuestKernel(), Fallback: why})
+	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Kernel: m.GuestKernel(),
+		Fallback: why})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +138,9 @@ func TestBothReasons(t *testing.T) {
 		if err == nil {
 			_ = vm.Close()
 		}
-		if !errors.Is(err, why) || turnstone.KindOf(err) != turnstone.KindDead || !strings.HasSuffix(err.Error(), "KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no tables") {
+		if !errors.Is(err, why) || turnstone.KindOf(err) != turnstone.KindDead ||
+			!strings.HasSuffix(err.Error(),
+				"KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no tables") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -136,7 +150,8 @@ func TestBothReasons(t *testing.T) {
 func TestTestKernelIsForKVM(t *testing.T) {
 	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, nil)
 	order, ruledOut := s.checkOrder(true)
-	if len(order) > 0 && (order[0] != accelKVM || len(order) > 1) || len(order) == 0 && len(ruledOut) == 0 {
+	if len(order) > 0 && (order[0] != accelKVM || len(order) > 1) || len(order) == 0 &&
+		len(ruledOut) == 0 {
 		t.Errorf("%v, %q", order, ruledOut)
 	}
 }
@@ -148,7 +163,8 @@ func TestPanicOfARunningGuest(t *testing.T) {
 	_, _ = m.Console.Write([]byte("Kernel panic - not syncing: \x1b[2Jforged\n"))
 	err := m.explain(nil)
 	if strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != "" ||
-		!strings.HasSuffix(err.Error(), `the guest shut its machine down; its console says: "Kernel panic - not syncing: ?[2Jforged"`) {
+		!strings.HasSuffix(err.Error(),
+			`the guest shut its machine down; its console says: "Kernel panic - not syncing: ?[2Jforged"`) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

@@ -36,7 +36,8 @@ func bareChannel(h *statedir.Dir) error {
 		return err
 	}
 	defer func() { _ = l.Close() }()
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "port"), 0o666)); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(filepath.Join(dir, "port"),
+		0o666)); err != nil {
 		return err
 	}
 	_, man, err := newest(h)
@@ -67,19 +68,23 @@ func bareChannel(h *statedir.Dir) error {
 	c := wire.NewClient(stream)
 	entropy := make([]byte, 64)
 	_, _ = rand.Read(entropy)
-	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano),
-		Scratch: scratchSerial, Hostname: "bare", MachineID: "0123456789abcdef0123456789abcdef"}); err != nil {
+	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
+		Time:    time.Now().Format(time.RFC3339Nano),
+		Scratch: scratchSerial, Hostname: "bare",
+		MachineID: "0123456789abcdef0123456789abcdef"}); err != nil {
 		return err
 	}
 	began := time.Now()
 	read := make(chan int64, 1)
 	go func() {
-		n, _ := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{io.LimitReader(port, bareSize)}, make([]byte, 256<<10))
+		n, _ := io.CopyBuffer(struct{ io.Writer }{io.Discard},
+			struct{ io.Reader }{io.LimitReader(port, bareSize)}, make([]byte, 256<<10))
 		read <- n
 	}()
 	script := fmt.Sprintf(`set -eo pipefail; for p in /sys/class/virtio-ports/*; do if [ $(cat $p/name) = bare ]; then mknod /tmp/port c $(tr : ' ' < $p/dev); fi; done; head -c %d /dev/zero | cat > /tmp/port`, bareSize)
 	var said strings.Builder
-	end, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &said, Err: &said})
+	end, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
+		wire.Stdio{Out: &said, Err: &said})
 	if err != nil || end.Exit.ExitCode != 0 {
 		return fmt.Errorf("%v: exit %d: %s", err, end.Exit.ExitCode, said.String())
 	}
@@ -89,7 +94,8 @@ func bareChannel(h *statedir.Dir) error {
 }
 
 // bootWithPort boots the newest snapshot's machine with an additional port.
-func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket string) (*machine, error) {
+func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest,
+	socket string) (*machine, error) {
 	var m substrate.Machine
 	initramfs, _ := filepath.Glob(h.Path("kernel", "initramfs-*.cpio"))
 	kernels, _ := filepath.Glob(h.Path("kernel", "*", "vmlinux"))
@@ -101,7 +107,8 @@ func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket str
 		y, _ := os.Stat(b)
 		return y.ModTime().Compare(x.ModTime())
 	})
-	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0], os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
+	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0],
+		os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
 	// the port is at a path of the host
 	s := &Substrate{home: h, accel: man.Identity.Accel, wall: Jail{Wall: open}}
 	binary, err := host.FindSystem(binaryName)
@@ -109,7 +116,8 @@ func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest, socket str
 		return nil, err
 	}
 	s.binary = binary
-	s.more = []string{"-chardev", "socket,id=bare,path=" + socket, "-device", "virtio-serial-pci,id=bare",
+	s.more = []string{"-chardev", "socket,id=bare,path=" + socket, "-device",
+		"virtio-serial-pci,id=bare",
 		"-device", "virtserialport,bus=bare.0,chardev=bare,name=bare"}
 	return s.bootFresh(ctx, m)
 }

@@ -44,13 +44,14 @@ func benchmark(mode string) error {
 
 // bare is QEMU on the newest snapshot.
 func bare(h *statedir.Dir) substratetest.Bare {
-	return substratetest.Bare{Network: benchNetwork, Start: func(context.Context) (substrate.Sandbox, int, error) {
-		vm, err := clone(h)
-		if err != nil { // a nil *machine is not a nil Sandbox
-			return nil, 0, err
-		}
-		return vm, vm.PID(), nil
-	}}
+	return substratetest.Bare{Network: benchNetwork,
+		Start: func(context.Context) (substrate.Sandbox, int, error) {
+			vm, err := clone(h)
+			if err != nil { // a nil *machine is not a nil Sandbox
+				return nil, 0, err
+			}
+			return vm, vm.PID(), nil
+		}}
 }
 
 // newest returns the folder and the manifest of the latest snapshot of the template whose root
@@ -62,8 +63,10 @@ func newest(h *statedir.Dir) (dir string, m manifest, err error) {
 		var other manifest
 		b, rerr := os.ReadFile(path)
 		if rerr == nil && json.Unmarshal(b, &other) == nil && other.Taken.After(m.Taken) &&
-			other.Identity.Accel != "" && strings.HasPrefix(string(other.Identity.Accel), os.Getenv("TURNSTONE_BENCH_ACCEL")) &&
-			string(other.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") && other.Identity.Shape == turnstone.DefaultShape() {
+			other.Identity.Accel != "" && strings.HasPrefix(string(other.Identity.Accel),
+			os.Getenv("TURNSTONE_BENCH_ACCEL")) &&
+			string(other.Identity.Root) == os.Getenv("TURNSTONE_BENCH_ROOT_DIGEST") &&
+			other.Identity.Shape == turnstone.DefaultShape() {
 			dir, m = filepath.Dir(path), other
 		}
 	}
@@ -97,7 +100,8 @@ func clone(h *statedir.Dir) (*machine, error) {
 		f.kernel, err = s.stub()
 	}
 	if err == nil {
-		f.scratch, err = s.scratch(context.Background(), &snapshot{scratch: filepath.Join(dir, scratchFile)})
+		f.scratch, err = s.scratch(context.Background(),
+			&snapshot{scratch: filepath.Join(dir, scratchFile)})
 	}
 	if err != nil {
 		return nil, err
@@ -123,11 +127,13 @@ func clone(h *statedir.Dir) (*machine, error) {
 		_, _ = w.Write(state)
 		_ = w.Close()
 	}()
-	_, err = vm.mon.send(negotiate, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+	_, err = vm.mon.send(negotiate, passState(r), ignoreShared, command{Execute: "migrate-incoming",
+		Arguments: stateURI})
 	return vm, err
 }
 
-var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+	DNS: []string{network.DNS}}
 
 // runIn runs a script in a fresh clone.
 func runIn(vm *machine, script string, stdio wire.Stdio) error {
@@ -143,11 +149,14 @@ func runIn(vm *machine, script string, stdio wire.Stdio) error {
 	ctx := context.Background()
 	entropy := make([]byte, 64)
 	_, _ = rand.Read(entropy)
-	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: scratchSerial,
-		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef", Network: &benchNetwork}); err != nil {
+	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
+		Time: time.Now().Format(time.RFC3339Nano), Scratch: scratchSerial,
+		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef",
+		Network: &benchNetwork}); err != nil {
 		return err
 	}
-	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, stdio)
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
+		stdio)
 	if err == nil && exit.Exit.ExitCode != 0 {
 		err = fmt.Errorf("%s: exit %d", script, exit.Exit.ExitCode)
 	}

@@ -50,8 +50,10 @@ func TestPanicAtBoot(t *testing.T) {
 		"[    0.1] Kernel panic - not syncing: No working \x1b[2J init found.\r\n---[ end": "the guest kernel panicked: No working ?[2J init found.",
 		"turnstone-agent: failed: the kernel has no vsock\n":                               "the guest's agent does not start: the kernel has no vsock",
 	} {
-		m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: empty, Root: empty, Shape: turnstone.DefaultShape(),
-			KernelDigest: turnstone.DigestBytes([]byte(text)), KernelIs: substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
+		m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: empty, Root: empty,
+			Shape:        turnstone.DefaultShape(),
+			KernelDigest: turnstone.DigestBytes([]byte(text)),
+			KernelIs:     substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
 		if err := os.WriteFile(m.Kernel, talkingKernel(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -67,7 +69,9 @@ func TestPanicAtBoot(t *testing.T) {
 			if err == nil {
 				_ = vm.Close()
 			}
-			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) != m.KernelIs.Advice() {
+			if turnstone.KindOf(err) != turnstone.KindDead ||
+				!strings.Contains(err.Error(), want) ||
+				turnstone.HintOf(err) != m.KernelIs.Advice() {
 				t.Errorf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 			}
 		}
@@ -86,9 +90,11 @@ func TestPanicAtBoot(t *testing.T) {
 // command that checks that file.
 func TestKernelAdvice(t *testing.T) {
 	h, dir := &statedir.Dir{Root: t.TempDir()}, t.TempDir()
-	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir,
+		"empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape(),
 		KernelIs: substrate.KernelKind{Own: true, File: "/srv/a kernel"}}
-	for path, content := range map[string][]byte{m.Kernel: tinyKernel(reset, ""), m.Root: make([]byte, 4096)} {
+	for path, content := range map[string][]byte{m.Kernel: tinyKernel(reset, ""),
+		m.Root: make([]byte, 4096)} {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -100,7 +106,8 @@ func TestKernelAdvice(t *testing.T) {
 	if _, err := s.Boot(t.Context(), m); turnstone.HintOf(err) != m.KernelIs.Advice() {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	if err := s.wrap(console.New().Late(time.Minute, console.ErrLate)); turnstone.HintOf(err) != m.KernelIs.Advice() {
+	if err := s.wrap(console.New().Late(time.Minute, console.ErrLate)); turnstone.HintOf(
+		err) != m.KernelIs.Advice() {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

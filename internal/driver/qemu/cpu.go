@@ -35,7 +35,8 @@ const leastModel = "qemu64"
 var refusedMSR = lazyregexp.New(`failed to (?:set|get) MSR 0x([0-9a-fA-F]{1,8})\b[^\r\n]{0,100}`)
 
 // refusedCPU matches QEMU's other messages about a CPU that it cannot create.
-var refusedCPU = lazyregexp.New(`(?i)[^\r\n]{0,200}\b(?:CPU model|CPU feature|CPUID|vCPU|KVM_SET_\w+)\b[^\r\n]{0,200}`)
+var refusedCPU = lazyregexp.New(
+	`(?i)[^\r\n]{0,200}\b(?:CPU model|CPU feature|CPUID|vCPU|KVM_SET_\w+)\b[^\r\n]{0,200}`)
 
 // lessOf returns the words that remove a feature with its registers from a model (target/i386/cpu.h
 // and cpu.c of QEMU), by register.
@@ -43,13 +44,17 @@ func lessOf(msr uint64) string {
 	switch {
 	case msr >= 0x480 && msr <= 0x493, msr == 0x3a:
 		return "-vmx"
-	case msr >= 0xc1 && msr <= 0xc8, msr >= 0x186 && msr <= 0x18d, msr >= 0x309 && msr <= 0x30c, msr >= 0x38d && msr <= 0x390:
+	case msr >= 0xc1 && msr <= 0xc8, msr >= 0x186 && msr <= 0x18d, msr >= 0x309 && msr <= 0x30c,
+		msr >= 0x38d && msr <= 0x390:
 		return "pmu=off"
 	}
 	return map[uint64]string{
-		0x10a: "-arch-capabilities", 0xcf: "-core-capability", 0x345: "-pdcm", 0x48: "-spec-ctrl", 0xc001011f: "-virt-ssbd", 0x122: "-tsx-ctrl",
-		0x3b: "-tsc-adjust", 0x6e0: "-tsc-deadline", 0xe1: "-waitpkg", 0xda0: "-xsaves", 0x1c4: "-xfd", 0x6e1: "-pks", 0xc0000104: "-tsc-scale",
-		0x4b564d02: "-kvm-asyncpf", 0x4b564d03: "-kvm-steal-time", 0x4b564d04: "-kvm-pv-eoi", 0x4b564d05: "-kvm-poll-control",
+		0x10a: "-arch-capabilities", 0xcf: "-core-capability", 0x345: "-pdcm", 0x48: "-spec-ctrl",
+		0xc001011f: "-virt-ssbd", 0x122: "-tsx-ctrl",
+		0x3b: "-tsc-adjust", 0x6e0: "-tsc-deadline", 0xe1: "-waitpkg", 0xda0: "-xsaves",
+		0x1c4: "-xfd", 0x6e1: "-pks", 0xc0000104: "-tsc-scale",
+		0x4b564d02: "-kvm-asyncpf", 0x4b564d03: "-kvm-steal-time", 0x4b564d04: "-kvm-pv-eoi",
+		0x4b564d05: "-kvm-poll-control",
 	}[msr]
 }
 

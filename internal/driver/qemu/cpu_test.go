@@ -19,11 +19,16 @@ import (
 func TestNextModel(t *testing.T) {
 	const abort = "\nqemu-system-x86_64: ../../target/i386/kvm/kvm.c:3213: kvm_buf_set_msrs: Assertion `ret == cpu->kvm_msr_buf->nmsrs' failed.\n"
 	for _, tt := range []struct{ model, said, next, why string }{
-		{"host", "qemu-system-x86_64: error: failed to set MSR 0x10a to 0x8000000" + abort, "host,-arch-capabilities", "failed to set MSR 0x10a to 0x8000000"},
-		{"host,-arch-capabilities", "qemu: error: failed to get MSR 0x38f" + abort, "host,-arch-capabilities,pmu=off", "failed to get MSR 0x38f"},
-		{"host,-arch-capabilities", "qemu: error: failed to set MSR 0x10a to 0x1", "qemu64", "failed to set MSR 0x10a to 0x1"},
-		{"host", "qemu: error: failed to set MSR 0x12345678 to 0x1", "qemu64", "failed to set MSR 0x12345678 to 0x1"},
-		{"host", "qemu: CPU model 'host' requires KVM or HVF\x1b", "qemu64", "qemu: CPU model 'host' requires KVM or HVF?"},
+		{"host", "qemu-system-x86_64: error: failed to set MSR 0x10a to 0x8000000" + abort,
+			"host,-arch-capabilities", "failed to set MSR 0x10a to 0x8000000"},
+		{"host,-arch-capabilities", "qemu: error: failed to get MSR 0x38f" + abort,
+			"host,-arch-capabilities,pmu=off", "failed to get MSR 0x38f"},
+		{"host,-arch-capabilities", "qemu: error: failed to set MSR 0x10a to 0x1", "qemu64",
+			"failed to set MSR 0x10a to 0x1"},
+		{"host", "qemu: error: failed to set MSR 0x12345678 to 0x1", "qemu64",
+			"failed to set MSR 0x12345678 to 0x1"},
+		{"host", "qemu: CPU model 'host' requires KVM or HVF\x1b", "qemu64",
+			"qemu: CPU model 'host' requires KVM or HVF?"},
 		{"qemu64", "qemu: error: failed to set MSR 0x10a to 0x1", "", ""},
 		{"host", "qemu: could not open disk image", "", ""},
 		{"host", "", "", ""},
@@ -45,7 +50,8 @@ func TestNextModelEnds(t *testing.T) {
 			}
 			seen[model] = true
 			said := rapid.OneOf(rapid.Custom(func(t *rapid.T) string {
-				return fmt.Sprintf("failed to set MSR 0x%x to 0x1", rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 0xfff)).Draw(t, "msr"))
+				return fmt.Sprintf("failed to set MSR 0x%x to 0x1", rapid.OneOf(rapid.Uint32(),
+					rapid.Uint32Range(0, 0xfff)).Draw(t, "msr"))
 			}), rapid.String()).Draw(t, "said")
 			model, _ = nextModel(model, said)
 		}
@@ -94,14 +100,18 @@ func program(t *testing.T, script string) string {
 // reported with the reason, and that its snapshots differ.
 func TestCPUIsReplaced(t *testing.T) {
 	dir := t.TempDir()
-	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}
-	for path, content := range map[string][]byte{m.Kernel: talkingKernel("turnstone-agent: ready\n"), m.Root: make([]byte, 4096)} {
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir,
+		"empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}
+	for path, content := range map[string][]byte{m.Kernel: talkingKernel(
+		"turnstone-agent: ready\n"), m.Root: make([]byte, 4096)} {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for refuses, want := range map[string]string{"nothing": "host", "host": "host,-arch-capabilities", "host*": "qemu64"} {
-		s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: picky(t, refuses)})
+	for refuses, want := range map[string]string{"nothing": "host",
+		"host": "host,-arch-capabilities", "host*": "qemu64"} {
+		s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()},
+			Options{Binary: picky(t, refuses)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,15 +127,18 @@ func TestCPUIsReplaced(t *testing.T) {
 		before := s.identity(m).key()
 		s.cpu = v.CPU
 		if after := s.identity(m).key(); (after == before) != (want == "host") {
-			t.Errorf("a snapshot with the CPU %s has the key of one with host: %t", v.CPU, after == before)
+			t.Errorf("a snapshot with the CPU %s has the key of one with host: %t", v.CPU,
+				after == before)
 		}
 	}
-	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: picky(t, "host*|qemu64")})
+	s, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()},
+		Options{Binary: picky(t, "host*|qemu64")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.wall = Jail{Wall: open}
-	if v, err := s.prove(t.Context(), m, time.Minute); err != nil || v.Usable || !strings.Contains(v.Reason, "MSR 0x10a") {
+	if v, err := s.prove(t.Context(), m, time.Minute); err != nil || v.Usable ||
+		!strings.Contains(v.Reason, "MSR 0x10a") {
 		t.Errorf("it refuses all: %+v, %v", v, err)
 	}
 }
@@ -135,7 +148,8 @@ func FuzzNextModel(f *testing.F) {
 	f.Add("CPU model 'host' requires KVM")
 	f.Fuzz(func(t *testing.T, said string) {
 		next, why := nextModel("host", said)
-		if strings.ContainsAny(next+why, "\x00\x1b\n\r") || (next == "") != (why == "") || strings.ContainsAny(next, " \"'") {
+		if strings.ContainsAny(next+why, "\x00\x1b\n\r") || (next == "") != (why == "") ||
+			strings.ContainsAny(next, " \"'") {
 			t.Errorf("%q: %q", next, why)
 		}
 	})

@@ -14,7 +14,8 @@ import (
 // intended.
 func TestIdentityFormat(t *testing.T) {
 	s := &Substrate{version: "QEMU 7.2.22", accel: accelTCG, hostCPU: "sha256:aa"}
-	m := substrate.Machine{KernelDigest: "sha256:bb", InitDigest: "sha256:cc", RootDigest: "sha256:dd", Shape: turnstone.DefaultShape()}
+	m := substrate.Machine{KernelDigest: "sha256:bb", InitDigest: "sha256:cc",
+		RootDigest: "sha256:dd", Shape: turnstone.DefaultShape()}
 	for _, tt := range []struct {
 		own        bool
 		accel      accel
@@ -30,7 +31,8 @@ func TestIdentityFormat(t *testing.T) {
 		s.accel, m.KernelIs.Own = tt.accel, tt.own
 		id := s.identity(m)
 		b, err := json.Marshal(id)
-		if err != nil || string(b) != tt.text || id.key() != tt.name || snapshots.Key(id) != tt.name {
+		if err != nil || string(b) != tt.text || id.key() != tt.name ||
+			snapshots.Key(id) != tt.name {
 			t.Errorf("%s (%v), want %s; key %s, want %s", b, err, tt.text, id.key(), tt.name)
 		}
 	}

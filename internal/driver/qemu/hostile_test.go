@@ -51,7 +51,8 @@ func TestManyMappings(t *testing.T) {
 	}
 	mapped := func(offset int64, length int) {
 		t.Helper()
-		b, err := unix.Mmap(int(f.Fd()), offset, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+		b, err := unix.Mmap(int(f.Fd()), offset, length, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,11 +60,13 @@ func TestManyMappings(t *testing.T) {
 		b[0] = 1
 	}
 	mapped(0, size)
-	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err != nil || len(runs) != 1 || runs[0].offset != 0 || runs[0].length != pageSize {
+	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err != nil || len(runs) != 1 ||
+		runs[0].offset != 0 || runs[0].length != pageSize {
 		t.Errorf("one mapping: %v, %v", runs, err)
 	}
 	mapped(0, size)
-	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err == nil || !strings.Contains(err.Error(), "more than once") {
+	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err == nil ||
+		!strings.Contains(err.Error(), "more than once") {
 		t.Errorf("two mappings: %v, %v", runs, err)
 	}
 	runtime.KeepAlive(f)
@@ -84,7 +87,8 @@ func TestMappingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(b) }()
-	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err == nil || !strings.Contains(err.Error(), "behind it") {
+	if runs, err := privateMemory(t.Context(), os.Getpid(), f); err == nil ||
+		!strings.Contains(err.Error(), "behind it") {
 		t.Errorf("%v, %v", runs, err)
 	}
 }

@@ -57,10 +57,12 @@ func (s *Substrate) Jail() Jail { return s.wall }
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
 	var u unix.Utsname
 	_ = unix.Uname(&u) // cannot fail on a valid pointer
-	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, unix.ByteSliceToString(u.Release[:]), os.Geteuid(), host.NamespaceSettings())
+	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, unix.ByteSliceToString(u.Release[:]),
+		os.Geteuid(), host.NamespaceSettings())
 	path := s.home.Path("cache", "qemu-jail.json")
 	var known Jail
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil && known.Host == on &&
+	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil &&
+		known.Host == on &&
 		(known.Namespaces() || time.Since(known.When).Abs() < noLasts) {
 		return known, nil
 	}
@@ -98,7 +100,8 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 		return failure
 	}
 	if err != nil {
-		return fmt.Errorf("QEMU does not start there: %w: %s", err, console.Printable(console.LastLine(said.String())))
+		return fmt.Errorf("QEMU does not start there: %w: %s", err,
+			console.Printable(console.LastLine(said.String())))
 	}
 	if line, _, _ := strings.Cut(out.String(), "\n"); line != s.version {
 		return fmt.Errorf("QEMU says there that it is %q", console.Printable(line))
@@ -124,7 +127,8 @@ const kvmDevice = "/dev/kvm"
 
 // command returns the command that starts QEMU behind w, with files from descriptor 3 on. The
 // caller calls release after the start.
-func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []string, files []*os.File) (*exec.Cmd, func(), error) {
+func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []string,
+	files []*os.File) (*exec.Cmd, func(), error) {
 	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	if w == open {
 		cmd := exec.Command(s.binary, args...)
@@ -136,7 +140,8 @@ func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []
 	if err != nil {
 		return nil, nil, err
 	}
-	j := jail.Jail{Bare: w == filtered, Show: shown(binary), FileSize: largestFile(shape, hasHome), Threads: uint64(shape.CPUs) + 128}
+	j := jail.Jail{Bare: w == filtered, Show: shown(binary), FileSize: largestFile(shape, hasHome),
+		Threads: uint64(shape.CPUs) + 128}
 	if s.accel == accelKVM {
 		j.Devices = []string{kvmDevice}
 		if c := unprivileged(); c != nil {

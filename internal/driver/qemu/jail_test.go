@@ -23,7 +23,8 @@ import (
 
 // intended returns the expected open files of a machine's QEMU: its sockets, its files, and its
 // own.
-var intended = regexp.MustCompile(`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
+var intended = regexp.MustCompile(
+	`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
 
 // TestJail checks that QEMU has its own namespaces, an empty root, no rights and only the machine's
 // descriptors, and that it cannot reopen them.
@@ -47,7 +48,8 @@ func TestJail(t *testing.T) {
 			t.Errorf("namespace %s: ours %q, its %q: %v, %v", space, ours, theirs, err, err2)
 		}
 	}
-	for name, want := range map[string]string{"CapPrm": "0000000000000000", "CapEff": "0000000000000000", "CapBnd": "0000000000000000",
+	for name, want := range map[string]string{"CapPrm": "0000000000000000",
+		"CapEff": "0000000000000000", "CapBnd": "0000000000000000",
 		"NoNewPrivs": "1", "Seccomp": "2"} {
 		if got := statusOf(t, pid, name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -59,7 +61,8 @@ func TestJail(t *testing.T) {
 		checkDevice(t, pid)
 	}
 	for at, want := range map[string][]string{"": top, "/etc": {"ld.so.cache"}, "/proc": {"self"},
-		"/proc/self/fd": nil, "/usr": {"bin", "lib", "lib64", "local", "share"}, "/usr/bin": {filepath.Base(s.binary)}} {
+		"/proc/self/fd": nil, "/usr": {"bin", "lib", "lib64", "local", "share"},
+		"/usr/bin": {filepath.Base(s.binary)}} {
 		entries, err := os.ReadDir(root + at)
 		if err != nil {
 			t.Error(err)
@@ -86,11 +89,14 @@ func checkDevice(t *testing.T, pid int) {
 		t.Errorf("it sees the devices %v, %v", entries, err)
 	}
 	var st, host unix.Stat_t
-	if err := errors.Join(unix.Stat(dir+"/kvm", &st), unix.Stat(kvmDevice, &host)); err != nil || st.Rdev != host.Rdev {
+	if err := errors.Join(unix.Stat(dir+"/kvm", &st), unix.Stat(kvmDevice, &host)); err != nil ||
+		st.Rdev != host.Rdev {
 		t.Fatalf("%+v, the host's %+v: %v", st, host, err)
 	}
-	if os.Geteuid() == 0 && (st.Uid != jail.Nobody || st.Mode&0o777 != 0o600 || st.Dev == host.Dev) {
-		t.Errorf("its device has mode %o and is user %d's, on device %d; the host's is on %d", st.Mode, st.Uid, st.Dev, host.Dev)
+	if os.Geteuid() == 0 && (st.Uid != jail.Nobody || st.Mode&0o777 != 0o600 ||
+		st.Dev == host.Dev) {
+		t.Errorf("its device has mode %o and is user %d's, on device %d; the host's is on %d",
+			st.Mode, st.Uid, st.Dev, host.Dev)
 	}
 	if err := os.Chmod(dir+"/kvm", 0o666); os.Geteuid() == 0 && !errors.Is(err, unix.EROFS) {
 		t.Errorf("its device can be changed: %v", err)
@@ -174,7 +180,8 @@ func TestNoJail(t *testing.T) {
 		}
 		pid := vm.(*machine).PID()
 		if os.Geteuid() == 0 {
-			if want := strings.Repeat(strconv.Itoa(jail.Nobody)+"\t", 4); statusOf(t, pid, "Uid")+"\t" != want {
+			if want := strings.Repeat(strconv.Itoa(jail.Nobody)+"\t", 4); statusOf(t, pid, "Uid")+
+				"\t" != want {
 				t.Errorf("%s: its user is %q", w, statusOf(t, pid, "Uid"))
 			}
 		}
@@ -219,7 +226,8 @@ func TestWallRemembered(t *testing.T) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if again, err := s.findWall(t.Context()); err != nil || again.When.Equal(j.When) || again.Host != first.Host {
+		if again, err := s.findWall(t.Context()); err != nil || again.When.Equal(j.When) ||
+			again.Host != first.Host {
 			t.Errorf("%s: %+v, %v", what, again, err)
 		}
 	}

@@ -46,7 +46,8 @@ func (s *Substrate) CheckKernel(ctx context.Context, m substrate.Machine) (*Kern
 	return s.checkKernel(ctx, m, checkSilence, checkLimit)
 }
 
-func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silence,
+	limit time.Duration) (*KernelReport, error) {
 	order, failures := s.checkOrder(m.KernelIs.Test)
 	if len(order) == 0 {
 		return nil, turnstone.NewError(checkOp, turnstone.KindUnavailable, "kernel",
@@ -71,7 +72,11 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 			break // the kernel's own reason; but some kernels panic under TCG only
 		}
 	}
-	slices.SortStableFunc(failures, func(a, b string) int { return strings.Compare(a[:len("under KVM")], b[:len("under KVM")]) })
+	slices.SortStableFunc(failures,
+		func(a, b string) int {
+			return strings.Compare(a[:len("under KVM")],
+				b[:len("under KVM")])
+		})
 	return nil, turnstone.NewError(checkOp, turnstone.KindDead, "kernel",
 		errors.New(strings.Join(failures, "; "))).
 		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y")
@@ -102,8 +107,10 @@ const checkOp = "qemu.checkKernel"
 // checkArgs returns the kernel's command line for the report with this nonce. The kernel prints
 // from its first instructions on, so that a stuck kernel differs from a slow kernel.
 func checkArgs(a accel, nonce string) string {
-	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1", "reboot=t", "rdinit=/init", "audit=0",
-		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all", console.CheckWord + nonce}
+	args := []string{"console=ttyS0", "earlyprintk=serial,ttyS0,115200", "loglevel=6", "panic=-1",
+		"reboot=t", "rdinit=/init", "audit=0",
+		"nowatchdog", "no_timer_check", "tsc=reliable", "random.trust_cpu=on", "cgroup_no_v1=all",
+		console.CheckWord + nonce}
 	if a == accelTCG {
 		args = append(args, unhardened...)
 	}
@@ -112,7 +119,8 @@ func checkArgs(a accel, nonce string) string {
 
 // reportOf runs a machine for the report; if QEMU rejects its virtual CPU, it runs another machine
 // with a reduced CPU.
-func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (*KernelReport, error) {
+func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence,
+	limit time.Duration) (*KernelReport, error) {
 	k := *s
 	for {
 		report, said, err := k.reportOnce(ctx, m, silence, limit)
@@ -125,7 +133,8 @@ func (s *Substrate) reportOf(ctx context.Context, m substrate.Machine, silence, 
 }
 
 // reportOnce also returns the output of a QEMU that has ended by itself.
-func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence, limit time.Duration) (report *KernelReport, said string, err error) {
+func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence,
+	limit time.Duration) (report *KernelReport, said string, err error) {
 	ram, err := memory("ram")
 	if err != nil {
 		return nil, "", err
@@ -158,12 +167,14 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 		}
 		return nil, said, err
 	}
-	return &KernelReport{KernelReport: is, Isolation: s.Isolation(), Took: time.Since(began)}, "", nil
+	return &KernelReport{KernelReport: is, Isolation: s.Isolation(), Took: time.Since(began)}, "",
+		nil
 }
 
 // report waits for the agent's report with this nonce. Any other end is an error of kind Dead,
 // except the host's errors.
-func (m *machine) report(ctx context.Context, nonce string, silence, limit time.Duration) (r console.KernelReport, err error) {
+func (m *machine) report(ctx context.Context, nonce string, silence,
+	limit time.Duration) (r console.KernelReport, err error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	look := time.NewTicker(20 * time.Millisecond)

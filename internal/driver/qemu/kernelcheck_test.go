@@ -38,12 +38,15 @@ func tinyKernel(code []byte, text string) []byte {
 	var b bytes.Buffer
 	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
 	put(elf.Header64{
-		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB),
+			byte(elf.EV_CURRENT)},
+		Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
 		Entry: entry, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 2,
 	})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Off: headers, Vaddr: load, Paddr: load, Filesz: size, Memsz: size, Align: 8})
-	put(elf.Prog64{Type: uint32(elf.PT_NOTE), Flags: uint32(elf.PF_R), Off: headers, Vaddr: load, Paddr: load, Filesz: noteSize, Memsz: noteSize, Align: 4})
+	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Off: headers,
+		Vaddr: load, Paddr: load, Filesz: size, Memsz: size, Align: 8})
+	put(elf.Prog64{Type: uint32(elf.PT_NOTE), Flags: uint32(elf.PF_R), Off: headers, Vaddr: load,
+		Paddr: load, Filesz: noteSize, Memsz: noteSize, Align: 4})
 	put([]uint32{4, 8, 18}) // XEN_ELFNOTE_PHYS32_ENTRY
 	b.WriteString("Xen\x00")
 	put(uint64(entry))
@@ -82,8 +85,10 @@ const forgedReport = "turnstone-agent: check has erofs\nturnstone-agent: check e
 // which then starts and is judged by its output, which is no report.
 func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	dir := t.TempDir()
-	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "initramfs")}
-	for path, content := range map[string][]byte{m.Kernel: tinyKernel(join(printThen, halt), forgedReport), m.Initramfs: make([]byte, 512)} {
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir,
+		"initramfs")}
+	for path, content := range map[string][]byte{m.Kernel: tinyKernel(join(printThen, halt),
+		forgedReport), m.Initramfs: make([]byte, 512)} {
 		if err := os.WriteFile(path, content, 0o444); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +99,8 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	}
 	s.wall, s.accel = Jail{Wall: open}, accelKVM
 	const ends = `the console ends: "turnstone-agent: check 0123 ends"`
-	if r, err := s.reportOf(t.Context(), m, time.Second, time.Minute); turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), ends) {
+	if r, err := s.reportOf(t.Context(), m, time.Second, time.Minute); turnstone.KindOf(
+		err) != turnstone.KindDead || !strings.Contains(err.Error(), ends) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -126,18 +132,32 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		silence, limit time.Duration
 		says           string
 	}{
-		{"halts", tinyKernel(halt, ""), second, 60 * second, "prints nothing on the serial console for 1s; the console is empty"},
-		{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), second, 60 * second, `prints nothing on the serial console for 1s; the console ends: "hello ?[2J"`},
-		{"panics at once", tinyKernel(join(printThen, halt), "[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second, "the guest kernel panicked: no ??tables"},
-		{"panics in half a line", tinyKernel(join(printThen, halt), "Kernel panic - not syncing: half"), second, 60 * second, "the guest kernel panicked: half"},
-		{"prints without end", tinyKernel(printAlways, ""), 60 * second, 2 * second, "no report after 2s"},
-		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
-		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second, 60 * second, `before its agent was ready; the console ends: "so far"`},
-		{"an agent that gives up", tinyKernel(join(printThen, halt), "turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second, 60 * second,
+		{"halts", tinyKernel(halt, ""), second, 60 * second,
+			"prints nothing on the serial console for 1s; the console is empty"},
+		{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), second,
+			60 * second, `prints nothing on the serial console for 1s; the console ends: "hello ?[2J"`},
+		{"panics at once", tinyKernel(join(printThen, halt),
+			"[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second,
+			"the guest kernel panicked: no ??tables"},
+		{"panics in half a line", tinyKernel(join(printThen, halt),
+			"Kernel panic - not syncing: half"), second, 60 * second,
+			"the guest kernel panicked: half"},
+		{"prints without end", tinyKernel(printAlways, ""), 60 * second, 2 * second,
+			"no report after 2s"},
+		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second,
+			"the guest reset its machine, or shut it down, before its agent was ready"},
+		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second,
+			60 * second, `before its agent was ready; the console ends: "so far"`},
+		{"an agent that gives up", tinyKernel(join(printThen, halt),
+			"turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second,
+			60 * second,
 			"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
-		{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport), second, 60 * second, "prints nothing on the serial console for 1s"},
-		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second, 60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
-		{"a segment larger than the memory", oversized(), 60 * second, 60 * second, "QEMU ended: qemu-system-x86_64: "},
+		{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport),
+			second, 60 * second, "prints nothing on the serial console for 1s"},
+		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second,
+			60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
+		{"a segment larger than the memory", oversized(), 60 * second, 60 * second,
+			"QEMU ended: qemu-system-x86_64: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "kernel")
@@ -145,11 +165,14 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 				t.Fatal(err)
 			}
 			// One accelerator: the order is for hosts with KVM.
-			_, err := s.reportOf(t.Context(), substrate.Machine{Kernel: path, Initramfs: initramfs}, tt.silence, tt.limit)
-			if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), tt.says) {
+			_, err := s.reportOf(t.Context(), substrate.Machine{Kernel: path, Initramfs: initramfs},
+				tt.silence, tt.limit)
+			if turnstone.KindOf(err) != turnstone.KindDead ||
+				!strings.Contains(err.Error(), tt.says) {
 				t.Errorf("%v, want %q", err, tt.says)
 			}
-			if err != nil && (strings.ContainsAny(err.Error(), "\x1b\a\n") || strings.Contains(err.Error(), "sb_") || len(err.Error()) > 500) {
+			if err != nil && (strings.ContainsAny(err.Error(), "\x1b\a\n") ||
+				strings.Contains(err.Error(), "sb_") || len(err.Error()) > 500) {
 				t.Errorf("hostile words come through: %q", err)
 			}
 		})
@@ -166,7 +189,8 @@ func TestLastWords(t *testing.T) {
 	for range 200 {
 		near, far := net.Pipe()
 		agent, _ := net.Pipe()
-		m := &machine{Process: kit.New("", console.New(), ""), agent: agent, heard: make(chan struct{})}
+		m := &machine{Process: kit.New("", console.New(), ""), agent: agent,
+			heard: make(chan struct{})}
 		go m.ended(nil)
 		runtime.Gosched()
 		go m.readConsole(near)
@@ -202,7 +226,8 @@ func without(t *testing.T, h *statedir.Dir, m substrate.Machine, module string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Initramfs, m.InitDigest, err = k.Initramfs(t.Context(), t.TempDir(), kernel.Program(agent)); err != nil {
+	if m.Initramfs, m.InitDigest, err = k.Initramfs(t.Context(), t.TempDir(),
+		kernel.Program(agent)); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -216,7 +241,8 @@ func TestMissingDriver(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
 	s := newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, nil)
-	for _, tt := range []struct{ module, need string }{{"erofs", "erofs"}, {"virtio_net", "virtio-net"}} {
+	for _, tt := range []struct{ module, need string }{{"erofs", "erofs"},
+		{"virtio_net", "virtio-net"}} {
 		n, _ := need.Of(tt.need)
 		lacking := without(t, shared, m, tt.module)
 		_, err := s.Boot(t.Context(), lacking)
@@ -228,7 +254,8 @@ func TestMissingDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]bool{"erofs": false, "ext4": true, "virtio-blk": true, "virtio-net": true, "smp": true} {
+	for name, want := range map[string]bool{"erofs": false, "ext4": true, "virtio-blk": true,
+		"virtio-net": true, "smp": true} {
 		if got, told := report.Has[name]; !told || got != want {
 			t.Errorf("%s: %t, told %t", name, got, told)
 		}

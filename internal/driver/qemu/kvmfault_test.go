@@ -15,8 +15,10 @@ import (
 // the error, also at once if QEMU hangs, and that nothing of the machine is left.
 func TestKVMTurnsAway(t *testing.T) {
 	dir := t.TempDir()
-	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir, "empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}
-	for path, content := range map[string][]byte{m.Kernel: stubKernel(), m.Root: make([]byte, 4096)} {
+	m := substrate.Machine{Kernel: filepath.Join(dir, "kernel"), Initramfs: filepath.Join(dir,
+		"empty"), Root: filepath.Join(dir, "empty"), Shape: turnstone.DefaultShape()}
+	for path, content := range map[string][]byte{m.Kernel: stubKernel(),
+		m.Root: make([]byte, 4096)} {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -30,8 +32,10 @@ func TestKVMTurnsAway(t *testing.T) {
 		"KVM internal error. Suberror: 1":                             "exec sleep 600",
 	} {
 		h := &statedir.Dir{Root: t.TempDir()}
-		s, err := New(t.Context(), h, Options{Binary: program(t, "[ \"$1\" = --version ] && { echo QEMU emulator version 7.2.0; exit; }\n"+
-			"echo 'qemu-system-x86_64: "+said+"' >&2\n"+then)})
+		s, err := New(t.Context(), h,
+			Options{Binary: program(t,
+				"[ \"$1\" = --version ] && { echo QEMU emulator version 7.2.0; exit; }\n"+
+					"echo 'qemu-system-x86_64: "+said+"' >&2\n"+then)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +48,8 @@ func TestKVMTurnsAway(t *testing.T) {
 		if strings.HasPrefix(said, "KVM internal error") {
 			want = "KVM cannot run the guest: " + said
 		}
-		if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
+		if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), want) ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", said, err, turnstone.HintOf(err))
 		}
 		if left, _ := filepath.Glob(h.Path("sandboxes", "*")); len(left) > 0 {

@@ -29,7 +29,8 @@ func (s *Substrate) keep(f files, m substrate.Machine, shared bool) (*live, erro
 	if err != nil {
 		return nil, err
 	}
-	return &live{id: s.identity(m), ram: ram, shared: shared, layers: m.Layers, home: m.Home != ""}, nil
+	return &live{id: s.identity(m), ram: ram, shared: shared, layers: m.Layers, home: m.Home != ""},
+		nil
 }
 
 // close releases the memory. No snapshot is in progress, because a snapshot holds mu and ends with
@@ -45,7 +46,8 @@ func (l *live) close() {
 
 // bareState tells QEMU that a device state has no migration header and trailer: no machine name
 // before it, and no description of the format after it.
-var bareState = []string{"-global", "migration.send-configuration=off", "-machine", "suppress-vmdesc=on"}
+var bareState = []string{"-global", "migration.send-configuration=off", "-machine",
+	"suppress-vmdesc=on"}
 
 // running reports whether the guest's CPUs run.
 func (m *machine) running(ctx context.Context) (bool, error) {
@@ -76,7 +78,9 @@ func (m *machine) devices(ctx context.Context, path string) ([]byte, error) {
 	defer func() { _ = f.Close() }()
 	set := map[string]any{"fdset-id": stateFDSet}
 	_, err = m.mon.do(ctx, command{Execute: "add-fd", Arguments: set, file: f},
-		command{Execute: "xen-save-devices-state", Arguments: map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", stateFDSet), "live": false}})
+		command{Execute: "xen-save-devices-state",
+			Arguments: map[string]any{"filename": fmt.Sprintf("/dev/fdset/%d", stateFDSet),
+				"live": false}})
 	_, gone := m.mon.do(context.WithoutCancel(ctx), command{Execute: "remove-fd", Arguments: set})
 	if err == nil {
 		err = gone

@@ -44,7 +44,8 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 	in := bufio.NewScanner(maps)
 	for in.Scan() {
 		m, ok := parseMapping(in.Text())
-		if !ok || m.inode != st.Ino || m.device != [2]uint64{uint64(unix.Major(st.Dev)), uint64(unix.Minor(st.Dev))} {
+		if !ok || m.inode != st.Ino || m.device != [2]uint64{uint64(unix.Major(st.Dev)),
+			uint64(unix.Minor(st.Dev))} {
 			continue
 		}
 		if !m.private {
@@ -54,7 +55,8 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 			return nil, err
 		}
 		// The process may be hostile: too many mappings would exhaust this process's memory.
-		if covered += m.end - m.start; covered > st.Size || m.offset < 0 || m.offset > st.Size-(m.end-m.start) {
+		if covered += m.end - m.start; covered > st.Size || m.offset < 0 ||
+			m.offset > st.Size-(m.end-m.start) {
 			return nil, errors.New("QEMU maps the memory more than once, or what lies behind it")
 		}
 		if runs, err = written(runs, pages, m); err != nil {
@@ -122,7 +124,8 @@ func written(runs []run, pagemap io.ReaderAt, m mapping) ([]run, error) {
 			if v&pageSwapped == 0 && (v&pagePresent == 0 || v&pageFile != 0) {
 				continue
 			}
-			if n := len(runs) - 1; n >= 0 && runs[n].address+runs[n].length == at && runs[n].offset+runs[n].length == m.offset+at-m.start {
+			if n := len(runs) - 1; n >= 0 && runs[n].address+runs[n].length == at &&
+				runs[n].offset+runs[n].length == m.offset+at-m.start {
 				runs[n].length += pageSize
 			} else {
 				runs = append(runs, run{at, m.offset + at - m.start, pageSize})
@@ -146,7 +149,8 @@ func copyMemory(ctx context.Context, dst io.WriterAt, pid int, runs []run) error
 				return err
 			}
 			part := buf[:min(int64(len(buf)), r.length-done)]
-			if _, err := io.ReadFull(io.NewSectionReader(mem, r.address+done, int64(len(part))), part); err != nil {
+			if _, err := io.ReadFull(io.NewSectionReader(mem, r.address+done, int64(len(part))),
+				part); err != nil {
 				return fmt.Errorf("reading the guest's memory: %w", err)
 			}
 			if _, err := dst.WriteAt(part, r.offset+done); err != nil {

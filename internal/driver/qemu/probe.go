@@ -46,7 +46,8 @@ func mayOpen(device string, who *syscall.Credential) error {
 	if st.Mode&0o006 == 0o006 || byGroup {
 		return nil
 	}
-	return &fs.PathError{Op: "open", Path: device, Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
+	return &fs.PathError{Op: "open", Path: device,
+		Err: fmt.Errorf("it is root's alone, and root's QEMU runs as nobody: %w", fs.ErrPermission)}
 }
 
 // KVM returns the verdict on KVM. What rules KVM out without a guest is checked at once. Otherwise
@@ -56,7 +57,8 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	q := kvm.Question{
-		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version, unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
+		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version,
+			unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
 		May: s.mayOpen,
 		Try: func() error { return kvm.Try(kvmDevice) },
 	}
@@ -72,7 +74,8 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 
 // prove boots m. If QEMU rejects the virtual CPU, prove tries a reduced CPU. An error is unrelated
 // to KVM.
-func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.Duration) (kvm.Verdict, error) {
+func (s *Substrate) prove(ctx context.Context, m substrate.Machine,
+	limit time.Duration) (kvm.Verdict, error) {
 	k := *s
 	k.accel, k.cpu = accelKVM, ""
 	for why := ""; ; {
@@ -93,7 +96,8 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine, limit time.D
 }
 
 // proveOnce also returns the output of a QEMU that has ended by itself.
-func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit time.Duration) (v kvm.Verdict, said string, err error) {
+func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine,
+	limit time.Duration) (v kvm.Verdict, said string, err error) {
 	began := time.Now()
 	vm, err := s.bootFresh(ctx, m)
 	if err != nil {
@@ -109,7 +113,8 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine, limit ti
 	switch {
 	case ctx.Err() != nil:
 		return kvm.Verdict{}, "", ctx.Err()
-	case turnstone.KindOf(err) == turnstone.KindExhausted, turnstone.KindOf(err) == turnstone.KindUnavailable:
+	case turnstone.KindOf(err) == turnstone.KindExhausted,
+		turnstone.KindOf(err) == turnstone.KindUnavailable:
 		return kvm.Verdict{}, "", err // the host's disk, or QEMU's jail
 	case err != nil:
 		return kvm.Failed(err, s.kernel.KernelKind), said, nil

@@ -62,7 +62,8 @@ type machine struct {
 // start runs QEMU with a machine of the given shape. It takes ownership of f's files.
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
-	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()), wall: s.wall.Wall, heard: make(chan struct{})}
+	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()),
+		wall: s.wall.Wall, heard: make(chan struct{})}
 	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
 	if f.initramfs == nil { // only a boot has an initramfs
 		m.Console = console.Running()
@@ -101,7 +102,8 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 		}
 		ours[i], theirs = conn, append(theirs, file)
 	}
-	cmd, release, err := s.command(m.wall, shape, f.home != nil, args, append(append([]*os.File{}, theirs...), f.list()...))
+	cmd, release, err := s.command(m.wall, shape, f.home != nil, args,
+		append(append([]*os.File{}, theirs...), f.list()...))
 	if err != nil {
 		closeAll(ours)
 		return err
@@ -154,9 +156,11 @@ func (m *machine) explain(wait error) error {
 		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
 		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
 	case jail.FailureOf(m.stderr.String(), wait) != nil:
-		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`", jail.FailureOf(m.stderr.String(), wait)
+		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`",
+			jail.FailureOf(m.stderr.String(), wait)
 	case strings.TrimSpace(m.stderr.String()) != "":
-		e.Err = fmt.Errorf("QEMU ended: %s", console.Printable(strings.TrimSpace(m.stderr.String())))
+		e.Err = fmt.Errorf("QEMU ended: %s",
+			console.Printable(strings.TrimSpace(m.stderr.String())))
 	case wait != nil:
 		e.Err = fmt.Errorf("QEMU ended: %w", wait)
 	case m.Starting():

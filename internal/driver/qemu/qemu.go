@@ -60,7 +60,8 @@ const binaryName = "qemu-system-x86_64"
 // New finds QEMU and decides how guests run. The verdict on KVM is determined once and remembered
 // in h.
 func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG, kernel: opts.Kernel, fallback: opts.Fallback}
+	s := &Substrate{home: h, binary: opts.Binary, progress: opts.Progress, accel: accelTCG,
+		kernel: opts.Kernel, fallback: opts.Fallback}
 	if opts.Probe != nil {
 		s.kernel = opts.Probe.GuestKernel()
 	}
@@ -146,7 +147,8 @@ func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sa
 // notStarted prepends why KVM is not used to the error of a guest that does not start without KVM.
 func (s *Substrate) notStarted(err error) error {
 	var e *turnstone.Error
-	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) || e.Kind != turnstone.KindDead {
+	if s.fallback == nil || s.accel == accelKVM || !errors.As(err, &e) ||
+		e.Kind != turnstone.KindDead {
 		return err
 	}
 	both := *e
@@ -194,7 +196,8 @@ func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate
 
 // launch starts a machine that maps its memory privately, and loads its devices' state. It takes
 // ownership of f's files.
-func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, state []byte, more []string) (*machine, error) {
+func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, state []byte,
+	more []string) (*machine, error) {
 	l, err := s.keep(f, m, false)
 	if err != nil {
 		f.close()
@@ -224,7 +227,8 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		err = vm.seal(ctx)
 	}
 	if err == nil {
-		_, err = vm.mon.do(ctx, passState(r), ignoreShared, command{Execute: "migrate-incoming", Arguments: stateURI})
+		_, err = vm.mon.do(ctx, passState(r), ignoreShared, command{Execute: "migrate-incoming",
+			Arguments: stateURI})
 	}
 	if err != nil {
 		return nil, s.failed(vm, err)
@@ -276,7 +280,8 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := s.start(m.Shape, append(arguments(s.engine(), m.Shape, false, disks{}), s.more...), f)
+	vm, err := s.start(m.Shape, append(arguments(s.engine(), m.Shape, false, disks{}), s.more...),
+		f)
 	if err != nil {
 		l.close()
 		return nil, s.wrap(err)
@@ -296,7 +301,8 @@ func prepareMemory(ram *os.File, size int64) error {
 	return nil
 }
 
-func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine, snap *snapshot) (f files, err error) {
+func (s *Substrate) restoreFiles(ctx context.Context, m substrate.Machine,
+	snap *snapshot) (f files, err error) {
 	f.ram = snap.ram
 	if f.kernel, err = s.stub(); err == nil {
 		f.root, err = os.Open(m.Root)
@@ -363,8 +369,10 @@ func memory(name string) (*os.File, error) {
 func (s *Substrate) identity(m substrate.Machine) identity {
 	args := strings.Join(arguments(s.engine(), m.Shape, false, disks{}), "\x00")
 	return identity{
-		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(), HostCPU: s.hostCPU,
-		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest, OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
+		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(),
+		HostCPU:   s.hostCPU,
+		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest,
+		OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
 	}
 }
 

@@ -59,7 +59,8 @@ func newSubstrate(t *testing.T, h *statedir.Dir, m *substrate.Machine) *Substrat
 	return s
 }
 
-var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+	DNS: []string{network.DNS}}
 
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
@@ -68,8 +69,12 @@ func TestConformance(t *testing.T) {
 	if turntest.UnderKVM() && !s.Accelerated() {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
-	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork, MakeHome: disk.MakeHome,
-		Elsewhere: func(t *testing.T) substrate.Substrate { return newSubstrate(t, &statedir.Dir{Root: t.TempDir()}, &m) }})
+	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork,
+		MakeHome: disk.MakeHome,
+		Elsewhere: func(t *testing.T) substrate.Substrate {
+			return newSubstrate(t,
+				&statedir.Dir{Root: t.TempDir()}, &m)
+		}})
 }
 
 // TestDamagedSnapshot damages a snapshot in every way and checks that it is taken again, never
@@ -111,7 +116,8 @@ func TestDamagedSnapshot(t *testing.T) {
 	// Taking a snapshot takes seconds: each damage is done to a copy, and the last damage to the
 	// snapshot itself.
 	keep := filepath.Join(t.TempDir(), "keep")
-	if out, err := exec.Command("cp", "-a", "--sparse=always", dir, keep).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cp", "-a", "--sparse=always", dir,
+		keep).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
 	damages := map[string]func() error{
@@ -139,12 +145,20 @@ func TestDamagedSnapshot(t *testing.T) {
 			_, err = f.WriteAt([]byte{1}, 5<<20)
 			return errors.Join(err, f.Close())
 		},
-		"cut memory":                 func() error { return os.Truncate(filepath.Join(dir, ramFile), 100<<20) },
-		"no memory":                  func() error { return os.Remove(filepath.Join(dir, ramFile)) },
+		"cut memory": func() error {
+			return os.Truncate(filepath.Join(dir, ramFile),
+				100<<20)
+		},
+		"no memory": func() error {
+			return os.Remove(filepath.Join(dir,
+				ramFile))
+		},
 		"memory that is a link":      func() error { return relink(filepath.Join(dir, ramFile)) },
 		"a flipped bit of the state": edit(stateFile, flip),
-		"cut state":                  edit(stateFile, func(b []byte) []byte { return b[:len(b)/2] }),
-		"garbage manifest":           edit(manifestFile, func([]byte) []byte { return []byte("{{{") }),
+		"cut state": edit(stateFile,
+			func(b []byte) []byte { return b[:len(b)/2] }),
+		"garbage manifest": edit(manifestFile,
+			func([]byte) []byte { return []byte("{{{") }),
 		"another QEMU": edit(manifestFile, func(b []byte) []byte {
 			return bytes.ReplaceAll(b, []byte("QEMU emulator"), []byte("QEMU  emulator"))
 		}),
@@ -153,10 +167,12 @@ func TestDamagedSnapshot(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if _, err := openSnapshot(t.Context(), dir,
+			id); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: opening it gives %v, want kind %s", name, err, turnstone.KindIntegrity)
 		}
-		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`, "sh", dir, keep).CombinedOutput(); err != nil {
+		if out, err := exec.Command("sh", "-c", `rm -rf "$1" && cp -a --sparse=always "$2" "$1"`,
+			"sh", dir, keep).CombinedOutput(); err != nil {
 			t.Fatalf("cp: %v: %s", err, out)
 		}
 		// Copying changes the times.
@@ -205,7 +221,8 @@ func TestTouchedSnapshot(t *testing.T) {
 	dir := t.TempDir()
 	id := identity{Format: snapshotFormat, QEMU: "x"}
 	ram, state := filepath.Join(dir, ramFile), []byte("state")
-	if err := errors.Join(os.WriteFile(ram, []byte("memory"), 0o600), os.WriteFile(filepath.Join(dir, stateFile), state, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(ram, []byte("memory"), 0o600),
+		os.WriteFile(filepath.Join(dir, stateFile), state, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	st, err := filestamp.Of(t.Context(), ram)
@@ -220,7 +237,8 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st, Scratch: quick})
+	b, _ := json.Marshal(manifest{Identity: id, State: turnstone.DigestBytes(state), RAM: st,
+		Scratch: quick})
 	if err := os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +253,8 @@ func TestTouchedSnapshot(t *testing.T) {
 	if err := os.Chtimes(scratch, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openSnapshot(t.Context(), dir, id); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if _, err := openSnapshot(t.Context(), dir,
+		id); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a touched scratch disk: %v", err)
 	}
 	if _, err := openSnapshot(t.Context(), t.TempDir(), id); !errors.Is(err, fs.ErrNotExist) {
@@ -249,7 +268,8 @@ func hold(dir string) {
 	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
 	var s *Substrate
 	if err == nil {
-		s, err = New(context.Background(), &statedir.Dir{Root: dir}, Options{Kernel: m.GuestKernel()})
+		s, err = New(context.Background(), &statedir.Dir{Root: dir},
+			Options{Kernel: m.GuestKernel()})
 	}
 	var vm substrate.Sandbox
 	if err == nil {
@@ -269,7 +289,8 @@ func TestKilled(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	spec, _ := json.Marshal(m)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root, "TURNSTONE_TEST_MACHINE="+string(spec))
+	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root,
+		"TURNSTONE_TEST_MACHINE="+string(spec))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -296,7 +317,8 @@ func TestKilled(t *testing.T) {
 	}
 	left, err := os.ReadDir(h.Path("sandboxes"))
 	// of other tests, running now
-	left = slices.DeleteFunc(left, func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), "gvisor-") })
+	left = slices.DeleteFunc(left,
+		func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), "gvisor-") })
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
@@ -314,7 +336,8 @@ func alive(pid int) bool {
 
 func TestSweep(t *testing.T) {
 	base := t.TempDir()
-	dead, busy := filepath.Join(base, snapshots.Virtual.New+"aaaa-1"), filepath.Join(base, snapshots.Virtual.New+"bbbb-1")
+	dead, busy := filepath.Join(base, snapshots.Virtual.New+"aaaa-1"),
+		filepath.Join(base, snapshots.Virtual.New+"bbbb-1")
 	for _, dir := range []string{dead, busy} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -350,7 +373,8 @@ func TestSuperseded(t *testing.T) {
 	for _, id := range []identity{now, other, replaced, long, older, own} {
 		dir := filepath.Join(base, id.key())
 		b, _ := json.Marshal(manifest{Identity: id})
-		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)); err != nil {
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, manifestFile),
+			b, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -359,7 +383,8 @@ func TestSuperseded(t *testing.T) {
 		t.Fatal(err)
 	}
 	removeSuperseded(base, now)
-	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false, older: false, own: true} {
+	for id, stays := range map[identity]bool{now: true, other: true, replaced: false, long: false,
+		older: false, own: true} {
 		if _, err := os.Stat(filepath.Join(base, id.key())); (err == nil) != stays {
 			t.Errorf("%+v: %v, and should stay: %v", id, err, stays)
 		}
@@ -368,10 +393,13 @@ func TestSuperseded(t *testing.T) {
 
 func TestArguments(t *testing.T) {
 	shape := turnstone.Shape{CPUs: 2, Memory: 512 << 20, Disk: 1 << 30, Network: true}
-	boot, restore := strings.Join(arguments(engine{accel: accelTCG}, shape, false, disks{}), " "), strings.Join(arguments(engine{accel: accelTCG}, shape, true, disks{}), " ")
+	boot, restore := strings.Join(arguments(engine{accel: accelTCG}, shape, false, disks{}), " "),
+		strings.Join(arguments(engine{accel: accelTCG}, shape, true, disks{}), " ")
 	for _, must := range []string{
-		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny", "-nodefaults", "-no-user-config",
-		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on", "-netdev stream,id=net,server=off,addr.type=fd",
+		"-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-nodefaults", "-no-user-config",
+		"-no-reboot", "-display none", "-smp 2", "-m 524288K", "read-only=on",
+		"-netdev stream,id=net,server=off,addr.type=fd",
 	} {
 		if !strings.Contains(boot, must) || !strings.Contains(restore, must) {
 			t.Errorf("%q is missing in one of\n%s\n%s", must, boot, restore)
@@ -382,7 +410,8 @@ func TestArguments(t *testing.T) {
 	}
 	shape.Network = false
 	for _, restore := range []bool{false, true} {
-		if off := strings.Join(arguments(engine{accel: accelTCG}, shape, restore, disks{}), " "); strings.Contains(off, "net") {
+		if off := strings.Join(arguments(engine{accel: accelTCG}, shape, restore, disks{}),
+			" "); strings.Contains(off, "net") {
 			t.Errorf("with the network off there still is: %s", off)
 		}
 	}
@@ -402,10 +431,14 @@ func TestIdentityKey(t *testing.T) {
 	base := identity{Format: 1, QEMU: "a", Shape: turnstone.DefaultShape()}
 	seen := map[string]bool{base.key(): true}
 	for _, change := range []func(*identity){
-		func(i *identity) { i.QEMU = "b" }, func(i *identity) { i.Accel = accelKVM }, func(i *identity) { i.CPUModel = "x" },
-		func(i *identity) { i.HostCPU = "x" }, func(i *identity) { i.Kernel = "x" }, func(i *identity) { i.Init = "x" },
-		func(i *identity) { i.Root = "x" }, func(i *identity) { i.Arguments = "x" }, func(i *identity) { i.Shape.Network = false },
-		func(i *identity) { i.Shape.CPUs++ }, func(i *identity) { i.Shape.Memory++ }, func(i *identity) { i.Shape.Disk++ },
+		func(i *identity) { i.QEMU = "b" }, func(i *identity) { i.Accel = accelKVM },
+		func(i *identity) { i.CPUModel = "x" },
+		func(i *identity) { i.HostCPU = "x" }, func(i *identity) { i.Kernel = "x" },
+		func(i *identity) { i.Init = "x" },
+		func(i *identity) { i.Root = "x" }, func(i *identity) { i.Arguments = "x" },
+		func(i *identity) { i.Shape.Network = false },
+		func(i *identity) { i.Shape.CPUs++ }, func(i *identity) { i.Shape.Memory++ },
+		func(i *identity) { i.Shape.Disk++ },
 	} {
 		id := base
 		change(&id)
@@ -418,7 +451,8 @@ func TestIdentityKey(t *testing.T) {
 
 func TestMissingQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	_, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Binary: filepath.Join(t.TempDir(), "qemu")})
+	_, err := New(t.Context(), &statedir.Dir{Root: t.TempDir()},
+		Options{Binary: filepath.Join(t.TempDir(), "qemu")})
 	if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, turnstone.HintOf(err))
 	}
@@ -464,7 +498,8 @@ func TestMayOpen(t *testing.T) {
 		if err := os.Chmod(path, c.mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := mayOpen(path, c.who); (err == nil) != c.may || err != nil && !errors.Is(err, fs.ErrPermission) {
+		if err := mayOpen(path, c.who); (err == nil) != c.may || err != nil &&
+			!errors.Is(err, fs.ErrPermission) {
 			t.Errorf("mode %o, %+v: %v", c.mode, c.who, err)
 		}
 	}
@@ -480,7 +515,8 @@ func TestNoSpaceEvent(t *testing.T) {
 	if err := m.spawn(cmd); err != nil {
 		t.Fatal(err)
 	}
-	m.event(event{Name: "BLOCK_IO_ERROR", Data: json.RawMessage(`{"action":"stop","nospace":true}`)})
+	m.event(event{Name: "BLOCK_IO_ERROR",
+		Data: json.RawMessage(`{"action":"stop","nospace":true}`)})
 	<-m.Done()
 	if turnstone.KindOf(m.Err()) != turnstone.KindExhausted {
 		t.Errorf("got %v, want kind %s", m.Err(), turnstone.KindExhausted)

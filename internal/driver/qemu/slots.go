@@ -24,7 +24,8 @@ func slots(in disks) []string {
 	var args []string
 	for i := range substrate.MaxLayers {
 		set := 3 + i
-		node := fmt.Sprintf("driver=null-co,size=%d,read-zeroes=on,read-only=on", substrate.SlotSize)
+		node := fmt.Sprintf("driver=null-co,size=%d,read-zeroes=on,read-only=on",
+			substrate.SlotSize)
 		if i < in.layers {
 			args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fdLayers+i, set))
 			node = fmt.Sprintf("driver=file,filename=/dev/fdset/%d,locking=off,read-only=on", set)
@@ -34,13 +35,15 @@ func slots(in disks) []string {
 	node := fmt.Sprintf("driver=null-co,size=%d,read-zeroes=on", substrate.SlotSize)
 	if in.home {
 		args = append(args, "-add-fd", fmt.Sprintf("fd=%d,set=%d", fdHome, 3+substrate.MaxLayers))
-		node = fmt.Sprintf("driver=file,filename=/dev/fdset/%d,locking=off,discard=unmap", 3+substrate.MaxLayers)
+		node = fmt.Sprintf("driver=file,filename=/dev/fdset/%d,locking=off,discard=unmap",
+			3+substrate.MaxLayers)
 	}
 	return append(args, slot(substrate.HomeSerial, node)...)
 }
 
 func slot(name, node string) []string {
-	return []string{"-blockdev", node + ",node-name=" + name, "-device", slotDevice + ",drive=" + name + ",serial=" + name}
+	return []string{"-blockdev", node + ",node-name=" + name, "-device",
+		slotDevice + ",drive=" + name + ",serial=" + name}
 }
 
 // fill opens m's images for the slots.

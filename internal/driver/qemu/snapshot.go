@@ -71,7 +71,8 @@ func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, erro
 
 // ensureSnapshot returns the snapshot of m, and takes it if no fitting, intact snapshot exists. Two
 // processes that want the same snapshot take it once.
-func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id identity) (*snapshot, error) {
+func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
+	id identity) (*snapshot, error) {
 	base, err := s.home.MkdirAll("snapshots")
 	if err != nil {
 		return nil, err
@@ -90,17 +91,21 @@ func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine, id 
 // device state beside the memory. The scratch disk is mounted by then and becomes part of the
 // snapshot: mounting it in each clone would take longer than the rest of the start. The folder is
 // complete or absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity, dir string) error {
-	return snapshots.Virtual.Write(dir, func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
+func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	dir string) error {
+	return snapshots.Virtual.Write(dir,
+		func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
 }
 
-func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity, tmp string) error {
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	tmp string) error {
 	ram, err := os.OpenFile(filepath.Join(tmp, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = ram.Close() }()
-	scratch, err := os.OpenFile(filepath.Join(tmp, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	scratch, err := os.OpenFile(filepath.Join(tmp, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL,
+		0o600)
 	if err != nil {
 		return err
 	}
@@ -122,7 +127,8 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	return man.Seal(ctx, tmp)
 }
 
-func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram, scratch *os.File) ([]byte, error) {
+func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram,
+	scratch *os.File) ([]byte, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -197,7 +203,8 @@ func removeSuperseded(base string, id identity) {
 		switch other := m.Identity; {
 		case other == id:
 			return snapshots.Keep
-		case other.Root == id.Root && other.Shape == id.Shape && other.Accel == id.Accel && (other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
+		case other.Root == id.Root && other.Shape == id.Shape && other.Accel == id.Accel &&
+			(other.Kernel == id.Kernel || !other.OwnKernel && !id.OwnKernel):
 			return snapshots.Replaced
 		}
 		return snapshots.MayAge

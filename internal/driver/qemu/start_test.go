@@ -88,7 +88,8 @@ func BenchmarkWall(b *testing.B) {
 	}
 }
 
-func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Machine) [5]time.Duration {
+func startTrue(ctx context.Context, b *testing.B, s *Substrate,
+	m substrate.Machine) [5]time.Duration {
 	b.Helper()
 	begin := time.Now()
 	vm, err := s.Restore(ctx, m)
@@ -114,7 +115,8 @@ func startTrue(ctx context.Context, b *testing.B, s *Substrate, m substrate.Mach
 	_ = client.Close()
 	_ = link.Close()
 	_ = vm.Close()
-	return [5]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured), frozen.Sub(end), cpu}
+	return [5]time.Duration{restored.Sub(begin), configured.Sub(restored), end.Sub(configured),
+		frozen.Sub(end), cpu}
 }
 
 // processorTime returns a process's processor time, which a busy host changes little.

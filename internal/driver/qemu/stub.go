@@ -22,13 +22,16 @@ func stubKernel() []byte {
 	// writing to a Buffer does not fail
 	put := func(v any) { _ = binary.Write(&b, binary.LittleEndian, v) }
 	put(elf.Header64{
-		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-		Type:  uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB),
+			byte(elf.EV_CURRENT)},
+		Type: uint16(elf.ET_EXEC), Machine: uint16(elf.EM_X86_64), Version: uint32(elf.EV_CURRENT),
 		Entry: load, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 2,
 	})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Off: headers, Vaddr: load, Paddr: load,
+	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Off: headers,
+		Vaddr: load, Paddr: load,
 		Filesz: noteSize, Memsz: 4096, Align: 8})
-	put(elf.Prog64{Type: uint32(elf.PT_NOTE), Flags: uint32(elf.PF_R), Off: headers, Vaddr: load, Paddr: load,
+	put(elf.Prog64{Type: uint32(elf.PT_NOTE), Flags: uint32(elf.PF_R), Off: headers, Vaddr: load,
+		Paddr:  load,
 		Filesz: noteSize, Memsz: noteSize, Align: 4})
 	// XEN_ELFNOTE_PHYS32_ENTRY: the 32-bit physical entry point.
 	put([]uint32{4, 8, 18})

@@ -19,7 +19,10 @@ var (
 )
 
 // Abilities implements substrate.Able.
-func (s *Substrate) Abilities() substrate.Abilities { return substrate.Abilities{Keep: s.keeping()} }
+func (s *Substrate) Abilities() substrate.Abilities {
+	return substrate.Abilities{
+		Keep: s.keeping()}
+}
 
 // keeping returns why machines are neither kept nor restored; nil: they can be. A kept machine's
 // device state may come with an imported session, and QEMU's parsers for it are not hardened
@@ -30,7 +33,8 @@ func (s *Substrate) keeping() error {
 	}
 	hint := "keep and resume machines with --substrate gvisor"
 	if allow := host.AllowUserNamespaces(); allow != "" {
-		hint = "let users make namespaces (" + allow + "), or keep and resume machines with --substrate gvisor"
+		hint = "let users make namespaces (" + allow +
+			"), or keep and resume machines with --substrate gvisor"
 	}
 	return turnstone.NewError("qemu.keep", turnstone.KindUnavailable, "qemu",
 		errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: "+s.wall.Reason)).
@@ -38,17 +42,20 @@ func (s *Substrate) keeping() error {
 }
 
 // Pack implements substrate.Keeper.
-func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir, out string) (substrate.Packed, error) {
+func (s *Substrate) Pack(ctx context.Context, m substrate.Machine, dir,
+	out string) (substrate.Packed, error) {
 	return s.packer(m).Pack(ctx, dir, out)
 }
 
 // PackBase implements substrate.BasePacker.
-func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest, out string) ([]string, error) {
+func (s *Substrate) PackBase(ctx context.Context, m substrate.Machine, base turnstone.Digest,
+	out string) ([]string, error) {
 	return s.packer(m).PackBase(ctx, base, out)
 }
 
 // Unpack implements substrate.Keeper.
-func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles, dir string) error {
+func (s *Substrate) Unpack(ctx context.Context, m substrate.Machine, packed substrate.PackedFiles,
+	dir string) error {
 	if err := s.keeping(); err != nil {
 		return err
 	}

@@ -61,7 +61,8 @@ func TestPrivateMemory(t *testing.T) {
 	for _, r := range runs {
 		offsets = append(offsets, r.offset/pageSize, r.length/pageSize)
 	}
-	if got := offsets; len(got) != 8 || got[0] != 0 || got[1] != 3 || got[2] != 17 || got[3] != 1 || got[4] != 40 || got[5] != 2 || got[6] != 63 {
+	if got := offsets; len(got) != 8 || got[0] != 0 || got[1] != 3 || got[2] != 17 || got[3] != 1 ||
+		got[4] != 40 || got[5] != 2 || got[6] != 63 {
 		t.Errorf("stretches %v", got)
 	}
 	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
@@ -84,7 +85,8 @@ func TestPrivateMemory(t *testing.T) {
 // TestUnpackAfterUpdate checks that a kept machine resumes only from the snapshot that it is the
 // difference to, and that a missing snapshot is reported.
 func TestUnpackAfterUpdate(t *testing.T) {
-	s := &Substrate{home: &statedir.Dir{Root: t.TempDir()}, accel: accelTCG, version: "QEMU 7", wall: Jail{Wall: jailed}}
+	s := &Substrate{home: &statedir.Dir{Root: t.TempDir()}, accel: accelTCG, version: "QEMU 7",
+		wall: Jail{Wall: jailed}}
 	m := substrate.Machine{Shape: turnstone.DefaultShape()}
 	packed, dir := t.TempDir(), filepath.Join(t.TempDir(), "vm")
 	write := func(p snapshots.Packed[identity]) {
@@ -107,7 +109,8 @@ func TestUnpackAfterUpdate(t *testing.T) {
 	id.Init = turnstone.DigestBytes(nil)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: id})
 	refused("another agent", turnstone.KindUnavailable)
-	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: s.identity(m), Layers: []string{"l"}})
+	write(snapshots.Packed[identity]{Format: snapshots.PackFormat, Identity: s.identity(m),
+		Layers: []string{"l"}})
 	refused("layers", turnstone.KindIntegrity)
 	write(snapshots.Packed[identity]{Format: snapshots.PackFormat + 1})
 	refused("another format", turnstone.KindIntegrity)
@@ -130,21 +133,28 @@ func TestMovedTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := identity{QEMU: "1.0", HostCPU: "c", Kernel: turnstone.DigestBytes([]byte("kernel")), Root: turnstone.DigestBytes([]byte("root"))}
+	now := identity{QEMU: "1.0", HostCPU: "c", Kernel: turnstone.DigestBytes([]byte("kernel")),
+		Root: turnstone.DigestBytes([]byte("root"))}
 	none := turnstone.DigestBytes(nil)
 	for name, c := range map[string]struct {
 		change func(*identity)
 		cpu    *host.Model
 		says   []string
 	}{
-		"the same":             {func(*identity) {}, nil, nil},
-		"another microcode":    {func(id *identity) { id.HostCPU = "d" }, here, nil},
-		"another CPU":          {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"}, []string{"CPU", "EPYC", here.Name}},
-		"an older pack's CPU":  {func(id *identity) { id.HostCPU = "d" }, nil, []string{"CPU", here.Name}},
-		"another program":      {func(id *identity) { id.QEMU = "2.0\x1b" }, here, []string{"2.0?, now 1.0"}},
-		"another guest kernel": {func(id *identity) { id.Kernel = none }, here, []string{"kernel", now.Kernel.Short(), none.Short()}},
-		"another template":     {func(id *identity) { id.Root = none }, here, []string{"template", now.Root.Short(), none.Short()}},
-		"another shape":        {func(id *identity) { id.Shape.CPUs = 7 }, here, []string{"7 CPUs"}},
+		"the same":          {func(*identity) {}, nil, nil},
+		"another microcode": {func(id *identity) { id.HostCPU = "d" }, here, nil},
+		"another CPU": {func(id *identity) { id.HostCPU = "d" }, &host.Model{Name: "EPYC"},
+			[]string{"CPU", "EPYC", here.Name}},
+		"an older pack's CPU": {func(id *identity) { id.HostCPU = "d" }, nil,
+			[]string{"CPU", here.Name}},
+		"another program": {func(id *identity) { id.QEMU = "2.0\x1b" }, here,
+			[]string{"2.0?, now 1.0"}},
+		"another guest kernel": {func(id *identity) { id.Kernel = none }, here,
+			[]string{"kernel", now.Kernel.Short(), none.Short()}},
+		"another template": {func(id *identity) { id.Root = none }, here,
+			[]string{"template", now.Root.Short(), none.Short()}},
+		"another shape": {func(id *identity) { id.Shape.CPUs = 7 }, here,
+			[]string{"7 CPUs"}},
 	} {
 		was := now
 		c.change(&was)
@@ -166,10 +176,12 @@ func TestKeepTakesAJail(t *testing.T) {
 	for _, w := range []wall{filtered, open} {
 		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}
 		err := s.Abilities().Keep
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "none here") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" ||
+			!strings.Contains(err.Error(), "none here") {
 			t.Errorf("%s: %v", w, err)
 		}
-		if got := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()), filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {
+		if got := s.Unpack(t.Context(), substrate.Machine{}, substrate.PackedDir(t.TempDir()),
+			filepath.Join(t.TempDir(), "vm")); got == nil || got.Error() != err.Error() {
 			t.Errorf("%s: %v", w, got)
 		}
 	}

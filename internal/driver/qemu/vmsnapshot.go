@@ -44,7 +44,8 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 	defer l.mu.Unlock()
 	return snapshots.Virtual.Write(dir, func(tmp string) error {
 		man := vmManifest{Identity: l.id}
-		if err := m.standingStill(ctx, func() error { return m.write(ctx, tmp, &man) }); err != nil {
+		if err := m.standingStill(ctx,
+			func() error { return m.write(ctx, tmp, &man) }); err != nil {
 			return err
 		}
 		return man.Seal(tmp, l.layers)
@@ -82,7 +83,8 @@ func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error 
 	if err := m.writeMemory(ctx, ram); err != nil {
 		return err
 	}
-	scratch, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	scratch, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL,
+		0o600)
 	if err != nil {
 		return err
 	}
@@ -109,7 +111,8 @@ func (m *machine) writeMemory(ctx context.Context, dst *os.File) error {
 }
 
 // RestoreFrom implements substrate.Resumer.
-func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir string) (substrate.Sandbox, error) {
+func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
+	dir string) (substrate.Sandbox, error) {
 	man, snap, err := s.openVM(m, dir)
 	if err != nil {
 		return nil, s.wrap(err)
@@ -125,7 +128,8 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine, dir st
 // openVM opens a Snapshot's files, if they are intact and a machine that is started from m can
 // resume from them.
 func (s *Substrate) openVM(m substrate.Machine, dir string) (vmManifest, *snapshot, error) {
-	man, state, err := snapshots.OpenLive(restoreOp, dir, func(id identity) string { return id.differs(s.identity(m)) })
+	man, state, err := snapshots.OpenLive(restoreOp, dir,
+		func(id identity) string { return id.differs(s.identity(m)) })
 	if err != nil {
 		return man, nil, err
 	}
@@ -143,9 +147,11 @@ const restoreOp = "qemu.restore"
 func (id identity) differs(other identity) string {
 	return snapshots.Differs(id == other,
 		snapshots.Part{What: "QEMU", Was: id.QEMU, Now: other.QEMU},
-		snapshots.Part{What: "way of running guests", Was: string(id.Accel), Now: string(other.Accel)},
+		snapshots.Part{What: "way of running guests", Was: string(id.Accel),
+			Now: string(other.Accel)},
 		snapshots.Part{What: "model of the guest's CPU", Was: id.CPUModel, Now: other.CPUModel},
-		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU), Bare: true},
+		snapshots.Part{What: "CPU", Was: string(id.HostCPU), Now: string(other.HostCPU),
+			Bare: true},
 		snapshots.Shapes(id.Shape, other.Shape),
 		snapshots.Digests("guest kernel", id.Kernel, other.Kernel),
 		snapshots.Agents(id.Init, other.Init),

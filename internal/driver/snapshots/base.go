@@ -35,7 +35,8 @@ func (b *base) is(name, memory turnstone.Digest) bool {
 
 // nameOf names a snapshot. Two snapshots with the same memory may have different disks.
 func nameOf[ID comparable](m Manifest[ID]) turnstone.Digest {
-	return turnstone.DigestBytes(fmt.Appendf(nil, "%s\n%s\n%d\n", m.RAM.Digest, m.State, m.Taken.UnixNano()))
+	return turnstone.DigestBytes(fmt.Appendf(nil, "%s\n%s\n%d\n", m.RAM.Digest, m.State,
+		m.Taken.UnixNano()))
 }
 
 // base opens the snapshot that machines of this identity start from.
@@ -97,7 +98,8 @@ func (p packedBase) sum() turnstone.Digest {
 }
 
 // PackBase implements substrate.BasePacker.
-func (k Packer[ID]) PackBase(ctx context.Context, want turnstone.Digest, out string) ([]string, error) {
+func (k Packer[ID]) PackBase(ctx context.Context, want turnstone.Digest,
+	out string) ([]string, error) {
 	err := k.packBase(ctx, want, out)
 	if err != nil {
 		_ = os.RemoveAll(out)
@@ -122,7 +124,8 @@ func (k Packer[ID]) packBase(ctx context.Context, want turnstone.Digest, out str
 	if p.RAM, err = diff(ctx, nil, base.ram, filepath.Join(out, baseRAMData)); err != nil {
 		return err
 	}
-	if p.Scratch, err = diff(ctx, nil, base.scratch, filepath.Join(out, baseScratchData)); err != nil {
+	if p.Scratch, err = diff(ctx, nil, base.scratch,
+		filepath.Join(out, baseScratchData)); err != nil {
 		return err
 	}
 	p.Sum = p.sum()

@@ -37,7 +37,10 @@ func Digests(what string, was, now turnstone.Digest) Part {
 }
 
 // Agents returns the Part of the agent, which belongs to turn.
-func Agents(was, now turnstone.Digest) Part { return Digests("version of turn: its agent", was, now) }
+func Agents(was, now turnstone.Digest) Part {
+	return Digests("version of turn: its agent", was,
+		now)
+}
 
 // Roots returns the Part of the template's image.
 func Roots(was, now turnstone.Digest) Part { return Digests("image of the template", was, now) }
@@ -45,7 +48,9 @@ func Roots(was, now turnstone.Digest) Part { return Digests("image of the templa
 // Shapes returns the Part of the machine's shape.
 func Shapes(was, now turnstone.Shape) Part {
 	text := func(s turnstone.Shape) string {
-		return fmt.Sprintf("%d CPUs, %s of memory, %s of disk, network %t", s.CPUs, s.Memory.Human(), s.Disk.Human(), s.Network)
+		return fmt.Sprintf("%d CPUs, %s of memory, %s of disk, network %t", s.CPUs,
+			s.Memory.Human(), s.Disk.Human(), s.Network)
 	}
-	return Part{What: fmt.Sprintf("shape (%s; now %s)", text(was), text(now)), Was: fmt.Sprint(was), Now: fmt.Sprint(now), Bare: true}
+	return Part{What: fmt.Sprintf("shape (%s; now %s)", text(was), text(now)), Was: fmt.Sprint(was),
+		Now: fmt.Sprint(now), Bare: true}
 }

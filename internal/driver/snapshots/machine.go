@@ -57,8 +57,12 @@ func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
 
 // Open returns the device state of the snapshot in dir if it is id's and intact. A missing snapshot
 // is fs.ErrNotExist; an unusable snapshot is an error of kind Integrity, of the operation op.
-func Open[ID comparable](ctx context.Context, op turnstone.Op, dir string, id ID) (state []byte, err error) {
-	damaged := func(what string, err error) ([]byte, error) { return nil, Damaged(op, dir, what, err) }
+func Open[ID comparable](ctx context.Context, op turnstone.Op, dir string, id ID) (
+	state []byte, err error) {
+	damaged := func(what string, err error) ([]byte,
+		error) {
+		return nil, Damaged(op, dir, what, err)
+	}
 	b, err := ReadAtMost(filepath.Join(dir, ManifestFile), MaxManifest)
 	if err != nil {
 		return nil, err
@@ -168,7 +172,8 @@ func (m Live[ID]) Seal(dir string, layers []string) (err error) {
 // OpenLive returns the manifest in dir, and its device state, if the folder is intact and a machine
 // can resume from it: differs names the first property that has changed since, and returns "" if
 // there is none. Errors are of kind Integrity or Unavailable, of the operation op.
-func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) string) (man Live[ID], state []byte, err error) {
+func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) string) (
+	man Live[ID], state []byte, err error) {
 	damaged := func(what string, err error) (Live[ID], []byte, error) {
 		return man, nil, DamagedLive(op, dir, what, err)
 	}

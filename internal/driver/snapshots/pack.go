@@ -84,8 +84,10 @@ func (k Packer[ID]) Pack(ctx context.Context, dir, out string) (substrate.Packed
 	return p, nil
 }
 
-func (k Packer[ID]) pack(ctx context.Context, dir, out string) (packed substrate.Packed, err error) {
-	man, state, err := OpenLive(k.Op+".restore", dir, func(id ID) string { return k.Differs(id, nil) })
+func (k Packer[ID]) pack(ctx context.Context, dir,
+	out string) (packed substrate.Packed, err error) {
+	man, state, err := OpenLive(k.Op+".restore", dir,
+		func(id ID) string { return k.Differs(id, nil) })
 	if err != nil {
 		return packed, err
 	}
@@ -97,23 +99,27 @@ func (k Packer[ID]) pack(ctx context.Context, dir, out string) (packed substrate
 	if err := os.Mkdir(out, 0o700); err != nil {
 		return packed, err
 	}
-	p := Packed[ID]{Format: PackFormat, Identity: man.Identity, Taken: man.Taken, Base: base.memory, Snapshot: base.name, State: man.State}
+	p := Packed[ID]{Format: PackFormat, Identity: man.Identity, Taken: man.Taken, Base: base.memory,
+		Snapshot: base.name, State: man.State}
 	if p.CPU, err = host.CPUModel(); err != nil {
 		return packed, err
 	}
 	for _, l := range man.Layers {
 		p.Layers = append(p.Layers, filepath.Base(l.Path))
 	}
-	if p.RAM, err = diffFile(ctx, base.ram, filepath.Join(dir, RAMFile), filepath.Join(out, ramData)); err != nil {
+	if p.RAM, err = diffFile(ctx, base.ram, filepath.Join(dir, RAMFile),
+		filepath.Join(out, ramData)); err != nil {
 		return packed, err
 	}
-	if p.Scratch, err = diffFile(ctx, base.scratch, filepath.Join(dir, ScratchFile), filepath.Join(out, scratchData)); err != nil {
+	if p.Scratch, err = diffFile(ctx, base.scratch, filepath.Join(dir, ScratchFile),
+		filepath.Join(out, scratchData)); err != nil {
 		return packed, err
 	}
 	if err := os.WriteFile(filepath.Join(out, StateFile), state, 0o600); err != nil {
 		return packed, err
 	}
-	packed = substrate.Packed{Files: []string{ManifestFile, StateFile, ramData, scratchData}, Layers: p.Layers, Base: p.Snapshot}
+	packed = substrate.Packed{Files: []string{ManifestFile, StateFile, ramData, scratchData},
+		Layers: p.Layers, Base: p.Snapshot}
 	return packed, os.WriteFile(filepath.Join(out, ManifestFile), p.Encode(), 0o600)
 }
 

@@ -38,7 +38,8 @@ func TestDifference(t *testing.T) {
 		for range rapid.IntRange(0, 6).Draw(r, "writes") {
 			f := rapid.SampledFrom([]*os.File{from, to}).Draw(r, "file")
 			at := rapid.Int64Range(0, size-1).Draw(r, "at")
-			b := bytes.Repeat([]byte{rapid.Byte().Draw(r, "byte")}, rapid.IntRange(1, 3*pageSize).Draw(r, "length"))
+			b := bytes.Repeat([]byte{rapid.Byte().Draw(r, "byte")},
+				rapid.IntRange(1, 3*pageSize).Draw(r, "length"))
 			if _, err := f.WriteAt(b[:min(int64(len(b)), size-at)], at); err != nil {
 				r.Fatal(err)
 			}
@@ -86,7 +87,8 @@ func TestPatchRefuses(t *testing.T) {
 	}
 	defer func() { _ = base.Close() }()
 	content := make([]byte, pageSize)
-	good := difference{Size: 4 * pageSize, Runs: [][2]int64{{pageSize, pageSize}}, Data: turnstone.DigestBytes(content)}
+	good := difference{Size: 4 * pageSize, Runs: [][2]int64{{pageSize, pageSize}},
+		Data: turnstone.DigestBytes(content)}
 	for name, change := range map[string]func(*difference){
 		"another size":      func(d *difference) { d.Size = pageSize },
 		"another digest":    func(d *difference) { d.Data = turnstone.DigestBytes(nil) },
@@ -95,11 +97,13 @@ func TestPatchRefuses(t *testing.T) {
 	} {
 		d := good
 		change(&d)
-		if err := patch(t.Context(), base, filepath.Join(dir, "out "+name), 4*pageSize, part{d, bytes.NewReader(content)}); err == nil {
+		if err := patch(t.Context(), base, filepath.Join(dir, "out "+name), 4*pageSize,
+			part{d, bytes.NewReader(content)}); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	if err := patch(t.Context(), base, filepath.Join(dir, "out"), 4*pageSize, part{good, bytes.NewReader(content)}); err != nil {
+	if err := patch(t.Context(), base, filepath.Join(dir, "out"), 4*pageSize,
+		part{good, bytes.NewReader(content)}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -67,7 +67,8 @@ func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 		_ = os.Chtimes(filepath.Join(w.Dir, k.Manifest), now, now)
 		return snap, nil
 	}
-	lock, err := statedir.Acquire(ctx, w.Dir+".lock", func() { w.Progress("waiting for another turn to take the snapshot") })
+	lock, err := statedir.Acquire(ctx, w.Dir+".lock",
+		func() { w.Progress("waiting for another turn to take the snapshot") })
 	if err != nil {
 		return none, err
 	}

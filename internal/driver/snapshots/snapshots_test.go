@@ -54,7 +54,8 @@ func (s *store) ensure(ctx context.Context) (string, error) {
 			s.taken.Add(1)
 			return kind.Write(s.dir, func(tmp string) error {
 				time.Sleep(20 * time.Millisecond)
-				return errors.Join(os.WriteFile(filepath.Join(tmp, kind.Manifest), []byte(`"whole"`), 0o600), s.fails)
+				return errors.Join(os.WriteFile(filepath.Join(tmp, kind.Manifest),
+					[]byte(`"whole"`), 0o600), s.fails)
 			})
 		},
 		Taken: func() { s.ended++ },
@@ -99,7 +100,8 @@ func TestEnsure(t *testing.T) {
 	if _, err := os.Stat(left); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("something of the damaged one is left: %v", err)
 	}
-	want := []string{"taking the snapshot (a way)", "rebuilding a snapshot that cannot be used (it is damaged)", "taking the snapshot (a way)"}
+	want := []string{"taking the snapshot (a way)",
+		"rebuilding a snapshot that cannot be used (it is damaged)", "taking the snapshot (a way)"}
 	if !slices.Equal(s.told, want) {
 		t.Errorf("told %q", s.told)
 	}
@@ -172,7 +174,8 @@ func TestEnsureCanceled(t *testing.T) {
 // and those of other substrates, stay.
 func TestSweep(t *testing.T) {
 	base := t.TempDir()
-	for _, name := range []string{".taking-k-dead.1", ".taking-k-busy.1", ".taking-other.1", ".new-k-dead.1", "k-dead"} {
+	for _, name := range []string{".taking-k-dead.1", ".taking-k-busy.1", ".taking-other.1",
+		".new-k-dead.1", "k-dead"} {
 		check(t, os.Mkdir(filepath.Join(base, name), 0o700))
 	}
 	lock, err := statedir.TryAcquire(filepath.Join(base, "k-busy.lock"))
@@ -181,7 +184,8 @@ func TestSweep(t *testing.T) {
 	}
 	defer lock.Release()
 	kind.Sweep(base)
-	for name, stays := range map[string]bool{".taking-k-dead.1": false, ".taking-k-busy.1": true, ".taking-other.1": true, ".new-k-dead.1": true, "k-dead": true} {
+	for name, stays := range map[string]bool{".taking-k-dead.1": false, ".taking-k-busy.1": true,
+		".taking-other.1": true, ".new-k-dead.1": true, "k-dead": true} {
 		if _, err := os.Stat(filepath.Join(base, name)); (err == nil) != stays {
 			t.Errorf("%s: %v, and should stay: %t", name, err, stays)
 		}
@@ -194,7 +198,8 @@ func TestRemoveSuperseded(t *testing.T) {
 	place := func(name, manifest string, old bool) {
 		t.Helper()
 		path := filepath.Join(base, name, kind.Manifest)
-		check(t, errors.Join(os.Mkdir(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(manifest), 0o600)))
+		check(t, errors.Join(os.Mkdir(filepath.Dir(path), 0o700),
+			os.WriteFile(path, []byte(manifest), 0o600)))
 		if old {
 			check(t, os.Chtimes(path, past, past))
 		}
@@ -216,8 +221,9 @@ func TestRemoveSuperseded(t *testing.T) {
 		return map[string]Verdict{"kept": Keep, "ages": MayAge, "replaced": Replaced}[manifest]
 	})
 	for name, stays := range map[string]bool{
-		"k-kept": true, "k-young": true, "k-old": false, "k-replaced": false, "k-replaced.lock": false,
-		"k-used": true, "k-huge": true, "k-broken": true, "other": true,
+		"k-kept": true, "k-young": true, "k-old": false, "k-replaced": false,
+		"k-replaced.lock": false,
+		"k-used":          true, "k-huge": true, "k-broken": true, "other": true,
 	} {
 		if _, err := os.Stat(filepath.Join(base, name)); (err == nil) != stays {
 			t.Errorf("%s: %v, and should stay: %t", name, err, stays)

@@ -74,7 +74,8 @@ func (u *unpacking[ID]) all(ctx context.Context) (err error) {
 		return err
 	}
 	// From here on it is a machine of this host: the accepted differences no longer matter.
-	return Live[ID]{Identity: u.Identity, Taken: u.man.Taken, State: u.man.State}.Seal(u.dir, u.Machine.Layers)
+	return Live[ID]{Identity: u.Identity, Taken: u.man.Taken, State: u.man.State}.Seal(u.dir,
+		u.Machine.Layers)
 }
 
 // findBase selects the local snapshot if it is the machine's base, else the base that came along.
@@ -125,7 +126,8 @@ func (u *unpacking[ID]) files(ctx context.Context) error {
 		cameIn, overIn string
 	}{
 		{"memory", RAMFile, u.RAM, here.ram, u.came.RAM, u.man.RAM, baseRAMData, ramData},
-		{"scratch disk", ScratchFile, int64(u.Machine.Shape.Disk), here.scratch, u.came.Scratch, u.man.Scratch, baseScratchData, scratchData},
+		{"scratch disk", ScratchFile, int64(u.Machine.Shape.Disk), here.scratch, u.came.Scratch,
+			u.man.Scratch, baseScratchData, scratchData},
 	} {
 		names, differences := []string{f.overIn}, []difference{f.over}
 		if f.here == nil {
@@ -139,7 +141,8 @@ func (u *unpacking[ID]) files(ctx context.Context) error {
 }
 
 // file writes a file from here, nil for zeros, with the differences applied.
-func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, size int64, names []string, differences []difference) error {
+func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, size int64,
+	names []string, differences []difference) error {
 	var parts []part
 	for i, d := range differences {
 		in, err := u.packed.Open(names[i])

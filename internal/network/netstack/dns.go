@@ -75,7 +75,8 @@ func (s *Stack) serveDNSPackets(conn net.PacketConn) {
 		}
 		query := append([]byte(nil), buf[:n]...)
 		if !s.asking.enter() {
-			s.refuseLimit(&s.manyLookups, network.Refusal{Protocol: "dns", Reason: "too many lookups at once"})
+			s.refuseLimit(&s.manyLookups, network.Refusal{Protocol: "dns",
+				Reason: "too many lookups at once"})
 			continue
 		}
 		s.wg.Go(func() {
@@ -225,8 +226,10 @@ func (s *Stack) answerDNS(ctx context.Context, msg []byte, stream bool) []byte {
 // pack encodes the answer; a truncated answer has no records and makes the client ask again on a
 // stream.
 func (r reply) pack(q query, truncated bool) ([]byte, error) {
-	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.header.ID, Response: true, OpCode: q.header.OpCode,
-		RecursionDesired: q.header.RecursionDesired, RecursionAvailable: true, Truncated: truncated, RCode: r.code})
+	b := dnsmessage.NewBuilder(nil, dnsmessage.Header{ID: q.header.ID, Response: true,
+		OpCode:           q.header.OpCode,
+		RecursionDesired: q.header.RecursionDesired, RecursionAvailable: true, Truncated: truncated,
+		RCode: r.code})
 	b.EnableCompression()
 	if q.question.Name.Length > 0 {
 		if err := errors.Join(b.StartQuestions(), b.Question(q.question)); err != nil {

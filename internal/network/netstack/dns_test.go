@@ -119,7 +119,8 @@ func TestNameServer(t *testing.T) {
 		{"broken.example", dnsmessage.TypeA, dnsmessage.RCodeServerFailure, "[]"},
 		{"127.0.0.1", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"sp ace.example", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
-		{strings.Repeat("a23456789.", 21) + "example", dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
+		{strings.Repeat("a23456789.", 21) + "example", dnsmessage.TypeA, dnsmessage.RCodeNameError,
+			"[]"},
 		{network.HostName, dnsmessage.TypeA, dnsmessage.RCodeNameError, "[]"},
 		{"9.9.9.9.in-addr.arpa", dnsmessage.TypePTR, dnsmessage.RCodeNameError, "[]"},
 	} {
@@ -132,7 +133,8 @@ func TestNameServer(t *testing.T) {
 		}
 	}
 	m := w.ask("1.100.51.198.in-addr.arpa", dnsmessage.TypePTR)
-	if len(m.Answers) != 1 || m.Answers[0].Body.(*dnsmessage.PTRResource).PTR.String() != "good.example." {
+	if len(m.Answers) != 1 ||
+		m.Answers[0].Body.(*dnsmessage.PTRResource).PTR.String() != "good.example." {
 		t.Errorf("%+v", m.Answers)
 	}
 	for _, name := range w.host.Lookups {
@@ -147,7 +149,8 @@ func TestNameServer(t *testing.T) {
 
 // TestRefusalSaysWhy checks that a refusal has a reason for clients with EDNS.
 func TestRefusalSaysWhy(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "good.example")}})
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"good.example")}})
 	m := w.ask("other.example", dnsmessage.TypeA)
 	if m.RCode != dnsmessage.RCodeRefused || len(m.Additionals) != 1 {
 		t.Fatalf("%+v", m)
@@ -156,7 +159,8 @@ func TestRefusalSaysWhy(t *testing.T) {
 	if len(opt) != 1 || opt[0].Code != 15 || string(opt[0].Data) != "\x00\x0fnot in allow" {
 		t.Fatalf("%+v", opt)
 	}
-	if r := w.log.lastRefusal(t); r.Protocol != "dns" || r.Host != "other.example" || r.Reason != "not in allow" || r.At.IsZero() {
+	if r := w.log.lastRefusal(t); r.Protocol != "dns" || r.Host != "other.example" ||
+		r.Reason != "not in allow" || r.At.IsZero() {
 		t.Fatalf("%+v", r)
 	}
 	if len(w.host.Lookups) != 0 {
@@ -165,9 +169,11 @@ func TestRefusalSaysWhy(t *testing.T) {
 }
 
 func TestHostNameIsTheGateway(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "127.0.0.1:8080")}})
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"127.0.0.1:8080")}})
 	w.host.Listen("127.0.0.1:8080", networktest.Echo)
-	if a := addresses(w.ask(network.HostName, dnsmessage.TypeA)); fmt.Sprint(a) != "["+network.Gateway+"]" {
+	if a := addresses(w.ask(network.HostName, dnsmessage.TypeA)); fmt.Sprint(a) != "["+
+		network.Gateway+"]" {
 		t.Fatal(a)
 	}
 	c := w.mustDial(network.Gateway + ":8080")
@@ -192,7 +198,8 @@ func TestNameServerOverTCP(t *testing.T) {
 	defer c.Close()
 	for range 3 {
 		q := question(t, "many.example", dnsmessage.TypeA, false)
-		if _, err := c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(q))), q...)); err != nil {
+		if _, err := c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(q))),
+			q...)); err != nil {
 			t.Fatal(err)
 		}
 		var length [2]byte
@@ -224,7 +231,8 @@ func TestTruncated(t *testing.T) {
 	if m := parse(t, b); !m.Truncated || len(m.Answers) != 0 || len(b) > 512 {
 		t.Fatalf("%+v, %d bytes", m.Header, len(b))
 	}
-	if m := parse(t, exchange(t, c, question(t, name, dnsmessage.TypeA, true))); m.Truncated || len(m.Answers) != network.MaxAnswers {
+	if m := parse(t, exchange(t, c, question(t, name, dnsmessage.TypeA, true))); m.Truncated ||
+		len(m.Answers) != network.MaxAnswers {
 		t.Fatalf("%+v", m.Header)
 	}
 }
@@ -237,15 +245,24 @@ func TestMalformedQueries(t *testing.T) {
 		msg  []byte
 		code dnsmessage.RCode
 	}{
-		"an update":        {edit(func(b []byte) []byte { b[2] |= 5 << 3; return b }), dnsmessage.RCodeNotImplemented},
-		"no question":      {edit(func(b []byte) []byte { b[5] = 0; return b[:12] }), dnsmessage.RCodeFormatError},
-		"two questions":    {edit(func(b []byte) []byte { b[5] = 2; return append(b, b[12:]...) }), dnsmessage.RCodeFormatError},
-		"many questions":   {edit(func(b []byte) []byte { b[4] = 0xff; return b }), dnsmessage.RCodeFormatError},
-		"an answer":        {edit(func(b []byte) []byte { b[7] = 1; return b }), dnsmessage.RCodeFormatError},
-		"many records":     {edit(func(b []byte) []byte { b[10] = 0xff; return b }), dnsmessage.RCodeFormatError},
-		"a name in a loop": {edit(func(b []byte) []byte { return append(b[:12], 0xc0, 12, 0, 1, 0, 1) }), dnsmessage.RCodeFormatError},
-		"cut off":          {good[:len(good)-3], dnsmessage.RCodeFormatError},
-		"class CHAOS":      {edit(func(b []byte) []byte { b[len(b)-1] = 3; return b }), dnsmessage.RCodeNotImplemented},
+		"an update": {edit(func(b []byte) []byte { b[2] |= 5 << 3; return b }),
+			dnsmessage.RCodeNotImplemented},
+		"no question": {edit(func(b []byte) []byte { b[5] = 0; return b[:12] }),
+			dnsmessage.RCodeFormatError},
+		"two questions": {edit(func(b []byte) []byte { b[5] = 2; return append(b, b[12:]...) }),
+			dnsmessage.RCodeFormatError},
+		"many questions": {edit(func(b []byte) []byte { b[4] = 0xff; return b }),
+			dnsmessage.RCodeFormatError},
+		"an answer": {edit(func(b []byte) []byte { b[7] = 1; return b }),
+			dnsmessage.RCodeFormatError},
+		"many records": {edit(func(b []byte) []byte { b[10] = 0xff; return b }),
+			dnsmessage.RCodeFormatError},
+		"a name in a loop": {edit(
+			func(b []byte) []byte { return append(b[:12], 0xc0, 12, 0, 1, 0, 1) }),
+			dnsmessage.RCodeFormatError},
+		"cut off": {good[:len(good)-3], dnsmessage.RCodeFormatError},
+		"class CHAOS": {edit(func(b []byte) []byte { b[len(b)-1] = 3; return b }),
+			dnsmessage.RCodeNotImplemented},
 	} {
 		c2 := w.dialUDP("10.0.2.3:53")
 		if m := parse(t, exchange(t, c2, c.msg)); m.RCode != c.code || m.ID != 7 {
@@ -256,7 +273,8 @@ func TestMalformedQueries(t *testing.T) {
 	// Invalid queries get no answer, and do not stop others.
 	c := w.dialUDP("10.0.2.3:53")
 	defer c.Close()
-	for _, b := range [][]byte{{}, {1}, good[:11], edit(func(b []byte) []byte { b[2] |= 0x80; return b }), make([]byte, 1400)} {
+	for _, b := range [][]byte{{}, {1}, good[:11],
+		edit(func(b []byte) []byte { b[2] |= 0x80; return b }), make([]byte, 1400)} {
 		_, _ = c.Write(b)
 	}
 	w.host.Name("good.example", "198.51.100.1")
@@ -268,7 +286,11 @@ func TestMalformedQueries(t *testing.T) {
 // TestTunnel checks that a tunnel through lookups is throttled, and that the receipt has a line
 // about it.
 func TestTunnel(t *testing.T) {
-	w := newWorld(t, Options{}, func(l *limits) { l.zoneBurst, l.zoneRate, l.lookupBurst, l.lookupRate = 20, 0.01, 50, 0.01 })
+	w := newWorld(t, Options{},
+		func(l *limits) {
+			l.zoneBurst, l.zoneRate, l.lookupBurst, l.lookupRate = 20, 0.01, 50,
+				0.01
+		})
 	w.host.Answer = func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("198.51.100.1")}, nil
 	}
@@ -300,7 +322,8 @@ func TestTunnel(t *testing.T) {
 	if len(w.log.refused) > 4 {
 		t.Errorf("%d refusals were told", len(w.log.refused))
 	}
-	if tot := w.stack.Totals(); tot.Refused < 300 || tot.Refused != tot.Untold+int64(len(w.log.refused)) {
+	if tot := w.stack.Totals(); tot.Refused < 300 ||
+		tot.Refused != tot.Untold+int64(len(w.log.refused)) {
 		t.Errorf("%+v", tot)
 	}
 }
@@ -309,7 +332,8 @@ func TestTunnel(t *testing.T) {
 // lookups.
 func TestLookupFlood(t *testing.T) {
 	var open, most atomic.Int64
-	w := newWorld(t, Options{}, func(l *limits) { l.lookups, l.lookupTime = 8, 300*time.Millisecond })
+	w := newWorld(t, Options{},
+		func(l *limits) { l.lookups, l.lookupTime = 8, 300*time.Millisecond })
 	w.host.Answer = func(ctx context.Context, _ string) ([]netip.Addr, error) {
 		n := open.Add(1)
 		defer open.Add(-1)
@@ -362,7 +386,8 @@ func FuzzNameServer(f *testing.F) {
 				continue
 			}
 			var m dnsmessage.Message
-			if err := m.Unpack(answer); err != nil || !m.Response || m.ID != binary.BigEndian.Uint16(msg) {
+			if err := m.Unpack(answer); err != nil || !m.Response ||
+				m.ID != binary.BigEndian.Uint16(msg) {
 				t.Fatalf("%x: %v", answer, err)
 			}
 			if !stream && len(answer) > ednsAnswer {

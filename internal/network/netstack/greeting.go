@@ -125,10 +125,12 @@ func parseGreeting(r *recorder) network.Greeting {
 func parseTLS(r *recorder) network.Greeting {
 	g := network.Greeting{Protocol: network.GreetingPartial}
 	stop := errors.New("seen")
-	_ = tls.Server(readOnly{r}, &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		g = network.Greeting{Protocol: network.GreetingTLS, Name: network.CanonicalName(hello.ServerName)}
-		return nil, stop
-	}}).Handshake()
+	_ = tls.Server(readOnly{r},
+		&tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			g = network.Greeting{Protocol: network.GreetingTLS,
+				Name: network.CanonicalName(hello.ServerName)}
+			return nil, stop
+		}}).Handshake()
 	return g
 }
 
@@ -138,7 +140,8 @@ func parseHTTP(r *recorder) network.Greeting {
 	if err != nil {
 		return network.Greeting{Protocol: network.GreetingPartial}
 	}
-	return network.Greeting{Protocol: network.GreetingHTTP, Name: network.CanonicalName(network.HostOnly(req.Host))}
+	return network.Greeting{Protocol: network.GreetingHTTP,
+		Name: network.CanonicalName(network.HostOnly(req.Host))}
 }
 
 // readOnly turns a reader into a connection for crypto/tls, and discards its alert.

@@ -67,7 +67,8 @@ func newWorld(tb testing.TB, opts Options, change ...func(*limits)) *world {
 		opts.Observer = w.log
 	}
 	s, err := newStack(opts, lim, func() ([]net.Addr, error) {
-		return []net.Addr{&net.IPNet{IP: net.IPv4(198, 51, 100, 77), Mask: net.CIDRMask(24, 32)}}, nil
+		return []net.Addr{&net.IPNet{IP: net.IPv4(198, 51, 100, 77), Mask: net.CIDRMask(24, 32)}},
+			nil
 	})
 	if err != nil {
 		tb.Fatal(err)
@@ -87,10 +88,12 @@ func newWorld(tb testing.TB, opts Options, change ...func(*limits)) *world {
 
 func newGuest(tb testing.TB, frames net.Conn) *guest {
 	tb.Helper()
-	g := &guest{tb: tb, frames: frames, link: channel.New(4096, header.EthernetMinimumSize+network.MTU, guestMAC)}
+	g := &guest{tb: tb, frames: frames,
+		link: channel.New(4096, header.EthernetMinimumSize+network.MTU, guestMAC)}
 	g.net = stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol,
+			icmp.NewProtocol4},
 	})
 	must := func(err tcpip.Error) {
 		if err != nil {
@@ -99,10 +102,13 @@ func newGuest(tb testing.TB, frames net.Conn) *guest {
 	}
 	must(g.net.CreateNIC(1, ethernet.New(g.link)))
 	must(g.net.AddProtocolAddress(1, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
-		AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4([4]byte{10, 0, 2, 15}), PrefixLen: 24}}, stack.AddressProperties{}))
-	local := tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4([4]byte{10, 0, 2, 0}), PrefixLen: 24}.Subnet()
+		AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4([4]byte{10, 0, 2, 15}),
+			PrefixLen: 24}}, stack.AddressProperties{}))
+	local := tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4([4]byte{10, 0, 2, 0}),
+		PrefixLen: 24}.Subnet()
 	g.net.SetRouteTable([]tcpip.Route{{Destination: local, NIC: 1},
-		{Destination: header.IPv4EmptySubnet, Gateway: tcpip.AddrFrom4([4]byte{10, 0, 2, 2}), NIC: 1}})
+		{Destination: header.IPv4EmptySubnet, Gateway: tcpip.AddrFrom4([4]byte{10, 0, 2, 2}),
+			NIC: 1}})
 	g.attach(frames)
 	return g
 }
@@ -135,7 +141,8 @@ func (g *guest) attach(frames net.Conn) {
 			if err != nil {
 				return
 			}
-			p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(frame)})
+			p := stack.NewPacketBuffer(
+				stack.PacketBufferOptions{Payload: buffer.MakeWithData(frame)})
 			g.link.InjectInbound(0, p)
 			p.DecRef()
 		}
@@ -161,7 +168,8 @@ func (g *guest) close() {
 // send sends a raw frame.
 func (g *guest) send(frame []byte) {
 	g.tb.Helper()
-	if _, err := g.frames.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
+	if _, err := g.frames.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))),
+		frame...)); err != nil {
 		g.tb.Fatal(err)
 	}
 }

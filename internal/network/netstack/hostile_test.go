@@ -35,7 +35,8 @@ type packet struct {
 
 func (p packet) frame() []byte {
 	b := make([]byte, header.EthernetMinimumSize+header.IPv4MinimumSize+len(p.payload))
-	f := header.EthernetFields{SrcAddr: guestMAC, DstAddr: gatewayMAC, Type: header.IPv4ProtocolNumber}
+	f := header.EthernetFields{SrcAddr: guestMAC, DstAddr: gatewayMAC,
+		Type: header.IPv4ProtocolNumber}
 	if p.mac != "" {
 		f.SrcAddr = p.mac
 	}
@@ -55,7 +56,8 @@ func (p packet) frame() []byte {
 	if src.Len() == 0 {
 		src = guestIP
 	}
-	ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(ip)), ID: p.id, Flags: flags, FragmentOffset: p.offset, TTL: 64,
+	ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(ip)), ID: p.id, Flags: flags,
+		FragmentOffset: p.offset, TTL: 64,
 		Protocol: uint8(p.protocol), SrcAddr: src, DstAddr: p.dst})
 	ip.SetChecksum(^ip.CalculateChecksum())
 	copy(ip[header.IPv4MinimumSize:], p.payload)
@@ -65,15 +67,18 @@ func (p packet) frame() []byte {
 // syn returns the first frame of a connection.
 func syn(from uint16, dst tcpip.Address, port uint16) []byte {
 	t := header.TCP(make([]byte, header.TCPMinimumSize))
-	t.Encode(&header.TCPFields{SrcPort: from, DstPort: port, SeqNum: 1, DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 65535})
-	t.SetChecksum(^t.CalculateChecksum(header.PseudoHeaderChecksum(header.TCPProtocolNumber, guestIP, dst, uint16(len(t)))))
+	t.Encode(&header.TCPFields{SrcPort: from, DstPort: port, SeqNum: 1,
+		DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 65535})
+	t.SetChecksum(^t.CalculateChecksum(header.PseudoHeaderChecksum(header.TCPProtocolNumber,
+		guestIP, dst, uint16(len(t)))))
 	return packet{dst: dst, protocol: header.TCPProtocolNumber, payload: t}.frame()
 }
 
 func datagram(from uint16, dst tcpip.Address, port uint16, payload []byte) []byte {
 	u := header.UDP(append(make([]byte, header.UDPMinimumSize), payload...))
 	u.Encode(&header.UDPFields{SrcPort: from, DstPort: port, Length: uint16(len(u))})
-	u.SetChecksum(^checksum.Checksum(u, header.PseudoHeaderChecksum(header.UDPProtocolNumber, guestIP, dst, uint16(len(u)))))
+	u.SetChecksum(^checksum.Checksum(u, header.PseudoHeaderChecksum(header.UDPProtocolNumber,
+		guestIP, dst, uint16(len(u)))))
 	return packet{dst: dst, protocol: header.UDPProtocolNumber, payload: u}.frame()
 }
 
@@ -87,7 +92,8 @@ type raw struct {
 }
 
 func newRaw(tb testing.TB, opts Options, change ...func(*limits)) *raw {
-	r := &raw{world: &world{host: networktest.NewHost(tb), log: &journal{}, serve: make(chan error, 1)}, done: make(chan struct{})}
+	r := &raw{world: &world{host: networktest.NewHost(tb), log: &journal{},
+		serve: make(chan error, 1)}, done: make(chan struct{})}
 	lim := defaultLimits()
 	for _, c := range change {
 		c(&lim)
@@ -121,7 +127,8 @@ func newRaw(tb testing.TB, opts Options, change ...func(*limits)) *raw {
 
 func (r *raw) count(f []byte) {
 	ip := header.IPv4(f[header.EthernetMinimumSize:])
-	if header.Ethernet(f).Type() != header.IPv4ProtocolNumber || ip.TransportProtocol() != header.TCPProtocolNumber {
+	if header.Ethernet(f).Type() != header.IPv4ProtocolNumber ||
+		ip.TransportProtocol() != header.TCPProtocolNumber {
 		r.others.Add(1)
 		return
 	}
@@ -164,12 +171,16 @@ func TestPortScan(t *testing.T) {
 			// A guest that reads as fast as it writes loses no answer.
 			if port%1000 == 0 {
 				want := r.stack.Totals().Refused
-				eventually(t, func() bool { return r.stack.Totals().Refused >= want && r.resets.Load() >= want })
+				eventually(t, func() bool {
+					return r.stack.Totals().Refused >= want &&
+						r.resets.Load() >= want
+				})
 			}
 		}
 	}
 	eventually(t, func() bool {
-		return r.resets.Load()+r.stack.Totals().Dropped >= 2*65535-10 && r.stack.Totals().Refused >= 2*65535
+		return r.resets.Load()+r.stack.Totals().Dropped >= 2*65535-10 &&
+			r.stack.Totals().Refused >= 2*65535
 	})
 	t.Logf("131,070 ports in %s", time.Since(start))
 	if n := len(r.host.Dials()); n != 0 {
@@ -205,14 +216,18 @@ func TestHalfOpen(t *testing.T) {
 	if n := r.stack.opening.used.Load(); n > 50 {
 		t.Fatal(n)
 	}
-	if r := r.log.lastRefusal(t); !strings.HasPrefix(r.Reason, "too many connections being opened") {
+	if r := r.log.lastRefusal(t); !strings.HasPrefix(r.Reason,
+		"too many connections being opened") {
 		t.Fatalf("%+v", r)
 	}
 	if r.resets.Load() != 0 {
 		t.Fatal("the guest was reset, when its kernel would have tried again")
 	}
 	// Incomplete connections are given up, and their places are free for others.
-	eventually(t, func() bool { return r.stack.opening.used.Load() == 0 && r.stack.connections.used.Load() == 0 })
+	eventually(t, func() bool {
+		return r.stack.opening.used.Load() == 0 &&
+			r.stack.connections.used.Load() == 0
+	})
 	dials := len(r.host.Dials())
 	for i := range 50 {
 		r.send(syn(uint16(20000+i), address(198, 51, 100, 1), 80))
@@ -227,8 +242,10 @@ func TestHalfOpen(t *testing.T) {
 
 // The guest opens 1,024 connections, and then tries 50,000 times more.
 func TestTooManyConnections(t *testing.T) {
-	w := newWorld(t, Options{}, func(l *limits) { l.openRate, l.openBurst, l.connections = 1e6, 1e6, 256 })
-	w.host.Listen("198.51.100.1:80", func(c net.Conn) { _, _ = io.Copy(io.Discard, c); _ = c.Close() })
+	w := newWorld(t, Options{},
+		func(l *limits) { l.openRate, l.openBurst, l.connections = 1e6, 1e6, 256 })
+	w.host.Listen("198.51.100.1:80",
+		func(c net.Conn) { _, _ = io.Copy(io.Discard, c); _ = c.Close() })
 	var open []io.Closer
 	for range 256 {
 		open = append(open, w.mustDial("198.51.100.1:80"))
@@ -295,7 +312,8 @@ func TestSpoofing(t *testing.T) {
 	edit := func(f func(b []byte)) []byte { b := append([]byte(nil), good...); f(b); return b }
 	arp := func(mac tcpip.LinkAddress, sender, ip, target tcpip.Address) []byte {
 		b := make([]byte, header.EthernetMinimumSize+header.ARPSize)
-		header.Ethernet(b).Encode(&header.EthernetFields{SrcAddr: mac, DstAddr: header.EthernetBroadcastAddress, Type: header.ARPProtocolNumber})
+		header.Ethernet(b).Encode(&header.EthernetFields{SrcAddr: mac,
+			DstAddr: header.EthernetBroadcastAddress, Type: header.ARPProtocolNumber})
 		a := header.ARP(b[header.EthernetMinimumSize:])
 		a.SetIPv4OverEthernet()
 		a.SetOp(header.ARPRequest)
@@ -306,13 +324,20 @@ func TestSpoofing(t *testing.T) {
 	}
 	other := tcpip.LinkAddress("\x52\x54\x00\x00\x00\x01")
 	bad := map[string][]byte{
-		"another MAC":        packet{mac: other, dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"the gateway's MAC":  packet{mac: gatewayMAC, dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"a broadcast source": packet{mac: header.EthernetBroadcastAddress, dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"to another MAC":     packet{to: other, dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"another IP":         packet{src: address(10, 0, 2, 16), dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"the gateway's IP":   packet{src: address(10, 0, 2, 2), dst: dst, protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
-		"no IP":              packet{src: address(0, 0, 0, 0), dst: address(255, 255, 255, 255), protocol: header.UDPProtocolNumber, payload: make([]byte, 300)}.frame(),
+		"another MAC": packet{mac: other, dst: dst, protocol: header.TCPProtocolNumber,
+			payload: good[34:]}.frame(),
+		"the gateway's MAC": packet{mac: gatewayMAC, dst: dst, protocol: header.TCPProtocolNumber,
+			payload: good[34:]}.frame(),
+		"a broadcast source": packet{mac: header.EthernetBroadcastAddress, dst: dst,
+			protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
+		"to another MAC": packet{to: other, dst: dst, protocol: header.TCPProtocolNumber,
+			payload: good[34:]}.frame(),
+		"another IP": packet{src: address(10, 0, 2, 16), dst: dst,
+			protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
+		"the gateway's IP": packet{src: address(10, 0, 2, 2), dst: dst,
+			protocol: header.TCPProtocolNumber, payload: good[34:]}.frame(),
+		"no IP": packet{src: address(0, 0, 0, 0), dst: address(255, 255, 255, 255),
+			protocol: header.UDPProtocolNumber, payload: make([]byte, 300)}.frame(),
 		"IPv6":               packet{etherTyp: header.IPv6ProtocolNumber, dst: dst}.frame(),
 		"VLAN":               packet{etherTyp: 0x8100, dst: dst}.frame(),
 		"an unknown type":    packet{etherTyp: 0x88b5, dst: dst}.frame(),
@@ -357,15 +382,21 @@ func TestOddPackets(t *testing.T) {
 		frame  []byte
 		reason string
 	}{
-		"multicast":   {datagram(1, address(224, 0, 0, 251), 5353, []byte("x")), "udp 224.0.0.251:5353: multicast address"},
-		"broadcast":   {datagram(1, address(255, 255, 255, 255), 67, []byte("x")), "udp 255.255.255.255:67: broadcast address"},
-		"subnet":      {datagram(1, address(10, 0, 2, 255), 137, []byte("x")), "udp 10.0.2.255:137: private address"},
-		"class E":     {syn(1, address(240, 0, 0, 1), 80), "tcp 240.0.0.1:80: reserved address"},
-		"no host":     {syn(1, address(0, 0, 0, 0), 80), "tcp 0.0.0.0:80: address of no host"},
-		"loopback":    {syn(1, address(127, 0, 0, 1), 80), "tcp 127.0.0.1:80: loopback address"},
-		"GRE":         {packet{dst: address(198, 51, 100, 1), protocol: 47, payload: make([]byte, 40)}.frame(), "ip 198.51.100.1:0: protocol 47"},
-		"SCTP":        {packet{dst: address(198, 51, 100, 1), protocol: 132, payload: make([]byte, 40)}.frame(), "ip 198.51.100.1:0: protocol 132"},
-		"another DNS": {datagram(1, address(192, 168, 1, 1), 53, []byte("x")), "udp 192.168.1.1:53: private address"},
+		"multicast": {datagram(1, address(224, 0, 0, 251), 5353, []byte("x")),
+			"udp 224.0.0.251:5353: multicast address"},
+		"broadcast": {datagram(1, address(255, 255, 255, 255), 67, []byte("x")),
+			"udp 255.255.255.255:67: broadcast address"},
+		"subnet": {datagram(1, address(10, 0, 2, 255), 137, []byte("x")),
+			"udp 10.0.2.255:137: private address"},
+		"class E":  {syn(1, address(240, 0, 0, 1), 80), "tcp 240.0.0.1:80: reserved address"},
+		"no host":  {syn(1, address(0, 0, 0, 0), 80), "tcp 0.0.0.0:80: address of no host"},
+		"loopback": {syn(1, address(127, 0, 0, 1), 80), "tcp 127.0.0.1:80: loopback address"},
+		"GRE": {packet{dst: address(198, 51, 100, 1), protocol: 47,
+			payload: make([]byte, 40)}.frame(), "ip 198.51.100.1:0: protocol 47"},
+		"SCTP": {packet{dst: address(198, 51, 100, 1), protocol: 132,
+			payload: make([]byte, 40)}.frame(), "ip 198.51.100.1:0: protocol 132"},
+		"another DNS": {datagram(1, address(192, 168, 1, 1), 53, []byte("x")),
+			"udp 192.168.1.1:53: private address"},
 	} {
 		r.log.mu.Lock()
 		r.log.refused = nil
@@ -389,7 +420,8 @@ func TestFragments(t *testing.T) {
 	before := heap()
 	payload := bytes.Repeat([]byte("x"), 1400)
 	for i := range 60000 {
-		w.send(packet{dst: address(198, 51, 100, 1), protocol: header.UDPProtocolNumber, id: uint16(i), offset: uint16(i%4) * 1400, more: true, payload: payload}.frame())
+		w.send(packet{dst: address(198, 51, 100, 1), protocol: header.UDPProtocolNumber,
+			id: uint16(i), offset: uint16(i%4) * 1400, more: true, payload: payload}.frame())
 	}
 	w.ask("good.example", dnsmessage.TypeA)
 	if after := heap(); after > before+24<<20 {

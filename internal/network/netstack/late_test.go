@@ -18,8 +18,10 @@ func TestLateGreetingIsInterceptedToo(t *testing.T) {
 	for what, want := range map[string]string{"bad.example": "reset", "good.example": "echo"} {
 		t.Run(what, func(t *testing.T) {
 			took := make(chan struct{}, 1)
-			w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")},
-				Interceptor: intercept(func(_ context.Context, guest net.Conn, _ network.Target) bool {
+			w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t,
+				"bad.example")},
+				Interceptor: intercept(func(_ context.Context, guest net.Conn,
+					_ network.Target) bool {
 					took <- struct{}{}
 					_, _ = io.Copy(guest, guest)
 					return true
@@ -32,7 +34,8 @@ func TestLateGreetingIsInterceptedToo(t *testing.T) {
 			_, _ = c.Write(hello)
 			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 			_, err := io.ReadFull(c, make([]byte, len(hello)))
-			if got := err == nil; got != (want == "echo") || !got && !strings.Contains(err.Error(), "reset") {
+			if got := err == nil; got != (want == "echo") || !got &&
+				!strings.Contains(err.Error(), "reset") {
 				t.Fatal(err)
 			}
 			if want == "reset" {

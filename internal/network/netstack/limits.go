@@ -48,7 +48,8 @@ func defaultLimits() limits {
 		connections: 1024, opening: 256, flows: 512,
 		openRate: 1000, openBurst: 2048,
 		buffer: 256 << 10, smallBuffer: 64 << 10,
-		dial: 20 * time.Second, handshake: 10 * time.Second, hello: 10 * time.Second, flowIdle: time.Minute, linger: 15 * time.Second,
+		dial: 20 * time.Second, handshake: 10 * time.Second, hello: 10 * time.Second,
+		flowIdle: time.Minute, linger: 15 * time.Second,
 		lookups: 64, lookupRate: 50, lookupBurst: 300, zoneRate: 5, zoneBurst: 100, nameLength: 200,
 		lookupTime: 10 * time.Second, dnsConns: 16, addresses: 4096, remember: time.Hour,
 		tellRate: 500, tellBurst: 4096, quiet: 5 * time.Second,
@@ -63,8 +64,10 @@ type counters struct {
 // count.
 func (s *Stack) Totals() network.Totals {
 	c := &s.counters
-	return network.Totals{Connections: c.connections.Load(), Sent: c.sent.Load(), Received: c.received.Load(),
-		Lookups: c.lookups.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(), Untold: c.untold.Load()}
+	return network.Totals{Connections: c.connections.Load(), Sent: c.sent.Load(),
+		Received: c.received.Load(),
+		Lookups:  c.lookups.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(),
+		Untold: c.untold.Load()}
 }
 
 // A burst passes the first of many equal events, and then each event after a quiet period.

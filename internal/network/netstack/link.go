@@ -112,7 +112,8 @@ func (l *link) read(r io.Reader) error {
 func (l *link) take(frame []byte) bool {
 	eth := header.Ethernet(frame)
 	from, to := eth.SourceAddress(), eth.DestinationAddress()
-	if header.IsMulticastEthernetAddress(from) || to != gatewayMAC && !header.IsMulticastEthernetAddress(to) {
+	if header.IsMulticastEthernetAddress(from) || to != gatewayMAC &&
+		!header.IsMulticastEthernetAddress(to) {
 		return false
 	}
 	if mac := l.mac.Load(); mac != nil && *mac != from && !l.fresh {
@@ -145,7 +146,8 @@ func (l *link) arp(from tcpip.LinkAddress, payload []byte) bool {
 		return false
 	}
 	l.learn(from)
-	if ask.Op() != header.ARPRequest || !slices.Contains(l.services, tcpip.AddrFromSlice(ask.ProtocolAddressTarget())) {
+	if ask.Op() != header.ARPRequest ||
+		!slices.Contains(l.services, tcpip.AddrFromSlice(ask.ProtocolAddressTarget())) {
 		return true
 	}
 	l.sendARP(header.ARPReply, tcpip.AddrFromSlice(ask.ProtocolAddressTarget()), from)
@@ -159,7 +161,8 @@ func (l *link) askARP() {
 
 func (l *link) sendARP(op header.ARPOp, ours tcpip.Address, to tcpip.LinkAddress) {
 	frame := make([]byte, header.EthernetMinimumSize+header.ARPSize)
-	header.Ethernet(frame).Encode(&header.EthernetFields{SrcAddr: gatewayMAC, DstAddr: to, Type: header.ARPProtocolNumber})
+	header.Ethernet(frame).Encode(&header.EthernetFields{SrcAddr: gatewayMAC, DstAddr: to,
+		Type: header.ARPProtocolNumber})
 	a := header.ARP(frame[header.EthernetMinimumSize:])
 	a.SetIPv4OverEthernet()
 	a.SetOp(op)
@@ -180,7 +183,8 @@ func (l *link) sendARP(op header.ARPOp, ours tcpip.Address, to tcpip.LinkAddress
 // foreign source addresses, which the guest does not need.
 func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	ip := header.IPv4(payload)
-	if !ip.IsValid(len(payload)) || ip.HeaderLength() != header.IPv4MinimumSize || ip.SourceAddress() != l.guest {
+	if !ip.IsValid(len(payload)) || ip.HeaderLength() != header.IPv4MinimumSize ||
+		ip.SourceAddress() != l.guest {
 		return false
 	}
 	l.learn(from)
@@ -199,7 +203,8 @@ func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	if d == nil {
 		return true
 	}
-	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(payload[:ip.TotalLength()])})
+	p := stack.NewPacketBuffer(
+		stack.PacketBufferOptions{Payload: buffer.MakeWithData(payload[:ip.TotalLength()])})
 	defer p.DecRef()
 	d.DeliverNetworkPacket(header.IPv4ProtocolNumber, p)
 	return true

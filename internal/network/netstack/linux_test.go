@@ -96,14 +96,17 @@ func tapDevice() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), "tap"), errors.Join(netlink.LinkSetMTU(link, network.MTU), netlink.AddrAdd(link, addr), netlink.LinkSetUp(link),
-		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(network.Gateway)}))
+	return os.NewFile(uintptr(fd), "tap"), errors.Join(netlink.LinkSetMTU(link, network.MTU),
+		netlink.AddrAdd(link, addr), netlink.LinkSetUp(link),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index,
+			Gw: net.ParseIP(network.Gateway)}))
 }
 
 func TestLinuxAsTheGuest(t *testing.T) {
 	host := networktest.NewHost(t)
 	log := &journal{}
-	s, err := New(Options{Dialer: host, Resolver: host, Observer: log, Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")}})
+	s, err := New(Options{Dialer: host, Resolver: host, Observer: log,
+		Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,8 +142,9 @@ func TestLinuxAsTheGuest(t *testing.T) {
 		t.Logf("16 MiB there and back in %s", time.Since(start))
 		_ = c.Close()
 
-		for to, want := range map[string]error{"198.51.100.1:81": syscall.ECONNREFUSED, "192.168.1.1:80": syscall.ECONNREFUSED,
-			"10.0.2.2:80": syscall.ECONNREFUSED} {
+		for to, want := range map[string]error{"198.51.100.1:81": syscall.ECONNREFUSED,
+			"192.168.1.1:80": syscall.ECONNREFUSED,
+			"10.0.2.2:80":    syscall.ECONNREFUSED} {
 			if _, err := net.DialTimeout("tcp4", to, 10*time.Second); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", to, err, want)
 			}
@@ -148,10 +152,12 @@ func TestLinuxAsTheGuest(t *testing.T) {
 		host.Mu.Lock()
 		host.Fails["198.51.100.2:80"] = &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}
 		host.Mu.Unlock()
-		if _, err := net.DialTimeout("tcp4", "198.51.100.2:80", 5*time.Second); !errors.Is(err, syscall.EHOSTUNREACH) {
+		if _, err := net.DialTimeout("tcp4", "198.51.100.2:80", 5*time.Second); !errors.Is(err,
+			syscall.EHOSTUNREACH) {
 			t.Errorf("without a route: %v", err)
 		}
-		for to, want := range map[string]error{"198.51.100.1:9": nil, "192.168.1.1:9": syscall.ECONNREFUSED} {
+		for to, want := range map[string]error{"198.51.100.1:9": nil,
+			"192.168.1.1:9": syscall.ECONNREFUSED} {
 			u, err := net.Dial("udp4", to)
 			if err != nil {
 				t.Error(err)
@@ -159,7 +165,8 @@ func TestLinuxAsTheGuest(t *testing.T) {
 			}
 			_ = u.SetDeadline(time.Now().Add(5 * time.Second))
 			_, _ = u.Write(make([]byte, 9000)) // in fragments
-			if n, err := u.Read(make([]byte, 65535)); !errors.Is(err, want) || want == nil && n != 9000 {
+			if n, err := u.Read(make([]byte, 65535)); !errors.Is(err, want) || want == nil &&
+				n != 9000 {
 				t.Errorf("udp %s: %d, %v", to, n, err)
 			}
 			_ = u.Close()

@@ -34,11 +34,13 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 	if q.Type == dnsmessage.TypePTR {
 		return s.resolvePTR(name)
 	}
-	if network.CheckName(name) != nil || network.LooksLikeAddress(name) || len(name) > s.limits.nameLength {
+	if network.CheckName(name) != nil || network.LooksLikeAddress(name) ||
+		len(name) > s.limits.nameLength {
 		return reply{code: dnsmessage.RCodeNameError}
 	}
 	refuse := func(code dnsmessage.RCode, reason string, addr netip.Addr) reply {
-		s.refuse(network.Refusal{Protocol: "dns", Host: name, Address: netip.AddrPortFrom(addr, 0), Reason: reason})
+		s.refuse(network.Refusal{Protocol: "dns", Host: name, Address: netip.AddrPortFrom(addr, 0),
+			Reason: reason})
 		return reply{code: code, reason: reason}
 	}
 	if name == network.HostName {
@@ -52,7 +54,8 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 	case dnsmessage.TypeAAAA, dnsmessage.TypeCNAME, typeHTTPS, typeSVCB:
 		return reply{code: s.cache.known(name)}
 	default:
-		return refuse(dnsmessage.RCodeNotImplemented, "only lookups of addresses are answered", netip.Addr{})
+		return refuse(dnsmessage.RCodeNotImplemented, "only lookups of addresses are answered",
+			netip.Addr{})
 	}
 	addrs, code := s.lookup(ctx, name)
 	if code != dnsmessage.RCodeSuccess {
@@ -66,7 +69,8 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 }
 
 // filter returns the addresses that the guest may learn, and remembers them.
-func (s *Stack) filter(name string, addrs []netip.Addr, refuse func(dnsmessage.RCode, string, netip.Addr) reply) reply {
+func (s *Stack) filter(name string, addrs []netip.Addr, refuse func(dnsmessage.RCode, string,
+	netip.Addr) reply) reply {
 	var r reply
 	var refused network.Verdict
 	var which netip.Addr

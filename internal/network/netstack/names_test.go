@@ -53,7 +53,8 @@ func hello(c net.Conn) {
 			return
 		}
 		body, _ := io.ReadAll(req.Body)
-		text := fmt.Sprintf("hello from %s, %d bytes; and a line that is longer than the request", req.Host, len(body))
+		text := fmt.Sprintf("hello from %s, %d bytes; and a line that is longer than the request",
+			req.Host, len(body))
 		_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 	}
 }
@@ -68,7 +69,8 @@ func TestEachRequestHasItsName(t *testing.T) {
 }
 
 func eachRequest(t *testing.T, i network.Interceptor) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "api.example.com")}, Interceptor: i})
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"api.example.com")}, Interceptor: i})
 	w.host.Name("api.example.com", "198.51.100.1")
 	w.host.Listen("198.51.100.1:80", hello)
 	w.ask("api.example.com", dnsmessage.TypeA)
@@ -78,32 +80,41 @@ func eachRequest(t *testing.T, i network.Interceptor) {
 	for _, q := range []struct {
 		host, body string
 		want       int
-	}{{"api.example.com", "", 200}, {"api.example.com:80", "some data", 200}, {"evil.example", "", 421}, {"api.example.com", "", 200}, {"198.51.100.1", "", 421}} {
-		_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", q.host, len(q.body), q.body)
+	}{{"api.example.com", "", 200}, {"api.example.com:80", "some data", 200},
+		{"evil.example", "", 421}, {"api.example.com", "", 200}, {"198.51.100.1", "", 421}} {
+		_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n%s", q.host,
+			len(q.body), q.body)
 		res, err := http.ReadResponse(br, nil)
 		if err != nil {
 			t.Fatal(q.host, err)
 		}
 		body, _ := io.ReadAll(res.Body)
-		if res.StatusCode != q.want || q.want == 200 && !strings.Contains(string(body), fmt.Sprintf("hello from %s, %d bytes", q.host, len(q.body))) {
+		if res.StatusCode != q.want || q.want == 200 &&
+			!strings.Contains(string(body), fmt.Sprintf("hello from %s, %d bytes", q.host,
+				len(q.body))) {
 			t.Errorf("%s: %s %s", q.host, res.Status, body)
 		}
 	}
 	_ = c.Close()
-	if r := w.log.lastRefusal(t); r.Address.String() != "198.51.100.1:80" || w.stack.Totals().Refused != 2 {
+	if r := w.log.lastRefusal(t); r.Address.String() != "198.51.100.1:80" ||
+		w.stack.Totals().Refused != 2 {
 		t.Errorf("%+v", r)
 	}
-	if ended := w.log.connections(t, 1)[0]; ended.Sent == 0 || ended.Received == 0 || ended.Host != "api.example.com" {
+	if ended := w.log.connections(t, 1)[0]; ended.Sent == 0 || ended.Received == 0 ||
+		ended.Host != "api.example.com" {
 		t.Errorf("%+v", ended)
 	}
 }
 
 func TestNamesAtTheConnection(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true,
-		Allow: networktest.Rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432", "web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
+		Allow: networktest.Rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432",
+			"web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
 		func(l *limits) { l.hello = time.Second })
-	for name, addr := range map[string]string{"api.example.com": "198.51.100.1", "a.example.org": "198.51.100.2", "b.example.org": "198.51.100.3",
-		"db.example.net": "198.51.100.4", "web.example.net": "198.51.100.5", "plain.example.net": "198.51.100.6"} {
+	for name, addr := range map[string]string{"api.example.com": "198.51.100.1",
+		"a.example.org": "198.51.100.2", "b.example.org": "198.51.100.3",
+		"db.example.net": "198.51.100.4", "web.example.net": "198.51.100.5",
+		"plain.example.net": "198.51.100.6"} {
 		w.host.Name(name, addr)
 		for _, port := range []string{"80", "443", "5432", "22", "9000"} {
 			w.host.Listen(addr+":"+port, networktest.Echo)
@@ -127,30 +138,44 @@ func TestNamesAtTheConnection(t *testing.T) {
 		{"198.51.100.1:9000", networktest.ClientHello(t, "api.example.com"), "echo", ""},
 		{"198.51.100.1:80", networktest.HTTPRequest("api.example.com"), "echo", ""},
 		{"198.51.100.1:80", networktest.HTTPRequest("api.example.com:80"), "echo", ""},
-		{"198.51.100.1:443", networktest.ClientHello(t, "other.example.com"), "reset", "not in allow"},
+		{"198.51.100.1:443", networktest.ClientHello(t, "other.example.com"), "reset",
+			"not in allow"},
 		{"198.51.100.1:443", networktest.ClientHello(t, ""), "reset", "TLS without a server name"},
-		{"198.51.100.1:443", networktest.ClientHello(t, "a.example.org"), "reset", "the address was not answered for this name"},
+		{"198.51.100.1:443", networktest.ClientHello(t, "a.example.org"), "reset",
+			"the address was not answered for this name"},
 		{"198.51.100.1:80", networktest.HTTPRequest("other.example.com"), "reset", "not in allow"},
-		{"198.51.100.1:80", networktest.HTTPRequest("198.51.100.1"), "reset", "HTTP without a host name"},
+		{"198.51.100.1:80", networktest.HTTPRequest("198.51.100.1"), "reset",
+			"HTTP without a host name"},
 		{"198.51.100.1:80", []byte("GET / HTTP/1.0\r\n\r\n"), "reset", "HTTP without a host name"},
-		{"198.51.100.1:80", []byte("CONNECT evil.example:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset", "not in allow"},
-		{"198.51.100.1:80", []byte("GET http://evil.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset", "not in allow"},
-		{"198.51.100.1:80", []byte("GET / HTTP/1.1\r\nHost: api.example.com\r\nHost: evil.example\r\n\r\n"), "reset", "the host's name cannot be read"},
+		{"198.51.100.1:80", []byte(
+			"CONNECT evil.example:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset",
+			"not in allow"},
+		{"198.51.100.1:80", []byte(
+			"GET http://evil.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n"), "reset",
+			"not in allow"},
+		{"198.51.100.1:80", []byte(
+			"GET / HTTP/1.1\r\nHost: api.example.com\r\nHost: evil.example\r\n\r\n"), "reset",
+			"the host's name cannot be read"},
 		{"198.51.100.1:22", ssh, "reset", "the protocol does not say which host it wants"},
 		{"198.51.100.2:443", networktest.ClientHello(t, "a.example.org"), "echo", ""},
-		{"198.51.100.2:443", networktest.ClientHello(t, "b.example.org"), "reset", "the address was not answered for this name"},
+		{"198.51.100.2:443", networktest.ClientHello(t, "b.example.org"), "reset",
+			"the address was not answered for this name"},
 		{"198.51.100.2:80", networktest.HTTPRequest("a.example.org"), "refused", "not in allow"},
 		{"198.51.100.4:5432", []byte{0, 0, 0, 8, 4, 0xd2, 0x16, 0x2f}, "echo", ""},
 		{"198.51.100.4:5432", networktest.ClientHello(t, "db.example.net"), "echo", ""},
-		{"198.51.100.4:5432", networktest.ClientHello(t, "api.example.com"), "reset", "the address was not answered for this name"},
+		{"198.51.100.4:5432", networktest.ClientHello(t, "api.example.com"), "reset",
+			"the address was not answered for this name"},
 		{"198.51.100.4:5433", ssh, "refused", "not in allow"},
 		{"198.51.100.5:443", ssh, "reset", "the protocol does not say which host it wants"},
 		{"198.51.100.6:80", ssh, "reset", "the protocol does not say which host it wants"},
-		{"198.51.100.5:443", networktest.ClientHello(t, "web.example.net")[:100], "reset", "the host's name cannot be read"},
-		{"198.51.100.5:443", []byte{22, 3, 1, 0xff, 0xff, 1}, "reset", "the host's name cannot be read"},
+		{"198.51.100.5:443", networktest.ClientHello(t, "web.example.net")[:100], "reset",
+			"the host's name cannot be read"},
+		{"198.51.100.5:443", []byte{22, 3, 1, 0xff, 0xff, 1}, "reset",
+			"the host's name cannot be read"},
 		{"198.51.100.40:22", ssh, "echo", ""},
 		// an address from elsewhere
-		{"198.51.100.50:443", networktest.ClientHello(t, "api.example.com"), "refused", "not in allow"},
+		{"198.51.100.50:443", networktest.ClientHello(t, "api.example.com"), "refused",
+			"not in allow"},
 	} {
 		w.log.mu.Lock()
 		w.log.refused = nil
@@ -160,7 +185,8 @@ func TestNamesAtTheConnection(t *testing.T) {
 			t.Errorf("%s %.30q: %s, want %s", c.to, c.b, got, c.want)
 		}
 		if c.reason != "" {
-			if r := w.log.lastRefusal(t); r.Reason != c.reason || r.Protocol != "tcp" || r.Address.String() != c.to {
+			if r := w.log.lastRefusal(t); r.Reason != c.reason || r.Protocol != "tcp" ||
+				r.Address.String() != c.to {
 				t.Errorf("%s %.30q: %+v, want %s", c.to, c.b, r, c.reason)
 			}
 		}
@@ -170,12 +196,14 @@ func TestNamesAtTheConnection(t *testing.T) {
 // TestSlowHello checks that the bytes of a name may come one at a time, and that the complete
 // greeting still arrives.
 func TestSlowHello(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "api.example.com")}})
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"api.example.com")}})
 	w.host.Name("api.example.com", "198.51.100.1")
 	w.host.Listen("198.51.100.1:443", networktest.Echo)
 	w.ask("api.example.com", dnsmessage.TypeA)
 	w.host.Listen("198.51.100.1:80", hello)
-	for _, hello := range [][]byte{networktest.ClientHello(t, "api.example.com")[:300], networktest.ClientHello(t, "api.example.com"), networktest.HTTPRequest("api.example.com")} {
+	for _, hello := range [][]byte{networktest.ClientHello(t, "api.example.com")[:300],
+		networktest.ClientHello(t, "api.example.com"), networktest.HTTPRequest("api.example.com")} {
 		to, want := "198.51.100.1:443", hello
 		if hello[0] == 'G' {
 			to, want = "198.51.100.1:80", []byte("HTTP/1.1 200 OK")
@@ -191,7 +219,8 @@ func TestSlowHello(t *testing.T) {
 		}
 		if len(hello) == 300 { // and no more of it
 			_ = c.CloseWrite()
-			if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
+			if _, err := c.Read(make([]byte, 1)); err == nil ||
+				!strings.Contains(err.Error(), "reset") {
 				t.Fatal(err)
 			}
 			continue
@@ -207,7 +236,8 @@ func TestSlowHello(t *testing.T) {
 // TestServerSpeaksFirst checks that a rule with a name and this port is enough if the host sends
 // first.
 func TestServerSpeaksFirst(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "git.example.com:22", "mail.example.com")}},
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"git.example.com:22", "mail.example.com")}},
 		func(l *limits) { l.hello = 300 * time.Millisecond })
 	w.host.Name("git.example.com", "198.51.100.1")
 	w.host.Name("mail.example.com", "198.51.100.2")
@@ -226,10 +256,12 @@ func TestServerSpeaksFirst(t *testing.T) {
 	}
 	_ = c.Close()
 	c = w.mustDial("198.51.100.2:25")
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || !strings.Contains(err.Error(), "reset") {
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil ||
+		!strings.Contains(err.Error(), "reset") {
 		t.Fatalf("%d, %v", n, err)
 	}
-	if r := w.log.lastRefusal(t); r.Reason != "the client did not say which host it wants" || r.Host != "mail.example.com" {
+	if r := w.log.lastRefusal(t); r.Reason != "the client did not say which host it wants" ||
+		r.Host != "mail.example.com" {
 		t.Fatalf("%+v", r)
 	}
 }
@@ -237,9 +269,11 @@ func TestServerSpeaksFirst(t *testing.T) {
 // TestDeniedNameAtTheConnection checks that a denied name is also denied at the connection,
 // wherever the address is from.
 func TestDeniedNameAtTheConnection(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example", "half.example:443")}})
+	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example",
+		"half.example:443")}})
 	w.host.Name("half.example", "198.51.100.2")
-	for _, to := range []string{"198.51.100.1:443", "198.51.100.1:80", "198.51.100.2:443", "198.51.100.2:80"} {
+	for _, to := range []string{"198.51.100.1:443", "198.51.100.1:80", "198.51.100.2:443",
+		"198.51.100.2:80"} {
 		w.host.Listen(to, networktest.Echo)
 	}
 	w.host.Listen("198.51.100.2:80", hello) // requests are checked one by one
@@ -268,7 +302,8 @@ func TestObservedNames(t *testing.T) {
 	w.host.Listen("198.51.100.1:443", networktest.Echo)
 	w.host.Listen("198.51.100.2:9", networktest.Echo)
 	w.ask("resolved.example", dnsmessage.TypeA)
-	if got := w.first("198.51.100.1:443", networktest.ClientHello(t, "named.example")); got != "echo" {
+	if got := w.first("198.51.100.1:443",
+		networktest.ClientHello(t, "named.example")); got != "echo" {
 		t.Fatal(got)
 	}
 	if c := w.log.connections(t, 1)[0]; c.Host != "named.example" || c.End.Before(c.Start) {
@@ -291,7 +326,8 @@ func (f intercept) Intercept(ctx context.Context, guest net.Conn, to network.Tar
 func TestInterceptor(t *testing.T) {
 	var mu sync.Mutex
 	var seen []string
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "api.example.com", "ssh.example.com:22", "198.51.100.9")},
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"api.example.com", "ssh.example.com:22", "198.51.100.9")},
 		Interceptor: intercept(func(_ context.Context, guest net.Conn, to network.Target) bool {
 			mu.Lock()
 			seen = append(seen, to.Address.String()+" "+to.Name)
@@ -306,7 +342,8 @@ func TestInterceptor(t *testing.T) {
 		})})
 	w.host.Name("api.example.com", "198.51.100.1")
 	w.host.Name("ssh.example.com", "198.51.100.2")
-	w.host.Listen("198.51.100.2:22", func(c net.Conn) { _, _ = c.Write([]byte("hello")); networktest.Echo(c) })
+	w.host.Listen("198.51.100.2:22",
+		func(c net.Conn) { _, _ = c.Write([]byte("hello")); networktest.Echo(c) })
 	w.host.Listen("198.51.100.9:443", networktest.Echo)
 	w.ask("api.example.com", dnsmessage.TypeA)
 	w.ask("ssh.example.com", dnsmessage.TypeA)
@@ -317,7 +354,8 @@ func TestInterceptor(t *testing.T) {
 	c = w.mustDial("198.51.100.1:80")
 	_, _ = c.Write(networktest.HTTPRequest("api.example.com"))
 	_ = c.CloseWrite()
-	if b, err := io.ReadAll(c); err != nil || string(b) != strings.ToUpper(string(networktest.HTTPRequest("api.example.com"))) {
+	if b, err := io.ReadAll(c); err != nil ||
+		string(b) != strings.ToUpper(string(networktest.HTTPRequest("api.example.com"))) {
 		t.Fatalf("%q, %v", b, err)
 	}
 	_ = c.Close()
@@ -326,11 +364,13 @@ func TestInterceptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if got := w.first("198.51.100.9:443", networktest.ClientHello(t, "any.example")); got != "echo" {
+	if got := w.first("198.51.100.9:443",
+		networktest.ClientHello(t, "any.example")); got != "echo" {
 		t.Fatal(got)
 	}
 	// The host does not listen: the guest is reset.
-	if got := w.first("198.51.100.9:444", networktest.ClientHello(t, "any.example")); got != "reset" {
+	if got := w.first("198.51.100.9:444",
+		networktest.ClientHello(t, "any.example")); got != "reset" {
 		t.Fatal(got)
 	}
 	mu.Lock()
@@ -347,7 +387,10 @@ func TestInterceptor(t *testing.T) {
 // A guest that is silent for a while is checked when it sends.
 func TestLateGreetingIsLookedAt(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")},
-		Interceptor: intercept(func(context.Context, net.Conn, network.Target) bool { return false })})
+		Interceptor: intercept(func(context.Context, net.Conn,
+			network.Target) bool {
+			return false
+		})})
 	w.host.Listen("198.51.100.1:443", networktest.Echo)
 	c := w.mustDial("198.51.100.1:443")
 	defer c.Close()
@@ -410,7 +453,8 @@ func TestRequestsInOtherForms(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n": 200,
 		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket, TLS/1.0\r\n\r\n":                                      200,
 	} {
-		w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "api.example.com")}})
+		w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+			"api.example.com")}})
 		w.host.Name("api.example.com", "198.51.100.1")
 		w.host.Listen("198.51.100.1:80", upgrading)
 		w.ask("api.example.com", dnsmessage.TypeA)
@@ -423,7 +467,8 @@ func TestRequestsInOtherForms(t *testing.T) {
 			t.Fatalf("%q: %v", first, err)
 		}
 		body, _ := io.ReadAll(res.Body)
-		if res.StatusCode != want || want == 200 && !strings.Contains(string(body), "hello from api.example.com") {
+		if res.StatusCode != want || want == 200 &&
+			!strings.Contains(string(body), "hello from api.example.com") {
 			t.Errorf("%q: %s %s", first, res.Status, body)
 		}
 		_, _ = c.Write(networktest.HTTPRequest("evil.example"))

@@ -28,7 +28,8 @@ func (s *Stack) refusePacket(ip header.IPv4) bool {
 		r.Reason = "protocol " + strconv.Itoa(int(p))
 	}
 	// TCP and UDP have the destination's port in bytes 2 and 3.
-	if b := ip[header.IPv4MinimumSize:ip.TotalLength()]; len(b) >= 4 && r.Protocol != "icmp" && r.Reason == "" && ip.FragmentOffset() == 0 {
+	if b := ip[header.IPv4MinimumSize:ip.TotalLength()]; len(b) >= 4 && r.Protocol != "icmp" &&
+		r.Reason == "" && ip.FragmentOffset() == 0 {
 		port = uint16(b[2])<<8 | uint16(b[3])
 	}
 	r.Address = netip.AddrPortFrom(to, port)
@@ -49,7 +50,8 @@ func (s *Stack) handleICMP(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 	if to == s.gateway || to == s.dns {
 		return false
 	}
-	s.refuse(network.Refusal{Protocol: "icmp", Host: s.names.Latest(to), Address: netip.AddrPortFrom(to, 0), Reason: "only TCP and UDP go out"})
+	s.refuse(network.Refusal{Protocol: "icmp", Host: s.names.Latest(to),
+		Address: netip.AddrPortFrom(to, 0), Reason: "only TCP and UDP go out"})
 	s.reject(pkt, stack.RejectIPv4WithICMPAdminProhibited)
 	return true
 }

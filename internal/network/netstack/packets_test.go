@@ -21,7 +21,8 @@ import (
 // with valid lengths and checksums, so that it passes the first checks.
 func wellFormed(in []byte) []byte {
 	var out []byte
-	hosts := []tcpip.Address{address(198, 51, 100, 1), address(10, 0, 2, 2), address(10, 0, 2, 3), address(198, 51, 100, 2)}
+	hosts := []tcpip.Address{address(198, 51, 100, 1), address(10, 0, 2, 2), address(10, 0, 2, 3),
+		address(198, 51, 100, 2)}
 	for len(in) > 3 {
 		kind, dst, n := in[0], hosts[in[1]%4], int(in[2])
 		in = in[3:]
@@ -42,7 +43,9 @@ func wellFormed(in []byte) []byte {
 				u := header.UDP(payload)
 				u.SetLength(uint16(len(u)))
 				u.SetChecksum(0)
-				u.SetChecksum(^checksum.Checksum(u, header.PseudoHeaderChecksum(header.UDPProtocolNumber, guestIP, dst, uint16(len(u)))))
+				u.SetChecksum(^checksum.Checksum(u,
+					header.PseudoHeaderChecksum(header.UDPProtocolNumber, guestIP, dst,
+						uint16(len(u)))))
 			}
 		case 3:
 			p.protocol = header.ICMPv4ProtocolNumber
@@ -67,23 +70,33 @@ func tcpChecksum(payload []byte, dst tcpip.Address) []byte {
 		t.SetDataOffset(header.TCPMinimumSize)
 	}
 	t.SetChecksum(0)
-	t.SetChecksum(^checksum.Checksum(t, header.PseudoHeaderChecksum(header.TCPProtocolNumber, guestIP, dst, uint16(len(t)))))
+	t.SetChecksum(^checksum.Checksum(t, header.PseudoHeaderChecksum(header.TCPProtocolNumber,
+		guestIP, dst, uint16(len(t)))))
 	return payload
 }
 
 // FuzzPackets sends the TCP/IP stack packets in which only the content is invalid.
 func FuzzPackets(f *testing.F) {
-	record := func(kind, dst byte, b []byte) []byte { return append([]byte{kind, dst, byte(len(b))}, b...) }
+	record := func(kind, dst byte,
+		b []byte) []byte {
+		return append([]byte{kind, dst, byte(len(b))}, b...)
+	}
 	s := syn(1000, address(198, 51, 100, 1), 80)[header.EthernetMinimumSize+header.IPv4MinimumSize:]
-	options := header.TCP(append(append([]byte(nil), s...), 2, 4, 0, 1, 3, 3, 14, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 0))
+	options := header.TCP(append(append([]byte(nil), s...), 2, 4, 0, 1, 3, 3, 14, 4, 2, 8, 10, 0, 0,
+		0, 1, 0, 0, 0, 0, 0))
 	options.SetDataOffset(40)
 	ack := header.TCP(append([]byte(nil), s...))
 	ack.SetFlags(uint8(header.TCPFlagAck | header.TCPFlagFin | header.TCPFlagUrg))
-	u := datagram(7, address(10, 0, 2, 3), 53, question(f, "good.example", 1, true))[header.EthernetMinimumSize+header.IPv4MinimumSize:]
-	unreachable := append([]byte{3, 4, 0, 0, 0, 0, 0, 68}, packet{src: address(198, 51, 100, 1), dst: guestIP, protocol: header.TCPProtocolNumber, payload: s}.frame()[14:]...)
+	u := datagram(7, address(10, 0, 2, 3), 53, question(f, "good.example", 1,
+		true))[header.EthernetMinimumSize+header.IPv4MinimumSize:]
+	unreachable := append([]byte{3, 4, 0, 0, 0, 0, 0, 68}, packet{src: address(198, 51, 100, 1),
+		dst: guestIP, protocol: header.TCPProtocolNumber, payload: s}.frame()[14:]...)
 	f.Add(bytes.Join([][]byte{record(0, 0, s), record(0, 0, ack), record(0, 0, options)}, nil))
-	f.Add(bytes.Join([][]byte{record(2, 2, u), record(2, 0, u), record(6, 0, u), record(14, 0, u), record(0x2e, 0, u)}, nil))
-	f.Add(bytes.Join([][]byte{record(3, 0, unreachable), record(3, 1, []byte{8, 0, 0, 0, 0, 0, 0, 0}), record(0, 1, s), record(3, 3, []byte{5, 1, 0, 0, 10, 0, 2, 9})}, nil))
+	f.Add(bytes.Join([][]byte{record(2, 2, u), record(2, 0, u), record(6, 0, u), record(14, 0, u),
+		record(0x2e, 0, u)}, nil))
+	f.Add(bytes.Join([][]byte{record(3, 0, unreachable),
+		record(3, 1, []byte{8, 0, 0, 0, 0, 0, 0, 0}), record(0, 1, s),
+		record(3, 3, []byte{5, 1, 0, 0, 10, 0, 2, 9})}, nil))
 	host := networktest.NewHost(f)
 	host.Name("good.example", "198.51.100.1")
 	host.Listen("198.51.100.1:80", func(c net.Conn) {

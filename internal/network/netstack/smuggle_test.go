@@ -47,23 +47,40 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 		"plain":         {allow: "api.example.com", to: "198.51.100.1:80"},
 		"a rule's port": {allow: "api.example.com:8080", to: "198.51.100.1:8080"},
 		"recorded": {allow: "api.example.com", to: "198.51.100.1:80", proxy: func() *proxy.Options {
-			return &proxy.Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})}
+			return &proxy.Options{Recorder: recording.NewRecorder(
+				recording.Options{Out: io.Discard})}
 		}},
-		"recorded, a port": {allow: "api.example.com:8080", to: "198.51.100.1:8080", proxy: func() *proxy.Options {
-			return &proxy.Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})}
-		}},
-		"a secret header": {allow: "0.0.0.0/0", to: "198.51.100.1:80", proxy: func() *proxy.Options {
-			return &proxy.Options{Headers: []network.SecretHeader{networktest.Header(t, "http://api.example.com=X-Other: sesame-open")}}
-		}},
-		"opened TLS":         {allow: "api.example.com", to: "198.51.100.1:443", encrypted: true, proxy: func() *proxy.Options { return &proxy.Options{CA: ca, Roots: roots, Open: true} }},
-		"opened TLS, a port": {allow: "api.example.com:8443", to: "198.51.100.1:8443", encrypted: true, proxy: func() *proxy.Options { return &proxy.Options{CA: ca, Roots: roots, Open: true} }},
-		"opened for a secret": {allow: "0.0.0.0/0", to: "198.51.100.1:443", encrypted: true, proxy: func() *proxy.Options {
-			return &proxy.Options{CA: ca, Roots: roots, Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=X-Other: sesame-open")}}
-		}},
+		"recorded, a port": {allow: "api.example.com:8080", to: "198.51.100.1:8080",
+			proxy: func() *proxy.Options {
+				return &proxy.Options{Recorder: recording.NewRecorder(
+					recording.Options{Out: io.Discard})}
+			}},
+		"a secret header": {allow: "0.0.0.0/0", to: "198.51.100.1:80",
+			proxy: func() *proxy.Options {
+				return &proxy.Options{Headers: []network.SecretHeader{networktest.Header(t,
+					"http://api.example.com=X-Other: sesame-open")}}
+			}},
+		"opened TLS": {allow: "api.example.com", to: "198.51.100.1:443", encrypted: true,
+			proxy: func() *proxy.Options {
+				return &proxy.Options{CA: ca, Roots: roots,
+					Open: true}
+			}},
+		"opened TLS, a port": {allow: "api.example.com:8443", to: "198.51.100.1:8443",
+			encrypted: true, proxy: func() *proxy.Options {
+				return &proxy.Options{CA: ca,
+					Roots: roots, Open: true}
+			}},
+		"opened for a secret": {allow: "0.0.0.0/0", to: "198.51.100.1:443", encrypted: true,
+			proxy: func() *proxy.Options {
+				return &proxy.Options{CA: ca, Roots: roots,
+					Headers: []network.SecretHeader{networktest.Header(t,
+						"api.example.com=X-Other: sesame-open")}}
+			}},
 	} {
 		t.Run(path, func(t *testing.T) {
 			host := networktest.NewHost(t)
-			opts := Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, c.allow, "api.example.com")}, Dialer: host, Resolver: host}
+			opts := Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, c.allow,
+				"api.example.com")}, Dialer: host, Resolver: host}
 			if c.proxy != nil {
 				p := c.proxy()
 				p.Dialer, p.Resolver = host, host
@@ -74,7 +91,11 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 			s := &networktest.LenientServer{}
 			host.Listen(c.to, func(conn net.Conn) {
 				if c.encrypted {
-					conn = tls.Server(conn, &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return upstream.Leaf(h.ServerName) }})
+					conn = tls.Server(conn, &tls.Config{
+						GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate,
+							error) {
+							return upstream.Leaf(h.ServerName)
+						}})
 				}
 				s.Serve(conn)
 			})
@@ -82,7 +103,8 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 			var all sync.WaitGroup
 			for _, text := range networktest.Smuggling {
 				for _, before := range []string{"", networktest.GoodRequest} {
-					if c.allow == "0.0.0.0/0" && (before == "" || !strings.Contains(text, "%[1]s")) {
+					if c.allow == "0.0.0.0/0" &&
+						(before == "" || !strings.Contains(text, "%[1]s")) {
 						continue // it may begin with any host, and has no secret then
 					}
 					all.Go(func() {
@@ -95,7 +117,8 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 						var conn net.Conn = g
 						_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
 						if c.encrypted {
-							conn = tls.Client(conn, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true})
+							conn = tls.Client(conn, &tls.Config{ServerName: "api.example.com",
+								InsecureSkipVerify: true})
 						}
 						whole := text
 						if strings.Contains(whole, "%[1]s") {
@@ -125,15 +148,20 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 // TestOtherProtocolsArePassedOn checks that other protocols than HTTP are not held back, also if
 // requests are checked.
 func TestOtherProtocolsArePassedOn(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "db.example.com:5000")}}, func(l *limits) { l.hello = time.Minute })
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"db.example.com:5000")}}, func(l *limits) { l.hello = time.Minute })
 	w.host.Name("db.example.com", "198.51.100.1")
 	w.host.Listen("198.51.100.1:5000", networktest.Echo)
 	w.ask("db.example.com", dnsmessage.TypeA)
 	for what, b := range map[string]string{
-		"ssh": "SSH-2.0-OpenSSH_9.6\r\n", "PostgreSQL": "\x00\x00\x00\x08\x04\xd2\x16\x2f", "LDAP": "0\x0c\x02\x01\x01`\x07\x02\x01\x03\x04\x00\x80\x00",
-		"LDAP of 32 bytes": "0 \x02\x01\x01`\x1b\x02\x01\x03", "redis": "*1\r\n$4\r\nPING\r\n", "memcached": "get key\r\n", "git": "0032git-upload-pack /x\x00host=y\x00",
-		"MQTT": "\x10\x0c\x00\x04MQTT", "NATS": "CONNECT {}\r\n", "IRC": "NICK me\r\n", "finger": "\r\n", "MongoDB": "*\x00\x00\x00\x01", "AMQP": "AMQP\x00\x00\x09\x01",
-		"RTSP": "OPTIONS rtsp://x/ RTSP/1.0\r\n", "RFB": "RFB 003.008\n", "blanks first": " \r\n\x00x",
+		"ssh": "SSH-2.0-OpenSSH_9.6\r\n", "PostgreSQL": "\x00\x00\x00\x08\x04\xd2\x16\x2f",
+		"LDAP":             "0\x0c\x02\x01\x01`\x07\x02\x01\x03\x04\x00\x80\x00",
+		"LDAP of 32 bytes": "0 \x02\x01\x01`\x1b\x02\x01\x03", "redis": "*1\r\n$4\r\nPING\r\n",
+		"memcached": "get key\r\n", "git": "0032git-upload-pack /x\x00host=y\x00",
+		"MQTT": "\x10\x0c\x00\x04MQTT", "NATS": "CONNECT {}\r\n", "IRC": "NICK me\r\n",
+		"finger": "\r\n", "MongoDB": "*\x00\x00\x00\x01", "AMQP": "AMQP\x00\x00\x09\x01",
+		"RTSP": "OPTIONS rtsp://x/ RTSP/1.0\r\n", "RFB": "RFB 003.008\n",
+		"blanks first": " \r\n\x00x",
 	} {
 		c := w.mustDial("198.51.100.1:5000")
 		_, _ = io.WriteString(c, b)
@@ -149,10 +177,12 @@ func TestOtherProtocolsArePassedOn(t *testing.T) {
 // that look like those of requests.
 func TestOtherProtocolsGoOn(t *testing.T) {
 	for what, b := range map[string]string{
-		"STOMP": "CONNECT\naccept-version:1.0,1.1,1.2\nhost:broker\n\n\x00", "memcached": "get /a/b\r\nget http://x/\r\n", "FTP": "USER x\r\nCWD /a\r\nRETR /b\r\n",
+		"STOMP":     "CONNECT\naccept-version:1.0,1.1,1.2\nhost:broker\n\n\x00",
+		"memcached": "get /a/b\r\nget http://x/\r\n", "FTP": "USER x\r\nCWD /a\r\nRETR /b\r\n",
 		"RTSP": "OPTIONS rtsp://x/ RTSP/1.0\r\nCSeq: 1\r\n\r\nSETUP rtsp://x/1 RTSP/1.0\r\nCSeq: 2\r\n\r\n", "SIP": "REGISTER sip:x SIP/2.0\r\nVia: SIP/2.0/TCP x\r\n\r\n",
 		"SMTP": "EHLO me\r\nDATA\r\nSubject: see http://x/ and HTTP/1.1 there\r\n\r\nHost: x\r\n.\r\n", "SQL": "Q\x00\x00\x00\x20select 'http://x/' /* HTTP/1.1 */\x00",
-		"a long line": strings.Repeat("words ", 20000) + "HTTP/\n", "lines": strings.Repeat("a line\r\nhosts: 1\r\nmy host:\r\n", 3000),
+		"a long line": strings.Repeat("words ", 20000) + "HTTP/\n",
+		"lines":       strings.Repeat("a line\r\nhosts: 1\r\nmy host:\r\n", 3000),
 	} {
 		for cut := 1; cut <= len(b); cut = cut*7 + 1 {
 			var s sniff.RequestScan
@@ -169,20 +199,28 @@ func TestOtherProtocolsGoOn(t *testing.T) {
 // TestOddHosts checks that every reader sees the same host, or none.
 func TestOddHosts(t *testing.T) {
 	for host, want := range map[string]string{
-		"API.example.com": "api.example.com", "api.example.com.:80": "api.example.com", "192.0.2.1:8080": "192.0.2.1", "[2001:db8::1]": "2001:db8::1", "[2001:db8::1]:80": "2001:db8::1", "a_b:1": "a_b",
-		"ok.test:.evil.test": "", "ok.test:80,evil.test": "", "ok.test,evil.test": "", "[ok.test]:evil.test": "", "[ok.test]": "", "[::1]x": "", "[::1": "", "[::1%x]": "", "ok.test:80:80": "", "ok.test:+80": "", "ok.test:123456": "", "a b": "", "a@b": "", "a/b": "",
+		"API.example.com": "api.example.com", "api.example.com.:80": "api.example.com",
+		"192.0.2.1:8080": "192.0.2.1", "[2001:db8::1]": "2001:db8::1",
+		"[2001:db8::1]:80": "2001:db8::1", "a_b:1": "a_b",
+		"ok.test:.evil.test": "", "ok.test:80,evil.test": "", "ok.test,evil.test": "",
+		"[ok.test]:evil.test": "", "[ok.test]": "", "[::1]x": "", "[::1": "", "[::1%x]": "",
+		"ok.test:80:80": "", "ok.test:+80": "", "ok.test:123456": "", "a b": "", "a@b": "",
+		"a/b": "",
 	} {
 		if got := network.HostOnly(host); got != want {
 			t.Errorf("%q: %q, want %q", host, got, want)
 		}
 	}
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "ok.test:8090")}})
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"ok.test:8090")}})
 	w.host.Name("ok.test", "198.51.100.1")
 	w.host.Listen("198.51.100.1:8090", hello)
 	w.ask("ok.test", dnsmessage.TypeA)
 	c := w.mustDial("198.51.100.1:8090")
 	defer c.Close()
-	networktest.Answers(t, c, []networktest.Answer{{Host: "ok.test:8090", Want: 200}, {Host: "ok.test:.evil.test", Want: 400}, {Host: "ok.test:80,evil.test", Want: 400}, {Host: "[ok.test]:evil.test", Want: 400}, {Host: "ok.test", Want: 200}})
+	networktest.Answers(t, c, []networktest.Answer{{Host: "ok.test:8090", Want: 200},
+		{Host: "ok.test:.evil.test", Want: 400}, {Host: "ok.test:80,evil.test", Want: 400},
+		{Host: "[ok.test]:evil.test", Want: 400}, {Host: "ok.test", Want: 200}})
 }
 
 // TestOnlyHTTPInOpenedTLS checks that on a port of the web only HTTP passes through intercepted
@@ -193,14 +231,21 @@ func TestOnlyHTTPInOpenedTLS(t *testing.T) {
 	roots.AppendCertsFromPEM(upstream.PEM())
 	for port, want := range map[string]bool{"443": false, "993": true} {
 		host := networktest.NewHost(t)
-		w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "ok.test")}, Dialer: host, Resolver: host,
-			Interceptor: proxy.New(proxy.Options{CA: ca, Roots: roots, Open: true, Dialer: host, Resolver: host})})
+		w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+			"ok.test")}, Dialer: host, Resolver: host,
+			Interceptor: proxy.New(proxy.Options{CA: ca, Roots: roots, Open: true, Dialer: host,
+				Resolver: host})})
 		host.Name("ok.test", "198.51.100.1")
 		host.Listen("198.51.100.1:"+port, func(c net.Conn) {
-			networktest.Echo(tls.Server(c, &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return upstream.Leaf(h.ServerName) }}))
+			networktest.Echo(tls.Server(c,
+				&tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate,
+					error) {
+					return upstream.Leaf(h.ServerName)
+				}}))
 		})
 		w.ask("ok.test", dnsmessage.TypeA)
-		c := tls.Client(w.mustDial("198.51.100.1:"+port), &tls.Config{ServerName: "ok.test", InsecureSkipVerify: true})
+		c := tls.Client(w.mustDial("198.51.100.1:"+port), &tls.Config{ServerName: "ok.test",
+			InsecureSkipVerify: true})
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 		_, _ = io.WriteString(c, "a1 LOGIN x y\r\n")
 		_, err := io.ReadFull(c, make([]byte, 14))

@@ -75,7 +75,10 @@ type Stack struct {
 
 // New creates the network of a sandbox. The caller must Close it. An error is of kind Invalid and
 // names the invalid rule.
-func New(opts Options) (*Stack, error) { return newStack(opts, defaultLimits(), net.InterfaceAddrs) }
+func New(opts Options) (*Stack, error) {
+	return newStack(opts, defaultLimits(),
+		net.InterfaceAddrs)
+}
 
 func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stack, error) {
 	if err := opts.Policy.Validate(); err != nil {
@@ -84,14 +87,18 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	s := &Stack{
 		limits: lim, judge: network.NewJudge(opts.Policy, (&hostAddresses{ask: addrs}).has),
 		gateway: netip.MustParseAddr(network.Gateway), dns: netip.MustParseAddr(network.DNS),
-		observer: opts.Observer, interceptor: opts.Interceptor, dialer: opts.Dialer, resolver: opts.Resolver,
-		names: network.NewNames(lim.addresses, lim.remember), cache: newLookupCache(), zones: newZones(lim.zoneRate, lim.zoneBurst),
-		tell: rate.NewLimiter(lim.tellRate, lim.tellBurst), opens: rate.NewLimiter(lim.openRate, lim.openBurst),
+		observer: opts.Observer, interceptor: opts.Interceptor, dialer: opts.Dialer,
+		resolver: opts.Resolver,
+		names:    network.NewNames(lim.addresses, lim.remember), cache: newLookupCache(),
+		zones: newZones(lim.zoneRate, lim.zoneBurst),
+		tell:  rate.NewLimiter(lim.tellRate, lim.tellBurst), opens: rate.NewLimiter(lim.openRate,
+			lim.openBurst),
 		buffers: newPool(32 << 10), datagrams: newPool(maxDatagram),
 		lookupRate: rate.NewLimiter(lim.lookupRate, lim.lookupBurst),
 		pending:    map[stack.TransportEndpointID]*stack.PacketBuffer{},
 	}
-	s.connections.max, s.opening.max, s.flows.max = int64(lim.connections), int64(lim.opening), int64(lim.flows)
+	s.connections.max, s.opening.max, s.flows.max = int64(lim.connections), int64(lim.opening),
+		int64(lim.flows)
 	s.asking.max, s.dnsConn.max = int64(lim.lookups), int64(lim.dnsConns)
 	if s.dialer == nil {
 		s.dialer = &net.Dialer{}
@@ -99,7 +106,8 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 	if s.resolver == nil {
 		s.resolver = &net.Resolver{PreferGo: true}
 	}
-	s.proxy = proxy.New(proxy.Options{Dialer: s.dialer, Resolver: s.resolver, Budget: opts.Budget, Observer: counting{s}})
+	s.proxy = proxy.New(proxy.Options{Dialer: s.dialer, Resolver: s.resolver, Budget: opts.Budget,
+		Observer: counting{s}})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if err := s.build(cmp.Or(opts.MTU, network.MTU)); err != nil {
 		s.cancel()
@@ -112,8 +120,9 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 // build creates the TCP/IP stack: a single card that accepts packets to every address.
 func (s *Stack) build(mtu int) error {
 	s.net = stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol,
+			icmp.NewProtocol4},
 	})
 	guest := netip.MustParsePrefix(network.GuestAddress).Addr()
 	s.link = &link{counters: &s.counters, mtu: mtu, guest: ipAddress(guest), refuse: s.refusePacket,
@@ -127,14 +136,17 @@ func (s *Stack) build(mtu int) error {
 	check(s.net.CreateNIC(nic, s.link))
 	for _, a := range s.link.services {
 		check(s.net.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
-			AddressWithPrefix: tcpip.AddressWithPrefix{Address: a, PrefixLen: 24}}, stack.AddressProperties{}))
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: a, PrefixLen: 24}},
+			stack.AddressProperties{}))
 	}
 	check(s.net.SetPromiscuousMode(nic, true)) // accepts packets to any address
 	check(s.net.SetSpoofing(nic, true))        // and answers from it
 	s.net.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
 	s.configureTCP(check)
-	check(s.net.SetOption(tcpip.SendBufferSizeOption{Min: 4 << 10, Default: 64 << 10, Max: 64 << 10}))
-	check(s.net.SetOption(tcpip.ReceiveBufferSizeOption{Min: 4 << 10, Default: 64 << 10, Max: 64 << 10}))
+	check(s.net.SetOption(tcpip.SendBufferSizeOption{Min: 4 << 10, Default: 64 << 10,
+		Max: 64 << 10}))
+	check(s.net.SetOption(tcpip.ReceiveBufferSizeOption{Min: 4 << 10, Default: 64 << 10,
+		Max: 64 << 10}))
 
 	s.forward = tcp.NewForwarder(s.net, 0, 2*s.limits.opening, s.serveTCP)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.handleTCP)
@@ -157,7 +169,8 @@ func (s *Stack) configureTCP(check func(tcpip.Error)) {
 	set(&tcpip.TCPSendBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
 	set(&tcpip.TCPReceiveBufferSizeRangeOption{Min: tcp.MinBufferSize, Default: n, Max: n})
 	// An ended connection is remembered only as long as a queue may contain one of its packets.
-	wait, linger := tcpip.TCPTimeWaitTimeoutOption(time.Second), tcpip.TCPLingerTimeoutOption(s.limits.linger)
+	wait, linger := tcpip.TCPTimeWaitTimeoutOption(time.Second),
+		tcpip.TCPLingerTimeoutOption(s.limits.linger)
 	set(&wait)
 	set(&linger)
 }
@@ -260,7 +273,8 @@ func (s *Stack) Close() error {
 // of kind Dead if the Stack is closed.
 func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	fail := func(k turnstone.Kind, err error) error {
-		return turnstone.NewError("network.dial", k, "port "+(netip.AddrPortFrom(addressOf(s.link.guest), port)).String(),
+		return turnstone.NewError("network.dial", k,
+			"port "+(netip.AddrPortFrom(addressOf(s.link.guest), port)).String(),
 			err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -274,7 +288,8 @@ func (s *Stack) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 		case <-time.After(wait):
 		}
 	}
-	conn, err := gonet.DialTCPWithBind(ctx, s.net, tcpip.FullAddress{NIC: nic, Addr: s.link.services[0]},
+	conn, err := gonet.DialTCPWithBind(ctx, s.net, tcpip.FullAddress{NIC: nic,
+		Addr: s.link.services[0]},
 		tcpip.FullAddress{NIC: nic, Addr: s.link.guest, Port: port}, ipv4.ProtocolNumber)
 	switch {
 	case s.ctx.Err() != nil:

@@ -119,7 +119,8 @@ func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
 	defer s.wg.Done()
 	defer s.connections.leave()
 	id := req.ID()
-	c := &tcpConn{s: s, req: req, id: id, to: netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort), start: time.Now()}
+	c := &tcpConn{s: s, req: req, id: id, to: netip.AddrPortFrom(addressOf(id.LocalAddress),
+		id.LocalPort), start: time.Now()}
 	c.names = s.names.Of(c.to.Addr())
 	c.check = s.judge.Check(c.to, c.names)
 	ctx, cancel := context.WithCancel(s.ctx)
@@ -280,14 +281,16 @@ func (c *tcpConn) accept(ctx context.Context) bool {
 	}
 	options := ep.SocketOptions()
 	options.SetKeepAlive(true) // ends a connection whose guest has forgotten it
-	idle, interval := tcpip.KeepaliveIdleOption(10*time.Minute), tcpip.KeepaliveIntervalOption(time.Minute)
+	idle, interval := tcpip.KeepaliveIdleOption(10*time.Minute),
+		tcpip.KeepaliveIntervalOption(time.Minute)
 	_ = ep.SetSockOpt(&idle)
 	_ = ep.SetSockOpt(&interval)
 	if c.s.connections.used.Load() > c.s.connections.max/2 {
 		options.SetReceiveBufferSize(int64(c.s.limits.smallBuffer), true)
 		options.SetSendBufferSize(int64(c.s.limits.smallBuffer), true)
 	}
-	c.guestConn = &guestConn{TCPConn: gonet.NewTCPConn(queue, ep), ep: ep, queue: queue, totals: &c.s.counters}
+	c.guestConn = &guestConn{TCPConn: gonet.NewTCPConn(queue, ep), ep: ep, queue: queue,
+		totals: &c.s.counters}
 	c.s.counters.connections.Add(1)
 	return true
 }
@@ -305,7 +308,8 @@ func (c *tcpConn) watchHandshake(ctx context.Context, done <-chan struct{}) {
 	case <-limit.C:
 	}
 	for {
-		if ep := c.s.net.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, c.id, nic); ep != nil {
+		if ep := c.s.net.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, c.id,
+			nic); ep != nil {
 			ep.Abort()
 		}
 		select {
@@ -371,7 +375,8 @@ func (c *tcpConn) pump(host net.Conn, look bool) {
 func (c *tcpConn) end() {
 	c.guestConn.finish(c.s.ctx, c.s.limits.linger)
 	if c.s.observer != nil {
-		c.s.observer.Closed(network.Connection{Start: c.start, End: time.Now(), Protocol: "tcp", Host: c.host(), Address: c.to,
+		c.s.observer.Closed(network.Connection{Start: c.start, End: time.Now(), Protocol: "tcp",
+			Host: c.host(), Address: c.to,
 			Sent: c.sent.Load(), Received: c.received.Load()})
 	}
 }

@@ -32,10 +32,12 @@ func TestEchoAndHalfClose(t *testing.T) {
 	}
 	_ = c.Close()
 	ended := w.log.connections(t, 1)[0]
-	if ended.Sent != 5 || ended.Received != 5 || ended.Protocol != "tcp" || ended.Address.String() != "198.51.100.1:7" {
+	if ended.Sent != 5 || ended.Received != 5 || ended.Protocol != "tcp" ||
+		ended.Address.String() != "198.51.100.1:7" {
 		t.Fatalf("%+v", ended)
 	}
-	if tot := w.stack.Totals(); tot.Connections != 1 || tot.Sent != 5 || tot.Received != 5 || tot.Refused != 0 {
+	if tot := w.stack.Totals(); tot.Connections != 1 || tot.Sent != 5 || tot.Received != 5 ||
+		tot.Refused != 0 {
 		t.Fatalf("%+v", tot)
 	}
 }
@@ -132,7 +134,8 @@ func TestReset(t *testing.T) {
 	}
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	w := newWorld(t, Options{Dialer: &net.Dialer{}, Policy: network.Policy{Allow: networktest.Rules(t, "127.0.0.1:"+port)}})
+	w := newWorld(t, Options{Dialer: &net.Dialer{},
+		Policy: network.Policy{Allow: networktest.Rules(t, "127.0.0.1:"+port)}})
 	// After the host's reset, the guest's connection is reset, too.
 	c := w.mustDial("10.0.2.2:" + port)
 	host, err := l.Accept()

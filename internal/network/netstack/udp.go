@@ -73,7 +73,8 @@ func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 		s.wg.Done()
 		return true
 	}
-	f := &flow{s: s, guest: gonet.NewUDPConn(queue, ep), to: to, name: refusal.Host, start: time.Now()}
+	f := &flow{s: s, guest: gonet.NewUDPConn(queue, ep), to: to, name: refusal.Host,
+		start: time.Now()}
 	go f.serve(first)
 	return true
 }
@@ -114,7 +115,8 @@ func (f *flow) serve(first *stack.PacketBuffer) {
 		s.reject(first, stack.RejectIPv4WithICMPPortUnreachable)
 	}
 	if s.observer != nil {
-		s.observer.Closed(network.Connection{Start: f.start, End: time.Now(), Protocol: "udp", Host: f.name, Address: f.to,
+		s.observer.Closed(network.Connection{Start: f.start, End: time.Now(), Protocol: "udp",
+			Host: f.name, Address: f.to,
 			Sent: f.sent.Load(), Received: f.received.Load()})
 	}
 }

@@ -11,9 +11,12 @@ import (
 )
 
 // EdgeAddrs are addresses near the limits of closed ranges.
-var EdgeAddrs = []string{"8.8.8.8", "93.184.216.34", "127.0.0.1", "127.0.0.2", "10.0.0.0", "10.0.0.5", "10.255.255.255", "11.0.0.0", "9.255.255.255",
-	"10.0.2.2", "169.254.169.254", "169.254.169.253", "169.254.0.1", "169.253.255.255", "172.15.255.255", "172.16.0.0",
-	"172.31.255.255", "172.32.0.0", "192.168.0.1", "192.167.255.255", "192.169.0.0", "100.64.0.0", "100.100.100.200", "100.127.255.255", "100.128.0.0",
+var EdgeAddrs = []string{"8.8.8.8", "93.184.216.34", "127.0.0.1", "127.0.0.2", "10.0.0.0",
+	"10.0.0.5", "10.255.255.255", "11.0.0.0", "9.255.255.255",
+	"10.0.2.2", "169.254.169.254", "169.254.169.253", "169.254.0.1", "169.253.255.255",
+	"172.15.255.255", "172.16.0.0",
+	"172.31.255.255", "172.32.0.0", "192.168.0.1", "192.167.255.255", "192.169.0.0", "100.64.0.0",
+	"100.100.100.200", "100.127.255.255", "100.128.0.0",
 	"198.51.100.77", "198.51.100.76", "168.63.129.16", "192.0.0.192", "198.18.0.1",
 	// a guest cannot connect to the last ones
 	"0.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.2.3", "10.0.2.15"}
@@ -29,7 +32,8 @@ func EdgeRule() *rapid.Generator[network.Rule] {
 			r.Port = rapid.SampledFrom(EdgePorts).Draw(t, "port")
 		}
 		if rapid.IntRange(0, 2).Draw(t, "form") == 0 {
-			r.Name = rapid.SampledFrom([]string{"corp.example", "db.corp.example", "*.corp.example", "*.db.corp.example", "*.example", "web.example"}).Draw(t, "name")
+			r.Name = rapid.SampledFrom([]string{"corp.example", "db.corp.example", "*.corp.example",
+				"*.db.corp.example", "*.example", "web.example"}).Draw(t, "name")
 			return r
 		}
 		a := rapid.Map(rapid.SampledFrom(EdgeAddrs), netip.MustParseAddr).Draw(t, "prefix")
@@ -42,7 +46,8 @@ func EdgeRule() *rapid.Generator[network.Rule] {
 // EdgePolicy generates policies that Validate accepts.
 func EdgePolicy() *rapid.Generator[network.Policy] {
 	return rapid.Custom(func(t *rapid.T) network.Policy {
-		p := network.Policy{Only: rapid.Bool().Draw(t, "only"), Deny: rapid.SliceOfN(EdgeRule(), 0, 2).Draw(t, "deny")}
+		p := network.Policy{Only: rapid.Bool().Draw(t, "only"), Deny: rapid.SliceOfN(EdgeRule(), 0,
+			2).Draw(t, "deny")}
 		for _, r := range rapid.SliceOfN(EdgeRule(), 0, 4).Draw(t, "allow") {
 			if r.CheckAllow() == nil {
 				p.Allow = append(p.Allow, r)

@@ -47,7 +47,8 @@ type Host struct {
 
 // NewHost returns a Host without handlers and names.
 func NewHost(tb testing.TB) *Host {
-	return &Host{tb: tb, tcp: map[string]func(net.Conn){}, Fails: map[string]error{}, names: map[string][]netip.Addr{}}
+	return &Host{tb: tb, tcp: map[string]func(net.Conn){}, Fails: map[string]error{},
+		names: map[string][]netip.Addr{}}
 }
 
 // Listen makes handler serve connections to address.
@@ -88,7 +89,8 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 		return nil, err
 	}
 	if handler == nil {
-		return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+		return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("connect",
+			syscall.ECONNREFUSED)}
 	}
 	kind := syscall.SOCK_STREAM
 	if network == "udp" {
@@ -166,7 +168,10 @@ func ClientHello(tb testing.TB, name string) []byte {
 }
 
 // HTTPRequest returns a request to a host.
-func HTTPRequest(host string) []byte { return []byte("GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n") }
+func HTTPRequest(host string) []byte {
+	return []byte("GET / HTTP/1.1\r\nHost: " + host +
+		"\r\n\r\n")
+}
 
 // NoneOwn reports that no address belongs to the host.
 func NoneOwn(netip.Addr) bool { return false }

@@ -112,7 +112,8 @@ func looseHosts(b []byte) (all []string) {
 func blockHosts(lines []string) (all []string) {
 	words := false
 	for i, line := range lines {
-		if name, value, ok := strings.Cut(line, ":"); ok && words && strings.EqualFold(strings.TrimSpace(name), "Host") {
+		if name, value, ok := strings.Cut(line, ":"); ok && words &&
+			strings.EqualFold(strings.TrimSpace(name), "Host") {
 			all = append(all, strings.TrimSpace(value))
 		}
 		if i > 0 && strings.TrimSpace(line) == "" {
@@ -125,8 +126,12 @@ func blockHosts(lines []string) (all []string) {
 		words = true
 		end := fields[len(fields)-1]
 		name, number, versioned := strings.Cut(end, "/")
-		versioned = versioned && name != "" && strings.Trim(strings.ToUpper(name), "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" && strings.Trim(number, "0123456789.") == "" && number != "" && number[0] != '.'
-		if scheme, rest, ok := strings.Cut(fields[len(fields)-2], "://"); ok && versioned && len(end) <= 16 && (strings.EqualFold(scheme, "http") || strings.EqualFold(scheme, "https")) {
+		versioned = versioned && name != "" &&
+			strings.Trim(strings.ToUpper(name), "ABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" &&
+			strings.Trim(number, "0123456789.") == "" && number != "" && number[0] != '.'
+		if scheme, rest, ok := strings.Cut(fields[len(fields)-2], "://"); ok && versioned &&
+			len(end) <= 16 && (strings.EqualFold(scheme, "http") ||
+			strings.EqualFold(scheme, "https")) {
 			host, _, _ := strings.Cut(rest, "/")
 			all = append(all, host)
 		}

@@ -35,14 +35,17 @@ func TestOpenedCost(t *testing.T) {
 	const n = 48
 	upstream := testCA(t)
 	site, roots := stallingServer(t, upstream, "HTTP/1.1 200 OK\r\n"+wideHead(maxAnswer*9/10))
-	p := newProxied(t, Options{CA: testCA(t), Open: true, Roots: roots, Budget: NewBudget(n * OpenedCost)}, site.site)
+	p := newProxied(t, Options{CA: testCA(t), Open: true, Roots: roots,
+		Budget: NewBudget(n * OpenedCost)}, site.site)
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range n {
-		c := tls.Client(p.connect(site.site), &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true})
+		c := tls.Client(p.connect(site.site), &tls.Config{ServerName: "api.example.com",
+			InsecureSkipVerify: true})
 		go func() {
-			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.com\r\n"+wideHead(maxRequest*9/10)+"\r\n")
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.com\r\n"+
+				wideHead(maxRequest*9/10)+"\r\n")
 		}()
 	}
 	for p.proxy.opts.Budget.used() < n {
@@ -53,7 +56,8 @@ func TestOpenedCost(t *testing.T) {
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	each := (int64(after.HeapInuse+after.StackInuse) - int64(before.HeapInuse+before.StackInuse)) / n
+	each := (int64(after.HeapInuse+after.StackInuse) - int64(before.HeapInuse+
+		before.StackInuse)) / n
 	t.Logf("%d bytes each, of guest, proxy and host together", each)
 	if each > OpenedCost {
 		t.Errorf("a connection takes %d bytes, and %d are counted", each, int64(OpenedCost))
@@ -67,12 +71,17 @@ type stallingSite struct {
 }
 
 func stallingServer(t *testing.T, ca *CA, answer string) (stallingSite, *x509.CertPool) {
-	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return ca.Leaf(h.ServerName) }})
+	l, err := tls.Listen("tcp", "127.0.0.1:0",
+		&tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate,
+			error) {
+			return ca.Leaf(h.ServerName)
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
-	s := stallingSite{site{name: "api.example.com", to: netip.MustParseAddrPort("192.0.2.1:443"), real: l.Addr().String()}, make(chan struct{}, 1000)}
+	s := stallingSite{site{name: "api.example.com", to: netip.MustParseAddrPort("192.0.2.1:443"),
+		real: l.Addr().String()}, make(chan struct{}, 1000)}
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -193,8 +202,10 @@ func TestHeaderOfManyFields(t *testing.T) {
 		"a body of empty lines": {[]string{"POST / HTTP/1.1\r\na: b\r\n\r", "\n" + body}, false},
 		"many":                  {[]string{"GET / HTTP/1.1\r\n" + many}, true},
 		"many, in pieces":       {strings.SplitAfter("GET / HTTP/1.1\n"+many, "b"), true},
-		"many after others":     {[]string{"HTTP/1.1 103 Early Hints\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n" + many}, true},
-		"a body of an answer":   {[]string{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\na: b\r\n\r\n" + body + many}, false},
+		"many after others": {[]string{
+			"HTTP/1.1 103 Early Hints\r\na: b\r\n\r\nHTTP/1.1 200 OK\r\n" + many}, true},
+		"a body of an answer": {[]string{
+			"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\na: b\r\n\r\n" + body + many}, false},
 	} {
 		if err := count(c.parts...); (err != nil) != c.many {
 			t.Errorf("%s: %v", what, err)

@@ -40,7 +40,8 @@ type CA struct {
 // NewCA creates a certificate authority with a fresh key.
 func NewCA() (*CA, error) {
 	fail := func(err error) (*CA, error) {
-		return nil, turnstone.NewError("network.ca", turnstone.KindInternal, "certificate authority",
+		return nil, turnstone.NewError("network.ca", turnstone.KindInternal,
+			"certificate authority",
 			err)
 	}
 	c := &CA{leaves: map[string]*tls.Certificate{}}
@@ -52,8 +53,10 @@ func NewCA() (*CA, error) {
 		return fail(err)
 	}
 	now := time.Now()
-	tmpl := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{CommonName: "Turnstone sandbox", Organization: []string{"Turnstone"}},
-		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(caTime), IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
+	tmpl := &x509.Certificate{SerialNumber: serial(),
+		Subject:   pkix.Name{CommonName: "Turnstone sandbox", Organization: []string{"Turnstone"}},
+		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(caTime), IsCA: true,
+		BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &c.key.PublicKey, c.key)
 	if err != nil {
@@ -88,13 +91,16 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 		return l, nil
 	}
 	now := time.Now()
-	tmpl := &x509.Certificate{SerialNumber: serial(), Subject: pkix.Name{Organization: []string{"Turnstone"}},
+	tmpl := &x509.Certificate{SerialNumber: serial(),
+		Subject:   pkix.Name{Organization: []string{"Turnstone"}},
 		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(leafTime), BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if ip := net.ParseIP(host); ip != nil {
 		tmpl.IPAddresses = []net.IP{ip}
 	} else if err := network.CheckName(host); err != nil {
-		return nil, turnstone.NewError("network.ca", turnstone.KindInvalid, fmt.Sprintf("%.80q", host),
+		return nil, turnstone.NewError("network.ca", turnstone.KindInvalid,
+			fmt.Sprintf("%.80q", host),
 			err)
 	} else {
 		tmpl.DNSNames = []string{host}

@@ -27,7 +27,8 @@ func TestCA(t *testing.T) {
 		if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: roots}); err != nil {
 			t.Errorf("%s: %v", host, err)
 		}
-		if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: "other.example.com", Roots: roots}); err == nil {
+		if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: "other.example.com",
+			Roots: roots}); err == nil {
 			t.Errorf("%s: good for another host", host)
 		}
 		if leaf.Leaf.IsCA {

@@ -42,7 +42,8 @@ func (c *connection) carry(ctx context.Context, guest, upstream *eagerConn) {
 		c.budgeted(ctx, guest, func() { c.openTLS(ctx, guest, upstream) })
 	case c.onlyHTTP():
 		c.refuseOther(guest, upstream, len(guest.peek()) > 0)
-	case said == sniff.TLS && c.scheme == "http" && bytes.HasPrefix(guest.peek(), []byte{sniff.RecordHandshake, 3}):
+	case said == sniff.TLS && c.scheme == "http" &&
+		bytes.HasPrefix(guest.peek(), []byte{sniff.RecordHandshake, 3}):
 		c.copy(guest, upstream, recording.ProtocolTLS, nil)
 	default:
 		word <- said
@@ -99,7 +100,8 @@ func (c *connection) firstWord(guest *eagerConn) sniff.Protocol {
 // copy carries bytes both ways until both sides have ended. word delivers the guest's protocol;
 // nil: any protocol is allowed.
 func (c *connection) copy(guest, upstream *eagerConn, protocol string, word <-chan sniff.Protocol) {
-	rec := c.p.opts.Recorder.Stream(recording.Stream{Host: c.name, Address: c.to, Protocol: protocol, Opened: c.scheme == "https"})
+	rec := c.p.opts.Recorder.Stream(recording.Stream{Host: c.name, Address: c.to,
+		Protocol: protocol, Opened: c.scheme == "https"})
 	defer rec.Close()
 	pump := func(dst net.Conn, src io.Reader, sent bool) {
 		buf := make([]byte, 32<<10)
@@ -125,7 +127,8 @@ func (c *connection) copy(guest, upstream *eagerConn, protocol string, word <-ch
 	}
 	var both sync.WaitGroup
 	both.Go(func() {
-		pump(upstream, &watched{guest: guest, c: c, word: word, settled: word == nil, scanned: word != nil && c.strict()}, true)
+		pump(upstream, &watched{guest: guest, c: c, word: word, settled: word == nil,
+			scanned: word != nil && c.strict()}, true)
 	})
 	both.Go(func() { pump(guest, upstream, false) })
 	both.Wait()

@@ -52,15 +52,20 @@ func TestEchoes(t *testing.T) {
 					c.Close()
 				}
 			}()
-			api := site{name: "api.example.com", to: netip.MustParseAddrPort("192.0.2.1:80"), real: l.Addr().String()}
-			p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t, "http://api.example.com=X-Other: "+value)}}, api)
+			api := site{name: "api.example.com", to: netip.MustParseAddrPort("192.0.2.1:80"),
+				real: l.Addr().String()}
+			p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+				"http://api.example.com=X-Other: "+value)}}, api)
 			c := p.connect(api)
-			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.com\r\nTE: trailers\r\nConnection: close\r\n\r\n")
+			_, _ = io.WriteString(c,
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTE: trailers\r\nConnection: close\r\n\r\n")
 			b, _ := io.ReadAll(c)
 			if sent := <-got; sent != value {
 				t.Fatalf("the host got %q", sent)
 			}
-			if text := string(b); strings.Contains(text, "sesame") || !strings.Contains(text, strings.Repeat("*", len(value))) && !strings.Contains(text, "no answer") {
+			if text := string(b); strings.Contains(text, "sesame") ||
+				!strings.Contains(text, strings.Repeat("*", len(value))) &&
+					!strings.Contains(text, "no answer") {
 				t.Errorf("the guest got %q", text)
 			}
 		})
@@ -77,15 +82,22 @@ func TestRecordingTakesNoMemory(t *testing.T) {
 	defer out.Close()
 	long := strings.Repeat("<", 60<<10)
 	for what, add := range map[string]func(*recording.Recorder){
-		"addresses": func(r *recording.Recorder) { r.Request("GET", "http://a.example/?"+long, netip.AddrPort{}) },
-		"methods":   func(r *recording.Recorder) { r.Request(long, "http://a.example/", netip.AddrPort{}) },
+		"addresses": func(r *recording.Recorder) {
+			r.Request("GET", "http://a.example/?"+long,
+				netip.AddrPort{})
+		},
+		"methods": func(r *recording.Recorder) {
+			r.Request(long, "http://a.example/",
+				netip.AddrPort{})
+		},
 		"headers": func(r *recording.Recorder) {
 			q := r.Request("GET", "http://a.example/", netip.AddrPort{})
 			q.Answered(200, http.Header{"X": {long, long}})
 			q.Ended(nil)
 		},
 		"failures": func(r *recording.Recorder) {
-			r.Stream(recording.Stream{Host: "a.example", Protocol: recording.ProtocolTCP, Failed: long})
+			r.Stream(recording.Stream{Host: "a.example", Protocol: recording.ProtocolTCP,
+				Failed: long})
 		},
 	} {
 		r := recording.NewRecorder(recording.Options{Out: out})

@@ -61,9 +61,12 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 		}
 		return countedConn{conn, &f.head}, nil
 	}
-	f.transport = &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true, MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
-		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{}}
-	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+	f.transport = &http.Transport{DialContext: dial, DialTLSContext: dial, DisableCompression: true,
+		MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
+		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string,
+			*tls.Conn) http.RoundTripper{}}
+	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1, ErrorLog: log.New(io.Discard,
+		"", 0),
 		Rewrite: f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
 	return f
 }
@@ -77,7 +80,8 @@ func (c *connection) vouched(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	addrs, err := c.p.opts.Resolver.LookupNetIP(ctx, "ip", c.name)
-	return err == nil && slices.ContainsFunc(addrs, func(a netip.Addr) bool { return network.Embedded(a) == network.HostAddress(c.to).Addr() })
+	return err == nil && slices.ContainsFunc(addrs,
+		func(a netip.Addr) bool { return network.Embedded(a) == network.HostAddress(c.to).Addr() })
 }
 
 // again opens another connection to the host.
@@ -86,7 +90,8 @@ func (c *connection) again(ctx context.Context) (net.Conn, error) {
 	if err != nil || c.scheme == "http" {
 		return conn, err
 	}
-	up := tls.Client(conn, &tls.Config{ServerName: c.host(), RootCAs: c.p.opts.Roots, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12})
+	up := tls.Client(conn, &tls.Config{ServerName: c.host(), RootCAs: c.p.opts.Roots,
+		NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12})
 	if err := up.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -183,12 +188,14 @@ func (f *forwarder) response(res *http.Response) error {
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		rec.Ended(errors.New("what is spoken after HTTP is not recorded"))
 		if rec != nil {
-			f.c.p.opts.Recorder.Cannot("what follows " + res.Request.Method + " " + f.c.url(res.Request) + " (" + res.Header.Get("Upgrade") + ")")
+			f.c.p.opts.Recorder.Cannot("what follows " + res.Request.Method + " " +
+				f.c.url(res.Request) + " (" + res.Header.Get("Upgrade") + ")")
 		}
 		return nil
 	}
 	rec.Answered(res.StatusCode, res.Header)
-	res.Body = &receivedBody{in: newMaskReader(res.Body, needles), rec: rec, trailed: func() { maskHeader(res.Trailer, needles) }}
+	res.Body = &receivedBody{in: newMaskReader(res.Body, needles), rec: rec,
+		trailed: func() { maskHeader(res.Trailer, needles) }}
 	return nil
 }
 
@@ -198,7 +205,8 @@ func (f *forwarder) failed(w http.ResponseWriter, req *http.Request, err error) 
 	rec.Ended(err)
 	text := []byte(err.Error()) // contains parts of a malformed answer
 	blot(text, f.secrets.needles())
-	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+network.Shorten(string(text)), http.StatusBadGateway)
+	http.Error(w, "turnstone: no answer from "+f.c.host()+": "+network.Shorten(string(text)),
+		http.StatusBadGateway)
 }
 
 // A receivedBody records an answer's body.

@@ -23,7 +23,8 @@ func TestHalfClosed(t *testing.T) {
 	}))
 	t.Cleanup(s.Close)
 	web := at("web.example.com", "192.0.2.2:80", s)
-	p := newProxied(t, Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})}, web)
+	p := newProxied(t, Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})},
+		web)
 	for _, request := range []string{
 		"GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 4\r\n\r\nbody",
@@ -47,7 +48,8 @@ func TestHalfClosedUnhandled(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(s.Close)
 	web := at("web.example.com", "192.0.2.2:80", s)
-	p := newProxied(t, Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})}, web)
+	p := newProxied(t, Options{Recorder: recording.NewRecorder(recording.Options{Out: io.Discard})},
+		web)
 	for _, request := range []string{
 		"OPTIONS * HTTP/1.1\r\nHost: web.example.com\r\n\r\n",
 		"GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n",

@@ -17,7 +17,8 @@ type secretHeaders []network.SecretHeader
 func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeaders {
 	var found secretHeaders
 	for _, h := range all {
-		if (scheme == "" || h.Scheme == scheme) && h.Host == host && (h.Port == 0 || h.Port == to.Port()) {
+		if (scheme == "" || h.Scheme == scheme) && h.Host == host &&
+			(h.Port == 0 || h.Port == to.Port()) {
 			found = append(found, h)
 		}
 	}
@@ -27,7 +28,8 @@ func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeader
 // set adds the headers to a request, and replaces headers that the guest has set.
 func (all secretHeaders) set(to http.Header) {
 	for i, h := range all {
-		if !slices.ContainsFunc(all[:i], func(o network.SecretHeader) bool { return o.Name == h.Name }) {
+		if !slices.ContainsFunc(all[:i],
+			func(o network.SecretHeader) bool { return o.Name == h.Name }) {
 			to.Del(h.Name)
 		}
 		to.Add(h.Name, h.Value)
@@ -126,7 +128,8 @@ func (m *maskReader) whole(ready int) int {
 		moved = false
 		for _, n := range m.needles {
 			from := max(0, ready-len(n)+1)
-			if i := bytes.Index(m.buf[from:min(len(m.buf), ready+len(n)-1)], n); i >= 0 && from+i < ready {
+			if i := bytes.Index(m.buf[from:min(len(m.buf), ready+len(n)-1)], n); i >= 0 &&
+				from+i < ready {
 				ready, moved = from+i, true
 			}
 		}

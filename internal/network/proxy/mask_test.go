@@ -13,10 +13,13 @@ import (
 )
 
 func TestSecretHeadersOfOneName(t *testing.T) {
-	all := secretHeaders{{Name: "Cookie", Value: "a=one"}, {Name: "Cookie", Value: "b=two"}, {Name: "X-Key", Value: "three"}}
-	h := http.Header{"Cookie": {"of the guest"}, "X-Key": {"of the guest", "again"}, "Accept-Encoding": {"gzip"}}
+	all := secretHeaders{{Name: "Cookie", Value: "a=one"}, {Name: "Cookie", Value: "b=two"},
+		{Name: "X-Key", Value: "three"}}
+	h := http.Header{"Cookie": {"of the guest"}, "X-Key": {"of the guest", "again"},
+		"Accept-Encoding": {"gzip"}}
 	all.set(h)
-	if fmt.Sprint(h["Cookie"], h["X-Key"], h["Accept-Encoding"]) != "[a=one b=two] [three] [identity]" {
+	if fmt.Sprint(h["Cookie"], h["X-Key"],
+		h["Accept-Encoding"]) != "[a=one b=two] [three] [identity]" {
 		t.Errorf("%v", h)
 	}
 }
@@ -24,13 +27,18 @@ func TestSecretHeadersOfOneName(t *testing.T) {
 // TestMaskReader checks that values that span several reads are masked.
 func TestMaskReader(t *testing.T) {
 	needles := [][]byte{[]byte("sesame-open"), []byte("sesame")}
-	text := "sesame-open sesame-ope sesame sesam " + strings.Repeat("x", 40_000) + "sesame-open" + strings.Repeat("s", 10) + "sesame-o"
-	want := "*********** ******-ope ****** sesam " + strings.Repeat("x", 40_000) + "***********" + strings.Repeat("s", 10) + "******-o"
-	for name, in := range map[string]io.Reader{"whole": strings.NewReader(text), "bytes": iotest.OneByteReader(strings.NewReader(text)), "halves": iotest.HalfReader(strings.NewReader(text)),
+	text := "sesame-open sesame-ope sesame sesam " + strings.Repeat("x", 40_000) + "sesame-open" +
+		strings.Repeat("s", 10) + "sesame-o"
+	want := "*********** ******-ope ****** sesam " + strings.Repeat("x", 40_000) + "***********" +
+		strings.Repeat("s", 10) + "******-o"
+	for name, in := range map[string]io.Reader{"whole": strings.NewReader(text),
+		"bytes":        iotest.OneByteReader(strings.NewReader(text)),
+		"halves":       iotest.HalfReader(strings.NewReader(text)),
 		"with the end": iotest.DataErrReader(strings.NewReader(text))} {
 		got, err := io.ReadAll(newMaskReader(io.NopCloser(in), needles))
 		if err != nil || string(got) != want {
-			t.Errorf("%s: %d bytes, %v: %.60s … %s", name, len(got), err, got, got[max(0, len(got)-40):])
+			t.Errorf("%s: %d bytes, %v: %.60s … %s", name, len(got), err, got,
+				got[max(0, len(got)-40):])
 		}
 	}
 }

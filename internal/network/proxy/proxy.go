@@ -73,7 +73,8 @@ const (
 
 // Intercept implements Interceptor.
 func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to network.Target) bool {
-	c := &connection{p: p, to: to.Address, name: network.BareName(to.Name), request: to.Request, scheme: "http"}
+	c := &connection{p: p, to: to.Address, name: network.BareName(to.Name), request: to.Request,
+		scheme: "http"}
 	if p.opts.Recorder == nil && p.opts.Player == nil && !p.opts.Open && len(c.headers("")) == 0 {
 		return false
 	}
@@ -92,7 +93,8 @@ func (p *Proxy) Intercept(ctx context.Context, guest net.Conn, to network.Target
 // Carry forwards a connection between guest and host until its end. It forwards HTTP request by
 // request, as to.Request requires.
 func (p *Proxy) Carry(ctx context.Context, guest, host net.Conn, to network.Target) {
-	c := &connection{p: p, to: to.Address, name: network.BareName(to.Name), request: to.Request, scheme: "http"}
+	c := &connection{p: p, to: to.Address, name: network.BareName(to.Name), request: to.Request,
+		scheme: "http"}
 	c.carry(ctx, newEager(guest), newEager(host))
 }
 
@@ -124,7 +126,8 @@ func (c *connection) refused(reason string) { c.refusedFor(c.name, reason) }
 // refusedFor is refused for a host other than the connection's.
 func (c *connection) refusedFor(host, reason string) {
 	if o := c.p.opts.Observer; o != nil {
-		o.Refused(network.Refusal{At: time.Now(), Protocol: "tcp", Host: host, Address: c.to, Reason: network.Shorten(c.p.opts.Secrets.Mask(reason))})
+		o.Refused(network.Refusal{At: time.Now(), Protocol: "tcp", Host: host, Address: c.to,
+			Reason: network.Shorten(c.p.opts.Secrets.Mask(reason))})
 	}
 }
 
@@ -160,7 +163,8 @@ func (c *connection) opens() bool {
 func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 	upstream, err := c.dial(ctx)
 	if err != nil {
-		c.p.opts.Recorder.Stream(recording.Stream{Host: c.name, Address: c.to, Protocol: recording.ProtocolTCP, Failed: err.Error()})
+		c.p.opts.Recorder.Stream(recording.Stream{Host: c.name, Address: c.to,
+			Protocol: recording.ProtocolTCP, Failed: err.Error()})
 		network.Reset(guest.Conn)
 		return
 	}
@@ -180,18 +184,20 @@ func (c *connection) forwardHTTP(ctx context.Context, guest, upstream *eagerConn
 // has verified the host's certificate.
 func (c *connection) openTLS(ctx context.Context, guest, upstream *eagerConn) {
 	var up *tls.Conn
-	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		name, err := c.serverName(hello)
-		if err != nil {
-			return nil, err
-		}
-		up = tls.Client(upstream, &tls.Config{ServerName: name, RootCAs: c.p.opts.Roots, NextProtos: withoutHTTP2(hello.SupportedProtos), MinVersion: tls.VersionTLS12})
-		if err := up.HandshakeContext(hello.Context()); err != nil {
-			c.refused("its TLS: " + err.Error())
-			return nil, err
-		}
-		return c.serverConfig(name, up.ConnectionState().NegotiatedProtocol)
-	}})
+	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			name, err := c.serverName(hello)
+			if err != nil {
+				return nil, err
+			}
+			up = tls.Client(upstream, &tls.Config{ServerName: name, RootCAs: c.p.opts.Roots,
+				NextProtos: withoutHTTP2(hello.SupportedProtos), MinVersion: tls.VersionTLS12})
+			if err := up.HandshakeContext(hello.Context()); err != nil {
+				c.refused("its TLS: " + err.Error())
+				return nil, err
+			}
+			return c.serverConfig(name, up.ConnectionState().NegotiatedProtocol)
+		}})
 	if !c.accept(ctx, inner) {
 		return
 	}
@@ -288,7 +294,8 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 	}
 	r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = scheme, host, r.In.Host
 	r.Out.URL.RawQuery = r.In.URL.RawQuery // also a query that Go cannot parse
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host",
+		"X-Forwarded-Proto"} {
 		if v, ok := r.In.Header[name]; ok {
 			r.Out.Header[name] = v
 		}
@@ -299,6 +306,14 @@ func passOn(r *httputil.ProxyRequest, scheme, host string) {
 // the clear (RFC 7540, 3.2), or TLS (RFC 2817). Servers may accept any separator between the names
 // of protocols.
 func hidesRequests(upgrade string) bool {
-	names := strings.FieldsFunc(strings.ToLower(upgrade), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' })
-	return slices.ContainsFunc(names, func(name string) bool { return name == "h2c" || name == "h2" || name == "http" || name == "tls" })
+	names := strings.FieldsFunc(strings.ToLower(upgrade),
+		func(r rune) bool {
+			return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' &&
+				r != '_'
+		})
+	return slices.ContainsFunc(names,
+		func(name string) bool {
+			return name == "h2c" || name == "h2" || name == "http" ||
+				name == "tls"
+		})
 }

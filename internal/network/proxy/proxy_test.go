@@ -87,7 +87,8 @@ func (p *proxied) connect(s site) net.Conn {
 		if err != nil {
 			return
 		}
-		if !p.proxy.Intercept(p.t.Context(), c, network.Target{Address: s.to, Name: s.name, Request: p.request}) {
+		if !p.proxy.Intercept(p.t.Context(), c, network.Target{Address: s.to, Name: s.name,
+			Request: p.request}) {
 			c.Close()
 			p.t.Errorf("a connection to %s was not taken", s.name)
 		}
@@ -116,7 +117,8 @@ func (p *proxied) client(ca *CA) *http.Client {
 		}
 		return nil, fmt.Errorf("no site %s", address)
 	}
-	return &http.Client{Transport: &http.Transport{DialContext: dial, TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true}}
+	return &http.Client{Transport: &http.Transport{DialContext: dial,
+		TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true}}
 }
 
 func (p *proxied) get(c *http.Client, url string) (int, string) {
@@ -170,7 +172,8 @@ func testServer(t *testing.T, encrypted bool) (*httptest.Server, *x509.CertPool)
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		}
-		fmt.Fprintf(w, "%d %s %s?%s host=%s auth=%q other=%q body=%q", k, req.Method, req.URL.Path, req.URL.RawQuery, req.Host,
+		fmt.Fprintf(w, "%d %s %s?%s host=%s auth=%q other=%q body=%q", k, req.Method, req.URL.Path,
+			req.URL.RawQuery, req.Host,
 			req.Header.Get("Authorization"), req.Header.Get("X-Other"), body)
 	})
 	if !encrypted {
@@ -183,7 +186,10 @@ func testServer(t *testing.T, encrypted bool) (*httptest.Server, *x509.CertPool)
 		t.Fatal(err)
 	}
 	s := httptest.NewUnstartedServer(h)
-	s.TLS = &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return ca.Leaf(hello.ServerName) }}
+	s.TLS = &tls.Config{GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate,
+		error) {
+		return ca.Leaf(hello.ServerName)
+	}}
 	s.EnableHTTP2 = true
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -209,9 +215,12 @@ func testCA(t *testing.T) *CA {
 }
 
 func TestProxyLeavesAlone(t *testing.T) {
-	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=Authorization: Bearer sesame-open")}})
+	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+		"api.example.com=Authorization: Bearer sesame-open")}})
 	guest, _ := net.Pipe()
-	if p.proxy.Intercept(t.Context(), guest, network.Target{Address: netip.MustParseAddrPort("192.0.2.1:443"), Name: "other.example.com"}) {
+	if p.proxy.Intercept(t.Context(), guest,
+		network.Target{Address: netip.MustParseAddrPort("192.0.2.1:443"),
+			Name: "other.example.com"}) {
 		t.Error("a connection to a host without secrets was taken")
 	}
 }
@@ -221,12 +230,17 @@ func TestSecretHeader(t *testing.T) {
 	plain, _ := testServer(t, false)
 	ca := testCA(t)
 	const value = "Bearer sesame-open-0123456789"
-	api, web := at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80", plain)
+	api, web := at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80",
+		plain)
 	open := at("plain.example.com", "192.0.2.3:80", plain)
-	p := newProxied(t, Options{CA: ca, Roots: roots, Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=authorization: "+value),
-		networktest.Header(t, "http://plain.example.com=Authorization: "+value), networktest.Header(t, "web.example.com=Authorization: "+value)}}, api, web, open)
+	p := newProxied(t, Options{CA: ca, Roots: roots,
+		Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=authorization: "+
+			value),
+			networktest.Header(t, "http://plain.example.com=Authorization: "+value),
+			networktest.Header(t, "web.example.com=Authorization: "+value)}}, api, web, open)
 	c := p.client(ca)
-	for _, url := range []string{"https://api.example.com:443/a?b=c;d", "http://plain.example.com:80/a"} {
+	for _, url := range []string{"https://api.example.com:443/a?b=c;d",
+		"http://plain.example.com:80/a"} {
 		req, _ := http.NewRequest(http.MethodPost, url, strings.NewReader("hello"))
 		req.Header.Set("Authorization", "Bearer of the guest")
 		req.Header.Set("X-Other", "kept")
@@ -237,7 +251,9 @@ func TestSecretHeader(t *testing.T) {
 		b, _ := io.ReadAll(res.Body)
 		res.Body.Close()
 		masked := strings.Repeat("*", len(value))
-		if text := string(b); !strings.Contains(text, `auth="`+masked+`"`) || !strings.Contains(text, `other="kept" body="hello"`) || res.Header.Get("X-Echo") != masked {
+		if text := string(b); !strings.Contains(text, `auth="`+masked+`"`) ||
+			!strings.Contains(text, `other="kept" body="hello"`) ||
+			res.Header.Get("X-Echo") != masked {
 			t.Errorf("%s: %s, %v", url, text, res.Header)
 		}
 		if strings.Contains(fmt.Sprint(res.Header)+string(b), "sesame") {
@@ -256,8 +272,10 @@ func TestSecretHeader(t *testing.T) {
 // address that is not the host's gets the secret.
 func TestSecretHeaderStaysWithItsHost(t *testing.T) {
 	plain, _ := testServer(t, false)
-	good, bad := at("api.example.com", "192.0.2.1:80", plain), at("api.example.com", "198.51.100.9:80", plain)
-	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t, "http://api.example.com=X-Other: sesame-open")}}, good, bad)
+	good, bad := at("api.example.com", "192.0.2.1:80", plain),
+		at("api.example.com", "198.51.100.9:80", plain)
+	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+		"http://api.example.com=X-Other: sesame-open")}}, good, bad)
 	ask := func(s site, host string) string {
 		c := p.connect(s)
 		fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host)
@@ -274,7 +292,8 @@ func TestSecretHeaderStaysWithItsHost(t *testing.T) {
 		t.Errorf("an address that is not the host's: %s", got)
 	}
 	r := p.refusals()
-	if !strings.Contains(r, `a request to "evil.example.com"`) || !strings.Contains(r, "its address is none of api.example.com's") {
+	if !strings.Contains(r, `a request to "evil.example.com"`) ||
+		!strings.Contains(r, "its address is none of api.example.com's") {
 		t.Errorf("told: %s", r)
 	}
 }
@@ -301,21 +320,25 @@ func TestOpenedTLS(t *testing.T) {
 	p := newProxied(t, Options{CA: ca, Open: true, Roots: roots}, api)
 	c := p.client(ca)
 	for range 3 { // also over the same connection
-		if status, body := p.get(c, "https://api.example.com:443/x"); status != 200 || !strings.Contains(body, "host=api.example.com:443") {
+		if status, body := p.get(c, "https://api.example.com:443/x"); status != 200 ||
+			!strings.Contains(body, "host=api.example.com:443") {
 			t.Errorf("%d %s", status, body)
 		}
 	}
 	if _, body := p.get(c, "https://api.example.com:443/stream"); body != "part 0\npart 1\npart 2\n" {
 		t.Errorf("streamed: %q", body)
 	}
-	if _, body := p.get(c, "https://api.example.com:443/broken"); !strings.HasPrefix(body, "half then ") {
+	if _, body := p.get(c, "https://api.example.com:443/broken"); !strings.HasPrefix(body,
+		"half then ") {
 		t.Errorf("broken off: %q", body)
 	}
-	guest := tls.Client(p.connect(api), &tls.Config{ServerName: "other.example.com", InsecureSkipVerify: true})
+	guest := tls.Client(p.connect(api), &tls.Config{ServerName: "other.example.com",
+		InsecureSkipVerify: true})
 	if err := guest.Handshake(); err == nil {
 		t.Error("a connection that was allowed for one name was opened for another")
 	}
-	if r := p.refusals(); !strings.Contains(r, `TLS for "other.example.com" on a connection to api.example.com`) {
+	if r := p.refusals(); !strings.Contains(r,
+		`TLS for "other.example.com" on a connection to api.example.com`) {
 		t.Errorf("told: %s", r)
 	}
 }
@@ -356,7 +379,8 @@ func TestUpgrade(t *testing.T) {
 }
 
 // rerun encodes a recording in its stored form, and returns a Player of it.
-func rerun(t *testing.T, rec *recording.Recorder, path string, secrets *secret.Set) *recording.Player {
+func rerun(t *testing.T, rec *recording.Recorder, path string,
+	secrets *secret.Set) *recording.Player {
 	t.Helper()
 	index, err := json.Marshal(rec.Finish())
 	if err != nil {
@@ -399,21 +423,29 @@ func TestRecordAndReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	rec, path := recordInto(t, recording.Options{Secrets: secrets})
-	sites := []site{at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80", plain), at("down.example.com", "192.0.2.4:80", nil)}
-	p := newProxied(t, Options{CA: ca, Open: true, Roots: roots, Recorder: rec, Secrets: secrets}, sites...)
+	sites := []site{at("api.example.com", "192.0.2.1:443", s), at("web.example.com", "192.0.2.2:80",
+		plain), at("down.example.com", "192.0.2.4:80", nil)}
+	p := newProxied(t, Options{CA: ca, Open: true, Roots: roots, Recorder: rec, Secrets: secrets},
+		sites...)
 	session := func(p *proxied, ca *CA) string {
 		c := p.client(ca)
-		c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		c.CheckRedirect = func(*http.Request,
+			[]*http.Request) error {
+			return http.ErrUseLastResponse
+		}
 		var all strings.Builder
-		for _, url := range []string{"https://api.example.com:443/x?key=key-of-the-guest", "https://api.example.com:443/x?key=key-of-the-guest",
-			"http://web.example.com:80/stream", "http://web.example.com:80/moved", "http://web.example.com:80/broken", "http://down.example.com:80/"} {
+		for _, url := range []string{"https://api.example.com:443/x?key=key-of-the-guest",
+			"https://api.example.com:443/x?key=key-of-the-guest",
+			"http://web.example.com:80/stream", "http://web.example.com:80/moved",
+			"http://web.example.com:80/broken", "http://down.example.com:80/"} {
 			status, body := p.get(c, url)
 			if status == 0 {
 				body = ""
 			}
 			fmt.Fprintln(&all, url, status, body)
 		}
-		res, err := c.Post("http://web.example.com:80/post", "text/plain", strings.NewReader("body with key-of-the-guest"))
+		res, err := c.Post("http://web.example.com:80/post", "text/plain",
+			strings.NewReader("body with key-of-the-guest"))
 		if err != nil {
 			p.t.Fatal(err)
 		}
@@ -423,7 +455,8 @@ func TestRecordAndReplay(t *testing.T) {
 		return all.String()
 	}
 	first := session(p, ca)
-	if !strings.Contains(first, "1 GET /x") || !strings.Contains(first, "2 GET /x") || !strings.Contains(first, "half then unexpected EOF") {
+	if !strings.Contains(first, "1 GET /x") || !strings.Contains(first, "2 GET /x") ||
+		!strings.Contains(first, "half then unexpected EOF") {
 		t.Fatalf("first: %s", first)
 	}
 	player := rerun(t, rec, path, secrets)
@@ -444,10 +477,13 @@ func TestRecordAndReplay(t *testing.T) {
 	if r := q.refusals(); r != "" {
 		t.Errorf("refused: %s", r)
 	}
-	if status, body := q.get(q.client(again), "https://api.example.com:443/x?key=key-of-the-guest"); status != http.StatusBadGateway || !strings.Contains(body, recording.NotRecorded) {
+	if status, body := q.get(q.client(again),
+		"https://api.example.com:443/x?key=key-of-the-guest"); status != http.StatusBadGateway ||
+		!strings.Contains(body, recording.NotRecorded) {
 		t.Errorf("a third time: %d %s", status, body)
 	}
-	if r := q.refusals(); !strings.Contains(r, "GET https://api.example.com:443/x?key=[secret KEY]: not in the recording") {
+	if r := q.refusals(); !strings.Contains(r,
+		"GET https://api.example.com:443/x?key=[secret KEY]: not in the recording") {
 		t.Errorf("told: %s", r)
 	}
 }
@@ -480,7 +516,8 @@ func TestReplayStream(t *testing.T) {
 			}()
 		}
 	}()
-	mail := site{name: "mail.example.com", to: netip.MustParseAddrPort("192.0.2.1:25"), real: l.Addr().String()}
+	mail := site{name: "mail.example.com", to: netip.MustParseAddrPort("192.0.2.1:25"),
+		real: l.Addr().String()}
 	secrets, _ := secret.New([]string{"KEY=key-of-the-guest"})
 	talk := func(p *proxied, lines ...string) string {
 		c := p.connect(mail)
@@ -505,7 +542,8 @@ func TestReplayStream(t *testing.T) {
 				t.Fatalf("first: %q", first)
 			}
 			q := newProxied(t, Options{Player: rerun(t, rec, path, set), Secrets: set}, mail)
-			if second := talk(q, "helo", "auth key-of-the-guest", "quit"); second != set.Mask(first) {
+			if second := talk(q, "helo", "auth key-of-the-guest", "quit"); second != set.Mask(
+				first) {
 				t.Errorf("replayed: %q", second)
 			}
 			if r := q.refusals(); r != "" || q.dials != 0 {
@@ -515,7 +553,8 @@ func TestReplayStream(t *testing.T) {
 				t.Error("a second connection was served")
 			}
 			q = newProxied(t, Options{Player: rerun(t, rec, path, set), Secrets: set}, mail)
-			if got := talk(q, "helo", "something else"); !strings.HasPrefix(got, "220 ready\nok helo\n") || strings.Contains(got, "auth") {
+			if got := talk(q, "helo", "something else"); !strings.HasPrefix(got,
+				"220 ready\nok helo\n") || strings.Contains(got, "auth") {
 				t.Errorf("something else: %q", got)
 			}
 			if r := q.refusals(); !strings.Contains(r, recording.ErrSentOther.Error()) {
@@ -559,11 +598,13 @@ func TestRecordingIsBounded(t *testing.T) {
 	p := newProxied(t, Options{Recorder: rec}, web)
 	c := p.client(nil)
 	for range 4 {
-		if status, body := p.get(c, "http://web.example.com:80/"); status != 200 || !strings.Contains(body, "GET /") {
+		if status, body := p.get(c, "http://web.example.com:80/"); status != 200 ||
+			!strings.Contains(body, "GET /") {
 			t.Errorf("%d %s", status, body)
 		}
 	}
-	if r := rec.Finish(); r.Cut != "it has more than 100 B" && !strings.HasPrefix(r.Cut, "it has more than") || r.Bytes > 100 {
+	if r := rec.Finish(); r.Cut != "it has more than 100 B" &&
+		!strings.HasPrefix(r.Cut, "it has more than") || r.Bytes > 100 {
 		t.Errorf("cut: %q, %d bytes", r.Cut, r.Bytes)
 	}
 }

@@ -68,17 +68,20 @@ func (d *tellingDialer) DialContext(_ context.Context, protocol, address string)
 	if o := d.p.opts.Observer; o != nil {
 		o.Refused(r)
 	}
-	return nil, &net.OpError{Op: "dial", Net: protocol, Err: errors.New(address + ": " + recording.NotRecorded)}
+	return nil, &net.OpError{Op: "dial", Net: protocol,
+		Err: errors.New(address + ": " + recording.NotRecorded)}
 }
 
 // A tellingResolver answers from the recording, and reports missing names.
 type tellingResolver struct{ p *Proxy }
 
 // LookupNetIP implements Resolver.
-func (v *tellingResolver) LookupNetIP(_ context.Context, family, host string) ([]netip.Addr, error) {
+func (v *tellingResolver) LookupNetIP(_ context.Context, family,
+	host string) ([]netip.Addr, error) {
 	addrs, known, err := v.p.opts.Player.Lookup(family, host)
 	if o := v.p.opts.Observer; !known && o != nil {
-		o.Refused(network.Refusal{At: time.Now(), Protocol: "dns", Host: network.BareName(host), Reason: recording.NotRecorded})
+		o.Refused(network.Refusal{At: time.Now(), Protocol: "dns", Host: network.BareName(host),
+			Reason: recording.NotRecorded})
 	}
 	return addrs, err
 }
@@ -114,17 +117,18 @@ func (c *connection) replayTLS(ctx context.Context, guest *eagerConn) {
 		c.refused(recording.NotRecorded)
 		return
 	}
-	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		name, err := c.serverName(hello)
-		if err != nil {
-			return nil, err
-		}
-		protocol := ""
-		if kept := withoutHTTP2(hello.SupportedProtos); len(kept) > 0 {
-			protocol = kept[0]
-		}
-		return c.serverConfig(name, protocol)
-	}})
+	inner := tls.Server(guest, &tls.Config{MinVersion: tls.VersionTLS12,
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			name, err := c.serverName(hello)
+			if err != nil {
+				return nil, err
+			}
+			protocol := ""
+			if kept := withoutHTTP2(hello.SupportedProtos); len(kept) > 0 {
+				protocol = kept[0]
+			}
+			return c.serverConfig(name, protocol)
+		}})
 	if !c.accept(ctx, inner) {
 		return
 	}
@@ -155,7 +159,8 @@ func (c *connection) replayRequest(w http.ResponseWriter, req *http.Request) {
 		w.Header()[name] = values
 	}
 	w.Header().Del("Connection")
-	if a.Failed == "" && req.Method != http.MethodHead && w.Header().Get("Content-Length") != fmt.Sprint(a.Size()) {
+	if a.Failed == "" && req.Method != http.MethodHead &&
+		w.Header().Get("Content-Length") != fmt.Sprint(a.Size()) {
 		w.Header().Del("Content-Length") // masked values have another length
 	}
 	w.WriteHeader(a.Status)

@@ -40,12 +40,17 @@ func FuzzGuestRequests(f *testing.F) {
 		}
 		c.name = "api.example.com"
 		if mode&4 != 0 {
-			opts.Headers = []network.SecretHeader{{Scheme: c.scheme, Host: "api.example.com", Name: "X-Other", Value: "sesame"}}
+			opts.Headers = []network.SecretHeader{{Scheme: c.scheme, Host: "api.example.com",
+				Name: "X-Other", Value: "sesame"}}
 		} else {
-			j := network.NewJudge(network.Policy{Only: true, Allow: []network.Rule{{Name: "api.example.com", Port: 80}}}, networktest.NoneOwn)
+			j := network.NewJudge(network.Policy{Only: true,
+				Allow: []network.Rule{{Name: "api.example.com", Port: 80}}}, networktest.NoneOwn)
 			known := network.NewNames(1, time.Hour)
 			known.Add(c.to.Addr(), "api.example.com")
-			c.request = func(host string) string { return j.Check(c.to, []string{"api.example.com"}).Request(host, known) }
+			c.request = func(host string) string {
+				return j.Check(c.to,
+					[]string{"api.example.com"}).Request(host, known)
+			}
 			if mode&8 != 0 {
 				c.name = ""
 			}

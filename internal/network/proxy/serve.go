@@ -17,10 +17,12 @@ import (
 
 // serveHTTP serves the requests on guest until its end.
 func (c *connection) serveHTTP(guest net.Conn, h http.Handler) {
-	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{}), abort: make(chan struct{})}
+	conn := &closing{Conn: guest, closed: make(chan struct{}), idle: make(chan struct{}),
+		abort: make(chan struct{})}
 	conn.head.begin()
 	l := &oneConn{conn: conn}
-	srv := &http.Server{Handler: conn.during(c.checked(h)), ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
+	srv := &http.Server{Handler: conn.during(c.checked(h)), ReadHeaderTimeout: headerTime,
+		IdleTimeout: idleTime, MaxHeaderBytes: maxRequest, ErrorLog: log.New(io.Discard, "", 0)}
 	_ = srv.Serve(l)
 	_ = srv.Close()
 }
@@ -36,7 +38,8 @@ func (c *connection) checked(h http.Handler) http.Handler {
 		}
 		if host := network.HostOnly(req.Host); c.name != "" && host != c.name {
 			c.refused(fmt.Sprintf("a request to %.100q on a connection to %s", host, c.name))
-			http.Error(w, "turnstone: this connection is to another host", http.StatusMisdirectedRequest)
+			http.Error(w, "turnstone: this connection is to another host",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		if c.request != nil {
@@ -52,7 +55,8 @@ func (c *connection) checked(h http.Handler) http.Handler {
 		}
 		if opaque(req) { // the following bytes could not be checked
 			c.refused("a tunnel through " + c.host())
-			http.Error(w, "turnstone: no tunnels through this connection", http.StatusMethodNotAllowed)
+			http.Error(w, "turnstone: no tunnels through this connection",
+				http.StatusMethodNotAllowed)
 			return
 		}
 		h.ServeHTTP(w, req)
@@ -62,7 +66,8 @@ func (c *connection) checked(h http.Handler) http.Handler {
 // opaque reports whether unchecked requests may follow a request: tunnels, and HTTP/2 in the clear
 // (RFC 9113, section 3.4). A target that is neither a path nor a URL is for a proxy, too.
 func opaque(req *http.Request) bool {
-	return strings.EqualFold(req.Method, http.MethodConnect) || req.ProtoMajor != 1 || req.URL.Opaque != ""
+	return strings.EqualFold(req.Method, http.MethodConnect) || req.ProtoMajor != 1 ||
+		req.URL.Opaque != ""
 }
 
 // A oneConn is a listener with a single connection. Its second Accept waits for that connection's
@@ -154,7 +159,8 @@ func (c *closing) SetReadDeadline(t time.Time) error {
 // tooMany answers a request with too many headers, which net/http limits only by bytes. It
 // continues to read the guest's bytes for a while, because a reset would discard the answer.
 func (c *closing) tooMany() {
-	_, _ = io.WriteString(c.Conn, "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+	_, _ = io.WriteString(c.Conn,
+		"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
 	_ = network.CloseWrite(c.Conn)
 	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 4<<20))

@@ -50,7 +50,8 @@ type lookupKey struct{ family, name string }
 // the values that are masked in it.
 func NewPlayer(rec *Recording, data io.ReaderAt, secrets *secret.Set) *Player {
 	p := &Player{Rec: rec, data: data, secrets: secrets,
-		answers: map[requestKey][]int{}, streams: map[endpoint][]int{}, lookups: map[lookupKey][]int{}, names: map[string]bool{}, asked: map[endpoint]bool{}}
+		answers: map[requestKey][]int{}, streams: map[endpoint][]int{},
+		lookups: map[lookupKey][]int{}, names: map[string]bool{}, asked: map[endpoint]bool{}}
 	for i := range rec.Answers {
 		q := &rec.Answers[i]
 		k := requestKey{q.Method, q.URL, q.Body}
@@ -98,7 +99,8 @@ func (p *Player) Lookup(family, host string) (addrs []netip.Addr, known bool, er
 		p.lookups[k] = all[1:]
 	}
 	if l.Error != "" {
-		return nil, true, &net.DNSError{Err: "was recorded: " + l.Error, Name: host, IsNotFound: l.NotFound, IsTemporary: !l.NotFound}
+		return nil, true, &net.DNSError{Err: "was recorded: " + l.Error, Name: host,
+			IsNotFound: l.NotFound, IsTemporary: !l.NotFound}
 	}
 	return l.Addresses, true, nil
 }
@@ -179,7 +181,8 @@ func (p *Player) Knows(host string, to netip.AddrPort) bool {
 	host = p.secrets.Mask(host)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.asked[endpointOf(host, to, false)] || len(p.streams[endpointOf(host, to, false)])+len(p.streams[endpointOf(host, to, true)]) > 0
+	return p.asked[endpointOf(host, to, false)] || len(p.streams[endpointOf(host, to, false)])+
+		len(p.streams[endpointOf(host, to, true)]) > 0
 }
 
 // Failed reports whether the next connection to an endpoint could not be opened.
@@ -257,7 +260,8 @@ func (p *Player) expect(guest net.Conn, said io.Reader, size int64) error {
 		return expectPlain(guest, said, size)
 	}
 	if size > maxMaskedRun {
-		return fmt.Errorf("sent more than %d bytes at once, which is not compared beside secrets", maxMaskedRun)
+		return fmt.Errorf("sent more than %d bytes at once, which is not compared beside secrets",
+			maxMaskedRun)
 	}
 	want, err := io.ReadAll(said)
 	if err != nil {
@@ -270,7 +274,8 @@ func (p *Player) expect(guest net.Conn, said io.Reader, size int64) error {
 		if !bytes.HasPrefix(want, definite.Bytes()) || raw.Len() > 2*maxMaskedRun {
 			return ErrSentOther
 		}
-		if len(want)-definite.Len() <= secret.MaxValue && p.secrets.Mask(raw.String()) == string(want) {
+		if len(want)-definite.Len() <= secret.MaxValue &&
+			p.secrets.Mask(raw.String()) == string(want) {
 			return nil
 		}
 		n, err := guest.Read(buf)

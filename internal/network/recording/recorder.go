@@ -119,7 +119,8 @@ var entryFrame = strings.Repeat("-", 300+network.MaxReason)
 func (r *Recorder) count(texts ...string) bool {
 	for _, s := range texts {
 		if len(s) > maxRecordedField {
-			r.rec.Cut = fmt.Sprintf("an address or a header in it has more than %s", turnstone.Bytes(maxRecordedField).Human())
+			r.rec.Cut = fmt.Sprintf("an address or a header in it has more than %s",
+				turnstone.Bytes(maxRecordedField).Human())
 			return false
 		}
 		for i := range len(s) { // JSON encodes any other byte in at most six
@@ -141,7 +142,8 @@ func (r *Recorder) Cannot(what string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	what = r.opts.Secrets.Mask(what)
-	if !r.done && len(r.rec.Unrecorded) < maxUnrecorded && !slices.Contains(r.rec.Unrecorded, what) {
+	if !r.done && len(r.rec.Unrecorded) < maxUnrecorded &&
+		!slices.Contains(r.rec.Unrecorded, what) {
 		r.rec.Unrecorded = append(r.rec.Unrecorded, what)
 	}
 }
@@ -234,7 +236,8 @@ func (w pieceWriter) Write(p []byte) (int, error) {
 	defer r.mu.Unlock()
 	if span, ok := r.keep(p); ok {
 		all := &r.rec.Streams[w.s.i].Pieces
-		if n := len(*all); n > 0 && (*all)[n-1].Sent == w.s.sent && (*all)[n-1].At+(*all)[n-1].Size == span.At {
+		if n := len(*all); n > 0 && (*all)[n-1].Sent == w.s.sent &&
+			(*all)[n-1].At+(*all)[n-1].Size == span.At {
 			(*all)[n-1].Size += span.Size
 			r.pieces--
 		} else {
@@ -263,7 +266,8 @@ func (r *Recorder) Request(method, url string, to netip.AddrPort) *RequestRecord
 	if !r.another(len(r.rec.Answers), method, url) {
 		return nil
 	}
-	r.rec.Answers = append(r.rec.Answers, Request{Method: method, URL: url, Address: to, Failed: "the turn ended before the answer did"})
+	r.rec.Answers = append(r.rec.Answers, Request{Method: method, URL: url, Address: to,
+		Failed: "the turn ended before the answer did"})
 	q := &RequestRecord{r: r, i: len(r.rec.Answers) - 1}
 	q.w = r.opts.Secrets.Writer(bodyWriter{q})
 	return q
@@ -367,10 +371,12 @@ func (r *Recorder) Resolver(below network.Resolver) network.Resolver {
 }
 
 // LookupNetIP implements Resolver.
-func (v *recordingResolver) LookupNetIP(ctx context.Context, family, host string) ([]netip.Addr, error) {
+func (v *recordingResolver) LookupNetIP(ctx context.Context, family,
+	host string) ([]netip.Addr, error) {
 	addrs, err := v.Resolver.LookupNetIP(ctx, family, host)
 	// Only that many are used.
-	l := Lookup{Network: family, Name: network.BareName(host), Addresses: slices.Clone(addrs[:min(len(addrs), 2*network.MaxAnswers)])}
+	l := Lookup{Network: family, Name: network.BareName(host),
+		Addresses: slices.Clone(addrs[:min(len(addrs), 2*network.MaxAnswers)])}
 	if err != nil {
 		var dns *net.DNSError
 		l.Error, l.NotFound = err.Error(), errors.As(err, &dns) && dns.IsNotFound
@@ -398,7 +404,8 @@ type recordingDialer struct {
 func (r *Recorder) Dialer(below network.Dialer) network.Dialer { return &recordingDialer{below, r} }
 
 // DialContext implements Dialer.
-func (d *recordingDialer) DialContext(ctx context.Context, protocol, address string) (net.Conn, error) {
+func (d *recordingDialer) DialContext(ctx context.Context, protocol,
+	address string) (net.Conn, error) {
 	if protocol == "udp" {
 		d.r.Cannot("udp to " + address)
 	}

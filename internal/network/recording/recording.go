@@ -106,7 +106,8 @@ func Decode(index []byte, size int64) (*Recording, error) {
 		return fail("its index cannot be read: %w", err)
 	}
 	if r.Format != Format {
-		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable, "the recording",
+		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable,
+			"the recording",
 			"is of format %d, and this program knows %d", r.Format, Format).
 			WithHint("use the turn that made it")
 	}
@@ -137,7 +138,8 @@ func values(text []byte) (n int) {
 }
 
 func (r *Recording) check() error {
-	if len(r.Lookups) > maxEntries || len(r.Streams) > maxEntries || len(r.Answers) > maxEntries || len(r.Unrecorded) > maxUnrecorded {
+	if len(r.Lookups) > maxEntries || len(r.Streams) > maxEntries || len(r.Answers) > maxEntries ||
+		len(r.Unrecorded) > maxUnrecorded {
 		return errors.New("it has too many entries")
 	}
 	pieces := 0

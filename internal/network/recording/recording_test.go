@@ -20,16 +20,21 @@ func TestDecodeRefuses(t *testing.T) {
 		size  int64
 		kind  turnstone.Kind
 	}{
-		"nothing":      {"", 0, turnstone.KindIntegrity},
-		"newer":        {`{"format":2}`, 0, turnstone.KindUnavailable},
-		"other bytes":  {`{"format":1,"bytes":5}`, 4, turnstone.KindIntegrity},
-		"beyond":       {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":3,"size":3}]}]}`, 5, turnstone.KindIntegrity},
-		"negative":     {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":-1,"size":3}]}]}`, 5, turnstone.KindIntegrity},
-		"wraps":        {`{"format":1,"bytes":5,"requests":[{"status":200,"response":[{"at":1,"size":9223372036854775807}]}]}`, 5, turnstone.KindIntegrity},
-		"status":       {`{"format":1,"requests":[{"status":99}]}`, 0, turnstone.KindIntegrity},
-		"header":       {`{"format":1,"requests":[{"status":200,"header":{"A":["b\r\nc: d"]}}]}`, 0, turnstone.KindIntegrity},
-		"header name":  {`{"format":1,"requests":[{"status":200,"header":{"A\r\nb":["c"]}}]}`, 0, turnstone.KindIntegrity},
-		"many lookups": {`{"format":1,"lookups":[` + strings.Repeat("{},", maxEntries) + `{}]}`, 0, turnstone.KindIntegrity},
+		"nothing":     {"", 0, turnstone.KindIntegrity},
+		"newer":       {`{"format":2}`, 0, turnstone.KindUnavailable},
+		"other bytes": {`{"format":1,"bytes":5}`, 4, turnstone.KindIntegrity},
+		"beyond": {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":3,"size":3}]}]}`, 5,
+			turnstone.KindIntegrity},
+		"negative": {`{"format":1,"bytes":5,"streams":[{"pieces":[{"at":-1,"size":3}]}]}`, 5,
+			turnstone.KindIntegrity},
+		"wraps":  {`{"format":1,"bytes":5,"requests":[{"status":200,"response":[{"at":1,"size":9223372036854775807}]}]}`, 5, turnstone.KindIntegrity},
+		"status": {`{"format":1,"requests":[{"status":99}]}`, 0, turnstone.KindIntegrity},
+		"header": {`{"format":1,"requests":[{"status":200,"header":{"A":["b\r\nc: d"]}}]}`, 0,
+			turnstone.KindIntegrity},
+		"header name": {`{"format":1,"requests":[{"status":200,"header":{"A\r\nb":["c"]}}]}`, 0,
+			turnstone.KindIntegrity},
+		"many lookups": {`{"format":1,"lookups":[` + strings.Repeat("{},", maxEntries) + `{}]}`, 0,
+			turnstone.KindIntegrity},
 	} {
 		if _, err := Decode([]byte(c.index), c.size); turnstone.KindOf(err) != c.kind {
 			t.Errorf("%s: %v", name, err)
@@ -54,7 +59,8 @@ func FuzzRecording(f *testing.F) {
 			_, _, _ = p.Lookup(rec.Lookups[i].Network, rec.Lookups[i].Name)
 		}
 		for i := range rec.Answers {
-			if a := p.Answer(rec.Answers[i].Method, rec.Answers[i].URL, rec.Answers[i].Body); a != nil {
+			if a := p.Answer(rec.Answers[i].Method, rec.Answers[i].URL,
+				rec.Answers[i].Body); a != nil {
 				if n, err := io.Copy(io.Discard, p.Body(a)); err != nil || n != a.Size() {
 					t.Errorf("a body of %d: %d, %v", a.Size(), n, err)
 				}
@@ -82,8 +88,10 @@ func FuzzRecording(f *testing.F) {
 // the host's loopback.
 func TestPlayerRules(t *testing.T) {
 	rec := &Recording{Format: Format,
-		Answers: []Request{{Address: netip.MustParseAddrPort("10.0.2.2:8080")}, {Address: netip.MustParseAddrPort("10.1.2.3:80")}},
-		Lookups: []Lookup{{Name: "a", Addresses: []netip.Addr{netip.MustParseAddr("192.168.1.1"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.1.2.3")}}}}
+		Answers: []Request{{Address: netip.MustParseAddrPort("10.0.2.2:8080")},
+			{Address: netip.MustParseAddrPort("10.1.2.3:80")}},
+		Lookups: []Lookup{{Name: "a", Addresses: []netip.Addr{netip.MustParseAddr("192.168.1.1"),
+			netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.1.2.3")}}}}
 	var got []string
 	for _, r := range NewPlayer(rec, nil, nil).Rules(10) {
 		got = append(got, r.String())
@@ -102,7 +110,8 @@ func TestIndexOfManyValues(t *testing.T) {
 	if _, err := Decode([]byte(index), 0); err == nil || !strings.Contains(err.Error(), "values") {
 		t.Error(err)
 	}
-	r := &Recording{Format: Format, Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`, Status: 200}}}
+	r := &Recording{Format: Format, Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`,
+		Status: 200}}}
 	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)

@@ -45,7 +45,8 @@ func Classify(b []byte) Protocol {
 	line = bytes.TrimSuffix(line, []byte("\r"))
 	// Binary protocols begin with a letter, too, and then have a length or a terminator. Only
 	// servers that accept nothing else unusual accept methods that are not words.
-	if !isWord(method) && (bytes.ContainsFunc(line, isControl) || len(line) > len(method) && line[len(method)] != ' ' && line[len(method)] != '\t') {
+	if !isWord(method) && (bytes.ContainsFunc(line, isControl) || len(line) > len(method) &&
+		line[len(method)] != ' ' && line[len(method)] != '\t') {
 		return Other
 	}
 	if len(line) > len(method) && !isGap(line[len(method)]) {
@@ -70,12 +71,14 @@ func Classify(b []byte) Protocol {
 // server: without any version, or with the version of another protocol ("ICE/1.0", "RTSP/1.0").
 // Other protocols have such lines in lower case, and with other targets: RequestScan watches those.
 func isUnusual(method string, fields [][]byte) bool {
-	if len(fields) < 2 || len(fields) > 3 || !isWord([]byte(method)) || len(fields) == 3 && !isVersion(string(fields[2])) {
+	if len(fields) < 2 || len(fields) > 3 || !isWord([]byte(method)) || len(fields) == 3 &&
+		!isVersion(string(fields[2])) {
 		return false
 	}
 	target := fields[1]
 	if len(fields) == 2 {
-		return strings.ToUpper(method) == method && (target[0] == '/' || isWebURL(string(target)) || method == "GET" && bytes.Contains(target, []byte("://")))
+		return strings.ToUpper(method) == method && (target[0] == '/' || isWebURL(string(target)) ||
+			method == "GET" && bytes.Contains(target, []byte("://")))
 	}
 	return target[0] == '/' || isWebURL(string(target)) || strings.EqualFold(method, "CONNECT")
 }
@@ -96,10 +99,12 @@ func ClassifyAtEnd(b []byte) Protocol {
 // clients (RFC 9112, section 3.2.1).
 func IsPlainRequest(b []byte) bool {
 	method, rest, _ := bytes.Cut(b, []byte(" "))
-	if len(method) == 0 || len(rest) == 0 || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
+	if len(method) == 0 || len(rest) == 0 ||
+		bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }) {
 		return false
 	}
-	return (rest[0] == '/' || rest[0] == '*' && string(method) != "PRI") && bytes.Contains(rest, []byte(" HTTP/1."))
+	return (rest[0] == '/' || rest[0] == '*' && string(method) != "PRI") &&
+		bytes.Contains(rest, []byte(" HTTP/1."))
 }
 
 // MaybePlain reports whether b is, or may become, the request line of a client: a method of capital
@@ -107,7 +112,8 @@ func IsPlainRequest(b []byte) bool {
 func MaybePlain(b []byte) bool {
 	method, target, ok := bytes.Cut(b, []byte(" "))
 	switch {
-	case len(method) > 20 || bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }):
+	case len(method) > 20 ||
+		bytes.ContainsFunc(method, func(r rune) bool { return (r < 'A' || r > 'Z') && r != '-' }):
 		return false
 	case !ok || len(target) == 0:
 		return true
@@ -125,7 +131,10 @@ func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
 
 // isWord reports whether a method consists of letters, hyphens and underscores.
 func isWord(method []byte) bool {
-	return !bytes.ContainsFunc(method, func(r rune) bool { return (r|0x20 < 'a' || r|0x20 > 'z') && r != '-' && r != '_' })
+	return !bytes.ContainsFunc(method, func(r rune) bool {
+		return (r|0x20 < 'a' || r|0x20 > 'z') &&
+			r != '-' && r != '_'
+	})
 }
 
 // tokenLength returns the length of the token that b begins with (RFC 9110, section 5.6.2).

@@ -86,13 +86,15 @@ func (s *RequestScan) request() bool {
 	if s.fields < 2 || s.last.n > len(s.last.b) || !isVersion(version) {
 		return false
 	}
-	return strings.EqualFold(version[:strings.IndexByte(version, '/')], "HTTP") || isWebURL(s.prev.String())
+	return strings.EqualFold(version[:strings.IndexByte(version, '/')], "HTTP") ||
+		isWebURL(s.prev.String())
 }
 
 // isVersion reports whether s is a protocol's name and version, such as "HTTP/1.1" and "ICE/1.0".
 func isVersion(s string) bool {
 	name, number, ok := strings.Cut(s, "/")
-	return ok && name != "" && isWord([]byte(name)) && number != "" && number[0] >= '0' && number[0] <= '9' && strings.Trim(number, "0123456789.") == ""
+	return ok && name != "" && isWord([]byte(name)) && number != "" && number[0] >= '0' &&
+		number[0] <= '9' && strings.Trim(number, "0123456789.") == ""
 }
 
 // isWebURL reports whether s begins like the URL of a web server.

@@ -46,7 +46,8 @@ func Load() (*Spec, error) {
 	s := &Spec{bodies: map[string]*jsonschema.Schema{}, answers: map[string]*jsonschema.Schema{}}
 	s.doc, _ = v.(map[string]any)
 	for name, d := range object(s.doc, "definitions") {
-		if schema, ok := d.(map[string]any); ok && schema["properties"] != nil && schema["additionalProperties"] == nil {
+		if schema, ok := d.(map[string]any); ok && schema["properties"] != nil &&
+			schema["additionalProperties"] == nil {
 			schema["additionalProperties"] = false
 		} else if !ok {
 			return nil, fmt.Errorf("definition %s is no object", name)
@@ -71,7 +72,8 @@ func (s *Spec) compile() error {
 				if p.(map[string]any)["in"] != "body" {
 					continue
 				}
-				schema, err := s.compiler.Compile(fmt.Sprintf("%s%s/parameters/%d/schema", location, at, i))
+				schema, err := s.compiler.Compile(fmt.Sprintf("%s%s/parameters/%d/schema", location,
+					at, i))
 				if err != nil {
 					return fmt.Errorf("%s: %w", key, err)
 				}
@@ -82,7 +84,8 @@ func (s *Spec) compile() error {
 				if answer.(map[string]any)["schema"] == nil {
 					continue
 				}
-				schema, err := s.compiler.Compile(location + at + "/responses/" + status + "/schema")
+				schema, err := s.compiler.Compile(location + at + "/responses/" + status +
+					"/schema")
 				if err != nil {
 					return fmt.Errorf("%s: %w", key, err)
 				}
@@ -113,7 +116,8 @@ func (s *Spec) Request(method, path string, body []byte) error {
 	// "The id of the guest drive" is in the path and in the body.
 	for name, value := range params {
 		if fields, ok := v.(map[string]any); ok && fields[name] != nil && fields[name] != value {
-			return fmt.Errorf("%s: %s is %v in the body and %s in the path", op, name, fields[name], value)
+			return fmt.Errorf("%s: %s is %v in the body and %s in the path", op, name, fields[name],
+				value)
 		}
 	}
 	return nil

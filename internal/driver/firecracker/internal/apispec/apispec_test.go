@@ -12,12 +12,16 @@ func TestSpec(t *testing.T) {
 		method, path, body string
 		ok                 bool
 	}{
-		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"path_on_host":"root"}`, true},
-		{"PUT", "/drives/root", `{"drive_id":"other","is_root_device":false,"path_on_host":"root"}`, false},
+		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"path_on_host":"root"}`,
+			true},
+		{"PUT", "/drives/root", `{"drive_id":"other","is_root_device":false,"path_on_host":"root"}`,
+			false},
 		{"PUT", "/drives/root", `{"drive_id":"root","path_on_host":"root"}`, false},
-		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":"no","path_on_host":"root"}`, false},
+		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":"no","path_on_host":"root"}`,
+			false},
 		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"path":"root"}`, false},
-		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"cache_type":"None"}`, false},
+		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"cache_type":"None"}`,
+			false},
 		{"PUT", "/drives/root", `{"drive_id":"root","is_root_device":false,"rate_limiter":{"ops":{"size":1}}}`, false},
 		{"PUT", "/drives/root", `not json`, false},
 		{"PUT", "/drives/", `{"drive_id":"","is_root_device":false}`, false},

@@ -76,7 +76,8 @@ func (v *vmm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = v.spec.Request(r.Method, r.URL.Path, body)
 	}
-	if err == nil && len(body) > 0 && !strings.HasPrefix(r.Header.Get("Content-Type"), "application/json") {
+	if err == nil && len(body) > 0 && !strings.HasPrefix(r.Header.Get("Content-Type"),
+		"application/json") {
 		err = fmt.Errorf("a body of type %q", r.Header.Get("Content-Type"))
 	}
 	note(map[string]any{"method": r.Method, "path": r.URL.Path, "body": string(body)})
@@ -92,7 +93,8 @@ func (v *vmm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out, err := v.handle(r.Method, r.URL.Path, body)
 	switch {
 	case err != nil:
-		status, answer = http.StatusBadRequest, marshal(map[string]string{"fault_message": err.Error()})
+		status, answer = http.StatusBadRequest,
+			marshal(map[string]string{"fault_message": err.Error()})
 	case out != nil:
 		status, answer = http.StatusOK, marshal(out)
 	}
@@ -113,7 +115,8 @@ func (v *vmm) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func broken(what string, err error) {
-	fmt.Fprintf(os.Stderr, "Error: %s breaks the API's definition: %s\n", what, strings.ReplaceAll(err.Error(), "\n", " "))
+	fmt.Fprintf(os.Stderr, "Error: %s breaks the API's definition: %s\n", what,
+		strings.ReplaceAll(err.Error(), "\n", " "))
 	os.Exit(1)
 }
 
@@ -123,7 +126,8 @@ func (v *vmm) wrong(w http.ResponseWriter, path string) bool {
 	case "refuse":
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusBadRequest)
-		_, _ = w.Write(marshal(map[string]string{"fault_message": "it was \x1b[31mtold\nto refuse " + path}))
+		_, _ = w.Write(marshal(map[string]string{
+			"fault_message": "it was \x1b[31mtold\nto refuse " + path}))
 	case "odd":
 		w.WriteHeader(http.StatusInternalServerError)
 		_, _ = w.Write([]byte("<html>"))
@@ -159,8 +163,10 @@ func (v *vmm) handle(method, path string, body []byte) (any, error) {
 	started := v.state != notStarted
 	switch op := method + " " + resource; op {
 	case "GET ":
-		return map[string]string{"app_name": "Firecracker", "id": v.id, "state": v.state, "vmm_version": version}, nil
-	case "PUT machine-config", "PUT boot-source", "PUT drives", "PUT vsock", "PUT entropy", "PUT balloon":
+		return map[string]string{"app_name": "Firecracker", "id": v.id, "state": v.state,
+			"vmm_version": version}, nil
+	case "PUT machine-config", "PUT boot-source", "PUT drives", "PUT vsock", "PUT entropy",
+		"PUT balloon":
 		if started {
 			return nil, says("The requested operation is not supported after starting the microVM.")
 		}

@@ -30,14 +30,16 @@ func jail(args []string) error {
 		case "--":
 			extra = args[i+1:]
 			i = len(args)
-		case "--id", "--exec-file", "--uid", "--gid", "--chroot-base-dir", "--cgroup-version", "--cgroup", "--parent-cgroup", "--resource-limit":
+		case "--id", "--exec-file", "--uid", "--gid", "--chroot-base-dir", "--cgroup-version",
+			"--cgroup", "--parent-cgroup", "--resource-limit":
 			if i+1 == len(args) {
 				return says("The argument '%s' requires a value, but none was supplied.", args[i])
 			}
 			opt[args[i]] = args[i+1]
 			i++
 		default:
-			return says("Found argument '%s' which wasn't expected, or isn't valid in the context.", args[i])
+			return says("Found argument '%s' which wasn't expected, or isn't valid in the context.",
+				args[i])
 		}
 	}
 	for _, name := range []string{"--id", "--exec-file", "--uid", "--gid"} {
@@ -82,16 +84,23 @@ func jail(args []string) error {
 		}
 	}
 	if err := inTurn(
-		func() error { return unix.Mknod("/dev/kvm", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 232))) },
+		func() error {
+			return unix.Mknod("/dev/kvm", unix.S_IFCHR|0o600,
+				int(unix.Mkdev(10, 232)))
+		},
 		func() error { return os.Chown("/dev/kvm", uid, gid) },
-		func() error { return os.WriteFile("/"+name+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600) },
+		func() error {
+			return os.WriteFile("/"+name+".pid", []byte(strconv.Itoa(os.Getpid())),
+				0o600)
+		},
 		func() error { return syscall.Setgroups(nil) },
 		func() error { return syscall.Setgid(gid) },
 		func() error { return syscall.Setuid(uid) },
 	); err != nil {
 		return fmt.Errorf("in the jail: %w", err)
 	}
-	argv := append([]string{"/" + name, "--id", opt["--id"], "--start-time-us", "1", "--start-time-cpu-us", "1", "--parent-cpu-time-us", "1"}, extra...)
+	argv := append([]string{"/" + name, "--id", opt["--id"], "--start-time-us", "1",
+		"--start-time-cpu-us", "1", "--parent-cpu-time-us", "1"}, extra...)
 	return syscall.Exec("/"+name, argv, environment())
 }
 

@@ -41,7 +41,8 @@ func (d *disk) open() error {
 		_, err := f.WriteAt(make([]byte, 512), st.Size()-512)
 		writable = err == nil
 	}
-	note(map[string]any{"drive": d.ID, "size": st.Size(), "head": string(head[:n]), "writable": writable, "inode": st.Sys().(*syscall.Stat_t).Ino})
+	note(map[string]any{"drive": d.ID, "size": st.Size(), "head": string(head[:n]),
+		"writable": writable, "inode": st.Sys().(*syscall.Stat_t).Ino})
 	return nil
 }
 
@@ -187,7 +188,8 @@ func (v *vmm) load(body []byte) error {
 	for at > 0 && b[at] != '\n' {
 		at--
 	}
-	if _, err := fmt.Sscan(string(b[at:]), &sum); err != nil || crc64.Checksum(b[:at], table) != sum {
+	if _, err := fmt.Sscan(string(b[at:]), &sum); err != nil ||
+		crc64.Checksum(b[:at], table) != sum {
 		return says("Load snapshot error: CRC64 validation failed")
 	}
 	var s saved
@@ -198,7 +200,8 @@ func (v *vmm) load(body []byte) error {
 	if err != nil {
 		return says("Load snapshot error: Failed to load guest memory: %v", err)
 	}
-	if st, err := memory.Stat(); err != nil || st.Size() != s.Memory<<20 || p.Backend.Type != "File" {
+	if st, err := memory.Stat(); err != nil || st.Size() != s.Memory<<20 ||
+		p.Backend.Type != "File" {
 		return says("Load snapshot error: Failed to load guest memory: wrong size")
 	}
 	for _, d := range s.Drives {
