@@ -88,7 +88,7 @@ func TestLowSpaceStartsNothing(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	x.space.Statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
 	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("", "true"))}, &observer{})
-	if turn != nil || turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "have to stay free") {
+	if turn != nil || turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "must stay free") {
 		t.Errorf("%v, %v", turn, err)
 	}
 	if _, err := os.Stat(x.home.Path("turns")); !os.IsNotExist(err) {
@@ -123,13 +123,13 @@ func TestLowSpaceEndsTheTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "have to stay free") || turn.Hint == "" {
+	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "must stay free") || turn.Hint == "" {
 		t.Errorf("result %s: %s (%s)", turn.Result, turn.Error, turn.Hint)
 	}
 	if turn.Steps[0].Status != turnstone.StepPassed || turn.Steps[1].Status != turnstone.StepError || !strings.Contains(turn.Steps[1].Note, "stay free") || turn.Steps[2].Status != turnstone.StepSkipped {
 		t.Errorf("steps: %+v", turn.Steps)
 	}
-	if !strings.Contains(turn.Receipt, "have to stay free") || turn.FSHash == "" || turn.Layer.Added == 0 {
+	if !strings.Contains(turn.Receipt, "must stay free") || turn.FSHash == "" || turn.Layer.Added == 0 {
 		t.Errorf("fs %q, layer %+v:\n%s", turn.FSHash, turn.Layer, turn.Receipt)
 	}
 }

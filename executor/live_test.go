@@ -120,7 +120,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 		wrap func(substrate.Substrate) substrate.Substrate
 		says string
 	}{
-		"a machine that is to be kept": {weaken, "does not keep machines, which `snapshot: vm` asks for"},
+		"a machine that is to be kept": {weaken, "does not keep machines, which `snapshot: vm` requires"},
 		"by one that clones nothing":   {strip, "does not keep machines"},
 		"whose program has a fault":    {restricted, "never wakes up"},
 	} {

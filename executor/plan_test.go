@@ -72,7 +72,7 @@ func TestPlanRefusals(t *testing.T) {
 		"negative cpus":          {Request{Document: empty, CPUs: -1}, "cpus"},
 		"negative timeout":       {Request{Document: empty, Timeout: -1}, "timeout"},
 		"unknown substrate":      {Request{Document: empty, Substrate: "docker"}, "docker"},
-		"microvm of gvisor":      {Request{Document: parse(t, "---\nisolation: microvm\n---\n"), Substrate: "gvisor"}, "is no microVM"},
+		"microvm of gvisor":      {Request{Document: parse(t, "---\nisolation: microvm\n---\n"), Substrate: "gvisor"}, "is not a microVM"},
 		"home on gvisor":         {Request{Document: empty, Substrate: "gvisor", Home: "h"}, "no disk for a persistent home"},
 		"home of one that stays": {Request{Document: empty, Session: "s", Home: "h", Lifetime: document.LifetimeSession}, "keep the home from all others"},
 		"home with a secret":     {Request{Document: empty, Home: "h", Secrets: []string{"T=tok-5f3a-XYZZY"}}, "would keep the secrets"},

@@ -71,7 +71,7 @@ func (k KernelKind) Advice() string {
 		return "run `turn doctor`"
 	}
 	return "run `" + k.Look() +
-		"`, use another kernel, or Debian's: unset TURN_KERNEL, and take kernel out of config.toml"
+		"`, use another kernel, or Debian's: unset TURN_KERNEL, and remove kernel from config.toml"
 }
 
 // Look returns the command that checks a user's kernel.

@@ -21,7 +21,7 @@ type lowError struct{ free, floor uint64 }
 
 // Error implements error.
 func (e lowError) Error() string {
-	return fmt.Sprintf("%s are free, and %s have to stay free", turnstone.Bytes(e.free).Human(),
+	return fmt.Sprintf("%s are free, and %s must stay free", turnstone.Bytes(e.free).Human(),
 		turnstone.Bytes(e.floor).Human())
 }
 
@@ -62,7 +62,7 @@ func (d *Disk) Check(floor config.Space, parts uint64) error {
 	if low := floor.Floor(total) / parts; free < low {
 		return turnstone.NewError("executor.space", turnstone.KindExhausted, "the disk with "+d.Dir,
 			lowError{free, low}).
-			WithHint("make room (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
+			WithHint("free disk space (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
 	}
 	return nil
 }

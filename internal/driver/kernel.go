@@ -83,7 +83,7 @@ func guest(k *kernel.Kernel, choice kernel.Choice) substrate.GuestKernel {
 // wrongly. The agent must report before anything else runs in the guest.
 func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	runs := console.Printable(release[:min(len(release), maxRelease)])
-	image := "its image does not tell its release"
+	image := "its image names no release"
 	if k.Release != "" {
 		image = "its image is of " + k.Release
 	}
@@ -94,13 +94,13 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 	}
 	switch {
 	case kernel.IsTest(release) && !k.Test:
-		e.Err = fmt.Errorf("the kernel that runs says that it is %s, a test kernel, and %s", runs,
+		e.Err = fmt.Errorf("the running kernel reports that it is %s, a test kernel, and %s", runs,
 			image)
 	case k.Release != "" && release != k.Release:
-		e.Err = fmt.Errorf("the kernel that runs says that it is %s, and %s", orNothing(runs),
+		e.Err = fmt.Errorf("the running kernel reports that it is %s, and %s", orNothing(runs),
 			image)
 	case open && !k.Test:
-		e.Err = fmt.Errorf("programs can read the memory of the kernel that runs (%s), as that of a test kernel, and %s", orNothing(runs), image)
+		e.Err = fmt.Errorf("programs can read the memory of the running kernel (%s), as that of a test kernel, and %s", orNothing(runs), image)
 	default:
 		return nil
 	}

@@ -72,7 +72,7 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 			}
 		} else {
 			return nil, turnstone.NewError("substrates.qemu", turnstone.KindUnavailable, "KVM",
-				ErrUnproven).WithHint("run a turn, which tries")
+				ErrUnproven).WithHint("run a turn, which tries KVM")
 		}
 	}
 	return nil, s.Verdict().Unavailable("substrates.qemu", kernel.KernelKind)

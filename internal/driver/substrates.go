@@ -162,7 +162,7 @@ func (o option) pointless(before error) bool {
 }
 
 // withoutKernel is the hint against a user's kernel.
-const withoutKernel = "unset TURN_KERNEL, and take kernel out of config.toml: guests then boot Debian's"
+const withoutKernel = "unset TURN_KERNEL, and remove kernel from config.toml: guests then boot Debian's"
 
 // open opens o, and rejects a driver that cannot serve needs after all.
 func (c *Chooser) open(ctx context.Context, o option, needs Needs,
@@ -180,7 +180,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 	case why != "":
 		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable,
 			"substrate "+o.name,
-			errors.New(why)).WithHint("choose another substrate, or leave out what asks for it")
+			errors.New(why)).WithHint(
+			"choose another substrate, or leave out the setting that needs it")
 	case needs.Live && can.Live != nil:
 		return nil, can.Live
 	case needs.Keep && can.Keep != nil:
@@ -224,15 +225,15 @@ func able(needs Needs) []string {
 func (o option) lacks(needs Needs) string {
 	switch {
 	case needs.MicroVM && !o.microVM:
-		return o.name + " is no microVM, which `isolation: microvm` asks for"
+		return o.name + " is not a microVM, which `isolation: microvm` requires"
 	case needs.MicroVM && o.kernel.Test:
-		return o.String() + " boots a test kernel, which does not give what `isolation: microvm` asks for"
+		return o.String() + " boots a test kernel, which does not satisfy `isolation: microvm`"
 	case needs.Home && !o.home:
 		return o.name + " has no disk for a persistent home"
 	case needs.Keep && !o.can.keep:
-		return o.name + " does not keep machines, which `snapshot: vm` asks for"
+		return o.name + " does not keep machines, which `snapshot: vm` requires"
 	case needs.Live && !o.can.live:
-		return o.name + " neither pauses nor clones machines as they run, which `lifetime: session` and forks ask for"
+		return o.name + " neither pauses nor clones running machines, which `lifetime: session` and forks require"
 	}
 	return ""
 }

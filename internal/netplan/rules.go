@@ -106,20 +106,21 @@ func (r *Rules) Fits(use Use) error {
 	stays := use.Lifetime == document.LifetimeSession
 	switch {
 	case !use.Network && headers:
-		return fail("secret header", "the network is off", "leave it out, or say network: on")
+		return fail("secret header", "the network is off",
+			"leave out the header, or set network: on")
 	case !use.Network && recorded:
-		return fail("network", "it is off, and cannot be recorded or replayed",
+		return fail("network", "the network is off, and cannot be recorded or replayed",
 			"leave out network: off")
 	case !use.Network:
 		return nil
 	case r.Mode.Record && r.Mode.Replay:
 		return fail("network", "a turn cannot both record and replay",
-			"leave one of them out")
+			"leave out record or replay")
 	case stays && recorded:
-		return fail("network", "connections of a machine that stays belong to more than one turn",
+		return fail("network", "connections of a session's machine belong to more than one turn",
 			"record and replay with lifetime: turn")
 	case stays && headers:
-		return fail("secret header", "the machine stays longer than the turn that is given it",
+		return fail("secret header", "the machine outlives the turn that gets the header",
 			"run this turn with lifetime: turn")
 	case use.Snapshot == document.SnapshotVM && (r.Asked.Open || headers || r.Mode.Replay):
 		return fail("snapshot: vm",

@@ -62,7 +62,7 @@ func splitPort(text string) (host string, port uint16, err error) {
 		}
 		digits, ok := strings.CutPrefix(rest, ":")
 		if !ok {
-			return "", 0, errors.New("something other than a port is behind the bracket")
+			return "", 0, errors.New("something other than a port follows the bracket")
 		}
 		port, err = parsePort(digits)
 		return host, port, err

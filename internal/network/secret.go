@@ -42,7 +42,7 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid,
 			"secret header "+fmt.Sprintf("%.80q", where),
 			format, args...).
-			WithHint("write HOST=Name: value, as api.example.com=Authorization: Bearer …")
+			WithHint("write HOST=Name: value, such as api.example.com=Authorization: Bearer …")
 	}
 	if !ok {
 		return fail("there is no =")
@@ -82,7 +82,7 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 		return fail("its value has more than %d bytes", MaxHeaderValue)
 	case strings.ContainsFunc(h.Value,
 		func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
-		return fail("its value holds a control character")
+		return fail("its value contains a control character")
 	}
 	return h, nil
 }

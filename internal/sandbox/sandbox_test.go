@@ -128,9 +128,9 @@ func TestGuestsKernel(t *testing.T) {
 		fewer  string
 	}{
 		{"the same kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 2}, "", ""},
-		{"another kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-x\x1b", CPUs: 2}, "says that it is 6.9.0-x?, and its image is of 6.9.0-own", ""},
-		{"a test kernel", "vmlinux", substrate.KernelKind{Own: true}, wire.SandboxConfigureResult{Kernel: "6.9.0-tpv"}, "6.9.0-tpv, a test kernel, and its image does not tell", ""},
-		{"a test kernel under another name", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", KernelOpen: true}, "programs can read the memory of the kernel", ""},
+		{"another kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-x\x1b", CPUs: 2}, "reports that it is 6.9.0-x?, and its image is of 6.9.0-own", ""},
+		{"a test kernel", "vmlinux", substrate.KernelKind{Own: true}, wire.SandboxConfigureResult{Kernel: "6.9.0-tpv"}, "6.9.0-tpv, a test kernel, and its image names no release", ""},
+		{"a test kernel under another name", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", KernelOpen: true}, "programs can read the memory of the running kernel", ""},
 		{"a kernel of gVisor", "", substrate.KernelKind{}, wire.SandboxConfigureResult{Kernel: "4.19.0-gvisor", CPUs: 2}, "", ""},
 		{"one CPU", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1}, "", "1 of 2 CPUs: the guest kernel brings up no more"},
 		{"more CPUs than there are", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1 << 40}, "", ""},

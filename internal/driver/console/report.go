@@ -25,7 +25,7 @@ const (
 )
 
 // ErrNoEnd means that a report has no end yet.
-var ErrNoEnd = errors.New("the agent's report breaks off")
+var ErrNoEnd = errors.New("the agent's report is incomplete")
 
 // A KernelReport is the agent's report on its kernel.
 type KernelReport struct {

@@ -210,7 +210,7 @@ func (c *client) once(ctx context.Context, method, path string, in, out any) err
 	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return fmt.Errorf("its answer breaks off: %w", err)
+		return fmt.Errorf("its answer is incomplete: %w", err)
 	case len(b) > maxAnswer:
 		return fmt.Errorf("its answer is longer than %d bytes", maxAnswer)
 	}

@@ -180,7 +180,7 @@ func greet(conn net.Conn, port uint32) error {
 		return fmt.Errorf("vsock: the agent does not answer: %w", err)
 	}
 	if !bytes.Equal(nonce[:], back[:]) {
-		return errors.New("vsock: what answers is not the agent")
+		return errors.New("vsock: the answer is not the agent's")
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func checkOK(line string) error {
 		ok = err == nil
 	}
 	if !ok {
-		return fmt.Errorf("vsock: an answer to CONNECT that is none: %q", console.Printable(line))
+		return fmt.Errorf("vsock: invalid answer to CONNECT: %q", console.Printable(line))
 	}
 	return nil
 }

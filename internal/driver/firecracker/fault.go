@@ -24,7 +24,7 @@ func turnedAway(refused *apiError) error {
 	n, _ := strconv.Atoi(match[1]) // three digits
 	no := syscall.Errno(n)
 	e := turnstone.Errorf("firecracker.start", turnstone.KindUnavailable, "/dev/kvm",
-		"KVM makes no machine: %w", no)
+		"KVM creates no machine: %w", no)
 	switch {
 	case errors.Is(no, syscall.EACCES), errors.Is(no, syscall.EPERM):
 		e.Hint = "let this user open /dev/kvm (`turn doctor` says how), or use another substrate"

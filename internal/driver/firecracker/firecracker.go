@@ -115,7 +115,7 @@ func (s *Substrate) unusable(v kvm.Verdict, opts Options) error {
 	e := turnstone.NewError("firecracker.new", turnstone.KindUnavailable, "firecracker", nil)
 	// otherwise a kernel's fault is reported
 	if !v.Known && opts.Probe == nil && (opts.Again || !v.Kernel) {
-		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries"
+		e.Err, e.Hint = ErrUnproven, "run a turn with --substrate firecracker, which tries KVM"
 	} else {
 		e.Err, e.Hint = v.Unavailable(e.Op, s.guest.KernelKind), v.Advice(s.guest.KernelKind)
 	}

@@ -108,7 +108,8 @@ func (m *machine) answers(ctx context.Context) error {
 		case err == nil && info.State == stateNotStarted:
 			return nil
 		case err == nil:
-			return fmt.Errorf("what answers is no Firecracker that was just started: its state is %q", console.Clip(info.State, 40))
+			return fmt.Errorf("the API is not that of a newly started Firecracker: its state is %q",
+				console.Clip(info.State, 40))
 		}
 		var op *net.OpError
 		if !errors.As(err, &op) || op.Op != "dial" {

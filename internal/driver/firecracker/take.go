@@ -33,9 +33,9 @@ func openWritten(dir *os.File, name string, owner uint32, limit int64) (*os.File
 	if err = unix.Fstat(fd, &st); err == nil {
 		switch {
 		case st.Mode&unix.S_IFMT != unix.S_IFREG:
-			err = errors.New("it is no file")
+			err = errors.New("it is not a regular file")
 		case st.Uid != owner:
-			err = fmt.Errorf("it is user %d's", st.Uid)
+			err = fmt.Errorf("it belongs to user %d", st.Uid)
 		case st.Nlink != 1:
 			err = fmt.Errorf("it has %d names", st.Nlink)
 		case st.Size > limit:

@@ -43,8 +43,10 @@ func TestTake(t *testing.T) {
 		"a link": {func(at string) error { return os.Symlink(victim, at) },
 			"too many levels"},
 		"another name": {func(at string) error { return os.Link(victim, at) }, "2 names"},
-		"a folder":     {func(at string) error { return os.Mkdir(at, 0o700) }, "is no file"},
-		"a pipe":       {func(at string) error { return unix.Mkfifo(at, 0o600) }, "is no file"},
+		"a folder": {func(at string) error { return os.Mkdir(at, 0o700) },
+			"is not a regular file"},
+		"a pipe": {func(at string) error { return unix.Mkfifo(at, 0o600) },
+			"is not a regular file"},
 		"a large file": {func(at string) error {
 			return errors.Join(os.WriteFile(at, nil, 0o600),
 				os.Truncate(at, limit+1))
@@ -89,7 +91,7 @@ func TestTakeOwner(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(dir, stateFile), []byte("state"), 0o600))
 	m.owner = nobody
 	if err := m.take(t.Context(), stateFile, filepath.Join(t.TempDir(), stateFile),
-		1<<20); err == nil || !strings.Contains(err.Error(), "it is user ") {
+		1<<20); err == nil || !strings.Contains(err.Error(), "it belongs to user ") {
 		t.Errorf("got %v", err)
 	}
 }

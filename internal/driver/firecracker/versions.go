@@ -54,7 +54,7 @@ func (r release) standstill() error {
 	}
 	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable,
 		"Firecracker "+r.String(),
-		errors.New("it loses the connection to a guest that is paused and resumed, so its sandboxes are neither paused nor cloned as they run; "+
+		errors.New("it loses the connection to a guest that is paused and resumed, so its running sandboxes are neither paused nor cloned; "+
 			"Firecracker "+wholeReleases+" can do that")).
 		WithHint("use Firecracker " + wholeReleases + ", or another substrate")
 }
@@ -68,7 +68,7 @@ var (
 func parseRelease(version string) (release, error) {
 	m := releaseText.FindStringSubmatch(version)
 	if m == nil {
-		return release{}, fmt.Errorf("it calls itself %.80q, which is no version of Firecracker",
+		return release{}, fmt.Errorf("it calls itself %.80q, which is not a version of Firecracker",
 			version)
 	}
 	major, err1 := strconv.Atoi(m[1])
@@ -112,7 +112,7 @@ func (s *Substrate) checkJailer(ctx context.Context) error {
 	}
 	m := jailerText.FindStringSubmatch(p.Version)
 	if m == nil {
-		e.Err = fmt.Errorf("it calls itself %.80q, which is no version of Firecracker's jailer",
+		e.Err = fmt.Errorf("it calls itself %.80q, which is not a version of Firecracker's jailer",
 			p.Version)
 		return e
 	}

@@ -40,7 +40,7 @@ func (s *Substrate) keeping() error {
 	}
 	hint := "keep and resume machines with --substrate qemu or gvisor, or as root"
 	if allow := host.AllowUserNamespaces(); allow != "" {
-		hint = "let users make namespaces (" + allow +
+		hint = "let users create namespaces (" + allow +
 			"), or keep and resume machines with --substrate qemu or gvisor"
 	}
 	return turnstone.NewError("firecracker.keep", turnstone.KindUnavailable, "firecracker",

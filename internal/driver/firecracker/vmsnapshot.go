@@ -25,7 +25,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 	if m.origin.home {
 		return turnstone.Errorf("firecracker.snapshot", turnstone.KindInvalid, string(m.ID()),
 			"it has a home disk, which has one writer at a time").
-			WithHint("a sandbox with a home is not cloned as it runs")
+			WithHint("a running sandbox with a home cannot be cloned")
 	}
 	m.snapping.Lock()
 	defer m.snapping.Unlock()

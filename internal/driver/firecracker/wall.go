@@ -100,7 +100,7 @@ func (s *Substrate) tryJail(ctx context.Context) error {
 	case m.Err() != nil && line == "":
 		return m.Err()
 	default:
-		return fmt.Errorf("the program says there that it is %q", console.Clip(said, 80))
+		return fmt.Errorf("the program reports there that it is %q", console.Clip(said, 80))
 	}
 }
 

@@ -48,7 +48,7 @@ func (b *bench) jailed(t *testing.T) {
 func (b *bench) imprisoned(t *testing.T) {
 	t.Helper()
 	if why := host.NoUserNamespaces(); why != "" && os.Geteuid() != 0 {
-		t.Skip("users may make no user namespaces here: " + why)
+		t.Skip("users may not create user namespaces here: " + why)
 	}
 	b.s.binary = standin(t)
 	if os.Geteuid() == 0 {

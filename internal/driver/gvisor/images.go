@@ -101,8 +101,8 @@ func (s *Substrate) openImages(ctx context.Context, m substrate.Machine) (_ *ima
 	}
 	if m.Home != "" {
 		return nil, turnstone.Errorf("gvisor.restore", turnstone.KindInvalid, "home",
-			"gVisor mounts no disk that is written to").
-			WithHint("use --substrate qemu for a home that stays")
+			"gVisor mounts no writable disk").
+			WithHint("use --substrate qemu for a persistent home")
 	}
 	if in.layers, err = disk.OpenLayers("gvisor.restore", m.Layers); err != nil {
 		return nil, err

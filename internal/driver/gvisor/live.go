@@ -54,7 +54,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
 		if !l.Stamp.Fresh(l.Path) {
 			in.close()
 			return nil, turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir,
-				"layer %s: was touched or is gone", l.Path).
+				"layer %s: was touched or is missing", l.Path).
 				WithHint("the saved sandbox cannot be used; start from its files instead")
 		}
 		m.Layers = append(m.Layers, l.Path)
@@ -78,7 +78,7 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 	if why := id.differs(now); why != "" {
 		return turnstone.NewError("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
 			errors.New("it was saved with another "+why)).
-			WithHint("a sandbox goes on only where all of that is the same; start from its files instead")
+			WithHint("a sandbox resumes only if all of that is the same; start from its files instead")
 	}
 	return nil
 }

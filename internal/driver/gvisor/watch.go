@@ -61,18 +61,18 @@ func (v *sandbox) watch() {
 				blind = 0
 			}
 			if m == nil && blind >= blindTime {
-				end("run `turn doctor`", "how much of the host's memory it takes cannot be told")
+				end("run `turn doctor`", "its use of the host's memory cannot be measured")
 				return
 			}
 			continue
 		}
 		if n := m.bytes(); n > v.limit.Load() {
 			end("give the sandbox more memory, or run less at once",
-				"it took %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory)
+				"it used %s of the host's memory; it has %s", turnstone.Bytes(n).Human(), v.memory)
 			return
 		}
 		if n := m.written(); n > v.disk.Load() {
-			end("give the sandbox a larger disk, or write less", "it took %s of the host's disk",
+			end("give the sandbox a larger disk, or write less", "it used %s of the host's disk",
 				turnstone.Bytes(n).Human())
 			return
 		}

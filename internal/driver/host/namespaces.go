@@ -57,7 +57,7 @@ func NoUserNamespaces() string {
 // host that forbids user namespaces to ordinary users.
 func WhyNoJail(err error) string {
 	if setting := NoUserNamespaces(); setting != "" && os.Geteuid() != 0 {
-		return fmt.Sprintf("users may make no user namespaces here (%s): %s", setting, err)
+		return fmt.Sprintf("users may not create user namespaces here (%s): %s", setting, err)
 	}
 	return err.Error()
 }

@@ -61,7 +61,7 @@ func node(dirfd int, path string) error {
 		return &fs.PathError{Op: "lstat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return fmt.Errorf("%s is no character device", path)
+		return fmt.Errorf("%s is not a character device", path)
 	}
 	name := filepath.Base(path)
 	if err := unix.Mknodat(dirfd, name, unix.S_IFCHR|0o600, int(st.Rdev)); err != nil {

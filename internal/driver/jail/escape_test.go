@@ -235,7 +235,7 @@ var libraries = []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/no/such/f
 
 func needNamespaces(t *testing.T) {
 	if why := host.NoUserNamespaces(); why != "" && os.Geteuid() != 0 {
-		t.Skip("users may make no user namespaces here: " + why)
+		t.Skip("users may not create user namespaces here: " + why)
 	}
 }
 

@@ -163,7 +163,7 @@ func (p *place) device(at string) error {
 		return err
 	}
 	if st.Mode()&fs.ModeCharDevice == 0 {
-		return fmt.Errorf("%s is no character device", at)
+		return fmt.Errorf("%s is not a character device", at)
 	}
 	p.file(at)
 	p.bind(at, at, 0)

@@ -207,7 +207,7 @@ func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir strin
 }
 
 // MakeRoom returns the hint for a full disk.
-func MakeRoom(dir string) string { return "make room on the disk that holds " + dir }
+func MakeRoom(dir string) string { return "free some space on the disk that contains " + dir }
 
 // Fault converts err, the failure of a driver's operation in the state directory dir, to a
 // *turnstone.Error; a *turnstone.Error stays unchanged, and nil stays nil. hint is used if the

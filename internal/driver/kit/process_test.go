@@ -144,7 +144,8 @@ func TestNotSnapshotted(t *testing.T) {
 	}
 	check(t.Context(), typed, typed, turnstone.KindInvalid, "")
 	check(t.Context(), io.EOF, io.EOF, turnstone.KindUnavailable, "")
-	check(t.Context(), full, full, turnstone.KindExhausted, "make room on the disk that holds /a")
+	check(t.Context(), full, full, turnstone.KindExhausted,
+		"free some space on the disk that contains /a")
 	check(gone, full, full, turnstone.KindCanceled, "")
 	if err := p.NotSnapshotted(gone, "test.snapshot", "/a/b", nil); err != nil {
 		t.Error(err)
@@ -164,7 +165,7 @@ func TestFault(t *testing.T) {
 	}{
 		{typed, turnstone.KindInvalid, ""},
 		{io.EOF, turnstone.KindUnavailable, "help"},
-		{syscall.EDQUOT, turnstone.KindExhausted, "make room on the disk that holds /a"},
+		{syscall.EDQUOT, turnstone.KindExhausted, "free some space on the disk that contains /a"},
 		{context.Canceled, turnstone.KindCanceled, ""},
 	} {
 		if got := Fault("test.boot", "driver", "/a", tt.err, "help"); !errors.Is(got, tt.err) ||

@@ -82,7 +82,7 @@ func try(device string, code []byte) error {
 	}
 	vm, err := ioctl(int(f.Fd()), createVM, 0)
 	if err != nil {
-		return fmt.Errorf("no virtual machine can be made: %w", err)
+		return fmt.Errorf("no virtual machine can be created: %w", err)
 	}
 	defer func() { _ = unix.Close(vm) }()
 	mem, err := unix.Mmap(-1, 0, memory, unix.PROT_READ|unix.PROT_WRITE,
@@ -101,7 +101,7 @@ func try(device string, code []byte) error {
 	}
 	vcpu, err := ioctl(vm, createVCPU, 0)
 	if err != nil {
-		return fmt.Errorf("no virtual CPU can be made: %w", err)
+		return fmt.Errorf("no virtual CPU can be created: %w", err)
 	}
 	defer func() { _ = unix.Close(vcpu) }()
 	if err := prepare(int(f.Fd()), vcpu); err != nil {
@@ -126,10 +126,10 @@ func prepare(kvm, vcpu int) error {
 	}
 	cpuid.n = maxCPUID
 	if _, err := ioctl(kvm, getSupportedCPUID, uintptr(unsafe.Pointer(&cpuid))); err != nil {
-		return fmt.Errorf("the features of a virtual CPU are not known: %w", err)
+		return fmt.Errorf("the features of a virtual CPU are unknown: %w", err)
 	}
 	if _, err := ioctl(vcpu, setCPUID2, uintptr(unsafe.Pointer(&cpuid))); err != nil {
-		return fmt.Errorf("a virtual CPU takes no features: %w", err)
+		return fmt.Errorf("a virtual CPU accepts no features: %w", err)
 	}
 	var s [0x138]byte // struct kvm_sregs
 	if _, err := ioctl(vcpu, getSregs, uintptr(unsafe.Pointer(&s))); err != nil {

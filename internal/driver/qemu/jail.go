@@ -94,7 +94,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	defer cancel()
 	err = subprocess.Run(limited, cmd, subprocess.Options{Started: release})
 	if limited.Err() != nil {
-		return errors.New("QEMU does not say its version there")
+		return errors.New("QEMU does not print its version there")
 	}
 	if failure := jail.FailureOf(said.String(), err); failure != nil {
 		return failure
@@ -104,7 +104,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 			console.Printable(console.LastLine(said.String())))
 	}
 	if line, _, _ := strings.Cut(out.String(), "\n"); line != s.version {
-		return fmt.Errorf("QEMU says there that it is %q", console.Printable(line))
+		return fmt.Errorf("QEMU reports there that it is %q", console.Printable(line))
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func TestJail(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	s := newSubstrate(t, h, &m)
 	if why := host.NoUserNamespaces(); why != "" && os.Geteuid() != 0 {
-		t.Skip("users may make no user namespaces here: " + why)
+		t.Skip("users may not create user namespaces here: " + why)
 	}
 	if j := s.Jail(); !j.Namespaces() || strings.Contains(s.Isolation(), "no namespaces") {
 		t.Fatalf("QEMU has no namespaces: %+v", j)

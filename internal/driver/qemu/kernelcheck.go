@@ -79,7 +79,7 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		})
 	return nil, turnstone.NewError(checkOp, turnstone.KindDead, "kernel",
 		errors.New(strings.Join(failures, "; "))).
-		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD have to be y")
+		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD must be y")
 }
 
 // checkOrder returns the accelerators for a kernel check in order, and the excluded accelerators as

@@ -57,7 +57,7 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 		// The process may be hostile: too many mappings would exhaust this process's memory.
 		if covered += m.end - m.start; covered > st.Size || m.offset < 0 ||
 			m.offset > st.Size-(m.end-m.start) {
-			return nil, errors.New("QEMU maps the memory more than once, or what lies behind it")
+			return nil, errors.New("QEMU maps the memory more than once, or bytes after it")
 		}
 		if runs, err = written(runs, pages, m); err != nil {
 			return nil, err

@@ -153,8 +153,9 @@ func (m *machine) explain(wait error) error {
 		e.Err, e.Hint = fault, m.Hint()
 	case busError(wait):
 		// Its memory is a file: a page without space on the disk ends it this way.
-		e.Kind, e.Hint = turnstone.KindExhausted, "make room where TURN_HOME is"
-		e.Err = errors.New("the host's disk is full: it has no room for the guest's memory")
+		e.Kind, e.Hint = turnstone.KindExhausted,
+			"free some space on the disk that contains TURN_HOME"
+		e.Err = errors.New("the host's disk is full: it has no space for the guest's memory")
 	case jail.FailureOf(m.stderr.String(), wait) != nil:
 		e.Kind, e.Hint, e.Err = turnstone.KindUnavailable, "run `turn doctor`",
 			jail.FailureOf(m.stderr.String(), wait)
@@ -207,7 +208,7 @@ func (m *machine) event(e event) {
 	if data.NoSpace {
 		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindExhausted, string(m.ID()),
 			"the host's disk is full").
-			WithHint("make room where TURN_HOME is, or lower the sandbox's disk"))
+			WithHint("free some space on the disk that contains TURN_HOME, or lower the sandbox's disk"))
 	} else {
 		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.ID()),
 			"the host's disk fails: %s", data.Reason))

@@ -33,11 +33,11 @@ func (s *Substrate) keeping() error {
 	}
 	hint := "keep and resume machines with --substrate gvisor"
 	if allow := host.AllowUserNamespaces(); allow != "" {
-		hint = "let users make namespaces (" + allow +
+		hint = "let users create namespaces (" + allow +
 			"), or keep and resume machines with --substrate gvisor"
 	}
 	return turnstone.NewError("qemu.keep", turnstone.KindUnavailable, "qemu",
-		errors.New("it has no namespaces of its own here, and a kept machine's devices may be an attacker's: "+s.wall.Reason)).
+		errors.New("it has no namespaces of its own here, and a kept machine's devices are untrusted: "+s.wall.Reason)).
 		WithHint(hint)
 }
 

@@ -33,12 +33,12 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 func (m *machine) snapshot(ctx context.Context, dir string) error {
 	l := m.live
 	if l == nil {
-		return errors.New("nothing is known of what it was started from")
+		return errors.New("its origin is unknown")
 	}
 	if l.home {
 		return turnstone.Errorf("qemu.snapshot", turnstone.KindInvalid, string(m.ID()),
 			"it has a home disk, which has one writer at a time").
-			WithHint("a sandbox with a home is not cloned as it runs")
+			WithHint("a running sandbox with a home cannot be cloned")
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -68,7 +68,7 @@ func (k Packer[ID]) base(ctx context.Context, id ID) (*base, error) {
 // gone returns the error for a machine whose base is not available.
 func (k Packer[ID]) gone(err error) error {
 	return turnstone.NewError(k.Op+".pack", turnstone.KindUnavailable, "the template's snapshot",
-		err).WithHint("what a machine was started from is gone; start from its files instead")
+		err).WithHint("the base of a machine is gone; start from its files instead")
 }
 
 // The files of a packed base.
@@ -115,7 +115,7 @@ func (k Packer[ID]) packBase(ctx context.Context, want turnstone.Digest, out str
 	}
 	defer base.close()
 	if base.name != want {
-		return k.gone(errors.New("it has been taken anew"))
+		return k.gone(errors.New("it was taken again"))
 	}
 	if err := os.Mkdir(out, 0o700); err != nil {
 		return err

@@ -44,7 +44,8 @@ func newKeptHome(dir string) keptHome {
 
 func file(r testing.TB, path string, content []byte) {
 	r.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, content, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, content,
+		0o600)); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -57,7 +58,9 @@ func (h keptHome) snapshot(t testing.TB, ram, scratch []byte) {
 	file(t, filepath.Join(dir, RAMFile), ram)
 	file(t, filepath.Join(dir, ScratchFile), scratch)
 	file(t, filepath.Join(dir, StateFile), []byte("state"))
-	if err := (Manifest[string]{Identity: "m", Taken: time.Now(), State: turnstone.DigestBytes([]byte("state"))}).Seal(context.Background(), dir); err != nil {
+	if err := (Manifest[string]{Identity: "m", Taken: time.Now(),
+		State: turnstone.DigestBytes([]byte("state"))}).Seal(context.Background(),
+		dir); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -70,7 +73,8 @@ func (h keptHome) keep(t testing.TB, ram, scratch []byte) string {
 	file(t, filepath.Join(live, RAMFile), ram)
 	file(t, filepath.Join(live, ScratchFile), scratch)
 	file(t, filepath.Join(live, StateFile), []byte("devices"))
-	if err := (Live[string]{Identity: "m", State: turnstone.DigestBytes([]byte("devices"))}).Seal(live, nil); err != nil {
+	if err := (Live[string]{Identity: "m", State: turnstone.DigestBytes([]byte("devices"))}).Seal(
+		live, nil); err != nil {
 		t.Fatal(err)
 	}
 	p, err := h.packer.Pack(t.Context(), live, packed)
@@ -97,7 +101,8 @@ func (h keptHome) keep(t testing.TB, ram, scratch []byte) string {
 func memory(r *rapid.T, name string) []byte {
 	b := make([]byte, keptSize)
 	for range rapid.IntRange(0, 8).Draw(r, name) {
-		at, n := rapid.IntRange(0, keptSize-1).Draw(r, "at"), rapid.IntRange(1, 3*pageSize).Draw(r, "length")
+		at, n := rapid.IntRange(0, keptSize-1).Draw(r, "at"), rapid.IntRange(1, 3*pageSize).Draw(r,
+			"length")
 		copy(b[at:], bytes.Repeat([]byte{rapid.Byte().Draw(r, "byte")}, n))
 	}
 	return b
@@ -121,7 +126,8 @@ func TestMoves(t *testing.T) {
 			if !bytes.Equal(gotRAM, ram) || !bytes.Equal(gotScratch, scratch) {
 				r.Fatalf("%s: it is another machine", what)
 			}
-			if _, state, err := OpenLive("test", dir, func(string) string { return "" }); err != nil || string(state) != "devices" {
+			if _, state, err := OpenLive("test", dir,
+				func(string) string { return "" }); err != nil || string(state) != "devices" {
 				r.Fatalf("%s: %q, %v", what, state, err)
 			}
 			_ = os.RemoveAll(dir)
@@ -135,7 +141,8 @@ func TestMoves(t *testing.T) {
 		for _, name := range []string{baseManifest, baseRAMData, baseScratchData} {
 			_ = os.Remove(filepath.Join(packed, name))
 		}
-		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed),
+			filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			r.Fatalf("without a base: %v", err)
 		}
 	})
@@ -159,19 +166,41 @@ func TestHostileBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, lie := range map[string]func(*packedBase){
-		"another machine's":        func(p *packedBase) { p.Name = turnstone.DigestBytes(nil) },
-		"another format":           func(p *packedBase) { p.Format++ },
-		"its digest":               func(p *packedBase) { p.RAM.Data = turnstone.DigestBytes(nil) },
-		"the disk's digest":        func(p *packedBase) { p.Scratch.Data = turnstone.DigestBytes(nil) },
-		"more memory":              func(p *packedBase) { p.RAM.Size++ },
-		"a huge memory":            func(p *packedBase) { p.RAM.Size = 1 << 62; p.RAM.Runs = [][2]int64{{0, 1 << 61}} },
-		"no memory":                func(p *packedBase) { p.RAM = difference{} },
-		"a larger disk":            func(p *packedBase) { p.Scratch.Size *= 2 },
-		"behind its end":           func(p *packedBase) { p.RAM.Runs = [][2]int64{{keptSize, pageSize}} },
-		"before its beginning":     func(p *packedBase) { p.RAM.Runs = [][2]int64{{-pageSize, pageSize}} },
-		"an overflow":              func(p *packedBase) { p.RAM.Runs = [][2]int64{{1 << 62, 1 << 62}} },
-		"the same twice":           func(p *packedBase) { p.RAM.Runs = [][2]int64{{0, pageSize}, {0, pageSize}} },
-		"more than there is":       func(p *packedBase) { p.Scratch.Runs = [][2]int64{{0, keptSize}} },
+		"another machine's": func(p *packedBase) { p.Name = turnstone.DigestBytes(nil) },
+		"another format":    func(p *packedBase) { p.Format++ },
+		"its digest":        func(p *packedBase) { p.RAM.Data = turnstone.DigestBytes(nil) },
+		"the disk's digest": func(
+			p *packedBase) {
+			p.Scratch.Data = turnstone.DigestBytes(nil)
+		},
+		"more memory": func(p *packedBase) { p.RAM.Size++ },
+		"a huge memory": func(
+			p *packedBase) {
+			p.RAM.Size = 1 << 62
+			p.RAM.Runs = [][2]int64{{0, 1 << 61}}
+		},
+		"no memory":     func(p *packedBase) { p.RAM = difference{} },
+		"a larger disk": func(p *packedBase) { p.Scratch.Size *= 2 },
+		"behind its end": func(
+			p *packedBase) {
+			p.RAM.Runs = [][2]int64{{keptSize, pageSize}}
+		},
+		"before its beginning": func(
+			p *packedBase) {
+			p.RAM.Runs = [][2]int64{{-pageSize, pageSize}}
+		},
+		"an overflow": func(
+			p *packedBase) {
+			p.RAM.Runs = [][2]int64{{1 << 62, 1 << 62}}
+		},
+		"the same twice": func(p *packedBase) {
+			p.RAM.Runs = [][2]int64{{0, pageSize},
+				{0, pageSize}}
+		},
+		"more than there is": func(
+			p *packedBase) {
+			p.Scratch.Runs = [][2]int64{{0, keptSize}}
+		},
 		"less than there is":       func(p *packedBase) { p.RAM.Runs = [][2]int64{{0, pageSize}} },
 		"nothing of what there is": func(p *packedBase) { p.RAM.Runs = nil },
 	} {
@@ -185,7 +214,8 @@ func TestHostileBase(t *testing.T) {
 		b, _ := json.Marshal(p)
 		file(t, filepath.Join(packed, baseManifest), b)
 		dir := filepath.Join(there.dir, "vm")
-		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), dir); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+		if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed),
+			dir); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
@@ -194,11 +224,13 @@ func TestHostileBase(t *testing.T) {
 		file(t, filepath.Join(packed, baseScratchData), full)
 	}
 	file(t, filepath.Join(packed, baseManifest), bytes.Repeat([]byte(" "), maxPack+1))
-	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed),
+		filepath.Join(there.dir, "vm")); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a manifest that is too large: %v", err)
 	}
 	file(t, filepath.Join(packed, baseManifest), b)
-	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed), filepath.Join(there.dir, "vm")); err != nil {
+	if err := there.packer.Unpack(t.Context(), substrate.PackedDir(packed),
+		filepath.Join(there.dir, "vm")); err != nil {
 		t.Errorf("the good one: %v", err)
 	}
 }

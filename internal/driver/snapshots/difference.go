@@ -37,7 +37,7 @@ func (d difference) check() error {
 	before := int64(0)
 	for _, r := range d.Runs {
 		if r[0] < before || r[1] <= 0 || r[0] > d.Size-r[1] {
-			return fmt.Errorf("a stretch of %d bytes at %d, behind %d of %d", r[1], r[0], before,
+			return fmt.Errorf("a run of %d bytes at %d, after %d of %d", r[1], r[0], before,
 				d.Size)
 		}
 		before = r[0] + r[1]

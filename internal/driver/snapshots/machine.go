@@ -206,7 +206,7 @@ func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) strin
 	}
 	for _, layer := range man.Layers {
 		if !layer.Stamp.Fresh(layer.Path) {
-			return damaged("layer "+layer.Path, errors.New("was touched or is gone"))
+			return damaged("layer "+layer.Path, errors.New("was touched or is missing"))
 		}
 	}
 	return man, state, nil
@@ -229,7 +229,7 @@ func Misfit(op turnstone.Op, why string) error {
 	}
 	return turnstone.NewError(op, turnstone.KindUnavailable, "the saved machine",
 		errors.New("it was saved with another "+why)).
-		WithHint("a machine goes on only where all of that is the same; start from its files instead")
+		WithHint("a machine resumes only if all of that is the same; start from its files instead")
 }
 
 // DamagedLive returns the error for a damaged part of the machine that was saved in dir.

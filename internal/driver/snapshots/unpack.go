@@ -86,14 +86,14 @@ func (u *unpacking[ID]) findBase(ctx context.Context) error {
 		return nil
 	}
 	here.close()
-	why := errors.New("it has been taken anew since")
+	why := errors.New("it was taken again since then")
 	if err != nil {
 		why = causeOf(err)
 	}
 	came, cerr := readBase(u.packed, u.man.Snapshot)
 	if errors.Is(cerr, fs.ErrNotExist) {
 		return turnstone.Errorf(u.Op+".unpack", turnstone.KindUnavailable, "the saved machine",
-			"it was kept by an earlier version of turn, as what differs from a snapshot of the template that is not here: %w", why).
+			"an earlier version of turn kept it as differences from a snapshot of the template that is not here: %w", why).
 			WithHint("start from its files instead")
 	}
 	if cerr != nil {

@@ -39,7 +39,8 @@ func TestBadFrames(t *testing.T) {
 		go func() { _, _ = theirs.Write(c.in); _ = theirs.Close() }()
 		err = <-result
 		switch {
-		case c.kind == "" && err != nil, c.kind != "" && (err == nil || turnstone.KindOf(err) != c.kind):
+		case c.kind == "" && err != nil, c.kind != "" &&
+			(err == nil || turnstone.KindOf(err) != c.kind):
 			t.Errorf("%s: %v", what, err)
 		}
 		_ = s.Close()
@@ -47,12 +48,18 @@ func TestBadFrames(t *testing.T) {
 }
 
 func FuzzFrames(f *testing.F) {
-	frame := func(b []byte) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...) }
+	frame := func(b []byte) []byte {
+		return append(binary.BigEndian.AppendUint32(nil,
+			uint32(len(b))), b...)
+	}
 	f.Add(frame(syn(1, address(198, 51, 100, 1), 80)))
-	f.Add(frame(datagram(1, address(10, 0, 2, 3), 53, question(f, "good.example", dnsmessage.TypeA, true))))
+	f.Add(frame(datagram(1, address(10, 0, 2, 3), 53, question(f, "good.example", dnsmessage.TypeA,
+		true))))
 	f.Add(frame(datagram(1, address(198, 51, 100, 1), 9, []byte("x"))))
-	f.Add(frame(packet{dst: address(198, 51, 100, 1), protocol: header.UDPProtocolNumber, more: true, payload: make([]byte, 80)}.frame()))
-	f.Add(frame(packet{dst: address(8, 8, 8, 8), protocol: header.ICMPv4ProtocolNumber, payload: []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}}.frame()))
+	f.Add(frame(packet{dst: address(198, 51, 100, 1), protocol: header.UDPProtocolNumber,
+		more: true, payload: make([]byte, 80)}.frame()))
+	f.Add(frame(packet{dst: address(8, 8, 8, 8), protocol: header.ICMPv4ProtocolNumber,
+		payload: []byte{8, 0, 0xf7, 0xff, 0, 0, 0, 0}}.frame()))
 	host := networktest.NewHost(f)
 	host.Name("good.example", "198.51.100.1")
 	host.Listen("198.51.100.1:80", networktest.Echo)
@@ -64,7 +71,8 @@ func FuzzFrames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		c := &script{in: bytes.NewReader(in)}
 		err := s.Serve(t.Context(), c)
-		if err != nil && turnstone.KindOf(err) != turnstone.KindInvalid && turnstone.KindOf(err) != turnstone.KindDead {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindInvalid &&
+			turnstone.KindOf(err) != turnstone.KindDead {
 			t.Fatal(err)
 		}
 		if !c.closed.Load() {
@@ -152,10 +160,15 @@ func TestTooManyASecond(t *testing.T) {
 		t.Errorf("%d resets, %d connections", r.resets.Load(), len(r.host.Dials()))
 	}
 	r.send(datagram(1, address(198, 51, 100, 1), 9, []byte("x")))
-	if x := r.log.lastRefusal(t); x.Reason != "too many new connections a second: tried again later" {
+	if x := r.log.lastRefusal(
+		t); x.Reason != "too many new connections a second: tried again later" {
 		t.Errorf("%+v", x)
 	}
-	eventually(t, func() bool { r.send(syn(5000, address(198, 51, 100, 1), 80)); return r.synAcks.Load() > 20 })
+	eventually(t, func() bool {
+		r.send(syn(5000, address(198, 51, 100, 1),
+			80))
+		return r.synAcks.Load() > 20
+	})
 }
 
 func TestLookupTablesAreBounded(t *testing.T) {

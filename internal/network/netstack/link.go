@@ -92,7 +92,7 @@ func (l *link) read(r io.Reader) error {
 		if n > maxFrame {
 			return turnstone.Errorf("network.serve", turnstone.KindInvalid, "frames of a sandbox",
 				"a frame of %d bytes, when at most %d are possible", n, maxFrame).
-				WithHint("what the sandbox sends are no Ethernet frames, each after its length in four bytes")
+				WithHint("send Ethernet frames, each after its length in four bytes")
 		}
 		var err error
 		if int(n) > len(frame) || n < header.EthernetMinimumSize {

@@ -73,11 +73,13 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := <-w.serve; err != nil {
 			t.Errorf("Serve: %v", err)
 		}
-		if _, err := w.stack.DialGuest(t.Context(), 1); turnstone.KindOf(err) != turnstone.KindDead {
+		if _, err := w.stack.DialGuest(t.Context(),
+			1); turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("DialGuest: %v", err)
 		}
 		_, theirs := networktest.SocketPair(t)
-		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(
+			err) != turnstone.KindInvalid {
 			t.Errorf("Serve: %v", err)
 		}
 	})
@@ -85,10 +87,13 @@ func TestCloseLeavesNothing(t *testing.T) {
 }
 
 func TestNewValidates(t *testing.T) {
-	for _, bad := range []string{"127.0.0.1", "127.0.0.2:80", "127.0.0.0/8", "::1", "[::1]:80", "224.0.0.1",
-		"255.255.255.255", "240.0.0.0/4", "0.0.0.0/8", "10.0.2.0/24", "10.0.2.2:80", "2001:db8::/32",
+	for _, bad := range []string{"127.0.0.1", "127.0.0.2:80", "127.0.0.0/8", "::1", "[::1]:80",
+		"224.0.0.1",
+		"255.255.255.255", "240.0.0.0/4", "0.0.0.0/8", "10.0.2.0/24", "10.0.2.2:80",
+		"2001:db8::/32",
 		"::/0", network.HostName, network.HostName + ":80"} {
-		if _, err := New(Options{Policy: network.Policy{Allow: networktest.Rules(t, bad)}}); err == nil {
+		if _, err := New(Options{Policy: network.Policy{Allow: networktest.Rules(t,
+			bad)}}); err == nil {
 			t.Errorf("%s: a stack with it", bad)
 		}
 	}
@@ -173,14 +178,19 @@ func TestServeAgain(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		w.attach(theirs)
 		go func() { w.serve <- w.stack.Serve(context.Background(), ours) }()
-		eventually(t, func() bool { w.stack.mu.Lock(); defer w.stack.mu.Unlock(); return w.stack.serving != nil })
+		eventually(t, func() bool {
+			w.stack.mu.Lock()
+			defer w.stack.mu.Unlock()
+			return w.stack.serving != nil
+		})
 		// The host may send first.
 		say <- "hello"
 		if _, err := io.ReadFull(quiet, make([]byte, 5)); err != nil {
 			t.Fatal(i, err)
 		}
 	}
-	if _, err := w.stack.DialGuest(t.Context(), 9); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, err := w.stack.DialGuest(t.Context(),
+		9); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Fatal(err)
 	}
 }
@@ -200,7 +210,8 @@ func TestPing(t *testing.T) {
 		msg := header.ICMPv4(make([]byte, header.ICMPv4MinimumSize+4))
 		msg.SetType(header.ICMPv4Echo)
 		copy(msg[header.ICMPv4MinimumSize:], "ping")
-		if _, err := ep.Write(strings.NewReader(string(msg)), tcpip.WriteOptions{To: &tcpip.FullAddress{Addr: to}}); err != nil {
+		if _, err := ep.Write(strings.NewReader(string(msg)),
+			tcpip.WriteOptions{To: &tcpip.FullAddress{Addr: to}}); err != nil {
 			return "", errors.New(err.String())
 		}
 		select {
@@ -215,7 +226,8 @@ func TestPing(t *testing.T) {
 		return out.String(), nil
 	}
 	for _, last := range []byte{2, 3} {
-		if got, err := ping(address(10, 0, 2, last)); err != nil || !strings.HasSuffix(got, "ping") {
+		if got, err := ping(address(10, 0, 2, last)); err != nil ||
+			!strings.HasSuffix(got, "ping") {
 			t.Errorf(".%d: %q, %v", last, got, err)
 		}
 	}
@@ -228,7 +240,8 @@ func TestPing(t *testing.T) {
 }
 
 func TestUDP(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Allow: networktest.Rules(t, "10.9.0.0/16")}}, func(l *limits) { l.flowIdle = 2 * time.Second; l.flows = 20 })
+	w := newWorld(t, Options{Policy: network.Policy{Allow: networktest.Rules(t, "10.9.0.0/16")}},
+		func(l *limits) { l.flowIdle = 2 * time.Second; l.flows = 20 })
 	w.host.Listen("198.51.100.1:123", udpEcho)
 	w.host.Listen("10.9.1.1:53", udpEcho)
 	for _, to := range []string{"198.51.100.1:123", "10.9.1.1:53"} {
@@ -248,7 +261,8 @@ func TestUDP(t *testing.T) {
 	c := w.dialUDP("192.168.1.1:53")
 	defer c.Close()
 	_, _ = c.Write([]byte("x"))
-	if _, err := readUDP(c, make([]byte, 10)); err == nil || !strings.Contains(err.Error(), "refused") {
+	if _, err := readUDP(c, make([]byte, 10)); err == nil ||
+		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("%v", err)
 	}
 	// No more flows than allowed; idle flows end.
@@ -266,15 +280,18 @@ func TestUDP(t *testing.T) {
 }
 
 func TestUDPUnderNameRules(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t, "time.example.com:123", "web.example.com:443", "any.example.com")}})
-	for name, a := range map[string]string{"time.example.com": "198.51.100.1", "web.example.com": "198.51.100.2", "any.example.com": "198.51.100.3"} {
+	w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
+		"time.example.com:123", "web.example.com:443", "any.example.com")}})
+	for name, a := range map[string]string{"time.example.com": "198.51.100.1",
+		"web.example.com": "198.51.100.2", "any.example.com": "198.51.100.3"} {
 		w.host.Name(name, a)
 		w.ask(name, 1)
 		for _, port := range []string{":123", ":443"} {
 			w.host.Listen(a+port, udpEcho)
 		}
 	}
-	for to, want := range map[string]bool{"198.51.100.1:123": true, "198.51.100.1:443": false, "198.51.100.2:443": false, "198.51.100.3:123": false, "198.51.100.4:123": false} {
+	for to, want := range map[string]bool{"198.51.100.1:123": true, "198.51.100.1:443": false,
+		"198.51.100.2:443": false, "198.51.100.3:123": false, "198.51.100.4:123": false} {
 		c := w.dialUDP(to)
 		_, _ = c.Write([]byte("x"))
 		n, err := readUDP(c, make([]byte, 10))
@@ -290,7 +307,8 @@ func TestUDPUnderNameRules(t *testing.T) {
 
 // The work of many guests at once, under the race detector.
 func TestManyAtOnce(t *testing.T) {
-	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "198.51.100.66", "no.example")}})
+	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "198.51.100.66",
+		"no.example")}})
 	w.host.Listen("198.51.100.1:7", networktest.Echo)
 	w.host.Name("good.example", "198.51.100.1")
 	var wg sync.WaitGroup
@@ -344,17 +362,21 @@ func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
 // stack with the host's policy alone does not, by answered names and by dialed connections.
 func TestStackWithin(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		document, host := networktest.EdgePolicy().Draw(rt, "document"), networktest.EdgePolicy().Draw(rt, "host")
+		document, host := networktest.EdgePolicy().Draw(rt, "document"),
+			networktest.EdgePolicy().Draw(rt, "host")
 		both := document
 		both.Within = []network.Policy{host}
 		answers := map[string]string{}
 		for _, n := range []string{"corp.example", "db.corp.example", "web.example"} {
-			answers[n] = rapid.SampledFrom(networktest.EdgeAddrs[:len(networktest.EdgeAddrs)-5]).Draw(rt, n)
+			answers[n] = rapid.SampledFrom(
+				networktest.EdgeAddrs[:len(networktest.EdgeAddrs)-5]).Draw(rt, n)
 		}
 		port := rapid.SampledFrom(networktest.EdgePorts).Draw(rt, "port")
-		says := rapid.SampledFrom([]string{"corp.example", "db.corp.example", "web.example", ""}).Draw(rt, "greeting")
+		says := rapid.SampledFrom([]string{"corp.example", "db.corp.example", "web.example",
+			""}).Draw(rt, "greeting")
 		reach := func(p network.Policy) (all []string) {
-			w := newWorld(t, Options{Policy: p}, func(l *limits) { l.hello = 50 * time.Millisecond })
+			w := newWorld(t, Options{Policy: p},
+				func(l *limits) { l.hello = 50 * time.Millisecond })
 			defer w.stack.Close()
 			hello := []byte("anything\n")
 			if says != "" {

@@ -150,13 +150,13 @@ type watched struct {
 }
 
 // errUnseen ends a connection whose requests would not be checked.
-var errUnseen = errors.New("HTTP that could not be looked at")
+var errUnseen = errors.New("HTTP that could not be checked")
 
 // Read implements io.Reader.
 func (w *watched) Read(p []byte) (int, error) {
 	n, err := w.read(p)
 	if w.scanned && w.scan.Saw(p[:n]) {
-		w.c.refused("HTTP behind something else")
+		w.c.refused("HTTP after another protocol")
 		return 0, errUnseen
 	}
 	return n, err
@@ -198,7 +198,7 @@ func (w *watched) look() {
 		fallthrough
 	case sniff.HTTP:
 		w.err = errUnseen
-		w.c.refused("HTTP behind white space, or after the other side's first words")
+		w.c.refused("HTTP after white space, or after the other side's first bytes")
 		return
 	case sniff.Other, sniff.TLS:
 		w.settled = true

@@ -186,7 +186,7 @@ func (f *forwarder) response(res *http.Response) error {
 	maskHeader(res.Header, needles)
 	rec, _ := res.Request.Context().Value(recordKey{}).(*recording.RequestRecord)
 	if res.StatusCode == http.StatusSwitchingProtocols {
-		rec.Ended(errors.New("what is spoken after HTTP is not recorded"))
+		rec.Ended(errors.New("the protocol after HTTP is not recorded"))
 		if rec != nil {
 			f.c.p.opts.Recorder.Cannot("what follows " + res.Request.Method + " " +
 				f.c.url(res.Request) + " (" + res.Header.Get("Upgrade") + ")")

@@ -33,7 +33,7 @@ func (c *connection) checked(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.Host != "" && network.HostOnly(req.Host) == "" {
 			c.refused(fmt.Sprintf("a request whose host cannot be read: %.100q", req.Host))
-			http.Error(w, "turnstone: this is no host", http.StatusBadRequest)
+			http.Error(w, "turnstone: this is not a host", http.StatusBadRequest)
 			return
 		}
 		if host := network.HostOnly(req.Host); c.name != "" && host != c.name {

@@ -207,7 +207,7 @@ func (p *Player) SpeaksFirst(host string, to netip.AddrPort, opened bool) bool {
 }
 
 var (
-	ErrSentOther = errors.New("sent something else than in the recording")
+	ErrSentOther = errors.New("sent other bytes than in the recording")
 	errSentMore  = errors.New("sent more than in the recording")
 )
 

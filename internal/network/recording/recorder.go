@@ -85,7 +85,7 @@ func (r *Recorder) keep(p []byte) (Span, bool) {
 	if r.opts.Room != nil && r.rec.Bytes/roomEvery != r.asked/roomEvery {
 		r.asked = r.rec.Bytes
 		if err := r.opts.Room(); err != nil {
-			r.rec.Cut = "there is no room for more: " + err.Error()
+			r.rec.Cut = "there is no space for more: " + err.Error()
 			return Span{}, false
 		}
 	}

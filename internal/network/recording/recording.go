@@ -180,11 +180,11 @@ func (q *Request) Check() error {
 	}
 	for name, values := range q.Header {
 		if !network.IsToken(name) || name == "" {
-			return errors.New("an answer has a header that there cannot be")
+			return errors.New("an answer has an invalid header")
 		}
 		for _, v := range values {
 			if strings.ContainsAny(v, "\r\n\x00") {
-				return errors.New("an answer has a header that there cannot be")
+				return errors.New("an answer has an invalid header")
 			}
 		}
 	}
