@@ -66,8 +66,8 @@ func standin(t testing.TB) string {
 			return
 		}
 		_ = os.Chmod(standinDir, 0o755)
-		cmd := exec.Command("go", "build", "-tags", "netgo,osusergo", "-ldflags",
-			`-s -w -linkmode external -extldflags "-static"`,
+		cmd := exec.Command("go", "build", "-tags", "netgo,osusergo",
+			"-ldflags", `-s -w -linkmode external -extldflags "-static"`,
 			"-o", filepath.Join(standinDir, "firecracker"), "./internal/standin")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			errStandin = fmt.Errorf("%w: %s", err, out)

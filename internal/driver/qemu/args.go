@@ -82,33 +82,34 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 			",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
 		"-accel", accelArgument(e.accel), "-cpu", e.model(),
 		"-smp", fmt.Sprint(shape.CPUs), "-m", fmt.Sprintf("%dK", int64(shape.Memory)>>10),
-		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s", int64(shape.Memory), fdRAM, share),
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s",
+			int64(shape.Memory), fdRAM, share),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fdQMP), "-mon", "chardev=qmp,mode=control",
-		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole), "-device",
-		"isa-serial,chardev=console",
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole),
+		"-device", "isa-serial,chardev=console",
 		"-device", "virtio-serial-pci,max_ports=2",
-		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", fdAgent), "-device",
-		"virtserialport,chardev=agent,name=" + portName,
-		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot), "-add-fd",
-		fmt.Sprintf("fd=%d,set=2", fdScratch),
+		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", fdAgent),
+		"-device", "virtserialport,chardev=agent,name=" + portName,
+		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot),
+		"-add-fd", fmt.Sprintf("fd=%d,set=2", fdScratch),
 		"-blockdev", "driver=file,node-name=root,filename=/dev/fdset/1,read-only=on,locking=off",
 		"-device", "virtio-blk-pci,drive=root,serial=" + rootSerial,
-		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off,discard=unmap,cache.no-flush=on",
+		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off," +
+			"discard=unmap,cache.no-flush=on",
 		"-device", "virtio-blk-pci,drive=scratch,serial=" + scratchSerial,
 	}
 	args = append(args, slots(in)...)
-	args = append(args,
-		"-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
+	args = append(args, "-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
 	if shape.Network {
-		args = append(args, "-netdev",
-			fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", fdNet), "-device",
-			"virtio-net-pci,netdev=net,romfile=")
+		args = append(args,
+			"-netdev", fmt.Sprintf("stream,id=net,server=off,addr.type=fd,addr.str=%d", fdNet),
+			"-device", "virtio-net-pci,netdev=net,romfile=")
 	}
 	if restore {
 		return append(args, "-incoming", "defer")
 	}
-	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs), "-append",
-		kernelArgs(e.accel, shape))
+	return append(args, "-initrd", fmt.Sprintf("/proc/self/fd/%d", fdInitramfs),
+		"-append", kernelArgs(e.accel, shape))
 }
 
 func accelArgument(a accel) string {

@@ -46,8 +46,8 @@ func (l *live) close() {
 
 // bareState tells QEMU that a device state has no migration header and trailer: no machine name
 // before it, and no description of the format after it.
-var bareState = []string{"-global", "migration.send-configuration=off", "-machine",
-	"suppress-vmdesc=on"}
+var bareState = []string{"-global", "migration.send-configuration=off",
+	"-machine", "suppress-vmdesc=on"}
 
 // running reports whether the guest's CPUs run.
 func (m *machine) running(ctx context.Context) (bool, error) {

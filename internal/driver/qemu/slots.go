@@ -42,8 +42,8 @@ func slots(in disks) []string {
 }
 
 func slot(name, node string) []string {
-	return []string{"-blockdev", node + ",node-name=" + name, "-device",
-		slotDevice + ",drive=" + name + ",serial=" + name}
+	return []string{"-blockdev", node + ",node-name=" + name,
+		"-device", slotDevice + ",drive=" + name + ",serial=" + name}
 }
 
 // fill opens m's images for the slots.
