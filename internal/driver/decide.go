@@ -80,8 +80,7 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 		} else if s, t.Err = c.open(ctx, o, needs, before[o.name]); t.Err != nil &&
 			ctx.Err() != nil {
 			d.Err = turnstone.NewError("substrates.choose", turnstone.KindCanceled,
-				"substrate "+name,
-				ctx.Err())
+				"substrate "+name, ctx.Err())
 			return d
 		}
 		d.Trials = append(d.Trials, t)

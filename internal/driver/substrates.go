@@ -179,8 +179,7 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 	switch why := o.lacks(needs); {
 	case why != "":
 		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable,
-			"substrate "+o.name,
-			errors.New(why)).WithHint(
+			"substrate "+o.name, errors.New(why)).WithHint(
 			"choose another substrate, or leave out the setting that needs it")
 	case needs.Live && can.Live != nil:
 		return nil, can.Live

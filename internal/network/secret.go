@@ -28,8 +28,7 @@ const (
 
 // unsettable are headers that control how, or to whom, a message is sent.
 var unsettable = []string{"Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive",
-	"Upgrade", "Te", "Trailer",
-	"Proxy-Connection", "Expect", "Accept-Encoding"}
+	"Upgrade", "Te", "Trailer", "Proxy-Connection", "Expect", "Accept-Encoding"}
 
 // ParseSecretHeader parses "[SCHEME://]HOST[:PORT]=Name: value", where SCHEME is https (the
 // default) or http. Its errors are of kind Invalid and contain no value.
@@ -40,8 +39,7 @@ func ParseSecretHeader(text string) (SecretHeader, error) {
 			where = "" // it may be the value
 		}
 		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid,
-			"secret header "+fmt.Sprintf("%.80q", where),
-			format, args...).
+			"secret header "+fmt.Sprintf("%.80q", where), format, args...).
 			WithHint("write HOST=Name: value, such as api.example.com=Authorization: Bearer …")
 	}
 	if !ok {

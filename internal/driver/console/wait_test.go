@@ -86,8 +86,7 @@ func TestAwait(t *testing.T) {
 	const log = "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Received a VcpuEvent::Resume message with immediate_exit enabled.\n"
 	for said, want := range map[string]string{
 		log: "", "so far\n" + log + log: "so far", "so far\r\n" + log + "\r\n\r\n": "so far",
-		"half a li" + log: "half a li",
-		log + "then":      "then",
+		"half a li" + log: "half a li", log + "then": "then",
 		"[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine": "[sb-x] 2026-11-22T04:00:01.1 [x:WARN] mine",
 		"\r\n \n": "",
 	} {

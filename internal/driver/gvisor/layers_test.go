@@ -23,8 +23,7 @@ func exit42() []byte {
 	var b bytes.Buffer
 	b.Write([]byte{0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	for _, v := range []any{uint16(2), uint16(62), uint32(1), uint64(base + head), uint64(64),
-		uint64(0), uint32(0),
-		uint16(64), uint16(56), uint16(1), uint16(0), uint16(0), uint16(0),
+		uint64(0), uint32(0), uint16(64), uint16(56), uint16(1), uint16(0), uint16(0), uint16(0),
 		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), uint64(head + len(code)),
 		uint64(head + len(code)), uint64(4096)} {
 		_ = binary.Write(&b, binary.LittleEndian, v) // a Buffer accepts everything

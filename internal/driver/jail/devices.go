@@ -23,8 +23,8 @@ func nodes(paths []string) (*os.File, error) {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
 	defer func() { _ = unix.Close(fsfd) }()
-	err = errors.Join(unix.FsconfigSetString(fsfd, "size", "64k"), unix.FsconfigSetString(fsfd,
-		"nr_inodes", "64"),
+	err = errors.Join(unix.FsconfigSetString(fsfd, "size", "64k"),
+		unix.FsconfigSetString(fsfd, "nr_inodes", "64"),
 		unix.FsconfigSetString(fsfd, "mode", "755"), unix.FsconfigCreate(fsfd))
 	if err != nil {
 		return nil, fmt.Errorf("a file system of devices: %w", err)

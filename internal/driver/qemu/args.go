@@ -44,8 +44,7 @@ const (
 // same addresses: TCG stores its translations by virtual address, and would otherwise translate
 // every exec anew (8,500 blocks for a second bash; 70 with norandmaps).
 var unhardened = []string{"mitigations=off", "hardened_usercopy=off", "randomize_kstack_offset=off",
-	"init_on_alloc=0", "lsm=capability",
-	"norandmaps"}
+	"init_on_alloc=0", "lsm=capability", "norandmaps"}
 
 // kernelArgs returns the guest kernel's command line. It is part of a snapshot's identity.
 func kernelArgs(a accel, shape turnstone.Shape) string {

@@ -117,7 +117,7 @@ func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest,
 	}
 	s.binary = binary
 	s.more = []string{"-chardev", "socket,id=bare,path=" + socket,
-	"-device", 	"virtio-serial-pci,id=bare",
+		"-device", "virtio-serial-pci,id=bare",
 		"-device", "virtserialport,bus=bare.0,chardev=bare,name=bare"}
 	return s.bootFresh(ctx, m)
 }

@@ -41,8 +41,7 @@ type CA struct {
 func NewCA() (*CA, error) {
 	fail := func(err error) (*CA, error) {
 		return nil, turnstone.NewError("network.ca", turnstone.KindInternal,
-			"certificate authority",
-			err)
+			"certificate authority", err)
 	}
 	c := &CA{leaves: map[string]*tls.Certificate{}}
 	var err error
@@ -100,8 +99,7 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 		tmpl.IPAddresses = []net.IP{ip}
 	} else if err := network.CheckName(host); err != nil {
 		return nil, turnstone.NewError("network.ca", turnstone.KindInvalid,
-			fmt.Sprintf("%.80q", host),
-			err)
+			fmt.Sprintf("%.80q", host), err)
 	} else {
 		tmpl.DNSNames = []string{host}
 	}

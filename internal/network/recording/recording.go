@@ -107,8 +107,7 @@ func Decode(index []byte, size int64) (*Recording, error) {
 	}
 	if r.Format != Format {
 		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable,
-			"the recording",
-			"is of format %d, and this program knows %d", r.Format, Format).
+			"the recording", "is of format %d, and this program knows %d", r.Format, Format).
 			WithHint("use the turn that made it")
 	}
 	if r.Bytes != size {
