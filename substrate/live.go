@@ -90,8 +90,7 @@ type PackedDir string
 
 // Open implements PackedFiles.
 func (d PackedDir) Open(name string) (io.ReadCloser, error) {
-	return os.DirFS(string(d)).Open(
-		name)
+	return os.DirFS(string(d)).Open(name)
 }
 
 // A BasePacker is a Keeper whose packed machines are differences from a base: the snapshot of the

@@ -62,7 +62,8 @@ func (d *Disk) Check(floor config.Space, parts uint64) error {
 	if low := floor.Floor(total) / parts; free < low {
 		return turnstone.NewError("executor.space", turnstone.KindExhausted, "the disk with "+d.Dir,
 			lowError{free, low}).
-			WithHint("free disk space (turn gc, turn template prune), or lower free_space in [limits] of " + config.File)
+			WithHint("free disk space (turn gc, turn template prune), or lower free_space in " +
+				"[limits] of " + config.File)
 	}
 	return nil
 }

@@ -100,7 +100,8 @@ func CheckRunning(k substrate.KernelKind, release string, open bool) error {
 		e.Err = fmt.Errorf("the running kernel reports that it is %s, and %s", orNothing(runs),
 			image)
 	case open && !k.Test:
-		e.Err = fmt.Errorf("programs can read the memory of the running kernel (%s), as that of a test kernel, and %s", orNothing(runs), image)
+		e.Err = fmt.Errorf("programs can read the memory of the running kernel (%s), as that of "+
+			"a test kernel, and %s", orNothing(runs), image)
 	default:
 		return nil
 	}

@@ -162,7 +162,8 @@ func (o option) pointless(before error) bool {
 }
 
 // withoutKernel is the hint against a user's kernel.
-const withoutKernel = "unset TURN_KERNEL, and remove kernel from config.toml: guests then boot Debian's"
+const withoutKernel = "unset TURN_KERNEL, and remove kernel from config.toml: guests then boot " +
+	"Debian's"
 
 // open opens o, and rejects a driver that cannot serve needs after all.
 func (c *Chooser) open(ctx context.Context, o option, needs Needs,
@@ -179,8 +180,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 	switch why := o.lacks(needs); {
 	case why != "":
 		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable,
-			"substrate "+o.name, errors.New(why)).WithHint(
-			"choose another substrate, or leave out the setting that needs it")
+			"substrate "+o.name, errors.New(why)).
+			WithHint("choose another substrate, or leave out the setting that needs it")
 	case needs.Live && can.Live != nil:
 		return nil, can.Live
 	case needs.Keep && can.Keep != nil:

@@ -77,7 +77,8 @@ func check(t testing.TB, err error) {
 
 func testLayers(t *testing.T, s substrate.Substrate, c Config) {
 	_, client := c.clone(t, s)
-	want(t, client, "ls -A /context; touch /context/x 2>/dev/null || echo read-only; ls /layers 2>/dev/null; true", "read-only\n")
+	want(t, client, "ls -A /context; touch /context/x 2>/dev/null || echo read-only; "+
+		"ls /layers 2>/dev/null; true", "read-only\n")
 	for _, n := range []int{1, 2, substrate.MaxLayers} {
 		m := c.Machine
 		m.Layers = Layers(t, n)
@@ -92,12 +93,22 @@ func testLayers(t *testing.T, s substrate.Substrate, c Config) {
 			numbers+fmt.Sprintln(last)+fmt.Sprintln(last))
 		want(t, client, "cat /context/turns/*/receipt.md /context/index.md",
 			receipts+fmt.Sprintf("index %d\n", last))
-		want(t, client, "for f in /context/x /context/turns/0/x; do touch $f 2>/dev/null && echo wrote $f; done; rm -rf /context/index.md 2>/dev/null; ls /context", "index.md\nturns\n")
+		want(t, client, "for f in /context/x /context/turns/0/x; "+
+			"do touch $f 2>/dev/null && echo wrote $f; done; rm -rf /context/index.md "+
+			"2>/dev/null; ls /context", "index.md\nturns\n")
 		// Writes go to the top, and the files that a machine needs exist.
-		want(t, client, "echo new > /layers/0; rm /layers/top; mkdir /layers/top; cat /layers/0; ls -d /layers/top; ls /dev/null /proc/self/stat /sys/kernel /run | wc -l; hostname | diff - /etc/hostname && echo same", "new\n/layers/top\n"+countRun(t, client)+"same\n")
-		want(t, client, "awk '$2 == \"/\" {fs = $3} END {print fs}' /proc/mounts; df -P / | awk 'NR==2 {print $6}'; df -P > /dev/null; df -P /context > /dev/null && echo ok", "overlay\n/\nok\n")
+		want(t, client, "echo new > /layers/0; rm /layers/top; mkdir /layers/top; "+
+			"cat /layers/0; ls -d /layers/top; ls /dev/null /proc/self/stat /sys/kernel /run | "+
+			"wc -l; hostname | diff - /etc/hostname && echo same", "new\n/layers/top\n"+countRun(t,
+			client)+"same\n")
+		want(t, client, "awk '$2 == \"/\" {fs = $3} END {print fs}' /proc/mounts; "+
+			"df -P / | awk 'NR==2 {print $6}'; df -P > /dev/null; "+
+			"df -P /context > /dev/null && echo ok", "overlay\n/\nok\n")
 		// Processes see only the mounts that are meant for them.
-		want(t, client, "awk '$2 ~ /layer|stack|scratch|lower|skel|merged/ || $2 == \"/home\" {print}' /proc/mounts; awk '$2 == \"/context\" && $4 ~ /^ro,nosuid,nodev/ {print \"context\"}' /proc/mounts; ls -d /layer /stack /scratch /lower /skel /merged 2>/dev/null; true", "context\n")
+		want(t, client, "awk '$2 ~ /layer|stack|scratch|lower|skel|merged/ || $2 == \"/home\" "+
+			"{print}' /proc/mounts; awk '$2 == \"/context\" && $4 ~ /^ro,nosuid,nodev/ {print "+
+			"\"context\"}' /proc/mounts; ls -d /layer /stack /scratch /lower /skel /merged "+
+			"2>/dev/null; true", "context\n")
 	}
 }
 

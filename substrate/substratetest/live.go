@@ -170,7 +170,8 @@ func (g *Guest) counter(t *testing.T) {
 	if _, err := g.Client.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: "counter",
 		KillOnDisconnect: true,
 		Argv: []string{"bash", "-c",
-			"i=0; while :; do i=$((i+1)); echo $i > /run/count.new; mv /run/count.new /run/count; sleep 0.02; done"}}); err != nil {
+			"i=0; while :; do i=$((i+1)); echo $i > /run/count.new; " +
+				"mv /run/count.new /run/count; sleep 0.02; done"}}); err != nil {
 		t.Fatal(err)
 	}
 	for until := time.Now().Add(limit); ; time.Sleep(20 * time.Millisecond) {
@@ -239,7 +240,8 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	resumer(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
-	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
+	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; "+
+		"echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
 	at := g.count(t)
 	dir := g.Snapshot(t)
 	// although its connection has ended, and the process should end with the connection
@@ -420,7 +422,8 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 	k := keeper(t, s)
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
-	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")
+	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; "+
+		"cp /dev/shm/random /workspace; sync", "")
 	at := g.count(t)
 	tmp := t.TempDir()
 	packed, again := filepath.Join(tmp, "packed"), filepath.Join(tmp, "again")

@@ -18,7 +18,8 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	g := Start(t, s, c.Machine, &c.Network)
 	g.counter(t)
-	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; cp /dev/shm/random /workspace; sync", "")
+	want(t, g.Client, "head -c 3000000 /dev/urandom > /dev/shm/random; "+
+		"cp /dev/shm/random /workspace; sync", "")
 	sum, _ := Shell(t, g.Client, "sha256sum < /dev/shm/random")
 	at := g.count(t)
 	packed := filepath.Join(t.TempDir(), "packed")

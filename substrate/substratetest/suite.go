@@ -262,7 +262,8 @@ func testTwins(t *testing.T, s substrate.Substrate, c Config) {
 func testApart(t *testing.T, s substrate.Substrate, c Config) {
 	_, one := c.clone(t, s)
 	_, two := c.clone(t, s)
-	want(t, one, "echo secret > /etc/only-one; echo x > /run/only-one; dd if=/dev/zero of=/workspace/big bs=1M count=8 status=none; sync; ls /workspace", "big\n")
+	want(t, one, "echo secret > /etc/only-one; echo x > /run/only-one; "+
+		"dd if=/dev/zero of=/workspace/big bs=1M count=8 status=none; sync; ls /workspace", "big\n")
 	want(t, two, "ls /workspace; ls /etc/only-one /run/only-one 2>/dev/null; echo end", "end\n")
 	_, three := c.clone(t, s)
 	want(t, three, "ls /workspace; ls /etc/only-one /run/only-one 2>/dev/null; echo end", "end\n")

@@ -153,8 +153,8 @@ func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 			return err
 		}
 		hole = min(hole, data+part, limit)
-		if _, err := io.Copy(io.NewOffsetWriter(dst, data), io.NewSectionReader(src, data,
-			hole-data)); err != nil {
+		if _, err := io.Copy(io.NewOffsetWriter(dst, data),
+			io.NewSectionReader(src, data, hole-data)); err != nil {
 			return err
 		}
 		off = hole

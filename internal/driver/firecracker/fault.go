@@ -29,7 +29,8 @@ func turnedAway(refused *apiError) error {
 	case errors.Is(no, syscall.EACCES), errors.Is(no, syscall.EPERM):
 		e.Hint = "let this user open /dev/kvm (`turn doctor` says how), or use another substrate"
 	case errors.Is(no, syscall.EBUSY):
-		e.Hint = "end the other hypervisor that has the CPU's virtualization to itself, or use another substrate"
+		e.Hint = "end the other hypervisor that has the CPU's virtualization to itself, or use " +
+			"another substrate"
 	case errors.Is(no, syscall.ENODEV), errors.Is(no, syscall.ENOENT), errors.Is(no, syscall.ENXIO):
 		e.Hint = "load the kernel's module for KVM again, or use another substrate"
 	default:

@@ -196,7 +196,8 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 			err = &JailerError{Binary: s.binary, Release: s.releaseText(), Err: err}
 		}
 		return turnstone.NewError("firecracker.new", turnstone.KindUnavailable, subject, err).
-			WithHint("put the jailer of Firecracker's release beside firecracker, or set TURN_JAILER to it")
+			WithHint("put the jailer of Firecracker's release beside firecracker, or set " +
+				"TURN_JAILER to it")
 	}
 	s.jailer, err = find(opts.Jailer, "jailer", filepath.Dir(s.binary))
 	switch {
@@ -211,7 +212,8 @@ func (s *Substrate) confine(ctx context.Context, opts Options) (err error) {
 	}
 	if s.wall, err = s.findWall(ctx); err == nil && !s.wall.Confined() {
 		err = unavailable("jailer",
-			fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can be made: %s", s.wall.Reason))
+			fmt.Errorf("root's Firecracker is jailed, there is no jailer, and no other jail can "+
+				"be made: %s", s.wall.Reason))
 	}
 	return err
 }

@@ -75,7 +75,8 @@ func guest(t *testing.T, qemu string, m substrate.Machine, disks []string) strin
 		"-kernel", m.Kernel, "-initrd", m.Initramfs, "-append", kernelArgs() + " pci=off"}
 	for i, path := range disks {
 		args = append(args,
-			"-blockdev", fmt.Sprintf("driver=file,node-name=d%d,filename=%s,read-only=%s,locking=off", i, path,
+			"-blockdev", fmt.Sprintf(
+				"driver=file,node-name=d%d,filename=%s,read-only=%s,locking=off", i, path,
 				onOff(i != 1)),
 			"-device", fmt.Sprintf("virtio-blk-device,drive=d%d", i))
 	}

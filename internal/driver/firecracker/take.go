@@ -95,8 +95,8 @@ func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 		}
 		for at := 0; at < len(b); {
 			begin := at
-			for at < len(b) && string(b[at:min(at+page, len(b))]) != string(
-				zeros[:min(page, len(b)-at)]) {
+			for at < len(b) &&
+				string(b[at:min(at+page, len(b))]) != string(zeros[:min(page, len(b)-at)]) {
 				at = min(at+page, len(b))
 			}
 			if at > begin {

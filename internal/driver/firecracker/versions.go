@@ -54,7 +54,8 @@ func (r release) standstill() error {
 	}
 	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable,
 		"Firecracker "+r.String(),
-		errors.New("it loses the connection to a guest that is paused and resumed, so its running sandboxes are neither paused nor cloned; "+
+		errors.New("it loses the connection to a guest that is paused and resumed, so its "+
+			"running sandboxes are neither paused nor cloned; "+
 			"Firecracker "+wholeReleases+" can do that")).
 		WithHint("use Firecracker " + wholeReleases + ", or another substrate")
 }

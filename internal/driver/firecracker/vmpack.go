@@ -44,7 +44,8 @@ func (s *Substrate) keeping() error {
 			"), or keep and resume machines with --substrate qemu or gvisor"
 	}
 	return turnstone.NewError("firecracker.keep", turnstone.KindUnavailable, "firecracker",
-		errors.New("it runs without a jail, so a kept machine could name any file of yours as its disk: "+s.wall.Reason)).
+		errors.New("it runs without a jail, so a kept machine could name any file of yours as "+
+			"its disk: "+s.wall.Reason)).
 		WithHint(hint)
 }
 

@@ -78,7 +78,8 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 	if why := id.differs(now); why != "" {
 		return turnstone.NewError("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
 			errors.New("it was saved with another "+why)).
-			WithHint("a sandbox resumes only if all of that is the same; start from its files instead")
+			WithHint("a sandbox resumes only if all of that is the same; " +
+				"start from its files instead")
 	}
 	return nil
 }

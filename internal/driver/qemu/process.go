@@ -208,7 +208,8 @@ func (m *machine) event(e event) {
 	if data.NoSpace {
 		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindExhausted, string(m.ID()),
 			"the host's disk is full").
-			WithHint("free some space on the disk that contains TURN_HOME, or lower the sandbox's disk"))
+			WithHint("free some space on the disk that contains TURN_HOME, or lower the " +
+				"sandbox's disk"))
 	} else {
 		m.Blame(turnstone.Errorf("qemu.run", turnstone.KindDead, string(m.ID()),
 			"the host's disk fails: %s", data.Reason))

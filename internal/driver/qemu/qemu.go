@@ -227,8 +227,8 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		err = vm.seal(ctx)
 	}
 	if err == nil {
-		_, err = vm.mon.do(ctx, passState(r), ignoreShared, command{Execute: "migrate-incoming",
-			Arguments: stateURI})
+		_, err = vm.mon.do(ctx, passState(r), ignoreShared,
+			command{Execute: "migrate-incoming", Arguments: stateURI})
 	}
 	if err != nil {
 		return nil, s.failed(vm, err)

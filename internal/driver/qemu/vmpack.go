@@ -37,7 +37,8 @@ func (s *Substrate) keeping() error {
 			"), or keep and resume machines with --substrate gvisor"
 	}
 	return turnstone.NewError("qemu.keep", turnstone.KindUnavailable, "qemu",
-		errors.New("it has no namespaces of its own here, and a kept machine's devices are untrusted: "+s.wall.Reason)).
+		errors.New("it has no namespaces of its own here, and a kept machine's devices are "+
+			"untrusted: "+s.wall.Reason)).
 		WithHint(hint)
 }
 

@@ -25,7 +25,8 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 	err := m.NotSnapshotted(ctx, "qemu.snapshot", dir, m.snapshot(ctx, dir))
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Hint == "" && errors.Is(err, os.ErrPermission) {
-		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see kernel.yama.ptrace_scope, which must be 0 or 1"
+		e.Hint = "turn must be allowed to read the memory of its own children (ptrace): see " +
+			"kernel.yama.ptrace_scope, which must be 0 or 1"
 	}
 	return err
 }

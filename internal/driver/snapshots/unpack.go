@@ -93,7 +93,8 @@ func (u *unpacking[ID]) findBase(ctx context.Context) error {
 	came, cerr := readBase(u.packed, u.man.Snapshot)
 	if errors.Is(cerr, fs.ErrNotExist) {
 		return turnstone.Errorf(u.Op+".unpack", turnstone.KindUnavailable, "the saved machine",
-			"an earlier version of turn kept it as differences from a snapshot of the template that is not here: %w", why).
+			"an earlier version of turn kept it as differences from a snapshot of the template "+
+				"that is not here: %w", why).
 			WithHint("start from its files instead")
 	}
 	if cerr != nil {

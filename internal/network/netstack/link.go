@@ -203,8 +203,8 @@ func (l *link) ip(from tcpip.LinkAddress, payload []byte) bool {
 	if d == nil {
 		return true
 	}
-	p := stack.NewPacketBuffer(
-		stack.PacketBufferOptions{Payload: buffer.MakeWithData(payload[:ip.TotalLength()])})
+	p := stack.NewPacketBuffer(stack.PacketBufferOptions{
+		Payload: buffer.MakeWithData(payload[:ip.TotalLength()])})
 	defer p.DecRef()
 	d.DeliverNetworkPacket(header.IPv4ProtocolNumber, p)
 	return true

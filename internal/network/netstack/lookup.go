@@ -69,8 +69,8 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 }
 
 // filter returns the addresses that the guest may learn, and remembers them.
-func (s *Stack) filter(name string, addrs []netip.Addr, refuse func(dnsmessage.RCode, string,
-	netip.Addr) reply) reply {
+func (s *Stack) filter(name string, addrs []netip.Addr,
+	refuse func(dnsmessage.RCode, string, netip.Addr) reply) reply {
 	var r reply
 	var refused network.Verdict
 	var which netip.Addr

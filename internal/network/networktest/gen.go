@@ -46,8 +46,8 @@ func EdgeRule() *rapid.Generator[network.Rule] {
 // EdgePolicy generates policies that Validate accepts.
 func EdgePolicy() *rapid.Generator[network.Policy] {
 	return rapid.Custom(func(t *rapid.T) network.Policy {
-		p := network.Policy{Only: rapid.Bool().Draw(t, "only"), Deny: rapid.SliceOfN(EdgeRule(), 0,
-			2).Draw(t, "deny")}
+		p := network.Policy{Only: rapid.Bool().Draw(t, "only"),
+			Deny: rapid.SliceOfN(EdgeRule(), 0, 2).Draw(t, "deny")}
 		for _, r := range rapid.SliceOfN(EdgeRule(), 0, 4).Draw(t, "allow") {
 			if r.CheckAllow() == nil {
 				p.Allow = append(p.Allow, r)

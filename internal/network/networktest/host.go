@@ -89,8 +89,8 @@ func (h *Host) DialContext(ctx context.Context, network, address string) (net.Co
 		return nil, err
 	}
 	if handler == nil {
-		return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("connect",
-			syscall.ECONNREFUSED)}
+		return nil, &net.OpError{Op: "dial", Net: network,
+			Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
 	kind := syscall.SOCK_STREAM
 	if network == "udp" {

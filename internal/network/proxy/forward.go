@@ -65,9 +65,9 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 		MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
 		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string,
 			*tls.Conn) http.RoundTripper{}}
-	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1, ErrorLog: log.New(io.Discard,
-		"", 0),
-		Rewrite: f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
+	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1,
+		ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite:  f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
 	return f
 }
 

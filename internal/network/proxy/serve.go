@@ -160,7 +160,8 @@ func (c *closing) SetReadDeadline(t time.Time) error {
 // continues to read the guest's bytes for a while, because a reset would discard the answer.
 func (c *closing) tooMany() {
 	_, _ = io.WriteString(c.Conn,
-		"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+		"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: "+
+			"0\r\n\r\n")
 	_ = network.CloseWrite(c.Conn)
 	_ = c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 	_, _ = io.Copy(io.Discard, io.LimitReader(c.Conn, 4<<20))
