@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The texts are Firecracker's own, from affected hosts.
+// TestTurnedAway checks the errors for Firecracker's own texts, from affected hosts.
 func TestTurnedAway(t *testing.T) {
 	const acl = " Make sure the user launching the firecracker process is configured on the /dev/kvm file's ACL."
 	for text, want := range map[string]error{

@@ -63,7 +63,8 @@ func TestConformance(t *testing.T) {
 		}})
 }
 
-// Root's runsc changes the owner of its standard streams.
+// TestProofLeavesDevNull checks that a proof does not change /dev/null: root's runsc changes the
+// owner of its standard streams.
 func TestProofLeavesDevNull(t *testing.T) {
 	h := &statedir.Dir{Root: t.TempDir()}
 	turntest.Home(t) // finds runsc

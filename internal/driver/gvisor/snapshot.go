@@ -57,8 +57,8 @@ func (id identity) differs(other identity) string {
 		snapshots.Roots(id.Root, other.Root))
 }
 
-// The files of a checkpoint, as `runsc checkpoint --compression=none` names them: the kernel's
-// objects, the map of the memory, and the memory.
+// checkpointFiles are the files of a checkpoint, as `runsc checkpoint --compression=none` names
+// them: the kernel's objects, the map of the memory, and the memory.
 var checkpointFiles = []string{"checkpoint.img", "pages_meta.img", "pages.img"}
 
 const manifestFile = "sandbox.json"

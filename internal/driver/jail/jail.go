@@ -208,8 +208,8 @@ func kernelAtLeast(major, minor int) bool {
 	return a > major || a == major && b >= minor
 }
 
-// Bits of prctl(PR_SET_SECUREBITS) (capabilities(7)): root has no special rights, and this cannot
-// be undone.
+// lockedRoot contains bits of prctl(PR_SET_SECUREBITS) (capabilities(7)): root has no special
+// rights, and this cannot be undone.
 const lockedRoot = 1<<0 | 1<<1 | // SECBIT_NOROOT
 	1<<2 | 1<<3 | // SECBIT_NO_SETUID_FIXUP
 	1<<5 | // SECBIT_KEEP_CAPS_LOCKED

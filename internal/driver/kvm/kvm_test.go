@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The program's first instructions must run wherever KVM works, so that only the tested
-// instructions can be the reason for a refusal.
+// TestTry checks that the program's first instructions run wherever KVM works, so that only the
+// tested instructions can be the reason for a refusal.
 func TestTry(t *testing.T) {
 	began := time.Now()
 	err := Try("/dev/kvm")

@@ -168,8 +168,8 @@ func (m *monitor) do(ctx context.Context, cmds ...command) (json.RawMessage, err
 	return last, nil
 }
 
-// This capability keeps memory that is mapped from a file out of the state stream. The name is
-// QEMU's own; the capability exists, marked experimental, since 4.0.
+// ignoreShared enables the capability that keeps memory that is mapped from a file out of the state
+// stream. The name is QEMU's own; the capability exists, marked experimental, since 4.0.
 var ignoreShared = command{Execute: "migrate-set-capabilities", Arguments: map[string]any{
 	"capabilities": []map[string]any{{"capability": "x-ignore-shared", "state": true}},
 }}

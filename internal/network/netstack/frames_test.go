@@ -91,7 +91,7 @@ func (s *script) Read(b []byte) (int, error)  { return s.in.Read(b) }
 func (s *script) Write(b []byte) (int, error) { return len(b), nil }
 func (s *script) Close() error                { s.closed.Store(true); return nil }
 
-// Close never waits for a guest.
+// TestCloseWhileOpening checks that Close never waits for a guest.
 func TestCloseWhileOpening(t *testing.T) {
 	for i := range 60 {
 		host := networktest.NewHost(t)

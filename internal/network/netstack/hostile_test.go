@@ -240,7 +240,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-// The guest opens 1,024 connections, and then tries 50,000 times more.
+// TestTooManyConnections opens 1,024 connections, and then tries 50,000 times more.
 func TestTooManyConnections(t *testing.T) {
 	w := newWorld(t, Options{},
 		func(l *limits) { l.openRate, l.openBurst, l.connections = 1e6, 1e6, 256 })
@@ -375,7 +375,8 @@ func TestSpoofing(t *testing.T) {
 	}
 }
 
-// Packets that belong to no connection: they are refused and reported, and have no other effect.
+// TestOddPackets sends packets that belong to no connection: they are refused and reported, and
+// have no other effect.
 func TestOddPackets(t *testing.T) {
 	r := newRaw(t, Options{})
 	for what, c := range map[string]struct {
@@ -412,7 +413,8 @@ func TestOddPackets(t *testing.T) {
 	}
 }
 
-// Fragments that never become complete packets use a bounded amount of memory.
+// TestFragments checks that fragments that never become complete packets use a bounded amount of
+// memory.
 func TestFragments(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.host.Name("good.example", "198.51.100.1")

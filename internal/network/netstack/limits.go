@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Limits of a sandbox's network. They bound the host's memory, descriptors, ports and goroutines
+// The limits of a sandbox's network bound the host's memory, descriptors, ports and goroutines
 // whatever a guest does.
 type limits struct {
 	connections int // concurrent TCP connections, including those that are being opened or closed

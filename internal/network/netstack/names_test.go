@@ -384,7 +384,8 @@ func TestInterceptor(t *testing.T) {
 	}
 }
 
-// A guest that is silent for a while is checked when it sends.
+// TestLateGreetingIsLookedAt checks that a guest that is silent for a while is checked when it
+// sends.
 func TestLateGreetingIsLookedAt(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "bad.example")},
 		Interceptor: intercept(func(context.Context, net.Conn,

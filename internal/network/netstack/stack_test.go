@@ -28,7 +28,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
 
-// Close leaves nothing behind, whatever is in progress.
+// TestCloseLeavesNothing checks that Close leaves nothing behind, whatever is in progress.
 func TestCloseLeavesNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Run("busy", func(t *testing.T) {
@@ -145,7 +145,8 @@ func TestServeEnds(t *testing.T) {
 	}
 }
 
-// A machine that is paused and resumed has new frames, and keeps its connections.
+// TestServeAgain checks that a machine that is paused and resumed has new frames, and keeps its
+// connections.
 func TestServeAgain(t *testing.T) {
 	w := newWorld(t, Options{})
 	w.host.Listen("198.51.100.1:7", networktest.Echo)
@@ -303,7 +304,7 @@ func TestUDPUnderNameRules(t *testing.T) {
 	}
 }
 
-// The work of many guests at once, under the race detector.
+// TestManyAtOnce does the work of many guests at once, under the race detector.
 func TestManyAtOnce(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Deny: networktest.Rules(t, "198.51.100.66",
 		"no.example")}})

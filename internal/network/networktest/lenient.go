@@ -191,7 +191,7 @@ var Smuggling = []string{
 // GoodRequest is a request that every policy of these tests allows.
 const GoodRequest = "GET /good HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 
-// An answered is a request's host with the expected status.
+// An Answer is a request's host with the expected status.
 type Answer struct {
 	Host string
 	Want int
