@@ -141,7 +141,7 @@ type Sandbox interface {
 	Agent() io.ReadWriteCloser
 	// Scratch returns the serial number of the disk that stores the sandbox's writes.
 	Scratch() string
-	// Done is closed when the machine has ended, by itself or by Close.
+	// Done returns a channel that is closed when the machine has ended, by itself or by Close.
 	Done() <-chan struct{}
 	// Err returns why the machine ended: nil before Done and after Close.
 	Err() error

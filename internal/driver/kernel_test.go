@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// bzImage is a kernel whose payload no code here unpacks, and whose header names a release
+// bzImage returns a kernel whose payload no code here unpacks, and whose header names a release
 // (Documentation/arch/x86/boot.rst).
 func bzImage(release string) []byte {
 	b := make([]byte, 4096)

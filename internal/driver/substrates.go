@@ -233,7 +233,8 @@ func (o option) lacks(needs Needs) string {
 	case needs.Keep && !o.can.keep:
 		return o.name + " does not keep machines, which `snapshot: vm` requires"
 	case needs.Live && !o.can.live:
-		return o.name + " neither pauses nor clones running machines, which `lifetime: session` and forks require"
+		return o.name + " neither pauses nor clones running machines, which `lifetime: session` " +
+			"and forks require"
 	}
 	return ""
 }

@@ -21,9 +21,9 @@ func RulesOf(c config.Config) (turnstone.Digest, error) {
 	return turnstone.DigestBytes(b), err
 }
 
-// DocumentsPolicy is the limit of a document's own rules: public addresses, and the host's grants.
-// A rule with a name cannot be compared with addresses, because the DNS decides where the name
-// leads.
+// DocumentsPolicy returns the limit of a document's own rules: public addresses, and the host's
+// grants. A rule with a name cannot be compared with addresses, because the DNS decides where the
+// name leads.
 func DocumentsPolicy(c config.Config) (network.Policy, error) {
 	p, err := (&network.Spec{Allow: append(slices.Clone(c.Network.Allow),
 		c.Documents.Allow...)}).Policy()
@@ -58,7 +58,8 @@ func (h Host) Judging(asked network.Spec) (network.Policy, error) {
 	return policy, policy.Validate()
 }
 
-// policy is the host's own policy: the limit of every sandbox's network, whatever a turn requests.
+// policy returns the host's own policy: the limit of every sandbox's network, whatever a turn
+// requests.
 func (h Host) policy() (network.Policy, error) {
 	p, err := (&network.Spec{Allow: h.Allow, Deny: h.Deny, Only: len(h.Allow) > 0}).Policy()
 	p.Whose = "the host's policy"

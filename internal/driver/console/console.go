@@ -54,10 +54,11 @@ func Running() *Watch {
 	return w
 }
 
-// Ready is closed when the agent has reported that it is ready.
+// Ready returns a channel that is closed when the agent has reported that it is ready.
 func (w *Watch) Ready() <-chan struct{} { return w.ready }
 
-// Failed is closed when the guest has reported that the agent will never be ready.
+// Failed returns a channel that is closed when the guest has reported that the agent will never be
+// ready.
 func (w *Watch) Failed() <-chan struct{} { return w.failed }
 
 // A GaveUp is the error of a guest whose kernel or agent has reported that the agent will never be

@@ -35,8 +35,8 @@ const guestCID = 3
 // maxCPUs is the API's maximum.
 const maxCPUs = 32
 
-// driveNames are the names of a machine's disks in order, which is the order of the guest's vda,
-// vdb and so on. Firecracker derives a disk's serial number from its file's inode, so
+// driveNames returns the names of a machine's disks in order, which is the order of the guest's
+// vda, vdb and so on. Firecracker derives a disk's serial number from its file's inode, so
 // turnstone.disks tells the agent the names.
 func driveNames() []string {
 	names := []string{rootName, scratchName}

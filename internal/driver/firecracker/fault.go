@@ -12,7 +12,8 @@ import (
 // kvmFault matches Firecracker's messages when KVM turns it away during the creation of a machine
 // (src/vmm/src/vstate/{kvm,vm,vcpu}.rs in its repository).
 var kvmFault = lazyregexp.New(
-	`(?:Error creating KVM object|Failed to create VM|Failed to create vcpu|Error creating vcpu)\b.{0,80}?\(os error (\d{1,3})\)`)
+	`(?:Error creating KVM object|Failed to create VM|Failed to create vcpu|` +
+		`Error creating vcpu)\b.{0,80}?\(os error (\d{1,3})\)`)
 
 // turnedAway returns an error of kind Unavailable if refused says that KVM, which has worked
 // before, turns this machine away; nil otherwise.

@@ -66,7 +66,7 @@ func (m *machine) withID() []string {
 	return append([]string{"--id", instanceID(m.ID())}, arguments()...)
 }
 
-// environment is Firecracker's environment.
+// environment returns Firecracker's environment.
 func environment() []string { return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"} }
 
 // instanceID returns the sandbox's ID in characters that Firecracker accepts.

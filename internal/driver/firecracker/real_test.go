@@ -255,7 +255,7 @@ func initramfs(t testing.TB, program []byte) string {
 	return path
 }
 
-// endless is a program that loops forever: an ELF header, one segment, `jmp .`.
+// endless returns a program that loops forever: an ELF header, one segment, `jmp .`.
 func endless() []byte {
 	const base = 0x400000
 	var b bytes.Buffer

@@ -173,8 +173,8 @@ func largestFile(shape turnstone.Shape) uint64 {
 	return uint64(max(mebibytes(shape.Memory)<<20, int64(shape.Disk), substrate.SlotSize))
 }
 
-// shown are the host's paths that a Firecracker sees: none, or libraries if it is not static, as
-// releases are.
+// shown returns the host's paths that a Firecracker sees: none, or libraries if it is not static,
+// as releases are.
 func shown(binary string) []string {
 	f, err := elf.Open(binary)
 	if err != nil {

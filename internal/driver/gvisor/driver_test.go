@@ -227,7 +227,7 @@ func descendants(pid int) []int {
 	return all
 }
 
-// machineJSON is m in a form that another process can read.
+// machineJSON returns m in a form that another process can read.
 func machineJSON(t *testing.T, m substrate.Machine) (spec, agentFile string) {
 	t.Helper()
 	agent, err := m.Agent()

@@ -88,7 +88,8 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	return s, nil
 }
 
-const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, or name it in TURN_RUNSC"
+const buildHint = "`make build` makes bin/runsc; put it beside turn, in PATH, " +
+	"or name it in TURN_RUNSC"
 
 // findRunsc returns the path of runsc, without symbolic links.
 func findRunsc(named string) (string, error) {

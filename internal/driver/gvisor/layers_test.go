@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
-// exit42 is a program for x86-64 Linux of less than 200 bytes, which is so small that its data
+// exit42 returns a program for x86-64 Linux of less than 200 bytes, which is so small that its data
 // follows its inode.
 func exit42() []byte {
 	code := []byte{0xb8, 60, 0, 0, 0, 0xbf, 42, 0, 0, 0, 0x0f, 0x05} // exit(42)

@@ -13,7 +13,7 @@ import (
 // initPath is the agent's path in the container's root.
 const initPath = "/init"
 
-// rootDirs are the folders of the container's root: mount points for mounts before the agent's
+// rootDirs returns the folders of the container's root: mount points for mounts before the agent's
 // start, and for the agent's own mounts.
 func rootDirs() []string {
 	dirs := []string{"/dev", "/home", "/layer", "/lower", "/merged", "/proc", "/run", "/scratch",

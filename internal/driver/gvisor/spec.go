@@ -98,9 +98,9 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 	})
 }
 
-// flags are the flags of every runsc of a sandbox, in the sandbox's folder. The sandbox does not
-// reach the host's network, and of its file system only the open images; the sandbox's process has
-// no rights: it is nobody in a user namespace and in an empty root. allow-suid concerns users
+// flags returns the flags of every runsc of a sandbox, in the sandbox's folder. The sandbox does
+// not reach the host's network, and of its file system only the open images; the sandbox's process
+// has no rights: it is nobody in a user namespace and in an empty root. allow-suid concerns users
 // inside the sandbox.
 func flags(rootless bool) []string {
 	f := []string{

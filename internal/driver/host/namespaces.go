@@ -11,7 +11,7 @@ import (
 // values for forbidding and allowing.
 type setting struct{ file, off, on string }
 
-// settings are Debian's, Ubuntu's, and the kernel's own.
+// settings returns Debian's, Ubuntu's, and the kernel's own.
 func settings() []setting {
 	return []setting{
 		{"kernel/unprivileged_userns_clone", "0", "1"},

@@ -33,8 +33,8 @@ type Jail struct {
 	// kernel can create them, root's program gets its own nodes instead (see OwnsDevices): the
 	// program may open what the caller may open.
 	Devices []string
-	// Places are files and folders that the program finds under their own names. A folder comes
-	// before the places in it. Places need namespaces.
+	// Places are files and folders that the program finds under other names than on the host. A
+	// folder comes before the places in it. Places need namespaces.
 	Places []Place
 	// Dir is the folder that the program starts in; empty: /.
 	Dir string
@@ -59,9 +59,9 @@ type Program struct {
 	Files []*os.File // from descriptor 3 on; nil is a closed descriptor
 }
 
-// flags returns the flags that create the namespaces.
-const flags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS |
-	unix.CLONE_NEWCGROUP
+// flags are the flags that create the namespaces.
+const flags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
+	unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
 // OwnFiles is the folder where the program sees its own descriptors as files until Seal.
 const OwnFiles = "/proc/self/fd"

@@ -187,13 +187,14 @@ func MayOpen(device string) error {
 	return f.Close()
 }
 
-// Patience is how long a guest may take to start under KVM. A start takes a second, and up to ten
-// seconds of processor time if the host emulates kernels. Ordinary kernels print nothing meanwhile.
+// Patience returns how long a guest may take to start under KVM. A start takes a second, and up to
+// ten seconds of processor time if the host emulates kernels. Ordinary kernels print nothing
+// meanwhile.
 func Patience() console.Patience {
 	return console.Patience{Idle: 15 * time.Second, Work: 30 * time.Second, Limit: 3 * time.Minute}
 }
 
-// Proving is Patience for a guest that has limit to prove that KVM works.
+// Proving returns Patience for a guest that has limit to prove that KVM works.
 func Proving(limit time.Duration) console.Patience {
 	p := Patience()
 	p.Work, p.Limit = min(p.Work, limit), 3*limit // a busy host gives the guest a third of its time

@@ -78,10 +78,12 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 		"-name", "turnstone", "-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-machine", machineType +
-			",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off,i8042=off",
+			",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off," +
+			"i8042=off",
 		"-accel", accelArgument(e.accel), "-cpu", e.model(),
 		"-smp", fmt.Sprint(shape.CPUs), "-m", fmt.Sprintf("%dK", int64(shape.Memory)>>10),
-		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s",
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,"+
+			"mem-path=/proc/self/fd/%d,share=%s",
 			int64(shape.Memory), fdRAM, share),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fdQMP), "-mon", "chardev=qmp,mode=control",
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole),

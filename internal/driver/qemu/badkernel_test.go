@@ -17,7 +17,7 @@ import (
 
 const look = "turn doctor --kernel /a/vmlinux"
 
-// badMachine is a machine with a user's kernel that consists of code and text.
+// badMachine returns a machine with a user's kernel that consists of code and text.
 func badMachine(t *testing.T, code []byte, text string) substrate.Machine {
 	t.Helper()
 	dir := t.TempDir()

@@ -109,7 +109,7 @@ func (s *Substrate) tryWall(ctx context.Context, w wall) error {
 	return nil
 }
 
-// shown are the host's paths that a QEMU can see: libraries and firmware, read-only.
+// shown returns the host's paths that a QEMU can see: libraries and firmware, read-only.
 func shown(binary string) []string {
 	at := []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"}
 	prefixes := []string{"/usr"}

@@ -21,7 +21,7 @@ import (
 	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
-// intended returns the expected open files of a machine's QEMU: its sockets, its files, and its
+// intended matches the expected open files of a machine's QEMU: its sockets, its files, and its
 // own.
 var intended = regexp.MustCompile(
 	`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)

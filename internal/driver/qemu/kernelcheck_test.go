@@ -23,8 +23,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// tinyKernel is an ELF file that starts by PVH, in 32-bit protected mode, at code. The text follows
-// the code; its address is in ESI.
+// tinyKernel returns an ELF file that starts by PVH, in 32-bit protected mode, at code. The text
+// follows the code; its address is in ESI.
 func tinyKernel(code []byte, text string) []byte {
 	const (
 		headers  = 64 + 2*56
@@ -105,7 +105,7 @@ func TestKernelCheckReplacesTheCPU(t *testing.T) {
 	}
 }
 
-// oversized is a kernel that QEMU itself rejects.
+// oversized returns a kernel that QEMU itself rejects.
 func oversized() []byte {
 	b := tinyKernel(halt, "")
 	binary.LittleEndian.PutUint64(b[64+40:], 3<<30) // p_memsz

@@ -12,8 +12,8 @@ import (
 // kvmFault matches QEMU's messages when KVM turns away: when QEMU opens KVM, and while a guest
 // runs, after which QEMU hangs (accel/kvm/kvm-all.c).
 var kvmFault = lazyregexp.New(
-	`(Could not access KVM kernel module: |failed to initialize kvm: |kvm run failed |KVM internal error\. |` +
-		`KVM: entry failed, |kvm_init_vcpu: )[^\r\n]{0,200}`)
+	`(Could not access KVM kernel module: |failed to initialize kvm: |kvm run failed |` +
+		`KVM internal error\. |KVM: entry failed, |kvm_init_vcpu: )[^\r\n]{0,200}`)
 
 // stuck matches the messages for a guest that KVM cannot continue, possibly because of its kernel.
 var stuck = lazyregexp.New(`^(KVM internal error\. |KVM: entry failed, )`)

@@ -262,8 +262,8 @@ func (m *machine) wait(ctx context.Context, p console.Patience) error {
 	return m.Wait(ctx, "qemu.boot", p, func() (console.Load, error) { return host.Load(m.PID()) })
 }
 
-// patience is how long a guest may take to start: under TCG up to three seconds. A busy host has
-// other bounds than an idle host.
+// patience returns how long a guest may take to start: under TCG up to three seconds. A busy host
+// has other bounds than an idle host.
 func (a accel) patience() console.Patience {
 	if a == accelKVM {
 		return kvm.Patience()

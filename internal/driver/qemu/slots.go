@@ -17,9 +17,9 @@ type disks struct {
 // slotDevice has one queue: a layer is mostly read from the guest's page cache.
 const slotDevice = "virtio-blk-pci,disable-legacy=on,num-queues=1"
 
-// slots are the disks that are empty when a machine boots, so that a restored machine can be given
-// images: for the guest the disks have always existed. The guest opens a disk only on request, and
-// an empty disk has no file on the host.
+// slots returns the disks that are empty when a machine boots, so that a restored machine can be
+// given images: for the guest the disks have always existed. The guest opens a disk only on
+// request, and an empty disk has no file on the host.
 func slots(in disks) []string {
 	var args []string
 	for i := range substrate.MaxLayers {

@@ -58,7 +58,8 @@ func (s *Stack) handleICMP(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 
 // reject answers pkt with an ICMP error; the stack bounds their rate.
 func (s *Stack) reject(pkt *stack.PacketBuffer, with stack.RejectIPv4WithICMPType) {
-	if h, ok := s.net.NetworkProtocolInstance(ipv4.ProtocolNumber).(stack.RejectIPv4WithHandler); ok {
+	ip := s.net.NetworkProtocolInstance(ipv4.ProtocolNumber)
+	if h, ok := ip.(stack.RejectIPv4WithHandler); ok {
 		_ = h.SendRejectionError(pkt, with, false)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/network/recording"
 )
 
-// wideHead is the largest accepted header of many fields, without its end.
+// wideHead returns the largest accepted header of many fields, without its end.
 func wideHead(size int) string {
 	var b strings.Builder
 	for i := range maxFields - 10 {

@@ -103,7 +103,7 @@ func (p *proxied) connect(s site) net.Conn {
 	return c
 }
 
-// client is an HTTP client of the sites through the proxy. ca is the authority that it trusts.
+// client returns an HTTP client of the sites through the proxy. ca is the authority that it trusts.
 func (p *proxied) client(ca *CA) *http.Client {
 	roots := x509.NewCertPool()
 	if ca != nil {

@@ -110,7 +110,8 @@ func (c *connection) replayTLS(ctx context.Context, guest *eagerConn) {
 	if c.p.opts.CA == nil {
 		if s := c.p.opts.Player.Next(c.name, c.to, false); s != nil {
 			if s.Failed == "" {
-				c.refused("recorded encrypted, which cannot be replayed: record with intercept: true")
+				c.refused("recorded encrypted, which cannot be replayed: " +
+					"record with intercept: true")
 			}
 			return
 		}

@@ -177,7 +177,8 @@ func (v *vmm) load(body []byte) error {
 		return err
 	}
 	if v.configured || v.state != notStarted {
-		return says("Load snapshot error: Loading a microVM snapshot not allowed after configuring boot-specific resources.")
+		return says("Load snapshot error: Loading a microVM snapshot not allowed after " +
+			"configuring boot-specific resources.")
 	}
 	b, err := os.ReadFile(p.State)
 	if err != nil {

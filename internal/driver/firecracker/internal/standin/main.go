@@ -82,7 +82,7 @@ func validID(id string) bool {
 	return strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
 }
 
-// says is an error in Firecracker's words, or similar words.
+// says returns an error in Firecracker's words, or similar words.
 func says(format string, args ...any) error { return fault(fmt.Sprintf(format, args...)) }
 
 type fault string
