@@ -1,10 +1,10 @@
-// Package agent is the program inside a sandbox. It starts processes, keeps the
-// shell session and answers the commands of package wire. Package files works on
-// files for it, and package machine brings up the guest around it.
+// Package agent is the program inside a sandbox. It starts processes, keeps the shell session and
+// answers the commands of package wire. Package files works on files for it, and package machine
+// brings up the guest around it.
 //
-// It trusts its clients with the sandbox, but not with one another: what one of
-// them sends, or does not read, must not keep others from working. It does not
-// trust what runs beside it: what steps leave behind is read with bounds.
+// The agent trusts its clients with the sandbox, but not with one another: a client's input, or its
+// refusal to read, must not block other clients. The agent does not trust the processes beside it:
+// it reads files that steps leave behind only within bounds.
 package agent
 
 import (
@@ -24,28 +24,32 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Options say what an agent works with. The zero value serves in the process's
-// own root, without control groups: processes are signalled by session.
+// Options configure an agent. The zero value serves in the process's own root, without control
+// groups: processes are signaled by session.
 type Options struct {
 	RunDir string // for scripts and captures, as processes see it; default "/run/turn"
-	Chroot string // what processes are started in; default: the agent's own root
+	Chroot string // the root of processes; default: the agent's own root
 	Cwd    string // the session's first working directory; default "/workspace"
 	Env    []string
 	Keep   int64 // bytes kept of each output of a process; default 1 MiB
-	// Tracing, if set, records the commands of steps. It stays the caller's.
+	// Tracing, if set, records the commands of steps. The caller keeps ownership.
 	Tracing *Tracing
 
-	FDs       string                                                                   // where the agent's open files are; default "/proc/self/fd/"
-	Groups    *process.Groups                                                          // nil: none
-	Reap      process.Reaper                                                           // nil: one wait per process
-	Space     *process.Space                                                           // nil: processes see the agent
-	Configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) // nil: Sandbox.configure is refused
-	Disks     *Disks                                                                   // nil: State.freeze is refused
-	Card      Card                                                                     // nil: Sandbox.network is refused
-	Renew     func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)         // nil: Sandbox.suspend and Sandbox.renew are refused
+	FDs    string          // the directory of the agent's open files; default "/proc/self/fd/"
+	Groups *process.Groups // nil: none
+	Reap   process.Reaper  // nil: a separate wait for each process
+	Space  *process.Space  // nil: processes see the agent
+	// nil: Sandbox.configure is rejected
+	Configure func(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error)
+	// nil: State.freeze is rejected
+	Disks *Disks
+	// nil: Sandbox.network is rejected
+	Card Card
+	// nil: Sandbox.suspend and Sandbox.renew are rejected
+	Renew func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)
 }
 
-// DefaultEnv is the environment that every process starts from.
+// DefaultEnv is the initial environment of every process.
 func DefaultEnv() []string {
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -53,7 +57,7 @@ func DefaultEnv() []string {
 	}
 }
 
-// procFDs is where a process finds its open files, as paths.
+// procFDs is the directory in which a process finds its open files as paths.
 const procFDs = "/proc/self/fd/"
 
 // maxConns bounds the connections of one agent.
@@ -68,21 +72,21 @@ type Agent struct {
 	shell       *shell
 	files       *files.Files
 	journal     *journal
-	configuring atomic.Bool // Sandbox.configure is being carried out, or was
+	configuring atomic.Bool // Sandbox.configure runs, or has succeeded
 	configured  atomic.Bool
 	freezing    sync.Mutex
 	frozen      atomic.Bool // between State.freeze and State.thaw
 	renewing    sync.Mutex
 	suspended   atomic.Bool               // between Sandbox.suspend and Sandbox.renew
 	held        atomic.Bool               // between State.export with hold and Sandbox.renew
-	port        atomic.Pointer[wire.Port] // that Serve serves; nil before
+	port        atomic.Pointer[wire.Port] // the port of Serve; nil before
 
 	mu      sync.Mutex
 	clients map[*wire.Conn]*client
 	wg      sync.WaitGroup
 }
 
-// New returns an agent. Close it when it has served.
+// New returns an agent. Close it after serving.
 func New(opt Options) (*Agent, error) {
 	if opt.RunDir == "" {
 		opt.RunDir = "/run/turn"
@@ -115,7 +119,7 @@ func New(opt Options) (*Agent, error) {
 	return a, nil
 }
 
-// dispatch says who answers which command.
+// dispatch maps each command to its handler.
 func (a *Agent) dispatch() *wire.Dispatcher {
 	d := wire.NewDispatcher()
 	wire.RegisterSandbox(d, &sandbox{a})
@@ -129,7 +133,7 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 	return d
 }
 
-// gate refuses what may not come before Sandbox.configure.
+// gate rejects commands that must not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
 	if a.suspended.Load() && method != wire.MethodSandboxRenew {
 		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox", "it is suspended").
@@ -150,8 +154,8 @@ func (a *Agent) gate(method string) error {
 		WithHint("call Sandbox.configure first")
 }
 
-// Serve answers the connections that come over the links on port, one after
-// another, until the last ends, then closes it. The error is nil when the host closed it in good order.
+// Serve answers the connections that come over the links on port, one after another, until the last
+// link ends, then closes the port. The error is nil if the host closed the port in good order.
 func (a *Agent) Serve(ctx context.Context, port io.ReadWriteCloser) error {
 	p := wire.NewPort(port, false)
 	for {
@@ -166,8 +170,8 @@ func (a *Agent) Serve(ctx context.Context, port io.ReadWriteCloser) error {
 	}
 }
 
-// serveLink answers the connections of one link. Another follows when the host
-// ended it to take a snapshot.
+// serveLink answers the connections of one link. Another link follows if the host ended this link
+// to take a snapshot.
 func (a *Agent) serveLink(ctx context.Context, p *wire.Port, link *wire.Link) (again bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 	a.port.Store(p)
@@ -191,8 +195,8 @@ func (a *Agent) serveLink(ctx context.Context, p *wire.Port, link *wire.Link) (a
 	}
 }
 
-// hungUp says that the host closed the port: how that shows depends on the kind
-// of port, and on whether something was being written.
+// hungUp reports whether the host closed the port. The error depends on the kind of port, and on
+// whether a write was in progress.
 func hungUp(err error) bool {
 	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
 		if errors.Is(err, end) {
@@ -202,8 +206,8 @@ func hungUp(err error) bool {
 	return false
 }
 
-// ServeConn answers the commands of one connection, in the background until it
-// ends. It is nil when there are too many; the stream is then the caller's to close.
+// ServeConn answers the commands of one connection, in the background until the connection ends. It
+// returns nil if there are too many connections; the caller then closes the stream.
 func (a *Agent) ServeConn(stream io.ReadWriteCloser) *wire.Conn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,9 +228,9 @@ func (a *Agent) ServeConn(stream io.ReadWriteCloser) *wire.Conn {
 	return c
 }
 
-// client returns what the agent keeps for a connection. A command may come before
-// ServeConn has noted it, and then waits for that; one that comes when it has ended
-// gets one that is closed.
+// client returns the agent's state for a connection. A command may arrive before ServeConn has
+// registered its connection, and then waits for the registration; a command that arrives after the
+// connection's end gets a closed client.
 func (a *Agent) client(c *wire.Conn) *client {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -248,8 +252,8 @@ func (a *Agent) hangUp() {
 	a.wg.Wait()
 }
 
-// Close ends all connections, kills every process that the agent started, and
-// waits until nothing of them is left.
+// Close ends all connections, kills every process that the agent started, and waits until none is
+// left.
 func (a *Agent) Close() error {
 	a.hangUp()
 	err := a.procs.Close()
@@ -258,7 +262,7 @@ func (a *Agent) Close() error {
 	return err
 }
 
-// path returns the agent's own name for a path of the processes' root.
+// path returns the agent's own name for a path in the processes' root.
 func (a *Agent) path(p string) string {
 	if a.opt.Chroot == "" {
 		return p
@@ -266,7 +270,7 @@ func (a *Agent) path(p string) string {
 	return a.opt.Chroot + "/" + p
 }
 
-// procFD is the kernel's name for an open file.
+// procFD returns the kernel's name for an open file.
 func (a *Agent) procFD(fd int) string { return a.opt.FDs + strconv.Itoa(fd) }
 
 func Invalid(op turnstone.Op, subject, msg string) error {

@@ -12,10 +12,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// maxAttached bounds the processes that one connection takes output of at a time.
+// maxAttached bounds the processes from which one connection takes output at a time.
 const maxAttached = 256
 
-// A client is what the agent keeps for one connection.
+// A client is the agent's state for one connection.
 type client struct {
 	a *Agent
 	c *wire.Conn
@@ -23,7 +23,7 @@ type client struct {
 	mu       sync.Mutex
 	closed   bool
 	attached map[*process.Process]*attachment
-	changing map[*process.Process]struct{} // is being attached to
+	changing map[*process.Process]struct{} // an attachment is in progress
 	kills    []*process.Process            // end with the connection
 	watches  files.Watches
 }
@@ -33,7 +33,7 @@ func newClient(a *Agent, c *wire.Conn) *client {
 		changing: make(map[*process.Process]struct{})}
 }
 
-// close ends what ends with the connection.
+// close ends the processes that end with the connection.
 func (cl *client) close() {
 	cl.mu.Lock()
 	cl.closed = true
@@ -41,7 +41,7 @@ func (cl *client) close() {
 	cl.kills = nil
 	cl.mu.Unlock()
 	if cl.a.suspended.Load() {
-		kills = nil // that the connection ends is not its client's doing
+		kills = nil // the host ended the connection for a snapshot, not the client
 	}
 	for _, p := range kills {
 		_ = p.Signal(syscall.SIGKILL) // if it has not ended
@@ -66,7 +66,7 @@ func (cl *client) killWith(p *process.Process) {
 	}
 }
 
-// An attachment brings a process's output, and then its end, to a connection.
+// An attachment sends a process's output, and then its end, to a connection.
 type attachment struct {
 	cl     *client
 	p      *process.Process
@@ -79,15 +79,15 @@ type attachment struct {
 	ended  chan struct{} // closed when nothing more is sent
 }
 
-// wanted is what a client wants of one output.
+// wanted is a client's request for one output.
 type wanted struct {
 	from   int64
 	stream wire.StreamID // 0: events
 	window int64
 }
 
-// attachAgain attaches the connection to a process, in the place of the attachment
-// that it may have.
+// attachAgain attaches the connection to a process, and replaces the connection's previous
+// attachment to it.
 func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
 	cl.mu.Lock()
@@ -111,14 +111,14 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 	if old := cl.detach(ctx, p); old != nil {
 		st, owner = old.step, old.owner
 	}
-	if ctx.Err() != nil { // what was attached may still be at work
+	if ctx.Err() != nil { // the previous attachment may still be sending
 		return nil, turnstone.NewError(op, turnstone.KindCanceled, p.ID, context.Cause(ctx))
 	}
 	return cl.attach(p, st, owner, want)
 }
 
-// attach attaches the connection to a process that it is not attached to. Nothing
-// is sent before begin.
+// attach attaches the connection to a process that it is not attached to. Nothing is sent before
+// begin.
 func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
 	at := &attachment{cl: cl, p: p, step: st, owner: owner, ended: make(chan struct{})}
@@ -147,7 +147,7 @@ func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wante
 	return at, nil
 }
 
-// drop gives up an attachment that was never begun.
+// drop releases an attachment that was never begun.
 func (at *attachment) drop() {
 	at.cancel()
 	for _, d := range at.outs {
@@ -158,8 +158,8 @@ func (at *attachment) drop() {
 	at.leave()
 }
 
-// leave says that the process's output is not needed any more. It comes before the
-// client learns of the end, so that it may have the process forgotten then.
+// leave reports that the process's output is no longer needed. It is called before the client
+// learns of the end, so that the client may release the process then.
 func (at *attachment) leave() { at.left.Do(at.p.Detach) }
 
 // begin starts sending.
@@ -202,8 +202,8 @@ func (at *attachment) end() {
 	close(at.ended)
 }
 
-// detach ends the connection's attachment to a process and returns it when nothing
-// more is sent for it, or when ctx has ended. It is nil when there was none.
+// detach ends the connection's attachment to a process. It returns the attachment when nothing more
+// is sent for it, or when ctx has ended; nil if there was none.
 func (cl *client) detach(ctx context.Context, p *process.Process) *attachment {
 	cl.mu.Lock()
 	at := cl.attached[p]
@@ -222,20 +222,20 @@ func (cl *client) detach(ctx context.Context, p *process.Process) *attachment {
 	return at
 }
 
-// A delivery brings one output to a connection: as a stream, or as events.
+// A delivery sends one output to a connection: as a stream, or as events.
 type delivery struct {
 	at     *attachment
 	name   wire.ProcessStream
 	reader *process.Reader // nil: there is no such output
 	sender *wire.Sender    // nil: events
-	from   int64           // what the client wanted
-	offset int64           // where it begins
+	from   int64           // the client's request
+	offset int64           // the actual start
 	window int64
 
 	mu    sync.Mutex
 	sent  int64
 	acked int64
-	wake  chan struct{} // holds one word: acked has changed
+	wake  chan struct{} // holds one signal: acked has changed
 }
 
 func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
@@ -264,7 +264,7 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 	return d, nil
 }
 
-// close lets go of a delivery that was not run.
+// close releases a delivery that was not run.
 func (d *delivery) close(why error) {
 	if d.reader != nil {
 		d.reader.Close()
@@ -281,8 +281,8 @@ func (d *delivery) abort() {
 	}
 }
 
-// run sends until the output's end. A part that falls out before it was sent is
-// told as lost; a stream, which cannot have gaps, is then reset.
+// run sends until the output's end. It reports as lost a part that was dropped before it was sent;
+// a stream, which cannot have gaps, is then reset.
 func (d *delivery) run() {
 	ctx, c := d.at.ctx, d.at.cl.c
 	if d.reader != nil {
@@ -338,8 +338,8 @@ func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset i
 	return c.EmitProcessOutput(ctx, &wire.ProcessOutputEvent{ProcessID: d.at.p.ID, Stream: d.name, Offset: offset, Data: data})
 }
 
-// room waits until the window allows another event, and returns how large it may
-// be; 0 when ctx has ended.
+// room waits until the window allows another event, and returns that event's maximum size; 0 when
+// ctx has ended.
 func (d *delivery) room(ctx context.Context) int {
 	if d.window <= 0 || d.sender != nil {
 		return wire.MaxChunk
@@ -359,7 +359,7 @@ func (d *delivery) room(ctx context.Context) int {
 	}
 }
 
-// acknowledge notes up to where the client has worked events off.
+// acknowledge records the offset up to which the client has processed events.
 func (d *delivery) acknowledge(offset int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone/internal/guest/files"
 )
 
-// A capture is what a step's shell left for the next.
+// A capture is the state that a step's shell left for the next step.
 type capture struct {
 	cwd  string
 	vars []string // NAME=VALUE
@@ -16,8 +16,8 @@ type capture struct {
 
 var errCapture = errors.New("malformed capture")
 
-// parseBash reads what capture.bash writes: the working directory and a newline,
-// the output of "export -p", and that of "export -fp"; a NUL ends each.
+// parseBash reads the output of capture.bash: the working directory and a newline, the output of
+// "export -p", and that of "export -fp"; a NUL ends each.
 func parseBash(data []byte) (capture, error) {
 	parts := bytes.Split(data, []byte{0})
 	if len(parts) != 4 || len(parts[3]) != 0 {
@@ -35,8 +35,8 @@ func parseBash(data []byte) (capture, error) {
 	return c, nil
 }
 
-// parseSh reads what capture.sh writes: the working directory and a newline, and
-// NAME=VALUE for each variable; a NUL ends each.
+// parseSh reads the output of capture.sh: the working directory and a newline, and NAME=VALUE for
+// each variable; a NUL ends each.
 func parseSh(data []byte) (capture, error) {
 	cwd, rest, ok := bytes.Cut(data, []byte{0})
 	if !ok {
@@ -50,7 +50,7 @@ func parseSh(data []byte) (capture, error) {
 	for len(rest) > 0 {
 		var entry []byte
 		if entry, rest, ok = bytes.Cut(rest, []byte{0}); !ok {
-			return capture{}, errCapture // cut off
+			return capture{}, errCapture // truncated
 		}
 		if name, _, ok := strings.Cut(string(entry), "="); ok && carries(name) {
 			c.vars = append(c.vars, string(entry))
@@ -73,7 +73,7 @@ func parseCwd(line []byte) (string, error) {
 //	declare -ix NAME=$'VALUE'
 //	declare -x NAME
 //
-// of which the last, and arrays, are no part of an environment.
+// The last form, and arrays, are not part of an environment.
 func parseExports(text string) ([]string, error) {
 	vars := make([]string, 0, 32)
 	for text != "" {
@@ -106,8 +106,8 @@ func parseExports(text string) ([]string, error) {
 	return vars, nil
 }
 
-// unquote reads one value as bash prints it for reuse, to the end of its line:
-// text in double quotes, or in $'…' (bash's sh_double_quote and ansic_quote).
+// unquote reads one value as bash prints it for reuse, to the end of its line: text in double
+// quotes, or in $'…' (bash's sh_double_quote and ansic_quote).
 func unquote(s string) (value, after string, err error) {
 	var b strings.Builder
 	for i := 0; i < len(s); {
@@ -129,8 +129,8 @@ func unquote(s string) (value, after string, err error) {
 	return "", "", errCapture
 }
 
-// unquoteDouble reads from after the opening quote and returns where the text
-// after the closing one is.
+// unquoteDouble reads from the byte after the opening quote, and returns the position of the text
+// after the closing quote.
 func unquoteDouble(b *strings.Builder, s string, i int) (int, error) {
 	for ; i < len(s); i++ {
 		switch s[i] {
@@ -146,7 +146,7 @@ func unquoteDouble(b *strings.Builder, s string, i int) (int, error) {
 	return 0, errCapture
 }
 
-// ansiEscapes are those that bash writes besides octal ones.
+// ansiEscapes are the escapes that bash writes besides octal escapes.
 const ansiEscapes = "a\ab\bE\x1bf\fn\nr\rt\tv\v\\\\''\"\"??"
 
 func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
@@ -189,8 +189,8 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 	return 0, errCapture
 }
 
-// parseFunctions reads the output of bash's "export -fp": for each function its
-// definition, from a line "name () ", and a line "declare -fx name".
+// parseFunctions reads the output of bash's "export -fp": for each function its definition, from a
+// line "name () ", and a line "declare -fx name".
 func parseFunctions(text string) []string {
 	var funs []string
 	for text != "" {
@@ -208,8 +208,8 @@ func parseFunctions(text string) []string {
 	return funs
 }
 
-// carries says whether a variable is carried to the next step: its name must be a
-// shell's (POSIX.1-2017, 3.235), and not one that each shell sets for itself.
+// carries reports whether a variable is carried to the next step: its name must be a valid shell
+// name (POSIX.1-2017, 3.235), and not a name that each shell sets for itself.
 func carries(name string) bool {
 	for i, c := range []byte(name) {
 		digit := c >= '0' && c <= '9'

@@ -65,7 +65,8 @@ func speak(t *testing.T, client *wire.Client) {
 	for {
 		f := read(t, frames)
 		switch {
-		case len(f) >= 42 && binary.BigEndian.Uint16(f[12:]) == 0x0806 && bytes.Equal(f[38:42], []byte{10, 0, 2, 2}): // who is the gateway? (RFC 826)
+		case len(f) >= 42 && binary.BigEndian.Uint16(f[12:]) == 0x0806 && bytes.Equal(f[38:42], []byte{10, 0, 2, 2}):
+			// who is the gateway? (RFC 826)
 			if !bytes.Equal(f[6:12], guestMAC) {
 				t.Fatalf("the card's address is %x", f[6:12])
 			}

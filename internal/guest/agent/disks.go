@@ -17,14 +17,14 @@ import (
 type Disks struct {
 	GVisor bool   // the kernel cannot freeze them
 	Open   string // as Options.fds
-	Upper  string // which directory of the scratch disk is the overlay's upper one
-	fds    []int  // each a directory of one, the scratch disk's first
+	Upper  string // the scratch disk's directory that is the overlay's upper directory
+	fds    []int  // a directory of each, the scratch disk's first
 
 	mu     sync.Mutex
-	frozen int // how many of fds are
+	frozen int // number of frozen fds
 }
 
-// Add takes the file system that is mounted at dir.
+// Add adds the file system that is mounted at dir.
 func (d *Disks) Add(dir string) error {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -33,9 +33,9 @@ func (d *Disks) Add(dir string) error {
 	return err
 }
 
-// freeze writes all of them out and lets no further write begin (ioctl_fsfreeze).
-// Where the kernel cannot, it ends whatever could write: what a step started, and
-// what it has put into another group. The agent's own writes are at rest already.
+// freeze flushes all file systems and blocks further writes (ioctl_fsfreeze). On a kernel without
+// this feature, it ends every process that could write: processes that a step started, including
+// those moved to another group. The agent's own writes have already stopped.
 func (d *Disks) freeze(ctx context.Context) error {
 	if d.GVisor {
 		return killOthers(ctx)
@@ -43,7 +43,8 @@ func (d *Disks) freeze(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.frozen < len(d.fds) {
-		if err := unix.IoctlSetInt(d.fds[d.frozen], fiFreeze, 0); err != nil && err != unix.EBUSY { // EBUSY: it is frozen
+		// EBUSY: already frozen
+		if err := unix.IoctlSetInt(d.fds[d.frozen], fiFreeze, 0); err != nil && err != unix.EBUSY {
 			_ = d.thawAll()
 			return err
 		}
@@ -52,8 +53,8 @@ func (d *Disks) freeze(ctx context.Context) error {
 	return nil
 }
 
-// killOthers kills every process but the agent, which is PID 1 (kill(2)). Anywhere
-// else that would be every process of the machine.
+// killOthers kills every process except the agent, which must be PID 1 (kill(2)). Otherwise it
+// would kill every process of the machine.
 func killOthers(ctx context.Context) error {
 	if os.Getpid() != 1 {
 		return errors.New("the agent is not the first process")
@@ -80,7 +81,8 @@ func (d *Disks) thaw() error {
 
 func (d *Disks) thawAll() (err error) {
 	for ; d.frozen > 0; d.frozen-- {
-		if e := unix.IoctlSetInt(d.fds[d.frozen-1], fiThaw, 0); e != nil && e != unix.EINVAL { // EINVAL: it is not frozen
+		// EINVAL: not frozen
+		if e := unix.IoctlSetInt(d.fds[d.frozen-1], fiThaw, 0); e != nil && e != unix.EINVAL {
 			err = errors.Join(err, e)
 		}
 	}
@@ -93,11 +95,11 @@ const (
 	fiThaw   = 0xc0045878
 )
 
-// killWait bounds how long killed processes may take to be gone.
+// killWait bounds the time until killed processes have ended.
 const killWait = 30 * time.Second
 
-// Freeze is State.freeze. It keeps the shell session's turn until thaw, so that no
-// step can begin.
+// Freeze implements State.freeze. It keeps the shell session's turn until thaw, so that no step can
+// begin.
 func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResult, error) {
 	const op = wire.MethodStateFreeze
 	d := s.a.opt.Disks
@@ -114,7 +116,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		ctx, cancel := context.WithTimeout(ctx, killWait)
 		defer cancel()
 		var err error
-		if d.GVisor { // else the kernel makes them wait
+		if d.GVisor { // otherwise the kernel makes them wait
 			err = s.a.files.Writes.Stop(ctx)
 		}
 		if err == nil {
@@ -132,8 +134,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 	return &wire.StateFreezeResult{Cwd: s.cwd, Env: s.env, Upper: d.Upper}, nil
 }
 
-// stop kills all processes, waits for the end of the step that ran, and takes the
-// session's turn.
+// stop kills all processes, waits for the end of the running step, and takes the session's turn.
 func (s *shell) stop(ctx context.Context, op turnstone.Op) error {
 	s.a.frozen.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, killWait)
@@ -164,7 +165,7 @@ func (s *shell) stop(ctx context.Context, op turnstone.Op) error {
 	}
 }
 
-// Thaw is State.thaw.
+// Thaw implements State.thaw.
 func (s *shell) Thaw(context.Context, *wire.Conn) error {
 	s.a.freezing.Lock()
 	defer s.a.freezing.Unlock()
@@ -180,8 +181,8 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 	return nil
 }
 
-// needsDisk says which commands are refused between freeze and thaw: those that
-// write to a disk or start something that could.
+// needsDisk reports which commands are rejected between freeze and thaw: commands that write to a
+// disk or start a process that could.
 func needsDisk(method string) bool {
 	switch method {
 	case wire.MethodProcessStart, wire.MethodShellExecute, wire.MethodStateSetSession,

@@ -24,15 +24,15 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// maxHeader bounds what one entry's extended attributes may take: archive/tar reads
-// extended headers of 1 MiB at most.
+// maxHeader bounds the extended attributes of one entry: archive/tar reads extended headers of at
+// most 1 MiB.
 const maxHeader = 768 << 10
 
-// longestPath bounds a path, in bytes: each entry carries its own whole, so that deep directories
+// longestPath bounds a path, in bytes: each entry contains its full path, so that deep directories
 // cost the square of their depth.
 const longestPath = 64 << 10
 
-// Export is State.export.
+// Export implements State.export.
 func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportParams) (*wire.StateExportResult, error) {
 	const op = wire.MethodStateExport
 	d := s.a.opt.Disks
@@ -44,7 +44,7 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	if err != nil {
 		return nil, err
 	}
-	s.a.freezing.Lock() // so that nothing thaws meanwhile
+	s.a.freezing.Lock() // so that no thaw runs meanwhile
 	defer s.a.freezing.Unlock()
 	if p.Hold {
 		err = s.a.holdWrites(ctx)
@@ -71,8 +71,7 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportPar
 	return &wire.StateExportResult{Entries: n}, nil
 }
 
-// holdWrites makes all processes stand still, and what else writes to the disks. It
-// lasts until letGo.
+// holdWrites stops all processes, and the agent's own writes to the disks, until letGo.
 func (a *Agent) holdWrites(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
@@ -141,7 +140,7 @@ func exportDir(ctx context.Context, dir int, fds string, w io.Writer) (entries i
 	return e.entries, buffered.Flush()
 }
 
-// diskFile names a file of the scratch disk.
+// diskFile identifies a file of the scratch disk.
 type diskFile struct{ dev, ino uint64 }
 
 // An exporter writes a tar stream.
@@ -155,8 +154,8 @@ type exporter struct {
 	apparent int64 // sizes of the large files
 }
 
-// maxHoles is how many bytes may be holes in all files together, as the host has it
-// for disks that it reads itself: they take no room, and all the time to read.
+// maxHoles bounds the bytes of holes in all files together. It equals the host's bound for disks
+// that the host reads itself: holes occupy no space, but reading them takes time.
 const maxHoles = 64 << 30
 
 // entry writes one file, and closes it.
@@ -174,7 +173,8 @@ func (e *exporter) entry(f *scanned) error {
 		ModTime: time.Unix(f.st.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.xattrs))}
 	e.entries++
 	kind := f.st.Mode & unix.S_IFMT
-	if kind == unix.S_IFSOCK { // it means nothing without its process, but hides what lies below it
+	// a socket is useless without its process, but hides the files below it
+	if kind == unix.S_IFSOCK {
 		kind, f.st.Rdev, f.st.Nlink, f.xattrs = unix.S_IFCHR, 0, 1, nil
 	}
 	whiteout := kind == unix.S_IFCHR && f.st.Rdev == 0
@@ -213,14 +213,16 @@ func (e *exporter) entry(f *scanned) error {
 	return e.out.WriteHeader(h)
 }
 
-// Records of an entry beside those that tar knows.
+// Records of an entry in addition to those of tar.
 const (
-	recordXattr  = "SCHILY.xattr."
-	recordHex    = "TURNSTONE.xattr." // with the name in hex: for one that a record cannot have
-	recordLinks  = "TURNSTONE.links"  // how many names the file has: hard links to it may follow
-	recordSize   = "TURNSTONE.size"   // of a file that comes in parts, or has holes
-	recordSparse = "TURNSTONE.sparse" // offset and length of each of its parts here, separated by commas
-	recordMore   = "TURNSTONE.more"   // the same in an entry that goes on with the file of the one before
+	recordXattr = "SCHILY.xattr."
+	recordHex   = "TURNSTONE.xattr." // with the name in hex, if a record cannot contain it
+	recordLinks = "TURNSTONE.links"  // the file's number of names: hard links to it may follow
+	recordSize  = "TURNSTONE.size"   // of a file that has several parts, or holes
+	// offset and length of each of its parts in this entry, separated by commas
+	recordSparse = "TURNSTONE.sparse"
+	// the same in an entry that continues the previous entry's file
+	recordMore = "TURNSTONE.more"
 )
 
 func addXattrs(h *tar.Header, f *scanned) error {
@@ -240,16 +242,16 @@ func addXattrs(h *tar.Header, f *scanned) error {
 	return nil
 }
 
-// A part is a part of a file that is no hole.
+// A part is a part of a file that is not a hole.
 type part struct{ offset, length int64 }
 
 const (
-	window     = 4 << 20 // bytes of a large file that are looked through for holes together
-	exportPage = 4 << 10 // bytes; a hole is whole pages of zeros
+	window     = 4 << 20 // bytes of a large file that are searched for holes together
+	exportPage = 4 << 10 // bytes; a hole consists of whole pages of zeros
 )
 
-// file writes a regular file. One that changes meanwhile, as nothing can when all
-// is well, is cut off or filled with zeros.
+// file writes a regular file. A file that changes meanwhile, which normally cannot happen, is
+// truncated or filled with zeros.
 func (e *exporter) file(h *tar.Header, f *scanned) error {
 	h.Typeflag, h.Size = tar.TypeReg, f.st.Size
 	if f.data != nil {
@@ -296,8 +298,7 @@ func (e *exporter) file(h *tar.Header, f *scanned) error {
 	return context.Cause(ctx)
 }
 
-// addParts says which parts of a file an entry has. One that goes on with a file
-// has nothing else.
+// addParts records the file's parts in an entry. An entry that continues a file has nothing else.
 func addParts(h *tar.Header, parts []part, size int64, first bool) {
 	var list strings.Builder
 	h.Size = 0
@@ -316,7 +317,7 @@ func addParts(h *tar.Header, parts []part, size int64, first bool) {
 	h.PAXRecords = map[string]string{recordMore: list.String()}
 }
 
-// dataParts returns where data, which stands at offset, is not whole pages of zeros.
+// dataParts returns the parts of data, which begins at offset, that are not whole pages of zeros.
 func dataParts(data []byte, offset int64) (parts []part) {
 	for at := 0; at < len(data); at += exportPage {
 		page := data[at:min(at+exportPage, len(data))]
@@ -335,18 +336,18 @@ func dataParts(data []byte, offset int64) (parts []part) {
 
 // A fileWindow is a part of a file that was read.
 type fileWindow struct {
-	data   []byte // until the next window is asked for
+	data   []byte // valid until the next window is requested
 	offset int64
 	err    error
 }
 
-// readWindows reads a file, a window ahead of who takes them. It ends when ctx does.
+// readWindows reads a file, one window ahead of its consumer. It ends when ctx ends.
 func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 	return func(yield func(fileWindow) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		windows, free := make(chan fileWindow), make(chan []byte, 2)
 		var reader sync.WaitGroup
-		defer reader.Wait() // it uses fd
+		defer reader.Wait() // the reader uses fd
 		defer cancel()
 		length := min(window, size)
 		free <- make([]byte, length)
@@ -378,7 +379,7 @@ func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 	}
 }
 
-// readAt fills b with what a file has at off; what is beyond its end is zeros.
+// readAt fills b with the file's content at off; bytes beyond its end are zeros.
 func readAt(fd int, b []byte, off int64) error {
 	for len(b) > 0 {
 		n, err := unix.Pread(fd, b, off)

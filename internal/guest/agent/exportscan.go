@@ -11,14 +11,16 @@ import (
 )
 
 const (
-	batchFiles = 128       // files that a scanner hands over together: each time, somebody has to be woken
+	// files that a scanner delivers together, because each delivery wakes the consumer
+	batchFiles = 128
 	batchBytes = 256 << 10 // of their contents
 	batches    = 8         // that a scanner is ahead
-	smallFile  = 128 << 10 // bytes; a file up to that size is read by the scanner, and sent with its holes
+	// bytes; the scanner reads files up to this size itself, and they are sent with their holes
+	smallFile = 128 << 10
 )
 
-// A scanner reads a directory and all below it, each before what is in it, while
-// somebody works on what it has read: a file system call costs time in a sandbox.
+// A scanner reads a directory and everything below it, each directory before its contents, while
+// its consumer processes earlier files: a file system call is slow in a sandbox.
 type scanner struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -32,12 +34,12 @@ type scanner struct {
 
 // A scanned is a file that a scanner has found.
 type scanned struct {
-	path   string // below the top, "." for that
+	path   string // relative to the top, which is "."
 	st     unix.Stat_t
 	target string
 	xattrs []xattr
-	data   []byte // the content of a small file; never nil then
-	fd     int    // of another file; -1: none
+	data   []byte // the content of a small file; then never nil
+	fd     int    // of any other file; -1: none
 }
 
 type xattr struct {
@@ -66,7 +68,7 @@ func newScanner(ctx context.Context, dir int, fds string) *scanner {
 	return s
 }
 
-// next returns the next files, none at the end.
+// next returns the next files, and none at the end.
 func (s *scanner) next() ([]*scanned, error) {
 	if batch, ok := <-s.found; ok {
 		return batch, nil
@@ -91,7 +93,7 @@ func closeAll(batch []*scanned) {
 func (s *scanner) put(f *scanned) error {
 	s.filling = append(s.filling, f)
 	s.bytes += len(f.data)
-	if f.fd >= 0 { // few of them are open at a time
+	if f.fd >= 0 { // the number of open descriptors is limited
 		s.bytes += batchBytes / 8
 	}
 	if len(s.filling) < batchFiles && s.bytes < batchBytes {
@@ -100,7 +102,7 @@ func (s *scanner) put(f *scanned) error {
 	return s.flush()
 }
 
-// flush hands over what was scanned.
+// flush delivers the scanned files.
 func (s *scanner) flush() error {
 	batch := s.filling
 	s.filling, s.bytes = nil, 0
@@ -130,8 +132,8 @@ func (s *scanner) top(fd int) error {
 	return s.directory(b, fd, "")
 }
 
-// directory scans what is in a directory, which it closes. Directories that lie
-// below are opened one at a time.
+// directory scans the contents of a directory, which it closes. Subdirectories are opened one at a
+// time.
 func (s *scanner) directory(b *scanBuffers, fd int, dir string) error {
 	defer func() { _ = unix.Close(fd) }()
 	names, err := b.list(fd)
@@ -164,7 +166,7 @@ func (s *scanner) directory(b *scanBuffers, fd int, dir string) error {
 	return nil
 }
 
-// scanBuffers are what a scanner uses again and again.
+// scanBuffers are buffers that a scanner reuses.
 type scanBuffers struct {
 	fds                   string
 	names, value, entries []byte
@@ -189,11 +191,11 @@ func (b *scanBuffers) list(fd int) ([]string, error) {
 	}
 }
 
-// look opens one name of a directory. It returns nil when it has gone, and the
-// descriptor of a directory, else -1.
+// look opens one name of a directory. It returns nil if the name no longer exists, and the
+// descriptor of a directory, otherwise -1.
 func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err error) {
 	f = &scanned{path: path, fd: -1}
-	// Opening a device or a pipe could do something.
+	// Opening a device or a pipe could have side effects.
 	if err := unix.Fstatat(dir, name, &f.st, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
 		return nil, -1, nil
 	} else if err != nil {
@@ -236,7 +238,7 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 		f.xattrs, err = b.xattrs(-1, at)
 		return f, -1, err
 	case unix.S_IFCHR:
-		if f.st.Rdev == 0 { // a whiteout: nothing else of it counts
+		if f.st.Rdev == 0 { // a whiteout: its other attributes have no meaning
 			return f, -1, nil
 		}
 	case unix.S_IFSOCK:
@@ -246,7 +248,7 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 	return f, -1, err
 }
 
-// readWhole reads a file of a size that was found out before.
+// readWhole reads a file whose size was determined before.
 func readWhole(fd int, size int64) ([]byte, error) {
 	data := make([]byte, size)
 	for n := 0; n < len(data); {
@@ -265,8 +267,8 @@ func readWhole(fd int, size int64) ([]byte, error) {
 	return data, nil
 }
 
-// xattrs returns the extended attributes of an open file, or, without one, of what
-// is at path. Lists and values have 64 KiB at most (xattr(7)).
+// xattrs returns the extended attributes of an open file, or, without one, of the file at path.
+// Lists and values have at most 64 KiB (xattr(7)).
 func (b *scanBuffers) xattrs(fd int, path string) ([]xattr, error) {
 	list := func() (int, error) {
 		if fd >= 0 {

@@ -13,19 +13,19 @@ const (
 	journalLimit = 1000 // entries of one answer
 )
 
-// A journal is the domain Trace: what was done in the sandbox, in order. It keeps
-// methods and what they were about; no arguments, no environment, no content.
+// A journal implements the domain Trace: it records the commands in the sandbox, in order. It keeps
+// methods and their subjects, but no arguments, environment or content.
 type journal struct {
 	mu      sync.Mutex
 	ring    []wire.TraceEntry // entry n is at (n-1)%journalSize
 	last    int64             // sequence number of the newest; 0: none
-	changed chan struct{}     // closed at the next entry, if somebody follows
+	changed chan struct{}     // closed at the next entry, if there is a follower
 	follows map[*wire.Conn]context.CancelFunc
 }
 
 func newJournal() *journal { return &journal{follows: make(map[*wire.Conn]context.CancelFunc)} }
 
-// observe notes a command that was carried out.
+// observe records a completed command.
 func (j *journal) observe(method string, params any, began time.Time, err error) {
 	e := wire.TraceEntry{Method: method, Subject: clip(about(params), 300), Duration: int64(time.Since(began))}
 	if err != nil {
@@ -51,8 +51,8 @@ func (j *journal) add(e wire.TraceEntry) {
 	}
 }
 
-// from returns up to limit entries after a sequence number, the number of the
-// oldest that is kept, and what is closed at the next entry when there are none.
+// from returns up to limit entries after a sequence number, and the number of the oldest kept
+// entry. If there are no such entries, it also returns a channel that is closed at the next entry.
 func (j *journal) from(after int64, limit int, wait bool) (entries []wire.TraceEntry, first int64, next <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -73,7 +73,7 @@ func (j *journal) from(after int64, limit int, wait bool) (entries []wire.TraceE
 	return entries, first, next
 }
 
-// GetEntries is Trace.getEntries.
+// GetEntries implements Trace.getEntries.
 func (j *journal) GetEntries(_ context.Context, _ *wire.Conn, p *wire.TraceGetEntriesParams) (*wire.TraceGetEntriesResult, error) {
 	limit := journalLimit
 	if p.Limit > 0 {
@@ -83,9 +83,9 @@ func (j *journal) GetEntries(_ context.Context, _ *wire.Conn, p *wire.TraceGetEn
 	return &wire.TraceGetEntriesResult{Entries: entries, First: first}, nil
 }
 
-// Enable is Trace.enable: a goroutine follows the journal for this connection, and
-// holds nobody up. What falls out before a slow connection has taken it shows as
-// a gap in the sequence numbers.
+// Enable implements Trace.enable: a goroutine follows the journal for this connection, and blocks
+// nobody. Entries that are dropped before a slow connection has received them appear as a gap in
+// the sequence numbers.
 func (j *journal) Enable(ctx context.Context, c *wire.Conn) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -120,7 +120,7 @@ func (j *journal) follow(ctx context.Context, c *wire.Conn, after int64) {
 	}
 }
 
-// Disable is Trace.disable.
+// Disable implements Trace.disable.
 func (j *journal) Disable(_ context.Context, c *wire.Conn) error {
 	j.stop(c)
 	return nil
@@ -135,7 +135,7 @@ func (j *journal) stop(c *wire.Conn) {
 	}
 }
 
-// about says what a command is about: a process or a path, never a value.
+// about returns a command's subject: a process or a path, never a value.
 func about(params any) string {
 	switch p := params.(type) {
 	case *wire.ProcessStartParams:
@@ -190,7 +190,7 @@ func pathOf(params any) string {
 	return ""
 }
 
-// clip bounds what a client sent before it is kept.
+// clip bounds a client's text before it is kept.
 func clip(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "…"

@@ -15,15 +15,14 @@ import (
 
 const (
 	bashPath   = "/bin/bash"
-	stateFile  = "state"        // in RunDir: what a step's shell left
-	commonFile = "capture.bash" // there too: what most bash steps begin with
-	maxCapture = 1 << 20        // bytes; more than that cannot be passed to a program anyway
+	stateFile  = "state"        // in RunDir: the state that a step's shell left
+	commonFile = "capture.bash" // in the same directory: the common start of most bash steps
+	maxCapture = 1 << 20        // bytes; a larger state cannot be passed to a program anyway
 )
 
-// What is put in front of a step's script, so that the shell writes its working
-// directory and exported environment to a file when it exits. bash does it with
-// builtins alone, because a fork costs tens of milliseconds under emulation. The
-// trap files keep an EXIT trap of the author's working beside this one.
+// Preludes of a step's script: the shell then writes its working directory and exported environment
+// to a file when it exits. bash does so with builtins only, because a fork costs tens of
+// milliseconds under emulation. The trap files keep the author's own EXIT trap working.
 var (
 	//go:embed prelude/capture.bash
 	captureBash string
@@ -35,22 +34,22 @@ var (
 	trapSh string
 )
 
-// fill puts the run directory's name into a prelude. It is the agent's own, and
-// holds no quote.
+// fill inserts the run directory's name into a prelude. The agent chooses the name, which contains
+// no quote.
 func (s *shell) fill(parts ...string) []byte {
 	return []byte(strings.ReplaceAll(strings.Join(parts, ""), "@RUN@", s.a.opt.RunDir))
 }
 
-// common is what most bash steps begin with.
+// common returns the common start of most bash steps.
 func (s *shell) common() []byte { return s.fill(captureBash, "\nunset BASH_ENV\n") }
 
 func (s *shell) writePrelude() error {
 	return os.WriteFile(filepath.Join(s.a.path(s.a.opt.RunDir), commonFile), s.common(), 0o644)
 }
 
-// bash prepares a bash step. BASH_ENV is sourced before the script, which so has
-// the $0, line numbers and exit status of "bash script". own is the file that was
-// made for this step alone, if one was.
+// bash prepares a bash step. BASH_ENV is sourced before the script, which so has the $0, line
+// numbers and exit status of "bash script". own is the file that was made for this step alone, if
+// there is one.
 func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number int) (own string, err error) {
 	prelude := commonFile
 	user := process.LookupEnv(sp.Env, "BASH_ENV")
@@ -63,7 +62,7 @@ func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number i
 		parts = append(parts, "\nunset BASH_ENV\n")
 		body := s.fill(parts...)
 		if user != "" {
-			// Its own BASH_ENV means as much to the author's script as before.
+			// The author's own BASH_ENV keeps its effect.
 			q := "'" + strings.ReplaceAll(user, "'", `'\''`) + "'"
 			body = append(body, "export BASH_ENV="+q+"\nif [ -r "+q+" ]; then . "+q+"; fi\n"...)
 		}
@@ -82,8 +81,8 @@ func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number i
 	return own, nil
 }
 
-// sh prepares a step for the system's sh, which has no BASH_ENV: a command line
-// sources the script, with the script's path as $0.
+// sh prepares a step for the system's sh, which has no BASH_ENV: a command line sources the script,
+// with the script's path as $0.
 func (s *shell) sh(sp *process.Spec, script, text string) {
 	parts := []string{captureSh}
 	if setsExitTrap(text) {
@@ -93,9 +92,9 @@ func (s *shell) sh(sp *process.Spec, script, text string) {
 	sp.Argv = []string{"/bin/sh", "-c", string(s.fill(parts...)), script}
 }
 
-// setsExitTrap says whether a script may set or show an EXIT trap. It errs
-// towards yes: the wrapper that is then put around the builtin costs little, but
-// cannot be had for nothing (it cannot reset a RETURN trap).
+// setsExitTrap reports whether a script may set or show an EXIT trap. When in doubt, it returns
+// true: the wrapper around the builtin is then cheap, but has a side effect (it cannot reset a
+// RETURN trap).
 func setsExitTrap(script string) bool {
 	i := strings.Index(script, "trap")
 	if i < 0 {
@@ -104,8 +103,8 @@ func setsExitTrap(script string) bool {
 	return regexp.MustCompile(`(?i)\bexit\b|\bsigexit\b|\b0\b|\btrap\s*($|[|;&)>\n]|-p|-P)`).MatchString(script[i:])
 }
 
-// readCapture reads what a step's shell left. The file is a guest's: it may be
-// anything, and of any size.
+// readCapture reads the state that a step's shell left. The file is untrusted: it may have any
+// content, type and size.
 func (d runDir) readCapture() ([]byte, error) {
 	fd, err := unix.Openat(d.Dir, stateFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

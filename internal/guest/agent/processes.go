@@ -15,7 +15,7 @@ import (
 // processes answers the domain Process.
 type processes struct{ a *Agent }
 
-// Start is Process.start.
+// Start implements Process.start.
 func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
 	const op = wire.MethodProcessStart
 	switch {
@@ -57,8 +57,8 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.Number())}, nil
 }
 
-// attachAtStart returns what attaches to a process before any of its output is
-// read. Sending begins when the command has been answered.
+// attachAtStart returns a function that attaches to a process before any of its output is read.
+// Sending begins after the answer to the command.
 func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted, failed *error) func(*process.Process) {
 	return func(p *process.Process) {
 		if st != nil {
@@ -73,9 +73,8 @@ func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted, f
 	}
 }
 
-// unattached ends a process whose client could not be attached to it: nobody would
-// learn of it. A client that has gone meanwhile is another matter: what it started
-// goes on.
+// unattached ends a process to which its client could not be attached, because nobody would learn
+// of the process. A process of a client that disconnected meanwhile continues.
 func unattached(c *wire.Conn, p *process.Process, failed error) error {
 	if failed == nil || c.Context().Err() != nil {
 		return nil
@@ -84,14 +83,14 @@ func unattached(c *wire.Conn, p *process.Process, failed error) error {
 	return failed
 }
 
-// feed brings a stream to a process's standard input. The stream's end closes it;
-// when the stream is given up, or its connection lost, standard input stays open.
+// feed copies a stream to a process's standard input. The stream's end closes standard input; if
+// the stream is reset, or its connection is lost, standard input stays open.
 func feed(c *wire.Conn, p *process.Process, r *wire.Receiver) {
 	fed := make(chan struct{})
 	defer close(fed)
 	c.Go(func() {
 		select {
-		case <-p.Exited(): // tell the client that nobody reads any more
+		case <-p.Exited(): // tell the client that there is no reader
 		case <-fed:
 		}
 		_ = r.Close()
@@ -111,7 +110,7 @@ func feed(c *wire.Conn, p *process.Process, r *wire.Receiver) {
 	}
 }
 
-// Attach is Process.attach.
+// Attach implements Process.attach.
 func (s *processes) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAttachParams) (*wire.ProcessAttachResult, error) {
 	proc, err := s.a.procs.Get(wire.MethodProcessAttach, p.ProcessID)
 	if err != nil {
@@ -127,7 +126,7 @@ func (s *processes) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAtt
 		StdoutOffset: at.outs[0].offset, StderrOffset: at.outs[1].offset}, nil
 }
 
-// Detach is Process.detach.
+// Detach implements Process.detach.
 func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDetachParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessDetach, p.ProcessID)
 	if err != nil {
@@ -140,7 +139,7 @@ func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDet
 	return nil
 }
 
-// List is Process.list.
+// List implements Process.list.
 func (s *processes) List(context.Context, *wire.Conn) (*wire.ProcessListResult, error) {
 	res := &wire.ProcessListResult{Processes: []wire.ProcessProcessInfo{}}
 	for _, p := range s.a.procs.List() {
@@ -149,7 +148,7 @@ func (s *processes) List(context.Context, *wire.Conn) (*wire.ProcessListResult, 
 	return res, nil
 }
 
-// Write is Process.write.
+// Write implements Process.write.
 func (s *processes) Write(ctx context.Context, _ *wire.Conn, p *wire.ProcessWriteParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessWrite, p.ProcessID)
 	if err != nil {
@@ -158,7 +157,7 @@ func (s *processes) Write(ctx context.Context, _ *wire.Conn, p *wire.ProcessWrit
 	return proc.Write(ctx, p.Data)
 }
 
-// CloseStdin is Process.closeStdin.
+// CloseStdin implements Process.closeStdin.
 func (s *processes) CloseStdin(ctx context.Context, _ *wire.Conn, p *wire.ProcessCloseStdinParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessCloseStdin, p.ProcessID)
 	if err != nil {
@@ -167,7 +166,7 @@ func (s *processes) CloseStdin(ctx context.Context, _ *wire.Conn, p *wire.Proces
 	return proc.CloseStdin(ctx)
 }
 
-// Signal is Process.signal.
+// Signal implements Process.signal.
 func (s *processes) Signal(_ context.Context, _ *wire.Conn, p *wire.ProcessSignalParams) error {
 	sig, err := process.ParseSignal(p.Signal)
 	if err != nil {
@@ -180,7 +179,7 @@ func (s *processes) Signal(_ context.Context, _ *wire.Conn, p *wire.ProcessSigna
 	return proc.Signal(sig)
 }
 
-// Resize is Process.resize.
+// Resize implements Process.resize.
 func (s *processes) Resize(_ context.Context, _ *wire.Conn, p *wire.ProcessResizeParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessResize, p.ProcessID)
 	if err != nil {
@@ -189,7 +188,7 @@ func (s *processes) Resize(_ context.Context, _ *wire.Conn, p *wire.ProcessResiz
 	return proc.Resize(process.Terminal{Columns: int(p.Columns), Rows: int(p.Rows)})
 }
 
-// Wait is Process.wait.
+// Wait implements Process.wait.
 func (s *processes) Wait(ctx context.Context, _ *wire.Conn, p *wire.ProcessWaitParams) (*wire.ProcessWaitResult, error) {
 	proc, err := s.a.procs.Get(wire.MethodProcessWait, p.ProcessID)
 	if err != nil {
@@ -202,7 +201,7 @@ func (s *processes) Wait(ctx context.Context, _ *wire.Conn, p *wire.ProcessWaitP
 	return &wire.ProcessWaitResult{Exit: *wireExit(exit)}, nil
 }
 
-// Release is Process.release.
+// Release implements Process.release.
 func (s *processes) Release(_ context.Context, _ *wire.Conn, p *wire.ProcessReleaseParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessRelease, p.ProcessID)
 	if err != nil {
@@ -211,7 +210,7 @@ func (s *processes) Release(_ context.Context, _ *wire.Conn, p *wire.ProcessRele
 	return s.a.procs.Release(proc)
 }
 
-// Acknowledge is Process.acknowledge. One that comes late is no error.
+// Acknowledge implements Process.acknowledge. A late acknowledgement is not an error.
 func (s *processes) Acknowledge(_ context.Context, c *wire.Conn, p *wire.ProcessAcknowledgeParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessAcknowledge, p.ProcessID)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A recorder notes what a step's shell runs. One that captures also takes what
-// the shell leaves for the next step; else a prelude does that.
+// A recorder records the commands of a step's shell. A capturing recorder also captures the shell's
+// state for the next step; otherwise a prelude does so.
 type recorder interface {
 	captures() bool
-	env() []string     // to start the shell with
-	files() []*os.File // for the shell to inherit from descriptor 3 on
+	env() []string     // for the shell's start
+	files() []*os.File // inherited by the shell from descriptor 3 on
 	started(pid int)
-	drain() []trace.Record         // what has ended since the last call
+	drain() []trace.Record         // the commands that have ended since the last call
 	finish(exit int) *trace.Report // also ends a recorder whose shell was not started
 
 	Reading(stream int)
@@ -36,7 +36,7 @@ func (t traced) started(pid int)               { t.Started(pid) }
 func (t traced) drain() []trace.Record         { return t.Drain() }
 func (t traced) finish(exit int) *trace.Report { return t.Finish(exit) }
 
-// untraced records nothing, and says why.
+// untraced records nothing. Its text is the reason.
 type untraced string
 
 func (untraced) captures() bool             { return false }
@@ -48,17 +48,17 @@ func (untraced) Reading(int)                {}
 func (untraced) Read(int, int)              {}
 func (u untraced) finish(int) *trace.Report { return &trace.Report{Untraced: string(u)} }
 
-// A Tracing makes recorders. What it finds out about a bash is kept, so that a
-// restored agent does not look again. It is safe for concurrent use.
+// A Tracing creates recorders. It caches its check of each bash, so that a restored agent does not
+// repeat the check. It is safe for concurrent use.
 type Tracing struct {
 	mu     sync.Mutex
 	tracer *trace.Tracer
-	err    error // why there is no tracer
+	err    error // the reason why there is no tracer
 	bash   fileID
-	refuse error // why bash cannot be traced
+	refuse error // the reason why bash cannot be traced
 }
 
-// A fileID tells whether a file is still the same one.
+// A fileID shows whether a file is still the same.
 type fileID struct {
 	dev, ino    uint64
 	size        int64
@@ -79,7 +79,7 @@ func (t *Tracing) Close() {
 	}
 }
 
-// check says whether the bash at path can be traced.
+// check reports whether the bash at path can be traced.
 func (t *Tracing) check(path string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -103,7 +103,7 @@ func (t *Tracing) check(path string) error {
 	return t.refuse
 }
 
-// recorder returns what records a step in this language.
+// recorder returns the recorder of a step in this language.
 func (s *shell) recorder(language string, env []string) recorder {
 	t := s.a.opt.Tracing
 	switch {
@@ -122,7 +122,7 @@ func (s *shell) recorder(language string, env []string) recorder {
 	return untraced(strings.TrimPrefix(err.Error(), "tracer: "))
 }
 
-// record prepares to record a step, whose root a step before may have changed.
+// record prepares the recording of a step, whose root an earlier step may have changed.
 func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
 	if s.a.opt.Chroot == "" {
 		return t.Record(env)
@@ -134,7 +134,7 @@ func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
 	return t.RecordIn(root, env)
 }
 
-// fromState takes what is carried out of what a traced shell left.
+// fromState selects the variables to carry from a traced shell's state.
 func fromState(s *trace.State) (capture, error) {
 	var c capture
 	if s == nil {
@@ -146,7 +146,7 @@ func fromState(s *trace.State) (capture, error) {
 		switch {
 		case !ok || strings.IndexByte(kv, 0) >= 0:
 		case name == "PWD" && c.cwd == "":
-			c.cwd = value // its directory is gone, and will be made again
+			c.cwd = value // its directory no longer exists, and will be created again
 		case carries(name):
 			c.vars = append(c.vars, kv)
 		case strings.HasPrefix(name, "BASH_FUNC_") && strings.HasSuffix(name, "%%"):
@@ -165,15 +165,15 @@ func sortByEnd(records []trace.Record) {
 	})
 }
 
-// What an answer to Shell.parse holds at most: a message has a bound of values.
+// Bounds of an answer to Shell.parse, because a message has a bounded number of values.
 const (
 	maxCommands = 10_000
 	maxFaults   = 1000
-	maxParts    = 10_000 // embedded code, here-documents and faults in them, of all commands
+	maxParts    = 10_000 // embedded code, here-documents and their errors, of all commands
 )
 
-// wireScript is a parsed script as it crosses the wire. It is cut after so many
-// commands, and is then partial.
+// wireScript converts a parsed script for the wire. It truncates the script after a maximum number
+// of commands, and marks the result as partial.
 func wireScript(s *syntax.Script) *wire.ShellParseResult {
 	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, 0, min(len(s.Commands), maxCommands)),
 		Faults: wireFaults(s.Faults[:min(len(s.Faults), maxFaults)]), Partial: s.Partial}

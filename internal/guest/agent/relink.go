@@ -11,12 +11,12 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// freezeTime is how long processes may take to stand still. One that the kernel
-// cannot stop, because it waits for a device, is the reason to give up.
+// freezeTime bounds the time until all processes are stopped. It expires if the kernel cannot stop
+// a process that waits for a device.
 const freezeTime = 10 * time.Second
 
-// Suspend is Sandbox.suspend. From here on no process runs until renew: none ever
-// sees that it is in a clone that still has the name of another.
+// Suspend implements Sandbox.suspend. No process runs from then on until renew, so that no process
+// sees a clone that still has another sandbox's identity.
 func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSuspendParams) (*wire.SandboxSuspendResult, error) {
 	const op = wire.MethodSandboxSuspend
 	a := s.a
@@ -61,7 +61,7 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSusp
 	return res, nil
 }
 
-// hold makes all processes stand still.
+// hold stops all processes.
 func (a *Agent) hold(ctx context.Context) error {
 	if a.opt.Groups == nil {
 		return nil // in a test
@@ -79,7 +79,7 @@ func (a *Agent) letGo() error {
 	return a.opt.Groups.Thaw()
 }
 
-// sync writes all of them out. With no process running nothing is written behind it.
+// sync flushes all file systems. No process runs, so nothing is written afterwards.
 func (d *Disks) sync() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +89,7 @@ func (d *Disks) sync() (err error) {
 	return err
 }
 
-// Renew is Sandbox.renew.
+// Renew implements Sandbox.renew.
 func (s *sandbox) Renew(_ context.Context, _ *wire.Conn, p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
 	const op = wire.MethodSandboxRenew
 	a := s.a

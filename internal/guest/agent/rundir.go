@@ -17,15 +17,15 @@ import (
 
 const (
 	keepFiles  = 16      // scripts of ended steps that stay in the run directory
-	keepScript = 1 << 20 // bytes that they have together
+	keepScript = 1 << 20 // total bytes of these scripts
 )
 
-// A runDir is the directory for scripts and captures, opened for one step. What
-// ran before may have put anything there, and may still do so: names are looked up
-// in it one by one, without following links and without waiting for a pipe.
+// A runDir is the directory for scripts and captures, opened for one step. Earlier processes may
+// have put anything there, and may still do so: names are looked up one by one, without following
+// links and without waiting for a pipe.
 type runDir struct{ files.Place }
 
-// openRun opens the directory inside the sandbox's root, wherever a step has put it.
+// openRun opens the directory inside the sandbox's root, even if a step has moved it.
 func (s *shell) openRun() (runDir, error) {
 	fd, err := s.a.files.Open(s.a.opt.RunDir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -34,8 +34,8 @@ func (s *shell) openRun() (runDir, error) {
 	return runDir{files.Place{Dir: fd}}, nil
 }
 
-// needRun is openRun, but for a directory that a step has removed, or covered with a
-// mount: it is made anew.
+// needRun is openRun, except that it creates the directory again if a step has removed it, or
+// covered it with a mount.
 func (s *shell) needRun() (runDir, error) {
 	if dir, err := s.openRun(); err == nil {
 		return dir, nil
@@ -61,9 +61,9 @@ func (s *shell) needRun() (runDir, error) {
 	return d, nil
 }
 
-// enter opens a directory in this one, which it makes if need be. It follows no link:
-// one may have been put there so that the agent makes something where it leads. The
-// last name is the agent's own, and what else has it goes.
+// enter opens a subdirectory, which it creates if necessary. It follows no link: a step may have
+// placed one there so that the agent creates a directory at its target. The last name belongs to
+// the agent: any other file with that name is removed.
 func (d runDir) enter(name string, last bool) (runDir, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.Dir, name, flags, 0)
@@ -84,13 +84,13 @@ func (d runDir) enter(name string, last bool) (runDir, error) {
 	return runDir{files.Place{Dir: fd}}, nil
 }
 
-// has says whether there is something of that name.
+// has reports whether a file of that name exists.
 func (d runDir) has(name string) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(d.Dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
-// write makes a new file, in the place of whatever has its name.
+// write creates a new file, replacing any file with its name.
 func (d runDir) write(name string, data []byte) error {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.Dir, name, flags, 0o644)
@@ -114,8 +114,8 @@ func (d runDir) write(name string, data []byte) error {
 	return nil
 }
 
-// writeForAll makes an empty file that every user may write. What a step says in it is
-// believed of its own session only, and the steps of a sandbox have one user.
+// writeForAll creates an empty file that every user may write. A step's content in it affects only
+// its own session, and the steps of a sandbox have one user.
 func (d runDir) writeForAll(name string) error {
 	fd, err := unix.Openat(d.Dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -125,7 +125,7 @@ func (d runDir) writeForAll(name string) error {
 	return unix.Fchmod(fd, 0o666)
 }
 
-// remove removes a file, if there is one, or an empty directory.
+// remove removes a file, if it exists, or an empty directory.
 func (d runDir) remove(name string) error {
 	err := unix.Unlinkat(d.Dir, name, 0)
 	if err == unix.EISDIR {
@@ -143,9 +143,9 @@ type runFile struct {
 	size int
 }
 
-// tidy removes what an ended step does not need any more. Its script stays for a
-// while, since what it left in the background may start it again; of all that stay
-// the oldest go first. The session is the caller's.
+// tidy removes the files that an ended step no longer needs. Its script stays for some time,
+// because a background process may start it again; the oldest scripts are removed first. The caller
+// holds the session.
 func (s *shell) tidy(st *step) {
 	var gone []string
 	if st.prelude != "" {
@@ -168,7 +168,7 @@ func (s *shell) tidy(st *step) {
 	}
 	dir, err := s.openRun()
 	if err != nil {
-		return // it has gone with all that was in it
+		return // it was removed with its contents
 	}
 	defer dir.Close()
 	for _, name := range gone {
@@ -176,7 +176,7 @@ func (s *shell) tidy(st *step) {
 	}
 }
 
-// A patient reader gives its stream up when nothing comes for too long.
+// A patient reader aborts its stream if no data arrives for too long.
 type patient struct {
 	r     *wire.Receiver
 	timer *time.Timer

@@ -19,7 +19,7 @@ import (
 // A sandbox answers the domain Sandbox.
 type sandbox struct{ a *Agent }
 
-// Configure is Sandbox.configure: once, and before anything else.
+// Configure implements Sandbox.configure: once, and before any other command.
 func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	a := s.a
 	if a.opt.Configure == nil || !a.configuring.CompareAndSwap(false, true) {
@@ -31,13 +31,13 @@ func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConf
 		a.configuring.Store(false)
 		return nil, err
 	}
-	a.files.Close() // it may hold the root that was there before
+	a.files.Close() // it may hold the previous root
 	a.shell.addEnv(p.Env)
 	a.configured.Store(true)
 	return res, nil
 }
 
-// GetVersion is Sandbox.getVersion.
+// GetVersion implements Sandbox.getVersion.
 func (s *sandbox) GetVersion(context.Context, *wire.Conn) (*wire.SandboxGetVersionResult, error) {
 	res := &wire.SandboxGetVersionResult{ProtocolVersion: wire.ProtocolVersion, Product: "turn-agent/" + turnstone.Version}
 	var u unix.Utsname
@@ -48,7 +48,7 @@ func (s *sandbox) GetVersion(context.Context, *wire.Conn) (*wire.SandboxGetVersi
 	return res, nil
 }
 
-// GetStats is Sandbox.getStats.
+// GetStats implements Sandbox.getStats.
 func (s *sandbox) GetStats(context.Context, *wire.Conn) (*wire.SandboxGetStatsResult, error) {
 	res := new(wire.SandboxGetStatsResult)
 	var si unix.Sysinfo_t
@@ -95,14 +95,14 @@ const (
 
 // A Card is a network card whose frames the agent carries to the host and back.
 type Card interface {
-	// Connect makes the card unless it is there, and carries its frames until one of the streams
-	// ends or it is called again. It returns the interface's name.
+	// Connect creates the card unless it exists, and carries its frames until one of the streams
+	// ends or Connect is called again. It returns the interface's name.
 	Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out FrameSender) (name string, err error)
-	// Suspend prepares for a snapshot. No process runs then.
+	// Suspend prepares for a snapshot. No process runs at that time.
 	Suspend()
 }
 
-// Network is Sandbox.network.
+// Network implements Sandbox.network.
 func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
 	const op = wire.MethodSandboxNetwork
 	if s.a.opt.Card == nil {

@@ -17,24 +17,25 @@ import (
 )
 
 const (
-	maxScript = 16 << 20  // bytes
-	maxEnv    = 1 << 20   // bytes of the session's environment; more could not be passed to a program
-	maxVars   = 1 << 16   // variables in it: all of them are one message
-	maxParse  = 256 << 10 // bytes; a longer script's parts would take much of the sandbox's memory
+	maxScript = 16 << 20 // bytes
+	// bytes of the session's environment; a larger environment could not be passed to a program
+	maxEnv   = 1 << 20
+	maxVars  = 1 << 16   // variables of the session, which are all in one message
+	maxParse = 256 << 10 // bytes; a longer script's parts would use much of the sandbox's memory
 
-	maxWaiting = 16               // steps that wait for the one that runs
-	patience   = 30 * time.Second // how long a script's next part may take
+	maxWaiting = 16               // steps that wait for the running step
+	patience   = 30 * time.Second // time limit for a script's next part
 )
 
-// A shell is the session that steps run in: each is a shell process of its own,
-// which starts from the exported environment and the working directory that the
-// step before it left. It answers the domains Shell and State.
+// A shell is the session in which steps run: each step is a separate shell process, which starts
+// from the exported environment and the working directory that the previous step left. It answers
+// the domains Shell and State.
 type shell struct {
 	a    *Agent
-	turn chan struct{} // taken by the step that runs
+	turn chan struct{} // taken by the running step
 	wg   sync.WaitGroup
 
-	parsing chan struct{} // taken by who parses a script: that takes memory
+	parsing chan struct{} // taken while a script is parsed, because parsing needs memory
 
 	patience time.Duration // see the constant
 
@@ -42,12 +43,12 @@ type shell struct {
 	waiting int // steps
 	pending int // bytes of their scripts
 
-	scripts []runFile // in the run directory, oldest first; who has the turn uses it
+	scripts []runFile // in the run directory, oldest first; used by the holder of the turn
 
 	mu    sync.Mutex
 	steps int
-	base  []string // what processes start from
-	env   []string // what the next step starts from
+	base  []string // the initial environment of processes
+	env   []string // the next step's initial environment
 	cwd   string
 }
 
@@ -62,10 +63,10 @@ func newShell(a *Agent) (*shell, error) {
 	return s, s.writePrelude()
 }
 
-// wait waits until the ends of all steps have been worked off.
+// wait waits until the ends of all steps have been processed.
 func (s *shell) wait() { s.wg.Wait() }
 
-// addEnv adds to what every process of the sandbox starts from.
+// addEnv adds to the initial environment of every process of the sandbox.
 func (s *shell) addEnv(env []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +100,7 @@ func (s *shell) dequeue(n int) {
 	s.pending -= n
 }
 
-// take waits for the steps before.
+// take waits for the previous steps.
 func (s *shell) take(ctx context.Context, op turnstone.Op) error {
 	select {
 	case s.turn <- struct{}{}:
@@ -111,7 +112,7 @@ func (s *shell) take(ctx context.Context, op turnstone.Op) error {
 
 func (s *shell) give() { <-s.turn }
 
-// Execute is Shell.execute. It answers when the step runs.
+// Execute implements Shell.execute. It answers when the step runs.
 func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteParams) (*wire.ShellExecuteResult, error) {
 	const op = wire.MethodShellExecute
 	if p.Language == "" {
@@ -163,16 +164,18 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 	return &wire.ShellExecuteResult{ProcessID: st.p.ID, Path: st.path}, nil
 }
 
-// traced is the number of a step's shell as the tracer in it has it; 0: what that says.
+// traced returns the number of a step's shell from the point of view of its tracer; 0: the number
+// that the tracer reports.
 func (a *Agent) traced(p *process.Process) int {
 	if a.opt.Space != nil {
-		return 0 // asking costs time, and whoever could lie to it has the records too
+		// a lookup costs time, and a process that could forge the number can also forge the records
+		return 0
 	}
 	return p.PID
 }
 
-// readScript returns a step's text. It is not read before the step's turn, so that
-// the scripts of those that wait stay with their clients.
+// readScript returns a step's text. It reads the text only in the step's turn, so that the scripts
+// of waiting steps stay with their clients.
 func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, error) {
 	const op = wire.MethodShellExecute
 	if p.ScriptStream == 0 {
@@ -194,8 +197,8 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 	return b, err
 }
 
-// prepare sets up a step: the session, its files, how its shell is started. The
-// session is the caller's.
+// prepare sets up a step: the session, its files, and the start of its shell. The caller holds the
+// session.
 func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, process.Spec, error) {
 	const op = wire.MethodShellExecute
 	var spec process.Spec
@@ -255,8 +258,8 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	return st, spec, nil
 }
 
-// ownVars are what a step of another user than root keeps of the session, of what comes
-// with a user: all but the first step of a sandbox may have been told otherwise before.
+// ownVars are the session's user-specific variables that a step of a user other than root keeps: an
+// earlier step may have set them. The first step keeps none.
 func ownVars(user string, number int, env []string) []string {
 	if user == "" || number == 1 {
 		return nil
@@ -270,7 +273,7 @@ func ownVars(user string, number int, env []string) []string {
 	return own
 }
 
-// checkSession refuses what no shell could be started with.
+// checkSession rejects a session with which no shell could be started.
 func checkSession(op turnstone.Op, cwd string, env []string) error {
 	total := 0
 	for _, kv := range env {
@@ -287,7 +290,7 @@ func checkSession(op turnstone.Op, cwd string, env []string) error {
 	return nil
 }
 
-// Parse is Shell.parse.
+// Parse implements Shell.parse.
 func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
 	language := "bash"
 	switch p.Language {
@@ -309,7 +312,7 @@ func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParam
 	return wireScript(parsed), nil
 }
 
-// parse parses one script at a time: what comes out is many times as large.
+// parse parses one script at a time, because the result is many times as large as the script.
 func (s *shell) parse(ctx context.Context, script []byte, language string) (*syntax.Script, error) {
 	select {
 	case s.parsing <- struct{}{}:
@@ -321,14 +324,14 @@ func (s *shell) parse(ctx context.Context, script []byte, language string) (*syn
 	return syntax.ParseAs(script, language), nil
 }
 
-// GetSession is State.getSession.
+// GetSession implements State.getSession.
 func (s *shell) GetSession(context.Context, *wire.Conn) (*wire.StateGetSessionResult, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return &wire.StateGetSessionResult{Cwd: s.cwd, Env: s.env}, nil
 }
 
-// SetSession is State.setSession. It waits for a step that runs.
+// SetSession implements State.setSession. It waits for a running step.
 func (s *shell) SetSession(ctx context.Context, _ *wire.Conn, p *wire.StateSetSessionParams) error {
 	const op = wire.MethodStateSetSession
 	if err := s.take(ctx, op); err != nil {
@@ -351,7 +354,7 @@ func (s *shell) SetSession(ctx context.Context, _ *wire.Conn, p *wire.StateSetSe
 	return nil
 }
 
-// safeName keeps of a step's name what may stand in a file name.
+// safeName keeps the characters of a step's name that are allowed in a file name.
 func safeName(name string) string {
 	if name == "" {
 		name = "step"

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A step is one step that runs or has run.
+// A step is a running or ended step.
 type step struct {
 	s        *shell
 	p        *process.Process
@@ -20,25 +20,25 @@ type step struct {
 	language string
 	path     string
 	file     runFile
-	prelude  string // the file in the run directory that is for this step alone, or ""
+	prelude  string // the file in the run directory for this step only, or ""
 	spans    bool
-	script   []byte // with spans only
+	script   []byte // only with spans
 
-	// What was sent of the records: used by live, then by tell, then by another
-	// attachment of the same connection.
+	// Records that were sent: used by live, then by tell, then by another attachment of the same
+	// connection.
 	sent   map[int]bool   // by ID
-	all    []trace.Record // that were drained
+	all    []trace.Record // the drained records
 	parsed *syntax.Script // nil until it is needed
 
-	done   chan struct{} // closed when the session has what the step left
+	done   chan struct{} // closed when the session has the state that the step left
 	report *trace.Report // valid after done
 	lost   bool          // the shell left no state
 	cwd    string
 	env    []string
 }
 
-// finish takes what the step's shell left into the session, and lets the next
-// step begin.
+// finish transfers the state that the step's shell left to the session, and lets the next step
+// begin.
 func (st *step) finish() {
 	defer close(st.done)
 	<-st.p.Exited()
@@ -55,7 +55,7 @@ func (st *step) finish() {
 	s.give()
 }
 
-// capture is what the step's shell left for the next.
+// capture returns the state that the step's shell left for the next step.
 func (st *step) capture() (capture, error) {
 	if st.rec.captures() {
 		return fromState(st.report.State)
@@ -76,7 +76,7 @@ func (st *step) capture() (capture, error) {
 	if err != nil {
 		return c, err
 	}
-	// sh drops what it cannot name, so the functions stay as they were.
+	// sh drops names that it cannot represent, so the functions stay unchanged.
 	st.s.mu.Lock()
 	defer st.s.mu.Unlock()
 	for _, kv := range st.s.env {
@@ -87,10 +87,10 @@ func (st *step) capture() (capture, error) {
 	return c, nil
 }
 
-// cheapParse is up to which size a script's parts are kept rather than made again.
+// cheapParse is the maximum size of a script whose parts are kept and not parsed again.
 const cheapParse = 16 << 10 // bytes
 
-// drainEvery is how often records are sent while a step runs.
+// drainEvery is the interval between sends of records while a step runs.
 const drainEvery = 50 * time.Millisecond
 
 // live sends records while the step runs.
@@ -114,7 +114,7 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 		if batch := st.rec.drain(); len(batch) > 0 {
 			fresh := batch
 			if st.spans {
-				// Each is resolved among all that have ended so far.
+				// Each record is resolved against all records that have ended so far.
 				st.all = append(st.all, batch...)
 				slices.SortFunc(st.all, func(a, b trace.Record) int { return a.ID - b.ID })
 				rep := &trace.Report{Records: slices.Clone(st.all)}
@@ -128,7 +128,7 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 				return
 			}
 		}
-		// Many records cost a part of the time only.
+		// Many records use only a fraction of the time.
 		pause = max(drainEvery, 30*time.Since(began))
 		timer.Reset(pause)
 	}
@@ -189,7 +189,7 @@ func (st *step) send(ctx context.Context, c *wire.Conn, records []trace.Record) 
 	return nil
 }
 
-// parse parses the script, once and not before a record needs it: bash runs already.
+// parse parses the script once, and only when a record needs it, because bash already runs.
 func (st *step) parse(ctx context.Context) (err error) {
 	if st.parsed == nil {
 		st.parsed, err = st.s.parse(ctx, st.script, st.language)
@@ -197,8 +197,8 @@ func (st *step) parse(ctx context.Context) (err error) {
 	return err
 }
 
-// forgetParsed lets go of a large script's parts: the client may take its time
-// before it has what is to come before the step's end.
+// forgetParsed releases a large script's parts: the client may take long to receive the events
+// before the step's end.
 func (st *step) forgetParsed() {
 	if len(st.script) > cheapParse {
 		st.parsed = nil
