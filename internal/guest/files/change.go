@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Mkdir is FileSystem.mkdir.
+// Mkdir implements FileSystem.mkdir.
 func (f *Files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirParams) error {
 	const op = wire.MethodFileSystemMkdir
 	if err := checkPath(op, p.Path); err != nil {
@@ -39,10 +39,10 @@ func (f *Files) mkdir(path string, mode uint32) error {
 	if err := unix.Mkdirat(at.Dir, at.name, mode); err != nil {
 		return err
 	}
-	return unix.Fchmodat(at.Dir, at.name, mode, 0) // the umask is the agent's
+	return unix.Fchmodat(at.Dir, at.name, mode, 0) // the umask belongs to the agent
 }
 
-// mkdirAll makes a directory and those above it. mode is the last one's.
+// mkdirAll creates a directory and its parents. mode is the last directory's mode.
 func (f *Files) mkdirAll(path string, mode uint32) error {
 	path = strings.TrimRight(path, "/")
 	if path == "" {
@@ -70,7 +70,7 @@ func (f *Files) mkdirAll(path string, mode uint32) error {
 	return nil
 }
 
-// Move is FileSystem.move.
+// Move implements FileSystem.move.
 func (f *Files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMoveParams) error {
 	const op = wire.MethodFileSystemMove
 	if err := errors.Join(checkPath(op, p.From), checkPath(op, p.To)); err != nil {
@@ -90,7 +90,8 @@ func (f *Files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMovePara
 		return fsError(op, p.From, unix.Renameat(from.Dir, from.name, to.Dir, to.name))
 	}
 	err = unix.Renameat2(from.Dir, from.name, to.Dir, to.name, unix.RENAME_NOREPLACE)
-	if err == unix.EINVAL || err == unix.ENOSYS { // a file system that cannot do it at once
+	// the file system has no atomic operation for this
+	if err == unix.EINVAL || err == unix.ENOSYS {
 		var st unix.Stat_t
 		if err := unix.Fstatat(to.Dir, to.name, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
 			return fsError(op, p.To, unix.EEXIST)
@@ -103,7 +104,7 @@ func (f *Files) Move(_ context.Context, _ *wire.Conn, p *wire.FileSystemMovePara
 	return fsError(op, p.From, err)
 }
 
-// Remove is FileSystem.remove.
+// Remove implements FileSystem.remove.
 func (f *Files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemoveParams) error {
 	const op = wire.MethodFileSystemRemove
 	if err := checkPath(op, p.Path); err != nil {
@@ -124,7 +125,7 @@ func (f *Files) Remove(ctx context.Context, _ *wire.Conn, p *wire.FileSystemRemo
 	return fsError(op, p.Path, removeAll(ctx, at.Dir, at.name))
 }
 
-// removeAll removes a name with all that is below it. It follows no link.
+// removeAll removes a name and everything below it. It follows no link.
 func removeAll(ctx context.Context, dir int, name string) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -152,7 +153,7 @@ func removeAll(ctx context.Context, dir int, name string) error {
 		if err != nil {
 			return err
 		}
-		// Some file systems skip names when others are removed meanwhile.
+		// Some file systems skip names when other names are removed meanwhile.
 		if _, err := d.Seek(0, io.SeekStart); err != nil {
 			return err
 		}

@@ -1,6 +1,6 @@
-// Package files is the domain FileSystem of the agent: it reads, writes, packs and watches files of
-// a sandbox. What processes of the sandbox do with links and directories meanwhile is hostile: paths
-// are opened below the sandbox's root and lead nowhere else.
+// Package files implements the agent's domain FileSystem: it reads, writes, packs and watches files
+// of a sandbox. The sandbox's processes may change links and directories at any time and are
+// hostile: paths are opened below the sandbox's root and never lead out of it.
 package files
 
 import (
@@ -30,7 +30,7 @@ const (
 // Files answers the domain FileSystem.
 type Files struct {
 	chroot  string // the sandbox's root; "": the agent's own
-	fds     string // where the agent's open files are
+	fds     string // directory of the agent's open files
 	watches func(*wire.Conn) *Watches
 	Writes  Writes
 
@@ -38,17 +38,16 @@ type Files struct {
 	root int // descriptor of the sandbox's root; 0: not opened yet
 }
 
-// NewFiles returns the files below chroot, or of the agent's own root when it is "". fds is where
-// the agent's open files are; watches returns what a connection watches.
+// NewFiles returns the files below chroot, or of the agent's own root if chroot is "". fds is the
+// directory of the agent's open files; watches returns a connection's watches.
 func NewFiles(chroot, fds string, watches func(*wire.Conn) *Watches) *Files {
 	return &Files{chroot: chroot, fds: fds, watches: watches}
 }
 
-// TempPrefix begins the names of files that are not what they will be yet.
+// TempPrefix begins the names of files that are incomplete.
 const TempPrefix = ".turn-"
 
-// RootFD opens the sandbox's root when it is first needed: it takes the place of
-// another one when the sandbox is configured.
+// RootFD opens the sandbox's root on first use, because configuring the sandbox replaces the root.
 func (f *Files) RootFD() (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,7 +70,7 @@ func (f *Files) Close() {
 	}
 }
 
-// Stat is FileSystem.stat.
+// Stat implements FileSystem.stat.
 func (f *Files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
 	const op = wire.MethodFileSystemStat
 	if err := checkPath(op, p.Path); err != nil {
@@ -118,8 +117,8 @@ func fileInfo(name string, st *unix.Stat_t) wire.FileSystemFileInfo {
 		UID: int64(st.Uid), GID: int64(st.Gid), Modified: time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano)}
 }
 
-// List is FileSystem.list. It holds no more names than it returns, however many
-// the directory has.
+// List implements FileSystem.list. It keeps no more names than it returns, however many the
+// directory has.
 func (f *Files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
 	const op = wire.MethodFileSystemList
 	if err := checkPath(op, p.Path); err != nil {
@@ -143,7 +142,7 @@ func (f *Files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListPa
 	for _, name := range names[:min(len(names), limit)] {
 		var st unix.Stat_t
 		if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			continue // it has gone meanwhile
+			continue // removed meanwhile
 		}
 		info := fileInfo(path.Join(p.Path, name), &st)
 		if info.Type == wire.FileSystemFileInfoTypeSymlink {
@@ -179,8 +178,8 @@ func firstNames(ctx context.Context, dir *os.File, after string, n int) ([]strin
 	}
 }
 
-// openFile opens a regular file for reading, without waiting for the other end of
-// a pipe that has its name.
+// openFile opens a regular file for reading, without waiting for the other end of a pipe with its
+// name.
 func (f *Files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 	fd, err := f.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -205,7 +204,7 @@ func (f *Files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 	return nil, nil, err
 }
 
-// Read is FileSystem.read.
+// Read implements FileSystem.read.
 func (f *Files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
 	const op = wire.MethodFileSystemRead
 	if err := checkPath(op, p.Path); err != nil {
@@ -228,7 +227,7 @@ func (f *Files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadPa
 	if p.Length > 0 {
 		length = min(p.Length, maxInline)
 	}
-	// Not by the file's size: files of /proc say 0.
+	// The file's size is not used, because it is 0 for files of /proc.
 	res.Data, err = io.ReadAll(io.NewSectionReader(file, p.Offset, length))
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
@@ -262,8 +261,8 @@ func atEOF(file *os.File, offset int64) bool {
 	return n == 0 && errors.Is(err, io.EOF)
 }
 
-// Write is FileSystem.write: the content goes into a file of another name beside
-// the old one, which it then replaces.
+// Write implements FileSystem.write: it writes the content to a temporary file beside the old file,
+// and then replaces the old file.
 func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
 	const op = wire.MethodFileSystemWrite
 	if err := checkPath(op, p.Path); err != nil {
@@ -305,8 +304,8 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 	return &wire.FileSystemWriteResult{Size: n}, nil
 }
 
-// replaceFile gives a file new content. Without a mode it keeps that of the file
-// that it replaces, whose owner it keeps in any case.
+// replaceFile gives a file new content. Without a mode it keeps the replaced file's mode; it always
+// keeps the owner.
 func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) (n int64, err error) {
 	var old unix.Stat_t
 	exists := false
@@ -344,7 +343,7 @@ func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) 
 	if ctx.Err() != nil {
 		return n, context.Cause(ctx)
 	}
-	if exists { // before the mode: a change of owner takes set-user-ID away
+	if exists { // before the mode, because a change of owner clears set-user-ID
 		if err = unix.Fchown(fd, int(old.Uid), int(old.Gid)); err != nil && os.Geteuid() == 0 {
 			return n, err
 		}

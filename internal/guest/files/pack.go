@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Pack is FileSystem.pack.
+// Pack implements FileSystem.pack.
 func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackParams) error {
 	const op = wire.MethodFileSystemPack
 	if err := checkPath(op, p.Path); err != nil {
@@ -54,8 +54,8 @@ func (f *Files) exists(path string) error {
 	return err
 }
 
-// openRoot opens a directory of the sandbox, or that of a file, whose name it then
-// has. It is the one that was found, whatever takes its name meanwhile.
+// openRoot opens a directory of the sandbox, or the directory of a file, and then returns the
+// file's name. The directory stays the same even if another file takes its name meanwhile.
 func (f *Files) openRoot(path string) (root *os.Root, name string, err error) {
 	fd, err := f.Open(path, unix.O_PATH|unix.O_DIRECTORY, 0)
 	name = "."
@@ -72,7 +72,7 @@ func (f *Files) openRoot(path string) (root *os.Root, name string, err error) {
 	return root, name, err
 }
 
-// Unpack is FileSystem.unpack.
+// Unpack implements FileSystem.unpack.
 func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpackParams) error {
 	const op = wire.MethodFileSystemUnpack
 	if err := checkPath(op, p.Dest); err != nil {
@@ -90,12 +90,13 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
 }
 
-// unpack takes the client's own files: links and modes are kept, and the disk is the limit.
+// unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
 func unpack(ctx context.Context, r io.Reader, dest string) error {
 	return archive.Unpack(ctx, r, dest, archive.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
 }
 
-// unpackInRoot is unpack where names could lead out of the sandbox's root.
+// unpackInRoot is unpack for a root other than the agent's, in which names could lead out of the
+// sandbox's root.
 func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) error {
 	slash := dest[len(dest)-1] == '/'
 	if slash {
@@ -124,8 +125,8 @@ func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	return f.unpackAs(ctx, r, at)
 }
 
-// unpackAs unpacks a stream with one name at its top, which becomes that of at: in a
-// directory of its own first, which no link can stand for.
+// unpackAs unpacks a stream with a single top-level name, which becomes at's name. It unpacks into
+// a directory of its own first, which no link can replace.
 func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 	temp := TempPrefix + rand.Text()
 	if err := unix.Mkdirat(at.Dir, temp, 0o700); err != nil {
@@ -151,7 +152,7 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 		return invalid(wire.MethodFileSystemUnpack, at.name, "several names at the top, for one destination")
 	}
 	err = unix.Renameat(fd, names[0], at.Dir, at.name)
-	if err == unix.ENOTDIR { // a directory takes a file's place
+	if err == unix.ENOTDIR { // a directory replaces a file
 		if err = unix.Unlinkat(at.Dir, at.name, 0); err == nil {
 			err = unix.Renameat(fd, names[0], at.Dir, at.name)
 		}

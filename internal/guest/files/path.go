@@ -13,11 +13,11 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxLinks is how many symbolic links may follow one another (path_resolution(7)).
+// maxLinks bounds the symbolic links that follow one another (path_resolution(7)).
 const maxLinks = 40
 
-// A Place is a name in an open directory: the last step of a path, whose links
-// before it have been followed inside the sandbox's root.
+// A Place is a name in an open directory: the last name of a path, whose earlier links have been
+// followed inside the sandbox's root.
 type Place struct {
 	Dir  int // descriptor
 	name string
@@ -25,9 +25,8 @@ type Place struct {
 
 func (p Place) Close() { _ = unix.Close(p.Dir) }
 
-// Open opens a path of the sandbox. Links in it lead no further than its root,
-// and not through the magic links of /proc, which would open what the agent has
-// open.
+// Open opens a path of the sandbox. Links in it never lead out of its root, nor through the magic
+// links of /proc, which would open the agent's open files.
 func (f *Files) Open(path string, flags int, mode uint32) (int, error) {
 	root, err := f.RootFD()
 	if err != nil {
@@ -38,10 +37,10 @@ func (f *Files) Open(path string, flags int, mode uint32) (int, error) {
 	for range 64 {
 		fd, err := unix.Openat2(root, path, &how)
 		switch {
-		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a rename on the way
+		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a concurrent rename
 			continue
 		case err == unix.ENOSYS && f.chroot == "":
-			// The agent's own root is the sandbox's: nothing lies outside of it.
+			// The agent's own root is the sandbox's: no path leads out of it.
 			return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_LARGEFILE, mode)
 		}
 		return fd, err
@@ -65,15 +64,15 @@ func (r Root) MkdirAll(path string) error {
 	return r.f.mkdirAll(path, 0o755)
 }
 
-// split cuts the last name off a path. The rest is not cleaned: ".." after a link
-// means what it means to the kernel.
+// split cuts the last name off a path. It does not clean the rest, because ".." after a link has
+// the kernel's meaning.
 func split(path string) (dir, name string) {
 	path = strings.TrimRight(path, "/")
 	i := strings.LastIndexByte(path, '/')
 	return path[:i+1], path[i+1:]
 }
 
-// at opens the directory that holds the last name of a path.
+// at opens the directory that contains the last name of a path.
 func (f *Files) at(path string) (Place, error) {
 	dir, name := split(path)
 	if name == "" || name == "." || name == ".." {
@@ -83,11 +82,11 @@ func (f *Files) at(path string) (Place, error) {
 	return Place{fd, name}, err
 }
 
-// errNoName means that a path ends in no name that could be made, moved or removed.
+// errNoName reports a path whose last element cannot be created, moved or removed.
 var errNoName = errors.New("the path does not end in a name")
 
-// target is at, but follows symbolic links in the last name too, so that a file
-// is replaced where it is, and not its link.
+// target is at, except that it also follows symbolic links in the last name, so that it finds the
+// file to replace and not its link.
 func (f *Files) target(path string) (Place, error) {
 	for range maxLinks {
 		p, err := f.at(path)
@@ -120,7 +119,7 @@ func readlinkat(dir int, name string) (string, error) {
 	return string(buf[:max(0, n)]), err
 }
 
-// checkPath refuses what is no absolute path.
+// checkPath rejects a path that is not absolute.
 func checkPath(op turnstone.Op, path string) error {
 	switch {
 	case !filepath.IsAbs(path):
@@ -131,7 +130,7 @@ func checkPath(op turnstone.Op, path string) error {
 	return nil
 }
 
-// fsError is what a client sees of a failed file operation.
+// fsError returns the error that a client gets for a failed file operation.
 func fsError(op turnstone.Op, path string, err error) error {
 	var te *turnstone.Error
 	if err == nil || errors.As(err, &te) {
@@ -174,7 +173,7 @@ var fsKinds = []struct {
 	{syscall.EMFILE, turnstone.KindExhausted, "too many files are open in the agent; try again"},
 }
 
-// RootCause strips the agent's own path from a file error.
+// RootCause removes the agent's own path from a file error.
 func RootCause(err error) error {
 	var pe *os.PathError
 	if errors.As(err, &pe) {
@@ -187,7 +186,7 @@ func invalid(op turnstone.Op, subject, msg string) error {
 	return turnstone.Errorf(op, turnstone.KindInvalid, cut(subject, 200), "%s", msg)
 }
 
-// cut bounds the text of a client that goes into an error.
+// cut bounds a client's text for an error.
 func cut(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "…"
@@ -195,7 +194,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// procFD is the kernel's name for an open file.
+// procFD returns the kernel's name for an open file.
 func (f *Files) procFD(fd int) string { return f.fds + strconv.Itoa(fd) }
 
 // MaxPath bounds a path, in bytes: PATH_MAX without its NUL.

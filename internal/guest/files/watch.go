@@ -18,8 +18,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Limits of watches. The kernel's queue holds what a slow client does not take,
-// and says when it overflowed (inotify(7)).
+// Limits of watches. The kernel's queue buffers events for a slow client, and reports its overflow
+// (inotify(7)).
 const (
 	MaxWatches     = 32   // of one connection
 	maxWatchedDirs = 8192 // of one watch
@@ -30,21 +30,21 @@ const (
 const watchMask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE |
 	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// A watch tells one connection of changes to a directory, or to one file.
+// A watch reports changes of a directory, or of one file, to one connection.
 type watch struct {
 	f         *Files
 	id        string
-	root      string // the directory that is watched, as the client names it
-	only      string // the one name in it that counts; "": all
+	root      string // the watched directory, as the client names it
+	only      string // the only name to report; "": all
 	recursive bool
 	in        *os.File // inotify
 	once      sync.Once
 
-	dirs map[int32]string // what is watched, by watch descriptor; the goroutine's own
-	full bool             // there are more directories than may be watched
+	dirs map[int32]string // watched directories by watch descriptor; owned by the goroutine
+	full bool             // there are more directories than the limit allows
 }
 
-// Watches are those of one connection.
+// Watches are the watches of one connection.
 type Watches struct {
 	mu     sync.Mutex
 	all    map[string]*watch
@@ -52,7 +52,7 @@ type Watches struct {
 	closed bool
 }
 
-// add names w and keeps it. It reports false when the connection has ended or has too many.
+// add names w and keeps it. It returns false if the connection has ended or has too many watches.
 func (ws *Watches) add(w *watch) bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -68,7 +68,7 @@ func (ws *Watches) add(w *watch) bool {
 	return true
 }
 
-// take removes a watch and returns it; nil when there is none.
+// take removes a watch and returns it; nil if there is none.
 func (ws *Watches) take(id string) *watch {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -77,7 +77,7 @@ func (ws *Watches) take(id string) *watch {
 	return w
 }
 
-// Close ends all of them.
+// Close ends all watches.
 func (ws *Watches) Close() {
 	ws.mu.Lock()
 	all := ws.all
@@ -88,7 +88,7 @@ func (ws *Watches) Close() {
 	}
 }
 
-// Watch is FileSystem.watch.
+// Watch implements FileSystem.watch.
 func (f *Files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
 	const op = wire.MethodFileSystemWatch
 	if err := checkPath(op, p.Path); err != nil {
@@ -107,7 +107,7 @@ func (f *Files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatch
 	return &wire.FileSystemWatchResult{WatchID: w.id}, nil
 }
 
-// Unwatch is FileSystem.unwatch.
+// Unwatch implements FileSystem.unwatch.
 func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwatchParams) error {
 	w := f.watches(c).take(p.WatchID)
 	if w == nil {
@@ -118,7 +118,7 @@ func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 	return nil
 }
 
-// newWatch begins to watch: what happens from now on is in the kernel's queue.
+// newWatch starts watching: later events are in the kernel's queue.
 func (f *Files) newWatch(name string, recursive bool) (*watch, error) {
 	w := &watch{f: f, root: path.Clean(name), recursive: recursive, dirs: make(map[int32]string)}
 	fd, err := f.Open(name, unix.O_PATH, 0)
@@ -132,7 +132,8 @@ func (f *Files) newWatch(name string, recursive bool) (*watch, error) {
 		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		// Through its directory, since most programs replace a file to change it.
+		// A file is watched through its directory, because most programs replace a file to change
+		// it.
 		w.root, w.only, w.recursive = path.Dir(w.root), path.Base(w.root), false
 	}
 	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
@@ -153,7 +154,7 @@ func (f *Files) newWatch(name string, recursive bool) (*watch, error) {
 // close ends the watch.
 func (w *watch) close() { w.once.Do(func() { _ = w.in.Close() }) }
 
-// add watches one directory. It is opened first, so that no link leads elsewhere.
+// add watches one directory. It opens the directory first, so that no link leads elsewhere.
 func (w *watch) add(dir string) error {
 	if len(w.dirs) >= maxWatchedDirs {
 		w.full = true
@@ -169,7 +170,7 @@ func (w *watch) add(dir string) error {
 		return err
 	}
 	wd, werr := -1, error(nil)
-	// No path leads to an open directory but that of whoever is in it.
+	// An open directory has a path only as a thread's working directory.
 	at, err := process.NewThread(func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Fchdir(fd)) })
 	if err != nil {
 		return err
@@ -184,8 +185,8 @@ func (w *watch) add(dir string) error {
 	return err
 }
 
-// walk watches the directories below one that is watched, and tells found of all
-// that is there already.
+// walk watches the directories below a watched directory, and reports everything already there to
+// found.
 func (w *watch) walk(dir string, depth int, found func(name string)) {
 	fd, err := w.f.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -224,7 +225,7 @@ func (w *watch) run(c *wire.Conn) {
 			return
 		}
 		e := &changes{w: w}
-		if w.full { // told once
+		if w.full { // reported once
 			w.full, e.overflow = false, true
 		}
 		e.read(buf[:n])
@@ -242,20 +243,20 @@ func (w *watch) run(c *wire.Conn) {
 	}
 }
 
-// changes collects what one read of the kernel's queue says.
+// changes collects the changes of one read from the kernel's queue.
 type changes struct {
 	w        *watch
 	list     []wire.FileSystemChange
 	overflow bool
 }
 
-// maxCollected bounds what one read of the queue may lead to: a directory that
-// appears with very many files in it is an overflow.
+// maxCollected bounds the changes that one read of the queue may cause: a new directory with very
+// many files is an overflow.
 const maxCollected = 16 * maxChanges
 
 func (e *changes) add(name string, kind wire.FileSystemChangeKind) {
 	if strings.HasPrefix(path.Base(name), TempPrefix) {
-		return // half of a write of the agent's own; the other half is a file that appears
+		return // the agent's own temporary file; its final name is reported
 	}
 	if n := len(e.list); n > 0 && e.list[n-1].Path == name && e.list[n-1].Kind == kind {
 		return
@@ -267,8 +268,8 @@ func (e *changes) add(name string, kind wire.FileSystemChangeKind) {
 	e.list = append(e.list, wire.FileSystemChange{Path: name, Kind: kind})
 }
 
-// read takes inotify's records apart: watch descriptor, mask, cookie, length of
-// the name (4 bytes each), name.
+// read parses inotify's records: watch descriptor, mask, cookie, length of the name (4 bytes each),
+// name.
 func (e *changes) read(b []byte) {
 	for len(b) >= unix.SizeofInotifyEvent {
 		wd := int32(binary.NativeEndian.Uint32(b))
@@ -289,7 +290,7 @@ func (e *changes) one(wd int32, mask uint32, name string) {
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		e.overflow = true
 		if w.recursive {
-			w.walk(w.root, 0, nil) // directories may have come unseen
+			w.walk(w.root, 0, nil) // directories may have been created without an event
 		}
 		return
 	}
@@ -306,12 +307,12 @@ func (e *changes) one(wd int32, mask uint32, name string) {
 	case w.only != "" && name != w.only:
 		return
 	case mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF) != 0:
-		if dir == w.root { // the others are told by the directory above
+		if dir == w.root { // the parent directory reports the others
 			e.add(dir, wire.FileSystemChangeKindRemoved)
 		}
 		return
 	case name == "" && dir != w.root:
-		return // told by the directory above
+		return // the parent directory reports it
 	case mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
 		e.add(full, wire.FileSystemChangeKindCreated)
 		if w.recursive && mask&unix.IN_ISDIR != 0 && w.add(full) == nil {
@@ -334,7 +335,7 @@ func (e *changes) one(wd int32, mask uint32, name string) {
 	}
 }
 
-// forget stops watching a directory that is no longer there, and those below it.
+// forget stops watching a directory that no longer exists, and the directories below it.
 func (w *watch) forget(dir string) {
 	raw, err := w.in.SyscallConn()
 	if err != nil {

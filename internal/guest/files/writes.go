@@ -8,14 +8,14 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Writes are the commands that write to the sandbox's file systems. While these are
-// frozen none may: where the kernel cannot freeze them, this is what does. A command
-// that waits for its client meanwhile holds nobody up.
+// Writes controls the commands that write to the sandbox's file systems. None may write while the
+// file systems are frozen: on a kernel that cannot freeze them, Writes blocks these commands. A
+// command that waits for its client blocks nobody.
 type Writes struct {
 	mu      sync.Mutex
 	running int
-	stopped chan struct{} // nil: writes may go on; closed when they may again
-	idle    chan struct{} // closed when none runs; nil: nobody waits for that
+	stopped chan struct{} // nil: writes may run; closed when they may run again
+	idle    chan struct{} // closed when none runs; nil: nobody waits for it
 }
 
 // enter waits until a write may begin. leave must follow.
@@ -46,8 +46,8 @@ func (w *Writes) leave() {
 	}
 }
 
-// Stop lets no write begin, and returns when none is under way. Resume must follow,
-// also when it fails.
+// Stop blocks new writes, and returns when none is in progress. Resume must follow, also after an
+// error.
 func (w *Writes) Stop(ctx context.Context) error {
 	w.mu.Lock()
 	if w.stopped == nil {
@@ -70,7 +70,7 @@ func (w *Writes) Stop(ctx context.Context) error {
 	}
 }
 
-// Resume lets writes begin again.
+// Resume allows writes again.
 func (w *Writes) Resume() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,8 +80,8 @@ func (w *Writes) Resume() {
 	}
 }
 
-// from returns r for a command that has entered and writes what r yields: while it
-// waits for r it counts as one that does not write.
+// from wraps r for a command that has entered and writes r's data: while the command waits for r,
+// it does not count as a write.
 func (w *Writes) from(r io.Reader) io.Reader { return &writesFrom{w, r} }
 
 type writesFrom struct {
@@ -89,20 +89,20 @@ type writesFrom struct {
 	r io.Reader
 }
 
-// Read implements io.Reader. After it the command writes, or tidies up: it waits
-// for that even when its client has gone.
+// Read implements io.Reader. Afterwards the command writes, or cleans up: Read waits for permission
+// even if the client has disconnected.
 func (f *writesFrom) Read(p []byte) (int, error) {
 	f.w.leave()
 	n, err := f.r.Read(p)
-	_ = f.w.enter(context.Background()) // which does not end
+	_ = f.w.enter(context.Background()) // which never ends
 	return n, err
 }
 
-// A Server answers the domain FileSystem: files, with those of its commands that
-// write kept from what is frozen.
+// A Server answers the domain FileSystem: it is Files whose writing commands wait while the file
+// systems are frozen.
 type Server struct{ *Files }
 
-// newFileServer returns the server of the domain FileSystem.
+// NewServer returns the server of the domain FileSystem.
 func NewServer(f *Files) Server { return Server{f} }
 
 func (f Server) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
