@@ -1,6 +1,6 @@
-// Package machine brings a sandbox's guest up around its agent: as PID 1 of a microVM (Boot) or of a
-// gVisor container (BootGVisor). It mounts disks and layers, sets up the network, and gives each clone
-// its own identity.
+// Package machine brings up a sandbox's guest around its agent: as PID 1 of a microVM (Boot) or of
+// a gVisor container (BootGVisor). It mounts disks and layers, sets up the network, and gives each
+// clone its own identity.
 package machine
 
 import (
@@ -24,38 +24,38 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Names that the host and the guest agree on.
+// Names that the host and the guest share.
 const (
 	PortName   = "turnstone.agent"        // of the virtio-serial port
 	RootSerial = "root"                   // of the block device with the template's root image
 	ReadyLine  = "turnstone-agent: ready" // on the console, when the agent waits for the host
-	FailedWord = "failed: "               // on the console after the agent's name: why there will be no such line
+	// on the console after the agent's name, before the reason of a failed start
+	FailedWord = "failed: "
 )
 
-// Where things stand before the sandbox's own root takes their place.
+// Paths before the switch to the sandbox's own root.
 const (
 	lowerDir   = "/lower"   // the template's root image
 	upperDir   = "/scratch" // the disk that takes the writes
 	mergedDir  = "/merged"
 	warmDir    = "/warm"
-	skelDir    = "/skel"          // below the template: mount points that are in no state
+	skelDir    = "/skel"          // below the template: mount points that belong to no state
 	layerDir   = "/layer"         // with a folder for each layer's image
 	stackDir   = "/stack"         // the root over layers
 	homeDir    = "/home"          // the home disk
-	deviceWait = 20 * time.Second // emulated machines probe slowly
+	deviceWait = 20 * time.Second // emulated machines probe devices slowly
 )
 
-// Boot brings a microVM's guest up and serves its host until the connection ends,
-// then turns the machine off. It must be PID 1 and does not return.
+// Boot brings up a microVM's guest and serves its host until the connection ends, then turns the
+// machine off. It must run as PID 1 and does not return.
 //
-// It stops before anything differs between clones: the host takes its snapshot
-// when the ready line is on the console, and speaks first after a restore.
+// Boot stops before clones begin to differ: the host takes its snapshot when the ready line is on
+// the console, and sends first after a restore.
 //
-// Two words on the kernel's command line let it do more before the snapshot, and
-// so less after each restore, where every instruction is cold.
-// turnstone.scratch=SERIAL names the disk for the writes: it is then mounted
-// before, so each clone must get a copy of that disk as it was when the snapshot
-// was taken. turnstone.net=ADDRESS,GATEWAY[,DNS…] sets the network up before.
+// Two words on the kernel's command line move work before the snapshot, which shortens each
+// restore, in which every instruction is cold. turnstone.scratch=SERIAL names the disk for the
+// writes: it is then mounted before the snapshot, so each clone must get a copy of that disk as of
+// the snapshot. turnstone.net=ADDRESS,GATEWAY[,DNS…] sets up the network before the snapshot.
 func Boot() {
 	err := boot()
 	if err != nil {
@@ -64,7 +64,7 @@ func Boot() {
 	powerOff()
 }
 
-// failedLine is what the host shows of a start that failed.
+// failedLine returns the line that the host shows for a failed start.
 func failedLine(err error) string {
 	line := FailedWord + err.Error()
 	if hint := turnstone.HintOf(err); hint != "" {
@@ -77,11 +77,12 @@ func boot() error {
 	keepSignals()
 	mounts := mountKernel(kernelMounts, func(string) bool { return false })
 	loadModules("/modules")
-	cmdline, _ := os.ReadFile("/proc/cmdline") // the host wrote it
+	cmdline, _ := os.ReadFile("/proc/cmdline") // written by the host
 	is := askKernel()
 	is.open = runningKernel.open()
 	if nonce := checks(string(cmdline)); nonce != "" {
-		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil) // its messages would fall into the report's lines
+		// kernel messages would interleave with the report's lines
+		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil)
 		runningKernel.report(nonce, is, consoleLog)
 		return nil
 	}
@@ -110,11 +111,12 @@ func boot() error {
 	return m.serve(func() (io.ReadWriteCloser, error) { return openChannel(string(cmdline)) }, consoleLog)
 }
 
-// ownFDs is procFDs in the agent's own /proc, where the agent is: see process.Space.
+// ownFDs is procFDs in the agent's own /proc, which is the agent's working directory: see
+// process.Space.
 const ownFDs = "self/fd/"
 
-// serve makes the agent of a machine that is up, says that it is, and answers the
-// host until the connection ends.
+// serve creates the agent of a booted machine, reports that it is ready, and answers the host until
+// the connection ends.
 func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
 	opt := agent.Options{Groups: m.groups, Reap: m.reap, Space: m.space, FDs: ownFDs, Tracing: agent.NewTracing()}
 	warm := warmUp
@@ -122,7 +124,7 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 		warm = exercise
 	}
 	if err := warm(opt); err != nil {
-		say("warm-up: " + err.Error()) // slower, and not wrong
+		say("warm-up: " + err.Error()) // a failure only makes clones slower
 	}
 	port, err := open()
 	if err != nil {
@@ -135,7 +137,7 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 		return err
 	}
 	debug.FreeOSMemory()
-	unix.Sync() // the host keeps the disk as it is now
+	unix.Sync() // the host keeps the disk's current content
 	say("ready")
 	err = a.Serve(context.Background(), port)
 	m.groups.KillAll()
@@ -143,8 +145,8 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 	return err
 }
 
-// params are what the kernel's command line tells the agent: what every clone of
-// the snapshot will have in common, so that it can be set up before.
+// params are the agent's parameters on the kernel's command line: they are common to all clones of
+// the snapshot, so that the agent can apply them before it.
 type params struct {
 	scratch string               // turnstone.scratch=SERIAL
 	network *wire.SandboxNetwork // turnstone.net=ADDRESS,GATEWAY[,DNS…]
@@ -165,9 +167,9 @@ func parseParams(cmdline string) params {
 	return p
 }
 
-// keepSignals makes signals that end a Go program harmless: any process of the
-// guest may send them, and the end of PID 1 is the end of the machine. They are
-// received, not ignored, since a child would inherit ignoring them.
+// keepSignals receives the signals that end a Go program: any process of the guest may send them,
+// and the end of PID 1 ends the machine. They are received and not ignored, because children
+// inherit ignored signals.
 func keepSignals() {
 	ch := make(chan os.Signal, 16)
 	for sig := syscall.Signal(1); sig < 65; sig++ {
@@ -183,7 +185,7 @@ func keepSignals() {
 	}()
 }
 
-// A kernelMount is a file system that shows what the kernel offers.
+// A kernelMount is one of the kernel's virtual file systems.
 type kernelMount struct {
 	dir, fs, data string
 	flags         uintptr
@@ -191,7 +193,7 @@ type kernelMount struct {
 
 const noFiles = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// kernelMounts are those of a microVM.
+// kernelMounts are the mounts of a microVM.
 var kernelMounts = []kernelMount{
 	{"/proc", "proc", "", noFiles},
 	{"/sys", "sysfs", "", noFiles},
@@ -202,8 +204,8 @@ var kernelMounts = []kernelMount{
 	{"/sys/fs/cgroup", "cgroup2", "", noFiles},
 }
 
-// mountKernel mounts what the kernel offers, but where there is something already. It
-// mounts all that it can, and returns the first failure.
+// mountKernel mounts the kernel's virtual file systems, except at existing mounts. It mounts as
+// many as possible, and returns the first error.
 func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
 	var failed error
 	for _, m := range mounts {
@@ -230,7 +232,7 @@ func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
 	return nil
 }
 
-// mount mounts it. A file system that the kernel does not know is a lackError.
+// mount mounts the file system. A file system that the kernel does not support is a lackError.
 func (m kernelMount) mount() error {
 	if err := os.MkdirAll(m.dir, 0o755); err != nil {
 		return err
@@ -245,14 +247,14 @@ func (m kernelMount) mount() error {
 	return nil
 }
 
-// newSpace makes the namespace of the machine's processes, and shows its /proc.
+// newSpace creates the namespace of the machine's processes, and shows its /proc.
 func (m *machine) newSpace() (err error) {
 	m.reap = process.NewInitReaper()
 	m.space, err = process.NewSpace(m.reap, "/proc", showBootID)
 	return err
 }
 
-// showBootID puts the clone's own boot ID in the place of the kernel's.
+// showBootID replaces the kernel's boot ID with the clone's own.
 func showBootID() error {
 	err := unix.Mount(bootIDFile, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, "")
 	if err != nil && err != unix.ENOENT { // root in the sandbox may have removed it
@@ -261,9 +263,9 @@ func showBootID() error {
 	return nil
 }
 
-// loadModules loads the kernel modules of a folder in the order of their names,
-// and removes them: they take up memory. What fails is only said, because a
-// kernel may have a driver built in that another has as a module.
+// loadModules loads the kernel modules of a folder in the order of their names, and removes their
+// files, which use memory. It only logs errors, because a kernel may have a driver built in that is
+// a module of another kernel.
 func loadModules(dir string) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
@@ -291,8 +293,8 @@ func loadModule(path string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// newGroups sets default limits, so that the agent keeps what it needs to work
-// and to tell the host what happened, whatever the steps do.
+// newGroups sets default limits, so that the agent keeps enough resources to work and to report to
+// the host, whatever the steps do.
 func (m *machine) newGroups() (err error) {
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
@@ -300,8 +302,8 @@ func (m *machine) newGroups() (err error) {
 	}
 	total := int64(si.Totalram) * int64(si.Unit)
 	reserve := 24<<20 + total/20
-	// A process that does anything takes about 1 MiB, and a fork bomb that is
-	// allowed to grow large takes long to kill under emulation.
+	// A working process needs about 1 MiB, and a large fork bomb takes long to kill under
+	// emulation.
 	pids := min(4096, max(512, total>>20))
 	if m.groups, err = process.NewGroups("/sys/fs/cgroup", total-reserve, pids); err == nil {
 		m.groups.In(m.space)
@@ -326,8 +328,8 @@ func (m *machine) mountRoot() error {
 	return nil
 }
 
-// blockDevice finds the block device with this serial number, which it waits
-// for: there is no udev, and drivers probe in their own time.
+// blockDevice finds the block device with this serial number. It waits for the device, because
+// there is no udev and drivers probe asynchronously.
 func (m *machine) blockDevice(serial string, wait time.Duration) (string, error) {
 	return poll(wait, "a disk with the serial number "+serial, func() string {
 		disks, _ := os.ReadDir("/sys/block")
@@ -381,11 +383,11 @@ func poll(wait time.Duration, what string, find func() string) (string, error) {
 	}
 }
 
-// A port is the agent's end of a virtio-serial port. Until the host has spoken,
-// an end of file only means that its side is not connected yet.
+// A port is the agent's end of a virtio-serial port. Before the host's first byte, an end of file
+// only means that the host is not connected yet.
 type port struct {
 	f     *os.File
-	begun bool // used by the one reader only
+	begun bool // used only by the single reader
 }
 
 func (p *port) Read(b []byte) (int, error) {
@@ -416,14 +418,14 @@ func consoleLog(line string) {
 	_, _ = f.WriteString("turnstone-agent: " + line + "\n")
 }
 
-// powerOff ends the machine. The host starts it so that a reboot is an end.
+// powerOff ends the machine. The host configures it so that a reboot ends it.
 func powerOff() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {}
 }
 
-// readSmall reads the start of a file of the kernel's.
+// readSmall reads the start of a kernel file.
 func readSmall(path string, buf []byte) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -23,28 +23,28 @@ import (
 )
 
 const (
-	cardName  = "eth0"   // unless the machine has one of that name
-	otherCard = "eth%d"  // which the kernel gives a number
+	cardName  = "eth0"   // unless the machine already has a card of this name
+	otherCard = "eth%d"  // the kernel assigns the number
 	frameHead = 4        // bytes before each frame: its length, big-endian
-	etherHead = 14 + 4   // bytes of a frame beside its packet, with a VLAN's tag
+	etherHead = 14 + 4   // bytes of a frame beside its packet, with a VLAN tag
 	maxFrames = 64 << 10 // bytes of frames that are sent together
 )
 
 // A card is a TAP device, whose frames the agent carries to the host and back.
 type card struct {
-	// passing says that a device cannot outlive a snapshot: gVisor saves none. The
-	// next connect then makes another, whose sockets see that the card was pulled out.
+	// passing marks a device that cannot survive a snapshot: gVisor saves no such device. The next
+	// Connect then creates another device; to open sockets, the first card was removed.
 	passing bool
 
 	mu   sync.Mutex
 	tap  *os.File // nil: there is none
 	name string
-	as   string // what it was set up as
-	stop func() // ends the carrying, and waits for that; nil: nothing is carried
+	as   string // its current configuration
+	stop func() // ends the carrying, and waits for its end; nil: nothing is carried
 }
 
-// Connect makes the device, or takes the one that is there, and carries its frames
-// from then on until one of the streams ends, or it is called again.
+// Connect creates the device, or reuses an existing one, and carries its frames until one of the
+// streams ends, or Connect is called again.
 func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out agent.FrameSender) (name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,7 +54,7 @@ func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 	}
 	as := fmt.Sprint(mac, mtu, n.Address, n.Gateway)
 	if c.tap != nil && (c.as != as || !linkExists(c.name)) {
-		_ = c.tap.Close() // and with it the device
+		_ = c.tap.Close() // which removes the device
 		c.tap = nil
 	}
 	if c.tap == nil {
@@ -82,8 +82,7 @@ func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in
 	return c.name, nil
 }
 
-// Suspend prepares for a snapshot, when no process runs. The streams end with their
-// connection in any case.
+// Suspend prepares for a snapshot, when no process runs. The streams end with their connection.
 func (c *card) Suspend() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,8 +107,8 @@ func linkExists(name string) bool {
 	return err == nil
 }
 
-// openTAP makes the device (the kernel's Documentation/networking/tuntap.rst). It
-// goes when the file is closed.
+// openTAP creates the device (the kernel's Documentation/networking/tuntap.rst). Closing the file
+// removes the device.
 func openTAP() (tap *os.File, name string, err error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -131,11 +130,11 @@ func openTAP() (tap *os.File, name string, err error) {
 		return nil, "", os.NewSyscallError("TUNSETIFF", err)
 	}
 	name = unix.ByteSliceToString(req.name[:])
-	// Only now: the poller gives a device up that it was told of before.
+	// Only now: the poller rejects a device that was registered earlier.
 	return os.NewFile(uintptr(fd), name), name, nil
 }
 
-// setCard gives the device its address and size.
+// setCard configures the device's address and size.
 func setCard(name string, mac net.HardwareAddr, mtu int) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -152,8 +151,8 @@ func setCard(name string, mac net.HardwareAddr, mtu int) error {
 	return h.LinkSetMTU(link, mtu)
 }
 
-// carry copies frames both ways until one of the streams ends. stop ends that and
-// returns when nothing uses the device any more, which stays.
+// carry copies frames in both directions until one of the streams ends. stop ends the copying and
+// returns when the device, which stays, is no longer in use.
 func carry(tap *os.File, mtu int, in io.ReadCloser, out agent.FrameSender) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -181,8 +180,8 @@ func carry(tap *os.File, mtu int, in io.ReadCloser, out agent.FrameSender) (stop
 	}
 }
 
-// sendFrames sends what the sandbox sends. While the host takes nothing the device's
-// queue fills, and loses what is too much.
+// sendFrames sends the sandbox's frames. While the host reads nothing, the device's queue fills,
+// and drops further frames.
 func sendFrames(tap *os.File, mtu int, out io.Writer) {
 	raw, err := tap.SyscallConn()
 	if err != nil {
@@ -209,7 +208,7 @@ func sendFrames(tap *os.File, mtu int, out io.Writer) {
 		if err != nil {
 			return
 		}
-		if n == 0 { // it is down, or broken
+		if n == 0 { // the device is down, or broken
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -219,8 +218,8 @@ func sendFrames(tap *os.File, mtu int, out io.Writer) {
 	}
 }
 
-// receiveFrames gives the sandbox what the host sends. A frame that the device does
-// not take is lost; one that is too long for any is the end.
+// receiveFrames delivers the host's frames to the sandbox. A frame that the device rejects is lost;
+// an oversized frame ends the carrying.
 func receiveFrames(tap *os.File, mtu int, in io.Reader) error {
 	raw, err := tap.SyscallConn()
 	if err != nil {

@@ -26,21 +26,23 @@ var kernelDirs = []string{"/proc", "/sys", "/dev", "/run"}
 
 // A machine is the guest as a whole.
 type machine struct {
-	gvisor  bool // it is a container of gVisor: the host has mounted its disks
+	gvisor  bool // a container of gVisor: the host has mounted its disks
 	kernel  kernelWord
 	reap    process.Reaper
 	space   *process.Space
 	groups  *process.Groups
-	mounted string               // serial number of the scratch disk that is mounted
-	network *wire.SandboxNetwork // what the network is set up as
-	base    int                  // descriptor of the root that the kernel started with; -1: not left yet
-	names   map[string]string    // what disks are called that have no serial number, by device; nil: all have one
-	devices map[string]uint64    // numbers of the block devices by serial number
+	mounted string               // serial number of the mounted scratch disk
+	network *wire.SandboxNetwork // the network's current configuration
+	// descriptor of the root that the kernel started with; -1: not left yet
+	base int
+	// names of disks without a serial number, by device; nil: all have one
+	names   map[string]string
+	devices map[string]uint64 // numbers of the block devices by serial number
 	disks   agent.Disks
 	card    card
 }
 
-// prepare does what every clone has in common, before the snapshot.
+// prepare does the work that is common to all clones, before the snapshot.
 func (m *machine) prepare(p params) error {
 	if p.network != nil {
 		if err := networkUp(p.network); err != nil {
@@ -54,7 +56,7 @@ func (m *machine) prepare(p params) error {
 	if err := m.mountScratch(p.scratch); err != nil {
 		return err
 	}
-	// As long as what takes their place: rewriting is then all there is to do.
+	// The placeholder is as long as the final value, so that only a rewrite remains.
 	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32), network: m.network}
 	for _, upper := range []string{firstUpper, secondUpper} {
 		if err := id.write(filepath.Join(upperDir, upper)); err != nil {
@@ -68,9 +70,8 @@ func (m *machine) prepare(p params) error {
 	return m.enterRoot()
 }
 
-// configure is Sandbox.configure: it turns a clone into a sandbox of its own.
-// The order matters: no random number is drawn before the reseed, and no file
-// gets a time before the clock is right.
+// configure implements Sandbox.configure: it gives a clone its own identity. The order matters: no
+// random number is drawn before the reseed, and no file gets a time before the clock is right.
 func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	res := new(wire.SandboxConfigureResult)
 	now, err := checkConfigure(p)
@@ -107,7 +108,7 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	return res, nil
 }
 
-// enter gives the sandbox its root and its identity in there.
+// enter gives the sandbox its root and its identity in that root.
 func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 	id := identity{hostname: p.Hostname, machineID: p.MachineID, network: p.Network}
 	switch {
@@ -115,7 +116,7 @@ func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 		if err := m.mountScratch(p.Scratch); err != nil {
 			return err
 		}
-		// Below the overlay, which would else first copy up what the template has.
+		// Written below the overlay, because the overlay would first copy up the template's file.
 		if err := id.write(filepath.Join(upperDir, firstUpper)); err != nil {
 			return err
 		}
@@ -166,16 +167,16 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	return now, nil
 }
 
-// notSerial says that no disk is called s: serials become names of files.
+// notSerial reports whether s cannot be a disk's serial number: serial numbers become file names.
 func notSerial(s string) bool { return s == "" || len(s) > 20 || strings.ContainsAny(s, "/.\x00") }
 
 func mountable(path string) bool {
 	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= files.MaxPath && strings.IndexByte(path, 0) < 0
 }
 
-// refresh gives a clone random numbers of its own, and then the right time: no
-// random number is drawn before, and no file gets a time before. gVisor takes both
-// from its host whenever they are asked for, so no clone has another's.
+// refresh gives a clone its own random numbers, and then the right time: no random number is drawn
+// before, and no file gets a time before. gVisor gets both from its host on each request, so no two
+// clones share them.
 func (m *machine) refresh(entropy []byte, now time.Time) (reseeded bool, err error) {
 	if m.gvisor {
 		return true, nil
@@ -190,9 +191,9 @@ func (m *machine) refresh(entropy []byte, now time.Time) (reseeded bool, err err
 	return true, nil
 }
 
-// reseed mixes entropy into the kernel's generator and makes it draw new keys
-// from the pool, for every CPU (random(4), RNDADDENTROPY and RNDRESEEDCRNG). The
-// kernel answers the second only when the generator is seeded.
+// reseed mixes entropy into the kernel's generator and makes it draw new keys from the pool, for
+// every CPU (random(4), RNDADDENTROPY and RNDRESEEDCRNG). The kernel accepts the second request
+// only if the generator is seeded.
 func reseed(entropy []byte) error {
 	fd, err := unix.Open("/dev/random", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -221,7 +222,7 @@ func ioctl(fd int, req uint, arg unsafe.Pointer) error {
 	return nil
 }
 
-// identity is what a sandbox's own files say of it.
+// identity is the sandbox's identity in its own files.
 type identity struct {
 	hostname  string
 	machineID string
@@ -243,8 +244,8 @@ func (id identity) write(root string) error {
 	return nil
 }
 
-// overwrite gives a file this content. It truncates after writing and only when
-// it must: a file of the same length is then one write to the page cache.
+// overwrite replaces a file's content. It truncates after the write and only if necessary: a file
+// of the same length then needs a single write to the page cache.
 func overwrite(path, text string) error {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {
@@ -266,11 +267,10 @@ func overwrite(path, text string) error {
 	return nil
 }
 
-// bootIDFile stands over the kernel's boot_id, which cannot be written and would
-// be the same in every clone.
+// bootIDFile covers the kernel's boot_id, which is read-only and would be the same in every clone.
 const bootIDFile = "/run/boot_id"
 
-// newBootID gives the guest a boot ID of its own and returns it.
+// newBootID creates the guest's own boot ID and returns it.
 func newBootID() (string, error) {
 	var b [16]byte
 	if _, err := unix.Getrandom(b[:], 0); err != nil {

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GVisorScratch is what a gVisor sandbox calls the file system that takes its writes.
+// GVisorScratch is the name that a gVisor sandbox gives the file system that takes its writes.
 const GVisorScratch = "scratch"
 
-// BootGVisor is Boot for a gVisor container, of which it must be the first process,
-// "/init gvisor". The host has set the container up so:
+// BootGVisor is Boot for a gVisor container. It must run as the container's first process, "/init
+// gvisor". The host has set up the container as follows:
 //
 //   - runsc runs with --in-sandbox-cgroup=v2, without a mount of cgroups, and with
 //     all capabilities in the container's process;
@@ -25,14 +25,14 @@ const GVisorScratch = "scratch"
 //     /layer/5; the kernel's own file systems are mounted there, or will be;
 //   - /lower is the template's root image, /layer/0 and so on the images of the
 //     layers' slots, each with the folders fs and context, or an empty image;
-//   - /scratch is a tmpfs as large as the disk. What is in it should not count as
-//     memory: a file of its own on the host has to hold it;
+//   - /scratch is a tmpfs as large as the disk. Its content should not count as
+//     memory: a separate file on the host has to hold it;
 //   - standard input and output are two pipes to the host, which a restore replaces;
 //     standard error takes the console's lines.
 //
-// As soon as ReadyLine is on standard error, a checkpoint may be taken. Before that
-// the sandbox's root is put together and the shell has run once. The pipes must stay
-// open meanwhile, or end: an end counts only after the host has spoken.
+// A checkpoint may be taken as soon as ReadyLine is on standard error. Before that the agent sets
+// up the sandbox's root and runs the shell once. The pipes must stay open meanwhile, or end: an end
+// counts only after the host has sent data.
 func BootGVisor() {
 	say := func(line string) { _, _ = os.Stderr.WriteString("turnstone-agent: " + line + "\n") }
 	code := 0
@@ -43,10 +43,10 @@ func BootGVisor() {
 	os.Exit(code)
 }
 
-// gvisorSlots is how many slots for layers there are.
+// gvisorSlots is the number of slots for layers.
 const gvisorSlots = 6
 
-// gvisorMounts are those that the agent makes, where the host has not.
+// gvisorMounts are the mounts that the agent creates, except those that the host has already made.
 var gvisorMounts = []kernelMount{
 	{"/proc", "proc", "", noFiles},
 	{"/sys", "sysfs", "", noFiles},
@@ -84,14 +84,14 @@ func bootGVisor(say func(string)) error {
 	return m.serve(func() (io.ReadWriteCloser, error) { return &pipes{in: 0, out: 1}, nil }, say)
 }
 
-// isMountPoint tells whether dir is another file system than the directory above.
+// isMountPoint reports whether dir is on another file system than its parent.
 func isMountPoint(dir string) bool {
 	var st, above unix.Stat_t
 	return unix.Stat(dir, &st) == nil && unix.Stat(filepath.Dir(dir), &above) == nil && st.Dev != above.Dev
 }
 
-// mountedLayers returns the overlay's lower directories of layers that the host has
-// mounted in their slots, the highest first.
+// mountedLayers returns the overlay's lower directories of the layers that the host has mounted in
+// their slots, from the highest to the lowest.
 func mountedLayers(layers []string) (lower, context []string, err error) {
 	for i := len(layers) - 1; i >= 0; i-- {
 		slot, ok := strings.CutPrefix(layers[i], "layer")
@@ -106,16 +106,15 @@ func mountedLayers(layers []string) (lower, context []string, err error) {
 	return lower, context, nil
 }
 
-// pipes is the byte stream to the host. Its reads and writes block a thread, and
-// not Go's poller: what a poller knows of a descriptor may not hold after a restore,
-// which puts another pipe in its place.
+// pipes is the byte stream to the host. Its reads and writes block a thread and bypass Go's poller:
+// a restore replaces the pipes, which would invalidate the poller's state of a descriptor.
 type pipes struct {
 	in, out int
-	begun   bool // the host has spoken; used by the one reader only
+	begun   bool // the host has sent data; used only by the single reader
 }
 
-// Read implements io.Reader. Until the host has spoken, an end of file only means
-// that its side is not connected yet.
+// Read implements io.Reader. Before the host's first byte, an end of file only means that the host
+// is not connected yet.
 func (p *pipes) Read(b []byte) (int, error) {
 	for len(b) > 0 {
 		n, err := unix.Read(p.in, b)
@@ -154,10 +153,10 @@ func (p *pipes) Write(b []byte) (done int, err error) {
 	return done, nil
 }
 
-// Close implements io.Closer. It ends neither a read nor a write that is under way.
+// Close implements io.Closer. It does not interrupt a read or write in progress.
 func (p *pipes) Close() error { return errors.Join(unix.Close(p.in), unix.Close(p.out)) }
 
-// waitPipe waits a while for one end of a pipe.
+// waitPipe waits for one end of a pipe, for a limited time.
 func waitPipe(fd int, events int16) {
 	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 1000)
 }

@@ -14,19 +14,19 @@ import (
 const (
 	contextDir  = "/context"
 	firstUpper  = "upper"  // takes the writes over the template alone
-	secondUpper = "upper2" // takes them over layers
+	secondUpper = "upper2" // takes the writes over layers
 	maxLayers   = 16
 )
 
-// overlayOptions keep an overlay's directories plain: what they hold means what
-// overlayfs.rst says of any lower directory, with no reference to another file.
+// overlayOptions keep an overlay's directories plain: their content has the meaning that
+// overlayfs.rst gives any lower directory, with no reference to another file.
 const overlayOptions = "redirect_dir=off,metacopy=off,index=off,xino=off,"
 
-// mountOverlay mounts an overlay at dir. The lower directories are given from the
-// highest on; without an upper one it is read-only.
+// mountOverlay mounts an overlay at dir. The lower directories are in order from the highest;
+// without an upper directory the overlay is read-only.
 func (m *machine) mountOverlay(dir string, lower []string, upper, work string) error {
 	options := overlayOptions
-	if m.gvisor { // it has none of these abilities, and refuses their names
+	if m.gvisor { // gVisor has none of these features, and rejects their names
 		options = ""
 	}
 	return mountOverlay(dir, options, lower, upper, work)
@@ -53,7 +53,7 @@ func (m *machine) mountScratch(serial string) error {
 		if err != nil {
 			return err
 		}
-		// The disk lives as long as the machine: barriers protect nothing.
+		// The disk lives as long as the machine, so barriers are useless.
 		const opts = "nobarrier,noinit_itable"
 		if err := unix.Mount(dev, upperDir, "ext4", unix.MS_NOATIME, opts); err != nil {
 			return &os.PathError{Op: "mount", Path: dev, Err: err}
@@ -69,8 +69,8 @@ func (m *machine) mountScratch(serial string) error {
 	return m.disks.Add(upperDir)
 }
 
-// enterRoot makes the scratch disk over the template the root of the agent and of
-// all it starts, as switch_root does. /context is there and empty.
+// enterRoot makes the scratch disk over the template the root of the agent and of its processes, as
+// switch_root does. /context exists and is empty.
 func (m *machine) enterRoot() error {
 	var err error
 	if m.base, err = unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
@@ -98,7 +98,7 @@ func (m *machine) enterRoot() error {
 	return m.switchRoot(mergedDir)
 }
 
-// bindReadOnly shows the directory src at dst too.
+// bindReadOnly mounts the directory src read-only at dst too.
 func bindReadOnly(src, dst string) error {
 	if err := unix.Mount(src, dst, "", unix.MS_BIND, ""); err != nil {
 		return &os.PathError{Op: "bind", Path: dst, Err: err}
@@ -121,11 +121,10 @@ func (m *machine) switchRoot(dir string) error {
 	)
 }
 
-// enterStack makes layers over the template the root, the lowest first. It goes
-// back to where the kernel started, where the template and the scratch disk are,
-// and comes back with a new root over the one that the snapshot has, whose
-// directories for the kernel's file systems it takes along. The layers' own mounts
-// stay behind: no path in the new root leads to them.
+// enterStack makes layers over the template the root, the lowest first. It returns to the kernel's
+// initial root, which contains the template and the scratch disk, and enters a new root over the
+// snapshot's root, whose directories for the kernel's file systems it moves along. The layers' own
+// mounts stay behind: no path in the new root leads to them.
 func (m *machine) enterStack(layers []string, id identity) error {
 	var kernel []int
 	for _, dir := range kernelDirs {
@@ -176,9 +175,9 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	return m.switchRoot(stackDir)
 }
 
-// resemble gives the directories of an upper directory that are the agent's own
-// doing the attributes of those that they hide, the highest of lower first. Else
-// the root would have the agent's mode, and each turn would change its time.
+// resemble gives the agent's own directories in an upper directory the attributes of the
+// directories that they hide; the highest of lower is first. Otherwise the root would have the
+// agent's mode, and each turn would change its time.
 func resemble(upper string, lower []string) error {
 	for _, name := range []string{"", "etc"} {
 		dst := filepath.Join(upper, name)
@@ -202,8 +201,8 @@ func resemble(upper string, lower []string) error {
 	return nil
 }
 
-// copyAttributes does no more than it must: each call that a clone makes for the
-// first time takes a millisecond under emulation.
+// copyAttributes makes as few system calls as possible: each clone's first call of a kind takes a
+// millisecond under emulation.
 func copyAttributes(src, dst string, want *unix.Stat_t) error {
 	var have unix.Stat_t
 	if err := unix.Lstat(dst, &have); err != nil {
@@ -248,20 +247,20 @@ func copyXattrs(src, dst string) error {
 	return err
 }
 
-// leaveRoot makes the root that the kernel started with the agent's again.
+// leaveRoot makes the kernel's initial root the agent's root again.
 func (m *machine) leaveRoot() error {
 	return errors.Join(unix.Fchdir(m.base), unix.Chroot("."), unix.Chdir("/"))
 }
 
-// mountLayers mounts each layer's image and returns the overlay's lower
-// directories, the highest first.
+// mountLayers mounts each layer's image and returns the overlay's lower directories, from the
+// highest to the lowest.
 func mountLayers(layers []string) (lower, context []string, err error) {
 	for i := len(layers) - 1; i >= 0; i-- {
 		dir := filepath.Join(layerDir, layers[i])
 		if err := unix.Mkdir(dir, 0o755); err != nil {
 			return nil, nil, &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
-		// Whoever gets at an image other than through the overlay gets no more out of it.
+		// Access to an image that bypasses the overlay gives no additional rights.
 		const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOATIME
 		if err := unix.Mount(devicePath(layers[i]), dir, "erofs", flags, ""); err != nil {
 			return nil, nil, &os.PathError{Op: "mount", Path: layers[i], Err: err}
@@ -272,12 +271,12 @@ func mountLayers(layers []string) (lower, context []string, err error) {
 	return lower, context, nil
 }
 
-// devicePath names a slot's block device in the root that the kernel started with.
+// devicePath returns the path of a slot's block device in the kernel's initial root.
 func devicePath(serial string) string { return "/dev/" + serial }
 
-// makeDevices makes a device node for each disk with a serial number, named by it,
-// in the root that the kernel started with. Its /dev is bare when the kernel's has
-// gone from there; and what a guest does to its own is of no importance to it.
+// makeDevices creates a device node for each disk with a serial number, named by that number, in
+// the kernel's initial root. Its /dev is empty after the kernel's has moved, and independent of the
+// guest's changes to its own /dev.
 func makeDevices(disks map[string]uint64) error {
 	for serial, number := range disks {
 		path := devicePath(serial)
@@ -305,8 +304,8 @@ func (m *machine) blockDevices() map[string]uint64 {
 	return found
 }
 
-// mountHome mounts the home disk. What is shown of it is one of its directories:
-// its root holds what belongs to the file system.
+// mountHome mounts the home disk. Only one of its directories is shown: its root contains files of
+// the file system itself.
 func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

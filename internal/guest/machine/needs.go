@@ -16,19 +16,19 @@ import (
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
-// A kernelView is where the running kernel tells what it has. The zero value looks at
-// none; tests look at folders of their own.
+// A kernelView contains the paths at which the running kernel describes itself. The zero value
+// reads none; tests use their own folders.
 type kernelView struct {
 	proc, sys, dev string
 }
 
 var runningKernel = kernelView{proc: "/proc", sys: "/sys", dev: "/dev"}
 
-// errUntold says that the running kernel does not tell.
+// errUntold means that the running kernel does not report the feature.
 var errUntold = errors.New("the kernel does not tell")
 
-// has returns nil where the kernel has n, errUntold where it does not say, and else why
-// it does not have it.
+// has returns nil if the kernel has n, errUntold if the kernel does not report it, and otherwise
+// the reason why it lacks n.
 func (k kernelView) has(n need.Need) error {
 	switch n.Name {
 	case "proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "cgroup2", "erofs", "ext4", "overlay":
@@ -45,7 +45,7 @@ func (k kernelView) has(n need.Need) error {
 		return exists(k.sys + "/bus/virtio/drivers/" + strings.ReplaceAll(n.Name, "-", "_"))
 	case "virtio-vsock":
 		return exists(k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport")
-	case "vmgenid": // a driver of ACPI before Linux 6.10, of the platform since
+	case "vmgenid": // an ACPI driver before Linux 6.10, a platform driver since
 		if exists(k.sys+"/bus/acpi/drivers/vmgenid") == nil {
 			return nil
 		}
@@ -63,12 +63,12 @@ func (k kernelView) has(n need.Need) error {
 	case "smp":
 		return k.hasCPUs()
 	case "initramfs", "elf", "console", "futex", "epoll", "eventfd":
-		return nil // the agent, which says so, would not run, or not be heard
+		return nil // without it the agent, which reports, would not run, or could not report
 	}
 	return tryNeed(n.Name)
 }
 
-// tryNeed finds out by doing it.
+// tryNeed tries the feature.
 func tryNeed(name string) error {
 	switch name {
 	case "memfd":
@@ -82,7 +82,7 @@ func tryNeed(name string) error {
 	case "packet":
 		return closed(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0))
 	case "seccomp":
-		// Without a filter to install this is EFAULT; without seccomp EINVAL (prctl(2)).
+		// Without a filter the call fails with EFAULT; without seccomp with EINVAL (prctl(2)).
 		if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0); err != unix.EFAULT {
 			return os.NewSyscallError("prctl", err)
 		}
@@ -100,13 +100,14 @@ func closed(fd int, err error) error {
 	return unix.Close(fd)
 }
 
-// tryDummy makes a dummy network card in a network namespace of its own, which goes with
-// the thread.
+// tryDummy creates a dummy network card in a separate network namespace, which ends with the
+// thread.
 func tryDummy() error {
 	result := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()                                                        // for good: the thread ends with its namespace
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil && err != unix.EINVAL { // EINVAL: there are none
+		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+		// EINVAL: the kernel has no network namespaces
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil && err != unix.EINVAL {
 			result <- err
 			return
 		}
@@ -125,7 +126,7 @@ func exists(path string) error {
 	return err
 }
 
-// hasFileSystem looks into /proc/filesystems. That proc is there is known by it.
+// hasFileSystem reads /proc/filesystems, which also proves that proc exists.
 func (k kernelView) hasFileSystem(name string) error {
 	f, err := os.Open(k.proc + "/filesystems")
 	if err != nil {
@@ -140,7 +141,7 @@ func (k kernelView) hasFileSystem(name string) error {
 	return unix.ENODEV
 }
 
-// hasController looks at what the root of the control groups has to give.
+// hasController reads the controllers of the root control group.
 func (k kernelView) hasController(name string) error {
 	b, err := os.ReadFile(k.sys + "/fs/cgroup/cgroup.controllers")
 	if err != nil {
@@ -152,7 +153,7 @@ func (k kernelView) hasController(name string) error {
 	return nil
 }
 
-// hasGroupKill makes a group for a moment: the root has no such file.
+// hasGroupKill creates a temporary group, because the root has no such file.
 func (k kernelView) hasGroupKill() error {
 	dir := filepath.Join(k.sys, "fs/cgroup/turnstone-check")
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
@@ -162,8 +163,7 @@ func (k kernelView) hasGroupKill() error {
 	return exists(filepath.Join(dir, "cgroup.kill"))
 }
 
-// hasCPUs asks how many CPUs the kernel was built for: kernel_max is the highest number
-// of one.
+// hasCPUs checks that the kernel was built for several CPUs: kernel_max is the highest CPU number.
 func (k kernelView) hasCPUs() error {
 	b, err := os.ReadFile(k.sys + "/devices/system/cpu/kernel_max")
 	if err == nil && strings.TrimSpace(string(b)) == "0" {
@@ -172,12 +172,12 @@ func (k kernelView) hasCPUs() error {
 	return err
 }
 
-// A lackError ends a start: the kernel does not have what the agent needs.
+// A lackError ends a start: the kernel lacks a feature that the agent needs.
 type lackError struct{ need need.Need }
 
 func (e *lackError) Error() string { return e.need.Lack() }
 
-// lacks returns the first necessity, for a machine of this kind, that the kernel does not have.
+// lacks returns the first necessary feature, for this kind of machine, that the kernel lacks.
 func (k kernelView) lacks(kind need.Level) error {
 	for _, n := range need.All() {
 		if n.Level != need.Always && n.Level != kind {
@@ -190,7 +190,7 @@ func (k kernelView) lacks(kind need.Level) error {
 	return nil
 }
 
-// lacksAny returns the first of these needs that the kernel does not have, as an error.
+// lacksAny returns the first of these needs that the kernel lacks, as an error.
 func (k kernelView) lacksAny(names ...string) error {
 	for _, name := range names {
 		n, _ := need.Of(name)
@@ -201,7 +201,7 @@ func (k kernelView) lacksAny(names ...string) error {
 	return nil
 }
 
-// kindOf tells which kind of machine a command line is for.
+// kindOf returns the kind of machine for which a command line was made.
 func kindOf(cmdline string) need.Level {
 	for word := range strings.FieldsSeq(cmdline) {
 		if strings.HasPrefix(word, "turnstone.vsock=") {
@@ -211,9 +211,9 @@ func kindOf(cmdline string) need.Level {
 	return need.QEMU
 }
 
-// The report that a machine with the word turnstone.check=NONCE on its command line gives on
-// its console, instead of a start: a line for each need, what the kernel says of itself, and a
-// last one. Each begins with the nonce, so that nothing else that is printed is taken for it.
+// The report that a machine with the word turnstone.check=NONCE on its command line prints on its
+// console, instead of a start: a line for each need, the kernel's description, and a last line.
+// Each begins with the nonce, so that no other output is mistaken for it.
 const (
 	CheckWord   = "turnstone.check="
 	CheckStart  = "check "  // and the nonce and a blank
@@ -225,8 +225,7 @@ const (
 	CheckEnd    = "ends"
 )
 
-// checks returns the nonce of the report that the command line asks for; empty: it asks for
-// none.
+// checks returns the nonce of the requested report; empty: the command line requests none.
 func checks(cmdline string) string {
 	for word := range strings.FieldsSeq(cmdline) {
 		if nonce, ok := strings.CutPrefix(word, CheckWord); ok {
@@ -236,7 +235,7 @@ func checks(cmdline string) string {
 	return ""
 }
 
-// report says what the kernel has, and is.
+// report describes the kernel and its features.
 func (k kernelView) report(nonce string, is kernelWord, say func(line string)) {
 	tell := func(what string) { say(CheckStart + nonce + " " + what) }
 	for _, n := range need.All() {

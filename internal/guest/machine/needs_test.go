@@ -79,7 +79,8 @@ func TestMissingNecessity(t *testing.T) {
 			t.Fatalf("a kernel that has everything: %v", err)
 		}
 	}
-	untaken := []string{"initramfs", "elf", "console", "futex", "epoll", "eventfd", "memfd"} // cannot be taken from the test
+	// cannot be taken from the test
+	untaken := []string{"initramfs", "elf", "console", "futex", "epoll", "eventfd", "memfd"}
 	for _, n := range need.All() {
 		if take[n.Name] == nil {
 			if n.Level != need.Optional && !slices.Contains(untaken, n.Name) {

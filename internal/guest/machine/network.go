@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// loopbackUp gives the guest its loopback, which every sandbox has.
+// loopbackUp enables the guest's loopback, which every sandbox has.
 func loopbackUp() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -23,8 +23,8 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// networkUp configures the machine's one network card. Where that fails because the
-// kernel lacks something, the error says what.
+// networkUp configures the machine's one network card. If the kernel lacks a feature, the error
+// names it.
 func networkUp(n *wire.SandboxNetwork) error {
 	name, err := firstInterface("/sys/class/net")
 	if err == nil {
@@ -41,8 +41,7 @@ func networkUp(n *wire.SandboxNetwork) error {
 	return failure
 }
 
-// addressUp configures a network card. The order is that of a router's needs:
-// address and state before the route through them.
+// addressUp configures a network card: address and state come before the route, which needs both.
 func addressUp(name string, n *wire.SandboxNetwork) error {
 	fail := func(err error) error {
 		return turnstone.NewError("sandbox.network", turnstone.KindUnavailable, n.Address, err).
@@ -56,7 +55,7 @@ func addressUp(name string, n *wire.SandboxNetwork) error {
 	if gw == nil {
 		return fail(errors.New("malformed gateway address"))
 	}
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // one socket: without it, each request makes one
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // one socket for all requests
 	if err != nil {
 		return fail(err)
 	}
@@ -79,8 +78,8 @@ func addressUp(name string, n *wire.SandboxNetwork) error {
 	return nil
 }
 
-// firstInterface names the network card: the one interface below dir, as /sys/class/net,
-// that has a device. Kernels have others from the start, as dummy0, sit0 and tunl0.
+// firstInterface names the network card: the only interface below dir, such as /sys/class/net, that
+// has a device. Kernels have others from the start, such as dummy0, sit0 and tunl0.
 func firstInterface(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -98,7 +97,7 @@ func sameNetwork(a, b *wire.SandboxNetwork) bool {
 	return b != nil && a.Address == b.Address && a.Gateway == b.Gateway
 }
 
-// resolvConf is the content of /etc/resolv.conf.
+// resolvConf returns the content of /etc/resolv.conf.
 func resolvConf(n *wire.SandboxNetwork) string {
 	var b strings.Builder
 	if n != nil {

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// renew is Sandbox.renew for the machine. The order matters as it does in configure.
+// renew implements Sandbox.renew for the machine. The order matters as in configure.
 func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
 	res := new(wire.SandboxRenewResult)
 	const op = wire.MethodSandboxRenew
@@ -47,8 +47,8 @@ func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, e
 	return res, nil
 }
 
-// rename gives a clone an identity of its own. Unlike configure it leaves alone what
-// the sandbox's user may have added to the files meanwhile.
+// rename gives a clone its own identity. Unlike configure it keeps the entries that the sandbox's
+// user may have added to the files meanwhile.
 func (m *machine) rename(p *wire.SandboxRenewParams) error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -73,7 +73,8 @@ func (m *machine) rename(p *wire.SandboxRenewParams) error {
 	}
 	for _, f := range files {
 		err := overwrite(f[0], f[1])
-		if errors.Is(err, unix.ELOOP) { // its user made it a link: to write there is not our business
+		// its user made it a link, whose target the agent must not write
+		if errors.Is(err, unix.ELOOP) {
 			if err = os.Remove(f[0]); err == nil {
 				err = overwrite(f[0], f[1])
 			}
@@ -88,7 +89,7 @@ func (m *machine) rename(p *wire.SandboxRenewParams) error {
 // maxHosts bounds the /etc/hosts in which a clone's name is replaced, in bytes.
 const maxHosts = 1 << 20
 
-// renameIn replaces the host's own name in an /etc/hosts: where configure wrote it.
+// renameIn replaces the host's own name in an /etc/hosts, at the place where configure wrote it.
 func renameIn(hosts, before, after string) string {
 	const own = "127.0.1.1\t"
 	lines := strings.SplitAfter(hosts, "\n")

@@ -8,15 +8,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A kernelWord is what the running kernel says of itself, or shows. It is found out once, as
-// the guest boots, so that no clone pays for it.
+// A kernelWord describes the running kernel. It is determined once, when the guest boots, so that
+// no clone spends time on it.
 type kernelWord struct {
-	release string // by uname(2)
-	cpus    int    // that are up
+	release string // from uname(2)
+	cpus    int    // number of CPUs that are up
 	open    bool   // programs can read its memory
 }
 
-// askKernel asks the running kernel. It does not look at its memory: see kernelView.open.
+// askKernel asks the running kernel. It does not read kernel memory: see kernelView.open.
 func askKernel() (w kernelWord) {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
@@ -29,7 +29,7 @@ func askKernel() (w kernelWord) {
 	return w
 }
 
-// open tells whether programs can read the kernel's memory.
+// open reports whether programs can read the kernel's memory.
 func (k kernelView) open() (open bool) {
 	k.quietly(func() {
 		for _, address := range kernelMemory {
@@ -39,8 +39,8 @@ func (k kernelView) open() (open bool) {
 	return open
 }
 
-// quietly calls f, of which the kernel logs no fault where it can be told so: its log is for
-// those who work in the guest.
+// quietly calls f while the kernel logs no faults, if it allows that: its log is for users of the
+// guest.
 func (k kernelView) quietly(f func()) {
 	trace := k.proc + "/sys/debug/exception-trace"
 	if before, err := os.ReadFile(trace); err == nil && os.WriteFile(trace, []byte("0\n"), 0) == nil {
@@ -49,18 +49,18 @@ func (k kernelView) quietly(f func()) {
 	f()
 }
 
-// kernelMemory are addresses of the kernel on x86-64 (Documentation/arch/x86/x86_64/mm.rst).
-// Where the kernel is loaded elsewhere, or its memory mapped elsewhere, the last is there
-// all the same: the interrupt table, read-only, at the start of the CPU entry area.
+// kernelMemory are addresses of the kernel on x86-64 (Documentation/arch/x86/x86_64/mm.rst). The
+// last address is valid even if the kernel or its memory is mapped elsewhere: the interrupt table,
+// read-only, at the start of the CPU entry area.
 var kernelMemory = []uintptr{
-	0xffffffff81000000, // its text, when it is not relocated
-	0xffff888000000000, // all physical memory, when it is not moved
+	0xffffffff81000000, // its text, unless relocated
+	0xffff888000000000, // all physical memory, unless moved
 	0xfffffe0000000000,
 }
 
-// readable tells whether this process can read the word at address, which is none of its
-// own. A kernel that the CPU separates from its programs answers with a signal, which Go
-// makes a panic. It takes microseconds.
+// readable reports whether this process can read the word at address, which does not belong to it.
+// A kernel whose memory is separate from its programs answers with a signal, which Go turns into a
+// panic. The check takes microseconds.
 //
 //go:norace
 //go:nocheckptr
@@ -75,7 +75,7 @@ func readable(address uintptr) (can bool) {
 	return true
 }
 
-// sink keeps the compiler from leaving the read out.
+// sink keeps the compiler from removing the read.
 //
-//lint:ignore U1000 it is written, and nobody needs to read it
+// lint:ignore U1000 it is written, and nobody needs to read it
 var sink uint32

@@ -14,21 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VsockPort is where the agent listens on a machine whose channel to the host is a
-// vsock; the word turnstone.vsock=PORT on the kernel's command line asks for that.
+// VsockPort is the port on which the agent listens if the machine's channel to the host is a vsock;
+// the word turnstone.vsock=PORT on the kernel's command line requests it.
 const VsockPort = 1024
 
-// Hello is what the host says first on a connection to a listener's port, followed by
-// HelloSize random bytes. The agent sends those back, and then the stream begins. A
-// connection that was made while the machine was being restored may be reset by the
-// guest's kernel a moment later (virtio, VIRTIO_VSOCK_EVENT_TRANSPORT_RESET): the host
-// that gets its bytes back knows that this one was not.
+// Hello is the host's first text on a connection to a listener's port, followed by HelloSize random
+// bytes. The agent echoes these bytes, and then the stream begins. The guest's kernel may reset a
+// connection that was made during a restore a moment later (virtio,
+// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET): the echo proves to the host that its connection was not
+// reset.
 const (
 	Hello     = "turnstone "
 	HelloSize = 16
 )
 
-// helloWait is how long a connection may take to say it.
+// helloWait bounds the time until a connection sends the hello.
 const helloWait = 10 * time.Second
 
 // An Accepter is a listener of which only the connections matter.
@@ -37,10 +37,10 @@ type Accepter interface {
 	Close() error
 }
 
-// NewListenerPort returns the agent's port for a host that connects to l, one
-// connection at a time. One that is lost is waited for again: a snapshot of a running
-// machine takes it away, on both sides. Read waits for the first connection; a Write
-// before it, or while there is none, is an error. It closes l with itself.
+// NewListenerPort returns the agent's port for a host that connects to l, one connection at a time.
+// After a lost connection the port waits for another: a snapshot of a running machine drops it on
+// both sides. Read waits for the first connection; a Write before it, or without a connection, is
+// an error. Closing the port closes l.
 func NewListenerPort(l Accepter) io.ReadWriteCloser { return &listenerPort{l: l} }
 
 type listenerPort struct {
@@ -86,7 +86,7 @@ func (p *listenerPort) Close() error {
 	return p.l.Close()
 }
 
-// connected returns the connection of the moment. Only Read calls it.
+// connected returns the current connection. Only Read calls it.
 func (p *listenerPort) connected() (io.ReadWriteCloser, error) {
 	for {
 		p.mu.Lock()
@@ -125,7 +125,7 @@ func (p *listenerPort) drop(conn io.ReadWriteCloser) {
 	_ = conn.Close()
 }
 
-// greet answers the host's first words.
+// greet answers the host's hello.
 func greet(conn io.ReadWriteCloser) error {
 	late := time.AfterFunc(helloWait, func() { _ = conn.Close() })
 	defer late.Stop()
@@ -140,8 +140,8 @@ func greet(conn io.ReadWriteCloser) error {
 	return err
 }
 
-// listenVsock listens for the host on a port of the machine's vsock, whose driver may
-// still be probing. Go's net package does not know the address family.
+// listenVsock listens for the host on a port of the machine's vsock, whose driver may still be
+// probing. Go's net package does not support the address family.
 func listenVsock(port uint32) (Accepter, error) {
 	var fd int
 	_, err := poll(deviceWait, "a vsock", func() string {
@@ -169,8 +169,8 @@ type vsockListener struct{ f *os.File }
 
 func (l *vsockListener) Close() error { return l.f.Close() }
 
-// Accept returns the next connection of the host. Others, as of the guest's own
-// processes, are closed.
+// Accept returns the host's next connection. It closes others, such as those of the guest's own
+// processes.
 func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
 	raw, err := l.f.SyscallConn()
 	if err != nil {
@@ -184,7 +184,7 @@ func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
 			conn, peer, acceptErr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 			return acceptErr != unix.EAGAIN
 		})
-		if err != nil { // the poller's own error says that it is closed, in words of its own
+		if err != nil { // the poller reports a closed listener with its own error
 			return nil, os.ErrClosed
 		}
 		switch err = acceptErr; {
@@ -201,8 +201,8 @@ func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
 	}
 }
 
-// openChannel opens the machine's channel to its host: a vsock where the command line
-// says so, else a virtio-serial port.
+// openChannel opens the machine's channel to its host: a vsock if the command line requests it,
+// otherwise a virtio-serial port.
 func openChannel(cmdline string) (io.ReadWriteCloser, error) {
 	for word := range strings.FieldsSeq(cmdline) {
 		v, ok := strings.CutPrefix(word, "turnstone.vsock=")
@@ -222,9 +222,8 @@ func openChannel(cmdline string) (io.ReadWriteCloser, error) {
 	return openPort(PortName)
 }
 
-// diskNames returns what the disks vda, vdb and so on are called on a machine that
-// does not let them have serial numbers: the word turnstone.disks=NAME,NAME… of the
-// kernel's command line; nil without it.
+// diskNames returns the names of the disks vda, vdb and so on, on a machine whose disks cannot have
+// serial numbers: the word turnstone.disks=NAME,NAME… of the kernel's command line; nil without it.
 func diskNames(cmdline string) map[string]string {
 	for word := range strings.FieldsSeq(cmdline) {
 		v, ok := strings.CutPrefix(word, "turnstone.disks=")
@@ -242,8 +241,8 @@ func diskNames(cmdline string) map[string]string {
 	return nil
 }
 
-// diskSerial returns the serial number of a disk, as "vda": what names has for it,
-// else its own.
+// diskSerial returns the serial number of a disk such as "vda": its entry in names, otherwise its
+// own number.
 func diskSerial(disk string, names map[string]string) string {
 	if names != nil {
 		return names[disk]

@@ -16,10 +16,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// warmUp runs what every turn runs, once, before the snapshot: steps in a
-// throwaway overlay of the template, driven over the protocol by a client of its
-// own. A restored clone then finds the shell's pages in the page cache and the
-// agent's heap and code in memory. Nothing of it stays visible.
+// warmUp runs a turn's typical work once, before the snapshot: steps in a throwaway overlay of the
+// template, driven over the protocol by its own client. A restored clone then has the shell's pages
+// in the page cache and the agent's heap and code in memory. No visible effect remains.
 func warmUp(opt agent.Options) (err error) {
 	merged := filepath.Join(warmDir, "root")
 	if err := unix.Mount("tmpfs", warmDir, "tmpfs", 0, "mode=755"); err != nil {
@@ -74,7 +73,7 @@ func exercise(opt agent.Options) error {
 	return errors.Join(err, link.Close(), <-served)
 }
 
-// drive makes a connection and does what turns do.
+// drive opens a connection and runs the commands of a turn.
 func drive(ctx context.Context, link *wire.Link) error {
 	s, err := link.Open()
 	if err != nil {
@@ -86,7 +85,7 @@ func drive(ctx context.Context, link *wire.Link) error {
 		Hostname: "warm", MachineID: strings.Repeat("0", 32), Scratch: "warm", Network: &wire.SandboxNetwork{}}); err != nil {
 		return err
 	}
-	spans := false // the host parses by itself
+	spans := false // the host parses the script itself
 	for _, script := range []string{"true\n", "cd /tmp; export A=1; echo a; echo b >&2; ls | cat\n"} {
 		p := wire.ShellExecuteParams{Name: "warm", Spans: &spans}
 		if _, err := c.Execute(ctx, p, script, wire.Stdio{Out: io.Discard, Err: io.Discard}, nil); err != nil {
