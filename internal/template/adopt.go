@@ -12,9 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Registered returns what a user registered of the template called name: its spec and
-// those of the templates that it lies on, the lowest first. Of built-in templates and
-// images of registries there is none.
+// Registered returns the registered specs of the template called name: its own spec and those of
+// the templates below it, the lowest first. Built-in templates and images of registries have none.
 func (s *Store) Registered(name string) ([]*Spec, error) {
 	var specs []*Spec
 	for seen := map[string]bool{}; nameRule.MatchString(name) && !seen[name]; {
@@ -35,9 +34,9 @@ func (s *Store) Registered(name string) ([]*Spec, error) {
 	return specs, nil
 }
 
-// Adopt builds a spec that came from another machine, and registers it under its name.
-// The spec may be hostile: it is checked as one that Parse reads. A name that stands for
-// something else here is an error of kind Invalid.
+// Adopt builds a spec from another machine, and registers it under its name. The spec may be
+// hostile: it is checked like a spec that Parse reads. A name that stands for another spec here is
+// an error of kind Invalid.
 func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
 	fail := func(kind turnstone.Kind, hint string, err error) error {
 		return turnstone.NewError("template.adopt", kind, fmt.Sprintf("template %.100q", spec.Name),
@@ -60,14 +59,14 @@ func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*
 	return s.buildSpec(ctx, checked, lockFits, progress)
 }
 
-// same tells whether two specs say the same.
+// same reports whether two specs are equal.
 func same(a, b *Spec) bool {
 	x, err := json.Marshal(a)
 	y, err2 := json.Marshal(b)
 	return err == nil && err2 == nil && bytes.Equal(x, y)
 }
 
-// reread checks a spec as if it was read from a file.
+// reread checks a spec as if it were read from a file.
 func (s *Spec) reread() (*Spec, error) {
 	t := specTOML{Name: s.Name, Description: s.Description, Base: s.Base, Packages: s.Packages, Pip: s.Pip, Npm: s.Npm,
 		Commands: s.Commands, Env: s.Env, Workdir: s.Workdir, User: s.User}

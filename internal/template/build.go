@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
-// builderVersion is part of every digest. It changes when the same spec has to
-// give another image.
+// builderVersion is part of every digest. It changes when the same spec must result in another
+// image.
 const builderVersion = 2
 
 // maxImage bounds the files of one image, in bytes.
@@ -26,27 +26,27 @@ const maxImage = 32 << 30
 // maxStatus bounds dpkg's database of one image, in bytes.
 const maxStatus = 64 << 20
 
-// emptied are the folders at the root of an image whose content is left out: the
-// guest's kernel or agent fills them, or they are for the life of one sandbox only.
+// emptied are the folders at the root of an image whose content is left out: the guest's kernel or
+// agent fills them, or their content belongs to one sandbox only.
 func emptied() []string { return []string{"dev", "proc", "sys", "run", "tmp"} }
 
-// leftOut reports whether an entry of the built root stays out of the image: what
-// belongs to one boot, tells of the building host, or differs from build to build.
+// leftOut reports whether an entry of the built root stays out of the image: it belongs to one
+// boot, describes the building host, or differs between builds.
 func leftOut(p string, hdr *tar.Header) bool {
 	first, rest, deeper := strings.Cut(p, "/")
 	if deeper && rest != "" && slices.Contains(emptied(), first) {
 		return true
 	}
 	switch p {
-	case "etc/hostname", "etc/resolv.conf", "etc/hosts", // of the building host; made anew
+	case "etc/hostname", "etc/resolv.conf", "etc/hosts", // of the building host; created again
 		"etc/machine-id", "var/lib/dbus/machine-id",
-		"var/cache/ldconfig/aux-cache", // has inode numbers in it
+		"var/cache/ldconfig/aux-cache", // contains inode numbers
 		"var/lib/dpkg/lock", "var/lib/dpkg/lock-frontend", "var/lib/dpkg/triggers/Lock",
 		"etc/.pwd.lock", "etc/passwd-", "etc/group-", "etc/shadow-", "etc/gshadow-":
 		return true
 	}
 	if hdr.Typeflag == tar.TypeDir {
-		return false // programs miss a folder that is gone
+		return false // programs need the empty folder
 	}
 	for _, dir := range []string{"var/log/", "var/lib/apt/lists/", "var/cache/apt/", "var/tmp/"} {
 		if strings.HasPrefix(p, dir) {
@@ -56,17 +56,16 @@ func leftOut(p string, hdr *tar.Header) bool {
 	return false
 }
 
-// settle evens out what differs from build to build in an entry that is kept.
+// settle removes differences between builds from an entry that is kept.
 func settle(p string, hdr *tar.Header) {
 	switch p {
 	case "var/lib/apt/lists/partial", "var/cache/apt/archives/partial":
-		// Root's, or _apt's when apt came to use them once more; apt sees to it
-		// itself when it runs.
+		// Owned by root, or by _apt if apt used it; apt corrects the owner when it runs.
 		hdr.Uid, hdr.Gid, hdr.Uname, hdr.Gname = 0, 0, "", ""
 	}
 }
 
-// A built image is what came of one build.
+// A built image is the result of one build.
 type built struct {
 	packages map[string]string // name → version
 }
@@ -111,8 +110,8 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	return b, nil
 }
 
-// addOwn adds what does not come from packages: the workspace, the files that name
-// the machine, and the spec's files.
+// addOwn adds the files that no package contains: the workspace, the files that name the machine,
+// and the spec's files.
 func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	file := func(name string, mode int64, content []byte) error {
 		return w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: mode,
@@ -126,8 +125,7 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 				WithHint("change the path in the spec's files")
 		}
 	}
-	// The agent gives each sandbox its own; these are what it finds, and what a
-	// program sees that looks before.
+	// The agent gives each sandbox its own files; programs that look earlier see these.
 	for _, f := range []File{
 		{"/etc/hostname", 0o644, []byte("turn\n")},
 		{"/etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")},
@@ -151,8 +149,8 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	return nil
 }
 
-// installed reads dpkg's database (deb822, as /var/lib/dpkg/status) and returns
-// the versions of the packages that are installed.
+// installed reads dpkg's database (deb822, such as /var/lib/dpkg/status) and returns the versions
+// of the installed packages.
 func installed(status string) map[string]string {
 	out := map[string]string{}
 	var name, version string

@@ -18,15 +18,14 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A builder writes spec's image into the empty file out.
+// A builder writes spec's image to the empty file out.
 type builder func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error)
 
-// Ensure returns the template called name, which it builds when it is not built
-// yet, or its image is damaged. Calls at once, in whatever processes, build it
-// once; the others wait and say so through progress, which may be nil. A build
-// takes up to a minute and a network; without one Ensure reads a manifest and asks
-// for the size and times of one file. When it fails, or ctx ends, nothing
-// half-built stays.
+// Ensure returns the template called name. It builds the template if there is no image, or if its
+// image is damaged. Concurrent calls, also in several processes, build it once; the others wait and
+// report that through progress, which may be nil. A build takes up to a minute and needs a network;
+// otherwise Ensure reads a manifest and stats one file. After an error, or when ctx ends, no
+// partial build remains.
 func (s *Store) Ensure(ctx context.Context, name string, progress func(string)) (*Template, error) {
 	spec, err := s.Resolve(ctx, name, progress)
 	if err != nil {
@@ -35,21 +34,21 @@ func (s *Store) Ensure(ctx context.Context, name string, progress func(string)) 
 	return s.ensure(ctx, spec, progress)
 }
 
-// BuildOptions say how Build builds.
+// BuildOptions configure Build.
 type BuildOptions struct {
-	// Lock builds without the lock beside the spec, if there is one, and writes it
-	// anew. Only a spec that is a file has a lock.
+	// Lock builds without the lock beside the spec, if there is one, and writes a new lock. Only a
+	// spec in a file has a lock.
 	Lock     bool
-	Progress func(string) // told of each thing that is done, in a few words; may be nil
-	Events   func(Event)  // told of how far it is; may be nil
+	Progress func(string) // gets a short description of each action; may be nil
+	Events   func(Event)  // gets the build's progress; may be nil
 }
 
-// Build builds what is called for: a known template by its name, or the spec at a
-// path (a folder with a template.toml, or such a file), which is registered under
-// its name when the build was good. A path has a slash in it, or ends in ".toml",
-// or is "." . The names of built-in templates are taken. A registered spec of the
-// same name is replaced. With a template.lock beside the spec, the build takes the
-// versions that it names, and fails with kind Integrity when its files differ.
+// Build builds the requested template: a known template by its name, or the spec at a path (a
+// folder with a template.toml, or such a file), which is registered under its name after a
+// successful build. A path contains a slash, ends in ".toml", or is ".". A spec cannot have the
+// name of a built-in template. A registered spec of the same name is replaced. With a template.lock
+// beside the spec, the build uses the versions in the lock, and fails with kind Integrity if its
+// files differ.
 func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions) (*Template, error) {
 	invalid := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("template.build", turnstone.KindInvalid, nameOrPath,
@@ -78,12 +77,12 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	return s.buildSpec(ctx, spec, lock, opts.Progress)
 }
 
-// buildSpec builds a spec, and registers it when that was good.
+// buildSpec builds a spec, and registers it after success.
 func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) error, progress func(string)) (*Template, error) {
 	if err := s.pullBase(ctx, spec, progress); err != nil {
 		return nil, err
 	}
-	written := *spec // its base may be another one tomorrow, and give it other things
+	written := *spec // its base may change later, and provide other values
 	if err := s.resolve(spec); err != nil {
 		return nil, err
 	}
@@ -101,14 +100,13 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	return t, nil
 }
 
-// IsPath tells whether what a user wrote is the path of a spec, and no name.
+// IsPath reports whether a user's argument is the path of a spec, and not a name.
 func IsPath(nameOrPath string) bool {
 	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") || nameOrPath == "."
 }
 
-// ReadSpec reads the spec in a folder, or in a file. Without a name of its own the
-// spec is called as the folder. The files that it names must be below the folder;
-// symlinks that lead out of it are refused.
+// ReadSpec reads the spec in a folder, or in a file. A spec without a name gets the folder's name.
+// The files that it names must be below the folder; symlinks that lead out of it are rejected.
 func ReadSpec(path string) (*Spec, error) {
 	invalid := func(err error) error {
 		return turnstone.NewError("template.parse", turnstone.KindInvalid, path, err).
@@ -145,7 +143,8 @@ func ReadSpec(path string) (*Spec, error) {
 	if err != nil && strings.Contains(err.Error(), `"name" is missing`) {
 		spec, err = Parse(filepath.Base(dir), b, root.FS())
 	}
-	if fault := (*turnstone.Error)(nil); errors.As(err, &fault) { // names the file as the caller does
+	// names the file as the caller does
+	if fault := (*turnstone.Error)(nil); errors.As(err, &fault) {
 		_, line, _ := strings.Cut(fault.Subject, SpecFile)
 		fault.Subject = path + line
 		if dir == abs {
@@ -208,8 +207,8 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return nil, s.failure(spec, err)
 	}
 	if t, err = s.load(ctx, spec, false); err == nil {
-		// Files that turns have of an image are found by its index. Where it cannot be
-		// made now, who asks for the tree says why.
+		// An image's index finds the files that turns have of it. If it cannot be created now, a
+		// later request for the tree reports why.
 		if x, err := s.treeIndex(ctx, t); err == nil {
 			_ = x.Close()
 		}
@@ -217,7 +216,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	return t, err
 }
 
-// ready is load that also asks whether the context store has a layered template's files.
+// ready is load that also checks whether the context store has a layered template's files.
 func (s *Store) ready(ctx context.Context, spec *Spec) (*Template, error) {
 	t, err := s.load(ctx, spec, false)
 	if err != nil || s.layers == nil {
@@ -235,10 +234,9 @@ func (s *Store) ready(ctx context.Context, spec *Spec) (*Template, error) {
 	return t, nil
 }
 
-// setAside makes room for a new image, with the digest root, that is in the folder
-// tmp. An image that was built before of the same spec, and is damaged, may be the only
-// place of files that turns left, most of which are whole: unless the new one has the
-// same bytes, it stays, under its own digest.
+// setAside clears the place for a new image, with the digest root, in the folder tmp. A damaged
+// image of the same spec may contain the only copy of files that turns left, most of them intact:
+// it is kept under its own digest unless the new image has the same bytes.
 func (s *Store) setAside(spec turnstone.Digest, tmp string, root turnstone.Digest) error {
 	dir := s.imageDir(spec)
 	var was manifest
@@ -260,18 +258,18 @@ func (s *Store) setAside(spec turnstone.Digest, tmp string, root turnstone.Diges
 	return os.Rename(dir, aside)
 }
 
-// A work is a build that is going on.
+// A work is a build in progress.
 type work struct {
 	s      *Store
 	spec   *Spec
 	digest turnstone.Digest
-	tmp    string // the folder that is to become the template's
+	tmp    string // the folder that becomes the template's
 	log    *os.File
 	start  time.Time
 }
 
-// begin makes what a build writes to. The caller holds the digest's lock, and ends
-// the work with what came of it.
+// begin creates the files that a build writes. The caller holds the digest's lock, and ends the
+// work with the build's result.
 func (s *Store) begin(spec *Spec) (*work, error) {
 	w := &work{s: s, spec: spec, digest: spec.Digest(), start: time.Now()}
 	w.tmp = s.tmpDir(w.digest)
@@ -295,7 +293,7 @@ func (w *work) end(err error) {
 	_ = os.RemoveAll(w.tmp)
 }
 
-// publish writes the manifest and moves the folder to its place.
+// publish writes the manifest and moves the folder to its final path.
 func (w *work) publish(m *manifest) error {
 	m.Format, m.Digest, m.Name = manifestVersion, w.digest, w.spec.Name
 	if m.Built.IsZero() {
@@ -314,7 +312,7 @@ func (w *work) publish(m *manifest) error {
 	return filestamp.SyncDir(w.s.dir)
 }
 
-// make builds spec's image beside its place and moves it there. The caller holds
+// make builds spec's image in a temporary folder and moves it to its final path. The caller holds
 // the digest's lock.
 func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err error) {
 	w, err := s.begin(spec)
@@ -334,7 +332,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	if err != nil {
 		return err
 	}
-	if !spec.image { // that was looked at when it was unpacked
+	if !spec.image { // its image was checked when it was unpacked
 		if err := checkUser(root, spec.User); err != nil {
 			return err
 		}
@@ -357,8 +355,8 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 	return w.publish(m)
 }
 
-// buildRoot builds a root image into out. What it gets from Debian comes through a
-// cache, and so is there when the build was interrupted.
+// buildRoot builds a root image into out. Debian's packages come through a cache, which still has
+// them after an interrupted build.
 func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(string)) (*built, error) {
 	tell := &teller{name: w.spec.Name, start: w.start, events: s.events}
 	saying := func(what string) { say(what); tell.say(what) }
@@ -366,7 +364,7 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(s
 		return s.buildOCI(ctx, w.spec, out, w.tmp, w.log, saying)
 	}
 	spec := *w.spec
-	spec.NoNetwork = false // that is for commands
+	spec.NoNetwork = false // only commands are without a network
 	reg, addr, err := s.openRegistry(&spec, w.log, tell)
 	if err != nil {
 		return nil, err
@@ -384,7 +382,7 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(s
 	return nil, err
 }
 
-// sweep removes what interrupted builds left: this digest's, whose lock the caller
+// sweep removes the remains of interrupted builds: those of this digest, whose lock the caller
 // holds, and those whose lock nobody holds.
 func (s *Store) sweep(own turnstone.Digest) error {
 	entries, err := os.ReadDir(filepath.Join(s.dir, "tmp"))
@@ -401,19 +399,19 @@ func (s *Store) sweep(own turnstone.Digest) error {
 		}
 		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
 		if err != nil {
-			continue // not ours
+			continue // not created by a build
 		}
 		lock, err := statedir.TryAcquire(s.lockPath(digest))
 		if err != nil || lock == nil {
-			continue // being built
+			continue // a build is in progress
 		}
-		_ = os.RemoveAll(path) // it is tried again next time
+		_ = os.RemoveAll(path) // retried next time
 		lock.Release()
 	}
 	return nil
 }
 
-// failure makes err, of a build, one that a user can act on.
+// failure turns a build's error into an error with a hint.
 func (s *Store) failure(spec *Spec, err error) error {
 	out := turnstone.NewError("template.build", turnstone.KindUnavailable, "template "+spec.Name,
 		err)
@@ -421,7 +419,7 @@ func (s *Store) failure(spec *Spec, err error) error {
 	switch {
 	case errors.As(err, &typed):
 		out.Kind = typed.Kind
-		if spec.image && err == error(typed) { // its name is long, and says twice what it is
+		if spec.image && err == error(typed) { // its name is long, and repeated in the cause
 			out.Subject, out.Hint, out.Err = "image "+spec.Name, typed.Hint, typed.Err
 		}
 	case turnstone.IsFull(err):

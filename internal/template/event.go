@@ -8,20 +8,20 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// An Event tells how far the build of a template is.
+// An Event describes the progress of a template's build.
 type Event struct {
 	Template string `json:"template"`
-	Phase    string `json:"phase"` // what is done, as "downloading"
-	// Item is the file that is fetched now; with it, Done and Total are its bytes and
-	// Rate the bytes per second of all that is fetched. Total is -1 when it is not known.
+	Phase    string `json:"phase"` // such as "downloading"
+	// Item is the file that is being fetched; Done and Total are its bytes, and Rate is the bytes
+	// per second of all downloads. Total is -1 if unknown.
 	Item  string  `json:"item,omitempty"`
 	Done  int64   `json:"done,omitempty"`
 	Total int64   `json:"total,omitempty"`
 	Rate  int64   `json:"rate,omitempty"`
-	Took  float64 `json:"seconds,omitempty"` // since the build began
+	Took  float64 `json:"seconds,omitempty"` // since the build's start
 }
 
-// String says it in a line.
+// String returns the event as a line of text.
 func (e Event) String() string {
 	if e.Item == "" {
 		return "template " + e.Template + ": " + e.Phase
@@ -36,7 +36,7 @@ func (e Event) String() string {
 	return line
 }
 
-// A teller makes events of what a build says. It is safe for concurrent use.
+// A teller turns a build's messages into events. It is safe for concurrent use.
 type teller struct {
 	name   string
 	start  time.Time
@@ -53,7 +53,7 @@ func (t *teller) say(phase string) {
 	t.tell(Event{})
 }
 
-// tell sends e, in the phase that there is.
+// tell sends e, in the current phase.
 func (t *teller) tell(e Event) {
 	if t.events == nil {
 		return

@@ -14,19 +14,20 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Kept is what came of one build. A spec that was changed since, and an image that
-// was set aside for a newer one, leave some that no name stands for any more.
+// A Kept is the result of one build. A spec that changed later, and an image that was set aside for
+// a newer image, leave results that no name refers to.
 type Kept struct {
-	Digest turnstone.Digest `json:"digest"`         // of the spec; of an image that was set aside, the image's
-	Name   string           `json:"name,omitempty"` // that it had when it was built
-	Base   turnstone.Digest `json:"base,omitempty"` // of the build that it is a layer on
+	// of the spec; for an image that was set aside, the image's
+	Digest turnstone.Digest `json:"digest"`
+	Name   string           `json:"name,omitempty"` // its name at the time of the build
+	Base   turnstone.Digest `json:"base,omitempty"` // of the build below this layer
 	Layer  *Layer           `json:"layer,omitempty"`
 	Size   int64            `json:"size"` // bytes in its folder
 	Built  time.Time        `json:"built"`
 	Dir    string           `json:"-"`
 }
 
-// Kept returns all that was built and is there, sorted by digest.
+// Kept returns the results of all builds, sorted by digest.
 func (s *Store) Kept() ([]Kept, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,7 +48,7 @@ func (s *Store) Kept() ([]Kept, error) {
 		}
 		_ = filepath.WalkDir(k.Dir, func(_ string, d fs.DirEntry, err error) error {
 			if err != nil {
-				return nil // what is gone takes up nothing
+				return nil // a removed file uses no space
 			}
 			if fi, err := d.Info(); err == nil && fi.Mode().IsRegular() {
 				k.Size += fi.Size()
@@ -59,8 +60,8 @@ func (s *Store) Kept() ([]Kept, error) {
 	return all, nil
 }
 
-// Image returns the path of the root image with that digest, of whatever build, if it is
-// whole. One that is not here is an error of kind KindNotFound.
+// Image returns the path of the root image with that digest, from any build, if it is intact. A
+// missing image is an error of kind KindNotFound.
 func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error) {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -83,14 +84,14 @@ func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error
 		"is no template's here")
 }
 
-// Needed returns the digests of all known templates and of all that is below them,
-// as they are now. What an image's tag stood for before is not needed by that.
+// Needed returns the digests of all known templates and of all templates below them, as they are
+// now. It does not include the former images of a tag.
 func (s *Store) Needed() (map[turnstone.Digest]bool, error) {
 	return s.needed(func(name string, spec *Spec) bool { return spec.image && s.superseded(name) })
 }
 
-// Dependents returns the names of the known templates that are built, or registered by
-// a user, and lie on the one called name; sorted.
+// Dependents returns the names of the known templates that are built, or registered by a user, and
+// are based on the template called name; sorted.
 func (s *Store) Dependents(ctx context.Context, name string) ([]string, error) {
 	names, err := s.Names()
 	if err != nil {
@@ -115,7 +116,7 @@ func (s *Store) Dependents(ctx context.Context, name string) ([]string, error) {
 	return on, nil
 }
 
-// Drop removes what came of one build, with its log. Sandboxes that run from it go on.
+// Drop removes the result of one build, with its log. Sandboxes that run from it continue.
 func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
 	if err := s.makeDirs(); err != nil {
 		return err
@@ -133,8 +134,8 @@ func (s *Store) Drop(ctx context.Context, digest turnstone.Digest) error {
 	return nil
 }
 
-// PruneLogs removes the logs of builds that nothing is left of and no known template
-// is named by, and what killed builds left. It returns how many logs.
+// PruneLogs removes the logs of builds without a result and without a known template, and the
+// remains of killed builds. It returns the number of logs.
 func (s *Store) PruneLogs(older time.Duration, dry bool) (int, error) {
 	needed, err := s.Needed()
 	if err != nil {
@@ -164,10 +165,10 @@ func (s *Store) PruneLogs(older time.Duration, dry bool) (int, error) {
 	return n, nil
 }
 
-// PackageCache is the folder of what came from package registries.
+// PackageCache is the folder of files from package registries.
 func (s *Store) PackageCache() string { return s.packages }
 
-// Closure returns tops and all that they lie on, of the builds in kept.
+// Closure returns tops and everything below them, of the builds in kept.
 func Closure(kept []Kept, tops map[turnstone.Digest]bool) map[turnstone.Digest]bool {
 	all := map[turnstone.Digest]bool{}
 	for d := range tops {

@@ -24,19 +24,20 @@ const maxLock = 4 << 20
 
 const lockVersion = 1
 
-// A Lock is what a build came to: the versions of all packages, the digests of
-// those that came from pip and npm, and the FS hash of the whole. A build with a
-// lock takes nothing else, and fails when the FS hash is another.
+// A Lock is the result of a build: the versions of all packages, the digests of the packages from
+// pip and npm, and the FS hash of the whole. A build with a lock uses nothing else, and fails if
+// its FS hash differs.
 type Lock struct {
-	Version int                   `toml:"version" json:"version"`
-	Spec    turnstone.Digest      `toml:"spec" json:"spec"`       // of the spec without a lock
-	FSHash  turnstone.Digest      `toml:"fs_hash" json:"fs_hash"` // of all files, the base's too
-	Apt     map[string]string     `toml:"apt" json:"apt"`         // name → version, the base's too
-	Pip     []registry.PipFile    `toml:"pip" json:"pip,omitempty"`
-	Npm     []registry.NpmPackage `toml:"npm" json:"npm,omitempty"`
+	Version int              `toml:"version" json:"version"`
+	Spec    turnstone.Digest `toml:"spec" json:"spec"`       // of the spec without a lock
+	FSHash  turnstone.Digest `toml:"fs_hash" json:"fs_hash"` // of all files, including the base's
+	// name → version, including the base's
+	Apt map[string]string     `toml:"apt" json:"apt"`
+	Pip []registry.PipFile    `toml:"pip" json:"pip,omitempty"`
+	Npm []registry.NpmPackage `toml:"npm" json:"npm,omitempty"`
 }
 
-// digest of a lock; empty when there is none.
+// digest returns the digest of a lock; empty without a lock.
 func (l *Lock) digest() turnstone.Digest {
 	if l == nil {
 		return ""
@@ -97,7 +98,7 @@ func ParseLock(b []byte) (*Lock, error) {
 	return l, nil
 }
 
-// readLock reads the lock beside a spec; nil when there is none.
+// readLock reads the lock beside a spec; nil if there is none.
 func readLock(dir fs.FS) (*Lock, error) {
 	fi, err := fs.Stat(dir, LockFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -116,7 +117,7 @@ func readLock(dir fs.FS) (*Lock, error) {
 	return ParseLock(b)
 }
 
-// held checks that what was built is what the lock says.
+// held checks a build's result against the lock.
 func (l *Lock) held(name string, got *Lock) error {
 	if l == nil || l.FSHash == got.FSHash {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
-// makeLayer builds spec, which is layered, on base. The caller holds the digest's lock.
+// makeLayer builds the layered spec on base. The caller holds the digest's lock.
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
 	if s.layers == nil {
 		return turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
@@ -69,7 +69,7 @@ func (s *Spec) env() []string {
 	return list
 }
 
-// buildShape is the machine that a spec is built in: at least its own.
+// buildShape returns the shape of the machine that builds a spec: at least the spec's own.
 func buildShape(spec *Spec) turnstone.Shape {
 	shape := spec.Machine.Shape(turnstone.DefaultShape())
 	def := turnstone.DefaultShape()
@@ -78,8 +78,8 @@ func buildShape(spec *Spec) turnstone.Shape {
 	return shape
 }
 
-// openRegistry starts what the build reaches instead of the package registries; nil
-// when it may reach none.
+// openRegistry starts the server that replaces the package registries during the build; nil if the
+// build may use none.
 func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry.Server, net.Addr, error) {
 	if spec.NoNetwork {
 		return nil, nil, nil

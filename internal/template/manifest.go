@@ -14,26 +14,27 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 )
 
-// manifestVersion changes when images that are kept cannot be used any more.
+// manifestVersion changes when existing images can no longer be used.
 const manifestVersion = 1
 
-// A manifest is the file that says what an image is.
+// A manifest is the file that describes an image.
 type manifest struct {
-	Format    int               `json:"format"`
-	Digest    turnstone.Digest  `json:"digest"`
-	Name      string            `json:"name,omitempty"`  // that it had then
-	Base      turnstone.Digest  `json:"base,omitempty"`  // of the build below a layer
-	Root      filestamp.Stamp   `json:"root,omitzero"`   // of a template with an image
-	Layer     *Layer            `json:"layer,omitempty"` // of one that is layered
-	Lock      *Lock             `json:"lock,omitempty"`  // what the build came to, but for what is read later
+	Format int              `json:"format"`
+	Digest turnstone.Digest `json:"digest"`
+	Name   string           `json:"name,omitempty"`  // its name at that time
+	Base   turnstone.Digest `json:"base,omitempty"`  // of the build below this layer
+	Root   filestamp.Stamp  `json:"root,omitzero"`   // of a template with an image
+	Layer  *Layer           `json:"layer,omitempty"` // of a layered template
+	// the build's result, except for parts that are read later
+	Lock      *Lock             `json:"lock,omitempty"`
 	Packages  map[string]string `json:"packages"`
 	Built     time.Time         `json:"built"`
 	BuildTime time.Duration     `json:"build_ns"`
 }
 
-// load returns spec's template if it is built and whole: at the price of a stat, or
-// of reading all of its image with full, or when the file was touched or moved. Of a
-// layered one it does not look into the context store.
+// load returns spec's template if it is built and intact. The check is a stat, or a read of the
+// whole image with full, or if the file was touched or moved. For a layered template it does not
+// read the context store.
 func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, error) {
 	m, err := s.manifest(spec.Digest())
 	if err != nil {
@@ -64,7 +65,7 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, err
 	}
 	if now != m.Root {
 		m.Root = now
-		// The next call reads the image again if this cannot be written.
+		// If this write fails, the next call reads the image again.
 		_ = writeJSON(s.manifestPath(m.Digest), m)
 	}
 	t.Root, t.RootDigest, t.Size = root, now.Digest, now.Size
@@ -75,7 +76,7 @@ func (s *Store) manifestPath(d turnstone.Digest) string {
 	return filepath.Join(s.imageDir(d), "manifest.json")
 }
 
-// manifest reads what is known of the build of the spec with that digest.
+// manifest reads the manifest of the spec with that digest.
 func (s *Store) manifest(digest turnstone.Digest) (*manifest, error) {
 	path := s.manifestPath(digest)
 	m, err := readManifest(path)
@@ -100,8 +101,8 @@ func readManifest(path string) (*manifest, error) {
 	return m, nil
 }
 
-// BuiltLayers returns the layers of all templates that are built, whether a spec still
-// stands for them or not. What cannot be read is built anew when it is needed.
+// BuiltLayers returns the layers of all built templates, including those whose spec has changed or
+// was removed. Layers with an unreadable manifest are built again on demand.
 func (s *Store) BuiltLayers() []Layer {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -120,7 +121,7 @@ func (s *Store) BuiltLayers() []Layer {
 	return all
 }
 
-// over puts t, which is a layer, over its base.
+// over puts the layer t on its base.
 func (t *Template) over(base *Template, l Layer) {
 	t.Root, t.RootDigest = base.Root, base.RootDigest
 	t.Size = base.Size + l.Bytes
@@ -146,7 +147,7 @@ func (t *Template) over(base *Template, l Layer) {
 	}
 }
 
-// versions notes what the build took from pip and npm.
+// versions records the packages that the build got from pip and npm.
 func (t *Template) versions(l *Lock) {
 	if l == nil {
 		return

@@ -19,43 +19,43 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci"
 )
 
-// refresh is how long a tag stands for what the registry said when it was looked up.
+// refresh is the time for which a tag's last lookup is valid.
 const refresh = 24 * time.Hour
 
-// What the store keeps of images of registries, below oci/:
+// The store's files of registry images, below oci/:
 //
 //	images/<hex>.json   an image: its layers and its config; <hex> is of its repository and manifest
-//	refs/<hex>.json     what a reference stands for, and since when; <hex> is of the reference
-//	blobs, partial      layers that were downloaded
+//	refs/<hex>.json     a reference's image, and the time of its lookup; <hex> is of the reference
+//	blobs, partial      downloaded layers
 //	anonymous/          the same, downloaded for documents alone: see oci.Options.Anonymous
 //	bash-<hex>          a bash that runs without libraries
 //
 // An ociImage is a file of images/.
 type ociImage struct {
-	Reference string    `json:"reference"` // the first that it was pulled by, with its digest
+	Reference string    `json:"reference"` // the first reference of its pull, with its digest
 	Image     oci.Image `json:"image"`
 }
 
 // An ociRef is a file of refs/.
 type ociRef struct {
 	Reference string           `json:"reference"`
-	Digest    turnstone.Digest `json:"digest"`   // that the registry has it for
+	Digest    turnstone.Digest `json:"digest"`   // the registry's digest of the reference
 	Manifest  turnstone.Digest `json:"manifest"` // of linux/amd64
 	Checked   time.Time        `json:"checked"`
-	// Public says that the registry gave it to somebody it did not know: see Anonymous.
+	// Public means that the registry served it without credentials: see Anonymous.
 	Public bool `json:"public,omitempty"`
 }
 
-// Resolve returns the spec that name stands for, as Spec does. When no template is
-// called so and name is a reference to an image of a registry, as python:3.12, the
-// registry is asked for it, unless it was within the last day or the reference has a
-// digest. The result is named by its digest, whatever the tag means tomorrow. Where the
-// registry does not answer, what it said last is taken, and progress is told so.
+// Resolve returns the spec of name, like Spec. If there is no template with this name and name is a
+// reference to an image of a registry, such as python:3.12, Resolve asks the registry, unless the
+// last answer is less than a day old or the reference has a digest. The result is named by its
+// digest, so that later changes of the tag do not affect it. If the registry does not answer,
+// Resolve uses its last answer, and reports that to progress.
 func (s *Store) Resolve(ctx context.Context, name string, progress func(string)) (*Spec, error) {
 	return s.resolveImage(ctx, name, refresh, progress)
 }
 
-// Pull is Resolve for images of registries only, and always asks. It builds nothing.
+// Pull is Resolve for images of registries only, and always asks the registry. It builds nothing.
 func (s *Store) Pull(ctx context.Context, name string, progress func(string)) (*Spec, error) {
 	if _, err := oci.ParseReference(name); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (s *Store) resolveImage(ctx context.Context, name string, age time.Duration
 	return s.pull(ctx, ref, age, progress)
 }
 
-// imageReference reads name as a reference, if it looks like one.
+// imageReference reads name as a reference, if it has the form of one.
 func (s *Store) imageReference(name string) (oci.Reference, bool) {
 	if !oci.LooksLikeReference(name) {
 		return oci.Reference{}, false
@@ -80,16 +80,17 @@ func (s *Store) imageReference(name string) (oci.Reference, bool) {
 	return ref, err == nil
 }
 
-// Anonymous returns a store that asks registries as a stranger would: without the user's
-// credentials, at public addresses, and for an image that was pulled with them once more.
+// Anonymous returns a store that uses registries as a stranger would: without the user's
+// credentials, at public addresses only. It asks again for an image that was pulled with
+// credentials.
 func (s *Store) Anonymous() *Store {
 	with := *s
 	with.anonymous = true
 	return &with
 }
 
-// Known tells whether the user has pulled an image of a registry by this name, or had it
-// pulled, and not a stranger alone.
+// Known reports whether the user has pulled a registry's image by this name, directly or
+// indirectly, and not only a stranger.
 func (s *Store) Known(name string) bool {
 	ref, ok := s.imageReference(name)
 	if !ok {
@@ -99,8 +100,8 @@ func (s *Store) Known(name string) bool {
 	return err == nil && !kept.Public
 }
 
-// RegistryOf returns the host that is asked for an image of a registry, with its port if
-// one is named; "" for what is no such image.
+// RegistryOf returns the host of an image's registry, with its port if the name contains one; "" if
+// name is not such an image.
 func RegistryOf(name string) string {
 	ref, err := oci.ParseReference(name)
 	if err != nil || !IsImage(name) {
@@ -109,8 +110,8 @@ func RegistryOf(name string) string {
 	return ref.Registry()
 }
 
-// ClosedRegistry says why the registry of an image is not on the Internet, as far as its
-// name tells; "" if it may be there.
+// ClosedRegistry returns the reason why the name of an image's registry cannot be on the Internet;
+// "" if it may be.
 func ClosedRegistry(name string) string {
 	ref, err := oci.ParseReference(name)
 	if err != nil {
@@ -119,11 +120,11 @@ func ClosedRegistry(name string) string {
 	return ref.Closed()
 }
 
-// IsImage reports whether a template's name is that of an image of a registry.
+// IsImage reports whether a template's name refers to an image of a registry.
 func IsImage(name string) bool { return oci.LooksLikeReference(name) }
 
-// CheckName returns an error of kind Invalid when no template, and no image of a
-// registry, can be called name. Whether there is one is not asked.
+// CheckName returns an error of kind Invalid if name cannot be the name of a template or of a
+// registry's image. It does not check whether either exists.
 func CheckName(name string) error {
 	if IsImage(name) {
 		_, err := oci.ParseReference(name)
@@ -137,8 +138,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// SameImage reports whether a template that is called stands may be asked for as asked:
-// it is the same name, or a reference whose tag stood for that digest once.
+// SameImage reports whether a request for asked matches the template called stands: the names are
+// equal, or asked is a reference whose tag once had that digest.
 func SameImage(asked, stands string) bool {
 	if asked == stands {
 		return true
@@ -154,8 +155,8 @@ func SameImage(asked, stands string) bool {
 	return err == nil && (a == b || a.Digest() == "" && a.WithDigest(b.Digest()) == b)
 }
 
-// pull returns the spec of an image, which the registry is asked for when it is not
-// known, or known for longer than age.
+// pull returns the spec of an image. It asks the registry if the image is unknown, or if the last
+// answer is older than age.
 func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, progress func(string)) (*Spec, error) {
 	if progress == nil {
 		progress = func(string) {}
@@ -203,7 +204,8 @@ func (s *Store) imagePath(repository string, manifest turnstone.Digest) string {
 	return s.ociPath("images", turnstone.DigestBytes([]byte(repository+"@"+string(manifest))).Hex()+".json")
 }
 
-// keepImage notes what a reference stands for, under its name as it is and with the digest.
+// keepImage records a reference's image, under the reference itself and under the reference with
+// the digest.
 func (s *Store) keepImage(ref oci.Reference, img *oci.Image) error {
 	for _, sub := range []string{"images", "refs"} {
 		if err := os.MkdirAll(s.ociPath(sub), 0o700); err != nil {
@@ -223,14 +225,13 @@ func (s *Store) keepImage(ref oci.Reference, img *oci.Image) error {
 	return nil
 }
 
-// wasPublic tells whether the registry gave what name stands for to a stranger before.
+// wasPublic reports whether the registry served name's image without credentials before.
 func (s *Store) wasPublic(name string, digest turnstone.Digest) bool {
 	var rec ociRef
 	return readKept(s.refPath(name), &rec) == nil && rec.Public && rec.Digest == digest
 }
 
-// readKept reads a small file of oci/. One that is damaged is as good as none: the
-// registry has it again.
+// readKept reads a small file of oci/. A damaged file counts as missing: the registry has the data.
 func readKept(path string, v any) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -242,7 +243,7 @@ func readKept(path string, v any) error {
 	return nil
 }
 
-// pulled returns what is known of a reference without asking anybody.
+// pulled returns the recorded image of a reference without a request.
 func (s *Store) pulled(ref oci.Reference) (*ociRef, *Spec, error) {
 	var rec ociRef
 	if err := readKept(s.refPath(ref.String()), &rec); err != nil {
@@ -272,14 +273,14 @@ func (s *Store) keptImage(ref oci.Reference, manifest turnstone.Digest) (*oci.Im
 	return &rec.Image, nil
 }
 
-// Bounds of an image's environment: what programs can be started with, and some more.
+// Bounds of an image's environment: somewhat more than programs can be started with.
 const (
 	maxImageVars = 1000
 	maxImageEnv  = 256 << 10 // bytes
 )
 
-// imageSpec is the spec of an image: it is named by what the registry has, and its base
-// is what of that is for this platform.
+// imageSpec returns the spec of an image: its name has the registry's digest, and its base has the
+// manifest for this platform.
 func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 	spec := &Spec{Name: ref.WithDigest(img.Digest).String(), Description: "image of the registry " + ref.Registry(),
 		Base: ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{}, Env: map[string]string{},
@@ -288,7 +289,7 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 	for _, kv := range img.Env {
 		name, value, ok := strings.Cut(kv, "=")
 		if !ok || !envRule.MatchString(name) || strings.IndexByte(value, 0) >= 0 {
-			continue // no shell could have it
+			continue // no shell could have this variable
 		}
 		spec.Env[name] = value
 		total += len(kv)
@@ -300,7 +301,7 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 	return spec, nil
 }
 
-// buildOCI is the builder of specs that imageSpec made.
+// buildOCI is the builder for specs of imageSpec.
 func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
 	base, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
@@ -312,7 +313,7 @@ func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir 
 	})
 	img, err := s.keptImage(base, base.Digest())
 	if err != nil {
-		// What was noted is lost or damaged: the digest is all that is needed.
+		// The record is lost or damaged: the digest is sufficient.
 		if img, err = client.Resolve(ctx, base); err != nil {
 			return nil, err
 		}
@@ -329,8 +330,8 @@ func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir 
 	return &built{packages: installed(string(res.Status))}, nil
 }
 
-// pulledNames returns the names of images that are known: a tag's, or where no tag is
-// it any more, the one with the digest.
+// pulledNames returns the names of known images: a tag's name, or the name with the digest if no
+// tag refers to the image now.
 func (s *Store) pulledNames() ([]string, error) {
 	entries, err := os.ReadDir(s.ociPath("refs"))
 	if err != nil {
@@ -370,8 +371,7 @@ func (s *Store) isPulled(ref oci.Reference) bool {
 	return err == nil
 }
 
-// forgetPulled removes what is known of an image by one of its names. What the other
-// names stand for stays.
+// forgetPulled removes the record of an image under one of its names. The other names stay valid.
 func (s *Store) forgetPulled(name string) error {
 	ref, err := oci.ParseReference(name)
 	if err != nil {
@@ -389,14 +389,14 @@ func (s *Store) forgetPulled(name string) error {
 	return nil
 }
 
-// bashPackage is Debian's bash without libraries, and where it has it.
+// bashPackage is Debian's bash without libraries, and its path in the package.
 const (
 	bashPackage = "bash-static"
 	bashFile    = "bin/bash-static"
 	maxBash     = 16 << 20 // bytes
 )
 
-// keptBash returns the bash that is kept, if there is one and it is whole.
+// keptBash returns the cached bash, if there is an intact one.
 func (s *Store) keptBash() []byte {
 	found, err := filepath.Glob(s.ociPath("bash-*"))
 	if err != nil {

@@ -29,7 +29,7 @@ func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 		err).WithHint(hint)
 }
 
-// label is what progress calls a template. A digest says nothing to people.
+// label returns the name of a template for progress messages. A digest is not meaningful to users.
 func (s *Spec) label() string {
 	if ref, digest, ok := strings.Cut(s.Name, "@sha256:"); ok && s.image {
 		return "image " + ref + "@" + digest[:min(12, len(digest))]
@@ -37,7 +37,7 @@ func (s *Spec) label() string {
 	return "template " + s.Name
 }
 
-// baseReference is the image that a spec begins with.
+// baseReference returns the reference of the image below a spec.
 func baseReference(spec *Spec) (oci.Reference, error) {
 	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
@@ -47,7 +47,7 @@ func baseReference(spec *Spec) (oci.Reference, error) {
 	return ref, nil
 }
 
-// pullBase asks the registry for the image that spec begins with, if it begins with one.
+// pullBase asks the registry for the image below spec, if there is one.
 func (s *Store) pullBase(ctx context.Context, spec *Spec, progress func(string)) error {
 	if !strings.HasPrefix(spec.Base, ociBase) {
 		return nil
@@ -59,9 +59,9 @@ func (s *Store) pullBase(ctx context.Context, spec *Spec, progress func(string))
 	return err
 }
 
-// resolveOCI fills in what spec takes from the image that it begins with, as it was
-// when the spec was built. One that adds no files becomes the image's spec, with an
-// environment and a place of its own; another one is layered on it.
+// resolveOCI adds the values that spec takes from the image below it, as of the spec's build. A
+// spec without files becomes the image's spec, with its own environment and working directory;
+// other specs are layered on the image.
 func (s *Store) resolveOCI(spec *Spec) error {
 	if spec.image {
 		return nil

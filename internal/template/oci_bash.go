@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
-// staticBash returns a bash that runs without any library, for images that have none.
-// It is Debian's, which apt verifies; it is downloaded once.
+// staticBash returns a bash that runs without any library, for images without bash. It is Debian's,
+// which apt verifies; it is downloaded once.
 func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(string)) ([]byte, error) {
 	if b := s.keptBash(); b != nil {
 		return b, nil

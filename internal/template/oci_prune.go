@@ -11,8 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci"
 )
 
-// superseded reports whether name is what an image's tag stood for before, and does not
-// any more.
+// superseded reports whether name is a former image of a tag.
 func (s *Store) superseded(name string) bool {
 	ref, ok := s.imageReference(name)
 	if !ok || ref.Digest() == "" || !ref.Tagged() {
@@ -23,9 +22,9 @@ func (s *Store) superseded(name string) bool {
 	return err == nil && rec.Digest != ref.Digest()
 }
 
-// PruneImages removes layers of images that were downloaded and not used for longer
-// than older, and forgets images that are superseded and not built. It returns how many
-// bytes that were. With dry it only tells.
+// PruneImages removes downloaded layers of images that were not used for longer than older, and
+// forgets superseded images that are not built. It returns the number of bytes removed. With dry it
+// removes nothing.
 func (s *Store) PruneImages(older time.Duration, dry bool) (freed int64, err error) {
 	failed := func(err error) (int64, error) {
 		return freed, turnstone.NewError("template.prune", turnstone.KindUnavailable, s.ociPath(),
@@ -60,8 +59,8 @@ func (s *Store) PruneImages(older time.Duration, dry bool) (freed int64, err err
 	return freed, nil
 }
 
-// forgetSuperseded removes references that are superseded and not built, and returns the
-// files of the images that the others stand for.
+// forgetSuperseded removes references that are superseded and not built, and returns the files of
+// the other references' images.
 func (s *Store) forgetSuperseded(dry bool) (used map[string]bool, err error) {
 	entries, err := os.ReadDir(s.ociPath("refs"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -72,7 +71,7 @@ func (s *Store) forgetSuperseded(dry bool) (used map[string]bool, err error) {
 		path := s.ociPath("refs", e.Name())
 		var rec ociRef
 		if readKept(path, &rec) != nil {
-			continue // it is written anew when it is asked for
+			continue // recorded again on demand
 		}
 		ref, err := oci.ParseReference(rec.Reference)
 		if err != nil {

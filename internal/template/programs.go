@@ -8,12 +8,12 @@ import (
 	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
-// builtInOrder is the built-in images, each after what it lies on and before larger ones.
+// builtInOrder lists the built-in images, each after its base and before larger images.
 var builtInOrder = []string{"base", "python", "nodejs", "claude-code"}
 
-// provided says which programs come of what a built-in spec names: a package, or a part of
-// a command. What a spec does not name any more it does not provide. Tests hold the list
-// against the specs, and against the images where these are built.
+// provided lists the programs of each name in a built-in spec: a package, or a part of a command. A
+// name that is no longer in the spec provides nothing. Tests compare the list with the specs, and
+// with the images if these are built.
 var provided = []struct {
 	named    string
 	programs []string
@@ -46,7 +46,7 @@ func WithProgram(program string) string {
 	return ""
 }
 
-// OtherWithProgram is WithProgram for a program that image is not known to have; "" when it has it.
+// OtherWithProgram is WithProgram, except that it returns "" if image is known to have the program.
 func OtherWithProgram(image, program string) string {
 	if HasProgram(image, program) {
 		return ""
@@ -54,8 +54,8 @@ func OtherWithProgram(image, program string) string {
 	return WithProgram(program)
 }
 
-// HasProgram tells whether the built-in image is known to have the program. Of what every
-// Debian has, and of other images, nothing is known.
+// HasProgram reports whether the built-in image is known to have the program. It knows nothing
+// about the programs of every Debian, or about other images.
 func HasProgram(image, program string) bool {
 	if !slices.Contains(builtInOrder, image) {
 		return false
@@ -77,7 +77,7 @@ func HasProgram(image, program string) bool {
 	return false
 }
 
-// names tells whether a spec has a text, not in a comment.
+// names reports whether a spec contains a text outside of comments.
 func names(spec []byte, text string) bool {
 	for line := range bytes.Lines(spec) {
 		if code, _, _ := bytes.Cut(line, []byte("#")); bytes.Contains(code, []byte(text)) {

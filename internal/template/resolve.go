@@ -8,11 +8,11 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxBases bounds how many templates can lie on one another.
+// maxBases bounds the number of templates that are based on one another.
 const maxBases = 16
 
-// resolve fills in what spec takes from its base, when that is another template:
-// the base's digest, and what spec leaves open. It needs no template to be built.
+// resolve adds the values that spec takes from its base if that is another template: the base's
+// digest, and the values that spec leaves open. No template needs to be built.
 func (s *Store) resolve(spec *Spec, above ...string) error {
 	if strings.HasPrefix(spec.Base, ociBase) {
 		return s.resolveOCI(spec)
@@ -50,7 +50,7 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 	return nil
 }
 
-// below returns the spec that a layered one is built on; nil for others.
+// below returns the spec below a layered spec; nil for others.
 func (s *Spec) below() *Spec {
 	switch {
 	case !s.layered():
@@ -62,7 +62,7 @@ func (s *Spec) below() *Spec {
 	}
 }
 
-// digests yields the digests of s and of all that is below it.
+// digests yields the digests of s and of all specs below it.
 func (s *Spec) digests() []turnstone.Digest {
 	var all []turnstone.Digest
 	for at := s; at != nil; at = at.below() {

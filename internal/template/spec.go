@@ -1,6 +1,6 @@
-// Package template builds and keeps templates: what is installed before any turn
-// runs. A template is described by a spec and named by the spec's digest; its root
-// is a read-only image that every sandbox shares.
+// Package template builds and keeps templates: the software that is installed before any turn runs.
+// A template is described by a spec and named by the spec's digest; its root is a read-only image
+// that every sandbox shares.
 package template
 
 import (
@@ -23,7 +23,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
-// Limits of a spec. What goes beyond is refused.
+// Limits of a spec. A larger spec is rejected.
 const (
 	MaxSpec     = 256 << 10 // bytes of a template.toml
 	MaxFile     = 16 << 20  // bytes of one file that a spec adds
@@ -36,49 +36,51 @@ const (
 // SpecFile is the name of a spec's file in its folder.
 const SpecFile = "template.toml"
 
-// DefaultWorkdir is where steps run when neither spec nor document says otherwise.
+// DefaultWorkdir is the working directory of steps if neither spec nor document names one.
 const DefaultWorkdir = "/workspace"
 
-// A Spec describes a template. It is complete in itself, but for a base that is
-// another template: files that it names are read by Parse.
+// A Spec describes a template. It is complete in itself, except for a base that is another
+// template: Parse reads the files that it names.
 type Spec struct {
-	Name        string            `json:"name"`
-	Description string            `json:"description,omitempty"`
-	Base        string            `json:"base"`     // "debian:" and a suite, "oci:" and a reference, or the name of a template
-	Packages    []string          `json:"packages"` // of Debian; sorted, each once
-	Pip         []string          `json:"pip,omitempty"`
-	Npm         []string          `json:"npm,omitempty"`
-	Commands    []string          `json:"commands,omitempty"` // bash, in order
-	Env         map[string]string `json:"env,omitempty"`
-	Files       []File            `json:"files,omitempty"` // sorted by path
-	Workdir     string            `json:"workdir"`         // empty: the base's
-	User        string            `json:"user,omitempty"`  // that steps run as; empty: the base's, or root
-	Machine     Machine           `json:"machine,omitzero"`
-	// Network is what the build may reach beside the package registries: hosts, as
-	// in a document's "network:". NoNetwork says that it may not reach even those.
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	// "debian:" and a suite, "oci:" and a reference, or the name of a template
+	Base     string            `json:"base"`
+	Packages []string          `json:"packages"` // of Debian; sorted, each once
+	Pip      []string          `json:"pip,omitempty"`
+	Npm      []string          `json:"npm,omitempty"`
+	Commands []string          `json:"commands,omitempty"` // bash, in order
+	Env      map[string]string `json:"env,omitempty"`
+	Files    []File            `json:"files,omitempty"` // sorted by path
+	Workdir  string            `json:"workdir"`         // empty: the base's
+	// the user of steps; empty: the base's, or root
+	User    string  `json:"user,omitempty"`
+	Machine Machine `json:"machine,omitzero"`
+	// Network lists hosts that the build may reach in addition to the package registries, as in a
+	// document's "network:". NoNetwork denies even the registries.
 	Network   []string `json:"network,omitempty"`
 	NoNetwork bool     `json:"no_network,omitempty"`
-	// Lock is what an earlier build came to, and this one has to; nil: it is free.
+	// Lock is the required result, from an earlier build; nil: any result.
 	Lock *Lock `json:"lock,omitempty"`
 
-	// BaseDigest is the digest of the spec of a base that is a template. A Store
-	// fills it in with what that name stands for.
+	// BaseDigest is the digest of the base's spec if the base is a template. A Store sets it to the
+	// current digest of that name.
 	BaseDigest turnstone.Digest `json:"-"`
 	base       *Spec
-	image      bool   // it is made of an image of a registry, and of nothing else
-	proxy      string // through which a build that is going on gets Debian's packages
+	image      bool   // it consists of an image of a registry only
+	proxy      string // the proxy for Debian's packages during a build
 	mirrors    debian.Mirrors
 }
 
-// A Machine is the shape that a template's sandboxes have unless a document or its
-// caller asks for another. Zero values leave it to the defaults.
+// A Machine is the default shape of a template's sandboxes, which a document or its caller can
+// override. Zero values select the defaults.
 type Machine struct {
 	CPUs   int             `json:"cpus,omitempty"`
 	Memory turnstone.Bytes `json:"memory,omitempty"`
 	Disk   turnstone.Bytes `json:"disk,omitempty"`
 }
 
-// Over returns m where it says something, and else base.
+// Over returns m with base's values for its zero values.
 func (m Machine) Over(base Machine) Machine {
 	if m.CPUs == 0 {
 		m.CPUs = base.CPUs
@@ -92,22 +94,21 @@ func (m Machine) Over(base Machine) Machine {
 	return m
 }
 
-// Shape returns shape with what m says in it.
+// Shape returns shape with m's values in it.
 func (m Machine) Shape(shape turnstone.Shape) turnstone.Shape {
 	m = m.Over(Machine{shape.CPUs, shape.Memory, shape.Disk})
 	shape.CPUs, shape.Memory, shape.Disk = m.CPUs, m.Memory, m.Disk
 	return shape
 }
 
-// A File is one that a spec puts into the image, owned by root.
+// A File is a file that a spec puts into the image, owned by root.
 type File struct {
 	Path    string         `json:"path"` // absolute, clean
 	Mode    turnstone.Mode `json:"mode"` // permission bits
 	Content []byte         `json:"content"`
 }
 
-// specTOML is a spec as it is written. Its keys are the whole language: any other
-// is an error.
+// specTOML is the written form of a spec. Its keys are the whole language: any other is an error.
 type specTOML struct {
 	Name        string            `toml:"name"`
 	Description string            `toml:"description"`
@@ -139,12 +140,13 @@ type machineTOML struct {
 }
 
 var (
-	nameRule    = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	packageRule = lazyregexp.New(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`) // Debian Policy 5.6.1, less what apt reads as "remove"
+	nameRule = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+	// Debian Policy 5.6.1, except for names that apt reads as "remove"
+	packageRule = lazyregexp.New(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`)
 	envRule     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
-// Bases that are no template. A reference follows ociBase, a suite debianBase.
+// Bases that are not templates. A reference follows ociBase, a suite debianBase.
 const (
 	debianBase = "debian:"
 	ociBase    = "oci:"
@@ -156,10 +158,9 @@ func bases() []string { return []string{"debian:bookworm"} }
 // kernels are the guest kernels that a spec can ask for; the first is the default.
 func kernels() []string { return []string{"debian"} }
 
-// Parse reads a spec from b. name is what the template is called; when it is empty
-// the spec has to say it. dir is what files are read from that the spec names as
-// source, relative to it; nil means that there are none. Errors are
-// *turnstone.Error of kind Invalid.
+// Parse reads a spec from b. name is the template's name; if it is empty, the spec must contain a
+// name. dir contains the files that the spec names as source, relative to it; nil means that there
+// are none. Errors are *turnstone.Error of kind Invalid.
 func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	subject := SpecFile
 	if name != "" {
@@ -181,14 +182,14 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	case errors.As(err, &pos):
 		out.Subject = fmt.Sprintf("%s:%d", subject, pos.Position.Line)
 		out.Err = errors.New(pos.Message)
-		if pos.Message == "" { // the library keeps some messages to itself
+		if pos.Message == "" { // the library does not set some messages
 			out.Err = err
 		}
 	}
 	return nil, out
 }
 
-// A keyError is what is wrong with a key's value, or with the key.
+// A keyError reports an invalid key, or a key with an invalid value.
 type keyError struct {
 	key string
 	err error
@@ -197,15 +198,15 @@ type keyError struct {
 func (e *keyError) Error() string { return e.err.Error() }
 func (e *keyError) Unwrap() error { return e.err }
 
-// wrong says what is wrong with key.
+// wrong returns a keyError for key.
 func wrong(key, format string, args ...any) error {
 	return &keyError{key, fmt.Errorf(format, args...)}
 }
 
-// typeRule is how the decoder says that a value is not of a key's type.
+// typeRule matches the decoder's message for a value of the wrong type.
 var typeRule = lazyregexp.New(`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch for .*: expected (table))`)
 
-// wrongType says what kind of value a key wants, in words of TOML and not of Go.
+// wrongType returns the expected type of a key's value, in terms of TOML and not of Go.
 func wrongType(err error) error {
 	m := typeRule.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -218,8 +219,8 @@ func wrongType(err error) error {
 	return wrong(m[1], "%s: want %s", m[1], want)
 }
 
-// lineOf returns the number of the line where key is set; 0 when that is not found.
-// The decoder tells it of its own errors only.
+// lineOf returns the number of the line where key is set; 0 if unknown. The decoder reports lines
+// only for its own errors.
 func lineOf(b []byte, key string) int {
 	last := key[strings.LastIndexByte(key, '.')+1:]
 	set := regexp.MustCompile(`(?:^|[\s.{,\["'])` + regexp.QuoteMeta(last) + `["']?\s*(?:=|\]|\.)`)
@@ -245,13 +246,13 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if err := knownKeys(md); err != nil {
 		return nil, err
 	}
-	if md.IsDefined("env") && md.Type("env") != "Hash" { // the decoder leaves it out without a word
+	if md.IsDefined("env") && md.Type("env") != "Hash" { // the decoder silently ignores it
 		return nil, wrong("env", "env: want a table")
 	}
 	return t.spec(name, dir)
 }
 
-// spec checks what t says.
+// spec checks the values of t.
 func (t *specTOML) spec(name string, dir fs.FS) (_ *Spec, err error) {
 	if name == "" {
 		name = t.Name
@@ -289,7 +290,7 @@ func (t *specTOML) spec(name string, dir fs.FS) (_ *Spec, err error) {
 	return s, err
 }
 
-// checkBase checks the base as far as it can be without the other templates.
+// checkBase checks the base as far as possible without the other templates.
 func checkBase(s *Spec) error {
 	all := append(bases(), "oci:REFERENCE", "the name of a template")
 	switch known := strings.Join(all, ", "); {
@@ -310,7 +311,7 @@ func checkBase(s *Spec) error {
 	return nil
 }
 
-// onTemplate tells whether the base is another template.
+// onTemplate reports whether the base is another template.
 func (s *Spec) onTemplate() bool {
 	return !strings.HasPrefix(s.Base, debianBase) && !strings.HasPrefix(s.Base, ociBase)
 }

@@ -8,17 +8,16 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Digest is the template's name for ever: the SHA-256 over everything that makes a
-// difference to the image and to what its sandboxes get. Neither the name nor the
-// description does. Two specs with one digest share one image.
+// Digest is the template's permanent name: the SHA-256 of everything that affects the image and its
+// sandboxes. The name and the description do not. Two specs with one digest share one image.
 func (s *Spec) Digest() turnstone.Digest {
 	type file struct {
 		Path   string           `json:"path"`
 		Mode   uint32           `json:"mode"`
 		Digest turnstone.Digest `json:"digest"`
 	}
-	// Fields that come later must be left out of the JSON when they are empty, so
-	// that the specs of today keep their digests.
+	// Later fields must be omitted from the JSON when they are empty, so that existing specs keep
+	// their digests.
 	canonical := struct {
 		Builder      int               `json:"builder"`
 		Architecture string            `json:"architecture"`
@@ -46,7 +45,7 @@ func (s *Spec) Digest() turnstone.Digest {
 		canonical.LayerBuilder = layerBuilderVersion
 	}
 	if s.onTemplate() {
-		canonical.Base = "template" // whatever it is called here
+		canonical.Base = "template" // independent of its local name
 	}
 	for k, v := range s.Env {
 		canonical.Env[k] = v
@@ -56,7 +55,7 @@ func (s *Spec) Digest() turnstone.Digest {
 	}
 	h := sha256.New()
 	enc := json.NewEncoder(h)
-	enc.SetEscapeHTML(false)  // so that other languages' JSON gives the same text
-	_ = enc.Encode(canonical) // the types above always encode, and a hash takes every write
+	enc.SetEscapeHTML(false)  // so that JSON encoders of other languages produce the same text
+	_ = enc.Encode(canonical) // the types above always encode, and a hash accepts every write
 	return turnstone.Digest("sha256:" + hex.EncodeToString(h.Sum(nil)))
 }

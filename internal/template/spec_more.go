@@ -16,11 +16,11 @@ var (
 	pipRule = lazyregexp.New(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
 	// npmRule is a package of the registry, with a version, a range or a tag.
 	npmRule = lazyregexp.New(`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
-	// userRule is what Process.start takes: a name or number, and maybe a group.
+	// userRule is a user in the form of Process.start: a name or number, and an optional group.
 	userRule = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
 )
 
-// readMore reads what came to the language with layered templates.
+// readMore reads the keys of layered templates.
 func (s *Spec) readMore(t *specTOML) (err error) {
 	if s.Pip, err = requirements("pip", "a package of pip, as requests or pandas==2.2.3", t.Pip, pipRule); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (m *Machine) read(t machineTOML) error {
 	return nil
 }
 
-// readNetwork takes "off", or a list of what may be reached.
+// readNetwork reads "off", or a list of allowed hosts.
 func (s *Spec) readNetwork(v any) error {
 	switch v := v.(type) {
 	case nil:
@@ -127,13 +127,13 @@ func (s *Spec) readNetwork(v any) error {
 	}
 }
 
-// layered tells whether the spec is built in a sandbox of what is below it.
+// layered reports whether the spec is built in a sandbox of the template below it.
 func (s *Spec) layered() bool {
 	return s.onTemplate() || len(s.Pip)+len(s.Npm)+len(s.Commands) > 0 || strings.HasPrefix(s.Base, ociBase) && len(s.Packages)+len(s.Files) > 0
 }
 
-// lower returns what a layered spec is built on, when that is no template with a
-// name: the base, with the packages that need no sandbox.
+// lower returns the spec below a layered spec whose base is not a named template: the base, with
+// the packages that need no sandbox.
 func (s *Spec) lower() *Spec {
 	low := &Spec{Name: s.Name + "-base", Base: s.Base, Workdir: DefaultWorkdir}
 	if strings.HasPrefix(s.Base, debianBase) {

@@ -16,14 +16,14 @@ import (
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
-// layerBuilderVersion is part of the digests of layered templates. It changes when
-// the same spec has to give another layer.
+// layerBuilderVersion is part of the digests of layered templates. It changes when the same spec
+// must result in another layer.
 const layerBuilderVersion = 1
 
-// buildDir is where a build has what is there only for it. It is in no layer.
+// buildDir is the directory of a build's temporary files. It is in no layer.
 const buildDir = "/run/turn-build"
 
-// buildEnv is what the steps of a build run with, beside what their base has.
+// buildEnv is the environment of a build's steps, in addition to their base's.
 func buildEnv(reg *registry.Server, addr net.Addr) []string {
 	env := []string{
 		"HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=/tmp", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", debian.Epoch),
@@ -42,13 +42,14 @@ func buildEnv(reg *registry.Server, addr net.Addr) []string {
 		"no_proxy="+network.Gateway, "NO_PROXY="+network.Gateway)
 }
 
-// guestHost is the address of a server of this host's loopback, as sandboxes have it.
+// guestHost returns the address of a server on this host's loopback from the point of view of
+// sandboxes.
 func guestHost(addr net.Addr) string {
-	_, port, _ := net.SplitHostPort(addr.String()) // of a listener: it is well-formed
+	_, port, _ := net.SplitHostPort(addr.String()) // a listener's address is well-formed
 	return net.JoinHostPort(network.Gateway, port)
 }
 
-// aptConf configures apt for the time of a build.
+// aptConf configures apt during a build.
 func aptConf(reg *registry.Server, addr net.Addr) []byte {
 	var b bytes.Buffer
 	if reg != nil {
@@ -67,7 +68,7 @@ Dpkg::Options { "--path-exclude=/usr/share/man/*"; "--path-exclude=/usr/share/in
 	return b.Bytes()
 }
 
-// quote writes words for bash.
+// quote quotes words for bash.
 func quote(words []string) string {
 	var b strings.Builder
 	for _, w := range words {
@@ -76,7 +77,7 @@ func quote(words []string) string {
 	return b.String()
 }
 
-// layerSteps are what builds spec's layer.
+// layerSteps returns the steps that build spec's layer.
 func layerSteps(spec *Spec, reg *registry.Server, apt func(map[string]string)) []LayerStep {
 	var steps []LayerStep
 	failed := func(what string) func(int, []byte) error {
@@ -122,8 +123,8 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	return steps
 }
 
-// cleanup removes what belongs to the build, or differs from build to build. The
-// folders stay, for programs miss them.
+// cleanup removes the build's temporary files, and files that differ between builds. The folders
+// stay, because programs need them.
 const cleanup = `for d in /var/log /var/cache/apt /var/lib/apt/lists /var/tmp; do
   if [ -d "$d" ]; then find "$d" -xdev -mindepth 1 ! -type d -delete; fi
 done
@@ -133,7 +134,7 @@ rm -f /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/g
   /var/cache/debconf/config.dat-old /var/cache/debconf/templates.dat-old /root/.bash_history /root/.wget-hsts
 `
 
-// pinned puts the locked versions to the packages' names.
+// pinned adds the locked versions to the packages' names.
 func pinned(names []string, versions map[string]string) []string {
 	var out []string
 	for _, n := range names {
@@ -145,7 +146,7 @@ func pinned(names []string, versions map[string]string) []string {
 	return out
 }
 
-// installedList reads what dpkg-query printed: name, version and status.
+// installedList parses the output of dpkg-query: name, version and status.
 func installedList(out []byte) map[string]string {
 	all := map[string]string{}
 	for line := range strings.Lines(string(out)) {
@@ -157,8 +158,8 @@ func installedList(out []byte) map[string]string {
 	return all
 }
 
-// skipped tells of paths that stay out of a layer: what the guest's kernel or agent
-// fills, and what is of one build.
+// skipped reports paths that stay out of a layer: those that the guest's kernel or agent fills, and
+// those of a single build.
 func skipped(path string) bool {
 	first, _, deeper := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if deeper {
@@ -171,14 +172,14 @@ func skipped(path string) bool {
 	return path == "/var/lib/dbus/machine-id" || strings.HasSuffix(path, "/node_modules/.package-lock.json")
 }
 
-// settled evens out times: no file of a template is later than the epoch.
+// settled normalizes times: no file of a template is later than the epoch.
 func settled(_ string, a *tree.Attr) {
 	if a.MTime.Sec >= debian.Epoch {
 		a.MTime = tree.Time{Sec: debian.Epoch}
 	}
 }
 
-// A symptom is a phrase in what a package manager prints, and what it means.
+// A symptom is a phrase in a package manager's output, and its meaning.
 type symptom struct {
 	phrase *regexp.Regexp
 	kind   turnstone.Kind
@@ -198,16 +199,16 @@ func symptoms() []symptom {
 	}
 }
 
-// noNetworkHint is of builds that may reach nothing, and maybe failed for that.
+// noNetworkHint is for builds without a network, which may be the cause of their failure.
 const noNetworkHint = `the spec says network = "off": then not even the package registries can be reached`
 
-// unreached is how programs say that they did not get to a host.
+// unreached matches programs' messages about an unreachable host.
 var unreached = lazyregexp.New(`(?i)could not resolve|name resolution|unable to resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
 
-// tailLines is how much of what a step printed is in its error.
+// tailLines is the number of lines of a step's output in its error.
 const tailLines = 4
 
-// stepError makes an error of a step that failed. What the registry knows comes first.
+// stepError returns the error of a failed step. The registry's own explanation comes first.
 func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Server) error {
 	text := strings.TrimSpace(string(tail))
 	out := turnstone.NewError("template.build", turnstone.KindInvalid, what, nil)
@@ -220,7 +221,8 @@ func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Ser
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(text); found != "" {
 			out.Kind, out.Hint, out.Err = s.kind, s.hint, errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
-			if spec.NoNetwork && s.kind == turnstone.KindInvalid && !strings.HasPrefix(found, "the base has no") { // they do not know why they find nothing
+			// programs do not know the reason
+			if spec.NoNetwork && s.kind == turnstone.KindInvalid && !strings.HasPrefix(found, "the base has no") {
 				out.Hint = noNetworkHint
 			}
 			return out

@@ -25,13 +25,13 @@ import (
 // A Store keeps templates in one folder:
 //
 //	<hex>/root.erofs     the image of the spec with that digest
-//	<hex>/manifest.json  what the image is; written last
-//	<hex>/root.tree      what tree it holds, and where in it contents are; made when first asked for
+//	<hex>/manifest.json  the image's description; written last
+//	<hex>/root.tree      the image's tree, and the positions of contents; created on first use
 //	specs/<name>.json    the specs that users registered
 //	<hex>/manifest.json  alone: of a template whose files are a tree in the context store
-//	logs/<hex>.log       what the last build of that spec said, also when it failed
+//	logs/<hex>.log       the output of the last build of that spec, also of a failed build
 //	locks/<hex>.lock     held while an image is built or removed
-//	tmp/<hex>            the build that is going on
+//	tmp/<hex>            the build in progress
 //
 // Its methods are safe for concurrent use, also by several processes.
 type Store struct {
@@ -39,15 +39,15 @@ type Store struct {
 	builtin   fs.FS
 	build     builder
 	layers    LayerBuilder // nil: layered templates cannot be built
-	anonymous bool         // registries of images are asked as a stranger would ask
-	packages  string       // folder of what came from package registries
+	anonymous bool         // registries are used without credentials
+	packages  string       // folder of files from package registries
 	registry  func(o registry.Options) registry.Options
 	sources   Sources
 	events    func(Event) // may be nil
 }
 
-// Sources are the addresses that packages come from. The zero value is Debian's archive, PyPI
-// and npm's registry.
+// Sources are the addresses of packages. The zero value is Debian's archive, PyPI and npm's
+// registry.
 type Sources struct {
 	Debian, DebianSecurity string // addresses of the archive and of its security fixes
 	Pip, Npm               string // addresses of the index and of the registry
@@ -70,28 +70,28 @@ func (s *Store) From(sources Sources) *Store {
 	return &with
 }
 
-// WithLayers returns a store that also builds layered templates, by b.
+// WithLayers returns a store that also builds layered templates, with b.
 func (s *Store) WithLayers(b LayerBuilder) *Store {
 	with := *s
 	with.layers = b
 	return &with
 }
 
-// A Template is one that is built.
+// A Template is a built template.
 type Template struct {
 	Name       string            `json:"name"`
-	Digest     turnstone.Digest  `json:"digest"`      // of the spec: the template's name for ever
+	Digest     turnstone.Digest  `json:"digest"`      // of the spec: the template's permanent name
 	Root       string            `json:"root"`        // path of the read-only root image (EROFS)
 	RootDigest turnstone.Digest  `json:"root_digest"` // of the file at Root
 	Size       int64             `json:"size"`        // of the file at Root, in bytes
-	Packages   map[string]string `json:"packages"`    // of Debian, what is installed: name → version
+	Packages   map[string]string `json:"packages"`    // installed Debian packages: name → version
 	Pip        map[string]string `json:"pip,omitempty"`
 	Npm        map[string]string `json:"npm,omitempty"`
 	Env        map[string]string `json:"env"`
 	Workdir    string            `json:"workdir"`
-	User       string            `json:"user,omitempty"` // that steps run as; empty: root
+	User       string            `json:"user,omitempty"` // the user of steps; empty: root
 	Machine    Machine           `json:"machine,omitzero"`
-	Layers     []Layer           `json:"layers,omitempty"` // over the image, the lowest first
+	Layers     []Layer           `json:"layers,omitempty"` // above the image, the lowest first
 	Built      time.Time         `json:"built"`
 	BuildTime  turnstone.Millis  `json:"build_ms"`
 }
@@ -106,24 +106,26 @@ func (t *Template) EnvList() []string {
 	return list
 }
 
-// An Entry is one known template, built or not.
+// An Entry is a known template, built or not.
 type Entry struct {
 	Name        string           `json:"name"`
 	Description string           `json:"description,omitempty"`
 	Digest      turnstone.Digest `json:"digest"`
-	BuiltIn     bool             `json:"built_in"` // part of this program; else registered by the user
-	Ready       bool             `json:"ready"`    // its image is built
-	Size        int64            `json:"size,omitempty"`
-	Built       time.Time        `json:"built,omitzero"`
-	Base        string           `json:"base,omitempty"`
-	Problem     string           `json:"problem,omitempty"` // why it cannot be used, as that its base is gone
+	// part of this program; else registered by the user
+	BuiltIn bool      `json:"built_in"`
+	Ready   bool      `json:"ready"` // its image is built
+	Size    int64     `json:"size,omitempty"`
+	Built   time.Time `json:"built,omitzero"`
+	Base    string    `json:"base,omitempty"`
+	// the reason why it cannot be used, such as a missing base
+	Problem string `json:"problem,omitempty"`
 }
 
-// Details are what Show tells of a template.
+// Details are the result of Show.
 type Details struct {
 	Entry
 	Spec     *Spec     `json:"spec"`
-	Template *Template `json:"template,omitempty"` // nil when it is not built
+	Template *Template `json:"template,omitempty"` // nil if it is not built
 	Log      string    `json:"log,omitempty"`      // path of the last build's log, if there is one
 }
 
@@ -153,8 +155,8 @@ func (s *Store) Names() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Spec returns the spec called name: a built-in one, else the user's. An unknown
-// name is an error of kind KindNotFound that lists those that are known.
+// Spec returns the spec called name: a built-in spec, otherwise the user's. An unknown name is an
+// error of kind KindNotFound that lists the known names.
 func (s *Store) Spec(name string) (*Spec, error) {
 	spec, _, err := s.lookup(name)
 	return spec, err
@@ -162,7 +164,7 @@ func (s *Store) Spec(name string) (*Spec, error) {
 
 func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) { return s.find(name, nil) }
 
-// find is lookup for those who are on the way from the templates above.
+// find is lookup for callers that come from the templates above.
 func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err error) {
 	spec, builtin, err = s.written(name)
 	if err != nil {
@@ -171,7 +173,7 @@ func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err
 	return spec, builtin, s.resolve(spec, above...)
 }
 
-// written returns the spec called name as it is written, with nothing of its base.
+// written returns the spec called name as written, without values of its base.
 func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if nameRule.MatchString(name) {
 		b, err := fs.ReadFile(s.builtin, name+"/"+SpecFile)
@@ -248,8 +250,8 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 	return entries, nil
 }
 
-// needed returns the digests of all known templates but those that without tells, and
-// of all that is below them.
+// needed returns the digests of all known templates except those that without selects, and of all
+// templates below them.
 func (s *Store) needed(without func(name string, spec *Spec) bool) (map[turnstone.Digest]bool, error) {
 	names, err := s.Names()
 	if err != nil {
@@ -262,7 +264,7 @@ func (s *Store) needed(without func(name string, spec *Spec) bool) (map[turnston
 			return nil, err
 		}
 		if err != nil || without(name, spec) {
-			continue // what has no base now has no image either
+			continue // without its base there is no image either
 		}
 		for _, d := range spec.digests() {
 			needed[d] = true
@@ -279,7 +281,7 @@ func (s *Store) entry(ctx context.Context, spec *Spec, builtin bool) Entry {
 	return e
 }
 
-// Show tells all about one template, and builds nothing.
+// Show returns all details of one template, and builds nothing.
 func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 	spec, builtin, err := s.lookup(name)
 	if err != nil {
@@ -294,7 +296,7 @@ func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 	if log := s.logPath(spec.Digest()); exists(log) {
 		d.Log = log
 	}
-	if spec.Packages == nil { // such as of a spec that has only pip: a list in JSON all the same
+	if spec.Packages == nil { // for example in a spec with only pip: the JSON has a list even so
 		shown := *spec
 		shown.Packages = []string{}
 		d.Spec = &shown
@@ -302,8 +304,8 @@ func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 	return d, nil
 }
 
-// Remove deletes a template's image and, when a user registered it, its spec.
-// Sandboxes that run from the image go on. An image that another name shares stays.
+// Remove deletes a template's image and, if a user registered it, its spec. Sandboxes that run from
+// the image continue. An image that another name shares stays.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	spec, builtin, err := s.lookup(name)
 	if spec == nil {
@@ -322,7 +324,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		}
 	}
 	if err != nil {
-		return nil // its base is gone: no image can be found by it
+		return nil // its base is missing: the image cannot be found through it
 	}
 	digest := spec.Digest()
 	if builtin && !exists(s.imageDir(digest)) {
@@ -335,7 +337,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	}
 	gone := []turnstone.Digest{digest, spec.unlocked().Digest()}
 	for low := spec.below(); low != nil && !spec.onTemplate(); low = low.below() {
-		if !needed[low.Digest()] { // else another lies on it, or would
+		if !needed[low.Digest()] { // otherwise another template is, or would be, based on it
 			gone = append(gone, low.Digest())
 		}
 	}
@@ -350,8 +352,8 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// sharing returns the digests of the known templates but the one called without, and
-// with all that is below them.
+// sharing returns the digests of the known templates except the one called without, and of all
+// templates below them.
 func (s *Store) sharing(without string) (own, all map[turnstone.Digest]bool, err error) {
 	if all, err = s.needed(func(name string, _ *Spec) bool { return name == without }); err != nil {
 		return nil, nil, err
@@ -369,8 +371,8 @@ func (s *Store) sharing(without string) (own, all map[turnstone.Digest]bool, err
 	return own, all, nil
 }
 
-// Verify reads a built template's whole image and compares it with its digest. A
-// damaged one is an error of kind Integrity, a missing one KindNotFound.
+// Verify reads a built template's whole image and compares it with its digest. A damaged image is
+// an error of kind Integrity, a missing image KindNotFound.
 func (s *Store) Verify(ctx context.Context, name string) error {
 	spec, err := s.Spec(name)
 	if err != nil {

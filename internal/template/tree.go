@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
-// Tree returns the tree that t's sandboxes begin with. Of a layered template it is in
-// the context store; else it is that of RootTree.
+// Tree returns the initial tree of t's sandboxes. For a layered template it is in the context
+// store; otherwise it is the tree of RootTree.
 func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
 	ref, err := s.RootTree(ctx, t, w)
 	if n := len(t.Layers); err == nil && n > 0 {
@@ -21,11 +21,10 @@ func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref,
 	return ref, err
 }
 
-// RootTree returns the tree that t's root image holds. Its directories' objects are put
-// into w unless w has the root's; the contents are not: they are where t.Content finds
-// them. The first call for an image reads all of it, at some 500 MB/s, and keeps what it
-// found beside it; calls at once, in whatever processes, do that once. The next ones
-// look at one small file.
+// RootTree returns the tree of t's root image. It puts the directories' objects into w unless w has
+// the root's, but not the contents: t.Content finds these. The first call for an image reads the
+// whole image, at about 500 MB/s, and keeps the resulting index beside it; concurrent calls, also
+// in several processes, do so once. Later calls read one small file.
 func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
 	failed := func(err error) error {
 		var typed *turnstone.Error
@@ -47,7 +46,7 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 		}
 		return ref, err
 	}
-	// What was kept is damaged: make it anew, once.
+	// The kept index is damaged: create it again, once.
 	if err := t.root().Remove(); err != nil {
 		return tree.Ref{}, failed(err)
 	}
@@ -63,7 +62,7 @@ func (t *Template) root() treeindex.Root {
 	return treeindex.Root{Name: t.Name, Path: t.Root, Digest: t.RootDigest}
 }
 
-// treeIndex opens the index, and makes it first where there is none that fits.
+// treeIndex opens the index, and first creates it if there is no matching index.
 func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, error) {
 	if x, err := t.root().Index(); err == nil {
 		return x, nil
@@ -77,7 +76,7 @@ func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, e
 	}
 	defer lock.Release()
 	if x, err := t.root().Index(); err == nil {
-		return x, nil // another process has made it
+		return x, nil // another process has created it
 	}
 	if err := t.root().Write(ctx); err != nil {
 		return nil, err
@@ -85,6 +84,6 @@ func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, e
 	return t.root().Index()
 }
 
-// Content returns where the contents of t's tree are. Store.Tree must have been called
-// for t once, in whatever process; without it there is nothing in it.
+// Content returns the location of the contents of t's tree. Store.Tree must have been called for t
+// once, in any process; otherwise the result has no contents.
 func (t *Template) Content() *treeindex.Content { return t.root().Content() }

@@ -12,14 +12,14 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// noUser is the error of a spec whose user is not there when all else was done.
+// noUser returns the error of a spec whose user is missing after the build.
 func noUser(user string) error {
 	return turnstone.Errorf("template.build", turnstone.KindInvalid, "user "+user,
 		"is not in /etc/passwd and /etc/group").
 		WithHint("a command can make one, as useradd -m NAME; a number needs no name")
 }
 
-// accounts are the names in user that have to be in a file, by file. Numbers need no name.
+// accounts returns the names in user that must be in a file, by file. Numbers need no name.
 func accounts(user string) map[string]string {
 	all := map[string]string{}
 	name, group, _ := strings.Cut(user, ":")
@@ -31,7 +31,7 @@ func accounts(user string) map[string]string {
 	return all
 }
 
-// checkUser looks for user in a root image that was built.
+// checkUser checks that user is in the built root image.
 func checkUser(root, user string) error {
 	want := accounts(user)
 	if len(want) == 0 {
@@ -58,8 +58,8 @@ func checkUser(root, user string) error {
 	return nil
 }
 
-// userStep is checkUser in the sandbox of a layer, which may have nothing but a bash;
-// nil when there is nothing to look for.
+// userStep is checkUser in the sandbox of a layer, which may have no program but bash; nil if there
+// is nothing to check.
 func userStep(user string) *LayerStep {
 	want := accounts(user)
 	if len(want) == 0 {

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// lockFits refuses a lock that is of another spec.
+// lockFits rejects a lock for another spec.
 func lockFits(spec *Spec) error {
 	if spec.Lock == nil || spec.Lock.Spec == spec.unlocked().Digest() {
 		return nil
@@ -22,8 +22,8 @@ func lockFits(spec *Spec) error {
 		WithHint("turn template build --lock writes it anew; or remove it")
 }
 
-// writeLock builds spec without its lock, writes down beside it what that came to,
-// and leaves spec with the new lock. What was built stands for the locked spec too.
+// writeLock builds spec without its lock, writes the result as a lock beside it, and sets spec's
+// lock to it. The build counts for the locked spec too.
 func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress func(string)) error {
 	free := spec.unlocked()
 	t, err := s.ensure(ctx, free, progress)
@@ -49,7 +49,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 	if err != nil {
 		return failed(err)
 	}
-	if lock, err = ParseLock(b); err != nil { // as the next build reads it
+	if lock, err = ParseLock(b); err != nil { // in the form that the next build reads
 		return err
 	}
 	dir := path
@@ -63,8 +63,8 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 	return s.adopt(ctx, t, m, spec)
 }
 
-// adopt lets what was built without a lock stand for spec, which is the same with
-// the lock that this build came to.
+// adopt makes the result of a build without a lock count for spec, which is the same spec with the
+// lock of that build.
 func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec) error {
 	digest := spec.Digest()
 	lock, err := statedir.Acquire(ctx, s.lockPath(digest), nil)
@@ -88,7 +88,7 @@ func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec)
 	if m.Layer != nil {
 		layer := *m.Layer
 		layer.Spec, now.Layer = digest, &layer
-		err = w.publish(&now) // the other template keeps its files from being collected
+		err = w.publish(&now) // the other template protects its files from garbage collection
 	} else {
 		to := filepath.Join(w.tmp, "root.erofs")
 		if err = os.Link(t.Root, to); err == nil {

@@ -3,7 +3,7 @@ package builtin
 
 import "embed"
 
-// FS has <name>/template.toml for each built-in template.
+// FS contains <name>/template.toml for each built-in template.
 //
 //go:embed */template.toml
 var FS embed.FS

@@ -1,6 +1,6 @@
-// Package debian gets Debian packages onto this machine as a tar stream, through
-// the program mmdebstrap. It needs no root: an ordinary user gets a user
-// namespace. What comes out was checked by apt against Debian's archive keys.
+// Package debian fetches Debian packages as a tar stream, through the program mmdebstrap. It needs
+// no root: an ordinary user gets a user namespace. apt has checked the stream's packages against
+// Debian's archive keys.
 package debian
 
 import (
@@ -22,43 +22,41 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// Where packages come from, unless Mirrors names other addresses.
+// Default addresses of packages, unless Mirrors names others.
 const (
 	DefaultMirror         = "http://deb.debian.org/debian"
 	DefaultSecurityMirror = "http://deb.debian.org/debian-security"
 )
 
-// Keyring holds the keys that Debian signs its archive with. It is named in the
-// image's sources.list too, where the package debian-archive-keyring has it at
-// the same place, so that images are the same whatever host built them.
+// Keyring contains the keys with which Debian signs its archive. The image's sources.list names it
+// too, at the path of the package debian-archive-keyring, so that images do not depend on the host.
 const Keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// Epoch is the time that generated files get, and the latest that any file in an
-// image has: 2026-01-01T00:00:00Z. It is the SOURCE_DATE_EPOCH of every run
+// Epoch is the time of generated files, and the latest time of any file in an image:
+// 2026-01-01T00:00:00Z. It is the SOURCE_DATE_EPOCH of every run
 // (https://reproducible-builds.org/specs/source-date-epoch/).
 const Epoch = 1767225600
 
-// A Request names what to get.
+// A Request names the packages to fetch.
 type Request struct {
-	Suite   string   // as "bookworm"
-	Variant string   // of mmdebstrap: "extract" unpacks only, "minbase" makes a root that runs
+	Suite   string   // such as "bookworm"
+	Variant string   // of mmdebstrap: "extract" only unpacks, "minbase" creates a working root
 	Include []string // packages
 	// Proxy is the address of an HTTP proxy for this run; empty: the host's, if it has one.
 	Proxy string
-	// Slim leaves manual pages, translations and documentation out, save copyrights.
+	// Slim leaves out manual pages, translations and documentation, except copyrights.
 	Slim bool
-	// Mirrors are where the packages come from.
+	// Mirrors are the addresses of packages.
 	Mirrors Mirrors
-	Log     io.Writer // gets everything that mmdebstrap and apt say; may be nil
-	// Progress is told of each stage in a few words; may be nil.
+	Log     io.Writer // gets all output of mmdebstrap and apt; may be nil
+	// Progress gets a short description of each stage; may be nil.
 	Progress func(string)
 }
 
-// Fetch runs mmdebstrap for req and gives its tar stream to consume, which must
-// read to the end or return an error. When ctx ends, or consume fails, the run is
-// ended and its temporary files, in $TMPDIR, are removed by it. Errors are
-// *turnstone.Error, of kind Unavailable (a program or the network is missing),
-// Invalid (no such package), Exhausted (disk full) or Integrity (bad signatures).
+// Fetch runs mmdebstrap for req and passes its tar stream to consume, which must read to the end or
+// return an error. When ctx ends, or consume fails, mmdebstrap is stopped and removes its temporary
+// files in $TMPDIR. Errors are *turnstone.Error, of kind Unavailable (a program or the network is
+// missing), Invalid (no such package), Exhausted (disk full) or Integrity (bad signatures).
 func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) error {
 	const op = "debian.fetch"
 	mode, err := check()
@@ -78,7 +76,7 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	defer out.Close()
 	log := newTranscript(req.Log, req.Progress)
 	wait, stop, err := start(arguments(mode, req), environment(mode, req.Proxy), in, log)
-	_ = in.Close() // the child has its own
+	_ = in.Close() // the child has its own copy
 	if err != nil {
 		return turnstone.NewError(op, turnstone.KindUnavailable, "mmdebstrap", err).
 			WithHint(installHint)
@@ -89,7 +87,7 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	stream := &endReader{r: out}
 	consumeErr := consume(stream)
 	if consumeErr == nil {
-		// tar pads its last record; mmdebstrap must not be left writing into a closed pipe.
+		// tar pads its last record; mmdebstrap must not be left writing to a closed pipe.
 		_, consumeErr = io.Copy(io.Discard, stream)
 	}
 	if consumeErr != nil && !stream.ended {
@@ -102,14 +100,15 @@ func Fetch(ctx context.Context, req Request, consume func(io.Reader) error) erro
 	case ctx.Err() != nil:
 		return canceled(op, ctx.Err())
 	case runErr != nil && stream.ended:
-		// When mmdebstrap fails, its stream is cut short and consume may have failed too: the cause comes first.
+		// When mmdebstrap fails, its stream is truncated and consume may have failed too: the cause
+		// comes first.
 		return explain(op, req, runErr, log.tail())
 	default:
 		return consumeErr
 	}
 }
 
-// endReader remembers that its reader has come to the end.
+// endReader records that its reader has reached the end.
 type endReader struct {
 	r     io.Reader
 	ended bool
@@ -121,7 +120,7 @@ func (e *endReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// check returns mmdebstrap's mode for this user, or says what is missing.
+// check returns mmdebstrap's mode for this user, or the missing requirement.
 func check() (mode string, err error) {
 	missing := func(what, hint string) error {
 		return turnstone.Errorf("debian.fetch", turnstone.KindUnavailable, what, "is not there").
@@ -152,14 +151,15 @@ func check() (mode string, err error) {
 
 const installHint = "install what builds templates: sudo apt install mmdebstrap uidmap debian-archive-keyring"
 
-// arguments returns the command line of mmdebstrap, the program itself left out.
+// arguments returns the command line of mmdebstrap, without the program itself.
 func arguments(mode string, req Request) []string {
 	args := []string{
 		"--mode=" + mode,
 		"--variant=" + req.Variant,
 		"--format=tar",
 		"--architectures=amd64",
-		"--skip=check/signed-by", // Sources says it, and the search leaves files behind when it is interrupted
+		// Sources names the keyring, and an interrupted search leaves files behind
+		"--skip=check/signed-by",
 		`--aptopt=Acquire::Retries "3"`,
 		`--aptopt=Acquire::Languages "none"`,
 		`--aptopt=APT::Install-Recommends "false"`,
@@ -179,10 +179,10 @@ func arguments(mode string, req Request) []string {
 	return append(args, req.Mirrors.Sources(req.Suite)...)
 }
 
-// Mirrors are the addresses that Debian's packages come from; an empty address is the default.
+// Mirrors are the addresses of Debian's packages; an empty address is the default.
 type Mirrors struct{ Main, Security string }
 
-// check rejects mirrors that would not stay one word of sources.list.
+// check rejects mirrors that would not remain a single word of sources.list.
 func (m Mirrors) check() error {
 	for name, v := range map[string]string{"TURN_DEBIAN_MIRROR": m.Main, "TURN_DEBIAN_SECURITY_MIRROR": m.Security} {
 		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
@@ -204,7 +204,7 @@ func (m Mirrors) Sources(suite string) []string {
 	return []string{line(at[0], suite), line(at[0], suite+"-updates"), line(at[1], suite+"-security")}
 }
 
-// Addresses returns the address of the main archive, and of its security fixes.
+// Addresses returns the addresses of the main archive and of its security fixes.
 func (m Mirrors) Addresses() []string {
 	return []string{
 		cmp.Or(strings.TrimRight(m.Main, "/"), DefaultMirror),
@@ -212,8 +212,8 @@ func (m Mirrors) Addresses() []string {
 	}
 }
 
-// searchPath adds the system's own folders, where an ordinary user's PATH often
-// lacks them: mmdebstrap calls chroot and others from there.
+// searchPath adds the system's own folders, which an ordinary user's PATH often lacks: mmdebstrap
+// calls chroot and other programs from them.
 func searchPath() string {
 	return strings.TrimPrefix(os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", ":")
 }
@@ -230,8 +230,8 @@ func lookPath(program string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// environment passes on only what decides where things are and how the network is
-// reached, so that a user's settings do not leak into images.
+// environment passes on only variables for paths and network access, so that a user's settings do
+// not leak into images.
 func environment(mode, proxy string) []string {
 	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
 	for _, name := range []string{"HOME", "USER", "LOGNAME", "TMPDIR",
@@ -249,9 +249,9 @@ func environment(mode, proxy string) []string {
 	return env
 }
 
-// reachable reports whether users other than dir's owner get into it, as the
-// namespace's root must, which is one of the subordinate IDs. Where TMPDIR is
-// private to its user, as libpam-tmpdir makes it, /tmp has to serve.
+// reachable reports whether users other than dir's owner can enter dir, as the namespace's root
+// must, because that root is a subordinate ID. If TMPDIR is private to its user, as with
+// libpam-tmpdir, /tmp is used instead.
 func reachable(dir string) bool {
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		fi, err := os.Stat(dir)
@@ -264,11 +264,11 @@ func reachable(dir string) bool {
 	}
 }
 
-// stopGrace is how long mmdebstrap may take to remove its files after it was told to end.
+// stopGrace bounds the time that mmdebstrap may take to remove its files after the signal to end.
 const stopGrace = 20 * time.Second
 
-// start starts mmdebstrap. wait returns when it has ended; stop tells it to end,
-// and kills it if it does not. Both may be called many times.
+// start starts mmdebstrap. wait returns when it has ended; stop signals it to end, and kills it if
+// it does not. Both may be called many times.
 func start(args, env []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
 	program, err := lookPath("mmdebstrap")
 	if err != nil {
@@ -276,11 +276,11 @@ func start(args, env []string, stdout *os.File, log *transcript) (wait func() er
 	}
 	cmd := exec.Command(program, args...)
 	cmd.Env = env
-	cmd.Dir = "/" // the caller's directory may be closed to the namespace's user
+	cmd.Dir = "/" // the namespace's user may have no access to the caller's directory
 	cmd.Stdout = stdout
 	cmd.Stderr = log
-	// A group of its own: mmdebstrap signals its whole group, which must not be
-	// ours, and the terminal's Ctrl-C reaches it through us only.
+	// A separate group: mmdebstrap signals its whole group, which must not be the caller's, and the
+	// terminal's Ctrl-C reaches it only through the caller.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	done := make(chan struct{})
 	var runErr error
@@ -293,7 +293,7 @@ func start(args, env []string, stdout *os.File, log *transcript) (wait func() er
 		once.Do(func() {
 			signal := func(s syscall.Signal) {
 				select {
-				case <-done: // the number may be somebody else's by now
+				case <-done: // another process may already have the number
 				default:
 					_ = syscall.Kill(-cmd.Process.Pid, s)
 				}

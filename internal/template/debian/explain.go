@@ -15,24 +15,24 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// tailSize is how much of mmdebstrap's words is kept to explain a failure, in bytes.
+// tailSize is the number of bytes of mmdebstrap's output that are kept to explain a failure.
 const tailSize = 32 << 10
 
-// A transcript takes what mmdebstrap says: all of it to a log, the end of it to
-// explain a failure, and its headlines to the user as progress.
+// A transcript receives mmdebstrap's output: it writes all of it to a log, keeps the end to explain
+// a failure, and reports its headlines as progress.
 type transcript struct {
 	mu       sync.Mutex
 	log      io.Writer
 	progress func(string)
 	last     []byte // the last tailSize bytes
-	line     []byte // the unfinished line
+	line     []byte // the incomplete line
 }
 
 func newTranscript(log io.Writer, progress func(string)) *transcript {
 	return &transcript{log: log, progress: progress}
 }
 
-// Write never fails: a full disk under the log must not end the build.
+// Write never fails: a full disk below the log must not end the build.
 func (t *transcript) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -94,8 +94,8 @@ func (t *transcript) tail() string {
 	return string(t.last)
 }
 
-// A symptom is a phrase in apt's or mmdebstrap's words and what it means. The
-// first that is found decides.
+// A symptom is a phrase in the output of apt or mmdebstrap, and its meaning. The first match
+// applies.
 type symptom struct {
 	phrase *regexp.Regexp
 	kind   turnstone.Kind
@@ -121,7 +121,7 @@ func symptoms() []symptom {
 	}
 }
 
-// explain turns mmdebstrap's failure into an error that a user can act on.
+// explain turns mmdebstrap's failure into an error with a hint.
 func explain(op turnstone.Op, req Request, runErr error, tail string) error {
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(tail); found != "" {
@@ -155,12 +155,12 @@ func canceled(op turnstone.Op, err error) error {
 	return turnstone.NewError(op, kind, "", err)
 }
 
-// checkSubordinateIDs reports a user without subordinate IDs, which mmdebstrap
-// needs to own an image's files (subuid(5), subgid(5)).
+// checkSubordinateIDs reports a user without subordinate IDs, which mmdebstrap needs to own an
+// image's files (subuid(5), subgid(5)).
 func checkSubordinateIDs(files ...string) error {
 	me, err := user.Current()
 	if err != nil {
-		return nil // let mmdebstrap speak
+		return nil // mmdebstrap reports it
 	}
 	for _, file := range files {
 		b, err := os.ReadFile(file)
@@ -174,8 +174,8 @@ func checkSubordinateIDs(files ...string) error {
 	return nil
 }
 
-// hasRange reports whether a subuid(5) file gives name a range. mmdebstrap
-// looks names up as text and knows no numbers there.
+// hasRange reports whether a subuid(5) file gives name a range. mmdebstrap looks names up as text
+// and does not support numbers there.
 func hasRange(content, name string) bool {
 	for line := range strings.Lines(content) {
 		fields := strings.Split(strings.TrimSpace(line), ":")

@@ -22,16 +22,16 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// Where a client's folder has what:
+// Paths in a client's folder:
 //
-//	blobs/<hex>        what was downloaded and had that digest
-//	partial/<hex>      what is being downloaded, or was when the power failed
-//	locks/<hex>.lock   held while it is
-//	anonymous/         the same, of anonymous clients
+//	blobs/<hex>        a download with that digest
+//	partial/<hex>      a download in progress, or one that a crash interrupted
+//	locks/<hex>.lock   held during the download
+//	anonymous/         the same, for anonymous clients
 //
-// A digest alone is no right to what it is of: a stranger's manifest could name a layer
-// that came with the user's credentials. So an anonymous client reads only what registries
-// gave to somebody unknown.
+// A digest alone grants no access to its content: a stranger's manifest could name a layer that was
+// downloaded with the user's credentials. So an anonymous client reads only blobs that registries
+// served without credentials.
 func (c *Client) makeDirs() error {
 	for _, sub := range []string{"blobs", "partial", "locks"} {
 		if err := os.MkdirAll(c.path(sub), 0o700); err != nil {
@@ -42,9 +42,9 @@ func (c *Client) makeDirs() error {
 	return nil
 }
 
-// blob returns the blob of digest d, open for reading, which is downloaded unless it is
-// kept. One that was kept has been verified when it came: who reads it verifies it
-// once more. got is told of bytes as they come, and of all of a kept one's.
+// blob returns the blob of digest d, open for reading. It downloads the blob unless it is cached. A
+// cached blob was verified when it was downloaded: its reader verifies it again. got receives the
+// number of bytes as they arrive, and the size of a cached blob.
 func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got *atomic.Int64) (f *os.File, kept bool, err error) {
 	c := s.c
 	if f := c.kept(d, size); f != nil {
@@ -60,7 +60,7 @@ func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got 
 		return nil, false, err
 	}
 	defer lock.Release()
-	defer os.Remove(lockPath) // who waits for it sees that it is gone, and makes another
+	defer os.Remove(lockPath) // a waiting process notices the removal, and creates another
 	if f := c.kept(d, size); f != nil {
 		got.Add(size)
 		return f, true, nil
@@ -77,7 +77,7 @@ func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got 
 	return f, false, nil
 }
 
-// kept opens a blob that is kept; nil if it is not, or is damaged at first sight.
+// kept opens a cached blob; nil if there is none, or if it is obviously damaged.
 func (c *Client) kept(d turnstone.Digest, size int64) *os.File {
 	path := c.path("blobs", d.Hex())
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -89,11 +89,11 @@ func (c *Client) kept(d turnstone.Digest, size int64) *os.File {
 		return nil
 	}
 	now := time.Now()
-	_ = os.Chtimes(path, now, now) // what is used last is kept longest
+	_ = os.Chtimes(path, now, now) // recently used blobs are evicted last
 	return f
 }
 
-// download brings partial/<hex> to its full size, from where it was left, and verifies it.
+// download completes partial/<hex>, from its current end, and verifies it.
 func (s *session) download(ctx context.Context, d turnstone.Digest, size int64, got *atomic.Int64) error {
 	f, err := os.OpenFile(s.c.path("partial", d.Hex()), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *session) download(ctx context.Context, d turnstone.Digest, size int64, 
 	if err := room(f, size-p.have); err != nil {
 		return err
 	}
-	again := p.have > 0 // what a crash left may not be what was written
+	again := p.have > 0 // after a crash the content may differ from the written data
 	for {
 		err := s.c.retry(ctx, func(ctx context.Context) (bool, error) {
 			had := p.have
@@ -131,7 +131,7 @@ func (s *session) download(ctx context.Context, d turnstone.Digest, size int64, 
 	}
 }
 
-// fetch asks for what is missing of p and writes what comes.
+// fetch requests the missing part of p and writes the received data.
 func (s *session) fetch(ctx context.Context, p *part) error {
 	if p.have == p.size {
 		return nil
@@ -163,7 +163,7 @@ func (s *session) fetch(ctx context.Context, p *part) error {
 			}
 		}
 		if resp.StatusCode != http.StatusOK {
-			return io.ErrUnexpectedEOF // it has no such range: once more, from the start
+			return io.ErrUnexpectedEOF // no such range: retry from the start
 		}
 	}
 	return stalled(ctx, p.fill(resp.Body, &came))
@@ -177,8 +177,8 @@ func startsAt(header string, offset int64) bool {
 	return ok && dash && err == nil && n == offset
 }
 
-// watch calls stop when fewer than minRate bytes come in a time of patience, until its
-// result is called.
+// watch calls stop when fewer than minRate bytes arrive within patience, until its result is
+// called.
 func watch(came *atomic.Int64, patience time.Duration, stop func()) (done func()) {
 	end := make(chan struct{})
 	go func() {
@@ -201,10 +201,10 @@ func watch(came *atomic.Int64, patience time.Duration, stop func()) (done func()
 	return func() { close(end) }
 }
 
-// minRate is what has to come within Options.Stall, in bytes.
+// minRate is the minimum number of bytes within Options.Stall.
 const minRate = 64 << 10
 
-// A part is a blob that is being downloaded.
+// A part is a blob whose download is in progress.
 type part struct {
 	file *os.File
 	want turnstone.Digest
@@ -217,7 +217,7 @@ type part struct {
 	got *atomic.Int64
 }
 
-// begin reads what is there already.
+// begin reads the bytes that already exist.
 func (p *part) begin() error {
 	p.sum = sha256.New()
 	fi, err := p.file.Stat()
@@ -240,7 +240,7 @@ func (p *part) restart() error {
 	return errors.Join(err, p.file.Truncate(0))
 }
 
-// fill writes what r gives to the end of the part.
+// fill appends r's data to the part.
 func (p *part) fill(r io.Reader, came *atomic.Int64) error {
 	buf := make([]byte, 128<<10)
 	for p.have < p.size {
@@ -253,7 +253,7 @@ func (p *part) fill(r io.Reader, came *atomic.Int64) error {
 			if _, err := p.file.Write(buf[:n]); err != nil {
 				return err
 			}
-			_, _ = p.sum.Write(buf[:n]) // a hash takes every write
+			_, _ = p.sum.Write(buf[:n]) // a hash accepts every write
 			p.have += int64(n)
 			p.got.Add(int64(n))
 		}
@@ -274,11 +274,11 @@ func (p *part) verify() error {
 	return p.file.Sync()
 }
 
-// room refuses what the disk of f has no room for.
+// room rejects n bytes for which the disk of f has no space.
 func room(f *os.File, size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return nil // who writes will see
+		return nil // the write reports it
 	}
 	if free := int64(st.Bavail) * st.Bsize; size > free {
 		return turnstone.Errorf("oci.pull", turnstone.KindExhausted, filepath.Dir(f.Name()),

@@ -14,19 +14,22 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Options of a Client. The zero value of each but Dir is a good choice.
+// Options of a Client. The zero value of each field except Dir is a good choice.
 type Options struct {
-	Dir      string            // keeps what was downloaded; made where it is not there
-	Keychain authn.Keychain    // who the user is, per registry; nil: as the Docker config says
-	Progress func(what string) // is told of what takes long, every two seconds at most; nil: nobody is
-	// Anonymous is for references that strangers name: registries are asked without who
-	// the user is, with TLS, and at public addresses only.
+	Dir string // the cache of downloads; created if missing
+	// the user's credentials for each registry; nil: from the Docker config
+	Keychain authn.Keychain
+	Progress func(what string) // reports long operations, at most every two seconds; nil: none
+	// Anonymous is for references that strangers name: the client sends no credentials, and uses
+	// only TLS and public addresses.
 	Anonymous bool
 
-	Stall   time.Duration // how long a registry may send next to nothing; 0: one minute
-	Retries int           // of a request that failed for a reason that may pass; 0: 4; negative: none
-	Pause   time.Duration // before the first retry, and twice as long before each next one; 0: half a second
-	MaxKept int64         // bytes of downloads that are kept for other images; 0: 2 GiB; negative: none
+	Stall   time.Duration // time after which a nearly silent registry fails; 0: one minute
+	Retries int           // of a request that failed for a temporary reason; 0: 4; negative: none
+	// before the first retry, doubled for each further retry; 0: half a second
+	Pause time.Duration
+	// bytes of downloads that are kept for other images; 0: 2 GiB; negative: none
+	MaxKept int64
 }
 
 // A Client pulls images. Its methods are safe for concurrent use, also by several
@@ -36,7 +39,7 @@ type Client struct {
 	dir  string // Options.Dir, or the folder of anonymous clients in it
 }
 
-// anonymousDir is that folder.
+// anonymousDir is the folder of anonymous clients.
 const anonymousDir = "anonymous"
 
 // New returns a client.
@@ -46,7 +49,7 @@ func New(opts Options) *Client {
 		opts.Keychain = authn.DefaultKeychain
 	}
 	if opts.Anonymous {
-		opts.Keychain = authn.NewMultiKeychain() // of nobody
+		opts.Keychain = authn.NewMultiKeychain() // no credentials
 		dir = filepath.Join(dir, anonymousDir)
 	}
 	if opts.Progress == nil {
@@ -71,13 +74,13 @@ func New(opts Options) *Client {
 type session struct {
 	c     *Client
 	ref   Reference
-	http  *http.Client      // asks for blobs
-	trans http.RoundTripper // logged in
+	http  *http.Client      // fetches blobs
+	trans http.RoundTripper // authenticated
 	close func()
 }
 
-// connect finds out how the registry wants to be spoken to, and logs in where it
-// wants that. The caller closes the session.
+// connect determines the registry's protocol, and logs in if the registry requires it. The caller
+// closes the session.
 func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 	g := newGuard(ref, c.opts.Stall, c.opts.Anonymous)
 	s := &session{c: c, ref: ref, close: g.close}
@@ -95,8 +98,8 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 	})
 	if err != nil {
 		g.close()
-		// A registry of this machine is tried with and without TLS: what it mostly
-		// speaks tells more.
+		// A registry on this machine is tried with and without TLS: the error of its usual protocol
+		// is more useful.
 		if plain, ok := g.plain.Load().(error); ok && !errors.Is(err, errStalled) && ctx.Err() == nil {
 			err = plain
 		}
@@ -111,7 +114,7 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 	return s, nil
 }
 
-// digest returns what the library calls a reference, of s's repository.
+// digest returns the library's form of a reference, in s's repository.
 func (s *session) digest(d turnstone.Digest) name.Reference { return s.ref.repo.Digest(string(d)) }
 
 func (c *Client) path(elem ...string) string {

@@ -17,14 +17,14 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// An integrityError is data that is not what its digest, or its length, says.
+// An integrityError reports data that does not match its digest or its length.
 type integrityError struct{ why string }
 
 func (e *integrityError) Error() string { return e.why }
 
 func mismatch(format string, args ...any) error { return &integrityError{fmt.Sprintf(format, args...)} }
 
-// A contentError is an image that is whole, and that cannot be used.
+// A contentError reports an intact image that cannot be used.
 type contentError struct{ why, hint string }
 
 func (e *contentError) Error() string { return e.why }
@@ -33,8 +33,8 @@ func unusable(hint, format string, args ...any) error {
 	return &contentError{fmt.Sprintf(format, args...), hint}
 }
 
-// retry calls f until it succeeds, fails for a reason that stays, or has failed too
-// often in a row without any progress, which it tells of.
+// retry calls f until it succeeds, fails permanently, or has failed too often in a row. A call that
+// reports progress resets the count of failures.
 func (c *Client) retry(ctx context.Context, f func(ctx context.Context) (progress bool, err error)) error {
 	failures := 0
 	for attempt := 0; ; attempt++ {
@@ -56,7 +56,7 @@ func (c *Client) retry(ctx context.Context, f func(ctx context.Context) (progres
 	}
 }
 
-// passing reports whether the reason of a failure may be gone soon.
+// passing reports whether a failure may be temporary.
 func passing(err error) bool {
 	var status *transport.Error
 	var refused *refusal
@@ -71,7 +71,7 @@ func passing(err error) bool {
 	case errors.Is(err, errStalled), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return true
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return false // nobody is there
+		return false // no server listens
 	}
 	var dns *net.DNSError
 	if errors.As(err, &dns) {
@@ -81,7 +81,7 @@ func passing(err error) bool {
 	return errors.As(err, &network) && network.Timeout()
 }
 
-// failed makes of err, of asking the registry, one that a user can act on.
+// failed turns an error of a registry request into an error with a hint.
 func (r Reference) failed(err error) error {
 	var typed *turnstone.Error
 	if err == nil || errors.As(err, &typed) {
@@ -128,7 +128,7 @@ func (r Reference) failed(err error) error {
 	return out
 }
 
-// answered says what a registry means that answered with an error.
+// answered explains a registry's error response.
 func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint string, err error) {
 	says := fmt.Errorf("registry %s answers %d %s", r.Registry(), e.StatusCode, http.StatusText(e.StatusCode))
 	if len(e.Errors) > 0 && e.Errors[0].Message != "" {
@@ -136,7 +136,7 @@ func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint strin
 	}
 	switch code := e.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		// Registries also say so of repositories that do not exist.
+		// Registries send this status for missing repositories too.
 		return turnstone.KindNotFound, "check the name; if the image is private: docker login " + r.Registry(), says
 	case code == http.StatusNotFound:
 		return turnstone.KindNotFound, "check the name and the tag; there may be no such image", says
@@ -148,7 +148,7 @@ func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint strin
 	return turnstone.KindUnavailable, "this registry does not serve images as others do", says
 }
 
-// Near returns the built-in template that comes near to the image; "" if none does.
+// Near returns the built-in template that resembles the image; "" if there is none.
 func (r Reference) Near() string {
 	path := r.repo.RepositoryStr()
 	last := path[strings.LastIndexByte(path, '/')+1:]
@@ -165,8 +165,8 @@ func (r Reference) Near() string {
 	return ""
 }
 
-// clean takes out of err what is nobody's business: the query of an address, where
-// storage has its signatures, and a user in it.
+// clean removes private parts of an address from err: the query, in which storage has its
+// signatures, and a user.
 func clean(err error) error {
 	var at *url.Error
 	if !errors.As(err, &at) {

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// A fsTree is the file system that an image's layers give one over another, without the
-// contents of its files: for these it knows the layer and the entry that have them.
-// Everything a layer says happens in here. So a path can leave nothing, a link can
-// point nowhere but in here, and nothing is written before all layers have been read.
+// A fsTree is the file system that results from an image's layers, without the contents of its
+// files: for each file it contains the layer and the entry with the content. All entries of layers
+// are applied in memory only. So a path cannot leave the tree, a link can only point into it, and
+// nothing is written before all layers have been read.
 type fsTree struct {
 	root   *node
-	layer  int32 // that is being applied
-	nodes  int   // that were ever made
+	layer  int32 // the current layer
+	nodes  int   // total number ever created
 	meta   int64 // bytes of names, targets and attributes
-	steps  int64 // that looking paths up took
+	steps  int64 // steps of path lookups
 	noted  []string
 	limits limits
 }
@@ -32,16 +32,16 @@ type limits struct {
 
 func standardLimits() limits { return limits{maxEntries, maxMeta, 200_000_000} }
 
-// A node is a name of a file. A folder has one only, and its kids.
+// A node is a name of a file. A folder has a single name, and its kids.
 type node struct {
 	kids  map[string]*node
 	file  *inode
-	layer int32 // the last one that named it
+	layer int32 // the last layer that named it
 }
 
 func (n *node) isDir() bool { return n.file.kind == tar.TypeDir }
 
-// An inode is a file that has one name or, with hard links, several.
+// An inode is a file with one name or, with hard links, several.
 type inode struct {
 	kind     byte // as in a tar header
 	mode     int64
@@ -52,8 +52,8 @@ type inode struct {
 	xattrs   map[string]string // as PAX records; nil: none
 	size     int64
 
-	layer, entry int32  // what has the content of a regular file
-	kept         []byte // the content, where it is known: of the few files that are looked into
+	layer, entry int32  // the source of a regular file's content
+	kept         []byte // the content, for the few files that are inspected
 }
 
 func newTree(l limits) *fsTree {
@@ -61,9 +61,9 @@ func newTree(l limits) *fsTree {
 }
 
 const (
-	whiteout       = ".wh."         // before the name of what a layer removes
-	opaque         = ".wh..wh..opq" // in a folder of which a layer removes all that is below
-	whiteoutMeta   = ".wh..wh."     // of the tool that made the layer
+	whiteout       = ".wh."         // before the name that a layer removes
+	opaque         = ".wh..wh..opq" // in a folder whose lower content a layer removes
+	whiteoutMeta   = ".wh..wh."     // of the tool that created the layer
 	maxName        = 255
 	maxPath        = 4095
 	maxSymlinkHops = 40 // as in Linux
@@ -74,7 +74,7 @@ var (
 	errFar  = &contentError{why: "the image's symbolic links and whiteouts take too long to follow"}
 )
 
-// apply puts one entry of the layer over what is there.
+// apply applies an entry of a layer to the tree.
 func (t *fsTree) apply(hdr *tar.Header, entry int32) (*inode, error) {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil, nil
@@ -138,7 +138,7 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 	case tar.TypeChar, tar.TypeBlock:
 		file.dev = [2]int64{hdr.Devmajor, hdr.Devminor}
 		if file.dev == [2]int64{} && file.kind == tar.TypeChar {
-			// An overlay takes such a device for a whiteout.
+			// An overlay interprets such a device as a whiteout.
 			t.note("%q is left out: a device 0:0 hides files in a sandbox", hdr.Name)
 			t.remove(dir, name)
 			return nil, nil
@@ -153,7 +153,7 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 	return file, t.put(dir, name, &node{file: file})
 }
 
-// put gives a name of a folder to n, whatever had it.
+// put assigns a name in a folder to n, and replaces any file of that name.
 func (t *fsTree) put(dir *node, name string, n *node) error {
 	if t.nodes++; t.nodes > t.limits.nodes {
 		return &contentError{why: fmt.Sprintf("the image has more than %d files", t.limits.nodes)}
@@ -180,15 +180,15 @@ func (t *fsTree) charge(n int) error {
 	return nil
 }
 
-// note keeps what the log is to say, up to a number of times.
+// note records a message for the log, up to a maximum number of messages.
 func (t *fsTree) note(format string, args ...any) {
 	if len(t.noted) < 100 {
 		t.noted = append(t.noted, fmt.Sprintf(format, args...))
 	}
 }
 
-// linkTarget finds what a hard link is a further name of. Its folders may be symbolic
-// links; it itself is not followed.
+// linkTarget finds the target of a hard link. Its folders may be symbolic links; the last name is
+// not followed.
 func (t *fsTree) linkTarget(name string) (*node, error) {
 	segments, err := split(name)
 	if err != nil {
@@ -214,9 +214,9 @@ func (t *fsTree) linkTarget(name string) (*node, error) {
 	return n, nil
 }
 
-// walk finds a folder, through symbolic links as they are inside the image: one that is
-// absolute begins at the image's root, and none leads above it. Folders that are not
-// there are made with create; without it there is no result.
+// walk finds a folder, and follows symbolic links inside the image: an absolute link begins at the
+// image's root, and no link leads above it. Missing folders are created with create; otherwise the
+// result is nil.
 func (t *fsTree) walk(segments []string, create bool) (*node, error) {
 	n, err := t.find(segments, create)
 	if err == nil && n != nil && !n.isDir() {
@@ -225,7 +225,7 @@ func (t *fsTree) walk(segments []string, create bool) (*node, error) {
 	return n, err
 }
 
-// find is walk for what may also be a file.
+// find is walk for any type of file.
 func (t *fsTree) find(todo []string, create bool) (*node, error) {
 	at := []*node{t.root}
 	hops := 0
@@ -261,7 +261,7 @@ func (t *fsTree) find(todo []string, create bool) (*node, error) {
 				at = at[:1]
 			}
 			todo = append(strings.Split(next.file.target, "/"), todo...)
-			t.steps += int64(len(todo)) // they are copied
+			t.steps += int64(len(todo)) // the names are copied
 			continue
 		case !next.isDir() && len(todo) == 0:
 			return next, nil
@@ -273,8 +273,7 @@ func (t *fsTree) find(todo []string, create bool) (*node, error) {
 	return at[len(at)-1], nil
 }
 
-// lookup returns what a path is in the end, through symbolic links; nil if there is
-// nothing.
+// lookup returns the final file of a path, through symbolic links; nil if there is none.
 func (t *fsTree) lookup(name string) *node {
 	n, err := t.find(strings.Split(name, "/"), false)
 	if err != nil {
@@ -283,7 +282,7 @@ func (t *fsTree) lookup(name string) *node {
 	return n
 }
 
-// whiteout removes what the layers below have.
+// whiteout removes the files of the layers below.
 func (t *fsTree) whiteout(parent []string, name string) error {
 	dir, err := t.walk(parent, false)
 	if err != nil || dir == nil {
@@ -309,7 +308,7 @@ func (t *fsTree) whiteout(parent []string, name string) error {
 	return nil
 }
 
-// hide removes from a folder what this layer has not put there.
+// hide removes the files of a folder that do not belong to this layer.
 func (t *fsTree) hide(dir *node) {
 	for name, n := range dir.kids {
 		if !t.hidden(n) {
@@ -318,7 +317,7 @@ func (t *fsTree) hide(dir *node) {
 	}
 }
 
-// hidden hides n, and reports whether something of it stays: what this layer has.
+// hidden hides n, and reports whether a part of n stays: the part of this layer.
 func (t *fsTree) hidden(n *node) (stays bool) {
 	t.steps++
 	if n.isDir() {
@@ -328,7 +327,7 @@ func (t *fsTree) hidden(n *node) (stays bool) {
 	return n.layer == t.layer
 }
 
-// attributes gives a file those of a header.
+// attributes gives a file the attributes of a header.
 func (t *fsTree) attributes(f *inode, hdr *tar.Header) error {
 	if hdr.Uid < 0 || hdr.Gid < 0 || int64(hdr.Uid) > 1<<32-2 || int64(hdr.Gid) > 1<<32-2 {
 		return fmt.Errorf("its owner %d:%d is out of range", hdr.Uid, hdr.Gid)
@@ -338,7 +337,8 @@ func (t *fsTree) attributes(f *inode, hdr *tar.Header) error {
 	size := len(f.target)
 	for key, value := range hdr.PAXRecords {
 		name, ok := strings.CutPrefix(key, "SCHILY.xattr.")
-		if !ok || strings.HasPrefix(name, "user.overlay.") { // which would mean something to a sandbox's overlay
+		// which a sandbox's overlay would interpret
+		if !ok || strings.HasPrefix(name, "user.overlay.") {
 			continue
 		}
 		if f.xattrs == nil {
@@ -350,8 +350,8 @@ func (t *fsTree) attributes(f *inode, hdr *tar.Header) error {
 	return t.charge(size)
 }
 
-// split cuts a path of a layer into its names. An absolute one begins at the image's
-// root; one that climbs is refused.
+// split splits a layer's path into names. An absolute path begins at the image's root; a path that
+// leads above it is rejected.
 func split(name string) ([]string, error) {
 	if len(name) > maxPath {
 		return nil, errors.New("has a path that is too long")

@@ -20,30 +20,29 @@ const maxRedirects = 5
 
 var errRedirects = errors.New("the registry redirects in circles")
 
-// A refusal is a request that is not made, whatever the registry says.
+// A refusal is a request that was not sent.
 type refusal struct {
 	why  string
-	hint string // empty: there is nothing that the user could do
+	hint string // empty: the user cannot do anything
 }
 
 func (r *refusal) Error() string { return r.why }
 
 func refuse(format string, args ...any) error { return &refusal{why: fmt.Sprintf(format, args...)} }
 
-// A guard makes the requests of one session. Registries redirect to storage, and name
-// servers that give out tokens: both are addresses that a stranger chooses and that
-// this machine asks. So other hosts than the registry's own get TLS or nothing, and
-// must not be this machine, its link, or, unless the registry itself is there, a
-// private network. Without TLS only a registry on this machine is spoken to. A registry
-// that a stranger names is treated as other hosts are.
+// A guard makes the requests of one session. Registries redirect to storage, and name servers that
+// issue tokens: a stranger chooses these addresses, and this machine requests them. So hosts other
+// than the registry's own are used only with TLS, and must not be this machine, its link, or,
+// unless the registry itself is there, a private network. Without TLS only a registry on this
+// machine is used. A registry that a stranger names is treated like other hosts.
 type guard struct {
 	ref     Reference
 	strange bool            // a stranger named the registry
 	own     *http.Transport // to the registry
-	other   *http.Transport // to whoever it names
-	proxy   *http.Transport // to either, through the user's proxy
-	private atomic.Bool     // the registry was met at a private address
-	plain   atomic.Value    // the last error of the registry without TLS
+	other   *http.Transport // to hosts that the registry names
+	proxy   *http.Transport // to both, through the user's proxy
+	private atomic.Bool     // the registry has a private address
+	plain   atomic.Value    // the registry's last error without TLS
 }
 
 func newGuard(ref Reference, patience time.Duration, strange bool) *guard {
@@ -53,8 +52,7 @@ func newGuard(ref Reference, patience time.Duration, strange bool) *guard {
 	return g
 }
 
-// transport returns one whose connections check is asked about, with the address that
-// is connected to.
+// transport returns a transport that calls check with the address of each connection.
 func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: min(patience, 20*time.Second), Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
@@ -67,11 +65,11 @@ func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) 
 		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: min(patience, 20*time.Second), ResponseHeaderTimeout: patience, IdleConnTimeout: 30 * time.Second,
 		MaxIdleConnsPerHost: parallel, MaxResponseHeaderBytes: 1 << 20,
-		DisableCompression: true, // a blob's bytes are what its digest is of
+		DisableCompression: true, // a digest covers a blob's exact bytes
 	}
 }
 
-// met notes where the registry is.
+// met records the registry's address.
 func (g *guard) met(ip netip.Addr) error {
 	if why := notPublic(ip); why != "" && g.strange {
 		return g.refuses(ip.String() + ", " + why)
@@ -85,7 +83,7 @@ func (g *guard) met(ip netip.Addr) error {
 	return nil
 }
 
-// allowed refuses addresses that a registry has no business to send anybody to.
+// allowed rejects addresses to which a registry must not redirect.
 func (g *guard) allowed(ip netip.Addr) error {
 	if ip.IsPrivate() && g.private.Load() {
 		return nil
@@ -120,7 +118,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	// Where there is a proxy, what is connected to is not what is asked.
+	// With a proxy, the connection's address is not the requested host's.
 	if proxy, err := http.ProxyFromEnvironment(req); err != nil || proxy != nil {
 		if err := g.resolves(req.Context(), host); err != nil {
 			return nil, err
@@ -137,8 +135,8 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// resolves refuses a host that a stranger named and that this machine knows at a closed
-// address, where a proxy would go there. What only the proxy knows is up to the proxy.
+// resolves rejects a host that a stranger named and that this machine resolves to a closed address,
+// if a proxy would connect to it. For names that only the proxy resolves, the proxy decides.
 func (g *guard) resolves(ctx context.Context, host string) error {
 	if !g.strange {
 		return nil
@@ -155,14 +153,14 @@ func (g *guard) resolves(ctx context.Context, host string) error {
 	return nil
 }
 
-// refuses refuses a registry that is not on the Internet, for somebody who may not ask
-// for one that is elsewhere.
+// refuses rejects a registry that is not on the Internet, for callers without permission for
+// others.
 func (g *guard) refuses(where string) error {
 	return &refusal{why: fmt.Sprintf("the registry is at %s, where a document's image is not fetched from", where),
 		hint: "give it with --image, or name the registry in [images] of config.toml"}
 }
 
-// closedHost says why a host is no place on the Internet by its name; "" if it may be one.
+// closedHost returns the reason why a host's name cannot be on the Internet; "" if it may be.
 func closedHost(host string) string {
 	if loopbackHost(host) {
 		return "which is this machine"
@@ -173,9 +171,9 @@ func closedHost(host string) string {
 	return ""
 }
 
-// notPublic says why a sandbox with the network on could not reach ip either: beside what
-// is closed to registries, metadata services, reserved ranges and this machine's own
-// addresses, which may be public. "" if it could.
+// notPublic returns the reason why a sandbox with the network on could not reach ip either: in
+// addition to the addresses that are closed to registries, metadata services, reserved ranges and
+// this machine's own addresses, which may be public. "" if it could.
 func notPublic(ip netip.Addr) string {
 	if why := closed(ip); why != "" {
 		return why
@@ -201,10 +199,10 @@ func (g *guard) close() {
 	}
 }
 
-// closed says why ip is no place on the Internet; "" if it is one.
+// closed returns the reason why ip is not on the Internet; "" if it is.
 func closed(ip netip.Addr) string {
 	if b := ip.As16(); ip.Is6() && !ip.IsLoopback() && !ip.IsUnspecified() {
-		switch { // addresses that have one of IPv4 in them
+		switch { // addresses that contain an IPv4 address
 		case netip.MustParsePrefix("64:ff9b::/96").Contains(ip), // NAT64, RFC 6052
 			netip.MustParsePrefix("::/96").Contains(ip): // IPv4-compatible, RFC 4291
 			return closed(netip.AddrFrom4([4]byte(b[12:])))
@@ -212,7 +210,7 @@ func closed(ip netip.Addr) string {
 			return closed(netip.AddrFrom4([4]byte(b[2:6])))
 		}
 	}
-	shared := netip.MustParsePrefix("100.64.0.0/10") // RFC 6598; clouds have services there
+	shared := netip.MustParsePrefix("100.64.0.0/10") // RFC 6598; clouds have services in this range
 	zero := netip.MustParsePrefix("0.0.0.0/8")
 	switch {
 	case ip.IsLoopback(), ip.IsUnspecified(), zero.Contains(ip):
@@ -227,7 +225,7 @@ func closed(ip netip.Addr) string {
 
 var errStalled = errors.New("the registry sends nothing, or next to nothing")
 
-// stalled makes of an error what ended ctx, if that is what happened.
+// stalled replaces an error by the cause of ctx's end, if there is one.
 func stalled(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errStalled) {
 		return errStalled

@@ -21,23 +21,23 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxWindow is the most memory that unpacking zstd may take, in bytes: what its
-// strongest level of compression uses.
+// maxWindow bounds the memory for unpacking zstd, in bytes: the use of its strongest level of
+// compression.
 const maxWindow = 128 << 20
 
-// A stream is a layer's tar stream, read out of the blob that has it.
+// A stream is a layer's tar stream, read from its blob.
 type stream struct {
 	*tar.Reader
 	entries int32 // that were read
 
-	plain  *bounded // the tar stream as a whole
+	plain  *bounded // the whole tar stream
 	packed io.Reader
 	close  func()
 }
 
-// openLayer reads a layer from its beginning. What compresses it is told by its first
-// bytes, since what manifests say of it is not always so. hashes, which may be nil, get
-// the blob's bytes and the tar stream's.
+// openLayer reads a layer from its beginning. It detects the compression by the first bytes,
+// because manifests are not always correct. hashes, which may be nil, get the blob's bytes and the
+// tar stream's.
 func openLayer(ctx context.Context, f *os.File, size int64, packedSum, plainSum hash.Hash) (*stream, error) {
 	var in io.Reader = &cancelable{ctx, io.NewSectionReader(f, 0, size)}
 	if packedSum != nil {
@@ -77,7 +77,7 @@ func (s *stream) next() (*tar.Header, int32, error) {
 	return hdr, s.entries - 1, nil
 }
 
-// drain reads what is behind the last entry, which belongs to the digests too.
+// drain reads the data after the last entry, which the digests cover too.
 func (s *stream) drain() error {
 	if _, err := io.Copy(io.Discard, s.plain); err != nil {
 		return err
@@ -86,14 +86,14 @@ func (s *stream) drain() error {
 	return err
 }
 
-// errBomb is a layer that grows out of all proportion.
+// errBomb reports a layer with an excessive compression ratio.
 var errBomb = &contentError{why: fmt.Sprintf("it is more than %d times as large unpacked as packed: a decompression bomb", maxRatio)}
 
 // bounded passes on at most left bytes.
 type bounded struct {
 	r    io.Reader
 	left int64
-	n    int64 // that it passed on
+	n    int64 // bytes that it passed on
 	sum  hash.Hash
 }
 
@@ -105,7 +105,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	b.left -= int64(n)
 	b.n += int64(n)
 	if b.sum != nil {
-		_, _ = b.sum.Write(p[:n]) // a hash takes every write
+		_, _ = b.sum.Write(p[:n]) // a hash accepts every write
 	}
 	return n, err
 }
@@ -135,7 +135,7 @@ func (t *fsTree) scan(ctx context.Context, f *os.File, layer Layer, unpacked *in
 	if err == nil {
 		err = s.drain()
 	}
-	// A damaged blob looks like many things: its digest says what it is.
+	// A damaged blob causes many errors: only its digest identifies the cause.
 	if ctx.Err() == nil && (err != nil || hex.EncodeToString(packed.Sum(nil)) != layer.Digest.Hex()) {
 		if e := verify(f, layer); e != nil {
 			return e
@@ -150,7 +150,7 @@ func (t *fsTree) scan(ctx context.Context, f *os.File, layer Layer, unpacked *in
 	return nil
 }
 
-// errDamaged is a blob that changed on the disk.
+// errDamaged reports a blob that changed on the disk.
 type errDamaged struct{ d turnstone.Digest }
 
 func (e *errDamaged) Error() string { return e.d.Short() + " is damaged on this machine's disk" }
@@ -167,7 +167,7 @@ func verify(f *os.File, layer Layer) error {
 	return nil
 }
 
-// looked are the files that are looked into, and how much of them at most, in bytes.
+// looked are the files that are inspected, and their maximum sizes in bytes.
 func looked(name string) int64 {
 	switch name {
 	case "etc/passwd", "etc/group":
@@ -189,7 +189,7 @@ func (t *fsTree) read(s *stream, packed int64, unpacked *int64) error {
 		case err != nil:
 			return tarError(err)
 		}
-		// A sparse file is larger than what the stream has of it.
+		// A sparse file is larger than its data in the stream.
 		if budget -= hdr.Size; budget < 0 {
 			return errBomb
 		}
@@ -215,7 +215,7 @@ func (t *fsTree) read(s *stream, packed int64, unpacked *int64) error {
 	}
 }
 
-// tarError tells what cannot be read from what should not be.
+// tarError distinguishes an unreadable stream from unacceptable content.
 func tarError(err error) error {
 	var content *contentError
 	if errors.As(err, &content) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
@@ -224,5 +224,5 @@ func tarError(err error) error {
 	return packing(err)
 }
 
-// tidy is a path as looked has it.
+// tidy returns a path in the form of looked's keys.
 func tidy(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }

@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// evict removes what was downloaded for other images, what was used last first to stay,
-// down to Options.MaxKept, and no more than a quarter of what the disk has free.
+// evict removes downloads for other images, the least recently used first, down to Options.MaxKept
+// and to a quarter of the disk's free space.
 func (c *Client) evict() {
 	most := max(c.opts.MaxKept, 0)
 	var st unix.Statfs_t
@@ -25,10 +25,10 @@ func (c *Client) evict() {
 	_, _ = c.Prune(most, time.Time{}, false)
 }
 
-// Prune removes downloads that are kept, those that were not used for the longest first:
-// what was not used since the time before, and of the rest what goes beyond most bytes.
-// It returns how many bytes that were. Pulls that are going on are not disturbed. With dry
-// it only tells. Downloads of anonymous clients count with the others, whichever c is.
+// Prune removes cached downloads, the least recently used first: those that were not used since the
+// time before, and then as many as exceed most bytes. It returns the number of bytes removed. It
+// does not disturb pulls in progress. With dry it removes nothing. Downloads of anonymous clients
+// count too, whether or not c is anonymous.
 func (c *Client) Prune(most int64, before time.Time, dry bool) (freed int64, err error) {
 	for _, sub := range []string{"blobs", "partial"} {
 		all, e := c.downloads(sub)
@@ -61,7 +61,7 @@ type download struct {
 	os.FileInfo
 }
 
-// downloads returns all in the folder sub, of anonymous clients and of others.
+// downloads returns all downloads in the folder sub, of anonymous and other clients.
 func (c *Client) downloads(sub string) (all []download, err error) {
 	for _, dir := range []string{c.opts.Dir, filepath.Join(c.opts.Dir, anonymousDir)} {
 		entries, e := os.ReadDir(filepath.Join(dir, sub))
@@ -77,7 +77,7 @@ func (c *Client) downloads(sub string) (all []download, err error) {
 	return all, err
 }
 
-// drop removes one download, unless it is going on.
+// drop removes a download, unless it is in progress.
 func (d download) drop(sub string) (int64, error) {
 	if sub == "partial" {
 		path := filepath.Join(d.dir, "locks", d.Name()+".lock")

@@ -1,8 +1,8 @@
-// Package oci pulls container images (https://github.com/opencontainers/image-spec)
-// from registries (https://github.com/opencontainers/distribution-spec) and makes one
-// root image of their layers. A registry, what it answers and what is in a layer are
-// taken to be hostile: all of it is bounded, compared with its digests, and put into
-// an image in memory before any of it is written; no file of the host is named by it.
+// Package oci pulls container images (https://github.com/opencontainers/image-spec) from registries
+// (https://github.com/opencontainers/distribution-spec) and creates one root image from their
+// layers. A registry, its responses and the content of layers are untrusted: they are bounded,
+// compared with their digests, and assembled in memory before anything is written; they cannot name
+// a file of the host.
 package oci
 
 import (
@@ -17,32 +17,29 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// maxReference bounds a reference, in bytes. The longest that a registry has to take
-// is shorter.
+// maxReference bounds a reference, in bytes. It exceeds the length that a registry must support.
 const maxReference = 512
 
-// The names of repositories as the distribution spec has them, and hosts with a port.
+// The names of repositories in the distribution specification, and hosts with a port.
 var (
 	nameRule = lazyregexp.New(`^[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*$`)
 	hostRule = lazyregexp.New(`^(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?$`)
 )
 
-// A Reference names an image in a registry, by a tag, a digest or both. The zero
-// value is none.
+// A Reference names an image in a registry, by a tag, a digest or both. The zero value names none.
 type Reference struct {
 	repo   name.Repository
-	tag    string           // empty where only a digest was given
-	digest turnstone.Digest // empty where only a tag was given
+	tag    string           // empty if only a digest was given
+	digest turnstone.Digest // empty if only a tag was given
 }
 
-// LooksLikeReference reports whether s can only be meant as a reference to an image
-// of a registry, and not as the name of a template: it has a ':', a '/' or a '@'.
+// LooksLikeReference reports whether s can only be a reference to an image of a registry, and not
+// the name of a template: it contains a ':', a '/' or a '@'.
 func LooksLikeReference(s string) bool { return strings.ContainsAny(s, ":/@") }
 
-// ParseReference reads a reference as docker writes it: "python:3.12",
-// "ghcr.io/org/x@sha256:…", "localhost:5000/x:tag", "x:tag@sha256:…". Without a
-// registry it is docker.io's, without a tag and a digest it is "latest". Errors are
-// *turnstone.Error of kind Invalid.
+// ParseReference reads a reference as docker writes it: "python:3.12", "ghcr.io/org/x@sha256:…",
+// "localhost:5000/x:tag", "x:tag@sha256:…". The default registry is docker.io, and without a digest
+// the default tag is "latest". Errors are *turnstone.Error of kind Invalid.
 func ParseReference(s string) (Reference, error) {
 	refuse := func(err error) (Reference, error) {
 		return Reference{}, turnstone.NewError("oci.reference", turnstone.KindInvalid, fmt.Sprintf("image %.200q", s),
@@ -64,19 +61,19 @@ func ParseReference(s string) (Reference, error) {
 	if err != nil {
 		return refuse(errors.New("is no reference to an image"))
 	}
-	// One form for one repository: "python" and "library/python" are the same.
+	// One form for each repository: "python" and "library/python" are the same.
 	r.repo, err = name.NewRepository(t.RegistryStr()+"/"+t.RepositoryStr(), name.WeakValidation)
 	if err != nil || !nameRule.MatchString(r.repo.RepositoryStr()) || !hostRule.MatchString(r.repo.RegistryStr()) {
 		return refuse(errors.New("is no reference to an image"))
 	}
-	// The library fills in "latest", which a digest makes meaningless.
+	// The library adds "latest", which is meaningless with a digest.
 	if rest := base[strings.LastIndexByte(base, '/')+1:]; strings.ContainsRune(rest, ':') || !pinned {
 		r.tag = t.TagStr()
 	}
 	return r, nil
 }
 
-// String returns the reference as people write it, without what goes without saying.
+// String returns the reference in its usual short form, without defaults.
 func (r Reference) String() string {
 	s := r.Repository()
 	if r.tag != "" {
@@ -88,7 +85,7 @@ func (r Reference) String() string {
 	return s
 }
 
-// Repository returns the reference without tag and digest, as people write it.
+// Repository returns the reference in its usual short form, without tag and digest.
 func (r Reference) Repository() string {
 	if r.repo.RegistryStr() == name.DefaultRegistry {
 		return strings.TrimPrefix(r.repo.RepositoryStr(), "library/")
@@ -96,26 +93,25 @@ func (r Reference) Repository() string {
 	return r.repo.Name()
 }
 
-// Registry returns the host that is asked for the image, with its port if one is named.
+// Registry returns the host of the image's registry, with its port if the reference names one.
 func (r Reference) Registry() string { return r.repo.RegistryStr() }
 
-// Closed says why the registry is not on the Internet, as far as its name tells; "" if it
-// may be there.
+// Closed returns the reason why the registry's name cannot be on the Internet; "" if it may be.
 func (r Reference) Closed() string { return closedHost(hostname(r.repo.RegistryStr())) }
 
-// Digest returns the digest that pins the reference; empty where it has only a tag.
+// Digest returns the digest that pins the reference; empty if there is only a tag.
 func (r Reference) Digest() turnstone.Digest { return r.digest }
 
-// Tagged reports whether the reference has a tag, be it only for people to read.
+// Tagged reports whether the reference has a tag, even if a digest makes the tag informational.
 func (r Reference) Tagged() bool { return r.tag != "" }
 
-// WithDigest returns the reference pinned to d. Its tag stays, for people to read.
+// WithDigest returns the reference pinned to d. Its tag stays, as information for users.
 func (r Reference) WithDigest(d turnstone.Digest) Reference {
 	r.digest = d
 	return r
 }
 
-// asked returns what the registry is asked for: the digest, where there is one.
+// asked returns the identifier that is requested from the registry: the digest, if there is one.
 func (r Reference) asked() name.Reference {
 	if r.digest != "" {
 		return r.repo.Digest(string(r.digest))
@@ -123,8 +119,8 @@ func (r Reference) asked() name.Reference {
 	return r.repo.Tag(r.tag)
 }
 
-// loopback reports whether the registry is on this machine by its name. Only such a
-// one may be spoken to without TLS.
+// loopback reports whether the registry's name is on this machine. Only such a registry may be used
+// without TLS.
 func (r Reference) loopback() bool { return loopbackHost(hostname(r.repo.RegistryStr())) }
 
 func loopbackHost(host string) bool {
@@ -136,7 +132,7 @@ func loopbackHost(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// hostname is a host without its port and brackets.
+// hostname returns a host without its port and brackets.
 func hostname(hostport string) string {
 	if host, _, err := net.SplitHostPort(hostport); err == nil {
 		return host

@@ -19,19 +19,19 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// The platform that sandboxes are.
+// The platform of sandboxes.
 const (
 	platformOS   = "linux"
 	platformArch = "amd64"
 )
 
-// maxIndexes is how deep indexes may lie in indexes.
+// maxIndexes bounds the nesting of indexes.
 const maxIndexes = 3
 
-// Resolve asks the registry what ref stands for on linux/amd64, and returns the image
-// without its layers' content. Errors are *turnstone.Error: Invalid for what can be no
-// sandbox's root (another architecture, no image), NotFound, Integrity for data that
-// its digest is not of, Timeout, Unavailable where no registry answers.
+// Resolve asks the registry for ref on linux/amd64, and returns the image without its layers'
+// content. Errors are *turnstone.Error: Invalid for content that cannot be a sandbox's root
+// (another architecture, not an image), NotFound, Integrity for data that does not match its
+// digest, Timeout, and Unavailable if the registry does not answer.
 func (c *Client) Resolve(ctx context.Context, ref Reference) (*Image, error) {
 	s, err := c.connect(ctx, ref)
 	if err != nil {
@@ -67,8 +67,8 @@ func (s *session) resolve(ctx context.Context) (*Image, error) {
 	return img, s.describe(ctx, img, desc)
 }
 
-// get asks for a manifest or an index. The library bounds it, and compares it with its
-// digest where one was asked for.
+// get fetches a manifest or an index. The library bounds it, and compares it with its digest if the
+// request named one.
 func (s *session) get(ctx context.Context, ref name.Reference) (*remote.Descriptor, error) {
 	var desc *remote.Descriptor
 	err := s.c.retry(ctx, func(ctx context.Context) (_ bool, err error) {
@@ -86,7 +86,7 @@ func (s *session) get(ctx context.Context, ref name.Reference) (*remote.Descript
 	return desc, err
 }
 
-// choose returns the manifest for the platform out of an index.
+// choose returns the platform's manifest from an index.
 func choose(index []byte) (turnstone.Digest, error) {
 	list, err := v1.ParseIndexManifest(bytes.NewReader(index))
 	if err != nil {
@@ -99,9 +99,9 @@ func choose(index []byte) (turnstone.Digest, error) {
 		switch {
 		case p == nil && m.MediaType.IsIndex() && found == nil:
 			found = &list.Manifests[i]
-		case p == nil || p.OS == "unknown": // what is said about images, as attestations
+		case p == nil || p.OS == "unknown": // data about images, such as attestations
 		case p.OS == platformOS && p.Architecture == platformArch:
-			// A variant wants a newer processor than there may be.
+			// A variant may need a newer processor than the host's.
 			if found == nil || found.Platform == nil || found.Platform.Variant != "" && p.Variant == "" {
 				found = &list.Manifests[i]
 			}
@@ -140,7 +140,7 @@ func otherPlatform(there []string) error {
 	return unusable("sandboxes are linux/amd64; take another image, or another tag of this one", "it is for %s, and not for %s/%s", what, platformOS, platformArch)
 }
 
-// describe reads what the manifest and the config of the image say.
+// describe reads the image's manifest and config.
 func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descriptor) error {
 	switch desc.MediaType {
 	case types.DockerManifestSchema1, types.DockerManifestSchema1Signed:
@@ -168,7 +168,7 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 	return img.config(b)
 }
 
-// layers returns the layers that a manifest names.
+// layers returns the layers in a manifest.
 func layers(m *v1.Manifest) ([]Layer, error) {
 	if len(m.Layers) > MaxLayers {
 		return nil, unusable("", "it has %d layers, and %d is the most", len(m.Layers), MaxLayers)
@@ -191,7 +191,7 @@ func layers(m *v1.Manifest) ([]Layer, error) {
 	return out, nil
 }
 
-// small reads a blob that has to be small, and compares it with its digest.
+// small reads a blob with a small size limit, and compares it with its digest.
 func (s *session) small(ctx context.Context, of v1.Descriptor) ([]byte, error) {
 	d := turnstone.Digest(of.Digest.String())
 	if !validDigest(d) || of.Size <= 0 || of.Size > maxManifest {
@@ -222,7 +222,8 @@ func (img *Image) config(b []byte) error {
 	if err != nil {
 		return unusable("", "its config cannot be read: %v", err)
 	}
-	// Tools that append to nothing leave these out, against the specification; Docker takes such images too.
+	// Tools that append to an empty image omit these fields, against the specification; Docker
+	// accepts such images too.
 	if cf.OS != "" && cf.OS != platformOS || cf.Architecture != "" && cf.Architecture != platformArch {
 		return otherPlatform([]string{platform(cf.OS, cf.Architecture, cf.Variant)})
 	}
@@ -253,5 +254,5 @@ func validDigest(d turnstone.Digest) bool {
 	return err == nil
 }
 
-// forget removes a blob that is not what it should be.
+// forget removes an invalid blob.
 func (c *Client) forget(d turnstone.Digest) error { return removeIfThere(c.path("blobs", d.Hex())) }

@@ -15,19 +15,19 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Request says what to make of an image.
+// A Request describes how to unpack an image.
 type Request struct {
 	Image   *Image
 	Out     *os.File  // empty, open for reading and writing: gets the root image (EROFS)
 	TempDir string    // for the contents of files until they are in Out
-	Workdir string    // absolute; made where it is not there
-	Log     io.Writer // gets what was left out, and what was added; may be nil
-	// Bash returns a bash that runs without any library. It is asked for one when the
-	// image has none, since steps are bash; nil: such an image is refused.
+	Workdir string    // absolute; created if missing
+	Log     io.Writer // gets a list of omitted and added files; may be nil
+	// Bash returns a bash that runs without any library. It is called if the image has no bash,
+	// because steps are bash; nil: such an image is rejected.
 	Bash func(ctx context.Context) ([]byte, error)
 }
 
-// A Result is what came of an image.
+// A Result describes an unpacked image.
 type Result struct {
 	Files     int    // files, folders and links
 	Bytes     int64  // of the files' contents
@@ -35,13 +35,13 @@ type Result struct {
 	AddedBash bool   // of Request.Bash
 }
 
-// maxPull bounds one Unpack, however slowly a registry sends.
+// maxPull bounds the time of one Unpack, however slow the registry is.
 const maxPull = 6 * time.Hour
 
-// Unpack downloads the image's layers, verifies them, and makes one root image of them,
-// with the whiteouts applied. Nothing is written to Out before all layers have been
-// read. What is downloaded stays for a next attempt, and within Options.MaxKept for
-// other images. Errors are as Resolve's; Exhausted, where the disk has no room.
+// Unpack downloads the image's layers, verifies them, and creates one root image from them, with
+// the whiteouts applied. It writes nothing to Out before all layers have been read. Downloads stay
+// for a later attempt, and within Options.MaxKept for other images. Errors are those of Resolve;
+// Exhausted if the disk has no space.
 func (c *Client) Unpack(ctx context.Context, req Request) (*Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, maxPull)
 	defer cancel()
@@ -81,7 +81,7 @@ func (c *Client) unpack(ctx context.Context, req Request) (*Result, error) {
 	return res, t.write(ctx, req, p.files, res)
 }
 
-// forgetDamaged removes a blob that the disk has not kept as it was.
+// forgetDamaged removes a blob that changed on the disk.
 func (c *Client) forgetDamaged(err error) error {
 	var damaged *errDamaged
 	if !errors.As(err, &damaged) {
@@ -90,7 +90,7 @@ func (c *Client) forgetDamaged(err error) error {
 	return c.forget(damaged.d)
 }
 
-// A pull is the layers of one image, on their way.
+// A pull downloads the layers of one image.
 type pull struct {
 	c     *Client
 	img   *Image
@@ -101,7 +101,7 @@ type pull struct {
 	sess *session
 }
 
-// session connects when the first layer is not there.
+// session connects at the first missing layer.
 func (p *pull) session(ctx context.Context) (*session, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +115,7 @@ func (p *pull) session(ctx context.Context) (*session, error) {
 	return p.sess, nil
 }
 
-// fetchAll opens all layers, some at once.
+// fetchAll opens all layers, some concurrently.
 func (p *pull) fetchAll(ctx context.Context) error {
 	p.files = make([]*os.File, len(p.img.Layers))
 	total := int64(0)
@@ -134,7 +134,7 @@ func (p *pull) fetchAll(ctx context.Context) error {
 	return group.Wait()
 }
 
-// layer opens one layer. What was kept is trusted only when it still has its digest.
+// layer opens one layer. A cached layer is trusted only if its digest still matches.
 func (p *pull) layer(ctx context.Context, l Layer) (*os.File, error) {
 	if f := p.c.kept(l.Digest, l.Size); f != nil {
 		err := verify(f, l)
@@ -155,7 +155,7 @@ func (p *pull) layer(ctx context.Context, l Layer) (*os.File, error) {
 	return f, err
 }
 
-// report tells of the download, until its result is called.
+// report reports the download's progress, until its result is called.
 func (p *pull) report(total int64) (stop func()) {
 	end := make(chan struct{})
 	var done sync.WaitGroup

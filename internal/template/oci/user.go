@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// ids are the numbers of a user.
+// ids are a user's numeric IDs.
 type ids struct{ uid, gid int }
 
-// user finds the numbers of an image's User: a name or a number, with a group behind a
-// colon if there is one. A name has to be in the image's /etc/passwd, as docker wants it.
+// user finds the numeric IDs of an image's User: a name or a number, with an optional group after a
+// colon. A name must be in the image's /etc/passwd, as docker requires.
 func (t *fsTree) user(user string) (ids, error) {
 	name, group, withGroup := strings.Cut(user, ":")
 	if name == "" {

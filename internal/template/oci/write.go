@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/debian"
 )
 
-// finish makes of the tree what a sandbox needs.
+// finish adds the files that a sandbox needs to the tree.
 func (t *fsTree) finish(ctx context.Context, req Request, res *Result) error {
 	t.layer++
 	if n := t.lookup("var/lib/dpkg/status"); n != nil {
@@ -25,7 +25,7 @@ func (t *fsTree) finish(ctx context.Context, req Request, res *Result) error {
 	if err != nil {
 		return err
 	}
-	// What the guest's kernel and agent fill is empty in the image.
+	// The image has empty folders for the guest's kernel and agent.
 	for _, name := range []string{"dev", "proc", "sys", "run"} {
 		if err := t.put(t.root, name, &node{kids: map[string]*node{}, file: &inode{kind: tar.TypeDir, mode: 0o755, mtime: built()}}); err != nil {
 			return err
@@ -56,10 +56,10 @@ func (t *fsTree) finish(ctx context.Context, req Request, res *Result) error {
 	return t.shell(ctx, req, res)
 }
 
-// built is the time of all that no layer has.
+// built is the time of all files that come from no layer.
 func built() time.Time { return time.Unix(debian.Epoch, 0).UTC() }
 
-// folder makes a folder where there is none.
+// folder creates a folder if it is missing.
 func (t *fsTree) folder(name string, mode int64, owner ids) error {
 	segments := strings.Split(name, "/")
 	if n := t.lookup(name); n != nil {
@@ -76,7 +76,7 @@ func (t *fsTree) folder(name string, mode int64, owner ids) error {
 	return nil
 }
 
-// file puts a file into a folder, whatever was there.
+// file puts a file into a folder, and replaces any file of that name.
 func (t *fsTree) file(dir, name string, mode int64, content []byte) error {
 	n, err := t.walk(strings.Split(dir, "/"), true)
 	if err != nil {
@@ -85,7 +85,7 @@ func (t *fsTree) file(dir, name string, mode int64, content []byte) error {
 	return t.put(n, name, &node{file: &inode{kind: tar.TypeReg, mode: mode, mtime: built(), size: int64(len(content)), kept: content, layer: t.layer}})
 }
 
-// shell sees to it that there is a bash where steps have theirs, and a sh.
+// shell ensures that the image has a bash at the path that steps use, and a sh.
 func (t *fsTree) shell(ctx context.Context, req Request, res *Result) error {
 	if err := t.folder("bin", 0o755, ids{}); err != nil {
 		return err
@@ -123,7 +123,7 @@ func (t *fsTree) bash(ctx context.Context, req Request, res *Result) error {
 	return t.file("bin", "bash", 0o755, program)
 }
 
-// link puts a symbolic link into a folder, whatever was there.
+// link puts a symbolic link into a folder, and replaces any file of that name.
 func (t *fsTree) link(dir, name, target string) error {
 	n, err := t.walk([]string{dir}, true)
 	if err != nil {
@@ -138,16 +138,16 @@ type writer struct {
 	w     *tar2erofs.Writer
 	first map[*inode]string   // the first name of each file
 	more  map[*inode][]string // its other names
-	parts [][]*inode          // by layer: the regular files that it has
-	paths int64               // bytes of all of them
+	parts [][]*inode          // by layer: its regular files
+	paths int64               // bytes of all paths
 	size  int64               // of the regular files
 	files int
 }
 
-// maxPaths bounds all paths of an image together, in bytes.
+// maxPaths bounds the total length of all paths of an image, in bytes.
 const maxPaths = 512 << 20
 
-// write writes the image. It reads the layers once more, for the contents.
+// write writes the image. It reads the layers again, for the contents.
 func (t *fsTree) write(ctx context.Context, req Request, blobs []*os.File, res *Result) error {
 	w := &writer{t: t, first: map[*inode]string{}, more: map[*inode][]string{}, parts: make([][]*inode, t.layer+1),
 		w: tar2erofs.New(req.Out, tar2erofs.Options{MaxBytes: maxUnpacked, TempDir: req.TempDir, Built: built(), Latest: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})}
@@ -175,7 +175,7 @@ func (t *fsTree) write(ctx context.Context, req Request, blobs []*os.File, res *
 	for f, names := range w.more {
 		slices.Sort(names)
 		if f.kind == tar.TypeReg {
-			continue // done with the content
+			continue // its content is complete
 		}
 		if err := w.links(f); err != nil {
 			return err
@@ -185,7 +185,7 @@ func (t *fsTree) write(ctx context.Context, req Request, blobs []*os.File, res *
 	return w.w.Close()
 }
 
-// visit goes through a folder, in the order of the names, and adds all but regular files.
+// visit walks a folder, in the order of the names, and adds everything except regular files.
 func (w *writer) visit(name string, n *node) error {
 	w.files++
 	if w.paths += int64(len(name)); w.paths > maxPaths {
@@ -221,7 +221,7 @@ func (w *writer) visit(name string, n *node) error {
 	return nil
 }
 
-// contents adds the regular files that one layer has the content of.
+// contents adds the regular files whose content is in one layer.
 func (w *writer) contents(ctx context.Context, blob *os.File, size int64, files []*inode) error {
 	if len(files) == 0 {
 		return nil

@@ -15,8 +15,8 @@ import (
 
 var byHash = lazyregexp.New(`/by-hash/SHA256/([0-9a-f]{64})$`)
 
-// serveProxy fetches from an archive of packages. What is kept of it is checked by
-// apt too, against the archive's signatures.
+// serveProxy fetches from an archive of packages. apt also verifies the cached files by the
+// archive's signatures.
 func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 	user, password, ok := proxyPassword(r)
 	if !ok || user != "turn" || !s.knows(password) {
@@ -53,7 +53,7 @@ func proxyPassword(r *http.Request) (user, password string, ok bool) {
 	return strings.Cut(string(b), ":")
 }
 
-// archive tells whether u lies in one of the archives.
+// archive reports whether u is in one of the archives.
 func (s *Server) archive(u *url.URL) bool {
 	clean := path.Clean("/" + u.Path)
 	for _, a := range s.apt {
@@ -64,8 +64,8 @@ func (s *Server) archive(u *url.URL) bool {
 	return false
 }
 
-// serveDeb serves a package, which never changes under its name. One that is asked
-// for a second time in one build was not what apt had expected: it is fetched anew.
+// serveDeb serves a package, which never changes under its name. A second request in one build
+// means that apt rejected the first response: the package is then fetched again.
 func (s *Server) serveDeb(w http.ResponseWriter, r *http.Request, address string) {
 	key := "deb-" + turnstone.DigestBytes([]byte(address)).Hex()
 	s.mu.Lock()
@@ -103,7 +103,7 @@ func (s *Server) serveCached(w http.ResponseWriter, r *http.Request, address, ke
 	}
 }
 
-// pass passes a request on, and keeps nothing.
+// pass forwards a request, and caches nothing.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, address string) {
 	req, err := http.NewRequestWithContext(r.Context(), r.Method, address, nil)
 	if err != nil {

@@ -12,14 +12,14 @@ import (
 	"errors"
 )
 
-// DefaultLimit is what the cache may take up, in bytes.
+// DefaultLimit is the default size limit of the cache, in bytes.
 const DefaultLimit = 4 << 30
 
-// DefaultMost is what one build may fetch, in bytes.
+// DefaultMost is the default limit for the downloads of one build, in bytes.
 const DefaultMost = 32 << 30
 
-// note gives a file that had no known digest a name that has it, so that it is
-// checked when it is used again, and returns where it is.
+// note names a file without a known digest by its digest, so that it is verified when it is used
+// again, and returns its path.
 func (s *Server) note(at, key string) string {
 	f, err := os.Open(at)
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *Server) note(at, key string) string {
 	return to
 }
 
-// noted returns a file that note has named, when it is whole.
+// noted returns a file that note has named, if it is intact.
 func (s *Server) noted(key string) (path string, d want, ok bool) {
 	found, err := filepath.Glob(filepath.Join(s.opts.Cache, key+"-sha256-*"))
 	if err != nil || len(found) == 0 {
@@ -53,15 +53,15 @@ func (s *Server) noted(key string) (path string, d want, ok bool) {
 	return found[0], d, true
 }
 
-// Trimmed is what Trim removed.
+// Trimmed is the result of Trim.
 type Trimmed struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
 }
 
-// Trim removes from the cache in dir what was not used for longer than older, when
-// that is not 0, and then the files that were not used for longest, until it takes
-// up no more than limit bytes. What is being fetched stays. dry only counts.
+// Trim removes from the cache in dir the files that were not used for longer than older, unless
+// that is 0, and then the least recently used files, until the cache uses at most limit bytes.
+// Downloads in progress stay. dry only counts.
 func Trim(dir string, limit int64, older time.Duration, dry bool) (t Trimmed, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +96,7 @@ func Trim(dir string, limit int64, older time.Duration, dry bool) (t Trimmed, er
 	return t, nil
 }
 
-// busy tells whether a part is being fetched.
+// busy reports whether a download into part is in progress.
 func busy(path string) bool {
 	if !strings.HasSuffix(path, ".part") {
 		return false

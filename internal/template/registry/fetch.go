@@ -23,14 +23,14 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Bounds of what is fetched, in bytes.
+// Bounds of downloads, in bytes.
 const (
 	maxFile  = 4 << 30
 	maxIndex = 64 << 20
 )
 
-// A want is a digest that something has to have: "sha256:" or "sha512:" or "sha1:"
-// and hex. Empty: none is known.
+// A want is the expected digest of a file: "sha256:" or "sha512:" or "sha1:" and hex. Empty:
+// unknown.
 type want string
 
 func (d want) hash() hash.Hash {
@@ -44,7 +44,7 @@ func (d want) hash() hash.Hash {
 	}
 }
 
-// of returns the digest that h came to, in d's form.
+// of returns h's digest, in d's form.
 func (d want) of(h hash.Hash) want {
 	name, _, ok := strings.Cut(string(d), ":")
 	if !ok {
@@ -53,10 +53,10 @@ func (d want) of(h hash.Hash) want {
 	return want(name + ":" + hex.EncodeToString(h.Sum(nil)))
 }
 
-// key is the name that something with this digest has in the cache.
+// key is the name in the cache of the file with this digest.
 func (d want) key() string { return strings.Replace(string(d), ":", "-", 1) }
 
-// errStatus is an answer that is none.
+// errStatus is an unexpected status of a response.
 type errStatus struct {
 	code int
 	text string
@@ -64,15 +64,15 @@ type errStatus struct {
 
 func (e *errStatus) Error() string { return "the server answered " + e.text }
 
-// A flight is one fetch that several may wait for.
+// A flight is one fetch with any number of waiting callers.
 type flight struct {
 	done chan struct{}
 	path string
 	err  error
 }
 
-// file returns the path of what is at address, in the cache. want is its digest,
-// key its name there. It is fetched once however many ask at one time.
+// file returns the path of the content of address, in the cache. want is its digest, key its name
+// there. Concurrent calls fetch it once.
 func (s *Server) file(ctx context.Context, address, key string, d want) (string, error) {
 	at := filepath.Join(s.opts.Cache, key)
 	s.mu.Lock()
@@ -80,7 +80,7 @@ func (s *Server) file(ctx context.Context, address, key string, d want) (string,
 	if !ok {
 		f = &flight{done: make(chan struct{}), path: at}
 		s.flights[key] = f
-		// Whoever asked first may give up: the others, and the next build, have use for it.
+		// The first caller may give up: other callers, and the next build, still need the file.
 		go func() {
 			defer close(f.done)
 			f.err = s.intoCache(s.ctx, address, at, d)
@@ -98,11 +98,11 @@ func (s *Server) file(ctx context.Context, address, key string, d want) (string,
 	}
 }
 
-// intoCache makes sure that at holds what d says.
+// intoCache ensures that the file at has the digest d.
 func (s *Server) intoCache(ctx context.Context, address, at string, d want) error {
 	if whole(at, d) {
 		now := time.Now()
-		_ = os.Chtimes(at, now, now) // it was used: see Trim
+		_ = os.Chtimes(at, now, now) // mark as used: see Trim
 		return nil
 	}
 	part, err := os.OpenFile(at+".part", os.O_RDWR|os.O_CREATE, 0o600)
@@ -110,7 +110,7 @@ func (s *Server) intoCache(ctx context.Context, address, at string, d want) erro
 		return storeError(at, err)
 	}
 	defer func() { _ = part.Close() }()
-	// Another process that fetches the same has it locked: it is waited for.
+	// Another process that fetches the same file holds its lock.
 	if err := lock(ctx, part); err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func lock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// whole tells whether the file at path has the digest d. What has none is not kept.
+// whole reports whether the file at path has the digest d. A file without a digest is not kept.
 func whole(path string, d want) bool {
 	if d == "" {
 		return false
@@ -168,8 +168,8 @@ func whole(path string, d want) bool {
 	return err == nil && d.of(h) == d
 }
 
-// download writes what is at address into part, going on where an earlier try
-// ended, and returns its digest in d's form.
+// download writes the content of address to part, continues an earlier attempt, and returns the
+// digest in d's form.
 func (s *Server) download(ctx context.Context, address string, part *os.File, d want) (want, error) {
 	var err error
 	for try := range max(1, s.opts.Retries+1) {
@@ -198,7 +198,7 @@ func (s *Server) download(ctx context.Context, address string, part *os.File, d 
 	return "", s.explain(address, err)
 }
 
-// again tells whether what failed may succeed when it is tried again.
+// again reports whether a failed request may succeed on a retry.
 func again(err error) bool {
 	var status *errStatus
 	var typed *turnstone.Error
@@ -211,7 +211,7 @@ func again(err error) bool {
 	return true
 }
 
-// explain makes err, of address, one that a user can act on.
+// explain turns err, of address, into an error with a hint.
 func (s *Server) explain(address string, err error) error {
 	var status *errStatus
 	var typed *turnstone.Error
@@ -233,7 +233,7 @@ func (s *Server) explain(address string, err error) error {
 
 var errIdle = errors.New("nothing came any more")
 
-// try fetches once. go on: what part has already is asked for no more.
+// try fetches once. With resume, it requests only the bytes that part lacks.
 func (s *Server) try(ctx context.Context, address string, part *os.File, resume bool) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -304,7 +304,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	return nil
 }
 
-// cause prefers why ctx ended to err.
+// cause prefers the cause of ctx's end to err.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil {
 		return c
@@ -312,7 +312,7 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// text fetches an index, which is small and changes.
+// text fetches an index, which is small and may change.
 func (s *Server) text(ctx context.Context, address, accept string) (body []byte, kind string, err error) {
 	for try := range max(1, s.opts.Retries+1) {
 		if try > 0 {
@@ -368,7 +368,7 @@ func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, s
 	return b, res.Header.Get("Content-Type"), nil
 }
 
-// place is an address without its password and query.
+// place returns an address without its password and query.
 func place(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -382,7 +382,7 @@ func storeError(path string, err error) error {
 	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err, "make room on the disk that holds "+filepath.Dir(path))
 }
 
-// A progressReader tells how far a fetch is.
+// A progressReader reports the progress of a fetch.
 type progressReader struct {
 	s          *Server
 	r          io.Reader

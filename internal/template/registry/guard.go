@@ -13,15 +13,15 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// A guard makes the requests of a Server. Indexes name files on other hosts, and servers
-// redirect: both are addresses that a stranger chooses, that this machine asks, and whose
-// answers a guest gets. So hosts other than the registries' own have to be public, unless
-// a registry is itself in a private network or on this machine.
+// A guard makes the requests of a Server. Indexes name files on other hosts, and servers redirect:
+// a stranger chooses these addresses, this machine requests them, and a guest gets the responses.
+// So hosts other than the registries' own must be public, unless a registry is itself in a private
+// network or on this machine.
 type guard struct {
 	registries []*url.URL
-	own        *http.Transport // to the registries, and to all through the user's proxy
+	own        *http.Transport // to the registries, and to all hosts through the user's proxy
 	other      *http.Transport
-	inside     atomic.Bool // a registry was met at an address that is not public
+	inside     atomic.Bool // a registry has an address that is not public
 }
 
 func newGuard(idle time.Duration, registries ...*url.URL) *guard {
@@ -30,7 +30,7 @@ func newGuard(idle time.Duration, registries ...*url.URL) *guard {
 	return g
 }
 
-// transport returns one whose connections check is asked about, with their address.
+// transport returns a transport that calls check with the address of each connection.
 func transport(idle time.Duration, check func(netip.Addr) error) *http.Transport {
 	dialer := &net.Dialer{Timeout: 20 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
@@ -50,20 +50,20 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 			return g.own.RoundTrip(req)
 		}
 	}
-	// Where there is a proxy, what is connected to is not what is asked.
+	// With a proxy, the connection's address is not the requested host's.
 	if proxy, err := http.ProxyFromEnvironment(req); err != nil || proxy != nil {
 		return g.own.RoundTrip(req)
 	}
 	return g.other.RoundTrip(req)
 }
 
-// CloseIdleConnections is what http.Client's calls.
+// CloseIdleConnections is called by http.Client.
 func (g *guard) CloseIdleConnections() {
 	g.own.CloseIdleConnections()
 	g.other.CloseIdleConnections()
 }
 
-// met notes where the registries are.
+// met records the registries' addresses.
 func (g *guard) met(ip netip.Addr) error {
 	if !isPublic(ip) {
 		g.inside.Store(true)
@@ -71,7 +71,7 @@ func (g *guard) met(ip netip.Addr) error {
 	return nil
 }
 
-// allowed refuses what no registry has to send anybody to.
+// allowed rejects addresses to which a registry must not redirect.
 func (g *guard) allowed(ip netip.Addr) error {
 	if isPublic(ip) || g.inside.Load() && !ip.IsLinkLocalUnicast() {
 		return nil

@@ -16,15 +16,16 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// An NpmPackage is one that npm was given.
+// An NpmPackage is a package that npm received.
 type NpmPackage struct {
-	Name      string   `toml:"name" json:"name"`
-	Version   string   `toml:"version" json:"version"`
-	Integrity string   `toml:"integrity" json:"integrity"`           // as npm writes it: "sha512-" and base64
-	Tags      []string `toml:"tags,omitempty" json:"tags,omitempty"` // that named this version then, as "latest"
+	Name      string `toml:"name" json:"name"`
+	Version   string `toml:"version" json:"version"`
+	Integrity string `toml:"integrity" json:"integrity"` // as npm writes it: "sha512-" and base64
+	// tags that named this version at that time, such as "latest"
+	Tags []string `toml:"tags,omitempty" json:"tags,omitempty"`
 }
 
-// Check refuses what no build has written.
+// Check rejects packages that no build could have written.
 func (p NpmPackage) Check() error {
 	if _, err := integrity(p.Integrity, ""); err != nil || !npmName.MatchString(p.Name) || !npmVersion.MatchString(p.Version) || !slices.Equal(p.Tags, slices.Compact(slices.Sorted(slices.Values(p.Tags)))) {
 		return fmt.Errorf("%.100q is no package of npm", p.Name+"@"+p.Version)
@@ -37,7 +38,7 @@ var (
 	npmVersion = lazyregexp.New(`^[0-9A-Za-z][0-9A-Za-z.+-]{0,255}$`)
 )
 
-// integrity reads the digest that a registry says a package has.
+// integrity reads a package's digest as a registry writes it.
 func integrity(sri, shasum string) (want, error) {
 	for _, one := range strings.Fields(sri) {
 		if b, ok := strings.CutPrefix(one, "sha512-"); ok {
@@ -62,11 +63,11 @@ func integrity(sri, shasum string) (want, error) {
 // sri writes a digest as npm does.
 func (d want) sri() string {
 	name, text, _ := strings.Cut(string(d), ":")
-	raw, _ := hex.DecodeString(text) // integrity and of make it of hex
+	raw, _ := hex.DecodeString(text) // integrity and of create it from hex
 	return name + "-" + base64.StdEncoding.EncodeToString(raw)
 }
 
-// A npmDist is where a version's archive is.
+// A npmDist is the location of a version's archive.
 type npmDist struct {
 	Tarball   string `json:"tarball"`
 	Integrity string `json:"integrity"`
@@ -91,7 +92,7 @@ func (s *Server) serveNpm(w http.ResponseWriter, r *http.Request, rest string) {
 		return
 	}
 	if !s.read(r.Context()) {
-		return // whoever asked is gone
+		return // the client is gone
 	}
 	defer s.done()
 	doc, err := s.npmDocument(r.Context(), name)
@@ -105,10 +106,10 @@ func (s *Server) serveNpm(w http.ResponseWriter, r *http.Request, rest string) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(b) // a guest that is gone is none of our business
+	_, _ = w.Write(b) // an error of a disconnected guest is ignored
 }
 
-// A npmDocument is what a registry says of a package ("packument").
+// A npmDocument is a registry's description of a package ("packument").
 type npmDocument struct {
 	name     string
 	fields   map[string]json.RawMessage
@@ -117,7 +118,7 @@ type npmDocument struct {
 	tags     map[string]string
 }
 
-// npmDocument asks the registry for a package; under a lock it has the locked versions only.
+// npmDocument fetches a package's document; with a lock it contains only the locked versions.
 func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, error) {
 	var locked map[string]NpmPackage
 	if s.opts.Locked {
@@ -152,10 +153,10 @@ func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, er
 	return doc, nil
 }
 
-// maxNpmDocuments bounds the packages of which is remembered where they are.
+// maxNpmDocuments bounds the packages whose locations are remembered.
 const maxNpmDocuments = 20_000
 
-// npmKnown is npmDocument for who only wants to know where archives are.
+// npmKnown is npmDocument for callers that need only the archives' locations.
 func (s *Server) npmKnown(ctx context.Context, name string) (*npmDocument, error) {
 	s.mu.Lock()
 	doc := s.docs[name]
@@ -199,7 +200,7 @@ func unmarshal(b json.RawMessage, to any) error {
 	return json.Unmarshal(b, to)
 }
 
-// keep leaves the locked versions, and the tags that they had.
+// keep keeps only the locked versions, and the tags that they had.
 func (d *npmDocument) keep(locked map[string]NpmPackage) {
 	d.tags = map[string]string{}
 	for v := range d.versions {
@@ -213,7 +214,7 @@ func (d *npmDocument) keep(locked map[string]NpmPackage) {
 			d.tags[tag] = v
 		}
 		if dist, ok := d.dists[v]; ok {
-			dist.Integrity = p.Integrity // whatever the registry says now
+			dist.Integrity = p.Integrity // independent of the registry's current answer
 			d.dists[v] = dist
 		}
 	}
@@ -257,11 +258,11 @@ func (d *npmDocument) encode(base string) ([]byte, error) {
 	if fields["dist-tags"], err = json.Marshal(d.tags); err != nil {
 		return nil, err
 	}
-	delete(fields, "time") // the full document's, which is large
+	delete(fields, "time") // a field of the full document, and large
 	return json.Marshal(fields)
 }
 
-// file is the name of a version's archive with us.
+// file returns this server's name of a version's archive.
 func (d *npmDocument) file(version string) string {
 	return d.name[strings.LastIndexByte(d.name, '/')+1:] + "-" + version + ".tgz"
 }
@@ -315,15 +316,15 @@ func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, f
 	s.mu.Unlock()
 }
 
-// npmAddress is where an archive is fetched: at the registry's own host, whatever
-// name of it the document has.
+// npmAddress returns the address of an archive: at the registry's own host, whatever name of it the
+// document contains.
 func (s *Server) npmAddress(tarball string) (string, error) {
 	u, err := url.Parse(tarball)
 	if err != nil {
 		return "", fmt.Errorf("its archive has no address: %w", withoutAddress(err))
 	}
 	if u.Hostname() == "registry.npmjs.org" && s.npm.Hostname() != u.Hostname() {
-		// A mirror that passes on npm's own document.
+		// A mirror that forwards npm's own document.
 		moved := *s.npm
 		moved.Path += u.Path
 		return moved.String(), nil

@@ -22,7 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// A PipFile is a file that pip was given.
+// A PipFile is a file that pip received.
 type PipFile struct {
 	Name    string `toml:"name" json:"name"` // of the project, normalized (PEP 503)
 	Version string `toml:"version" json:"version"`
@@ -30,7 +30,7 @@ type PipFile struct {
 	SHA256  string `toml:"sha256" json:"sha256"` // hex
 }
 
-// Check refuses what no build has written.
+// Check rejects files that no build could have written.
 func (f PipFile) Check() error {
 	if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != 32 || !pipName.MatchString(f.Name) || !plainFile(f.File) || !plainWord(f.Version) {
 		return fmt.Errorf("%.100q is no file of pip", f.Name+" "+f.File)
@@ -40,7 +40,7 @@ func (f PipFile) Check() error {
 
 var pipName = lazyregexp.New(`^[a-z0-9]+(?:-[a-z0-9]+)*$`)
 
-// plainFile refuses names that would lead elsewhere.
+// plainFile rejects names that would lead elsewhere.
 func plainFile(name string) bool {
 	return name != "" && len(name) <= 300 && path.Base(name) == name && name != "." && name != ".." && plainWord(name)
 }
@@ -49,17 +49,17 @@ func plainWord(s string) bool {
 	return len(s) <= 300 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// pipUpstream is a file that an index named.
+// pipUpstream is a file in an index.
 type pipUpstream struct {
 	project string
 	address string
 	file    string
-	sha256  string // hex; empty: the index does not tell
-	python  string // what the file requires, as ">=3.8"
+	sha256  string // hex; empty: not in the index
+	python  string // the file's requirement, such as ">=3.8"
 	yanked  bool
 }
 
-// id is the file's name with us.
+// id returns this server's name of the file.
 func (f *pipUpstream) id() string {
 	if f.sha256 != "" {
 		return f.sha256
@@ -72,12 +72,13 @@ const (
 	pipHTML = "application/vnd.pypi.simple.v1+html"
 )
 
-// normalize returns a project's name as indexes have it (PEP 503).
+// normalize returns a project's name in the form of indexes (PEP 503).
 func normalize(name string) string {
 	return strings.ToLower(regexp.MustCompile(`[-_.]+`).ReplaceAllString(name, "-"))
 }
 
-// read waits until another index may be read; false: ctx has ended. done is called then.
+// read waits until another index may be read; false: ctx has ended. The caller calls done
+// afterwards.
 func (s *Server) read(ctx context.Context) bool {
 	select {
 	case s.indexes <- struct{}{}:
@@ -105,7 +106,7 @@ func (s *Server) servePip(w http.ResponseWriter, r *http.Request, rest string) {
 func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project string) {
 	what := "package " + project + " of pip at " + s.pip.Host
 	if !s.read(r.Context()) {
-		return // whoever asked is gone
+		return // the client is gone
 	}
 	defer s.done()
 	files, err := s.pipProject(r.Context(), project)
@@ -134,7 +135,7 @@ func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project
 	}
 }
 
-// pipProject asks the index for the files of a project.
+// pipProject fetches the list of a project's files from the index.
 func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream, error) {
 	locked := map[string]bool{}
 	if s.opts.Locked {
@@ -179,7 +180,7 @@ func parsePip(project, kind string, body []byte, at *url.URL) ([]pipUpstream, er
 	add := func(address, file, sha256, python string, yanked bool) error {
 		u, err := at.Parse(address)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
-			return nil // pip would leave it out too
+			return nil // pip would skip it too
 		}
 		if file == "" {
 			file = path.Base(u.Path)
@@ -334,7 +335,7 @@ func (s *Server) servePipFile(w http.ResponseWriter, r *http.Request, id string)
 	s.mu.Unlock()
 }
 
-// send sends a file of the cache, checking it on the way, and returns its digest.
+// send sends a file of the cache, verifies it meanwhile, and returns its digest.
 func (s *Server) send(w http.ResponseWriter, r *http.Request, path string, d want) (want, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -356,7 +357,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, path string, d wan
 	return d.of(h), nil
 }
 
-// pipVersion reads the version out of a file's name (PEP 427, PEP 625).
+// pipVersion parses the version in a file's name (PEP 427, PEP 625).
 func pipVersion(project, file string) string {
 	for _, ext := range []string{".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".egg"} {
 		stem, ok := strings.CutSuffix(file, ext)

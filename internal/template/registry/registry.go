@@ -1,11 +1,11 @@
-// Package registry is what a template's build reaches instead of the package
-// registries: a small server on this host that fetches from them as the host does.
-// It keeps what it fetched, verifies it by the registries' own digests, notes what
-// was taken, and under a lock offers nothing but what the lock names. It speaks
-// pip's index (PEP 503 and 691), npm's registry, and HTTP as a proxy for apt.
+// Package registry serves a template's build instead of the package registries: a small server on
+// this host that fetches from them as the host does. It caches files, verifies them by the
+// registries' own digests, records the files that a build used, and with a lock offers only the
+// files in the lock. It speaks pip's index (PEP 503 and 691), npm's registry, and HTTP as a proxy
+// for apt.
 //
-// Those who ask it are guests: it serves who knows its token, reads no bodies, and
-// goes nowhere but to the registries that it was given.
+// Its clients are guests: it serves clients that know its token, reads no request bodies, and
+// connects only to the registries in its options.
 package registry
 
 import (
@@ -35,37 +35,36 @@ const (
 	DefaultNpm = "https://registry.npmjs.org"
 )
 
-// Options are what a Server is made with. Cache is needed.
+// Options configure a Server. Cache is required.
 type Options struct {
-	Cache string // folder of what was fetched; made when it is missing
-	Limit int64  // bytes that it may take up after Close; default DefaultLimit
-	Most  int64  // bytes that one build may fetch; default DefaultMost
+	Cache string // folder of downloads; created if missing
+	Limit int64  // size limit of the cache after Close, in bytes; default DefaultLimit
+	Most  int64  // limit for the downloads of one build, in bytes; default DefaultMost
 
-	Pip string   // address of an index as pip's --index-url; default DefaultPip
+	Pip string   // address of an index, as in pip's --index-url; default DefaultPip
 	Npm string   // address of a registry; default DefaultNpm
-	Apt []string // addresses of archives, as http://deb.debian.org/debian: what the proxy fetches from
+	Apt []string // addresses of archives for the proxy, such as http://deb.debian.org/debian
 
-	Locked bool // offer only what follows
+	Locked bool // offer only the files below
 	Pips   []PipFile
 	Npms   []NpmPackage
 
-	Log io.Writer // a line for each thing that was fetched, and for what failed; may be nil
-	// Fetched is told of what is being fetched, some times a second; may be nil. It
-	// must not block.
+	Log io.Writer // a line for each download and each failure; may be nil
+	// Fetched reports downloads in progress, several times a second; may be nil. It must not block.
 	Fetched func(Fetch)
 
-	Transport http.RoundTripper // default: one of its own, with the host's proxies
-	Idle      time.Duration     // without a byte until a fetch counts as failed; default a minute
-	Retries   int               // after the first try; default 3; negative: none
-	Backoff   time.Duration     // before the first of them, doubled for each; default a second
+	Transport http.RoundTripper // default: a separate one, with the host's proxies
+	Idle      time.Duration     // time without a byte after which a fetch fails; default a minute
+	Retries   int               // after the first attempt; default 3; negative: none
+	Backoff   time.Duration     // before the first retry, doubled for each; default a second
 }
 
-// A Fetch is one thing that comes from a registry.
+// A Fetch is a download from a registry.
 type Fetch struct {
-	Name string // the file's
+	Name string // the file's name
 	Done int64  // bytes
-	Size int64  // bytes; -1 when it is not known
-	Rate int64  // bytes per second, of all that is fetched now
+	Size int64  // bytes; -1 if unknown
+	Rate int64  // bytes per second, of all current downloads
 }
 
 // A Server answers a build. It is safe for concurrent use; Close it.
@@ -77,25 +76,26 @@ type Server struct {
 	token   string
 	client  *http.Client
 	http    *http.Server
-	slots   chan struct{} // of what is fetched at one time
-	indexes chan struct{} // of indexes that are read at one time: they are held in memory
+	slots   chan struct{} // of concurrent downloads
+	indexes chan struct{} // of concurrent reads of indexes, which are kept in memory
 	taken   atomic.Int64  // bytes that were fetched into the cache
 	rate    meter
 	ctx     context.Context // ends with Close
 	end     context.CancelFunc
 
 	mu      sync.Mutex
-	files   map[string]pipUpstream // by id: what the index named
-	debs    map[string]bool        // addresses that were asked for
+	files   map[string]pipUpstream // by id: files in the index
+	debs    map[string]bool        // requested addresses
 	flights map[string]*flight
 	pips    map[PipFile]bool
 	npms    map[string]NpmPackage
-	docs    map[string]*npmDocument // that were asked for, without what only npm wants
+	docs    map[string]*npmDocument // requested packages, without fields that only npm needs
 	missing []string
 	problem error
 }
 
-// parallel is how many things are fetched at one time, and readers how many indexes.
+// parallel is the number of concurrent downloads, and readers the number of concurrent reads of
+// indexes.
 const (
 	parallel = 16
 	readers  = 3
@@ -162,8 +162,8 @@ func upstream(what, address string) (*url.URL, error) {
 	return u, nil
 }
 
-// withoutAddress leaves out the address that an error of net/url or net/http names:
-// it may hold a password.
+// withoutAddress removes the address from an error of net/url or net/http, because it may contain a
+// password.
 func withoutAddress(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -184,7 +184,7 @@ func (s *Server) Listen() (net.Addr, error) {
 	return l.Addr(), nil
 }
 
-// Close stops to serve and to fetch, and brings the cache back to its limit.
+// Close stops serving and fetching, and trims the cache to its limit.
 func (s *Server) Close() error {
 	s.end()
 	if s.http != nil {
@@ -195,15 +195,15 @@ func (s *Server) Close() error {
 	return err
 }
 
-// PipIndex is the address for pip's --index-url, for those who reach the server at host.
+// PipIndex returns the address for pip's --index-url, for clients that reach the server at host.
 func (s *Server) PipIndex(host string) string {
 	return "http://" + host + "/" + s.token + "/pip/simple/"
 }
 
-// NpmRegistry is the address for npm's --registry.
+// NpmRegistry returns the address for npm's --registry.
 func (s *Server) NpmRegistry(host string) string { return "http://" + host + "/" + s.token + "/npm/" }
 
-// Proxy is the address for apt's Acquire::http::Proxy.
+// Proxy returns the address for apt's Acquire::http::Proxy.
 func (s *Server) Proxy(host string) string { return "http://turn:" + s.token + "@" + host }
 
 // ServeHTTP implements http.Handler.
@@ -236,7 +236,7 @@ func (s *Server) knows(token string) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
-// Pips returns the files that pip was given, sorted.
+// Pips returns the files that pip received, sorted.
 func (s *Server) Pips() []PipFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -248,7 +248,7 @@ func (s *Server) Pips() []PipFile {
 	return all
 }
 
-// Npms returns the packages that npm was given, sorted.
+// Npms returns the packages that npm received, sorted.
 func (s *Server) Npms() []NpmPackage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,8 +260,8 @@ func (s *Server) Npms() []NpmPackage {
 	return all
 }
 
-// Problem says why something could not be had: the first failure of a registry, else
-// what is not there. It is nil when there was nothing, and explains a step that failed.
+// Problem returns the reason why a download failed: the first failure of a registry, otherwise a
+// missing package. It is nil without a failure, and explains a failed step.
 func (s *Server) Problem() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,7 +277,7 @@ func (s *Server) Problem() error {
 		"there is no such package").WithHint(hint)
 }
 
-// lacks notes a package that is not there.
+// lacks records a missing package.
 func (s *Server) lacks(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -286,7 +286,7 @@ func (s *Server) lacks(what string) {
 	}
 }
 
-// fail answers a request that could not be served, and notes why.
+// fail answers a request with an error, and records it.
 func (s *Server) fail(w http.ResponseWriter, what string, err error) {
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		s.lacks(what)

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Content finds file contents in a template's root image. It opens the files when it is
-// first asked, and keeps them open until Close. Its methods are safe for concurrent use.
+// A Content finds file contents in a template's root image. It opens the files on first use, and
+// keeps them open until Close. Its methods are safe for concurrent use.
 type Content struct {
 	root Root
 
@@ -25,7 +25,7 @@ type Content struct {
 	size   int64 // of the image
 }
 
-// use calls fn while the files are open, unless they cannot be.
+// use calls fn while the files are open, unless opening them fails.
 func (c *Content) use(fn func() error) error {
 	c.mu.RLock()
 	if !c.opened {
@@ -62,22 +62,22 @@ func (c *Content) open() error {
 	return err
 }
 
-// HasContent tells whether the image has the content of that digest.
+// HasContent reports whether the image has the content with that digest.
 func (c *Content) HasContent(d turnstone.Digest) bool {
 	has := false
 	err := c.use(func() error { _, has = c.index.find(d); return nil })
 	return err == nil && has
 }
 
-// HasSize tells whether the image has a content of size bytes.
+// HasSize reports whether the image has a content of size bytes.
 func (c *Content) HasSize(size int64) bool {
 	has := false
 	err := c.use(func() error { has = c.index.hasSize(size); return nil })
 	return err == nil && has
 }
 
-// OpenContent opens a content. One that is not in the image is an error of kind
-// KindNotFound. The bytes are not checked against the digest: who reads them does that.
+// OpenContent opens a content. A content that is not in the image is an error of kind KindNotFound.
+// The reader must verify the bytes against the digest.
 func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadCloser, error) {
 	var r io.ReadCloser
 	kind := turnstone.KindUnavailable
@@ -104,8 +104,7 @@ func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadClos
 	return r, nil
 }
 
-// Close lets go of the files. Afterwards there is nothing in c, and readers that are
-// still open fail.
+// Close closes the files. Afterwards c has no contents, and open readers fail.
 func (c *Content) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

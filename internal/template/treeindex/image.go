@@ -16,15 +16,15 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// An imageNode is one file of a root image (EROFS): a tree.Node.
+// An imageNode is a file of a root image (EROFS). It implements tree.Node.
 type imageNode struct {
 	img  *treeImage
-	path string // without a leading slash; "." of the top
+	path string // without a leading slash; the root's is "."
 	info fs.FileInfo
 	stat *erofs.Stat
 }
 
-// treeImage is a root image that is read.
+// treeImage is an open root image.
 type treeImage struct {
 	fsys fs.FS
 	data io.ReaderAt
@@ -89,7 +89,7 @@ func (n *imageNode) Attr() (tree.Attr, error) {
 		return tree.Attr{}, errors.New("is of an unknown type")
 	}
 	for name, value := range n.stat.Xattrs {
-		// The reader writes these two with a dot, for the format has them as prefixes.
+		// The reader writes these two names with a dot, because the format has them as prefixes.
 		if strings.HasPrefix(name, "system.posix_acl_") {
 			name = strings.TrimSuffix(name, ".")
 		}
@@ -137,7 +137,7 @@ func (n *imageNode) Open() (io.ReadCloser, error) {
 	return &placed{extentReader: extentReader{data: n.img.data, extents: x}, extents: x}, nil
 }
 
-// extents returns where in the image the file's content is.
+// extents returns the positions of the file's content in the image.
 func (n *imageNode) extents() ([]extent, error) {
 	if n.stat.Size == 0 {
 		return nil, nil
@@ -172,7 +172,7 @@ func (x extent) within(size int64) bool {
 	return x.offset == -1 || x.offset >= 0 && x.size <= size && x.offset <= size-x.size
 }
 
-// placed is an image file's reader that also tells where the content lies.
+// placed is an image file's reader that also returns the content's positions.
 type placed struct {
 	extentReader
 	extents []extent

@@ -1,5 +1,5 @@
-// Package treeindex knows which tree the root image of a template holds, and where in the image
-// each content is. It reads the image once and keeps an index beside it.
+// Package treeindex finds the tree of a template's root image, and the position of each content in
+// the image. It reads the image once and keeps an index beside it.
 package treeindex
 
 import (
@@ -20,9 +20,9 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// The file root.tree beside a root image says what tree the image holds and where
-// in it each content is. It is looked into by every turn, so it is mapped and
-// searched, not read. All numbers are little-endian and 8 bytes long.
+// The file root.tree beside a root image describes the image's tree and the position of each
+// content. Every turn uses it, so it is mapped and searched, not read. All numbers are
+// little-endian and 8 bytes long.
 //
 //	header   magic, digest of the image(32), digest of the root object(32), FS hash(32),
 //	         numbers of contents, extents, sizes and objects, bytes of objects,
@@ -39,7 +39,7 @@ const (
 	maxIndex     = 4 << 30 // bytes
 )
 
-// A placedContent is a content and where it is.
+// A placedContent is a content and its positions.
 type placedContent struct {
 	digest  [32]byte
 	size    int64
@@ -110,7 +110,7 @@ func digestOf(raw [32]byte) turnstone.Digest {
 	return turnstone.Digest("sha256:" + hex.EncodeToString(raw[:]))
 }
 
-// An Index is an index file that is mapped. It is safe for concurrent use.
+// An Index is a mapped index file. It is safe for concurrent use.
 type Index struct {
 	indexHead
 	mapped                               []byte
@@ -119,7 +119,7 @@ type Index struct {
 
 var errIndex = errors.New("the index of the template's tree is damaged, or of another version")
 
-// openIndex maps the index at path, which is to be of image. Close it.
+// openIndex maps the index at path, which must belong to image. Close it.
 func openIndex(path string, image turnstone.Digest) (*Index, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -148,8 +148,7 @@ func openIndex(path string, image turnstone.Digest) (*Index, error) {
 	return x, nil
 }
 
-// parseIndex looks at the header, and takes the rest as it is: what is looked up
-// is checked then.
+// parseIndex checks only the header: later lookups check the entries that they use.
 func parseIndex(b []byte) (*Index, error) {
 	if len(b) < indexHeader || string(b[:len(indexMagic)]) != indexMagic {
 		return nil, errIndex
@@ -198,7 +197,7 @@ func (x *Index) find(d turnstone.Digest) (int, bool) {
 	return i, i < n && bytes.Equal(entry(i), raw[:])
 }
 
-// hasSize tells whether a content has size bytes.
+// hasSize reports whether a content has size bytes.
 func (x *Index) hasSize(size int64) bool {
 	at := func(i int) int64 { return int64(binary.LittleEndian.Uint64(x.sizes[8*i:])) }
 	n := len(x.sizes) / 8
@@ -206,7 +205,7 @@ func (x *Index) hasSize(size int64) bool {
 	return i < n && at(i) == size
 }
 
-// content returns the size of content i and where in an image of imageSize bytes it is.
+// content returns the size of content i and its positions in an image of imageSize bytes.
 func (x *Index) content(i int, imageSize int64) (size int64, extents []extent, err error) {
 	e := x.contents[i*contentEntry+32:]
 	number := func(b []byte, at int) int64 { return int64(binary.LittleEndian.Uint64(b[8*at:])) }
@@ -250,7 +249,7 @@ func (x *Index) each(fn func(b []byte) error) error {
 	return nil
 }
 
-// Put puts the tree's objects into w, if it does not have the root's, and returns the tree.
+// Put puts the tree's objects into w, unless w has the root's, and returns the tree.
 func (x *Index) Put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
 	ref := x.ref()
 	if _, err := w.Get(ctx, ref.Root); err == nil {

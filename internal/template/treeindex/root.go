@@ -13,14 +13,14 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Root is a root image, and its index is beside it.
+// A Root is a root image with its index beside it.
 type Root struct {
 	Name   string // of the template
 	Path   string
 	Digest turnstone.Digest
 }
 
-// indexPath is where the index of the image's tree is kept.
+// indexPath returns the path of the image's index.
 func (r Root) indexPath() string { return filepath.Join(filepath.Dir(r.Path), "root.tree") }
 
 // Index opens the index.
@@ -34,7 +34,7 @@ func (r Root) Remove() error {
 	return nil
 }
 
-// Content returns where the contents of the image are. Without an index nothing is in it.
+// Content returns the location of the image's contents. Without an index it has no contents.
 func (r Root) Content() *Content { return &Content{root: r} }
 
 // Write reads the image and writes its index.
@@ -61,7 +61,7 @@ func (r Root) Write(ctx context.Context) error {
 	return filestamp.WriteFile(r.indexPath(), encodeIndex(r.Digest, ref, c.contents, c.objects), 0o600)
 }
 
-// A collector is a tree.Writer that keeps objects, and of contents where they are.
+// A collector is a tree.Writer that keeps objects, and the positions of contents.
 type collector struct {
 	*tree.Hasher
 	mu       sync.Mutex
@@ -77,7 +77,7 @@ func (c *collector) Put(ctx context.Context, b []byte) (turnstone.Digest, error)
 	return c.Hasher.Put(ctx, b)
 }
 
-// PutContent notes where a content is. r is what tree.Build makes of imageNode.Open.
+// PutContent records a content's positions. r is tree.Build's wrapper of imageNode.Open.
 func (c *collector) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
 	content, err := c.Hasher.PutContent(ctx, r, size)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package ocitest has a registry and images for tests.
+// Package ocitest provides a registry and images for tests.
 package ocitest
 
 import (
@@ -27,16 +27,16 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Registry is a registry that answers on a port of this machine.
+// A Registry is a registry that listens on a port of this machine.
 type Registry struct {
-	Host string // with its port
+	Host string // including its port
 	URL  string
 }
 
-// Handler is a registry that keeps everything in memory.
+// Handler returns a registry that keeps everything in memory.
 func Handler() http.Handler { return registry.New(registry.Logger(log.New(io.Discard, "", 0))) }
 
-// Serve starts a registry. wrap, which may be nil, stands before it.
+// Serve starts a registry. wrap, which may be nil, wraps its handler.
 func Serve(t testing.TB, wrap func(http.Handler) http.Handler) *Registry {
 	t.Helper()
 	h := Handler()
@@ -78,7 +78,7 @@ func (r *Registry) PushIndex(t testing.TB, as string, index v1.ImageIndex) turns
 	return Digest(t, index, err)
 }
 
-// Digest is the digest of an image or an index.
+// Digest returns the digest of an image or an index.
 func Digest(t testing.TB, of interface{ Digest() (v1.Hash, error) }, err error) turnstone.Digest {
 	t.Helper()
 	if err != nil {
@@ -91,7 +91,7 @@ func Digest(t testing.TB, of interface{ Digest() (v1.Hash, error) }, err error) 
 	return turnstone.Digest(h.String())
 }
 
-// Config is what an image's config says when Image makes it.
+// Config is the content of an image's config for Image.
 type Config struct {
 	Architecture string // "": amd64
 	Env          []string
@@ -136,8 +136,7 @@ func ImageOf(t testing.TB, c Config, layers ...v1.Layer) v1.Image {
 	return img
 }
 
-// Raw is a layer of exactly these bytes, whatever they are; its tar stream's digest is
-// said to be that of plain.
+// Raw returns a layer of exactly these bytes, valid or not; its config names the digest of plain.
 func Raw(packed, plain []byte, mt types.MediaType) v1.Layer {
 	return &raw{static.NewLayer(packed, mt), plain}
 }
@@ -187,7 +186,7 @@ func Tar(t testing.TB, entries ...Entry) []byte {
 	return buf.Bytes()
 }
 
-// An Entry is one of a tar stream.
+// An Entry is an entry of a tar stream.
 type Entry struct {
 	tar.Header
 	Content string
@@ -196,7 +195,7 @@ type Entry struct {
 // File is a regular file.
 func File(name, content string) Entry { return Entry{tar.Header{Name: name}, content} }
 
-// Program is a regular file that can be run.
+// Program is an executable regular file.
 func Program(name, content string) Entry { return Entry{tar.Header{Name: name, Mode: 0o755}, content} }
 
 // Dir is a folder.
@@ -212,7 +211,7 @@ func Link(name, target string) Entry {
 	return Entry{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}, ""}
 }
 
-// Gzip packs b.
+// Gzip compresses b.
 func Gzip(t testing.TB, b []byte) []byte {
 	t.Helper()
 	var buf bytes.Buffer
