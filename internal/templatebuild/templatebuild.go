@@ -25,8 +25,8 @@ import (
 type Builder struct {
 	// Store returns the store that keeps the files of layers.
 	Store func(ctx context.Context) (*store.Store, error)
-	// Start starts a sandbox on req.Base that reaches req.Port and what req.Allow names, and
-	// returns the bounds of what may be read of it.
+	// Start starts a sandbox on req.Base with access to req.Port and the hosts in req.Allow, and
+	// returns the bounds for reads from it.
 	Start func(ctx context.Context, req template.LayerRequest) (
 		*sandbox.Sandbox, collect.Bounds, error)
 	// Tree returns the tree of a template, and puts its directories into w.
@@ -110,7 +110,7 @@ func (w *layerWork) put(ctx context.Context, path string, mode uint32, content [
 	return err
 }
 
-// maxListing bounds what a step prints that is read, in bytes.
+// maxListing bounds the output of a step that is parsed, in bytes.
 const maxListing = 4 << 20
 
 func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
@@ -144,7 +144,7 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 	return nil
 }
 
-// keep takes what the sandbox left into the store.
+// keep stores the sandbox's changes.
 func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 	commit func(template.Layer) error) error {
 	changes, err := collect.Take(ctx, w.s, nil, bounds)
@@ -160,7 +160,7 @@ func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 	if err != nil {
 		return err
 	}
-	defer func() { _ = batch.Close() }() // until then nothing of it is collected
+	defer func() { _ = batch.Close() }() // protects them from garbage collection until then
 	base, err := b.Tree(ctx, w.s.Template, batch)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 		Files: stats.Added + stats.Changed + stats.Removed})
 }
 
-// A tail keeps the end of what is written to it.
+// A tail keeps the end of its input.
 type tail struct{ b []byte }
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -192,7 +192,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A head keeps the beginning of what is written to it.
+// A head keeps the beginning of its input.
 type head struct{ b []byte }
 
 func (h *head) Write(p []byte) (int, error) {
