@@ -8,14 +8,15 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// UpperIsExport is what Pause returns for a machine whose Disk is an export.
+// UpperIsExport is the result of Pause for a machine whose Disk is an export.
 const UpperIsExport = "export"
 
-// maxHeaders bounds what an export has beside the files' data: headers, as upper does.
+// maxHeaders bounds an export's data other than the files' content: headers, in the format of
+// upper.
 const maxHeaders = 4 << 30
 
-// spoolExport stops s's processes and writes what the agent exports into a
-// file without a name. s.live is held.
+// spoolExport stops s's processes and writes the agent's export to a file without a name. The
+// caller holds s.live.
 func (s *Sandbox) spoolExport(ctx context.Context) error {
 	f, err := os.CreateTemp(s.spoolDir, "export-*")
 	if err != nil {
@@ -39,7 +40,7 @@ func (s *Sandbox) spoolExport(ctx context.Context) error {
 	return nil
 }
 
-// dropExport frees the export. s.live is held.
+// dropExport releases the export. The caller holds s.live.
 func (s *Sandbox) dropExport() {
 	if s.exported != nil {
 		_ = s.exported.Close()

@@ -7,10 +7,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// accept refuses a machine that runs another kernel than it was taken for, and notes its CPUs.
-// Nothing but the agent has run in the guest so far.
+// accept rejects a machine whose kernel differs from the requested one, and records its CPUs. Only
+// the agent has run in the guest so far.
 func (s *Sandbox) accept(res *wire.SandboxConfigureResult) error {
-	if s.source.Kernel != "" { // else the substrate brings its own
+	if s.source.Kernel != "" { // otherwise the driver brings its own
 		if err := driver.CheckRunning(s.source.KernelIs, res.Kernel, res.KernelOpen); err != nil {
 			return err
 		}
@@ -19,8 +19,8 @@ func (s *Sandbox) accept(res *wire.SandboxConfigureResult) error {
 	return nil
 }
 
-// Fewer says that the sandbox has fewer CPUs than its shape; empty: it has them, or does not
-// tell.
+// Fewer reports that the sandbox has fewer CPUs than its shape; empty: it has them all, or their
+// number is unknown.
 func (s *Sandbox) Fewer() string {
 	if asked := s.source.Shape.CPUs; s.cpus > 0 && s.cpus < asked {
 		return fmt.Sprintf("%d of %d CPUs: the guest kernel brings up no more", s.cpus, asked)

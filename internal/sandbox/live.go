@@ -14,14 +14,14 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// suspendLimit bounds how long a guest may take to suspend itself; its processes have
-// ten seconds of it. It also bounds how long one may take to answer afterwards.
+// suspendLimit bounds the time that a guest may take to suspend itself, of which its processes have
+// ten seconds. It also bounds the time for its answer afterwards.
 const suspendLimit = time.Minute
 
-// Pause pauses the machine, with its processes and its memory. All
-// connections to it end, Client's too, and there are none until Resume. The disk
-// (Disk) is complete meanwhile; upper is the folder of it that has the sandbox's
-// changes, as the guest says. A second Pause does nothing.
+// Pause pauses the machine, with its processes and its memory. All connections to it end, including
+// Client's, and there are none until Resume. Meanwhile the disk (Disk) is complete; upper is the
+// name, according to the guest, of its folder with the sandbox's changes. A second Pause does
+// nothing.
 //
 // A machine that cannot be paused resumes with a new Client, unless it has died.
 func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
@@ -60,20 +60,20 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 	return s.upper, nil
 }
 
-// goOn resumes a machine whose guest is suspended, and which could not be paused. It returns
-// why, the reason, and ends a machine that does not resume. s.live is held.
+// goOn resumes a machine whose guest is suspended after a failed pause. It returns why, the reason
+// of the failure, and ends a machine that does not resume. The caller holds s.live.
 func (s *Sandbox) goOn(ctx context.Context, p substrate.Pauser, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
-	_ = p.Resume(ctx) // it may be paused all the same
+	_ = p.Resume(ctx) // it may be paused nevertheless
 	if err := s.renew(ctx, wire.SandboxRenewParams{}); err != nil {
 		return s.lost(why)
 	}
 	return why
 }
 
-// Resume resumes a paused machine: with fresh entropy, the host's clock and a
-// new Client. A machine that is not paused is left alone.
+// Resume resumes a paused machine: with fresh entropy, the host's clock and a new Client. It does
+// nothing to a running machine.
 func (s *Sandbox) Resume(ctx context.Context) error {
 	s.live.Lock()
 	defer s.live.Unlock()
@@ -99,10 +99,9 @@ func (s *Sandbox) Paused() bool {
 	return s.paused
 }
 
-// Snapshot writes the machine as it is into the folder dir, which it makes; see
-// substrate.Snapshotter. One that is paused stays so. Else all connections to it
-// end, and it resumes with a new Client: its processes do not notice, except for the
-// time that has passed.
+// Snapshot writes the machine's current state to the folder dir, which it creates; see
+// substrate.Snapshotter. A paused machine stays paused. Otherwise all connections to it end, and it
+// resumes with a new Client: its processes notice only the elapsed time.
 func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	s.live.Lock()
 	defer s.live.Unlock()
@@ -127,15 +126,15 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	return err
 }
 
-// HasDisk tells whether the host can read the disk of the machine while it runs.
+// HasDisk reports whether the host can read the disk of the running machine.
 func (s *Sandbox) HasDisk() bool {
 	_, ok := s.machine.(substrate.Disker)
 	return ok
 }
 
-// Disk returns the disk that takes the sandbox's writes, to be read only; the caller
-// closes it. What is there is the guest's word. For a machine whose disk the host cannot
-// read it is what the agent exported at Pause, and there is none before.
+// Disk returns the disk that takes the sandbox's writes, for reading only; the caller closes it.
+// Its content is untrusted. If the host cannot read the machine's disk, Disk returns the agent's
+// export of the last Pause, and fails before a Pause.
 func (s *Sandbox) Disk() (*os.File, error) {
 	s.live.Lock()
 	exported := s.exported
@@ -154,7 +153,7 @@ func (s *Sandbox) Disk() (*os.File, error) {
 	return d.Disk()
 }
 
-// restricted returns why the machine must not be paused, where its driver knows of a fault.
+// restricted returns the reason why the machine must not be paused, if its driver knows of a fault.
 func (s *Sandbox) restricted() error {
 	if d, ok := s.driver.(substrate.Able); ok {
 		return d.Abilities().Live
@@ -167,8 +166,7 @@ func (s *Sandbox) cannot(what string) error {
 		"substrate "+s.about.Substrate, "its sandboxes cannot %s", what)
 }
 
-// lost ends a machine that is in between: neither it nor we know where the
-// conversation is.
+// lost ends a machine in an intermediate state: neither side knows the state of the conversation.
 func (s *Sandbox) lost(err error) error {
 	err = s.CauseOf(err)
 	_ = s.machine.Close()
@@ -176,8 +174,8 @@ func (s *Sandbox) lost(err error) error {
 		err).WithHint("it did not come back from standing still, and was ended")
 }
 
-// suspend freezes the guest's processes and ends the link. s.live is held. It is
-// not left half done: ctx counts only before it begins.
+// suspend freezes the guest's processes and ends the link. The caller holds s.live. It does not
+// stop halfway: ctx counts only before it begins.
 func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 	if err := ctx.Err(); err != nil {
 		return turnstone.NewError("executor.live", turnstone.KindCanceled,
@@ -210,7 +208,7 @@ func (s *Sandbox) suspend(ctx context.Context, sync bool) error {
 func (s *Sandbox) renew(ctx context.Context, p wire.SandboxRenewParams) error {
 	ctx, cancel := context.WithTimeout(ctx, suspendLimit)
 	defer cancel()
-	// One that does not even read is ended by this, not by the protocol.
+	// The protocol cannot stop a guest that does not read; this does.
 	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
 	if err := s.dial(); err != nil {
 		return s.lost(err)
@@ -247,8 +245,8 @@ func (s *Sandbox) dial() error {
 	return nil
 }
 
-// watch ends the machine when its guest has broken the link, since nothing more can be
-// asked of it, nor believed.
+// watch ends the machine when its guest has broken the link, because the guest can then be neither
+// asked nor trusted.
 func (s *Sandbox) watch(link *wire.Link) {
 	<-link.Done()
 	if err := link.Err(); err != nil {
@@ -261,10 +259,9 @@ func (s *Sandbox) watch(link *wire.Link) {
 	}
 }
 
-// Keep writes the machine as it is into the folder dir, which it makes, in a form
-// to keep for long: as what differs from the template's snapshot. What it returns
-// names the files, and the images that the machine has as layers. Otherwise it is
-// as Snapshot.
+// Keep writes the machine's current state to the folder dir, which it creates, in a form for long
+// storage: as the difference from the template's snapshot. The result names the files, and the
+// images that are the machine's layers. Otherwise Keep is like Snapshot.
 func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error) {
 	k, ok := s.driver.(substrate.Keeper)
 	if !ok {
@@ -278,12 +275,12 @@ func (s *Sandbox) Keep(ctx context.Context, dir string) (substrate.Packed, error
 	return k.Pack(ctx, s.source, whole, dir)
 }
 
-// A BaseWriter writes the files of a base into the folder out, which it makes, and returns their
+// A BaseWriter writes the files of a base to the folder out, which it creates, and returns their
 // names.
 type BaseWriter func(ctx context.Context, out string) (files []string, err error)
 
-// BaseWriter returns what writes the base that packed, which Keep has returned, differs from. It is
-// nil where packed stands alone.
+// BaseWriter returns the writer of the base of packed, which Keep has returned. It is nil if packed
+// needs no base.
 func (s *Sandbox) BaseWriter(packed substrate.Packed) BaseWriter {
 	p, ok := s.driver.(substrate.BasePacker)
 	if !ok || packed.Base == "" {
@@ -294,7 +291,7 @@ func (s *Sandbox) BaseWriter(packed substrate.Packed) BaseWriter {
 	}
 }
 
-// Keeper returns the driver as one that keeps machines. The error is of kind Unavailable.
+// Keeper returns the driver as a driver that keeps machines. The error is of kind Unavailable.
 func (src *Source) Keeper() (substrate.Keeper, error) {
 	k, ok := src.Driver.(substrate.Keeper)
 	if !ok {

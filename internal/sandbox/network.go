@@ -16,29 +16,29 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Network is what a sandbox's network is made of, where its shape has one.
+// A Network configures a sandbox's network, if its shape has one.
 type Network struct {
-	// Options returns those of the network's stack, which tells watch what it refuses.
+	// Options returns the options of the network's stack, which reports rejected connections to
+	// watch.
 	Options func(watch *network.Watch) netstack.Options
 	Trust   Trust
 }
 
-// A guestNetwork is the outside of one sandbox's network card. It lives as long as
-// the sandbox, and outlives its links.
+// A guestNetwork is the host's side of a sandbox's network card. It lives as long as the sandbox,
+// and outlives its links.
 type guestNetwork struct {
 	stack *netstack.Stack
 	watch *network.Watch
-	card  bool   // the machine's own; else the agent makes one after each renew
-	mac   string // of the card that the agent makes
+	card  bool   // the machine has its own; otherwise the agent creates one after each renew
+	mac   string // of the agent's card
 
 	ctx    context.Context // of Serve
 	cancel context.CancelFunc
 	serves sync.WaitGroup
 }
 
-// makeNetwork makes the network that is asked for, for s, which need not be there yet: none
-// when its shape has none. It ends with s.Close. An error is of kind Invalid when a rule is
-// wrong.
+// makeNetwork creates the requested network for s, which need not exist yet: none if its shape has
+// none. The network ends with s.Close. The error is of kind Invalid if a rule is invalid.
 func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
 	if !s.source.Shape.Network {
 		return nil
@@ -61,8 +61,8 @@ func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
 	return nil
 }
 
-// attachNetwork connects the configured sandbox s with its network, if it has one. An
-// error is of those of the wire.
+// attachNetwork connects the configured sandbox s to its network, if it has one. Its errors are
+// those of the wire.
 func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 	n := s.net
 	if n == nil {
@@ -82,7 +82,7 @@ func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 	return s.renewNetwork(ctx)
 }
 
-// put writes a file into the guest.
+// put writes a file to the guest.
 func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 	err := s.Client().Feed(bytes.NewReader(content), func(stream wire.StreamID) error {
 		_, err := s.Client().FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path,
@@ -95,14 +95,14 @@ func (s *Sandbox) put(ctx context.Context, path string, content []byte) error {
 	return nil
 }
 
-// renewNetwork gives s its network again after its link was renewed. A card that is
-// the machine's own did not notice.
+// renewNetwork reconnects s to its network after its link was renewed. A machine with its own card
+// does not notice.
 func (s *Sandbox) renewNetwork(ctx context.Context) error {
 	n := s.net
 	if n == nil || n.card {
 		return nil
 	}
-	n.serves.Wait() // the stream before has ended with its link
+	n.serves.Wait() // the previous stream has ended with its link
 	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac,
 		MTU: network.LargeMTU, Network: guestNetworkParams()})
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 	return nil
 }
 
-// serve carries frames until they end, or the network does.
+// serve carries frames until they end, or the network ends.
 func (n *guestNetwork) serve(frames io.ReadWriteCloser) {
 	// The network of a guest that sends invalid frames ends.
 	n.serves.Go(func() { _ = n.stack.Serve(n.ctx, frames) })
@@ -128,9 +128,9 @@ func (n *guestNetwork) close() {
 	n.serves.Wait()
 }
 
-// DialGuest opens a connection to a TCP port of the sandbox. Whoever listens there
-// sees it come from the gateway. The error is of kind Unavailable when the sandbox has
-// no network, or nobody listens.
+// DialGuest opens a connection to a TCP port of the sandbox. To the listener, the connection comes
+// from the gateway. The error is of kind Unavailable if the sandbox has no network, or nothing
+// listens on the port.
 func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
 	if s.net == nil {
 		return nil, turnstone.Errorf("executor.dial", turnstone.KindUnavailable,
@@ -140,9 +140,10 @@ func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) 
 	return s.net.stack.DialGuest(ctx, port)
 }
 
-// TakeNetwork returns what happened on the network, and false when there is none.
+// TakeNetwork returns the activity on the network, and false if there is no network.
 func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
-	if m, ok := s.machine.(interface { // an attached one, whose network is another process's
+	// an attached sandbox, whose network belongs to another process
+	if m, ok := s.machine.(interface {
 		TakeNetwork(ctx context.Context) (network.Facts, bool)
 	}); ok {
 		return m.TakeNetwork(ctx)
@@ -155,7 +156,7 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
 	return f, true
 }
 
-// guestNetworkParams are the addresses that every guest is given.
+// guestNetworkParams are the addresses of every guest.
 func guestNetworkParams() wire.SandboxNetwork {
 	return wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
 		DNS: []string{network.DNS}}

@@ -1,4 +1,4 @@
-// Package sandbox starts machines from templates and makes each of them a sandbox of its own: with
+// Package sandbox starts machines from templates and makes each of them a separate sandbox: with
 // fresh random numbers, an identity, a network, and a connection to its agent.
 package sandbox
 
@@ -16,45 +16,45 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Sandbox is a machine that was restored, made its own and is ready for work.
-// The caller must Close it. Its methods are safe for concurrent use.
+// A Sandbox is a machine that was restored, has its own identity and is ready for work. The caller
+// must Close it. Its methods are safe for concurrent use.
 type Sandbox struct {
 	Template *template.Template
-	Image    string // the name that was asked for
+	Image    string // the requested name
 
 	machine Machine
 	about   About
 	grace   time.Duration // of Guard
 
 	// Of a machine that a Launcher has started:
-	source substrate.Machine   // what machine was started from
+	source substrate.Machine   // the machine's source
 	driver substrate.Substrate // nil: the machine was attached
 	port   *wire.Port          // nil: the machine was attached
-	layers int                 // that lie in its slots
+	layers int                 // number of layers in its slots
 	home   bool                // it has a home disk
-	cpus   int                 // that its kernel has brought up; 0: not known
+	cpus   int                 // that its kernel has brought up; 0: unknown
 
 	net *guestNetwork // nil: none
 
-	slot     *statedir.Lock // its place among those that run at once
-	free     func()         // frees what it lies on; may be nil
+	slot     *statedir.Lock // its place among the concurrent sandboxes
+	free     func()         // releases its resources; may be nil
 	freeOnce sync.Once
 
-	mu     sync.Mutex // for link and client, which are others after a Pause or Snapshot
+	mu     sync.Mutex // for link and client, which a Pause or Snapshot replaces
 	link   *wire.Link
 	client *wire.Client
-	broken error // what ended the machine that its guest's link was ended for
+	broken error // the reason why the machine was ended after its guest's link broke
 
 	live   sync.Mutex // one Pause, Resume or Snapshot at a time
 	paused bool
-	upper  string // what Pause returns
+	upper  string // the result of Pause
 
 	spoolDir string   // for exported
-	exported *os.File // while paused, of a machine whose disk the host cannot read
+	exported *os.File // while paused, if the host cannot read the machine's disk
 }
 
-// A Machine is what a Sandbox needs of its machine in any case. A machine that a Launcher has
-// started is a substrate.Sandbox, and may have the abilities that package substrate names.
+// A Machine is the part of a machine that every Sandbox needs. A machine that a Launcher has
+// started is a substrate.Sandbox, and may have the optional capabilities of package substrate.
 type Machine interface {
 	ID() turnstone.SandboxID
 	Done() <-chan struct{}
@@ -64,43 +64,42 @@ type Machine interface {
 
 // About describes a machine.
 type About struct {
-	Substrate string // the name of what runs it
-	Isolation string // how it is kept apart
+	Substrate string // the driver's name
+	Isolation string // the kind of isolation
 	Shape     turnstone.Shape
 }
 
 // Attach returns a sandbox for a machine that another process has started and configured, and
-// client, which is connected to its agent. The sandbox can neither be paused nor cloned from here.
+// client, which is connected to its agent. This process can neither pause nor clone the sandbox.
 func (l *Launcher) Attach(tmpl *template.Template, image string, m Machine, about About,
 	client *wire.Client) *Sandbox {
 	return &Sandbox{Template: tmpl, Image: image, machine: m, about: about, grace: l.KillGrace,
 		client: client}
 }
 
-// ID names the sandbox.
+// ID returns the sandbox's ID.
 func (s *Sandbox) ID() turnstone.SandboxID { return s.machine.ID() }
 
-// Substrate is the name of what runs it.
+// Substrate returns the name of the sandbox's driver.
 func (s *Sandbox) Substrate() string { return s.about.Substrate }
 
-// Isolation says how it is kept apart.
+// Isolation returns the kind of the sandbox's isolation.
 func (s *Sandbox) Isolation() string { return s.about.Isolation }
 
-// Shape is that of its machine.
+// Shape returns the shape of its machine.
 func (s *Sandbox) Shape() turnstone.Shape { return s.about.Shape }
 
-// Source is what a Launcher has started the machine from.
+// Source returns the source from which a Launcher has started the machine.
 func (s *Sandbox) Source() substrate.Machine { return s.source }
 
-// Client is a connection of the wire that belongs to the sandbox. After Resume and
-// Snapshot it is another one.
+// Client returns the sandbox's own connection of the wire. Resume and Snapshot replace it.
 func (s *Sandbox) Client() *wire.Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.client
 }
 
-// Connect opens one more connection to the agent, which the caller closes.
+// Connect opens another connection to the agent, which the caller closes.
 func (s *Sandbox) Connect() (wire.LinkStream, error) {
 	s.mu.Lock()
 	link := s.link
@@ -111,7 +110,7 @@ func (s *Sandbox) Connect() (wire.LinkStream, error) {
 // Done is closed when the machine has ended.
 func (s *Sandbox) Done() <-chan struct{} { return s.machine.Done() }
 
-// Err says why the machine ended: nil before Done and after Close.
+// Err returns the reason why the machine ended: nil before Done and after Close.
 func (s *Sandbox) Err() error {
 	if err := s.machine.Err(); err != nil {
 		return err
@@ -121,8 +120,8 @@ func (s *Sandbox) Err() error {
 	return s.broken
 }
 
-// Close ends the machine at once and frees all it holds. The machine goes first:
-// a guest that reads nothing could hold up a connection's end.
+// Close ends the machine immediately and frees its resources. The machine ends first, because a
+// guest that reads nothing could delay a connection's end.
 func (s *Sandbox) Close() error {
 	err := s.machine.Close()
 	s.net.close()
@@ -146,8 +145,8 @@ func (s *Sandbox) Close() error {
 	return err
 }
 
-// Guard ends the machine when ctx has ended and release is not called soon after: a guest is
-// asked to kill its processes, and a hostile one need not obey.
+// Guard ends the machine if ctx has ended and release is not called soon afterwards: a guest is
+// asked to kill its processes, and a hostile guest may not obey.
 func (s *Sandbox) Guard(ctx context.Context) (release func()) {
 	released := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -163,7 +162,7 @@ func (s *Sandbox) Guard(ctx context.Context) (release func()) {
 	}
 }
 
-// Ended says whether the machine is gone, for whatever reason.
+// Ended reports whether the machine has ended, for any reason.
 func (s *Sandbox) Ended() bool {
 	select {
 	case <-s.Done():
@@ -173,8 +172,8 @@ func (s *Sandbox) Ended() bool {
 	}
 }
 
-// CauseOf prefers the reason why the machine ended to err, which is what its end
-// looked like from the connection.
+// CauseOf prefers the reason why the machine ended to err, which is the effect of that end on the
+// connection.
 func (s *Sandbox) CauseOf(err error) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.KindDead {
 		return err
@@ -189,8 +188,8 @@ func (s *Sandbox) CauseOf(err error) error {
 	return err
 }
 
-// Interrupted names the place where the end of ctx has cut off a piece of work. It returns err
-// where ctx was not canceled.
+// Interrupted returns an error that names the operation that the end of ctx interrupted. It returns
+// err if ctx was not canceled.
 func Interrupted(ctx context.Context, err error, where string) error {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return err

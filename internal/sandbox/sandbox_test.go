@@ -30,7 +30,7 @@ type configurable struct {
 	wire.SandboxServer
 	reseeded bool
 	mute     bool                        // it never answers
-	says     wire.SandboxConfigureResult // beside that
+	says     wire.SandboxConfigureResult // in addition
 	got      wire.SandboxConfigureParams
 }
 
@@ -50,8 +50,8 @@ func (g guest) Done() <-chan struct{} { return g.done }
 func (guest) Err() error              { return nil }
 func (guest) Close() error            { return nil }
 
-// sandboxOf returns a sandbox of m whose agent is agent. served is closed when its connection
-// has ended.
+// sandboxOf returns a sandbox of m whose agent is agent. served is closed when its connection has
+// ended.
 func sandboxOf(agent *configurable, m substrate.Machine) (s *Sandbox, served chan struct{}) {
 	near, far := net.Pipe()
 	d := wire.NewDispatcher()
@@ -71,8 +71,8 @@ func sandboxOf(agent *configurable, m substrate.Machine) (s *Sandbox, served cha
 	return &Sandbox{machine: guest{done: make(chan struct{}), near: near}, source: m, port: wire.NewPort(near, true), Template: &template.Template{}}, served
 }
 
-// TestUnconfirmedReseed: a clone that does not say that its random numbers are
-// its own is not used.
+// TestUnconfirmedReseed checks that a clone that does not confirm its own random numbers is not
+// used.
 func TestUnconfirmedReseed(t *testing.T) {
 	for _, reseeded := range []bool{true, false} {
 		agent := &configurable{reseeded: reseeded}
@@ -90,8 +90,8 @@ func TestUnconfirmedReseed(t *testing.T) {
 	}
 }
 
-// TestMuteAgent: a guest that was ready and does not answer is told as such, with what helps;
-// what the caller ends is no fault of the guest.
+// TestMuteAgent checks that a guest that was ready and does not answer is reported as such, with a
+// hint; an operation that the caller cancels is not blamed on the guest.
 func TestMuteAgent(t *testing.T) {
 	kernel := substrate.KernelKind{Own: true, File: "/srv/vmlinux"}
 	for _, ended := range []bool{false, true} {
@@ -115,8 +115,8 @@ func TestMuteAgent(t *testing.T) {
 	}
 }
 
-// TestGuestsKernel: a clone that runs another kernel than the one that it was taken for is not
-// used, and one with fewer CPUs than it should have is told.
+// TestGuestsKernel checks that a clone with another kernel than requested is not used, and that a
+// clone with too few CPUs is reported.
 func TestGuestsKernel(t *testing.T) {
 	own := substrate.KernelKind{Own: true, Release: "6.9.0-own", File: "/srv/vmlinux"}
 	for _, tt := range []struct {

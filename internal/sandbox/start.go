@@ -25,13 +25,13 @@ import (
 // A Launcher starts sandboxes. It is safe for concurrent use, unless its fields are changed.
 type Launcher struct {
 	Dir *statedir.Dir
-	// AgentFile is the program that runs in sandboxes; empty: the embedded one.
+	// AgentFile is the program that runs in sandboxes; empty: the embedded program.
 	AgentFile string
 	Programs  driver.Programs
-	// KillGrace is how long a killed process may take to be gone before its machine is ended:
-	// see Sandbox.Guard.
+	// KillGrace bounds the time between a kill and a process's end before the machine is ended: see
+	// Sandbox.Guard.
 	KillGrace time.Duration
-	// Wrap replaces the driver that was chosen, for tests; nil: nothing does.
+	// Wrap replaces the selected driver, for tests; may be nil.
 	Wrap func(substrate.Substrate) substrate.Substrate
 }
 
@@ -44,34 +44,35 @@ func New(dir *statedir.Dir) *Launcher { return &Launcher{Dir: dir, KillGrace: ki
 // A Request describes a sandbox to start.
 type Request struct {
 	Template *template.Template
-	Image    string // the name that was asked for
+	Image    string // the requested name
 	Shape    turnstone.Shape
-	Env      []string // beside the template's
+	Env      []string // in addition to the template's
 	Hostname string   // empty: the sandbox's ID
 	Network  Network
 
 	Driver string // "auto" or a substrate's name
 	Needs  driver.Needs
-	Kernel kernel.Choice // of a guest that has one of Linux
-	Slots  int           // how many sandboxes run at once with this state directory; 0: any number
+	Kernel kernel.Choice // the kernel of a guest with a Linux kernel
+	// maximum number of concurrent sandboxes of this state directory; 0: unlimited
+	Slots int
 
-	// Prepare completes the machine before it is started; nil: there is nothing to do. What it
-	// has made stays until free is called.
+	// Prepare completes the machine before its start; nil: nothing to do. Its results stay until
+	// free is called.
 	Prepare func(ctx context.Context, m *substrate.Machine) (free func(), err error)
 
-	Progress func(string)      // told before work that takes long
-	Lap      func(what string) // told when a phase has ended
+	Progress func(string)      // called before long operations
+	Lap      func(what string) // called at the end of each phase
 
 	scratch string // the serial number of the disk that takes the sandbox's writes
 }
 
-// A Source is everything that a sandbox starts from, and what starts it.
+// A Source is everything that a sandbox starts from, with its driver.
 type Source struct {
 	Machine substrate.Machine
 	Driver  substrate.Substrate
 }
 
-// Find finds or makes everything that a sandbox of req starts from, and chooses its driver. The
+// Find finds or creates everything that a sandbox of req starts from, and selects its driver. The
 // first call on a host takes minutes.
 func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	agent, err := agentbin.Agent(l.AgentFile)
@@ -100,7 +101,7 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	return src, nil
 }
 
-// Start restores a machine for req and makes it a sandbox of its own.
+// Start restores a machine for req and makes it a separate sandbox.
 func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
 	src, err := l.Find(ctx, req)
 	if err != nil {
@@ -125,7 +126,7 @@ func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
 	return s, nil
 }
 
-// start restores src for req and makes it its own.
+// restore starts src for req and gives the sandbox its own identity.
 func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandbox, error) {
 	s, err := l.take(req, src, func() (substrate.Sandbox, error) {
 		return src.Driver.Restore(ctx, src.Machine)
@@ -135,7 +136,7 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 	}
 	req.Lap("restore")
 	s.layers, s.home = len(src.Machine.Layers), src.Machine.Home != ""
-	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine wakes up
+	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine starts
 		err = s.connect(ctx, req)
 	}
 	if err == nil {
@@ -150,12 +151,12 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 	return s, nil
 }
 
-// Revive starts a clone of a machine that Snapshot or Keep has written, which was one of req's, and
-// gives it an identity of its own. The files are in the folder dir, as src's driver restores them.
+// Revive starts a clone of a machine of req that Snapshot or Keep has written, and gives the clone
+// its own identity. The files are in the folder dir, in the form that src's driver restores.
 func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir string) (
 	*Sandbox, error) {
 	resumer, ok := src.Driver.(substrate.Resumer)
-	if !ok { // Needs has asked for one
+	if !ok { // Needs has requested it
 		return nil, fmt.Errorf("substrate %s clones no sandboxes", src.Driver.Name())
 	}
 	s, err := l.take(&req, src, func() (substrate.Sandbox, error) {
@@ -202,7 +203,7 @@ func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandb
 	return s, nil
 }
 
-// of is a sandbox of vm, which was started from m and is not connected yet.
+// of returns a sandbox of vm, which was started from m and is not connected yet.
 func (l *Launcher) of(vm substrate.Sandbox, m substrate.Machine, req *Request) *Sandbox {
 	return &Sandbox{Template: req.Template, Image: req.Image, machine: vm, source: m,
 		about: About{Shape: m.Shape}, grace: l.KillGrace, spoolDir: l.Dir.Path("sandboxes"),
@@ -215,8 +216,8 @@ func (l *Launcher) Connect(vm substrate.Sandbox, tmpl *template.Template) (*Sand
 	return s, s.dial()
 }
 
-// slot takes one of the places for sandboxes that run at once. They are locks, so that a place is
-// free again when its holder ends, in whatever way.
+// slot takes one of the places for concurrent sandboxes. The places are locks, so that a place
+// becomes free again however its holder ends.
 func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 	if limit == 0 {
 		return nil, nil
@@ -224,7 +225,7 @@ func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 	if _, err := l.Dir.MkdirAll("slots"); err != nil {
 		return nil, err
 	}
-	first := mrand.IntN(limit) // else the later ones try all places before
+	first := mrand.IntN(limit) // otherwise later sandboxes would first try every occupied place
 	for i := range limit {
 		lock, err := statedir.TryAcquire(l.Dir.Path("slots", strconv.Itoa((first+i)%limit)))
 		if lock != nil || err != nil {
@@ -237,7 +238,7 @@ func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 			"or raise sandboxes in [limits] of " + config.File)
 }
 
-// hostname is the name that the sandbox gives itself.
+// hostname returns the sandbox's own host name.
 func (s *Sandbox) hostname(req *Request) string {
 	return cmp.Or(req.Hostname, strings.ReplaceAll(string(s.ID()), "_", "-"))
 }
@@ -250,16 +251,16 @@ func (s *Sandbox) connect(ctx context.Context, req *Request) error {
 	return s.configure(ctx, req, configureLimit)
 }
 
-// configureLimit bounds how long a restored guest may take to confirm; it takes
-// some ten milliseconds.
+// configureLimit bounds the time until a restored guest confirms its configuration, which takes
+// about ten milliseconds.
 const configureLimit = time.Minute
 
-// configure makes the clone a machine of its own, and refuses one that does not
-// confirm that its random numbers are.
+// configure gives the clone its own identity, and rejects a clone that does not confirm its own
+// random numbers.
 func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(caller, limit)
 	defer cancel()
-	// One that does not even read is ended by this, not by the protocol.
+	// The protocol cannot stop a guest that does not read; this does.
 	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
 	entropy, machineID := make([]byte, 64), make([]byte, 16)
 	_, _ = rand.Read(entropy) // documented never to fail
@@ -270,7 +271,7 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 		MachineID: hex.EncodeToString(machineID),
 		Env:       append(s.Template.EnvList(), req.Env...),
 	}
-	// A machine without a card gets one from attachNetwork.
+	// A machine without a card gets a card from attachNetwork.
 	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network {
 		net := guestNetworkParams()
 		params.Network = &net
@@ -297,7 +298,7 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 	return s.accept(res)
 }
 
-// homePath is where a persistent home directory is mounted: at $HOME.
+// homePath returns the mount point of a persistent home directory: $HOME.
 func homePath(env []string) string {
 	path := "/root" // the agent's default
 	for _, kv := range env {

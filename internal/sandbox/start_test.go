@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestSlots holds that no more sandboxes run at once than the limit says.
+// TestSlots checks that no more sandboxes run concurrently than the limit allows.
 func TestSlots(t *testing.T) {
 	l := New(&statedir.Dir{Root: t.TempDir()})
 	var held []*statedir.Lock

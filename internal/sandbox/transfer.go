@@ -15,17 +15,17 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 )
 
-// A Transfer copies a file or folder between the host and the sandbox: into it
-// from Path to Dest, or out of it from Path to Dest.
+// A Transfer copies a file or folder between the host and the sandbox, in either direction, from
+// Path to Dest.
 type Transfer struct {
 	Path string
 	Dest string // empty: the same name in the working directory
 
-	In *os.Root // Path is read in this folder, and may not leave it; nil: anywhere
+	In *os.Root // Path is read in this folder, and must not lead out of it; nil: anywhere
 }
 
-// fetchLimit bounds --get, which has time of its own: what a turn made before its
-// time was up can still be fetched.
+// fetchLimit bounds --get, which has its own time limit: the files of a turn can be fetched after
+// the turn's time limit.
 const fetchLimit = 30 * time.Minute
 
 // AddAll copies files into the sandbox.
@@ -39,8 +39,8 @@ func (s *Sandbox) AddAll(ctx context.Context, all []Transfer) error {
 	return nil
 }
 
-// GetAll copies files out of the sandbox, each with no more than most bytes. tell is told what is
-// left out.
+// GetAll copies files out of the sandbox, each with at most most bytes. tell receives the names of
+// omitted files.
 func (s *Sandbox) GetAll(ctx context.Context, all []Transfer, most turnstone.Bytes,
 	tell func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchLimit)
@@ -54,9 +54,9 @@ func (s *Sandbox) GetAll(ctx context.Context, all []Transfer, most turnstone.Byt
 	return nil
 }
 
-// Add copies t.Path from the host to t.Dest in the sandbox: into it when it is a
-// folder there or ends in a slash, else under that name.
-// What it sends goes to also too, as a tar stream.
+// Add copies t.Path from the host to t.Dest in the sandbox: into it if t.Dest is a folder there or
+// ends in a slash, otherwise under that name. It also writes the sent data to also, as a tar
+// stream.
 func (s *Sandbox) Add(ctx context.Context, t Transfer, also io.Writer) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
@@ -66,16 +66,16 @@ func (s *Sandbox) Add(ctx context.Context, t Transfer, also io.Writer) error {
 		packed <- err
 	}()
 	err := s.Client().Put(ctx, t.Dest, r)
-	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Put gave up early
+	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer if Put returned early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return turnstone.NewError("executor.add", turnstone.KindInvalid, t.Path, perr)
 	}
 	return err
 }
 
-// Pack writes t.Path as a tar stream. One that a document names is looked up again
-// in the document's folder, the one that is open since it was checked: whatever was
-// put in the place of either is not followed out of it.
+// Pack writes t.Path as a tar stream. A path in a document is looked up again in the document's
+// folder, which has been open since the check: a later replacement of either is not followed out of
+// the folder.
 func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 	if t.In == nil {
 		return archive.Pack(ctx, w, t.Path, "")
@@ -86,7 +86,7 @@ func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 	}
 	name := filepath.Base(t.Path)
 	if st, err := t.In.Stat(rel); err != nil || !st.IsDir() {
-		return archive.PackRoot(ctx, w, t.In, rel, name) // says what is wrong with it
+		return archive.PackRoot(ctx, w, t.In, rel, name) // returns the error
 	}
 	sub, err := t.In.OpenRoot(rel)
 	if err != nil {
@@ -99,16 +99,15 @@ func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 // getLimits bounds what a sandbox can make --get write to the host.
 var getLimits = archive.Limits{Entries: 1_000_000}
 
-// maxSkipped bounds how many left-out files are named: their names are a guest's.
+// maxSkipped bounds the number of omitted files that are named: their names are untrusted.
 const maxSkipped = 10
 
-// get copies t.Path from the sandbox to t.Dest on the host, and tells what it
-// leaves out.
+// get copies t.Path from the sandbox to t.Dest on the host, and reports omitted files.
 func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 	tell func(string)) error {
 	limits, skipped := getLimits, 0
 	limits.Bytes = most
-	limits.Room = func(dir string) error { // a user's folder, which free_space is not about
+	limits.Room = func(dir string) error { // a user's folder, to which free_space does not apply
 		return diskspace.Room(dir, config.Space{})
 	}
 	limits.Skipped = func(name, why string) {
@@ -136,7 +135,7 @@ func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 			WithHint(turnstone.HintOf(err))
 		var inner *turnstone.Error
 		if errors.As(err, &inner) && inner.Subject == t.Path && inner.Err != nil {
-			e.Err = inner.Err // the path need not be said twice
+			e.Err = inner.Err // the path need not be repeated
 		}
 		err = e
 	}

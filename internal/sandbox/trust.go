@@ -14,19 +14,19 @@ import (
 // maxBundle bounds the certificates that a guest trusts, in bytes.
 const maxBundle = 4 << 20
 
-// Trust is what a guest trusts beside what its image says: the certificates that its host has
-// beyond the public ones, and the authority of its network.
+// Trust lists the certificate authorities that a guest trusts in addition to its image's: the
+// host's non-public authorities, and its network's authority.
 type Trust struct {
-	CA     *proxy.CA           // nil: no TLS is opened
+	CA     *proxy.CA           // nil: no TLS interception
 	Host   []*x509.Certificate // of the host
-	Bundle string              // path of the certificates that the guest trusts without
+	Bundle string              // path of the image's own file of trusted certificates
 }
 
-// Any tells whether the guest is to trust more than its image says.
+// Any reports whether the guest trusts more than its image's authorities.
 func (t Trust) Any() bool { return t.CA != nil || len(t.Host) > 0 }
 
-// Trust puts all that the guest is to trust into the file hostca.GuestPath, if it is more than its
-// image says.
+// Trust writes all trusted certificates to the file hostca.GuestPath, if there are more than the
+// image's.
 func (s *Sandbox) Trust(ctx context.Context, t Trust) error {
 	if !t.Any() {
 		return nil
@@ -34,8 +34,8 @@ func (s *Sandbox) Trust(ctx context.Context, t Trust) error {
 	return s.writeTrusted(ctx, t)
 }
 
-// Distrust removes what a restored machine trusted where it was saved, on this host or on
-// another one, unless Trust will replace it. The machine's variables still name the file.
+// Distrust removes the certificates that a restored machine trusted when it was saved, on this or
+// another host, unless Trust will replace them. The machine's variables still name the file.
 func (s *Sandbox) Distrust(ctx context.Context, t Trust) error {
 	if t.Any() {
 		return nil
@@ -62,8 +62,8 @@ func (s *Sandbox) writeTrusted(ctx context.Context, t Trust) error {
 	return s.put(ctx, hostca.GuestPath, bundle)
 }
 
-// read returns at most so many bytes of a file of the guest. They come as they are, and not as
-// text in an answer, which takes several times as long.
+// read returns at most a given number of bytes of a file of the guest. It gets them as a stream,
+// because an answer would encode them as text, which takes several times as long.
 func (s *Sandbox) read(ctx context.Context, path string, most int64) ([]byte, error) {
 	c := s.Client()
 	id := c.NewStream()

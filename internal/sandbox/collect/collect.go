@@ -1,5 +1,5 @@
-// Package collect takes what a sandbox has changed: the upper directory of its overlay, from its
-// disk or as its agent exports it, and its shell session. All of it is the guest's word.
+// Package collect takes a sandbox's changes: the upper directory of its overlay, from its disk or
+// from its agent's export, and its shell session. All of this data is untrusted.
 package collect
 
 import (
@@ -23,18 +23,18 @@ import (
 
 const op turnstone.Op = "executor.commit"
 
-// TimeLimit bounds how long a guest may take to bring its disk to rest. It writes all that is in
-// its page cache to the disk first.
+// TimeLimit bounds the time that a guest may take to freeze its disk. It writes its whole page
+// cache to the disk first.
 const TimeLimit = 5 * time.Minute
 
 // identityFiles belong to a machine and not to a state: each sandbox gets its own.
 var identityFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
 
-// Bounds limit what is read of a guest.
+// Bounds limit reads from a guest.
 type Bounds struct {
-	Dir    *statedir.Dir // takes what does not fit into memory, in files without names
+	Dir    *statedir.Dir // for data that does not fit into memory, in files without names
 	Limits config.Limits
-	Room   func() error // an error when the host's disk is nearly full; nil: nobody asks
+	Room   func() error // an error if the host's disk is nearly full; nil: no check
 }
 
 func (b Bounds) upper(disk turnstone.Bytes) upperdir.Options {
@@ -53,8 +53,7 @@ func (b Bounds) layer(opts layer.Options) layer.Options {
 	return opts
 }
 
-// Changes are what a sandbox has changed, at rest: nobody writes to it any longer. The caller
-// closes them.
+// Changes are a sandbox's changes, when nothing writes to it any longer. The caller closes them.
 type Changes struct {
 	Cwd string
 	Env []string
@@ -64,15 +63,15 @@ type Changes struct {
 	bounds Bounds
 }
 
-// A source has the files of Changes.
+// A source contains the files of Changes.
 type source interface {
-	// open returns the upper directory of the sandbox's overlay, called name. It may be
-	// called more than once.
+	// open returns the upper directory, called name, of the sandbox's overlay. It may be called
+	// more than once.
 	open(name string) (tree.Node, error)
 	io.Closer
 }
 
-// A disk is a scratch disk of ext4, of which no more than size counts.
+// A disk is an ext4 scratch disk, of which only the first size bytes count.
 type disk struct {
 	*os.File
 	size int64
@@ -87,14 +86,14 @@ func (d disk) open(name string) (tree.Node, error) {
 	return fs.Lookup(name)
 }
 
-// An export is what the agent exported of a disk that the host cannot read.
+// An export is the agent's export of a disk that the host cannot read.
 type export struct{ *upperdir.Dir }
 
 func (e export) open(string) (tree.Node, error) { return e.Root(), nil }
 
-// Take ends the processes of s, takes what s has changed, and ends s. diskOf returns the disk of
-// a machine that another process has started; where it fails, or is nil and the host cannot read
-// the disk, the agent exports it.
+// Take ends the processes of s, takes the changes of s, and ends s. diskOf returns the disk of a
+// machine that another process has started. If diskOf fails, or is nil and the host cannot read the
+// disk, the agent exports it.
 func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) (*os.File, error),
 	b Bounds) (*Changes, error) {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
@@ -118,11 +117,11 @@ func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) 
 			return nil, err
 		}
 	}
-	_ = s.Close() // what it wrote is in the file, and its CPU is wanted
+	_ = s.Close() // its changes are in the file, and its CPU is needed
 	return c, nil
 }
 
-// sourceOf returns what s wrote. Its disk is frozen.
+// sourceOf returns the source of the changes of s. Its disk is frozen.
 func sourceOf(ctx context.Context, s *sandbox.Sandbox, b Bounds) (source, error) {
 	if s.HasDisk() {
 		f, err := s.Disk()
@@ -153,8 +152,8 @@ func sourceOf(ctx context.Context, s *sandbox.Sandbox, b Bounds) (source, error)
 	return export{u}, nil
 }
 
-// OfPaused returns what a paused machine has changed: on f, its disk or what its agent exported,
-// as Sandbox.Pause says with upper. f belongs to the Changes from then on.
+// OfPaused returns a paused machine's changes: from f, its disk or its agent's export, with upper
+// from Sandbox.Pause. The Changes take ownership of f.
 func OfPaused(ctx context.Context, s *sandbox.Sandbox, f *os.File, upper, cwd string, env []string,
 	b Bounds) (*Changes, error) {
 	c := &Changes{Cwd: cwd, Env: env, upper: upper, bounds: b}
@@ -176,7 +175,7 @@ func OfPaused(ctx context.Context, s *sandbox.Sandbox, f *os.File, upper, cwd st
 	return c, nil
 }
 
-// readExport reads what another process has spooled.
+// readExport reads an export that another process has spooled.
 func readExport(ctx context.Context, f *os.File, size turnstone.Bytes, b Bounds) (source, error) {
 	dir, err := b.Dir.MkdirAll("sandboxes")
 	if err != nil {
@@ -193,8 +192,8 @@ func readExport(ctx context.Context, f *os.File, size turnstone.Bytes, b Bounds)
 	return export{u}, nil
 }
 
-// Apply puts what was changed on the tree base, without the files that belong to the machine. It
-// may be called more than once.
+// Apply applies the changes to the tree base, without the files that belong to the machine. It may
+// be called more than once.
 func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts layer.Options) (
 	tree.Ref, layer.Stats, error) {
 	upper, err := c.source.open(c.upper)
@@ -204,10 +203,10 @@ func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts 
 	return layer.Apply(ctx, w, base, upper, c.bounds.layer(opts))
 }
 
-// Close frees the files.
+// Close releases the files.
 func (c *Changes) Close() error { return c.source.Close() }
 
-// Bounds of a shell session, as the agent has them: no turn could begin with more.
+// Bounds of a shell session, equal to the agent's: no turn could begin with a larger session.
 const (
 	maxCwd  = 4095
 	maxEnv  = 1 << 20 // bytes

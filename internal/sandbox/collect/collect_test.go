@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/layer"
 )
 
-// TestChangesOfHostileGuests: nothing is kept that the next turn could not begin with.
+// TestChangesOfHostileGuests checks that nothing is kept with which the next turn could not begin.
 func TestChangesOfHostileGuests(t *testing.T) {
 	many := make([]string, maxVars+1)
 	for i := range many {
@@ -30,8 +30,8 @@ func TestChangesOfHostileGuests(t *testing.T) {
 	}
 }
 
-// TestBounds holds that all readers of a guest's files have the host's limits, whatever disk was
-// asked for.
+// TestBounds checks that all readers of a guest's files have the host's limits, whatever disk was
+// requested.
 func TestBounds(t *testing.T) {
 	b := Bounds{Limits: config.Limits{Entries: 1000, FileSize: 1 << 30}}
 	if o := b.upper(turnstone.MaxDisk); o.Entries != 1000 || o.FileSize != 1<<30 {

@@ -1,5 +1,5 @@
-// Package userhome keeps persistent home directories: disks that outlive the sandboxes
-// in which they are mounted, one sandbox at a time.
+// Package userhome keeps persistent home directories: disks that outlive the sandboxes in which
+// they are mounted, one sandbox at a time.
 package userhome
 
 import (
@@ -23,11 +23,11 @@ import (
 
 const op turnstone.Op = "executor.home"
 
-// Size is the largest size of a home. Its file takes up the size of its contents.
+// Size is the largest size of a home. Its file occupies only the size of its contents.
 const Size turnstone.Bytes = 32 << 30
 
-// Homes are the home directories of one state directory. Its methods are safe for
-// concurrent use, also by several processes.
+// Homes are the home directories of one state directory. Its methods are safe for concurrent use,
+// also by several processes.
 type Homes struct{ dir *statedir.Dir }
 
 // In returns the homes in a state directory.
@@ -36,13 +36,13 @@ func In(dir *statedir.Dir) *Homes { return &Homes{dir} }
 // HomeInfo describes a home.
 type HomeInfo struct {
 	Name  string           `json:"name"`
-	Bytes int64            `json:"bytes"` // that it takes up on disk
-	Used  time.Time        `json:"used"`  // when it was written to last
+	Bytes int64            `json:"bytes"` // occupied on disk
+	Used  time.Time        `json:"used"`  // time of the last write
 	InUse bool             `json:"in_use"`
-	Turn  turnstone.TurnID `json:"turn,omitempty"` // that has it, or had it last
+	Turn  turnstone.TurnID `json:"turn,omitempty"` // the current or last user
 }
 
-// A home's file has this suffix. Beside it are its lock and the turn that has it.
+// A home's file has this suffix. Its lock and the ID of its user's turn are beside it.
 const suffix = ".ext4"
 
 func (h *Homes) path(name string) string { return h.dir.Path("homes", name+suffix) }
@@ -62,7 +62,7 @@ func (h *Homes) List(ctx context.Context) ([]HomeInfo, error) {
 		}
 		fi, err := e.Info()
 		if err != nil {
-			continue // it was removed meanwhile
+			continue // removed meanwhile
 		}
 		path := h.path(name)
 		info := HomeInfo{Name: name, Bytes: statedir.Allocated(fi), Used: fi.ModTime().UTC(),
@@ -77,7 +77,7 @@ func (h *Homes) List(ctx context.Context) ([]HomeInfo, error) {
 	return all, ctx.Err()
 }
 
-// Has returns an error when there is no home with this name.
+// Has returns an error if there is no home with this name.
 func (h *Homes) Has(ctx context.Context, name string) error {
 	if err := turnstone.CheckName("home", name); err != nil {
 		return err
@@ -88,8 +88,7 @@ func (h *Homes) Has(ctx context.Context, name string) error {
 	return nil
 }
 
-// Remove deletes a home with its contents. A home that is in use is an error of kind
-// Unavailable.
+// Remove deletes a home with its contents. A home that is in use is an error of kind Unavailable.
 func (h *Homes) Remove(ctx context.Context, name string) error {
 	fail := func(err error, hint string) error {
 		return turnstone.NewError(op, turnstone.KindUnavailable, "home "+name, err).WithHint(hint)
@@ -106,7 +105,8 @@ func (h *Homes) Remove(ctx context.Context, name string) error {
 		return fail(fmt.Errorf("%s uses it", userOf(path)), "wait for the turn, or end it")
 	}
 	defer lock.Release()
-	// The disk goes first: the files beside it belong to no home then, and serve the next one.
+	// The disk is removed first: the files beside it then belong to no home, and serve the next
+	// home of this name.
 	if err := os.Remove(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return h.notFound(ctx, name)
@@ -119,7 +119,7 @@ func (h *Homes) Remove(ctx context.Context, name string) error {
 	return filestamp.SyncDir(filepath.Dir(path))
 }
 
-// notFound is the error for a home that does not exist. Its hint names the nearest one.
+// notFound returns the error for a missing home. Its hint names the nearest home.
 func (h *Homes) notFound(ctx context.Context, name string) error {
 	all, err := h.List(ctx)
 	if err != nil {
@@ -141,11 +141,12 @@ func (h *Homes) notFound(ctx context.Context, name string) error {
 type Request struct {
 	Name    string
 	Turn    turnstone.TurnID
-	Timeout time.Duration // the turn's: waiting for another user takes no longer
+	Timeout time.Duration // the turn's limit, which also bounds waiting for another user
 }
 
-// Acquire returns the disk of a home, which it makes where there is none, and keeps it until
-// release is called: one sandbox at a time may write to it. progress is told whom it waits for.
+// Acquire returns the disk of a home, which it creates if there is none, and holds the home until
+// release is called: only one sandbox at a time may write to it. progress receives the name of the
+// user that Acquire waits for.
 func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string)) (
 	path string, release func(), err error) {
 	if _, err := h.dir.MkdirAll("homes"); err != nil {
@@ -158,7 +159,7 @@ func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string))
 	}
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		fresh := path + ".new"
-		_ = os.Remove(fresh) // left by a process that was killed
+		_ = os.Remove(fresh) // left by a killed process
 		if err = disk.MakeHome(ctx, fresh, Size); err == nil {
 			err = os.Rename(fresh, path)
 		}
@@ -170,7 +171,7 @@ func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string))
 	return path, lock.Release, nil
 }
 
-// lock takes the lock of the home at path, and notes beside it which turn has it.
+// lock takes the lock of the home at path, and records the turn beside it.
 func (r Request) lock(ctx context.Context, path string, progress func(string)) (
 	*statedir.Lock, error) {
 	within, cancel := context.WithTimeout(ctx, r.Timeout)
@@ -201,8 +202,7 @@ func userOf(path string) string {
 	return "another turn"
 }
 
-// turnOf returns the turn that has the home at path, or had it last; empty when that is not
-// known.
+// turnOf returns the current or last turn of the home at path; empty if unknown.
 func turnOf(path string) turnstone.TurnID {
 	f, err := os.Open(path + ".user")
 	if err != nil {
@@ -215,5 +215,5 @@ func turnOf(path string) turnstone.TurnID {
 	return ""
 }
 
-// turnID is the form of the note that lock writes.
+// turnID matches the note that lock writes.
 var turnID = lazyregexp.New(`^[a-z]+_[0-9a-z]+$`)

@@ -25,7 +25,7 @@ func homes(t *testing.T) *Homes {
 
 func quiet(string) {}
 
-// TestAcquire makes a home, which stays with its contents after its user is gone.
+// TestAcquire creates a home, which remains with its contents after its user ends.
 func TestAcquire(t *testing.T) {
 	h := homes(t)
 	use := Request{Name: "work", Turn: "t_000000000000000001", Timeout: time.Minute}
@@ -65,7 +65,7 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
-// TestAcquireWaits waits for the turn that has the home, no longer than its own turn may take.
+// TestAcquireWaits waits for the home's turn, at most as long as its own turn may take.
 func TestAcquireWaits(t *testing.T) {
 	h := homes(t)
 	_, release, err := h.Acquire(t.Context(), Request{Name: "work", Turn: "t_1", Timeout: time.Minute}, quiet)
@@ -98,7 +98,7 @@ func TestAcquireWaits(t *testing.T) {
 	}
 }
 
-// TestHas refuses names that are none, and names the nearest home.
+// TestHas rejects invalid names, and suggests the nearest home.
 func TestHas(t *testing.T) {
 	h := homes(t)
 	if _, err := h.dir.MkdirAll("homes"); err != nil {
@@ -116,7 +116,7 @@ func TestHas(t *testing.T) {
 	}
 }
 
-// TestTurnOf believes no note that lock did not write: it is shown to people.
+// TestTurnOf rejects notes that lock did not write, because users see them.
 func TestTurnOf(t *testing.T) {
 	path := t.TempDir() + "/work.ext4"
 	for _, note := range []string{"\x1b[2Jt_1", "t_1\nt_2", strings.Repeat("t", 100), "", "T_1"} {
