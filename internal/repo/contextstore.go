@@ -21,7 +21,8 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A ContextStore holds what is kept between turns: the order of turns, and what each left.
+// A ContextStore holds the data that is kept between turns: the order of turns, and the state that
+// each left.
 type ContextStore struct {
 	DB        *session.DB
 	Store     *store.Store
@@ -43,14 +44,14 @@ type Repo struct {
 	Dir       *statedir.Dir
 	Place     string                 // the bucket of the store; empty: in Dir
 	Templates func() *template.Store // with a builder of their layers
-	Fault     func(op string) error  // called before writes to the store, for tests; nil: none
+	Fault     func(op string) error  // called before writes to the store, for tests; may be nil
 
 	mu   sync.Mutex
 	kept *ContextStore // nil until it is needed
 }
 
-// New returns the repo of a state directory, whose store is in the bucket that place names, or in
-// the directory when place is empty. It opens nothing.
+// New returns the repo of a state directory. Its store is in the bucket that place names, or in the
+// directory if place is empty. New opens nothing.
 func New(dir *statedir.Dir, place string, templates func() *template.Store) *Repo {
 	return &Repo{Dir: dir, Place: place, Templates: templates}
 }
@@ -85,8 +86,8 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	return x.openStore(ctx, db, blobs, dir)
 }
 
-// openWithoutSessions opens what there is when the sessions cannot be read. The
-// database of what it returns is nil.
+// openWithoutSessions opens the available parts when the sessions cannot be read. The database of
+// the result is nil.
 func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
@@ -106,8 +107,8 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, 
 	return cs, nil
 }
 
-// notLost reports that the sessions are gone while what their turns left is still
-// there: to begin with none would let gc delete it all.
+// notLost reports that the sessions are lost although the data of their turns exists: with an empty
+// database, gc would delete all of it.
 func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 	path := x.Dir.Path("context.db")
 	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -139,13 +140,12 @@ func (cs *ContextStore) close() error {
 	return errors.Join(errs...)
 }
 
-// blobs returns where the packs lie, and the folder with what is local of the store.
+// blobs returns the packs' location, and the folder with the store's local data.
 func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
 	return place.Open(ctx, x.Dir, x.Place, x.Fault)
 }
 
-// Close closes the context store, if it was opened. Turns that still run through x
-// count as interrupted.
+// Close closes the context store, if it was opened. Running turns of x then count as interrupted.
 func (x *Repo) Close() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -157,7 +157,7 @@ func (x *Repo) Close() error {
 	return cs.close()
 }
 
-// Record returns what is kept of a turn. One that runs, or was interrupted, has none: kind KindNotFound.
+// Record returns the record of a turn. A running or interrupted turn has none: kind KindNotFound.
 func (cs *ContextStore) Record(ctx context.Context, t session.Turn) (*Record, error) {
 	if t.Record == "" {
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
@@ -200,7 +200,7 @@ func (cs *ContextStore) State(ctx context.Context, d turnstone.Digest) (*State, 
 	return st, checkFormat("state", d, st.Format, StateFormat)
 }
 
-// object reads an object that is JSON.
+// object reads a JSON object.
 func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
 	b, err := cs.Store.Get(ctx, d)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -241,5 +241,5 @@ func (cs *ContextStore) Read(ctx context.Context, c tree.Content, limit int64) (
 	return io.ReadAll(io.LimitReader(in, limit))
 }
 
-// errNoState is the cause when a turn left nothing that another could begin on.
+// errNoState is the cause if a turn left no state from which another could begin.
 var errNoState = errors.New("left no state")

@@ -17,12 +17,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// CopyOut copies the file or folder at name in the state of the turn that ref names
-// to dest on the host: into it when it is a folder or ends in a slash, else under
-// that name. Modes, less the umask, and times are kept; owners, set-user-ID and
-// set-group-ID bits are not; hard links become files of their own. Nothing is written
-// outside of dest. Devices and pipes, and symlinks that lead out of the folder that is
-// copied, are left out: skipped is told of each.
+// CopyOut copies the file or folder at name in the state of the turn that ref names to dest on the
+// host: into it if it is a folder or ends in a slash, otherwise under that name. Modes, less the
+// umask, and times are kept; owners, set-user-ID and set-group-ID bits are not; hard links become
+// separate files. Nothing is written outside of dest. Devices and pipes, and symlinks that lead out
+// of the copied folder, are omitted: skipped receives each of them.
 func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
 	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
@@ -40,7 +39,7 @@ func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func
 	if base == "/" {
 		base = "root" // the whole state
 	}
-	skipped = oneAtATime(skipped) // packing and unpacking go on side by side
+	skipped = oneAtATime(skipped) // packing and unpacking run concurrently
 	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: roomToCopy}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
@@ -50,7 +49,7 @@ func (x *Repo) CopyOut(ctx context.Context, ref, name, dest string, skipped func
 		packed <- err
 	}()
 	err = archive.Unpack(ctx, r, dest, limits)
-	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer when Unpack gave up early
+	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer if Unpack returned early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr
 	}
@@ -68,8 +67,8 @@ func oneAtATime(f func(name, why string)) func(name, why string) {
 	}
 }
 
-// pack writes the file or directory at real as a tar stream, whose entries are
-// called name and name/….
+// pack writes the file or directory at real as a tar stream, whose entries are called name and
+// name/….
 func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *State, real, name string, skipped func(name, why string)) error {
 	tw := tar.NewWriter(w)
 	buf := make([]byte, 256<<10)
@@ -106,5 +105,5 @@ func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *State, real, 
 	return tw.Close()
 }
 
-// roomToCopy checks the disk of a user's folder, which free_space is not about.
+// roomToCopy checks the disk of a user's folder, to which free_space does not apply.
 func roomToCopy(dir string) error { return diskspace.Room(dir, config.Space{}) }

@@ -14,21 +14,23 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// DiffRequest says what to compare.
+// DiffRequest describes a comparison.
 type DiffRequest struct {
 	From string // a turn
-	To   string // a turn; of From's session it may be named alone, as "explore"; empty: From with what it began on
-	Stat bool   // count the lines of texts
-	Text bool   // make patches of texts
+	// a turn; without a session, such as "explore", it is in From's; empty: compare From with its
+	// parent's state
+	To   string
+	Stat bool // count the lines of texts
+	Text bool // create patches of texts
 }
 
-// A StateDiff is what two states differ in.
+// A StateDiff is the difference of two states.
 type StateDiff struct {
 	From  DiffSide     `json:"from"`
 	To    DiffSide     `json:"to"`
 	Files []FileChange `json:"files"` // by path
 	Env   []EnvChange  `json:"env"`
-	Cwd   *CwdChange   `json:"cwd,omitempty"` // nil when it is the same
+	Cwd   *CwdChange   `json:"cwd,omitempty"` // nil if equal
 }
 
 // A DiffSide is one of the two states.
@@ -38,30 +40,31 @@ type DiffSide struct {
 	FSHash turnstone.Digest `json:"fs_hash"`
 }
 
-// A ChangeStatus says how a path changed, as git has it.
+// A ChangeStatus is the kind of a path's change, as in git.
 type ChangeStatus string
 
-// How a path can have changed.
+// The kinds of changes.
 const (
 	Added    ChangeStatus = "A"
 	Modified ChangeStatus = "M" // content or attributes
 	Deleted  ChangeStatus = "D"
-	Retyped  ChangeStatus = "T" // a file became a symlink, …
+	Retyped  ChangeStatus = "T" // for example from a file to a symlink
 	Renamed  ChangeStatus = "R" // the same content under another name
 )
 
-// A FileChange is one path that differs. Timestamps are not compared.
+// A FileChange is a path that differs. Timestamps are not compared.
 type FileChange struct {
 	Path    string       `json:"path"`
 	Status  ChangeStatus `json:"status"`
 	OldPath string       `json:"old_path,omitempty"` // of a renamed file
 	Old     *FileInfo    `json:"old,omitempty"`
 	New     *FileInfo    `json:"new,omitempty"`
-	What    []string     `json:"what,omitempty"`  // of a modified path: "content", "mode", "owner", "xattrs", "target", "device", "links"
-	Plus    int          `json:"plus,omitempty"`  // lines, when they were asked for
-	Minus   int          `json:"minus,omitempty"` // lines
-	Binary  bool         `json:"binary,omitempty"`
-	Patch   string       `json:"patch,omitempty"` // unified, as git writes it
+	// of a modified path: "content", "mode", "owner", "xattrs", "target", "device", "links"
+	What   []string `json:"what,omitempty"`
+	Plus   int      `json:"plus,omitempty"`  // lines, if requested
+	Minus  int      `json:"minus,omitempty"` // lines
+	Binary bool     `json:"binary,omitempty"`
+	Patch  string   `json:"patch,omitempty"` // unified, as git writes it
 
 	old, new *tree.Entry
 }
@@ -69,7 +72,7 @@ type FileChange struct {
 // An EnvChange is one variable that differs.
 type EnvChange struct {
 	Name string  `json:"name"`
-	Old  *string `json:"old"` // null when it is not set
+	Old  *string `json:"old"` // null if not set
 	New  *string `json:"new"`
 }
 
@@ -79,8 +82,7 @@ type CwdChange struct {
 	New string `json:"new"`
 }
 
-// Diff compares the states of two turns, from their trees alone: what is equal is
-// not looked at.
+// Diff compares the states of two turns by their trees only: it skips equal parts.
 func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 	cs, to, err := x.Resolve(ctx, req.From)
 	if err != nil {
@@ -108,7 +110,7 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 	return d, err
 }
 
-// diffToParent compares what t left with what it began on.
+// diffToParent compares the state of t with its initial state.
 func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
 	b, err := cs.StateOf(ctx, t)
 	if err != nil {
@@ -133,7 +135,7 @@ func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Tur
 	return d, err
 }
 
-// templateState is what a session's first turn begins on. It builds nothing.
+// templateState returns the initial state of a session's first turn. It builds nothing.
 func (x *Repo) templateState(ctx context.Context, cs *ContextStore, image string) (*State, error) {
 	tmpl, err := x.BuiltTemplate(ctx, image)
 	if err != nil {
@@ -185,7 +187,7 @@ func (cs *ContextStore) diff(ctx context.Context, a, b *State, req DiffRequest) 
 	return d, nil
 }
 
-// fileChange says what of c is a change to people: timestamps alone are not.
+// fileChange returns c as a change for users: timestamps alone are not a change.
 func fileChange(c tree.Change) (f FileChange, differs bool) {
 	f = FileChange{Path: c.Path, old: c.Old, new: c.New}
 	if c.Old != nil {
@@ -234,8 +236,8 @@ func whatDiffers(c tree.Change) (what []string) {
 	return what
 }
 
-// findRenames joins a deleted and an added file with the same content to one
-// change. Of several it takes the one of the same base name, else the first.
+// findRenames joins a deleted and an added file with the same content to one change. Of several
+// candidates it selects the one with the same base name, otherwise the first.
 func findRenames(all []FileChange) []FileChange {
 	gone := map[turnstone.Digest][]int{}
 	for i, c := range all {
@@ -299,7 +301,7 @@ func diffEnv(a, b []string) []EnvChange {
 	return changes
 }
 
-// String says it as one line: "M /workspace/x".
+// String returns the change as one line: "M /workspace/x".
 func (c FileChange) String() string {
 	if c.Status == Renamed {
 		return fmt.Sprintf("R %s -> %s", c.OldPath, c.Path)

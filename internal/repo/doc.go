@@ -1,6 +1,7 @@
-// Package repo keeps what turns leave: sessions, records, states and their files. It answers
-// questions about them, and removes what is unreachable.
+// Package repo keeps the data that turns leave: sessions, records, states and their files. It
+// answers queries, and removes unreachable data.
 //
-// It runs nothing: it knows no sandbox, no substrate and no wire. Package bundle moves sessions
-// between state directories, package merging merges their turns, and package place finds the packs.
+// The package runs nothing: it does not depend on sandboxes, drivers or the wire. Package bundle
+// moves sessions between state directories, package merging merges their turns, and package place
+// finds the packs.
 package repo

@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// FsckReport is what Fsck read and found.
+// FsckReport lists the data that Fsck read, and its problems.
 type FsckReport struct {
 	Store    store.Summary `json:"store"`
 	Sessions int           `json:"sessions"`
@@ -19,7 +19,7 @@ type FsckReport struct {
 	More     int           `json:"problems_more,omitempty"` // that are not in Problems
 }
 
-// A FsckProblem is one thing that is wrong.
+// A FsckProblem is one problem.
 type FsckProblem struct {
 	Where    string `json:"where"` // the object, the pack, or the turn and the path
 	Error    string `json:"error"`
@@ -29,7 +29,7 @@ type FsckProblem struct {
 // maxProblems bounds the problems that a report lists.
 const maxProblems = 10_000
 
-// StatusOK tells whether nothing is wrong, or is not any more.
+// OK reports whether there are no problems, or only repaired ones.
 func (r *FsckReport) OK() bool {
 	for _, p := range r.Problems {
 		if !p.Repaired {
@@ -47,11 +47,10 @@ func (r *FsckReport) add(p FsckProblem) {
 	}
 }
 
-// Fsck reads and checks every object of the store, and checks that all that the
-// turns of all sessions need is there, and that their trees have the FS hashes and
-// hard links that they are said to have. When the sessions are damaged or lost, that is
-// a problem as others, and the rest is checked all the same. It changes nothing but the
-// store's index, which can be made again.
+// Fsck reads and verifies every object of the store, checks that all data that the turns of all
+// sessions need exists, and verifies the FS hashes and hard links of their trees. Damaged or lost
+// sessions are a problem like others, and the rest is checked anyway. It changes nothing except the
+// store's index, which can be rebuilt.
 func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	rep := &FsckReport{Problems: []FsckProblem{}}
 	cs, err := x.Open(ctx)
@@ -91,12 +90,13 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 	return rep, x.checkTurns(ctx, cs, rep, damaged)
 }
 
-// noSessions reports that the sessions cannot be read, and what then is not checked.
+// noSessions reports that the sessions cannot be read, and the checks that are skipped because of
+// that.
 func (x *Repo) noSessions(rep *FsckReport, err error) {
 	rep.add(FsckProblem{Where: x.Dir.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
 }
 
-// CauseOf is err without what it is about, when that is known.
+// CauseOf returns err without its subject if err is a *turnstone.Error.
 func CauseOf(err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) && te.Err != nil {
@@ -105,7 +105,7 @@ func CauseOf(err error) error {
 	return err
 }
 
-// orProblem reports that the sessions are damaged, and returns any other error.
+// orProblem reports damaged sessions as a problem, and returns any other error.
 func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error {
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
@@ -114,7 +114,7 @@ func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error 
 	return nil
 }
 
-// checkTurns checks that all that turns need is there.
+// checkTurns checks that all data that turns need exists.
 func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
@@ -173,7 +173,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport
 	return nil
 }
 
-// there reports that the object d is not.
+// there reports that the object d is missing.
 func (cs *ContextStore) there(ctx context.Context, d turnstone.Digest) error {
 	has, err := cs.Store.Has(ctx, d)
 	if err == nil && !has {

@@ -19,40 +19,47 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// The ages that GC has when it is told none.
+// GC's default ages.
 const (
 	DefaultKeepAnonymous   = 7 * 24 * time.Hour
 	DefaultKeepUnreachable = 30 * 24 * time.Hour
 )
 
-// GCRequest says what is old enough to be deleted.
+// GCRequest sets the ages at which data is deleted.
 type GCRequest struct {
-	KeepAnonymous   time.Duration // sessions without a name and without a tag, counted from their last turn; folders of turns in no session
-	KeepUnreachable time.Duration // turns that no branch, tag or running turn has behind it
+	// sessions without a name and without a tag, since their last turn; folders of turns in no
+	// session
+	KeepAnonymous   time.Duration
+	KeepUnreachable time.Duration // turns that are not an ancestor of a branch, tag or running turn
 	DryRun          bool
-	Now             time.Time // zero: the time it is
+	Now             time.Time // zero: the current time
 }
 
-// GCReport says what GC deleted, or would delete.
+// GCReport lists the data that GC deleted, or would delete.
 type GCReport struct {
 	DryRun   bool              `json:"dry_run"`
 	Sessions []session.Session `json:"sessions"`
 	Turns    []session.Turn    `json:"turns"`
-	Store    store.Swept       `json:"store"`        // of a dry run: objects only
-	Folders  int               `json:"turn_folders"` // below turns/, of turns that are in no session
-	Captures int               `json:"captures"`     // outputs of turns that were killed, which no receipt names
-	Leases   int               `json:"leases"`       // left by processes that were killed; a dry run does not count them
-	Images   int               `json:"images"`       // of the cache, that led to turns that are gone
-	Freed    int64             `json:"freed_bytes"`  // packs, images and folders; of a dry run: without packs
-	Remain   int               `json:"turns_remain"`
-	Objects  int               `json:"objects_remain"`
-	Stuck    []string          `json:"stuck,omitempty"` // what broken-out machines left and cannot be removed, with the reason
+	Store    store.Swept       `json:"store"` // in a dry run: objects only
+	// below turns/, of turns that are in no session
+	Folders int `json:"turn_folders"`
+	// outputs of killed turns that no receipt names
+	Captures int `json:"captures"`
+	// left by killed processes; a dry run does not count them
+	Leases int `json:"leases"`
+	Images int `json:"images"` // of the cache, for deleted turns
+	// packs, images and folders; in a dry run: without packs
+	Freed   int64 `json:"freed_bytes"`
+	Remain  int   `json:"turns_remain"`
+	Objects int   `json:"objects_remain"`
+	// files of escaped machines that cannot be removed, with the reason
+	Stuck []string `json:"stuck,omitempty"`
 }
 
-// GC deletes what nothing leads to any more. What stays: every turn behind a
-// branch's head, a tag or a running turn, with all it needs; and what is younger
-// than req says. It may run beside turns, imports and other calls of GC. When
-// something that is needed cannot be read, nothing is deleted from the store.
+// GC deletes unreachable data. It keeps every turn that is reachable from a branch's head, a tag or
+// a running turn, with all its data, and everything that is younger than req's ages. It may run
+// concurrently with turns, imports and other calls of GC. If needed data cannot be read, nothing is
+// deleted from the store.
 func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -98,13 +105,13 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	return rep, err
 }
 
-// pruneImages removes from the cache what holds files of turns that are gone.
+// pruneImages removes images with files of deleted turns from the cache.
 func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 	all, err := cs.DB.Every(ctx)
 	if err != nil {
 		return err
 	}
-	gone := map[turnstone.TurnID]bool{} // of a dry run they are still there
+	gone := map[turnstone.TurnID]bool{} // a dry run has not deleted them
 	for _, t := range rep.Turns {
 		gone[t.ID] = true
 	}
@@ -127,7 +134,7 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 	return err
 }
 
-// mark calls keep for all that the turns of all sessions need, but those in without.
+// mark calls keep for all data that the turns of all sessions need, except the sessions in without.
 func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
 	r := &Reach{In: cs, Object: keep, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
@@ -159,10 +166,10 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 	return turns, nil
 }
 
-// keepContent calls keep for the objects that c consists of.
+// keepContent calls keep for the objects of c.
 func (cs *ContextStore) keepContent(ctx context.Context, c tree.Content, keep func(turnstone.Digest) bool) error {
 	if c.Chunks == "" {
-		keep(c.Digest) // where a template has it, there is no such object
+		keep(c.Digest) // a content in a template has no object
 		return nil
 	}
 	if !keep(c.Chunks) {
@@ -208,8 +215,8 @@ func (cs *ContextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 	return err
 }
 
-// sweepFolders removes the folders of turns that are in no session and are old, and
-// what turns that were cut off left in theirs.
+// sweepFolders removes the old folders of turns that are in no session, and the remains of
+// interrupted turns in their folders.
 func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport, req GCRequest) error {
 	entries, err := os.ReadDir(x.Dir.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -239,7 +246,7 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport
 func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport, req GCRequest) error {
 	lock, err := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
-		return nil // its turn runs, or another gc was here
+		return nil // its turn runs, or another gc has locked it
 	}
 	if err != nil {
 		return err
@@ -254,8 +261,8 @@ func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired boo
 	if err != nil {
 		return err
 	}
-	// A replay is in no session, and a session that was removed is none: what they left
-	// stays for a while. The lock says that nobody writes it any more.
+	// A replay is in no session, and a removed session no longer exists: their files stay for some
+	// time. The lock shows that nobody writes them.
 	if expired || !known && req.Now.Sub(st.ModTime()) >= req.KeepAnonymous {
 		size := diskUse(dir)
 		if !req.DryRun {
@@ -274,11 +281,11 @@ func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired boo
 	return err
 }
 
-// diskUse is what the files below dir take up, in bytes; what cannot be read counts nothing.
+// diskUse returns the bytes that the files below dir occupy; unreadable files count as zero.
 func diskUse(dir string) (sum int64) {
 	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return nil // a file that is gone takes up nothing
+			return nil // a removed file uses no space
 		}
 		if i, err := d.Info(); err == nil && i.Mode().IsRegular() {
 			sum += statedir.Allocated(i)

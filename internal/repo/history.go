@@ -12,11 +12,11 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// History yields parent and the turns below it, as the images of a sandbox span them: from parent
-// to parent, and after a merge the turns that the merge brought in. The items after a turn are
-// therefore all that the turn itself had below it. The items of turns that a merge brought in have
-// files in /context only, because the merge has their other files. The template's layers come last,
-// so that all turns on the template share their images.
+// History yields parent and the turns below it, in the order of a sandbox's images: from parent to
+// parent, and after a merge the turns that the merge added. The items after a turn are therefore
+// exactly those below it. The items of turns that a merge added have files in /context only,
+// because the merge has their other files. The template's layers come last, so that all turns on
+// the template share their images.
 func (cs *ContextStore) History(ctx context.Context, parent *session.Turn, layers []template.Layer) lowerdir.History {
 	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
@@ -40,7 +40,7 @@ func (cs *ContextStore) History(ctx context.Context, parent *session.Turn, layer
 	}
 }
 
-// yieldTurn yields t and what it merged, and returns the turn below; nil at the end.
+// yieldTurn yields t and the turns that it merged, and returns the turn below; nil at the end.
 func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
 	st, err := cs.State(ctx, t.State)
 	if err != nil {
@@ -73,7 +73,7 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield fu
 	return &next, nil
 }
 
-// merged returns the ancestors of the turn side, itself first, that are none of ours.
+// merged returns the turn side and its ancestors, except those in the history of ours.
 func (cs *ContextStore) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
 	have := map[turnstone.TurnID]bool{}
 	for t, err := range cs.DB.History(ctx, ours) {
@@ -98,7 +98,7 @@ func (cs *ContextStore) merged(ctx context.Context, ours session.Turn, side turn
 	return all, nil
 }
 
-// TreeOf returns the files that the turn id left; for no turn the zero Ref.
+// TreeOf returns the files that the turn id left; the zero Ref without a turn.
 func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
 	if id == "" {
 		return tree.Ref{}, nil
@@ -114,7 +114,7 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.R
 	return st.Tree, nil
 }
 
-// item is what the turn t puts into /context.
+// item returns the files of the turn t in /context.
 func (cs *ContextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
 	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: strings.Join(strings.Fields(line), " "), Context: func(ctx context.Context) ([]lowerdir.File, error) {

@@ -15,23 +15,22 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// The session at hand is the one that was used last from this state directory by this
-// user, or one that the caller names. References name it in short:
+// The session at hand is this user's last used session of this state directory, or a session that
+// the caller names. References have short forms for it:
 //
-//	-           the session at hand, as SESSION names one
-//	-@REF       what SESSION@REF is of it; also @REF
+//	-           the session at hand, like SESSION
+//	-@REF       like SESSION@REF; also @REF
 //	-~K         the K-th parent of its head
-//	turn-N      its turn number N, unless there is a session that is called so
+//	turn-N      its turn number N, unless there is a session of that name
 //
-// Only callers that serve one user ask for it: Expand makes such a reference into one
-// that Show, Diff and the others take, and NoteUse remembers which session was used.
+// Only callers that serve one user use it: Expand turns such a reference into a reference for Show,
+// Diff and others, and NoteUse records the used session.
 
-// atHandForm is the form of the file that remembers it: a session's ID.
+// atHandForm matches the content of the file that records it: a session's ID.
 var atHandForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-// Expand returns ref with the label of the session at hand in it, or ref itself when
-// it does not name that. named is the name or ID of the session at hand; empty: the one
-// that was used last.
+// Expand returns ref with the label of the session at hand in it, or ref itself if it does not name
+// that session. named is the name or ID of the session at hand; empty: the last used session.
 func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 	short, rest := x.cutAtHand(ref)
 	if !short {
@@ -57,8 +56,7 @@ func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 	return s.Label() + rest, nil
 }
 
-// cutAtHand reports whether ref names the session at hand, and returns what stands
-// behind the name.
+// cutAtHand reports whether ref names the session at hand, and returns the rest after the name.
 func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 	word, up, _ := strings.Cut(ref, "~")
 	if up != "" || strings.HasSuffix(ref, "~") {
@@ -75,7 +73,7 @@ func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 	return false, ""
 }
 
-// AtHand returns the session at hand. The error is of kind KindNotFound when there is none.
+// AtHand returns the session at hand. The error is of kind KindNotFound if there is none.
 func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -118,9 +116,9 @@ func (x *Repo) atHand(ctx context.Context, cs *ContextStore, named string) (sess
 	return s, err
 }
 
-// NoteUse makes the session that ref names, by its name or ID, the session at hand. A
-// reference that does not name a session, such as a turn's ID, changes nothing. Nothing
-// depends on it, so that what keeps it from being written is logged only.
+// NoteUse makes the session that ref names, by its name or ID, the session at hand. A reference
+// without a session, such as a turn's ID, changes nothing. Errors are only logged, because nothing
+// depends on the record.
 func (x *Repo) NoteUse(ctx context.Context, ref string) {
 	if short, _ := x.cutAtHand(ref); short || strings.HasPrefix(ref, "t_") {
 		return
@@ -136,14 +134,14 @@ func (x *Repo) NoteUse(ctx context.Context, ref string) {
 	}
 }
 
-// atHandPath is a file of each user's: root may work in another user's state directory,
-// and is not to leave a file there that the other cannot replace.
+// atHandPath returns a separate file for each user: root may use another user's state directory,
+// and must not leave a file there that the other user cannot replace.
 func (x *Repo) atHandPath() string {
 	return x.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid()))
 }
 
-// writeAtHand replaces the file as a whole: a reader beside it has the old ID or the new
-// one. It is not made durable, because a file that a crash left empty counts as none.
+// writeAtHand replaces the file atomically: a concurrent reader gets the old ID or the new ID. The
+// file is not durable, because a file that a crash left empty counts as missing.
 func (x *Repo) writeAtHand(id turnstone.SessionID) error {
 	path := x.atHandPath()
 	if b, err := os.ReadFile(path); err == nil && string(b) == string(id) {

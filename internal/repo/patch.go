@@ -11,11 +11,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// maxPatchTextFile is the longest content that is compared by lines.
+// maxPatchTextFile is the maximum size of a content that is compared by lines.
 const maxPatchTextFile = 16 << 20
 
-// compareText counts the lines in which c's two sides differ, and with patch makes
-// the patch.
+// compareText counts the lines in which c's two sides differ, and with patch creates the patch.
 func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bool) error {
 	if c.old == nil && c.new == nil {
 		return nil
@@ -28,7 +27,7 @@ func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bo
 	if err != nil {
 		return err
 	}
-	// A directory has no text; a removed one is said by the paths below it.
+	// A directory has no text; the paths below it show its removal.
 	body := ""
 	switch {
 	case sameContent(c.old, c.new):
@@ -40,7 +39,7 @@ func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bo
 	}
 	switch {
 	case !patch || !hasText(c.old) && !hasText(c.new):
-	case c.Status == Retyped && hasText(c.old) && hasText(c.new): // git has no patch from one type to another
+	case c.Status == Retyped && hasText(c.old) && hasText(c.new): // git has no patch between types
 		gone, came := FileChange{Path: c.Path, old: c.old}, FileChange{Path: c.Path, new: c.new}
 		if err := cs.compareText(ctx, &gone, true); err != nil {
 			return err
@@ -55,15 +54,15 @@ func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bo
 	return nil
 }
 
-// hasText tells whether a patch can speak of e.
+// hasText reports whether a patch can contain e.
 func hasText(e *tree.Entry) bool { return e != nil && (e.Type == tree.File || e.Type == tree.Symlink) }
 
 func sameContent(a, b *tree.Entry) bool {
 	return a != nil && b != nil && a.Type == b.Type && a.Content.Digest == b.Content.Digest && a.Target == b.Target
 }
 
-// text returns what stands for e in a patch: its content, or its target. ok is
-// false when it is no text, or too long.
+// text returns the representation of e in a patch: its content, or its target. ok is false if it is
+// not text, or is too long.
 func (cs *ContextStore) text(ctx context.Context, e *tree.Entry) (text string, ok bool, err error) {
 	switch {
 	case e == nil:
@@ -94,7 +93,7 @@ func countLines(body string) (plus, minus int) {
 	return plus, minus
 }
 
-// patchHeader is what git writes above a patch's hunks.
+// patchHeader returns git's header above a patch's hunks.
 func patchHeader(c *FileChange, body string) string {
 	oldPath := c.Path
 	if c.OldPath != "" {
@@ -126,7 +125,7 @@ func patchHeader(c *FileChange, body string) string {
 	return h.String()
 }
 
-// endBlank adds the tab that ends a name with blanks, as diff(1) and git have it.
+// endBlank adds the tab that ends a name with blanks, as in diff(1) and git.
 func endBlank(name string) string {
 	if strings.Contains(name, " ") {
 		return name + "\t"
@@ -134,8 +133,8 @@ func endBlank(name string) string {
 	return name
 }
 
-// noLines makes the range of a text without lines one that begins at line 0, as
-// POSIX has it in the format of diff -u.
+// noLines changes the range of an empty text to begin at line 0, as POSIX requires for the format
+// of diff -u.
 func noLines(body string) string {
 	head, rest, ok := strings.Cut(body, "\n")
 	if !ok {
@@ -146,7 +145,7 @@ func noLines(body string) string {
 	return head + "\n" + rest
 }
 
-// gitMode is a file's mode as git has it: type and all permission bits.
+// gitMode returns a file's mode as in git: type and all permission bits.
 func gitMode(e *tree.Entry) string {
 	if e.Type == tree.Symlink {
 		return "120000"
@@ -156,8 +155,8 @@ func gitMode(e *tree.Entry) string {
 
 func gitPath(side, p string) string { return gitQuote(side + p) }
 
-// gitQuote quotes a path as git does (core.quotePath=false, but for bytes that are
-// not text), so that it stays on one line and can be read back.
+// gitQuote quotes a path as git does (core.quotePath=false, except for bytes that are not text), so
+// that it stays on one line and can be parsed.
 func gitQuote(p string) string {
 	plain := true
 	var q strings.Builder

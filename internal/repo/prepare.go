@@ -2,9 +2,8 @@ package repo
 
 import "context"
 
-// Prepare makes the images that a turn on top of the one that ref names will start
-// from, so that it need not. It is for the background, after a turn; several at
-// one time do no harm.
+// Prepare creates the images that a turn on the turn that ref names will start from, in advance. It
+// is for the background, after a turn; concurrent calls are harmless.
 func (x *Repo) Prepare(ctx context.Context, ref string) error {
 	cs, err := x.Open(ctx)
 	if err != nil {

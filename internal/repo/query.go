@@ -21,19 +21,19 @@ func sortByUse(all []SessionInfo) {
 	})
 }
 
-// TurnInfo is all that is known of one turn.
+// TurnInfo describes one turn.
 type TurnInfo struct {
 	Turn     session.Turn    `json:"turn"`
 	Session  session.Session `json:"session"`
-	Heads    []string        `json:"heads"` // branches that end with it
+	Heads    []string        `json:"heads"` // branches whose head it is
 	Tags     []string        `json:"tags"`
-	Children []int           `json:"children"` // numbers of the turns that stand on it
-	Record   *Record         `json:"record"`   // null while it runs, and when it was interrupted
-	State    *State          `json:"state"`    // null when it left none
+	Children []int           `json:"children"` // numbers of its child turns
+	Record   *Record         `json:"record"`   // null for a running or interrupted turn
+	State    *State          `json:"state"`    // null if it left none
 	Kept     string          `json:"kept,omitempty"`
 }
 
-// Show returns what is known of the turn that ref names.
+// Show returns the description of the turn that ref names.
 func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
@@ -131,7 +131,7 @@ func (st *State) inState(name string) string {
 	return path.Clean(name)
 }
 
-// ofTurn says in which turn a path was looked for.
+// ofTurn adds the turn in which a path was looked up.
 func ofTurn(ref string, err error) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
 		return err
@@ -140,9 +140,9 @@ func ofTurn(ref string, err error) error {
 		WithHint("turn ls " + ref + ":/ lists what there is")
 }
 
-// ListFiles lists the directory at name in the state of the turn that ref names, or
-// the one file that is there. A relative name is below the working directory that
-// the turn left. A symlink at name is followed. recursive lists all below it.
+// ListFiles lists the directory at name in the state of the turn that ref names, or the single file
+// at name. A relative name is below the working directory that the turn left. A symlink at name is
+// followed. recursive includes everything below it.
 func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
 	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
@@ -175,8 +175,8 @@ func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, 
 	return nil
 }
 
-// OpenFile opens the file at name in the state of the turn that ref names; symlinks
-// are followed in the state. Every byte is verified before it is read.
+// OpenFile opens the file at name in the state of the turn that ref names; symlinks are followed in
+// the state. Every byte is verified before it is read.
 func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
 	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
@@ -194,8 +194,8 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 	return cs.openContent(ctx, st, real, e.Content)
 }
 
-// openContent opens the content of the file at path in the state st. One that is not here
-// is an error of kind Unavailable: it may lie in a template that is not.
+// openContent opens the content of the file at path in the state st. A missing content is an error
+// of kind Unavailable: it may be in a template that is missing.
 func (cs *ContextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
 	in, err := cs.Store.OpenContent(ctx, c)
 	if turnstone.KindOf(err) != turnstone.KindNotFound {

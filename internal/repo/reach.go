@@ -11,12 +11,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Reach goes through everything that turns need: records, receipts, outputs, states, trees,
-// contents.
+// A Reach traverses all data that turns need: records, receipts, outputs, states, trees, contents.
 type Reach struct {
 	In *ContextStore
-	// Object is called for each object, except those of contents. first reports whether the object
-	// and what it names have to be gone through.
+	// Object is called for each object, except those of contents. first reports whether to traverse
+	// the object and its references.
 	Object func(d turnstone.Digest) (first bool)
 	// Got is called with each object for which Object returned true. It may be nil.
 	Got func(d turnstone.Digest, b []byte) error
@@ -25,11 +24,11 @@ type Reach struct {
 	Verify *tree.Verifier
 	// Content is called for the content of each file, output and receipt.
 	Content func(ctx context.Context, c tree.Content) error
-	// Failed is called with what cannot be read. When it returns nil, the rest is gone through.
+	// Failed is called for data that cannot be read. If it returns nil, the traversal continues.
 	Failed func(what string, err error) error
 }
 
-// Turn goes through all that t needs; not through its parents.
+// Turn traverses all data that t needs, without its parents.
 func (r *Reach) Turn(ctx context.Context, t session.Turn) error {
 	if t.Record == "" {
 		return nil
@@ -65,8 +64,8 @@ func (r *Reach) Turn(ctx context.Context, t session.Turn) error {
 	return r.state(ctx, what, rec.State)
 }
 
-// below goes through the trees that the images of a kept machine are made of, as far as they
-// are here: those of a template may come with it.
+// below traverses the trees of a kept machine's images, as far as they are available: a template's
+// trees may come with the template.
 func (r *Reach) below(ctx context.Context, what string, vm *VMRef) error {
 	if vm == nil || vm.Image == nil {
 		return nil
@@ -108,10 +107,10 @@ func (r *Reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 	return r.Tree(ctx, what, st.Tree)
 }
 
-// Tree goes through a file tree, but not through parts that were gone through before.
+// Tree traverses a file tree, except the parts that were traversed before.
 func (r *Reach) Tree(ctx context.Context, what string, ref tree.Ref) error {
 	if r.Verify != nil {
-		// What is missing is named below, with its path.
+		// Missing data is reported below, with its path.
 		if err := r.Verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
 			if err = r.Failed(what+": files", err); err != nil {
 				return err
@@ -182,7 +181,7 @@ func (r *Reach) get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	return b, err
 }
 
-// A noting Getter notes what it got.
+// A noting Getter records the objects that it got.
 type noting struct {
 	tree.Getter
 	got []notedObject
@@ -199,7 +198,7 @@ func (n *noting) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	return b, err
 }
 
-// A recordContent is a content that a record names.
+// A recordContent is a content in a record.
 type recordContent struct {
 	what    string
 	content tree.Content
@@ -235,7 +234,7 @@ func recordContents(rec *Record) []recordContent {
 	}
 	kept := all[:0]
 	for _, c := range all {
-		if c.content.Digest != "" { // what was too large to be kept has none
+		if c.content.Digest != "" { // an output that was too large to keep has none
 			kept = append(kept, c)
 		}
 	}

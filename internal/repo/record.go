@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Record is all that is kept of a turn: an object of the context store, as JSON.
-// What it names (receipt, outputs, state) are objects too.
+// A Record is the kept data of a turn: an object of the context store, as JSON. Its references
+// (receipt, outputs, state) are objects too.
 type Record struct {
 	Format  int                 `json:"format"` // recordFormat
 	ID      turnstone.TurnID    `json:"id"`
@@ -33,36 +33,41 @@ type Record struct {
 	Result    turnstone.Result `json:"result"`
 	Error     string           `json:"error,omitempty"`
 
-	Document tree.Content  `json:"document"` // what was run
-	Receipt  tree.Content  `json:"receipt"`
-	Steps    []RecordStep  `json:"steps,omitempty"`
-	Env      []string      `json:"env,omitempty"`     // KEY=VALUE that the caller gave beside the document
-	Secrets  []string      `json:"secrets,omitempty"` // names only
-	Inputs   []RecordInput `json:"inputs,omitempty"`  // files that were added
-	Timeout  time.Duration `json:"timeout,omitempty"`
+	Document tree.Content `json:"document"` // the document that was run
+	Receipt  tree.Content `json:"receipt"`
+	Steps    []RecordStep `json:"steps,omitempty"`
+	// KEY=VALUE from the caller, in addition to the document's
+	Env     []string      `json:"env,omitempty"`
+	Secrets []string      `json:"secrets,omitempty"` // names only
+	Inputs  []RecordInput `json:"inputs,omitempty"`  // added files
+	Timeout time.Duration `json:"timeout,omitempty"`
 
-	Network  *RecordNetwork    `json:"network,omitempty"`  // nil: it had none, or there is nothing to say
-	Home     string            `json:"home,omitempty"`     // its home directory, by name, which is in no state
-	Lifetime document.Lifetime `json:"lifetime,omitempty"` // empty unless its machine belonged to the session
+	// nil: the turn had no network, or no network activity
+	Network *RecordNetwork `json:"network,omitempty"`
+	// its home directory, by name, which is in no state
+	Home string `json:"home,omitempty"`
+	// empty unless its machine belonged to the session
+	Lifetime document.Lifetime `json:"lifetime,omitempty"`
 
-	State turnstone.Digest `json:"state,omitempty"` // of the encoded State; empty when the turn left none
+	// of the encoded State; empty if the turn left none
+	State turnstone.Digest `json:"state,omitempty"`
 	Layer LayerInfo        `json:"layer"`
-	VM    *VMRef           `json:"vm,omitempty"` // the whole machine, when it was asked for
+	VM    *VMRef           `json:"vm,omitempty"` // the whole machine, if requested
 }
 
-// A RecordNetwork is what is kept of a turn's network.
+// A RecordNetwork is the kept data about a turn's network.
 type RecordNetwork struct {
-	Spec *network.Spec `json:"spec,omitempty"` // what was asked for, without the values of secrets
-	// Index and Data are the recording, if there is one: an encoded recording.Recording, and
-	// the bytes that it names.
+	Spec *network.Spec `json:"spec,omitempty"` // the request, without the values of secrets
+	// Index and Data are the recording, if there is one: an encoded recording.Recording, and the
+	// bytes that it names.
 	Index *tree.Content `json:"index,omitempty"`
 	Data  *tree.Content `json:"data,omitempty"`
-	Facts string        `json:"facts,omitempty"` // what is in the recording, in words
+	Facts string        `json:"facts,omitempty"` // a description of the recording
 	// Replayed is the turn whose recording was replayed.
 	Replayed turnstone.TurnID `json:"replayed,omitempty"`
 }
 
-// A TurnKind says how a turn came about.
+// A TurnKind is the origin of a turn.
 type TurnKind string
 
 // The kinds of turns.
@@ -80,21 +85,21 @@ type RecordStep struct {
 	Stderr   *tree.Content    `json:"stderr,omitempty"`
 }
 
-// A RecordInput is a file or folder that was put into the sandbox before the steps.
+// A RecordInput is a file or folder that was copied to the sandbox before the steps.
 type RecordInput struct {
 	Dest string       `json:"dest"`
 	Tar  tree.Content `json:"tar"`
 }
 
-// LayerInfo is a turn's layer in figures.
+// LayerInfo has the numbers of a turn's layer.
 type LayerInfo struct {
-	Digest  turnstone.Digest `json:"digest,omitempty"` // empty when nothing changed
+	Digest  turnstone.Digest `json:"digest,omitempty"` // empty if nothing changed
 	Added   int              `json:"added"`            // paths
 	Changed int              `json:"changed"`
 	Removed int              `json:"removed"`
 }
 
-// String says it in words; nothing when nothing changed.
+// String describes the layer; empty if nothing changed.
 func (i LayerInfo) String() string {
 	var parts []string
 	for _, p := range []struct {
@@ -108,28 +113,29 @@ func (i LayerInfo) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// A VMRef names a machine that was kept whole, as substrate.Keeper writes it.
+// A VMRef names a kept machine, as substrate.Keeper writes it.
 type VMRef struct {
 	Files  []VMFile          `json:"files"`
-	Layers []lowerdir.Recipe `json:"layers,omitempty"` // the images that it lies on, the lowest first
-	// Image is the template's root image, which lies with the template, and Below are the trees
-	// of the template's layers, the lowest first. A nil Image is an older program's.
+	Layers []lowerdir.Recipe `json:"layers,omitempty"` // the images below it, the lowest first
+	// Image is the template's root image, which is kept with the template, and Below are the trees
+	// of the template's layers, the lowest first. A nil Image was written by an older program.
 	Image *tree.Content `json:"image,omitempty"`
 	Below []tree.Ref    `json:"below,omitempty"`
 }
 
-// A VMFile is one file of a machine that was kept.
+// A VMFile is one file of a kept machine.
 type VMFile struct {
 	Name    string       `json:"name"`
 	Content tree.Content `json:"content"`
 }
 
-// A State is what a turn leaves for the next: an object of the context store, as JSON.
+// A State is the data that a turn leaves for the next turn: an object of the context store, as
+// JSON.
 type State struct {
 	Format int      `json:"format"`
-	Image  string   `json:"image"` // the template that it began on
+	Image  string   `json:"image"` // the template that its history began on
 	Tree   tree.Ref `json:"tree"`
-	Env    []string `json:"env"` // KEY=VALUE, sorted: what is exported
+	Env    []string `json:"env"` // KEY=VALUE, sorted: the exported variables
 	Cwd    string   `json:"cwd"`
 }
 

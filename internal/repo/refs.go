@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// What a reference to a turn may be is written at session.DB.Resolve.
+// The forms of a reference to a turn are documented at session.DB.Resolve.
 
 // A SessionInfo is one session in a list.
 type SessionInfo struct {
@@ -18,11 +18,11 @@ type SessionInfo struct {
 	Turns    int       `json:"turns"`
 	Running  int       `json:"running"`
 	Branches []string  `json:"branches"`
-	Used     time.Time `json:"used"` // when its newest turn was started, or it was made
+	Used     time.Time `json:"used"` // start of its newest turn, or its creation
 	Title    string    `json:"title,omitempty"`
 }
 
-// Sessions lists the sessions, the one that was used last first.
+// Sessions lists the sessions, the last used session first.
 func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func sessionInfo(g *session.Graph) SessionInfo {
 	return i
 }
 
-// Session returns all that is known of one session, by its name or ID.
+// Session returns the description of one session, by its name or ID.
 func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
@@ -72,9 +72,8 @@ func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, er
 	return cs.DB.Graph(ctx, s.ID)
 }
 
-// Log returns a session's turns, the newest first: all of them when ref names a
-// session, else the turn that ref names and its ancestors. limit, if positive,
-// is how many at most.
+// Log returns a session's turns, the newest first: all of them if ref names a session, otherwise
+// the turn that ref names and its ancestors. limit, if positive, is the maximum number of turns.
 func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -107,7 +106,7 @@ func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, 
 	return g, nil
 }
 
-// Fork makes a branch that begins with the turn that ref names.
+// Fork creates a branch that begins with the turn that ref names.
 func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
@@ -120,7 +119,7 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 	return cs.DB.Fork(ctx, t, name)
 }
 
-// Tag gives the turn that ref names a name that stays with it.
+// Tag gives the turn that ref names a permanent name.
 func (x *Repo) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
@@ -129,7 +128,7 @@ func (x *Repo) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
 	return cs.DB.Tag(ctx, t, name)
 }
 
-// Untag forgets a tag of a session.
+// Untag removes a tag of a session.
 func (x *Repo) Untag(ctx context.Context, nameOrID, tag string) error {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
@@ -147,7 +146,7 @@ func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (session.Sessi
 	return cs.DB.Rename(ctx, s.ID, name)
 }
 
-// RemoveSession removes a session. GC frees the space that its turns take up.
+// RemoveSession removes a session. GC frees the space that its turns occupy.
 func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
@@ -195,7 +194,7 @@ func (x *Repo) ResolveState(ctx context.Context, ref string) (*ContextStore, ses
 	return cs, t, st, err
 }
 
-// StateOf returns what t left; the error says so when it left nothing.
+// StateOf returns the state that t left; an error if it left none.
 func (cs *ContextStore) StateOf(ctx context.Context, t session.Turn) (*State, error) {
 	if t.State != "" {
 		return cs.State(ctx, t.State)

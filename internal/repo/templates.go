@@ -18,9 +18,9 @@ import (
 	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
-// TemplateContents finds contents in the images of all templates that are built, those
-// too whose spec has changed since: states that began on them need them. It looks at
-// the folder when it is first asked, and for news when it does not find something.
+// TemplateContents finds contents in the images of all built templates, including templates whose
+// spec has changed since, because states that began on them need them. It reads the folder on first
+// use, and again when it does not find a content.
 type TemplateContents struct {
 	Dir string
 
@@ -30,16 +30,16 @@ type TemplateContents struct {
 	closed bool
 }
 
-// A foundTemplate is an image that was seen.
+// A foundTemplate is a known image.
 type foundTemplate struct {
 	*treeindex.Content
 	root   string
 	digest turnstone.Digest
-	file   os.FileInfo // the image's, when it was seen
+	file   os.FileInfo // the image's, when it was found
 }
 
-// there tells whether the image is still what was seen: another process may have
-// removed it since, and what is only in a file without a name must not be counted on.
+// there reports whether the image is still the found one: another process may have removed it
+// since, and content in a file without a name must not be relied on.
 func (f *foundTemplate) there() bool {
 	now, err := os.Stat(f.root)
 	return err == nil && os.SameFile(now, f.file)
@@ -48,10 +48,10 @@ func (f *foundTemplate) there() bool {
 var _ store.Alternate = (*TemplateContents)(nil)
 var _ store.Sizer = (*TemplateContents)(nil)
 
-// LookAgain is how long what is not there is taken for not there.
+// LookAgain is the time for which a missing content counts as missing.
 const LookAgain = 50 * time.Millisecond
 
-// find calls match for each template until it says yes.
+// find calls match for each template until it returns true.
 func (t *TemplateContents) find(match func(c *foundTemplate) bool) *foundTemplate {
 	t.mu.RLock()
 	c, fresh := t.among(match), t.closed || time.Since(t.looked) < LookAgain
@@ -80,9 +80,8 @@ func (t *TemplateContents) among(match func(c *foundTemplate) bool) *foundTempla
 	return nil
 }
 
-// look adds the templates that there are since, and tells whether there are any.
-// Only those count whose image has been read for its tree. Those that are not there any
-// more are let go.
+// look adds new templates, and reports whether there are any. Only templates whose image has an
+// index of its tree count. Removed templates are released.
 func (t *TemplateContents) look() (news bool) {
 	for dir, c := range t.found {
 		if !c.there() {
@@ -107,7 +106,7 @@ func (t *TemplateContents) look() (news bool) {
 			Root filestamp.Stamp `json:"root"`
 		}
 		if err != nil || json.Unmarshal(b, &manifest) != nil || manifest.Root.Digest == "" {
-			continue // half-removed: what needs it says so
+			continue // partly removed: its user reports the error
 		}
 		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"), RootDigest: manifest.Root.Digest}
 		file, err := os.Stat(tmpl.Root)
@@ -123,14 +122,14 @@ func (t *TemplateContents) look() (news bool) {
 	return news
 }
 
-// The image itself is a content, too: kept machines need it as it is.
+// The image itself is a content too: kept machines need it.
 
-// HasContent tells whether the image has the content d, or is it.
+// HasContent reports whether the image contains the content d, or is it.
 func (f *foundTemplate) HasContent(d turnstone.Digest) bool {
 	return d == f.digest || f.Content.HasContent(d)
 }
 
-// HasSize tells whether the image has a content of size bytes, or is one.
+// HasSize reports whether the image contains a content of size bytes, or is one.
 func (f *foundTemplate) HasSize(size int64) bool {
 	return size == f.file.Size() || f.Content.HasSize(size)
 }
@@ -143,12 +142,12 @@ func (f *foundTemplate) OpenContent(ctx context.Context, c tree.Content) (io.Rea
 	return f.Content.OpenContent(ctx, c)
 }
 
-// HasContent tells whether a template has the content d.
+// HasContent reports whether a template has the content d.
 func (t *TemplateContents) HasContent(d turnstone.Digest) bool {
 	return t.find(func(c *foundTemplate) bool { return c.HasContent(d) }) != nil
 }
 
-// HasSize tells whether a template has a content of size bytes.
+// HasSize reports whether a template has a content of size bytes.
 func (t *TemplateContents) HasSize(size int64) bool {
 	return t.find(func(c *foundTemplate) bool { return c.HasSize(size) }) != nil
 }
@@ -164,9 +163,9 @@ func (t *TemplateContents) OpenContent(ctx context.Context, c tree.Content) (io.
 	return in.OpenContent(ctx, c)
 }
 
-// Layers returns the layers of all templates that are built, those too whose spec has
-// changed since: all that they need stays in the store. One that was built when the
-// store was elsewhere is left out; whoever needs it builds it anew.
+// Layers returns the layers of all built templates, including templates whose spec has changed
+// since: the store keeps all data that they need. A layer that was built with another store is
+// omitted; its user builds it again.
 func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 	var kept []template.Layer
 	for _, l := range template.NewStore(cs.Templates.Dir).BuiltLayers() {
@@ -181,7 +180,7 @@ func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 	return kept, nil
 }
 
-// Close lets go of the images.
+// Close releases the images.
 func (t *TemplateContents) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,8 +193,8 @@ func (t *TemplateContents) Close() error {
 	return errors.Join(errs...)
 }
 
-// templateTree returns the tree of a template, whose directories it puts into the
-// store where they are not there yet, and lets the store find its files.
+// templateTree returns the tree of a template. It puts missing directories of the tree into the
+// store, and lets the store find the template's files.
 func (cs *ContextStore) templateTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
 	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
@@ -204,7 +203,7 @@ func (cs *ContextStore) templateTree(ctx context.Context, tmpl *template.Templat
 	return ref, err
 }
 
-// RootTree is templateTree of the template's root image alone, without its layers.
+// RootTree is templateTree for the template's root image only, without its layers.
 func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
@@ -218,7 +217,7 @@ func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (
 	return ref, batch.Flush(ctx)
 }
 
-// OnlyIn tells whether the image in the folder dir, and no other one, has the content d.
+// OnlyIn reports whether the image in the folder dir, and no other image, has the content d.
 func (t *TemplateContents) OnlyIn(dir string, d turnstone.Digest) bool {
 	if !t.HasContent(d) {
 		return false
@@ -238,8 +237,8 @@ func (t *TemplateContents) OnlyIn(dir string, d turnstone.Digest) bool {
 	return only
 }
 
-// IndexTemplate lets the store find the files of a template that was just built: an
-// imported session may wait for them.
+// IndexTemplate lets the store find the files of a template that was just built: an imported
+// session may need them.
 func (x *Repo) IndexTemplate(ctx context.Context, t *template.Template) error {
 	if _, err := os.Stat(x.Dir.Path("context.db")); err != nil {
 		return nil // there is no session yet

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// LockFolder locks a folder; how is of flock(2). The lock ends with the file.
+// LockFolder locks a folder; how is an operation of flock(2). The lock ends with the file.
 func LockFolder(dir string, how int) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -26,9 +26,9 @@ func LockFolder(dir string, how int) (*os.File, error) {
 	return f, nil
 }
 
-// sweepCaptures removes from the folder of a turn that was cut off, whose lock is held,
-// what its receipt does not name: outputs of the step that ran, and files that were
-// being written. It returns how many there were, or would be, and what they took up.
+// sweepCaptures removes from the folder of an interrupted turn, whose lock the caller holds, the
+// files that its receipt does not name: outputs of the interrupted step, and partly written files.
+// It returns their number and the bytes that they occupied; a dry run only counts them.
 func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
 	receipt, err := os.ReadFile(filepath.Join(dir, "receipt.md"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -9,35 +9,35 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Usage says what takes up how much room, in bytes.
+// Usage reports disk usage, in bytes.
 type Usage struct {
 	Sessions []SessionUsage `json:"sessions"`
-	// Logical is what all sessions need, each object counted once; Shared is the part that
-	// more than one needs. Both are uncompressed, and without what lies in templates.
+	// Logical is the data that all sessions need, each object counted once; Shared is the part that
+	// several sessions need. Both are uncompressed, and without data in templates.
 	Logical int64       `json:"logical_bytes"`
 	Shared  int64       `json:"shared_bytes"`
 	Store   store.Usage `json:"store"`
-	// What folders of the state directory take up on disk.
+	// Disk usage of folders of the state directory.
 	Database  int64 `json:"database_bytes"`
-	Images    int64 `json:"images_bytes"` // a cache of what sandboxes mount
-	Turns     int64 `json:"turns_bytes"`  // receipts and outputs as they were while turns ran
+	Images    int64 `json:"images_bytes"` // a cache of images that sandboxes mount
+	Turns     int64 `json:"turns_bytes"`  // original receipts and outputs of turns
 	Machines  int64 `json:"machines_bytes"`
 	Homes     int64 `json:"homes_bytes"`
 	Templates int64 `json:"templates_bytes"`
 }
 
-// SessionUsage says how much one session needs, uncompressed and without what lies
-// in templates.
+// SessionUsage reports the data that one session needs, uncompressed and without data in templates.
 type SessionUsage struct {
 	ID      turnstone.SessionID `json:"id"`
 	Name    string              `json:"name,omitempty"`
 	Turns   int                 `json:"turns"`
 	Logical int64               `json:"logical_bytes"`
-	Unique  int64               `json:"unique_bytes"` // what no other session needs: about what removing it frees, before compression
-	Shared  int64               `json:"shared_bytes"`
+	// needed by no other session: about the space that its removal frees, before compression
+	Unique int64 `json:"unique_bytes"`
+	Shared int64 `json:"shared_bytes"`
 }
 
-// Usage adds up what the sessions need, and what is on disk.
+// Usage sums the sessions' data and the disk usage.
 func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -70,8 +70,8 @@ func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 	return u, nil
 }
 
-// A usageCount knows for each object which sessions need it. Contents count as a
-// whole, also where chunks of them are in others.
+// A usageCount records for each object the sessions that need it. Contents count as a whole, even
+// if they share chunks with others.
 type usageCount struct {
 	cs      *ContextStore
 	owners  map[turnstone.Digest]usageOwner
@@ -80,13 +80,13 @@ type usageCount struct {
 }
 
 type usageOwner struct {
-	first int // the session that was seen to need it first
-	last  int // the one that was seen last
+	first int // the first session found to need it
+	last  int // the last session found to need it
 	many  bool
 	size  int64
 }
 
-// add notes that session i needs d, and tells whether that is news.
+// add records that session i needs d, and reports whether that is new.
 func (c *usageCount) add(i int, d turnstone.Digest, size int64) bool {
 	o, known := c.owners[d]
 	switch {
@@ -106,8 +106,8 @@ func (c *usageCount) add(i int, d turnstone.Digest, size int64) bool {
 	return true
 }
 
-// measured says how large an object is that session i was seen to need. Another
-// session may have said so before.
+// measured records the size of an object that session i needs. Another session may have recorded it
+// before.
 func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
 	return func(d turnstone.Digest, b []byte) error {
 		if o := c.owners[d]; o.size == 0 {

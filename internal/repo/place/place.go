@@ -1,5 +1,5 @@
-// Package place opens the place where the packs of a state directory's store are: a folder in the
-// state directory, or a bucket, which belongs to one state directory at a time.
+// Package place opens the location of a state directory's packs: a folder in the state directory,
+// or a bucket, which belongs to one state directory at a time.
 package place
 
 import (
@@ -21,10 +21,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob/s3"
 )
 
-// Open returns where the packs of the state directory dir lie, and the folder with what is local of
-// the store. where is s3://BUCKET/PREFIX, or empty for a folder in dir. A bucket that belongs to
-// another state directory is an error of kind Unavailable, because the gc of each knows only its own
-// turns. fault is called before each write to a folder, for tests; nil: none.
+// Open returns the location of the packs of the state directory dir, and the folder with the
+// store's local data. where is s3://BUCKET/PREFIX, or empty for a folder in dir. A bucket that
+// belongs to another state directory is an error of kind Unavailable, because the gc of each knows
+// only its own turns. fault is called before each write to a folder, for tests; it may be nil.
 func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op string) error) (at blob.Store, folder string, err error) {
 	if where == "" {
 		s, err := local.Open(dir.Path("store", "blobs"), local.Options{Fault: fault})
@@ -41,7 +41,7 @@ func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op st
 	if err != nil {
 		return nil, "", err
 	}
-	// The index of one place says nothing of another.
+	// The index of one place does not apply to another.
 	folder, err = dir.MkdirAll("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
 	if err != nil {
 		return nil, "", err
@@ -52,11 +52,11 @@ func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op st
 // claims begins the names of the blobs that name the owner of a place.
 const claims = "homes/"
 
-// claim makes a place that others can reach the property of dir: its gc knows no other directory's
-// turns, and would delete what they left. The blob homes/<id> names the owner. noted is a file that
-// records an earlier claim. A place of another owner is an error of kind Unavailable. Of two owners
-// that claim at once both may be rejected, and at most one is accepted, because each looks again
-// after its own claim is written.
+// claim makes a place that others can reach the property of dir: its gc does not know the turns of
+// other directories, and would delete their data. The blob homes/<id> names the owner. noted is a
+// file that records an earlier claim. A place of another owner is an error of kind Unavailable. Of
+// two owners that claim concurrently both may be rejected, and at most one is accepted, because
+// each checks again after it has written its own claim.
 func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted string) error {
 	id, err := storeID(dir)
 	if err != nil {
@@ -113,7 +113,7 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 	return other, mine, nil
 }
 
-// storeID returns the name that dir has in places that others can reach. The first call makes it.
+// storeID returns the name of dir in places that others can reach. The first call creates it.
 func storeID(dir *statedir.Dir) (string, error) {
 	path := dir.Path("store-id")
 	failed := func(err error) error {
@@ -126,7 +126,7 @@ func storeID(dir *statedir.Dir) (string, error) {
 		if err := filestamp.WriteFile(tmp, []byte(strings.ToLower(rand.Text())+"\n"), 0o600); err != nil {
 			return "", failed(err)
 		}
-		err = os.Link(tmp, path) // another process may be the first
+		err = os.Link(tmp, path) // another process may be first
 		_ = os.Remove(tmp)
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", failed(err)
