@@ -8,8 +8,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestHostileTable: a table has one row for each command, and few exit codes in a
-// row, whatever a sandbox says of its step.
+// TestHostileTable checks that a table has one row for each command, and few exit codes in a row,
+// whatever a sandbox reports of its step.
 func TestHostileTable(t *testing.T) {
 	doc, err := document.Parse("doc.md", []byte("```bash\ntrue\n```\n"))
 	if err != nil {

@@ -22,36 +22,34 @@ import (
 const (
 	headLimit = 64 << 10 // bytes of a stream's beginning kept in memory
 	tailLimit = 64 << 10 // bytes of its end
-	// keepLimit bounds what one stream may put on the host's disk where no limit is
-	// set. What comes after is counted and hashed, but not kept: a guest must not fill
-	// its host.
+	// keepLimit bounds the bytes of one stream on the host's disk if no limit is set. Later bytes
+	// are counted and hashed, but not kept: a guest must not fill its host.
 	keepLimit = 2 << 30
-	// checkEvery is how many bytes are written between two looks at the free space.
+	// checkEvery is the number of bytes between two checks of the free space.
 	checkEvery = 16 << 20
 )
 
-// capture takes one output stream: it counts and hashes all of it, keeps both
-// ends in memory, and puts the whole into a file once it is too long for the
-// receipt. A full disk does not end the step; the output's note says so.
-// It is used by one goroutine at a time.
+// capture takes one output stream: it counts and hashes all of it, keeps both ends in memory, and
+// writes the whole to a file once it is too long for the receipt. A full disk does not end the
+// step; the output's note reports it. It is used by one goroutine at a time.
 type capture struct {
-	path string // where the whole goes; empty: nowhere
-	name string // how the receipt names that file
+	path string // the whole output's file; empty: none
+	name string // the file's name in the receipt
 	live func([]byte)
 
 	limit int64        // bytes of the file
-	floor config.Space // that it leaves free on its disk
+	floor config.Space // free space to leave on its disk
 
 	head, tail []byte
 	size       int64
 	lines      int64
 	hash       hash.Hash
 	file       *os.File
-	checked    int64 // size at the last look at the free space
+	checked    int64 // size at the last check of the free space
 	note       string
-	kept       bool            // there is a file, and it is whole
-	withheld   bool            // nothing of it may be shown or kept
-	scan       *secret.Scanner // of what was masked already; nil: there is nothing to find
+	kept       bool            // there is a file, and it is complete
+	withheld   bool            // no part may be shown or kept
+	scan       *secret.Scanner // of the masked output; nil: nothing to find
 }
 
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
@@ -130,7 +128,7 @@ func (c *capture) spill(p []byte) {
 	}
 }
 
-// drop gives the file up: half an output under the name of the whole would lie.
+// drop removes the file: a partial output under the name of the whole would be misleading.
 func (c *capture) drop(err error) {
 	var pe *os.PathError
 	if errors.As(err, &pe) {
@@ -144,8 +142,8 @@ func (c *capture) drop(err error) {
 	}
 }
 
-// leaks reports whether a value is in what was written, up to p: what stands in the place of
-// one can be a part of another.
+// leaks reports whether the output so far, including p, contains a value: the replacement of one
+// value can be a part of another.
 func (c *capture) leaks(p []byte) bool {
 	if c.scan == nil {
 		return false
@@ -156,7 +154,7 @@ func (c *capture) leaks(p []byte) bool {
 	return c.withheld
 }
 
-// withhold gives up all that was written, because it holds the value of the secret name.
+// withhold discards the whole output, because it contains the value of the secret name.
 func (c *capture) withhold(name string) {
 	if c.file != nil {
 		_ = c.file.Close()
@@ -169,7 +167,7 @@ func (c *capture) withhold(name string) {
 	c.note = "not kept, because it holds the secret " + name
 }
 
-// replace takes text for all that was written, with a note that says why.
+// replace replaces the whole output by text, with a note that gives the reason.
 func (c *capture) replace(text, note string) {
 	c.head, c.withheld, c.note = []byte(text), false, note
 	c.hash = sha256.New()
@@ -177,7 +175,7 @@ func (c *capture) replace(text, note string) {
 	c.size, c.lines = int64(len(text)), int64(strings.Count(text, "\n"))
 }
 
-// whole opens all that was written, after finish; nil when it was not kept.
+// whole opens the whole output, after finish; nil if it was not kept.
 func (c *capture) whole() (io.ReadCloser, error) {
 	if c.size == int64(len(c.head)) {
 		return io.NopCloser(bytes.NewReader(c.head)), nil
@@ -200,13 +198,12 @@ func (c *capture) sync() error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// finish returns the output. An output that the receipt cannot show whole is in
-// the file afterwards.
+// finish returns the output. An output that the receipt cannot show as a whole is then in the file.
 func (c *capture) finish() document.Output {
 	out := document.Output{Head: c.head, Tail: c.tail, Size: c.size, Lines: c.lines,
 		Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.hash.Sum(nil)))}
 	if c.withheld {
-		out.Digest = "" // one could find out a short value by it
+		out.Digest = "" // a short value could be guessed from it
 	}
 	if _, cut := out.Text(); cut && c.file == nil {
 		c.spill(nil)

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestCapture: whatever the writes, the output tells the whole stream's size,
-// lines and digest, keeps both ends, and the file has all of it.
+// TestCapture checks for any writes that the output has the whole stream's size, lines and digest,
+// that it keeps both ends, and that the file has all of it.
 func TestCapture(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// commands are what is known of a step's commands after it has ended.
+// commands are the data about a step's commands after its end.
 type commands struct {
 	script   *syntax.Script
 	report   *trace.Report
@@ -23,27 +23,26 @@ type commands struct {
 	shown    []document.CommandFailure
 	table    []document.CommandRow
 	note     string
-	zero     time.Time // when the guest's time of the step was 0, as the host has it
+	zero     time.Time // the guest's time 0 of the step, by the host's clock
 }
 
-// maxFailures bounds the failing commands that are looked into. A receipt shows
-// shownFailures of them.
+// maxFailures bounds the failing commands that are analyzed. A receipt shows shownFailures of them.
 const (
 	maxFailures   = 20
 	shownFailures = 5
 )
 
-// maxExits bounds the exit codes of one row, which are those of a pipeline's stages:
-// 16 are printed, and one more makes known that there are others.
+// maxExits bounds the exit codes of one row, which are those of a pipeline's stages: 16 are
+// printed, and one more shows that there are others.
 const maxExits = 17
 
-// analyse says what came of a step's commands, and where in the document; with
-// table, each of them.
+// analyse determines the results of a step's commands, and their places in the document; with
+// table, for each of them.
 func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, dir string, table bool) *commands {
 	c := &commands{script: s.script(step), report: trace.FromWire(records, &end.ShellFinishedEvent)}
 	s.ran(step, end.Path, dir)
 	trace.Resolve(c.script, c.report)
-	maskReport(s.secrets, c.report) // the words as they came: below they are cut and folded
+	maskReport(s.secrets, c.report) // the original words: below they are cut and folded
 	for i := range c.report.Records {
 		c.reports = append(c.reports, s.command(step, c.script, &c.report.Records[i]))
 	}
@@ -53,7 +52,7 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 	if end.Exit.ExitCode != 0 {
 		s.failures(step, c, int(end.Exit.ExitCode), stderr)
 	}
-	// A message is read without escape sequences, which a value may have had in it.
+	// Escape sequences are removed from a message first, because they may split a value.
 	maskAll(s.secrets, &c.failures)
 	maskAll(s.secrets, &c.shown)
 	return c
@@ -102,7 +101,7 @@ func sourceText(script *syntax.Script, span syntax.Span) string {
 	return string(bytes.ToValidUTF8(text, []byte("\uFFFD")))
 }
 
-// table is one row for each command that ran, in the document's order.
+// table returns one row for each command that ran, in the document's order.
 func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.Report) (rows []document.CommandRow, note string) {
 	note = rep.Untraced
 	last := lastRuns(rep)
@@ -110,13 +109,13 @@ func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.R
 		site := &rep.Sites[i]
 		row := document.CommandRow{Text: site.Words, Language: "bash", Duration: site.Time, Count: site.Count}
 		if site.Kind != syntax.KindSimple && site.Kind != syntax.KindPipeline && site.Kind != syntax.KindArithmetic && site.Kind != syntax.KindTest {
-			continue // what these did is told by what is inside of them
+			continue // the commands inside it have rows
 		}
 		if cmd := commandOf(script, site.Command); cmd != nil {
 			row.Line, row.Language, row.Text = s.place(step, cmd.Span).Line, cmd.Language, sourceText(script, cmd.Span)
 		}
 		if row.Text == "" {
-			continue // a pipeline of what is not in the document: its stages have rows
+			continue // a pipeline outside the document: its stages have rows
 		}
 		row.ExitCodes = last.exits(rep, site.ID)
 		row.OutputBytes = -1
@@ -135,7 +134,7 @@ func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.R
 // runs index a report's records.
 type runs struct {
 	last   map[int]int   // from a site to its last record's index
-	output map[int]int64 // bytes that all of a site's records wrote, where that is known
+	output map[int]int64 // bytes that all of a site's records wrote, if known
 	stages map[int][]int // from a pipeline's record ID to its stages' indexes
 }
 
@@ -176,8 +175,8 @@ func (x runs) exits(rep *trace.Report, site int) []int {
 	return codes
 }
 
-// failures finds the commands that failed, and what they say of it. Without
-// records it is the step as a whole that failed.
+// failures finds the failed commands, and their messages. Without records the step as a whole
+// failed.
 func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *capture) {
 	d := s.diagnoser()
 	failing := failingRecords(c.script, c.report)
@@ -193,13 +192,12 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 		}
 		found := d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said})
 		if hasDouble(c.script, r.Command) {
-			found = nil // stages run at one time: it can be the other one that says it
+			found = nil // stages run concurrently: the message may come from another stage
 		}
 		s.addFailure(step, c, found, r)
 	}
 	if n := len(c.shown); n > shownFailures {
-		// The last one is what the step ended with: it must not be among those that
-		// are only counted.
+		// The last failure ended the step: it must not be among those that are only counted.
 		c.shown = append(c.shown[n-1:n:n], c.shown[:n-1]...)
 	}
 	if len(failing) > 0 {
@@ -211,7 +209,7 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 	}
 }
 
-// hasDouble says that another stage of the command's pipeline starts the same program.
+// hasDouble reports whether another stage of the command's pipeline starts the same program.
 func hasDouble(script *syntax.Script, i int) bool {
 	cmd := commandOf(script, i)
 	if cmd == nil || cmd.Stage == 0 {
@@ -226,7 +224,7 @@ func hasDouble(script *syntax.Script, i int) bool {
 	return false
 }
 
-// enclosing returns the innermost command around what was found, or -1.
+// enclosing returns the innermost command around a finding, or -1.
 func enclosing(script *syntax.Script, f diagnose.Finding) int {
 	best := -1
 	for i := range script.Commands {
@@ -237,10 +235,10 @@ func enclosing(script *syntax.Script, f diagnose.Finding) int {
 	return best
 }
 
-// failingRecords are the runs that failed by themselves: the innermost ones, but
-// for those whose exit status the script looks at.
+// failingRecords returns the runs that failed by themselves: the innermost ones, except those whose
+// exit status the script checks.
 func failingRecords(script *syntax.Script, rep *trace.Report) []*trace.Record {
-	blamed := map[int]bool{} // runs whose failure is that of one inside of them
+	blamed := map[int]bool{} // runs that failed because a run inside them failed
 	tested := map[int]bool{}
 	var failing []*trace.Record
 	for i := range rep.Records { // parents come first
@@ -286,8 +284,8 @@ func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.
 	c.shown = append(c.shown, shown)
 }
 
-// part returns the bytes of the stream from one offset to another, as far as they
-// were kept; of more than 64 KiB the last. finish must have been called.
+// part returns the bytes of the stream from one offset to another, as far as they were kept; of
+// more than 64 KiB the last. finish must have been called.
 func (c *capture) part(from, to int64) []byte {
 	to = min(to, c.size)
 	from = max(from, to-diagnose.MaxStderr, 0)

@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// native runs a step with this host's bash, traced, and returns what the agent of
-// a sandbox would say of it.
+// native runs a step with this host's bash, traced, and returns the report that a sandbox's agent
+// would send.
 func native(t *testing.T, step *document.Step) (*wire.StepEnd, []wire.ShellRecord, *capture) {
 	t.Helper()
 	tracer, err := trace.New()
@@ -86,11 +86,11 @@ func analyseText(t *testing.T, text string) (*document.Document, *commands) {
 	return doc, c
 }
 
-// Failures are named by the document's lines, whatever is around the step.
+// Failures are reported with the document's lines, whatever is around the step.
 func TestFailures(t *testing.T) {
 	for name, tt := range map[string]struct {
 		doc  string
-		want []string // line:column text exit tool: message @ the fault's line
+		want []string // line:column text exit tool: message @ the error's line
 	}{
 		"a command that fails": {"# T\n\n```bash\necho a\nls /nonexistent-x\n```\n", []string{
 			"5:1 ls /nonexistent-x 2 ls: cannot access '/nonexistent-x': No such file or directory @5"}},
@@ -131,7 +131,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// What --json says of a step's commands is complete: every run with its place.
+// The command data in --json is complete: every run with its place.
 func TestCommandReports(t *testing.T) {
 	doc, c := analyseText(t, "```bash\nfor i in 1 2; do\n  echo $i | cat\ndone\ngrep -c x <<EOF\nx\nEOF\n```\n")
 	if c.report.Untraced != "" {
@@ -162,8 +162,8 @@ func TestCommandReports(t *testing.T) {
 	}
 }
 
-// What a sandbox says of its step's commands is hostile: nothing of it reaches
-// outside the document.
+// A sandbox's report of its step's commands is untrusted: no position in it leads outside the
+// document.
 func FuzzAnalyse(f *testing.F) {
 	f.Add([]byte(`{"records":[{"id":0,"parent":-1,"site":0,"kind":"simple","text":"echo a","line":1,"exitCode":1,"stderr":{"from":0,"to":9}}],"end":{"sites":[{"id":0,"kind":"simple","text":"echo a","line":1,"count":3}],"exit":{"exitCode":1}}}`),
 		[]byte("step.sh: line 1: x: command not found\n"))
@@ -195,7 +195,7 @@ func FuzzAnalyse(f *testing.F) {
 	})
 }
 
-// What a step ended with is shown, however many commands failed before.
+// The failure that ended a step is shown, however many commands failed before.
 func TestDecisiveFailure(t *testing.T) {
 	_, c := analyseText(t, "```bash\nfalse\nfalse\nfalse\nfalse\nfalse\nfalse\nexit 7\n```\n")
 	if len(c.shown) != 7 || c.shown[0].Text != "exit 7" || c.shown[1].Line != 2 || c.failures[6].ExitCode != 7 {

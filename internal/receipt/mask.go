@@ -10,13 +10,13 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// Secrets are kept out of a turn's texts twice. What comes from the guest is masked as it
-// came, in each of its fields, before anything of it is cut, quoted or folded: maskAll. And
-// before a receipt, a record or a recording is kept it is searched, so that a text that was
-// forgotten, or put together anew on the way, is left out and not kept: receipt, LeakIn.
+// Secrets are kept out of a turn's texts twice. The guest's data is masked in its original form, in
+// each of its fields, before it is cut, quoted or folded: maskAll. And a receipt, a record or a
+// recording is searched before it is kept, so that a text that was missed, or reassembled, is left
+// out: receipt, LeakIn.
 
-// eachText calls f for each text that v leads to, which v has to be a pointer for. Digests
-// and IDs, which have types of their own, are none: they hold a value only by chance.
+// eachText calls f for each text that is reachable from v, which must be a pointer. Digests and
+// IDs, which have their own types, are excluded: they contain a value only by chance.
 func eachText(v reflect.Value, f func(v reflect.Value)) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -46,10 +46,10 @@ func eachText(v reflect.Value, f func(v reflect.Value)) {
 	}
 }
 
-// vocabulary is the package of the types whose values turn makes itself, or has parsed.
+// vocabulary is the package of the types whose values turn creates itself, or has parsed.
 var vocabulary = reflect.TypeFor[turnstone.Digest]().PkgPath()
 
-// eachInMap is eachText for a map, whose keys and values cannot be set in their place.
+// eachInMap is eachText for a map, whose keys and values cannot be set in place.
 func eachInMap(v reflect.Value, f func(v reflect.Value)) {
 	for _, key := range v.MapKeys() {
 		k, e := reflect.New(key.Type()).Elem(), reflect.New(v.Type().Elem()).Elem()
@@ -82,15 +82,15 @@ func textOf(v reflect.Value) string {
 	return string(v.Bytes())
 }
 
-// maskAll masks all texts that the pointer v leads to. What is added to a type later is
-// masked, too.
+// maskAll masks all texts that are reachable from the pointer v, including those of fields that
+// types get later.
 func maskAll(secrets *secret.Set, v any) {
 	if secrets != nil {
 		eachText(reflect.ValueOf(v), func(v reflect.Value) { change(v, secrets.Mask) })
 	}
 }
 
-// LeakIn returns the name of a secret whose value is in a text that v leads to, or "".
+// LeakIn returns the name of a secret whose value is in a text that is reachable from v, or "".
 func LeakIn(secrets *secret.Set, v any) (name string) {
 	if secrets == nil {
 		return ""
@@ -103,15 +103,15 @@ func LeakIn(secrets *secret.Set, v any) (name string) {
 	return name
 }
 
-// maskReport takes secrets out of what is known of a step's commands. Where their outputs
-// lie is not told, because these are not the places in the masked streams, nor the digest
-// of an input, by which one could find out a short value.
+// maskReport removes secrets from the data about a step's commands. It omits the positions of their
+// outputs, because these differ in the masked streams, and the digest of an input, from which a
+// short value could be guessed.
 func maskReport(secrets *secret.Set, rep *trace.Report) {
 	if secrets == nil {
 		return
 	}
 	words := func(s string) string {
-		if len(s) > trace.MaxText-len("\uFFFD") { // cut off, maybe within a value
+		if len(s) > trace.MaxText-len("\uFFFD") { // truncated, maybe within a value
 			return secrets.MaskCut(s)
 		}
 		return secrets.Mask(s)
@@ -126,7 +126,8 @@ func maskReport(secrets *secret.Set, rep *trace.Report) {
 	maskAll(secrets, rep)
 }
 
-// blankResult is res with other words of the guest's: what a receipt of it holds is turn's own.
+// blankResult returns res with the guest's words replaced: a receipt of the result contains only
+// turn's own words.
 func blankResult(res document.StepResult) document.StepResult {
 	cmds := append([]document.CommandRow(nil), res.Commands...)
 	if res.Commands != nil && cmds == nil {

@@ -22,8 +22,8 @@ func secrets(t testing.TB, pairs ...string) *secret.Set {
 	return s
 }
 
-// TestCommandsHoldNoSecret: what bash ran with a value is told without it, also where the
-// trace or a message cuts, folds or quotes it.
+// TestCommandsHoldNoSecret checks that commands that bash ran with a value are reported without it,
+// also if the trace or a message cuts, folds or quotes it.
 func TestCommandsHoldNoSecret(t *testing.T) {
 	const value = `tok_"<5f3a>` + "\t'XYZZY"
 	for name, script := range map[string]string{
@@ -65,8 +65,8 @@ func TestCommandsHoldNoSecret(t *testing.T) {
 	}
 }
 
-// TestReceiptIsSearched: a text that was forgotten takes with it what the steps did, and only
-// then; values that turn's own words have are none that it could look for.
+// TestReceiptIsSearched checks that a missed text removes the results of the steps, and only then;
+// a value in turn's own words cannot be searched for.
 func TestReceiptIsSearched(t *testing.T) {
 	doc := parse(t, "# T\n\n```bash\ntrue\n```\n")
 	turn := func(set *secret.Set, res document.StepResult) string {
@@ -100,7 +100,8 @@ func TestReceiptIsSearched(t *testing.T) {
 	}
 }
 
-// TestSplitOutput: an output whose escape sequences split a value is kept as it is shown, masked.
+// TestSplitOutput checks that an output whose escape sequences split a value is kept in its shown
+// form, masked.
 func TestSplitOutput(t *testing.T) {
 	doc := parse(t, "```bash\ntrue\n```\n")
 	for size, want := range map[int]string{10: "x [secret A]", 3 << 20: ""} {
@@ -121,7 +122,8 @@ func TestSplitOutput(t *testing.T) {
 	}
 }
 
-// TestOutputIsSearched: of an output in which the mask has made a value nothing is kept or shown.
+// TestOutputIsSearched checks that an output in which masking has created a value is neither kept
+// nor shown.
 func TestOutputIsSearched(t *testing.T) {
 	var live strings.Builder
 	c := newCapture(t.TempDir(), "turns/t_x", "step-1.stdout", func(p []byte) { live.Write(p) })
@@ -135,7 +137,7 @@ func TestOutputIsSearched(t *testing.T) {
 	}
 }
 
-// TestMaskAll: every text of every kind that is reached.
+// TestMaskAll checks every kind of reachable text.
 func TestMaskAll(t *testing.T) {
 	type inner struct {
 		Text  string
@@ -164,8 +166,8 @@ func TestMaskAll(t *testing.T) {
 	}
 }
 
-// FuzzTraceToReceipt: whatever a sandbox says that it ran becomes a receipt that can be read
-// again, has no secret, and is bounded. VALUE in the input stands for the secret's.
+// FuzzTraceToReceipt checks that any report of a sandbox results in a receipt that can be parsed,
+// contains no secret, and is bounded. VALUE in the input is replaced by the secret's value.
 func FuzzTraceToReceipt(f *testing.F) {
 	const value = `tok_5f3a"XYZZY`
 	for _, seed := range []string{

@@ -14,13 +14,13 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// BeginNetwork leaves out of account what happened on the network before the first step.
+// BeginNetwork discards the network activity before the first step.
 func (s *Steps) BeginNetwork(before network.Totals) { s.totals = before }
 
-// maxRefused bounds the refusals of one step that are reported.
+// maxRefused bounds the reported rejections of one step.
 const maxRefused = 50
 
-// Network puts what the step did on the network into its result.
+// Network adds the step's network activity to its result.
 func (st *Step) Network(facts network.Facts) {
 	s := st.steps
 	before := s.totals
@@ -58,13 +58,12 @@ func nothingHappened(n *turnstone.NetworkReport) bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0
 }
 
-// A guestClock finds out when a step began in the guest, which tells times since then
-// only. A record comes after its command has ended: each says that it was not later than
-// so and so, and the one that came the fastest says it best. It is used by one goroutine
-// at a time.
+// A guestClock determines the start of a step in the guest, which reports only times since then. A
+// record arrives after its command has ended: each gives an upper bound for the start, and the
+// fastest record gives the best bound. It is used by one goroutine at a time.
 type guestClock struct{ latest time.Time }
 
-// newGuestClock begins with what is sure: not much later than the step was asked for.
+// newGuestClock begins with a certain bound: shortly after the request of the step.
 func newGuestClock(asked time.Time) *guestClock { return &guestClock{asked.Add(time.Hour)} }
 
 func (g *guestClock) told(records []wire.ShellRecord) {
@@ -80,17 +79,16 @@ func (g *guestClock) told(records []wire.ShellRecord) {
 
 func (g *guestClock) zero() time.Time { return g.latest }
 
-// clockSlack is how far the guest's times of commands and the host's of packets may be
-// apart. The guest's are the later ones: see guestClock.
+// clockSlack bounds the difference between the guest's times of commands and the host's times of
+// packets. The guest's are the later ones: see guestClock.
 const clockSlack = 300 * time.Millisecond
 
 // quietPrograms open no connections.
 var quietPrograms = []string{"sleep", "true", "false", ":", "echo", "test", "[", "cd", "export", "exit", "return", "wait", "read", "set", "shift", "local", "declare", "kill"}
 
-// runningAt returns the command that most likely did something at a time of the host's to
-// host and address: one that names them, else one that can open a connection; of those
-// the one that ran then, or was started last, or was nearest. Commands that only hold
-// others together do not count.
+// runningAt returns the command that most likely acted at a time of the host on host and address: a
+// command that names them, otherwise a command that can open a connection; of those the one that
+// ran then, or was started last, or was nearest. Commands that only group others do not count.
 func runningAt(c *commands, when time.Time, host string, address netip.AddrPort) *turnstone.CommandReport {
 	if c == nil {
 		return nil
@@ -116,7 +114,7 @@ func runningAt(c *commands, when time.Time, host string, address netip.AddrPort)
 	return best
 }
 
-// likely tells how likely a command is to have done something to host and address.
+// likely rates how likely a command has acted on host and address.
 func likely(text, host string, address netip.AddrPort) int {
 	if host != "" && strings.Contains(text, host) || address.IsValid() && strings.Contains(text, address.Addr().String()) {
 		return 2
@@ -128,7 +126,7 @@ func likely(text, host string, address netip.AddrPort) int {
 	return 1
 }
 
-// targetOf is what a refusal was about, as people write it.
+// targetOf returns a rejection's target in its usual form.
 func targetOf(host string, address netip.AddrPort) string {
 	switch {
 	case host == "" && !address.IsValid():

@@ -26,9 +26,9 @@ func TestRunningAt(t *testing.T) {
 		{1020, "", "curl https://a.example"},
 		{990, "", "curl https://a.example"},           // a little early
 		{1070, "a.example", "curl https://a.example"}, // a little late
-		{1990, "b.example", "exec 3<>/dev/tcp/$x/80"}, // what sleeps opens nothing
-		{2100, "", "exec 3<>/dev/tcp/$x/80"},          // as said
-		{2800, "", "sleep 1"},                         // in the background, maybe
+		{1990, "b.example", "exec 3<>/dev/tcp/$x/80"}, // sleep opens no connection
+		{2100, "", "exec 3<>/dev/tcp/$x/80"},          // as named
+		{2800, "", "sleep 1"},                         // possibly in the background
 		{5001, "", "echo done"}, {9000, "", ""},
 	} {
 		got := ""
@@ -44,7 +44,7 @@ func TestRunningAt(t *testing.T) {
 	}
 }
 
-// TestGuestClock takes the record that came the fastest.
+// TestGuestClock uses the fastest record.
 func TestGuestClock(t *testing.T) {
 	asked := time.Now().Add(-10 * time.Second)
 	g := newGuestClock(asked)

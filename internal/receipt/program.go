@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// notFound is what bash, dash and env say of a program that is not there.
+// notFound matches the messages of bash, dash and env about a missing program.
 var notFound = lazyregexp.New(`(?:^|[ /'‘"])([A-Za-z0-9._+-]{1,64})(?:: (?:command )?not found|['’"]?: No such file or directory)$`)
 
 // missing returns the program that a failing command did not find, or "".
@@ -27,7 +27,7 @@ func missing(f *turnstone.FailureReport) string {
 	return ""
 }
 
-// hintImage adds to a failed step's note which image has a program that was not found.
+// hintImage adds to a failed step's note an image that has the missing program.
 func (st *Step) hintImage() {
 	c := st.steps.commands[st.at]
 	if c == nil || st.steps.opts.Image == nil || st.res.Status != turnstone.StepFailed {

@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// TestImageHint: what shells say of a program that is not there, and images that have it.
+// TestImageHint checks shells' messages about a missing program, and the images that have it.
 func TestImageHint(t *testing.T) {
 	for _, tt := range []struct {
 		image string

@@ -8,15 +8,15 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// scripts are the parsed scripts of a document's steps. They are parsed while the
-// sandbox starts, since nothing but their commands' places depends on them.
+// scripts are the parsed scripts of a document's steps. They are parsed while the sandbox starts,
+// because only their commands' places depend on them.
 type scripts struct {
 	doc     *document.Document
-	secrets *secret.Set // masked in what is said of commands
+	secrets *secret.Set // masked in texts about commands
 	done    chan struct{}
 
 	parsed []*syntax.Script // valid after done
-	seen   []diagnose.Step  // by step, as far as the turn has come
+	seen   []diagnose.Step  // by step, up to the current step
 }
 
 func parseScripts(doc *document.Document, secrets *secret.Set) *scripts {
@@ -39,12 +39,12 @@ func (s *scripts) script(step *document.Step) *syntax.Script {
 	return s.parsed[step.Index-1]
 }
 
-// ran notes under which name and where a step's script ran.
+// ran records the name and directory of a step's script.
 func (s *scripts) ran(step *document.Step, path, dir string) {
 	s.seen[step.Index-1] = diagnose.Step{Name: step.Name, Path: path, Dir: dir, Script: s.script(step)}
 }
 
-// diagnoser knows the steps that have run so far.
+// diagnoser returns a diagnoser that knows the steps so far.
 func (s *scripts) diagnoser() *diagnose.Diagnoser { return diagnose.Steps(s.seen) }
 
 func (s *scripts) place(step *document.Step, span syntax.Span) turnstone.Place {

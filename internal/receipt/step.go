@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Step is a step that runs. Its methods are called in this order: Begin, Records, End, then one
-// of Exited, TimedOut and Cut, and Finish.
+// A Step is a running step. Its methods are called in this order: Begin, Records, End, then one of
+// Exited, TimedOut and Cut, and Finish.
 type Step struct {
 	steps *Steps
 	step  *document.Step
@@ -27,15 +27,15 @@ type Step struct {
 	records          []wire.ShellRecord
 }
 
-// Start returns a step that is about to run. Until it ends the receipt says that the executor
-// ended during the step.
+// Start returns a step that is about to run. Until it ends, its result is that the executor ended
+// during the step.
 func (s *Steps) Start(step *document.Step) *Step {
 	st := &Step{steps: s, step: step, at: step.Index - 1, res: &s.results[step.Index-1]}
 	st.res.Status, st.res.Note = turnstone.StepError, "the executor ended during this step"
 	return st
 }
 
-// Begin returns where the step's outputs go.
+// Begin returns the writers of the step's outputs.
 func (st *Step) Begin() wire.Stdio {
 	st.stdout, st.stderr = st.capture(turnstone.Stdout, "stdout"), st.capture(turnstone.Stderr, "stderr")
 	words := st.steps.opts.Secrets.Written()
@@ -56,7 +56,7 @@ func (st *Step) capture(stream turnstone.Stream, name string) *capture {
 	return c
 }
 
-// Records takes what the guest says of the step's commands while it runs.
+// Records takes the guest's records of the step's commands while it runs.
 func (st *Step) Records(more []wire.ShellRecord) {
 	st.clock.told(more)
 	if len(st.records)+len(more) <= trace.MaxRecords {
@@ -64,12 +64,12 @@ func (st *Step) Records(more []wire.ShellRecord) {
 	}
 }
 
-// End takes what the guest says of the step's end; with an empty Path it says nothing.
+// End takes the guest's report of the step's end; an empty Path means that there is none.
 func (st *Step) End(end *wire.StepEnd) {
 	s, res := st.steps, st.res
-	end.Env = nil // up to 16 MiB, which nobody here asks for
+	end.Env = nil // up to 16 MiB, and unused
 	res.Duration = time.Since(st.began)
-	_, _ = st.maskOut.Close(), st.maskErr.Close() // a capture takes everything
+	_, _ = st.maskOut.Close(), st.maskErr.Close() // a capture accepts everything
 	res.Stdout, res.Stderr = st.stdout.finish(), st.stderr.finish()
 	s.outputs[st.at] = [2]*capture{st.stdout, st.stderr}
 	if end.Path != "" {
@@ -77,7 +77,7 @@ func (st *Step) End(end *wire.StepEnd) {
 	}
 }
 
-// analyse keeps what is known of the step's commands.
+// analyse keeps the data about the step's commands.
 func (st *Step) analyse(end *wire.StepEnd) {
 	s := st.steps
 	c := s.scripts.analyse(st.step, end, st.records, st.stderr, s.cwd, s.opts.Commands)
@@ -100,15 +100,15 @@ func (st *Step) Exited(end *wire.StepEnd) {
 	}
 }
 
-// TimedOut sets the result of a step that was killed because its time was up.
+// TimedOut sets the result of a step that was killed at its time limit.
 func (st *Step) TimedOut(note string) {
 	st.res.Status, st.res.Note = turnstone.StepTimeout, note
 }
 
-// Cut sets the note of a step of which it is not known how it ended.
+// Cut sets the note of a step whose end is unknown.
 func (st *Step) Cut(why error) { st.res.Note = st.steps.line(why.Error()) }
 
-// Status is the step's status so far.
+// Status returns the step's current status.
 func (st *Step) Status() turnstone.Status { return st.res.Status }
 
 // Finish masks the step's result and returns its report.
@@ -136,9 +136,9 @@ func exitNote(end *wire.StepEnd) string {
 	return strings.Join(notes, "; ")
 }
 
-// scrub takes secrets out of the step's result. A program can print a value with an escape
-// sequence in it, as grep --color does, which the receipt does not show: then the output is
-// kept as it is shown, masked; or, if it is too long to be shown, not at all.
+// scrub removes secrets from the step's result. A program can print a value with an escape sequence
+// in it, such as grep --color, which the receipt does not show: the output is then kept in the
+// shown form, masked; an output that is too long for the receipt is not kept.
 func (st *Step) scrub() {
 	s, res := st.steps, st.res
 	if s.opts.Secrets == nil {

@@ -1,5 +1,5 @@
-// Package receipt makes a turn's receipt of what its steps did. It takes their outputs, finds the
-// commands that failed and their places in the document, and keeps secrets out of all of it.
+// Package receipt creates a turn's receipt from the results of its steps. It takes their outputs,
+// finds the failed commands and their places in the document, and keeps secrets out of all of it.
 package receipt
 
 import (
@@ -14,28 +14,28 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// Options describe the turn that Steps belong to.
+// Options describe the turn of Steps.
 type Options struct {
 	Document *document.Document
-	Secrets  *secret.Set // masked in all that the guest says; nil: there are none
-	Cwd      string      // where the first step begins
+	Secrets  *secret.Set // masked in all of the guest's data; nil: none
+	Cwd      string      // the first step's directory
 	Commands bool        // the receipt lists all commands of each step
 
 	// Dir is the folder for outputs that are too long for the receipt, and Shown is its name in the
 	// receipt. With an empty Dir they are not kept.
 	Dir, Shown string
 	Limit      int64        // bytes of one output in Dir
-	Floor      config.Space // that outputs leave free on the disk with Dir
+	Floor      config.Space // free space to leave on the disk of Dir
 
-	// Image returns an image that has a program which the turn's image has not, or "", for the note
-	// of a step that did not find it. It may be nil. The guest chooses the program's name.
+	// Image returns an image with a program that the turn's image lacks, or "", for the note of a
+	// step that did not find the program. It may be nil. The guest chooses the program's name.
 	Image func(program string) string
 	// Output is called with each piece of a step's output, masked. It may be nil.
 	Output func(step *document.Step, stream turnstone.Stream, p []byte)
 }
 
-// Steps are a document's steps and what came of each. One goroutine at a time uses them, except
-// for the writers of Step.Begin.
+// Steps are a document's steps and their results. One goroutine at a time uses them, except for the
+// writers of Step.Begin.
 type Steps struct {
 	opts    Options
 	doc     *document.Document
@@ -43,13 +43,13 @@ type Steps struct {
 
 	outputs  [][2]*capture // by step: standard output and error
 	scripts  *scripts
-	commands []*commands                // by step; nil for one that did not run
-	networks []*turnstone.NetworkReport // by step; nil for one that did nothing on it
-	totals   network.Totals             // when the last step ended
-	cwd      string                     // where the next step begins
+	commands []*commands                // by step; nil for a step that did not run
+	networks []*turnstone.NetworkReport // by step; nil for a step without network activity
+	totals   network.Totals             // at the end of the last step
+	cwd      string                     // the next step's directory
 }
 
-// New returns the steps of a document of which none has run.
+// New returns the steps of a document before the first has run.
 func New(opts Options) *Steps {
 	n := len(opts.Document.Steps)
 	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd, results: make([]document.StepResult, n),
@@ -65,7 +65,7 @@ func New(opts Options) *Steps {
 // Skip sets the note of a step that does not run.
 func (s *Steps) Skip(step *document.Step, why string) { s.results[step.Index-1].Note = why }
 
-// Result returns what came of a step.
+// Result returns the result of a step.
 func (s *Steps) Result(step *document.Step) document.StepResult { return s.results[step.Index-1] }
 
 // AddToTimeout adds to the note of the last step that timed out, if there is one.
@@ -78,8 +78,8 @@ func (s *Steps) AddToTimeout(note string) {
 	}
 }
 
-// Open opens the whole output of a step and returns its size in bytes. It returns nil for an empty output,
-// and for one that was too long or held a secret, and is not kept.
+// Open opens the whole output of a step and returns its size in bytes. It returns nil for an empty
+// output, and for an output that was too long or contained a secret, and is not kept.
 func (s *Steps) Open(step *document.Step, stream turnstone.Stream) (io.ReadCloser, int64, error) {
 	c := s.outputs[step.Index-1][stream-turnstone.Stdout]
 	if c == nil || c.size == 0 {
@@ -102,9 +102,9 @@ func (s *Steps) Sync() error {
 	return errors.Join(errs...)
 }
 
-// Receipt returns the receipt as it stands. If it still has the value of a secret that turn's own
-// words do not have, all that the steps did is replaced by a note, here and in later reports, and
-// info's error and network are masked.
+// Receipt returns the current receipt. If it still contains the value of a secret that turn's own
+// words do not contain, all results of the steps are replaced by a note, here and in later reports,
+// and info's error and network are masked.
 func (s *Steps) Receipt(info *document.TurnInfo) []byte {
 	text := s.doc.Receipt(*info, s.results)
 	if s.opts.Secrets == nil {
