@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// treeScript writes a tar archive with the programs that the scripts use, and what these
-// need: the same files are measured in sandboxes, in bare ones and natively.
+// treeScript writes a tar archive of the scripts' programs and their dependencies: sandboxes, bare
+// programs and native processes use the same files.
 const treeScript = `set -e; tar -ch $(for p in /bin/bash /bin/true /usr/bin/perl; do echo $p; ldd $p | grep -o '/[^ ]*' | grep -v :; done | sort -u) ` +
 	`$(perl -e 'print join " ", grep { -d } @INC') 2>/dev/null`
 
@@ -29,7 +29,7 @@ func (b *bench) makeTree(ctx context.Context, p *product) (string, error) {
 			return "", err
 		}
 	}
-	// perl -e reads it, and an empty file reads the same; a device would take root.
+	// perl -e reads the file, and an empty file reads the same; a device would require root.
 	if err := os.WriteFile(filepath.Join(dir, "dev", "null"), nil, 0o644); err != nil {
 		return "", err
 	}
@@ -58,8 +58,8 @@ func native(ctx context.Context, tree, text string) *exec.Cmd {
 	return cmd
 }
 
-// runscDo returns `runsc do` of a bash of the tree. Without root's rights it does not
-// change the network of this machine: for root it would make interfaces and rules.
+// runscDo returns `runsc do` of a bash of the tree. Without root's rights it does not change this
+// machine's network: as root it would create interfaces and rules.
 func runscDo(ctx context.Context, tree, state, text string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Getenv("TURN_RUNSC"), "--root="+state, "--rootless", "--platform=systrap", "--network=host", "--ignore-cgroups",
 		"do", "--quiet", "--root="+tree, "--cwd=/", "/bin/bash", "-c", text)
@@ -131,7 +131,7 @@ func (b *bench) qemuColumn() *column {
 	}
 }
 
-// flush has what others wrote be on the disk, before something is measured that writes.
+// flush writes other programs' data to the disk, before a measurement that writes.
 func (b *bench) flush() error {
 	dir, err := os.Open(b.dir)
 	if err != nil {

@@ -12,9 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// A floor is the test binary of a substrate's package as a program of its own, which
-// drives the bare program of that substrate: the same snapshot, without what this project
-// has around it.
+// A floor is the test binary of a substrate's package as a separate program, which drives the bare
+// program of that substrate: the same snapshot, without this project's code around it.
 func (b *bench) floor(ctx context.Context, substrate, mode string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, substrate+".test"))
 	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.template.Root,
@@ -22,8 +21,8 @@ func (b *bench) floor(ctx context.Context, substrate, mode string) *exec.Cmd {
 	return cmd
 }
 
-// floorTime runs a mode that prints how long it took, and returns also how long the
-// whole process did.
+// floorTime runs a mode that prints its duration, and also returns the duration of the whole
+// process.
 func (b *bench) floorTime(ctx context.Context, substrate, mode string) (inner, whole time.Duration, err error) {
 	var out, said strings.Builder
 	cmd := b.floor(ctx, substrate, mode)
@@ -40,7 +39,7 @@ func (b *bench) floorTime(ctx context.Context, substrate, mode string) (inner, w
 	return time.Duration(micros) * time.Microsecond, whole, nil
 }
 
-// hasFloor says whether there is a floor of a substrate.
+// hasFloor reports whether there is a floor of a substrate.
 func hasFloor(substrate string) bool {
 	return substrate == driver.GVisor || substrate == driver.QEMU
 }

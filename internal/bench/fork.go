@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// forkMemory is what a clone is reckoned to take of the host, before it is known.
+	// forkMemory is the assumed memory of a clone on the host, before it is measured.
 	forkMemory = 96 << 20
-	// forkScript is what the machine that is forked has in memory: files that were read,
-	// and a shell that waits. One that works would measure the emulation of 100 machines.
+	// forkScript creates the memory content of the forked machine: files that were read, and a
+	// waiting shell. A busy shell would measure the emulation of 100 machines.
 	forkScript = "find /usr/share -type f | head -500 | xargs cat >/dev/null; touch /run/read; sleep 100000; echo on"
 )
 
-// forks clones one running machine many times and has each clone answer a command.
+// forks clones one running machine many times and runs a command in each clone.
 func (b *bench) forks(ctx context.Context) error {
 	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {
@@ -80,7 +80,7 @@ func (b *bench) forks(ctx context.Context) error {
 	return nil
 }
 
-// roomFor returns how many clones the host's memory has room for, at most want.
+// roomFor returns the number of clones for which the host has memory, at most want.
 func roomFor(want int) (int, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -95,13 +95,13 @@ func roomFor(want int) (int, error) {
 	return int(min(int64(want), kib<<10/forkMemory)), err
 }
 
-// forked is what came of a fork.
+// forked is the result of a fork.
 type forked struct {
 	ids                 []turnstone.SandboxID
 	first, up, answered time.Duration
 }
 
-// fork runs the command, and a first command in each clone as soon as it is named.
+// fork runs the command, and a first command in each clone as soon as its name is printed.
 func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.SandboxID, n int) (forked, error) {
 	var r forked
 	cmd := exec.CommandContext(ctx, b.turn, "sandbox", "fork", "-q", "-n", strconv.Itoa(n), string(parent))
@@ -139,7 +139,7 @@ func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.S
 	return r, errors.Join(in.Err(), cmd.Wait(), <-errs)
 }
 
-// A cloneMemory is the memory of one clone that nobody else has, in bytes.
+// A cloneMemory is the memory of one clone that is not shared, in bytes.
 type cloneMemory struct{ machine, pss, ram, holder int64 }
 
 func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
@@ -166,9 +166,9 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	return m, err
 }
 
-// ownIn adds up fields of a process's mappings whose lines hold text. Of the memory of
-// a guest only what is anonymous is its own: a page of the file that no other clone has
-// touched yet counts as private, and is in the host's page cache all the same.
+// ownIn sums fields of a process's mappings whose lines contain text. Of a guest's memory only the
+// anonymous part is its own: a page of the file that no other clone has touched yet counts as
+// private, but is in the host's page cache anyway.
 func ownIn(pid int, file, text string, keys ...string) (sum int64, err error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
@@ -179,7 +179,8 @@ func ownIn(pid int, file, text string, keys ...string) (sum int64, err error) {
 	counts := false
 	for line := range strings.Lines(string(b)) {
 		fields := strings.Fields(line)
-		if len(fields) >= 5 && !strings.HasSuffix(fields[0], ":") { // a mapping; what follows is about it
+		// a mapping; the following lines describe it
+		if len(fields) >= 5 && !strings.HasSuffix(fields[0], ":") {
 			counts = strings.Contains(line, text)
 			continue
 		}

@@ -17,12 +17,11 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// historyDepths are the histories that a start is measured on, in turns.
+// historyDepths are the lengths of the histories on which a start is measured, in turns.
 var historyDepths = []int{1, 10, 100, 500}
 
-// history measures starts on histories: a session of 500 real turns, each of which
-// adds a file of its own. What a start takes is from the command's beginning to the
-// first step, and includes nothing of the step.
+// history measures starts on histories: a session of 500 real turns, each of which adds a file. A
+// start's duration is from the command's beginning to the first step, without the step.
 func (b *bench) history(ctx context.Context) error {
 	name := fmt.Sprintf("bench-%d", time.Now().Unix())
 	size := int64(b.state) / int64(b.depth)
@@ -57,7 +56,7 @@ func (b *bench) history(ctx context.Context) error {
 	return nil
 }
 
-// startsOn measures starts on turn n of a session, each on a branch of its own.
+// startsOn measures starts on turn n of a session, each on a separate branch.
 func (b *bench) startsOn(ctx context.Context, session string, n int) (start, commit, whole time.Duration, err error) {
 	var starts, commits, wholes []time.Duration
 	for i := range b.runs + 1 {
@@ -70,7 +69,7 @@ func (b *bench) startsOn(ctx context.Context, session string, n int) (start, com
 			return 0, 0, 0, err
 		}
 		if i == 0 {
-			continue // it may have to make an image
+			continue // it may have to create an image
 		}
 		var before, after time.Duration
 		for _, ph := range t.Phases {
@@ -115,7 +114,7 @@ func (b *bench) command(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// images says how many images there are, and how much they take up.
+// images returns the number of images, and their disk usage.
 func (b *bench) images() string {
 	h, err := statedir.Open(os.Getenv("TURN_HOME"))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command bench measures what docs/benchmarks.md reports: all in one run, because
-// only ratios mean something on a noisy machine. It prints markdown.
+// Command bench measures the figures of docs/benchmarks.md: all in one run, because only ratios
+// mean something on a noisy machine. It prints markdown.
 //
 //	go run ./internal/bench -turn bin/turn -floors bin/floors
 package main
@@ -70,7 +70,7 @@ func (b *bench) all(ctx context.Context) error {
 	prepared := false
 	for _, part := range []struct {
 		name string
-		turn bool // it takes a machine
+		turn bool // it needs a machine
 		run  func(context.Context) error
 	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }}, {"history", true, b.history}} {
@@ -90,8 +90,8 @@ func (b *bench) all(ctx context.Context) error {
 	return nil
 }
 
-// run runs `turn run` on doc and returns how long the process took and, if it is
-// watched, the most memory it had.
+// run runs `turn run` on doc and returns the duration of the process and, if it is watched, its
+// peak memory.
 func (b *bench) run(ctx context.Context, doc string, watch bool) (*executor.Turn, time.Duration, string, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
@@ -120,8 +120,8 @@ func (b *bench) run(ctx context.Context, doc string, watch bool) (*executor.Turn
 	return &t, took, <-peak, err
 }
 
-// peakMemory reads a process's high-water mark until the process is gone. What
-// wait4(2) tells would count QEMU in.
+// peakMemory reads a process's high-water mark until the process has ended. The result of wait4(2)
+// would include QEMU.
 func peakMemory(pid int) (peak string) {
 	for ; ; time.Sleep(20 * time.Millisecond) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -136,7 +136,7 @@ func peakMemory(pid int) (peak string) {
 
 func step(script string) string { return "```bash\n" + script + "\n```\n" }
 
-// prepare finds what the turns run on, and builds what is missing.
+// prepare finds the requirements of the turns, and builds missing ones.
 func (b *bench) prepare(ctx context.Context) error {
 	if os.Getenv("TURN_RUNSC") == "" { // it is beside turn, and not beside this program
 		path, err := filepath.Abs(filepath.Join(filepath.Dir(b.turn), "runsc"))
@@ -165,14 +165,14 @@ func (b *bench) prepare(ctx context.Context) error {
 	return err
 }
 
-// options are what turn would take from the environment.
+// options are the options that turn would read from the environment.
 func (b *bench) options() executor.Options {
 	return executor.Options{Dir: b.home.Root, AgentFile: os.Getenv("TURN_AGENT"), Runsc: os.Getenv("TURN_RUNSC"),
 		Firecracker: os.Getenv("TURN_FIRECRACKER"), Jailer: os.Getenv("TURN_JAILER"),
 		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES")}
 }
 
-// create makes a sandbox in this process.
+// create creates a sandbox in this process.
 func (b *bench) create(ctx context.Context, req executor.SandboxRequest) (*executor.Sandbox, error) {
 	x, err := executor.Open(ctx, b.options())
 	if err != nil {
@@ -181,7 +181,7 @@ func (b *bench) create(ctx context.Context, req executor.SandboxRequest) (*execu
 	return x.Create(ctx, req, nil)
 }
 
-// on is what a heading says of the substrate.
+// on returns the substrate's part of a heading.
 func (b *bench) on() string {
 	if strings.HasPrefix(b.isolation, b.substrate) {
 		return fmt.Sprintf(" (%s)", b.isolation)

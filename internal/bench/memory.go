@@ -12,14 +12,14 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// clones is how many clones the memory of one is measured with.
+// clones is the number of clones in the measurement of one clone's memory.
 const clones = 4
 
-// A processMemory is what some processes have of the host's memory, in bytes. Pss counts
-// a page that n processes share as one n-th in each.
+// A processMemory is the memory of some processes on the host, in bytes. Pss counts a page that n
+// processes share as one n-th in each.
 type processMemory struct{ rss, pss, anonymous, private int64 }
 
-// memoryOfTree adds up the process pid and all that it has started.
+// memoryOfTree sums the process pid and all its descendants.
 func memoryOfTree(pid int) (m processMemory, err error) {
 	fields := map[string]*int64{"Rss:": &m.rss, "Pss:": &m.pss, "Pss_Anon:": &m.anonymous, "Private_Clean:": &m.private, "Private_Dirty:": &m.private}
 	for _, p := range append(descendants(pid), pid) {
@@ -42,7 +42,7 @@ func memoryOfTree(pid int) (m processMemory, err error) {
 	return m, nil
 }
 
-// descendants returns the processes that pid has started and that they have.
+// descendants returns the children of pid and their descendants.
 func descendants(pid int) (all []int) {
 	for _, child := range children(pid) {
 		all = append(append(all, child), descendants(child)...)
@@ -63,8 +63,8 @@ func children(pid int) (all []int) {
 	return all
 }
 
-// memoryOfClones starts some clones of one snapshot and returns what each holds when all
-// have run true. The processes of each are those of the first process that it has started.
+// memoryOfClones starts some clones of one snapshot and returns the memory of each after all have
+// run true. The processes of each are the descendants of its first process.
 func memoryOfClones(ctx context.Context, driver substrate.Substrate, m substrate.Machine) ([]processMemory, error) {
 	var firsts []int
 	for range clones {
@@ -91,7 +91,7 @@ func memoryOfClones(ctx context.Context, driver substrate.Substrate, m substrate
 	return all, nil
 }
 
-// memory prints what clones hold of the host's memory.
+// memory prints the memory of clones on the host.
 func (b *bench) memory(ctx context.Context) error {
 	p, err := b.product(ctx, b.substrate)
 	if err != nil {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// A peer is a server on this machine's loopback that sandboxes speak to. The first byte
-// of a connection says what it is for: 'u' to take everything and answer with one byte
-// at its end, 'd' to send peerSize bytes, 'e' to answer with one byte.
+// A peer is a server on this machine's loopback to which sandboxes connect. The first byte of a
+// connection selects its function: 'u' to read everything and answer with one byte at its end, 'd'
+// to send peerSize bytes, 'e' to answer with one byte.
 type peer struct {
 	l          net.Listener
 	addr, port string
 }
 
-// peerSize is how much is sent each way.
+// peerSize is the number of bytes in each direction.
 const peerSize = 64 << 20
 
 func newPeer() (*peer, error) {
@@ -49,7 +49,7 @@ func serve(conn net.Conn) {
 	}
 	switch kind[0] {
 	case 'u':
-		// A plain loop, since io.Discard would have the kernel throw everything away.
+		// A plain loop, because with io.Discard the kernel would discard everything.
 		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{conn}, make([]byte, 256<<10))
 		_, _ = conn.Write(kind[:])
 	case 'd':

@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 )
 
-// phases are where the time of turns went, in the order in which they first came.
+// phases are the durations of the phases of turns, in the order of their first occurrence.
 type phases struct {
 	names []string
 	took  map[string][]time.Duration
@@ -15,8 +15,7 @@ type phases struct {
 
 func newPhases() *phases { return &phases{took: map[string][]time.Duration{}} }
 
-// add takes in a turn whose whole process took took. What is in no phase is the
-// process's own.
+// add adds a turn whose whole process took took. Time outside of all phases belongs to the process.
 func (p *phases) add(turn []executor.Phase, took time.Duration) {
 	for _, ph := range turn {
 		d := time.Duration(ph.Took)

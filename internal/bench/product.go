@@ -27,7 +27,7 @@ type product struct {
 	machine substrate.Machine
 }
 
-// product opens the substrate called name. The error says why it cannot be used here.
+// product opens the substrate called name. The error is the reason why it cannot be used here.
 func (b *bench) product(ctx context.Context, name string) (*product, error) {
 	o := b.options()
 	agent, err := agentbin.Agent(o.AgentFile)
@@ -55,12 +55,12 @@ type running struct {
 	vm     substrate.Sandbox
 	client *wire.Client
 	link   *wire.Link
-	took   time.Duration // of its first command
+	took   time.Duration // duration of its first command
 }
 
 func (r *running) close() { _, _, _ = r.vm.Close(), r.client.Close(), r.link.Close() }
 
-// startTrue is what a driver and the agent do for a turn: restore, configure, run true.
+// startTrue runs a turn's work in a driver and the agent: restore, configure, run true.
 func startTrue(ctx context.Context, driver substrate.Substrate, m substrate.Machine) (*running, error) {
 	vm, err := driver.Restore(ctx, m)
 	if err != nil {
@@ -102,7 +102,7 @@ func (p *product) restore(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
-// command is the first command of a clone.
+// command returns the duration of a clone's first command.
 func (p *product) command(ctx context.Context) (time.Duration, error) {
 	r, err := startTrue(ctx, p.driver, p.machine)
 	if err != nil {
@@ -112,7 +112,7 @@ func (p *product) command(ctx context.Context) (time.Duration, error) {
 	return r.took, nil
 }
 
-// fork is from `turn sandbox fork` until the clone has run true.
+// fork returns the duration from `turn sandbox fork` until the clone has run true.
 func (p *product) fork(ctx context.Context) (time.Duration, error) {
 	out, err := exec.CommandContext(ctx, p.b.turn, "sandbox", "create", "-q", "--substrate", p.name).Output()
 	if err != nil {
@@ -131,7 +131,7 @@ func (p *product) fork(ctx context.Context) (time.Duration, error) {
 	return f.answered, err
 }
 
-// script runs a script in a fresh sandbox with the way to one port of this machine open.
+// script runs a script in a fresh sandbox with access to one port of this machine.
 func (p *product) script(ctx context.Context, text string) (string, error) {
 	box, err := p.b.create(ctx, executor.SandboxRequest{Substrate: p.name,
 		Network: &network.Spec{Allow: []string{p.b.peer.addr}}})

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// realScripts are the shell scripts of this machine's packages.
+// realScripts returns the shell scripts of this machine's packages.
 func realScripts() (scripts [][]byte, total int, err error) {
 	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info", "/usr/share", "/usr/lib"} {
 		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -19,8 +19,8 @@ func (b *bench) newSandbox(ctx context.Context) (*executor.Sandbox, error) {
 	return b.create(ctx, executor.SandboxRequest{Substrate: b.substrate})
 }
 
-// shell measures what tracing costs, and what a command's way to the sandbox and
-// back does, all in one sandbox, in turns.
+// shell measures the cost of tracing, and the round trip of a command to the sandbox, all in one
+// sandbox, alternately.
 func (b *bench) shell(ctx context.Context) error {
 	s, err := b.newSandbox(ctx)
 	if err != nil {
@@ -43,7 +43,7 @@ func (b *bench) shell(ctx context.Context) error {
 	return b.roundTrip(ctx, c)
 }
 
-// pair runs a step with and without records, in turns.
+// pair runs a step with and without records, alternately.
 func (b *bench) pair(ctx context.Context, c *wire.Client, script string) (plain, traced []time.Duration, err error) {
 	for range 5 {
 		for _, trace := range []bool{false, true} {
@@ -69,8 +69,8 @@ func (b *bench) pair(ctx context.Context, c *wire.Client, script string) (plain,
 	return plain, traced, nil
 }
 
-// roundTrip compares Process.start of true with what the guest needs for fork and
-// exec by itself, as a loop in its shell shows.
+// roundTrip compares Process.start of true with the guest's own fork and exec, in a loop in its
+// shell.
 func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
 	const n = 100
 	off := false
@@ -98,7 +98,7 @@ func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
 	return nil
 }
 
-// wire measures the wire against `cat` on the substrate's own way out.
+// wire compares the wire with `cat` on the substrate's own channel.
 func (b *bench) wire(ctx context.Context) error {
 	s, err := b.newSandbox(ctx)
 	if err != nil {
@@ -129,8 +129,8 @@ func (b *bench) wire(ctx context.Context) error {
 	return nil
 }
 
-// bareChannel measures the substrate's own way out of a sandbox, in MB/s; 0: it has none
-// to measure.
+// bareChannel measures the substrate's own channel out of a sandbox, in MB/s; 0: there is none to
+// measure.
 func (b *bench) bareChannel(ctx context.Context) (how string, rate float64, err error) {
 	switch b.substrate {
 	case driver.QEMU:
@@ -159,7 +159,7 @@ func (c *counter) Write(p []byte) (int, error) {
 
 var _ io.Writer = (*counter)(nil)
 
-// parsing measures the parser on the host, on the scripts of this machine.
+// parsing measures the parser on the host, with the scripts of this machine.
 func (b *bench) parsing(context.Context) error {
 	scripts, bytes, err := realScripts()
 	if err != nil {

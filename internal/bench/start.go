@@ -9,14 +9,14 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// startGoals are how many times as long as its floor a turn may take, at p50: on gVisor
-// that of `runsc restore`, which does less than a turn's floor.
+// startGoals are the maximum ratios of a turn to its floor, at p50: on gVisor to `runsc restore`,
+// which does less than a turn's floor.
 const (
 	restoreGoal = 1.5
 	floorGoal   = 1.3
 )
 
-// start measures `turn run` beside the shortest way to the same end on the same substrate.
+// start compares `turn run` with the shortest way to the same result on the same substrate.
 func (b *bench) start(ctx context.Context) error {
 	if !hasFloor(b.substrate) {
 		fmt.Printf("## Start\n\nThere is no floor to measure %s beside.\n\n", b.substrate)
@@ -62,7 +62,8 @@ func (b *bench) start(ctx context.Context) error {
 }
 
 func (b *bench) streaming(ctx context.Context) error {
-	const peakOfAgent = "grep VmHWM /proc/1/status || grep VmRSS /proc/1/status" // gVisor knows no peak
+	// gVisor does not report a peak
+	const peakOfAgent = "grep VmHWM /proc/1/status || grep VmRSS /proc/1/status"
 	t, took, peak, err := b.run(ctx, step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent), true)
 	if err != nil {
 		return err

@@ -15,11 +15,10 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// A column of the table of substrates is one way to run programs. A nil function is
-// something that it does not do.
+// A column of the table of substrates is one way to run programs. A nil function is not supported.
 type column struct {
 	title, what string
-	host        string // address under which it finds this machine's loopback
+	host        string // this machine's loopback from its point of view
 	start       func(ctx context.Context) (time.Duration, error)
 	restore     func(ctx context.Context) (time.Duration, error)
 	fork        func(ctx context.Context) (time.Duration, error)
@@ -29,10 +28,10 @@ type column struct {
 
 	took   map[string][]time.Duration // by row
 	held   processMemory
-	failed map[string]error // by row; what fails once is not tried again
+	failed map[string]error // by row; failed rows are not repeated
 }
 
-// fail notes that a row cannot be measured; the others go on.
+// fail records that a row cannot be measured; the others continue.
 func (c *column) fail(row string, err error) {
 	if err != nil {
 		c.failed[row] = fmt.Errorf("%s, %s: %w (%s)", c.title, row, err, turnstone.HintOf(err))
@@ -44,7 +43,7 @@ const (
 	scriptRuns = 3
 )
 
-// The rows whose times are not of a script.
+// The rows whose durations do not come from a script.
 const (
 	rowStart   = "start"
 	rowRestore = "restore"
@@ -53,17 +52,17 @@ const (
 	rowMemory  = "memory"
 )
 
-// A script is a program that is measured. It prints microseconds.
+// A script is a measured program. It prints microseconds.
 type script struct {
 	row  string
 	text string
-	// print says what a cell shows of the best run, and of native's.
+	// print formats a cell of the best run, and of native's.
 	print func(took, native time.Duration) string
 }
 
 const perSecond = float64(time.Second)
 
-// scripts are what runs in each column. HOST and PORT are where the peer is.
+// scripts run in each column. HOST and PORT are the address of the peer.
 var scripts = []script{
 	{"CPU: a loop in Perl (goal: 0.95 of native)", perl(`my ($x, $s, %h) = (1, ""); for (1 .. 4000000) { $x = ($x * 1103515245 + 12345) & 0x7fffffff; $h{$x % 1000} += $x; $s .= chr(65 + $x % 26) if $x % 64 == 0 }`),
 		func(took, native time.Duration) string {
@@ -86,7 +85,7 @@ var scripts = []script{
 // dial defines a connection to the peer.
 const dial = `sub at { my $s; socket($s, PF_INET, SOCK_STREAM, 0) && connect($s, pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
 
-// perl measures a program in Perl, which every Debian has; after comes when the time is taken.
+// perl measures a program in Perl, which every Debian has; after runs after the measurement.
 func perl(program string, after ...string) string {
 	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MSocket -e '$SIG{PIPE} = "IGNORE"; my $t = Time::HiRes::time(); ` + program +
 		`; printf "%d\n", (Time::HiRes::time() - $t) * 1e6; ` + strings.Join(after, "; ") + `'`
@@ -99,15 +98,15 @@ func each(n int, unit time.Duration, name string) func(took, native time.Duratio
 	}
 }
 
-// rate says how many of amount there are in a second.
+// rate returns the number of amount per second.
 func rate(amount float64, name string) func(took, native time.Duration) string {
 	return func(took, _ time.Duration) string {
 		return fmt.Sprintf("%.0f %s", amount/(float64(took)/perSecond), name)
 	}
 }
 
-// substrates compares the substrates that work here with each other, with the programs
-// that they are made of, and with this machine itself.
+// substrates compares the substrates that work here with each other, with their bare programs, and
+// with this machine itself.
 func (b *bench) substrates(ctx context.Context) error {
 	var err error
 	if b.peer, err = newPeer(); err != nil {
@@ -121,7 +120,7 @@ func (b *bench) substrates(ctx context.Context) error {
 	return b.fill(ctx, columns, func() { b.printSubstrates(columns, absent) })
 }
 
-// fill measures the columns and prints them; the error is of all that could not be measured.
+// fill measures the columns and prints them; the error lists all failed measurements.
 func (b *bench) fill(ctx context.Context, columns []*column, print func()) error {
 	b.measure(ctx, columns)
 	if ctx.Err() != nil {
@@ -135,7 +134,7 @@ func (b *bench) fill(ctx context.Context, columns []*column, print func()) error
 	return errors.Join(errs...)
 }
 
-// columns are what is there to measure; absent says what is not.
+// columns are the available columns; absent lists the others with the reasons.
 func (b *bench) columns(ctx context.Context) (all []*column, absent []string, err error) {
 	have := map[string]*product{}
 	for _, name := range []string{driver.GVisor, driver.QEMU, driver.Firecracker} {
@@ -171,8 +170,8 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 	return append(all, b.nativeColumn(tree)), absent, nil
 }
 
-// measure fills the columns, in turns, so that a slow minute is everybody's. The first
-// start of each is not counted: it may have to take a snapshot.
+// measure fills the columns, alternately, so that a slow minute affects all of them. The first
+// start of each does not count, because it may have to take a snapshot.
 func (b *bench) measure(ctx context.Context, columns []*column) {
 	for _, c := range columns {
 		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
@@ -225,7 +224,7 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 	}
 }
 
-// wantsRow says whether a row is to be measured.
+// wantsRow reports whether a row is to be measured.
 func (b *bench) wantsRow(name string) bool { return strings.Contains(name, b.row) }
 
 func (b *bench) runScript(ctx context.Context, c *column, s script) error {
@@ -256,7 +255,7 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 		for _, c := range columns {
 			text := cell(c)
 			if text == "" {
-				text = "–" // it failed, or is nothing that c does
+				text = "–" // it failed, or c does not support it
 			}
 			fmt.Printf(" | %s", text)
 		}
@@ -298,10 +297,10 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 	fmt.Println()
 }
 
-// best is the shortest: what else the machine does only makes a program slower.
+// best returns the shortest duration: other load of the machine only makes a program slower.
 func best(d []time.Duration) time.Duration { return quantile(d, 0) }
 
-// printGoals compares what the project has promised of gVisor.
+// printGoals compares the goals of this project for gVisor.
 func (b *bench) printGoals(columns []*column) {
 	find := func(title string) *column {
 		for _, c := range columns {
@@ -320,7 +319,7 @@ func (b *bench) printGoals(columns []*column) {
 	fmt.Printf("| CPU, of native | %.2f | at least 0.95 |\n\n", ratio(own.took[cpu], ours.took[cpu], 0))
 }
 
-// load is the machine's load average of the last minute.
+// load returns the machine's load average of the last minute.
 func load() string {
 	b, _ := os.ReadFile("/proc/loadavg")
 	first, _, _ := strings.Cut(string(b), " ")

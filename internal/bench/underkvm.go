@@ -11,11 +11,11 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// bareGoal is how many times as long as with the bare program a restore may take under KVM.
+// bareGoal is the maximum ratio of a restore to the bare program under KVM.
 const bareGoal = 1.2
 
-// underKVM compares the drivers that run guests under KVM with the programs that they drive,
-// on a host whose KVM runs no stock kernel, with a kernel that is made for tests.
+// underKVM compares the drivers that run guests under KVM with their bare programs, on a host whose
+// KVM runs no stock kernel, with a kernel for tests.
 func (b *bench) underKVM(ctx context.Context) error {
 	if b.kernel == "" {
 		return nil
@@ -51,7 +51,8 @@ func (b *bench) underKVM(ctx context.Context) error {
 	return b.fill(ctx, columns, func() { b.printUnderKVM(columns, absent) })
 }
 
-// bareColumn is the program that the substrate called name drives, without the driver.
+// bareColumn returns the column of the bare program of the substrate called name, without the
+// driver.
 func (b *bench) bareColumn(name string) *column {
 	inner := func(mode string) func(context.Context) (time.Duration, error) {
 		return func(ctx context.Context) (time.Duration, error) {
@@ -60,7 +61,7 @@ func (b *bench) bareColumn(name string) *column {
 		}
 	}
 	fork := inner("fork")
-	if name == driver.QEMU { // which writes no memory: the driver reads it out of the process
+	if name == driver.QEMU { // which writes no memory: the driver reads the process's memory
 		fork = nil
 	}
 	return &column{title: "bare " + name, restore: inner("floor"), fork: fork, command: inner("command"),

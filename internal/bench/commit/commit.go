@@ -1,4 +1,5 @@
-// Package commit measures what keeping the files of a turn costs, beside programs that keep files too.
+// Package commit measures the cost of keeping a turn's files, compared with other programs that
+// keep files.
 package commit
 
 import (
@@ -20,12 +21,12 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// commitRuns is how often each way of keeping files is measured; the median counts.
+// commitRuns is the number of measurements of each way of keeping files; the median counts.
 const commitRuns = 3
 
-// Measure prints what keeping the files of a turn costs: from the scratch disk at
-// rest until everything is durable, beside programs that keep files too. All read
-// from warm page caches, and all end with everything on the disk. It works in a folder of parent.
+// Measure prints the cost of keeping a turn's files: from the frozen scratch disk until everything
+// is durable, compared with other programs that keep files. All of them read from warm page caches,
+// and end with everything on the disk. Measure works in a folder of parent.
 func Measure(ctx context.Context, parent string) error {
 	fmt.Printf("## Commit\n\n")
 	for _, set := range []struct {
@@ -50,13 +51,13 @@ func Measure(ctx context.Context, parent string) error {
 // A keeper is a way of keeping files.
 type keeper struct {
 	name string
-	peer bool // one of those that we are measured against
-	// keep keeps the files in the new or existing repository at repo. Everything in
-	// it is durable afterwards.
+	peer bool // a program to compare with
+	// keep keeps the files in the new or existing repository at repo. Everything in it is durable
+	// afterwards.
 	keep func(ctx context.Context, repo string) error
-	// prepare makes an empty repository, which is not measured; it may be nil.
+	// prepare creates an empty repository, which is not measured; it may be nil.
 	prepare func(ctx context.Context, repo string) error
-	again   bool // what a second run costs is worth a look
+	again   bool // also measure a second run
 	noRepo  bool
 }
 
@@ -78,7 +79,7 @@ func commitSet(ctx context.Context, dir, title string, files func(context.Contex
 	}
 	keepers := append([]keeper{{name: "turnstone", keep: ours.commit, prepare: ours.prepare, again: true}}, tools(src)...)
 	first, second, stored := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string]int64{}
-	for range commitRuns { // in turns, so that a slow minute is everybody's
+	for range commitRuns { // alternately, so that a slow minute affects all of them
 		for _, k := range keepers {
 			repo := filepath.Join(dir, "repo")
 			if err := commitOnce(ctx, k, repo, first, second, stored); err != nil {
@@ -115,8 +116,7 @@ func commitOnce(ctx context.Context, k keeper, repo string, first, second map[st
 	return err
 }
 
-// timed runs k, and has its file system write everything down; what others left to
-// write is gone before.
+// timed runs k, and flushes its file system; other programs' data is flushed before.
 func timed(ctx context.Context, k keeper, repo string) (time.Duration, error) {
 	dir, err := os.Open(repo)
 	if err != nil {
@@ -168,8 +168,8 @@ type committer struct {
 	head   tree.Ref // of the last commit
 }
 
-// newCommitter makes the disk of the files in dir, which has the overlay's upper
-// directory in it. Making it is not measured: the guest has done that.
+// newCommitter creates a disk from the files in dir, which contains the overlay's upper directory.
+// The creation is not measured, because the guest does it in a turn.
 func newCommitter(ctx context.Context, dir, disk string, files int64) (*committer, error) {
 	c := &committer{disk: disk, size: files*3/2 + 512<<20}
 	f, err := os.Create(disk)
@@ -184,7 +184,7 @@ func newCommitter(ctx context.Context, dir, disk string, files int64) (*committe
 		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", dir, disk)
 }
 
-// prepare makes a store with the tree that the commit goes onto: an empty one.
+// prepare creates a store with the tree below the commit: an empty tree.
 func (c *committer) prepare(ctx context.Context, repo string) error {
 	return c.with(ctx, repo, func(b *store.Batch) error {
 		top := tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}
@@ -220,8 +220,8 @@ func (c *committer) with(ctx context.Context, repo string, do func(*store.Batch)
 	return batch.Flush(ctx)
 }
 
-// commit puts the disk's upper directory on the parent. A second time it is a turn
-// on the first one's state that left nothing in its upper directory.
+// commit commits the disk's upper directory on the parent. A second call commits a turn on the
+// first turn's state with an empty upper directory.
 func (c *committer) commit(ctx context.Context, repo string) error {
 	return c.with(ctx, repo, func(b *store.Batch) error {
 		f, err := os.Open(c.disk)
@@ -249,7 +249,7 @@ func (c *committer) commit(ctx context.Context, repo string) error {
 	})
 }
 
-// measureFiles returns how many files there are below dir, and their bytes.
+// measureFiles returns the number of files below dir, and their bytes.
 func measureFiles(dir string) (count int, size int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -266,7 +266,7 @@ func measureFiles(dir string) (count int, size int64, err error) {
 	return count, size, err
 }
 
-// removeAll also removes what lies in folders that cannot be written to.
+// removeAll also removes files in read-only folders.
 func removeAll(dir string) error {
 	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, _ error) error {
 		if e != nil && e.IsDir() {

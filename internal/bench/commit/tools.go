@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// command runs a program, in dir, that says nothing unless it fails.
+// command runs a program in dir that prints nothing unless it fails.
 func command(ctx context.Context, dir, name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -25,7 +25,7 @@ func command(ctx context.Context, dir, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, path, args...)
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, nil, &out
-	// Nothing of this machine's settings, and a repository's password.
+	// Ignore this machine's settings, and set a repository's password.
 	cmd.Env = append(os.Environ(), "RESTIC_PASSWORD=bench", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
 		"GIT_AUTHOR_NAME=bench", "GIT_AUTHOR_EMAIL=bench@example.com", "GIT_COMMITTER_NAME=bench", "GIT_COMMITTER_EMAIL=bench@example.com")
 	if err := cmd.Run(); err != nil {
@@ -34,8 +34,8 @@ func command(ctx context.Context, dir, name string, args ...string) error {
 	return nil
 }
 
-// tools are the programs that we are measured against, with the settings they come
-// with, and the floors: what reading, compressing and hashing take by themselves.
+// tools are the programs to compare with, with their default settings, and the floors: reading,
+// compressing and hashing alone.
 func tools(src string) []keeper {
 	shell := func(script string) func(context.Context, string) error {
 		return func(ctx context.Context, repo string) error {
@@ -67,8 +67,7 @@ func tools(src string) []keeper {
 	}
 }
 
-// sourceFiles fills dir with 20,000 files of Go's own source and of the modules that
-// this one is built from.
+// sourceFiles fills dir with 20,000 files of Go's own source and of this module's dependencies.
 func sourceFiles(ctx context.Context, dir string) error {
 	left := 20_000
 	for i, name := range []string{"GOROOT", "GOMODCACHE"} {
@@ -90,7 +89,7 @@ func sourceFiles(ctx context.Context, dir string) error {
 	return nil
 }
 
-// copyFiles copies up to limit regular files, and returns how many may follow.
+// copyFiles copies up to limit regular files, and returns the remaining limit.
 func copyFiles(src, dst string, limit int) (int, error) {
 	err := filepath.WalkDir(src, func(path string, e fs.DirEntry, err error) error {
 		switch {
@@ -117,7 +116,7 @@ func copyFiles(src, dst string, limit int) (int, error) {
 	return limit, err
 }
 
-// largeFiles fills dir with 1 GiB: tables of numbers as text, and what does not compress.
+// largeFiles fills dir with 1 GiB: tables of numbers as text, and incompressible data.
 func largeFiles(_ context.Context, dir string) error {
 	const files, size = 8, 128 << 20
 	r := rand.New(rand.NewPCG(1, 2))
