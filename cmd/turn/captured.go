@@ -12,23 +12,25 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A commandReport is what turn exec and turn sandbox exec print when the command has ended.
+// A commandReport is the output of turn exec and turn sandbox exec when the command has ended.
 type commandReport struct {
-	Argv       []string             `json:"argv"`
-	ExitCode   int                  `json:"exit_code"` // 128 plus the signal's number when a signal ended it; turn's own when it was cut off, as 124 by --timeout
+	Argv []string `json:"argv"`
+	// 128 plus the signal's number if a signal ended it; turn's own for an interrupted command,
+	// such as 124 by --timeout
+	ExitCode   int                  `json:"exit_code"`
 	Duration   turnstone.Millis     `json:"duration_ms"`
-	Stdout     string               `json:"stdout"` // its beginning, when it is truncated
+	Stdout     string               `json:"stdout"` // its beginning, if it is truncated
 	Stderr     string               `json:"stderr"`
 	StdoutInfo turnstone.OutputInfo `json:"stdout_info"`
 	StderrInfo turnstone.OutputInfo `json:"stderr_info"`
 }
 
-// maxCaptured is how much of an output a commandReport has, in bytes.
+// maxCaptured bounds the bytes of an output in a commandReport.
 const maxCaptured = 1 << 20
 
-// A captured is an output that goes into a commandReport.
+// A captured is an output for a commandReport.
 type captured struct {
-	mu    sync.Mutex // of a command that was cut off more may come while it is read
+	mu    sync.Mutex // an interrupted command may still write during a read
 	text  strings.Builder
 	bytes int64
 	sum   hash.Hash
@@ -44,7 +46,7 @@ func (c *captured) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// read returns what there is so far.
+// read returns the output so far.
 func (c *captured) read() (string, turnstone.OutputInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -69,9 +71,9 @@ func (c *capturedCommand) report(exitCode int) commandReport {
 	return r
 }
 
-// deliver prints the report of a command that ended with code, or that was cut off with
-// verdict, which is then what the status says; nothing when the command wrote nothing and
-// was not ended by its time. It returns verdict, or why the report could not be printed.
+// deliver prints the report of a command that ended with code, or that was interrupted with
+// verdict, whose status the report then has; nothing if the command wrote nothing and did not end
+// by its time limit. It returns verdict, or an error if the report could not be printed.
 func (c *capturedCommand) deliver(a *app, code int, err, verdict error) error {
 	var exit *exitError
 	if err != nil && errors.As(verdict, &exit) {

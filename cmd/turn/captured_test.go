@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestCutOffCommandIsReported: what a command wrote before it was cut off is printed, with
-// the status that turn ends with.
+// TestCutOffCommandIsReported checks that the output of an interrupted command is printed, with the
+// status of turn.
 func TestCutOffCommandIsReported(t *testing.T) {
 	fault := turnstone.NewError("executor.exec", turnstone.KindTimeout, "sh", nil)
 	for _, tc := range []struct {
@@ -43,7 +43,7 @@ func TestCutOffCommandIsReported(t *testing.T) {
 	}
 }
 
-// TestNobodyListens: a reader of standard output that goes away is no fault.
+// TestNobodyListens checks that a reader of standard output that disconnects is not an error.
 func TestNobodyListens(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -14,7 +14,7 @@ type checkCmd struct {
 	JSON  bool     `name:"json" help:"Print the steps as JSON."`
 }
 
-// Run reads every document, so that one run names the faults of all.
+// Run reads every document, so that one run reports the faults of all.
 func (c *checkCmd) Run(a *app) error {
 	docs := []checked{}
 	bad := false
@@ -79,8 +79,8 @@ func (c *checkCmd) Run(a *app) error {
 	return nil
 }
 
-// hostOnly returns an executor that plans and runs nothing, and the host's configuration,
-// without making a state directory.
+// hostOnly returns an executor that plans and runs nothing, and the host's configuration. It
+// creates no state directory.
 func (a *app) hostOnly() (*executor.Executor, config.Config, error) {
 	dir, err := statedir.Locate(a.env.Dir)
 	if err != nil {

@@ -20,17 +20,17 @@ import (
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
-// The exit statuses of turn. "turn exec" passes on the command's instead, and
-// has exitExec for turn's own failures.
+// The exit statuses of turn. "turn exec" instead exits with the command's status, and with exitExec
+// for turn's own failures.
 const (
 	exitOK      = 0
-	exitFailed  = 1   // a step failed or ran out of time; doctor: nothing can run
-	exitUsage   = 2   // the document or the command line is wrong; nothing was started
-	exitAborted = 3   // the turn could not be run, or was cut off
+	exitFailed  = 1   // a step failed or timed out; doctor: nothing can run
+	exitUsage   = 2   // the document or the command line is invalid; nothing was started
+	exitAborted = 3   // the turn could not be run, or was interrupted
 	exitExec    = 125 // "turn exec" itself failed
 )
 
-// cli is the command line, as kong reads it.
+// cli is the command line, as kong parses it.
 type cli struct {
 	Run    runCmd    `cmd:"" group:"Run documents" help:"Run a document and print its receipt."`
 	Exec   execCmd   `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
@@ -69,20 +69,20 @@ type cli struct {
 	Verbose int `short:"v" type:"counter" help:"Log more; repeat for debug output."`
 }
 
-// app is what every command needs: the streams of the process.
+// app contains the process's streams, which every command needs.
 type app struct {
 	stdin          *os.File
 	stdout, stderr *os.File
 	kong           *kong.Kong
 	verbose        int
-	json           bool   // what the command prints is JSON, errors too
-	command        string // the one that runs, as "session ls"
+	json           bool   // the command's output is JSON, including errors
+	command        string // the running command, such as "session ls"
 	env            settings
 
-	onJSON func(command string, doc []byte) // is given what is printed; for tests
+	onJSON func(command string, doc []byte) // receives the output; for tests
 }
 
-// An exitError ends turn with a status of its own. Err may be nil when all has been said.
+// An exitError ends turn with a specific status. Err may be nil if nothing remains to be printed.
 type exitError struct {
 	code int
 	err  error
@@ -97,19 +97,19 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// realMain is main without the exit. onJSON, if it is not nil, is given what --json prints.
+// realMain is main without the exit. onJSON, if it is not nil, receives the output of --json.
 func realMain(onJSON func(command string, doc []byte)) int {
 	collectLater()
 	if err := subprocess.CloseOnExec(); err != nil {
 		putln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
 		return exitAborted
 	}
-	// A reader that goes away is an error of the write, not the end of the
-	// process: the sandbox has to be put away first.
+	// A reader that disconnects causes a write error, not the end of the process: the sandbox must
+	// be removed first.
 	signal.Ignore(syscall.SIGPIPE)
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, onJSON: onJSON, env: environment(os.Getenv)}
 	if a.env.substrate == "" {
-		_ = os.Unsetenv("TURN_SUBSTRATE") // kong would take the empty value
+		_ = os.Unsetenv("TURN_SUBSTRATE") // kong would use the empty value
 	}
 	return a.main(os.Args[1:])
 }
@@ -135,12 +135,13 @@ func (a *app) main(args []string) int {
 		return a.report(usage(err))
 	}
 	a.verbose, a.json, a.command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
-	a.logTo(a.stderr) // what a command logs before it shows its progress, and all of those that show none
+	// log records before a command shows its progress, and those of commands without progress
+	a.logTo(a.stderr)
 	return a.report(kctx.Run(a))
 }
 
-// newParser returns kong's parser; exited becomes true when it has printed help
-// and there is nothing left to do. grammar is one of grammarFor's.
+// newParser returns kong's parser; exited becomes true when it has printed help and nothing remains
+// to be done. grammar is a result of grammarFor.
 func newParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
 	exited := new(bool)
 	p, err := kong.New(grammar,
@@ -155,7 +156,7 @@ func newParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error)
 	return p, exited, err
 }
 
-// usage makes kong's error one that says where help is.
+// usage adds a hint at the help to kong's error.
 func usage(err error) error {
 	hint := "turn --help lists the commands"
 	var parse *kong.ParseError
@@ -168,7 +169,7 @@ func usage(err error) error {
 		WithHint(hint)}
 }
 
-// commandWords returns the subcommand that was chosen, without its arguments.
+// commandWords returns the selected subcommand, without its arguments.
 func commandWords(ctx *kong.Context) string {
 	var words []string
 	for _, p := range ctx.Path {
@@ -179,7 +180,7 @@ func commandWords(ctx *kong.Context) string {
 	return strings.Join(words, " ")
 }
 
-// report prints err, if there is something to print, and returns the exit status.
+// report prints err, if it has a text, and returns the exit status.
 func (a *app) report(err error) int {
 	if err == nil {
 		return exitOK
@@ -196,7 +197,8 @@ func (a *app) report(err error) int {
 	var typed *turnstone.Error
 	var write *fs.PathError
 	if !errors.As(err, &typed) && errors.As(err, &write) && write.Path == a.stdout.Name() && errors.Is(err, syscall.EPIPE) {
-		return 128 + int(syscall.SIGPIPE) // as a program that the signal ended: nobody listens
+		// like a program that the signal ended: there is no reader
+		return 128 + int(syscall.SIGPIPE)
 	}
 	a.complain(err)
 	return code
@@ -205,7 +207,7 @@ func (a *app) report(err error) int {
 // complain prints err as "turn: …" with its hint below, or as one line of JSON.
 func (a *app) complain(err error) {
 	if a.json {
-		a.command = "" // of all commands the same
+		a.command = "" // the same for all commands
 		_ = a.writeLine(a.stderr, errorReport{newErrorBody(err)})
 		return
 	}
@@ -217,8 +219,8 @@ func (a *app) complain(err error) {
 	}
 }
 
-// messages returns one line per fault, for a document may have several, with the
-// author's line below it where that helps.
+// messages returns one line for each fault, because a document may have several, with the author's
+// line below it where that helps.
 func messages(err error) []string {
 	var several document.SyntaxErrors
 	if errors.As(err, &several) {
@@ -235,7 +237,7 @@ func messages(err error) []string {
 	return []string{strings.TrimRight(err.Error(), "\n")}
 }
 
-// codeOf says which exit status an error means when nothing was started.
+// codeOf returns the exit status of an error if nothing was started.
 func codeOf(err error) int {
 	switch turnstone.KindOf(err) {
 	case turnstone.KindInvalid, turnstone.KindNotFound:
@@ -244,18 +246,17 @@ func codeOf(err error) int {
 	return exitAborted
 }
 
-// An interruption is why a context ended: the user, or who manages the machine,
-// wants turn to stop.
+// An interruption is a context's cause of cancellation: the user, or a service manager, wants turn
+// to stop.
 type interruption struct{ signal syscall.Signal }
 
 func (i interruption) Error() string { return "interrupted (" + i.signal.String() + ")" }
 
-// Is makes an interruption a cancellation for those who ask.
+// Is makes errors.Is report an interruption as a cancellation.
 func (i interruption) Is(target error) bool { return target == context.Canceled }
 
-// interruptible returns a context that ends with the first SIGINT, SIGTERM or
-// SIGHUP. The second one ends the process at once with code, whatever is still
-// to be put away; the next start sweeps that up.
+// interruptible returns a context that ends with the first SIGINT, SIGTERM or SIGHUP. The second
+// signal ends the process immediately with code, without any cleanup; the next start cleans up.
 func interruptible(tell func(string), code int) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
@@ -283,7 +284,7 @@ func interruptible(tell func(string), code int) (context.Context, func()) {
 	}
 }
 
-// styleOf says what f can show. NO_COLOR (https://no-color.org) and TERM=dumb are obeyed.
+// styleOf returns the capabilities of f. It respects NO_COLOR (https://no-color.org) and TERM=dumb.
 func styleOf(f *os.File, quiet bool) style {
 	terminal := term.IsTerminal(int(f.Fd()))
 	name := os.Getenv("TERM")
@@ -301,8 +302,8 @@ func styleOf(f *os.File, quiet bool) style {
 	}
 }
 
-// logTo sends log records to w: warnings, with -v what is done, with -vv everything. slog
-// quotes what it is given; the sanitizer is for whatever it does not.
+// logTo sends log records to w: warnings, with -v also actions, with -vv everything. slog quotes
+// its arguments; the sanitizer covers the rest.
 func (a *app) logTo(w io.Writer) {
 	level := slog.LevelWarn - slog.Level(4*a.verbose)
 	slog.SetDefault(slog.New(slog.NewTextHandler(cleanWriter{newSanitizer(false), w}, &slog.HandlerOptions{Level: level})))

@@ -20,7 +20,7 @@ zsh:  source <(turn completion zsh)
 fish: turn completion fish | source`
 }
 
-// Run prints the script, which is made from the command line's own model.
+// Run prints the script, which is generated from the command line's own model.
 func (c *completionCmd) Run(a *app) error {
 	commands := completions(a.kong.Model.Node, "")
 	var b strings.Builder
@@ -37,18 +37,18 @@ func (c *completionCmd) Run(a *app) error {
 	return err
 }
 
-// A completion is what may follow one command.
+// A completion describes the words that may follow one command.
 type completion struct {
 	path  string // words of the command after "turn"
 	words []word // its subcommands
 	flags []*kong.Flag
 	files bool // its arguments are files
-	// images and commands say that its arguments are templates, or commands.
+	// images and commands mean that its arguments are templates, or commands.
 	images, commands bool
-	// sandboxes says that its arguments are sandboxes, copies that they are paths here
-	// or in one.
+	// sandboxes means that its arguments are sandboxes, copies that they are local paths or paths
+	// in a sandbox.
 	sandboxes, copies bool
-	// sessions says that its arguments are sessions, refs that they are turns.
+	// sessions means that its arguments are sessions, refs that they are turns.
 	sessions, refs bool
 	homes          bool // its arguments are homes
 }
@@ -87,30 +87,30 @@ func completions(node *kong.Node, path string) []completion {
 	return append([]completion{c}, below...)
 }
 
-// listImages prints the names of the templates there are when the user asks, in
-// each of the shells.
+// listImages prints the names of the existing templates at the time of completion, for each of the
+// shells.
 const listImages = "turn template ls --names 2>/dev/null"
 
-// listHomes prints the names of the homes there are.
+// listHomes prints the names of the existing homes.
 const listHomes = "turn home ls --names 2>/dev/null"
 
-// listSessions prints the names of the sessions there are, and "-" where one is at hand.
+// listSessions prints the names of the existing sessions, and "-" if there is a session at hand.
 const listSessions = "turn complete-refs --sessions 2>/dev/null"
 
-// listRefs prints the turns that the word so far, which a shell has in a variable, can
-// become: sessions, turns of the session at hand; behind SESSION@ its branches and tags.
+// listRefs prints the completions of a reference, which a shell has in a variable: sessions, and
+// turns of the session at hand; after SESSION@ its branches and tags.
 const (
 	bashRefs = "turn complete-refs -- \"$ref\" 2>/dev/null"
 	fishRefs = "turn complete-refs -- (commandline -ct) 2>/dev/null"
 )
 
-// listSandboxes prints the sandboxes there are, by name if they have one.
+// listSandboxes prints the existing sandboxes, by name if they have one.
 const listSandboxes = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print $2 == "-" ? $1 : $2 }'`
 
-// listPlaces prints how a path in each of them begins, for turn sandbox cp.
+// listPlaces prints the start of a path in each of them, for turn sandbox cp.
 const listPlaces = `turn sandbox ls 2>/dev/null | awk 'NR > 1 { print ($2 == "-" ? $1 : $2) ":" }'`
 
-// list is the command that prints what the arguments of c can be, if there is one.
+// list returns the command that prints the possible arguments of c, if there is one.
 func (c *completion) list() string {
 	switch {
 	case c.images:
@@ -129,7 +129,7 @@ func (c *completion) list() string {
 	return ""
 }
 
-// listed is the command that prints what a flag's value can be, if there is one.
+// listed returns the command that prints the possible values of a flag, if there is one.
 func listed(f *kong.Flag) string {
 	switch f.Name {
 	case "image":
@@ -142,7 +142,7 @@ func listed(f *kong.Flag) string {
 	return ""
 }
 
-// flagWords returns a flag as the user writes it, long and short.
+// flagWords returns the forms of a flag, long and short.
 func flagWords(f *kong.Flag) []string {
 	w := []string{"--" + f.Name}
 	if f.Short != 0 {
@@ -154,8 +154,8 @@ func flagWords(f *kong.Flag) []string {
 // takesValue reports whether the flag's next word is its value.
 func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
 
-// values returns what a flag's value can be: a few words, or files. (Templates
-// are listed when the user asks for them.)
+// values returns the possible values of a flag: a few words, or files. (Templates are listed at the
+// time of completion.)
 func values(f *kong.Flag) []string {
 	switch f.Name {
 	case "network":
@@ -172,12 +172,12 @@ func values(f *kong.Flag) []string {
 
 func takesFile(f *kong.Flag) bool { return f.Name == "output" || f.Name == "add" || f.Name == "get" }
 
-// bashCompletion writes one function that finds the command by the words before
-// the cursor. It serves zsh too, through bashcompinit.
+// bashCompletion writes one function that finds the command by the words before the cursor. It also
+// serves zsh, through bashcompinit.
 func bashCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("_turn() {\n" +
 		"  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} path= word i\n" +
-		// bash takes "@" for the end of a word: ref is the whole of it.
+		// bash splits words at "@": ref is the whole reference.
 		"  local ref=$cur before=${COMP_WORDS[COMP_CWORD-2]-}\n" +
 		"  [[ $cur != @ || $COMP_CWORD -lt 2 ]] || ref=$prev@\n" +
 		"  [[ $prev != @ ]] || ref=$before@$cur\n" +
@@ -232,7 +232,7 @@ func bashCompletion(b *strings.Builder, all []completion) {
 			words = "\"$(" + list + ")\""
 		}
 		files := ""
-		if c.refs { // what stands before the last "@" is there already
+		if c.refs { // the part before the last "@" is already typed
 			files = "; [[ $ref != *@* || $ref == \"$cur\" ]] || COMPREPLY=($(compgen -W \"$(" + bashRefs + ")\" -- \"$ref\")) COMPREPLY=(\"${COMPREPLY[@]#\"${ref%@*}@\"}\")"
 		}
 		if c.copies { // a path follows the colon
@@ -248,7 +248,7 @@ func bashCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("  esac\n}\ncomplete -o filenames -F _turn turn\n")
 }
 
-// fishCompletion writes one line per subcommand and flag.
+// fishCompletion writes one line for each subcommand and flag.
 func fishCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("complete -c turn -f\n")
 	for _, c := range all {
@@ -283,7 +283,7 @@ func fishCompletion(b *strings.Builder, all []completion) {
 	}
 }
 
-// fishCondition is true where exactly the command c has been typed.
+// fishCondition is true if exactly the command c has been typed.
 func fishCondition(c completion) string {
 	if c.path == "" {
 		return "__fish_use_subcommand"

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// withExecutor calls f with an executor and a context that the user can end.
+// withExecutor calls f with an executor and a context that the user can cancel.
 func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
 	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
@@ -32,15 +32,15 @@ func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) err
 // stateDir opens the state directory.
 func (a *app) stateDir() (*statedir.Dir, error) { return statedir.Open(a.env.Dir) }
 
-// open returns an executor whose holder is this program, by a path that an update of its
-// file does not change.
+// open returns an executor whose holder is this program, by a path that an update of its file does
+// not change.
 func (a *app) open(ctx context.Context) (*executor.Executor, error) {
 	o := a.env.Options
 	o.Holder = holder
 	return executor.Open(ctx, o)
 }
 
-// holder keeps sandboxes. The path is that of the running program, whatever becomes of its file.
+// holder keeps sandboxes. The path is that of the running program, even if its file is replaced.
 var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}
 
 // sandboxes returns the sandboxes of h.
@@ -50,9 +50,9 @@ func (a *app) sandboxes(h *statedir.Dir) *sandboxes.Store {
 	return s
 }
 
-// withRefs is withExecutor for a command whose arguments refs name sessions or turns. What
-// stands for the session at hand is replaced; if all goes well, and also when the command
-// says no by its exit status alone, the session that the first one names is the one at hand.
+// withRefs is withExecutor for a command whose arguments refs name sessions or turns. It expands
+// references to the session at hand; after success, and also if the command reports a negative
+// result by its exit status alone, the session of the first reference becomes the session at hand.
 func (a *app) withRefs(refs []*string, f func(ctx context.Context, x *executor.Executor) error) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		given := *refs[0]
@@ -68,7 +68,7 @@ func (a *app) withRefs(refs []*string, f func(ctx context.Context, x *executor.E
 	})
 }
 
-// expand replaces what stands for the session at hand.
+// expand expands references to the session at hand.
 func (a *app) expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
 	for _, ref := range refs {
 		if *ref, err = x.Expand(ctx, *ref, a.env.session); err != nil {
@@ -78,12 +78,12 @@ func (a *app) expand(ctx context.Context, x *executor.Executor, refs ...*string)
 	return nil
 }
 
-// shortID is as much of a turn's ID as tells it from others in practice: the time
-// in milliseconds, and a little of what is random.
+// shortID returns a prefix of a turn's ID that is unique in practice: the time in milliseconds, and
+// some of the random part.
 func shortID(id turnstone.TurnID) string { return string(id)[:min(len(id), 14)] }
 
-// names says which branches end with the turn id, and which tags it has, in
-// parentheses, with a space before them; nothing when there are none.
+// names returns the branches that end with the turn id, and its tags, in parentheses, with a space
+// before them; empty if there are none.
 func names(g *session.Graph, id turnstone.TurnID) string {
 	var list []string
 	for _, b := range g.Branches {
@@ -102,7 +102,7 @@ func names(g *session.Graph, id turnstone.TurnID) string {
 	return " (" + strings.Join(list, ", ") + ")"
 }
 
-// outcome is a turn's result, or what stands for it.
+// outcome returns a turn's result, or a replacement for a turn without one.
 func outcome(t session.Turn) string {
 	switch {
 	case t.Status == session.StatusRunning:
@@ -113,5 +113,5 @@ func outcome(t session.Turn) string {
 	return string(t.Result)
 }
 
-// ago says how long ago something was, for people.
+// ago formats the time from t to now for users.
 func ago(t, now time.Time) string { return rough(now.Sub(t)) + " ago" }

@@ -20,7 +20,7 @@ times are kept, owners are not. Devices, pipes, and symlinks that lead out of th
 folder that is copied are left out, and said.`
 }
 
-// How many files that were left out are named.
+// Maximum number of omitted files that are named.
 const (
 	maxSkips     = 20
 	maxSkipsJSON = 10_000

@@ -30,10 +30,11 @@ Names with control characters are quoted. Patches have git's format; a binary fi
 is only reported to differ.`
 }
 
-// Run prints what differs.
+// Run prints the differences.
 func (c *diffCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
-		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") { // all else is of From's session
+		// all other references are in From's session
+		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") {
 			if err := a.expand(ctx, x, &c.To); err != nil {
 				return err
 			}
@@ -71,7 +72,7 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 	return out.Flush()
 }
 
-// changeLine is what happened to a path.
+// changeLine describes a path's change.
 func changeLine(f executor.FileChange) string {
 	if f.Status == executor.Renamed {
 		return fmt.Sprintf("%s %s -> %s", f.Status, named(f.OldPath), named(f.Path))
@@ -79,7 +80,7 @@ func changeLine(f executor.FileChange) string {
 	return fmt.Sprintf("%s %s", f.Status, named(f.Path))
 }
 
-// what names the attributes that changed, when it is not the content alone.
+// what names the changed attributes, unless only the content changed.
 func what(f executor.FileChange) string {
 	if f.Status != executor.Modified || len(f.What) == 1 && f.What[0] == "content" {
 		return ""
@@ -130,5 +131,5 @@ func printEnv(out io.Writer, d *executor.StateDiff) {
 	}
 }
 
-// errTwoForms is the cause when more than one way to print is asked for.
+// errTwoForms is the cause if several output formats are requested.
 var errTwoForms = errors.New("ask for one of --receipt, --files and --json")

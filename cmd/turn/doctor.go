@@ -24,7 +24,7 @@ func (c *doctorCmd) Validate() error {
 	return nil
 }
 
-// Run looks at the machine, or at a kernel.
+// Run checks the machine, or a kernel.
 func (c *doctorCmd) Run(a *app) error {
 	h, err := a.stateDir()
 	if err != nil {

@@ -45,7 +45,7 @@ var variables = []variable{
 	{"NO_COLOR", "Print no colors if set.", nil},
 }
 
-// environment reads the variables by getenv.
+// environment reads the variables with getenv.
 func environment(getenv func(string) string) settings {
 	var s settings
 	for _, v := range variables {

@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// TestEnvironmentOfHolder: a holder reads from its environment what the executor that starts
-// it was opened with. The state directory and the holder itself are arguments.
+// TestEnvironmentOfHolder checks that a holder reads from its environment the options of the
+// executor that starts it. The state directory and the holder itself are arguments.
 func TestEnvironmentOfHolder(t *testing.T) {
 	var o executor.Options
 	v := reflect.ValueOf(&o).Elem()
@@ -39,7 +39,8 @@ func TestEnvironmentOfHolder(t *testing.T) {
 	}
 }
 
-// TestEnvironmentFirst: of two variables with one place the first that has a value wins.
+// TestEnvironmentFirst checks that of two variables with one destination the first with a value
+// wins.
 func TestEnvironmentFirst(t *testing.T) {
 	env := map[string]string{"npm_config_registry": "a", "NPM_CONFIG_REGISTRY": "b"}
 	get := func(name string) string { return env[name] }
@@ -52,8 +53,8 @@ func TestEnvironmentFirst(t *testing.T) {
 	}
 }
 
-// TestLibrariesReadNoVariable: a program that imports the libraries is not changed by variables
-// that are meant for turn.
+// TestLibrariesReadNoVariable checks that variables for turn do not affect a program that imports
+// the libraries.
 func TestLibrariesReadNoVariable(t *testing.T) {
 	reads := regexp.MustCompile(`(Getenv|LookupEnv)\("(TURN_|PIP_|npm_|NPM_)`)
 	// Programs of their own, and what only tests import.
@@ -78,7 +79,7 @@ func TestLibrariesReadNoVariable(t *testing.T) {
 	}
 }
 
-// TestPullFromMirror: an image without bash gets Debian's, from the mirror that is named.
+// TestPullFromMirror checks that an image without bash gets Debian's, from the named mirror.
 func TestPullFromMirror(t *testing.T) {
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
 		t.Skip(err)

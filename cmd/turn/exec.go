@@ -35,7 +35,7 @@ Exit status: that of the command, 128+N if signal N ended it; 124 after --timeou
 2 if the command line is invalid.`
 }
 
-// Statuses that users know: of timeout(1), and of the shell.
+// Conventional statuses: of timeout(1), and of the shell.
 const (
 	exitTimeout  = 124
 	exitNoExec   = 126
@@ -100,7 +100,7 @@ func (c *execCmd) Run(a *app) error {
 	return verdict
 }
 
-// execVerdict makes the outcome into the exit status.
+// execVerdict returns the exit status of the outcome.
 func execVerdict(ctx context.Context, code int, err error) error {
 	cause := context.Cause(ctx)
 	var sig interruption
@@ -115,7 +115,8 @@ func execVerdict(ctx context.Context, code int, err error) error {
 	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindInvalid:
 		return &exitError{exitNoExec, err}
 	case errors.Is(cause, syscall.EPIPE):
-		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
+		// like a program that the signal ended: there is no reader
+		return &exitError{128 + int(syscall.SIGPIPE), nil}
 	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]turnstone.Op{"executor.network", "network.policy", "network.rule"}, fault.Op):
 		return &exitError{exitUsage, err}
 	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.KindInvalid || fault.Op == "template.find" && fault.Kind == turnstone.KindNotFound):
@@ -130,7 +131,7 @@ func execVerdict(ctx context.Context, code int, err error) error {
 	return nil
 }
 
-// sanitizerFor returns what output to f has to pass: nothing unless f is a terminal.
+// sanitizerFor returns the sanitizer of output to f: none unless f is a terminal.
 func sanitizerFor(f *os.File) *sanitizer {
 	if !term.IsTerminal(int(f.Fd())) {
 		return nil
@@ -138,7 +139,7 @@ func sanitizerFor(f *os.File) *sanitizer {
 	return newSanitizer(styleOf(f, false).colors)
 }
 
-// markerFor is sanitizerFor for what is read, not watched.
+// markerFor is sanitizerFor for text that is read, not watched.
 func markerFor(f *os.File, escapes bool) *sanitizer {
 	if !term.IsTerminal(int(f.Fd())) {
 		return nil
@@ -146,8 +147,7 @@ func markerFor(f *os.File, escapes bool) *sanitizer {
 	return newMarker(styleOf(f, false).colors, escapes)
 }
 
-// A sink passes a command's output on. When that fails nobody reads it any more,
-// and the command is ended.
+// A sink forwards a command's output. If that fails there is no reader, and the command is ended.
 type sink struct {
 	file     *os.File
 	progress *progress

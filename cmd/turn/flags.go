@@ -39,7 +39,7 @@ func (f *sandboxFlags) Validate() error {
 	return f.contradiction()
 }
 
-// shape returns base with what the flags say in its place.
+// shape returns base with the values of the flags.
 func (f *sandboxFlags) shape(base turnstone.Shape) turnstone.Shape {
 	if f.CPUs != nil {
 		base.CPUs = *f.CPUs
@@ -100,7 +100,7 @@ func transfers(from []transfer) []executor.Transfer {
 	return to
 }
 
-// sizeMapper reads sizes as the whole project writes them.
+// sizeMapper parses sizes in the form of the whole project.
 func sizeMapper() kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[turnstone.Bytes](), kong.MapperFunc(
 		func(ctx *kong.DecodeContext, target reflect.Value) error {

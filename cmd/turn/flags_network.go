@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// networkFlags say what a sandbox may reach.
+// networkFlags describe a sandbox's network access.
 type networkFlags struct {
 	Network      networkMode  `help:"Set the network mode." placeholder:"on|off|record|replay[=TURN]"`
 	Allow        []rule       `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
@@ -21,7 +21,7 @@ type networkFlags struct {
 	NoHostCA     bool         `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
 }
 
-// network says whether there is to be one; nil: nothing is said.
+// network reports whether there is to be a network; nil: no flag decides.
 func (f *networkFlags) network() *bool {
 	on := true
 	switch {
@@ -33,7 +33,7 @@ func (f *networkFlags) network() *bool {
 	return nil
 }
 
-// contradiction refuses rules for a network that there is not to be.
+// contradiction rejects rules for a network that is off.
 func (f *networkFlags) contradiction() error {
 	if f.Network.set && !f.Network.on && len(f.Allow) > 0 {
 		return errors.New("--allow: --network is off")
@@ -41,7 +41,7 @@ func (f *networkFlags) contradiction() error {
 	return nil
 }
 
-// rules are what the flags say beside on and off; nil: nothing.
+// rules returns the flags other than on and off; nil: none.
 func (f *networkFlags) rules() *document.NetworkRules {
 	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set && !f.NoHostCA {
 		return nil
@@ -58,7 +58,7 @@ func (f *networkFlags) rules() *document.NetworkRules {
 	return &r
 }
 
-// spec is what a sandbox that stays is made with.
+// spec returns the network of a sandbox that is kept.
 func (f *networkFlags) spec() (*network.Spec, error) {
 	if f.Network.rules.Record || f.Network.rules.Replay {
 		return nil, errors.New("--network: record and replay are for turns")
@@ -82,7 +82,7 @@ func (f *networkFlags) spec() (*network.Spec, error) {
 	return s, nil
 }
 
-// networkMode is a word about the network that knows whether it was given.
+// networkMode is a mode of the network that records whether it was given.
 type networkMode struct {
 	set, on bool
 	rules   document.NetworkRules
@@ -103,7 +103,7 @@ func (m *networkMode) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// A rule is one of network.ParseRule, or public.
+// A rule is a rule of network.ParseRule, or public.
 type rule string
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -119,8 +119,8 @@ func (r *rule) UnmarshalText(text []byte) error {
 // A headerFlag is HOST=NAME: VALUE, or HOST=NAME=VARIABLE.
 type headerFlag string
 
-// UnmarshalText implements encoding.TextUnmarshaler. It looks at nothing: its errors
-// would hold the value.
+// UnmarshalText implements encoding.TextUnmarshaler. It checks nothing, because its errors would
+// contain the value.
 func (h *headerFlag) UnmarshalText(text []byte) error {
 	*h = headerFlag(text)
 	return nil

@@ -13,7 +13,7 @@ type forkCmd struct {
 	JSON   bool   `name:"json" help:"Print the branch as JSON."`
 }
 
-// Run makes the branch.
+// Run creates the branch.
 func (c *forkCmd) Run(a *app) error {
 	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		fork := x.Fork

@@ -6,16 +6,16 @@ import (
 )
 
 const (
-	// hasteTime is how long a command is in haste.
+	// hasteTime is the time for which garbage collection is delayed.
 	hasteTime = 2 * time.Second
-	// hastePercent has the first garbage collection begin at 32 MB (runtime/debug,
-	// SetGCPercent: 4 MB for each hundred).
+	// hastePercent delays the first garbage collection until 32 MB (runtime/debug, SetGCPercent: 4
+	// MB for each hundred).
 	hastePercent = 800
 )
 
-// collectLater puts off the collection of garbage: most commands end before their garbage
-// is worth a look, which takes a tenth of their time. One that goes on, as what holds a
-// sandbox does, collects as usual from then on, and gives back what it had.
+// collectLater delays garbage collection: most commands end before it is useful, and it takes a
+// tenth of their time. A longer command, such as the holder of a sandbox, then collects as usual,
+// and returns the memory.
 func collectLater() {
 	percent := debug.SetGCPercent(hastePercent)
 	time.AfterFunc(hasteTime, func() {

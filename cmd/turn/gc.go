@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 )
 
-// An age is a duration that may be written in days, as 7d.
+// An age is a duration that may be written in days, such as 7d.
 type age time.Duration
 
 // UnmarshalText is called by kong.
@@ -49,7 +49,7 @@ broken-out machines left in trash, and what of it cannot be removed is told. All
 ancestors of a turn that stays are kept. It may run beside turns.`
 }
 
-// Run deletes.
+// Run deletes unreachable data.
 func (c *gcCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.GC(ctx, executor.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous), KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
@@ -79,7 +79,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 		}
 	}
 	freed := fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
-	if rep.DryRun { // what packs would shrink by is known when they are written anew
+	if rep.DryRun { // the savings in packs are known only after they are rewritten
 		freed = ""
 	}
 	_, err := putf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
@@ -99,7 +99,7 @@ damaged or lost, packs and objects are checked all the same. Exit status: 0 all 
 well; 1 something is wrong.`
 }
 
-// Run checks.
+// Run verifies the store.
 func (c *fsckCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.Fsck(ctx)
@@ -148,7 +148,7 @@ too; and the rest. These are sizes before compression, and without what lies in
 templates. Below that: what is on disk.`
 }
 
-// Run adds up.
+// Run prints disk usage.
 func (c *duCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		u, err := x.Usage(ctx)

@@ -8,9 +8,9 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// grammarFor returns a command line for kong, as a pointer to cli or to a struct that has
-// one of its commands only: kong takes 4 ms to read all of them, and most runs of turn need
-// one. Where help may be printed, and where no command is named, it is the whole.
+// grammarFor returns a command line for kong, as a pointer to cli or to a struct that has only one
+// of its commands: kong takes 4 ms to read all of them, and most runs of turn need one. If help may
+// be printed, or no command is named, it returns the whole command line.
 func grammarFor(args []string) any {
 	i := slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") })
 	if i < 0 || args[i] == "help" || args[i] == "completion" || asksForHelp(args) {
@@ -33,14 +33,14 @@ func grammarFor(args []string) any {
 	return reflect.New(reflect.StructOf(fields)).Interface()
 }
 
-// asksForHelp reports whether kong may take one of the arguments for --help.
+// asksForHelp reports whether kong may interpret one of the arguments as --help.
 func asksForHelp(args []string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
 		return strings.HasPrefix(arg, "--h") || strings.HasPrefix(arg, "-") && !strings.HasPrefix(arg, "--") && strings.Contains(arg, "h")
 	})
 }
 
-// commandName is what a command of cli is called.
+// commandName returns the name of a command of cli.
 func commandName(f reflect.StructField) string {
 	if name := f.Tag.Get("name"); name != "" {
 		return name
@@ -48,7 +48,7 @@ func commandName(f reflect.StructField) string {
 	return strings.ToLower(f.Name)
 }
 
-// verbosity is how often -v was given.
+// verbosity is the number of -v flags.
 func verbosity(ctx *kong.Context) int {
 	for _, f := range ctx.Flags() {
 		if f.Name == "verbose" {

@@ -9,8 +9,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// TestGrammarOfOneCommand: what kong knows of a command is the same, whether it has read all
-// commands or that one.
+// TestGrammarOfOneCommand checks that kong's model of a command is the same, whether it has read
+// all commands or only that one.
 func TestGrammarOfOneCommand(t *testing.T) {
 	all := grammarNodes(t, new(cli))
 	for _, node := range all.Children {

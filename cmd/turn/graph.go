@@ -9,14 +9,13 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// A graph draws turns as git log --graph draws commits: one column for each line of
-// turns that is going on.
+// A graph draws turns as git log --graph draws commits: one column for each current line of turns.
 type graph struct {
-	columns []turnstone.TurnID // the turn that each leads down to
+	columns []turnstone.TurnID // the turn to which each leads
 }
 
-// turn returns the rails of t's own line, ending in a space, and the lines that
-// follow it. Turns come with the highest number first.
+// turn returns the rails of t's own line, ending in a space, and the lines that follow it. Turns
+// come with the highest number first.
 func (g *graph) turn(t session.Turn) (rails string, below []string) {
 	at := slices.Index(g.columns, t.ID)
 	if at < 0 {
@@ -49,7 +48,7 @@ func (g *graph) turn(t session.Turn) (rails string, below []string) {
 	return rails, below
 }
 
-// open draws a column that begins right of column at.
+// open draws a new column at the right of column at.
 func (g *graph) open(at int) string {
 	row := blank(len(g.columns) + 1)
 	for i := range g.columns {
@@ -70,7 +69,7 @@ func (g *graph) lean(at int) string {
 	return trim(row)
 }
 
-// end draws the columns right of at moving into its place.
+// end draws the columns at the right of at moving into its place.
 func (g *graph) end(at int) string {
 	row := blank(len(g.columns))
 	for i := range g.columns {
@@ -84,7 +83,7 @@ func (g *graph) end(at int) string {
 	return trim(row)
 }
 
-// join makes one column of two that lead to the turn p.
+// join joins two columns that lead to the turn p.
 func (g *graph) join(p turnstone.TurnID) (line string, joined bool) {
 	left := slices.Index(g.columns, p)
 	right := slices.Index(g.columns[left+1:], p) + left + 1

@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// parents says for each turn, by number, on which it stands.
+// parents returns for each turn, by number, its parent.
 type parents map[int][]int
 
 func draw(t *testing.T, p parents) string {
@@ -89,7 +89,7 @@ func TestGraph(t *testing.T) {
 `},
 		"two roots": {parents{1: nil, 2: nil, 3: {1}, 4: {2}}, "* 4\n| * 3\n* | 2\n /\n* 1\n"},
 	} {
-		if name == "beyond another" { // git draws it in two lines, this in one
+		if name == "beyond another" { // git draws two lines, graph draws one
 			c.want = "\n* 5\n| * 4\n| | * 3\n|_|/\n* | 2\n|/\n* 1\n"
 		}
 		if got := draw(t, c.parents); got != strings.TrimPrefix(c.want, "\n") {
@@ -98,8 +98,8 @@ func TestGraph(t *testing.T) {
 	}
 }
 
-// TestGraphAsGit draws what git log --graph draws, where no line crosses another;
-// git leaves more room behind a merge.
+// TestGraphAsGit checks that a graph without crossing lines equals that of git log --graph; git
+// leaves more space behind a merge.
 func TestGraphAsGit(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is not installed")
@@ -117,7 +117,7 @@ func TestGraphAsGit(t *testing.T) {
 	}
 }
 
-// gitGraph makes commits of turns and lets git draw them.
+// gitGraph creates commits of turns and lets git draw them.
 func gitGraph(t *testing.T, p parents) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -17,7 +17,7 @@ type hashCmd struct {
 	JSON  bool   `name:"json" help:"Print the hash and the counts as JSON."`
 }
 
-// Run prints the FS hash of a folder; docs/fs-hash.md says what it covers.
+// Run prints the FS hash of a folder; docs/fs-hash.md defines its content.
 func (c *hashCmd) Run(a *app) error {
 	out := hashReport{}
 	opts := tree.BuildOptions{Counts: &out.Counts}
@@ -49,7 +49,7 @@ func (c *hashCmd) Run(a *app) error {
 	return err
 }
 
-// parseOwner reads numbers of a user and a group, as "1000:100".
+// parseOwner parses the numbers of a user and a group, such as "1000:100".
 func parseOwner(s string) (uid, gid uint32, err error) {
 	user, group, ok := strings.Cut(s, ":")
 	u, uerr := strconv.ParseUint(user, 10, 32)

@@ -7,8 +7,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// TestHelpIsShort: the help of each command, argument and flag is a sentence of one line, and
-// each command that turn lists is in a group.
+// TestHelpIsShort checks that the help of each command, argument and flag is a one-line sentence,
+// and that each listed command is in a group.
 func TestHelpIsShort(t *testing.T) {
 	p, _, err := newParser(new(cli), nil, nil)
 	if err != nil {

@@ -51,7 +51,7 @@ func (c *homeLsCmd) Run(a *app) error {
 	})
 }
 
-// A homesReport is what turn home ls prints as JSON.
+// A homesReport is the JSON output of turn home ls.
 type homesReport struct {
 	Homes []executor.HomeInfo `json:"homes"`
 }
@@ -67,12 +67,12 @@ func (c *homeRmCmd) Help() string {
 uses is not removed. When there is no home of one of the names, none is removed.`
 }
 
-// Run removes the homes, in order, up to the first that cannot be.
+// Run removes the homes, in order, up to the first failure.
 func (c *homeRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep := removedReport{Removed: []string{}}
 		var err error
-		for _, name := range c.Homes { // one that is not there is a mistake: nothing is removed then
+		for _, name := range c.Homes { // a missing home is a mistake: nothing is removed then
 			if err == nil {
 				err = x.Homes().Has(ctx, name)
 			}

@@ -9,9 +9,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// inherit runs a program that must succeed with descriptors that a shell would have passed
-// on, as with 7</etc/passwd, and checks that no process has them once it has ended:
-// "inherit turn sandbox create". Its outputs go to the files out and err.
+// inherit runs a program that must succeed, with descriptors as a shell would pass them on, such as
+// 7</etc/passwd, and checks that no process has them after its end: "inherit turn sandbox create".
+// Its outputs go to the files out and err.
 func inherit(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
 		ts.Fatalf("usage: inherit PROGRAM [ARG…]")
@@ -42,11 +42,11 @@ func inherit(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// holders returns the processes, other than this one, that have open what f has.
+// holders returns the other processes that have the file of f open.
 func holders(ts *testscript.TestScript, f *os.File) []string {
 	own, err := f.Stat()
 	ts.Check(err)
-	all, _ := filepath.Glob("/proc/[0-9]*/fd/*") // of other users' processes none is to be read
+	all, _ := filepath.Glob("/proc/[0-9]*/fd/*") // other users' processes cannot be read
 	var pids []string
 	for _, path := range all {
 		pid := filepath.Base(filepath.Dir(filepath.Dir(path)))

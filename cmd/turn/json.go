@@ -21,10 +21,10 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// What --json prints is a type of the library, or one of these. docs/json.md has the rules;
-// docs/schemas has a schema of each, which a test makes from the types.
+// The output of --json is a type of the library, or one of these types. docs/json.md has the rules;
+// docs/schemas has a schema of each, which a test generates from the types.
 
-// A versionReport is what turn version prints.
+// A versionReport is the output of turn version.
 type versionReport struct {
 	Version string `json:"version"`
 	Go      string `json:"go"`
@@ -32,17 +32,18 @@ type versionReport struct {
 	Arch    string `json:"arch"`
 }
 
-// A checkReport is what turn check prints: all documents, also those with faults.
+// A checkReport is the output of turn check: all documents, including those with faults.
 type checkReport struct {
 	Documents []checked `json:"documents"`
 }
 
 // checked is one document.
 type checked struct {
-	File  string         `json:"file"`
-	Steps []checkedStep  `json:"steps"`           // empty when there are faults
-	Needs []executor.Ask `json:"needs"`           // what a run has to be granted with flags, on this host
-	Error *errorBody     `json:"error,omitempty"` // what is wrong with it
+	File  string        `json:"file"`
+	Steps []checkedStep `json:"steps"` // empty if there are faults
+	// the grants by flags that a run on this host needs
+	Needs []executor.Ask `json:"needs"`
+	Error *errorBody     `json:"error,omitempty"` // its faults
 }
 
 type checkedStep struct {
@@ -52,14 +53,13 @@ type checkedStep struct {
 	Skip     bool   `json:"skip"`
 }
 
-// A turnReport is what turn show prints.
+// A turnReport is the output of turn show.
 type turnReport struct {
 	*executor.TurnInfo
-	Record *recordReport `json:"record"` // null while it runs, and when it was interrupted
+	Record *recordReport `json:"record"` // null for a running or interrupted turn
 }
 
-// A recordReport is a record with its timeout in milliseconds; as it is kept it has
-// nanoseconds.
+// A recordReport is a record with its timeout in milliseconds; the stored record has nanoseconds.
 type recordReport struct {
 	*executor.Record
 	Timeout *struct{}        `json:"timeout,omitempty"` // hides the record's
@@ -74,9 +74,9 @@ func newTurnReport(i *executor.TurnInfo) turnReport {
 	return r
 }
 
-// A copyReport is what turn cp prints.
+// A copyReport is the output of turn cp.
 type copyReport struct {
-	Skipped []skipped `json:"skipped"` // what was left out
+	Skipped []skipped `json:"skipped"` // omitted files
 	More    int       `json:"skipped_more,omitempty"`
 }
 
@@ -85,32 +85,32 @@ type skipped struct {
 	Reason string `json:"reason"`
 }
 
-// A sessionsReport is what turn session ls prints.
+// A sessionsReport is the output of turn session ls.
 type sessionsReport struct {
-	Sessions []executor.SessionInfo `json:"sessions"` // the one that was used last first
+	Sessions []executor.SessionInfo `json:"sessions"` // the last used session first
 }
 
-// A removedReport says what was removed, up to the first that could not be.
+// A removedReport lists the removed objects, up to the first failure.
 type removedReport struct {
 	Removed []string `json:"removed"`
 }
 
-// A stoppedReport says which sandboxes were stopped, up to the first that could not be.
+// A stoppedReport lists the stopped sandboxes, up to the first failure.
 type stoppedReport struct {
 	Stopped []string `json:"stopped"`
 }
 
-// A sandboxesReport is what turn sandbox ls prints.
+// A sandboxesReport is the output of turn sandbox ls.
 type sandboxesReport struct {
 	Sandboxes []sandboxes.Info `json:"sandboxes"`
 }
 
-// A processesReport is what turn sandbox ps prints.
+// A processesReport is the output of turn sandbox ps.
 type processesReport struct {
 	Processes []processReport `json:"processes"`
 }
 
-// A processReport is one process, as the sandbox tells of it.
+// A processReport is one process, as the sandbox reports it.
 type processReport struct {
 	Process     string      `json:"process"` // its name
 	Argv        []string    `json:"argv"`
@@ -123,12 +123,13 @@ type processReport struct {
 	StdoutEnd   int64       `json:"stdout_end"`   // bytes so far
 	StderrFirst int64       `json:"stderr_first"`
 	StderrEnd   int64       `json:"stderr_end"`
-	Exit        *exitReport `json:"exit"` // null: it runs
+	Exit        *exitReport `json:"exit"` // null while it runs
 }
 
-// An exitReport is how a process ended.
+// An exitReport describes the end of a process.
 type exitReport struct {
-	Code      int64            `json:"exit_code"` // 128 plus the signal's number when a signal ended it
+	// 128 plus the signal's number if a signal ended it
+	Code      int64            `json:"exit_code"`
 	Signal    string           `json:"signal,omitempty"`
 	OOMKilled bool             `json:"oom_killed"`
 	DiskFull  bool             `json:"disk_full"`
@@ -139,7 +140,8 @@ type exitReport struct {
 func newProcessesReport(all []wire.ProcessProcessInfo) processesReport {
 	r := processesReport{Processes: []processReport{}}
 	for _, p := range all {
-		started, _ := time.Parse(time.RFC3339Nano, p.Started) // the sandbox's word: zero when it is no time
+		// from the sandbox: zero if it is not a time
+		started, _ := time.Parse(time.RFC3339Nano, p.Started)
 		out := processReport{Process: p.ProcessID, Argv: slices.Concat([]string{}, p.Argv), Cwd: p.Cwd, PID: p.PID, Started: started, Terminal: p.Terminal,
 			Attached: p.Attached, StdoutFirst: p.StdoutFirst, StdoutEnd: p.StdoutEnd, StderrFirst: p.StderrFirst, StderrEnd: p.StderrEnd}
 		if e := p.Exit; e != nil {
@@ -151,37 +153,37 @@ func newProcessesReport(all []wire.ProcessProcessInfo) processesReport {
 	return r
 }
 
-// A templatesReport is what turn template ls prints.
+// A templatesReport is the output of turn template ls.
 type templatesReport struct {
 	Templates []template.Entry `json:"templates"`
 }
 
-// A hashReport is what turn hash prints.
+// A hashReport is the output of turn hash.
 type hashReport struct {
 	Hash turnstone.Digest `json:"fs_hash"`
 	tree.Counts
 }
 
-// A doctorReport is what turn doctor prints.
+// A doctorReport is the output of turn doctor.
 type doctorReport struct {
 	Usable   bool                 `json:"usable"` // turns can run here, or machines with the kernel
 	Findings []doctor.Finding     `json:"findings"`
 	Kernel   *doctor.KernelReport `json:"kernel,omitempty"` // with --kernel
 }
 
-// An errorReport is the last line on standard error when a command with --json fails.
+// An errorReport is the last line on standard error if a command with --json fails.
 type errorReport struct {
 	Error errorBody `json:"error"`
 }
 
-// An errorBody is an error. Op and Kind are for programs, the rest for people.
+// An errorBody is an error. Op and Kind are for programs, the rest for users.
 type errorBody struct {
-	Op      turnstone.Op   `json:"op"`      // what was being done, as "session.resolve"
-	Kind    turnstone.Kind `json:"kind"`    // what kind of error it is
-	Subject string         `json:"subject"` // what it was done to; may be empty
+	Op      turnstone.Op   `json:"op"`      // the operation, such as "session.resolve"
+	Kind    turnstone.Kind `json:"kind"`    // the kind of the error
+	Subject string         `json:"subject"` // the object of the operation; may be empty
 	Message string         `json:"message"`
-	Hint    string         `json:"hint"`             // what to do; may be empty
-	Faults  []faultReport  `json:"faults,omitempty"` // of a document, each with its place
+	Hint    string         `json:"hint"`             // the remedy; may be empty
+	Faults  []faultReport  `json:"faults,omitempty"` // of a document, each with its position
 }
 
 // A faultReport is one fault of a document.
@@ -208,7 +210,7 @@ func newErrorBody(err error) errorBody {
 	return b
 }
 
-// writeJSON prints v as one JSON document on standard output.
+// writeJSON prints v as a JSON document on standard output.
 func (a *app) writeJSON(v any) error { return a.encode(a.stdout, v, "  ") }
 
 // writeLine prints v as one line of JSON.
@@ -229,7 +231,7 @@ func (a *app) encode(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// wantsJSON reports whether the command that was chosen was given --json.
+// wantsJSON reports whether the selected command has the flag --json.
 func wantsJSON(ctx *kong.Context) bool {
 	for _, f := range ctx.Flags() {
 		if f.Name == "json" {
@@ -240,7 +242,7 @@ func wantsJSON(ctx *kong.Context) bool {
 	return false
 }
 
-// saysJSON is wantsJSON for arguments that no command was found in.
+// saysJSON is wantsJSON for arguments without a command.
 func saysJSON(args []string) bool {
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]

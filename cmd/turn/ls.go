@@ -58,7 +58,7 @@ func (c *lsCmd) Run(a *app) error {
 	})
 }
 
-// fileLine is a file as ls -l has it.
+// fileLine returns a file's line as in ls -l.
 func fileLine(f executor.FileInfo) string {
 	target := ""
 	if f.Target != "" {
@@ -68,7 +68,7 @@ func fileLine(f executor.FileInfo) string {
 		f.MTime.Format(time.DateTime), named(f.Path), target)
 }
 
-// modeOf is type and permissions as ls -l has them: "lrwxrwxrwx", "drwxrwxrwt".
+// modeOf returns type and permissions as in ls -l: "lrwxrwxrwx", "drwxrwxrwt".
 func modeOf(f executor.FileInfo) string {
 	mode := []byte("-rwxrwxrwx")
 	if t, ok := map[string]byte{"dir": 'd', "symlink": 'l', "char": 'c', "block": 'b', "fifo": 'p'}[f.Type]; ok {
@@ -88,7 +88,7 @@ func modeOf(f executor.FileInfo) string {
 			continue
 		}
 		if mode[special.at] == '-' {
-			special.sign -= 'a' - 'A' // who has the bit may not execute it
+			special.sign -= 'a' - 'A' // the bit without the permission to execute
 		}
 		mode[special.at] = special.sign
 	}
@@ -120,7 +120,7 @@ func (c *catCmd) Run(a *app) error {
 	})
 }
 
-// cleanWriter makes what is written harmless to a terminal.
+// cleanWriter makes its input harmless for a terminal.
 type cleanWriter struct {
 	s *sanitizer
 	w io.Writer

@@ -1,6 +1,5 @@
-// Command turn runs markdown documents in microVMs. It is a thin shell over the
-// libraries: each subcommand has a file of its own, which makes flags into one
-// call and prints what comes back.
+// Command turn runs markdown documents in microVMs. It is a thin shell over the libraries: each
+// subcommand has its own file, which converts flags to one call and prints the result.
 package main
 
 import "os"

@@ -82,7 +82,7 @@ func (c *mergeCmd) request() executor.MergeRequest {
 	return req
 }
 
-// merge merges. FROM is of the session at hand only where no session is named.
+// merge merges. FROM is in the session at hand only if no session is named.
 func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*executor.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
@@ -93,7 +93,7 @@ func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*ex
 		return nil, err
 	}
 	rep, err := x.Merge(ctx, c.request())
-	if err == nil && (c.Session != "" || strings.Contains(given, "@")) { // else it is a branch
+	if err == nil && (c.Session != "" || strings.Contains(given, "@")) { // otherwise it is a branch
 		x.NoteUse(ctx, given)
 	}
 	return rep, err
@@ -129,7 +129,7 @@ func (c *mergeCmd) Run(a *app) error {
 	return nil
 }
 
-// mergeText is what came of a merge, for people; markers says that they were asked for.
+// mergeText describes the result of a merge for users; markers means that they were requested.
 func mergeText(r *executor.MergeReport, markers bool) string {
 	var b strings.Builder
 	would := func(did, would string) string {
@@ -207,7 +207,7 @@ func conflictsText(b *strings.Builder, all []merge.Conflict) {
 	}
 }
 
-// versionText is a version in short: a value or where a symlink leads, else a digest.
+// versionText returns a version in short: a value or a symlink's target, otherwise a digest.
 func versionText(e *tree.Entry) string {
 	switch {
 	case e == nil:
@@ -221,7 +221,7 @@ func versionText(e *tree.Entry) string {
 	return strconv.Quote(e.Target)
 }
 
-// maxValue is how much of a value a conflict shows, in runes.
+// maxValue bounds the part of a value that a conflict shows, in runes.
 const maxValue = 40
 
 func countOf(n int, what string) string {

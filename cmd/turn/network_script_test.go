@@ -25,8 +25,7 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// A scriptServer is a web server of a script. It answers with what it was asked, and
-// writes that down.
+// A scriptServer is a web server of a script. It answers with the request, and logs the request.
 type scriptServer struct {
 	*httptest.Server
 	mu  sync.Mutex
@@ -45,10 +44,10 @@ func (s *scriptServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	fmt.Fprintf(w, "answer %d to %s %s with %q, authorization %q\n", n, req.Method, req.RequestURI, body, req.Header.Get("Authorization"))
 }
 
-// web starts a web server on this computer's loopback until the script's end, or ends it:
-// "web NAME", "web -tls NAME", "web -stop NAME". Its port is the variable NAME, what it was
-// asked the file NAME.log. With -tls it is host.turnstone.internal, and SSL_CERT_FILE, which
-// turn reads, names its authority.
+// web starts a web server on this computer's loopback until the script's end, or stops it: "web
+// NAME", "web -tls NAME", "web -stop NAME". Its port is the variable NAME, its log the file
+// NAME.log. With -tls it is host.turnstone.internal, and SSL_CERT_FILE, which turn reads, names its
+// authority.
 func web(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 || len(args) > 2 {
 		ts.Fatalf("usage: web [-tls | -stop] NAME")
@@ -81,7 +80,7 @@ func web(ts *testscript.TestScript, neg bool, args []string) {
 
 type serversKey struct{}
 
-// scriptCertificate is one for the name under which a guest finds this computer.
+// scriptCertificate returns a certificate for the name by which a guest finds this computer.
 func scriptCertificate(ts *testscript.TestScript) (cert tls.Certificate, authority []byte) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
@@ -93,7 +92,7 @@ func scriptCertificate(ts *testscript.TestScript) (cert tls.Certificate, authori
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// fetch gets a page of this computer, which has to match: "fetch FILE PATH REGEXP", where the first
+// fetch gets a page of this computer, which must match: "fetch FILE PATH REGEXP", where the first
 // line of FILE is ADDRESS:PORT.
 func fetch(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 3 {
@@ -118,8 +117,8 @@ func fetch(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// absent checks that no file below a folder holds a text: "absent FOLDER TEXT". What is
-// packed and compressed is not looked into.
+// absent checks that no file below a folder contains a text: "absent FOLDER TEXT". It does not
+// search packed and compressed data.
 func absent(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: absent FOLDER TEXT")
@@ -137,7 +136,8 @@ func eachFile(dir string, f func(path string, b []byte)) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
-		if st, err := d.Info(); err != nil || st.Size() > 64<<20 { // an image, which is mostly a hole
+		// an image, which is mostly a hole
+		if st, err := d.Info(); err != nil || st.Size() > 64<<20 {
 			return err
 		}
 		b, err := os.ReadFile(path)
@@ -148,7 +148,7 @@ func eachFile(dir string, f func(path string, b []byte)) error {
 	})
 }
 
-// reachable tells whether a page answers.
+// reachable reports whether a page answers.
 func reachable(url string) bool {
 	client := &http.Client{Timeout: 10 * time.Second}
 	res, err := client.Head(url)

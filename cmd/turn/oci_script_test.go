@@ -25,12 +25,12 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// registries are those that scripts have started, by the folder of the script.
+// registries are the registries that scripts have started, by the folder of the script.
 var registries sync.Map
 
-// registry starts a registry with the images x:1 and bare:1 for the script, and puts its
-// address into REGISTRY: "registry start". "registry move" puts another image under x:1,
-// "registry stop" ends it. The images are made of programs of the template base.
+// registry starts a registry with the images x:1 and bare:1 for the script, and puts its address
+// into REGISTRY: "registry start". "registry move" puts another image under x:1, "registry stop"
+// ends it. The images contain programs of the template base.
 func registry(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: registry start|move|stop")
@@ -61,7 +61,7 @@ func registry(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// pushImage puts an image under x:1 whose file /content holds what is given.
+// pushImage puts an image under x:1 whose file /content has the given content.
 func pushImage(ts *testscript.TestScript, content string) {
 	base, err := template.NewStore(filepath.Join(ts.Getenv("SHARED"), "templates")).Ensure(context.Background(), "base", nil)
 	ts.Check(err)
@@ -107,7 +107,7 @@ func tarLayer(ts *testscript.TestScript, fill func(*tar.Writer)) v1.Layer {
 	return l
 }
 
-// smallRoot is a layer with bash, some programs and their libraries.
+// smallRoot returns a layer with bash, some programs and their libraries.
 func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
 	f, err := os.Open(image)
 	ts.Check(err)

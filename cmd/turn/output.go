@@ -13,18 +13,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// An output is a file that a receipt goes to.
+// An output is a file for a receipt.
 type output struct {
-	path   string // links resolved, so that a link stays one
+	path   string // links are resolved, so that a link remains a link
 	named  string // as the user wrote it
-	device bool   // exists and is no regular file: is written to, never replaced
+	device bool   // not a regular file: it is written, never replaced
 	mode   fs.FileMode
-	owner  *syscall.Stat_t // of the file that is replaced; nil: there is none
-	old    []byte          // what it must still hold when it is replaced; nil: anything
+	owner  *syscall.Stat_t // of the replaced file; nil: there is none
+	old    []byte          // the required content at the time of the replacement; nil: any
 }
 
-// newOutput checks that path can be written, before anything is started: a turn
-// may take an hour.
+// newOutput checks that path can be written before anything starts, because a turn may take an
+// hour.
 func newOutput(path string) (*output, error) {
 	o := &output{path: path, named: path, mode: 0o666}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
@@ -51,7 +51,7 @@ func newOutput(path string) (*output, error) {
 	return o, nil
 }
 
-// write puts data there: as a whole, durably, or not at all.
+// write writes data to the file: atomically and durably, or not at all.
 func (o *output) write(data []byte) error {
 	if o.device {
 		f, err := os.OpenFile(o.path, os.O_WRONLY, 0)
@@ -89,8 +89,7 @@ func (o *output) write(data []byte) error {
 func (o *output) fill(tmp *os.File, data []byte) error {
 	_, err := tmp.Write(data)
 	if err == nil && o.owner != nil {
-		// Only root can keep another's file another's. Not being able to is no
-		// reason to lose the receipt.
+		// Only root can keep another user's ownership. A failure is no reason to lose the receipt.
 		_ = tmp.Chown(int(o.owner.Uid), int(o.owner.Gid))
 	}
 	if err == nil {

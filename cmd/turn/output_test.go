@@ -35,7 +35,7 @@ func TestOutput(t *testing.T) {
 		t.Errorf("the link is gone: %v", err)
 	}
 
-	// Somebody else's edit wins.
+	// Another user's edit wins.
 	if err := o.write([]byte("newer")); err == nil {
 		t.Error("a changed file was overwritten")
 	}
@@ -49,7 +49,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// A new file has the mode that any new file gets.
+// A new file has the mode of any new file.
 func TestOutputNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new.md")
 	o, err := newOutput(path)

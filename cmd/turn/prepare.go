@@ -8,14 +8,14 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// prepareCmd is for turn itself: it makes what the next turn of a session starts
-// from, while its user reads the receipt.
+// prepareCmd is for turn itself: it creates the images from which the next turn of a session
+// starts, while its user reads the receipt.
 type prepareCmd struct {
 	Home string `hidden:"" required:""`
 	Ref  string `arg:""`
 }
 
-// Run makes the images.
+// Run creates the images.
 func (c *prepareCmd) Run(a *app) error {
 	a.env.Dir = c.Home
 	ctx, stop := interruptible(func(string) {}, exitAborted)
@@ -27,8 +27,8 @@ func (c *prepareCmd) Run(a *app) error {
 	return x.Prepare(ctx, c.Ref)
 }
 
-// prepareNext starts prepareCmd in a session of its own. What it cannot do, the next
-// turn does.
+// prepareNext starts prepareCmd in a separate process session. If it fails, the next turn does its
+// work.
 func (a *app) prepareNext(turn *executor.Turn) {
 	dir, err := statedir.Locate(a.env.Dir)
 	if err != nil || turn.State == "" || a.env.background == "off" {

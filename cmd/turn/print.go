@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// What turn prints of its own goes through putf and putln. Their arguments are untrusted: a
-// guest chooses names of files, functions and processes, a document chooses titles and names
-// of steps. None of them can move the cursor, end the line, or turn the direction of writing.
-// What a step prints goes through a sanitizer. A test keeps other ways to print out.
+// turn prints its own text through putf and putln. Their arguments are untrusted: a guest chooses
+// names of files, functions and processes, a document chooses titles and names of steps. None of
+// them can move the cursor, end the line, or reverse the direction of writing. A step's output goes
+// through a sanitizer. A test rejects other ways to print.
 
 // putf is fmt.Fprintf with arguments that are made printable. The format is turn's own.
 func putf(w io.Writer, format string, args ...any) (int, error) {
@@ -36,10 +36,10 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// own is text of turn's own that goes to a terminal as it is, with its colours.
+// own is turn's own text, which goes to a terminal unchanged, with its colors.
 type own string
 
-// shown returns v as putf may print it: numbers as they are, everything else as text.
+// shown returns v in a form that putf may print: numbers unchanged, everything else as text.
 func shown(v any) any {
 	switch v := v.(type) {
 	case own:
@@ -51,14 +51,14 @@ func shown(v any) any {
 	case k == reflect.String:
 		return printable(fmt.Sprint(v))
 	case k >= reflect.Bool && k <= reflect.Complex128:
-		return v // its String method, if there is one, chooses among words of the program's
+		return v // its String method, if there is one, returns only words of the program
 	}
 	return printable(fmt.Sprint(v))
 }
 
-// A jsonWriter writes JSON with what does not show itself as \u escapes: encoding/json
-// leaves DEL, the C1 controls and the bidirectional ones as they are, and a terminal obeys
-// them. It needs whole characters in each Write, as an Encoder makes them.
+// A jsonWriter writes JSON in which invisible characters are \u escapes: encoding/json keeps DEL,
+// the C1 controls and the bidirectional controls, which a terminal obeys. It needs whole characters
+// in each Write, as an Encoder makes them.
 type jsonWriter struct{ w io.Writer }
 
 // Write implements io.Writer.

@@ -27,10 +27,11 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// hostile is a name that clears the screen, forges a line of turn's, and turns the text around.
+// hostile is a name that clears the screen, forges a line of turn's, and reverses the text.
 const hostile = "\x1b[2J\x1b[Hx\nturn: forged\r\x1b]0;t\x07\u009b31m\u202e\u2028\x7f\x00\xff"
 
-// harmless fails when text has what a terminal obeys, or a line that hostile has forged.
+// harmless fails if text contains a sequence that a terminal obeys, or a line that hostile has
+// forged.
 func harmless(t interface {
 	Helper()
 	Errorf(string, ...any)
@@ -49,13 +50,13 @@ func harmless(t interface {
 	}
 }
 
-// TestNothingElsePrints: what guests and documents have named reaches a terminal through putf
-// and putln only, which make it harmless, or through what is listed here.
+// TestNothingElsePrints checks that names of guests and documents reach a terminal only through
+// putf and putln, which make them harmless, or through the calls listed here.
 func TestNothingElsePrints(t *testing.T) {
 	allowed := map[string]string{
 		"print.go": "is putf and putln", "completion.go": "has words of the program's only",
 	}
-	raw := map[string]string{ // calls that write what was sanitized before
+	raw := map[string]string{ // calls that write text that was sanitized before
 		"diff.go": "a.cleanPatch(f.Patch)", "merge.go": "a receipt through a.clean; mergeText", "replay.go": "a.clean",
 		"ls.go": "the end of a file, sanitized on a terminal", "progress.go": "its own escapes; sanitized lines", "run.go": "a receipt, sanitized on a terminal", "show.go": "a receipt, sanitized on a terminal",
 	}
@@ -99,7 +100,7 @@ func exprText(e ast.Expr) string {
 	return ""
 }
 
-// Whatever the arguments are, what is printed is one line that shows itself.
+// For any arguments, the output is one line without invisible characters.
 func TestPutf(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.OneOf(rapid.String(), rapid.Just(hostile), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "text")
@@ -118,7 +119,7 @@ func TestPutf(t *testing.T) {
 	}
 }
 
-// JSON says the same after what a terminal obeys has become escapes.
+// JSON has the same value after terminal controls have become escapes.
 func TestJSONShowsItself(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := map[string]string{"a": strings.ToValidUTF8(rapid.OneOf(rapid.String(), rapid.Just(hostile)).Draw(t, "text"), "")}
@@ -174,7 +175,7 @@ func filled[T any]() *T {
 	return v
 }
 
-// TestHostileNames: hostile words in every field of what commands print are harmless.
+// TestHostileNames checks that hostile words in every field of the commands' output are harmless.
 func TestHostileNames(t *testing.T) {
 	a, read := piped(t)
 	for name, print := range map[string]func(){
@@ -221,7 +222,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// piped returns an app that prints into files, and what it has printed since the last call.
+// piped returns an app that prints to files, and a function that returns the output since its last
+// call.
 func piped(t *testing.T) (*app, func() string) {
 	t.Cleanup(func(old *slog.Logger) func() { return func() { slog.SetDefault(old) } }(slog.Default()))
 	out := ok[*os.File](t)(os.CreateTemp(t.TempDir(), "out"))
@@ -239,7 +241,7 @@ func piped(t *testing.T) (*app, func() string) {
 	}
 }
 
-// TestHostileTitles: the commands that list sessions and turns, with what a document calls itself.
+// TestHostileTitles checks the commands that list sessions and turns, with a document's title.
 func TestHostileTitles(t *testing.T) {
 	home := t.TempDir()
 	db := ok[*session.DB](t)(session.Open(t.Context(), filepath.Join(home, "context.db")))
@@ -264,7 +266,7 @@ func TestHostileTitles(t *testing.T) {
 	}
 }
 
-// TestHostileProgress: what guests and documents name in progress, line by line.
+// TestHostileProgress checks names of guests and documents in progress, line by line.
 func TestHostileProgress(t *testing.T) {
 	for _, live := range []bool{false, true} {
 		var out screen

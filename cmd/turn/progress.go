@@ -14,34 +14,35 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// A progress tells the user on standard error what a turn is doing. On a terminal
-// the last line is alive: it shows what runs now, for how long, and the line
-// that it is printing. Elsewhere there are plain lines only.
+// A progress shows a turn's progress to the user on standard error. On a terminal the last line is
+// live: it shows the running step, its duration, and its current output line. Otherwise there are
+// only plain lines.
 //
-// What a step prints is indented by a bar, so that a step cannot pass its own
-// words off as turn's, and it is sanitized. It is safe for concurrent use.
+// A bar indents a step's output, so that a step cannot imitate turn's own words, and a sanitizer
+// cleans the output. A progress is safe for concurrent use.
 type progress struct {
 	out   io.Writer
 	style style
 	total int // steps
 	now   func() time.Time
-	mask  func(text string) string // secrets in a line without escape sequences; nil: there are none
+	// masks secrets in a line without escape sequences; nil: there are none
+	mask func(text string) string
 
 	mu      sync.Mutex
-	what    string // what runs now: a step or a preparation; empty: nothing
+	what    string // the running step or preparation; empty: none
 	since   time.Time
 	step    *document.Step
 	streams map[turnstone.Stream]*lines
-	partial []byte // the unfinished line that the live line shows
+	partial []byte // the incomplete line in the live line
 	drawn   bool   // the live line is on the screen
-	detail  string // how far what runs now is; empty: nobody says
+	detail  string // the progress of the running operation; empty: unknown
 	told    time.Time
 
 	stop chan struct{}
 	done sync.WaitGroup
 }
 
-// A style is how much the place that progress goes to can show.
+// A style describes the capabilities of the progress's destination.
 type style struct {
 	quiet  bool
 	live   bool // a terminal that can erase a line
@@ -49,17 +50,17 @@ type style struct {
 	width  func() int // columns of the terminal
 }
 
-// tick is how often the live line is drawn again.
+// tick is the interval between updates of the live line.
 const tick = 200 * time.Millisecond
 
-// hide masks secrets in what steps print, as far as the sanitizer makes them whole again.
+// hide masks secrets in the output of steps that the sanitizer makes whole again.
 func (p *progress) hide(pairs []string) {
-	if s, err := secret.New(pairs); err == nil && s != nil { // of others the executor tells
+	if s, err := secret.New(pairs); err == nil && s != nil { // the executor reports an error
 		p.mask = s.Written().Mask
 	}
 }
 
-// newProgress returns a progress for a document with total steps; 0: not known. It must be closed.
+// newProgress returns a progress for a document with total steps; 0: unknown. Close it.
 func newProgress(out io.Writer, s style, total int) *progress {
 	p := &progress{out: out, style: s, total: total, now: time.Now, stop: make(chan struct{})}
 	if s.live && !s.quiet {
@@ -83,7 +84,7 @@ func (p *progress) tick() {
 	}
 }
 
-// Close takes the live line off the screen.
+// Close removes the live line from the screen.
 func (p *progress) Close() {
 	close(p.stop)
 	p.done.Wait()
@@ -123,7 +124,7 @@ func (p *progress) StepOutput(_ *document.Step, stream turnstone.Stream, b []byt
 	defer p.mu.Unlock()
 	l := p.streams[stream]
 	if l == nil {
-		return // output of a step that was never announced
+		return // output of an unannounced step
 	}
 	p.print(l.add(b))
 	p.partial = l.rest
@@ -158,14 +159,14 @@ func (p *progress) StepFinished(step *document.Step, r turnstone.StepReport) {
 	p.say("%s%s (%s)", before, p.paint(color, text), elapsed(time.Duration(r.Millis)*time.Millisecond))
 }
 
-// Say prints one line of turn's own.
+// Say prints one line of turn's own text.
 func (p *progress) Say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.say(format, args...)
 }
 
-// Settle ends what Preparing told of: from here on something else uses the terminal.
+// Settle ends the operation of Preparing: another user of the terminal follows.
 func (p *progress) Settle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,7 +174,7 @@ func (p *progress) Settle() {
 	p.what = ""
 }
 
-// Write prints whole lines past the live line, as log records are; not silenced by quiet.
+// Write prints whole lines beside the live line, such as log records; quiet does not silence them.
 func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,13 +191,13 @@ func (p *progress) title(step *document.Step) string {
 	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, step.Name)
 }
 
-// say prints a line, as putf does.
+// say prints a line, like putf.
 func (p *progress) say(format string, args ...any) {
 	if p.style.quiet {
 		return
 	}
 	p.erase()
-	_, _ = putf(p.out, format+"\n", args...) // nobody is left to tell that telling fails
+	_, _ = putf(p.out, format+"\n", args...) // an error cannot be reported
 	p.draw()
 }
 
@@ -219,7 +220,8 @@ func (p *progress) print(whole [][]byte) {
 	p.draw()
 }
 
-// masked is line without secrets that escape sequences have split; others are masked already.
+// masked returns line without secrets that escape sequences have split; other secrets are already
+// masked.
 func (p *progress) masked(line []byte) []byte {
 	if p.mask == nil {
 		return line
@@ -231,7 +233,7 @@ func (p *progress) masked(line []byte) []byte {
 	return line
 }
 
-// flush prints what a step left without a newline.
+// flush prints the rest of a step's output that has no newline.
 func (p *progress) flush() {
 	p.partial = nil
 	for _, s := range []turnstone.Stream{turnstone.Stdout, turnstone.Stderr} {
@@ -265,7 +267,7 @@ func (p *progress) draw() {
 	_, _ = putf(p.out, "\r\x1b[2K%s", p.paint(dim, line))
 }
 
-// The colours of turn's own words.
+// The colors of turn's own words.
 const (
 	bold  = "\x1b[1m"
 	dim   = "\x1b[2m"
@@ -274,7 +276,7 @@ const (
 	reset = "\x1b[0m"
 )
 
-// paint returns text, which is made printable, in a colour.
+// paint returns text, which is made printable, in a color.
 func (p *progress) paint(color, text string) own {
 	if text = printable(text); !p.style.colors {
 		return own(text)
@@ -282,7 +284,7 @@ func (p *progress) paint(color, text string) own {
 	return own(color + text + reset)
 }
 
-// elapsed writes a duration for people: tenths of a second below a minute.
+// elapsed formats a duration for users: with tenths of a second below a minute.
 func elapsed(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.1fs", d.Seconds())
@@ -290,18 +292,18 @@ func elapsed(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// lines cuts one output stream of a step into sanitized lines.
+// lines splits one output stream of a step into sanitized lines.
 type lines struct {
 	clean *sanitizer
-	rest  []byte // the last line, as long as it has no newline
+	rest  []byte // the last line, until its newline
 }
 
-// maxLine bounds the line that is held back until its newline comes, in bytes.
+// maxLine bounds the bytes of a line that is held back until its newline.
 const maxLine = 8 << 10
 
-// add takes the next bytes and returns the lines that they complete, which are
-// valid until the next call. As on a terminal, a carriage return begins the line
-// anew: of a progress bar only the last state is shown.
+// add takes the next bytes and returns the lines that they complete, which are valid until the next
+// call. As on a terminal, a carriage return restarts the line: only the last state of a progress
+// bar is shown.
 func (l *lines) add(b []byte) [][]byte {
 	var whole [][]byte
 	for text := l.clean.clean(b); len(text) > 0; {
@@ -321,8 +323,8 @@ func (l *lines) add(b []byte) [][]byte {
 	return whole
 }
 
-// append adds part, which has no newline. A carriage return that ends it may
-// be half of a CR LF, and erases only once something else follows.
+// append adds part, which has no newline. A carriage return at its end may be half of a CR LF, and
+// erases only before further text.
 func (l *lines) append(part []byte) {
 	for len(part) > 0 {
 		if n := len(l.rest); n > 0 && l.rest[n-1] == '\r' && part[0] != '\r' {

@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/document"
 )
 
-// screen collects what progress prints.
+// screen collects the output of progress.
 type screen struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -29,7 +29,7 @@ func (s *screen) String() string {
 	return s.buf.String()
 }
 
-// tell runs the events of a turn with two steps, in pieces as a pipe brings them.
+// tell sends the events of a turn with two steps, in pieces as from a pipe.
 func tell(p *progress) {
 	one, two, three := &document.Step{Index: 1, Name: "one"}, &document.Step{Index: 2, Name: "two"}, &document.Step{Index: 3, Name: "three"}
 	code := 3
@@ -110,7 +110,7 @@ func TestProgressLive(t *testing.T) {
 	}
 }
 
-// A step that prints without newlines does not make progress hold it all.
+// A step that prints without newlines does not make progress hold all of its output.
 func TestProgressBounded(t *testing.T) {
 	var out screen
 	p := newProgress(&out, style{}, 1)

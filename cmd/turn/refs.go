@@ -10,10 +10,9 @@ import (
 	"turnstone.dev/turnstone/executor"
 )
 
-// shortRefs rewrites arguments that name the session at hand in a form that kong takes for
-// flags: "-@3" becomes "@3", and "-~1" and "-:/path" are of the branch main. The values
-// of flags, what comes after "--", and the arguments of commands that pass theirs on stay
-// as they are.
+// shortRefs rewrites arguments that name the session at hand and that kong would interpret as
+// flags: "-@3" becomes "@3", and "-~1" and "-:/path" refer to the branch main. It does not change
+// the values of flags, arguments after "--", and the arguments of commands that run programs.
 func shortRefs(root *kong.Node, args []string) []string {
 	out := make([]string, 0, len(args))
 	node, value := root, false // value: the argument is the value of the flag before it
@@ -42,7 +41,7 @@ func shortRefs(root *kong.Node, args []string) []string {
 	return out
 }
 
-// passesOn reports whether the arguments of a command are those of a program.
+// passesOn reports whether the arguments of a command belong to a program.
 func passesOn(node *kong.Node) bool {
 	for _, p := range node.Positional {
 		if p.Passthrough {
@@ -69,11 +68,11 @@ type completeRefsCmd struct {
 	Sessions bool   `help:"Print sessions only."`
 }
 
-// completeTurns is how many turns of the session at hand are offered, the newest first.
+// completeTurns is the number of turns of the session at hand that are offered, the newest first.
 const completeTurns = 20
 
-// Run prints what the shell offers for a reference. It never fails: a shell that completes
-// has no place for a message.
+// Run prints the completions of a reference. It never fails, because a completing shell cannot show
+// a message.
 func (c *completeRefsCmd) Run(a *app) error {
 	_ = a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		if name, _, ok := strings.Cut(c.Word, "@"); ok {
@@ -108,7 +107,7 @@ func (c *completeRefsCmd) Run(a *app) error {
 	return nil
 }
 
-// completeSelectors prints the branches and tags of a session, which name stands for.
+// completeSelectors prints the branches and tags of a session, which name refers to.
 func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name string) error {
 	ref := name
 	if ref == "" {

@@ -13,7 +13,7 @@ type replayCmd struct {
 
 	Secret []string `help:"Set a secret of the turn again (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
 	Grant  []string `help:"Grant a front matter key again (repeatable)." placeholder:"KEY" sep:","`
-	// No default, and not TURN_SUBSTRATE: a replay is the same again.
+	// No default, and not TURN_SUBSTRATE: a replay repeats the same turn.
 	Substrate string `help:"Use this driver (default: that of the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
 	JSON      bool   `name:"json" help:"Print the comparison and the new receipt as JSON."`
 	Receipt   bool   `help:"Print the new receipt instead of the comparison."`
@@ -78,7 +78,7 @@ func (c *replayCmd) Run(a *app) error {
 	return nil
 }
 
-// clean makes text that may be anybody's safe for the terminal that it goes to.
+// clean makes untrusted text safe for its terminal.
 func (a *app) clean(text string) string {
 	if s := markerFor(a.stdout, false); s != nil {
 		return string(s.text([]byte(text)))
@@ -86,7 +86,7 @@ func (a *app) clean(text string) string {
 	return text
 }
 
-// cleanPatch is clean for a patch, which hides nothing of what it would change.
+// cleanPatch is clean for a patch, which must show every change.
 func (a *app) cleanPatch(text string) string {
 	if s := markerFor(a.stdout, true); s != nil {
 		return string(s.text([]byte(text)))
@@ -94,10 +94,10 @@ func (a *app) cleanPatch(text string) string {
 	return text
 }
 
-// replayFiles is how many files a comparison for people names: a terminal has few lines.
+// replayFiles bounds the number of files that a comparison for users names.
 const replayFiles = 50
 
-// replayText is the comparison for people.
+// replayText formats the comparison for users.
 func replayText(rep *executor.Replay) string {
 	var b strings.Builder
 	if rep.Home != "" {

@@ -36,7 +36,7 @@ the host's default require --network on, --allow or --grant network. The turn ma
 imported; its record grants nothing.`
 }
 
-// network is what the flags say of it.
+// network returns the network of the flags.
 func (c *resumeCmd) network() *networkFlags {
 	return &networkFlags{Network: c.Network, Allow: c.Allow, Deny: c.Deny, NoHostCA: c.NoHostCA}
 }

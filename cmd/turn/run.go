@@ -133,7 +133,7 @@ func (c *runCmd) Run(a *app) error {
 	return verdict(turn, err)
 }
 
-// session is the one that was named by the flag, or "".
+// session returns the session of the flag, or "".
 func (c *runCmd) session() string {
 	if c.Session == nil {
 		return ""
@@ -141,8 +141,7 @@ func (c *runCmd) session() string {
 	return *c.Session
 }
 
-// expand replaces what stands for the session at hand. A session that TURN_SESSION names
-// need not exist yet.
+// expand expands references to the session at hand. A session in TURN_SESSION need not exist yet.
 func (c *runCmd) expand(ctx context.Context, a *app, x *executor.Executor, req *executor.Request) error {
 	if named := a.env.session; req.Session == "-" && named != "" {
 		req.Session = named
@@ -154,7 +153,7 @@ func (c *runCmd) expand(ctx context.Context, a *app, x *executor.Executor, req *
 	return a.expand(ctx, x, refs...)
 }
 
-// documentDir is what the files: of a document are relative to.
+// documentDir returns the folder to which a document's files: are relative.
 func documentDir(file string) string {
 	if file == "-" {
 		return "."
@@ -162,7 +161,7 @@ func documentDir(file string) string {
 	return filepath.Dir(file)
 }
 
-// request makes the flags into the executor's request.
+// request converts the flags to the executor's request.
 func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	req := executor.Request{
 		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
@@ -182,7 +181,7 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	return req, err
 }
 
-// readSecrets completes secrets that are only named from turn's own environment.
+// readSecrets reads the values of secrets that are only named from turn's own environment.
 func readSecrets(given []string) ([]string, error) {
 	var all []string
 	for _, s := range given {
@@ -201,7 +200,7 @@ func readSecrets(given []string) ([]string, error) {
 	return all, nil
 }
 
-// output returns where the receipt goes; nil is standard output.
+// output returns the receipt's destination; nil is standard output.
 func (c *runCmd) output(doc *document.Document) (*output, error) {
 	if c.Output != "" {
 		return newOutput(c.Output)
@@ -216,7 +215,7 @@ func (c *runCmd) output(doc *document.Document) (*output, error) {
 	return o, err
 }
 
-// deliver puts the receipt, or the JSON, where the user wants it.
+// deliver writes the receipt, or the JSON, to its destination.
 func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 	if out != nil {
 		if err := out.write([]byte(turn.Receipt)); err != nil {
@@ -229,7 +228,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 	if out == nil {
 		receipt := []byte(turn.Receipt)
 		if clean := markerFor(a.stdout, false); clean != nil {
-			receipt = clean.text(receipt) // the document may be anybody's, as the output is
+			receipt = clean.text(receipt) // the document may be untrusted, like the output
 		}
 		if _, err := a.stdout.Write(receipt); err != nil {
 			return fmt.Errorf("standard output: %w", err)
@@ -238,7 +237,7 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 	return nil
 }
 
-// undelivered tells of a receipt that could not be written, and where it is kept.
+// undelivered reports a receipt that could not be written, and where it is kept.
 func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
 	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
 	if kept := x.ReceiptFile(turn.ID); kept != "" {
@@ -272,16 +271,17 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	}
 }
 
-// verdict makes a turn's result into the exit status.
+// verdict returns the exit status of a turn's result.
 func verdict(turn *executor.Turn, err error) error {
 	said := turnstone.NewError("run", turn.Kind, "", errors.New(turn.Error)).WithHint(turn.Hint)
 	switch turn.Result {
 	case turnstone.ResultPassed:
 		return nil
 	case turnstone.ResultFailed, turnstone.ResultTimedOut:
-		if turn.Error != "" { // beside the failed step, as a file that it did not make
+		// in addition to the failed step, such as a file that it did not create
+		if turn.Error != "" {
 			if said.Kind == "" {
-				said.Kind = turnstone.KindTimeout // files were added until the turn's time was up
+				said.Kind = turnstone.KindTimeout // files were added until the turn's time limit
 			}
 			return &exitError{exitFailed, said}
 		}
@@ -306,7 +306,8 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	src, err := io.ReadAll(io.LimitReader(in, document.MaxFile+1)) // the parser refuses what is longer
+	// the parser rejects longer input
+	src, err := io.ReadAll(io.LimitReader(in, document.MaxFile+1))
 	if err != nil {
 		return nil, unreadable(name, err)
 	}
@@ -317,7 +318,7 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 	return doc, nil
 }
 
-// warnNoSteps tells of a document that would pass because nothing in it runs.
+// warnNoSteps reports a document that would pass because nothing in it runs.
 func (a *app) warnNoSteps(name string) {
 	putf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", named(name))
 }

@@ -27,7 +27,7 @@ type sandboxCmd struct {
 	Hold   sandboxHoldCmd   `cmd:"" hidden:"" help:"Hold a sandbox; create starts this."`
 }
 
-// withSandboxes calls f with the sandboxes and a context that the user can end.
+// withSandboxes calls f with the sandboxes and a context that the user can cancel.
 func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
 	h, err := a.stateDir()
 	if err != nil {
@@ -84,7 +84,7 @@ func (c *sandboxLsCmd) Run(a *app) error {
 	})
 }
 
-// stateOf also says that a sandbox is paused.
+// stateOf also shows that a sandbox is paused.
 func stateOf(i sandboxes.Info) string {
 	if i.Paused {
 		return string(i.State) + " (paused)"
@@ -99,7 +99,7 @@ func orDash(s string) string {
 	return s
 }
 
-// timeLeft says when a sandbox will be stopped.
+// timeLeft returns the time until a sandbox will be stopped.
 func timeLeft(i sandboxes.Info, now time.Time) string {
 	switch {
 	case i.State != sandboxes.StateReady && i.State != sandboxes.StateRunning:
@@ -110,7 +110,7 @@ func timeLeft(i sandboxes.Info, now time.Time) string {
 	return rough(i.Expires.Sub(now))
 }
 
-// rough writes a duration for a table: its largest unit only.
+// rough formats a duration for a table: its largest unit only.
 func rough(d time.Duration) string {
 	d = max(d, 0)
 	switch {
@@ -129,7 +129,7 @@ type sandboxStopCmd struct {
 	JSON      bool     `name:"json" help:"Print the stopped sandboxes as JSON."`
 }
 
-// Run stops the sandboxes, in order, up to the first that cannot be.
+// Run stops the sandboxes, in order, up to the first failure.
 func (c *sandboxStopCmd) Run(a *app) error {
 	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
@@ -182,15 +182,16 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]str
 		switch err := s.Remove(ctx, i.ID); {
 		case err == nil:
 			removed = append(removed, string(i.ID))
-		case turnstone.KindOf(err) != turnstone.KindNotFound: // else somebody else was quicker
+		case turnstone.KindOf(err) != turnstone.KindNotFound:
+			// otherwise another process has removed it
 			errs = append(errs, err)
 		}
 	}
 	return removed, errors.Join(errs...)
 }
 
-// each finds all sandboxes before it does anything to one, and returns the IDs of those
-// that it was done to.
+// each finds all sandboxes before it calls do with any of them, and returns the IDs of those for
+// which do succeeded.
 func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(context.Context, turnstone.SandboxID) error) ([]string, error) {
 	done := []string{}
 	var ids []turnstone.SandboxID
@@ -199,7 +200,7 @@ func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(contex
 		if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			return done, err
 		}
-		if err != nil { // damaged, and named by its whole ID
+		if err != nil { // damaged, and named by its full ID
 			i.ID = turnstone.SandboxID(ref)
 		}
 		ids = append(ids, i.ID)

@@ -86,7 +86,7 @@ func (c *sandboxPsCmd) Run(a *app) error {
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		putf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
 		for _, p := range all {
-			// All of this was written in the sandbox.
+			// All of this data comes from the sandbox.
 			putf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", printable(p.ProcessID), p.PID, processState(p), processAge(p),
 				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), shorten(printable(strings.Join(p.Argv, " ")), 60))
 		}
@@ -109,7 +109,7 @@ func processAge(p wire.ProcessProcessInfo) string {
 	return rough(time.Since(t))
 }
 
-// shorten cuts s to n runes.
+// shorten truncates s to n runes.
 func shorten(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n-1]) + "…"

@@ -42,8 +42,8 @@ Exit status: 0 the sandbox is ready; 2 the command line is invalid; 3 the sandbo
 could not be created.`
 }
 
-// spec makes the flags into what the library wants, with a machine as base where they
-// say nothing.
+// spec converts the flags to the library's spec, with a machine as base for values that they do not
+// set.
 func (c *sandboxCreateCmd) spec(base turnstone.Shape) sandboxes.Spec {
 	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, networkFlags: c.networkFlags, Env: c.Env}
 	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(base),
@@ -112,7 +112,7 @@ type sandboxHoldCmd struct {
 	ID   string `arg:"" help:"Sandbox."`
 }
 
-// reportsFD is where create's holder reports to it.
+// reportsFD is the descriptor on which create's holder reports to create.
 const reportsFD = 3
 
 // Run keeps a sandbox until its end.
@@ -138,7 +138,7 @@ func (c *sandboxHoldCmd) Run(a *app) error {
 	return nil
 }
 
-// opener makes machines with the executor.
+// opener creates machines with the executor.
 func (a *app) opener() sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x, err := a.open(ctx)

@@ -113,11 +113,11 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	return verdict
 }
 
-// errTimeUp is why a context ended that --timeout ends.
+// errTimeUp is the cause of a context that --timeout ends.
 var errTimeUp = errors.New("the time is up")
 
-// attached runs a command that this process's streams belong to; its outputs go to captured, if
-// that is not nil.
+// attached runs a command that uses this process's streams; its outputs go to captured, if that is
+// not nil.
 func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *capturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
 	quiet := newProgress(a.stderr, style{quiet: true}, 0)
 	defer quiet.Close()
@@ -148,8 +148,8 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Stor
 	return s.Exec(ctx, id, cmd)
 }
 
-// forwardSignals passes the first SIGINT, SIGTERM or SIGHUP on to the command. The
-// second one has it killed, and the third leaves at once.
+// forwardSignals forwards the first SIGINT, SIGTERM or SIGHUP to the command. The second signal
+// kills the command, and the third exits immediately.
 func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 	signals, forward, done := make(chan os.Signal, 4), make(chan string, 1), make(chan struct{})
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -178,7 +178,7 @@ func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 	}
 }
 
-// terminalSize returns the size of the terminal that turn runs on, or 80 times 24.
+// terminalSize returns the size of turn's terminal, or 80 times 24.
 func (a *app) terminalSize() *wire.ProcessTerminal {
 	for _, f := range []*os.File{a.stdout, a.stdin, a.stderr} {
 		if w, h, err := term.GetSize(int(f.Fd())); err == nil && w > 0 && h > 0 {
@@ -188,7 +188,7 @@ func (a *app) terminalSize() *wire.ProcessTerminal {
 	return &wire.ProcessTerminal{Columns: 80, Rows: 24}
 }
 
-// resizes tells of each size that the terminal takes on, until ctx ends.
+// resizes returns each new size of the terminal, until ctx ends.
 func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
 	changed, sizes := make(chan os.Signal, 1), make(chan wire.ProcessTerminal)
 	signal.Notify(changed, syscall.SIGWINCH)
@@ -210,7 +210,7 @@ func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
 	return sizes
 }
 
-// sandboxVerdict makes a command's end into the exit status.
+// sandboxVerdict returns the exit status of a command's end.
 func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, err error) error {
 	cause := context.Cause(ctx)
 	var sig interruption
@@ -223,7 +223,8 @@ func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, 
 	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.KindTimeout:
 		return &exitError{exitTimeout, err}
 	case errors.Is(cause, syscall.EPIPE):
-		return &exitError{128 + int(syscall.SIGPIPE), nil} // as a program that the signal ended: nobody listens
+		// like a program that the signal ended: there is no reader
+		return &exitError{128 + int(syscall.SIGPIPE), nil}
 	case starting && fault.Kind == turnstone.KindNotFound && fault.Subject == program:
 		return &exitError{exitNotFound, err}
 	case starting && (fault.Kind == turnstone.KindNotFound || fault.Kind == turnstone.KindInvalid):

@@ -47,7 +47,7 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		if !i.Shape.Network { // else every connection would fail by itself
+		if !i.Shape.Network { // otherwise every connection would fail separately
 			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable, "sandbox "+i.Title(),
 				"it has no network").WithHint("create it with the network on")
 		}
@@ -63,7 +63,7 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { putln(a.stderr, "turn: "+printable(err.Error())) })
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) {
-			return nil // how it is ended
+			return nil // the usual end
 		}
 		return err
 	})

@@ -17,7 +17,7 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// reap makes a script remove all its sandboxes at its end, also where it fails.
+// reap makes a script remove all its sandboxes at its end, also after a failure.
 func reap(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: reap")
@@ -49,9 +49,9 @@ func served(ts *testscript.TestScript, file string) *url.URL {
 
 func tokenOf(u *url.URL) string { return strings.Split(u.Path, "/")[1] }
 
-// ask asks a server for a page and checks the status: "ask 401 FILE PATH [NAME=VALUE…]",
-// where FILE is what the server printed, the pairs are headers, and TOKEN stands for
-// the token. What comes is the file out.
+// ask requests a page of a server and checks the status: "ask 401 FILE PATH [NAME=VALUE…]", where
+// FILE is the server's output, the pairs are headers, and TOKEN stands for the token. The response
+// is written to the file out.
 func ask(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: ask STATUS FILE PATH [HEADER=VALUE…]")
@@ -80,8 +80,8 @@ func ask(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// stock runs the stock client against a server and two sandboxes, whose IDs
-// are in files: "stock FILE FILE FILE".
+// stock runs the stock client against a server and two sandboxes, whose IDs are in files: "stock
+// FILE FILE FILE".
 func stock(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: stock FILE FILE FILE")

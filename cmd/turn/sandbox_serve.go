@@ -51,7 +51,7 @@ func (c *sandboxServeCmd) Run(a *app) error {
 			return turnstone.NewError("sandbox.serve", turnstone.KindUnavailable, c.Listen, err).
 				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free")
 		}
-		host, _, _ := net.SplitHostPort(c.Listen) // Validate has looked
+		host, _, _ := net.SplitHostPort(c.Listen) // Validate has checked it
 		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
 		if _, err := netip.ParseAddr(host); err != nil {
 			opt.Host = host

@@ -11,30 +11,29 @@ import (
 	"github.com/charmbracelet/x/ansi/parser"
 )
 
-// A sanitizer makes what a sandbox prints fit for the user's terminal. A terminal
-// obeys what it is shown: OSC 52 writes the clipboard, OSC 0 the title, CSI moves
-// the cursor over what turn itself said, some sequences make the terminal answer
-// as if the user had typed. Text, line ends, tabs and carriage returns pass, and
-// colours (SGR) if asked for; nothing else does. Invalid UTF-8 becomes U+FFFD.
+// A sanitizer makes a sandbox's output safe for the user's terminal. A terminal obeys its input:
+// OSC 52 writes the clipboard, OSC 0 the title, CSI moves the cursor over turn's own text, some
+// sequences make the terminal answer as if the user had typed. Text, line ends, tabs and carriage
+// returns pass, and colors (SGR) if requested; nothing else does. Invalid UTF-8 becomes U+FFFD.
 //
-// It keeps its state between calls, so that a sequence cut in two is still one,
-// and holds at most a few KiB. It is not safe for concurrent use.
+// A sanitizer keeps its state between calls, so that it recognizes a split sequence, and holds at
+// most a few KiB. It is not safe for concurrent use.
 type sanitizer struct {
 	marks     bool // see newMarker
-	escapes   bool // sequences are marked too, not obeyed or left out
-	held      bool // a carriage return, of which it is not known yet what follows
+	escapes   bool // sequences are marked too, and neither obeyed nor removed
+	held      bool // a carriage return, before the next character is known
 	sequences *ansi.Parser
-	pending   []byte // the first bytes of a rune whose rest has not come yet
+	pending   []byte // the first bytes of an incomplete rune
 	out       []byte
 }
 
-// maxParams bounds one sequence's parameters; the longest colour has six.
+// maxParams bounds one sequence's parameters; the longest color has six.
 const maxParams = 32
 
 func newSanitizer(colors bool) *sanitizer {
 	s := &sanitizer{sequences: ansi.NewParser()}
 	s.sequences.SetParamsSize(maxParams)
-	s.sequences.SetDataSize(1) // OSC and the like are thrown away, so their data is not kept
+	s.sequences.SetDataSize(1) // OSC and similar sequences are discarded, so their data is not kept
 	h := ansi.Handler{Execute: s.control}
 	if colors {
 		h.HandleCsi = s.csi
@@ -43,10 +42,10 @@ func newSanitizer(colors bool) *sanitizer {
 	return s
 }
 
-// newMarker is newSanitizer for what is read, not watched: files, patches, receipts. A
-// carriage return that ends no line would let a line hide its beginning, and is shown
-// as ^M; so are other controls, and marks that reorder text by their number. With
-// escapes the sequences are shown too, colours among them, as a patch has to.
+// newMarker is newSanitizer for text that is read, not watched: files, patches, receipts. A
+// carriage return that ends no line would let a line hide its beginning, and is shown as ^M; other
+// controls are shown similarly, and marks that reorder text by their number. With escapes the
+// sequences are shown too, including colors, as a patch requires.
 func newMarker(colors, escapes bool) *sanitizer {
 	s := newSanitizer(colors)
 	s.marks, s.escapes = true, escapes
@@ -59,14 +58,14 @@ func (s *sanitizer) text(text []byte) []byte {
 	return append(out, s.last()...)
 }
 
-// last returns what clean has held back at the end of a text.
+// last returns the text that clean has held back at the end.
 func (s *sanitizer) last() []byte {
 	s.out = s.out[:0]
 	s.release()
 	return s.out
 }
 
-// release shows a carriage return that was held, as nothing has followed that ends a line.
+// release shows a held carriage return, because no line end has followed.
 func (s *sanitizer) release() {
 	if s.held {
 		s.held = false
@@ -74,7 +73,7 @@ func (s *sanitizer) release() {
 	}
 }
 
-// clean returns what may be shown of p. The result is valid until the next call.
+// clean returns the safe part of p. The result is valid until the next call.
 func (s *sanitizer) clean(p []byte) []byte {
 	s.out = s.out[:0]
 	if len(s.pending) > 0 {
@@ -130,7 +129,7 @@ func (s *sanitizer) control(b byte) {
 	}
 }
 
-// csi passes colours on, and drops every other control sequence.
+// csi passes colors on, and drops every other control sequence.
 func (s *sanitizer) csi(cmd ansi.Cmd, params ansi.Params) {
 	if cmd.Final() != 'm' || cmd.Prefix() != 0 || cmd.Intermediate() != 0 {
 		return
@@ -153,14 +152,14 @@ func (s *sanitizer) csi(cmd ansi.Cmd, params ansi.Params) {
 	s.out = append(append(s.out, sgr...), 'm')
 }
 
-// visible reports whether r shows itself and only itself: no C1 control, and none
-// of the marks that reorder the text around them (CVE-2021-42574).
+// visible reports whether r shows only itself: no C1 control, and none of the marks that reorder
+// the text around them (CVE-2021-42574).
 func visible(r rune) bool {
 	return !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) && r != '\u2028' && r != '\u2029'
 }
 
-// printable is clean for one short text of which no part may move the cursor or
-// end the line, as an error message that quotes a sandbox.
+// printable is clean for one short text that must not move the cursor or end the line, such as an
+// error message that quotes a sandbox.
 func printable(text string) string {
 	out := []rune{}
 	for _, r := range text {
@@ -174,9 +173,8 @@ func printable(text string) string {
 	return string(out)
 }
 
-// named is a file's name, or another word of a sandbox's, on one line: as it is, or
-// quoted like a string in Go when it has what does not show itself, or when it
-// could be taken for one that is quoted.
+// named returns a file's name, or another word of a sandbox, on one line: unchanged, or quoted like
+// a string in Go if it contains invisible characters, or looks like a quoted name.
 func named(name string) string {
 	if !utf8.ValidString(name) || strings.HasPrefix(name, `"`) || strings.ContainsFunc(name, func(r rune) bool { return !visible(r) }) {
 		return strconv.Quote(name)

@@ -34,7 +34,7 @@ func TestSanitizer(t *testing.T) {
 				if got := string(newSanitizer(colors).clean([]byte(tc.in))); got != want {
 					t.Errorf("colors %v: got %q, want %q", colors, got, want)
 				}
-				// The same, byte by byte: a sequence may be cut anywhere.
+				// The same, byte by byte: a sequence may be split anywhere.
 				s, got := newSanitizer(colors), ""
 				for i := range len(tc.in) {
 					got += string(s.clean([]byte{tc.in[i]}))
@@ -47,7 +47,7 @@ func TestSanitizer(t *testing.T) {
 	}
 }
 
-// TestMarker: what is read hides nothing behind a carriage return or another control.
+// TestMarker checks that text to read hides nothing behind a carriage return or another control.
 func TestMarker(t *testing.T) {
 	for _, tc := range []struct{ name, in, text, patch string }{
 		{"hidden beginning", "rm -rf /\recho hello  \n", "rm -rf /^Mecho hello  \n", "rm -rf /^Mecho hello  \n"},

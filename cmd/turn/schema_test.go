@@ -33,8 +33,8 @@ import (
 
 var update = flag.Bool("update", false, "write docs/schemas")
 
-// printed are the types that commands print with --json. "ls" and "sandbox fork" print one
-// on each line.
+// printed are the types that commands print with --json. "ls" and "sandbox fork" print one on each
+// line.
 var printed = map[string]reflect.Type{
 	"run": reflect.TypeFor[executor.Turn](), "check": reflect.TypeFor[checkReport](), "replay": reflect.TypeFor[executor.Replay](),
 	"log": reflect.TypeFor[session.Graph](), "show": reflect.TypeFor[turnReport](), "diff": reflect.TypeFor[executor.StateDiff](),
@@ -55,7 +55,7 @@ var printed = map[string]reflect.Type{
 	"": reflect.TypeFor[errorReport](),
 }
 
-// words are the types whose values are among a few words.
+// words are the types whose values are a fixed set of words.
 var words = map[reflect.Type][]string{
 	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindInternal),
 	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
@@ -76,7 +76,7 @@ func wordsOf[T ~string](all ...T) (list []string) {
 	return list
 }
 
-// forms are the types that JSON has otherwise than their fields say.
+// forms are the types whose JSON differs from their fields.
 var forms = map[reflect.Type]any{
 	reflect.TypeFor[time.Time]():           map[string]any{"type": "string", "format": "date-time"},
 	reflect.TypeFor[turnstone.Millis]():    map[string]any{"type": "number", "minimum": 0},
@@ -87,7 +87,7 @@ var forms = map[reflect.Type]any{
 	reflect.TypeFor[turnstone.SandboxID](): map[string]any{"type": "string", "pattern": "^sb_[0-9a-v]{18}$"},
 }
 
-// A schemaMaker makes a JSON Schema (2020-12) of Go types as encoding/json prints them.
+// A schemaMaker creates a JSON Schema (2020-12) of Go types as encoding/json prints them.
 type schemaMaker struct {
 	defs  map[string]any
 	types map[string]reflect.Type // of defs
@@ -155,7 +155,7 @@ func (m *schemaMaker) of(t reflect.Type) any {
 		if other, ok := m.types[name]; ok && other != t {
 			m.errs = append(m.errs, fmt.Errorf("%s and %s have one name in the schema", t, other))
 		} else if !ok {
-			m.types[name] = t // before its fields: it may have itself in it
+			m.types[name] = t // before its fields: it may contain itself
 			m.defs[name] = m.object(t)
 		}
 		return map[string]any{"$ref": "#/$defs/" + name}

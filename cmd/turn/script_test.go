@@ -67,7 +67,8 @@ func TestMachineScript(t *testing.T) {
 				return err
 			}
 			env.Setenv("EXAMPLES", examples)
-			env.Setenv("TURN_BACKGROUND", "off") // nothing may write while the script's folder is removed
+			// nothing may write while the script's folder is removed
+			env.Setenv("TURN_BACKGROUND", "off")
 			for _, key := range []string{"TURN_SUBSTRATE", "TURN_RUNSC", "TURN_KERNEL"} {
 				if v := os.Getenv(key); v != "" {
 					env.Setenv(key, v)

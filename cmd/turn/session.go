@@ -125,7 +125,7 @@ turn gc --keep-anonymous 0s, or 7 days. A session whose turn is running
 is not removed.`
 }
 
-// Run removes the sessions, in order, up to the first that cannot be.
+// Run removes the sessions, in order, up to the first failure.
 func (c *sessionRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		for i := range c.Sessions {
@@ -142,7 +142,7 @@ func (c *sessionRmCmd) Run(a *app) error {
 	})
 }
 
-// remove notes in rep what it has removed.
+// remove adds the removed sessions to rep.
 func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *removedReport) error {
 	if c.Branch != "" {
 		err := x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
@@ -182,8 +182,9 @@ func (c *sessionRenameCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		if given == c.Session { // else it is the session at hand already, or TURN_SESSION says which is
-			x.NoteUse(ctx, string(s.ID)) // its name is another one now
+		// otherwise it is already the session at hand, or TURN_SESSION names it
+		if given == c.Session {
+			x.NoteUse(ctx, string(s.ID)) // its name has changed
 		}
 		if c.JSON {
 			return a.writeJSON(s)
@@ -273,7 +274,7 @@ func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequ
 	defer func() { _ = os.Remove(tmp.Name()) }()
 	rep, err := x.Export(ctx, req, tmp)
 	if err == nil {
-		err = errors.Join(tmp.Chmod(0o600), tmp.Sync()) // outputs and files: its owner's
+		err = errors.Join(tmp.Chmod(0o600), tmp.Sync()) // outputs and files belong to its owner
 	}
 	if err = errors.Join(err, tmp.Close()); err != nil {
 		return nil, err

@@ -52,7 +52,7 @@ func (c *showCmd) Run(a *app) error {
 			if err != nil {
 				return err
 			}
-			a.command = "diff" // what is printed is what that prints
+			a.command = "diff" // the output is that of diff
 			return a.printDiff(d, c.JSON, false, false)
 		}
 		info, err := x.Show(ctx, c.Ref)

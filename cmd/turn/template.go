@@ -22,7 +22,7 @@ type templateCmd struct {
 	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image and its registered spec."`
 }
 
-// withStore calls f with the store and a context that the user can end.
+// withStore calls f with the store and a context that the user can cancel.
 func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) error {
 	h, err := a.stateDir()
 	if err != nil {
@@ -176,10 +176,10 @@ func printDetails(a *app, d *template.Details) error {
 	return w.Flush()
 }
 
-// templatesRemoved says which templates were removed, and which sessions with them.
+// templatesRemoved lists the removed templates, and the sessions that were removed with them.
 type templatesRemoved struct {
 	Removed  []string              `json:"removed"`
-	Sessions []turnstone.SessionID `json:"sessions"` // anonymous ones
+	Sessions []turnstone.SessionID `json:"sessions"` // anonymous sessions
 }
 
 type templateRmCmd struct {
@@ -195,7 +195,7 @@ func (c *templateRmCmd) Help() string {
 that have files which are only in its image are removed with it, and said.`
 }
 
-// Run removes the templates, in order, up to the first that cannot be.
+// Run removes the templates, in order, up to the first failure.
 func (c *templateRmCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
 		removed, sessions := []string{}, []turnstone.SessionID{}

@@ -8,14 +8,14 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// tellEvery is how often a fetch is told of where there is no live line.
+// tellEvery is the interval between reports of a fetch without a live line.
 const tellEvery = 10 * time.Second
 
-// Building shows how far the build of a template is: on a terminal in the live line,
-// elsewhere in a line now and then.
+// Building shows the progress of a template's build: on a terminal in the live line, otherwise in a
+// line from time to time.
 func (p *progress) Building(e template.Event) {
 	if e.Item == "" {
-		return // Preparing tells of phases
+		return // Preparing reports phases
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
