@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// harness is an agent in this process's root and a client of it.
+// harness is an agent in this process's root, with a client.
 type harness struct {
 	*wire.Client
 	t     *testing.T
@@ -34,7 +34,7 @@ func newHarness(t *testing.T) *harness {
 	return newHarnessWith(t, Options{})
 }
 
-// traced is a harness whose steps are traced, if the tracer has been built.
+// newTracedHarness returns a harness whose steps are traced, if the tracer has been built.
 func newTracedHarness(t *testing.T) *harness {
 	t.Helper()
 	tracing := NewTracing()
@@ -60,7 +60,7 @@ func newHarnessWith(t *testing.T, opt Options) *harness {
 	return h
 }
 
-// serve makes an agent answer, and a client of it.
+// serve serves an agent, and returns a client of it.
 func serve(t *testing.T, a *Agent) *harness {
 	t.Helper()
 	near, far := net.Pipe()
@@ -84,7 +84,7 @@ func serve(t *testing.T, a *Agent) *harness {
 	return h
 }
 
-// connect makes another connection.
+// connect opens another connection.
 func (h *harness) connect() *wire.Client {
 	h.t.Helper()
 	c := wire.NewClient(h.open())
@@ -101,7 +101,7 @@ func (h *harness) open() wire.LinkStream {
 	return s
 }
 
-// ran is one step's outcome.
+// ran is one step's result.
 type ran struct {
 	wire.ProcessExit
 	stdout, stderr string
@@ -133,13 +133,13 @@ func (h *harness) step(language, script string) ran {
 	return r
 }
 
-// eachMode runs a test with steps that are traced, and with steps that are not.
+// eachMode runs a test with traced steps, and with untraced steps.
 func eachMode(t *testing.T, f func(t *testing.T, harness func(*testing.T) *harness)) {
 	t.Run("untraced", func(t *testing.T) { f(t, newHarness) })
 	t.Run("traced", func(t *testing.T) { f(t, newTracedHarness) })
 }
 
-// carried are scripts and what a step after them sees.
+// carried are scripts, and the state that a later step sees.
 var carried = []struct {
 	name, script string
 	exit         int64
@@ -203,8 +203,8 @@ func testSession(t *testing.T, harness func(*testing.T) *harness) {
 	}
 }
 
-// carriedTraced are outputs that differ where the step before is traced: the state
-// is then that at the shell's very end, and needs nothing of the script's shell.
+// carriedTraced are outputs that differ if the earlier step is traced: the state is then that at
+// the shell's end, and does not depend on the script's shell.
 var carriedTraced = map[string]string{
 	"allexport":             "1\n0\ndeclare -fx f\n",
 	"own trap":              "2\n",

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestAttachAtOnce: a connection that attaches to its own step several times without
-// waiting has one attachment in the end, and each record comes once.
+// TestAttachAtOnce checks that a connection that attaches to its own step several times without
+// waiting has one attachment in the end, and gets each record once.
 func TestAttachAtOnce(t *testing.T) {
 	h := newTracedHarness(t)
 	l := h.listen(nil)
@@ -64,8 +64,8 @@ func TestAttachAtOnce(t *testing.T) {
 	}
 }
 
-// TestAttachUnderWay: while one Process.attach of a connection waits for the
-// attachment before it to end, another is refused.
+// TestAttachUnderWay checks that while a Process.attach of a connection waits for the end of the
+// previous attachment, another is rejected.
 func TestAttachUnderWay(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -80,7 +80,7 @@ func TestAttachUnderWay(t *testing.T) {
 		c.mu.Lock()
 		if c.attached[proc] != nil {
 			cl = c
-			c.changing[proc] = struct{}{} // as one does that is under way
+			c.changing[proc] = struct{}{} // like an attach in progress
 		}
 		c.mu.Unlock()
 	}
@@ -95,7 +95,7 @@ func TestAttachUnderWay(t *testing.T) {
 	}
 }
 
-// gateWriter takes nothing before its gate is open.
+// gateWriter blocks until its gate is open.
 type gateWriter struct {
 	gate    chan struct{}
 	reached chan struct{}
@@ -109,8 +109,8 @@ func (w *gateWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestReadIsKept: what a connection is still reading is neither pushed out of the
-// table by others nor released by them.
+// TestReadIsKept checks that others neither evict nor release a process whose output a connection
+// is still reading.
 func TestReadIsKept(t *testing.T) {
 	h := newHarness(t)
 	w := &gateWriter{gate: make(chan struct{}), reached: make(chan struct{})}
@@ -142,8 +142,8 @@ func TestReadIsKept(t *testing.T) {
 	kindIs(t, err, turnstone.KindNotFound)
 }
 
-// TestSlowOther: a connection that attaches to another's process and takes nothing
-// does not hold it up. It is told what it lost; a stream of it is reset.
+// TestSlowOther checks that a connection that attaches to another connection's process and reads
+// nothing does not block the process. It learns about its loss; its stream is reset.
 func TestSlowOther(t *testing.T) {
 	h := newHarness(t)
 	l, other := h.listen(nil), h.listen(nil)
@@ -173,7 +173,8 @@ func TestSlowOther(t *testing.T) {
 	if e := next[wire.ProcessLostEvent](third); e.ProcessID != id || e.To <= e.From {
 		t.Errorf("%+v", e)
 	}
-	first := next[wire.ProcessOutputEvent](other) // not always byte 0: it may have come late
+	// not always byte 0: the connection may attach late
+	first := next[wire.ProcessOutputEvent](other)
 	if len(first.Data) != 1 {
 		t.Fatalf("%d bytes at %d", len(first.Data), first.Offset)
 	}
@@ -182,15 +183,15 @@ func TestSlowOther(t *testing.T) {
 	}
 	lost := next[wire.ProcessLostEvent](other)
 	if first.Offset > 0 && lost.To == first.Offset {
-		lost = next[wire.ProcessLostEvent](other) // the first one told of the beginning
+		lost = next[wire.ProcessLostEvent](other) // the first event was about the beginning
 	}
 	if e := lost; e.From != first.Offset+1 || e.To < size-4<<20 || e.To >= size {
 		t.Errorf("%+v", e)
 	}
 }
 
-// TestEndWaitsForNobody: a process's end is told while the one that takes its output
-// takes nothing.
+// TestEndWaitsForNobody checks that a process's end is reported while the reader of its output
+// reads nothing.
 func TestEndWaitsForNobody(t *testing.T) {
 	h := newHarnessWith(t, Options{Keep: 1 << 16})
 	slow := h.listen(nil)
@@ -204,13 +205,13 @@ func TestEndWaitsForNobody(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	var got []byte
-	for len(got) < size { // and nothing of it was lost
+	for len(got) < size { // without any loss
 		e := next[wire.ProcessOutputEvent](slow)
 		if int(e.Offset) != len(got) {
 			t.Fatalf("offset %d after %d bytes", e.Offset, len(got))
 		}
 		got = append(got, e.Data...)
-		if len(got) == 10 { // from here on in one piece
+		if len(got) == 10 { // the rest arrives without gaps
 			if _, err := slow.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 10}); err != nil {
 				t.Fatal(err)
 			}
@@ -218,8 +219,8 @@ func TestEndWaitsForNobody(t *testing.T) {
 	}
 }
 
-// TestLateCommand: a command of a connection that the agent does not know any more is
-// carried out for nobody, and harms nobody.
+// TestLateCommand checks that a command of a connection that the agent has already closed has no
+// effect, and does no harm.
 func TestLateCommand(t *testing.T) {
 	h := newHarness(t)
 	near, far := net.Pipe()

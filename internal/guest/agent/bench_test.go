@@ -10,9 +10,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// BenchmarkStart is what a process's start and end take on this host, without a
-// machine: over the wire, with both of its ends on the same CPUs, and by fork, exec
-// and wait alone.
+// BenchmarkStart measures a process's start and end on this host, without a machine: over the wire,
+// with both of its ends on the same CPUs, and by fork, exec and wait alone.
 func BenchmarkStart(b *testing.B) {
 	b.Run("wire", func(b *testing.B) {
 		dir := b.TempDir()

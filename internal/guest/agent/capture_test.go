@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// FuzzCapture: no capture makes an environment that a shell could not have.
+// FuzzCapture checks that no capture results in an environment that a shell could not have.
 func FuzzCapture(f *testing.F) {
 	f.Add([]byte("/tmp\n\x00declare -x A=\"a\\\"b\"\ndeclare -ix B=$'\\n\\303'\ndeclare -x C\ndeclare -ax D=([0]=\"x\")\n\x00f () \n{ \n    :\n}\ndeclare -fx f\n\x00"), true)
 	f.Add([]byte("/tmp\n\x00A=1\x00B=2\n3\x00"), false)
@@ -38,7 +38,7 @@ func FuzzCapture(f *testing.F) {
 	})
 }
 
-// FuzzExportRoundTrip: every value comes back from bash's "export -p".
+// FuzzExportRoundTrip checks that every value survives bash's "export -p".
 func FuzzExportRoundTrip(f *testing.F) {
 	for _, s := range []string{"", "a b", "\"\\$`'", "\n\t\r\x01\x7f", "\xff\xfe", "é", "$'x'", "(a)", "\\"} {
 		f.Add(s)
@@ -62,9 +62,8 @@ func FuzzExportRoundTrip(f *testing.F) {
 	})
 }
 
-// TestDependencies holds that the agent stays small: no database, no cluster, no
-// cloud. net/http comes with the package that reads and writes frames, which the
-// linker takes nearly all of it out of again.
+// TestDependencies checks that the agent stays small: no database, no cluster, no cloud. net/http
+// is a dependency of the package that reads and writes frames; the linker removes nearly all of it.
 func TestDependencies(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "turnstone.dev/turnstone/cmd/turn-agent").Output()
 	if err != nil {
@@ -79,8 +78,8 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// TestSize holds the size of the agent's program, which every snapshot carries.
-// The flags are the Makefile's.
+// TestSize checks the size of the agent's program, which every snapshot contains. The flags are the
+// Makefile's.
 func TestSize(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the agent")

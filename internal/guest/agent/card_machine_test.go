@@ -17,8 +17,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestCardInSandboxes: frames of a card that the agent makes go both ways, under both
-// kernels, and so they do when the card is taken over by another stream.
+// TestCardInSandboxes checks that frames of the agent's card go in both directions, under both
+// kernels, also after another stream has taken over the card.
 func TestCardInSandboxes(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -31,7 +31,7 @@ func TestCardInSandboxes(t *testing.T) {
 	for _, s := range []substrate.Substrate{q, g} {
 		t.Run(s.Name(), func(t *testing.T) {
 			_, client := substratetest.Clone(t, s, m, nil)
-			// What has a card of its own is to be as if it had none.
+			// A sandbox with its own card must behave as if it had none.
 			substratetest.Shell(t, client, "ip addr flush dev eth0; ip link set eth0 down")
 			for range 2 {
 				speak(t, client)
@@ -49,7 +49,7 @@ func check(t *testing.T, err error) {
 
 var guestMAC, hostMAC = []byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}, []byte{0x52, 0x54, 0, 0, 0, 1}
 
-// speak has the sandbox send a datagram to its gateway, and answers as that does.
+// speak makes the sandbox send a datagram to its gateway, and answers as the gateway.
 func speak(t *testing.T, client *wire.Client) {
 	t.Helper()
 	frames, err := client.NetworkStream(t.Context(), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56",
@@ -66,7 +66,7 @@ func speak(t *testing.T, client *wire.Client) {
 		f := read(t, frames)
 		switch {
 		case len(f) >= 42 && binary.BigEndian.Uint16(f[12:]) == 0x0806 && bytes.Equal(f[38:42], []byte{10, 0, 2, 2}):
-			// who is the gateway? (RFC 826)
+			// an ARP request for the gateway (RFC 826)
 			if !bytes.Equal(f[6:12], guestMAC) {
 				t.Fatalf("the card's address is %x", f[6:12])
 			}
@@ -83,7 +83,7 @@ func speak(t *testing.T, client *wire.Client) {
 	}
 }
 
-// answer is a datagram back to who sent the one in f, without a checksum.
+// answer returns a datagram to the sender of the one in f, without a checksum.
 func answer(f []byte) []byte {
 	text := "the answer\n"
 	ip := bytes.Clone(f[14:34])

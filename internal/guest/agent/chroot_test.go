@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// chrooted is an agent whose processes have root as theirs, with a client of it, and
-// a directory outside of that root, which the link /out of the root names.
+// chrooted returns an agent whose processes have root as their root, with a client, and a directory
+// outside of that root to which the link /out of the root points.
 func chrooted(t *testing.T) (c *wire.Client, root, out string) {
 	t.Helper()
 	root, out = t.TempDir(), t.TempDir()
@@ -69,8 +69,8 @@ func tarOf(t *testing.T, names ...string) io.Reader {
 	return &b
 }
 
-// TestStartInRoot: the names of a process's directory, program and user lead nowhere
-// outside of its root.
+// TestStartInRoot checks that the names of a process's directory, program and user never lead out
+// of its root.
 func TestStartInRoot(t *testing.T) {
 	c, root, out := chrooted(t)
 	if err := errors.Join(os.Symlink(out, filepath.Join(root, "etc")), os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o755)); err != nil {
@@ -99,7 +99,7 @@ func TestStartInRoot(t *testing.T) {
 	}
 }
 
-// TestCopyInRoot: pack and unpack work in the processes' root, and nowhere else.
+// TestCopyInRoot checks that pack and unpack work in the processes' root, and nowhere else.
 func TestCopyInRoot(t *testing.T) {
 	c, root, out := chrooted(t)
 	put := func(dest string, names ...string) error { return c.Put(t.Context(), dest, tarOf(t, names...)) }
@@ -127,7 +127,7 @@ func TestCopyInRoot(t *testing.T) {
 	}
 	kindIs(t, put("/one", "a", "b"), turnstone.KindInvalid)
 	for _, dest := range []string{"/out", "/out/", "/out/x", "/out/x/"} {
-		_ = put(dest, "evil") // below the root, if at all
+		_ = put(dest, "evil") // only below the root
 	}
 	if err := os.Symlink(filepath.Join(out, "secret"), filepath.Join(root, "file")); err != nil {
 		t.Fatal(err)
@@ -153,8 +153,8 @@ func TestCopyInRoot(t *testing.T) {
 	}
 }
 
-// TestCopyWhileMoved: a directory that turns into a link out of the root again and
-// again is never followed.
+// TestCopyWhileMoved checks that a directory that repeatedly turns into a link out of the root is
+// never followed.
 func TestCopyWhileMoved(t *testing.T) {
 	c, root, out := chrooted(t)
 	dir := filepath.Join(root, "d")

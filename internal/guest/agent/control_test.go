@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestTerminal: a terminal of a size that changes, that takes input and its end.
+// TestTerminal checks a terminal whose size changes, and its input and end.
 func TestTerminal(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -63,7 +63,7 @@ func TestTerminal(t *testing.T) {
 	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.KindNotFound)
 }
 
-// TestTerminalOutput: all that was written to a terminal comes, whoever holds it open.
+// TestTerminalOutput checks that all output to a terminal arrives, whichever process keeps it open.
 func TestTerminalOutput(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -76,7 +76,7 @@ func TestTerminalOutput(t *testing.T) {
 	}
 }
 
-// TestSignalTree: a signal reaches the process and what it has started.
+// TestSignalTree checks that a signal reaches the process and its descendants.
 func TestSignalTree(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -95,7 +95,7 @@ func TestSignalTree(t *testing.T) {
 	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.KindNotFound)
 }
 
-// TestUser: a process runs as the user that is named.
+// TestUser checks that a process runs as the named user.
 func TestUser(t *testing.T) {
 	h := newHarness(t)
 	me, err := user.Current()
@@ -121,7 +121,7 @@ func TestUser(t *testing.T) {
 	}
 }
 
-// TestStepUser: steps run as the user that is named, and the session goes on all the same.
+// TestStepUser checks that steps run as the named user, and that the session still continues.
 func TestStepUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("takes root")
@@ -153,8 +153,8 @@ func stepsAsUser(t *testing.T, h *harness, language wire.ShellExecuteLanguage) {
 	run("echo $HOME $USER; id -u", "/mine nobody\n65534\n")
 }
 
-// TestWriteWaits: a write is answered when the pipe has taken it, and ends with
-// the process or the connection.
+// TestWriteWaits checks that a write is answered when the pipe has accepted it, and ends with the
+// process or the connection.
 func TestWriteWaits(t *testing.T) {
 	h := newHarness(t)
 	id := h.listen(nil).start(wire.ProcessStartParams{Argv: []string{"sleep", "100"}, Stdin: true})
@@ -172,7 +172,7 @@ func TestWriteWaits(t *testing.T) {
 	if err := write(gone.Conn, short); err == nil {
 		t.Error("a write to a full pipe was answered")
 	}
-	_ = gone.Close() // its write goes with it
+	_ = gone.Close() // ends its write
 	second := make(chan error, 1)
 	go func() { second <- write(h.Conn, t.Context()) }()
 	select {
@@ -183,13 +183,13 @@ func TestWriteWaits(t *testing.T) {
 	if err := h.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "9"}); err != nil {
 		t.Fatal(err)
 	}
-	// It sees the broken pipe, or the end that broke it.
+	// The second write gets the broken pipe, or the end that broke it.
 	if err := <-second; turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("the second write: %v", err)
 	}
 }
 
-// TestKeptProcesses: of ended processes the latest are kept.
+// TestKeptProcesses checks that the latest ended processes are kept.
 func TestKeptProcesses(t *testing.T) {
 	h := newHarness(t)
 	for i := range 70 {

@@ -19,17 +19,17 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A listener is a connection whose events are kept, as a stock client has them.
+// A listener is a connection that keeps its events, like a stock client.
 type listener struct {
 	*wire.Conn
 	t      *testing.T
 	events chan any
-	seen   sync.Mutex // held by the reading goroutine while it hands over an event
+	seen   sync.Mutex // held by the reading goroutine while it delivers an event
 	deaf   bool
 }
 
-// listen makes a connection that gets output as events. hold, if not nil, is
-// called for each event by the reading goroutine.
+// listen opens a connection that gets output as events. The reading goroutine calls hold, if not
+// nil, for each event.
 func (h *harness) listen(hold func(any)) *listener {
 	l := &listener{t: h.t, events: make(chan any, 100_000)}
 	l.Conn = wire.NewConn(h.open(), wire.Options{OnEvent: func(e wire.Event) {
@@ -64,7 +64,7 @@ func next[E any](l *listener) *E {
 	}
 }
 
-// collected is what came of a process until its end.
+// collected is a process's output and records until its end.
 type collected struct {
 	out   map[wire.ProcessStream]string
 	first map[wire.ProcessStream]int64
@@ -72,7 +72,7 @@ type collected struct {
 	exit  *wire.ProcessExitedEvent
 }
 
-// collect checks that output has no gaps but those that are told.
+// collect checks that output has no gaps except the reported ones.
 func (l *listener) collect(id string) collected {
 	l.t.Helper()
 	c := collected{out: map[wire.ProcessStream]string{}, first: map[wire.ProcessStream]int64{}}
@@ -120,7 +120,7 @@ func (l *listener) start(p wire.ProcessStartParams) string {
 
 func script(text string) []string { return []string{"bash", "-c", text} }
 
-// TestEvents: a process whose input and output are messages.
+// TestEvents checks a process whose input and output are messages.
 func TestEvents(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -151,7 +151,7 @@ func TestEvents(t *testing.T) {
 	kindIs(t, err, turnstone.KindNotFound)
 }
 
-// TestAnswerFirst: the answer to start comes before anything of the process.
+// TestAnswerFirst checks that the answer to start comes before any event of the process.
 func TestAnswerFirst(t *testing.T) {
 	h := newHarness(t)
 	for range 30 {
@@ -179,8 +179,8 @@ func TestAnswerFirst(t *testing.T) {
 	}
 }
 
-// TestReplay: connections that are lost in the middle of 10 MB miss nothing when
-// they attach again with the offset that they have got to.
+// TestReplay checks that connections that are lost in the middle of 10 MB miss nothing when they
+// attach again with their last offset.
 func TestReplay(t *testing.T) {
 	h := newHarnessWith(t, Options{Keep: 12 << 20})
 	const size = 10 << 20
@@ -223,7 +223,7 @@ func TestReplay(t *testing.T) {
 			t.Fatal("nothing comes")
 		}
 		_ = l.Close() // in the middle
-		l.seen.Lock() // what it still reads comes too late
+		l.seen.Lock() // its remaining events arrive too late
 		l.deaf = true
 		l.seen.Unlock()
 		if tries > 100 {
@@ -235,13 +235,13 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestReplayWhole: with a process that waits for its reader nothing falls out, however
-// often the connection is lost.
+// TestReplayWhole checks that a process that waits for its reader loses no output, however often
+// the connection is lost.
 func TestReplayWhole(t *testing.T) {
 	h := newHarness(t)
 	const lines = 2000
 	keeper := h.listen(nil)
-	// A second connection that is attached, and does not acknowledge, holds the process back.
+	// A second attached connection that does not acknowledge blocks the process.
 	id := keeper.start(wire.ProcessStartParams{Argv: script(fmt.Sprintf("for ((i=0;i<%d;i++)); do printf '%%0512d\\n' $i; done", lines)), Window: 1})
 	var want strings.Builder
 	for i := range lines {
@@ -278,7 +278,7 @@ func TestReplayWhole(t *testing.T) {
 	}
 }
 
-// TestLost: what falls out of a small log is told exactly.
+// TestLost checks that the loss in a small log is reported exactly.
 func TestLost(t *testing.T) {
 	h := newHarnessWith(t, Options{Keep: 1 << 16})
 	l := h.listen(nil)
@@ -320,8 +320,8 @@ func (h *harness) info(id string) wire.ProcessProcessInfo {
 	return wire.ProcessProcessInfo{}
 }
 
-// TestWindow: events stop where they are not acknowledged, the process waits, and
-// another process's output on the same connection goes on.
+// TestWindow checks that events stop without acknowledgements, that the process waits, and that
+// another process's output on the same connection continues.
 func TestWindow(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -347,7 +347,7 @@ func TestWindow(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	runtime.ReadMemStats(&after)
 	info := h.info(id)
-	// The log, one chunk, and what the pipe takes stay with the process.
+	// The log, one chunk, and the pipe's content stay with the process.
 	if info.Exit != nil || info.StdoutEnd > 2<<20 {
 		t.Errorf("the process was not held back: %+v", info)
 	}
@@ -381,7 +381,7 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestSilentClient: a client that never reads holds up itself, and nobody else.
+// TestSilentClient checks that a client that never reads blocks only itself.
 func TestSilentClient(t *testing.T) {
 	h := newHarness(t)
 	s := h.open()
@@ -416,7 +416,8 @@ func TestSilentClient(t *testing.T) {
 	})
 }
 
-// TestDetach: what nobody is attached to goes on, and its newest output is kept.
+// TestDetach checks that a process without an attached connection continues, and that its newest
+// output is kept.
 func TestDetach(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -457,7 +458,7 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// TestManyConnections: 64 connections are served, one more is turned away.
+// TestManyConnections checks that 64 connections are served, and that another is rejected.
 func TestManyConnections(t *testing.T) {
 	h := newHarness(t) // one
 	var all []*wire.Client
@@ -481,7 +482,7 @@ func TestManyConnections(t *testing.T) {
 	})
 }
 
-// TestNotConfigured: nothing is carried out before Sandbox.configure, which works once.
+// TestNotConfigured checks that no command runs before Sandbox.configure, which works once.
 func TestNotConfigured(t *testing.T) {
 	calls := 0
 	h := newHarnessWith(t, Options{Configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
@@ -512,7 +513,7 @@ func TestNotConfigured(t *testing.T) {
 	}
 }
 
-// TestJournal: what was done is told, without what was said.
+// TestJournal checks that the journal contains the commands, without their content.
 func TestJournal(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -550,8 +551,7 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestTyping: what is written without waiting for answers arrives in its order,
-// and so does the end.
+// TestTyping checks that writes without waiting for answers arrive in order, and so does the end.
 func TestTyping(t *testing.T) {
 	h := newHarness(t)
 	s := h.open()

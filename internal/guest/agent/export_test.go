@@ -33,8 +33,8 @@ func openDirFD(t testing.TB, dir string) int {
 	return fd
 }
 
-// scratchDisk makes a scratch disk as a microVM has it and mounts it; it skips the
-// test where that is not possible.
+// scratchDisk creates a scratch disk like a microVM's and mounts it; it skips the test if that is
+// impossible.
 func scratchDisk(t testing.TB) (image, dir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -62,8 +62,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// What is exported of an upper directory gives the same tree as what the host reads
-// of the disk that it lies on.
+// TestExportIsTheDisk checks that the export of an upper directory gives the same tree as the
+// host's read of its disk.
 func TestExportIsTheDisk(t *testing.T) {
 	image, disk := scratchDisk(t)
 	for round := range 10 {
@@ -121,7 +121,7 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	}
 }
 
-// change does something at random below root. What cannot be done is not.
+// change makes a random change below root, and ignores errors.
 func change(r *rand.Rand, root string) {
 	pick := func(names ...string) string { return names[r.IntN(len(names))] }
 	name := func() string { return pick("a", "b", "c", "a-b", "\xff", "a b", strings.Repeat("n", 200)) }
@@ -149,7 +149,7 @@ func change(r *rand.Rand, root string) {
 	case 6:
 		_ = os.RemoveAll(p)
 	case 7:
-		if os.RemoveAll(p) == nil { // the directory is one that hides what was there
+		if os.RemoveAll(p) == nil { // the directory hides the files that were there
 			_ = os.Mkdir(p, 0o755)
 			_ = os.WriteFile(filepath.Join(p, name()), []byte(data), 0o644)
 		}
@@ -184,7 +184,7 @@ func change(r *rand.Rand, root string) {
 	}
 }
 
-// A file whose attributes are too much is said, and by name.
+// A file with too many attributes is reported, by name.
 func TestExportTooManyAttributes(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
@@ -204,7 +204,8 @@ func TestExportTooManyAttributes(t *testing.T) {
 	}
 }
 
-// A path that is too long ends the export, by name: it would cost the square of its depth.
+// TestExportTooDeep checks that a path that is too long ends the export, by name, because its cost
+// is the square of its depth.
 func TestExportTooDeep(t *testing.T) {
 	dir := t.TempDir()
 	fd := openDirFD(t, dir)
@@ -224,7 +225,7 @@ func TestExportTooDeep(t *testing.T) {
 	}
 }
 
-// A reader that gives up ends the export, and no descriptor is left.
+// TestExportGivenUp checks that a reader that stops ends the export, without an open descriptor.
 func TestExportGivenUp(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 300 {

@@ -53,7 +53,7 @@ func (h *harness) write(path, text string) error {
 	return err
 }
 
-// TestEscapes: no link leads a file operation out of the sandbox's root.
+// TestEscapes checks that no link leads a file operation out of the sandbox's root.
 func TestEscapes(t *testing.T) {
 	h, root := jail(t)
 	base := filepath.Dir(root)
@@ -78,7 +78,7 @@ func TestEscapes(t *testing.T) {
 	}
 	_, err := h.read("/work/loop")
 	kindIs(t, err, turnstone.KindInvalid)
-	// What is written through a link lands inside, where the link says.
+	// A write through a link lands inside, at the link's target.
 	if err := os.MkdirAll(filepath.Join(root, base), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +285,7 @@ func TestReadWrite(t *testing.T) {
 	if b := <-got; err != nil || !res.Eof || !bytes.Equal(b, data[16:]) {
 		t.Errorf("%d bytes, %+v %v", len(b), res, err)
 	}
-	// A stream that is given up leaves the old file, and nothing beside it.
+	// A reset stream leaves the old file, and nothing beside it.
 	id = h.NewStream()
 	if s, err = h.Sender(id); err != nil {
 		t.Fatal(err)
@@ -307,7 +307,8 @@ func TestReadWrite(t *testing.T) {
 	}
 }
 
-// TestWatch: changes are told, in directories too that come while they are watched.
+// TestWatch checks that changes are reported, also in directories that are created during the
+// watch.
 func TestWatch(t *testing.T) {
 	h, root := jail(t)
 	l := h.listen(nil)

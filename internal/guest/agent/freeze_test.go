@@ -6,7 +6,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// An agent that is not a machine's never touches the disks of its host.
+// TestFreezeOutsideOfAMachine checks that an agent outside of a machine never touches the disks of
+// its host.
 func TestFreezeOutsideOfAMachine(t *testing.T) {
 	a, err := New(Options{RunDir: t.TempDir()})
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// On the host, what is for the first process of a sandbox does nothing.
+// On the host, functions for the first process of a sandbox do nothing.
 func TestOnlyTheFirstProcess(t *testing.T) {
 	if err := killOthers(t.Context()); err == nil {
 		t.Error("it would have killed every process")
 	}
 }
 
-// frozenAgent has a directory as its scratch disk, and takes it for frozen.
+// frozenAgent has a directory as its scratch disk, and treats it as frozen.
 func frozenAgent(t *testing.T) (a *Agent, c *wire.Client, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -78,10 +78,11 @@ func TestExportOverTheWire(t *testing.T) {
 	if err == nil {
 		t.Error("the call went on when its context had ended")
 	}
-	must(t, c.Export(t.Context(), read)) // the connection lives on
+	must(t, c.Export(t.Context(), read)) // the connection stays usable
 }
 
-// A sandbox that goes on afterwards is held from its export to its renewal.
+// TestExportHeld checks that a sandbox that continues afterwards is held from its export to its
+// renewal.
 func TestExportHeld(t *testing.T) {
 	_, c, dir := frozenAgent(t)
 	write := func() error {
@@ -104,5 +105,5 @@ func TestExportHeld(t *testing.T) {
 	if err := c.ExportHeld(t.Context(), drain); err == nil {
 		t.Error("there is nothing to export")
 	}
-	must(t, write()) // it was let go
+	must(t, write()) // it was released
 }

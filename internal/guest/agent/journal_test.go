@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestEnableLeavesNothing: a connection that enables the journal again and again
-// does not make the agent grow.
+// TestEnableLeavesNothing checks that a connection that enables the journal again and again does
+// not make the agent grow.
 func TestEnableLeavesNothing(t *testing.T) {
 	h := newHarness(t)
 	if err := h.TraceDisable(t.Context()); err != nil {
@@ -38,8 +38,8 @@ func TestEnableLeavesNothing(t *testing.T) {
 		}
 		waitFor(t, "the followers to end", func() bool { return runtime.NumGoroutine() <= goroutines })
 	}
-	// The runtime keeps what it needed for goroutines that lived at one time, and how
-	// many these are is up to the scheduler: what leaks grows each time.
+	// The runtime keeps memory for concurrent goroutines, whose number depends on the scheduler: a
+	// leak grows each time.
 	var grown []int64
 	loop(2000)
 	for range 5 {
@@ -52,7 +52,7 @@ func TestEnableLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestNoProcInRoot: a step whose root has no /proc runs untraced, with the prelude.
+// TestNoProcInRoot checks that a step whose root has no /proc runs untraced, with the prelude.
 func TestNoProcInRoot(t *testing.T) {
 	tracing := NewTracing()
 	defer tracing.Close()

@@ -100,8 +100,8 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
-// TestBackgroundHoldsPipes: a step ends with its main process; what stays in the
-// background lives on, is not blocked, and its output goes nowhere.
+// TestBackgroundHoldsPipes checks that a step ends with its main process; its background processes
+// continue, are not blocked, and their output is discarded.
 func TestBackgroundHoldsPipes(t *testing.T) {
 	h := newHarness(t)
 	mark := filepath.Join(h.dir, "mark")
@@ -128,8 +128,8 @@ func TestBackgroundHoldsPipes(t *testing.T) {
 	}
 }
 
-// TestBusyBackground: a background process that never stops writing does not
-// keep a step from ending.
+// TestBusyBackground checks that a background process that never stops writing does not keep a step
+// from ending.
 func TestBusyBackground(t *testing.T) {
 	h := newHarness(t)
 	r := h.bash("yes & echo $!; sleep 0.1")
@@ -153,8 +153,8 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// TestKillTree: when a caller gives up, the whole tree ends, and the output until
-// then is there.
+// TestKillTree checks that when a caller cancels, the whole tree ends, and the output so far is
+// available.
 func TestKillTree(t *testing.T) {
 	h := newHarness(t)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond, errors.New("out of time"))
@@ -187,7 +187,7 @@ func (w *brokenWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestBrokenWriter: a caller that cannot take the output ends the process.
+// TestBrokenWriter checks that a caller that cannot accept the output ends the process.
 func TestBrokenWriter(t *testing.T) {
 	h := newHarness(t)
 	_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"yes"}, Cwd: h.dir}, wire.Stdio{Out: &brokenWriter{1 << 20}})
@@ -200,7 +200,7 @@ type countWriter struct{ n int64 }
 
 func (c *countWriter) Write(p []byte) (int, error) { c.n += int64(len(p)); return len(p), nil }
 
-// TestStreaming: output of any size passes in bounded memory.
+// TestStreaming checks that output of any size passes in bounded memory.
 func TestStreaming(t *testing.T) {
 	size := int64(1 << 30)
 	if testing.Short() {
@@ -223,8 +223,8 @@ func TestStreaming(t *testing.T) {
 	t.Logf("%.0f MB/s", float64(size)/1e6/time.Since(began).Seconds())
 }
 
-// TestSlowReader: a reader that stops does not make the agent hold the output,
-// and another call goes on meanwhile.
+// TestSlowReader checks that a reader that stops does not make the agent hold the output, and that
+// another call continues meanwhile.
 func TestSlowReader(t *testing.T) {
 	h := newHarness(t)
 	r, w := io.Pipe()
@@ -249,7 +249,7 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestHostileCapture: what a step leaves in the agent's folder is not trusted.
+// TestHostileCapture checks that files that a step leaves in the agent's folder are not trusted.
 func TestHostileCapture(t *testing.T) {
 	for _, attack := range []string{
 		"ln -s /etc/passwd $f",
@@ -291,7 +291,7 @@ func TestFiles(t *testing.T) {
 		return h.Put(t.Context(), dest, r)
 	}
 	in := filepath.Join(h.dir, "in")
-	if err := put(in + "/"); err != nil { // into a folder that is made
+	if err := put(in + "/"); err != nil { // into a new folder
 		t.Fatal(err)
 	}
 	if err := put(filepath.Join(in, "copy")); err != nil { // under another name

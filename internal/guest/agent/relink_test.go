@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestRelink ends a link and begins another: what runs goes on, also what was to end
-// with its connection, and nothing is let in between the two.
+// TestRelink ends a link and begins another: running processes continue, also those that would end
+// with their connection, and no command is accepted between the two.
 func TestRelink(t *testing.T) {
 	renewed := make(chan *wire.SandboxRenewParams, 4)
 	dir := t.TempDir()
@@ -43,7 +43,7 @@ func TestRelink(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	c := connect()
-	// Without a link's end being asked for in the right form nothing ends.
+	// Without a valid request for a link's end nothing ends.
 	_, err = c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: []byte("short")})
 	kindIs(t, err, turnstone.KindInvalid)
 	if _, err := c.ProcessStart(ctx, &wire.ProcessStartParams{ProcessID: "loop", KillOnDisconnect: true, Stdin: true,
@@ -63,7 +63,7 @@ func TestRelink(t *testing.T) {
 			t.Fatal(err)
 		}
 		waiting := make(chan error, 1)
-		go func() { // a command that is under way is given up
+		go func() { // a command in progress is canceled
 			_, err := c.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: "loop"})
 			waiting <- err
 		}()
@@ -111,7 +111,7 @@ func TestRelink(t *testing.T) {
 	}
 }
 
-// TestSuspendIsTheMachines: an agent that has no machine of its own cannot be suspended.
+// TestSuspendIsTheMachines checks that an agent outside of a machine cannot be suspended.
 func TestSuspendIsTheMachines(t *testing.T) {
 	h := newHarness(t)
 	_, err := h.SandboxSuspend(t.Context(), &wire.SandboxSuspendParams{Marker: make([]byte, wire.MarkerSize)})

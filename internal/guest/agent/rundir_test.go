@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestOccupiedRunDir: whatever a step puts where the agent will write, the next step
-// runs, and nobody waits for the other end of a pipe.
+// TestOccupiedRunDir checks that the next step runs, whatever a step puts where the agent will
+// write, and that nothing waits for the other end of a pipe.
 func TestOccupiedRunDir(t *testing.T) {
 	for _, put := range []func(path string) error{
 		func(p string) error { return syscall.Mkfifo(p, 0o600) },
@@ -43,8 +43,8 @@ func TestOccupiedRunDir(t *testing.T) {
 	}
 }
 
-// TestRunDirInRoot: links that a step puts into its root lead nowhere else, whatever
-// the agent writes, makes or reads by their names.
+// TestRunDirInRoot checks that links that a step puts into its root never lead the agent out of it,
+// whatever the agent writes, creates or reads through them.
 func TestRunDirInRoot(t *testing.T) {
 	root, out := t.TempDir(), t.TempDir()
 	a, err := New(Options{Chroot: root, Cwd: "/w"})
@@ -73,8 +73,8 @@ func TestRunDirInRoot(t *testing.T) {
 	}
 }
 
-// TestRemovedRunDir: a step that removes what the agent keeps, or puts something else
-// there, spoils no later one: session and state go on, and no link is followed.
+// TestRemovedRunDir checks that a step that removes or replaces the agent's files does not affect
+// later steps: session and state continue, and no link is followed.
 func TestRemovedRunDir(t *testing.T) {
 	out := t.TempDir()
 	for name, lose := range map[string]func(run string) error{
@@ -104,7 +104,7 @@ func TestRemovedRunDir(t *testing.T) {
 	}
 }
 
-// TestRunDirBehindLink: the directory is not made anew behind a link on its way.
+// TestRunDirBehindLink checks that the directory is not created behind a link on its path.
 func TestRunDirBehindLink(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	a, err := New(Options{RunDir: filepath.Join(dir, "run", "turn"), Cwd: dir})
@@ -128,7 +128,7 @@ func TestRunDirBehindLink(t *testing.T) {
 	}
 }
 
-// TestScriptFiles: the scripts of many steps do not fill the run directory.
+// TestScriptFiles checks that the scripts of many steps do not fill the run directory.
 func TestScriptFiles(t *testing.T) {
 	h := newHarness(t)
 	for range 2 * keepFiles {
@@ -153,8 +153,8 @@ func TestScriptFiles(t *testing.T) {
 	}
 }
 
-// TestLateScript: a script that does not come is given up, and those that wait do not
-// send theirs before their turn.
+// TestLateScript checks that a script that does not arrive is aborted, and that waiting steps do
+// not send their scripts before their turn.
 func TestLateScript(t *testing.T) {
 	h := newHarness(t)
 	h.a.shell.patience = 300 * time.Millisecond
@@ -196,7 +196,7 @@ func TestLateScript(t *testing.T) {
 		defer h.a.shell.queue.Unlock()
 		return h.a.shell.waiting == 1
 	})
-	// Text cannot be left with the client: there is a bound for all of it.
+	// Text cannot stay with the client: its total is bounded.
 	text := strings.Repeat("#", 9<<20)
 	go func() {
 		_, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: text})
@@ -223,7 +223,8 @@ func TestLateScript(t *testing.T) {
 	<-failed
 }
 
-// TestParseBounds: one answer holds so many commands, and one script so many bytes.
+// TestParseBounds checks that one answer has a bounded number of commands, and one script a bounded
+// size.
 func TestParseBounds(t *testing.T) {
 	h := newHarness(t)
 	res, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a;", maxCommands+5)})
@@ -239,7 +240,7 @@ func TestParseBounds(t *testing.T) {
 	}
 	_, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a", maxParse+1)})
 	kindIs(t, err, turnstone.KindExhausted)
-	h.a.shell.parsing <- struct{}{} // one is being parsed
+	h.a.shell.parsing <- struct{}{} // a script is being parsed
 	ended := make(chan error, 1)
 	go func() {
 		_, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: "a"})
@@ -256,7 +257,7 @@ func TestParseBounds(t *testing.T) {
 	}
 }
 
-// TestManyVariables: an environment that would not fit into one message is refused.
+// TestManyVariables checks that an environment that does not fit into one message is rejected.
 func TestManyVariables(t *testing.T) {
 	env := make([]string, maxVars+1)
 	for i := range env {

@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestRecords: a step's commands are told, with their places in the script.
+// TestRecords checks that a step's commands are reported, with their places in the script.
 func TestRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	const text = "echo one\nfor i in 1 2; do\n  false \"$i\"\ndone\nprintf x | wc -c\npython3 -c 'print(1)' >/dev/null\nexit 4\n"
@@ -51,7 +51,7 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestLiveRecords: records come while the step runs.
+// TestLiveRecords checks that records arrive while the step runs.
 func TestLiveRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	l := h.listen(nil)
@@ -72,7 +72,7 @@ func TestLiveRecords(t *testing.T) {
 	}
 }
 
-// TestManyRecords: more commands than records are counted.
+// TestManyRecords checks that commands beyond the maximum number of records are counted.
 func TestManyRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	r := h.bash("for ((i = 0; i < 30000; i++)); do :; done; echo done")
@@ -81,7 +81,7 @@ func TestManyRecords(t *testing.T) {
 	}
 }
 
-// TestOddScripts: any bytes are a script, as they are to bash.
+// TestOddScripts checks that any bytes are a script, as they are to bash.
 func TestOddScripts(t *testing.T) {
 	eachMode(t, func(t *testing.T, harness func(*testing.T) *harness) {
 		h := harness(t)
@@ -118,7 +118,7 @@ func TestOddScripts(t *testing.T) {
 	})
 }
 
-// TestStepIsProcess: a step can be listed and attached to by others.
+// TestStepIsProcess checks that others can list a step and attach to it.
 func TestStepIsProcess(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
@@ -160,7 +160,7 @@ func TestStepIsProcess(t *testing.T) {
 	}
 }
 
-// TestStepsInTurn: steps of several connections run one after another.
+// TestStepsInTurn checks that steps of several connections run one after another.
 func TestStepsInTurn(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
