@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzInotify: whatever bytes come, they are taken apart within bounds.
+// FuzzInotify checks that any bytes are parsed within bounds.
 func FuzzInotify(f *testing.F) {
 	event := make([]byte, 32)
 	event[0], event[5], event[12] = 1, 1, 16

@@ -16,7 +16,7 @@ func TestWrites(t *testing.T) {
 		t.Error("stopped while one runs")
 	}
 	w.Resume()
-	// One that waits for its client holds nobody up, and goes on afterwards.
+	// A command that waits for its client blocks nobody, and continues afterwards.
 	r, feed := io.Pipe()
 	read := make(chan struct{})
 	go func() {
