@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// fakeTAP is a device: what is written to either end is read as one frame at the other.
+// fakeTAP is a device: a write to either end is read as one frame at the other end.
 func fakeTAP(t *testing.T) (device, cable *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -99,8 +99,8 @@ func TestCarry(t *testing.T) {
 	}
 }
 
-// A host that takes nothing does not keep the sandbox from what it sends, and the
-// other way around.
+// TestCarrySlowHost checks that a host that reads nothing does not block the sandbox's frames, and
+// vice versa.
 func TestCarrySlowHost(t *testing.T) {
 	device, cable := fakeTAP(t)
 	in, host := io.Pipe()
@@ -126,7 +126,7 @@ func TestCarrySlowHost(t *testing.T) {
 	}
 }
 
-// What is no frame of the host's ends both ways.
+// TestCarryNonsense checks that an invalid frame from the host ends both directions.
 func TestCarryNonsense(t *testing.T) {
 	for _, bad := range [][]byte{{0xff, 0xff, 0xff, 0xff}, framed(string(make([]byte, 1500+etherHead+1)))[:8]} {
 		device, _ := fakeTAP(t)
@@ -166,7 +166,8 @@ func TestNetworkIsRefused(t *testing.T) {
 	}
 }
 
-// The stream of the wire carries what both sides write, and ends with either.
+// TestNetworkStream checks that the stream of the wire carries both sides' data, and ends with
+// either.
 func TestNetworkStream(t *testing.T) {
 	near, far := net.Pipe()
 	d := wire.NewDispatcher()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pipesOf is an agent's pipes, with the host's ends. nonblock is how a restored
-// sandbox may have them.
+// pipesOf returns an agent's pipes, with the host's ends. nonblock is the possible state in a
+// restored sandbox.
 func pipesOf(t *testing.T, nonblock bool) (p *pipes, in, out *os.File) {
 	t.Helper()
 	var a, b [2]int
@@ -47,7 +47,8 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// Until the host has spoken its end may not be there: a checkpoint is taken without it.
+// TestPipesWaitForTheHost checks that the host's end may be missing until the host has sent data,
+// because a checkpoint is taken without it.
 func TestPipesWaitForTheHost(t *testing.T) {
 	p, in, out := pipesOf(t, false)
 	mustDo(t, in.Close())
@@ -65,7 +66,7 @@ func TestPipesWaitForTheHost(t *testing.T) {
 		t.Fatalf("read %q of nobody", s)
 	case <-time.After(50 * time.Millisecond):
 	}
-	var again [2]int // a restore puts another pipe in its place
+	var again [2]int // a restore replaces the pipe
 	mustDo(t, unix.Pipe2(again[:], unix.O_CLOEXEC))
 	mustDo(t, unix.Dup3(again[0], p.in, unix.O_CLOEXEC))
 	_, err := unix.Write(again[1], []byte("hello"))

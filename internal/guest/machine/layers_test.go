@@ -37,7 +37,7 @@ func TestConfigureLayersAndHome(t *testing.T) {
 	}
 }
 
-// The directories that the agent makes look like those that they hide.
+// TestResemble checks that the agent's own directories look like those that they hide.
 func TestResemble(t *testing.T) {
 	top, low, upper := t.TempDir(), t.TempDir(), t.TempDir()
 	when := time.Unix(1_500_000_000, 123_456_789)
@@ -71,7 +71,7 @@ func TestResemble(t *testing.T) {
 	if n, err := unix.Lgetxattr(upper, "user.note", value[:]); xattrs && (err != nil || string(value[:n]) != "kept") {
 		t.Errorf("the extended attribute: %q, %v", value[:max(0, n)], err)
 	}
-	// Where a layer has something else in that place, the directory is new.
+	// If a layer has another type of file in that place, the directory is new.
 	if err := os.WriteFile(filepath.Join(top, "etc"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 )
 
-// fakeKernel returns a kernel that has all that is looked for in files, and the file or
-// directory of each need of which a test may take it away.
+// fakeKernel returns a kernel that has every feature that is found in files, and for each need the
+// file or directory that a test may remove.
 func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	t.Helper()
 	root := t.TempDir()
@@ -70,8 +70,8 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	return k, take
 }
 
-// TestMissingNecessity: whatever necessity a kernel lacks, the start ends with its name,
-// on machines of the kind that needs it and on no other.
+// TestMissingNecessity checks that if a kernel lacks a necessary feature, the start ends with its
+// name, on machines of the kind that needs it and on no other.
 func TestMissingNecessity(t *testing.T) {
 	whole, take := fakeKernel(t)
 	for _, kind := range []need.Level{need.QEMU, need.Firecracker} {
@@ -79,7 +79,7 @@ func TestMissingNecessity(t *testing.T) {
 			t.Fatalf("a kernel that has everything: %v", err)
 		}
 	}
-	// cannot be taken from the test
+	// cannot be removed from the test
 	untaken := []string{"initramfs", "elf", "console", "futex", "epoll", "eventfd", "memfd"}
 	for _, n := range need.All() {
 		if take[n.Name] == nil {
@@ -102,7 +102,7 @@ func TestMissingNecessity(t *testing.T) {
 	}
 }
 
-// TestNeedReport: the report has a line for each need, and one that ends it.
+// TestNeedReport checks that the report has a line for each need, and a last line.
 func TestNeedReport(t *testing.T) {
 	k, take := fakeKernel(t)
 	take["erofs"]()
@@ -129,7 +129,7 @@ func TestKindOf(t *testing.T) {
 	}
 }
 
-// TestFailedLine: the host shows what is to be done, too.
+// TestFailedLine checks that the host also shows the hint.
 func TestFailedLine(t *testing.T) {
 	n, _ := need.Of("erofs")
 	if got, want := failedLine(&lackError{n}), "failed: the kernel has no EROFS (CONFIG_EROFS_FS)"; got != want {
@@ -141,7 +141,7 @@ func TestFailedLine(t *testing.T) {
 	}
 }
 
-// TestFirstInterface: kernels with built-in drivers have interfaces that are no card.
+// TestFirstInterface checks that kernels with built-in drivers have interfaces that are not cards.
 func TestFirstInterface(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"bond0", "dummy0", "lo", "sit0"} {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReadable: what this process may read is told from what it may not, and the process
-// lives on. The kernel that runs the test keeps its memory to itself.
+// TestReadable checks that readable and unreadable words of this process are distinguished, and
+// that the process survives. The kernel that runs the test protects its memory.
 func TestReadable(t *testing.T) {
 	page, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -29,7 +29,7 @@ func TestReadable(t *testing.T) {
 	if err := unix.Munmap(page); err != nil {
 		t.Fatal(err)
 	}
-	for range 100 { // a fault leaves nothing behind
+	for range 100 { // a fault has no lasting effect
 		for _, address := range append(kernelMemory, 0, 1<<63) {
 			if readable(address) {
 				t.Fatalf("%#x is readable", address)
@@ -49,8 +49,8 @@ func TestAskKernel(t *testing.T) {
 	}
 }
 
-// TestOpenKeepsQuiet: the kernel says nothing of the reads that fail, and what it says of others
-// stays as it was.
+// TestOpenKeepsQuiet checks that the kernel logs nothing about the failed reads, and logs other
+// faults as before.
 func TestOpenKeepsQuiet(t *testing.T) {
 	k := kernelView{proc: t.TempDir()}
 	if k.open() {

@@ -29,7 +29,7 @@ func listen(t *testing.T) (net.Listener, string) {
 	return l, path
 }
 
-// greeted connects as a host does.
+// greeted connects like a host.
 func greeted(t *testing.T, path string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("unix", path)
@@ -67,7 +67,7 @@ func TestListenerPort(t *testing.T) {
 			lines <- string(buf[:n])
 		}
 	}()
-	// What does not say hello is not served, and harms nobody.
+	// A connection that does not say hello is not served, and does no harm.
 	bad, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestListenerPort(t *testing.T) {
 		t.Error("it was answered")
 	}
 	_ = bad.Close()
-	for _, word := range []string{"one", "two", "three"} { // each over a connection of its own
+	for _, word := range []string{"one", "two", "three"} { // each over a separate connection
 		conn := greeted(t, path)
 		if _, err := conn.Write([]byte(word)); err != nil {
 			t.Fatal(err)
@@ -107,7 +107,8 @@ func TestListenerPort(t *testing.T) {
 	}
 }
 
-// Where there are vsocks, one can be listened on, and closing it ends the wait.
+// TestListenVsock checks that a vsock listener works where vsocks exist, and that closing it ends
+// the wait.
 func TestListenVsock(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

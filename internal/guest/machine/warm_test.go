@@ -6,8 +6,7 @@ import (
 	"turnstone.dev/turnstone/internal/guest/agent"
 )
 
-// TestExercise: what warms an agent up works; at a boot nobody would see that it
-// does not.
+// TestExercise checks that the warm-up of an agent works; a failure at a boot would go unnoticed.
 func TestExercise(t *testing.T) {
 	dir := t.TempDir()
 	tracing := agent.NewTracing()
