@@ -26,7 +26,7 @@ mode = "0755"
 source = "x"
 `
 
-// other returns the spec of another machine, as it comes out of a file.
+// other returns the spec of another machine, as read from a file.
 func other(t testing.TB, text string) *Spec {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,8 +50,8 @@ func other(t testing.TB, text string) *Spec {
 	return out
 }
 
-// TestAdopt: a spec of another machine is built and registered once it is checked, and
-// takes nobody's place.
+// TestAdopt checks that a spec of another machine is built and registered after its check, and
+// replaces no other spec.
 func TestAdopt(t *testing.T) {
 	s, n := counting(t)
 	spec := other(t, adopted)
@@ -94,7 +94,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// FuzzReread: whatever a file says a spec is, it is refused, or is what Parse makes.
+// FuzzReread checks that any spec in a file is either rejected, or equal to a result of Parse.
 func FuzzReread(f *testing.F) {
 	b, err := json.Marshal(other(f, adopted))
 	if err != nil {

@@ -10,14 +10,14 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestImagesThatTurnsMayNeedStay: when a damaged image is built again and comes out
-// as another one, the files of the old one that are whole are still found.
+// TestImagesThatTurnsMayNeedStay checks that when a rebuild of a damaged image results in another
+// image, the intact files of the old image are still found.
 func TestImagesThatTurnsMayNeedStay(t *testing.T) {
 	ctx := context.Background()
 	s, n := counting(t)
 	tmpl := ensure(t, s, "base")
 	_, made := makeTemplate(t, []treetest.File{{Path: "/a", Data: "a file"}})
-	// The image of the old build: it has a tree, and its spec's digest gives another one now.
+	// The image of the old build: it has a tree, and its spec's digest now results in another tree.
 	dir := filepath.Dir(tmpl.Root)
 	b, err := os.ReadFile(made.Root)
 	if err != nil {
@@ -39,7 +39,7 @@ func TestImagesThatTurnsMayNeedStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// One bit of it flips: it is built again.
+	// A bit of it flips: it is built again.
 	b[len(b)-1] ^= 1
 	if err := os.WriteFile(tmpl.Root, append(b, 0), 0o644); err != nil {
 		t.Fatal(err)

@@ -17,15 +17,15 @@ import (
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
-// fakeLayers builds layers without a sandbox: a layer's tree is the digest of its
-// steps and its base's. It notes each build in a file.
+// fakeLayers builds layers without a sandbox: a layer's tree is the digest of its steps and its
+// base's. It records each build in a file.
 type fakeLayers struct {
 	log  string
 	fail func(req LayerRequest) error
 	mu   sync.Mutex
 	lost map[turnstone.Digest]bool
 	reqs []LayerRequest
-	salt string // of what differs from build to build
+	salt string // of differences between builds
 }
 
 func (f *fakeLayers) Has(_ context.Context, l Layer) (bool, error) {
@@ -85,7 +85,7 @@ func (f *fakeLayers) builds(t *testing.T) []string {
 	return strings.Fields(string(b))
 }
 
-// writeSpec writes a spec into a folder of its own.
+// writeSpec writes a spec into a separate folder.
 func writeSpec(t *testing.T, name, text string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -133,7 +133,7 @@ func TestLayersLieOnOneAnother(t *testing.T) {
 	if on, err := s.Dependents(t.Context(), "python"); err != nil || strings.Join(on, " ") != "one two" {
 		t.Errorf("on python lie %v, %v", on, err)
 	}
-	// The base changes: what lies on it is another template.
+	// The base changes: the template above it is another template.
 	build(t, s, writeSpec(t, "one", "base = 'python'\npip = ['six', 'attrs']\n"), BuildOptions{})
 	if now := ensure(t, s, "two"); now.Digest == two.Digest {
 		t.Error("a template does not follow its base")
@@ -205,7 +205,7 @@ func TestLock(t *testing.T) {
 	if again := build(t, s, dir, BuildOptions{}); again.Digest != locked.Digest || len(f.builds(t)) != 1 {
 		t.Error("what was locked is built again")
 	}
-	// On another day it comes out the same, or not at all.
+	// A later build has the same result, or fails.
 	if err := os.RemoveAll(s.imageDir(locked.Digest)); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func FuzzParseLock(f *testing.F) {
 	})
 }
 
-// A build that fails leaves nothing, and its base stays.
+// TestLayerThatFails checks that a failed build leaves nothing, and that its base stays.
 func TestLayerThatFails(t *testing.T) {
 	s, f := layered(t)
 	dir := writeSpec(t, "mine", "base = 'python'\npip = ['six']\n")
@@ -323,7 +323,8 @@ func TestLayerThatFails(t *testing.T) {
 	build(t, s, dir, BuildOptions{})
 }
 
-// The context store is another one, or lost it: the layer is built anew.
+// TestLayerThatIsLost checks that a layer is built again after the context store was replaced or
+// has lost it.
 func TestLayerThatIsLost(t *testing.T) {
 	s, f := layered(t)
 	dir := writeSpec(t, "mine", "base = 'python'\ncommands = ['true']\n")
@@ -343,7 +344,7 @@ func TestLayerThatIsLost(t *testing.T) {
 	}
 }
 
-// Two processes that build the same spec at one time build it once.
+// Two processes that build the same spec concurrently build it once.
 func TestTwoProcessesBuildOnce(t *testing.T) {
 	if dir := os.Getenv("TURN_TEST_BUILD"); dir != "" {
 		s, _ := counting(t)

@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestRealBash: Debian has a bash that needs no library, and it is downloaded once.
+// TestRealBash checks that Debian has a bash that needs no library, and that it is downloaded once.
 func TestRealBash(t *testing.T) {
 	if testing.Short() {
 		t.Skip("asks Debian's mirror")
@@ -39,7 +39,7 @@ func TestRealBash(t *testing.T) {
 		}
 	}
 	canceled, cancel := context.WithCancel(t.Context())
-	cancel() // nobody needs to be asked again
+	cancel() // no further request is needed
 	again, err := s.staticBash(canceled, os.Stderr, func(what string) { t.Error(what) })
 	if err != nil || !bytes.Equal(again, b) {
 		t.Errorf("the second time: %v", err)

@@ -18,18 +18,19 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// bashLayer is a layer with what stands for a bash.
+// bashLayer is a layer with a replacement for a bash.
 func bashLayer(t testing.TB, more ...ocitest.Entry) []byte {
 	return ocitest.Tar(t, append(more, ocitest.Program("bin/bash", "#!"), ocitest.Program("bin/sh", "#!"))...)
 }
 
-// noCredentials keeps the user's Docker config out of a test.
+// noCredentials hides the user's Docker config from a test.
 func noCredentials(t *testing.T) {
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("REGISTRY_AUTH_FILE", filepath.Join(t.TempDir(), "none"))
 }
 
-// TestImages: an image is pulled once, named by its digest, and used without its registry.
+// TestImages checks that an image is pulled once, named by its digest, and used without its
+// registry.
 func TestImages(t *testing.T) {
 	noCredentials(t)
 	ctx := t.Context()
@@ -96,8 +97,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestTagMoves: what stands on an image stays there, and a tag that is looked up again
-// is the new one.
+// TestTagMoves checks that a template on an image keeps that image, and that a new lookup of a tag
+// returns its new image.
 func TestTagMoves(t *testing.T) {
 	noCredentials(t)
 	ctx := t.Context()
@@ -153,7 +154,7 @@ func (s *Store) isKnown(name string) bool {
 	return err == nil
 }
 
-// TestImageFails: nothing is left of an image that cannot be used.
+// TestImageFails checks that an unusable image leaves nothing.
 func TestImageFails(t *testing.T) {
 	noCredentials(t)
 	reg := ocitest.Serve(t, nil)
@@ -181,7 +182,7 @@ func TestImageFails(t *testing.T) {
 	}
 }
 
-// TestNoRegistry: what was tried, and what comes near.
+// TestNoRegistry checks that the error names the attempt, and a similar template.
 func TestNoRegistry(t *testing.T) {
 	noCredentials(t)
 	srv := httptest.NewServer(http.NotFoundHandler())
@@ -198,7 +199,7 @@ func TestNoRegistry(t *testing.T) {
 	}
 }
 
-// TestSpecOnImage: a spec that begins with an image.
+// TestSpecOnImage checks a spec that begins with an image.
 func TestSpecOnImage(t *testing.T) {
 	noCredentials(t)
 	ctx := t.Context()
@@ -228,7 +229,8 @@ func TestSpecOnImage(t *testing.T) {
 	}
 }
 
-// TestStrangersImage: what the user pulled with credentials is not a document's for that.
+// TestStrangersImage checks that a document does not get an image just because the user has pulled
+// it with credentials.
 func TestStrangersImage(t *testing.T) {
 	noCredentials(t)
 	srv := httptest.NewServer(ocitest.Handler())
@@ -248,7 +250,7 @@ func TestStrangersImage(t *testing.T) {
 			t.Errorf("a stranger gets %s: %v", by, err)
 		}
 	}
-	// One that a registry gave to a stranger is everybody's, until the tag moves.
+	// An image that a registry served to a stranger is public, until the tag moves.
 	ref, _ := s.imageReference(name)
 	img, err := s.ociClient(func(string) {}).Resolve(t.Context(), ref)
 	if err == nil {

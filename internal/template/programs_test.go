@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
-// TestProvided holds the list of programs against the specs: each entry is named in one, and
-// each package that a spec names has an entry.
+// TestProvided compares the list of programs with the specs: each entry is named in a spec, and
+// each package in a spec has an entry.
 func TestProvided(t *testing.T) {
 	var all, images []string
 	files, err := fs.Glob(builtin.FS, "*/"+SpecFile)

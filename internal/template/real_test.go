@@ -54,7 +54,7 @@ func TestBuiltInImages(t *testing.T) {
 					t.Errorf("%s: %v", p, err)
 				}
 			}
-			for _, p := range provided { // what hints say of images is so
+			for _, p := range provided { // the claims of hints about images are true
 				for _, program := range p.programs {
 					_, err := fs.Stat(img, "usr/bin/"+program)
 					if _, bin := fs.Stat(img, "bin/"+program); bin == nil {
@@ -106,8 +106,8 @@ func sameInode(t *testing.T, img fs.FS, a, b string) {
 	}
 }
 
-// Two builds at once are one, and a build on another day, in another folder, gives
-// the same bytes from the same packages.
+// TestRealBuildsAtOnceAndAgain checks that two concurrent builds are one, and that a later build,
+// in another folder, results in the same bytes from the same packages.
 func TestRealBuildsAtOnceAndAgain(t *testing.T) {
 	tmpl, _ := realTemplate(t, "base")
 	dir := filepath.Join(t.TempDir(), "templates")
@@ -149,7 +149,7 @@ func TestRealBuildsAtOnceAndAgain(t *testing.T) {
 	}
 }
 
-// realFailure builds a spec that cannot be built, and checks that nothing stays.
+// realFailure builds an invalid spec, and checks that nothing remains.
 func realFailure(t *testing.T, ctx context.Context, spec string, from ...Sources) error {
 	t.Helper()
 	if testing.Short() {

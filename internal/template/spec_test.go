@@ -135,8 +135,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Computed independently, with Python over the canonical JSON. The digests of
-// today's specs are what sandboxes and receipts name for ever: a change here is a
+// TestDigestVectors: the digests were computed independently, with Python over the canonical JSON.
+// Sandboxes and receipts refer to the digests of existing specs permanently: a change here is a
 // change of builderVersion, or a mistake.
 func TestDigestVectors(t *testing.T) {
 	for _, tt := range []struct {
@@ -274,7 +274,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The folders that apt works in belong to root or to _apt, as it happens.
+// TestSettle: the folders in which apt works belong to root or to _apt, depending on the build.
 func TestSettle(t *testing.T) {
 	for _, p := range []string{"var/lib/apt/lists/partial", "var/cache/apt/archives/partial"} {
 		hdr := &tar.Header{Uid: 42, Gid: 5, Uname: "_apt", Gname: "x"}
@@ -288,7 +288,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestReadSpecNamesTheFile: a fault is at the path that was given, whatever the spec is called.
+// TestReadSpecNamesTheFile checks that a fault is reported at the given path, whatever the spec's
+// name is.
 func TestReadSpecNamesTheFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, SpecFile)

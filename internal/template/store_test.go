@@ -21,7 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// counting returns a store whose images are a file each, and the number of builds.
+// counting returns a store whose images are a single file each, and the number of builds.
 func counting(t *testing.T) (*Store, *atomic.Int32) {
 	t.Helper()
 	var n atomic.Int32
@@ -81,7 +81,7 @@ func TestManyAtOnceBuildOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {
-			other := *s // each as if in a process of its own: the lock is a file's
+			other := *s // each like a separate process: the lock belongs to a file
 			_, err := other.Ensure(context.Background(), "base", func(what string) {
 				if strings.Contains(what, "waiting for another process") {
 					waited.Add(1)
@@ -153,7 +153,7 @@ func TestDamagedImagesAreBuiltAgain(t *testing.T) {
 		}
 	}
 
-	// A bit that flips on the disk changes no time: only reading finds it.
+	// A bit that flips on the disk changes no time: only a read finds it.
 	ctx := context.Background()
 	if err := s.Verify(ctx, "base"); err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestDamagedImagesAreBuiltAgain(t *testing.T) {
 		t.Errorf("Verify of a damaged image: %v", err)
 	}
 
-	// Touched or copied, but whole: no build.
+	// Touched or copied, but intact: no build.
 	rewrite(tmpl.Root, good)
 	builds := n.Load()
 	if ensure(t, s, "base"); n.Load() != builds {
@@ -331,7 +331,7 @@ func TestRegisteredSpecs(t *testing.T) {
 		}
 	}
 
-	// The name of a built-in template is taken.
+	// A spec cannot have the name of a built-in template.
 	base := filepath.Join(filepath.Dir(dir), "base")
 	if err := os.Rename(twin, base); err != nil {
 		t.Fatal(err)

@@ -13,8 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestTreeOfTheRealImage compares the tree of a built image with what the kernel
-// shows of it.
+// TestTreeOfTheRealImage compares the tree of a built image with the kernel's view of it.
 func TestTreeOfTheRealImage(t *testing.T) {
 	ctx := context.Background()
 	tmpl, _ := realTemplate(t, "python")
@@ -31,7 +30,7 @@ func TestTreeOfTheRealImage(t *testing.T) {
 		}
 	})
 	s := NewStore(t.TempDir())
-	own := *tmpl // with an index of its own, beside a link to the image
+	own := *tmpl // with its own index, beside a link to the image
 	own.Root = t.TempDir() + "/root.erofs"
 	if err := os.Symlink(tmpl.Root, own.Root); err != nil {
 		t.Fatal(err)
@@ -63,7 +62,7 @@ func TestTreeOfTheRealImage(t *testing.T) {
 	if ref.Hash != want.Hash {
 		t.Errorf("FS hash %s, of the mounted image %s", ref.Hash, want.Hash)
 	}
-	// The mounted one's contents are named with chunks by treetest's store, so the roots differ.
+	// treetest's store names the mounted image's contents with chunks, so the roots differ.
 	n := 0
 	if err := diffIgnoringChunks(ctx, store, ref, mounted, want, func(path string) {
 		if n++; n < 10 {

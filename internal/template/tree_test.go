@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/treeindex"
 )
 
-// treeFiles are what the images of these tests hold.
+// treeFiles are the files in the images of these tests.
 func treeFiles() []treetest.File {
 	return []treetest.File{
 		{Path: "/", Mode: 0o755},
@@ -41,7 +41,7 @@ func treeFiles() []treetest.File {
 	}
 }
 
-// makeTemplate writes files into an image, as a template that is built.
+// makeTemplate writes files into an image, like a built template.
 func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 	t.Helper()
 	s := NewStore(t.TempDir())
@@ -92,7 +92,7 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 			t.Errorf("%s is not in the image", d)
 		}
 	}
-	// Every byte is where the index says.
+	// Every byte is at the index's position.
 	for _, f := range treeFiles() {
 		c := tree.Content{Digest: turnstone.DigestBytes([]byte(f.Data)), Size: int64(len(f.Data))}
 		if f.Type != 0 || f.Target != "" || f.Link != "" || strings.HasSuffix(f.Path, "/") {
@@ -148,7 +148,7 @@ func TestTreeIsReadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Without the image's bytes it still is known what the tree is.
+	// Without the image's bytes the tree is still known.
 	moved := *tmpl
 	if err := os.Truncate(tmpl.Root, 0); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 )
 
-// A user that is not there is an error of the build, and not of each turn.
+// TestUserHasToBeThere checks that a missing user is an error of the build, and not of each turn.
 func TestUserHasToBeThere(t *testing.T) {
 	s, _ := counting(t)
 	s.build = func(_ context.Context, _ *Spec, out *os.File, tempDir string, _ io.Writer, _ func(string)) (*built, error) {
@@ -33,7 +33,7 @@ func TestUserHasToBeThere(t *testing.T) {
 	}
 }
 
-// The same in a sandbox, which has a bash and maybe nothing else.
+// TestUserStep checks the same in a sandbox, which may have no program but bash.
 func TestUserStep(t *testing.T) {
 	for user, there := range map[string]bool{"root": true, "root:root": true, "roo": false, "no-such-user": false, "root:no-such-group": false} {
 		step := userStep(user)

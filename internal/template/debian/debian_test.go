@@ -112,7 +112,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// stand puts a shell script in mmdebstrap's place.
+// stand replaces mmdebstrap with a shell script.
 func stand(t *testing.T, script string) {
 	t.Helper()
 	if _, err := os.Stat(Keyring); err != nil {

@@ -14,7 +14,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// What a stranger names is asked for on the Internet only, and as nobody.
+// TestAnonymous checks that a reference that a stranger names is requested only on the Internet,
+// and without credentials.
 func TestAnonymous(t *testing.T) {
 	asked := 0
 	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
@@ -48,7 +49,7 @@ type strange struct{}
 func (strange) String() string      { return "registry.example" }
 func (strange) RegistryStr() string { return "registry.example" }
 
-// A name can stand for any address: what counts is where the connection goes.
+// A name can resolve to any address: the connection's address counts.
 func TestAnonymousAddresses(t *testing.T) {
 	ref, err := ParseReference("registry.example/x")
 	if err != nil {
@@ -75,7 +76,7 @@ func TestAnonymousAddresses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range own { // also those that are public
+	for _, a := range own { // also public addresses
 		if p, err := netip.ParsePrefix(a.String()); err == nil && (strange.met(p.Addr().Unmap()) == nil || strange.allowed(p.Addr().Unmap()) == nil) {
 			t.Errorf("a stranger's registry may be at this machine's %s", a)
 		}

@@ -19,7 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// TestBombs: layers that grow out of all proportion, whoever packed them.
+// TestBombs checks layers with an excessive compression ratio, in every format.
 func TestBombs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -80,7 +80,7 @@ type zeroReader struct{}
 
 func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// sparseTar is a stream with one file that is a hole of that size (GNU, old format).
+// sparseTar returns a stream with one file that is a hole of that size (GNU, old format).
 func sparseTar(size int64) []byte {
 	h := make([]byte, 512)
 	copy(h, "hole")
@@ -111,7 +111,7 @@ func sparseTar(size int64) []byte {
 	return append(h, make([]byte, 1024)...)
 }
 
-// TestBadLayers: blobs whose digests are right, and that are no layers.
+// TestBadLayers checks blobs with correct digests that are not layers.
 func TestBadLayers(t *testing.T) {
 	good := ocitest.Tar(t, bash)
 	for name, c := range map[string]struct {

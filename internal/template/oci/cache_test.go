@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// TestResumes: a download goes on where it was cut off, also after the process ended.
+// TestResumes checks that a download continues where it was interrupted, also in another process.
 func TestResumes(t *testing.T) {
 	content := random(3_000_000)
 	var asked atomic.Int64 // bytes that were sent
@@ -56,7 +56,7 @@ func TestResumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first process gives up after two tries, the second goes on.
+	// The first process stops after two attempts, the second continues.
 	c := client(t)
 	img, err := c.Resolve(t.Context(), ref)
 	if err != nil {
@@ -80,7 +80,7 @@ func TestResumes(t *testing.T) {
 	}
 }
 
-// TestResumesDamage: what was left of a download and is damaged is not built upon.
+// TestResumesDamage checks that a damaged partial download is not continued.
 func TestResumesDamage(t *testing.T) {
 	reg := ocitest.Serve(t, nil)
 	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
@@ -108,7 +108,7 @@ func TestResumesDamage(t *testing.T) {
 	}
 }
 
-// TestPrune: downloads stay for other images, up to a bound.
+// TestPrune checks that downloads stay for other images, up to a bound.
 func TestPrune(t *testing.T) {
 	reg := ocitest.Serve(t, nil)
 	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash), ocitest.Tar(t, ocitest.File("big", random(1_000_000)))))
@@ -149,7 +149,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestAtOnce: what many need at once is downloaded once.
+// TestAtOnce checks that concurrent requests cause a single download.
 func TestAtOnce(t *testing.T) {
 	var blobs atomic.Int32
 	reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {

@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// FuzzLayers: whatever is in layers, they are refused, or give a tree whose names are
-// names, and an image that can be read.
+// FuzzLayers checks that any layers are either rejected, or result in a tree with valid names, and
+// a readable image.
 func FuzzLayers(f *testing.F) {
 	f.Add(ocitest.Tar(f, bash, ocitest.Dir("a"), ocitest.File("a/x", "1"), ocitest.Link("y", "a/x")), ocitest.Tar(f, ocitest.File("a/.wh.x", ""), ocitest.Symlink("s", "../a")))
 	f.Add(ocitest.Gzip(f, ocitest.Tar(f, bash, ocitest.Symlink("l", "/a/../.."))), ocitest.Tar(f, ocitest.File("l/n", ""), ocitest.File(".wh..wh..opq", "")))
@@ -44,14 +44,14 @@ func FuzzLayers(f *testing.F) {
 				return
 			}
 			if n > 16<<20 {
-				return // whole, and too slow to write here
+				return // valid, and too slow to write here
 			}
 			blobs = append(blobs, file)
 			req.Image.Layers = append(req.Image.Layers, Layer{Size: int64(len(b))})
 		}
 		names(t, tree.root, 0)
 		if tree.finish(t.Context(), req, &Result{}) != nil {
-			return // it has no bash, mostly
+			return // usually it has no bash
 		}
 		out, err := os.Create(filepath.Join(dir, "root.erofs"))
 		if err != nil {
@@ -61,7 +61,7 @@ func FuzzLayers(f *testing.F) {
 		req.Out = out
 		if err := tree.write(t.Context(), req, blobs, &Result{}); err != nil {
 			if turnstone.KindOf(Reference{}.failed(err)) == turnstone.KindIntegrity {
-				t.Fatal(err) // both readings see the same
+				t.Fatal(err) // both reads have the same result
 			}
 			return
 		}
@@ -91,7 +91,7 @@ func names(t *testing.T, n *node, depth int) {
 	}
 }
 
-// FuzzConfig: manifests, indexes and configs of any content.
+// FuzzConfig checks manifests, indexes and configs of any content.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["` + someDigest + `"]},"config":{"User":"x","WorkingDir":"../..","Env":["A=1"]}}`))
 	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"` + someDigest + `","platform":{"os":"linux","architecture":"amd64"}}]}`))

@@ -26,7 +26,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// A fault stands before a registry and answers some requests itself.
+// A fault is in front of a registry and answers some requests itself.
 type fault func(w http.ResponseWriter, r *http.Request, next http.Handler)
 
 func (f fault) wrap(next http.Handler) http.Handler {
@@ -40,7 +40,7 @@ func isManifest(r *http.Request) bool {
 	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/")
 }
 
-// random is content that cannot be packed, of n bytes.
+// random returns n bytes of incompressible content.
 func random(n int) string {
 	b := make([]byte, n)
 	x := uint64(88172645463325252)
@@ -53,14 +53,13 @@ func random(n int) string {
 	return string(b)
 }
 
-// TestFaults: what a registry may do wrong, what is said of it, and that nothing of it
-// is kept.
+// TestFaults checks the reports of a registry's faults, and that nothing of their data is kept.
 func TestFaults(t *testing.T) {
 	big := ocitest.File("big", random(300_000))
 	for _, c := range []struct {
 		name  string
 		fault fault
-		kind  turnstone.Kind // "": it works all the same
+		kind  turnstone.Kind // "": it succeeds nevertheless
 		says  string
 	}{
 		{"500 for ever", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -107,7 +106,7 @@ func TestFaults(t *testing.T) {
 			if isBlob(r) {
 				_, _ = io.WriteString(w, strings.Repeat("more", 100))
 			}
-		}, "", ""}, // HTTP cuts it off: its length was said
+		}, "", ""}, // HTTP truncates it: its length was announced
 		{"endless blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				for range 10_000 {
@@ -207,7 +206,7 @@ func TestFaults(t *testing.T) {
 			if c.kind == turnstone.KindTimeout {
 				cl.opts.Stall = 300 * time.Millisecond
 			} else {
-				cl.opts.Stall = 20 * time.Second // a busy machine is no silent registry
+				cl.opts.Stall = 20 * time.Second // a busy machine is not a silent registry
 			}
 			_, err := unpackAt(t, cl, reg.Host+"/x:1")
 			if c.kind == "" {
@@ -226,7 +225,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// nothingKept checks that all that is kept has its digest.
+// nothingKept checks that all kept files match their digests.
 func nothingKept(t *testing.T, c *Client) {
 	t.Helper()
 	for _, sub := range []string{"blobs", "partial"} {
@@ -243,7 +242,7 @@ func nothingKept(t *testing.T, c *Client) {
 	}
 }
 
-// every answers all but each nth request wrongly.
+// every answers every nth request correctly, and all others wrongly.
 func every(n int32, wrong func(http.ResponseWriter)) fault {
 	var seen atomic.Int32
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
@@ -265,7 +264,7 @@ func redirect(to string) fault {
 	}
 }
 
-// TestOthers: what is no image for sandboxes.
+// TestOthers checks images that sandboxes cannot use.
 func TestOthers(t *testing.T) {
 	reg := ocitest.Serve(t, nil)
 	layer := ocitest.Tar(t, bash)
@@ -327,7 +326,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-// TestNotSpokenTo: addresses that no request leaves for.
+// TestNotSpokenTo checks addresses to which no request is sent.
 func TestNotSpokenTo(t *testing.T) {
 	for address, open := range map[string]bool{"8.8.8.8": true, "2606:4700::1": true, "127.0.0.1": false, "::1": false, "10.1.2.3": false, "192.168.1.1": false,
 		"169.254.169.254": false, "fe80::1": false, "fd00:ec2::254": false, "100.100.100.200": false, "0.0.0.0": false, "::": false, "224.0.0.1": false,
@@ -349,7 +348,7 @@ func TestNotSpokenTo(t *testing.T) {
 	}
 }
 
-// TestCredentials: the Docker config's are sent to their registry, to nobody else, and
+// TestCredentials checks that the Docker config's credentials are sent to their registry only, and
 // are in no error.
 func TestCredentials(t *testing.T) {
 	const secret = "hunter2-correct-horse"

@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// stranger is an anonymous client with the folder of c. Its guard is off: the test's
+// stranger returns an anonymous client with the folder of c. Its guard is off, because the test's
 // registries are on this machine.
 func stranger(c *Client) *Client {
 	opts := c.opts
@@ -24,7 +24,7 @@ func stranger(c *Client) *Client {
 	return s
 }
 
-// lacks is a registry whose manifests name blobs that it does not have.
+// lacks returns a registry whose manifests name blobs that it does not have.
 func lacks(missing ...v1.Hash) fault {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		for _, h := range missing {
@@ -37,8 +37,8 @@ func lacks(missing ...v1.Hash) fault {
 	}
 }
 
-// TestPrivateLayers: what came with the user's credentials is not given to a stranger
-// whose manifest names it by its digest, be it whole or in parts.
+// TestPrivateLayers checks that a stranger whose manifest names the digest of a layer that was
+// pulled with the user's credentials does not get it, neither as a whole nor in parts.
 func TestPrivateLayers(t *testing.T) {
 	img := ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("private", random(100_000))))
 	layers, err := img.Layers()
@@ -77,7 +77,7 @@ func TestPrivateLayers(t *testing.T) {
 	}
 }
 
-// TestAnonymousKeeps: what came anonymously is kept for the next anonymous pull, and is
+// TestAnonymousKeeps checks that an anonymous download is kept for the next anonymous pull, and is
 // pruned with the rest.
 func TestAnonymousKeeps(t *testing.T) {
 	c := client(t)

@@ -55,7 +55,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// FuzzReference: what is taken has one form that means the same.
+// FuzzReference checks that each valid reference has one form with the same meaning.
 func FuzzReference(f *testing.F) {
 	for _, s := range []string{"python:3.12", "a/b@" + someDigest, "[::1]:5/x:1", "localhost/x"} {
 		f.Add(s)

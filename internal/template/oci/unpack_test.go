@@ -20,10 +20,10 @@ import (
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 )
 
-// bash stands for a shell in images of tests.
+// bash replaces a shell in images of tests.
 var bash = ocitest.Program("bin/bash", "#!")
 
-// client is one of a new folder, without credentials, that is soon out of patience.
+// client returns a client with a new folder, without credentials, and with short timeouts.
 func client(t testing.TB) *Client {
 	return New(Options{Dir: t.TempDir(), Keychain: noKeys{}, Stall: 2 * time.Second, Pause: time.Millisecond, Retries: 2})
 }
@@ -32,7 +32,7 @@ type noKeys struct{}
 
 func (noKeys) Resolve(authn.Resource) (authn.Authenticator, error) { return authn.Anonymous, nil }
 
-// root is a root image that was made.
+// root is a root image of a test.
 type root struct {
 	fs.FS
 	bytes []byte
@@ -82,7 +82,7 @@ func unpackImage(t testing.TB, c *Client, img *Image) (*root, error) {
 	return &root{fsys, b, res, log.String()}, nil
 }
 
-// unpack makes an image of layers and its root image.
+// unpack creates an image of layers and its root image.
 func unpack(t testing.TB, config ocitest.Config, layers ...[]byte) (*root, error) {
 	t.Helper()
 	reg := ocitest.Serve(t, nil)
@@ -90,7 +90,7 @@ func unpack(t testing.TB, config ocitest.Config, layers ...[]byte) (*root, error
 	return unpackAt(t, client(t), reg.Host+"/test/image:1")
 }
 
-// list returns all paths but those that every image has, with types, links and contents.
+// list returns all paths except those of every image, with types, links and contents.
 func (r *root) list(t testing.TB) string {
 	t.Helper()
 	var out strings.Builder
@@ -128,7 +128,7 @@ func (r *root) list(t testing.TB) string {
 	return out.String()
 }
 
-// TestLayers: what layers say about one another.
+// TestLayers checks how layers affect one another.
 func TestLayers(t *testing.T) {
 	base := []ocitest.Entry{bash, ocitest.Dir("a"), ocitest.File("a/x", "1"), ocitest.File("a/y", "2"), ocitest.Dir("a/deep"), ocitest.File("a/deep/z", "3")}
 	for _, c := range []struct {
@@ -192,7 +192,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// TestAttributes: what is kept of files.
+// TestAttributes checks the attributes that files keep.
 func TestAttributes(t *testing.T) {
 	when := time.Unix(1600000000, 123456789)
 	odd := "odd-\xff\xfe\n-name"
@@ -268,7 +268,8 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// TestSame: the same layers give the same bytes, and so do those packed another way.
+// TestSame checks that the same layers result in the same bytes, also if they are packed in another
+// way.
 func TestSame(t *testing.T) {
 	layers := [][]byte{ocitest.Tar(t, bash, ocitest.File("b", "2"), ocitest.File("a", "1"), ocitest.Link("z", "a")), ocitest.Tar(t, ocitest.File("c/d", "3"))}
 	var first *root
@@ -288,7 +289,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// TestShells: steps find a bash and a sh.
+// TestShells checks that steps find a bash and a sh.
 func TestShells(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -323,7 +324,7 @@ func TestShells(t *testing.T) {
 	}
 }
 
-// TestUsers: a user has to be there.
+// TestUsers checks that a user must exist.
 func TestUsers(t *testing.T) {
 	passwd := ocitest.File("etc/passwd", "ana:x:1000:1001::/:/\nbroken\nbad:x:y:z\n")
 	for user, want := range map[string]string{"": "", "ana": "", "0": "", "12345:67": "", "ana:1": "", "nobody": `user "nobody"`, "ana:none": `group "none"`,
@@ -355,7 +356,7 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
-// TestLimits: an image that grows is refused before anything of it is written.
+// TestLimits checks that an image beyond the limits is rejected before any of it is written.
 func TestLimits(t *testing.T) {
 	layer := ocitest.Tar(t, ocitest.File("a/b/c/d", ""), ocitest.File("e", ""))
 	for name, l := range map[string]limits{"nodes": {4, 1 << 20, 1 << 20}, "meta": {100, 3, 1 << 20}, "steps": {100, 1 << 20, 2}} {

@@ -13,7 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestGuard holds that a registry leads nobody to this machine, unless it is there itself.
+// TestGuard checks that a registry cannot redirect to this machine, unless it is on this machine
+// itself.
 func TestGuard(t *testing.T) {
 	inner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("secret")) }))
 	defer inner.Close()

@@ -129,7 +129,7 @@ func get(t *testing.T, address string, header ...string) (int, []byte) {
 	return res.StatusCode, b
 }
 
-// pipFiles asks for a project and returns its files by name.
+// pipFiles requests a project and returns its files by name.
 func pipFiles(t *testing.T, s *registry.Server, host, project string) map[string]string {
 	t.Helper()
 	code, b := get(t, s.PipIndex(host)+project+"/", "Accept", "application/vnd.pypi.simple.v1+json")
@@ -167,7 +167,7 @@ func TestPip(t *testing.T) {
 	if code, b := get(t, s.PipIndex(host)+"foo-bar/"); code != 200 || !bytes.Contains(b, []byte(`#sha256=`+sha(wheel)+`" data-requires-python="&gt;=3.8"`)) {
 		t.Errorf("%d %s", code, b)
 	}
-	// Another build takes it from the cache, with the registry's files gone.
+	// Another build gets it from the cache, after the registry's files were removed.
 	delete(u.files, "/files/foo_bar-1.2-py3-none-any.whl")
 	again, host := serve(t, o)
 	if code, b := get(t, pipFiles(t, again, host, "foo-bar")["foo_bar-1.2-py3-none-any.whl"]); code != 200 || !bytes.Equal(b, wheel) {
@@ -288,7 +288,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A connection that breaks is taken up where it ended.
+// TestResumes checks that a broken download continues where it ended.
 func TestResumes(t *testing.T) {
 	u := newUpstream(t)
 	long := bytes.Repeat([]byte("0123456789"), 300_000)
@@ -364,7 +364,8 @@ func TestApt(t *testing.T) {
 		b, _ := io.ReadAll(res.Body)
 		return res.StatusCode, string(b)
 	}
-	for range 3 { // fetched, then fetched again: apt asks twice only for what it did not take
+	// fetched, then fetched again: apt repeats a request only after it has rejected the response
+	for range 3 {
 		if code, b := through(proxy, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 || b != "deb" {
 			t.Errorf("%d %q", code, b)
 		}
@@ -378,7 +379,7 @@ func TestApt(t *testing.T) {
 	if code, b := through(proxy2, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 || b != "deb" || u.hits.Load() != before {
 		t.Errorf("the next build: %d %q, %d requests", code, b, u.hits.Load()-before)
 	}
-	// A file of the cache that was damaged is fetched again.
+	// A damaged file of the cache is fetched again.
 	found, _ := filepath.Glob(filepath.Join(o.Cache, "deb-*-sha256-*"))
 	if len(found) != 1 || os.WriteFile(found[0], []byte("damaged"), 0o600) != nil {
 		t.Fatal(found)
@@ -405,7 +406,8 @@ func TestApt(t *testing.T) {
 	}
 }
 
-// An archive is fetched where the registry is, wherever its document says it were.
+// TestNpmGoesNowhereElse checks that an archive is fetched from the registry's host, whatever host
+// its document names.
 func TestNpmGoesNowhereElse(t *testing.T) {
 	u, other := newUpstream(t), newUpstream(t)
 	other.files["/x.tgz"] = []byte("x")
@@ -463,7 +465,7 @@ func TestAddressesThatAreNone(t *testing.T) {
 	}
 }
 
-// tgz is an archive of one file.
+// tgz returns an archive of one file.
 func tgz(name, content string) []byte {
 	var b bytes.Buffer
 	z := gzip.NewWriter(&b)

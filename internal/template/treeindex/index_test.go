@@ -46,7 +46,7 @@ func FuzzTreeIndex(f *testing.F) {
 	})
 }
 
-// resealed gives an index a right digest of its header, so that fuzzing comes further than that.
+// resealed gives an index the correct digest of its header, so that fuzzing reaches later checks.
 func resealed(b []byte) []byte {
 	b = bytes.Clone(b)
 	if len(b) >= indexHeader {
@@ -56,8 +56,8 @@ func resealed(b []byte) []byte {
 	return b
 }
 
-// FuzzTreeImage reads images in which bytes were changed: whatever the reader of the
-// format makes of them, building the tree ends, with a tree or with an error.
+// FuzzTreeImage reads images with changed bytes: whatever the format's reader returns, building the
+// tree ends, with a tree or with an error.
 func FuzzTreeImage(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "root.erofs")
 	erofstest.Write(f, path, []treetest.File{{Path: "/d/a", Data: "a"}, {Path: "/d/b", Link: "/d/a"}, {Path: "/l", Target: "d"},
