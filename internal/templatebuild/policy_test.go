@@ -23,15 +23,15 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTheHost holds that a spec opens nothing that a turn could not, and that
-// the build's own registry is reached whatever the host says.
+// TestPolicyOfTheHost checks that a spec allows nothing that a turn could not reach, and that the
+// build's own registry is reachable under any host policy.
 func TestPolicyOfTheHost(t *testing.T) {
 	port := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4000}
 	gateway, inside := netip.MustParseAddr(network.Gateway), netip.MustParseAddr("10.1.2.3")
 	for what, c := range map[string]struct {
 		host   netplan.Host
 		allow  []string
-		inside bool // 10.1.2.3 is reached
+		inside bool // 10.1.2.3 is reachable
 		port22 bool // and port 22 of the loopback
 		err    bool
 	}{

@@ -61,8 +61,8 @@ func builder(t *testing.T) Builder {
 	}}
 }
 
-// TestFailedStep runs the steps in order, and ends the build with the error that the first step
-// that fails makes of its exit code and of the end of its output. Nothing is committed.
+// TestFailedStep runs the steps in order, and ends the build with the error that the first failed
+// step creates from its exit code and the end of its output. Nothing is committed.
 func TestFailedStep(t *testing.T) {
 	dir := t.TempDir()
 	var log bytes.Buffer
@@ -99,7 +99,7 @@ func TestFailedStep(t *testing.T) {
 	}
 }
 
-// TestCanceledBuild names the template whose build its caller has ended.
+// TestCanceledBuild names the template whose build its caller has canceled.
 func TestCanceledBuild(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	req := template.LayerRequest{Name: "x", Log: writer(func() { cancel() }), Say: func(string) {},
@@ -110,7 +110,7 @@ func TestCanceledBuild(t *testing.T) {
 	}
 }
 
-// A writer is told when the steps print.
+// A writer is called when the steps print.
 type writer func()
 
 func (w writer) Write(p []byte) (int, error) {
@@ -120,7 +120,7 @@ func (w writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestOutputIsBounded holds that what a hostile package prints takes up no more than the bounds.
+// TestOutputIsBounded checks that a hostile package's output occupies no more than the bounds.
 func TestOutputIsBounded(t *testing.T) {
 	last, first := &tail{}, &head{}
 	for i := range 100 {
