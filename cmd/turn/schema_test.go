@@ -164,7 +164,7 @@ func (m *schemaMaker) of(t reflect.Type) any {
 	return nil
 }
 
-// snake is the form of the names of fields.
+// snake returns the form of field names.
 var snake = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
 
 func (m *schemaMaker) object(t reflect.Type) map[string]any {
@@ -179,7 +179,7 @@ func (m *schemaMaker) object(t reflect.Type) map[string]any {
 		}
 		optional := strings.Contains(options, "omitempty") || strings.Contains(options, "omitzero")
 		if optional && f.Type == reflect.TypeFor[*struct{}]() {
-			continue // it only hides another field, and is never there
+			continue // it only hides another field, and is never present
 		}
 		schema := m.of(f.Type)
 		if !optional {
@@ -202,8 +202,8 @@ func hidden(t reflect.Type, f reflect.StructField, name string) bool {
 	})
 }
 
-// checkSchema ends the process when what a command prints is not what its schema says. All
-// scripts run turn with it.
+// checkSchema ends the process if a command's output does not match its schema. All scripts run
+// turn with it.
 func checkSchema(command string, doc []byte) {
 	if err := matchesSchema(command, doc); err != nil {
 		fmt.Fprintf(os.Stderr, "turn %s --json: %v\n%s\n", command, err, doc)
@@ -254,8 +254,8 @@ func schemaFile(command string) string {
 	return strings.ReplaceAll(command, " ", "-") + ".json"
 }
 
-// TestSchemas: docs/schemas has the schema of each command with --json, and no other file.
-// With -update it is written anew.
+// TestSchemas checks that docs/schemas has the schema of each command with --json, and no other
+// file. With -update it writes them.
 func TestSchemas(t *testing.T) {
 	const dir = "../../docs/schemas"
 	want := map[string][]byte{}
@@ -318,7 +318,8 @@ func jsonCommands(t *testing.T) []string {
 	return list
 }
 
-// TestEveryCommandHasASchema: and a script that runs it with --json, and a row in docs/json.md.
+// TestEveryCommandHasASchema checks that each also has a script that runs it with --json, and a row
+// in docs/json.md.
 func TestEveryCommandHasASchema(t *testing.T) {
 	list := jsonCommands(t)
 	known := slices.DeleteFunc(slices.Collect(maps.Keys(printed)), func(s string) bool { return s == "" })
@@ -356,7 +357,7 @@ func readAll(t *testing.T, pattern string) string {
 	return all.String()
 }
 
-// TestSchemasRefuse: what is not as the rules say does not pass.
+// TestSchemasRefuse checks that a schema rejects a document that violates the rules.
 func TestSchemasRefuse(t *testing.T) {
 	good := `{"version":"1","go":"go1","os":"linux","arch":"amd64"}`
 	if err := matchesSchema("version", []byte(good)); err != nil {

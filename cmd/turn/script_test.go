@@ -26,8 +26,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(realMain(checkSchema)) }})
 }
 
-// TestScript runs the scripts that start no machine. Each has an empty TURN_HOME
-// of its own.
+// TestScript runs the scripts that start no machine. Each has a separate, empty TURN_HOME.
 func TestScript(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -44,10 +43,9 @@ func TestScript(t *testing.T) {
 	})
 }
 
-// TestMachineScript runs the scripts that start machines. Each has a TURN_HOME of
-// its own, whose templates, kernel, snapshots and verdicts are those of the
-// home that tests share: they are costly to make, and what a script leaves behind
-// is easy to see where no other script runs.
+// TestMachineScript runs the scripts that start machines. Each has a separate TURN_HOME, with the
+// templates, kernel, snapshots and verdicts of the home that tests share: they are expensive to
+// create, and a script's leftovers are easy to see if no other script runs there.
 func TestMachineScript(t *testing.T) {
 	shared := turntest.Home(t).Root
 	testscript.Run(t, testscript.Params{
@@ -90,17 +88,17 @@ func TestMachineScript(t *testing.T) {
 	})
 }
 
-// condition adds "mounts" to the conditions of scripts: a mount namespace of its own,
-// with a tmpfs in it, can be had. It takes root, and not every container allows it.
-// "gvisor" is that sandboxes start in gVisor; the home shared remembers it. "testkernel"
-// is that guests boot a kernel made for tests, under KVM.
+// condition adds conditions to those of scripts. "mounts": a separate mount namespace, with a tmpfs
+// in it, is available; this requires root, and not every container allows it. "gvisor": sandboxes
+// start in gVisor; the shared home remembers the result. "testkernel": guests boot a kernel for
+// tests, under KVM.
 func condition(shared string) func(name string) (bool, error) {
 	return func(name string) (bool, error) { return holds(shared, name) }
 }
 
 func holds(shared, name string) (bool, error) {
 	switch name {
-	case "stock": // where it cannot be had, hub's test of it fails
+	case "stock": // without it, hub's test of it fails
 		return cdptest.Install(context.Background()) == nil, nil
 	case "gvisor":
 		c := &driver.Chooser{Home: &homepkg.Dir{Root: shared}}
@@ -116,7 +114,7 @@ func holds(shared, name string) (bool, error) {
 	return false, fmt.Errorf("unknown condition %q", name)
 }
 
-// commands are what scripts have beyond testscript's own.
+// commands are the commands of scripts in addition to testscript's own.
 var commands = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"status":   status,
 	"await":    await,
@@ -133,8 +131,8 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"inherit":  inherit,
 }
 
-// status runs a program and checks how it exits: "status 2 turn run x.md". Its
-// outputs go to the files out and err.
+// status runs a program and checks its exit status: "status 2 turn run x.md". Its outputs go to the
+// files out and err.
 func status(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: status CODE PROGRAM [ARG…]")
@@ -211,8 +209,8 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%s never matched %q:\n%s", args[0], args[1], last(text))
 }
 
-// peak runs a program that must succeed, and checks the most memory that it
-// itself held, in MiB: "peak 128 turn run x.md". Its output is thrown away.
+// peak runs a program that must succeed, and checks the peak memory of its own process, in MiB:
+// "peak 128 turn run x.md". Its output is discarded.
 func peak(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: peak MIB PROGRAM [ARG…]")
@@ -243,7 +241,7 @@ func peak(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// vmHWM is the most memory that a process has had, in MiB (proc(5)); 0 once it is gone.
+// vmHWM returns a process's peak memory, in MiB (proc(5)); 0 after its end.
 func vmHWM(pid int) int {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -259,9 +257,9 @@ func vmHWM(pid int) int {
 	return 0
 }
 
-// clean checks that no sandbox of the script's TURN_HOME is left: no file in
-// sandboxes/, and no process that holds one open, be it without a name. It gives
-// the kernel some seconds to end what was killed.
+// clean checks that no sandbox of the script's TURN_HOME remains: no file in sandboxes/, and no
+// process that has one open, even without a name. It waits some seconds for the end of killed
+// processes.
 func clean(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 0 {
 		ts.Fatalf("usage: clean")
@@ -280,8 +278,8 @@ func clean(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("left behind:\n%s", strings.Join(left, "\n"))
 }
 
-// forsaken tells whether path is the folder, or its lock, of a gVisor sandbox whose
-// process was killed: the next start removes them.
+// forsaken reports whether path is the folder, or its lock, of a gVisor sandbox whose process was
+// killed: the next start removes them.
 func forsaken(path string) bool {
 	if !strings.HasPrefix(filepath.Base(path), "gvisor-") {
 		return false
@@ -303,7 +301,8 @@ func leftovers(home string) []string {
 			left = append(left, path)
 		}
 	}
-	open, _ := filepath.Glob("/proc/[0-9]*/fd/*") // other users' are not to be read, and not ours
+	// other users' processes cannot be read, and do not belong to the test
+	open, _ := filepath.Glob("/proc/[0-9]*/fd/*")
 	for _, fd := range open {
 		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, home+"/sandboxes/") {
 			left = append(left, fd+" -> "+file)

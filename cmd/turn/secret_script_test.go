@@ -9,8 +9,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// unpack decompresses an exported session, so that a script can look into every object of it:
-// "unpack EXPORT FILE".
+// unpack decompresses an exported session, so that a script can search every object in it: "unpack
+// EXPORT FILE".
 func unpack(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: unpack EXPORT FILE")

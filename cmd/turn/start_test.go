@@ -9,16 +9,16 @@ import (
 	"testing"
 )
 
-// TestStartIsCheap: no package of the project builds anything large while turn starts:
-// that would cost every command its time. What is allocated is counted, because time
-// says nothing on a busy machine.
+// TestStartIsCheap checks that no package of the project allocates much memory while turn starts,
+// which would delay every command. It counts allocations, because times are meaningless on a busy
+// machine.
 func TestStartIsCheap(t *testing.T) {
 	const most = 32 << 10 // bytes in one package
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	turn := filepath.Join(t.TempDir(), "turn") // under this name it is no test binary: TestMain
+	turn := filepath.Join(t.TempDir(), "turn") // under this name it is not a test binary: TestMain
 	if err := os.Symlink(self, turn); err != nil {
 		t.Fatal(err)
 	}

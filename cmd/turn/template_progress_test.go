@@ -24,7 +24,8 @@ func TestBar(t *testing.T) {
 	}
 }
 
-// On a terminal the live line has the bar; elsewhere a fetch is told of now and then.
+// TestBuildingShowsFetches checks that a terminal's live line has the bar; otherwise a fetch is
+// reported from time to time.
 func TestBuildingShowsFetches(t *testing.T) {
 	e := template.Event{Template: "mine", Phase: "installing", Item: "x.whl", Done: 1 << 20, Total: 4 << 20, Rate: 1 << 20}
 	var out bytes.Buffer

@@ -22,7 +22,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestNamesInLines: one file is one line, whatever it is called.
+// TestNamesInLines checks that one file is one line, whatever its name is.
 func TestNamesInLines(t *testing.T) {
 	evil := "/a\n\x1b[2Jb"
 	for _, line := range []string{
@@ -37,7 +37,8 @@ func TestNamesInLines(t *testing.T) {
 	}
 }
 
-// TestReplayTextIsShort: a thousand files that differ do not hide the rest, and are counted.
+// TestReplayTextIsShort checks that a thousand differing files do not hide the rest, and are
+// counted.
 func TestReplayTextIsShort(t *testing.T) {
 	changes := slices.Repeat([]executor.FileDifference{{Path: "/a.pyc", What: "differs"}}, 1000)
 	text := replayText(&executor.Replay{Changes: changes, More: 7, Cwd: true})
@@ -49,7 +50,7 @@ func TestReplayTextIsShort(t *testing.T) {
 	}
 }
 
-// TestConflictsShowValues: of a variable and of a symlink the value, not its digest.
+// TestConflictsShowValues checks that a variable and a symlink show the value, not its digest.
 func TestConflictsShowValues(t *testing.T) {
 	value := func(v string, typ tree.Type) *tree.Entry { return &tree.Entry{Attr: tree.Attr{Type: typ, Target: v}} }
 	r := &executor.MergeReport{Outcome: executor.MergeConflicts, Conflicts: []merge.Conflict{

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/executor"
 )
 
-// TestVerdictKeepsKind: what --json says of a turn that was cut off is the kind of what
-// cut it off.
+// TestVerdictKeepsKind checks that the kind in --json of an interrupted turn is the kind of the
+// interruption.
 func TestVerdictKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead, turnstone.KindExhausted} {
 		for result, code := range map[turnstone.Result]int{turnstone.ResultError: exitAborted, turnstone.ResultFailed: exitFailed} {
@@ -29,7 +29,7 @@ func TestVerdictKeepsKind(t *testing.T) {
 	}
 }
 
-// TestEveryCommandHasALog: no command logs before it is known how much is to be said.
+// TestEveryCommandHasALog checks that no command logs before its verbosity is known.
 func TestEveryCommandHasALog(t *testing.T) {
 	t.Cleanup(func(old *slog.Logger) func() { return func() { slog.SetDefault(old) } }(slog.Default()))
 	sink, err := os.Create(filepath.Join(t.TempDir(), "out"))
