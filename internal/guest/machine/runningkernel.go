@@ -77,5 +77,5 @@ func readable(address uintptr) (can bool) {
 
 // sink keeps the compiler from removing the read.
 //
-// lint:ignore U1000 it is written, and nobody needs to read it
+//lint:ignore U1000 it is written, and nobody needs to read it
 var sink uint32
