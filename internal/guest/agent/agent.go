@@ -145,7 +145,7 @@ func (a *Agent) gate(method string) error {
 	}
 	if a.held.Load() && needsDisk(method) {
 		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
-			"its processes stand still").WithHint("call Sandbox.suspend and Sandbox.renew first")
+			"its processes are stopped").WithHint("call Sandbox.suspend and Sandbox.renew first")
 	}
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil

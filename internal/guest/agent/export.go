@@ -77,7 +77,7 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	defer cancel()
 	if a.frozen.Load() || !a.held.CompareAndSwap(false, true) {
 		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindUnavailable, "sandbox",
-			"it is frozen, or stands still already").WithHint("end that first")
+			"it is already frozen or stopped").WithHint("end that first")
 	}
 	err := a.files.Writes.Stop(ctx)
 	if err == nil {
@@ -264,7 +264,7 @@ func (e *exporter) file(h *tar.Header, f *scanned) error {
 	}
 	if e.apparent += f.st.Size; e.apparent > e.room+maxHoles {
 		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path,
-			"sparse files with holes of more than 64 GiB in all").
+			"sparse files with holes of more than 64 GiB in total").
 			WithHint("remove the largest sparse files, or make them smaller with truncate")
 	}
 	ctx, cancel := context.WithCancel(e.ctx)

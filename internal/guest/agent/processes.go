@@ -20,7 +20,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 	const op = wire.MethodProcessStart
 	switch {
 	case p.Detach && (p.StdoutStream != 0 || p.StderrStream != 0):
-		return nil, Invalid(op, "detach", "a process that is not attached to has no output streams")
+		return nil, Invalid(op, "detach", "a process without an attached connection has no output streams")
 	case p.Stdin && p.StdinStream != 0:
 		return nil, Invalid(op, "stdin", "standard input comes from a stream or from Process.write, not from both")
 	}

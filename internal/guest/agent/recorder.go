@@ -179,7 +179,7 @@ func wireScript(s *syntax.Script) *wire.ShellParseResult {
 		Faults: wireFaults(s.Faults[:min(len(s.Faults), maxFaults)]), Partial: s.Partial}
 	cut := func() {
 		if res.Partial == "" {
-			res.Partial = "the script has more parts than one answer holds"
+			res.Partial = "the script has more parts than an answer can contain"
 		}
 	}
 	if len(s.Faults) > maxFaults {

@@ -199,7 +199,7 @@ func (s *shell) readStream(r *wire.Receiver) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(&patient{r, timer, s.patience}, maxScript+1))
 	if err != nil && late.Load() {
 		err = turnstone.Errorf(wire.MethodShellExecute, turnstone.KindTimeout, "script",
-			"nothing more came of it").
+			"no more data arrived").
 			WithHint("send the script without pauses: other steps wait for it")
 	}
 	return b, err

@@ -373,5 +373,5 @@ func safeName(name string) string {
 
 func runDirError(err error) error {
 	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable, "the agent's folder",
-		files.RootCause(err)).WithHint("a step removed or filled what the agent keeps below /run")
+		files.RootCause(err)).WithHint("a step removed or filled the agent's folder below /run")
 }
