@@ -21,7 +21,7 @@ func (f *Files) Mkdir(_ context.Context, _ *wire.Conn, p *wire.FileSystemMkdirPa
 	mode := uint32(0o755)
 	if p.Mode != 0 {
 		if mode = uint32(p.Mode); p.Mode < 0 || p.Mode > 0o7777 {
-			return invalid(op, p.Path, "the mode is not one of a directory")
+			return invalid(op, p.Path, "the mode is not valid for a directory")
 		}
 	}
 	if p.Parents {

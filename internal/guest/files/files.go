@@ -198,7 +198,7 @@ func (f *Files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 		err = unix.EISDIR
 	default:
 		err = turnstone.Errorf(wire.MethodFileSystemRead, turnstone.KindInvalid, name,
-			"it is no regular file").WithHint("use a process to read it")
+			"it is not a regular file").WithHint("use a process to read it")
 	}
 	_ = file.Close()
 	return nil, nil, err
@@ -272,7 +272,7 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 	case p.Stream != 0 && len(p.Data) > 0:
 		return nil, invalid(op, p.Path, "the content comes as data or as a stream, not as both")
 	case p.Mode < 0 || p.Mode > 0o7777:
-		return nil, invalid(op, p.Path, "the mode is not one of a file")
+		return nil, invalid(op, p.Path, "the mode is not valid for a file")
 	case strings.HasSuffix(p.Path, "/"):
 		return nil, fsError(op, p.Path, unix.EISDIR)
 	}
@@ -314,7 +314,7 @@ func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) 
 		return 0, unix.EISDIR
 	case err == nil && old.Mode&unix.S_IFMT != unix.S_IFREG:
 		return 0, turnstone.Errorf(wire.MethodFileSystemWrite, turnstone.KindInvalid, at.name,
-			"it is no regular file").WithHint("use a process to write to it")
+			"it is not a regular file").WithHint("use a process to write to it")
 	case err == nil:
 		exists = true
 	case err != unix.ENOENT:

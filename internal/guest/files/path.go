@@ -125,7 +125,7 @@ func checkPath(op turnstone.Op, path string) error {
 	case !filepath.IsAbs(path):
 		return invalid(op, path, "the path is not absolute")
 	case len(path) > MaxPath || strings.IndexByte(path, 0) >= 0:
-		return invalid(op, path, "the path is too long, or holds a NUL byte")
+		return invalid(op, path, "the path is too long, or contains a NUL byte")
 	}
 	return nil
 }
@@ -154,13 +154,13 @@ var fsKinds = []struct {
 	kind  turnstone.Kind
 	hint  string
 }{
-	{unix.ENOENT, turnstone.KindNotFound, "check the path, and that a step has made it"},
+	{unix.ENOENT, turnstone.KindNotFound, "check the path, and that a step has created it"},
 	{unix.ENOTDIR, turnstone.KindNotFound, "a part of the path is a file, not a directory"},
-	{unix.EEXIST, turnstone.KindInvalid, "there is something of this name; ask for it to be replaced, or choose another name"},
-	{unix.ENOTEMPTY, turnstone.KindInvalid, "the directory is not empty; ask for it to be removed with what is in it"},
+	{unix.EEXIST, turnstone.KindInvalid, "request the replacement of the existing file, or choose another name"},
+	{unix.ENOTEMPTY, turnstone.KindInvalid, "request the removal of the directory with its contents: it is not empty"},
 	{unix.EISDIR, turnstone.KindInvalid, "it is a directory"},
 	{unix.ELOOP, turnstone.KindInvalid, "too many symbolic links, or one into the agent's own /proc"},
-	{unix.EXDEV, turnstone.KindInvalid, "the two are on different file systems; copy and remove"},
+	{unix.EXDEV, turnstone.KindInvalid, "copy and remove: the two paths are on different file systems"},
 	{unix.EINVAL, turnstone.KindInvalid, ""},
 	{unix.ENAMETOOLONG, turnstone.KindInvalid, "choose a shorter name"},
 	{unix.EROFS, turnstone.KindInvalid, "this file system cannot be written"},
