@@ -378,7 +378,7 @@ func poll(wait time.Duration, what string, find func() string) (string, error) {
 			return path, nil
 		}
 		if time.Now().After(deadline) {
-			return "", errors.New("the machine has not got " + what)
+			return "", errors.New("the machine does not have " + what)
 		}
 	}
 }

@@ -160,7 +160,7 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	case p.Scratch == "":
 		return now, agent.Invalid(op, "scratch", "a disk's serial number is needed")
 	case len(p.Layers) > maxLayers || slices.ContainsFunc(p.Layers, notSerial):
-		return now, agent.Invalid(op, "layers", "there are too many, or one is no disk's serial number")
+		return now, agent.Invalid(op, "layers", "there are too many, or one is not a disk's serial number")
 	case p.Home != nil && (notSerial(p.Home.Serial) || !mountable(p.Home.Path)):
 		return now, agent.Invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
 	}
