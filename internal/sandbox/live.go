@@ -171,7 +171,7 @@ func (s *Sandbox) lost(err error) error {
 	err = s.CauseOf(err)
 	_ = s.machine.Close()
 	return turnstone.NewError("executor.live", turnstone.KindDead, "sandbox "+string(s.ID()),
-		err).WithHint("it did not come back from standing still, and was ended")
+		err).WithHint("it did not resume, and was ended")
 }
 
 // suspend freezes the guest's processes and ends the link. The caller holds s.live. It does not
@@ -253,7 +253,7 @@ func (s *Sandbox) watch(link *wire.Link) {
 		s.mu.Lock()
 		s.broken = turnstone.NewError("executor.channel", turnstone.KindIntegrity,
 			string(s.ID())+": the sandbox broke its channel", err).
-			WithHint("something in the sandbox speaks for its agent; do not trust this sandbox")
+			WithHint("do not trust this sandbox: a program in it impersonates its agent")
 		s.mu.Unlock()
 		_ = s.machine.Close()
 	}

@@ -233,7 +233,7 @@ func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 		}
 	}
 	return nil, turnstone.Errorf("executor.slots", turnstone.KindExhausted, "sandboxes",
-		"%d run at once with this state directory, which is the most", limit).
+		"%d run concurrently with this state directory, which is the limit", limit).
 		WithHint("wait for some to end, or remove some (turn sandbox ls), " +
 			"or raise sandboxes in [limits] of " + config.File)
 }

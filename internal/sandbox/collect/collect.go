@@ -221,12 +221,12 @@ func (c *Changes) check(id turnstone.SandboxID) error {
 	}
 	if c.upper != "upper" && c.upper != "upper2" || !strings.HasPrefix(c.Cwd, "/") ||
 		len(c.Cwd) > maxCwd || strings.IndexByte(c.Cwd, 0) >= 0 {
-		return fail("no directory that there can be")
+		return fail("an impossible directory")
 	}
 	total := 0
 	for _, kv := range c.Env {
 		if total += len(kv) + 1; strings.IndexByte(kv, '=') < 1 || strings.IndexByte(kv, 0) >= 0 {
-			return fail("a variable that there cannot be")
+			return fail("an impossible variable")
 		}
 	}
 	if total > maxEnv || len(c.Env) > maxVars {
