@@ -119,8 +119,8 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 			return err
 		}
 		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
-			"is lost, and with it the sessions, while the store has what turns left (%s)", pack.Name).
-			WithHint("restore a copy of the file, or move the store's packs away to begin again; receipts are in turns/ beside it")
+			"is lost, with the sessions; the store still has the turns' data (%s)", pack.Name).
+			WithHint("restore a copy of the file, or move the store's packs away to start with an empty store; receipts are in turns/ beside it")
 	}
 	return nil
 }
@@ -163,7 +163,7 @@ func (cs *ContextStore) Record(ctx context.Context, t session.Turn) (*Record, er
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 			"is still running")
 		if t.Interrupted() {
-			e.Err, e.Hint = errors.New("was interrupted, and nothing of it is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
+			e.Err, e.Hint = errors.New("was interrupted, and none of its data is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
 		}
 		return nil, e
 	}
@@ -206,7 +206,7 @@ func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Dig
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity, "the "+what+" of a turn",
 			err).
-			WithHint("turn fsck lists all that is missing; if the turn was kept elsewhere, set TURN_STORE as it was then")
+			WithHint("list all missing data with turn fsck; if the turn was kept elsewhere, set TURN_STORE to that place")
 	}
 	if err != nil {
 		return err
@@ -223,8 +223,8 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 		return nil
 	}
 	return turnstone.Errorf(turnstone.Op("executor."+what), turnstone.KindUnavailable, string(d),
-		"is a %s of format %d, and this program knows %d", what, format, known).
-		WithHint("use the turn that made it")
+		"is a %s of format %d; this program supports %d", what, format, known).
+		WithHint("use the version of turn that wrote it")
 }
 
 // Read returns a content of at most limit bytes.

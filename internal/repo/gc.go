@@ -138,7 +138,7 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
 	r := &Reach{In: cs, Object: keep, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
-			WithHint("nothing was deleted from the store; turn fsck lists all that is damaged")
+			WithHint("list all damage with turn fsck; nothing was deleted from the store")
 	}}
 	r.Content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
 	layers, err := cs.Layers(ctx)

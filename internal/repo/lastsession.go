@@ -88,7 +88,7 @@ func (x *Repo) atHand(ctx context.Context, cs *ContextStore, named string) (sess
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			err = turnstone.NewError("executor.athand", turnstone.KindNotFound, "the session at hand",
 				err).
-				WithHint("TURN_SESSION names it: set it to a session that there is, or unset it")
+				WithHint("set TURN_SESSION to an existing session, or unset it")
 		}
 		return s, err
 	}

@@ -188,7 +188,7 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 	}
 	if e.Type != tree.File {
 		return nil, turnstone.Errorf("executor.open", turnstone.KindInvalid, real,
-			"is no file but a %s", typeName(e.Type)).
+			"is a %s, not a file", typeName(e.Type)).
 			WithHint("turn ls lists a directory, turn cp copies one")
 	}
 	return cs.openContent(ctx, st, real, e.Content)
@@ -203,5 +203,5 @@ func (cs *ContextStore) openContent(ctx context.Context, st *State, path string,
 	}
 	return nil, turnstone.Errorf("executor.open", turnstone.KindUnavailable, path,
 		"its content is not here: %w", err).
-		WithHint(fmt.Sprintf("if it lies in the template, turn template build %.200s brings it back; turn fsck lists all that is missing", st.Image))
+		WithHint(fmt.Sprintf("build the template again with turn template build %.200s if the content is in it; turn fsck lists all missing data", st.Image))
 }

@@ -158,7 +158,7 @@ func (t *TemplateContents) OpenContent(ctx context.Context, c tree.Content) (io.
 	if in == nil {
 		return nil, turnstone.Errorf("executor.template", turnstone.KindNotFound, string(c.Digest),
 			"is in no template").
-			WithHint("the template that it was in may have been removed: turn template build makes it again")
+			WithHint("build its template again with turn template build: it may have been removed")
 	}
 	return in.OpenContent(ctx, c)
 }

@@ -124,7 +124,7 @@ func (c *usageCount) session(ctx context.Context, i int, turns []session.Turn) e
 	r := &Reach{In: c.cs, Object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, Got: c.measured(i),
 		Failed: func(what string, err error) error {
 			return turnstone.NewError("executor.usage", turnstone.KindOf(err), what, err).
-				WithHint("turn fsck lists all that is damaged")
+				WithHint("list all damage with turn fsck")
 		}}
 	r.Content = func(ctx context.Context, content tree.Content) error {
 		if content.Chunks == "" && c.cs.InTemplate(content.Digest) {

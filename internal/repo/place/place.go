@@ -92,7 +92,7 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	}
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
-			"is the store of another state directory, whose gc would delete what this one leaves").
+			"is the store of another state directory, whose gc would delete this one's data").
 			WithHint(fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
@@ -118,7 +118,7 @@ func storeID(dir *statedir.Dir) (string, error) {
 	path := dir.Path("store-id")
 	failed := func(err error) error {
 		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).
-			WithHint("the state directory has to be yours")
+			WithHint("make sure that the state directory belongs to you")
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
