@@ -89,7 +89,7 @@ func TestPullFromMirror(t *testing.T) {
 	a, read := piped(t)
 	a.env.Dir, a.env.DebianMirror = t.TempDir(), "[not a mirror]"
 	a.main([]string{"template", "pull", reg.Host + "/x:1"})
-	if out := read(); !strings.Contains(out, "is no address of a mirror") {
+	if out := read(); !strings.Contains(out, "is not the address of a mirror") {
 		t.Error(out)
 	}
 }

@@ -335,7 +335,7 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return err
 		}
 		if rep.Missing > 0 {
-			putf(a.stderr, "turn: %d files (%s) lie in templates that are not here, and cannot be read until they are:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
+			putf(a.stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
 			for _, t := range rep.Templates {
 				putf(a.stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
 			}

@@ -52,7 +52,7 @@ func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*
 	have, err := s.registered(checked.Name)
 	switch {
 	case err == nil && !same(have, checked):
-		return nil, fail(turnstone.KindInvalid, "remove the one that is here first, or keep it and do without the files", errors.New("another template has this name here"))
+		return nil, fail(turnstone.KindInvalid, "remove the existing template first, or do without the files", errors.New("another template has this name here"))
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (s *Spec) reread() (*Spec, error) {
 		}
 	}
 	if !same(s, checked) {
-		return nil, errors.New("is not as a spec is written")
+		return nil, errors.New("is not a valid spec")
 	}
 	return checked, nil
 }

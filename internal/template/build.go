@@ -143,7 +143,7 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 		if err := w.MkdirAll(strings.TrimPrefix(dir, "/")); err != nil {
 			return turnstone.Errorf("template.build", turnstone.KindInvalid, spec.Name,
 				"workdir: %w", err).
-				WithHint("choose a workdir that is a folder, as " + DefaultWorkdir)
+				WithHint("choose a workdir that is a folder, such as " + DefaultWorkdir)
 		}
 	}
 	return nil

@@ -59,7 +59,7 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	s = &with
 	if _, image := s.imageReference(nameOrPath); !IsPath(nameOrPath) || image && !exists(nameOrPath) {
 		if opts.Lock {
-			return nil, invalid("name the folder of a spec, as ./mine", "is no spec that a lock could lie beside")
+			return nil, invalid("name the folder of a spec, such as ./mine", "is not a spec in a file, so there is no place for a lock")
 		}
 		return s.Ensure(ctx, nameOrPath, opts.Progress)
 	}
@@ -133,7 +133,7 @@ func ReadSpec(path string) (*Spec, error) {
 		return nil, invalid(err)
 	}
 	if !fi.Mode().IsRegular() || fi.Size() > MaxSpec {
-		return nil, invalid(fmt.Errorf("%s is no regular file of at most %d bytes", file, MaxSpec))
+		return nil, invalid(fmt.Errorf("%s is not a regular file of at most %d bytes", file, MaxSpec))
 	}
 	b, err := fs.ReadFile(root.FS(), file)
 	if err != nil {
@@ -184,7 +184,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return nil, turnstone.NewError("template.ensure", turnstone.KindCanceled, spec.Name,
 			ctx.Err())
 	case !errors.Is(err, fs.ErrNotExist):
-		say(fmt.Sprintf("the kept image is not whole (%v), building it again", err))
+		say(fmt.Sprintf("the image is damaged (%v), building it again", err))
 	}
 	if err := s.sweep(digest); err != nil {
 		return nil, s.failure(spec, err)

@@ -161,7 +161,7 @@ func TestBasesThatCannotBe(t *testing.T) {
 	build(t, s, writeSpec(t, "x", "base = 'python'\ncommands = ['true']"), BuildOptions{})
 	build(t, s, writeSpec(t, "y", "base = 'x'\ncommands = ['true']"), BuildOptions{})
 	for text, want := range map[string]string{
-		"base = 'y'":      "the bases go round: x on y on x",
+		"base = 'y'":      "the bases form a cycle: x on y on x",
 		"base = 'pyhton'": `base "pyhton" is not known`,
 		"base = 'x'":      "is the template itself",
 	} {
@@ -223,7 +223,7 @@ func TestLock(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = s.Build(t.Context(), dir, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "of another spec") {
+	if _, err = s.Build(t.Context(), dir, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "for another spec") {
 		t.Errorf("%v", err)
 	}
 	if now := build(t, s, dir, BuildOptions{Lock: true}); now.Digest == locked.Digest {

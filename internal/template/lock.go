@@ -63,7 +63,7 @@ func (l *Lock) Encode() ([]byte, error) {
 func ParseLock(b []byte) (*Lock, error) {
 	failed := func(err error) error {
 		return turnstone.NewError("template.lock", turnstone.KindInvalid, LockFile, err).
-			WithHint("turn template build --lock writes it anew")
+			WithHint("write it again with turn template build --lock")
 	}
 	if len(b) > maxLock {
 		return nil, failed(fmt.Errorf("is larger than %d bytes", maxLock))
@@ -74,15 +74,15 @@ func ParseLock(b []byte) (*Lock, error) {
 	case err != nil:
 		return nil, failed(err)
 	case l.Version != lockVersion:
-		return nil, failed(fmt.Errorf("is of version %d, and this program knows %d", l.Version, lockVersion))
+		return nil, failed(fmt.Errorf("has version %d; this program supports %d", l.Version, lockVersion))
 	case len(undecoded) > 0:
 		return nil, failed(fmt.Errorf("unknown key %q", undecoded[0].String()))
 	case !validDigest(l.Spec) || !validDigest(l.FSHash):
-		return nil, failed(errors.New("spec and fs_hash have to be digests"))
+		return nil, failed(errors.New("spec and fs_hash must be digests"))
 	}
 	for name, version := range l.Apt {
 		if !packageRule.MatchString(name) || strings.ContainsFunc(version, func(r rune) bool { return r <= ' ' || r > '~' }) || version == "" {
-			return nil, failed(fmt.Errorf("apt: %q = %q is no version of a package", name, version))
+			return nil, failed(fmt.Errorf("apt: %q = %q is not a version of a package", name, version))
 		}
 	}
 	for _, f := range l.Pip {
@@ -106,7 +106,7 @@ func readLock(dir fs.FS) (*Lock, error) {
 	}
 	var b []byte
 	if err == nil && (!fi.Mode().IsRegular() || fi.Size() > maxLock) {
-		err = fmt.Errorf("is no regular file of at most %d bytes", maxLock)
+		err = fmt.Errorf("is not a regular file of at most %d bytes", maxLock)
 	}
 	if err == nil {
 		b, err = fs.ReadFile(dir, LockFile)
@@ -133,15 +133,15 @@ func (l *Lock) held(name string, got *Lock) error {
 			differ = append(differ, fmt.Sprintf("%s, now %s", p, got.Apt[p]))
 		}
 	}
-	why, hint := "with the same packages", "a command of the spec does not do the same each time"
+	why, hint := "with the same packages", "change the command of the spec whose results differ between builds"
 	if n := len(differ); n > 0 {
-		why, hint = "other packages: "+strings.Join(differ[:min(n, 8)], "; "), "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"
+		why, hint = "other packages: "+strings.Join(differ[:min(n, 8)], "; "), "name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), or update the lock with --lock: the archive has changed"
 		if n > 8 {
 			why += fmt.Sprintf(" and %d more", n-8)
 		}
 	}
 	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
-		"the files of %s are others than it says: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why).
+		"the files of %s differ from the lock: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why).
 		WithHint(hint)
 }
 

@@ -16,7 +16,7 @@ import (
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
 	if s.layers == nil {
 		return turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
-			"it is built in a sandbox, and there is none here").
+			"it is built in a sandbox, which is not available here").
 			WithHint("turn template build " + spec.Name)
 	}
 	w, err := s.begin(spec)

@@ -132,7 +132,7 @@ func CheckName(name string) error {
 	}
 	if !nameRule.MatchString(name) {
 		return turnstone.Errorf("template.name", turnstone.KindInvalid, fmt.Sprintf("image %.200q", name),
-			"is no name of a template").
+			"is not the name of a template").
 			WithHint("turn template ls lists them; an image of a registry is written NAME:TAG")
 	}
 	return nil
@@ -178,12 +178,12 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 		if err != nil || ctx.Err() != nil || age == 0 {
 			return nil, pullErr
 		}
-		progress(fmt.Sprintf("%v: %s is taken as it was on %s", pullErr, ref, kept.Checked.Local().Format("2006-01-02 15:04")))
+		progress(fmt.Sprintf("%v: using %s as of %s", pullErr, ref, kept.Checked.Local().Format("2006-01-02 15:04")))
 		return spec, nil
 	}
 	if err := s.keepImage(ref, img); err != nil {
 		return nil, turnstone.NewError("template.pull", turnstone.KindUnavailable, "image "+ref.String(),
-			err).WithHint("see to it that " + s.dir + " can be written")
+			err).WithHint("make sure that " + s.dir + " can be written")
 	}
 	return s.imageSpec(ref, img)
 }

@@ -19,7 +19,7 @@ func (s *Store) pulledSpec(ref oci.Reference) (*Spec, error) {
 		return spec, err
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = errors.New("is no template, and no image that was pulled")
+		err = errors.New("is neither a template nor a pulled image")
 	}
 	hint := "turn template pull " + ref.String()
 	if near := ref.Near(); near != "" {

@@ -66,8 +66,8 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 			kind = typed.Kind
 		}
 		return nil, turnstone.Errorf("template.bash", kind, "the image has no bash",
-			"steps are run by bash, and Debian's static one cannot be had: %w", err).
-			WithHint("take an image that has bash, or see to it that Debian's mirror can be reached (TURN_DEBIAN_MIRROR)")
+			"steps require bash, and Debian's static bash is not available: %w", err).
+			WithHint("use an image with bash, or make sure that Debian's mirror can be reached (TURN_DEBIAN_MIRROR)")
 	}
 	return program, nil
 }

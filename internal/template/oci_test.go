@@ -246,7 +246,7 @@ func TestStrangersImage(t *testing.T) {
 		t.Fatalf("after it was pulled: %v", err)
 	}
 	for _, by := range []string{name, spec.Name} {
-		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not fetched from") {
+		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not allowed for a document") {
 			t.Errorf("a stranger gets %s: %v", by, err)
 		}
 	}

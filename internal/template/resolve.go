@@ -26,10 +26,10 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 			WithHint(hint)
 	}
 	if slices.Contains(above, spec.Base) {
-		return fail(turnstone.KindInvalid, "one of them needs another base", "the bases go round: %s", strings.Join(append(above, spec.Base), " on "))
+		return fail(turnstone.KindInvalid, "one of them needs another base", "the bases form a cycle: %s", strings.Join(append(above, spec.Base), " on "))
 	}
 	if len(above) > maxBases {
-		return fail(turnstone.KindInvalid, "put some of them into one spec", "more than %d templates lie on one another", maxBases)
+		return fail(turnstone.KindInvalid, "put some of them into one spec", "more than %d templates are based on one another", maxBases)
 	}
 	base, _, err := s.find(spec.Base, above)
 	if err != nil {

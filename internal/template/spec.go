@@ -300,7 +300,7 @@ func checkBase(s *Spec) error {
 		return nil
 	case strings.HasPrefix(s.Base, ociBase):
 		if ref := s.Base[len(ociBase):]; ref == "" || len(ref) > 1000 || strings.ContainsFunc(ref, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return wrong("base", "base %q: want oci: and the reference of an image, as oci:python:3.12", s.Base)
+			return wrong("base", "base %q: want oci: and the reference of an image, such as oci:python:3.12", s.Base)
 		}
 		return nil
 	case !nameRule.MatchString(s.Base):
@@ -328,7 +328,7 @@ func knownKeys(md toml.MetaData) error {
 			known = []string{"cpus", "memory", "disk"}
 		}
 		near, _ := suggest.Nearest(key[len(key)-1], known)
-		return wrong(key.String(), "unknown key %q; the nearest that there is: %q", key.String(), near)
+		return wrong(key.String(), "unknown key %q; the nearest known key: %q", key.String(), near)
 	}
 	return nil
 }
@@ -339,7 +339,7 @@ func packages(list []string) ([]string, error) {
 	}
 	for _, p := range list {
 		if !packageRule.MatchString(p) || len(p) > 100 {
-			return nil, wrong("packages", "packages: %q is no name of a Debian package", p)
+			return nil, wrong("packages", "packages: %q is not the name of a Debian package", p)
 		}
 	}
 	out := slices.Clone(list)
@@ -353,10 +353,10 @@ func checkEnv(env map[string]string) error {
 	}
 	for k, v := range env {
 		if !envRule.MatchString(k) {
-			return wrong("env", "env: %q is no name of a variable", k)
+			return wrong("env", "env: %q is not the name of a variable", k)
 		}
 		if strings.ContainsAny(v, "\x00\n") || len(v) > 32<<10 {
-			return wrong("env", "env: the value of %s holds a line end or a zero byte, or is too long", k)
+			return wrong("env", "env: the value of %s contains a line end or a zero byte, or is too long", k)
 		}
 	}
 	return nil
@@ -374,14 +374,14 @@ func readFiles(list []fileTOML, dir fs.FS) ([]File, error) {
 			return nil, wrong("files", "files: %q: %w", f.Path, err)
 		}
 		if total += len(one.Content); total > MaxFiles {
-			return nil, wrong("files", "files: more than %d bytes in all", MaxFiles)
+			return nil, wrong("files", "files: more than %d bytes in total", MaxFiles)
 		}
 		out = append(out, one)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Path < out[j].Path })
 	for i := 1; i < len(out); i++ {
 		if out[i].Path == out[i-1].Path {
-			return nil, wrong("files", "files: %q is there twice", out[i].Path)
+			return nil, wrong("files", "files: %q is a duplicate", out[i].Path)
 		}
 	}
 	return out, nil
@@ -398,7 +398,7 @@ func readFile(f fileTOML, dir fs.FS) (File, error) {
 	if f.Mode != "" {
 		mode, err := strconv.ParseUint(f.Mode, 8, 32)
 		if err != nil || mode > 0o7777 {
-			return out, fmt.Errorf("mode %q: want an octal number in quotes, as \"0755\"", f.Mode)
+			return out, fmt.Errorf("mode %q: want an octal number in quotes, such as \"0755\"", f.Mode)
 		}
 		out.Mode = turnstone.Mode(mode)
 	}
@@ -428,7 +428,7 @@ func readBounded(dir fs.FS, name string) ([]byte, error) {
 		return nil, err
 	}
 	if !fi.Mode().IsRegular() || fi.Size() > MaxFile {
-		return nil, fmt.Errorf("source %q is no regular file of at most %d bytes", name, MaxFile)
+		return nil, fmt.Errorf("source %q is not a regular file of at most %d bytes", name, MaxFile)
 	}
 	return fs.ReadFile(dir, name)
 }

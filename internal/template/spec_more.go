@@ -22,10 +22,10 @@ var (
 
 // readMore reads the keys of layered templates.
 func (s *Spec) readMore(t *specTOML) (err error) {
-	if s.Pip, err = requirements("pip", "a package of pip, as requests or pandas==2.2.3", t.Pip, pipRule); err != nil {
+	if s.Pip, err = requirements("pip", "a package of pip, such as requests or pandas==2.2.3", t.Pip, pipRule); err != nil {
 		return err
 	}
-	if s.Npm, err = requirements("npm", "a package of npm, as typescript or @scope/name@1.2.3", t.Npm, npmRule); err != nil {
+	if s.Npm, err = requirements("npm", "a package of npm, such as typescript or @scope/name@1.2.3", t.Npm, npmRule); err != nil {
 		return err
 	}
 	if len(t.Commands) > maxEntries {
@@ -33,16 +33,16 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 	}
 	for i, c := range t.Commands {
 		if strings.TrimSpace(c) == "" || strings.ContainsRune(c, 0) || len(c) > maxCommand {
-			return wrong("commands", "commands: number %d is empty, holds a zero byte, or has more than %d bytes", i+1, maxCommand)
+			return wrong("commands", "commands: number %d is empty, contains a zero byte, or has more than %d bytes", i+1, maxCommand)
 		}
 	}
 	s.Commands = slices.Clone(t.Commands)
 	if s.User != "" && !userRule.MatchString(s.User) {
-		return wrong("user", "user %q: want a name or a number, and maybe :GROUP", s.User)
+		return wrong("user", "user %q: want a name or a number, optionally with :GROUP", s.User)
 	}
 	if t.Kernel != "" && !slices.Contains(kernels(), t.Kernel) {
 		near, _ := suggest.Nearest(t.Kernel, kernels())
-		return wrong("kernel", "kernel %q is not known; the nearest that there is: %q", t.Kernel, near)
+		return wrong("kernel", "kernel %q is not known; the nearest known kernel: %q", t.Kernel, near)
 	}
 	if err := s.Machine.read(t.Machine); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s *Spec) readNetwork(v any) error {
 		for _, e := range v {
 			text, ok := e.(string)
 			if !ok {
-				return wrong("network", "network: %v is no host", e)
+				return wrong("network", "network: %v is not a host", e)
 			}
 			if _, err := network.ParseRule(text); err != nil {
 				return wrong("network", "network: %w", err)

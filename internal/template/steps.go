@@ -189,12 +189,12 @@ type symptom struct {
 func symptoms() []symptom {
 	return []symptom{
 		{regexp.MustCompile(`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`), turnstone.KindExhausted, "give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
-		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.KindUnavailable, "Debian's archive moved on: TURN_DEBIAN_MIRROR can name a snapshot of it (snapshot.debian.org), and --lock takes what there is now"},
+		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.KindUnavailable, "name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), or update the lock with --lock: the archive has changed"},
 		{regexp.MustCompile(`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`), turnstone.KindInvalid, "check the name at https://packages.debian.org, and that it is in section main"},
 		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://pypi.org; a package may also not be made for this Python"},
-		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.KindInvalid, "the packages exclude each other: take one of them out of the spec"},
+		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.KindInvalid, "remove one of the packages from the spec: they conflict"},
 		{regexp.MustCompile(`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) notarget No matching version found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://www.npmjs.com"},
-		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.KindIntegrity, "what came is not what the registry or the lock says: try again later, or another registry"},
+		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.KindIntegrity, "try again later, or use another registry: the download does not match the registry or the lock"},
 		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.KindInvalid, "docs/templates.md says what each built-in template has"},
 	}
 }

@@ -16,7 +16,7 @@ import (
 func noUser(user string) error {
 	return turnstone.Errorf("template.build", turnstone.KindInvalid, "user "+user,
 		"is not in /etc/passwd and /etc/group").
-		WithHint("a command can make one, as useradd -m NAME; a number needs no name")
+		WithHint("create the user with a command such as useradd -m NAME, or use a number")
 }
 
 // accounts returns the names in user that must be in a file, by file. Numbers need no name.

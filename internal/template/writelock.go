@@ -18,8 +18,8 @@ func lockFits(spec *Spec) error {
 		return nil
 	}
 	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
-		"is of another spec: the spec, or a template below it, was changed since").
-		WithHint("turn template build --lock writes it anew; or remove it")
+		"is for another spec: the spec, or a template below it, has changed since").
+		WithHint("write it again with turn template build --lock, or remove it")
 }
 
 // writeLock builds spec without its lock, writes the result as a lock beside it, and sets spec's

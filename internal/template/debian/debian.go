@@ -149,7 +149,7 @@ func check() (mode string, err error) {
 	return "unshare", nil
 }
 
-const installHint = "install what builds templates: sudo apt install mmdebstrap uidmap debian-archive-keyring"
+const installHint = "install the programs that build templates: sudo apt install mmdebstrap uidmap debian-archive-keyring"
 
 // arguments returns the command line of mmdebstrap, without the program itself.
 func arguments(mode string, req Request) []string {
@@ -187,8 +187,8 @@ func (m Mirrors) check() error {
 	for name, v := range map[string]string{"TURN_DEBIAN_MIRROR": m.Main, "TURN_DEBIAN_SECURITY_MIRROR": m.Security} {
 		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
 			return turnstone.Errorf("debian.fetch", turnstone.KindInvalid, name,
-				"%q is no address of a mirror", v).
-				WithHint("set it to an address as " + DefaultMirror)
+				"%q is not the address of a mirror", v).
+				WithHint("set it to an address such as " + DefaultMirror)
 		}
 	}
 	return nil

@@ -117,7 +117,7 @@ func symptoms() []symptom {
 		{regexp.MustCompile(`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`), turnstone.KindUnavailable,
 			"this machine forbids user namespaces: see sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns, or build the template as root"},
 		{regexp.MustCompile(`unmet dependencies|held broken packages`), turnstone.KindInvalid,
-			"the packages exclude each other: take one of them out of the spec"},
+			"remove one of the packages from the spec: they conflict"},
 	}
 }
 

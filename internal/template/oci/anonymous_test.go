@@ -28,7 +28,7 @@ func TestAnonymous(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = c.Resolve(t.Context(), ref)
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not fetched from") || !strings.Contains(turnstone.HintOf(err), "--image") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not allowed for a document") || !strings.Contains(turnstone.HintOf(err), "--image") {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 		if ref.Closed() == "" {

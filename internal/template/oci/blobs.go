@@ -72,7 +72,7 @@ func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got 
 		return nil, false, err
 	}
 	if f = c.kept(d, size); f == nil {
-		return nil, false, fmt.Errorf("%s was removed as soon as it was there", d.Short())
+		return nil, false, fmt.Errorf("%s was removed immediately after its download", d.Short())
 	}
 	return f, false, nil
 }
@@ -247,7 +247,7 @@ func (p *part) fill(r io.Reader, came *atomic.Int64) error {
 		n, err := r.Read(buf)
 		came.Add(int64(n))
 		if int64(n) > p.size-p.have {
-			return mismatch("%s is longer than the %d bytes that the image's manifest says", p.want.Short(), p.size)
+			return mismatch("%s is longer than the %d bytes in the image's manifest", p.want.Short(), p.size)
 		}
 		if n > 0 {
 			if _, err := p.file.Write(buf[:n]); err != nil {

@@ -99,7 +99,7 @@ func (r Reference) failed(err error) error {
 	case errors.Is(err, context.Canceled):
 		out.Kind = turnstone.KindCanceled
 	case errors.As(err, &wrong):
-		out.Kind, out.Hint = turnstone.KindIntegrity, "the registry, or something on the way to it, sends other data than the image's; nothing of it was kept"
+		out.Kind, out.Hint = turnstone.KindIntegrity, "the registry, or a server in between, sends wrong data; none of it was kept"
 	case errors.As(err, &content):
 		out.Kind, out.Hint = turnstone.KindInvalid, content.hint
 	case errors.As(err, &refused):
@@ -112,12 +112,12 @@ func (r Reference) failed(err error) error {
 	case errors.As(err, &status):
 		out.Kind, out.Hint, out.Err = r.answered(status)
 	case errors.Is(err, errStalled):
-		out.Kind, out.Hint = turnstone.KindTimeout, "try again; what was downloaded is kept, and the rest is asked for"
+		out.Kind, out.Hint = turnstone.KindTimeout, "try again; the download continues where it ended"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
-		out.Err = fmt.Errorf("registry %s breaks off: %w", r.Registry(), clean(err))
-		out.Hint = "try again; what was downloaded is kept, and the rest is asked for"
+		out.Err = fmt.Errorf("registry %s: connection lost: %w", r.Registry(), clean(err))
+		out.Hint = "try again; the download continues where it ended"
 	case errors.As(err, &network) && network.Timeout() && !(errors.As(err, &dial) && dial.Op == "dial"):
-		out.Kind, out.Hint = turnstone.KindTimeout, "try again; what was downloaded is kept, and the rest is asked for"
+		out.Kind, out.Hint = turnstone.KindTimeout, "try again; the download continues where it ended"
 	default:
 		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
 		out.Hint = "check the name, the network and the proxy's settings"

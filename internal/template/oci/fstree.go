@@ -85,7 +85,7 @@ func (t *fsTree) apply(hdr *tar.Header, entry int32) (*inode, error) {
 	}
 	if len(segments) == 0 {
 		if hdr.Typeflag != tar.TypeDir {
-			return nil, errors.New("the root is no folder")
+			return nil, errors.New("the root is not a folder")
 		}
 		return nil, t.attributes(t.root.file, hdr)
 	}
@@ -132,7 +132,7 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 		file.size = hdr.Size
 	case tar.TypeSymlink:
 		if hdr.Linkname == "" || len(hdr.Linkname) > maxPath || strings.IndexByte(hdr.Linkname, 0) >= 0 {
-			return nil, errors.New("its target is empty, too long, or holds a zero byte")
+			return nil, errors.New("its target is empty, too long, or contains a zero byte")
 		}
 		file.target = hdr.Linkname
 	case tar.TypeChar, tar.TypeBlock:
@@ -207,7 +207,7 @@ func (t *fsTree) linkTarget(name string) (*node, error) {
 	}
 	switch {
 	case n == nil:
-		return nil, fmt.Errorf("is a link to %.200q, which did not come before it", name)
+		return nil, fmt.Errorf("is a link to %.200q, which does not precede it", name)
 	case n.isDir():
 		return nil, fmt.Errorf("is a link to the folder %.200q", name)
 	}
@@ -220,7 +220,7 @@ func (t *fsTree) linkTarget(name string) (*node, error) {
 func (t *fsTree) walk(segments []string, create bool) (*node, error) {
 	n, err := t.find(segments, create)
 	if err == nil && n != nil && !n.isDir() {
-		return nil, fmt.Errorf("leads through %.200q, which is no folder", strings.Join(segments, "/"))
+		return nil, fmt.Errorf("leads through %.200q, which is not a folder", strings.Join(segments, "/"))
 	}
 	return n, err
 }
@@ -266,7 +266,7 @@ func (t *fsTree) find(todo []string, create bool) (*node, error) {
 		case !next.isDir() && len(todo) == 0:
 			return next, nil
 		case !next.isDir():
-			return nil, fmt.Errorf("leads through %.200q, which is no folder", name)
+			return nil, fmt.Errorf("leads through %.200q, which is not a folder", name)
 		}
 		at = append(at, next)
 	}

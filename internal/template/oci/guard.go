@@ -57,7 +57,7 @@ func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) 
 	dialer := &net.Dialer{Timeout: min(patience, 20*time.Second), Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
 		if err != nil {
-			return refuse("%s is no address", address)
+			return refuse("%s is not an address", address)
 		}
 		return check(at.Addr().Unmap())
 	}}
@@ -78,7 +78,7 @@ func (g *guard) met(ip netip.Addr) error {
 		g.private.Store(true)
 	}
 	if g.ref.loopback() && !ip.IsLoopback() {
-		return refuse("%s is not this machine, as its name says", g.ref.Registry())
+		return refuse("%s is not this machine, although its name says so", g.ref.Registry())
 	}
 	return nil
 }
@@ -108,7 +108,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	case req.URL.Scheme == "https":
 	case req.URL.Scheme == "http" && own && g.ref.loopback():
 	default:
-		return nil, refuse("%s would be spoken to without TLS, which only a registry on this machine is", req.URL.Host)
+		return nil, refuse("%s requires a connection without TLS, which is allowed only for a registry on this machine", req.URL.Host)
 	}
 	if !own && loopbackHost(host) {
 		return nil, refuse("the registry leads to %s, which is this machine", req.URL.Host)
@@ -156,7 +156,7 @@ func (g *guard) resolves(ctx context.Context, host string) error {
 // refuses rejects a registry that is not on the Internet, for callers without permission for
 // others.
 func (g *guard) refuses(where string) error {
-	return &refusal{why: fmt.Sprintf("the registry is at %s, where a document's image is not fetched from", where),
+	return &refusal{why: fmt.Sprintf("the registry is at %s, which is not allowed for a document's image", where),
 		hint: "give it with --image, or name the registry in [images] of config.toml"}
 }
 

@@ -89,7 +89,7 @@ func TestFaults(t *testing.T) {
 		}, turnstone.KindExhausted, "answers 429"},
 		{"a web page", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			_, _ = io.WriteString(w, "<html>sign in to the hotel's network</html>")
-		}, turnstone.KindInvalid, "which is no image"},
+		}, turnstone.KindInvalid, "which is not an image"},
 		{"wrong blob", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
 				rec := httptest.NewRecorder()
@@ -314,7 +314,7 @@ func TestOthers(t *testing.T) {
 	}
 	reg.Push(t, "anywhere:1", anywhere)
 	for name, want := range map[string]string{"arm": "linux/arm64, and not for linux/amd64", "arms": "it is for linux/arm64/v8, windows/amd64, and not", "none": "it is for nothing",
-		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "tells of 0", "good": "", "nested": "", "anywhere": ""} {
+		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "lists 0", "good": "", "nested": "", "anywhere": ""} {
 		r, err := unpackAt(t, client(t), reg.Host+"/"+name+":1")
 		if want == "" {
 			if err != nil || r.res.Files == 0 {

@@ -53,18 +53,18 @@ func ParseReference(s string) (Reference, error) {
 	if pinned {
 		d, err := turnstone.ParseDigest(digest)
 		if err != nil {
-			return refuse(errors.New("the part behind the @ is no digest sha256:…"))
+			return refuse(errors.New("the part after the @ is not a digest sha256:…"))
 		}
 		r.digest = d
 	}
 	t, err := name.NewTag(base, name.WeakValidation)
 	if err != nil {
-		return refuse(errors.New("is no reference to an image"))
+		return refuse(errors.New("is not a reference to an image"))
 	}
 	// One form for each repository: "python" and "library/python" are the same.
 	r.repo, err = name.NewRepository(t.RegistryStr()+"/"+t.RepositoryStr(), name.WeakValidation)
 	if err != nil || !nameRule.MatchString(r.repo.RepositoryStr()) || !hostRule.MatchString(r.repo.RegistryStr()) {
-		return refuse(errors.New("is no reference to an image"))
+		return refuse(errors.New("is not a reference to an image"))
 	}
 	// The library adds "latest", which is meaningless with a digest.
 	if rest := base[strings.LastIndexByte(base, '/')+1:]; strings.ContainsRune(rest, ':') || !pinned {

@@ -53,7 +53,7 @@ func (s *session) resolve(ctx context.Context) (*Image, error) {
 	}
 	for depth := 0; desc.MediaType.IsIndex(); depth++ {
 		if depth == maxIndexes {
-			return nil, unusable("", "its indexes lie more than %d deep in one another", maxIndexes)
+			return nil, unusable("", "its indexes are nested more than %d deep", maxIndexes)
 		}
 		next, err := choose(desc.Manifest)
 		if err != nil {
@@ -114,7 +114,7 @@ func choose(index []byte) (turnstone.Digest, error) {
 	}
 	d := turnstone.Digest(found.Digest.String())
 	if !validDigest(d) {
-		return "", unusable("", "its index names %.80q, which is no digest of SHA-256", string(d))
+		return "", unusable("", "its index names %.80q, which is not a SHA-256 digest", string(d))
 	}
 	return d, nil
 }
@@ -147,7 +147,7 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 		return unusable("push it again with a current tool", "it is of the image format that ended in 2019 (schema 1)")
 	case types.OCIManifestSchema1, types.DockerManifestSchema2, "":
 	default:
-		return unusable("", "the registry has %.80q under this name, which is no image", string(desc.MediaType))
+		return unusable("", "the registry has %.80q under this name, which is not an image", string(desc.MediaType))
 	}
 	m, err := v1.ParseManifest(bytes.NewReader(desc.Manifest))
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 	switch m.Config.MediaType {
 	case types.DockerConfigJSON, types.OCIConfigJSON:
 	default:
-		return unusable("", "it is no image: its config is %.80q", string(m.Config.MediaType))
+		return unusable("", "it is not an image: its config is %.80q", string(m.Config.MediaType))
 	}
 	if img.Layers, err = layers(m); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 // layers returns the layers in a manifest.
 func layers(m *v1.Manifest) ([]Layer, error) {
 	if len(m.Layers) > MaxLayers {
-		return nil, unusable("", "it has %d layers, and %d is the most", len(m.Layers), MaxLayers)
+		return nil, unusable("", "it has %d layers; the limit is %d", len(m.Layers), MaxLayers)
 	}
 	var out []Layer
 	var total int64
@@ -179,7 +179,7 @@ func layers(m *v1.Manifest) ([]Layer, error) {
 		d := turnstone.Digest(l.Digest.String())
 		switch {
 		case !validDigest(d):
-			return nil, unusable("", "its layer %d is named by %.80q, which is no digest of SHA-256", i+1, string(d))
+			return nil, unusable("", "its layer %d is named by %.80q, which is not a SHA-256 digest", i+1, string(d))
 		case strings.Contains(string(l.MediaType), "encrypted"):
 			return nil, unusable("", "its layer %d is encrypted", i+1)
 		case l.Size < 0 || l.Size > maxPacked-total:
@@ -228,12 +228,12 @@ func (img *Image) config(b []byte) error {
 		return otherPlatform([]string{platform(cf.OS, cf.Architecture, cf.Variant)})
 	}
 	if len(cf.RootFS.DiffIDs) != len(img.Layers) {
-		return unusable("", "it has %d layers, and its config tells of %d", len(img.Layers), len(cf.RootFS.DiffIDs))
+		return unusable("", "it has %d layers, and its config lists %d", len(img.Layers), len(cf.RootFS.DiffIDs))
 	}
 	for i, d := range cf.RootFS.DiffIDs {
 		img.Layers[i].DiffID = turnstone.Digest(d.String())
 		if !validDigest(img.Layers[i].DiffID) {
-			return unusable("", "its config names layer %d by %.80q, which is no digest of SHA-256", i+1, d.String())
+			return unusable("", "its config names layer %d by %.80q, which is not a SHA-256 digest", i+1, d.String())
 		}
 	}
 	img.Env, img.User = cf.Config.Env, cf.Config.User
@@ -242,9 +242,9 @@ func (img *Image) config(b []byte) error {
 	}
 	switch {
 	case len(img.User) > 256 || strings.ContainsAny(img.User, "\x00\n"):
-		return unusable("", "its user %.80q is no name", img.User)
+		return unusable("", "its user %.80q is not a name", img.User)
 	case len(img.Workdir) > 1024 || strings.ContainsAny(img.Workdir, "\x00\n"):
-		return unusable("", "its working directory %.80q is no path", img.Workdir)
+		return unusable("", "its working directory %.80q is not a path", img.Workdir)
 	}
 	return nil
 }

@@ -165,13 +165,13 @@ func TestLayers(t *testing.T) {
 		{"climbs", []ocitest.Entry{ocitest.File("../../etc/passwd", "x")}, "error: leaves the image's root"},
 		{"climbs from within", []ocitest.Entry{ocitest.File("a/../../etc/passwd", "x")}, "error: leaves the image's root"},
 		{"link that climbs", []ocitest.Entry{ocitest.Link("n", "../../etc/passwd")}, "error: leaves the image's root"},
-		{"link to nothing", []ocitest.Entry{ocitest.Link("n", "etc/none")}, "error: did not come before it"},
+		{"link to nothing", []ocitest.Entry{ocitest.Link("n", "etc/none")}, "error: does not precede it"},
 		{"link to a folder", []ocitest.Entry{ocitest.Link("n", "a")}, "error: is a link to the folder"},
 		{"links in a circle", []ocitest.Entry{ocitest.Symlink("l", "m"), ocitest.Symlink("m", "l"), ocitest.File("l/n", "")}, "error: too many symbolic links"},
 		{"through a file", []ocitest.Entry{ocitest.File("a/x/n", "")}, "error: leads through"},
 		{"whiteout of ..", []ocitest.Entry{ocitest.File("a/.wh...", "")}, "error: whiteout of no file"},
 		{"whiteout of nothing at all", []ocitest.Entry{ocitest.File("a/.wh.", "")}, "error: whiteout of no file"},
-		{"root as a file", []ocitest.Entry{{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "/"}}}, "error: root is no folder"},
+		{"root as a file", []ocitest.Entry{{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "/"}}}, "error: root is not a folder"},
 		{"a long name", []ocitest.Entry{ocitest.File(strings.Repeat("n", 256), "")}, "error: too long"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

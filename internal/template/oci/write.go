@@ -64,7 +64,7 @@ func (t *fsTree) folder(name string, mode int64, owner ids) error {
 	segments := strings.Split(name, "/")
 	if n := t.lookup(name); n != nil {
 		if !n.isDir() {
-			return unusable("", "its /%s is no folder", strings.TrimPrefix(name, "/"))
+			return unusable("", "its /%s is not a folder", strings.TrimPrefix(name, "/"))
 		}
 		return nil
 	}

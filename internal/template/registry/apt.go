@@ -25,7 +25,7 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !s.archive(r.URL) {
-		http.Error(w, "this is no archive of Debian packages that the host fetches from", http.StatusForbidden)
+		http.Error(w, "this is not one of the host's archives of Debian packages", http.StatusForbidden)
 		return
 	}
 	address := r.URL.String()

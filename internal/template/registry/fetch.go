@@ -224,14 +224,14 @@ func (s *Server) explain(address string, err error) error {
 	case errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusGone):
 		out.Kind, out.Hint = turnstone.KindNotFound, ""
 	case errors.As(err, &status):
-		out.Hint = "the registry has a fault of its own, or wants a password: try again later, or name another with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR"
+		out.Hint = "try again later, or name another registry with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR: the registry failed, or requires a password"
 	case errors.Is(err, errIdle):
 		out.Kind = turnstone.KindTimeout
 	}
 	return out
 }
 
-var errIdle = errors.New("nothing came any more")
+var errIdle = errors.New("no more data arrived")
 
 // try fetches once. With resume, it requests only the bytes that part lacks.
 func (s *Server) try(ctx context.Context, address string, part *os.File, resume bool) error {
@@ -267,7 +267,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 		if err := part.Truncate(0); err != nil {
 			return storeError(part.Name(), err)
 		}
-		return errors.New("the server does not go on where it ended")
+		return errors.New("the server does not continue at the requested offset")
 	case res.StatusCode == http.StatusOK:
 		have = 0
 		if err := part.Truncate(0); err != nil {
@@ -289,7 +289,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	case s.taken.Add(n) > s.opts.Most:
 		return turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
 			"the build has fetched more than %d bytes", s.opts.Most).
-			WithHint("make two templates of it, one on the other")
+			WithHint("split it into two templates, one based on the other")
 	case turnstone.IsFull(err):
 		return storeError(part.Name(), err)
 	case err != nil:
@@ -379,7 +379,7 @@ func place(address string) string {
 }
 
 func storeError(path string, err error) error {
-	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err, "make room on the disk that holds "+filepath.Dir(path))
+	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err, "free some space on the disk that contains "+filepath.Dir(path))
 }
 
 // A progressReader reports the progress of a fetch.

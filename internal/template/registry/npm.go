@@ -28,7 +28,7 @@ type NpmPackage struct {
 // Check rejects packages that no build could have written.
 func (p NpmPackage) Check() error {
 	if _, err := integrity(p.Integrity, ""); err != nil || !npmName.MatchString(p.Name) || !npmVersion.MatchString(p.Version) || !slices.Equal(p.Tags, slices.Compact(slices.Sorted(slices.Values(p.Tags)))) {
-		return fmt.Errorf("%.100q is no package of npm", p.Name+"@"+p.Version)
+		return fmt.Errorf("%.100q is not a package of npm", p.Name+"@"+p.Version)
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func integrity(sri, shasum string) (want, error) {
 	if raw, err := hex.DecodeString(shasum); err == nil && len(raw) == 20 {
 		return want("sha1:" + shasum), nil
 	}
-	return "", fmt.Errorf("%.100q is no digest that is known here", sri)
+	return "", fmt.Errorf("%.100q is not a supported digest", sri)
 }
 
 // sri writes a digest as npm does.
@@ -140,7 +140,7 @@ func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, er
 	doc, err := parseNpm(name, body)
 	if err != nil {
 		return nil, turnstone.NewError("registry.npm", turnstone.KindIntegrity, place(at), err).
-			WithHint("this is no registry of npm: check npm_config_registry")
+			WithHint("this is not a registry of npm: check npm_config_registry")
 	}
 	if locked != nil {
 		doc.keep(locked)

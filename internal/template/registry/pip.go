@@ -33,7 +33,7 @@ type PipFile struct {
 // Check rejects files that no build could have written.
 func (f PipFile) Check() error {
 	if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != 32 || !pipName.MatchString(f.Name) || !plainFile(f.File) || !plainWord(f.Version) {
-		return fmt.Errorf("%.100q is no file of pip", f.Name+" "+f.File)
+		return fmt.Errorf("%.100q is not a file of pip", f.Name+" "+f.File)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 	files, err := parsePip(project, kind, body, &at)
 	if err != nil {
 		return nil, turnstone.NewError("registry.pip", turnstone.KindIntegrity, place(at.String()),
-			err).WithHint("this is no index of pip: check PIP_INDEX_URL")
+			err).WithHint("this is not an index of pip: check PIP_INDEX_URL")
 	}
 	if !s.opts.Locked {
 		return files, nil

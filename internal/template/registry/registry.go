@@ -271,7 +271,7 @@ func (s *Server) Problem() error {
 	hint := "check the name; the registries are set with PIP_INDEX_URL and npm_config_registry"
 	kind := turnstone.KindInvalid
 	if s.opts.Locked {
-		hint, kind = "template.lock does not name it: turn template build --lock writes it anew", turnstone.KindIntegrity
+		hint, kind = "update template.lock, which does not contain it, with turn template build --lock", turnstone.KindIntegrity
 	}
 	return turnstone.Errorf("registry.find", kind, strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
 		"there is no such package").WithHint(hint)

@@ -256,7 +256,7 @@ func TestFaults(t *testing.T) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 			return true
-		}, turnstone.KindTimeout, "nothing came any more"},
+		}, turnstone.KindTimeout, "no more data arrived"},
 		{"no digest of an index", func(w http.ResponseWriter, r *http.Request) bool {
 			if r.URL.Path != "/simple/foo/" {
 				return false

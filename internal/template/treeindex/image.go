@@ -47,7 +47,7 @@ func openTreeImage(data io.ReaderAt, size int64) (*imageNode, error) {
 func (img *treeImage) node(path string, info fs.FileInfo) (*imageNode, error) {
 	stat, ok := info.Sys().(*erofs.Stat)
 	if !ok {
-		return nil, fmt.Errorf("%q: the image's reader does not tell its attributes", path)
+		return nil, fmt.Errorf("%q: the image's reader does not report its attributes", path)
 	}
 	return &imageNode{img, path, info, stat}, nil
 }
@@ -144,7 +144,7 @@ func (n *imageNode) extents() ([]extent, error) {
 	}
 	ranger, ok := n.info.(interface{ DataRange() []erofs.DataRange })
 	if !ok {
-		return nil, errors.New("the image's reader does not tell where its content is")
+		return nil, errors.New("the image's reader does not report the position of its content")
 	}
 	var out []extent
 	left := n.stat.Size
