@@ -113,7 +113,7 @@ func sizeMapper() kong.Option {
 				return err
 			}
 			if size == 0 {
-				return fmt.Errorf("%q is no size for a sandbox", text)
+				return fmt.Errorf("%q is not a size for a sandbox", text)
 			}
 			target.SetInt(int64(size))
 			return nil

@@ -27,7 +27,7 @@ func (g *age) UnmarshalText(text []byte) error {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no age: write a number and a unit, as 7d or 12h", s)
+		return fmt.Errorf("%q is not an age: write a number and a unit, such as 7d or 12h", s)
 	}
 	*g = age(d)
 	return nil
@@ -74,7 +74,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 		}
 	}
 	for _, s := range rep.Stuck {
-		if _, err := putf(a.stdout, "cannot remove what a machine left: %s\n", printable(s)); err != nil {
+		if _, err := putf(a.stdout, "cannot remove the files of a machine: %s\n", printable(s)); err != nil {
 			return err
 		}
 	}

@@ -55,7 +55,7 @@ func parseOwner(s string) (uid, gid uint32, err error) {
 	u, uerr := strconv.ParseUint(user, 10, 32)
 	g, gerr := strconv.ParseUint(group, 10, 32)
 	if !ok || uerr != nil || gerr != nil {
-		return 0, 0, fmt.Errorf("--owner: %q is no owner: write the numbers of a user and a group, as 0:0", s)
+		return 0, 0, fmt.Errorf("--owner: %q is not an owner: write the numbers of a user and a group, such as 0:0", s)
 	}
 	return uint32(u), uint32(g), nil
 }

@@ -19,7 +19,7 @@ type statePath struct{ ref, path string }
 func (p *statePath) UnmarshalText(text []byte) error {
 	ref, path, ok := executor.CutPath(string(text))
 	if !ok || ref == "" {
-		return fmt.Errorf("%q: write TURN:PATH, as research@2:/workspace/out.csv", text)
+		return fmt.Errorf("%q: write TURN:PATH, such as research@2:/workspace/out.csv", text)
 	}
 	*p = statePath{ref, path}
 	return nil

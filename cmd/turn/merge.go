@@ -167,14 +167,14 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 			putf(&b, "  %s: %s, %s\n", named(c.Path), c.Kind, c.Resolution)
 		}
 		if r.CwdGone != "" {
-			putf(&b, "  the working directory %s is not there any more: %s\n", named(r.CwdGone), named(r.Cwd))
+			putf(&b, "  the working directory %s no longer exists: %s\n", named(r.CwdGone), named(r.Cwd))
 		}
 		if r.Diverged {
 			putf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
 		}
 	}
 	if r.RenamesSkipped {
-		putln(&b, "there was too much to look through for renamed files whose content changed")
+		putln(&b, "the search for renamed files whose content changed was skipped: there was too much to search")
 	}
 	return b.String()
 }

@@ -149,7 +149,7 @@ type sandboxRmCmd struct {
 // Validate is called by kong.
 func (c *sandboxRmCmd) Validate() error {
 	if c.All == (len(c.Sandboxes) > 0) {
-		return errors.New("name sandboxes, or say --all")
+		return errors.New("name sandboxes, or use --all")
 	}
 	return nil
 }

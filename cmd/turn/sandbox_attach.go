@@ -35,7 +35,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 		return &exitError{exitExec, err}
 	}
 	s := a.sandboxes(h)
-	ctx, stop := interruptible(func(string) { putln(a.stderr, "turn: the process goes on") }, exitExec)
+	ctx, stop := interruptible(func(string) { putln(a.stderr, "turn: the process continues") }, exitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -48,7 +48,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 	stdout := &sink{file: a.stdout, progress: quiet, fail: broken, clean: sanitizerFor(a.stdout)}
 	stderr := &sink{file: a.stderr, progress: quiet, fail: broken, clean: sanitizerFor(a.stderr)}
 	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
-		putf(a.stderr, "turn: %d bytes of %s are not kept any more\n", n, stream)
+		putf(a.stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
 	})
 	var fault *turnstone.Error
 	var sig interruption

@@ -47,7 +47,7 @@ func parsePlace(text string) (place, error) {
 		return place{path: text}, nil
 	}
 	if !path.IsAbs(m[2]) {
-		return place{}, fmt.Errorf("%s: a path in a sandbox is absolute, as %s:/workspace/%s", text, m[1], m[2])
+		return place{}, fmt.Errorf("%s: a path in a sandbox is absolute, such as %s:/workspace/%s", text, m[1], m[2])
 	}
 	return place{sandbox: m[1], path: m[2]}, nil
 }

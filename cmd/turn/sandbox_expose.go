@@ -24,7 +24,7 @@ type port uint16
 func (p *port) UnmarshalText(text []byte) error {
 	n, err := strconv.ParseUint(string(text), 10, 16)
 	if err != nil || n == 0 {
-		return fmt.Errorf("%q is no port: write a number from 1 to 65535", text)
+		return fmt.Errorf("%q is not a port: write a number from 1 to 65535", text)
 	}
 	*p = port(n)
 	return nil

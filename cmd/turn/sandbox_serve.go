@@ -38,7 +38,7 @@ func (c *sandboxServeCmd) Validate() error {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
 	if err != nil {
-		return fmt.Errorf("--listen: %q is no HOST:PORT: %w", c.Listen, err)
+		return fmt.Errorf("--listen: %q is not HOST:PORT: %w", c.Listen, err)
 	}
 	return nil
 }
@@ -59,7 +59,7 @@ func (c *sandboxServeCmd) Run(a *app) error {
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
 			putln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
 		}
-		putf(a.stderr, "turn: sandboxes are served; Ctrl-C ends that, not them\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		putf(a.stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = cdp.NewServer(opt).Serve(ctx, l)
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {
