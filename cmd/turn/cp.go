@@ -15,9 +15,9 @@ type cpCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *cpCmd) Help() string {
-	return `Copies out of what a turn left; no sandbox is started. Modes (less the umask) and
-times are kept, owners are not. Devices, pipes, and symlinks that lead out of the
-folder that is copied are left out, and said.`
+	return `Copies from the state that a turn left; no sandbox is started. Modes (less the umask)
+and times are kept, owners are not. Devices, pipes, and symlinks that lead out of the
+copied folder are omitted, and reported.`
 }
 
 // Maximum number of omitted files that are named.

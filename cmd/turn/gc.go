@@ -42,11 +42,11 @@ type gcCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *gcCmd) Help() string {
-	return `Deletes what nothing leads to any more: anonymous sessions without a tag, turns of
-other sessions that no branch, no tag and no running turn has behind it, and what
-only they needed; outputs of turns that were killed, which no receipt names; what
-broken-out machines left in trash, and what of it cannot be removed is told. All
-ancestors of a turn that stays are kept. It may run beside turns.`
+	return `Deletes unreachable data: anonymous sessions without a tag; turns of other sessions
+that are not an ancestor of a branch, a tag or a running turn, and the data that only
+they needed; outputs of killed turns that no receipt names; files of broken-out
+machines in trash, of which those that cannot be removed are reported. All ancestors
+of a turn that stays are kept. Turns may run at the same time.`
 }
 
 // Run deletes unreachable data.
@@ -93,10 +93,10 @@ type fsckCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *fsckCmd) Help() string {
-	return `Reads every object of the context store, and checks that all that the turns of all
-sessions need is there, and is what it says: FS hashes, hard links. When context.db is
-damaged or lost, packs and objects are checked all the same. Exit status: 0 all is
-well; 1 something is wrong.`
+	return `Reads every object of the context store, checks that all data that the turns of all
+sessions need exists, and verifies its FS hashes and hard links. If context.db is
+damaged or lost, packs and objects are checked anyway. Exit status: 0 no problem; 1
+there are problems.`
 }
 
 // Run verifies the store.
@@ -143,9 +143,9 @@ type duCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *duCmd) Help() string {
-	return `For each session: all that its turns need; the part of it that other sessions need,
-too; and the rest. These are sizes before compression, and without what lies in
-templates. Below that: what is on disk.`
+	return `For each session: all data that its turns need; the part that other sessions need
+too; and the rest. These are sizes before compression, and without data in templates.
+Below that: the disk usage.`
 }
 
 // Run prints disk usage.

@@ -35,8 +35,8 @@ type lsCmd struct {
 // Help is shown below the flags' summary.
 func (c *lsCmd) Help() string {
 	return `One file is one line: a name with a line break, another control character, or bytes
-that are no text is quoted, as "a\nb". --json has
-U+FFFD for them; turn cp copies every name as it is.`
+that are not text is quoted, such as "a\nb". --json replaces such bytes by U+FFFD; turn
+cp copies every name unchanged.`
 }
 
 // Run lists files of a state.

@@ -21,11 +21,11 @@ type sandboxAttachCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *sandboxAttachCmd) Help() string {
-	return `What the process has written is shown from the beginning, as far as the sandbox
-kept it, and then what it writes until its end. Ctrl-C leaves it running.
+	return `Shows the process's output from the beginning, as far as the sandbox kept it, and then
+its further output until its end. Ctrl-C leaves the process running.
 
-Exit status: the process's own, 128+N when signal N ended it; 125 when turn
-failed, or the sandbox did; 2 when the command line is wrong; 130 after Ctrl-C.`
+Exit status: that of the process, 128+N if signal N ended it; 125 if turn or the
+sandbox failed; 2 if the command line is invalid; 130 after Ctrl-C.`
 }
 
 // Run shows a process's output.

@@ -20,14 +20,15 @@ type sandboxCpCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *sandboxCpCmd) Help() string {
-	return `One of the two is in a sandbox: its ID, the beginning of it, or its name, a
-colon, and an absolute path. A destination that is a folder, or ends in a slash,
-takes the file or folder under its own name; another one takes its place. A local
-path with a colon in it begins with ./ or /. With - one file is copied.
+	return `One of the two paths is in a sandbox: the sandbox's ID, the beginning of its ID, or its
+name, then a colon, and an absolute path. If the destination is a folder, or ends in a
+slash, the copy is in it, under its own name; otherwise the copy gets the destination's
+name, and replaces an existing file. A local path that contains a colon begins with ./
+or /. With - one file is copied.
 
-A symlink that is named is followed; those below a folder stay symlinks. What comes
-out of a sandbox is written with care: no symlinks that lead out of the folder that
-is copied, no devices, no set-user-ID bits. Modes are subject to the umask.`
+A named symlink is followed; symlinks below a folder stay symlinks. Files from a
+sandbox are untrusted: symlinks that lead out of the copied folder, devices and
+set-user-ID bits are not copied. Modes are subject to the umask.`
 }
 
 // A place is one end of a copy.

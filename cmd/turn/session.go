@@ -120,8 +120,8 @@ func (c *sessionRmCmd) Validate() error {
 
 // Help is shown below the flags' summary.
 func (c *sessionRmCmd) Help() string {
-	return `What the turns left takes up room until turn gc; their long outputs until
-turn gc --keep-anonymous 0s, or 7 days. A session whose turn is running
+	return `The turns' data uses disk space until turn gc; their long outputs until
+turn gc --keep-anonymous 0s, or 7 days. A session with a running turn
 is not removed.`
 }
 
@@ -295,14 +295,14 @@ type sessionImportCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *sessionImportCmd) Help() string {
-	return `Every object is checked against its digest, and every digest against what names it.
-A file that is damaged, or is not what it says, leaves no session. Importing the
-same file again changes nothing.
+	return `Every object is verified against its digest, and every digest against its references.
+A damaged or invalid file creates no session. Importing the same file again changes
+nothing.
 
-What lies in a template that is not here comes with the template. Built-in ones, and
-others that are known here, are built; --build all also builds by the specs in the
-file, which run what their author chose, and pulls images of registries. What is then
-missing is said, and all else imported.`
+Files of a template that is missing here come with the template. Built-in templates,
+and others that are known here, are built; --build all also builds the specs in the
+file, which run commands of their author, and pulls images of registries. Files that
+are still missing are reported, and everything else is imported.`
 }
 
 // Run imports the session.

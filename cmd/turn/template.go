@@ -192,7 +192,7 @@ type templateRmCmd struct {
 // Help is shown below the flags' summary.
 func (c *templateRmCmd) Help() string {
 	return `A template that sessions need is not removed. Anonymous sessions do not count: those
-that have files which are only in its image are removed with it, and said.`
+with files that are only in its image are removed with it, and reported.`
 }
 
 // Run removes the templates, in order, up to the first failure.

@@ -14,10 +14,10 @@ type templatePullCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *templatePullCmd) Help() string {
-	return `Asks the registry what the reference stands for now, and makes a template of
-the image. Turns do that by themselves when they meet a reference for the first
-time, and look a tag up again after a day. Who you are at a registry is said by
-the Docker config: docker login writes it.`
+	return `Asks the registry for the reference's current image, and creates a template from
+it. Turns do so by themselves on the first use of a reference, and look up a tag
+again after a day. The Docker config contains your credentials for registries:
+docker login writes it.`
 }
 
 // Run pulls the image.
