@@ -104,7 +104,8 @@ func New(opt Options) (*Agent, error) {
 	a.configured.Store(opt.Configure == nil)
 	var err error
 	a.files = files.NewFiles(opt.Chroot, opt.FDs, func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
-	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap, Space: opt.Space, Keep: opt.Keep}
+	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap,
+		Space: opt.Space, Keep: opt.Keep}
 	if opt.Chroot != "" {
 		po.Root = files.NewRoot(a.files)
 	}
@@ -136,7 +137,8 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 // gate rejects commands that must not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
 	if a.suspended.Load() && method != wire.MethodSandboxRenew {
-		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox", "it is suspended").
+		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
+			"it is suspended").
 			WithHint("call Sandbox.renew first")
 	}
 	if a.frozen.Load() && needsDisk(method) {
@@ -150,7 +152,8 @@ func (a *Agent) gate(method string) error {
 	if a.configured.Load() || method == wire.MethodSandboxConfigure {
 		return nil
 	}
-	return turnstone.Errorf(turnstone.Op(method), turnstone.KindInvalid, "sandbox", "it is not configured yet").
+	return turnstone.Errorf(turnstone.Op(method), turnstone.KindInvalid, "sandbox",
+		"it is not configured yet").
 		WithHint("call Sandbox.configure first")
 }
 
@@ -172,7 +175,8 @@ func (a *Agent) Serve(ctx context.Context, port io.ReadWriteCloser) error {
 
 // serveLink answers the connections of one link. Another link follows if the host ended this link
 // to take a snapshot.
-func (a *Agent) serveLink(ctx context.Context, p *wire.Port, link *wire.Link) (again bool, err error) {
+func (a *Agent) serveLink(ctx context.Context, p *wire.Port,
+	link *wire.Link) (again bool, err error) {
 	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 	a.port.Store(p)
 	for {
@@ -198,7 +202,8 @@ func (a *Agent) serveLink(ctx context.Context, p *wire.Port, link *wire.Link) (a
 // hungUp reports whether the host closed the port. The error depends on the kind of port, and on
 // whether a write was in progress.
 func hungUp(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed,
+		syscall.EPIPE, syscall.ECONNRESET} {
 		if errors.Is(err, end) {
 			return true
 		}

@@ -118,7 +118,8 @@ func (h *harness) step(language, script string) ran {
 	var mu sync.Mutex
 	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
 	defer cancel()
-	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s", Language: wire.ShellExecuteLanguage(language), Trace: &h.trace, User: h.user},
+	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s",
+		Language: wire.ShellExecuteLanguage(language), Trace: &h.trace, User: h.user},
 		script, wire.Stdio{Out: &stdout, Err: &stderr}, func(records []wire.ShellRecord) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -161,21 +162,28 @@ var carried = []struct {
 	{"closed all", "exec <&- >&- 2>&-; export A=1", 0, `echo $A`, "1\n"},
 	{"readonly", "readonly A=1; export A; readonly IFS=x", 0, `echo $A`, "1\n"},
 	{"noclobber", "set -C; export A=1", 0, `echo $A`, "1\n"},
-	{"allexport", "set -a; A=1; f() { :; }", 0, `echo $A; env | grep -c __turn; declare -F`, "1\n0\ndeclare -f __turn_exit\ndeclare -fx f\n"},
+	{"allexport", "set -a; A=1; f() { :; }", 0, `echo $A; env | grep -c __turn; declare -F`,
+		"1\n0\ndeclare -f __turn_exit\ndeclare -fx f\n"},
 	{"posix", "set -o posix; export A=1", 0, `echo $A`, "1\n"},
 	{"odd IFS", "IFS=_; export A_B=1_2", 0, `echo "$A_B"`, "1_2\n"},
-	{"nocasematch, failglob", "shopt -s nocasematch failglob extglob; export A='*x*'", 0, `echo "$A"`, "*x*\n"},
+	{"nocasematch, failglob", "shopt -s nocasematch failglob extglob; export A='*x*'",
+		0, `echo "$A"`, "*x*\n"},
 	{"cd", "mkdir -p /tmp/turn-a; cd /tmp/turn-a", 0, `pwd; rmdir /tmp/turn-a`, "/tmp/turn-a\n"},
-	{"cd, newline", "mkdir -p $'/tmp/turn\\n\\n'; cd $'/tmp/turn\\n\\n'", 0, `printf %q "$PWD"; rmdir "$PWD"`, `$'/tmp/turn\n\n'`},
+	{"cd, newline", "mkdir -p $'/tmp/turn\\n\\n'; cd $'/tmp/turn\\n\\n'", 0,
+		`printf %q "$PWD"; rmdir "$PWD"`, `$'/tmp/turn\n\n'`},
 	{"cd, then exit", "cd /tmp; exit 3", 3, `pwd`, "/tmp\n"},
-	{"cd to a deleted folder", "mkdir -p /tmp/turn-b; cd /tmp/turn-b; rmdir /tmp/turn-b", 0, `pwd; ls; rmdir /tmp/turn-b`, "/tmp/turn-b\n"},
-	{"function", "f() { echo \"f $1\"; cat <<EOF\nbody\nEOF\n}; export -f f", 0, `f 1; bash -c 'f 2'`, "f 1\nbody\nf 2\nbody\n"},
+	{"cd to a deleted folder", "mkdir -p /tmp/turn-b; cd /tmp/turn-b; rmdir /tmp/turn-b", 0,
+		`pwd; ls; rmdir /tmp/turn-b`, "/tmp/turn-b\n"},
+	{"function", "f() { echo \"f $1\"; cat <<EOF\nbody\nEOF\n}; export -f f",
+		0, `f 1; bash -c 'f 2'`, "f 1\nbody\nf 2\nbody\n"},
 	{"functions", "g() { echo g; }; h() { echo h; } 2>&1; export -f g h", 0, `g; h`, "g\nh\n"},
 	{"own trap", "export A=1; trap 'export A=2; true' EXIT", 0, `echo $A`, "1\n"},
 	{"exec replaces", "export A=1; exec true", 0, `echo "${A-unset}"`, "unset\n"},
 	{"killed", "export A=1; kill -9 $$", 137, `echo "${A-unset}"`, "unset\n"},
-	{"own BASH_ENV", "echo 'echo env' >/tmp/turn-env; export BASH_ENV=/tmp/turn-env", 0, `bash -c 'echo in'; echo $BASH_ENV; rm /tmp/turn-env`, "env\nenv\nin\n/tmp/turn-env\n"},
-	{"subshell exits", "export A=1; (export A=2; exit 4); (trap 'echo no >/dev/null' EXIT); :", 0, `echo $A`, "1\n"},
+	{"own BASH_ENV", "echo 'echo env' >/tmp/turn-env; export BASH_ENV=/tmp/turn-env", 0,
+		`bash -c 'echo in'; echo $BASH_ENV; rm /tmp/turn-env`, "env\nenv\nin\n/tmp/turn-env\n"},
+	{"subshell exits", "export A=1; (export A=2; exit 4); (trap 'echo no >/dev/null' EXIT); :", 0,
+		`echo $A`, "1\n"},
 	{"OLDPWD", "cd /; cd /tmp", 0, `cd - >/dev/null; pwd`, "/\n"},
 	{"PATH", "export PATH=/opt/bin:$PATH", 0, `echo ${PATH%%:*}`, "/opt/bin\n"},
 	{"shell level", ":", 0, `echo $SHLVL`, "1\n"},
@@ -286,9 +294,11 @@ func testPlainBash(t *testing.T, harness func(*testing.T) *harness) {
 		stdout, stderr, code := plain(t, dir, DefaultEnv(), "/bin/bash", file)
 		norm := func(s, path string) string { return strings.ReplaceAll(s, path, "SCRIPT") }
 		path := filepath.Join(h.dir, "run", "1-s.sh")
-		if got.ExitCode != code || norm(got.stdout, path) != norm(stdout, file) || norm(got.stderr, path) != norm(stderr, file) {
+		if got.ExitCode != code || norm(got.stdout, path) != norm(stdout, file) ||
+			norm(got.stderr, path) != norm(stderr, file) {
 			t.Errorf("script %q\n got %d %q %q\nwant %d %q %q", script,
-				got.ExitCode, norm(got.stdout, path), norm(got.stderr, path), code, norm(stdout, file), norm(stderr, file))
+				got.ExitCode, norm(got.stdout, path), norm(got.stderr, path), code,
+				norm(stdout, file), norm(stderr, file))
 		}
 	}
 }

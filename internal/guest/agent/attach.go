@@ -88,7 +88,8 @@ type wanted struct {
 
 // attachAgain attaches the connection to a process, and replaces the connection's previous
 // attachment to it.
-func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]wanted) (*attachment, error) {
+func (cl *client) attachAgain(ctx context.Context, p *process.Process,
+	want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
 	cl.mu.Lock()
 	_, busy := cl.changing[p]
@@ -119,7 +120,8 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process, want [2]w
 
 // attach attaches the connection to a process that it is not attached to. Nothing is sent before
 // begin.
-func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wanted) (*attachment, error) {
+func (cl *client) attach(p *process.Process, st *step, owner bool,
+	want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
 	at := &attachment{cl: cl, p: p, step: st, owner: owner, ended: make(chan struct{})}
 	cl.mu.Lock()
@@ -128,7 +130,8 @@ func (cl *client) attach(p *process.Process, st *step, owner bool, want [2]wante
 	case cl.closed:
 		return nil, turnstone.Errorf(op, turnstone.KindDead, "connection", "it has ended")
 	case len(cl.attached) >= maxAttached:
-		return nil, turnstone.NewError(op, turnstone.KindExhausted, "processes that this connection is attached to",
+		return nil, turnstone.NewError(op, turnstone.KindExhausted,
+			"processes that this connection is attached to",
 			nil).WithHint("detach from some with Process.detach, or open another connection")
 	}
 	if err := p.Attach(); err != nil {
@@ -186,8 +189,9 @@ func (at *attachment) begin() {
 		}
 		_, stdout := at.p.Out[1].Range()
 		_, stderr := at.p.Out[2].Range()
-		_ = at.cl.c.EmitProcessExited(at.ctx, &wire.ProcessExitedEvent{ProcessID: at.p.ID, Exit: *wireExit(at.p.Exit()),
-			StdoutEnd: stdout, StderrEnd: stderr})
+		_ = at.cl.c.EmitProcessExited(at.ctx,
+			&wire.ProcessExitedEvent{ProcessID: at.p.ID, Exit: *wireExit(at.p.Exit()),
+				StdoutEnd: stdout, StderrEnd: stderr})
 	})
 }
 
@@ -239,13 +243,15 @@ type delivery struct {
 }
 
 func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
-	d := &delivery{at: at, name: wire.ProcessStreamStdout, from: w.from, window: w.window, wake: make(chan struct{}, 1)}
+	d := &delivery{at: at, name: wire.ProcessStreamStdout, from: w.from, window: w.window,
+		wake: make(chan struct{}, 1)}
 	if fd == 2 {
 		d.name = wire.ProcessStreamStderr
 	}
 	if l := at.p.Out[fd]; l != nil {
 		if _, end := l.Range(); w.from < 0 || w.from > end {
-			return nil, Invalid(wire.MethodProcessAttach, string(d.name), "the offset is beyond what there is so far")
+			return nil, Invalid(wire.MethodProcessAttach, string(d.name),
+				"the offset is beyond what there is so far")
 		}
 		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
 		if d.reader == nil {
@@ -324,7 +330,8 @@ func (d *delivery) run() {
 }
 
 func (d *delivery) lost(from, to int64) {
-	_ = d.at.cl.c.EmitProcessLost(d.at.ctx, &wire.ProcessLostEvent{ProcessID: d.at.p.ID, Stream: d.name, From: from, To: to})
+	_ = d.at.cl.c.EmitProcessLost(d.at.ctx,
+		&wire.ProcessLostEvent{ProcessID: d.at.p.ID, Stream: d.name, From: from, To: to})
 }
 
 func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset int64) error {
@@ -335,7 +342,8 @@ func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset i
 	d.mu.Lock()
 	d.sent = offset + int64(len(data))
 	d.mu.Unlock()
-	return c.EmitProcessOutput(ctx, &wire.ProcessOutputEvent{ProcessID: d.at.p.ID, Stream: d.name, Offset: offset, Data: data})
+	return c.EmitProcessOutput(ctx,
+		&wire.ProcessOutputEvent{ProcessID: d.at.p.ID, Stream: d.name, Offset: offset, Data: data})
 }
 
 // room waits until the window allows another event, and returns that event's maximum size; 0 when
@@ -364,7 +372,8 @@ func (d *delivery) acknowledge(offset int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if offset < 0 || offset > d.sent {
-		return Invalid(wire.MethodProcessAcknowledge, string(d.name), "the offset is beyond what was sent")
+		return Invalid(wire.MethodProcessAcknowledge, string(d.name),
+			"the offset is beyond what was sent")
 	}
 	if offset > d.acked {
 		d.acked = offset

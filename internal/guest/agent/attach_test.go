@@ -18,14 +18,17 @@ func TestAttachAtOnce(t *testing.T) {
 	h := newTracedHarness(t)
 	l := h.listen(nil)
 	const lines = 200
-	res, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "while [ ! -e go ]; do sleep 0.02; done\n" + strings.Repeat("true;true;true;true;true\n", lines)})
+	res, err := l.ShellExecute(t.Context(),
+		&wire.ShellExecuteParams{Script: "while [ ! -e go ]; do sleep 0.02; done\n" +
+			strings.Repeat("true;true;true;true;true\n", lines)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: res.ProcessID}); err != nil {
+			if _, err := l.ProcessAttach(t.Context(),
+				&wire.ProcessAttachParams{ProcessID: res.ProcessID}); err != nil {
 				kindIs(t, err, turnstone.KindInvalid)
 			}
 		})
@@ -90,7 +93,8 @@ func TestAttachUnderWay(t *testing.T) {
 	cl.mu.Lock()
 	delete(cl.changing, proc)
 	cl.mu.Unlock()
-	if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+	if _, err := l.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id}); err != nil {
 		t.Error(err)
 	}
 }
@@ -116,16 +120,19 @@ func TestReadIsKept(t *testing.T) {
 	w := &gateWriter{gate: make(chan struct{}), reached: make(chan struct{})}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "slow", Argv: script("head -c 1900000 /dev/zero")}, wire.Stdio{Out: w})
+		_, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "slow",
+			Argv: script("head -c 1900000 /dev/zero")}, wire.Stdio{Out: w})
 		ended <- err
 	}()
 	<-w.reached
 	other := h.listen(nil)
-	if _, err := other.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: "slow"}); err != nil {
+	if _, err := other.ProcessWait(t.Context(),
+		&wire.ProcessWaitParams{ProcessID: "slow"}); err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, "all output to be in the log", func() bool { return h.info("slow").StdoutEnd == 1_900_000 })
-	kindIs(t, other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}), turnstone.KindInvalid)
+	kindIs(t, other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}),
+		turnstone.KindInvalid)
 	for range 70 {
 		if _, err := h.start(nil, "true"); err != nil {
 			t.Fatal(err)
@@ -135,7 +142,8 @@ func TestReadIsKept(t *testing.T) {
 	if err := <-ended; err != nil || w.n != 1_900_000 {
 		t.Errorf("%d bytes came: %v", w.n, err)
 	}
-	if err := other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}); err != nil {
+	if err := other.ProcessRelease(t.Context(),
+		&wire.ProcessReleaseParams{ProcessID: "slow"}); err != nil {
 		t.Error(err)
 	}
 	_, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "slow"})
@@ -148,8 +156,10 @@ func TestSlowOther(t *testing.T) {
 	h := newHarness(t)
 	l, other := h.listen(nil), h.listen(nil)
 	const size = 8_000_000
-	id := l.start(wire.ProcessStartParams{Argv: script("read x; head -c 8000000 /dev/zero"), Stdin: true})
-	if _, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, Window: 1}); err != nil {
+	id := l.start(wire.ProcessStartParams{Argv: script("read x; head -c 8000000 /dev/zero"),
+		Stdin: true})
+	if _, err := other.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id, Window: 1}); err != nil {
 		t.Fatal(err)
 	}
 	third := h.listen(nil)
@@ -158,10 +168,12 @@ func TestSlowOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := third.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutStream: sid}); err != nil {
+	if _, err := third.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id, StdoutStream: sid}); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("\n")}); err != nil {
+	if err := l.ProcessWrite(t.Context(),
+		&wire.ProcessWriteParams{ProcessID: id, Data: []byte("\n")}); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.collect(id); len(got.out["stdout"]) != size || len(got.lost) != 0 {
@@ -178,7 +190,8 @@ func TestSlowOther(t *testing.T) {
 	if len(first.Data) != 1 {
 		t.Fatalf("%d bytes at %d", len(first.Data), first.Offset)
 	}
-	if err := other.ProcessAcknowledge(t.Context(), &wire.ProcessAcknowledgeParams{ProcessID: id, Stream: "stdout", Offset: first.Offset + 1}); err != nil {
+	if err := other.ProcessAcknowledge(t.Context(), &wire.ProcessAcknowledgeParams{ProcessID: id,
+		Stream: "stdout", Offset: first.Offset + 1}); err != nil {
 		t.Fatal(err)
 	}
 	lost := next[wire.ProcessLostEvent](other)
@@ -198,7 +211,8 @@ func TestEndWaitsForNobody(t *testing.T) {
 	const size = 900_000 // more than the log, less than a pipe
 	id := slow.start(wire.ProcessStartParams{Argv: script("head -c 900000 /dev/zero"), Window: 10})
 	l := h.listen(nil)
-	if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+	if _, err := l.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
 	if e := next[wire.ProcessExitedEvent](l); e.StdoutEnd != size {
@@ -212,7 +226,8 @@ func TestEndWaitsForNobody(t *testing.T) {
 		}
 		got = append(got, e.Data...)
 		if len(got) == 10 { // the rest arrives without gaps
-			if _, err := slow.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 10}); err != nil {
+			if _, err := slow.ProcessAttach(t.Context(),
+				&wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 10}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -229,14 +244,18 @@ func TestLateCommand(t *testing.T) {
 	defer c.Wait()
 	defer func() { _ = c.Close() }()
 	s := &processes{h.a}
-	if _, err := s.Start(t.Context(), c, &wire.ProcessStartParams{ProcessID: "late", Argv: []string{"sleep", "100"}}); err == nil {
+	if _, err := s.Start(t.Context(), c,
+		&wire.ProcessStartParams{ProcessID: "late", Argv: []string{"sleep", "100"}}); err == nil {
 		t.Error("it was started for nobody")
 	}
-	if exit, err := h.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: "late"}); err != nil || !exit.Exit.Killed {
+	if exit, err := h.ProcessWait(t.Context(),
+		&wire.ProcessWaitParams{ProcessID: "late"}); err != nil || !exit.Exit.Killed {
 		t.Errorf("%+v %v", exit, err)
 	}
-	kindIs(t, s.Detach(t.Context(), c, &wire.ProcessDetachParams{ProcessID: "late"}), turnstone.KindNotFound)
-	if err := h.a.files.Unwatch(t.Context(), c, &wire.FileSystemUnwatchParams{WatchID: "x"}); err == nil {
+	kindIs(t, s.Detach(t.Context(), c, &wire.ProcessDetachParams{ProcessID: "late"}),
+		turnstone.KindNotFound)
+	if err := h.a.files.Unwatch(t.Context(), c,
+		&wire.FileSystemUnwatchParams{WatchID: "x"}); err == nil {
 		t.Error("nothing was watched")
 	}
 }

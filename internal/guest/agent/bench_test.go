@@ -32,7 +32,8 @@ func BenchmarkStart(b *testing.B) {
 		}
 		c := wire.NewClient(s)
 		for b.Loop() {
-			if _, err := c.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"/bin/true"}}, wire.Stdio{}); err != nil {
+			if _, err := c.Start(b.Context(), wire.ProcessStartParams{Argv: []string{"/bin/true"}},
+				wire.Stdio{}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -42,7 +43,8 @@ func BenchmarkStart(b *testing.B) {
 	})
 	b.Run("alone", func(b *testing.B) {
 		for b.Loop() {
-			pid, err := syscall.ForkExec("/bin/true", []string{"true"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+			pid, err := syscall.ForkExec("/bin/true", []string{"true"},
+				&syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -40,7 +40,8 @@ func FuzzCapture(f *testing.F) {
 
 // FuzzExportRoundTrip checks that every value survives bash's "export -p".
 func FuzzExportRoundTrip(f *testing.F) {
-	for _, s := range []string{"", "a b", "\"\\$`'", "\n\t\r\x01\x7f", "\xff\xfe", "é", "$'x'", "(a)", "\\"} {
+	for _, s := range []string{"", "a b", "\"\\$`'", "\n\t\r\x01\x7f", "\xff\xfe", "é", "$'x'",
+		"(a)", "\\"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
@@ -65,12 +66,14 @@ func FuzzExportRoundTrip(f *testing.F) {
 // TestDependencies checks that the agent stays small: no database, no cluster, no cloud. net/http
 // is a dependency of the package that reads and writes frames; the linker removes nearly all of it.
 func TestDependencies(t *testing.T) {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "turnstone.dev/turnstone/cmd/turn-agent").Output()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps",
+		"turnstone.dev/turnstone/cmd/turn-agent").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for pkg := range strings.FieldsSeq(string(out)) {
-		for _, bad := range []string{"net/http/httputil", "database/sql", "sqlite", "k8s.io", "aws", "minio", "cloud.google", "Azure", "google.golang.org/grpc"} {
+		for _, bad := range []string{"net/http/httputil", "database/sql", "sqlite", "k8s.io", "aws",
+			"minio", "cloud.google", "Azure", "google.golang.org/grpc"} {
 			if strings.Contains(pkg, bad) {
 				t.Errorf("the agent imports %s", pkg)
 			}
@@ -85,8 +88,10 @@ func TestSize(t *testing.T) {
 		t.Skip("builds the agent")
 	}
 	file := filepath.Join(t.TempDir(), "agent")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-tags", "netgo,osusergo",
-		"-ldflags", `-s -w -linkmode external -extldflags "-static"`, "-o", file, "turnstone.dev/turnstone/cmd/turn-agent")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-tags",
+		"netgo,osusergo",
+		"-ldflags", `-s -w -linkmode external -extldflags "-static"`, "-o", file,
+		"turnstone.dev/turnstone/cmd/turn-agent")
 	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=1", "GOFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -52,25 +52,30 @@ var guestMAC, hostMAC = []byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}, []byte{0x52, 0x
 // speak makes the sandbox send a datagram to its gateway, and answers as the gateway.
 func speak(t *testing.T, client *wire.Client) {
 	t.Helper()
-	frames, err := client.NetworkStream(t.Context(), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56",
-		Network: wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2", DNS: []string{"10.0.2.3"}}})
+	frames, err := client.NetworkStream(t.Context(),
+		wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56",
+			Network: wire.SandboxNetwork{Address: "10.0.2.15/24", Gateway: "10.0.2.2",
+				DNS: []string{"10.0.2.3"}}})
 	check(t, err)
 	defer func() { _ = frames.Close() }()
 	defer time.AfterFunc(time.Minute, func() { _ = frames.Close() }).Stop()
 	said := make(chan string, 1)
 	go func() {
-		out, _ := substratetest.Shell(t, client, "exec 3<>/dev/udp/192.0.2.1/9; echo question >&3; timeout 30 head -n 1 <&3; cat /etc/resolv.conf")
+		out, _ := substratetest.Shell(t, client,
+			"exec 3<>/dev/udp/192.0.2.1/9; echo question >&3; timeout 30 head -n 1 <&3; cat /etc/resolv.conf")
 		said <- out
 	}()
 	for {
 		f := read(t, frames)
 		switch {
-		case len(f) >= 42 && binary.BigEndian.Uint16(f[12:]) == 0x0806 && bytes.Equal(f[38:42], []byte{10, 0, 2, 2}):
+		case len(f) >= 42 && binary.BigEndian.Uint16(f[12:]) == 0x0806 &&
+			bytes.Equal(f[38:42], []byte{10, 0, 2, 2}):
 			// an ARP request for the gateway (RFC 826)
 			if !bytes.Equal(f[6:12], guestMAC) {
 				t.Fatalf("the card's address is %x", f[6:12])
 			}
-			reply := append(append(append([]byte{}, guestMAC...), hostMAC...), 8, 6, 0, 1, 8, 0, 6, 4, 0, 2)
+			reply := append(append(append([]byte{}, guestMAC...), hostMAC...), 8, 6, 0, 1, 8,
+				0, 6, 4, 0, 2)
 			reply = append(append(reply, hostMAC...), 10, 0, 2, 2)
 			write(t, frames, append(append(reply, guestMAC...), 10, 0, 2, 15))
 		case len(f) >= 42 && bytes.HasSuffix(f, []byte("question\n")):
@@ -116,7 +121,8 @@ func read(t *testing.T, r io.Reader) []byte {
 
 func write(t *testing.T, w io.Writer, f []byte) {
 	t.Helper()
-	if _, err := w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))), f...)); err != nil {
+	if _, err := w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(f))),
+		f...)); err != nil {
 		t.Fatalf("%s: %v", hex.EncodeToString(f), err)
 	}
 }

@@ -38,7 +38,8 @@ func chrooted(t *testing.T) (c *wire.Client, root, out string) {
 			t.Errorf("outside of the root: %v %v", left, err)
 		}
 	})
-	err = errors.Join(os.Symlink(out, filepath.Join(root, "out")), os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o755))
+	err = errors.Join(os.Symlink(out, filepath.Join(root, "out")),
+		os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o755))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,14 +74,17 @@ func tarOf(t *testing.T, names ...string) io.Reader {
 // of its root.
 func TestStartInRoot(t *testing.T) {
 	c, root, out := chrooted(t)
-	if err := errors.Join(os.Symlink(out, filepath.Join(root, "etc")), os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o755)); err != nil {
+	if err := errors.Join(os.Symlink(out, filepath.Join(root, "etc")),
+		os.WriteFile(filepath.Join(out, "secret"), []byte("secret"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := c.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: []string{"/none"}, Cwd: "/out/made/here"})
+	_, err := c.ProcessStart(t.Context(),
+		&wire.ProcessStartParams{Argv: []string{"/none"}, Cwd: "/out/made/here"})
 	if err == nil {
 		t.Error("it was started")
 	}
-	_, err = c.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: []string{"secret"}, Env: []string{"PATH=/out"}})
+	_, err = c.ProcessStart(t.Context(),
+		&wire.ProcessStartParams{Argv: []string{"secret"}, Env: []string{"PATH=/out"}})
 	if err == nil || !strings.Contains(err.Error(), "command not found") {
 		t.Errorf("a program outside of the root was found: %v", err)
 	}
@@ -90,10 +94,12 @@ func TestStartInRoot(t *testing.T) {
 	if err := os.Rename(filepath.Join(out, "secret"), filepath.Join(out, "passwd")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(out, "passwd"), []byte("ana:x:1000:1000::/:/bin/sh\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(out, "passwd"), []byte("ana:x:1000:1000::/:/bin/sh\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: []string{"/none"}, User: "ana"})
+	_, err = c.ProcessStart(t.Context(),
+		&wire.ProcessStartParams{Argv: []string{"/none"}, User: "ana"})
 	if err == nil || !strings.Contains(err.Error(), "no such user") {
 		t.Errorf("a user of another root was found: %v", err)
 	}
@@ -148,7 +154,8 @@ func TestCopyInRoot(t *testing.T) {
 		}
 	}
 	names, err := filepath.Glob(filepath.Join(root, "*", ".turn-*"))
-	if more, _ := filepath.Glob(filepath.Join(root, ".turn-*")); err != nil || len(names)+len(more) > 0 {
+	if more, _ := filepath.Glob(filepath.Join(root, ".turn-*")); err != nil ||
+		len(names)+len(more) > 0 {
 		t.Errorf("left behind: %v %v", names, more)
 	}
 }
@@ -158,7 +165,8 @@ func TestCopyInRoot(t *testing.T) {
 func TestCopyWhileMoved(t *testing.T) {
 	c, root, out := chrooted(t)
 	dir := filepath.Join(root, "d")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(dir+"/secret", []byte("public"), 0o644), os.Symlink(out, root+"/l")); err != nil {
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(dir+"/secret", []byte("public"),
+		0o644), os.Symlink(out, root+"/l")); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -38,12 +38,14 @@ func TestTerminal(t *testing.T) {
 		}
 	}
 	see("30 100\r\ntty xterm-256color\r\ncontrolled\r\n")
-	if err := l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 120, Rows: 40}); err != nil {
+	if err := l.ProcessResize(t.Context(),
+		&wire.ProcessResizeParams{ProcessID: id, Columns: 120, Rows: 40}); err != nil {
 		t.Fatal(err)
 	}
 	write := func(s string) {
 		t.Helper()
-		if err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)}); err != nil {
+		if err := l.ProcessWrite(t.Context(),
+			&wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -51,16 +53,20 @@ func TestTerminal(t *testing.T) {
 	see("40 120\r\n")
 	write("y\n")
 	see("got y\r\n")
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 0, Rows: 40}), turnstone.KindInvalid)
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 70000, Rows: 40}), turnstone.KindInvalid)
-	if err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
+	kindIs(t, l.ProcessResize(t.Context(),
+		&wire.ProcessResizeParams{ProcessID: id, Columns: 0, Rows: 40}), turnstone.KindInvalid)
+	kindIs(t, l.ProcessResize(t.Context(),
+		&wire.ProcessResizeParams{ProcessID: id, Columns: 70000, Rows: 40}), turnstone.KindInvalid)
+	if err := l.ProcessCloseStdin(t.Context(),
+		&wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
 	see("bye\r\n")
 	if e := next[wire.ProcessExitedEvent](l); e.Exit.ExitCode != 0 {
 		t.Errorf("%+v", e)
 	}
-	kindIs(t, l.ProcessResize(t.Context(), &wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.KindNotFound)
+	kindIs(t, l.ProcessResize(t.Context(),
+		&wire.ProcessResizeParams{ProcessID: id, Columns: 80, Rows: 24}), turnstone.KindNotFound)
 }
 
 // TestTerminalOutput checks that all output to a terminal arrives, whichever process keeps it open.
@@ -68,9 +74,11 @@ func TestTerminalOutput(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
 	for _, tail := range []string{"", "; (trap '' HUP; sleep 0.5; echo late; sleep 1) &"} {
-		id := l.start(wire.ProcessStartParams{Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Argv: script("seq 20000" + tail)})
+		id := l.start(wire.ProcessStartParams{Terminal: &wire.ProcessTerminal{Columns: 80,
+			Rows: 24}, Argv: script("seq 20000" + tail)})
 		got := l.collect(id)
-		if out := got.out["stdout"]; !strings.HasPrefix(out, "1\r\n2\r\n") || !strings.HasSuffix(out, "\r\n20000\r\n") || len(out) != 128894 {
+		if out := got.out["stdout"]; !strings.HasPrefix(out, "1\r\n2\r\n") ||
+			!strings.HasSuffix(out, "\r\n20000\r\n") || len(out) != 128894 {
 			t.Errorf("%d bytes, ending in %q", len(out), out[max(0, len(out)-20):])
 		}
 	}
@@ -84,15 +92,19 @@ func TestSignalTree(t *testing.T) {
 	if e := next[wire.ProcessOutputEvent](l); string(e.Data) != "up\n" {
 		t.Fatalf("%q", e.Data)
 	}
-	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "NOPE"}), turnstone.KindInvalid)
-	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "term"}); err != nil {
+	kindIs(t, l.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: id, Signal: "NOPE"}), turnstone.KindInvalid)
+	if err := l.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: id, Signal: "term"}); err != nil {
 		t.Fatal(err)
 	}
 	got := l.collect(id)
-	if out := got.out["stdout"]; !strings.Contains(out, "main\n") || !strings.Contains(out, "child\n") || got.exit.Exit.ExitCode != 5 || got.exit.Exit.Killed {
+	if out := got.out["stdout"]; !strings.Contains(out, "main\n") ||
+		!strings.Contains(out, "child\n") || got.exit.Exit.ExitCode != 5 || got.exit.Exit.Killed {
 		t.Errorf("%q %+v", out, got.exit)
 	}
-	kindIs(t, l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.KindNotFound)
+	kindIs(t, l.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: id, Signal: "SIGKILL"}), turnstone.KindNotFound)
 }
 
 // TestUser checks that a process runs as the named user.
@@ -105,18 +117,21 @@ func TestUser(t *testing.T) {
 	type want struct{ user, out string }
 	wants := []want{{me.Username, me.Uid + " " + me.Gid + " " + me.HomeDir + " " + me.Username}}
 	if os.Getuid() == 0 {
-		wants = append(wants, want{"nobody", "65534 65534 /nonexistent nobody"}, want{"65534:daemon", "65534 1 /nonexistent nobody"},
+		wants = append(wants, want{"nobody", "65534 65534 /nonexistent nobody"},
+			want{"65534:daemon", "65534 1 /nonexistent nobody"},
 			want{"12345", "12345 12345 / root"}, want{"0", "0 0 /root root"})
 	}
 	for _, w := range wants {
 		l := h.listen(nil)
-		id := l.start(wire.ProcessStartParams{Argv: script("echo $(id -u) $(id -g) $HOME $USER"), User: w.user, Cwd: "/"})
+		id := l.start(wire.ProcessStartParams{Argv: script("echo $(id -u) $(id -g) $HOME $USER"),
+			User: w.user, Cwd: "/"})
 		if got := l.collect(id); strings.TrimSpace(got.out["stdout"]) != w.out {
 			t.Errorf("as %s: %q %q, want %q", w.user, got.out["stdout"], got.out["stderr"], w.out)
 		}
 	}
 	for _, bad := range []string{"no-such-user", "root:no-such-group", ":", "4294967295"} {
-		_, err := h.ProcessStart(t.Context(), &wire.ProcessStartParams{Argv: script("true"), User: bad})
+		_, err := h.ProcessStart(t.Context(),
+			&wire.ProcessStartParams{Argv: script("true"), User: bad})
 		kindIs(t, err, turnstone.KindNotFound)
 	}
 }
@@ -130,7 +145,9 @@ func TestStepUser(t *testing.T) {
 		name     string
 		harness  func(*testing.T) *harness
 		language wire.ShellExecuteLanguage
-	}{{"traced", newTracedHarness, wire.ShellExecuteLanguageBash}, {"untraced", newHarness, wire.ShellExecuteLanguageBash}, {"sh", newHarness, wire.ShellExecuteLanguageSh}} {
+	}{{"traced", newTracedHarness, wire.ShellExecuteLanguageBash},
+		{"untraced", newHarness, wire.ShellExecuteLanguageBash},
+		{"sh", newHarness, wire.ShellExecuteLanguageSh}} {
 		t.Run(c.name, func(t *testing.T) { stepsAsUser(t, c.harness(t), c.language) })
 	}
 }
@@ -165,7 +182,8 @@ func TestWriteWaits(t *testing.T) {
 	if err := write(h.Conn, t.Context()); err != nil { // fits into the pipe
 		t.Fatal(err)
 	}
-	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: make([]byte, 1<<20+1)}), turnstone.KindInvalid)
+	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id,
+		Data: make([]byte, 1<<20+1)}), turnstone.KindInvalid)
 	gone := h.listen(nil)
 	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
@@ -180,11 +198,13 @@ func TestWriteWaits(t *testing.T) {
 		t.Errorf("the second write was answered: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
-	if err := h.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: id, Signal: "9"}); err != nil {
+	if err := h.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: id, Signal: "9"}); err != nil {
 		t.Fatal(err)
 	}
 	// The second write gets the broken pipe, or the end that broke it.
-	if err := <-second; turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if err := <-second; turnstone.KindOf(err) != turnstone.KindNotFound &&
+		turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("the second write: %v", err)
 	}
 }
@@ -193,7 +213,8 @@ func TestWriteWaits(t *testing.T) {
 func TestKeptProcesses(t *testing.T) {
 	h := newHarness(t)
 	for i := range 70 {
-		if _, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "k" + strconv.Itoa(i), Argv: []string{"true"}}, wire.Stdio{}); err != nil {
+		if _, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "k" + strconv.Itoa(i),
+			Argv: []string{"true"}}, wire.Stdio{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -203,7 +224,8 @@ func TestKeptProcesses(t *testing.T) {
 		res, err = h.ProcessList(t.Context())
 		return err == nil && len(res.Processes) == 64
 	})
-	if first, last := res.Processes[0].ProcessID, res.Processes[63].ProcessID; first != "k6" || last != "k69" {
+	if first, last := res.Processes[0].ProcessID, res.Processes[63].ProcessID; first != "k6" ||
+		last != "k69" {
 		t.Errorf("from %s to %s", first, last)
 	}
 }

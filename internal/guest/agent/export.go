@@ -33,7 +33,8 @@ const maxHeader = 768 << 10
 const longestPath = 64 << 10
 
 // Export implements State.export.
-func (s *shell) Export(ctx context.Context, c *wire.Conn, p *wire.StateExportParams) (*wire.StateExportResult, error) {
+func (s *shell) Export(ctx context.Context, c *wire.Conn,
+	p *wire.StateExportParams) (*wire.StateExportResult, error) {
 	const op = wire.MethodStateExport
 	d := s.a.opt.Disks
 	if d == nil {
@@ -96,13 +97,15 @@ func exportError(err error) error {
 	if errors.As(err, &te) {
 		return err
 	}
-	return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable, "the sandbox's files",
+	return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable,
+		"the sandbox's files",
 		files.RootCause(err))
 }
 
 // export writes the upper directory to w as a tar stream.
 func (d *Disks) export(ctx context.Context, w io.Writer) (entries int64, err error) {
-	dir, err := unix.Openat(d.fds[0], d.Upper, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	dir, err := unix.Openat(d.fds[0], d.Upper,
+		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
@@ -165,11 +168,13 @@ func (e *exporter) entry(f *scanned) error {
 		return context.Cause(e.ctx)
 	}
 	if len(f.path) > longestPath {
-		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path[:100]+"…",
+		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted,
+			"/"+f.path[:100]+"…",
 			"directories are nested so deep that a path has more than 64 KiB").
 			WithHint("remove the directory before the turn ends")
 	}
-	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777), Uid: int(f.st.Uid), Gid: int(f.st.Gid),
+	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777),
+		Uid: int(f.st.Uid), Gid: int(f.st.Gid),
 		ModTime: time.Unix(f.st.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.xattrs))}
 	e.entries++
 	kind := f.st.Mode & unix.S_IFMT

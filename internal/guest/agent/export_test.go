@@ -44,11 +44,13 @@ func scratchDisk(t testing.TB) (image, dir string) {
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, 1<<30))
 	mke2fs := exec.Command("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096",
-		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", image)
+		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E",
+		"lazy_itable_init=1,nodiscard,root_owner=0:0", image)
 	if out, err := mke2fs.CombinedOutput(); err != nil {
 		t.Skipf("mke2fs: %v: %s", err, out)
 	}
-	if out, err := exec.Command("mount", "-o", "loop,nodev", image, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", "loop,nodev", image,
+		dir).CombinedOutput(); err != nil {
 		t.Skipf("no loop mounts here: %s", out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
@@ -81,7 +83,8 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	for range 40 {
 		change(r, at("lower"))
 	}
-	opts := "redirect_dir=off,metacopy=off,index=off,xino=off," + fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"), at("work"))
+	opts := "redirect_dir=off,metacopy=off,index=off,xino=off," +
+		fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"), at("work"))
 	if err := unix.Mount("overlay", at("merged"), "overlay", 0, opts); err != nil {
 		t.Skipf("no overlay here: %v", err)
 	}
@@ -92,7 +95,8 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	var stream bytes.Buffer
 	entries, err := exportDir(t.Context(), openDirFD(t, at("upper")), procFDs, &stream)
 	must(t, err)
-	u, err := upperdir.Read(t.Context(), &stream, t.TempDir(), upperdir.Options{Entries: int(entries)})
+	u, err := upperdir.Read(t.Context(), &stream, t.TempDir(),
+		upperdir.Options{Entries: int(entries)})
 	must(t, err)
 	defer func() { _ = u.Close() }()
 
@@ -117,7 +121,8 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	must(t, err)
 	if got != want || stats != wantStats {
 		t.Errorf("%+v, on the disk %+v\ngot\n%s\nwant\n%s", stats, wantStats,
-			strings.Join(treetest.List(t, w, got), "\n"), strings.Join(treetest.List(t, w, want), "\n"))
+			strings.Join(treetest.List(t, w, got), "\n"),
+			strings.Join(treetest.List(t, w, want), "\n"))
 	}
 }
 
@@ -162,10 +167,12 @@ func change(r *rand.Rand, root string) {
 	case 12:
 		_ = os.Lchown(p, r.IntN(2), 3<<20)
 	case 13:
-		_ = unix.Lsetxattr(p, pick("user.a", "user.a=b", "trusted.c"), []byte(data[:min(len(data), 50)]), 0)
+		_ = unix.Lsetxattr(p, pick("user.a", "user.a=b", "trusted.c"),
+			[]byte(data[:min(len(data), 50)]), 0)
 	case 14:
 		kinds := []uint32{unix.S_IFIFO, unix.S_IFCHR, unix.S_IFBLK, unix.S_IFSOCK}
-		_ = unix.Mknod(p, kinds[r.IntN(len(kinds))]|0o600, int(unix.Mkdev(uint32(1+r.IntN(300)), 3<<16)))
+		_ = unix.Mknod(p, kinds[r.IntN(len(kinds))]|0o600,
+			int(unix.Mkdev(uint32(1+r.IntN(300)), 3<<16)))
 	case 15:
 		ts := unix.Timespec{Sec: int64(r.IntN(1<<32)) - 1<<31, Nsec: int64(r.IntN(1e9))}
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
@@ -179,7 +186,8 @@ func change(r *rand.Rand, root string) {
 		}
 		defer func() { _ = f.Close() }()
 		for range r.IntN(6) {
-			_, _ = f.WriteAt(bytes.Repeat([]byte{byte(r.IntN(3))}, r.IntN(600<<10)), r.Int64N(9<<20))
+			_, _ = f.WriteAt(bytes.Repeat([]byte{byte(r.IntN(3))}, r.IntN(600<<10)),
+				r.Int64N(9<<20))
 		}
 	}
 }
@@ -193,7 +201,8 @@ func TestExportTooManyAttributes(t *testing.T) {
 	defer func() { must(t, unix.Unmount(dir, 0)) }()
 	must(t, os.WriteFile(filepath.Join(dir, "f"), nil, 0o644))
 	for i := range 16 {
-		if err := unix.Setxattr(filepath.Join(dir, "f"), fmt.Sprintf("trusted.%d", i), make([]byte, 60<<10), 0); err != nil {
+		if err := unix.Setxattr(filepath.Join(dir, "f"), fmt.Sprintf("trusted.%d", i),
+			make([]byte, 60<<10), 0); err != nil {
 			t.Skip("no such attributes here: ", err)
 		}
 	}
@@ -220,7 +229,8 @@ func TestExportTooDeep(t *testing.T) {
 	must(t, unix.Close(fd))
 	_, err := exportDir(t.Context(), openDirFD(t, dir), procFDs, io.Discard)
 	var te *turnstone.Error
-	if !errors.As(err, &te) || te.Kind != turnstone.KindExhausted || te.Hint == "" || !strings.HasPrefix(te.Subject, "/ddd") || len(te.Subject) > 200 {
+	if !errors.As(err, &te) || te.Kind != turnstone.KindExhausted || te.Hint == "" ||
+		!strings.HasPrefix(te.Subject, "/ddd") || len(te.Subject) > 200 {
 		t.Errorf("%v", err)
 	}
 }
@@ -229,7 +239,8 @@ func TestExportTooDeep(t *testing.T) {
 func TestExportGivenUp(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 300 {
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), bytes.Repeat([]byte("x"), 200<<10), 0o644))
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)),
+			bytes.Repeat([]byte("x"), 200<<10), 0o644))
 	}
 	before := openFDs(t)
 	stop := errors.New("enough")
@@ -280,13 +291,15 @@ func BenchmarkExportSmall(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		if err := os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), bytes.Repeat([]byte("x"), 500), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(sub, fmt.Sprint(i)), bytes.Repeat([]byte("x"), 500),
+			0o644); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.Run("export", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := exportDir(b.Context(), openDirFD(b, dir), procFDs, io.Discard); err != nil {
+			if _, err := exportDir(b.Context(), openDirFD(b, dir), procFDs,
+				io.Discard); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -297,7 +310,8 @@ func BenchmarkExportSmall(b *testing.B) {
 	}
 	b.Run("read", func(b *testing.B) {
 		for b.Loop() {
-			u, err := upperdir.Read(b.Context(), bytes.NewReader(tar.Bytes()), dir, upperdir.Options{})
+			u, err := upperdir.Read(b.Context(), bytes.NewReader(tar.Bytes()), dir,
+				upperdir.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}

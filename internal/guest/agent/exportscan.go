@@ -117,7 +117,8 @@ func (s *scanner) flush() error {
 
 func (s *scanner) top(fd int) error {
 	f := &scanned{path: ".", fd: -1}
-	b := &scanBuffers{fds: s.fds, names: make([]byte, 64<<10), value: make([]byte, 64<<10), entries: make([]byte, 32<<10)}
+	b := &scanBuffers{fds: s.fds, names: make([]byte, 64<<10), value: make([]byte, 64<<10),
+		entries: make([]byte, 32<<10)}
 	err := unix.Fstat(fd, &f.st)
 	if err == nil {
 		f.xattrs, err = b.xattrs(fd, "")
@@ -204,7 +205,8 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 	at := b.fds + strconv.Itoa(dir) + "/" + name
 	switch f.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(dir, name,
+			unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, -1, err
 		}
@@ -219,7 +221,8 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 		}
 		return f, -1, nil
 	case unix.S_IFDIR:
-		fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		fd, err := unix.Openat(dir, name,
+			unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err == nil {
 			if f.xattrs, err = b.xattrs(fd, ""); err != nil {
 				_ = unix.Close(fd)

@@ -28,7 +28,8 @@ func jail(t *testing.T) (h *harness, root string) {
 			t.Fatal(err)
 		}
 	}
-	for name, text := range map[string]string{"secret": "host", "root/etc/secret": "guest", "root/work/a": "text"} {
+	for name, text := range map[string]string{"secret": "host", "root/etc/secret": "guest",
+		"root/work/a": "text"} {
 		if err := os.WriteFile(filepath.Join(base, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +50,8 @@ func (h *harness) read(path string) (string, error) {
 }
 
 func (h *harness) write(path, text string) error {
-	_, err := h.FileSystemWrite(h.t.Context(), &wire.FileSystemWriteParams{Path: path, Data: []byte(text)})
+	_, err := h.FileSystemWrite(h.t.Context(),
+		&wire.FileSystemWriteParams{Path: path, Data: []byte(text)})
 	return err
 }
 
@@ -59,19 +61,22 @@ func TestEscapes(t *testing.T) {
 	base := filepath.Dir(root)
 	up := strings.Repeat("../", 12)
 	for name, target := range map[string]string{
-		"rel": up + "secret", "rel2": "../../secret", "abs": base + "/secret", "dir": up + base, "etc": "/etc", "loop": "loop",
+		"rel": up + "secret", "rel2": "../../secret", "abs": base + "/secret", "dir": up + base,
+		"etc": "/etc", "loop": "loop",
 		"deep": "sub/../../../../etc/secret", "magic": "/proc/self/root/etc", "out": base + "/new",
 	} {
 		if err := os.Symlink(target, filepath.Join(root, "work", name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for path, want := range map[string]string{"/work/etc/secret": "guest", "/work/deep": "guest", "/../../etc/secret": "guest"} {
+	for path, want := range map[string]string{"/work/etc/secret": "guest", "/work/deep": "guest",
+		"/../../etc/secret": "guest"} {
 		if got, err := h.read(path); err != nil || got != want {
 			t.Errorf("%s: %q %v", path, got, err)
 		}
 	}
-	for _, path := range []string{"/work/rel", "/work/rel2", "/work/abs", "/work/dir/secret", "/../secret", "/work/../../secret", "/work/magic/passwd"} {
+	for _, path := range []string{"/work/rel", "/work/rel2", "/work/abs", "/work/dir/secret",
+		"/../secret", "/work/../../secret", "/work/magic/passwd"} {
 		if got, err := h.read(path); err == nil {
 			t.Errorf("%s: read %q", path, got)
 		}
@@ -85,19 +90,24 @@ func TestEscapes(t *testing.T) {
 	if err := h.write("/work/out", "inside"); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := os.ReadFile(filepath.Join(root, base, "new")); err != nil || string(b) != "inside" {
+	if b, err := os.ReadFile(filepath.Join(root, base, "new")); err != nil ||
+		string(b) != "inside" {
 		t.Errorf("%q %v", b, err)
 	}
 	if _, err := os.Lstat(filepath.Join(base, "new")); err == nil {
 		t.Error("written outside of the root")
 	}
-	if st, err := os.Lstat(filepath.Join(root, "work/out")); err != nil || st.Mode()&os.ModeSymlink == 0 {
+	if st, err := os.Lstat(filepath.Join(root, "work/out")); err != nil ||
+		st.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link was replaced: %v", err)
 	}
 	for _, err := range []error{
-		h.FileSystemRemove(t.Context(), &wire.FileSystemRemoveParams{Path: "/work/dir/../secret", Recursive: true}),
-		h.FileSystemMove(t.Context(), &wire.FileSystemMoveParams{From: "/work/a", To: "/work/rel2/x"}),
-		h.FileSystemMkdir(t.Context(), &wire.FileSystemMkdirParams{Path: "/work/loop/x", Parents: true}),
+		h.FileSystemRemove(t.Context(),
+			&wire.FileSystemRemoveParams{Path: "/work/dir/../secret", Recursive: true}),
+		h.FileSystemMove(t.Context(),
+			&wire.FileSystemMoveParams{From: "/work/a", To: "/work/rel2/x"}),
+		h.FileSystemMkdir(t.Context(),
+			&wire.FileSystemMkdirParams{Path: "/work/loop/x", Parents: true}),
 		h.Get(t.Context(), "/work/abs", io.Discard),
 		h.Put(t.Context(), "/work/loop/x", strings.NewReader("")),
 	} {
@@ -105,13 +115,15 @@ func TestEscapes(t *testing.T) {
 			t.Error("an escape was carried out")
 		}
 	}
-	if err := h.FileSystemRemove(t.Context(), &wire.FileSystemRemoveParams{Path: "/work", Recursive: true}); err != nil {
+	if err := h.FileSystemRemove(t.Context(),
+		&wire.FileSystemRemoveParams{Path: "/work", Recursive: true}); err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(base, "secret")); err != nil || string(b) != "host" {
 		t.Errorf("the host's file: %q %v", b, err)
 	}
-	if b, err := os.ReadFile(filepath.Join(root, "etc/secret")); err != nil || string(b) != "guest" {
+	if b, err := os.ReadFile(filepath.Join(root, "etc/secret")); err != nil ||
+		string(b) != "guest" {
 		t.Errorf("what a link pointed to is gone: %v", err)
 	}
 }
@@ -124,7 +136,8 @@ func TestFileSystem(t *testing.T) {
 	}
 	no := false
 	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work//link"})
-	if err != nil || st.File.Type != "file" || st.File.Size != 4 || st.File.Path != "/work/link" || st.File.Mode != 0o644 {
+	if err != nil || st.File.Type != "file" || st.File.Size != 4 || st.File.Path != "/work/link" ||
+		st.File.Mode != 0o644 {
 		t.Errorf("%+v %v", st, err)
 	}
 	st, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/link", Follow: &no})
@@ -135,22 +148,26 @@ func TestFileSystem(t *testing.T) {
 		t.Error(err)
 	}
 	for i := range 1500 {
-		if err := os.WriteFile(filepath.Join(root, "work/sub", fmt.Sprintf("f%04d", i)), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(root, "work/sub", fmt.Sprintf("f%04d", i)), nil,
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	list := func(after string, limit int64) *wire.FileSystemListResult {
 		t.Helper()
-		res, err := h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/work/sub", After: after, Limit: limit})
+		res, err := h.FileSystemList(ctx,
+			&wire.FileSystemListParams{Path: "/work/sub", After: after, Limit: limit})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return res
 	}
-	if r := list("", 0); len(r.Entries) != 1000 || !r.More || r.Entries[0].Path != "/work/sub/f0000" || r.Entries[999].Name != "f0999" {
+	if r := list("", 0); len(r.Entries) != 1000 || !r.More ||
+		r.Entries[0].Path != "/work/sub/f0000" || r.Entries[999].Name != "f0999" {
 		t.Errorf("%d %v", len(r.Entries), r.More)
 	}
-	if r := list("f0999", 0); len(r.Entries) != 500 || r.More || r.Entries[0].Name != "f1000" || r.Entries[499].Name != "f1499" {
+	if r := list("f0999", 0); len(r.Entries) != 500 || r.More || r.Entries[0].Name != "f1000" ||
+		r.Entries[499].Name != "f1499" {
 		t.Errorf("%d %v", len(r.Entries), r.More)
 	}
 	if r := list("f0003x", 2); len(r.Entries) != 2 || !r.More || r.Entries[0].Name != "f0004" {
@@ -161,21 +178,27 @@ func TestFileSystem(t *testing.T) {
 	_, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "work"})
 	kindIs(t, err, turnstone.KindInvalid)
 
-	if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.KindNotFound {
+	if err := h.FileSystemMkdir(ctx,
+		&wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("mkdir without parents: %v", err)
 	}
 	for range 2 {
-		if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y/", Parents: true, Mode: 0o2750}); err != nil {
+		if err := h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new/x/y/",
+			Parents: true, Mode: 0o2750}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if st, err := os.Stat(filepath.Join(root, "new/x/y")); err != nil || st.Mode().Perm() != 0o750 || st.Mode()&os.ModeSetgid == 0 {
+	if st, err := os.Stat(filepath.Join(root, "new/x/y")); err != nil ||
+		st.Mode().Perm() != 0o750 || st.Mode()&os.ModeSetgid == 0 {
 		t.Errorf("%v %v", st.Mode(), err)
 	}
-	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}), turnstone.KindInvalid)
-	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}), turnstone.KindNotFound)
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}),
+		turnstone.KindInvalid)
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}),
+		turnstone.KindNotFound)
 	move := func(from, to string, over bool) error {
-		return h.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: from, To: to, Overwrite: over})
+		return h.FileSystemMove(ctx,
+			&wire.FileSystemMoveParams{From: from, To: to, Overwrite: over})
 	}
 	kindIs(t, move("/work/link", "/work/a", false), turnstone.KindInvalid)
 	if err := move("/work/a", "/new/b", false); err != nil {
@@ -233,15 +256,18 @@ func TestReadWrite(t *testing.T) {
 		t.Errorf("who had the file open sees %q: it was not replaced", b)
 	}
 	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/a"})
-	if err != nil || st.File.Mode != 0o4750 || (os.Getuid() == 0 && (st.File.UID != 1234 || st.File.GID != 5678)) {
+	if err != nil || st.File.Mode != 0o4750 ||
+		(os.Getuid() == 0 && (st.File.UID != 1234 || st.File.GID != 5678)) {
 		t.Errorf("%+v %v", st, err)
 	}
 	for _, tt := range []struct {
 		offset, length int64
 		want           string
 		eof            bool
-	}{{0, 0, "new\x00\xff", true}, {1, 2, "ew", false}, {3, 2, "\x00\xff", true}, {5, 0, "", true}, {99, 1, "", true}} {
-		res, err := h.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/work/a", Offset: tt.offset, Length: tt.length})
+	}{{0, 0, "new\x00\xff", true}, {1, 2, "ew", false}, {3, 2, "\x00\xff", true}, {5, 0, "", true},
+		{99, 1, "", true}} {
+		res, err := h.FileSystemRead(ctx,
+			&wire.FileSystemReadParams{Path: "/work/a", Offset: tt.offset, Length: tt.length})
 		if err != nil || string(res.Data) != tt.want || res.Eof != tt.eof || res.Size != 5 {
 			t.Errorf("%+v: %+v %v", tt, res, err)
 		}
@@ -256,10 +282,12 @@ func TestReadWrite(t *testing.T) {
 	kindIs(t, err, turnstone.KindInvalid)
 	kindIs(t, h.write("/work", "x"), turnstone.KindInvalid)
 	kindIs(t, h.write("/nope/x", "x"), turnstone.KindNotFound)
-	if _, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/nope/y/x", Parents: true, Mode: 0o600}); err != nil {
+	if _, err := h.FileSystemWrite(ctx,
+		&wire.FileSystemWriteParams{Path: "/nope/y/x", Parents: true, Mode: 0o600}); err != nil {
 		t.Error(err)
 	}
-	if st, err := os.Stat(filepath.Join(root, "nope/y/x")); err != nil || st.Mode() != 0o600 || st.Size() != 0 {
+	if st, err := os.Stat(filepath.Join(root, "nope/y/x")); err != nil || st.Mode() != 0o600 ||
+		st.Size() != 0 {
 		t.Errorf("%v %v", st, err)
 	}
 
@@ -271,7 +299,8 @@ func TestReadWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { _, _ = s.Write(data); _ = s.Close() }()
-	if res, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err != nil || res.Size != int64(len(data)) {
+	if res, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big",
+		Stream: id}); err != nil || res.Size != int64(len(data)) {
 		t.Fatalf("%+v %v", res, err)
 	}
 	id = h.NewStream()
@@ -281,7 +310,8 @@ func TestReadWrite(t *testing.T) {
 	}
 	got := make(chan []byte, 1)
 	go func() { b, _ := io.ReadAll(r); got <- b }()
-	res, err := h.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: "/work/big", Offset: 16, Stream: id})
+	res, err := h.FileSystemRead(ctx,
+		&wire.FileSystemReadParams{Path: "/work/big", Offset: 16, Stream: id})
 	if b := <-got; err != nil || !res.Eof || !bytes.Equal(b, data[16:]) {
 		t.Errorf("%d bytes, %+v %v", len(b), res, err)
 	}
@@ -291,7 +321,8 @@ func TestReadWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { _, _ = s.Write(data[:100_000]); s.Abort(io.ErrUnexpectedEOF) }()
-	if _, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err == nil {
+	if _, err := h.FileSystemWrite(ctx,
+		&wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err == nil {
 		t.Error("a stream that was given up was written")
 	}
 	entries, err := os.ReadDir(filepath.Join(root, "work"))
@@ -302,7 +333,8 @@ func TestReadWrite(t *testing.T) {
 	if want := []string{"a", "big", "pipe", "sub"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("%q %v", names, err)
 	}
-	if st, err := os.Stat(filepath.Join(root, "work/big")); err != nil || st.Size() != int64(len(data)) {
+	if st, err := os.Stat(filepath.Join(root, "work/big")); err != nil ||
+		st.Size() != int64(len(data)) {
 		t.Errorf("%v %v", st, err)
 	}
 }
@@ -315,7 +347,8 @@ func TestWatch(t *testing.T) {
 	ctx := t.Context()
 	watch := func(path string, recursive bool) string {
 		t.Helper()
-		res, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: path, Recursive: recursive})
+		res, err := l.FileSystemWatch(ctx,
+			&wire.FileSystemWatchParams{Path: path, Recursive: recursive})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +396,8 @@ func TestWatch(t *testing.T) {
 	do(os.MkdirAll(in("etc/tree/deep/deeper"), 0o755))
 	do(os.WriteFile(in("etc/tree/deep/x"), nil, 0o644))
 	do(os.Rename(in("etc/tree"), in("work/tree")))
-	expect(tree, "created /work/tree", "created /work/tree/deep", "created /work/tree/deep/deeper", "created /work/tree/deep/x")
+	expect(tree, "created /work/tree", "created /work/tree/deep", "created /work/tree/deep/deeper",
+		"created /work/tree/deep/x")
 	do(os.WriteFile(in("work/tree/deep/deeper/y"), nil, 0o644))
 	expect(tree, "created /work/tree/deep/deeper/y")
 	do(os.Rename(in("work/tree"), in("etc/tree")))
@@ -381,7 +415,8 @@ func TestWatch(t *testing.T) {
 	if err := l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}); err != nil {
 		t.Error(err)
 	}
-	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}), turnstone.KindNotFound)
+	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}),
+		turnstone.KindNotFound)
 
 	one := watch("/work/a", false)
 	do(os.WriteFile(in("work/other"), []byte("1"), 0o644))

@@ -86,7 +86,8 @@ func TestExportOverTheWire(t *testing.T) {
 func TestExportHeld(t *testing.T) {
 	_, c, dir := frozenAgent(t)
 	write := func() error {
-		_, err := c.FileSystemWrite(t.Context(), &wire.FileSystemWriteParams{Path: filepath.Join(dir, "f"), Data: []byte("x")})
+		_, err := c.FileSystemWrite(t.Context(),
+			&wire.FileSystemWriteParams{Path: filepath.Join(dir, "f"), Data: []byte("x")})
 		return err
 	}
 	drain := func(r io.Reader) error { _, err := io.Copy(io.Discard, r); return err }

@@ -27,7 +27,8 @@ func newJournal() *journal { return &journal{follows: make(map[*wire.Conn]contex
 
 // observe records a completed command.
 func (j *journal) observe(method string, params any, began time.Time, err error) {
-	e := wire.TraceEntry{Method: method, Subject: clip(about(params), 300), Duration: int64(time.Since(began))}
+	e := wire.TraceEntry{Method: method, Subject: clip(about(params), 300),
+		Duration: int64(time.Since(began))}
 	if err != nil {
 		e.Error = clip(err.Error(), 300)
 	}
@@ -53,7 +54,8 @@ func (j *journal) add(e wire.TraceEntry) {
 
 // from returns up to limit entries after a sequence number, and the number of the oldest kept
 // entry. If there are no such entries, it also returns a channel that is closed at the next entry.
-func (j *journal) from(after int64, limit int, wait bool) (entries []wire.TraceEntry, first int64, next <-chan struct{}) {
+func (j *journal) from(after int64, limit int,
+	wait bool) (entries []wire.TraceEntry, first int64, next <-chan struct{}) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	first = max(1, j.last-journalSize+1)
@@ -74,7 +76,8 @@ func (j *journal) from(after int64, limit int, wait bool) (entries []wire.TraceE
 }
 
 // GetEntries implements Trace.getEntries.
-func (j *journal) GetEntries(_ context.Context, _ *wire.Conn, p *wire.TraceGetEntriesParams) (*wire.TraceGetEntriesResult, error) {
+func (j *journal) GetEntries(_ context.Context, _ *wire.Conn,
+	p *wire.TraceGetEntriesParams) (*wire.TraceGetEntriesResult, error) {
 	limit := journalLimit
 	if p.Limit > 0 {
 		limit = int(min(p.Limit, journalLimit))
@@ -105,7 +108,8 @@ func (j *journal) follow(ctx context.Context, c *wire.Conn, after int64) {
 		entries, _, next := j.from(after, 64, true)
 		for i := range entries {
 			after = entries[i].Sequence
-			if ctx.Err() != nil || c.EmitTraceEntry(ctx, &wire.TraceEntryEvent{Entry: entries[i]}) != nil {
+			if ctx.Err() != nil ||
+				c.EmitTraceEntry(ctx, &wire.TraceEntryEvent{Entry: entries[i]}) != nil {
 				return
 			}
 		}

@@ -9,7 +9,8 @@ import (
 )
 
 // plain runs a program as the agent would, without the agent.
-func plain(t *testing.T, dir string, env []string, argv ...string) (stdout, stderr string, code int64) {
+func plain(t *testing.T, dir string, env []string,
+	argv ...string) (stdout, stderr string, code int64) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), argv[0], argv[1:]...)

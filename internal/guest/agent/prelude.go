@@ -50,7 +50,8 @@ func (s *shell) writePrelude() error {
 // bash prepares a bash step. BASH_ENV is sourced before the script, which so has the $0, line
 // numbers and exit status of "bash script". own is the file that was made for this step alone, if
 // there is one.
-func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number int) (own string, err error) {
+func (s *shell) bash(dir runDir, sp *process.Spec, script, text string,
+	number int) (own string, err error) {
 	prelude := commonFile
 	user := process.LookupEnv(sp.Env, "BASH_ENV")
 	traps := setsExitTrap(text)
@@ -77,7 +78,8 @@ func (s *shell) bash(dir runDir, sp *process.Spec, script, text string, number i
 		}
 	}
 	sp.Argv = []string{bashPath, script}
-	sp.Env = process.MergeEnv(sp.Env, []string{"BASH_ENV=" + filepath.Join(s.a.opt.RunDir, prelude)})
+	sp.Env = process.MergeEnv(sp.Env,
+		[]string{"BASH_ENV=" + filepath.Join(s.a.opt.RunDir, prelude)})
 	return own, nil
 }
 
@@ -106,7 +108,8 @@ func setsExitTrap(script string) bool {
 // readCapture reads the state that a step's shell left. The file is untrusted: it may have any
 // content, type and size.
 func (d runDir) readCapture() ([]byte, error) {
-	fd, err := unix.Openat(d.Dir, stateFile, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(d.Dir, stateFile,
+		unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}

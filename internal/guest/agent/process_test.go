@@ -47,10 +47,12 @@ func TestStart(t *testing.T) {
 		stdout string
 		stderr string
 	}{
-		{"streams", nil, []string{"sh", "-c", "echo out; echo err >&2; exit 3"}, 3, "", "out\n", "err\n"},
+		{"streams", nil, []string{"sh", "-c", "echo out; echo err >&2; exit 3"}, 3, "",
+			"out\n", "err\n"},
 		{"stdin", strings.NewReader("a\x00\xffb"), []string{"cat"}, 0, "", "a\x00\xffb", ""},
 		{"empty stdin", nil, []string{"cat"}, 0, "", "", ""},
-		{"stdin not read", strings.NewReader(strings.Repeat("x", 4<<20)), []string{"true"}, 0, "", "", ""},
+		{"stdin not read", strings.NewReader(strings.Repeat("x", 4<<20)), []string{"true"},
+			0, "", "", ""},
 		{"signal", nil, []string{"sh", "-c", "kill -SEGV $$"}, 128 + 11, "SIGSEGV", "", ""},
 		{"directory", nil, []string{"sh", "-c", "test \"$PWD\" = " + h.dir}, 0, "", "", ""},
 		{"environment", nil, []string{"sh", "-c", "echo $HOME $TERM"}, 0, "", "/root dumb\n", ""},
@@ -61,7 +63,8 @@ func TestStart(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.ExitCode != tt.code || r.Signal != tt.signal || r.stdout != tt.stdout || r.stderr != tt.stderr {
+			if r.ExitCode != tt.code || r.Signal != tt.signal || r.stdout != tt.stdout ||
+				r.stderr != tt.stderr {
 				t.Errorf("got %+v", r)
 			}
 			if r.Duration <= 0 {
@@ -89,9 +92,11 @@ func TestStartFailures(t *testing.T) {
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.start(nil)
 	kindIs(t, err, turnstone.KindInvalid)
-	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: "rel"}, wire.Stdio{})
+	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: "rel"},
+		wire.Stdio{})
 	kindIs(t, err, turnstone.KindInvalid)
-	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: text}, wire.Stdio{})
+	_, err = h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"true"}, Cwd: text},
+		wire.Stdio{})
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
 	kindIs(t, err, turnstone.KindInvalid)
@@ -106,7 +111,8 @@ func TestBackgroundHoldsPipes(t *testing.T) {
 	h := newHarness(t)
 	mark := filepath.Join(h.dir, "mark")
 	began := time.Now()
-	r := h.bash(`(sleep 0.3; head -c 3000000 /dev/zero; echo late; echo $? >` + mark + `; exec sleep 60) & echo $!; echo now`)
+	r := h.bash(`(sleep 0.3; head -c 3000000 /dev/zero; echo late; echo $? >` + mark +
+		`; exec sleep 60) & echo $!; echo now`)
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("the step took %v: it waited for its background process", took)
 	}
@@ -157,11 +163,13 @@ func waitFor(t *testing.T, what string, done func() bool) {
 // available.
 func TestKillTree(t *testing.T) {
 	h := newHarness(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond, errors.New("out of time"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond,
+		errors.New("out of time"))
 	defer cancel()
 	var out bytes.Buffer
 	res, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "k"},
-		"export A=1; echo $$; (trap '' TERM; sleep 100) & sleep 100 | sleep 100", wire.Stdio{Out: &out}, nil)
+		"export A=1; echo $$; (trap '' TERM; sleep 100) & sleep 100 | sleep 100",
+		wire.Stdio{Out: &out}, nil)
 	if err == nil || err.Error() != "out of time" {
 		t.Errorf("error %v, want the context's cause", err)
 	}
@@ -190,7 +198,8 @@ func (w *brokenWriter) Write(p []byte) (int, error) {
 // TestBrokenWriter checks that a caller that cannot accept the output ends the process.
 func TestBrokenWriter(t *testing.T) {
 	h := newHarness(t)
-	_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"yes"}, Cwd: h.dir}, wire.Stdio{Out: &brokenWriter{1 << 20}})
+	_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"yes"}, Cwd: h.dir},
+		wire.Stdio{Out: &brokenWriter{1 << 20}})
 	if !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("error %v, want the writer's", err)
 	}
@@ -212,7 +221,8 @@ func TestStreaming(t *testing.T) {
 	var out countWriter
 	began := time.Now()
 	res, err := h.Start(t.Context(), wire.ProcessStartParams{Cwd: h.dir,
-		Argv: []string{"head", "-c", strconv.FormatInt(size, 10), "/dev/zero"}}, wire.Stdio{Out: &out})
+		Argv: []string{"head", "-c", strconv.FormatInt(size, 10), "/dev/zero"}},
+		wire.Stdio{Out: &out})
 	if err != nil || res.Exit.ExitCode != 0 || out.n != size {
 		t.Fatalf("%+v %v, %d bytes", res, err, out.n)
 	}
@@ -230,14 +240,17 @@ func TestSlowReader(t *testing.T) {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		_, err := h.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"head", "-c", "50000000", "/dev/zero"}, Cwd: h.dir}, wire.Stdio{Out: w})
+		_, err := h.Start(t.Context(),
+			wire.ProcessStartParams{Argv: []string{"head", "-c", "50000000", "/dev/zero"},
+				Cwd: h.dir}, wire.Stdio{Out: w})
 		_ = w.Close()
 		done <- err
 	}()
 	if _, err := io.ReadFull(r, make([]byte, 1000)); err != nil {
 		t.Fatal(err)
 	}
-	if other, err := h.start(nil, "echo", "meanwhile"); err != nil || other.stdout != "meanwhile\n" {
+	if other, err := h.start(nil, "echo", "meanwhile"); err != nil ||
+		other.stdout != "meanwhile\n" {
 		t.Errorf("%+v %v", other, err)
 	}
 	n, err := io.Copy(io.Discard, r)
@@ -272,7 +285,8 @@ func TestHostileCapture(t *testing.T) {
 func TestFiles(t *testing.T) {
 	h := newHarness(t)
 	src := filepath.Join(t.TempDir(), "tree")
-	for name, text := range map[string]string{"a": "A", "sub/b": strings.Repeat("b", 1<<20), "sub/run": "#!/bin/sh\n"} {
+	for name, text := range map[string]string{"a": "A", "sub/b": strings.Repeat("b", 1<<20),
+		"sub/run": "#!/bin/sh\n"} {
 		path := filepath.Join(src, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -281,7 +295,8 @@ func TestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Chmod(filepath.Join(src, "sub/run"), 0o755), os.Symlink("sub/b", filepath.Join(src, "link"))); err != nil {
+	if err := errors.Join(os.Chmod(filepath.Join(src, "sub/run"), 0o755),
+		os.Symlink("sub/b", filepath.Join(src, "link"))); err != nil {
 		t.Fatal(err)
 	}
 	put := func(dest string) error {
@@ -297,7 +312,8 @@ func TestFiles(t *testing.T) {
 	if err := put(filepath.Join(in, "copy")); err != nil { // under another name
 		t.Fatal(err)
 	}
-	r := h.bash("cd " + in + "; find . | sort | tr '\\n' ' '; test -x tree/sub/run && readlink copy/link; cmp tree/sub/b copy/link && echo same")
+	r := h.bash("cd " + in +
+		"; find . | sort | tr '\\n' ' '; test -x tree/sub/run && readlink copy/link; cmp tree/sub/b copy/link && echo same")
 	want := "./copy ./copy/a ./copy/link ./copy/sub ./copy/sub/b ./copy/sub/run ./tree ./tree/a ./tree/link ./tree/sub ./tree/sub/b ./tree/sub/run sub/b\nsame\n"
 	want = strings.Replace(". "+want, "sub/run sub/b", "sub/run sub/b", 1)
 	if r.stdout != want {
@@ -320,10 +336,12 @@ func TestFiles(t *testing.T) {
 	kindIs(t, h.Put(t.Context(), "rel", strings.NewReader("")), turnstone.KindInvalid)
 	kindIs(t, h.Put(t.Context(), in, strings.NewReader("this is no tar")), turnstone.KindInvalid)
 	lost := errors.New("source lost")
-	if err := h.Put(t.Context(), in, io.MultiReader(bytes.NewReader(make([]byte, 100)), errReader{lost})); !errors.Is(err, lost) {
+	if err := h.Put(t.Context(), in, io.MultiReader(bytes.NewReader(make([]byte, 100)),
+		errReader{lost})); !errors.Is(err, lost) {
 		t.Errorf("error %v, want the source's", err)
 	}
-	if st, err := h.SandboxGetStats(t.Context()); err != nil || st.MemoryTotal <= 0 || st.DiskTotal <= 0 || st.Processes <= 0 {
+	if st, err := h.SandboxGetStats(t.Context()); err != nil || st.MemoryTotal <= 0 ||
+		st.DiskTotal <= 0 || st.Processes <= 0 {
 		t.Errorf("stats %+v %v", st, err)
 	}
 }

@@ -16,15 +16,19 @@ import (
 type processes struct{ a *Agent }
 
 // Start implements Process.start.
-func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
+func (s *processes) Start(ctx context.Context, c *wire.Conn,
+	p *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
 	const op = wire.MethodProcessStart
 	switch {
 	case p.Detach && (p.StdoutStream != 0 || p.StderrStream != 0):
-		return nil, Invalid(op, "detach", "a process without an attached connection has no output streams")
+		return nil, Invalid(op, "detach",
+			"a process without an attached connection has no output streams")
 	case p.Stdin && p.StdinStream != 0:
-		return nil, Invalid(op, "stdin", "standard input comes from a stream or from Process.write, not from both")
+		return nil, Invalid(op, "stdin",
+			"standard input comes from a stream or from Process.write, not from both")
 	}
-	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env, Cwd: p.Cwd, User: p.User,
+	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env,
+		Cwd: p.Cwd, User: p.User,
 		Stdin: p.Stdin || p.StdinStream != 0}
 	if spec.Cwd == "" {
 		spec.Cwd = s.a.opt.Cwd
@@ -37,7 +41,8 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn, p *wire.ProcessStar
 	var failed error
 	if !p.Detach {
 		spec.Before = cl.attachAtStart(ctx, nil, [2]wanted{
-			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}}, &failed)
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
+			&failed)
 	}
 	proc, err := s.a.procs.Start(spec)
 	if err == nil {
@@ -111,7 +116,8 @@ func feed(c *wire.Conn, p *process.Process, r *wire.Receiver) {
 }
 
 // Attach implements Process.attach.
-func (s *processes) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAttachParams) (*wire.ProcessAttachResult, error) {
+func (s *processes) Attach(ctx context.Context, c *wire.Conn,
+	p *wire.ProcessAttachParams) (*wire.ProcessAttachResult, error) {
 	proc, err := s.a.procs.Get(wire.MethodProcessAttach, p.ProcessID)
 	if err != nil {
 		return nil, err
@@ -158,7 +164,8 @@ func (s *processes) Write(ctx context.Context, _ *wire.Conn, p *wire.ProcessWrit
 }
 
 // CloseStdin implements Process.closeStdin.
-func (s *processes) CloseStdin(ctx context.Context, _ *wire.Conn, p *wire.ProcessCloseStdinParams) error {
+func (s *processes) CloseStdin(ctx context.Context, _ *wire.Conn,
+	p *wire.ProcessCloseStdinParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessCloseStdin, p.ProcessID)
 	if err != nil {
 		return err
@@ -189,7 +196,8 @@ func (s *processes) Resize(_ context.Context, _ *wire.Conn, p *wire.ProcessResiz
 }
 
 // Wait implements Process.wait.
-func (s *processes) Wait(ctx context.Context, _ *wire.Conn, p *wire.ProcessWaitParams) (*wire.ProcessWaitResult, error) {
+func (s *processes) Wait(ctx context.Context, _ *wire.Conn,
+	p *wire.ProcessWaitParams) (*wire.ProcessWaitResult, error) {
 	proc, err := s.a.procs.Get(wire.MethodProcessWait, p.ProcessID)
 	if err != nil {
 		return nil, err
@@ -211,7 +219,8 @@ func (s *processes) Release(_ context.Context, _ *wire.Conn, p *wire.ProcessRele
 }
 
 // Acknowledge implements Process.acknowledge. A late acknowledgement is not an error.
-func (s *processes) Acknowledge(_ context.Context, c *wire.Conn, p *wire.ProcessAcknowledgeParams) error {
+func (s *processes) Acknowledge(_ context.Context, c *wire.Conn,
+	p *wire.ProcessAcknowledgeParams) error {
 	proc, err := s.a.procs.Get(wire.MethodProcessAcknowledge, p.ProcessID)
 	if err != nil {
 		return err
@@ -229,16 +238,19 @@ func (s *processes) Acknowledge(_ context.Context, c *wire.Conn, p *wire.Process
 	case wire.ProcessStreamStderr:
 		return at.outs[1].acknowledge(p.Offset)
 	}
-	return Invalid(wire.MethodProcessAcknowledge, string(p.Stream), "the streams are stdout and stderr")
+	return Invalid(wire.MethodProcessAcknowledge, string(p.Stream),
+		"the streams are stdout and stderr")
 }
 
 func wireExit(e process.Exit) *wire.ProcessExit {
-	return &wire.ProcessExit{ExitCode: int64(e.Code), Signal: e.Signal, OOMKilled: e.OOMKilled, DiskFull: e.DiskFull,
-		Killed: e.Killed, Duration: int64(e.Duration)}
+	return &wire.ProcessExit{ExitCode: int64(e.Code), Signal: e.Signal, OOMKilled: e.OOMKilled,
+		DiskFull: e.DiskFull,
+		Killed:   e.Killed, Duration: int64(e.Duration)}
 }
 
 func wireInfo(p *process.Process) *wire.ProcessProcessInfo {
-	info := &wire.ProcessProcessInfo{ProcessID: p.ID, Argv: p.Argv, Cwd: p.Cwd, PID: int64(p.Number()),
+	info := &wire.ProcessProcessInfo{ProcessID: p.ID, Argv: p.Argv, Cwd: p.Cwd,
+		PID:     int64(p.Number()),
 		Started: p.Started.Format(time.RFC3339Nano), Terminal: p.Terminal, Attached: p.Attached()}
 	info.StdoutFirst, info.StdoutEnd = p.Out[1].Range()
 	info.StderrFirst, info.StderrEnd = p.Out[2].Range()

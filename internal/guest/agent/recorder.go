@@ -153,7 +153,8 @@ func fromState(s *trace.State) (capture, error) {
 			c.funs = append(c.funs, kv)
 		}
 	}
-	if err := checkSession(wire.MethodShellExecute, c.cwd, append(slices.Clone(c.vars), c.funs...)); err != nil {
+	if err := checkSession(wire.MethodShellExecute, c.cwd,
+		append(slices.Clone(c.vars), c.funs...)); err != nil {
 		return c, err
 	}
 	return c, nil
@@ -175,7 +176,8 @@ const (
 // wireScript converts a parsed script for the wire. It truncates the script after a maximum number
 // of commands, and marks the result as partial.
 func wireScript(s *syntax.Script) *wire.ShellParseResult {
-	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, 0, min(len(s.Commands), maxCommands)),
+	res := &wire.ShellParseResult{Commands: make([]wire.ShellCommand, 0,
+		min(len(s.Commands), maxCommands)),
 		Faults: wireFaults(s.Faults[:min(len(s.Faults), maxFaults)]), Partial: s.Partial}
 	cut := func() {
 		if res.Partial == "" {
@@ -196,14 +198,18 @@ func wireScript(s *syntax.Script) *wire.ShellParseResult {
 			cut()
 			break
 		}
-		w := wire.ShellCommand{ID: int64(c.ID), Parent: int64(c.Parent), Kind: wire.ShellCommandKind(c.Kind), Span: trace.SpanToWire(c.Span),
-			Stage: int64(c.Stage), Language: c.Language, Program: c.Program, Substituted: c.Substituted}
+		w := wire.ShellCommand{ID: int64(c.ID), Parent: int64(c.Parent),
+			Kind: wire.ShellCommandKind(c.Kind), Span: trace.SpanToWire(c.Span),
+			Stage: int64(c.Stage), Language: c.Language, Program: c.Program,
+			Substituted: c.Substituted}
 		for _, e := range c.Embedded {
-			w.Embedded = append(w.Embedded, wire.ShellEmbedded{Language: e.Language, Span: trace.SpanToWire(e.Span), File: e.File,
+			w.Embedded = append(w.Embedded, wire.ShellEmbedded{Language: e.Language,
+				Span: trace.SpanToWire(e.Span), File: e.File,
 				Verbatim: e.Verbatim, Parsed: e.Parsed, Faults: wireFaults(e.Faults)})
 		}
 		for _, h := range c.Heredocs {
-			w.Heredocs = append(w.Heredocs, wire.ShellHeredoc{Span: trace.SpanToWire(h.Span), Verbatim: h.Verbatim, String: h.String, FD: int64(h.FD)})
+			w.Heredocs = append(w.Heredocs, wire.ShellHeredoc{Span: trace.SpanToWire(h.Span),
+				Verbatim: h.Verbatim, String: h.String, FD: int64(h.FD)})
 		}
 		res.Commands = append(res.Commands, w)
 	}

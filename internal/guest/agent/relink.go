@@ -17,7 +17,8 @@ const freezeTime = 10 * time.Second
 
 // Suspend implements Sandbox.suspend. No process runs from then on until renew, so that no process
 // sees a clone that still has another sandbox's identity.
-func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn, p *wire.SandboxSuspendParams) (*wire.SandboxSuspendResult, error) {
+func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn,
+	p *wire.SandboxSuspendParams) (*wire.SandboxSuspendResult, error) {
 	const op = wire.MethodSandboxSuspend
 	a := s.a
 	port := a.port.Load()
@@ -90,7 +91,8 @@ func (d *Disks) sync() (err error) {
 }
 
 // Renew implements Sandbox.renew.
-func (s *sandbox) Renew(_ context.Context, _ *wire.Conn, p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+func (s *sandbox) Renew(_ context.Context, _ *wire.Conn,
+	p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
 	const op = wire.MethodSandboxRenew
 	a := s.a
 	if a.opt.Renew == nil {

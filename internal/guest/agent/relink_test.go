@@ -46,13 +46,15 @@ func TestRelink(t *testing.T) {
 	// Without a valid request for a link's end nothing ends.
 	_, err = c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: []byte("short")})
 	kindIs(t, err, turnstone.KindInvalid)
-	if _, err := c.ProcessStart(ctx, &wire.ProcessStartParams{ProcessID: "loop", KillOnDisconnect: true, Stdin: true,
-		Argv: script("while read -r x; do echo got $x; done")}); err != nil {
+	if _, err := c.ProcessStart(ctx,
+		&wire.ProcessStartParams{ProcessID: "loop", KillOnDisconnect: true, Stdin: true,
+			Argv: script("while read -r x; do echo got $x; done")}); err != nil {
 		t.Fatal(err)
 	}
 	say := func(c *wire.Client, text string) {
 		t.Helper()
-		if err := c.ProcessWrite(ctx, &wire.ProcessWriteParams{ProcessID: "loop", Data: []byte(text + "\n")}); err != nil {
+		if err := c.ProcessWrite(ctx,
+			&wire.ProcessWriteParams{ProcessID: "loop", Data: []byte(text + "\n")}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -67,10 +69,12 @@ func TestRelink(t *testing.T) {
 			_, err := c.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: "loop"})
 			waiting <- err
 		}()
-		if _, err := c.SandboxSuspend(ctx, &wire.SandboxSuspendParams{Marker: marker, Sync: true}); err != nil {
+		if _, err := c.SandboxSuspend(ctx,
+			&wire.SandboxSuspendParams{Marker: marker, Sync: true}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.ProcessList(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable && turnstone.KindOf(err) != turnstone.KindDead {
+		if _, err := c.ProcessList(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable &&
+			turnstone.KindOf(err) != turnstone.KindDead {
 			t.Errorf("a command between the two: %v", err)
 		}
 		if err := port.End(ctx); err != nil {
@@ -82,20 +86,23 @@ func TestRelink(t *testing.T) {
 		c = connect()
 		_, err = c.ProcessList(ctx)
 		kindIs(t, err, turnstone.KindUnavailable)
-		if _, err := c.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: make([]byte, 64), Time: time.Now().Format(time.RFC3339Nano)}); err != nil {
+		if _, err := c.SandboxRenew(ctx, &wire.SandboxRenewParams{Entropy: make([]byte, 64),
+			Time: time.Now().Format(time.RFC3339Nano)}); err != nil {
 			t.Fatal(err)
 		}
 		<-renewed
 	}
 	say(c, "two")
-	if err := c.ProcessCloseStdin(ctx, &wire.ProcessCloseStdinParams{ProcessID: "loop"}); err != nil {
+	if err := c.ProcessCloseStdin(ctx,
+		&wire.ProcessCloseStdinParams{ProcessID: "loop"}); err != nil {
 		t.Fatal(err)
 	}
 	in, err := c.Receiver(7)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.ProcessAttach(ctx, &wire.ProcessAttachParams{ProcessID: "loop", StdoutStream: 7}); err != nil {
+	if _, err := c.ProcessAttach(ctx,
+		&wire.ProcessAttachParams{ProcessID: "loop", StdoutStream: 7}); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := io.ReadAll(in); err != nil || string(out) != "got one\ngot two\n" {
@@ -114,7 +121,8 @@ func TestRelink(t *testing.T) {
 // TestSuspendIsTheMachines checks that an agent outside of a machine cannot be suspended.
 func TestSuspendIsTheMachines(t *testing.T) {
 	h := newHarness(t)
-	_, err := h.SandboxSuspend(t.Context(), &wire.SandboxSuspendParams{Marker: make([]byte, wire.MarkerSize)})
+	_, err := h.SandboxSuspend(t.Context(),
+		&wire.SandboxSuspendParams{Marker: make([]byte, wire.MarkerSize)})
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxRenew(t.Context(), &wire.SandboxRenewParams{})
 	kindIs(t, err, turnstone.KindInvalid)

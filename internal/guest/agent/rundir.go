@@ -117,7 +117,8 @@ func (d runDir) write(name string, data []byte) error {
 // writeForAll creates an empty file that every user may write. A step's content in it affects only
 // its own session, and the steps of a sandbox have one user.
 func (d runDir) writeForAll(name string) error {
-	fd, err := unix.Openat(d.Dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(d.Dir, name,
+		unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return runDirError(err)
 	}

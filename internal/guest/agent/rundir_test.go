@@ -54,13 +54,15 @@ func TestRunDirInRoot(t *testing.T) {
 	near, far := net.Pipe()
 	a.ServeConn(far)
 	c := wire.NewClient(near)
-	err = errors.Join(os.RemoveAll(root+"/run/turn"), os.Symlink(out, root+"/run/turn"), os.Symlink(out, root+"/link"),
+	err = errors.Join(os.RemoveAll(root+"/run/turn"), os.Symlink(out, root+"/run/turn"),
+		os.Symlink(out, root+"/link"),
 		os.WriteFile(filepath.Join(out, "state"), []byte("precious"), 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
 	no := false
-	if _, err := c.ShellExecute(t.Context(), &wire.ShellExecuteParams{Name: "x", Script: "evil\n", Trace: &no}); err == nil {
+	if _, err := c.ShellExecute(t.Context(),
+		&wire.ShellExecuteParams{Name: "x", Script: "evil\n", Trace: &no}); err == nil {
 		t.Error("a step ran without a shell")
 	}
 	left, err := os.ReadDir(out)
@@ -94,7 +96,8 @@ func TestRemovedRunDir(t *testing.T) {
 			if r := h.bash("echo $A; export B=2"); r.stdout != "1\n" || r.finished.StateLost {
 				t.Errorf("%+v", r)
 			}
-			if r := h.bash("trap 'echo bye' EXIT; echo $A$B"); r.stdout != "12\nbye\n" || r.finished.StateLost {
+			if r := h.bash("trap 'echo bye' EXIT; echo $A$B"); r.stdout != "12\nbye\n" ||
+				r.finished.StateLost {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -148,7 +151,8 @@ func TestScriptFiles(t *testing.T) {
 	for range 2 * keepFiles {
 		h.bash("true")
 	}
-	if names, err = os.ReadDir(filepath.Join(h.dir, "run")); err != nil || len(names) > keepFiles+2 || len(names) < keepFiles {
+	if names, err = os.ReadDir(filepath.Join(h.dir, "run")); err != nil ||
+		len(names) > keepFiles+2 || len(names) < keepFiles {
 		t.Errorf("%d files: %v", len(names), err)
 	}
 }
@@ -216,7 +220,8 @@ func TestLateScript(t *testing.T) {
 	}
 	waiting.Abort(nil)
 	<-sent
-	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: res.ProcessID, Signal: "KILL"}); err != nil {
+	if err := l.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: res.ProcessID, Signal: "KILL"}); err != nil {
 		t.Fatal(err)
 	}
 	<-failed
@@ -227,18 +232,23 @@ func TestLateScript(t *testing.T) {
 // size.
 func TestParseBounds(t *testing.T) {
 	h := newHarness(t)
-	res, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a;", maxCommands+5)})
+	res, err := h.ShellParse(t.Context(),
+		&wire.ShellParseParams{Script: strings.Repeat("a;", maxCommands+5)})
 	if err != nil || len(res.Commands) != maxCommands || res.Partial == "" {
 		t.Fatalf("%v", err)
 	}
-	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a;", 100)}); err != nil || len(res.Commands) != 100 || res.Partial != "" {
+	if res, err = h.ShellParse(t.Context(),
+		&wire.ShellParseParams{Script: strings.Repeat("a;", 100)}); err != nil ||
+		len(res.Commands) != 100 || res.Partial != "" {
 		t.Errorf("%v", err)
 	}
 	heredocs := strings.Repeat("cat <<E\nE\n", maxParts+5)
-	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: heredocs}); err != nil || res.Partial == "" {
+	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: heredocs}); err != nil ||
+		res.Partial == "" {
 		t.Errorf("%v", err)
 	}
-	_, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: strings.Repeat("a", maxParse+1)})
+	_, err = h.ShellParse(t.Context(),
+		&wire.ShellParseParams{Script: strings.Repeat("a", maxParse+1)})
 	kindIs(t, err, turnstone.KindExhausted)
 	h.a.shell.parsing <- struct{}{} // a script is being parsed
 	ended := make(chan error, 1)
@@ -261,7 +271,8 @@ func TestParseBounds(t *testing.T) {
 func TestManyVariables(t *testing.T) {
 	env := make([]string, maxVars+1)
 	for i := range env {
-		env[i] = string(rune('A'+i%26)) + strings.Repeat("a", 2+i/26%10) + string(rune('A'+i/260%26)) + string(rune('A'+i/6760%26)) + "="
+		env[i] = string(rune('A'+i%26)) + strings.Repeat("a", 2+i/26%10) +
+			string(rune('A'+i/260%26)) + string(rune('A'+i/6760%26)) + "="
 	}
 	kindIs(t, checkSession("", "/", env), turnstone.KindExhausted)
 	if err := checkSession("", "/", env[:1000]); err != nil {

@@ -20,7 +20,8 @@ import (
 type sandbox struct{ a *Agent }
 
 // Configure implements Sandbox.configure: once, and before any other command.
-func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+func (s *sandbox) Configure(_ context.Context, _ *wire.Conn,
+	p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	a := s.a
 	if a.opt.Configure == nil || !a.configuring.CompareAndSwap(false, true) {
 		return nil, turnstone.Errorf(wire.MethodSandboxConfigure, turnstone.KindInvalid, "sandbox",
@@ -39,7 +40,8 @@ func (s *sandbox) Configure(_ context.Context, _ *wire.Conn, p *wire.SandboxConf
 
 // GetVersion implements Sandbox.getVersion.
 func (s *sandbox) GetVersion(context.Context, *wire.Conn) (*wire.SandboxGetVersionResult, error) {
-	res := &wire.SandboxGetVersionResult{ProtocolVersion: wire.ProtocolVersion, Product: "turn-agent/" + turnstone.Version}
+	res := &wire.SandboxGetVersionResult{ProtocolVersion: wire.ProtocolVersion,
+		Product: "turn-agent/" + turnstone.Version}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		res.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -97,13 +99,15 @@ const (
 type Card interface {
 	// Connect creates the card unless it exists, and carries its frames until one of the streams
 	// ends or Connect is called again. It returns the interface's name.
-	Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out FrameSender) (name string, err error)
+	Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser,
+		out FrameSender) (name string, err error)
 	// Suspend prepares for a snapshot. No process runs at that time.
 	Suspend()
 }
 
 // Network implements Sandbox.network.
-func (s *sandbox) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
+func (s *sandbox) Network(_ context.Context, c *wire.Conn,
+	p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
 	const op = wire.MethodSandboxNetwork
 	if s.a.opt.Card == nil {
 		return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox",

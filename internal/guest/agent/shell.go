@@ -53,8 +53,9 @@ type shell struct {
 }
 
 func newShell(a *Agent) (*shell, error) {
-	s := &shell{a: a, turn: make(chan struct{}, 1), parsing: make(chan struct{}, 1), patience: patience,
-		base: process.MergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
+	s := &shell{a: a, turn: make(chan struct{}, 1), parsing: make(chan struct{}, 1),
+		patience: patience,
+		base:     process.MergeEnv(a.opt.Env, nil), cwd: a.opt.Cwd}
 	s.env = s.base
 	dir := a.path(a.opt.RunDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -85,7 +86,8 @@ func (s *shell) enqueue(n int) error {
 	s.queue.Lock()
 	defer s.queue.Unlock()
 	if s.waiting == maxWaiting || s.waiting > 0 && s.pending+n > maxScript {
-		return turnstone.NewError(wire.MethodShellExecute, turnstone.KindExhausted, "steps that wait",
+		return turnstone.NewError(wire.MethodShellExecute, turnstone.KindExhausted,
+			"steps that wait",
 			nil).WithHint("steps run one after another: wait for the end of those before")
 	}
 	s.waiting++
@@ -113,7 +115,8 @@ func (s *shell) take(ctx context.Context, op turnstone.Op) error {
 func (s *shell) give() { <-s.turn }
 
 // Execute implements Shell.execute. It answers when the step runs.
-func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteParams) (*wire.ShellExecuteResult, error) {
+func (s *shell) Execute(ctx context.Context, c *wire.Conn,
+	p *wire.ShellExecuteParams) (*wire.ShellExecuteResult, error) {
 	const op = wire.MethodShellExecute
 	if p.Language == "" {
 		p.Language = wire.ShellExecuteLanguageBash
@@ -139,7 +142,8 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn, p *wire.ShellExecuteP
 	if err == nil {
 		cl := s.a.client(c)
 		attach := cl.attachAtStart(ctx, st, [2]wanted{
-			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}}, &failed)
+			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
+			&failed)
 		spec.Before = func(pr *process.Process) {
 			st.rec.started(s.a.traced(pr))
 			attach(pr)
@@ -182,7 +186,8 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 		return []byte(p.Script), nil
 	}
 	if p.Script != "" {
-		return nil, Invalid(op, "scriptStream", "the script comes as text or as a stream, not as both")
+		return nil, Invalid(op, "scriptStream",
+			"the script comes as text or as a stream, not as both")
 	}
 	r, err := c.Receiver(p.ScriptStream)
 	if err != nil {
@@ -225,8 +230,9 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	if err := dir.write(name, script); err != nil {
 		return nil, spec, err
 	}
-	st := &step{s: s, language: string(p.Language), path: filepath.Join(s.a.opt.RunDir, name), file: runFile{name, len(script)},
-		rec: untraced("not asked for"), sent: make(map[int]bool), done: make(chan struct{})}
+	st := &step{s: s, language: string(p.Language), path: filepath.Join(s.a.opt.RunDir, name),
+		file: runFile{name, len(script)},
+		rec:  untraced("not asked for"), sent: make(map[int]bool), done: make(chan struct{})}
 	if (p.Spans == nil || *p.Spans) && len(script) <= maxParse {
 		st.spans, st.script = true, script
 	}
@@ -291,14 +297,16 @@ func checkSession(op turnstone.Op, cwd string, env []string) error {
 }
 
 // Parse implements Shell.parse.
-func (s *shell) Parse(ctx context.Context, _ *wire.Conn, p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
+func (s *shell) Parse(ctx context.Context, _ *wire.Conn,
+	p *wire.ShellParseParams) (*wire.ShellParseResult, error) {
 	language := "bash"
 	switch p.Language {
 	case "", wire.ShellParseLanguageBash:
 	case wire.ShellParseLanguageSh:
 		language = "sh"
 	default:
-		return nil, Invalid(wire.MethodShellParse, string(p.Language), "the languages are bash and sh")
+		return nil, Invalid(wire.MethodShellParse, string(p.Language),
+			"the languages are bash and sh")
 	}
 	if len(p.Script) > maxParse {
 		return nil, turnstone.Errorf(wire.MethodShellParse, turnstone.KindExhausted, "script",
@@ -364,7 +372,8 @@ func safeName(name string) string {
 		b = b[:64]
 	}
 	for i, c := range b {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.' {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' &&
+			c != '_' && c != '.' {
 			b[i] = '_'
 		}
 	}
@@ -372,6 +381,7 @@ func safeName(name string) string {
 }
 
 func runDirError(err error) error {
-	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable, "the agent's folder",
+	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable,
+		"the agent's folder",
 		files.RootCause(err)).WithHint("a step removed or filled the agent's folder below /run")
 }

@@ -159,8 +159,10 @@ func (st *step) tell(ctx context.Context, c *wire.Conn) {
 	}
 	_, stdout := st.p.Out[1].Range()
 	_, stderr := st.p.Out[2].Range()
-	e := &wire.ShellFinishedEvent{ProcessID: st.p.ID, Exit: *wireExit(st.p.Exit()), StateLost: st.lost, Cwd: st.cwd, Env: st.env,
-		Count: rep.Commands, Dropped: rep.Dropped, Untraced: rep.Untraced, StdoutEnd: stdout, StderrEnd: stderr}
+	e := &wire.ShellFinishedEvent{ProcessID: st.p.ID, Exit: *wireExit(st.p.Exit()),
+		StateLost: st.lost, Cwd: st.cwd, Env: st.env,
+		Count: rep.Commands, Dropped: rep.Dropped, Untraced: rep.Untraced, StdoutEnd: stdout,
+		StderrEnd: stderr}
 	for i := range rep.Sites {
 		e.Sites = append(e.Sites, rep.Sites[i].ToWire())
 	}

@@ -17,7 +17,8 @@ func TestRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	const text = "echo one\nfor i in 1 2; do\n  false \"$i\"\ndone\nprintf x | wc -c\npython3 -c 'print(1)' >/dev/null\nexit 4\n"
 	r := h.bash(text)
-	if r.ExitCode != 4 || r.stdout != "one\n1\n" || r.finished.Untraced != "" || r.finished.StateLost {
+	if r.ExitCode != 4 || r.stdout != "one\n1\n" || r.finished.Untraced != "" ||
+		r.finished.StateLost {
 		t.Fatalf("%+v %+v", r.ProcessExit, r.finished)
 	}
 	if int64(len(r.records)) != r.finished.Count || r.finished.Dropped != 0 {
@@ -33,10 +34,13 @@ func TestRecords(t *testing.T) {
 		if rec.ExitCode != nil {
 			code = fmt.Sprint(*rec.ExitCode)
 		}
-		lines = append(lines, fmt.Sprintf("%d %s %s %s: %s", rec.Span.Line, rec.Kind, rec.Language, code, text[rec.Span.Start:rec.Span.End]))
+		lines = append(lines, fmt.Sprintf("%d %s %s %s: %s", rec.Span.Line, rec.Kind, rec.Language,
+			code, text[rec.Span.Start:rec.Span.End]))
 	}
 	all := strings.Join(lines, "\n")
-	for _, want := range []string{"1 simple bash 0: echo one", "3 simple bash 1: false \"$i\"", "5 simple bash 0: wc -c", "6 simple python 0: python3 -c 'print(1)' >/dev/null", "5 pipeline bash 0"} {
+	for _, want := range []string{"1 simple bash 0: echo one", "3 simple bash 1: false \"$i\"",
+		"5 simple bash 0: wc -c", "6 simple python 0: python3 -c 'print(1)' >/dev/null",
+		"5 pipeline bash 0"} {
 		if !strings.Contains(all, want) {
 			t.Errorf("no %q in\n%s", want, all)
 		}
@@ -46,7 +50,8 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if first := r.records[0]; first.Stdout == nil || first.Stdout.From != 0 || first.Stdout.To != 4 {
+	if first := r.records[0]; first.Stdout == nil || first.Stdout.From != 0 ||
+		first.Stdout.To != 4 {
 		t.Errorf("the output of echo is %+v", first.Stdout)
 	}
 }
@@ -55,15 +60,18 @@ func TestRecords(t *testing.T) {
 func TestLiveRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	l := h.listen(nil)
-	res, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Name: "live", Script: "true\nsleep 100\n"})
+	res, err := l.ShellExecute(t.Context(),
+		&wire.ShellExecuteParams{Name: "live", Script: "true\nsleep 100\n"})
 	if err != nil || !strings.HasSuffix(res.Path, "-live.sh") {
 		t.Fatal(res, err)
 	}
-	if e := next[wire.ShellCommandsEvent](l); e.ProcessID != res.ProcessID || len(e.Records) != 1 || e.Records[0].Text != "true" || e.Records[0].Command != 0 {
+	if e := next[wire.ShellCommandsEvent](l); e.ProcessID != res.ProcessID || len(e.Records) != 1 ||
+		e.Records[0].Text != "true" || e.Records[0].Command != 0 {
 		t.Errorf("%+v", e)
 	}
 	began := time.Now()
-	if err := l.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: res.ProcessID, Signal: "KILL"}); err != nil {
+	if err := l.ProcessSignal(t.Context(),
+		&wire.ProcessSignalParams{ProcessID: res.ProcessID, Signal: "KILL"}); err != nil {
 		t.Fatal(err)
 	}
 	e := next[wire.ShellFinishedEvent](l)
@@ -76,8 +84,10 @@ func TestLiveRecords(t *testing.T) {
 func TestManyRecords(t *testing.T) {
 	h := newTracedHarness(t)
 	r := h.bash("for ((i = 0; i < 30000; i++)); do :; done; echo done")
-	if r.stdout != "done\n" || r.finished.Count < 30000 || r.finished.Dropped < 29000 || len(r.records) > 1000 || len(r.records) < 100 {
-		t.Errorf("%q: %d commands, %d dropped, %d records", r.stdout, r.finished.Count, r.finished.Dropped, len(r.records))
+	if r.stdout != "done\n" || r.finished.Count < 30000 || r.finished.Dropped < 29000 ||
+		len(r.records) > 1000 || len(r.records) < 100 {
+		t.Errorf("%q: %d commands, %d dropped, %d records", r.stdout, r.finished.Count,
+			r.finished.Dropped, len(r.records))
 	}
 }
 
@@ -88,7 +98,8 @@ func TestOddScripts(t *testing.T) {
 		for _, tt := range []struct{ script, stdout string }{
 			{"printf '\xff\xfe' | od -An -tx1", " ff fe\n"},
 			{"", ""},
-			{"echo a\n" + strings.Repeat("# "+strings.Repeat("x", 100)+"\n", 100_000) + "echo b\n", "a\nb\n"},
+			{"echo a\n" + strings.Repeat("# "+strings.Repeat("x", 100)+"\n", 100_000) +
+				"echo b\n", "a\nb\n"},
 			{"echo no end <<EOF\nx", "no end\n"},
 		} {
 			if r := h.bash(tt.script); r.stdout != tt.stdout {
@@ -122,12 +133,14 @@ func TestOddScripts(t *testing.T) {
 func TestStepIsProcess(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
-	res, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{ProcessID: "step", Script: "echo a; while [ ! -e go ]; do sleep 0.02; done; export B=2; echo b"})
+	res, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{ProcessID: "step",
+		Script: "echo a; while [ ! -e go ]; do sleep 0.02; done; export B=2; echo b"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := h.listen(nil)
-	if _, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: res.ProcessID}); err != nil {
+	if _, err := other.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: res.ProcessID}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.start(nil, "touch", h.dir+"/workspace/go"); err != nil {
@@ -136,21 +149,26 @@ func TestStepIsProcess(t *testing.T) {
 	if got := other.collect("step"); got.out["stdout"] != "a\nb\n" || got.exit.Exit.ExitCode != 0 {
 		t.Errorf("%+v", got)
 	}
-	if e := next[wire.ShellFinishedEvent](l); e.ProcessID != "step" || e.StdoutEnd != 4 || e.Untraced == "" {
+	if e := next[wire.ShellFinishedEvent](l); e.ProcessID != "step" || e.StdoutEnd != 4 ||
+		e.Untraced == "" {
 		t.Errorf("%+v", e)
 	}
 	s, err := h.StateGetSession(t.Context())
 	if err != nil || s.Cwd != h.dir+"/workspace" || !slices.Contains(s.Env, "B=2") {
 		t.Errorf("%+v %v", s, err)
 	}
-	if err := h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "/tmp", Env: []string{"C=3", "PATH=/bin:/usr/bin", "bad"}}); err != nil {
+	if err := h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "/tmp",
+		Env: []string{"C=3", "PATH=/bin:/usr/bin", "bad"}}); err != nil {
 		t.Fatal(err)
 	}
 	if r := h.bash("echo $B$C $PWD"); r.stdout != "3 /tmp\n" {
 		t.Errorf("%+v", r)
 	}
-	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "tmp"}), turnstone.KindInvalid)
-	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Env: []string{"X=" + strings.Repeat("x", 2<<20)}}), turnstone.KindExhausted)
+	kindIs(t, h.StateSetSession(t.Context(), &wire.StateSetSessionParams{Cwd: "tmp"}),
+		turnstone.KindInvalid)
+	kindIs(t, h.StateSetSession(t.Context(),
+		&wire.StateSetSessionParams{Env: []string{"X=" + strings.Repeat("x", 2<<20)}}),
+		turnstone.KindExhausted)
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Cwd: "rel", Script: "true"})
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.ShellExecute(t.Context(), &wire.ShellExecuteParams{Language: "zsh", Script: "true"})
@@ -164,13 +182,16 @@ func TestStepIsProcess(t *testing.T) {
 func TestStepsInTurn(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
-	if _, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "sleep 0.3; export A=1", KillOnDisconnect: true}); err != nil {
+	if _, err := l.ShellExecute(t.Context(),
+		&wire.ShellExecuteParams{Script: "sleep 0.3; export A=1",
+			KillOnDisconnect: true}); err != nil {
 		t.Fatal(err)
 	}
 	if r := h.bash("echo $A"); r.stdout != "1\n" {
 		t.Errorf("%+v", r)
 	}
-	if _, err := l.ShellExecute(t.Context(), &wire.ShellExecuteParams{Script: "sleep 100", KillOnDisconnect: true}); err != nil {
+	if _, err := l.ShellExecute(t.Context(),
+		&wire.ShellExecuteParams{Script: "sleep 100", KillOnDisconnect: true}); err != nil {
 		t.Fatal(err)
 	}
 	_ = l.Close()
@@ -181,11 +202,14 @@ func TestStepsInTurn(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	h := newHarness(t)
-	res, err := h.ShellParse(t.Context(), &wire.ShellParseParams{Script: "a | python3 - <<'E'\nprint(1)\nE\n"})
-	if err != nil || len(res.Commands) != 3 || res.Commands[0].Kind != "pipeline" || res.Commands[2].Language != "python" || len(res.Commands[2].Heredocs) != 1 {
+	res, err := h.ShellParse(t.Context(),
+		&wire.ShellParseParams{Script: "a | python3 - <<'E'\nprint(1)\nE\n"})
+	if err != nil || len(res.Commands) != 3 || res.Commands[0].Kind != "pipeline" ||
+		res.Commands[2].Language != "python" || len(res.Commands[2].Heredocs) != 1 {
 		t.Errorf("%+v %v", res, err)
 	}
-	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: ""}); err != nil || res.Commands == nil || len(res.Commands) != 0 {
+	if res, err = h.ShellParse(t.Context(), &wire.ShellParseParams{Script: ""}); err != nil ||
+		res.Commands == nil || len(res.Commands) != 0 {
 		t.Errorf("%+v %v", res, err)
 	}
 }
