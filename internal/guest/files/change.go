@@ -134,7 +134,8 @@ func removeAll(ctx context.Context, dir int, name string) error {
 	if err != unix.EISDIR && err != unix.EPERM {
 		return err
 	}
-	fd, oerr := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, oerr := unix.Openat(dir, name,
+		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if oerr != nil {
 		return err
 	}

@@ -71,7 +71,8 @@ func (f *Files) Close() {
 }
 
 // Stat implements FileSystem.stat.
-func (f *Files) Stat(_ context.Context, _ *wire.Conn, p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
+func (f *Files) Stat(_ context.Context, _ *wire.Conn,
+	p *wire.FileSystemStatParams) (*wire.FileSystemStatResult, error) {
 	const op = wire.MethodFileSystemStat
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -113,13 +114,16 @@ func fileInfo(name string, st *unix.Stat_t) wire.FileSystemFileInfo {
 	case unix.S_IFCHR:
 		kind = wire.FileSystemFileInfoTypeChar
 	}
-	return wire.FileSystemFileInfo{Path: name, Name: path.Base(name), Type: kind, Size: st.Size, Mode: int64(st.Mode & 0o7777),
-		UID: int64(st.Uid), GID: int64(st.Gid), Modified: time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano)}
+	return wire.FileSystemFileInfo{Path: name, Name: path.Base(name), Type: kind, Size: st.Size,
+		Mode: int64(st.Mode & 0o7777),
+		UID:  int64(st.Uid), GID: int64(st.Gid),
+		Modified: time.Unix(st.Mtim.Unix()).UTC().Format(time.RFC3339Nano)}
 }
 
 // List implements FileSystem.list. It keeps no more names than it returns, however many the
 // directory has.
-func (f *Files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
+func (f *Files) List(ctx context.Context, _ *wire.Conn,
+	p *wire.FileSystemListParams) (*wire.FileSystemListResult, error) {
 	const op = wire.MethodFileSystemList
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -138,7 +142,8 @@ func (f *Files) List(ctx context.Context, _ *wire.Conn, p *wire.FileSystemListPa
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
-	res := &wire.FileSystemListResult{Entries: []wire.FileSystemFileInfo{}, More: len(names) > limit}
+	res := &wire.FileSystemListResult{Entries: []wire.FileSystemFileInfo{},
+		More: len(names) > limit}
 	for _, name := range names[:min(len(names), limit)] {
 		var st unix.Stat_t
 		if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -205,7 +210,8 @@ func (f *Files) openFile(name string) (*os.File, *unix.Stat_t, error) {
 }
 
 // Read implements FileSystem.read.
-func (f *Files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
+func (f *Files) Read(ctx context.Context, c *wire.Conn,
+	p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
 	const op = wire.MethodFileSystemRead
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -237,7 +243,8 @@ func (f *Files) Read(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadPa
 }
 
 // readTo sends a part of a file to a stream.
-func (f *Files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams, file *os.File) (eof bool, err error) {
+func (f *Files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemReadParams,
+	file *os.File) (eof bool, err error) {
 	s, err := c.Sender(p.Stream)
 	if err != nil {
 		return false, err
@@ -247,7 +254,9 @@ func (f *Files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemRead
 	if p.Length > 0 {
 		length = min(p.Length, length)
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{s}, struct{ io.Reader }{io.NewSectionReader(file, p.Offset, length)}, make([]byte, wire.MaxChunk))
+	n, err := io.CopyBuffer(struct{ io.Writer }{s},
+		struct{ io.Reader }{io.NewSectionReader(file, p.Offset, length)},
+		make([]byte, wire.MaxChunk))
 	if err != nil {
 		s.Abort(RootCause(err))
 		return false, err
@@ -263,7 +272,8 @@ func atEOF(file *os.File, offset int64) bool {
 
 // Write implements FileSystem.write: it writes the content to a temporary file beside the old file,
 // and then replaces the old file.
-func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+func (f *Files) Write(ctx context.Context, c *wire.Conn,
+	p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
 	const op = wire.MethodFileSystemWrite
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -306,7 +316,8 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWrite
 
 // replaceFile gives a file new content. Without a mode it keeps the replaced file's mode; it always
 // keeps the owner.
-func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) (n int64, err error) {
+func replaceFile(ctx context.Context, at Place, content io.Reader,
+	mode uint32) (n int64, err error) {
 	var old unix.Stat_t
 	exists := false
 	switch err := unix.Fstatat(at.Dir, at.name, &old, unix.AT_SYMLINK_NOFOLLOW); {
@@ -326,7 +337,8 @@ func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) 
 		}
 	}
 	temp := TempPrefix + rand.Text()
-	fd, err := unix.Openat(at.Dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(at.Dir, temp,
+		unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return 0, err
 	}
@@ -337,7 +349,8 @@ func replaceFile(ctx context.Context, at Place, content io.Reader, mode uint32) 
 			_ = unix.Unlinkat(at.Dir, temp, 0)
 		}
 	}()
-	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content}, make([]byte, wire.MaxChunk)); err != nil {
+	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content},
+		make([]byte, wire.MaxChunk)); err != nil {
 		return n, err
 	}
 	if ctx.Err() != nil {

@@ -92,7 +92,8 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 
 // unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
 func unpack(ctx context.Context, r io.Reader, dest string) error {
-	return archive.Unpack(ctx, r, dest, archive.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
+	return archive.Unpack(ctx, r, dest,
+		archive.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
 }
 
 // unpackInRoot is unpack for a root other than the agent's, in which names could lead out of the
@@ -133,7 +134,8 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 		return err
 	}
 	defer func() { _ = removeAll(context.WithoutCancel(ctx), at.Dir, temp) }()
-	fd, err := unix.Openat(at.Dir, temp, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(at.Dir, temp,
+		unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -149,7 +151,8 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 	case err != nil:
 		return err
 	case len(names) > 1:
-		return invalid(wire.MethodFileSystemUnpack, at.name, "several names at the top, for one destination")
+		return invalid(wire.MethodFileSystemUnpack, at.name,
+			"several names at the top, for one destination")
 	}
 	err = unix.Renameat(fd, names[0], at.Dir, at.name)
 	if err == unix.ENOTDIR { // a directory replaces a file

@@ -32,7 +32,8 @@ func (f *Files) Open(path string, flags int, mode uint32) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_LARGEFILE), Mode: uint64(mode),
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC | unix.O_LARGEFILE),
+		Mode:    uint64(mode),
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	for range 64 {
 		fd, err := unix.Openat2(root, path, &how)
@@ -156,11 +157,15 @@ var fsKinds = []struct {
 }{
 	{unix.ENOENT, turnstone.KindNotFound, "check the path, and that a step has created it"},
 	{unix.ENOTDIR, turnstone.KindNotFound, "a part of the path is a file, not a directory"},
-	{unix.EEXIST, turnstone.KindInvalid, "request the replacement of the existing file, or choose another name"},
-	{unix.ENOTEMPTY, turnstone.KindInvalid, "request the removal of the directory with its contents: it is not empty"},
+	{unix.EEXIST, turnstone.KindInvalid,
+		"request the replacement of the existing file, or choose another name"},
+	{unix.ENOTEMPTY, turnstone.KindInvalid,
+		"request the removal of the directory with its contents: it is not empty"},
 	{unix.EISDIR, turnstone.KindInvalid, "it is a directory"},
-	{unix.ELOOP, turnstone.KindInvalid, "too many symbolic links, or one into the agent's own /proc"},
-	{unix.EXDEV, turnstone.KindInvalid, "copy and remove: the two paths are on different file systems"},
+	{unix.ELOOP, turnstone.KindInvalid,
+		"too many symbolic links, or one into the agent's own /proc"},
+	{unix.EXDEV, turnstone.KindInvalid,
+		"copy and remove: the two paths are on different file systems"},
 	{unix.EINVAL, turnstone.KindInvalid, ""},
 	{unix.ENAMETOOLONG, turnstone.KindInvalid, "choose a shorter name"},
 	{unix.EROFS, turnstone.KindInvalid, "this file system cannot be written"},
@@ -168,8 +173,10 @@ var fsKinds = []struct {
 	{unix.EACCES, turnstone.KindInvalid, "the kernel does not allow it, even to root"},
 	{unix.EPERM, turnstone.KindInvalid, "the kernel does not allow it, even to root"},
 	{errNoName, turnstone.KindInvalid, "name a file or directory"},
-	{unix.ENOSPC, turnstone.KindExhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
-	{unix.EDQUOT, turnstone.KindExhausted, "the sandbox's disk is full; remove something, or ask for more disk"},
+	{unix.ENOSPC, turnstone.KindExhausted,
+		"the sandbox's disk is full; remove something, or ask for more disk"},
+	{unix.EDQUOT, turnstone.KindExhausted,
+		"the sandbox's disk is full; remove something, or ask for more disk"},
 	{syscall.EMFILE, turnstone.KindExhausted, "too many files are open in the agent; try again"},
 }
 

@@ -89,7 +89,8 @@ func (ws *Watches) Close() {
 }
 
 // Watch implements FileSystem.watch.
-func (f *Files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
+func (f *Files) Watch(ctx context.Context, c *wire.Conn,
+	p *wire.FileSystemWatchParams) (*wire.FileSystemWatchResult, error) {
 	const op = wire.MethodFileSystemWatch
 	if err := checkPath(op, p.Path); err != nil {
 		return nil, err
@@ -111,7 +112,8 @@ func (f *Files) Watch(ctx context.Context, c *wire.Conn, p *wire.FileSystemWatch
 func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwatchParams) error {
 	w := f.watches(c).take(p.WatchID)
 	if w == nil {
-		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound, cut(p.WatchID, 64),
+		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound,
+			cut(p.WatchID, 64),
 			"this connection has no such watch").WithHint("FileSystem.watch names watches")
 	}
 	w.close()
@@ -234,7 +236,8 @@ func (w *watch) run(c *wire.Conn) {
 		}
 		for first := true; first || len(e.list) > 0; first = false {
 			k := min(len(e.list), maxChanges)
-			ev := &wire.FileSystemChangedEvent{WatchID: w.id, Changes: append([]wire.FileSystemChange{}, e.list[:k]...), Overflow: e.overflow}
+			ev := &wire.FileSystemChangedEvent{WatchID: w.id,
+				Changes: append([]wire.FileSystemChange{}, e.list[:k]...), Overflow: e.overflow}
 			if c.EmitFileSystemChanged(c.Context(), ev) != nil {
 				return
 			}

@@ -105,7 +105,8 @@ type Server struct{ *Files }
 // NewServer returns the server of the domain FileSystem.
 func NewServer(f *Files) Server { return Server{f} }
 
-func (f Server) Write(ctx context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+func (f Server) Write(ctx context.Context, c *wire.Conn,
+	p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
 	if err := f.Writes.enter(ctx); err != nil {
 		return nil, fsError(wire.MethodFileSystemWrite, p.Path, err)
 	}
