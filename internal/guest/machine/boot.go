@@ -118,7 +118,8 @@ const ownFDs = "self/fd/"
 // serve creates the agent of a booted machine, reports that it is ready, and answers the host until
 // the connection ends.
 func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
-	opt := agent.Options{Groups: m.groups, Reap: m.reap, Space: m.space, FDs: ownFDs, Tracing: agent.NewTracing()}
+	opt := agent.Options{Groups: m.groups, Reap: m.reap, Space: m.space, FDs: ownFDs,
+		Tracing: agent.NewTracing()}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
@@ -223,7 +224,8 @@ func mountKernel(mounts []kernelMount, mounted func(dir string) bool) error {
 		return err
 	}
 	for name, target := range map[string]string{
-		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
+		"stderr": "/proc/self/fd/2",
 	} {
 		if err := os.Symlink(target, "/dev/"+name); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -317,7 +319,8 @@ func (m *machine) mountRoot() error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir, skelDir + contextDir, layerDir, stackDir, homeDir} {
+	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir, skelDir + contextDir,
+		layerDir, stackDir, homeDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}

@@ -45,7 +45,8 @@ type card struct {
 
 // Connect creates the device, or reuses an existing one, and carries its frames until one of the
 // streams ends, or Connect is called again.
-func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser, out agent.FrameSender) (name string, err error) {
+func (c *card) Connect(mac net.HardwareAddr, mtu int, n *wire.SandboxNetwork, in io.ReadCloser,
+	out agent.FrameSender) (name string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stop != nil {

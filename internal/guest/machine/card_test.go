@@ -22,7 +22,8 @@ import (
 // fakeTAP is a device: a write to either end is read as one frame at the other end.
 func fakeTAP(t *testing.T) (device, cable *os.File) {
 	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX,
+		unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func TestCarrySlowHost(t *testing.T) {
 
 // TestCarryNonsense checks that an invalid frame from the host ends both directions.
 func TestCarryNonsense(t *testing.T) {
-	for _, bad := range [][]byte{{0xff, 0xff, 0xff, 0xff}, framed(string(make([]byte, 1500+etherHead+1)))[:8]} {
+	for _, bad := range [][]byte{{0xff, 0xff, 0xff, 0xff},
+		framed(string(make([]byte, 1500+etherHead+1)))[:8]} {
 		device, _ := fakeTAP(t)
 		in, host := io.Pipe()
 		fromGuest, out := io.Pipe()
@@ -159,7 +161,8 @@ func TestNetworkIsRefused(t *testing.T) {
 		near, far := net.Pipe()
 		a.ServeConn(far)
 		c := wire.NewClient(near)
-		if _, err := c.NetworkStream(t.Context(), tc.p); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := c.NetworkStream(t.Context(),
+			tc.p); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 		mustDo(t, errors.Join(c.Close(), a.Close()))
@@ -195,7 +198,8 @@ func TestNetworkStream(t *testing.T) {
 
 type echoFrames struct{ wire.SandboxServer }
 
-func (echoFrames) Network(_ context.Context, c *wire.Conn, p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
+func (echoFrames) Network(_ context.Context, c *wire.Conn,
+	p *wire.SandboxNetworkParams) (*wire.SandboxNetworkResult, error) {
 	in, err := c.Receiver(p.In)
 	if err != nil {
 		return nil, err

@@ -57,7 +57,8 @@ func (m *machine) prepare(p params) error {
 		return err
 	}
 	// The placeholder is as long as the final value, so that only a rewrite remains.
-	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32), network: m.network}
+	id := identity{hostname: "sb-0000000000000000000", machineID: strings.Repeat("0", 32),
+		network: m.network}
 	for _, upper := range []string{firstUpper, secondUpper} {
 		if err := id.write(filepath.Join(upperDir, upper)); err != nil {
 			return err
@@ -160,9 +161,11 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	case p.Scratch == "":
 		return now, agent.Invalid(op, "scratch", "a disk's serial number is needed")
 	case len(p.Layers) > maxLayers || slices.ContainsFunc(p.Layers, notSerial):
-		return now, agent.Invalid(op, "layers", "there are too many, or one is not a disk's serial number")
+		return now, agent.Invalid(op, "layers",
+			"there are too many, or one is not a disk's serial number")
 	case p.Home != nil && (notSerial(p.Home.Serial) || !mountable(p.Home.Path)):
-		return now, agent.Invalid(op, "home", "a disk's serial number and an absolute path other than / are needed")
+		return now, agent.Invalid(op, "home",
+			"a disk's serial number and an absolute path other than / are needed")
 	}
 	return now, nil
 }
@@ -171,7 +174,8 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 func notSerial(s string) bool { return s == "" || len(s) > 20 || strings.ContainsAny(s, "/.\x00") }
 
 func mountable(path string) bool {
-	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= files.MaxPath && strings.IndexByte(path, 0) < 0
+	return filepath.IsAbs(path) && filepath.Clean(path) != "/" && len(path) <= files.MaxPath &&
+		strings.IndexByte(path, 0) < 0
 }
 
 // refresh gives a clone its own random numbers, and then the right time: no random number is drawn
@@ -216,7 +220,8 @@ func reseed(entropy []byte) error {
 const rndReseedCRNG = 0x5207
 
 func ioctl(fd int, req uint, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(req), uintptr(arg)); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(req),
+		uintptr(arg)); errno != 0 {
 		return errno
 	}
 	return nil
@@ -233,7 +238,8 @@ type identity struct {
 func (id identity) write(root string) error {
 	for _, f := range [...][2]string{
 		{"etc/hostname", id.hostname + "\n"},
-		{"etc/hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + id.hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"etc/hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + id.hostname +
+			"\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
 		{"etc/machine-id", id.machineID + "\n"},
 		{"etc/resolv.conf", resolvConf(id.network)},
 	} {

@@ -63,7 +63,8 @@ func bootGVisor(say func(string)) error {
 	if err := mountKernel(gvisorMounts, isMountPoint); err != nil {
 		return err
 	}
-	if err := errors.Join(os.Chmod("/run", 0o755), os.MkdirAll(skelDir+contextDir, 0o755)); err != nil {
+	if err := errors.Join(os.Chmod("/run", 0o755),
+		os.MkdirAll(skelDir+contextDir, 0o755)); err != nil {
 		return err
 	}
 	if err := loopbackUp(); err != nil {
@@ -87,7 +88,8 @@ func bootGVisor(say func(string)) error {
 // isMountPoint reports whether dir is on another file system than its parent.
 func isMountPoint(dir string) bool {
 	var st, above unix.Stat_t
-	return unix.Stat(dir, &st) == nil && unix.Stat(filepath.Dir(dir), &above) == nil && st.Dev != above.Dev
+	return unix.Stat(dir, &st) == nil && unix.Stat(filepath.Dir(dir), &above) == nil &&
+		st.Dev != above.Dev
 }
 
 // mountedLayers returns the overlay's lower directories of the layers that the host has mounted in

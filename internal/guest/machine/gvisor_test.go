@@ -19,7 +19,8 @@ func pipesOf(t *testing.T, nonblock bool) (p *pipes, in, out *os.File) {
 	var a, b [2]int
 	mustDo(t, errors.Join(unix.Pipe2(a[:], unix.O_CLOEXEC), unix.Pipe2(b[:], unix.O_CLOEXEC)))
 	mustDo(t, errors.Join(unix.SetNonblock(a[0], nonblock), unix.SetNonblock(b[1], nonblock)))
-	return &pipes{in: a[0], out: b[1]}, os.NewFile(uintptr(a[1]), "in"), os.NewFile(uintptr(b[0]), "out")
+	return &pipes{in: a[0], out: b[1]}, os.NewFile(uintptr(a[1]), "in"),
+		os.NewFile(uintptr(b[0]), "out")
 }
 
 func TestPipes(t *testing.T) {
@@ -84,7 +85,8 @@ func TestPipesWaitForTheHost(t *testing.T) {
 func TestMountedLayers(t *testing.T) {
 	lower, context, err := mountedLayers([]string{"layer0", "layer1"})
 	mustDo(t, err)
-	if got := strings.Join(append(lower, context...), " "); got != "/layer/1/fs /layer/0/fs /layer/1/context /layer/0/context" {
+	if got := strings.Join(append(lower, context...),
+		" "); got != "/layer/1/fs /layer/0/fs /layer/1/context /layer/0/context" {
 		t.Error(got)
 	}
 	for _, bad := range []string{"layer6", "layer-1", "layer", "home", "layer0/x", "0"} {

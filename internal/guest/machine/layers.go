@@ -61,7 +61,8 @@ func (m *machine) mountScratch(serial string) error {
 		m.devices = m.blockDevices()
 	}
 	for _, dir := range []string{"upper", "work", "upper/etc", "upper2", "work2", "upper2/etc"} {
-		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil && err != unix.EEXIST {
+		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil &&
+			err != unix.EEXIST {
 			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
 	}
@@ -80,7 +81,8 @@ func (m *machine) enterRoot() error {
 	if err := resemble(upper, []string{lowerDir}); err != nil {
 		return err
 	}
-	if err := m.mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper, filepath.Join(upperDir, "work")); err != nil {
+	if err := m.mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper,
+		filepath.Join(upperDir, "work")); err != nil {
 		return err
 	}
 	for _, dir := range kernelDirs {
@@ -103,7 +105,9 @@ func bindReadOnly(src, dst string) error {
 	if err := unix.Mount(src, dst, "", unix.MS_BIND, ""); err != nil {
 		return &os.PathError{Op: "bind", Path: dst, Err: err}
 	}
-	if err := unix.Mount("", dst, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, ""); err != nil {
+	if err := unix.Mount("", dst, "",
+		unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME,
+		""); err != nil {
 		return &os.PathError{Op: "remount", Path: dst, Err: err}
 	}
 	return nil
@@ -160,7 +164,8 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	}
 	m.disks.Upper = secondUpper
 	for i, dir := range kernelDirs {
-		if err := unix.MoveMount(kernel[i], "", unix.AT_FDCWD, stackDir+dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		if err := unix.MoveMount(kernel[i], "", unix.AT_FDCWD, stackDir+dir,
+			unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return &os.PathError{Op: "move", Path: dir, Err: err}
 		}
 	}
@@ -217,7 +222,8 @@ func copyAttributes(src, dst string, want *unix.Stat_t) error {
 	}
 	err = errors.Join(err, copyXattrs(src, dst))
 	if have.Mtim != want.Mtim {
-		err = errors.Join(err, unix.UtimesNanoAt(unix.AT_FDCWD, dst, []unix.Timespec{want.Mtim, want.Mtim}, unix.AT_SYMLINK_NOFOLLOW))
+		err = errors.Join(err, unix.UtimesNanoAt(unix.AT_FDCWD, dst,
+			[]unix.Timespec{want.Mtim, want.Mtim}, unix.AT_SYMLINK_NOFOLLOW))
 	}
 	return err
 }
@@ -280,7 +286,8 @@ func devicePath(serial string) string { return "/dev/" + serial }
 func makeDevices(disks map[string]uint64) error {
 	for serial, number := range disks {
 		path := devicePath(serial)
-		if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(number)); err != nil && err != unix.EEXIST {
+		if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(number)); err != nil &&
+			err != unix.EEXIST {
 			return &os.PathError{Op: "mknod", Path: path, Err: err}
 		}
 	}
@@ -323,7 +330,8 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err := m.leaveRoot(); err != nil {
 		return err
 	}
-	if err := unix.Mount(devicePath(h.Serial), homeDir, "ext4", unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+	if err := unix.Mount(devicePath(h.Serial), homeDir, "ext4",
+		unix.MS_NOATIME|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		return &os.PathError{Op: "mount", Path: h.Serial, Err: err}
 	}
 	if err := m.disks.Add(homeDir); err != nil {
@@ -333,12 +341,14 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
 		return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir,
+		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer func() { _ = unix.Close(tree) }()
-	if err := unix.MoveMount(tree, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(tree, "", target,
+		"", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return &os.PathError{Op: "mount", Path: h.Path, Err: err}
 	}
 	return errors.Join(unix.Fchdir(root), unix.Chroot("."), m.space.Enter())

@@ -14,8 +14,10 @@ import (
 )
 
 func TestConfigureLayersAndHome(t *testing.T) {
-	good := wire.SandboxConfigureParams{Entropy: make([]byte, 32), Time: time.Now().Format(time.RFC3339Nano), Hostname: "h",
-		MachineID: strings.Repeat("0", 32), Scratch: "scratch", Layers: []string{"layer0"}, Home: &wire.SandboxHomeDisk{Serial: "home", Path: "/root"}}
+	good := wire.SandboxConfigureParams{Entropy: make([]byte, 32),
+		Time: time.Now().Format(time.RFC3339Nano), Hostname: "h",
+		MachineID: strings.Repeat("0", 32), Scratch: "scratch", Layers: []string{"layer0"},
+		Home: &wire.SandboxHomeDisk{Serial: "home", Path: "/root"}}
 	if _, err := checkConfigure(&good); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +43,8 @@ func TestConfigureLayersAndHome(t *testing.T) {
 func TestResemble(t *testing.T) {
 	top, low, upper := t.TempDir(), t.TempDir(), t.TempDir()
 	when := time.Unix(1_500_000_000, 123_456_789)
-	for dir, mode := range map[string]os.FileMode{filepath.Join(low, "etc"): 0o710, filepath.Join(upper, "etc"): 0o755} {
+	for dir, mode := range map[string]os.FileMode{filepath.Join(low, "etc"): 0o710,
+		filepath.Join(upper, "etc"): 0o755} {
 		if err := os.Mkdir(dir, mode); err != nil {
 			t.Fatal(err)
 		}
@@ -61,14 +64,16 @@ func TestResemble(t *testing.T) {
 	if err := resemble(upper, []string{top, low}); err != nil {
 		t.Fatal(err)
 	}
-	for dir, want := range map[string]string{upper: "drwx-----x", filepath.Join(upper, "etc"): "drwx--x---"} {
+	for dir, want := range map[string]string{upper: "drwx-----x",
+		filepath.Join(upper, "etc"): "drwx--x---"} {
 		fi, err := os.Lstat(dir)
 		if err != nil || fi.Mode().Perm().String()[1:] != want[1:] || !fi.ModTime().Equal(when) {
 			t.Errorf("%s: %v %v, %v", dir, fi.Mode(), fi.ModTime(), err)
 		}
 	}
 	var value [16]byte
-	if n, err := unix.Lgetxattr(upper, "user.note", value[:]); xattrs && (err != nil || string(value[:n]) != "kept") {
+	if n, err := unix.Lgetxattr(upper, "user.note", value[:]); xattrs &&
+		(err != nil || string(value[:n]) != "kept") {
 		t.Errorf("the extended attribute: %q, %v", value[:max(0, n)], err)
 	}
 	// If a layer has another type of file in that place, the directory is new.

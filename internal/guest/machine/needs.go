@@ -83,7 +83,8 @@ func tryNeed(name string) error {
 		return closed(unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0))
 	case "seccomp":
 		// Without a filter the call fails with EFAULT; without seccomp with EINVAL (prctl(2)).
-		if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0); err != unix.EFAULT {
+		if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0,
+			0); err != unix.EFAULT {
 			return os.NewSyscallError("prctl", err)
 		}
 		return nil

@@ -17,7 +17,8 @@ import (
 func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	t.Helper()
 	root := t.TempDir()
-	k = kernelView{proc: filepath.Join(root, "proc"), sys: filepath.Join(root, "sys"), dev: filepath.Join(root, "dev")}
+	k = kernelView{proc: filepath.Join(root, "proc"), sys: filepath.Join(root, "sys"),
+		dev: filepath.Join(root, "dev")}
 	take = map[string]func(){}
 	write := func(path, text string) string {
 		t.Helper()
@@ -29,7 +30,8 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 		}
 		return path
 	}
-	filesystems := []string{"proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "cgroup2", "erofs", "ext4", "overlay"}
+	filesystems := []string{"proc", "sysfs", "devtmpfs", "devpts", "tmpfs", "cgroup2", "erofs",
+		"ext4", "overlay"}
 	list := func(names []string) string {
 		return "nodev\t" + strings.Join(names, "\nnodev\t") + "\n\text9\n"
 	}
@@ -50,18 +52,23 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	write(k.sys+"/devices/system/cpu/kernel_max", "511\n")
 	take["smp"] = func() { write(k.sys+"/devices/system/cpu/kernel_max", "0\n") }
 	for name, path := range map[string]string{
-		"virtio-pci": k.sys + "/bus/pci/drivers/virtio-pci/x", "virtio-mmio": k.sys + "/bus/platform/drivers/virtio-mmio/x",
-		"virtio-blk": k.sys + "/bus/virtio/drivers/virtio_blk/x", "virtio-console": k.sys + "/bus/virtio/drivers/virtio_console/x",
-		"virtio-net": k.sys + "/bus/virtio/drivers/virtio_net/x", "virtio-rng": k.sys + "/bus/virtio/drivers/virtio_rng/x",
-		"virtio-balloon": k.sys + "/bus/virtio/drivers/virtio_balloon/x", "virtio-vsock": k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport/x",
+		"virtio-pci": k.sys + "/bus/pci/drivers/virtio-pci/x", "virtio-mmio": k.sys +
+			"/bus/platform/drivers/virtio-mmio/x",
+		"virtio-blk": k.sys + "/bus/virtio/drivers/virtio_blk/x", "virtio-console": k.sys +
+			"/bus/virtio/drivers/virtio_console/x",
+		"virtio-net": k.sys + "/bus/virtio/drivers/virtio_net/x", "virtio-rng": k.sys +
+			"/bus/virtio/drivers/virtio_rng/x",
+		"virtio-balloon": k.sys + "/bus/virtio/drivers/virtio_balloon/x", "virtio-vsock": k.sys +
+			"/bus/virtio/drivers/vmw_vsock_virtio_transport/x",
 		"vmgenid": k.sys + "/bus/acpi/drivers/vmgenid/x",
 	} {
 		dir := filepath.Dir(write(path, ""))
 		take[name] = func() { _ = os.RemoveAll(dir) }
 	}
 	for name, path := range map[string]string{
-		"pid-namespaces": k.proc + "/self/ns/pid", "user-namespaces": k.proc + "/self/ns/user", "modules": k.proc + "/modules",
-		"tun": k.dev + "/net/tun", "cgroup-kill": k.sys + "/fs/cgroup/turnstone-check/cgroup.kill",
+		"pid-namespaces": k.proc + "/self/ns/pid", "user-namespaces": k.proc + "/self/ns/user",
+		"modules": k.proc + "/modules",
+		"tun":     k.dev + "/net/tun", "cgroup-kill": k.sys + "/fs/cgroup/turnstone-check/cgroup.kill",
 	} {
 		write(path, "")
 		take[name] = func() { _ = os.Remove(path) }
@@ -95,7 +102,8 @@ func TestMissingNecessity(t *testing.T) {
 		}
 		for _, kind := range []need.Level{need.QEMU, need.Firecracker} {
 			err := k.lacks(kind)
-			if wanted := n.Level == need.Always || n.Level == kind; (err != nil) != wanted || wanted && err.Error() != n.Lack() {
+			if wanted := n.Level == need.Always || n.Level == kind; (err != nil) != wanted ||
+				wanted && err.Error() != n.Lack() {
 				t.Errorf("without %s a machine of %s: %v", n.Name, kind, err)
 			}
 		}
@@ -109,7 +117,8 @@ func TestNeedReport(t *testing.T) {
 	var lines []string
 	k.report("0123", kernelWord{release: "6.9.0-own", cpus: 2, open: true}, func(line string) { lines = append(lines, line) })
 	const at = "check 0123 "
-	for _, want := range []string{at + CheckHas + "ext4", at + CheckNot + "erofs", at + CheckHas + "console", at + CheckEnd,
+	for _, want := range []string{at + CheckHas + "ext4", at + CheckNot + "erofs",
+		at + CheckHas + "console", at + CheckEnd,
 		at + CheckKernel + "6.9.0-own", at + CheckCPUs + "2", at + CheckOpen} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("no %q in %q", want, lines)
@@ -121,10 +130,12 @@ func TestNeedReport(t *testing.T) {
 }
 
 func TestKindOf(t *testing.T) {
-	if kindOf("console=ttyS0 turnstone.vsock=1024") != need.Firecracker || kindOf("console=ttyS0 xturnstone.vsock=1") != need.QEMU {
+	if kindOf("console=ttyS0 turnstone.vsock=1024") != need.Firecracker ||
+		kindOf("console=ttyS0 xturnstone.vsock=1") != need.QEMU {
 		t.Error("the kind of machine is not told by its channel")
 	}
-	if checks("a turnstone.checked=2 xturnstone.check=1 turnstone.check") != "" || checks("quiet turnstone.check=ab01\n") != "ab01" {
+	if checks("a turnstone.checked=2 xturnstone.check=1 turnstone.check") != "" ||
+		checks("quiet turnstone.check=ab01\n") != "ab01" {
 		t.Error("the word that asks for the report is not found")
 	}
 }
@@ -132,11 +143,14 @@ func TestKindOf(t *testing.T) {
 // TestFailedLine checks that the host also shows the hint.
 func TestFailedLine(t *testing.T) {
 	n, _ := need.Of("erofs")
-	if got, want := failedLine(&lackError{n}), "failed: the kernel has no EROFS (CONFIG_EROFS_FS)"; got != want {
+	if got, want := failedLine(&lackError{n}),
+		"failed: the kernel has no EROFS (CONFIG_EROFS_FS)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	err := &turnstone.Error{Subject: "10.0.0.2/24", Err: errors.New("no card"), Hint: "run with network: off"}
-	if got, want := failedLine(err), "failed: 10.0.0.2/24: no card; run with network: off"; got != want {
+	err := &turnstone.Error{Subject: "10.0.0.2/24", Err: errors.New("no card"),
+		Hint: "run with network: off"}
+	if got, want := failedLine(err),
+		"failed: 10.0.0.2/24: no card; run with network: off"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -65,7 +65,8 @@ func addressUp(name string, n *wire.SandboxNetwork) error {
 		return fail(err)
 	}
 	ipnet.IP = ip
-	if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipnet}); err != nil &&
+		!errors.Is(err, unix.EEXIST) {
 		return fail(err)
 	}
 	if err := h.LinkSetUp(link); err != nil {

@@ -17,7 +17,8 @@ func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, e
 	res := new(wire.SandboxRenewResult)
 	const op = wire.MethodSandboxRenew
 	own := p.Hostname != "" || p.MachineID != ""
-	check := wire.SandboxConfigureParams{Entropy: p.Entropy, Time: p.Time, Hostname: p.Hostname, MachineID: p.MachineID}
+	check := wire.SandboxConfigureParams{Entropy: p.Entropy, Time: p.Time, Hostname: p.Hostname,
+		MachineID: p.MachineID}
 	if !own {
 		if p.Network != nil {
 			return res, agent.Invalid(op, "network", "it comes with a hostname and a machineId")
@@ -58,7 +59,8 @@ func (m *machine) rename(p *wire.SandboxRenewParams) error {
 	if err := unix.Sethostname([]byte(p.Hostname)); err != nil {
 		return agent.Failed("the host name", err)
 	}
-	files := [][2]string{{"/etc/hostname", p.Hostname + "\n"}, {"/etc/machine-id", p.MachineID + "\n"}}
+	files := [][2]string{{"/etc/hostname", p.Hostname + "\n"},
+		{"/etc/machine-id", p.MachineID + "\n"}}
 	if b, err := readBounded("/etc/hosts", maxHosts); err == nil {
 		if text := renameIn(string(b), before, p.Hostname); text != string(b) {
 			files = append(files, [2]string{"/etc/hosts", text})

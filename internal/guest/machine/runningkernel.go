@@ -43,7 +43,8 @@ func (k kernelView) open() (open bool) {
 // guest.
 func (k kernelView) quietly(f func()) {
 	trace := k.proc + "/sys/debug/exception-trace"
-	if before, err := os.ReadFile(trace); err == nil && os.WriteFile(trace, []byte("0\n"), 0) == nil {
+	if before, err := os.ReadFile(trace); err == nil &&
+		os.WriteFile(trace, []byte("0\n"), 0) == nil {
 		defer func() { _ = os.WriteFile(trace, before, 0) }()
 	}
 	f()

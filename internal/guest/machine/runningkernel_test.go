@@ -44,7 +44,8 @@ func TestAskKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := askKernel()
-	if w.release == "" || w.release != unix.ByteSliceToString(u.Release[:]) || w.cpus < 1 || w.open {
+	if w.release == "" || w.release != unix.ByteSliceToString(u.Release[:]) ||
+		w.cpus < 1 || w.open {
 		t.Errorf("%+v", w)
 	}
 }
@@ -69,7 +70,8 @@ func TestOpenKeepsQuiet(t *testing.T) {
 			b, _ := os.ReadFile(trace)
 			said = string(b)
 		})
-		if after, err := os.ReadFile(trace); err != nil || said != "0\n" || string(after) != before {
+		if after, err := os.ReadFile(trace); err != nil || said != "0\n" ||
+			string(after) != before {
 			t.Errorf("%q, then %q, %v", said, after, err)
 		}
 	}

@@ -146,7 +146,8 @@ func listenVsock(port uint32) (Accepter, error) {
 	var fd int
 	_, err := poll(deviceWait, "a vsock", func() string {
 		var err error
-		if fd, err = unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
+		if fd, err = unix.Socket(unix.AF_VSOCK,
+			unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0); err != nil {
 			return ""
 		}
 		return "vsock"

@@ -102,7 +102,8 @@ func TestListenerPort(t *testing.T) {
 	if _, ok := <-lines; ok {
 		t.Error("a closed port reads on")
 	}
-	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) && !errors.Is(err, net.ErrClosed) {
+	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, os.ErrClosed) &&
+		!errors.Is(err, net.ErrClosed) {
 		t.Errorf("reading a closed port: %v", err)
 	}
 }
@@ -144,7 +145,8 @@ func TestListenVsock(t *testing.T) {
 
 func TestDiskNames(t *testing.T) {
 	names := diskNames("quiet turnstone.disks=root,scratch,layer0 panic=-1")
-	for disk, want := range map[string]string{"vda": "root", "vdb": "scratch", "vdc": "layer0", "vdd": ""} {
+	for disk, want := range map[string]string{"vda": "root", "vdb": "scratch", "vdc": "layer0",
+		"vdd": ""} {
 		if got := diskSerial(disk, names); got != want {
 			t.Errorf("%s is %q, want %q", disk, got, want)
 		}
@@ -158,7 +160,8 @@ func TestDiskNames(t *testing.T) {
 }
 
 func TestOpenChannelRefusesNonsense(t *testing.T) {
-	if _, err := openChannel("turnstone.vsock=door"); err == nil || !strings.Contains(err.Error(), "turnstone.vsock") {
+	if _, err := openChannel("turnstone.vsock=door"); err == nil ||
+		!strings.Contains(err.Error(), "turnstone.vsock") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -30,7 +30,8 @@ func warmUp(opt agent.Options) (err error) {
 			return err
 		}
 	}
-	if err := mountOverlay(merged, overlayOptions, []string{lowerDir}, filepath.Join(warmDir, "upper"), filepath.Join(warmDir, "work")); err != nil {
+	if err := mountOverlay(merged, overlayOptions, []string{lowerDir},
+		filepath.Join(warmDir, "upper"), filepath.Join(warmDir, "work")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Unmount(merged, unix.MNT_DETACH)) }()
@@ -81,17 +82,22 @@ func drive(ctx context.Context, link *wire.Link) error {
 	}
 	c := wire.NewClient(s)
 	defer func() { _ = c.Close() }()
-	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: make([]byte, 64), Time: time.Unix(2e9, 1).Format(time.RFC3339Nano),
-		Hostname: "warm", MachineID: strings.Repeat("0", 32), Scratch: "warm", Network: &wire.SandboxNetwork{}}); err != nil {
+	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: make([]byte, 64),
+		Time:     time.Unix(2e9, 1).Format(time.RFC3339Nano),
+		Hostname: "warm", MachineID: strings.Repeat("0", 32), Scratch: "warm",
+		Network: &wire.SandboxNetwork{}}); err != nil {
 		return err
 	}
 	spans := false // the host parses the script itself
-	for _, script := range []string{"true\n", "cd /tmp; export A=1; echo a; echo b >&2; ls | cat\n"} {
+	for _, script := range []string{"true\n",
+		"cd /tmp; export A=1; echo a; echo b >&2; ls | cat\n"} {
 		p := wire.ShellExecuteParams{Name: "warm", Spans: &spans}
-		if _, err := c.Execute(ctx, p, script, wire.Stdio{Out: io.Discard, Err: io.Discard}, nil); err != nil {
+		if _, err := c.Execute(ctx, p, script, wire.Stdio{Out: io.Discard, Err: io.Discard},
+			nil); err != nil {
 			return err
 		}
 	}
-	_, err = c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	_, err = c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}},
+		wire.Stdio{})
 	return err
 }

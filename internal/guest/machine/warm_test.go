@@ -11,7 +11,8 @@ func TestExercise(t *testing.T) {
 	dir := t.TempDir()
 	tracing := agent.NewTracing()
 	defer tracing.Close()
-	if err := exercise(agent.Options{RunDir: filepath.Join(dir, "run"), Cwd: filepath.Join(dir, "work"), Tracing: tracing}); err != nil {
+	if err := exercise(agent.Options{RunDir: filepath.Join(dir, "run"),
+		Cwd: filepath.Join(dir, "work"), Tracing: tracing}); err != nil {
 		t.Error(err)
 	}
 }
