@@ -65,7 +65,8 @@ func TestAdopt(t *testing.T) {
 	if specs, err := s.Registered("base"); err != nil || len(specs) != 0 {
 		t.Errorf("%v, %v", specs, err)
 	}
-	if again, err := s.Adopt(context.Background(), spec, nil); err != nil || n.Load() != 1 || again.Digest != tmpl.Digest {
+	if again, err := s.Adopt(context.Background(), spec, nil); err != nil || n.Load() != 1 ||
+		again.Digest != tmpl.Digest {
 		t.Errorf("%v", err)
 	}
 	for what, change := range map[string]func(*Spec){
@@ -84,7 +85,8 @@ func TestAdopt(t *testing.T) {
 	} {
 		bad := other(t, adopted)
 		change(bad)
-		if tmpl, err := s.Adopt(context.Background(), bad, nil); turnstone.KindOf(err) != turnstone.KindInvalid || n.Load() != 1 {
+		if tmpl, err := s.Adopt(context.Background(), bad,
+			nil); turnstone.KindOf(err) != turnstone.KindInvalid || n.Load() != 1 {
 			t.Errorf("%s: %+v, %v", what, tmpl, err)
 		}
 	}
@@ -111,7 +113,8 @@ func FuzzReread(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := checked.reread(); err != nil || again.Digest() != s.Digest() || !nameRule.MatchString(again.Name) {
+		if again, err := checked.reread(); err != nil || again.Digest() != s.Digest() ||
+			!nameRule.MatchString(again.Name) {
 			t.Fatalf("%+v became %+v, %v", s, again, err)
 		}
 		for _, f := range checked.Files {

@@ -109,13 +109,19 @@ func build(t *testing.T, s *Store, dir string, opts BuildOptions) *Template {
 
 func TestLayersLieOnOneAnother(t *testing.T) {
 	s, f := layered(t)
-	one := build(t, s, writeSpec(t, "one", "base = 'python'\npip = ['six']\nenv = { A = '1', LANG = 'C' }\nworkdir = '/one'\nuser = 'app'\n[machine]\nmemory = '1GiB'\n"), BuildOptions{})
-	two := build(t, s, writeSpec(t, "two", "base = 'one'\ncommands = ['true']\nenv = { A = '2' }\n[machine]\ncpus = 2\n"), BuildOptions{})
+	one := build(t, s, writeSpec(t, "one",
+		"base = 'python'\npip = ['six']\nenv = { A = '1', LANG = 'C' }\nworkdir = '/one'\nuser = 'app'\n[machine]\nmemory = '1GiB'\n"), BuildOptions{})
+	two := build(t, s, writeSpec(t, "two",
+		"base = 'one'\ncommands = ['true']\nenv = { A = '2' }\n[machine]\ncpus = 2\n"),
+		BuildOptions{})
 	python := ensure(t, s, "python")
-	if len(one.Layers) != 1 || len(two.Layers) != 2 || one.Root != python.Root || two.Layers[0] != one.Layers[0] || two.RootDigest != python.RootDigest {
+	if len(one.Layers) != 1 || len(two.Layers) != 2 || one.Root != python.Root ||
+		two.Layers[0] != one.Layers[0] || two.RootDigest != python.RootDigest {
 		t.Fatalf("%+v\n%+v", one, two)
 	}
-	if two.Env["A"] != "2" || two.Env["LANG"] != "C" || two.Env["PYTHONUNBUFFERED"] != "1" || two.Workdir != "/one" || two.User != "app" || two.Machine.CPUs != 2 || two.Machine.Memory != 1<<30 {
+	if two.Env["A"] != "2" || two.Env["LANG"] != "C" || two.Env["PYTHONUNBUFFERED"] != "1" ||
+		two.Workdir != "/one" || two.User != "app" || two.Machine.CPUs != 2 ||
+		two.Machine.Memory != 1<<30 {
 		t.Errorf("what is inherited: %+v", two)
 	}
 	if spec, err := s.Spec("two"); err != nil || spec.Workdir != "/one" || spec.User != "app" {
@@ -124,13 +130,15 @@ func TestLayersLieOnOneAnother(t *testing.T) {
 	if two.Size != python.Size+200 || two.Packages["curl"] != "8.0" || two.Packages["gone"] != "" {
 		t.Errorf("%+v", two)
 	}
-	if again := build(t, s, writeSpec(t, "one", "pip = ['six', 'six']\nbase = 'python'\nenv = { LANG = 'C', A = '1' }\nuser = 'app'\nworkdir = '/one'\n[machine]\nmemory = '1024MiB'\n"), BuildOptions{}); again.Digest != one.Digest {
+	if again := build(t, s,
+		writeSpec(t, "one", "pip = ['six', 'six']\nbase = 'python'\nenv = { LANG = 'C', A = '1' }\nuser = 'app'\nworkdir = '/one'\n[machine]\nmemory = '1024MiB'\n"), BuildOptions{}); again.Digest != one.Digest {
 		t.Error("the same spec, written in another way, has another digest")
 	}
 	if got := f.builds(t); len(got) != 2 {
 		t.Errorf("built %v", got)
 	}
-	if on, err := s.Dependents(t.Context(), "python"); err != nil || strings.Join(on, " ") != "one two" {
+	if on, err := s.Dependents(t.Context(), "python"); err != nil ||
+		strings.Join(on, " ") != "one two" {
 		t.Errorf("on python lie %v, %v", on, err)
 	}
 	// The base changes: the template above it is another template.
@@ -142,8 +150,10 @@ func TestLayersLieOnOneAnother(t *testing.T) {
 
 func TestPipOnDebianHasAnImageOfItsOwn(t *testing.T) {
 	s, f := layered(t)
-	a := build(t, s, writeSpec(t, "a", "base = 'debian:bookworm'\npackages = ['python3-pip']\npip = ['six']\n"), BuildOptions{})
-	b := build(t, s, writeSpec(t, "b", "base = 'debian:bookworm'\npackages = ['python3-pip']\npip = ['attrs']\n"), BuildOptions{})
+	a := build(t, s, writeSpec(t, "a",
+		"base = 'debian:bookworm'\npackages = ['python3-pip']\npip = ['six']\n"), BuildOptions{})
+	b := build(t, s, writeSpec(t, "b",
+		"base = 'debian:bookworm'\npackages = ['python3-pip']\npip = ['attrs']\n"), BuildOptions{})
 	if a.Root != b.Root || a.Digest == b.Digest || len(f.builds(t)) != 2 {
 		t.Errorf("%+v\n%+v", a, b)
 	}
@@ -165,12 +175,14 @@ func TestBasesThatCannotBe(t *testing.T) {
 		"base = 'pyhton'": `base "pyhton" is not known`,
 		"base = 'x'":      "is the template itself",
 	} {
-		_, err := s.Build(t.Context(), writeSpec(t, "x", text+"\ncommands = ['true']"), BuildOptions{})
+		_, err := s.Build(t.Context(), writeSpec(t, "x", text+"\ncommands = ['true']"),
+			BuildOptions{})
 		if err == nil || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v (%s)", text, err, turnstone.HintOf(err))
 		}
 	}
-	if _, err := s.Build(t.Context(), writeSpec(t, "z", "base = 'pyhton'"), BuildOptions{}); !strings.Contains(turnstone.HintOf(err), "did you mean python") {
+	if _, err := s.Build(t.Context(), writeSpec(t, "z", "base = 'pyhton'"),
+		BuildOptions{}); !strings.Contains(turnstone.HintOf(err), "did you mean python") {
 		t.Errorf("hint %q", turnstone.HintOf(err))
 	}
 	if err := s.Remove(t.Context(), "x"); err != nil {
@@ -180,7 +192,8 @@ func TestBasesThatCannotBe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := list[len(list)-1]; e.Name != "y" || !strings.Contains(e.Problem, `base "x" is not known`) {
+	if e := list[len(list)-1]; e.Name != "y" ||
+		!strings.Contains(e.Problem, `base "x" is not known`) {
 		t.Errorf("%+v", e)
 	}
 	if err := s.Remove(t.Context(), "y"); err != nil {
@@ -199,17 +212,20 @@ func TestLock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lock, err := ParseLock(b); err != nil || lock.Apt["curl"] != "8.0" || lock.FSHash != locked.Layers[0].Tree.Hash {
+	if lock, err := ParseLock(b); err != nil || lock.Apt["curl"] != "8.0" ||
+		lock.FSHash != locked.Layers[0].Tree.Hash {
 		t.Errorf("%+v, %v", lock, err)
 	}
-	if again := build(t, s, dir, BuildOptions{}); again.Digest != locked.Digest || len(f.builds(t)) != 1 {
+	if again := build(t, s, dir, BuildOptions{}); again.Digest != locked.Digest ||
+		len(f.builds(t)) != 1 {
 		t.Error("what was locked is built again")
 	}
 	// A later build has the same result, or fails.
 	if err := os.RemoveAll(s.imageDir(locked.Digest)); err != nil {
 		t.Fatal(err)
 	}
-	if again := build(t, s, dir, BuildOptions{}); again.Digest != locked.Digest || len(f.builds(t)) != 2 {
+	if again := build(t, s, dir, BuildOptions{}); again.Digest != locked.Digest ||
+		len(f.builds(t)) != 2 {
 		t.Error("a locked build is not repeated")
 	}
 	if err := os.RemoveAll(s.imageDir(locked.Digest)); err != nil {
@@ -217,19 +233,24 @@ func TestLock(t *testing.T) {
 	}
 	f.salt = "another day"
 	_, err = s.Build(t.Context(), dir, BuildOptions{})
-	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "FS hash") || exists(s.imageDir(locked.Digest)) {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(err.Error(), "FS hash") || exists(s.imageDir(locked.Digest)) {
 		t.Errorf("%v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, SpecFile),
+		[]byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = s.Build(t.Context(), dir, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "for another spec") {
+	if _, err = s.Build(t.Context(), dir,
+		BuildOptions{}); turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(err.Error(), "for another spec") {
 		t.Errorf("%v", err)
 	}
 	if now := build(t, s, dir, BuildOptions{Lock: true}); now.Digest == locked.Digest {
 		t.Error("another spec has the same digest")
 	}
-	if _, err := s.Build(t.Context(), "python", BuildOptions{Lock: true}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := s.Build(t.Context(), "python",
+		BuildOptions{Lock: true}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 }
@@ -252,17 +273,22 @@ func TestLocksThatAreNone(t *testing.T) {
 	if _, err := ParseLock([]byte(good)); err != nil {
 		t.Fatal(err)
 	}
-	for _, bad := range []string{"", "version = 2", "x", good + "more = 1", good + "[apt]\n'-x' = '1'", good + "[apt]\ncurl = '1 -oX'", good + "[[pip]]\nname='x'",
-		good + "[[npm]]\nname='x'\nversion='1'\nintegrity='md5-x'", strings.Replace(good, "aaa", "", 1)} {
-		if _, err := ParseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+	for _, bad := range []string{"", "version = 2", "x", good + "more = 1",
+		good + "[apt]\n'-x' = '1'", good + "[apt]\ncurl = '1 -oX'", good + "[[pip]]\nname='x'",
+		good + "[[npm]]\nname='x'\nversion='1'\nintegrity='md5-x'",
+		strings.Replace(good, "aaa", "", 1)} {
+		if _, err := ParseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
 func FuzzParseLock(f *testing.F) {
-	lock := &Lock{Version: 1, Spec: turnstone.DigestBytes(nil), FSHash: turnstone.DigestBytes(nil), Apt: map[string]string{"curl": "8.0"},
-		Pip: []registry.PipFile{{Name: "six", Version: "1.16.0", File: "six-1.16.0.tar.gz", SHA256: strings.Repeat("a", 64)}}}
+	lock := &Lock{Version: 1, Spec: turnstone.DigestBytes(nil), FSHash: turnstone.DigestBytes(nil),
+		Apt: map[string]string{"curl": "8.0"},
+		Pip: []registry.PipFile{{Name: "six", Version: "1.16.0", File: "six-1.16.0.tar.gz",
+			SHA256: strings.Repeat("a", 64)}}}
 	b, err := lock.Encode()
 	if err != nil {
 		f.Fatal(err)
@@ -292,12 +318,16 @@ func TestLayerThatFails(t *testing.T) {
 		return req.Steps[0].Failed(1, []byte("ERROR: No matching distribution found for six==99\n"))
 	}
 	_, err := s.Build(t.Context(), dir, BuildOptions{})
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "No matching distribution found for six==99") || !strings.Contains(turnstone.HintOf(err), "pypi.org") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "No matching distribution found for six==99") ||
+		!strings.Contains(turnstone.HintOf(err), "pypi.org") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	f.fail = func(req LayerRequest) error { return req.Steps[0].Failed(7, []byte("one\ntwo\n")) }
 	_, err = s.Build(t.Context(), dir, BuildOptions{})
-	if err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "one\ntwo") || !strings.Contains(turnstone.HintOf(err), ".log") {
+	if err == nil || !strings.Contains(err.Error(), "exit status 7") ||
+		!strings.Contains(err.Error(), "one\ntwo") ||
+		!strings.Contains(turnstone.HintOf(err), ".log") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	if left, _ := os.ReadDir(filepath.Join(s.dir, "tmp")); len(left) != 0 {
@@ -307,14 +337,18 @@ func TestLayerThatFails(t *testing.T) {
 		t.Error("a spec that was not built is registered")
 	}
 	for _, c := range []struct{ spec, printed, hint string }{
-		{"pip = ['six']\nnetwork = 'off'", "ERROR: No matching distribution found for six\n", `network = "off"`},
-		{"pip = ['six']\nnetwork = 'off'", "the base has no pip: begin with base = \"python\"\n", "docs/templates.md"},
+		{"pip = ['six']\nnetwork = 'off'", "ERROR: No matching distribution found for six\n",
+			`network = "off"`},
+		{"pip = ['six']\nnetwork = 'off'", "the base has no pip: begin with base = \"python\"\n",
+			"docs/templates.md"},
 		{"commands = ['x']\nnetwork = 'off'", "exit 3\n", `network = "off"`},
-		{"commands = ['x']", "curl: (6) Could not resolve host: example.com\n", `network = ["example.com"]`},
+		{"commands = ['x']", "curl: (6) Could not resolve host: example.com\n",
+			`network = ["example.com"]`},
 		{"commands = ['x']", "wrong\n", ".log"},
 	} {
 		f.fail = func(req LayerRequest) error { return req.Steps[0].Failed(1, []byte(c.printed)) }
-		_, err = s.Build(t.Context(), writeSpec(t, "mine", "base = 'python'\n"+c.spec+"\n"), BuildOptions{})
+		_, err = s.Build(t.Context(), writeSpec(t, "mine", "base = 'python'\n"+c.spec+"\n"),
+			BuildOptions{})
 		if err == nil || !strings.Contains(turnstone.HintOf(err), c.hint) {
 			t.Errorf("%q: %v (%s)", c.printed, err, turnstone.HintOf(err))
 		}
@@ -330,7 +364,8 @@ func TestLayerThatIsLost(t *testing.T) {
 	dir := writeSpec(t, "mine", "base = 'python'\ncommands = ['true']\n")
 	tmpl := build(t, s, dir, BuildOptions{})
 	f.lost[tmpl.Layers[0].Tree.Root] = true
-	if again := ensure(t, s, "mine"); again.Layers[0].Tree != tmpl.Layers[0].Tree || len(f.builds(t)) != 2 {
+	if again := ensure(t, s, "mine"); again.Layers[0].Tree != tmpl.Layers[0].Tree ||
+		len(f.builds(t)) != 2 {
 		t.Errorf("%v", f.builds(t))
 	}
 	if _, err := NewStore(s.dir).Ensure(t.Context(), "mine", nil); err != nil {
@@ -339,7 +374,8 @@ func TestLayerThatIsLost(t *testing.T) {
 	if err := os.RemoveAll(s.imageDir(tmpl.Digest)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewStore(s.dir).Ensure(t.Context(), "mine", nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, err := NewStore(s.dir).Ensure(t.Context(), "mine",
+		nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("without sandboxes: %v", err)
 	}
 }
@@ -357,7 +393,8 @@ func TestTwoProcessesBuildOnce(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "mine"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "mine", SpecFile), []byte("base = 'python'\npip = ['six']\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "mine", SpecFile),
+		[]byte("base = 'python'\npip = ['six']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -381,7 +418,8 @@ func TestKept(t *testing.T) {
 	s, _ := layered(t)
 	dir := writeSpec(t, "mine", "base = 'python'\ncommands = ['true']\n")
 	old := build(t, s, dir, BuildOptions{})
-	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, SpecFile),
+		[]byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	now := build(t, s, dir, BuildOptions{})
@@ -391,7 +429,8 @@ func TestKept(t *testing.T) {
 		t.Fatalf("%+v, %v, %v", kept, err, nerr)
 	}
 	python := ensure(t, s, "python")
-	if all := Closure(kept, map[turnstone.Digest]bool{old.Digest: true}); len(all) != 2 || !all[python.Digest] {
+	if all := Closure(kept, map[turnstone.Digest]bool{old.Digest: true}); len(all) != 2 ||
+		!all[python.Digest] {
 		t.Errorf("%v", all)
 	}
 	if err := s.Drop(t.Context(), old.Digest); err != nil || exists(s.imageDir(old.Digest)) {

@@ -20,7 +20,8 @@ import (
 
 // bashLayer is a layer with a replacement for a bash.
 func bashLayer(t testing.TB, more ...ocitest.Entry) []byte {
-	return ocitest.Tar(t, append(more, ocitest.Program("bin/bash", "#!"), ocitest.Program("bin/sh", "#!"))...)
+	return ocitest.Tar(t,
+		append(more, ocitest.Program("bin/bash", "#!"), ocitest.Program("bin/sh", "#!"))...)
 }
 
 // noCredentials hides the user's Docker config from a test.
@@ -37,12 +38,14 @@ func TestImages(t *testing.T) {
 	h := ocitest.Handler()
 	srv := httptest.NewServer(h)
 	reg := &ocitest.Registry{Host: strings.TrimPrefix(srv.URL, "http://"), URL: srv.URL}
-	config := ocitest.Config{Env: []string{"A=1", "A=2", "bad-name=x", "PATH=/bin"}, Workdir: "/work/", User: "7:8"}
+	config := ocitest.Config{Env: []string{"A=1", "A=2", "bad-name=x", "PATH=/bin"},
+		Workdir: "/work/", User: "7:8"}
 	digest := reg.Push(t, "x:1", ocitest.Image(t, config, bashLayer(t, ocitest.File("one", "1"))))
 
 	s := NewStore(t.TempDir())
 	name := reg.Host + "/x:1"
-	if _, err := s.Spec(name); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "turn template pull "+name) {
+	if _, err := s.Spec(name); turnstone.KindOf(err) != turnstone.KindNotFound ||
+		!strings.Contains(turnstone.HintOf(err), "turn template pull "+name) {
 		t.Errorf("before it was pulled: %v; %s", err, turnstone.HintOf(err))
 	}
 	spec, err := s.Resolve(ctx, name, nil)
@@ -50,14 +53,16 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	pinned := name + "@" + string(digest)
-	if spec.Name != pinned || spec.User != "7:8" || spec.Workdir != "/work" || len(spec.Env) != 2 || spec.Env["A"] != "2" {
+	if spec.Name != pinned || spec.User != "7:8" || spec.Workdir != "/work" || len(spec.Env) != 2 ||
+		spec.Env["A"] != "2" {
 		t.Errorf("%+v", spec)
 	}
 	tmpl, err := s.Ensure(ctx, spec.Name, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tmpl.User != "7:8" || tmpl.Workdir != "/work" || !slices.Equal(tmpl.EnvList(), []string{"A=2", "PATH=/bin"}) {
+	if tmpl.User != "7:8" || tmpl.Workdir != "/work" ||
+		!slices.Equal(tmpl.EnvList(), []string{"A=2", "PATH=/bin"}) {
 		t.Errorf("%+v", tmpl)
 	}
 	ref, err := s.Tree(ctx, tmpl, tree.NewHasher())
@@ -69,7 +74,8 @@ func TestImages(t *testing.T) {
 	s = NewStore(s.dir)
 	for _, by := range []string{name, pinned} {
 		again, err := s.Ensure(ctx, by, nil)
-		if err != nil || again.Digest != tmpl.Digest || again.RootDigest != tmpl.RootDigest || again.Name != pinned {
+		if err != nil || again.Digest != tmpl.Digest || again.RootDigest != tmpl.RootDigest ||
+			again.Name != pinned {
 			t.Errorf("%s: %+v, %v", by, again, err)
 		}
 	}
@@ -122,7 +128,8 @@ func TestTagMoves(t *testing.T) {
 	if err != nil || after.Digest == before.Digest || after.Name != spec.Name {
 		t.Fatalf("%+v, %v", after, err)
 	}
-	if old, err := s.Ensure(ctx, before.Name, nil); err != nil || old.RootDigest != before.RootDigest {
+	if old, err := s.Ensure(ctx, before.Name, nil); err != nil ||
+		old.RootDigest != before.RootDigest {
 		t.Errorf("the old one: %+v, %v", old, err)
 	}
 	names, err := s.Names()
@@ -133,16 +140,19 @@ func TestTagMoves(t *testing.T) {
 	if err != nil || needed[before.Digest] || !needed[after.Digest] {
 		t.Errorf("needed: %v, %v", needed, err)
 	}
-	if freed, err := s.PruneImages(time.Hour, false); err != nil || freed != 0 || !s.isKnown(before.Name) {
+	if freed, err := s.PruneImages(time.Hour, false); err != nil || freed != 0 ||
+		!s.isKnown(before.Name) {
 		t.Errorf("pruned %d bytes, %v", freed, err)
 	}
 	if err := s.Drop(ctx, before.Digest); err != nil {
 		t.Fatal(err)
 	}
-	if freed, err := s.PruneImages(0, false); err != nil || freed == 0 || s.isKnown(before.Name) || !s.isKnown(after.Name) {
+	if freed, err := s.PruneImages(0, false); err != nil || freed == 0 || s.isKnown(before.Name) ||
+		!s.isKnown(after.Name) {
 		t.Errorf("pruned %d bytes, %v", freed, err)
 	}
-	for asked, want := range map[string]bool{name: true, before.Name: true, after.Name: false, reg.Host + "/x:2": false, "base": false} {
+	for asked, want := range map[string]bool{name: true, before.Name: true, after.Name: false,
+		reg.Host + "/x:2": false, "base": false} {
 		if SameImage(asked, before.Name) != want {
 			t.Errorf("%s for %s: %v", asked, before.Name, !want)
 		}
@@ -158,18 +168,23 @@ func (s *Store) isKnown(name string) bool {
 func TestImageFails(t *testing.T) {
 	noCredentials(t)
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, bashLayer(t), ocitest.Tar(t, ocitest.File("../x", ""))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, bashLayer(t),
+		ocitest.Tar(t, ocitest.File("../x", ""))))
 	s := NewStore(t.TempDir())
 	_, err := s.Ensure(t.Context(), reg.Host+"/x:1", nil)
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "leaves the image's root") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "leaves the image's root") {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(err.Error(), "image "+reg.Host+"/x:1@sha256:") || strings.Count(err.Error(), "sha256:") != 1 || !strings.Contains(turnstone.HintOf(err), ".log") {
+	if !strings.HasPrefix(err.Error(), "image "+reg.Host+"/x:1@sha256:") ||
+		strings.Count(err.Error(), "sha256:") != 1 ||
+		!strings.Contains(turnstone.HintOf(err), ".log") {
 		t.Errorf("the image is not named once: %v (%s)", err, turnstone.HintOf(err))
 	}
 	var left []string
 	walkErr := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && (strings.HasSuffix(path, ".erofs") || strings.Contains(path, "/tmp/") && !strings.HasPrefix(path, s.dir)) {
+		if err == nil && !d.IsDir() && (strings.HasSuffix(path, ".erofs") ||
+			strings.Contains(path, "/tmp/") && !strings.HasPrefix(path, s.dir)) {
 			left = append(left, path)
 		}
 		return err
@@ -190,11 +205,14 @@ func TestNoRegistry(t *testing.T) {
 	srv.Close()
 	s := NewStore(t.TempDir())
 	_, err := s.Resolve(t.Context(), host+"/library/python:3.12", nil)
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), host) || !strings.Contains(err.Error(), "python:3.12") ||
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), host) ||
+		!strings.Contains(err.Error(), "python:3.12") ||
 		!strings.Contains(turnstone.HintOf(err), "template python") {
 		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
-	if _, err := s.Resolve(t.Context(), "Python:3.12", nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "lower case") {
+	if _, err := s.Resolve(t.Context(), "Python:3.12",
+		nil); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(turnstone.HintOf(err), "lower case") {
 		t.Errorf("%v; %s", err, turnstone.HintOf(err))
 	}
 }
@@ -204,7 +222,8 @@ func TestSpecOnImage(t *testing.T) {
 	noCredentials(t)
 	ctx := t.Context()
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{Env: []string{"A=1", "B=2"}, Workdir: "/w"}, bashLayer(t)))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{Env: []string{"A=1", "B=2"}, Workdir: "/w"},
+		bashLayer(t)))
 	dir := t.TempDir()
 	text := "name = \"mine\"\nbase = \"oci:" + reg.Host + "/x:1\"\nenv = { A = \"mine\" }\n"
 	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte(text), 0o600); err != nil {
@@ -215,7 +234,8 @@ func TestSpecOnImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tmpl.Workdir != "/w" || !slices.Equal(tmpl.EnvList(), []string{"A=mine", "B=2"}) || tmpl.Name != "mine" {
+	if tmpl.Workdir != "/w" || !slices.Equal(tmpl.EnvList(), []string{"A=mine", "B=2"}) ||
+		tmpl.Name != "mine" {
 		t.Errorf("%+v", tmpl)
 	}
 	again, err := NewStore(s.dir).Ensure(ctx, "mine", func(what string) { t.Errorf("built again: %s", what) })
@@ -246,7 +266,9 @@ func TestStrangersImage(t *testing.T) {
 		t.Fatalf("after it was pulled: %v", err)
 	}
 	for _, by := range []string{name, spec.Name} {
-		if _, err := s.Anonymous().Resolve(t.Context(), by, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not allowed for a document") {
+		if _, err := s.Anonymous().Resolve(t.Context(), by,
+			nil); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), "not allowed for a document") {
 			t.Errorf("a stranger gets %s: %v", by, err)
 		}
 	}

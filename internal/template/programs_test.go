@@ -49,13 +49,15 @@ func TestProvided(t *testing.T) {
 }
 
 func TestWithProgram(t *testing.T) {
-	for program, image := range map[string]string{"pip": "python", "python": "python", "npm": "nodejs", "claude": "claude-code", "curl": "base",
+	for program, image := range map[string]string{"pip": "python", "python": "python",
+		"npm": "nodejs", "claude": "claude-code", "curl": "base",
 		"bash": "", "no-such": "", "": ""} {
 		if got := WithProgram(program); got != image {
 			t.Errorf("%s: %q, want %q", program, got, image)
 		}
 	}
-	if !HasProgram("claude-code", "npm") || HasProgram("nodejs", "claude") || !HasProgram("claude-code", "curl") || HasProgram("docker.io/x", "curl") {
+	if !HasProgram("claude-code", "npm") || HasProgram("nodejs", "claude") ||
+		!HasProgram("claude-code", "curl") || HasProgram("docker.io/x", "curl") {
 		t.Error("an image has not what it lies on, or what lies on it")
 	}
 }

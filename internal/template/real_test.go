@@ -35,7 +35,8 @@ func realTemplate(t *testing.T, name string) (*Template, fs.FS) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s: %s, %d packages, built in %s", name, turnstone.Bytes(tmpl.Size).Human(), len(tmpl.Packages), time.Duration(tmpl.BuildTime))
+	t.Logf("%s: %s, %d packages, built in %s", name, turnstone.Bytes(tmpl.Size).Human(),
+		len(tmpl.Packages), time.Duration(tmpl.BuildTime))
 	return tmpl, img
 }
 
@@ -61,7 +62,8 @@ func TestBuiltInImages(t *testing.T) {
 						err = nil
 					}
 					if (err == nil) != HasProgram(name, program) {
-						t.Errorf("%s: %v, but HasProgram says %v", program, err, HasProgram(name, program))
+						t.Errorf("%s: %v, but HasProgram says %v", program, err,
+							HasProgram(name, program))
 					}
 				}
 			}
@@ -70,17 +72,20 @@ func TestBuiltInImages(t *testing.T) {
 					t.Errorf("/%s holds %d entries (%v)", dir, len(entries), err)
 				}
 			}
-			for path, want := range map[string]string{"etc/hostname": "turn\n", "etc/machine-id": "", "etc/resolv.conf": ""} {
+			for path, want := range map[string]string{"etc/hostname": "turn\n",
+				"etc/machine-id": "", "etc/resolv.conf": ""} {
 				if b, err := fs.ReadFile(img, path); err != nil || string(b) != want {
 					t.Errorf("%s: %q, %v", path, b, err)
 				}
 			}
-			for _, path := range []string{"var/cache/ldconfig/aux-cache", "var/log/dpkg.log", "usr/share/man/man1"} {
+			for _, path := range []string{"var/cache/ldconfig/aux-cache", "var/log/dpkg.log",
+				"usr/share/man/man1"} {
 				if _, err := fs.Stat(img, path); err == nil {
 					t.Errorf("%s is in the image", path)
 				}
 			}
-			if b, err := fs.ReadFile(img, "etc/apt/sources.list"); err != nil || bytes.Count(b, []byte("\ndeb ")) < 2 {
+			if b, err := fs.ReadFile(img, "etc/apt/sources.list"); err != nil ||
+				bytes.Count(b, []byte("\ndeb ")) < 2 {
 				t.Errorf("sources.list: %s (%v)", b, err)
 			}
 			if tmpl.Packages["bash"] == "" || tmpl.Packages["base-files"] == "" {
@@ -141,7 +146,8 @@ func TestRealBuildsAtOnceAndAgain(t *testing.T) {
 	}
 	for name, version := range packages {
 		if tmpl.Packages[name] != version {
-			t.Skipf("the archive has moved on: %s is %s now, was %s", name, version, tmpl.Packages[name])
+			t.Skipf("the archive has moved on: %s is %s now, was %s", name, version,
+				tmpl.Packages[name])
 		}
 	}
 	if digests[0] != tmpl.RootDigest {
@@ -191,8 +197,10 @@ func realFailure(t *testing.T, ctx context.Context, spec string, from ...Sources
 }
 
 func TestRealUnknownPackage(t *testing.T) {
-	err := realFailure(t, context.Background(), "base = 'debian:bookworm'\npackages = ['no-such-package-anywhere']\n")
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "no-such-package-anywhere") || turnstone.HintOf(err) == "" {
+	err := realFailure(t, context.Background(),
+		"base = 'debian:bookworm'\npackages = ['no-such-package-anywhere']\n")
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "no-such-package-anywhere") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}
 }
@@ -203,7 +211,8 @@ func TestRealNoNetwork(t *testing.T) {
 	defer cancel()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\n",
 		Sources{Debian: "http://127.0.0.1:1/debian", DebianSecurity: "http://127.0.0.1:1/security"})
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "network") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "network") {
 		t.Errorf("%v, kind %s, hint %q", err, turnstone.KindOf(err), turnstone.HintOf(err))
 	}
 }

@@ -41,13 +41,16 @@ content = ""
 		t.Fatal(err)
 	}
 	want := &Spec{Name: "mine", Description: "one of everything", Base: "debian:bookworm",
-		Packages: []string{"g++", "libstdc++6", "zip"}, Env: map[string]string{"LANG": "C.UTF-8", "A_1": "x = y"},
-		Files:   []File{{"/etc/motd", 0o644, []byte{}}, {"/usr/local/bin/tool", 0o755, []byte("#!/bin/sh\n")}},
+		Packages: []string{"g++", "libstdc++6", "zip"},
+		Env:      map[string]string{"LANG": "C.UTF-8", "A_1": "x = y"},
+		Files: []File{{"/etc/motd", 0o644, []byte{}},
+			{"/usr/local/bin/tool", 0o755, []byte("#!/bin/sh\n")}},
 		Workdir: "/srv/work"}
 	if !reflect.DeepEqual(spec, want) {
 		t.Errorf("got  %+v\nwant %+v", spec, want)
 	}
-	if spec, err := Parse("", []byte("name = 'own'\nbase = 'debian:bookworm'\n"), nil); err != nil || spec.Name != "own" || spec.Workdir != "/workspace" {
+	if spec, err := Parse("", []byte("name = 'own'\nbase = 'debian:bookworm'\n"),
+		nil); err != nil || spec.Name != "own" || spec.Workdir != "/workspace" {
 		t.Errorf("%+v, %v", spec, err)
 	}
 }
@@ -57,7 +60,8 @@ func TestParseRefuses(t *testing.T) {
 	for _, tt := range []struct{ spec, want string }{
 		{"", `"base" is missing`},
 		{base + "packges = []", `unknown key "packges"; the nearest known key: "packages"`},
-		{base + "[[files]]\npath = '/x'\ncontents = ''", `"files.contents"; the nearest known key: "content"`},
+		{base + "[[files]]\npath = '/x'\ncontents = ''",
+			`"files.contents"; the nearest known key: "content"`},
 		{base + "packages = 'curl'", "mine/template.toml:2: packages: want a list"},
 		{"base = ['python']", "mine/template.toml:1: base: want a string"},
 		{base + "[machine]\ncpus = '2'", "mine/template.toml:3: machine.cpus: want a whole number"},
@@ -67,7 +71,8 @@ func TestParseRefuses(t *testing.T) {
 		{base + "files = 'x'", "mine/template.toml:2: files: want a list"},
 		{base + "env = 2", "mine/template.toml:2: env: want a table"},
 		{base + "commands = [1]", "mine/template.toml:2: commands: want a string"},
-		{base + "\n[machine]\nmemroy = '1GiB'", `mine/template.toml:4: unknown key "machine.memroy"; the nearest known key: "memory"`},
+		{base + "\n[machine]\nmemroy = '1GiB'",
+			`mine/template.toml:4: unknown key "machine.memroy"; the nearest known key: "memory"`},
 		{base + "\npip = ['six; rm']", "mine/template.toml:3: pip: "},
 		{base + "pip = ['-r x']", "is not a package of pip"},
 		{base + "pip = ['https://example.com/x.whl']", "is not a package of pip"},
@@ -109,7 +114,8 @@ func TestParseRefuses(t *testing.T) {
 		{base + "[[files]]\npath = '/etc/../../x'\ncontent = ''", "absolute"},
 		{base + "[[files]]\npath = '/run/x'\ncontent = ''", "/run is empty"},
 		{base + "[[files]]\npath = '/x'", `either "content" or "source"`},
-		{base + "[[files]]\npath = '/x'\ncontent = ''\nsource = 'motd'", `either "content" or "source"`},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\nsource = 'motd'",
+			`either "content" or "source"`},
 		{base + "[[files]]\npath = '/x'\nsource = '../motd'", "below the spec's folder"},
 		{base + "[[files]]\npath = '/x'\nsource = '/etc/passwd'", "below the spec's folder"},
 		{base + "[[files]]\npath = '/x'\nsource = 'nothing'", "nothing"},
@@ -117,16 +123,19 @@ func TestParseRefuses(t *testing.T) {
 		{base + "[[files]]\npath = '/x'\nsource = 'sub/large'", "not a regular file of at most"},
 		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '8'", "octal"},
 		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '77777'", "octal"},
-		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''", "twice"},
+		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''",
+			"twice"},
 		{strings.Repeat("#", MaxSpec+1), "larger than"},
 	} {
 		_, err := Parse("mine", []byte(tt.spec), specDir)
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), tt.want) || turnstone.HintOf(err) == "" {
+		if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), tt.want) || turnstone.HintOf(err) == "" {
 			t.Errorf("%.80q: %v, want %q", tt.spec, err, tt.want)
 		}
 	}
 	for _, name := range []string{"Mine", "-x", "a/b", "..", strings.Repeat("a", 64)} {
-		if _, err := Parse(name, []byte(base), nil); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := Parse(name, []byte(base),
+			nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("name %q: %v", name, err)
 		}
 	}
@@ -143,13 +152,24 @@ func TestDigestVectors(t *testing.T) {
 		spec Spec
 		want turnstone.Digest
 	}{
-		{Spec{Base: "debian:bookworm", Workdir: "/workspace"}, "sha256:475b35df7c92059b2b37e35222bfa63d3e4982d8e8ab74da86e6f502c78216c1"},
-		{Spec{Name: "x", Description: "y", Base: "debian:bookworm", Packages: []string{"curl", "jq"}, Workdir: "/w",
-			Env: map[string]string{"B": "2", "A": "<1>"}, Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}}, "sha256:35104eab5d5d44a7ba4c761c717ac9680a91adf0f0ce87b05ce3b439c5ae8458"},
-		{Spec{Name: "x", Base: "debian:bookworm", Packages: []string{"jq"}, Workdir: "/w", User: "dev", Pip: []string{"a==1"}, Npm: []string{"b@2"},
-			Commands: []string{"make"}, Machine: Machine{2, 1 << 30, 4 << 30}, Network: []string{"a.example"}, NoNetwork: true,
-			Lock: &Lock{Version: 1, Spec: "sha256:aa", FSHash: "sha256:bb", Apt: map[string]string{"jq": "1"}, Pip: []registry.PipFile{{}}, Npm: []registry.NpmPackage{{}}}}, "sha256:b88162521a5034cf7aa552aebff27d64867f1cd78b3fc750be6784692e4d1a05"},
-		{Spec{Name: "x", Base: "y", BaseDigest: "sha256:aa", base: &Spec{}, Commands: []string{"make"}, Workdir: "/w"}, "sha256:d86af2795abc48ffc8833aa79c613950e68302647c24f124caa3bcaca6a274c5"},
+		{Spec{Base: "debian:bookworm", Workdir: "/workspace"},
+			"sha256:475b35df7c92059b2b37e35222bfa63d3e4982d8e8ab74da86e6f502c78216c1"},
+		{Spec{Name: "x", Description: "y", Base: "debian:bookworm",
+			Packages: []string{"curl", "jq"}, Workdir: "/w",
+			Env:   map[string]string{"B": "2", "A": "<1>"},
+			Files: []File{{"/etc/motd", 0o644, []byte("hi\n")}}},
+			"sha256:35104eab5d5d44a7ba4c761c717ac9680a91adf0f0ce87b05ce3b439c5ae8458"},
+		{Spec{Name: "x", Base: "debian:bookworm", Packages: []string{"jq"}, Workdir: "/w",
+			User: "dev", Pip: []string{"a==1"}, Npm: []string{"b@2"},
+			Commands: []string{"make"}, Machine: Machine{2, 1 << 30, 4 << 30},
+			Network: []string{"a.example"}, NoNetwork: true,
+			Lock: &Lock{Version: 1, Spec: "sha256:aa", FSHash: "sha256:bb",
+				Apt: map[string]string{"jq": "1"}, Pip: []registry.PipFile{{}},
+				Npm: []registry.NpmPackage{{}}}},
+			"sha256:b88162521a5034cf7aa552aebff27d64867f1cd78b3fc750be6784692e4d1a05"},
+		{Spec{Name: "x", Base: "y", BaseDigest: "sha256:aa", base: &Spec{},
+			Commands: []string{"make"}, Workdir: "/w"},
+			"sha256:d86af2795abc48ffc8833aa79c613950e68302647c24f124caa3bcaca6a274c5"},
 	} {
 		if got := tt.spec.Digest(); got != tt.want {
 			t.Errorf("%+v: %s, want %s", tt.spec, got, tt.want)
@@ -181,8 +201,9 @@ content = "b"
 		"order of packages": strings.Replace(text, `"curl", "jq"`, `"jq", "curl", "jq"`, 1),
 		"order of env":      strings.Replace(text, `A = "1", B = "2"`, `B = "2", A = "1"`, 1),
 		"description":       "description = 'other'\n" + text,
-		"default mode":      strings.Replace(text, `content = "a"`, "content = 'a'\nmode = '644'", 1),
-		"default workdir":   "workdir = '/workspace'\n" + text,
+		"default mode": strings.Replace(text, `content = "a"`,
+			"content = 'a'\nmode = '644'", 1),
+		"default workdir": "workdir = '/workspace'\n" + text,
 	} {
 		if got := parse("two", change); got != first {
 			t.Errorf("%s makes another template", name)
@@ -211,7 +232,8 @@ func TestBuiltInSpecsParse(t *testing.T) {
 	s := NewStore(t.TempDir())
 	for _, p := range names {
 		spec, err := s.Spec(filepath.Dir(p))
-		if err != nil || spec.Description == "" || spec.base == nil && spec.Env["LANG"] != "C.UTF-8" {
+		if err != nil || spec.Description == "" || spec.base == nil &&
+			spec.Env["LANG"] != "C.UTF-8" {
 			t.Errorf("%s: %+v, %v", p, spec, err)
 		}
 	}
@@ -231,7 +253,8 @@ func TestReadSpec(t *testing.T) {
 	write(SpecFile, "base = 'debian:bookworm'\n[[files]]\npath = '/x'\nsource = 'data'\n")
 	write("data", "content")
 	write("other.toml", "name = 'other'\nbase = 'debian:bookworm'\n")
-	for path, name := range map[string]string{dir: "folder", filepath.Join(dir, SpecFile): "folder", filepath.Join(dir, "other.toml"): "other"} {
+	for path, name := range map[string]string{dir: "folder", filepath.Join(dir, SpecFile): "folder",
+		filepath.Join(dir, "other.toml"): "other"} {
 		spec, err := ReadSpec(path)
 		if err != nil || spec.Name != name {
 			t.Errorf("%s: %+v, %v", path, spec, err)
@@ -267,7 +290,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatal(err)
 		}
 		for _, p := range spec.Packages {
-			if strings.ContainsAny(p, ", /?~=") || strings.HasPrefix(p, "-") || strings.HasSuffix(p, "-") {
+			if strings.ContainsAny(p, ", /?~=") || strings.HasPrefix(p, "-") ||
+				strings.HasSuffix(p, "-") {
 				t.Fatalf("package %q reaches apt", p)
 			}
 		}

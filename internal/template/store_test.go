@@ -31,7 +31,8 @@ func counting(t *testing.T) (*Store, *atomic.Int32) {
 		fmt.Fprintln(log, "the builder's words")
 		w := tar2erofs.New(out, tar2erofs.Options{TempDir: tempDir})
 		text := strings.Join(spec.Packages, "\n")
-		if err := w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: "packages", Size: int64(len(text))}, strings.NewReader(text)); err != nil {
+		if err := w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: "packages",
+			Size: int64(len(text))}, strings.NewReader(text)); err != nil {
 			return nil, err
 		}
 		return &built{packages: map[string]string{"bash": "5.2"}}, w.Close()
@@ -59,7 +60,8 @@ func TestEnsureBuildsOnce(t *testing.T) {
 	if err != nil || turnstone.DigestBytes(b) != first.RootDigest || int64(len(b)) != first.Size {
 		t.Errorf("the image is not what the template says (%v)", err)
 	}
-	if first.Workdir != "/workspace" || first.EnvList()[1] != "LANG=C.UTF-8" || first.Packages["bash"] != "5.2" || first.Built.IsZero() {
+	if first.Workdir != "/workspace" || first.EnvList()[1] != "LANG=C.UTF-8" ||
+		first.Packages["bash"] != "5.2" || first.Built.IsZero() {
 		t.Errorf("%+v", first)
 	}
 	if other := ensure(t, NewStore(s.dir), "base"); n.Load() != 1 || other.Digest != first.Digest {
@@ -145,7 +147,8 @@ func TestDamagedImagesAreBuiltAgain(t *testing.T) {
 		func() { _ = os.Remove(manifest) },
 	} {
 		damage()
-		if mended := ensure(t, s, "base"); int(n.Load()) != i+2 || mended.RootDigest != tmpl.RootDigest {
+		if mended := ensure(t, s, "base"); int(n.Load()) != i+2 ||
+			mended.RootDigest != tmpl.RootDigest {
 			t.Errorf("damage %d: %d builds, digest %s", i, n.Load(), mended.RootDigest)
 		}
 		if b, _ := os.ReadFile(tmpl.Root); !bytes.Equal(b, good) {
@@ -180,7 +183,9 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 		hint string
 	}{
 		{fmt.Errorf("write: %w", syscall.ENOSPC), turnstone.KindExhausted, "free some disk space"},
-		{&turnstone.Error{Kind: turnstone.KindInvalid, Subject: "Debian bookworm", Err: errors.New("no such package"), Hint: "check the name"}, turnstone.KindInvalid, "check the name"},
+		{&turnstone.Error{Kind: turnstone.KindInvalid, Subject: "Debian bookworm",
+			Err: errors.New("no such package"), Hint: "check the name"}, turnstone.KindInvalid,
+			"check the name"},
 		{errors.New("something else"), turnstone.KindUnavailable, ".log"},
 		{context.Canceled, turnstone.KindCanceled, ""},
 	} {
@@ -190,12 +195,16 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 			return nil, tt.err
 		}
 		_, err := s.Ensure(context.Background(), "base", nil)
-		if turnstone.KindOf(err) != tt.kind || !errors.Is(err, tt.err) || !strings.Contains(turnstone.HintOf(err), tt.hint) || !strings.Contains(err.Error(), "template base") {
-			t.Errorf("%v: %v, kind %s, hint %q", tt.err, err, turnstone.KindOf(err), turnstone.HintOf(err))
+		if turnstone.KindOf(err) != tt.kind || !errors.Is(err, tt.err) ||
+			!strings.Contains(turnstone.HintOf(err), tt.hint) ||
+			!strings.Contains(err.Error(), "template base") {
+			t.Errorf("%v: %v, kind %s, hint %q", tt.err, err, turnstone.KindOf(err),
+				turnstone.HintOf(err))
 		}
 		var left []string
 		_ = filepath.WalkDir(s.dir, func(p string, d os.DirEntry, _ error) error {
-			if d != nil && !d.IsDir() && !strings.Contains(p, "/locks/") && !strings.Contains(p, "/logs/") {
+			if d != nil && !d.IsDir() && !strings.Contains(p, "/locks/") &&
+				!strings.Contains(p, "/logs/") {
 				left = append(left, p)
 			}
 			return nil
@@ -208,7 +217,8 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 	if err != nil || d.Ready || d.Log == "" {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	if log, _ := os.ReadFile(d.Log); !bytes.Contains(log, []byte("what went wrong")) || !bytes.Contains(log, []byte("failed after")) {
+	if log, _ := os.ReadFile(d.Log); !bytes.Contains(log, []byte("what went wrong")) ||
+		!bytes.Contains(log, []byte("failed after")) {
 		t.Errorf("log %q", log)
 	}
 	s.build = good
@@ -260,7 +270,8 @@ func TestUnknownImage(t *testing.T) {
 		strings.Repeat("x", 1<<16): "the images are base, claude-code, nodejs, python",
 	} {
 		_, err := s.Ensure(context.Background(), name, nil)
-		if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), hint) {
+		if turnstone.KindOf(err) != turnstone.KindNotFound ||
+			!strings.Contains(turnstone.HintOf(err), hint) {
 			t.Errorf("%.20q: %.80v, hint %q", name, err, turnstone.HintOf(err))
 		}
 	}
@@ -287,7 +298,8 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := ensure(t, NewStore(s.dir), "tools"); got.Digest != first.Digest || got.Name != "tools" {
+	if got := ensure(t, NewStore(s.dir), "tools"); got.Digest != first.Digest ||
+		got.Name != "tools" {
 		t.Errorf("%+v, want %+v", got, first)
 	}
 	if _, err := s.Build(ctx, dir+"/"+SpecFile, BuildOptions{}); err != nil || n.Load() != 1 {
@@ -297,7 +309,8 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err != nil || len(list) != 5 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if e := list[4]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size || list[0].Ready || !list[0].BuiltIn {
+	if e := list[4]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size ||
+		list[0].Ready || !list[0].BuiltIn {
 		t.Errorf("%+v", list)
 	}
 
@@ -307,7 +320,8 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err != nil || second.Digest == first.Digest {
 		t.Fatalf("%+v, %v", second, err)
 	}
-	if d, err := s.Show(ctx, "tools"); err != nil || d.Template.Digest != second.Digest || len(d.Spec.Packages) != 2 {
+	if d, err := s.Show(ctx, "tools"); err != nil || d.Template.Digest != second.Digest ||
+		len(d.Spec.Packages) != 2 {
 		t.Errorf("%+v, %v", d, err)
 	}
 
@@ -316,7 +330,8 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err := os.Rename(dir, twin); err != nil {
 		t.Fatal(err)
 	}
-	if tw, err := s.Build(ctx, twin, BuildOptions{}); err != nil || tw.Root != second.Root || n.Load() != 2 {
+	if tw, err := s.Build(ctx, twin, BuildOptions{}); err != nil || tw.Root != second.Root ||
+		n.Load() != 2 {
 		t.Errorf("%+v, %v", tw, err)
 	}
 	if err := s.Remove(ctx, "tools"); err != nil || !exists(second.Root) {
@@ -336,7 +351,8 @@ func TestRegisteredSpecs(t *testing.T) {
 	if err := os.Rename(twin, base); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Build(ctx, base, BuildOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := s.Build(ctx, base,
+		BuildOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 	if tmpl, err := s.Build(ctx, "base", BuildOptions{}); err != nil || tmpl.Name != "base" {
@@ -353,10 +369,12 @@ func TestDamagedRegistration(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, content := range []string{"{", `{"name":"other"}`} {
-		if err := os.WriteFile(filepath.Join(s.dir, "specs", "mine.json"), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(s.dir, "specs", "mine.json"), []byte(content),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+		if _, err := s.Spec("mine"); turnstone.KindOf(err) != turnstone.KindIntegrity ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", content, err)
 		}
 	}

@@ -21,7 +21,8 @@ func TestTreeOfTheRealImage(t *testing.T) {
 		t.Skip("mounting takes root")
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", tmpl.Root, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", tmpl.Root,
+		dir).CombinedOutput(); err != nil {
 		t.Skipf("no image can be mounted here: %v %s", err, out)
 	}
 	t.Cleanup(func() {
@@ -58,7 +59,8 @@ func TestTreeOfTheRealImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%+v; read in %s, then known in %s; %d objects", counts, first, second, len(store.Objects()))
+	t.Logf("%+v; read in %s, then known in %s; %d objects", counts, first, second,
+		len(store.Objects()))
 	if ref.Hash != want.Hash {
 		t.Errorf("FS hash %s, of the mounted image %s", ref.Hash, want.Hash)
 	}
@@ -93,7 +95,10 @@ func diffIgnoringChunks(ctx context.Context, s1 *treetest.Store, a tree.Ref, s2 
 
 type getterFunc func(context.Context, turnstone.Digest) ([]byte, error)
 
-func (f getterFunc) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) { return f(ctx, d) }
+func (f getterFunc) Get(ctx context.Context,
+	d turnstone.Digest) ([]byte, error) {
+	return f(ctx, d)
+}
 
 // checkContents reads some of the contents out of the image.
 func checkContents(t *testing.T, tmpl *Template, store *treetest.Store, ref tree.Ref) {

@@ -113,10 +113,13 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 	if content.HasSize(12345) || content.HasContent(turnstone.DigestBytes([]byte("other"))) {
 		t.Error("finds what is not there")
 	}
-	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("other")), Size: 5}); turnstone.KindOf(err) != turnstone.KindNotFound {
+	if _, err := content.OpenContent(ctx,
+		tree.Content{Digest: turnstone.DigestBytes([]byte("other")),
+			Size: 5}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("#!")), Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("#!")),
+		Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }
@@ -165,7 +168,8 @@ func TestTreeIsReadOnce(t *testing.T) {
 	if _, again := store.Calls(); puts == 0 || again != puts {
 		t.Errorf("%d objects were put first, then %d", puts, again-puts)
 	}
-	if after, err := os.Stat(filepath.Join(filepath.Dir(tmpl.Root), "root.tree")); err != nil || !os.SameFile(before, after) {
+	if after, err := os.Stat(filepath.Join(filepath.Dir(tmpl.Root), "root.tree")); err != nil ||
+		!os.SameFile(before, after) {
 		t.Errorf("the index was written again: %v", err)
 	}
 }
@@ -190,7 +194,8 @@ func TestDamagedTreeIndexIsMadeAgain(t *testing.T) {
 		"root":    func(b []byte) []byte { b[len(b)-1] ^= 1; return b },
 		"length":  func(b []byte) []byte { copy(b[bytes.LastIndex(b, []byte("r\x01"))-8:], "\xff\xff\xff\xff"); return b },
 	} {
-		if err := os.WriteFile(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"), damage(bytes.Clone(good)), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"),
+			damage(bytes.Clone(good)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		ref, err := s.Tree(ctx, tmpl, treetest.NewStore())
@@ -210,7 +215,8 @@ func TestTreeOfADamagedImage(t *testing.T) {
 	if err := os.WriteFile(tmpl.Root, bytes.Repeat([]byte("no"), 10000), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Tree(context.Background(), tmpl, treetest.NewStore()); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if _, err := s.Tree(context.Background(), tmpl,
+		treetest.NewStore()); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }
@@ -232,7 +238,8 @@ func TestContentAfterClose(t *testing.T) {
 	if c.HasContent(d) {
 		t.Error("found after Close")
 	}
-	if _, err := c.OpenContent(ctx, tree.Content{Digest: d, Size: 2}); !errors.Is(err, os.ErrClosed) {
+	if _, err := c.OpenContent(ctx, tree.Content{Digest: d, Size: 2}); !errors.Is(err,
+		os.ErrClosed) {
 		t.Errorf("%v", err)
 	}
 }

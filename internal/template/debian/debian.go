@@ -135,7 +135,8 @@ func check() (mode string, err error) {
 		return "", missing("the program mmdebstrap", installHint)
 	}
 	if _, err := os.Stat(Keyring); err != nil {
-		return "", missing(Keyring, "install Debian's archive keys: sudo apt install debian-archive-keyring")
+		return "", missing(Keyring,
+			"install Debian's archive keys: sudo apt install debian-archive-keyring")
 	}
 	if os.Geteuid() == 0 {
 		return "root", nil
@@ -166,7 +167,8 @@ func arguments(mode string, req Request) []string {
 	}
 	if req.Slim {
 		for _, rule := range []string{
-			"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*", "path-exclude=/usr/share/locale/*",
+			"path-exclude=/usr/share/man/*", "path-exclude=/usr/share/info/*",
+			"path-exclude=/usr/share/locale/*",
 			"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
 		} {
 			args = append(args, "--dpkgopt="+rule)
@@ -184,7 +186,8 @@ type Mirrors struct{ Main, Security string }
 
 // check rejects mirrors that would not remain a single word of sources.list.
 func (m Mirrors) check() error {
-	for name, v := range map[string]string{"TURN_DEBIAN_MIRROR": m.Main, "TURN_DEBIAN_SECURITY_MIRROR": m.Security} {
+	for name, v := range map[string]string{"TURN_DEBIAN_MIRROR": m.Main,
+		"TURN_DEBIAN_SECURITY_MIRROR": m.Security} {
 		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
 			return turnstone.Errorf("debian.fetch", turnstone.KindInvalid, name,
 				"%q is not the address of a mirror", v).
@@ -201,7 +204,8 @@ func (m Mirrors) Sources(suite string) []string {
 		return fmt.Sprintf("deb [signed-by=%s] %s %s main", Keyring, url, suite)
 	}
 	at := m.Addresses()
-	return []string{line(at[0], suite), line(at[0], suite+"-updates"), line(at[1], suite+"-security")}
+	return []string{line(at[0], suite), line(at[0], suite+"-updates"),
+		line(at[1], suite+"-security")}
 }
 
 // Addresses returns the addresses of the main archive and of its security fixes.
@@ -215,7 +219,8 @@ func (m Mirrors) Addresses() []string {
 // searchPath adds the system's own folders, which an ordinary user's PATH often lacks: mmdebstrap
 // calls chroot and other programs from them.
 func searchPath() string {
-	return strings.TrimPrefix(os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", ":")
+	return strings.TrimPrefix(os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin",
+		":")
 }
 
 func lookPath(program string) (string, error) {
@@ -233,10 +238,12 @@ func lookPath(program string) (string, error) {
 // environment passes on only variables for paths and network access, so that a user's settings do
 // not leak into images.
 func environment(mode, proxy string) []string {
-	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
+	env := []string{"PATH=" + searchPath(), "LC_ALL=C.UTF-8",
+		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", Epoch)}
 	for _, name := range []string{"HOME", "USER", "LOGNAME", "TMPDIR",
 		"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"} {
-		if v, ok := os.LookupEnv(name); ok && !(name == "TMPDIR" && mode == "unshare" && !reachable(v)) {
+		if v, ok := os.LookupEnv(name); ok &&
+			!(name == "TMPDIR" && mode == "unshare" && !reachable(v)) {
 			env = append(env, name+"="+v)
 		}
 	}

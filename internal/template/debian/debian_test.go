@@ -19,16 +19,23 @@ func TestExplain(t *testing.T) {
 		kind       turnstone.Kind
 		hint       string
 	}{
-		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n", "Unable to locate package nosuchthing", turnstone.KindInvalid, "packages.debian.org"},
+		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n",
+			"Unable to locate package nosuchthing", turnstone.KindInvalid, "packages.debian.org"},
 		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\nE: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.KindUnavailable, "http_proxy"},
-		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device", turnstone.KindExhausted, "TMPDIR"},
-		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9", "NO_PUBKEY 0E98404D386FA1D9", turnstone.KindIntegrity, "debian-archive-keyring"},
-		{"E: failed to unshare the user namespace\n", "failed to unshare the user namespace", turnstone.KindUnavailable, "apparmor_restrict"},
-		{"I: going\nE: something new\nE: mmdebstrap failed to run\n", "something new", turnstone.KindUnavailable, ""},
+		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device",
+			turnstone.KindExhausted, "TMPDIR"},
+		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9",
+			"NO_PUBKEY 0E98404D386FA1D9", turnstone.KindIntegrity, "debian-archive-keyring"},
+		{"E: failed to unshare the user namespace\n", "failed to unshare the user namespace",
+			turnstone.KindUnavailable, "apparmor_restrict"},
+		{"I: going\nE: something new\nE: mmdebstrap failed to run\n", "something new",
+			turnstone.KindUnavailable, ""},
 	} {
 		err := explain("op", Request{Suite: "bookworm"}, errors.New("exit status 1"), tt.tail)
-		if !strings.Contains(err.Error(), tt.want) || turnstone.KindOf(err) != tt.kind || !strings.Contains(turnstone.HintOf(err), tt.hint) {
-			t.Errorf("%q: got %v, kind %s, hint %q", tt.tail, err, turnstone.KindOf(err), turnstone.HintOf(err))
+		if !strings.Contains(err.Error(), tt.want) || turnstone.KindOf(err) != tt.kind ||
+			!strings.Contains(turnstone.HintOf(err), tt.hint) {
+			t.Errorf("%q: got %v, kind %s, hint %q", tt.tail, err, turnstone.KindOf(err),
+				turnstone.HintOf(err))
 		}
 	}
 }
@@ -45,7 +52,8 @@ func TestTranscript(t *testing.T) {
 	}
 	tr.Write([]byte("ages inside the chroot...\nI: creating tarball..."))
 	tr.flush()
-	want := []string{"reading Debian's package lists", "installing the other packages", "writing the image"}
+	want := []string{"reading Debian's package lists", "installing the other packages",
+		"writing the image"}
 	if strings.Join(told, "|") != strings.Join(want, "|") {
 		t.Errorf("progress %q, want %q", told, want)
 	}
@@ -75,7 +83,9 @@ func TestHasRange(t *testing.T) {
 
 func TestSourcesOfMirrors(t *testing.T) {
 	got := strings.Join(Mirrors{Main: "http://mirror.example/debian/"}.Sources("bookworm"), "\n")
-	for _, want := range []string{"http://mirror.example/debian bookworm main", "http://mirror.example/debian bookworm-updates main", DefaultSecurityMirror + " bookworm-security main"} {
+	for _, want := range []string{"http://mirror.example/debian bookworm main",
+		"http://mirror.example/debian bookworm-updates main", DefaultSecurityMirror +
+			" bookworm-security main"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
@@ -83,8 +93,10 @@ func TestSourcesOfMirrors(t *testing.T) {
 }
 
 func TestMirrorsAreOneWord(t *testing.T) {
-	for _, bad := range []string{"http://x/debian main\ndeb http://y", "http://x y", "[trusted=yes]http://x"} {
-		if err := (Mirrors{Main: bad}).check(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+	for _, bad := range []string{"http://x/debian main\ndeb http://y", "http://x y",
+		"[trusted=yes]http://x"} {
+		if err := (Mirrors{Main: bad}).check(); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -120,7 +132,8 @@ func stand(t *testing.T, script string) {
 	}
 	dir := t.TempDir()
 	for name, body := range map[string]string{"mmdebstrap": script, "newuidmap": "exit 0"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+body+"\n"),
+			0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -182,7 +195,8 @@ func TestFetchFailures(t *testing.T) {
 			t.Skip("mmdebstrap is installed where every search looks")
 		}
 		err := Fetch(context.Background(), Request{}, nil)
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "apt install") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(turnstone.HintOf(err), "apt install") {
 			t.Fatal(err)
 		}
 	})

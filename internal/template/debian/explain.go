@@ -104,15 +104,18 @@ type symptom struct {
 
 func symptoms() []symptom {
 	return []symptom{
-		{regexp.MustCompile(`No space left on device|You don't have enough free space`), turnstone.KindExhausted,
-			"free some disk space; packages are unpacked in " + tempDir() + ", which TMPDIR moves elsewhere"},
+		{regexp.MustCompile(`No space left on device|You don't have enough free space`),
+			turnstone.KindExhausted,
+			"free some disk space; packages are unpacked in " + tempDir() +
+				", which TMPDIR moves elsewhere"},
 		{regexp.MustCompile(`Unable to locate package \S+|Package '?\S+'? has no installation candidate|Couldn't find any package by \S+ '[^']*'`), turnstone.KindInvalid,
 			"check the name at https://packages.debian.org, and that it is in section main"},
 		{regexp.MustCompile(`Temporary failure resolving[^\n]*|Could not resolve[^\n]*|Could not connect[^\n]*|Cannot initiate the connection[^\n]*|Unable to connect[^\n]*|Connection (?:timed out|refused|failed)[^\n]*|Network is unreachable`), turnstone.KindUnavailable,
 			"check the network; behind a proxy set http_proxy, and TURN_DEBIAN_MIRROR names another mirror"},
 		{regexp.MustCompile(`NO_PUBKEY \S+|BADSIG[^\n]*|EXPKEYSIG[^\n]*|The repository '[^']*' is not signed|Hash Sum mismatch`), turnstone.KindIntegrity,
 			"update Debian's archive keys (sudo apt install debian-archive-keyring), or try another TURN_DEBIAN_MIRROR"},
-		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`), turnstone.KindUnavailable,
+		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`),
+			turnstone.KindUnavailable,
 			"the mirror does not have it: try again later, or name another with TURN_DEBIAN_MIRROR"},
 		{regexp.MustCompile(`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`), turnstone.KindUnavailable,
 			"this machine forbids user namespaces: see sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns, or build the template as root"},

@@ -21,14 +21,18 @@ func TestAnonymous(t *testing.T) {
 	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
 	defer srv.Close()
 	at := strings.TrimPrefix(srv.URL, "http://")
-	c := New(Options{Dir: t.TempDir(), Anonymous: true, Stall: 5 * time.Second, Retries: -1, Keychain: authn.DefaultKeychain})
-	for _, name := range []string{at + "/x:1", "localhost" + at[strings.LastIndexByte(at, ':'):] + "/x:1", "10.255.255.1:5000/x", "169.254.169.254/x", "100.100.100.200/x", "192.168.1.1/x:1"} {
+	c := New(Options{Dir: t.TempDir(), Anonymous: true, Stall: 5 * time.Second, Retries: -1,
+		Keychain: authn.DefaultKeychain})
+	for _, name := range []string{at + "/x:1", "localhost" + at[strings.LastIndexByte(at, ':'):] +
+		"/x:1", "10.255.255.1:5000/x", "169.254.169.254/x", "100.100.100.200/x",
+		"192.168.1.1/x:1"} {
 		ref, err := ParseReference(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = c.Resolve(t.Context(), ref)
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "not allowed for a document") || !strings.Contains(turnstone.HintOf(err), "--image") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(),
+			"not allowed for a document") || !strings.Contains(turnstone.HintOf(err), "--image") {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 		if ref.Closed() == "" {
@@ -56,7 +60,8 @@ func TestAnonymousAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	known, strange := newGuard(ref, time.Second, false), newGuard(ref, time.Second, true)
-	for _, ip := range []string{"10.1.2.3", "127.0.0.1", "::1", "192.168.7.7", "169.254.169.254", "fd00::1", "64:ff9b::7f00:1", "100.64.0.1"} {
+	for _, ip := range []string{"10.1.2.3", "127.0.0.1", "::1", "192.168.7.7", "169.254.169.254",
+		"fd00::1", "64:ff9b::7f00:1", "100.64.0.1"} {
 		if err := strange.met(netip.MustParseAddr(ip).Unmap()); err == nil {
 			t.Errorf("a stranger's registry may be at %s", ip)
 		}
@@ -68,7 +73,8 @@ func TestAnonymousAddresses(t *testing.T) {
 		t.Error(err)
 	}
 	for _, ip := range []string{"168.63.129.16", "192.0.0.192", "198.18.0.1"} {
-		if strange.met(netip.MustParseAddr(ip)) == nil || strange.allowed(netip.MustParseAddr(ip)) == nil {
+		if strange.met(netip.MustParseAddr(ip)) == nil ||
+			strange.allowed(netip.MustParseAddr(ip)) == nil {
 			t.Errorf("a stranger's registry, or its storage, may be at %s", ip)
 		}
 	}
@@ -77,7 +83,8 @@ func TestAnonymousAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range own { // also public addresses
-		if p, err := netip.ParsePrefix(a.String()); err == nil && (strange.met(p.Addr().Unmap()) == nil || strange.allowed(p.Addr().Unmap()) == nil) {
+		if p, err := netip.ParsePrefix(a.String()); err == nil &&
+			(strange.met(p.Addr().Unmap()) == nil || strange.allowed(p.Addr().Unmap()) == nil) {
 			t.Errorf("a stranger's registry may be at this machine's %s", a)
 		}
 	}

@@ -57,7 +57,8 @@ func TestBombs(t *testing.T) {
 		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{}, l))
 		start := time.Now()
 		_, err := unpackAt(t, client(t), reg.Host+"/x:1")
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "bomb") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), "bomb") {
 			t.Errorf("%s: %v", name, err)
 		}
 		t.Logf("%s: refused after %s", name, time.Since(start))
@@ -69,7 +70,8 @@ type bomb struct{ size int64 }
 
 func (b *bomb) WriteTo(w io.Writer) (int64, error) {
 	tw := tar.NewWriter(w)
-	if err := tw.WriteHeader(&tar.Header{Name: "zeros", Size: b.size, Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
+	if err := tw.WriteHeader(&tar.Header{Name: "zeros", Size: b.size, Mode: 0o644,
+		Typeflag: tar.TypeReg}); err != nil {
 		return 0, err
 	}
 	n, err := io.CopyN(tw, zeroReader{}, b.size)
@@ -130,7 +132,8 @@ func TestBadLayers(t *testing.T) {
 		"data behind the end": {append(good, "more"...), append(good, "more"...), ""},
 	} {
 		reg := ocitest.Serve(t, nil)
-		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{}, ocitest.Raw(c.packed, c.plain, types.OCILayer)))
+		reg.Push(t, "x:1", ocitest.ImageOf(t, ocitest.Config{},
+			ocitest.Raw(c.packed, c.plain, types.OCILayer)))
 		_, err := unpackAt(t, client(t), reg.Host+"/x:1")
 		if turnstone.KindOf(err) != c.kind && !(c.kind == "" && err == nil) {
 			t.Errorf("%s: %v, want kind %q", name, err, c.kind)

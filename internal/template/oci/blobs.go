@@ -45,7 +45,8 @@ func (c *Client) makeDirs() error {
 // blob returns the blob of digest d, open for reading. It downloads the blob unless it is cached. A
 // cached blob was verified when it was downloaded: its reader verifies it again. got receives the
 // number of bytes as they arrive, and the size of a cached blob.
-func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64, got *atomic.Int64) (f *os.File, kept bool, err error) {
+func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64,
+	got *atomic.Int64) (f *os.File, kept bool, err error) {
 	c := s.c
 	if f := c.kept(d, size); f != nil {
 		got.Add(size)
@@ -94,8 +95,10 @@ func (c *Client) kept(d turnstone.Digest, size int64) *os.File {
 }
 
 // download completes partial/<hex>, from its current end, and verifies it.
-func (s *session) download(ctx context.Context, d turnstone.Digest, size int64, got *atomic.Int64) error {
-	f, err := os.OpenFile(s.c.path("partial", d.Hex()), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+func (s *session) download(ctx context.Context, d turnstone.Digest, size int64,
+	got *atomic.Int64) error {
+	f, err := os.OpenFile(s.c.path("partial", d.Hex()),
+		os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
@@ -138,7 +141,8 @@ func (s *session) fetch(ctx context.Context, p *part) error {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	url := fmt.Sprintf("%s://%s/v2/%s/blobs/%s", s.ref.repo.Scheme(), s.ref.repo.RegistryStr(), s.ref.repo.RepositoryStr(), p.want)
+	url := fmt.Sprintf("%s://%s/v2/%s/blobs/%s", s.ref.repo.Scheme(), s.ref.repo.RegistryStr(),
+		s.ref.repo.RepositoryStr(), p.want)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
@@ -153,10 +157,12 @@ func (s *session) fetch(ctx context.Context, p *part) error {
 		return stalled(ctx, err)
 	}
 	defer resp.Body.Close()
-	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable); err != nil {
+	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent,
+		http.StatusRequestedRangeNotSatisfiable); err != nil {
 		return err
 	}
-	if resp.StatusCode != http.StatusPartialContent || !startsAt(resp.Header.Get("Content-Range"), p.have) {
+	if resp.StatusCode != http.StatusPartialContent ||
+		!startsAt(resp.Header.Get("Content-Range"), p.have) {
 		if p.have > 0 {
 			if err := p.restart(); err != nil {
 				return err
@@ -247,7 +253,8 @@ func (p *part) fill(r io.Reader, came *atomic.Int64) error {
 		n, err := r.Read(buf)
 		came.Add(int64(n))
 		if int64(n) > p.size-p.have {
-			return mismatch("%s is longer than the %d bytes in the image's manifest", p.want.Short(), p.size)
+			return mismatch("%s is longer than the %d bytes in the image's manifest",
+				p.want.Short(), p.size)
 		}
 		if n > 0 {
 			if _, err := p.file.Write(buf[:n]); err != nil {
@@ -282,7 +289,8 @@ func room(f *os.File, size int64) error {
 	}
 	if free := int64(st.Bavail) * st.Bsize; size > free {
 		return turnstone.Errorf("oci.pull", turnstone.KindExhausted, filepath.Dir(f.Name()),
-			"%s are needed, and %s are free", turnstone.Bytes(size).Human(), turnstone.Bytes(free).Human()).
+			"%s are needed, and %s are free", turnstone.Bytes(size).Human(),
+			turnstone.Bytes(free).Human()).
 			WithHint("free some disk space, or move TURN_HOME")
 	}
 	return nil

@@ -51,7 +51,8 @@ func TestResumes(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}
 	}).wrap)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", content))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{},
+		ocitest.Tar(t, bash, ocitest.File("big", content))))
 	ref, err := ParseReference(reg.Host + "/x:1")
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +84,8 @@ func TestResumes(t *testing.T) {
 // TestResumesDamage checks that a damaged partial download is not continued.
 func TestResumesDamage(t *testing.T) {
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{},
+		ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
 	c := client(t)
 	ref, err := ParseReference(reg.Host + "/x:1")
 	if err != nil {
@@ -98,7 +100,8 @@ func TestResumesDamage(t *testing.T) {
 	}
 	for _, dir := range []string{"partial", "blobs"} {
 		for _, size := range []int64{10, img.Layers[0].Size, img.Layers[0].Size + 10} {
-			if err := os.WriteFile(c.path(dir, img.Layers[0].Digest.Hex()), make([]byte, size), 0o600); err != nil {
+			if err := os.WriteFile(c.path(dir, img.Layers[0].Digest.Hex()), make([]byte, size),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := unpackImage(t, c, img); err != nil {
@@ -111,7 +114,8 @@ func TestResumesDamage(t *testing.T) {
 // TestPrune checks that downloads stay for other images, up to a bound.
 func TestPrune(t *testing.T) {
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash), ocitest.Tar(t, ocitest.File("big", random(1_000_000)))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash),
+		ocitest.Tar(t, ocitest.File("big", random(1_000_000)))))
 	c := client(t)
 	if _, err := unpackAt(t, c, reg.Host+"/x:1"); err != nil {
 		t.Fatal(err)
@@ -134,10 +138,12 @@ func TestPrune(t *testing.T) {
 	if n := kept(); n < 1_000_000 {
 		t.Errorf("%d bytes are kept", n)
 	}
-	if freed, err := c.Prune(500_000, time.Time{}, true); err != nil || freed < 1_000_000 || kept() < 1_000_000 {
+	if freed, err := c.Prune(500_000, time.Time{}, true); err != nil || freed < 1_000_000 ||
+		kept() < 1_000_000 {
 		t.Errorf("only told: %d, %d kept, %v", freed, kept(), err)
 	}
-	if freed, err := c.Prune(500_000, time.Time{}, false); err != nil || freed < 1_000_000 || kept() > 500_000 || kept() == 0 {
+	if freed, err := c.Prune(500_000, time.Time{}, false); err != nil || freed < 1_000_000 ||
+		kept() > 500_000 || kept() == 0 {
 		t.Errorf("%d freed, %d kept, %v", freed, kept(), err)
 	}
 	if _, err := c.Prune(1<<40, time.Now().Add(time.Hour), false); err != nil || kept() != 0 {

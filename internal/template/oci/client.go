@@ -93,14 +93,16 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 				clean(err)).
 				WithHint("the Docker config (docker login writes it) cannot be used for this registry")
 		}
-		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth, g, []string{ref.repo.Scope(transport.PullScope)})
+		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth,
+			g, []string{ref.repo.Scope(transport.PullScope)})
 		return false, stalled(ctx, err)
 	})
 	if err != nil {
 		g.close()
 		// A registry on this machine is tried with and without TLS: the error of its usual protocol
 		// is more useful.
-		if plain, ok := g.plain.Load().(error); ok && !errors.Is(err, errStalled) && ctx.Err() == nil {
+		if plain, ok := g.plain.Load().(error); ok && !errors.Is(err, errStalled) &&
+			ctx.Err() == nil {
 			err = plain
 		}
 		return nil, ref.failed(err)

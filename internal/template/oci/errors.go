@@ -22,7 +22,10 @@ type integrityError struct{ why string }
 
 func (e *integrityError) Error() string { return e.why }
 
-func mismatch(format string, args ...any) error { return &integrityError{fmt.Sprintf(format, args...)} }
+func mismatch(format string,
+	args ...any) error {
+	return &integrityError{fmt.Sprintf(format, args...)}
+}
 
 // A contentError reports an intact image that cannot be used.
 type contentError struct{ why, hint string }
@@ -45,7 +48,8 @@ func (c *Client) retry(ctx context.Context, f func(ctx context.Context) (progres
 		if progress {
 			failures = 0
 		}
-		if failures++; ctx.Err() != nil || !passing(err) || failures > c.opts.Retries || attempt > 1000 {
+		if failures++; ctx.Err() != nil || !passing(err) || failures > c.opts.Retries ||
+			attempt > 1000 {
 			return err
 		}
 		select {
@@ -64,11 +68,14 @@ func passing(err error) bool {
 	var content *contentError
 	var typed *turnstone.Error
 	switch {
-	case errors.As(err, &refused), errors.As(err, &wrong), errors.As(err, &content), errors.As(err, &typed), errors.Is(err, errRedirects):
+	case errors.As(err, &refused), errors.As(err, &wrong), errors.As(err, &content),
+		errors.As(err, &typed), errors.Is(err, errRedirects):
 		return false
 	case errors.As(err, &status):
-		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests || status.StatusCode == http.StatusRequestTimeout
-	case errors.Is(err, errStalled), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return status.StatusCode >= 500 || status.StatusCode == http.StatusTooManyRequests ||
+			status.StatusCode == http.StatusRequestTimeout
+	case errors.Is(err, errStalled), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF),
+		errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return true
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return false // no server listens
@@ -99,11 +106,13 @@ func (r Reference) failed(err error) error {
 	case errors.Is(err, context.Canceled):
 		out.Kind = turnstone.KindCanceled
 	case errors.As(err, &wrong):
-		out.Kind, out.Hint = turnstone.KindIntegrity, "the registry, or a server in between, sends wrong data; none of it was kept"
+		out.Kind, out.Hint = turnstone.KindIntegrity,
+			"the registry, or a server in between, sends wrong data; none of it was kept"
 	case errors.As(err, &content):
 		out.Kind, out.Hint = turnstone.KindInvalid, content.hint
 	case errors.As(err, &refused):
-		out.Kind, out.Hint = turnstone.KindInvalid, "nothing was asked there; pull from a registry that serves the image itself, over TLS"
+		out.Kind, out.Hint = turnstone.KindInvalid,
+			"nothing was asked there; pull from a registry that serves the image itself, over TLS"
 		if refused.hint != "" {
 			out.Hint = refused.hint
 		}
@@ -112,36 +121,46 @@ func (r Reference) failed(err error) error {
 	case errors.As(err, &status):
 		out.Kind, out.Hint, out.Err = r.answered(status)
 	case errors.Is(err, errStalled):
-		out.Kind, out.Hint = turnstone.KindTimeout, "try again; the download continues where it ended"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		out.Kind, out.Hint = turnstone.KindTimeout,
+			"try again; the download continues where it ended"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+		errors.Is(err, syscall.ECONNRESET):
 		out.Err = fmt.Errorf("registry %s: connection lost: %w", r.Registry(), clean(err))
 		out.Hint = "try again; the download continues where it ended"
-	case errors.As(err, &network) && network.Timeout() && !(errors.As(err, &dial) && dial.Op == "dial"):
-		out.Kind, out.Hint = turnstone.KindTimeout, "try again; the download continues where it ended"
+	case errors.As(err, &network) && network.Timeout() &&
+		!(errors.As(err, &dial) && dial.Op == "dial"):
+		out.Kind, out.Hint = turnstone.KindTimeout,
+			"try again; the download continues where it ended"
 	default:
 		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
 		out.Hint = "check the name, the network and the proxy's settings"
 	}
-	if near := r.Near(); near != "" && out.Kind != turnstone.KindCanceled && out.Kind != turnstone.KindExhausted {
-		out.Hint = strings.TrimPrefix(out.Hint+"; ", "; ") + "the built-in template " + near + " comes near to it"
+	if near := r.Near(); near != "" && out.Kind != turnstone.KindCanceled &&
+		out.Kind != turnstone.KindExhausted {
+		out.Hint = strings.TrimPrefix(out.Hint+"; ", "; ") + "the built-in template " + near +
+			" comes near to it"
 	}
 	return out
 }
 
 // answered explains a registry's error response.
 func (r Reference) answered(e *transport.Error) (kind turnstone.Kind, hint string, err error) {
-	says := fmt.Errorf("registry %s answers %d %s", r.Registry(), e.StatusCode, http.StatusText(e.StatusCode))
+	says := fmt.Errorf("registry %s answers %d %s", r.Registry(), e.StatusCode,
+		http.StatusText(e.StatusCode))
 	if len(e.Errors) > 0 && e.Errors[0].Message != "" {
 		says = fmt.Errorf("%w: %.300q", says, string(e.Errors[0].Code)+": "+e.Errors[0].Message)
 	}
 	switch code := e.StatusCode; {
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
 		// Registries send this status for missing repositories too.
-		return turnstone.KindNotFound, "check the name; if the image is private: docker login " + r.Registry(), says
+		return turnstone.KindNotFound, "check the name; if the image is private: docker login " +
+			r.Registry(), says
 	case code == http.StatusNotFound:
-		return turnstone.KindNotFound, "check the name and the tag; there may be no such image", says
+		return turnstone.KindNotFound,
+			"check the name and the tag; there may be no such image", says
 	case code == http.StatusTooManyRequests:
-		return turnstone.KindExhausted, "wait, or log in for more requests: docker login " + r.Registry(), says
+		return turnstone.KindExhausted, "wait, or log in for more requests: docker login " +
+			r.Registry(), says
 	case code >= 500:
 		return turnstone.KindUnavailable, "try again later", says
 	}
@@ -159,7 +178,8 @@ func (r Reference) Near() string {
 		return "python"
 	case last == "node", strings.Contains(last, "nodejs"), last == "bun", last == "deno":
 		return "nodejs"
-	case strings.HasPrefix(last, "debian"), strings.HasPrefix(last, "ubuntu"), last == "bash", last == "buildpack-deps":
+	case strings.HasPrefix(last, "debian"), strings.HasPrefix(last, "ubuntu"), last == "bash",
+		last == "buildpack-deps":
 		return "base"
 	}
 	return ""

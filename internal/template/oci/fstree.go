@@ -57,7 +57,8 @@ type inode struct {
 }
 
 func newTree(l limits) *fsTree {
-	return &fsTree{root: &node{kids: map[string]*node{}, file: &inode{kind: tar.TypeDir, mode: 0o755}}, layer: -1, limits: l}
+	return &fsTree{root: &node{kids: map[string]*node{},
+		file: &inode{kind: tar.TypeDir, mode: 0o755}}, layer: -1, limits: l}
 }
 
 const (
@@ -119,7 +120,8 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 			return nil, err
 		}
 		return nil, t.put(dir, name, &node{file: target.file})
-	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
+	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont, tar.TypeSymlink, tar.TypeChar, tar.TypeBlock,
+		tar.TypeFifo:
 	default:
 		return nil, fmt.Errorf("its type %q is unknown", hdr.Typeflag)
 	}
@@ -131,7 +133,8 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 	case tar.TypeReg:
 		file.size = hdr.Size
 	case tar.TypeSymlink:
-		if hdr.Linkname == "" || len(hdr.Linkname) > maxPath || strings.IndexByte(hdr.Linkname, 0) >= 0 {
+		if hdr.Linkname == "" || len(hdr.Linkname) > maxPath ||
+			strings.IndexByte(hdr.Linkname, 0) >= 0 {
 			return nil, errors.New("its target is empty, too long, or contains a zero byte")
 		}
 		file.target = hdr.Linkname
@@ -144,7 +147,8 @@ func (t *fsTree) enter(dir *node, name string, hdr *tar.Header, entry int32) (*i
 			return nil, nil
 		}
 		if file.dev[0] < 0 || file.dev[0] > 0xfff || file.dev[1] < 0 || file.dev[1] > 0xfffff {
-			return nil, fmt.Errorf("its device number %d:%d is out of range", file.dev[0], file.dev[1])
+			return nil, fmt.Errorf("its device number %d:%d is out of range", file.dev[0],
+				file.dev[1])
 		}
 	}
 	if err := t.attributes(file, hdr); err != nil {
@@ -220,7 +224,8 @@ func (t *fsTree) linkTarget(name string) (*node, error) {
 func (t *fsTree) walk(segments []string, create bool) (*node, error) {
 	n, err := t.find(segments, create)
 	if err == nil && n != nil && !n.isDir() {
-		return nil, fmt.Errorf("leads through %.200q, which is not a folder", strings.Join(segments, "/"))
+		return nil, fmt.Errorf("leads through %.200q, which is not a folder",
+			strings.Join(segments, "/"))
 	}
 	return n, err
 }

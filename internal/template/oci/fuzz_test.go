@@ -17,10 +17,14 @@ import (
 // FuzzLayers checks that any layers are either rejected, or result in a tree with valid names, and
 // a readable image.
 func FuzzLayers(f *testing.F) {
-	f.Add(ocitest.Tar(f, bash, ocitest.Dir("a"), ocitest.File("a/x", "1"), ocitest.Link("y", "a/x")), ocitest.Tar(f, ocitest.File("a/.wh.x", ""), ocitest.Symlink("s", "../a")))
-	f.Add(ocitest.Gzip(f, ocitest.Tar(f, bash, ocitest.Symlink("l", "/a/../.."))), ocitest.Tar(f, ocitest.File("l/n", ""), ocitest.File(".wh..wh..opq", "")))
+	f.Add(ocitest.Tar(f, bash, ocitest.Dir("a"), ocitest.File("a/x", "1"), ocitest.Link("y",
+		"a/x")), ocitest.Tar(f, ocitest.File("a/.wh.x", ""), ocitest.Symlink("s", "../a")))
+	f.Add(ocitest.Gzip(f, ocitest.Tar(f, bash, ocitest.Symlink("l", "/a/../.."))),
+		ocitest.Tar(f, ocitest.File("l/n", ""), ocitest.File(".wh..wh..opq", "")))
 	f.Add(sparseTar(1<<20), []byte{})
-	f.Add(ocitest.Tar(f, ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "d", Devmajor: 5}}), ocitest.Tar(f, ocitest.File("d/x", "")))
+	f.Add(ocitest.Tar(f,
+		ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "d", Devmajor: 5}}),
+		ocitest.Tar(f, ocitest.File("d/x", "")))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, one, two []byte) {
 		if len(one)+len(two) > 64<<10 {
@@ -82,7 +86,8 @@ func names(t *testing.T, n *node, depth int) {
 		t.Fatal("too deep")
 	}
 	for name, kid := range n.kids {
-		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > maxName {
+		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") ||
+			len(name) > maxName {
 			t.Fatalf("a file is called %q", name)
 		}
 		if kid.isDir() {
@@ -93,8 +98,10 @@ func names(t *testing.T, n *node, depth int) {
 
 // FuzzConfig checks manifests, indexes and configs of any content.
 func FuzzConfig(f *testing.F) {
-	f.Add([]byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["` + someDigest + `"]},"config":{"User":"x","WorkingDir":"../..","Env":["A=1"]}}`))
-	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"` + someDigest + `","platform":{"os":"linux","architecture":"amd64"}}]}`))
+	f.Add([]byte(`{"os":"linux","architecture":"amd64","rootfs":{"type":"layers","diff_ids":["` +
+		someDigest + `"]},"config":{"User":"x","WorkingDir":"../..","Env":["A=1"]}}`))
+	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"` + someDigest +
+		`","platform":{"os":"linux","architecture":"amd64"}}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := choose(b); err == nil && !validDigest(d) {
 			t.Fatalf("chose %q", d)
@@ -103,7 +110,8 @@ func FuzzConfig(f *testing.F) {
 		if img.config(b) != nil {
 			return
 		}
-		if img.Workdir != "" && (!filepath.IsAbs(img.Workdir) || filepath.Clean(img.Workdir) != img.Workdir) || !validDigest(img.Layers[0].DiffID) {
+		if img.Workdir != "" && (!filepath.IsAbs(img.Workdir) ||
+			filepath.Clean(img.Workdir) != img.Workdir) || !validDigest(img.Layers[0].DiffID) {
 			t.Fatalf("%+v", img)
 		}
 	})

@@ -63,7 +63,8 @@ func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) 
 	}}
 	return &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
-		TLSHandshakeTimeout: min(patience, 20*time.Second), ResponseHeaderTimeout: patience, IdleConnTimeout: 30 * time.Second,
+		TLSHandshakeTimeout: min(patience, 20*time.Second), ResponseHeaderTimeout: patience,
+		IdleConnTimeout:     30 * time.Second,
 		MaxIdleConnsPerHost: parallel, MaxResponseHeaderBytes: 1 << 20,
 		DisableCompression: true, // a digest covers a blob's exact bytes
 	}

@@ -75,17 +75,20 @@ func TestFaults(t *testing.T) {
 		{"500 at first", every(3, func(w http.ResponseWriter) { http.Error(w, "no", http.StatusServiceUnavailable) }), "", ""},
 		{"no login", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
-			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"go away"}]}`, http.StatusUnauthorized)
+			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"go away"}]}`,
+				http.StatusUnauthorized)
 		}, turnstone.KindNotFound, "answers 401"},
 		{"not there", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isManifest(r) {
-				http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"none"}]}`, http.StatusNotFound)
+				http.Error(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"none"}]}`,
+					http.StatusNotFound)
 				return
 			}
 			next.ServeHTTP(w, r)
 		}, turnstone.KindNotFound, "answers 404"},
 		{"too many requests", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-			http.Error(w, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`, http.StatusTooManyRequests)
+			http.Error(w, `{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`,
+				http.StatusTooManyRequests)
 		}, turnstone.KindExhausted, "answers 429"},
 		{"a web page", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			_, _ = io.WriteString(w, "<html>sign in to the hotel's network</html>")
@@ -173,10 +176,14 @@ func TestFaults(t *testing.T) {
 			}
 			next.ServeHTTP(w, r)
 		}, turnstone.KindInvalid, ""},
-		{"leads to another port here", redirect("http://127.0.0.1:1/x"), turnstone.KindInvalid, "127.0.0.1:1"},
-		{"leads to localhost", redirect("https://localhost/x"), turnstone.KindInvalid, "this machine"},
-		{"leads to the cloud's metadata", redirect("https://169.254.169.254/latest"), turnstone.KindInvalid, "169.254.169.254"},
-		{"leads out without TLS", redirect("http://example.org/x"), turnstone.KindInvalid, "without TLS"},
+		{"leads to another port here", redirect("http://127.0.0.1:1/x"), turnstone.KindInvalid,
+			"127.0.0.1:1"},
+		{"leads to localhost", redirect("https://localhost/x"), turnstone.KindInvalid,
+			"this machine"},
+		{"leads to the cloud's metadata", redirect("https://169.254.169.254/latest"),
+			turnstone.KindInvalid, "169.254.169.254"},
+		{"leads out without TLS", redirect("http://example.org/x"), turnstone.KindInvalid,
+			"without TLS"},
 		{"leads to a file", redirect("file:///etc/passwd"), turnstone.KindInvalid, ""},
 		{"leads in circles", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			if isBlob(r) {
@@ -186,7 +193,8 @@ func TestFaults(t *testing.T) {
 			next.ServeHTTP(w, r)
 		}, turnstone.KindUnavailable, "circles"},
 		{"tokens from the cloud's metadata", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="http://169.254.169.254/token",service="x"`)
+			w.Header().Set("WWW-Authenticate",
+				`Bearer realm="http://169.254.169.254/token",service="x"`)
 			w.WriteHeader(http.StatusUnauthorized)
 		}, turnstone.KindUnavailable, "169.254.169.254"},
 	} {
@@ -215,8 +223,10 @@ func TestFaults(t *testing.T) {
 				}
 				return
 			}
-			if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == "" && c.kind != turnstone.KindInvalid {
-				t.Errorf("kind %s, want %s: %v; hint %q", turnstone.KindOf(err), c.kind, err, turnstone.HintOf(err))
+			if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) ||
+				turnstone.HintOf(err) == "" && c.kind != turnstone.KindInvalid {
+				t.Errorf("kind %s, want %s: %v; hint %q", turnstone.KindOf(err), c.kind, err,
+					turnstone.HintOf(err))
 			}
 			if c.kind == turnstone.KindIntegrity {
 				nothingKept(t, cl)
@@ -236,7 +246,8 @@ func nothingKept(t *testing.T, c *Client) {
 		for _, e := range entries {
 			b, err := os.ReadFile(c.path(sub, e.Name()))
 			if err != nil || turnstone.DigestBytes(b).Hex() != e.Name() {
-				t.Errorf("%s/%s was kept with %d bytes of something else, %v", sub, e.Name(), len(b), err)
+				t.Errorf("%s/%s was kept with %d bytes of something else, %v", sub, e.Name(),
+					len(b), err)
 			}
 		}
 	}
@@ -272,14 +283,19 @@ func TestOthers(t *testing.T) {
 	amd := ocitest.Image(t, ocitest.Config{}, layer)
 	index := func(of ...mutate.IndexAddendum) v1.ImageIndex { return mutate.AppendManifests(empty.Index, of...) }
 	on := func(img mutate.Appendable, os, arch, variant string) mutate.IndexAddendum {
-		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch, Variant: variant}}}
+		return mutate.IndexAddendum{Add: img,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch,
+				Variant: variant}}}
 	}
 	reg.Push(t, "arm:1", arm)
-	reg.PushIndex(t, "arms:1", index(on(arm, "linux", "arm64", "v8"), on(arm, "windows", "amd64", ""), on(arm, "unknown", "unknown", "")))
+	reg.PushIndex(t, "arms:1", index(on(arm, "linux", "arm64", "v8"),
+		on(arm, "windows", "amd64", ""), on(arm, "unknown", "unknown", "")))
 	reg.PushIndex(t, "none:1", index())
 	reg.PushIndex(t, "liar:1", index(on(arm, "linux", "amd64", "")))
-	reg.PushIndex(t, "good:1", index(on(arm, "linux", "arm64", ""), on(arm, "linux", "amd64", "v3"), on(amd, "linux", "amd64", "")))
-	reg.PushIndex(t, "nested:1", index(mutate.IndexAddendum{Add: index(on(amd, "linux", "amd64", ""))}))
+	reg.PushIndex(t, "good:1", index(on(arm, "linux", "arm64", ""), on(arm, "linux", "amd64", "v3"),
+		on(amd, "linux", "amd64", "")))
+	reg.PushIndex(t, "nested:1",
+		index(mutate.IndexAddendum{Add: index(on(amd, "linux", "amd64", ""))}))
 	artifact := mutate.ConfigMediaType(amd, "application/vnd.cncf.helm.config.v1+json")
 	reg.Push(t, "chart:1", artifact)
 	var many []v1.Layer
@@ -313,14 +329,17 @@ func TestOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg.Push(t, "anywhere:1", anywhere)
-	for name, want := range map[string]string{"arm": "linux/arm64, and not for linux/amd64", "arms": "it is for linux/arm64/v8, windows/amd64, and not", "none": "it is for nothing",
-		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "lists 0", "good": "", "nested": "", "anywhere": ""} {
+	for name, want := range map[string]string{"arm": "linux/arm64, and not for linux/amd64",
+		"arms": "it is for linux/arm64/v8, windows/amd64, and not", "none": "it is for nothing",
+		"liar": "linux/arm64, and not", "chart": "helm", "many": "513 layers", "short": "lists 0",
+		"good": "", "nested": "", "anywhere": ""} {
 		r, err := unpackAt(t, client(t), reg.Host+"/"+name+":1")
 		if want == "" {
 			if err != nil || r.res.Files == 0 {
 				t.Errorf("%s: %v", name, err)
 			}
-		} else if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want) {
+		} else if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
@@ -328,9 +347,12 @@ func TestOthers(t *testing.T) {
 
 // TestNotSpokenTo checks addresses to which no request is sent.
 func TestNotSpokenTo(t *testing.T) {
-	for address, open := range map[string]bool{"8.8.8.8": true, "2606:4700::1": true, "127.0.0.1": false, "::1": false, "10.1.2.3": false, "192.168.1.1": false,
-		"169.254.169.254": false, "fe80::1": false, "fd00:ec2::254": false, "100.100.100.200": false, "0.0.0.0": false, "::": false, "224.0.0.1": false,
-		"64:ff9b::7f00:1": false, "64:ff9b::808:808": true, "2002:a00:1::": false, "::127.0.0.1": false} {
+	for address, open := range map[string]bool{"8.8.8.8": true, "2606:4700::1": true,
+		"127.0.0.1": false, "::1": false, "10.1.2.3": false, "192.168.1.1": false,
+		"169.254.169.254": false, "fe80::1": false, "fd00:ec2::254": false,
+		"100.100.100.200": false, "0.0.0.0": false, "::": false, "224.0.0.1": false,
+		"64:ff9b::7f00:1": false, "64:ff9b::808:808": true, "2002:a00:1::": false,
+		"::127.0.0.1": false} {
 		if why := closed(netip.MustParseAddr(address).Unmap()); (why == "") != open {
 			t.Errorf("%s: %q", address, why)
 		}
@@ -384,7 +406,8 @@ func TestCredentials(t *testing.T) {
 	}
 	reg.PushAs(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash)), "me", secret)
 	c := client(t)
-	if _, err := unpackAt(t, c, reg.Host+"/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "docker login "+reg.Host) {
+	if _, err := unpackAt(t, c, reg.Host+"/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound ||
+		!strings.Contains(turnstone.HintOf(err), "docker login "+reg.Host) {
 		t.Errorf("without credentials: %v; %s", err, turnstone.HintOf(err))
 	}
 	c.opts.Keychain = nil
@@ -395,7 +418,8 @@ func TestCredentials(t *testing.T) {
 	wrong.Store(true)
 	c.opts.Dir = t.TempDir()
 	_, err = unpackAt(t, New(c.opts), reg.Host+"/x:1")
-	if turnstone.KindOf(err) != turnstone.KindInvalid || strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "topsecret") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid || strings.Contains(err.Error(), secret) ||
+		strings.Contains(err.Error(), "topsecret") {
 		t.Errorf("%v", err)
 	}
 	if elsewhere.Load() != 0 || logged.Load() == 0 {

@@ -38,7 +38,8 @@ type stream struct {
 // openLayer reads a layer from its beginning. It detects the compression by the first bytes,
 // because manifests are not always correct. hashes, which may be nil, get the blob's bytes and the
 // tar stream's.
-func openLayer(ctx context.Context, f *os.File, size int64, packedSum, plainSum hash.Hash) (*stream, error) {
+func openLayer(ctx context.Context, f *os.File, size int64, packedSum,
+	plainSum hash.Hash) (*stream, error) {
 	var in io.Reader = &cancelable{ctx, io.NewSectionReader(f, 0, size)}
 	if packedSum != nil {
 		in = io.TeeReader(in, packedSum)
@@ -54,7 +55,8 @@ func openLayer(ctx context.Context, f *os.File, size int64, packedSum, plainSum 
 		}
 		plain = z
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(buf, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		z, err := zstd.NewReader(buf, zstd.WithDecoderConcurrency(1),
+			zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, packing(err)
 		}
@@ -136,7 +138,8 @@ func (t *fsTree) scan(ctx context.Context, f *os.File, layer Layer, unpacked *in
 		err = s.drain()
 	}
 	// A damaged blob causes many errors: only its digest identifies the cause.
-	if ctx.Err() == nil && (err != nil || hex.EncodeToString(packed.Sum(nil)) != layer.Digest.Hex()) {
+	if ctx.Err() == nil &&
+		(err != nil || hex.EncodeToString(packed.Sum(nil)) != layer.Digest.Hex()) {
 		if e := verify(f, layer); e != nil {
 			return e
 		}
@@ -145,7 +148,8 @@ func (t *fsTree) scan(ctx context.Context, f *os.File, layer Layer, unpacked *in
 	case err != nil:
 		return err
 	case hex.EncodeToString(plain.Sum(nil)) != layer.DiffID.Hex():
-		return mismatch("its content has the digest sha256:%.12s…, and not %s as its config says", hex.EncodeToString(plain.Sum(nil)), layer.DiffID.Short())
+		return mismatch("its content has the digest sha256:%.12s…, and not %s as its config says",
+			hex.EncodeToString(plain.Sum(nil)), layer.DiffID.Short())
 	}
 	return nil
 }
@@ -218,7 +222,8 @@ func (t *fsTree) read(s *stream, packed int64, unpacked *int64) error {
 // tarError distinguishes an unreadable stream from unacceptable content.
 func tarError(err error) error {
 	var content *contentError
-	if errors.As(err, &content) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.As(err, &content) || errors.Is(err, context.Canceled) ||
+		errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return packing(err)

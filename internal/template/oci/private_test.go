@@ -29,7 +29,8 @@ func lacks(missing ...v1.Hash) fault {
 	return func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		for _, h := range missing {
 			if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/blobs/"+h.String()) {
-				http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"none"}]}`, http.StatusNotFound)
+				http.Error(w, `{"errors":[{"code":"BLOB_UNKNOWN","message":"none"}]}`,
+					http.StatusNotFound)
 				return
 			}
 		}
@@ -40,7 +41,8 @@ func lacks(missing ...v1.Hash) fault {
 // TestPrivateLayers checks that a stranger whose manifest names the digest of a layer that was
 // pulled with the user's credentials does not get it, neither as a whole nor in parts.
 func TestPrivateLayers(t *testing.T) {
-	img := ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("private", random(100_000))))
+	img := ocitest.Image(t, ocitest.Config{},
+		ocitest.Tar(t, bash, ocitest.File("private", random(100_000))))
 	layers, err := img.Layers()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +57,8 @@ func TestPrivateLayers(t *testing.T) {
 	}
 	private := ocitest.Serve(t, nil)
 	private.Push(t, "priv/x:1", img)
-	for name, missing := range map[string][]v1.Hash{"the layer": {layer}, "the config": {config}, "both": {layer, config}} {
+	for name, missing := range map[string][]v1.Hash{"the layer": {layer}, "the config": {config},
+		"both": {layer, config}} {
 		for _, sub := range []string{"blobs", "partial"} {
 			c := client(t)
 			if _, err := unpackAt(t, c, private.Host+"/priv/x:1"); err != nil {
@@ -63,14 +66,16 @@ func TestPrivateLayers(t *testing.T) {
 			}
 			if sub == "partial" {
 				for _, h := range missing {
-					if err := os.Rename(c.path("blobs", h.Hex), c.path("partial", h.Hex)); err != nil {
+					if err := os.Rename(c.path("blobs", h.Hex),
+						c.path("partial", h.Hex)); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}
 			evil := ocitest.Serve(t, lacks(missing...).wrap)
 			evil.Push(t, "evil/x:1", img)
-			if _, err := unpackAt(t, stranger(c), evil.Host+"/evil/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound {
+			if _, err := unpackAt(t, stranger(c),
+				evil.Host+"/evil/x:1"); turnstone.KindOf(err) != turnstone.KindNotFound {
 				t.Errorf("a stranger got %s out of %s: %v", name, sub, err)
 			}
 		}
@@ -92,7 +97,8 @@ func TestAnonymousKeeps(t *testing.T) {
 		}
 		next.ServeHTTP(w, r)
 	}).wrap)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{},
+		ocitest.Tar(t, bash, ocitest.File("big", random(100_000)))))
 	if _, err := unpackAt(t, stranger(c), reg.Host+"/x:1"); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +107,8 @@ func TestAnonymousKeeps(t *testing.T) {
 		t.Errorf("it was not kept: %v", err)
 	}
 	freed, err := c.Prune(0, time.Time{}, false)
-	if left, _ := filepath.Glob(stranger(c).path("blobs", "*")); err != nil || freed < 100_000 || len(left) > 0 {
+	if left, _ := filepath.Glob(stranger(c).path("blobs", "*")); err != nil || freed < 100_000 ||
+		len(left) > 0 {
 		t.Errorf("%d bytes are freed, %v are left, %v", freed, left, err)
 	}
 }

@@ -42,7 +42,8 @@ func LooksLikeReference(s string) bool { return strings.ContainsAny(s, ":/@") }
 // the default tag is "latest". Errors are *turnstone.Error of kind Invalid.
 func ParseReference(s string) (Reference, error) {
 	refuse := func(err error) (Reference, error) {
-		return Reference{}, turnstone.NewError("oci.reference", turnstone.KindInvalid, fmt.Sprintf("image %.200q", s),
+		return Reference{}, turnstone.NewError("oci.reference", turnstone.KindInvalid,
+			fmt.Sprintf("image %.200q", s),
 			err).WithHint("write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, in lower case")
 	}
 	if len(s) > maxReference {
@@ -63,11 +64,13 @@ func ParseReference(s string) (Reference, error) {
 	}
 	// One form for each repository: "python" and "library/python" are the same.
 	r.repo, err = name.NewRepository(t.RegistryStr()+"/"+t.RepositoryStr(), name.WeakValidation)
-	if err != nil || !nameRule.MatchString(r.repo.RepositoryStr()) || !hostRule.MatchString(r.repo.RegistryStr()) {
+	if err != nil || !nameRule.MatchString(r.repo.RepositoryStr()) ||
+		!hostRule.MatchString(r.repo.RegistryStr()) {
 		return refuse(errors.New("is not a reference to an image"))
 	}
 	// The library adds "latest", which is meaningless with a digest.
-	if rest := base[strings.LastIndexByte(base, '/')+1:]; strings.ContainsRune(rest, ':') || !pinned {
+	if rest := base[strings.LastIndexByte(base, '/')+1:]; strings.ContainsRune(rest,
+		':') || !pinned {
 		r.tag = t.TagStr()
 	}
 	return r, nil

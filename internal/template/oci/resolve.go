@@ -49,7 +49,8 @@ func (s *session) resolve(ctx context.Context) (*Image, error) {
 	}
 	img := &Image{Reference: s.ref, Digest: turnstone.Digest(desc.Digest.String())}
 	if !validDigest(img.Digest) {
-		return nil, unusable("", "the registry names it by %s, and not by a digest of SHA-256", desc.Digest.Algorithm)
+		return nil, unusable("", "the registry names it by %s, and not by a digest of SHA-256",
+			desc.Digest.Algorithm)
 	}
 	for depth := 0; desc.MediaType.IsIndex(); depth++ {
 		if depth == maxIndexes {
@@ -102,7 +103,8 @@ func choose(index []byte) (turnstone.Digest, error) {
 		case p == nil || p.OS == "unknown": // data about images, such as attestations
 		case p.OS == platformOS && p.Architecture == platformArch:
 			// A variant may need a newer processor than the host's.
-			if found == nil || found.Platform == nil || found.Platform.Variant != "" && p.Variant == "" {
+			if found == nil || found.Platform == nil || found.Platform.Variant != "" &&
+				p.Variant == "" {
 				found = &list.Manifests[i]
 			}
 		default:
@@ -137,17 +139,20 @@ func otherPlatform(there []string) error {
 	if len(there) > 0 {
 		what = strings.Join(there, ", ")
 	}
-	return unusable("sandboxes are linux/amd64; take another image, or another tag of this one", "it is for %s, and not for %s/%s", what, platformOS, platformArch)
+	return unusable("sandboxes are linux/amd64; take another image, or another tag of this one",
+		"it is for %s, and not for %s/%s", what, platformOS, platformArch)
 }
 
 // describe reads the image's manifest and config.
 func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descriptor) error {
 	switch desc.MediaType {
 	case types.DockerManifestSchema1, types.DockerManifestSchema1Signed:
-		return unusable("push it again with a current tool", "it is of the image format that ended in 2019 (schema 1)")
+		return unusable("push it again with a current tool",
+			"it is of the image format that ended in 2019 (schema 1)")
 	case types.OCIManifestSchema1, types.DockerManifestSchema2, "":
 	default:
-		return unusable("", "the registry has %.80q under this name, which is not an image", string(desc.MediaType))
+		return unusable("", "the registry has %.80q under this name, which is not an image",
+			string(desc.MediaType))
 	}
 	m, err := v1.ParseManifest(bytes.NewReader(desc.Manifest))
 	if err != nil {
@@ -179,11 +184,13 @@ func layers(m *v1.Manifest) ([]Layer, error) {
 		d := turnstone.Digest(l.Digest.String())
 		switch {
 		case !validDigest(d):
-			return nil, unusable("", "its layer %d is named by %.80q, which is not a SHA-256 digest", i+1, string(d))
+			return nil, unusable("",
+				"its layer %d is named by %.80q, which is not a SHA-256 digest", i+1, string(d))
 		case strings.Contains(string(l.MediaType), "encrypted"):
 			return nil, unusable("", "its layer %d is encrypted", i+1)
 		case l.Size < 0 || l.Size > maxPacked-total:
-			return nil, unusable("", "its layers have more than %s", turnstone.Bytes(maxPacked).Human())
+			return nil, unusable("", "its layers have more than %s",
+				turnstone.Bytes(maxPacked).Human())
 		}
 		total += l.Size
 		out = append(out, Layer{Digest: d, Size: l.Size})
@@ -211,7 +218,8 @@ func (s *session) small(ctx context.Context, of v1.Descriptor) ([]byte, error) {
 			return b, nil
 		}
 		if err := s.c.forget(d); err != nil || !kept {
-			return nil, errors.Join(mismatch("the config %s is damaged on this machine's disk", d.Short()), err)
+			return nil, errors.Join(mismatch("the config %s is damaged on this machine's disk",
+				d.Short()), err)
 		}
 	}
 }
@@ -224,16 +232,19 @@ func (img *Image) config(b []byte) error {
 	}
 	// Tools that append to an empty image omit these fields, against the specification; Docker
 	// accepts such images too.
-	if cf.OS != "" && cf.OS != platformOS || cf.Architecture != "" && cf.Architecture != platformArch {
+	if cf.OS != "" && cf.OS != platformOS || cf.Architecture != "" &&
+		cf.Architecture != platformArch {
 		return otherPlatform([]string{platform(cf.OS, cf.Architecture, cf.Variant)})
 	}
 	if len(cf.RootFS.DiffIDs) != len(img.Layers) {
-		return unusable("", "it has %d layers, and its config lists %d", len(img.Layers), len(cf.RootFS.DiffIDs))
+		return unusable("", "it has %d layers, and its config lists %d", len(img.Layers),
+			len(cf.RootFS.DiffIDs))
 	}
 	for i, d := range cf.RootFS.DiffIDs {
 		img.Layers[i].DiffID = turnstone.Digest(d.String())
 		if !validDigest(img.Layers[i].DiffID) {
-			return unusable("", "its config names layer %d by %.80q, which is not a SHA-256 digest", i+1, d.String())
+			return unusable("", "its config names layer %d by %.80q, which is not a SHA-256 digest",
+				i+1, d.String())
 		}
 	}
 	img.Env, img.User = cf.Config.Env, cf.Config.User

@@ -65,7 +65,8 @@ func (c *Client) unpack(ctx context.Context, req Request) (*Result, error) {
 	for i, layer := range req.Image.Layers {
 		err := t.scan(ctx, p.files[i], layer, &unpacked)
 		if err != nil {
-			err = fmt.Errorf("layer %d of %d, %s: %w", i+1, len(req.Image.Layers), layer.Digest.Short(), err)
+			err = fmt.Errorf("layer %d of %d, %s: %w", i+1, len(req.Image.Layers),
+				layer.Digest.Short(), err)
 			return nil, errors.Join(err, c.forgetDamaged(err))
 		}
 	}
@@ -168,7 +169,8 @@ func (p *pull) report(total int64) (stop func()) {
 				return
 			case <-tick.C:
 				now := p.got.Load()
-				p.c.opts.Progress(fmt.Sprintf("pulling, %s of %s, %s/s", turnstone.Bytes(now).Human(), turnstone.Bytes(total).Human(),
+				p.c.opts.Progress(fmt.Sprintf("pulling, %s of %s, %s/s",
+					turnstone.Bytes(now).Human(), turnstone.Bytes(total).Human(),
 					turnstone.Bytes(max(0, now-last)/2).Human()))
 				last = now
 			}

@@ -25,7 +25,8 @@ var bash = ocitest.Program("bin/bash", "#!")
 
 // client returns a client with a new folder, without credentials, and with short timeouts.
 func client(t testing.TB) *Client {
-	return New(Options{Dir: t.TempDir(), Keychain: noKeys{}, Stall: 2 * time.Second, Pause: time.Millisecond, Retries: 2})
+	return New(Options{Dir: t.TempDir(), Keychain: noKeys{}, Stall: 2 * time.Second,
+		Pause: time.Millisecond, Retries: 2})
 }
 
 type noKeys struct{}
@@ -66,8 +67,9 @@ func unpackImage(t testing.TB, c *Client, img *Image) (*root, error) {
 	if workdir == "" {
 		workdir = "/workspace"
 	}
-	res, err := c.Unpack(t.Context(), Request{Image: img, Out: out, TempDir: t.TempDir(), Workdir: workdir, Log: &log,
-		Bash: func(context.Context) ([]byte, error) { return []byte("static"), nil }})
+	res, err := c.Unpack(t.Context(),
+		Request{Image: img, Out: out, TempDir: t.TempDir(), Workdir: workdir, Log: &log,
+			Bash: func(context.Context) ([]byte, error) { return []byte("static"), nil }})
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +101,8 @@ func (r *root) list(t testing.TB) string {
 			return err
 		}
 		switch path {
-		case ".", "dev", "proc", "sys", "run", "tmp", "root", "workspace", "bin", "bin/bash", "bin/sh", "etc", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/machine-id":
+		case ".", "dev", "proc", "sys", "run", "tmp", "root", "workspace", "bin", "bin/bash",
+			"bin/sh", "etc", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/machine-id":
 			return nil
 		}
 		info, err := d.Info()
@@ -130,54 +133,89 @@ func (r *root) list(t testing.TB) string {
 
 // TestLayers checks how layers affect one another.
 func TestLayers(t *testing.T) {
-	base := []ocitest.Entry{bash, ocitest.Dir("a"), ocitest.File("a/x", "1"), ocitest.File("a/y", "2"), ocitest.Dir("a/deep"), ocitest.File("a/deep/z", "3")}
+	base := []ocitest.Entry{bash, ocitest.Dir("a"), ocitest.File("a/x", "1"),
+		ocitest.File("a/y", "2"), ocitest.Dir("a/deep"), ocitest.File("a/deep/z", "3")}
 	for _, c := range []struct {
 		name  string
 		above []ocitest.Entry
 		want  string
 	}{
 		{"nothing", nil, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
-		{"replaced", []ocitest.Entry{ocitest.File("a/x", "new")}, "a/\na/deep/\na/deep/z = 3\na/x = new\na/y = 2\n"},
-		{"whiteout of a file", []ocitest.Entry{ocitest.File("a/.wh.x", "")}, "a/\na/deep/\na/deep/z = 3\na/y = 2\n"},
+		{"replaced", []ocitest.Entry{ocitest.File("a/x", "new")},
+			"a/\na/deep/\na/deep/z = 3\na/x = new\na/y = 2\n"},
+		{"whiteout of a file", []ocitest.Entry{ocitest.File("a/.wh.x", "")},
+			"a/\na/deep/\na/deep/z = 3\na/y = 2\n"},
 		{"whiteout of a folder", []ocitest.Entry{ocitest.File(".wh.a", "")}, ""},
-		{"whiteout and new", []ocitest.Entry{ocitest.File(".wh.a", ""), ocitest.File("a/n", "4")}, "a/\na/n = 4\n"},
-		{"new and whiteout", []ocitest.Entry{ocitest.File("a/n", "4"), ocitest.File(".wh.a", "")}, "a/\na/n = 4\n"},
-		{"whiteout of what the layer has", []ocitest.Entry{ocitest.File("a/x", "new"), ocitest.File("a/.wh.x", "")}, "a/\na/deep/\na/deep/z = 3\na/x = new\na/y = 2\n"},
-		{"opaque", []ocitest.Entry{ocitest.Dir("a"), ocitest.File("a/.wh..wh..opq", ""), ocitest.File("a/n", "4")}, "a/\na/n = 4\n"},
-		{"opaque last", []ocitest.Entry{ocitest.File("a/deep/n", "4"), ocitest.File("a/.wh..wh..opq", "")}, "a/\na/deep/\na/deep/n = 4\n"},
-		{"whiteout of nothing", []ocitest.Entry{ocitest.File("b/.wh.none", ""), ocitest.File(".wh.none", "")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
-		{"the tool's own", []ocitest.Entry{ocitest.Dir(".wh..wh.plnk"), ocitest.File(".wh..wh.aufs", "")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
+		{"whiteout and new", []ocitest.Entry{ocitest.File(".wh.a", ""), ocitest.File("a/n", "4")},
+			"a/\na/n = 4\n"},
+		{"new and whiteout", []ocitest.Entry{ocitest.File("a/n", "4"), ocitest.File(".wh.a", "")},
+			"a/\na/n = 4\n"},
+		{"whiteout of what the layer has", []ocitest.Entry{ocitest.File("a/x", "new"),
+			ocitest.File("a/.wh.x", "")}, "a/\na/deep/\na/deep/z = 3\na/x = new\na/y = 2\n"},
+		{"opaque", []ocitest.Entry{ocitest.Dir("a"), ocitest.File("a/.wh..wh..opq", ""),
+			ocitest.File("a/n", "4")}, "a/\na/n = 4\n"},
+		{"opaque last", []ocitest.Entry{ocitest.File("a/deep/n", "4"),
+			ocitest.File("a/.wh..wh..opq", "")}, "a/\na/deep/\na/deep/n = 4\n"},
+		{"whiteout of nothing", []ocitest.Entry{ocitest.File("b/.wh.none", ""),
+			ocitest.File(".wh.none", "")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
+		{"the tool's own", []ocitest.Entry{ocitest.Dir(".wh..wh.plnk"),
+			ocitest.File(".wh..wh.aufs", "")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
 		{"file for a folder", []ocitest.Entry{ocitest.File("a", "file")}, "a = file\n"},
-		{"folder for a file", []ocitest.Entry{ocitest.Dir("a/x"), ocitest.File("a/x/n", "4")}, "a/\na/deep/\na/deep/z = 3\na/x/\na/x/n = 4\na/y = 2\n"},
-		{"folder, file, folder", []ocitest.Entry{ocitest.File("a", "file"), ocitest.Dir("a"), ocitest.File("a/n", "4")}, "a/\na/n = 4\n"},
-		{"twice", []ocitest.Entry{ocitest.File("n", "4"), ocitest.File("n", "5")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nn = 5\n"},
-		{"absolute", []ocitest.Entry{ocitest.File("/n", "4"), ocitest.File("./m", "5")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nm = 5\nn = 4\n"},
-		{"link to a lower layer", []ocitest.Entry{ocitest.Link("n", "a/x"), ocitest.File(".wh.a", "")}, "n = 1\n"},
-		{"link to itself", []ocitest.Entry{ocitest.Link("a/x", "a/x")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
-		{"link to what is replaced", []ocitest.Entry{ocitest.File("n", "4"), ocitest.Link("m", "n"), ocitest.File("n", "5")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nm = 4\nn = 5\n"},
-		{"through a link", []ocitest.Entry{ocitest.Symlink("l", "a/deep"), ocitest.File("l/n", "4")}, "a/\na/deep/\na/deep/n = 4\na/deep/z = 3\na/x = 1\na/y = 2\nl -> a/deep\n"},
-		{"out of the root through a link", []ocitest.Entry{ocitest.Symlink("l", "../../../../a"), ocitest.File("l/n", "4")},
+		{"folder for a file", []ocitest.Entry{ocitest.Dir("a/x"), ocitest.File("a/x/n", "4")},
+			"a/\na/deep/\na/deep/z = 3\na/x/\na/x/n = 4\na/y = 2\n"},
+		{"folder, file, folder", []ocitest.Entry{ocitest.File("a", "file"), ocitest.Dir("a"),
+			ocitest.File("a/n", "4")}, "a/\na/n = 4\n"},
+		{"twice", []ocitest.Entry{ocitest.File("n", "4"), ocitest.File("n", "5")},
+			"a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nn = 5\n"},
+		{"absolute", []ocitest.Entry{ocitest.File("/n", "4"), ocitest.File("./m", "5")},
+			"a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nm = 5\nn = 4\n"},
+		{"link to a lower layer",
+			[]ocitest.Entry{ocitest.Link("n", "a/x"), ocitest.File(".wh.a", "")}, "n = 1\n"},
+		{"link to itself", []ocitest.Entry{ocitest.Link("a/x", "a/x")},
+			"a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\n"},
+		{"link to what is replaced", []ocitest.Entry{ocitest.File("n", "4"), ocitest.Link("m", "n"),
+			ocitest.File("n", "5")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nm = 4\nn = 5\n"},
+		{"through a link", []ocitest.Entry{ocitest.Symlink("l", "a/deep"), ocitest.File("l/n",
+			"4")}, "a/\na/deep/\na/deep/n = 4\na/deep/z = 3\na/x = 1\na/y = 2\nl -> a/deep\n"},
+		{"out of the root through a link",
+			[]ocitest.Entry{ocitest.Symlink("l", "../../../../a"), ocitest.File("l/n", "4")},
 			"a/\na/deep/\na/deep/z = 3\na/n = 4\na/x = 1\na/y = 2\nl -> ../../../../a\n"},
-		{"through an absolute link", []ocitest.Entry{ocitest.Symlink("a/l", "/a/deep"), ocitest.File("a/l/../n", "4")}, "error: leaves the image's root"},
-		{"through a link to nothing", []ocitest.Entry{ocitest.Symlink("l", "/v/w"), ocitest.File("l/n", "4")},
+		{"through an absolute link", []ocitest.Entry{ocitest.Symlink("a/l", "/a/deep"),
+			ocitest.File("a/l/../n", "4")}, "error: leaves the image's root"},
+		{"through a link to nothing",
+			[]ocitest.Entry{ocitest.Symlink("l", "/v/w"), ocitest.File("l/n", "4")},
 			"a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nl -> /v/w\nv/\nv/w/\nv/w/n = 4\n"},
-		{"folder for a link", []ocitest.Entry{ocitest.Symlink("l", "a"), ocitest.Dir("l"), ocitest.File("l/n", "4")}, "a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nl/\nl/n = 4\n"},
-		{"climbs", []ocitest.Entry{ocitest.File("../../etc/passwd", "x")}, "error: leaves the image's root"},
-		{"climbs from within", []ocitest.Entry{ocitest.File("a/../../etc/passwd", "x")}, "error: leaves the image's root"},
-		{"link that climbs", []ocitest.Entry{ocitest.Link("n", "../../etc/passwd")}, "error: leaves the image's root"},
-		{"link to nothing", []ocitest.Entry{ocitest.Link("n", "etc/none")}, "error: does not precede it"},
-		{"link to a folder", []ocitest.Entry{ocitest.Link("n", "a")}, "error: is a link to the folder"},
-		{"links in a circle", []ocitest.Entry{ocitest.Symlink("l", "m"), ocitest.Symlink("m", "l"), ocitest.File("l/n", "")}, "error: too many symbolic links"},
+		{"folder for a link", []ocitest.Entry{ocitest.Symlink("l", "a"), ocitest.Dir("l"),
+			ocitest.File("l/n", "4")},
+			"a/\na/deep/\na/deep/z = 3\na/x = 1\na/y = 2\nl/\nl/n = 4\n"},
+		{"climbs", []ocitest.Entry{ocitest.File("../../etc/passwd", "x")},
+			"error: leaves the image's root"},
+		{"climbs from within", []ocitest.Entry{ocitest.File("a/../../etc/passwd", "x")},
+			"error: leaves the image's root"},
+		{"link that climbs", []ocitest.Entry{ocitest.Link("n", "../../etc/passwd")},
+			"error: leaves the image's root"},
+		{"link to nothing", []ocitest.Entry{ocitest.Link("n", "etc/none")},
+			"error: does not precede it"},
+		{"link to a folder", []ocitest.Entry{ocitest.Link("n", "a")},
+			"error: is a link to the folder"},
+		{"links in a circle", []ocitest.Entry{ocitest.Symlink("l", "m"), ocitest.Symlink("m", "l"),
+			ocitest.File("l/n", "")}, "error: too many symbolic links"},
 		{"through a file", []ocitest.Entry{ocitest.File("a/x/n", "")}, "error: leads through"},
-		{"whiteout of ..", []ocitest.Entry{ocitest.File("a/.wh...", "")}, "error: whiteout of no file"},
-		{"whiteout of nothing at all", []ocitest.Entry{ocitest.File("a/.wh.", "")}, "error: whiteout of no file"},
-		{"root as a file", []ocitest.Entry{{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: ".", Linkname: "/"}}}, "error: root is not a folder"},
-		{"a long name", []ocitest.Entry{ocitest.File(strings.Repeat("n", 256), "")}, "error: too long"},
+		{"whiteout of ..", []ocitest.Entry{ocitest.File("a/.wh...", "")},
+			"error: whiteout of no file"},
+		{"whiteout of nothing at all", []ocitest.Entry{ocitest.File("a/.wh.", "")},
+			"error: whiteout of no file"},
+		{"root as a file", []ocitest.Entry{{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: ".",
+			Linkname: "/"}}}, "error: root is not a folder"},
+		{"a long name", []ocitest.Entry{ocitest.File(strings.Repeat("n", 256), "")},
+			"error: too long"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r, err := unpack(t, ocitest.Config{}, ocitest.Tar(t, base...), ocitest.Tar(t, c.above...))
+			r, err := unpack(t, ocitest.Config{}, ocitest.Tar(t, base...),
+				ocitest.Tar(t, c.above...))
 			if want, ok := strings.CutPrefix(c.want, "error: "); ok {
-				if err == nil || !strings.Contains(err.Error(), want) || turnstone.KindOf(err) != turnstone.KindInvalid {
+				if err == nil || !strings.Contains(err.Error(), want) ||
+					turnstone.KindOf(err) != turnstone.KindInvalid {
 					t.Fatalf("%v, want %q", err, want)
 				}
 				return
@@ -196,18 +234,25 @@ func TestLayers(t *testing.T) {
 func TestAttributes(t *testing.T) {
 	when := time.Unix(1600000000, 123456789)
 	odd := "odd-\xff\xfe\n-name"
-	r, err := unpack(t, ocitest.Config{User: "ana:staff", Workdir: "/home/ana/work"}, ocitest.Tar(t, bash,
-		ocitest.File("etc/passwd", "root:x:0:0::/root:/bin/sh\nana:x:1000:1001::/home/ana:/bin/sh\n"),
-		ocitest.File("etc/group", "staff:x:50:\n"),
-		ocitest.Entry{Header: tar.Header{Name: "suid", Mode: 0o4755, Uid: 7, Gid: 8, ModTime: when, Format: tar.FormatPAX,
-			PAXRecords: map[string]string{"SCHILY.xattr.user.color": "red", "SCHILY.xattr.security.selinux": "host", "SCHILY.xattr.user.overlay.opaque": "y"}}, Content: "s"},
-		ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Mode: 0o666, Devmajor: 1, Devminor: 3}},
-		ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "hide", Mode: 0o666}},
-		ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeFifo, Name: "pipe", Mode: 0o600}},
-		ocitest.Entry{Header: tar.Header{Name: odd, Format: tar.FormatGNU}, Content: "o"},
-		ocitest.File("dev/sda", "content"), ocitest.File("proc/x", ""), ocitest.File("etc/hostname", "of the builder"), ocitest.File("tmp/kept", "k"),
-		ocitest.Link("suid2", "suid"), ocitest.Symlink("sl", "nowhere"), ocitest.Link("sl2", "sl"),
-	))
+	r, err := unpack(t, ocitest.Config{User: "ana:staff", Workdir: "/home/ana/work"},
+		ocitest.Tar(t, bash,
+			ocitest.File("etc/passwd",
+				"root:x:0:0::/root:/bin/sh\nana:x:1000:1001::/home/ana:/bin/sh\n"),
+			ocitest.File("etc/group", "staff:x:50:\n"),
+			ocitest.Entry{Header: tar.Header{Name: "suid", Mode: 0o4755, Uid: 7, Gid: 8, ModTime: when,
+				Format: tar.FormatPAX,
+				PAXRecords: map[string]string{"SCHILY.xattr.user.color": "red",
+					"SCHILY.xattr.security.selinux": "host", "SCHILY.xattr.user.overlay.opaque": "y"}},
+				Content: "s"},
+			ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Mode: 0o666,
+				Devmajor: 1, Devminor: 3}},
+			ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "hide", Mode: 0o666}},
+			ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeFifo, Name: "pipe", Mode: 0o600}},
+			ocitest.Entry{Header: tar.Header{Name: odd, Format: tar.FormatGNU}, Content: "o"},
+			ocitest.File("dev/sda", "content"), ocitest.File("proc/x", ""),
+			ocitest.File("etc/hostname", "of the builder"), ocitest.File("tmp/kept", "k"),
+			ocitest.Link("suid2", "suid"), ocitest.Symlink("sl", "nowhere"), ocitest.Link("sl2", "sl"),
+		))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +265,8 @@ func TestAttributes(t *testing.T) {
 		return info.Sys().(*erofs.Stat)
 	}
 	s := stat("suid")
-	if s.Mode&fs.ModeSetuid == 0 || s.Mode.Perm() != 0o755 || s.UID != 7 || s.GID != 8 || int64(s.Mtime) != when.Unix() || s.MtimeNs != 123456789 || s.Nlink != 2 {
+	if s.Mode&fs.ModeSetuid == 0 || s.Mode.Perm() != 0o755 || s.UID != 7 || s.GID != 8 ||
+		int64(s.Mtime) != when.Unix() || s.MtimeNs != 123456789 || s.Nlink != 2 {
 		t.Errorf("suid: %+v", s)
 	}
 	if len(s.Xattrs) != 1 || s.Xattrs["user.color"] != "red" {
@@ -271,7 +317,8 @@ func TestAttributes(t *testing.T) {
 // TestSame checks that the same layers result in the same bytes, also if they are packed in another
 // way.
 func TestSame(t *testing.T) {
-	layers := [][]byte{ocitest.Tar(t, bash, ocitest.File("b", "2"), ocitest.File("a", "1"), ocitest.Link("z", "a")), ocitest.Tar(t, ocitest.File("c/d", "3"))}
+	layers := [][]byte{ocitest.Tar(t, bash, ocitest.File("b", "2"), ocitest.File("a", "1"),
+		ocitest.Link("z", "a")), ocitest.Tar(t, ocitest.File("c/d", "3"))}
 	var first *root
 	for range 3 {
 		r, err := unpack(t, ocitest.Config{}, layers...)
@@ -299,12 +346,17 @@ func TestShells(t *testing.T) {
 		added   bool
 	}{
 		{"both", []ocitest.Entry{bash, ocitest.Program("bin/sh", "dash")}, "#!", "dash", false},
-		{"usr merged", []ocitest.Entry{ocitest.Symlink("bin", "usr/bin"), ocitest.Program("usr/bin/bash", "B"), ocitest.Symlink("usr/bin/sh", "bash")}, "B", "B", false},
+		{"usr merged", []ocitest.Entry{ocitest.Symlink("bin", "usr/bin"),
+			ocitest.Program("usr/bin/bash", "B"), ocitest.Symlink("usr/bin/sh", "bash")}, "B",
+			"B", false},
 		{"elsewhere", []ocitest.Entry{ocitest.Program("usr/local/bin/bash", "L")}, "L", "L", false},
-		{"none", []ocitest.Entry{ocitest.Program("bin/busybox", "bb"), ocitest.Symlink("bin/sh", "/bin/busybox")}, "static", "bb", true},
+		{"none", []ocitest.Entry{ocitest.Program("bin/busybox", "bb"),
+			ocitest.Symlink("bin/sh", "/bin/busybox")}, "static", "bb", true},
 		{"nothing at all", nil, "static", "static", true},
-		{"not to be run", []ocitest.Entry{ocitest.File("bin/bash", "text")}, "static", "static", true},
-		{"a link to nothing", []ocitest.Entry{ocitest.Symlink("bin", "usr/bin"), ocitest.Symlink("usr/bin/bash", "/none")}, "static", "static", true},
+		{"not to be run", []ocitest.Entry{ocitest.File("bin/bash", "text")}, "static",
+			"static", true},
+		{"a link to nothing", []ocitest.Entry{ocitest.Symlink("bin", "usr/bin"),
+			ocitest.Symlink("usr/bin/bash", "/none")}, "static", "static", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := unpack(t, ocitest.Config{}, ocitest.Tar(t, c.entries...))
@@ -327,10 +379,12 @@ func TestShells(t *testing.T) {
 // TestUsers checks that a user must exist.
 func TestUsers(t *testing.T) {
 	passwd := ocitest.File("etc/passwd", "ana:x:1000:1001::/:/\nbroken\nbad:x:y:z\n")
-	for user, want := range map[string]string{"": "", "ana": "", "0": "", "12345:67": "", "ana:1": "", "nobody": `user "nobody"`, "ana:none": `group "none"`,
+	for user, want := range map[string]string{"": "", "ana": "", "0": "", "12345:67": "",
+		"ana:1": "", "nobody": `user "nobody"`, "ana:none": `group "none"`,
 		"bad": `user "bad"`, "-1": `user "-1"`, "99999999999": "user"} {
 		_, err := unpack(t, ocitest.Config{User: user}, ocitest.Tar(t, bash, passwd))
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && err != nil || want != "" &&
+			(err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: %v", user, err)
 		}
 	}
@@ -343,7 +397,8 @@ func TestManyFiles(t *testing.T) {
 	}
 	var entries []ocitest.Entry
 	for i := range 100_000 {
-		entries = append(entries, ocitest.File(fmt.Sprintf("d%d/e%d/f%d", i%10, i%1000, i), "content"))
+		entries = append(entries,
+			ocitest.File(fmt.Sprintf("d%d/e%d/f%d", i%10, i%1000, i), "content"))
 	}
 	start := time.Now()
 	r, err := unpack(t, ocitest.Config{}, ocitest.Tar(t, append(entries, bash)...))
@@ -359,7 +414,8 @@ func TestManyFiles(t *testing.T) {
 // TestLimits checks that an image beyond the limits is rejected before any of it is written.
 func TestLimits(t *testing.T) {
 	layer := ocitest.Tar(t, ocitest.File("a/b/c/d", ""), ocitest.File("e", ""))
-	for name, l := range map[string]limits{"nodes": {4, 1 << 20, 1 << 20}, "meta": {100, 3, 1 << 20}, "steps": {100, 1 << 20, 2}} {
+	for name, l := range map[string]limits{"nodes": {4, 1 << 20, 1 << 20},
+		"meta": {100, 3, 1 << 20}, "steps": {100, 1 << 20, 2}} {
 		tree := newTree(l)
 		tree.layer = 0
 		s, err := openLayer(t.Context(), spool(t, layer), int64(len(layer)), nil, nil)

@@ -39,7 +39,8 @@ func (t *fsTree) user(user string) (ids, error) {
 		out.gid, err = number([]string{group}, 0)
 	}
 	if err != nil {
-		return out, unusable("", "it runs as the group %.80q, which is not in its /etc/group", group)
+		return out, unusable("",
+			"it runs as the group %.80q, which is not in its /etc/group", group)
 	}
 	return out, nil
 }

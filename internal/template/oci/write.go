@@ -27,7 +27,8 @@ func (t *fsTree) finish(ctx context.Context, req Request, res *Result) error {
 	}
 	// The image has empty folders for the guest's kernel and agent.
 	for _, name := range []string{"dev", "proc", "sys", "run"} {
-		if err := t.put(t.root, name, &node{kids: map[string]*node{}, file: &inode{kind: tar.TypeDir, mode: 0o755, mtime: built()}}); err != nil {
+		if err := t.put(t.root, name, &node{kids: map[string]*node{},
+			file: &inode{kind: tar.TypeDir, mode: 0o755, mtime: built()}}); err != nil {
 			return err
 		}
 	}
@@ -82,7 +83,9 @@ func (t *fsTree) file(dir, name string, mode int64, content []byte) error {
 	if err != nil {
 		return unusable("", "its /%s %v", dir, err)
 	}
-	return t.put(n, name, &node{file: &inode{kind: tar.TypeReg, mode: mode, mtime: built(), size: int64(len(content)), kept: content, layer: t.layer}})
+	return t.put(n, name,
+		&node{file: &inode{kind: tar.TypeReg, mode: mode, mtime: built(), size: int64(len(content)),
+			kept: content, layer: t.layer}})
 }
 
 // shell ensures that the image has a bash at the path that steps use, and a sh.
@@ -129,7 +132,8 @@ func (t *fsTree) link(dir, name, target string) error {
 	if err != nil {
 		return unusable("", "its /%s %v", dir, err)
 	}
-	return t.put(n, name, &node{file: &inode{kind: tar.TypeSymlink, mode: 0o777, mtime: built(), target: target}})
+	return t.put(n, name,
+		&node{file: &inode{kind: tar.TypeSymlink, mode: 0o777, mtime: built(), target: target}})
 }
 
 // A writer writes the tree into a root image.
@@ -149,8 +153,10 @@ const maxPaths = 512 << 20
 
 // write writes the image. It reads the layers again, for the contents.
 func (t *fsTree) write(ctx context.Context, req Request, blobs []*os.File, res *Result) error {
-	w := &writer{t: t, first: map[*inode]string{}, more: map[*inode][]string{}, parts: make([][]*inode, t.layer+1),
-		w: tar2erofs.New(req.Out, tar2erofs.Options{MaxBytes: maxUnpacked, TempDir: req.TempDir, Built: built(), Latest: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})}
+	w := &writer{t: t, first: map[*inode]string{}, more: map[*inode][]string{},
+		parts: make([][]*inode, t.layer+1),
+		w: tar2erofs.New(req.Out, tar2erofs.Options{MaxBytes: maxUnpacked, TempDir: req.TempDir,
+			Built: built(), Latest: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC)})}
 	if err := w.visit("", t.root); err != nil {
 		return err
 	}
@@ -263,7 +269,8 @@ func (w *writer) regular(f *inode, content io.Reader) error {
 
 func (w *writer) links(f *inode) error {
 	for _, name := range w.more[f] {
-		if err := w.w.Add(&tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: w.first[f]}, nil); err != nil {
+		if err := w.w.Add(&tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: w.first[f]},
+			nil); err != nil {
 			return err
 		}
 	}
@@ -275,6 +282,7 @@ func header(f *inode, name string) *tar.Header {
 	if mtime.IsZero() {
 		mtime = built()
 	}
-	return &tar.Header{Typeflag: f.kind, Name: name, Linkname: f.target, Mode: f.mode, Uid: f.uid, Gid: f.gid, Size: f.size,
+	return &tar.Header{Typeflag: f.kind, Name: name, Linkname: f.target, Mode: f.mode, Uid: f.uid,
+		Gid: f.gid, Size: f.size,
 		ModTime: mtime, Devmajor: f.dev[0], Devminor: f.dev[1], PAXRecords: f.xattrs}
 }

@@ -25,7 +25,8 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !s.archive(r.URL) {
-		http.Error(w, "this is not one of the host's archives of Debian packages", http.StatusForbidden)
+		http.Error(w, "this is not one of the host's archives of Debian packages",
+			http.StatusForbidden)
 		return
 	}
 	address := r.URL.String()
@@ -57,7 +58,8 @@ func proxyPassword(r *http.Request) (user, password string, ok bool) {
 func (s *Server) archive(u *url.URL) bool {
 	clean := path.Clean("/" + u.Path)
 	for _, a := range s.apt {
-		if u.Scheme == a.Scheme && u.Host == a.Host && strings.HasPrefix(clean+"/", strings.TrimRight(a.Path, "/")+"/") && u.User == nil && clean == u.Path {
+		if u.Scheme == a.Scheme && u.Host == a.Host && strings.HasPrefix(clean+"/",
+			strings.TrimRight(a.Path, "/")+"/") && u.User == nil && clean == u.Path {
 			return true
 		}
 	}
@@ -125,13 +127,15 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, address string) {
 		s.fail(w, path.Base(r.URL.Path), s.explain(address, &errStatus{res.StatusCode, res.Status}))
 		return
 	}
-	for _, h := range []string{"Content-Type", "Content-Length", "Content-Range", "Last-Modified", "ETag", "Accept-Ranges"} {
+	for _, h := range []string{"Content-Type", "Content-Length", "Content-Range", "Last-Modified",
+		"ETag", "Accept-Ranges"} {
 		if v := res.Header.Get(h); v != "" {
 			w.Header().Set(h, v)
 		}
 	}
 	w.WriteHeader(res.StatusCode)
-	p := &progressReader{s: s, r: res.Body, name: path.Base(r.URL.Path), size: res.ContentLength, alive: func() {}}
+	p := &progressReader{s: s, r: res.Body, name: path.Base(r.URL.Path), size: res.ContentLength,
+		alive: func() {}}
 	if _, err := io.Copy(w, io.LimitReader(p, maxFile)); err != nil {
 		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", place(address), withoutAddress(err))
 	}

@@ -85,7 +85,8 @@ func Trim(dir string, limit int64, older time.Duration, dry bool) (t Trimmed, er
 			continue
 		}
 		if !dry {
-			if err := os.Remove(filepath.Join(dir, fi.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if err := os.Remove(filepath.Join(dir, fi.Name())); err != nil &&
+				!errors.Is(err, fs.ErrNotExist) {
 				return t, storeError(dir, err)
 			}
 		}

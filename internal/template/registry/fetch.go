@@ -170,11 +170,13 @@ func whole(path string, d want) bool {
 
 // download writes the content of address to part, continues an earlier attempt, and returns the
 // digest in d's form.
-func (s *Server) download(ctx context.Context, address string, part *os.File, d want) (want, error) {
+func (s *Server) download(ctx context.Context, address string, part *os.File,
+	d want) (want, error) {
 	var err error
 	for try := range max(1, s.opts.Retries+1) {
 		if try > 0 {
-			fmt.Fprintf(s.opts.Log, "registry: %s: %v; trying again\n", place(address), withoutAddress(err))
+			fmt.Fprintf(s.opts.Log, "registry: %s: %v; trying again\n", place(address),
+				withoutAddress(err))
 			select {
 			case <-ctx.Done():
 				return "", ctx.Err()
@@ -206,7 +208,8 @@ func again(err error) bool {
 	case errors.As(err, &typed):
 		return false
 	case errors.As(err, &status):
-		return status.code >= 500 || status.code == http.StatusTooManyRequests || status.code == http.StatusRequestTimeout
+		return status.code >= 500 || status.code == http.StatusTooManyRequests ||
+			status.code == http.StatusRequestTimeout
 	}
 	return true
 }
@@ -221,7 +224,8 @@ func (s *Server) explain(address string, err error) error {
 	switch {
 	case errors.As(err, &typed):
 		return err
-	case errors.As(err, &status) && (status.code == http.StatusNotFound || status.code == http.StatusGone):
+	case errors.As(err, &status) &&
+		(status.code == http.StatusNotFound || status.code == http.StatusGone):
 		out.Kind, out.Hint = turnstone.KindNotFound, ""
 	case errors.As(err, &status):
 		out.Hint = "try again later, or name another registry with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR: the registry failed, or requires a password"
@@ -262,8 +266,10 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	}
 	defer func() { _ = res.Body.Close() }()
 	switch {
-	case res.StatusCode == http.StatusPartialContent && strings.HasPrefix(res.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
-	case res.StatusCode == http.StatusRequestedRangeNotSatisfiable, res.StatusCode == http.StatusPartialContent:
+	case res.StatusCode == http.StatusPartialContent &&
+		strings.HasPrefix(res.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
+	case res.StatusCode == http.StatusRequestedRangeNotSatisfiable,
+		res.StatusCode == http.StatusPartialContent:
 		if err := part.Truncate(0); err != nil {
 			return storeError(part.Name(), err)
 		}
@@ -313,7 +319,8 @@ func cause(ctx context.Context, err error) error {
 }
 
 // text fetches an index, which is small and may change.
-func (s *Server) text(ctx context.Context, address, accept string) (body []byte, kind string, err error) {
+func (s *Server) text(ctx context.Context, address,
+	accept string) (body []byte, kind string, err error) {
 	for try := range max(1, s.opts.Retries+1) {
 		if try > 0 {
 			select {
@@ -379,7 +386,8 @@ func place(address string) string {
 }
 
 func storeError(path string, err error) error {
-	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err, "free some space on the disk that contains "+filepath.Dir(path))
+	return turnstone.Classify("registry.cache", turnstone.KindUnavailable, path, err,
+		"free some space on the disk that contains "+filepath.Dir(path))
 }
 
 // A progressReader reports the progress of a fetch.
@@ -399,7 +407,8 @@ func (p *progressReader) Read(b []byte) (int, error) {
 		p.alive()
 	}
 	rate := p.s.rate.add(n)
-	if now := time.Now(); p.s.opts.Fetched != nil && (now.Sub(p.told) > 200*time.Millisecond || err != nil) {
+	if now := time.Now(); p.s.opts.Fetched != nil &&
+		(now.Sub(p.told) > 200*time.Millisecond || err != nil) {
 		p.told = now
 		p.s.opts.Fetched(Fetch{Name: p.name, Done: p.done, Size: p.size, Rate: rate})
 	}

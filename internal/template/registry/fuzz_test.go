@@ -25,7 +25,8 @@ func FuzzParsePip(f *testing.F) {
 			if err != nil || u.Scheme != "http" && u.Scheme != "https" {
 				t.Errorf("%q: %v", file.address, err)
 			}
-			if err == nil && u.Host != at.Host && u.User != nil && u.User.String() == at.User.String() && u.User.Username() == "user" {
+			if err == nil && u.Host != at.Host && u.User != nil &&
+				u.User.String() == at.User.String() && u.User.Username() == "user" {
 				t.Errorf("the password goes to %s", u.Host)
 			}
 		}

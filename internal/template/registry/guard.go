@@ -39,8 +39,10 @@ func transport(idle time.Duration, check func(netip.Addr) error) *http.Transport
 		}
 		return check(at.Addr().Unmap())
 	}}
-	return &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, DialContext: dialer.DialContext,
-		TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: idle, MaxIdleConnsPerHost: parallel, MaxResponseHeaderBytes: 256 << 10}
+	return &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
+		DialContext:         dialer.DialContext,
+		TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: idle,
+		MaxIdleConnsPerHost: parallel, MaxResponseHeaderBytes: 256 << 10}
 }
 
 // RoundTrip implements http.RoundTripper.

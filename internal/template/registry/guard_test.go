@@ -42,7 +42,8 @@ func TestGuard(t *testing.T) {
 	}
 	public := newGuard(time.Minute, address("http://registry.example"))
 	defer public.CloseIdleConnections()
-	if err := get(public, inner.URL); turnstone.KindOf(err) != turnstone.KindInvalid || again(err) || !strings.Contains(err.Error(), "not public") {
+	if err := get(public, inner.URL); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		again(err) || !strings.Contains(err.Error(), "not public") {
 		t.Errorf("led to this machine: %v", err)
 	}
 	own := newGuard(time.Minute, address(outer.URL))
@@ -50,12 +51,14 @@ func TestGuard(t *testing.T) {
 	if err := get(own, outer.URL); err != nil {
 		t.Errorf("a registry on this machine: %v", err)
 	}
-	for ip, want := range map[string]bool{"192.168.1.1": true, "127.0.0.1": true, "169.254.169.254": false, "fe80::1": false, "8.8.8.8": true} {
+	for ip, want := range map[string]bool{"192.168.1.1": true, "127.0.0.1": true,
+		"169.254.169.254": false, "fe80::1": false, "8.8.8.8": true} {
 		if err := own.allowed(netip.MustParseAddr(ip)); (err == nil) != want {
 			t.Errorf("from a registry inside to %s: %v", ip, err)
 		}
 	}
-	for _, ip := range []string{"10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "64:ff9b::a00:1", "fd00::1", "0.0.0.0"} {
+	for _, ip := range []string{"10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "64:ff9b::a00:1",
+		"fd00::1", "0.0.0.0"} {
 		if public.allowed(netip.MustParseAddr(ip)) == nil {
 			t.Errorf("from a public registry to %s", ip)
 		}

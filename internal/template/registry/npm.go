@@ -27,7 +27,9 @@ type NpmPackage struct {
 
 // Check rejects packages that no build could have written.
 func (p NpmPackage) Check() error {
-	if _, err := integrity(p.Integrity, ""); err != nil || !npmName.MatchString(p.Name) || !npmVersion.MatchString(p.Version) || !slices.Equal(p.Tags, slices.Compact(slices.Sorted(slices.Values(p.Tags)))) {
+	if _, err := integrity(p.Integrity, ""); err != nil || !npmName.MatchString(p.Name) ||
+		!npmVersion.MatchString(p.Version) ||
+		!slices.Equal(p.Tags, slices.Compact(slices.Sorted(slices.Values(p.Tags)))) {
 		return fmt.Errorf("%.100q is not a package of npm", p.Name+"@"+p.Version)
 	}
 	return nil
@@ -184,7 +186,8 @@ func parseNpm(name string, body []byte) (*npmDocument, error) {
 	}
 	for v, fields := range d.versions {
 		var dist npmDist
-		if !npmVersion.MatchString(v) || unmarshal(fields["dist"], &dist) != nil || dist.Tarball == "" {
+		if !npmVersion.MatchString(v) || unmarshal(fields["dist"], &dist) != nil ||
+			dist.Tarball == "" {
 			delete(d.versions, v)
 			continue
 		}
@@ -291,7 +294,8 @@ func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, f
 		err = aerr
 	}
 	if err != nil {
-		s.fail(w, what, turnstone.NewError("registry.npm", turnstone.KindIntegrity, doc.name+"@"+version,
+		s.fail(w, what, turnstone.NewError("registry.npm", turnstone.KindIntegrity,
+			doc.name+"@"+version,
 			err))
 		return
 	}

@@ -32,7 +32,8 @@ type PipFile struct {
 
 // Check rejects files that no build could have written.
 func (f PipFile) Check() error {
-	if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != 32 || !pipName.MatchString(f.Name) || !plainFile(f.File) || !plainWord(f.Version) {
+	if raw, err := hex.DecodeString(f.SHA256); err != nil || len(raw) != 32 ||
+		!pipName.MatchString(f.Name) || !plainFile(f.File) || !plainWord(f.Version) {
 		return fmt.Errorf("%.100q is not a file of pip", f.Name+" "+f.File)
 	}
 	return nil
@@ -42,7 +43,8 @@ var pipName = lazyregexp.New(`^[a-z0-9]+(?:-[a-z0-9]+)*$`)
 
 // plainFile rejects names that would lead elsewhere.
 func plainFile(name string) bool {
-	return name != "" && len(name) <= 300 && path.Base(name) == name && name != "." && name != ".." && plainWord(name)
+	return name != "" && len(name) <= 300 && path.Base(name) == name && name != "." &&
+		name != ".." && plainWord(name)
 }
 
 func plainWord(s string) bool {
@@ -201,7 +203,8 @@ func parsePip(project, kind string, body []byte, at *url.URL) ([]pipUpstream, er
 		if u.User == nil && u.Host == at.Host {
 			u.User = at.User
 		}
-		files = append(files, pipUpstream{project: project, address: u.String(), file: file, sha256: strings.ToLower(sha256), python: python, yanked: yanked})
+		files = append(files, pipUpstream{project: project, address: u.String(), file: file,
+			sha256: strings.ToLower(sha256), python: python, yanked: yanked})
 		return nil
 	}
 	if strings.HasPrefix(kind, pipJSON) {
@@ -218,7 +221,8 @@ func parsePip(project, kind string, body []byte, at *url.URL) ([]pipUpstream, er
 			return nil, err
 		}
 		for _, f := range page.Files {
-			if err := add(f.URL, f.Filename, f.Hashes["sha256"], f.Python, f.Yanked != nil && f.Yanked != false); err != nil {
+			if err := add(f.URL, f.Filename, f.Hashes["sha256"], f.Python, f.Yanked != nil &&
+				f.Yanked != false); err != nil {
 				return nil, err
 			}
 		}
@@ -277,7 +281,8 @@ func writePipJSON(w http.ResponseWriter, project, base string, files []pipUpstre
 		if f.sha256 != "" {
 			hashes["sha256"] = f.sha256
 		}
-		page.Files = append(page.Files, file{f.file, base + f.id() + "/" + url.PathEscape(f.file), hashes, f.python, f.yanked})
+		page.Files = append(page.Files,
+			file{f.file, base + f.id() + "/" + url.PathEscape(f.file), hashes, f.python, f.yanked})
 	}
 	w.Header().Set("Content-Type", pipJSON)
 	return json.NewEncoder(w).Encode(page)

@@ -122,8 +122,10 @@ func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
 	}
-	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel), indexes: make(chan struct{}, readers), docs: map[string]*npmDocument{},
-		files: map[string]pipUpstream{}, debs: map[string]bool{}, flights: map[string]*flight{}, pips: map[PipFile]bool{}, npms: map[string]NpmPackage{}}
+	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel),
+		indexes: make(chan struct{}, readers), docs: map[string]*npmDocument{},
+		files: map[string]pipUpstream{}, debs: map[string]bool{}, flights: map[string]*flight{},
+		pips: map[PipFile]bool{}, npms: map[string]NpmPackage{}}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	var err error
 	if s.pip, err = upstream("PIP_INDEX_URL", o.Pip); err != nil {
@@ -179,7 +181,8 @@ func (s *Server) Listen() (net.Addr, error) {
 		return nil, turnstone.NewError("registry.listen", turnstone.KindUnavailable, "127.0.0.1",
 			err)
 	}
-	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10}
+	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ReadTimeout: time.Minute,
+		IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10}
 	go func() { _ = s.http.Serve(l) }() // ends with Close
 	return l.Addr(), nil
 }
@@ -273,7 +276,8 @@ func (s *Server) Problem() error {
 	if s.opts.Locked {
 		hint, kind = "update template.lock, which does not contain it, with turn template build --lock", turnstone.KindIntegrity
 	}
-	return turnstone.Errorf("registry.find", kind, strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
+	return turnstone.Errorf("registry.find", kind,
+		strings.Join(s.missing[:min(len(s.missing), 5)], ", "),
 		"there is no such package").WithHint(hint)
 }
 

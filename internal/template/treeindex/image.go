@@ -57,7 +57,8 @@ func (n *imageNode) Attr() (tree.Attr, error) {
 	mode := n.stat.Mode
 	a := tree.Attr{Mode: uint32(mode.Perm()), UID: n.stat.UID, GID: n.stat.GID,
 		MTime: tree.Time{Sec: int64(n.stat.Mtime), Nsec: int32(n.stat.MtimeNs)}}
-	for bit, value := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+	for bit, value := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000,
+		fs.ModeSticky: 0o1000} {
 		if mode&bit != 0 {
 			a.Mode |= value
 		}

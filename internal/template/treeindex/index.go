@@ -53,7 +53,8 @@ type indexHead struct {
 }
 
 // encodeIndex returns the index of an image.
-func encodeIndex(image turnstone.Digest, ref tree.Ref, contents []placedContent, objects [][]byte) []byte {
+func encodeIndex(image turnstone.Digest, ref tree.Ref, contents []placedContent,
+	objects [][]byte) []byte {
 	slices.SortFunc(contents, func(a, b placedContent) int { return bytes.Compare(a.digest[:], b.digest[:]) })
 	contents = slices.CompactFunc(contents, func(a, b placedContent) bool { return a.digest == b.digest })
 	var sizes []int64
@@ -163,14 +164,16 @@ func parseIndex(b []byte) (*Index, error) {
 		copy(d[:], head)
 		head = head[32:]
 	}
-	for _, n := range []*int64{&x.indexHead.contents, &x.indexHead.extents, &x.indexHead.sizes, &x.indexHead.objects, &x.bytes} {
+	for _, n := range []*int64{&x.indexHead.contents, &x.indexHead.extents, &x.indexHead.sizes,
+		&x.indexHead.objects, &x.bytes} {
 		*n, head = int64(binary.LittleEndian.Uint64(head)), head[8:]
 	}
 	rest := b[indexHeader:]
 	for _, part := range []struct {
 		to          *[]byte
 		count, each int64
-	}{{&x.contents, x.indexHead.contents, contentEntry}, {&x.extents, x.indexHead.extents, extentEntry},
+	}{{&x.contents, x.indexHead.contents, contentEntry},
+		{&x.extents, x.indexHead.extents, extentEntry},
 		{&x.sizes, x.indexHead.sizes, 8}, {&x.objectData, x.bytes, 1}} {
 		if part.count < 0 || part.count > int64(len(rest))/part.each {
 			return nil, errIndex

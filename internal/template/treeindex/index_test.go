@@ -17,9 +17,11 @@ import (
 )
 
 func FuzzTreeIndex(f *testing.F) {
-	c := placedContent{digest: rawDigest(turnstone.DigestBytes([]byte("x"))), size: 5, extents: []extent{{0, 2}, {-1, 3}}}
+	c := placedContent{digest: rawDigest(turnstone.DigestBytes([]byte("x"))), size: 5,
+		extents: []extent{{0, 2}, {-1, 3}}}
 	d := turnstone.DigestBytes([]byte("image"))
-	f.Add(encodeIndex(d, tree.Ref{Root: d, Hash: d}, []placedContent{c}, [][]byte{[]byte("object")}))
+	f.Add(encodeIndex(d, tree.Ref{Root: d, Hash: d}, []placedContent{c},
+		[][]byte{[]byte("object")}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x, err := parseIndex(resealed(b))
 		if err != nil {
@@ -60,8 +62,10 @@ func resealed(b []byte) []byte {
 // tree ends, with a tree or with an error.
 func FuzzTreeImage(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "root.erofs")
-	erofstest.Write(f, path, []treetest.File{{Path: "/d/a", Data: "a"}, {Path: "/d/b", Link: "/d/a"}, {Path: "/l", Target: "d"},
-		{Path: "/page", Data: strings.Repeat("x", 5000)}, {Path: "/x", Xattrs: map[string]string{"user.a": "b"}}})
+	erofstest.Write(f, path, []treetest.File{{Path: "/d/a", Data: "a"},
+		{Path: "/d/b", Link: "/d/a"}, {Path: "/l", Target: "d"},
+		{Path: "/page", Data: strings.Repeat("x", 5000)},
+		{Path: "/x", Xattrs: map[string]string{"user.a": "b"}}})
 	image, err := os.ReadFile(path)
 	if err != nil {
 		f.Fatal(err)
@@ -77,7 +81,8 @@ func FuzzTreeImage(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_, _ = tree.Build(ctx, &collector{Hasher: tree.NewHasher()}, top, tree.BuildOptions{Parallel: 1})
+		_, _ = tree.Build(ctx, &collector{Hasher: tree.NewHasher()}, top,
+			tree.BuildOptions{Parallel: 1})
 		if ctx.Err() != nil {
 			t.Fatal("building the tree does not end")
 		}

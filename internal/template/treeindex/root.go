@@ -58,7 +58,8 @@ func (r Root) Write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return filestamp.WriteFile(r.indexPath(), encodeIndex(r.Digest, ref, c.contents, c.objects), 0o600)
+	return filestamp.WriteFile(r.indexPath(),
+		encodeIndex(r.Digest, ref, c.contents, c.objects), 0o600)
 }
 
 // A collector is a tree.Writer that keeps objects, and the positions of contents.

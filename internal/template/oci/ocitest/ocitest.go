@@ -59,11 +59,13 @@ func (r *Registry) Push(t testing.TB, as string, img v1.Image) turnstone.Digest 
 }
 
 // PushAs is Push with a name and a password.
-func (r *Registry) PushAs(t testing.TB, as string, img v1.Image, user, password string) turnstone.Digest {
+func (r *Registry) PushAs(t testing.TB, as string, img v1.Image, user,
+	password string) turnstone.Digest {
 	t.Helper()
 	ref, err := name.ParseReference(r.Host + "/" + as)
 	if err == nil {
-		err = remote.Write(ref, img, remote.WithAuth(&authn.Basic{Username: user, Password: password}))
+		err = remote.Write(ref, img,
+			remote.WithAuth(&authn.Basic{Username: user, Password: password}))
 	}
 	return Digest(t, img, err)
 }
