@@ -12,7 +12,8 @@ import (
 func TestPolicy(t *testing.T) {
 	port := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}
 	p, err := Policy(netplan.Host{}, []string{"example.org:443"}, port)
-	if err != nil || !p.Only || len(p.Allow) != 1 || len(p.Own) != 1 || p.Own[0].Port != 4711 || !p.Own[0].Prefix.Contains(netip.MustParseAddr("127.0.0.1")) {
+	if err != nil || !p.Only || len(p.Allow) != 1 || len(p.Own) != 1 || p.Own[0].Port != 4711 ||
+		!p.Own[0].Prefix.Contains(netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if p, err := Policy(netplan.Host{}, nil, nil); err != nil || !p.Only || len(p.Allow) != 0 {
@@ -57,7 +58,8 @@ func TestPolicyOfTheHost(t *testing.T) {
 		if got := p.Decide("", gateway, 22).Allowed; got != c.port22 {
 			t.Errorf("%s: port 22 of the loopback is reached: %v", what, got)
 		}
-		if !p.Decide("", gateway, 4000).Allowed || p.Decide("", netip.MustParseAddr("198.51.100.1"), 80).Allowed {
+		if !p.Decide("", gateway, 4000).Allowed ||
+			p.Decide("", netip.MustParseAddr("198.51.100.1"), 80).Allowed {
 			t.Errorf("%s: %+v", what, p)
 		}
 	}

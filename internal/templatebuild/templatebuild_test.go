@@ -76,7 +76,8 @@ func TestFailedStep(t *testing.T) {
 		return broken
 	}
 	req := template.LayerRequest{Name: "x", Env: []string{"DIR=" + dir}, Log: &log, Say: func(what string) { said = append(said, what) },
-		Files: []template.File{{Path: filepath.Join(dir, "new/file"), Mode: 0o640, Content: []byte("content")}},
+		Files: []template.File{{Path: filepath.Join(dir, "new/file"), Mode: 0o640,
+			Content: []byte("content")}},
 		Steps: []template.LayerStep{
 			{Name: "put"},
 			{Name: "list", Script: `stat -c %a "$DIR/new/file"; cat "$DIR/new/file"`,
@@ -88,7 +89,8 @@ func TestFailedStep(t *testing.T) {
 		t.Error("a layer was committed")
 		return nil
 	})
-	if !errors.Is(err, broken) || listed != "640\ncontent" || strings.Join(said, " ") != "put list fail" {
+	if !errors.Is(err, broken) || listed != "640\ncontent" ||
+		strings.Join(said, " ") != "put list fail" {
 		t.Errorf("%v, listed %q, said %q", err, listed, said)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "never")); !os.IsNotExist(err) {
@@ -105,7 +107,8 @@ func TestCanceledBuild(t *testing.T) {
 	req := template.LayerRequest{Name: "x", Log: writer(func() { cancel() }), Say: func(string) {},
 		Steps: []template.LayerStep{{Name: "wait", Script: "echo begun; sleep 600"}}}
 	err := builder(t).Build(ctx, req, nil)
-	if turnstone.KindOf(err) != turnstone.KindCanceled || !strings.Contains(err.Error(), "while template x was built") {
+	if turnstone.KindOf(err) != turnstone.KindCanceled ||
+		!strings.Contains(err.Error(), "while template x was built") {
 		t.Error(err)
 	}
 }
@@ -131,7 +134,8 @@ func TestOutputIsBounded(t *testing.T) {
 			}
 		}
 	}
-	if len(last.b) != 32<<10 || last.b[0] != byte('a'+99%26) || len(first.b) != maxListing || first.b[0] != 'a' {
+	if len(last.b) != 32<<10 || last.b[0] != byte('a'+99%26) || len(first.b) != maxListing ||
+		first.b[0] != 'a' {
 		t.Errorf("%d bytes of the end, %d of the beginning", len(last.b), len(first.b))
 	}
 }
