@@ -34,7 +34,8 @@ type configurable struct {
 	got      wire.SandboxConfigureParams
 }
 
-func (c *configurable) Configure(ctx context.Context, _ *wire.Conn, p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+func (c *configurable) Configure(ctx context.Context, _ *wire.Conn,
+	p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
 	c.got = *p
 	if c.mute {
 		<-ctx.Done()
@@ -68,7 +69,8 @@ func sandboxOf(agent *configurable, m substrate.Machine) (s *Sandbox, served cha
 		}
 		_ = link.Close()
 	}()
-	return &Sandbox{machine: guest{done: make(chan struct{}), near: near}, source: m, port: wire.NewPort(near, true), Template: &template.Template{}}, served
+	return &Sandbox{machine: guest{done: make(chan struct{}), near: near}, source: m,
+		port: wire.NewPort(near, true), Template: &template.Template{}}, served
 }
 
 // TestUnconfirmedReseed checks that a clone that does not confirm its own random numbers is not
@@ -77,14 +79,16 @@ func TestUnconfirmedReseed(t *testing.T) {
 	for _, reseeded := range []bool{true, false} {
 		agent := &configurable{reseeded: reseeded}
 		s, served := sandboxOf(agent, substrate.Machine{})
-		err := s.connect(t.Context(), &Request{Shape: turnstone.DefaultShape(), Env: []string{"A=b"}})
+		err := s.connect(t.Context(),
+			&Request{Shape: turnstone.DefaultShape(), Env: []string{"A=b"}})
 		if reseeded && err != nil || !reseeded && turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("reseeded %v: %v", reseeded, err)
 		}
 		_ = s.Close()
 		<-served
 		got := agent.got
-		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" || got.Network == nil || !slices.Equal(got.Env, []string{"A=b"}) {
+		if len(got.Entropy) < 32 || len(got.MachineID) != 32 || got.Hostname != "sb-test" ||
+			got.Network == nil || !slices.Equal(got.Env, []string{"A=b"}) {
 			t.Errorf("configured with %+v", got)
 		}
 	}
@@ -95,7 +99,8 @@ func TestUnconfirmedReseed(t *testing.T) {
 func TestMuteAgent(t *testing.T) {
 	kernel := substrate.KernelKind{Own: true, File: "/srv/vmlinux"}
 	for _, ended := range []bool{false, true} {
-		s, served := sandboxOf(&configurable{mute: true}, substrate.Machine{Kernel: "vmlinux", KernelIs: kernel})
+		s, served := sandboxOf(&configurable{mute: true},
+			substrate.Machine{Kernel: "vmlinux", KernelIs: kernel})
 		if err := s.dial(); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +111,9 @@ func TestMuteAgent(t *testing.T) {
 			time.AfterFunc(50*time.Millisecond, cancel)
 		}
 		err := s.configure(ctx, &Request{Shape: turnstone.DefaultShape()}, limit)
-		if dead := turnstone.KindOf(err) == turnstone.KindDead; err == nil || dead == ended || dead && (turnstone.HintOf(err) != kernel.Advice() || !strings.Contains(err.Error(), "does not answer within 50ms")) {
+		if dead := turnstone.KindOf(err) == turnstone.KindDead; err == nil || dead == ended ||
+			dead && (turnstone.HintOf(err) != kernel.Advice() ||
+				!strings.Contains(err.Error(), "does not answer within 50ms")) {
 			t.Errorf("ended by the caller %v: %v (%s)", ended, err, turnstone.HintOf(err))
 		}
 		cancel()
@@ -127,23 +134,35 @@ func TestGuestsKernel(t *testing.T) {
 		refuse string
 		fewer  string
 	}{
-		{"the same kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 2}, "", ""},
-		{"another kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-x\x1b", CPUs: 2}, "reports that it is 6.9.0-x?, and its image is of 6.9.0-own", ""},
-		{"a test kernel", "vmlinux", substrate.KernelKind{Own: true}, wire.SandboxConfigureResult{Kernel: "6.9.0-tpv"}, "6.9.0-tpv, a test kernel, and its image names no release", ""},
-		{"a test kernel under another name", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", KernelOpen: true}, "programs can read the memory of the running kernel", ""},
-		{"a kernel of gVisor", "", substrate.KernelKind{}, wire.SandboxConfigureResult{Kernel: "4.19.0-gvisor", CPUs: 2}, "", ""},
-		{"one CPU", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1}, "", "1 of 2 CPUs: the guest kernel brings up no more"},
-		{"more CPUs than there are", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1 << 40}, "", ""},
-		{"nobody says how many", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: -1}, "", ""},
+		{"the same kernel", "vmlinux", own,
+			wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 2}, "", ""},
+		{"another kernel", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-x\x1b",
+			CPUs: 2}, "reports that it is 6.9.0-x?, and its image is of 6.9.0-own", ""},
+		{"a test kernel", "vmlinux", substrate.KernelKind{Own: true},
+			wire.SandboxConfigureResult{Kernel: "6.9.0-tpv"},
+			"6.9.0-tpv, a test kernel, and its image names no release", ""},
+		{"a test kernel under another name", "vmlinux", own,
+			wire.SandboxConfigureResult{Kernel: "6.9.0-own", KernelOpen: true},
+			"programs can read the memory of the running kernel", ""},
+		{"a kernel of gVisor", "", substrate.KernelKind{},
+			wire.SandboxConfigureResult{Kernel: "4.19.0-gvisor", CPUs: 2}, "", ""},
+		{"one CPU", "vmlinux", own, wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1}, "",
+			"1 of 2 CPUs: the guest kernel brings up no more"},
+		{"more CPUs than there are", "vmlinux", own,
+			wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: 1 << 40}, "", ""},
+		{"nobody says how many", "vmlinux", own,
+			wire.SandboxConfigureResult{Kernel: "6.9.0-own", CPUs: -1}, "", ""},
 	} {
 		shape := turnstone.DefaultShape()
 		shape.CPUs = 2
-		s, served := sandboxOf(&configurable{reseeded: true, says: tt.says}, substrate.Machine{Kernel: tt.kernel, KernelIs: tt.is, Shape: shape})
+		s, served := sandboxOf(&configurable{reseeded: true, says: tt.says},
+			substrate.Machine{Kernel: tt.kernel, KernelIs: tt.is, Shape: shape})
 		err := s.connect(t.Context(), &Request{Shape: shape})
 		switch {
 		case tt.refuse == "" && err != nil:
 			t.Errorf("%s: %v", tt.what, err)
-		case tt.refuse != "" && (turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), tt.refuse) || turnstone.HintOf(err) != tt.is.Advice()):
+		case tt.refuse != "" && (turnstone.KindOf(err) != turnstone.KindIntegrity ||
+			!strings.Contains(err.Error(), tt.refuse) || turnstone.HintOf(err) != tt.is.Advice()):
 			t.Errorf("%s: %v (%s)", tt.what, err, turnstone.HintOf(err))
 		case tt.refuse == "" && s.Fewer() != tt.fewer:
 			t.Errorf("%s: fewer: %q", tt.what, s.Fewer())

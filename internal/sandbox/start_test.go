@@ -18,7 +18,8 @@ func TestSlots(t *testing.T) {
 		}
 		held = append(held, lock)
 	}
-	if _, err := l.slot(3); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
+	if _, err := l.slot(3); turnstone.KindOf(err) != turnstone.KindExhausted ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("a fourth: %v", err)
 	}
 	held[1].Release()

@@ -16,16 +16,21 @@ func TestChangesOfHostileGuests(t *testing.T) {
 		many[i] = "A=1"
 	}
 	for _, f := range []Changes{
-		{Cwd: "/", upper: "lower"}, {Cwd: "/", upper: "../upper"}, {Cwd: "x", upper: "upper"}, {Cwd: "", upper: "upper"},
+		{Cwd: "/", upper: "lower"}, {Cwd: "/", upper: "../upper"}, {Cwd: "x", upper: "upper"},
+		{Cwd: "", upper: "upper"},
 		{Cwd: "/a\x00b", upper: "upper"}, {Cwd: "/" + strings.Repeat("x", 5000), upper: "upper"},
-		{Cwd: "/", upper: "upper", Env: []string{"A"}}, {Cwd: "/", upper: "upper", Env: []string{"=A"}}, {Cwd: "/", upper: "upper", Env: []string{"A=\x00"}},
-		{Cwd: "/", upper: "upper", Env: []string{"A=" + strings.Repeat("x", maxEnv)}}, {Cwd: "/", upper: "upper", Env: many},
+		{Cwd: "/", upper: "upper", Env: []string{"A"}},
+		{Cwd: "/", upper: "upper", Env: []string{"=A"}},
+		{Cwd: "/", upper: "upper", Env: []string{"A=\x00"}},
+		{Cwd: "/", upper: "upper", Env: []string{"A=" + strings.Repeat("x", maxEnv)}},
+		{Cwd: "/", upper: "upper", Env: many},
 	} {
 		if err := f.check("sb_x"); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%.40q %.40q: %v", f.Cwd, f.Env, err)
 		}
 	}
-	if err := (&Changes{Cwd: "/a", upper: "upper2", Env: []string{"BASH_FUNC_f%%=() { :; }", "A="}}).check("sb_x"); err != nil {
+	if err := (&Changes{Cwd: "/a", upper: "upper2",
+		Env: []string{"BASH_FUNC_f%%=() { :; }", "A="}}).check("sb_x"); err != nil {
 		t.Error(err)
 	}
 }

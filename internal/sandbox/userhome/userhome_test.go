@@ -38,7 +38,8 @@ func TestAcquire(t *testing.T) {
 		t.Errorf("while it is in use: %+v, %v", all, err)
 	}
 	err = h.Remove(t.Context(), "work")
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), string(use.Turn)) {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), string(use.Turn)) {
 		t.Errorf("Remove while it is in use: %v", err)
 	}
 	made, err := os.Stat(path)
@@ -68,12 +69,14 @@ func TestAcquire(t *testing.T) {
 // TestAcquireWaits waits for the home's turn, at most as long as its own turn may take.
 func TestAcquireWaits(t *testing.T) {
 	h := homes(t)
-	_, release, err := h.Acquire(t.Context(), Request{Name: "work", Turn: "t_1", Timeout: time.Minute}, quiet)
+	_, release, err := h.Acquire(t.Context(),
+		Request{Name: "work", Turn: "t_1", Timeout: time.Minute}, quiet)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var told string
-	_, _, err = h.Acquire(t.Context(), Request{Name: "work", Turn: "t_2", Timeout: time.Millisecond},
+	_, _, err = h.Acquire(t.Context(),
+		Request{Name: "work", Turn: "t_2", Timeout: time.Millisecond},
 		func(what string) { told = what })
 	if turnstone.KindOf(err) != turnstone.KindTimeout || !strings.Contains(told, "turn t_1") {
 		t.Errorf("got %v, told %q", err, told)
@@ -107,11 +110,13 @@ func TestHas(t *testing.T) {
 	if err := os.WriteFile(h.path("project"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Has(t.Context(), "../homes/project"); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if err := h.Has(t.Context(),
+		"../homes/project"); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a path: %v", err)
 	}
 	err := h.Has(t.Context(), "projekt")
-	if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "did you mean project?") {
+	if turnstone.KindOf(err) != turnstone.KindNotFound ||
+		!strings.Contains(turnstone.HintOf(err), "did you mean project?") {
 		t.Errorf("a mistake: %v, %s", err, turnstone.HintOf(err))
 	}
 }
