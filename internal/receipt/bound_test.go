@@ -18,7 +18,8 @@ func TestHostileTable(t *testing.T) {
 	records := make([]wire.ShellRecord, trace.MaxRecords)
 	code := int64(3)
 	for i := range records {
-		records[i] = wire.ShellRecord{ID: int64(i), Parent: 0, Kind: "simple", Text: "x", Line: 1, Site: 1, Flags: []string{"pipeIn"}, ExitCode: &code}
+		records[i] = wire.ShellRecord{ID: int64(i), Parent: 0, Kind: "simple", Text: "x", Line: 1,
+			Site: 1, Flags: []string{"pipeIn"}, ExitCode: &code}
 	}
 	records[0] = wire.ShellRecord{ID: 0, Parent: -1, Kind: "pipeline", Site: 0}
 	end := &wire.StepEnd{Path: "step.sh"}
@@ -32,7 +33,9 @@ func TestHostileTable(t *testing.T) {
 	if len(c.table) != 1 || len(c.table[0].ExitCodes) != maxExits || c.table[0].ExitCodes[0] != 3 {
 		t.Errorf("%d rows, want one with %d exit codes", len(c.table), maxExits)
 	}
-	if c = s.analyse(doc.Steps[0], end, records, out, "/", false); c.table != nil || len(c.reports) != trace.MaxRecords {
-		t.Errorf("a table of %d rows that nobody asked for; %d reports", len(c.table), len(c.reports))
+	if c = s.analyse(doc.Steps[0], end, records, out, "/", false); c.table != nil ||
+		len(c.reports) != trace.MaxRecords {
+		t.Errorf("a table of %d rows that nobody asked for; %d reports", len(c.table),
+			len(c.reports))
 	}
 }

@@ -19,7 +19,8 @@ func TestCapture(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.OneOf(rapid.IntRange(0, 300), rapid.IntRange(headLimit-2, headLimit+2),
-			rapid.IntRange(headLimit+tailLimit-2, headLimit+tailLimit+2), rapid.IntRange(0, 1<<20)).Draw(t, "size")
+			rapid.IntRange(headLimit+tailLimit-2, headLimit+tailLimit+2),
+			rapid.IntRange(0, 1<<20)).Draw(t, "size")
 		whole := make([]byte, size)
 		rng := rand.New(rand.NewPCG(1, uint64(size)))
 		for i := range whole {
@@ -35,11 +36,15 @@ func TestCapture(t *testing.T) {
 			rest = rest[n:]
 		}
 		out := c.finish()
-		if out.Size != int64(size) || out.Lines != int64(bytes.Count(whole, []byte("\n"))) || out.Digest != turnstone.DigestBytes(whole) {
-			t.Fatalf("size %d, lines %d, digest %s of %d bytes", out.Size, out.Lines, out.Digest, size)
+		if out.Size != int64(size) || out.Lines != int64(bytes.Count(whole, []byte("\n"))) ||
+			out.Digest != turnstone.DigestBytes(whole) {
+			t.Fatalf("size %d, lines %d, digest %s of %d bytes", out.Size, out.Lines,
+				out.Digest, size)
 		}
-		if !bytes.HasPrefix(whole, out.Head) || !bytes.HasSuffix(whole, out.Tail) || len(out.Head)+len(out.Tail) > size {
-			t.Fatalf("head of %d and tail of %d bytes are not the ends of %d", len(out.Head), len(out.Tail), size)
+		if !bytes.HasPrefix(whole, out.Head) || !bytes.HasSuffix(whole, out.Tail) ||
+			len(out.Head)+len(out.Tail) > size {
+			t.Fatalf("head of %d and tail of %d bytes are not the ends of %d", len(out.Head),
+				len(out.Tail), size)
 		}
 		if !bytes.Equal(live.Bytes(), whole) {
 			t.Fatal("the live stream differs")

@@ -38,7 +38,8 @@ const maxExits = 17
 
 // analyse determines the results of a step's commands, and their places in the document; with
 // table, for each of them.
-func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord, stderr *capture, dir string, table bool) *commands {
+func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire.ShellRecord,
+	stderr *capture, dir string, table bool) *commands {
 	c := &commands{script: s.script(step), report: trace.FromWire(records, &end.ShellFinishedEvent)}
 	s.ran(step, end.Path, dir)
 	trace.Resolve(c.script, c.report)
@@ -58,13 +59,16 @@ func (s *scripts) analyse(step *document.Step, end *wire.StepEnd, records []wire
 	return c
 }
 
-func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.Record) turnstone.CommandReport {
+func (s *scripts) command(step *document.Step, script *syntax.Script,
+	r *trace.Record) turnstone.CommandReport {
 	w := r.ToWire(script)
-	rep := turnstone.CommandReport{ID: r.ID, Parent: r.Parent, Kind: string(r.Kind), Language: w.Language, Text: r.Words, Stage: int(w.Stage),
+	rep := turnstone.CommandReport{ID: r.ID, Parent: r.Parent, Kind: string(r.Kind),
+		Language: w.Language, Text: r.Words, Stage: int(w.Stage),
 		Start: turnstone.Millis(r.Start), Duration: turnstone.Millis(r.Duration), Flags: w.Flags}
 	if cmd := commandOf(script, r.Command); cmd != nil {
 		at := s.place(step, cmd.Span)
-		rep.Place, rep.Span = &at, &turnstone.Range{From: int64(cmd.Span.Start), To: int64(cmd.Span.End)}
+		rep.Place, rep.Span = &at,
+			&turnstone.Range{From: int64(cmd.Span.Start), To: int64(cmd.Span.End)}
 		rep.Text = sourceText(script, cmd.Span)
 	}
 	if r.Flags.Exited {
@@ -72,7 +76,8 @@ func (s *scripts) command(step *document.Step, script *syntax.Script, r *trace.R
 		rep.ExitCode = &code
 	}
 	if w.Stdin != nil && w.Stdin.Kind != wire.ShellStdinKind(trace.Inherited) {
-		rep.Stdin = &turnstone.InputInfo{Kind: string(w.Stdin.Kind), Text: string(w.Stdin.Data), Bytes: w.Stdin.Size, Digest: turnstone.Digest(w.Stdin.Digest)}
+		rep.Stdin = &turnstone.InputInfo{Kind: string(w.Stdin.Kind), Text: string(w.Stdin.Data),
+			Bytes: w.Stdin.Size, Digest: turnstone.Digest(w.Stdin.Digest)}
 	}
 	if r.Stdout.Known {
 		rep.Stdout = &turnstone.Range{From: r.Stdout.Start, To: r.Stdout.End}
@@ -102,17 +107,21 @@ func sourceText(script *syntax.Script, span syntax.Span) string {
 }
 
 // table returns one row for each command that ran, in the document's order.
-func (s *scripts) table(step *document.Step, script *syntax.Script, rep *trace.Report) (rows []document.CommandRow, note string) {
+func (s *scripts) table(step *document.Step, script *syntax.Script,
+	rep *trace.Report) (rows []document.CommandRow, note string) {
 	note = rep.Untraced
 	last := lastRuns(rep)
 	for i := range rep.Sites {
 		site := &rep.Sites[i]
-		row := document.CommandRow{Text: site.Words, Language: "bash", Duration: site.Time, Count: site.Count}
-		if site.Kind != syntax.KindSimple && site.Kind != syntax.KindPipeline && site.Kind != syntax.KindArithmetic && site.Kind != syntax.KindTest {
+		row := document.CommandRow{Text: site.Words, Language: "bash", Duration: site.Time,
+			Count: site.Count}
+		if site.Kind != syntax.KindSimple && site.Kind != syntax.KindPipeline &&
+			site.Kind != syntax.KindArithmetic && site.Kind != syntax.KindTest {
 			continue // the commands inside it have rows
 		}
 		if cmd := commandOf(script, site.Command); cmd != nil {
-			row.Line, row.Language, row.Text = s.place(step, cmd.Span).Line, cmd.Language, sourceText(script, cmd.Span)
+			row.Line, row.Language, row.Text = s.place(step, cmd.Span).Line, cmd.Language,
+				sourceText(script, cmd.Span)
 		}
 		if row.Text == "" {
 			continue // a pipeline outside the document: its stages have rows
@@ -190,7 +199,8 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 		} else {
 			said = stderr.part(0, stderr.size)
 		}
-		found := d.Find(step.Index-1, diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said})
+		found := d.Find(step.Index-1,
+			diagnose.Failure{Command: r.Command, ExitCode: r.Exit, Stderr: said})
 		if hasDouble(c.script, r.Command) {
 			found = nil // stages run concurrently: the message may come from another stage
 		}
@@ -203,9 +213,11 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 	if len(failing) > 0 {
 		return
 	}
-	found := d.Find(step.Index-1, diagnose.Failure{Command: -1, ExitCode: exit, Stderr: stderr.part(0, stderr.size)})
+	found := d.Find(step.Index-1,
+		diagnose.Failure{Command: -1, ExitCode: exit, Stderr: stderr.part(0, stderr.size)})
 	if len(found) > 0 {
-		s.addFailure(step, c, found, &trace.Record{Command: enclosing(c.script, found[0]), Exit: exit})
+		s.addFailure(step, c, found,
+			&trace.Record{Command: enclosing(c.script, found[0]), Exit: exit})
 	}
 }
 
@@ -260,13 +272,15 @@ func failingRecords(script *syntax.Script, rep *trace.Report) []*trace.Record {
 	return failing
 }
 
-func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.Finding, r *trace.Record) {
+func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.Finding,
+	r *trace.Record) {
 	rep := turnstone.FailureReport{Text: r.Words, ExitCode: r.Exit}
 	shown := document.CommandFailure{Text: r.Words, ExitCode: r.Exit}
 	if cmd := commandOf(c.script, r.Command); cmd != nil {
 		at := s.place(step, cmd.Span)
 		rep.Place, rep.Text = &at, sourceText(c.script, cmd.Span)
-		shown.Line, shown.Column, shown.EndLine, shown.EndColumn, shown.Text = at.Line, at.Column, at.EndLine, at.EndColumn, rep.Text
+		shown.Line, shown.Column, shown.EndLine, shown.EndColumn, shown.Text = at.Line, at.Column,
+			at.EndLine, at.EndColumn, rep.Text
 		shown.Excerpt = s.doc.SourceLine(at.Line, at.Column, at.EndLine, at.EndColumn)
 	}
 	if len(found) > 0 {

@@ -122,7 +122,8 @@ func TestFailures(t *testing.T) {
 				if f.Fault != nil {
 					fault = f.Fault.Line
 				}
-				got = append(got, fmt.Sprintf("%d:%d %s %d %s: %s @%d", at.Line, at.Column, strings.SplitN(f.Text, "\n", 2)[0], f.ExitCode, f.Tool, f.Message, fault))
+				got = append(got, fmt.Sprintf("%d:%d %s %d %s: %s @%d", at.Line, at.Column,
+					strings.SplitN(f.Text, "\n", 2)[0], f.ExitCode, f.Tool, f.Message, fault))
 			}
 			if strings.Join(got, "\n") != strings.Join(tt.want, "\n") {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
@@ -133,7 +134,8 @@ func TestFailures(t *testing.T) {
 
 // The command data in --json is complete: every run with its place.
 func TestCommandReports(t *testing.T) {
-	doc, c := analyseText(t, "```bash\nfor i in 1 2; do\n  echo $i | cat\ndone\ngrep -c x <<EOF\nx\nEOF\n```\n")
+	doc, c := analyseText(t,
+		"```bash\nfor i in 1 2; do\n  echo $i | cat\ndone\ngrep -c x <<EOF\nx\nEOF\n```\n")
 	if c.report.Untraced != "" {
 		t.Fatal(c.report.Untraced)
 	}
@@ -144,7 +146,9 @@ func TestCommandReports(t *testing.T) {
 			continue
 		}
 		seen[r.Text]++
-		if line := strings.Split(string(doc.Source), "\n")[r.Place.Line-1]; !strings.HasPrefix(line[r.Place.Column-1:], strings.SplitN(r.Text, "\n", 2)[0]) {
+		if line := strings.Split(string(doc.Source),
+			"\n")[r.Place.Line-1]; !strings.HasPrefix(line[r.Place.Column-1:],
+			strings.SplitN(r.Text, "\n", 2)[0]) {
 			t.Errorf("%q does not stand at %+v", r.Text, *r.Place)
 		}
 	}
@@ -175,7 +179,8 @@ func FuzzAnalyse(f *testing.F) {
 		if json.Unmarshal(said, &in) != nil {
 			return
 		}
-		doc, err := document.Parse("doc.md", []byte("```bash\necho a\nf() { python3 -c 'x'; }\nf | cat <<E\nx\nE\n```\n"))
+		doc, err := document.Parse("doc.md",
+			[]byte("```bash\necho a\nf() { python3 -c 'x'; }\nf | cat <<E\nx\nE\n```\n"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +188,8 @@ func FuzzAnalyse(f *testing.F) {
 		out := newCapture("", "", "", nil)
 		_, _ = out.Write(stderr)
 		out.finish()
-		c := s.analyse(doc.Steps[0], &wire.StepEnd{ShellFinishedEvent: in.End, Path: "step.sh"}, in.Records, out, "/", true)
+		c := s.analyse(doc.Steps[0], &wire.StepEnd{ShellFinishedEvent: in.End, Path: "step.sh"},
+			in.Records, out, "/", true)
 		for _, r := range c.reports {
 			if r.Place != nil && (r.Place.Line < 1 || r.Place.Line > 8) {
 				t.Fatalf("%+v", r)
@@ -198,7 +204,8 @@ func FuzzAnalyse(f *testing.F) {
 // The failure that ended a step is shown, however many commands failed before.
 func TestDecisiveFailure(t *testing.T) {
 	_, c := analyseText(t, "```bash\nfalse\nfalse\nfalse\nfalse\nfalse\nfalse\nexit 7\n```\n")
-	if len(c.shown) != 7 || c.shown[0].Text != "exit 7" || c.shown[1].Line != 2 || c.failures[6].ExitCode != 7 {
+	if len(c.shown) != 7 || c.shown[0].Text != "exit 7" || c.shown[1].Line != 2 ||
+		c.failures[6].ExitCode != 7 {
 		t.Errorf("%+v", c.shown)
 	}
 }

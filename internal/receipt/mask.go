@@ -118,7 +118,8 @@ func maskReport(secrets *secret.Set, rep *trace.Report) {
 	}
 	for i := range rep.Records {
 		r := &rep.Records[i]
-		r.Words, r.Stdout, r.Stderr, r.Stdin.Digest = words(r.Words), trace.Range{}, trace.Range{}, ""
+		r.Words, r.Stdout, r.Stderr, r.Stdin.Digest = words(r.Words), trace.Range{},
+			trace.Range{}, ""
 	}
 	for i := range rep.Sites {
 		rep.Sites[i].Words = words(rep.Sites[i].Words)

@@ -40,7 +40,8 @@ func TestCommandsHoldNoSecret(t *testing.T) {
 		"a variable":          `eval "declare x_=$Q; false"`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			intro := "T=$(printf '%s' '" + base64.StdEncoding.EncodeToString([]byte(value)) + "' | base64 -d); printf -v Q %q \"$T\"\n"
+			intro := "T=$(printf '%s' '" + base64.StdEncoding.EncodeToString([]byte(value)) +
+				"' | base64 -d); printf -v Q %q \"$T\"\n"
 			doc := parse(t, "```bash\n"+intro+script+"\n```\n")
 			s := secrets(t, "T="+value).Written()
 			sc := parseScripts(doc, s)
@@ -51,11 +52,13 @@ func TestCommandsHoldNoSecret(t *testing.T) {
 			_ = w.Close()
 			stderr.finish()
 			c := sc.analyse(doc.Steps[0], end, records, stderr, "/", true)
-			res := document.StepResult{Status: turnstone.StepFailed, Failures: c.shown, Commands: c.table, CommandsNote: c.note}
+			res := document.StepResult{Status: turnstone.StepFailed, Failures: c.shown,
+				Commands: c.table, CommandsNote: c.note}
 			receipt := string(doc.Receipt(document.TurnInfo{}, []document.StepResult{res}))
 			text := ok[[]byte](t)(json.Marshal(c.reports))
 			fails := ok[[]byte](t)(json.Marshal(c.failures))
-			if s.In(receipt) != "" || s.In(string(text)) != "" || s.In(string(fails)) != "" || strings.Contains(receipt, "XYZZY") {
+			if s.In(receipt) != "" || s.In(string(text)) != "" || s.In(string(fails)) != "" ||
+				strings.Contains(receipt, "XYZZY") {
 				t.Errorf("a value is in\n%s\n%s\n%s", receipt, text, fails)
 			}
 			if len(c.reports) == 0 {
@@ -72,11 +75,13 @@ func TestReceiptIsSearched(t *testing.T) {
 	turn := func(set *secret.Set, res document.StepResult) string {
 		s := New(Options{Document: doc, Secrets: set})
 		s.results[0] = res
-		return string(s.Receipt(&document.TurnInfo{ID: turnstone.NewTurnID(), Result: turnstone.ResultPassed}))
+		return string(s.Receipt(&document.TurnInfo{ID: turnstone.NewTurnID(),
+			Result: turnstone.ResultPassed}))
 	}
 	out := document.Output{Head: []byte("printed\n"), Size: 8, Lines: 1}
 	code := 0
-	fine := document.StepResult{Status: turnstone.StepPassed, ExitCode: &code, Stdout: out, Commands: []document.CommandRow{{Text: "true", Language: "bash"}}}
+	fine := document.StepResult{Status: turnstone.StepPassed, ExitCode: &code, Stdout: out,
+		Commands: []document.CommandRow{{Text: "true", Language: "bash"}}}
 	for _, value := range []string{"stdout", "passed", "text", "exit", "runs", "bash", "turn"} {
 		if receipt := turn(secrets(t, "A="+value), fine); !strings.Contains(receipt, "printed") {
 			t.Errorf("%s: %s", value, receipt)
@@ -91,7 +96,10 @@ func TestReceiptIsSearched(t *testing.T) {
 		"failures": {Status: turnstone.StepFailed, Failures: []document.CommandFailure{{Message: value}}},
 	} {
 		receipt := turn(secrets(t, "A="+value), res)
-		if strings.Contains(receipt, "XYZZY") || !strings.Contains(receipt, "is not kept, because the receipt would hold the secret A") || !strings.Contains(receipt, string(res.Status)) {
+		if strings.Contains(receipt, "XYZZY") ||
+			!strings.Contains(receipt,
+				"is not kept, because the receipt would hold the secret A") ||
+			!strings.Contains(receipt, string(res.Status)) {
 			t.Errorf("%s: %s", what, receipt)
 		}
 		if receipt := turn(nil, res); !strings.Contains(receipt, "XYZZY") {
@@ -116,8 +124,10 @@ func TestSplitOutput(t *testing.T) {
 		st.scrub()
 		text, _ := res.Stdout.Text()
 		kept, err := c.whole()
-		if strings.Contains(text, "XYZZY") || !strings.Contains(text, want) || res.Stdout.Note == "" || err != nil || (kept != nil) != (want != "") {
-			t.Errorf("%d: %.200q, note %q, kept %v, %v", size, text, res.Stdout.Note, kept != nil, err)
+		if strings.Contains(text, "XYZZY") || !strings.Contains(text, want) ||
+			res.Stdout.Note == "" || err != nil || (kept != nil) != (want != "") {
+			t.Errorf("%d: %.200q, note %q, kept %v, %v", size, text, res.Stdout.Note,
+				kept != nil, err)
 		}
 	}
 }
@@ -132,7 +142,8 @@ func TestOutputIsSearched(t *testing.T) {
 	_, _ = c.Write([]byte("[secret A]"))
 	_, _ = c.Write([]byte("tail\nafter"))
 	out := c.finish()
-	if kept, err := c.whole(); kept != nil || err != nil || len(out.Head)+len(out.Tail) > 0 || out.Digest != "" || strings.Contains(live.String(), "tail") || out.Size != 27 {
+	if kept, err := c.whole(); kept != nil || err != nil || len(out.Head)+len(out.Tail) > 0 ||
+		out.Digest != "" || strings.Contains(live.String(), "tail") || out.Size != 27 {
 		t.Errorf("%+v, %v, shown %q", out, err, live.String())
 	}
 }
@@ -151,13 +162,15 @@ func TestMaskAll(t *testing.T) {
 		M  map[string][]string
 		ID turnstone.Digest
 		N  *inner
-	}{"x-value", &inner{"x-value", []byte("x-value"), "x-value"}, []inner{{Text: "x-value"}}, map[string][]string{"x-value": {"x-value"}}, "x-value", nil}
+	}{"x-value", &inner{"x-value", []byte("x-value"), "x-value"}, []inner{{Text: "x-value"}},
+		map[string][]string{"x-value": {"x-value"}}, "x-value", nil}
 	s := secrets(t, "A=x-value")
 	if LeakIn(s, &v) != "A" {
 		t.Error("nothing found")
 	}
 	maskAll(s, &v)
-	if got := fmt.Sprintf("%+v %+v", v, *v.P); strings.Count(got, "x-value") != 1 || v.ID != "x-value" || len(v.M) != 1 {
+	if got := fmt.Sprintf("%+v %+v", v, *v.P); strings.Count(got, "x-value") != 1 ||
+		v.ID != "x-value" || len(v.M) != 1 {
 		t.Error(got)
 	}
 	v.ID = ""
@@ -179,7 +192,8 @@ func FuzzTraceToReceipt(f *testing.F) {
 	}
 	doc := parse(f, "```bash\ntrue a | cat\nf() { false; }\nf; eval x\n```\n")
 	set := secrets(f, "A="+value)
-	plain := strings.TrimSuffix(strings.TrimPrefix(string(ok[[]byte](f)(json.Marshal(value))), `"`), `"`)
+	plain := strings.TrimSuffix(strings.TrimPrefix(string(ok[[]byte](f)(json.Marshal(value))), `"`),
+		`"`)
 	f.Fuzz(func(t *testing.T, message, said []byte) {
 		var in struct {
 			Records []wire.ShellRecord      `json:"records"`
@@ -202,7 +216,8 @@ func FuzzTraceToReceipt(f *testing.F) {
 		st.res.Status = turnstone.StepFailed
 		report := ok[[]byte](t)(json.Marshal(st.Finish()))
 		receipt := s.Receipt(&document.TurnInfo{})
-		for where, text := range map[string]string{"receipt": string(receipt), "report": string(report)} {
+		for where, text := range map[string]string{"receipt": string(receipt),
+			"report": string(report)} {
 			if name := set.Written().In(text); name != "" {
 				t.Errorf("%s: %s", where, text)
 			}

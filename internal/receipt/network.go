@@ -25,16 +25,20 @@ func (st *Step) Network(facts network.Facts) {
 	s := st.steps
 	before := s.totals
 	s.totals = facts.Totals
-	rep := &turnstone.NetworkReport{Connections: facts.Totals.Connections - before.Connections, Sent: facts.Totals.Sent - before.Sent,
-		Received: facts.Totals.Received - before.Received, MoreRefused: facts.More + facts.Totals.Untold - before.Untold}
-	shown := &document.StepNetwork{Connections: rep.Connections, Sent: rep.Sent, Received: rep.Received}
+	rep := &turnstone.NetworkReport{Connections: facts.Totals.Connections - before.Connections,
+		Sent:     facts.Totals.Sent - before.Sent,
+		Received: facts.Totals.Received - before.Received, MoreRefused: facts.More +
+			facts.Totals.Untold - before.Untold}
+	shown := &document.StepNetwork{Connections: rep.Connections, Sent: rep.Sent,
+		Received: rep.Received}
 	for i := range facts.Refused {
 		f := &facts.Refused[i]
 		if i >= maxRefused {
 			rep.MoreRefused += f.Count
 			continue
 		}
-		one := turnstone.RefusalReport{Protocol: f.Protocol, Host: s.host(f.Host), Target: s.host(targetOf(f.Host, f.Address)), Reason: s.line(f.Reason), Count: f.Count}
+		one := turnstone.RefusalReport{Protocol: f.Protocol, Host: s.host(f.Host),
+			Target: s.host(targetOf(f.Host, f.Address)), Reason: s.line(f.Reason), Count: f.Count}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
@@ -42,7 +46,8 @@ func (st *Step) Network(facts network.Facts) {
 			one.Command, one.Place = c.Text, c.Place
 		}
 		rep.Refused = append(rep.Refused, one)
-		shown.Refused = append(shown.Refused, document.NetworkRefusal{Protocol: one.Protocol, Target: one.Target, Reason: one.Reason, Count: one.Count, Command: one.Command})
+		shown.Refused = append(shown.Refused, document.NetworkRefusal{Protocol: one.Protocol,
+			Target: one.Target, Reason: one.Reason, Count: one.Count, Command: one.Command})
 	}
 	shown.MoreRefused = rep.MoreRefused
 	if nothingHappened(rep) {
@@ -55,7 +60,8 @@ func (st *Step) Network(facts network.Facts) {
 func (s *Steps) host(text string) string { return s.line(s.opts.Secrets.Hosts().Mask(text)) }
 
 func nothingHappened(n *turnstone.NetworkReport) bool {
-	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 && n.MoreRefused == 0
+	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 &&
+		n.MoreRefused == 0
 }
 
 // A guestClock determines the start of a step in the guest, which reports only times since then. A
@@ -84,12 +90,14 @@ func (g *guestClock) zero() time.Time { return g.latest }
 const clockSlack = 300 * time.Millisecond
 
 // quietPrograms open no connections.
-var quietPrograms = []string{"sleep", "true", "false", ":", "echo", "test", "[", "cd", "export", "exit", "return", "wait", "read", "set", "shift", "local", "declare", "kill"}
+var quietPrograms = []string{"sleep", "true", "false", ":", "echo", "test", "[", "cd", "export",
+	"exit", "return", "wait", "read", "set", "shift", "local", "declare", "kill"}
 
 // runningAt returns the command that most likely acted at a time of the host on host and address: a
 // command that names them, otherwise a command that can open a connection; of those the one that
 // ran then, or was started last, or was nearest. Commands that only group others do not count.
-func runningAt(c *commands, when time.Time, host string, address netip.AddrPort) *turnstone.CommandReport {
+func runningAt(c *commands, when time.Time, host string,
+	address netip.AddrPort) *turnstone.CommandReport {
 	if c == nil {
 		return nil
 	}
@@ -116,7 +124,8 @@ func runningAt(c *commands, when time.Time, host string, address netip.AddrPort)
 
 // likely rates how likely a command has acted on host and address.
 func likely(text, host string, address netip.AddrPort) int {
-	if host != "" && strings.Contains(text, host) || address.IsValid() && strings.Contains(text, address.Addr().String()) {
+	if host != "" && strings.Contains(text, host) || address.IsValid() &&
+		strings.Contains(text, address.Addr().String()) {
 		return 2
 	}
 	program, _, _ := strings.Cut(strings.TrimSpace(text), " ")

@@ -13,11 +13,14 @@ import (
 func TestRunningAt(t *testing.T) {
 	zero := time.Now()
 	run := func(text string, from, took int64) turnstone.CommandReport {
-		return turnstone.CommandReport{Kind: "simple", Text: text, Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
+		return turnstone.CommandReport{Kind: "simple", Text: text,
+			Start: turnstone.Millis(from * 1e6), Duration: turnstone.Millis(took * 1e6)}
 	}
 	c := &commands{zero: zero, reports: []turnstone.CommandReport{
 		{Kind: "pipeline", Text: "whole", Start: 0, Duration: turnstone.Millis(9 * time.Second)},
-		run("sleep 1", 0, 1000), run("curl https://a.example", 1000, 50), run("exec 3<>/dev/tcp/$x/80", 2000, 1), run("sleep 1", 2001, 1000), run("echo done", 5000, 1)}}
+		run("sleep 1", 0, 1000), run("curl https://a.example", 1000, 50),
+		run("exec 3<>/dev/tcp/$x/80", 2000, 1), run("sleep 1", 2001, 1000),
+		run("echo done", 5000, 1)}}
 	for _, test := range []struct {
 		at   int64
 		host string
@@ -32,7 +35,8 @@ func TestRunningAt(t *testing.T) {
 		{5001, "", "echo done"}, {9000, "", ""},
 	} {
 		got := ""
-		if r := runningAt(c, zero.Add(time.Duration(test.at)*time.Millisecond), test.host, netip.AddrPort{}); r != nil {
+		if r := runningAt(c, zero.Add(time.Duration(test.at)*time.Millisecond), test.host,
+			netip.AddrPort{}); r != nil {
 			got = r.Text
 		}
 		if got != test.want {
@@ -49,7 +53,8 @@ func TestGuestClock(t *testing.T) {
 	asked := time.Now().Add(-10 * time.Second)
 	g := newGuestClock(asked)
 	g.told([]wire.ShellRecord{{Start: int64(time.Second), Duration: int64(time.Second)}})
-	g.told([]wire.ShellRecord{{Start: int64(9 * time.Second), Duration: int64(500 * time.Millisecond)}, {Start: int64(time.Second)}})
+	g.told([]wire.ShellRecord{{Start: int64(9 * time.Second),
+		Duration: int64(500 * time.Millisecond)}, {Start: int64(time.Second)}})
 	if since := g.zero().Sub(asked); since < 400*time.Millisecond || since > time.Second {
 		t.Errorf("the step began %s after it was asked for", since)
 	}

@@ -15,24 +15,36 @@ func TestImageHint(t *testing.T) {
 		f     turnstone.FailureReport
 		want  string
 	}{
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "pip: command not found"}, "image: python has pip"},
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "node: not found"}, "image: nodejs has node"},
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "'python3': No such file or directory", Text: "./x.py"}, "image: python has python3"},
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "/usr/bin/env: ‘npm’: No such file or directory"}, "image: nodejs has npm"},
-		{"docker.io/library/alpine:3@sha256:00", turnstone.FailureReport{ExitCode: 127, Text: "curl -s x"}, "image: base has curl"},
-		{"nodejs", turnstone.FailureReport{ExitCode: 127, Text: "claude -p x"}, "image: claude-code has claude"},
+		{"base", turnstone.FailureReport{ExitCode: 127, Message: "pip: command not found"},
+			"image: python has pip"},
+		{"base", turnstone.FailureReport{ExitCode: 127, Message: "node: not found"},
+			"image: nodejs has node"},
+		{"base", turnstone.FailureReport{ExitCode: 127,
+			Message: "'python3': No such file or directory", Text: "./x.py"},
+			"image: python has python3"},
+		{"base", turnstone.FailureReport{ExitCode: 127,
+			Message: "/usr/bin/env: ‘npm’: No such file or directory"}, "image: nodejs has npm"},
+		{"docker.io/library/alpine:3@sha256:00",
+			turnstone.FailureReport{ExitCode: 127, Text: "curl -s x"}, "image: base has curl"},
+		{"nodejs", turnstone.FailureReport{ExitCode: 127, Text: "claude -p x"},
+			"image: claude-code has claude"},
 		{"python", turnstone.FailureReport{ExitCode: 127, Message: "pip: command not found"}, ""},
-		{"claude-code", turnstone.FailureReport{ExitCode: 127, Message: "npm: command not found"}, ""},
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "no-such-program: command not found"}, ""},
+		{"claude-code", turnstone.FailureReport{ExitCode: 127,
+			Message: "npm: command not found"}, ""},
+		{"base", turnstone.FailureReport{ExitCode: 127,
+			Message: "no-such-program: command not found"}, ""},
 		{"base", turnstone.FailureReport{ExitCode: 1, Message: "pip: command not found"}, ""},
-		{"base", turnstone.FailureReport{ExitCode: 127, Message: "pip\nforged: command not found", Text: "(x)"}, ""},
+		{"base", turnstone.FailureReport{ExitCode: 127, Message: "pip\nforged: command not found",
+			Text: "(x)"}, ""},
 	} {
 		if note := noteAfter(t, tt.image, "", tt.f); note != tt.want {
 			t.Errorf("%+v on %s: %q, want %q", tt.f, tt.image, note, tt.want)
 		}
 	}
-	if note := noteAfter(t, "base", "ended by HUP", turnstone.FailureReport{ExitCode: 127, Text: "pip"},
-		turnstone.FailureReport{ExitCode: 2, Text: "x"}); note != "ended by HUP; image: python has pip" {
+	if note := noteAfter(t, "base", "ended by HUP",
+		turnstone.FailureReport{ExitCode: 127, Text: "pip"},
+		turnstone.FailureReport{ExitCode: 2,
+			Text: "x"}); note != "ended by HUP; image: python has pip" {
 		t.Error(note)
 	}
 }

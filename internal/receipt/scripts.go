@@ -20,8 +20,9 @@ type scripts struct {
 }
 
 func parseScripts(doc *document.Document, secrets *secret.Set) *scripts {
-	s := &scripts{doc: doc, secrets: secrets, done: make(chan struct{}), parsed: make([]*syntax.Script, len(doc.Steps)),
-		seen: make([]diagnose.Step, len(doc.Steps))}
+	s := &scripts{doc: doc, secrets: secrets, done: make(chan struct{}),
+		parsed: make([]*syntax.Script, len(doc.Steps)),
+		seen:   make([]diagnose.Step, len(doc.Steps))}
 	go func() {
 		defer close(s.done)
 		for i, step := range doc.Steps {
@@ -41,7 +42,8 @@ func (s *scripts) script(step *document.Step) *syntax.Script {
 
 // ran records the name and directory of a step's script.
 func (s *scripts) ran(step *document.Step, path, dir string) {
-	s.seen[step.Index-1] = diagnose.Step{Name: step.Name, Path: path, Dir: dir, Script: s.script(step)}
+	s.seen[step.Index-1] = diagnose.Step{Name: step.Name, Path: path, Dir: dir,
+		Script: s.script(step)}
 }
 
 // diagnoser returns a diagnoser that knows the steps so far.
@@ -49,5 +51,6 @@ func (s *scripts) diagnoser() *diagnose.Diagnoser { return diagnose.Steps(s.seen
 
 func (s *scripts) place(step *document.Step, span syntax.Span) turnstone.Place {
 	from, to := s.doc.Position(step, span.Start), s.doc.Position(step, span.End)
-	return turnstone.Place{Line: from.Line, Column: from.Column, EndLine: to.Line, EndColumn: to.Column}
+	return turnstone.Place{Line: from.Line, Column: from.Column, EndLine: to.Line,
+		EndColumn: to.Column}
 }

@@ -37,7 +37,8 @@ func (s *Steps) Start(step *document.Step) *Step {
 
 // Begin returns the writers of the step's outputs.
 func (st *Step) Begin() wire.Stdio {
-	st.stdout, st.stderr = st.capture(turnstone.Stdout, "stdout"), st.capture(turnstone.Stderr, "stderr")
+	st.stdout, st.stderr = st.capture(turnstone.Stdout, "stdout"),
+		st.capture(turnstone.Stderr, "stderr")
 	words := st.steps.opts.Secrets.Written()
 	st.maskOut, st.maskErr = words.Writer(st.stdout), words.Writer(st.stderr)
 	st.began = time.Now()
@@ -94,7 +95,8 @@ func (st *Step) analyse(end *wire.StepEnd) {
 // Exited sets the result of a step that ended by itself.
 func (st *Step) Exited(end *wire.StepEnd) {
 	code := int(end.Exit.ExitCode)
-	st.res.ExitCode, st.res.Status, st.res.Note = &code, turnstone.StepPassed, st.steps.line(exitNote(end))
+	st.res.ExitCode, st.res.Status, st.res.Note = &code, turnstone.StepPassed,
+		st.steps.line(exitNote(end))
 	if code != 0 {
 		st.res.Status = turnstone.StepFailed
 	}
@@ -125,7 +127,8 @@ func exitNote(end *wire.StepEnd) string {
 		notes = append(notes, "ended by "+oneLine(e.Signal))
 	}
 	if e.OOMKilled {
-		notes = append(notes, "out of memory: the sandbox's limit killed a process (more with memory:)")
+		notes = append(notes,
+			"out of memory: the sandbox's limit killed a process (more with memory:)")
 	}
 	if e.DiskFull {
 		notes = append(notes, "the sandbox's disk is full (more with disk:)")
@@ -159,7 +162,8 @@ func (st *Step) scrub() {
 		}
 		c := s.outputs[st.at][i]
 		if c.withhold(name); !cut {
-			c.replace(words.Mask(text), "without escape sequences, because they split the secret "+name)
+			c.replace(words.Mask(text),
+				"without escape sequences, because they split the secret "+name)
 		}
 		*o = c.finish()
 	}

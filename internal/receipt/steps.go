@@ -52,7 +52,8 @@ type Steps struct {
 // New returns the steps of a document before the first has run.
 func New(opts Options) *Steps {
 	n := len(opts.Document.Steps)
-	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd, results: make([]document.StepResult, n),
+	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd,
+		results: make([]document.StepResult, n),
 		outputs: make([][2]*capture, n), commands: make([]*commands, n),
 		networks: make([]*turnstone.NetworkReport, n)}
 	for i := range s.results {
@@ -125,8 +126,9 @@ func (s *Steps) Receipt(info *document.TurnInfo) []byte {
 	}
 	for i := range s.results {
 		res := &s.results[i]
-		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode, Duration: res.Duration,
-			Note: "what it did is not kept, because the receipt would hold the secret " + name}
+		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode,
+			Duration: res.Duration,
+			Note:     "what it did is not kept, because the receipt would hold the secret " + name}
 		s.commands[i], s.networks[i], s.outputs[i] = nil, nil, [2]*capture{}
 	}
 	info.Error, info.Network = s.line(info.Error), s.line(info.Network)
@@ -144,8 +146,9 @@ func (s *Steps) Reports() []turnstone.StepReport {
 
 func (s *Steps) report(i int) turnstone.StepReport {
 	step, res := s.doc.Steps[i], &s.results[i]
-	rep := turnstone.StepReport{Name: step.Name, Line: step.Line, Status: res.Status, ExitCode: res.ExitCode,
-		Millis: res.Duration.Milliseconds(), Note: res.Note, Network: s.networks[i]}
+	rep := turnstone.StepReport{Name: step.Name, Line: step.Line, Status: res.Status,
+		ExitCode: res.ExitCode,
+		Millis:   res.Duration.Milliseconds(), Note: res.Note, Network: s.networks[i]}
 	rep.Stdout, rep.StdoutInfo = describe(res.Stdout)
 	rep.Stderr, rep.StderrInfo = describe(res.Stderr)
 	if c := s.commands[i]; c != nil {
