@@ -96,7 +96,8 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 	return x.openStore(ctx, nil, blobs, dir)
 }
 
-func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, dir string) (_ *ContextStore, err error) {
+func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
+	dir string) (_ *ContextStore, err error) {
 	cs := &ContextStore{DB: db, blobs: blobs, specs: x.Templates,
 		Templates: &TemplateContents{Dir: x.Dir.Path("templates")}}
 	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
@@ -111,7 +112,8 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store, 
 // database, gc would delete all of it.
 func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 	path := x.Dir.Path("context.db")
-	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil &&
+		!errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for pack, err := range blobs.List(ctx, "packs/") {
@@ -160,10 +162,12 @@ func (x *Repo) Close() error {
 // Record returns the record of a turn. A running or interrupted turn has none: kind KindNotFound.
 func (cs *ContextStore) Record(ctx context.Context, t session.Turn) (*Record, error) {
 	if t.Record == "" {
-		e := turnstone.Errorf("executor.record", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+		e := turnstone.Errorf("executor.record", turnstone.KindNotFound,
+			fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 			"is still running")
 		if t.Interrupted() {
-			e.Err, e.Hint = errors.New("was interrupted, and none of its data is kept"), "what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
+			e.Err, e.Hint = errors.New("was interrupted, and none of its data is kept"),
+				"what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
 		}
 		return nil, e
 	}
@@ -204,7 +208,8 @@ func (cs *ContextStore) State(ctx context.Context, d turnstone.Digest) (*State, 
 func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Digest, v any) error {
 	b, err := cs.Store.Get(ctx, d)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
-		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity, "the "+what+" of a turn",
+		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity,
+			"the "+what+" of a turn",
 			err).
 			WithHint("list all missing data with turn fsck; if the turn was kept elsewhere, set TURN_STORE to that place")
 	}

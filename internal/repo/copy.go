@@ -73,7 +73,8 @@ func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *State, real, 
 	tw := tar.NewWriter(w)
 	buf := make([]byte, 256<<10)
 	err := tree.Walk(ctx, cs.Store, st.Tree, real, func(p string, e *tree.Entry) error {
-		h := &tar.Header{Name: path.Join(name, strings.TrimPrefix(p, real)), Mode: int64(e.Mode & 0o1777), Format: tar.FormatPAX,
+		h := &tar.Header{Name: path.Join(name, strings.TrimPrefix(p, real)),
+			Mode: int64(e.Mode & 0o1777), Format: tar.FormatPAX,
 			ModTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec))}
 		if e.Mode&0o6000 != 0 && e.Type == tree.File {
 			skipped(p, "it is copied without its set-user-ID and set-group-ID bits")

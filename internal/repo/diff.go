@@ -111,7 +111,8 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 }
 
 // diffToParent compares the state of t with its initial state.
-func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Turn, req DiffRequest) (*StateDiff, error) {
+func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Turn,
+	req DiffRequest) (*StateDiff, error) {
 	b, err := cs.StateOf(ctx, t)
 	if err != nil {
 		return nil, err
@@ -130,7 +131,8 @@ func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Tur
 	}
 	d, err := cs.diff(ctx, a, b, req)
 	if err == nil {
-		d.From.Turn, d.From.Number, d.To.Turn, d.To.Number = parent.ID, parent.Number, t.ID, t.Number
+		d.From.Turn, d.From.Number, d.To.Turn, d.To.Number = parent.ID, parent.Number,
+			t.ID, t.Number
 	}
 	return d, err
 }
@@ -145,7 +147,8 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore, image string
 	if err != nil {
 		return nil, err
 	}
-	return &State{Format: StateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(), Cwd: tmpl.Workdir}, nil
+	return &State{Format: StateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(),
+		Cwd: tmpl.Workdir}, nil
 }
 
 // BuiltTemplate returns a template without building it.
@@ -155,15 +158,18 @@ func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*template.Templa
 		return nil, err
 	}
 	if details.Template == nil {
-		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
+		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
+			"template "+name,
 			"is not built").WithHint("turn template build " + name)
 	}
 	return details.Template, nil
 }
 
 // diff compares two states.
-func (cs *ContextStore) diff(ctx context.Context, a, b *State, req DiffRequest) (*StateDiff, error) {
-	d := &StateDiff{From: DiffSide{FSHash: a.Tree.Hash}, To: DiffSide{FSHash: b.Tree.Hash}, Files: []FileChange{}, Env: diffEnv(a.Env, b.Env)}
+func (cs *ContextStore) diff(ctx context.Context, a, b *State,
+	req DiffRequest) (*StateDiff, error) {
+	d := &StateDiff{From: DiffSide{FSHash: a.Tree.Hash}, To: DiffSide{FSHash: b.Tree.Hash},
+		Files: []FileChange{}, Env: diffEnv(a.Env, b.Env)}
 	if a.Cwd != b.Cwd {
 		d.Cwd = &CwdChange{a.Cwd, b.Cwd}
 	}
@@ -225,7 +231,8 @@ func whatDiffers(c tree.Change) (what []string) {
 		{"target", a.Target != b.Target},
 		{"mode", a.Mode != b.Mode},
 		{"owner", a.UID != b.UID || a.GID != b.GID},
-		{"xattrs", (len(a.Xattrs) > 0 || len(b.Xattrs) > 0) && !reflect.DeepEqual(a.Xattrs, b.Xattrs)},
+		{"xattrs", (len(a.Xattrs) > 0 || len(b.Xattrs) > 0) &&
+			!reflect.DeepEqual(a.Xattrs, b.Xattrs)},
 		{"device", a.Major != b.Major || a.Minor != b.Minor},
 		{"links", !slices.Equal(c.OldLinks, c.NewLinks)},
 	} {

@@ -93,7 +93,8 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 // noSessions reports that the sessions cannot be read, and the checks that are skipped because of
 // that.
 func (x *Repo) noSessions(rep *FsckReport, err error) {
-	rep.add(FsckProblem{Where: x.Dir.Path("context.db"), Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
+	rep.add(FsckProblem{Where: x.Dir.Path("context.db"),
+		Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
 }
 
 // CauseOf returns err without its subject if err is a *turnstone.Error.
@@ -115,7 +116,8 @@ func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error 
 }
 
 // checkTurns checks that all data that turns need exists.
-func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport, damaged map[turnstone.Digest]bool) error {
+func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport,
+	damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
 		news := !seen[d]

@@ -68,7 +68,8 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	if req.Now.IsZero() {
 		req.Now = time.Now()
 	}
-	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous, Unreachable: req.KeepUnreachable}
+	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
+		Unreachable: req.KeepUnreachable}
 	rep := &GCReport{DryRun: req.DryRun}
 	forget := cs.DB.Prune
 	if req.DryRun {
@@ -217,7 +218,8 @@ func (cs *ContextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 
 // sweepFolders removes the old folders of turns that are in no session, and the remains of
 // interrupted turns in their folders.
-func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport, req GCRequest) error {
+func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport,
+	req GCRequest) error {
 	entries, err := os.ReadDir(x.Dir.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -235,7 +237,8 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport
 			continue
 		}
 		dir := x.Dir.Path("turns", e.Name())
-		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep, req); err != nil {
+		if err := cs.sweepFolder(ctx, dir, expired[turnstone.TurnID(e.Name())], rep,
+			req); err != nil {
 			return turnstone.NewError("executor.gc", turnstone.KindUnavailable, dir, err).
 				WithHint("check its permissions")
 		}
@@ -243,7 +246,8 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport
 	return nil
 }
 
-func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport, req GCRequest) error {
+func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport,
+	req GCRequest) error {
 	lock, err := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
 		return nil // its turn runs, or another gc has locked it

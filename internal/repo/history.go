@@ -17,7 +17,8 @@ import (
 // exactly those below it. The items of turns that a merge added have files in /context only,
 // because the merge has their other files. The template's layers come last, so that all turns on
 // the template share their images.
-func (cs *ContextStore) History(ctx context.Context, parent *session.Turn, layers []template.Layer) lowerdir.History {
+func (cs *ContextStore) History(ctx context.Context, parent *session.Turn,
+	layers []template.Layer) lowerdir.History {
 	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
 		each := func(item lowerdir.Item, err error) bool {
@@ -74,7 +75,8 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield fu
 }
 
 // merged returns the turn side and its ancestors, except those in the history of ours.
-func (cs *ContextStore) merged(ctx context.Context, ours session.Turn, side turnstone.TurnID) ([]session.Turn, error) {
+func (cs *ContextStore) merged(ctx context.Context, ours session.Turn,
+	side turnstone.TurnID) ([]session.Turn, error) {
 	have := map[turnstone.TurnID]bool{}
 	for t, err := range cs.DB.History(ctx, ours) {
 		if err != nil {
@@ -116,7 +118,8 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.R
 
 // item returns the files of the turn t in /context.
 func (cs *ContextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
-	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number, t.ID, t.Branch, t.Result, t.Title)
+	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number,
+		t.ID, t.Branch, t.Result, t.Title)
 	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: strings.Join(strings.Fields(line), " "), Context: func(ctx context.Context) ([]lowerdir.File, error) {
 		rec, err := cs.Record(ctx, t)
 		if err != nil {
@@ -132,9 +135,12 @@ func contextFiles(rec *Record) []lowerdir.File {
 	mtime := tree.Time{Sec: rec.Started.Unix()}
 	files := []lowerdir.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
 	for i, step := range rec.Steps {
-		for name, c := range map[string]*tree.Content{"stdout": step.Stdout, "stderr": step.Stderr} {
+		for name, c := range map[string]*tree.Content{"stdout": step.Stdout,
+			"stderr": step.Stderr} {
 			if c != nil {
-				files = append(files, lowerdir.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c, MTime: mtime})
+				files = append(files,
+					lowerdir.File{Path: fmt.Sprintf("%sstep-%d.%s", dir, i+1, name), Content: *c,
+						MTime: mtime})
 			}
 		}
 	}

@@ -82,11 +82,13 @@ func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error
 	return x.atHand(ctx, cs, named)
 }
 
-func (x *Repo) atHand(ctx context.Context, cs *ContextStore, named string) (session.Session, error) {
+func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
+	named string) (session.Session, error) {
 	if named != "" {
 		s, err := cs.DB.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			err = turnstone.NewError("executor.athand", turnstone.KindNotFound, "the session at hand",
+			err = turnstone.NewError("executor.athand", turnstone.KindNotFound,
+				"the session at hand",
 				err).
 				WithHint("set TURN_SESSION to an existing session, or unset it")
 		}

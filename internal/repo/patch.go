@@ -58,7 +58,8 @@ func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bo
 func hasText(e *tree.Entry) bool { return e != nil && (e.Type == tree.File || e.Type == tree.Symlink) }
 
 func sameContent(a, b *tree.Entry) bool {
-	return a != nil && b != nil && a.Type == b.Type && a.Content.Digest == b.Content.Digest && a.Target == b.Target
+	return a != nil && b != nil && a.Type == b.Type && a.Content.Digest == b.Content.Digest &&
+		a.Target == b.Target
 }
 
 // text returns the representation of e in a patch: its content, or its target. ok is false if it is
@@ -114,7 +115,8 @@ func patchHeader(c *FileChange, body string) string {
 		fmt.Fprintf(&h, "old mode %s\nnew mode %s\n", gitMode(c.old), gitMode(c.new))
 	}
 	if c.Status == Renamed {
-		fmt.Fprintf(&h, "similarity index 100%%\nrename from %s\nrename to %s\n", gitQuote(oldPath[1:]), gitQuote(c.Path[1:]))
+		fmt.Fprintf(&h, "similarity index 100%%\nrename from %s\nrename to %s\n",
+			gitQuote(oldPath[1:]), gitQuote(c.Path[1:]))
 	}
 	switch {
 	case c.Binary:

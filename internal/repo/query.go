@@ -43,7 +43,8 @@ func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{}, Children: []int{}, Kept: x.Dir.Path("turns", string(t.ID))}
+	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{},
+		Children: []int{}, Kept: x.Dir.Path("turns", string(t.ID))}
 	for _, b := range g.Branches {
 		if b.Head == t.ID {
 			i.Heads = append(i.Heads, b.Name)
@@ -101,8 +102,10 @@ type FileInfo struct {
 }
 
 func fileInfo(name string, e *tree.Entry) FileInfo {
-	return FileInfo{Path: name, Type: typeName(e.Type), Mode: turnstone.Mode(e.Mode), UID: e.UID, GID: e.GID, Size: e.Size,
-		MTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec)).UTC(), Target: e.Target, Digest: e.Content.Digest}
+	return FileInfo{Path: name, Type: typeName(e.Type), Mode: turnstone.Mode(e.Mode), UID: e.UID,
+		GID: e.GID, Size: e.Size,
+		MTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec)).UTC(), Target: e.Target,
+		Digest: e.Content.Digest}
 }
 
 func typeName(t tree.Type) string {
@@ -196,7 +199,8 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 
 // openContent opens the content of the file at path in the state st. A missing content is an error
 // of kind Unavailable: it may be in a template that is missing.
-func (cs *ContextStore) openContent(ctx context.Context, st *State, path string, c tree.Content) (io.ReadCloser, error) {
+func (cs *ContextStore) openContent(ctx context.Context, st *State, path string,
+	c tree.Content) (io.ReadCloser, error) {
 	in, err := cs.Store.OpenContent(ctx, c)
 	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return in, err

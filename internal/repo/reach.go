@@ -111,7 +111,8 @@ func (r *Reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 func (r *Reach) Tree(ctx context.Context, what string, ref tree.Ref) error {
 	if r.Verify != nil {
 		// Missing data is reported below, with its path.
-		if err := r.Verify.Verify(ctx, ref); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+		if err := r.Verify.Verify(ctx, ref); err != nil &&
+			turnstone.KindOf(err) != turnstone.KindNotFound {
 			if err = r.Failed(what+": files", err); err != nil {
 				return err
 			}
@@ -138,8 +139,9 @@ func (r *Reach) Tree(ctx context.Context, what string, ref tree.Ref) error {
 func (r *Reach) dir(ctx context.Context, what, path string, at *tree.Entry, depth int) error {
 	d := at.Tree
 	if depth > tree.MaxDepth {
-		return r.Failed(what+path+"/", turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(d),
-			"is nested too deeply"))
+		return r.Failed(what+path+"/",
+			turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(d),
+				"is nested too deeply"))
 	}
 	if !r.Object(d) {
 		return nil

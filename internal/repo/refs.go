@@ -48,7 +48,8 @@ func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 }
 
 func sessionInfo(g *session.Graph) SessionInfo {
-	i := SessionInfo{Session: g.Session, Turns: len(g.Turns), Used: g.Session.Created, Branches: []string{}}
+	i := SessionInfo{Session: g.Session, Turns: len(g.Turns), Used: g.Session.Created,
+		Branches: []string{}}
 	for _, b := range g.Branches {
 		i.Branches = append(i.Branches, b.Name)
 	}
@@ -113,7 +114,8 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 		return session.Branch{}, err
 	}
 	if t.State == "" {
-		return session.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid, fmt.Sprintf("turn %d", t.Number),
+		return session.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid,
+			fmt.Sprintf("turn %d", t.Number),
 			errNoState).WithHint("fork the turn before it: " + ref + "~1")
 	}
 	return cs.DB.Fork(ctx, t, name)
@@ -165,7 +167,8 @@ func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (sessi
 }
 
 // findSession finds a session by its name or ID.
-func (x *Repo) findSession(ctx context.Context, nameOrID string) (*ContextStore, session.Session, error) {
+func (x *Repo) findSession(ctx context.Context,
+	nameOrID string) (*ContextStore, session.Session, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, session.Session{}, err
@@ -185,7 +188,8 @@ func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, session.
 }
 
 // ResolveState finds the state of the turn that ref names.
-func (x *Repo) ResolveState(ctx context.Context, ref string) (*ContextStore, session.Turn, *State, error) {
+func (x *Repo) ResolveState(ctx context.Context,
+	ref string) (*ContextStore, session.Turn, *State, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, t, nil, err
@@ -199,7 +203,8 @@ func (cs *ContextStore) StateOf(ctx context.Context, t session.Turn) (*State, er
 	if t.State != "" {
 		return cs.State(ctx, t.State)
 	}
-	err := turnstone.NewError("executor.state", turnstone.KindNotFound, fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
+	err := turnstone.NewError("executor.state", turnstone.KindNotFound,
+		fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 		errNoState).WithHint("look at the turn before it, with ~1")
 	if t.Status == session.StatusRunning {
 		err.Err, err.Hint = errors.New("is still running"), "wait for it"

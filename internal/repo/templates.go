@@ -108,7 +108,8 @@ func (t *TemplateContents) look() (news bool) {
 		if err != nil || json.Unmarshal(b, &manifest) != nil || manifest.Root.Digest == "" {
 			continue // partly removed: its user reports the error
 		}
-		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"), RootDigest: manifest.Root.Digest}
+		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"),
+			RootDigest: manifest.Root.Digest}
 		file, err := os.Stat(tmpl.Root)
 		if err != nil {
 			continue
@@ -195,7 +196,8 @@ func (t *TemplateContents) Close() error {
 
 // templateTree returns the tree of a template. It puts missing directories of the tree into the
 // store, and lets the store find the template's files.
-func (cs *ContextStore) templateTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+func (cs *ContextStore) templateTree(ctx context.Context,
+	tmpl *template.Template) (tree.Ref, error) {
 	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
 		ref = tmpl.Layers[n-1].Tree

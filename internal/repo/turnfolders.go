@@ -40,9 +40,11 @@ func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
 	}
 	for _, e := range entries {
 		name := e.Name()
-		output := strings.HasPrefix(name, "step-") && (strings.HasSuffix(name, ".stdout") || strings.HasSuffix(name, ".stderr"))
+		output := strings.HasPrefix(name, "step-") &&
+			(strings.HasSuffix(name, ".stdout") || strings.HasSuffix(name, ".stderr"))
 		unfinished := name == "receipt.md.new" || strings.HasPrefix(name, ".receipt.md.")
-		if !e.Type().IsRegular() || !output && !unfinished || output && bytes.Contains(receipt, []byte("/"+filepath.Base(dir)+"/"+name)) {
+		if !e.Type().IsRegular() || !output && !unfinished || output &&
+			bytes.Contains(receipt, []byte("/"+filepath.Base(dir)+"/"+name)) {
 			continue
 		}
 		i, err := e.Info()

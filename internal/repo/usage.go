@@ -64,7 +64,8 @@ func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 		return nil, err
 	}
 	u.Database = diskUse(x.Dir.Path("context.db")) + diskUse(x.Dir.Path("context.db-wal"))
-	for folder, to := range map[string]*int64{"images": &u.Images, "turns": &u.Turns, "machines": &u.Machines, "homes": &u.Homes, "templates": &u.Templates} {
+	for folder, to := range map[string]*int64{"images": &u.Images, "turns": &u.Turns,
+		"machines": &u.Machines, "homes": &u.Homes, "templates": &u.Templates} {
 		*to = diskUse(x.Dir.Path(folder))
 	}
 	return u, nil

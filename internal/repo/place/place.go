@@ -42,7 +42,8 @@ func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op st
 		return nil, "", err
 	}
 	// The index of one place does not apply to another.
-	folder, err = dir.MkdirAll("store-s3", turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
+	folder, err = dir.MkdirAll("store-s3",
+		turnstone.DigestBytes([]byte(o.Endpoint+"/"+o.Bucket+"/"+o.Prefix)).Short())
 	if err != nil {
 		return nil, "", err
 	}
@@ -123,7 +124,8 @@ func storeID(dir *statedir.Dir) (string, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		tmp := fmt.Sprintf("%s.%s", path, rand.Text())
-		if err := filestamp.WriteFile(tmp, []byte(strings.ToLower(rand.Text())+"\n"), 0o600); err != nil {
+		if err := filestamp.WriteFile(tmp, []byte(strings.ToLower(rand.Text())+"\n"),
+			0o600); err != nil {
 			return "", failed(err)
 		}
 		err = os.Link(tmp, path) // another process may be first
