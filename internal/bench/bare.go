@@ -52,8 +52,10 @@ func native(ctx context.Context, tree, text string) *exec.Cmd {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: tree}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0,
+			HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0,
+			HostID: os.Getgid(), Size: 1}}
 	}
 	return cmd
 }
@@ -61,7 +63,8 @@ func native(ctx context.Context, tree, text string) *exec.Cmd {
 // runscDo returns `runsc do` of a bash of the tree. Without root's rights it does not change this
 // machine's network: as root it would create interfaces and rules.
 func runscDo(ctx context.Context, tree, state, text string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, os.Getenv("TURN_RUNSC"), "--root="+state, "--rootless", "--platform=systrap", "--network=host", "--ignore-cgroups",
+	cmd := exec.CommandContext(ctx, os.Getenv("TURN_RUNSC"), "--root="+state, "--rootless",
+		"--platform=systrap", "--network=host", "--ignore-cgroups",
 		"do", "--quiet", "--root="+tree, "--cwd=/", "/bin/bash", "-c", text)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	return cmd
@@ -77,7 +80,9 @@ func output(cmd *exec.Cmd) (string, error) {
 }
 
 func (b *bench) nativeColumn(tree string) *column {
-	return &column{title: "native", what: "the template's own programs as processes of this machine, in a chroot", host: "127.0.0.1",
+	return &column{title: "native",
+		what: "the template's own programs as processes of this machine, in a chroot",
+		host: "127.0.0.1",
 		start: func(ctx context.Context) (time.Duration, error) {
 			began := time.Now()
 			err := native(ctx, tree, "true").Run()
@@ -88,9 +93,10 @@ func (b *bench) nativeColumn(tree string) *column {
 }
 
 func (b *bench) runscColumn(tree string) *column {
-	return &column{title: "bare runsc", what: "start: `runsc restore --detach` of the checkpoint that gvisor's turns start from, until it returns; " +
-		"restore: the same until the agent is configured and has run `true`; fork: `runsc checkpoint --leave-running` and `runsc restore`; " +
-		"the rest: `runsc do` of the same program on the template's programs, network: `--network=host`",
+	return &column{title: "bare runsc",
+		what: "start: `runsc restore --detach` of the checkpoint that gvisor's turns start from, until it returns; " +
+			"restore: the same until the agent is configured and has run `true`; fork: `runsc checkpoint --leave-running` and `runsc restore`; " +
+			"the rest: `runsc do` of the same program on the template's programs, network: `--network=host`",
 		host: "127.0.0.1",
 		start: func(ctx context.Context) (time.Duration, error) {
 			inner, _, err := b.floorTime(ctx, driver.GVisor, "restore")
@@ -111,8 +117,9 @@ func (b *bench) runscColumn(tree string) *column {
 }
 
 func (b *bench) qemuColumn() *column {
-	return &column{title: "bare qemu", what: "start: the shortest program that opens the snapshot that qemu's turns start from and speaks to the agent until `true` has run, the whole process; " +
-		"restore: the same, without the program's own start and end; the rest: a script in such a machine; network: `-netdev user`",
+	return &column{title: "bare qemu",
+		what: "start: the shortest program that opens the snapshot that qemu's turns start from and speaks to the agent until `true` has run, the whole process; " +
+			"restore: the same, without the program's own start and end; the rest: a script in such a machine; network: `-netdev user`",
 		host: "10.0.2.2",
 		start: func(ctx context.Context) (time.Duration, error) {
 			_, whole, err := b.floorTime(ctx, driver.QEMU, "floor")

@@ -17,13 +17,15 @@ import (
 func (b *bench) floor(ctx context.Context, substrate, mode string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, substrate+".test"))
 	cmd.Env = append(os.Environ(), "TURNSTONE_BENCH="+mode, "TURNSTONE_BENCH_ROOT="+b.template.Root,
-		"TURNSTONE_BENCH_ROOT_DIGEST="+string(b.template.RootDigest), "TURNSTONE_BENCH_ACCEL="+b.accel)
+		"TURNSTONE_BENCH_ROOT_DIGEST="+string(b.template.RootDigest),
+		"TURNSTONE_BENCH_ACCEL="+b.accel)
 	return cmd
 }
 
 // floorTime runs a mode that prints its duration, and also returns the duration of the whole
 // process.
-func (b *bench) floorTime(ctx context.Context, substrate, mode string) (inner, whole time.Duration, err error) {
+func (b *bench) floorTime(ctx context.Context, substrate,
+	mode string) (inner, whole time.Duration, err error) {
 	var out, said strings.Builder
 	cmd := b.floor(ctx, substrate, mode)
 	cmd.Stdout, cmd.Stderr = &out, &said

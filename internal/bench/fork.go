@@ -50,7 +50,8 @@ func (b *bench) forks(ctx context.Context) error {
 			_ = s.Remove(context.WithoutCancel(ctx), id)
 		}
 	}()
-	if _, err := s.StartDetached(ctx, parent, sandboxes.Command{Argv: []string{"bash", "-c", forkScript}}); err != nil {
+	if _, err := s.StartDetached(ctx, parent,
+		sandboxes.Command{Argv: []string{"bash", "-c", forkScript}}); err != nil {
 		return err
 	}
 	time.Sleep(3 * time.Second)
@@ -65,7 +66,8 @@ func (b *bench) forks(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		all, pss, ram, holder = append(all, m.machine), append(pss, m.pss), append(ram, m.ram), append(holder, m.holder)
+		all, pss, ram, holder = append(all, m.machine), append(pss, m.pss), append(ram, m.ram),
+			append(holder, m.holder)
 	}
 	fmt.Printf("\n## Live forks%s\n\nOne sandbox of %s with a shell that waits, cloned %d times by one command.\n\n", b.on(), turnstone.DefaultShape().Memory, n)
 	fmt.Printf("| what | |\n|---|---|\n")
@@ -102,9 +104,11 @@ type forked struct {
 }
 
 // fork runs the command, and a first command in each clone as soon as its name is printed.
-func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.SandboxID, n int) (forked, error) {
+func (b *bench) fork(ctx context.Context, s *sandboxes.Store, parent turnstone.SandboxID,
+	n int) (forked, error) {
 	var r forked
-	cmd := exec.CommandContext(ctx, b.turn, "sandbox", "fork", "-q", "-n", strconv.Itoa(n), string(parent))
+	cmd := exec.CommandContext(ctx, b.turn, "sandbox", "fork", "-q", "-n", strconv.Itoa(n),
+		string(parent))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -148,7 +152,8 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	if err != nil {
 		return m, err
 	}
-	if m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:"); err != nil {
+	if m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:",
+		"Private_Clean:"); err != nil {
 		return m, err
 	}
 	machines := children(i.Holder.PID)

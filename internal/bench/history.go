@@ -37,7 +37,8 @@ func (b *bench) history(ctx context.Context) error {
 			return err
 		}
 		dest := fmt.Sprintf("%s:/workspace/data/%d", blob, n)
-		if _, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest, "--network", "off"); err != nil {
+		if _, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest, "--network",
+			"off"); err != nil {
 			return fmt.Errorf("turn %d: %w", n, err)
 		}
 		if next == len(historyDepths) || n != historyDepths[next] {
@@ -51,20 +52,24 @@ func (b *bench) history(ctx context.Context) error {
 		if first == 0 {
 			first = start
 		}
-		fmt.Printf("| %d | %s | %.2f | %s | %s | %s |\n", n, ms(start), float64(start)/float64(first), b.images(), ms(commit), ms(whole))
+		fmt.Printf("| %d | %s | %.2f | %s | %s | %s |\n", n, ms(start),
+			float64(start)/float64(first), b.images(), ms(commit), ms(whole))
 	}
 	return nil
 }
 
 // startsOn measures starts on turn n of a session, each on a separate branch.
-func (b *bench) startsOn(ctx context.Context, session string, n int) (start, commit, whole time.Duration, err error) {
+func (b *bench) startsOn(ctx context.Context, session string,
+	n int) (start, commit, whole time.Duration, err error) {
 	var starts, commits, wholes []time.Duration
 	for i := range b.runs + 1 {
 		branch := fmt.Sprintf("at%d-%d", n, i)
-		if err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch", branch); err != nil {
+		if err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch",
+			branch); err != nil {
 			return 0, 0, 0, err
 		}
-		t, took, err := b.turnOf(ctx, step("true"), "--session", session, "--branch", branch, "--network", "off")
+		t, took, err := b.turnOf(ctx, step("true"), "--session", session, "--branch", branch,
+			"--network", "off")
 		if err != nil {
 			return 0, 0, 0, err
 		}
@@ -83,18 +88,21 @@ func (b *bench) startsOn(ctx context.Context, session string, n int) (start, com
 				before += d
 			}
 		}
-		starts, commits, wholes = append(starts, before), append(commits, after), append(wholes, took)
+		starts, commits, wholes = append(starts, before), append(commits, after),
+			append(wholes, took)
 	}
 	return quantile(starts, 50), quantile(commits, 50), quantile(wholes, 50), nil
 }
 
 // turnOf runs a document with more arguments.
-func (b *bench) turnOf(ctx context.Context, doc string, args ...string) (*executor.Turn, time.Duration, error) {
+func (b *bench) turnOf(ctx context.Context, doc string,
+	args ...string) (*executor.Turn, time.Duration, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
 		return nil, 0, err
 	}
-	cmd := exec.CommandContext(ctx, b.turn, append([]string{"run", "--json", "-q", path}, args...)...)
+	cmd := exec.CommandContext(ctx, b.turn,
+		append([]string{"run", "--json", "-q", path}, args...)...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	began := time.Now()

@@ -27,8 +27,10 @@ import (
 func main() {
 	b := bench{state: 10 << 30}
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
-	flag.StringVar(&b.floors, "floors", ".cache/floors", "folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries of these packages below substrate")
-	flag.StringVar(&b.substrate, "substrate", "auto", "what the parts but substrates and commit are measured on")
+	flag.StringVar(&b.floors, "floors", ".cache/floors",
+		"folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries of these packages below substrate")
+	flag.StringVar(&b.substrate, "substrate", "auto",
+		"what the parts but substrates and commit are measured on")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
 	flag.Func("state", "how much the turns of the history part write in all (default 10G)", func(s string) (err error) {
@@ -38,8 +40,10 @@ func main() {
 	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
 	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
-	flag.StringVar(&b.kernel, "kernel", "", "a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
-	flag.StringVar(&b.row, "row", "", "of the part substrates only the rows whose names have this in them")
+	flag.StringVar(&b.kernel, "kernel", "",
+		"a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
+	flag.StringVar(&b.row, "row", "",
+		"of the part substrates only the rows whose names have this in them")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -72,9 +76,11 @@ func (b *bench) all(ctx context.Context) error {
 		name string
 		turn bool // it needs a machine
 		run  func(context.Context) error
-	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start}, {"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
+	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start},
+		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }}, {"history", true, b.history}} {
-		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) && !(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
+		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
+			!(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
 			continue
 		}
 		if part.turn && !prepared {
@@ -92,7 +98,8 @@ func (b *bench) all(ctx context.Context) error {
 
 // run runs `turn run` on doc and returns the duration of the process and, if it is watched, its
 // peak memory.
-func (b *bench) run(ctx context.Context, doc string, watch bool) (*executor.Turn, time.Duration, string, error) {
+func (b *bench) run(ctx context.Context, doc string,
+	watch bool) (*executor.Turn, time.Duration, string, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
 		return nil, 0, "", err
@@ -161,19 +168,22 @@ func (b *bench) prepare(ctx context.Context) error {
 	if b.home, err = statedir.Open(os.Getenv("TURN_HOME")); err != nil {
 		return err
 	}
-	b.template, err = template.NewStore(b.home.Path("templates")).Ensure(ctx, executor.DefaultImage, func(string) {})
+	b.template, err = template.NewStore(b.home.Path("templates")).Ensure(ctx, executor.DefaultImage,
+		func(string) {})
 	return err
 }
 
 // options are the options that turn would read from the environment.
 func (b *bench) options() executor.Options {
-	return executor.Options{Dir: b.home.Root, AgentFile: os.Getenv("TURN_AGENT"), Runsc: os.Getenv("TURN_RUNSC"),
+	return executor.Options{Dir: b.home.Root, AgentFile: os.Getenv("TURN_AGENT"),
+		Runsc:       os.Getenv("TURN_RUNSC"),
 		Firecracker: os.Getenv("TURN_FIRECRACKER"), Jailer: os.Getenv("TURN_JAILER"),
 		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES")}
 }
 
 // create creates a sandbox in this process.
-func (b *bench) create(ctx context.Context, req executor.SandboxRequest) (*executor.Sandbox, error) {
+func (b *bench) create(ctx context.Context,
+	req executor.SandboxRequest) (*executor.Sandbox, error) {
 	x, err := executor.Open(ctx, b.options())
 	if err != nil {
 		return nil, err

@@ -21,7 +21,8 @@ type processMemory struct{ rss, pss, anonymous, private int64 }
 
 // memoryOfTree sums the process pid and all its descendants.
 func memoryOfTree(pid int) (m processMemory, err error) {
-	fields := map[string]*int64{"Rss:": &m.rss, "Pss:": &m.pss, "Pss_Anon:": &m.anonymous, "Private_Clean:": &m.private, "Private_Dirty:": &m.private}
+	fields := map[string]*int64{"Rss:": &m.rss, "Pss:": &m.pss, "Pss_Anon:": &m.anonymous,
+		"Private_Clean:": &m.private, "Private_Dirty:": &m.private}
 	for _, p := range append(descendants(pid), pid) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p))
 		if err != nil {
@@ -65,7 +66,8 @@ func children(pid int) (all []int) {
 
 // memoryOfClones starts some clones of one snapshot and returns the memory of each after all have
 // run true. The processes of each are the descendants of its first process.
-func memoryOfClones(ctx context.Context, driver substrate.Substrate, m substrate.Machine) ([]processMemory, error) {
+func memoryOfClones(ctx context.Context, driver substrate.Substrate,
+	m substrate.Machine) ([]processMemory, error) {
 	var firsts []int
 	for range clones {
 		before := children(os.Getpid())
@@ -105,7 +107,8 @@ func (b *bench) memory(ctx context.Context) error {
 		b.on(), clones, p.machine.Shape.Memory.Human())
 	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private |\n|---|---|---|---|---|")
 	for i, m := range all {
-		fmt.Printf("| %d | %s | %s | %s | %s |\n", i+1, mib(m.rss), mib(m.pss), mib(m.anonymous), mib(m.private))
+		fmt.Printf("| %d | %s | %s | %s | %s |\n", i+1, mib(m.rss), mib(m.pss), mib(m.anonymous),
+			mib(m.private))
 	}
 	fmt.Println()
 	return nil

@@ -50,7 +50,8 @@ func serve(conn net.Conn) {
 	switch kind[0] {
 	case 'u':
 		// A plain loop, because with io.Discard the kernel would discard everything.
-		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{conn}, make([]byte, 256<<10))
+		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{conn},
+			make([]byte, 256<<10))
 		_, _ = conn.Write(kind[:])
 	case 'd':
 		block := make([]byte, 256<<10)

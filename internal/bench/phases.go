@@ -31,7 +31,8 @@ func (p *phases) add(turn []executor.Phase, took time.Duration) {
 func (p *phases) print() {
 	fmt.Printf("| phase of `turn run` | p50 | p99 |\n|---|---|---|\n")
 	for _, name := range append(p.names, "process") {
-		fmt.Printf("| %s | %s | %s |\n", name, ms(quantile(p.took[name], 50)), ms(quantile(p.took[name], 99)))
+		fmt.Printf("| %s | %s | %s |\n", name, ms(quantile(p.took[name], 50)),
+			ms(quantile(p.took[name], 99)))
 	}
 	fmt.Println()
 }

@@ -34,13 +34,16 @@ func (b *bench) product(ctx context.Context, name string) (*product, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &product{b: b, name: name, machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
-		Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
-	guest := driver.KernelIn(b.home, kernel.Choice{Image: o.Kernel, Modules: o.KernelModules}, func(string) {})
+	p := &product{b: b, name: name,
+		machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
+			Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
+	guest := driver.KernelIn(b.home, kernel.Choice{Image: o.Kernel, Modules: o.KernelModules},
+		func(string) {})
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, p.machine, kernel.Program(agent))
 	}
-	choose := driver.Chooser{Home: b.home, Programs: driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}, Probe: withKernel, Kernel: guest.Guest}
+	choose := driver.Chooser{Home: b.home, Programs: driver.Programs{Runsc: o.Runsc,
+		Firecracker: o.Firecracker, Jailer: o.Jailer}, Probe: withKernel, Kernel: guest.Guest}
 	if p.driver, err = choose.Choose(ctx, name, driver.Needs{}); err != nil {
 		return nil, err
 	}
@@ -61,18 +64,22 @@ type running struct {
 func (r *running) close() { _, _, _ = r.vm.Close(), r.client.Close(), r.link.Close() }
 
 // startTrue runs a turn's work in a driver and the agent: restore, configure, run true.
-func startTrue(ctx context.Context, driver substrate.Substrate, m substrate.Machine) (*running, error) {
+func startTrue(ctx context.Context, driver substrate.Substrate,
+	m substrate.Machine) (*running, error) {
 	vm, err := driver.Restore(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	client, link, err := substratetest.Configure(ctx, vm, m, &wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}})
+	client, link, err := substratetest.Configure(ctx, vm, m,
+		&wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+			DNS: []string{network.DNS}})
 	if err != nil {
 		return nil, errors.Join(err, vm.Close())
 	}
 	r := &running{vm: vm, client: client, link: link}
 	began := time.Now()
-	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}}, wire.Stdio{})
+	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}},
+		wire.Stdio{})
 	r.took = time.Since(began)
 	if err == nil && end.Exit.ExitCode != 0 {
 		err = errors.New("true failed")
@@ -114,7 +121,8 @@ func (p *product) command(ctx context.Context) (time.Duration, error) {
 
 // fork returns the duration from `turn sandbox fork` until the clone has run true.
 func (p *product) fork(ctx context.Context) (time.Duration, error) {
-	out, err := exec.CommandContext(ctx, p.b.turn, "sandbox", "create", "-q", "--substrate", p.name).Output()
+	out, err := exec.CommandContext(ctx, p.b.turn, "sandbox", "create", "-q", "--substrate",
+		p.name).Output()
 	if err != nil {
 		return 0, err
 	}
@@ -140,7 +148,8 @@ func (p *product) script(ctx context.Context, text string) (string, error) {
 	}
 	defer func() { _ = box.Close() }()
 	var out, said strings.Builder
-	end, err := box.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", text}}, wire.Stdio{Out: &out, Err: &said})
+	end, err := box.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", text}},
+		wire.Stdio{Out: &out, Err: &said})
 	if err == nil && end.Exit.ExitCode != 0 {
 		err = errors.New(said.String())
 	}

@@ -10,7 +10,8 @@ import (
 
 // realScripts returns the shell scripts of this machine's packages.
 func realScripts() (scripts [][]byte, total int, err error) {
-	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info", "/usr/share", "/usr/lib"} {
+	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info",
+		"/usr/share", "/usr/lib"} {
 		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() || total > 20<<20 {
 				return nil
@@ -26,7 +27,8 @@ func realScripts() (scripts [][]byte, total int, err error) {
 			head := make([]byte, 32)
 			n, _ := f.Read(head)
 			line, _, _ := bytes.Cut(head[:n], []byte("\n"))
-			if !bytes.HasPrefix(line, []byte("#!")) || !bytes.HasSuffix(bytes.Fields(line)[0], []byte("sh")) {
+			if !bytes.HasPrefix(line, []byte("#!")) ||
+				!bytes.HasSuffix(bytes.Fields(line)[0], []byte("sh")) {
 				return nil
 			}
 			b, err := os.ReadFile(path)

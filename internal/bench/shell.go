@@ -28,7 +28,8 @@ func (b *bench) shell(ctx context.Context) error {
 	}
 	defer func() { _ = s.Close() }()
 	c := s.Client()
-	fmt.Printf("## The shell%s\n\n| step | plain bash | recorded | ratio |\n|---|---|---|---|\n", b.on())
+	fmt.Printf("## The shell%s\n\n| step | plain bash | recorded | ratio |\n|---|---|---|---|\n",
+		b.on())
 	for _, script := range []struct{ name, text string }{
 		{"2,000 external commands", strings.Repeat("/bin/true\n", 2000)},
 		{"a loop of 100,000 builtins", "for ((i = 0; i < 100000; i++)); do :; done\n"},
@@ -37,18 +38,21 @@ func (b *bench) shell(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("| %s | %s | %s | %.2f |\n", script.name, ms(quantile(plain, 50)), ms(quantile(traced, 50)), ratio(traced, plain, 50))
+		fmt.Printf("| %s | %s | %s | %.2f |\n", script.name, ms(quantile(plain, 50)),
+			ms(quantile(traced, 50)), ratio(traced, plain, 50))
 	}
 	fmt.Println()
 	return b.roundTrip(ctx, c)
 }
 
 // pair runs a step with and without records, alternately.
-func (b *bench) pair(ctx context.Context, c *wire.Client, script string) (plain, traced []time.Duration, err error) {
+func (b *bench) pair(ctx context.Context, c *wire.Client,
+	script string) (plain, traced []time.Duration, err error) {
 	for range 5 {
 		for _, trace := range []bool{false, true} {
 			records := int64(0)
-			end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &trace, Spans: new(bool)}, script, wire.Stdio{},
+			end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &trace, Spans: new(bool)},
+				script, wire.Stdio{},
 				func(r []wire.ShellRecord) { records += int64(len(r)) })
 			switch {
 			case err != nil:
@@ -56,7 +60,8 @@ func (b *bench) pair(ctx context.Context, c *wire.Client, script string) (plain,
 			case end.Exit.ExitCode != 0:
 				return nil, nil, fmt.Errorf("the step exited %d", end.Exit.ExitCode)
 			case trace && (end.Untraced != "" || records == 0 || end.Count < 2000):
-				return nil, nil, fmt.Errorf("%d records of %d commands: %s", records, end.Count, end.Untraced)
+				return nil, nil, fmt.Errorf("%d records of %d commands: %s", records, end.Count,
+					end.Untraced)
 			}
 			d := time.Duration(end.Exit.Duration)
 			if trace {
@@ -76,14 +81,16 @@ func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
 	off := false
 	var own, over []time.Duration
 	for range 5 {
-		end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &off}, "for ((i = 0; i < 100; i++)); do /bin/true; done\n", wire.Stdio{}, nil)
+		end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &off},
+			"for ((i = 0; i < 100; i++)); do /bin/true; done\n", wire.Stdio{}, nil)
 		if err != nil {
 			return err
 		}
 		own = append(own, time.Duration(end.Exit.Duration)/n)
 		for range n / 5 {
 			began := time.Now()
-			exit, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"/bin/true"}}, wire.Stdio{})
+			exit, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"/bin/true"}},
+				wire.Stdio{})
 			if err == nil && exit.Exit.ExitCode != 0 {
 				err = errors.New("true failed")
 			}
@@ -107,7 +114,9 @@ func (b *bench) wire(ctx context.Context) error {
 	defer func() { _ = s.Close() }()
 	began := time.Now()
 	n := new(counter)
-	if _, err := s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"head", "-c", b.stream, "/dev/zero"}}, wire.Stdio{Out: n}); err != nil {
+	if _, err := s.Client().Start(ctx,
+		wire.ProcessStartParams{Argv: []string{"head", "-c", b.stream, "/dev/zero"}},
+		wire.Stdio{Out: n}); err != nil {
 		return err
 	}
 	took := time.Since(began)
@@ -117,7 +126,8 @@ func (b *bench) wire(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bare channel: %w", err)
 	}
-	fmt.Printf("## The wire%s\n\n| %s from `head -c %s /dev/zero` | MB/s |\n|---|---|\n", b.on(), b.stream, b.stream)
+	fmt.Printf("## The wire%s\n\n| %s from `head -c %s /dev/zero` | MB/s |\n|---|---|\n", b.on(),
+		b.stream, b.stream)
 	if bare > 0 {
 		fmt.Printf("| %s, read by a plain loop | %.1f |\n", how, bare)
 	}
@@ -140,12 +150,14 @@ func (b *bench) bareChannel(ctx context.Context) (how string, rate float64, err 
 		}
 		return "`head … \\| cat > port`, a virtio-serial port", rate, err
 	case driver.GVisor:
-		cmd := runscDo(ctx, "/", filepath.Join(b.dir, "runsc"), "head -c "+b.stream+" /dev/zero | cat")
+		cmd := runscDo(ctx, "/", filepath.Join(b.dir, "runsc"),
+			"head -c "+b.stream+" /dev/zero | cat")
 		n := new(counter)
 		cmd.Stdout = n
 		began := time.Now()
 		err := cmd.Run()
-		return "`runsc do` of `head … \\| cat`, standard output", float64(*n) / 1e6 / time.Since(began).Seconds(), err
+		return "`runsc do` of `head … \\| cat`, standard output",
+			float64(*n) / 1e6 / time.Since(began).Seconds(), err
 	}
 	return "", 0, nil
 }

@@ -51,12 +51,15 @@ func (b *bench) start(ctx context.Context) error {
 	if len(restores) > 0 {
 		row("bare `runsc restore --detach` of the checkpoint, until it returns", restores)
 	}
-	row("floor: the bare program on the snapshot, until `bash -c true` has run, the whole process", floors)
+	row("floor: the bare program on the snapshot, until `bash -c true` has run, the whole process",
+		floors)
 	row("`turn run` of one step `true`, the whole process", turns)
 	if len(restores) > 0 {
-		fmt.Printf("| `turn run` : bare restore (goal: %g) | %.2f | %.2f |\n", restoreGoal, ratio(turns, restores, 50), ratio(turns, restores, 99))
+		fmt.Printf("| `turn run` : bare restore (goal: %g) | %.2f | %.2f |\n", restoreGoal,
+			ratio(turns, restores, 50), ratio(turns, restores, 99))
 	}
-	fmt.Printf("| `turn run` : floor (goal on qemu: %g) | %.2f | %.2f |\n\n", floorGoal, ratio(turns, floors, 50), ratio(turns, floors, 99))
+	fmt.Printf("| `turn run` : floor (goal on qemu: %g) | %.2f | %.2f |\n\n", floorGoal,
+		ratio(turns, floors, 50), ratio(turns, floors, 99))
 	phases.print()
 	return nil
 }
@@ -64,7 +67,8 @@ func (b *bench) start(ctx context.Context) error {
 func (b *bench) streaming(ctx context.Context) error {
 	// gVisor does not report a peak
 	const peakOfAgent = "grep VmHWM /proc/1/status || grep VmRSS /proc/1/status"
-	t, took, peak, err := b.run(ctx, step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent), true)
+	t, took, peak, err := b.run(ctx,
+		step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent), true)
 	if err != nil {
 		return err
 	}
@@ -72,9 +76,11 @@ func (b *bench) streaming(ctx context.Context) error {
 	bytesOut := s.StdoutInfo.Bytes
 	name, _, _ := strings.Cut(t.Steps[0].Stdout, ":")
 	fmt.Printf("## Streaming%s\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", b.on(), bytesOut, s.StdoutInfo.Digest)
-	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n", ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
+	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n",
+		ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
 	fmt.Printf("| whole turn | %s |\n", ms(took))
 	fmt.Printf("| peak memory of `turn` (VmHWM; the machine is not counted) | %s |\n", peak)
-	fmt.Printf("| memory of the agent (%s), before and after | %s, %s |\n\n", name, field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
+	fmt.Printf("| memory of the agent (%s), before and after | %s, %s |\n\n", name,
+		field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
 	return nil
 }

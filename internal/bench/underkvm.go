@@ -20,7 +20,8 @@ func (b *bench) underKVM(ctx context.Context) error {
 	if b.kernel == "" {
 		return nil
 	}
-	if p, err := b.product(ctx, driver.QEMU); err == nil && strings.Contains(p.driver.Isolation(), "(KVM)") {
+	if p, err := b.product(ctx, driver.QEMU); err == nil &&
+		strings.Contains(p.driver.Isolation(), "(KVM)") {
 		return nil // it is in the table of all substrates
 	}
 	before, had := os.LookupEnv("TURN_KERNEL")
@@ -45,7 +46,8 @@ func (b *bench) underKVM(ctx context.Context) error {
 			absent = append(absent, fmt.Sprintf("%s: %v", name, err))
 			continue
 		}
-		columns = append(columns, &column{title: name, what: p.driver.Isolation(), start: p.start, restore: p.restore, fork: p.fork,
+		columns = append(columns, &column{title: name, what: p.driver.Isolation(), start: p.start,
+			restore: p.restore, fork: p.fork,
 			command: p.command, memory: p.memory}, b.bareColumn(name))
 	}
 	return b.fill(ctx, columns, func() { b.printUnderKVM(columns, absent) })
@@ -64,7 +66,8 @@ func (b *bench) bareColumn(name string) *column {
 	if name == driver.QEMU { // which writes no memory: the driver reads the process's memory
 		fork = nil
 	}
-	return &column{title: "bare " + name, restore: inner("floor"), fork: fork, command: inner("command"),
+	return &column{title: "bare " + name, restore: inner("floor"), fork: fork,
+		command: inner("command"),
 		start: func(ctx context.Context) (time.Duration, error) {
 			_, whole, err := b.floorTime(ctx, name, "floor")
 			return whole, err
@@ -84,7 +87,8 @@ func (b *bench) printUnderKVM(columns []*column, absent []string) {
 		"something. %d starts, restores and first commands, %d forks; load of the machine at the end: %s.\n\n", b.runs, forkRuns, load())
 	for ; len(columns) > 1; columns = columns[2:] {
 		ours, bare := columns[0], columns[1]
-		fmt.Printf("| %s, %s | driver | bare program | ratio |\n|---|---|---|---|\n", ours.title, ours.what)
+		fmt.Printf("| %s, %s | driver | bare program | ratio |\n|---|---|---|---|\n",
+			ours.title, ours.what)
 		for _, row := range []struct{ row, name string }{
 			{rowStart, "start: `turn run` of `true`; the bare program until `true` has run; the whole process, p50"},
 			{rowRestore, fmt.Sprintf("restore, configure and `true`, p50 (goal: %.1f)", bareGoal)},
@@ -95,11 +99,13 @@ func (b *bench) printUnderKVM(columns []*column, absent []string) {
 			if len(d) > 0 && len(floor) == 0 {
 				fmt.Printf("| %s | %s | – | – |\n", row.name, ms(quantile(d, 50)))
 			} else if len(d) > 0 {
-				fmt.Printf("| %s | %s | %s | %.2f |\n", row.name, ms(quantile(d, 50)), ms(quantile(floor, 50)), ratio(d, floor, 50))
+				fmt.Printf("| %s | %s | %s | %.2f |\n", row.name, ms(quantile(d, 50)),
+					ms(quantile(floor, 50)), ratio(d, floor, 50))
 			}
 		}
 		if d, floor := ours.held, bare.held; d.pss > 0 && floor.pss > 0 {
-			fmt.Printf("| memory of a clone, private / Pss | %s / %s | %s / %s | %.2f / %.2f |\n", mib(d.private), mib(d.pss), mib(floor.private), mib(floor.pss),
+			fmt.Printf("| memory of a clone, private / Pss | %s / %s | %s / %s | %.2f / %.2f |\n",
+				mib(d.private), mib(d.pss), mib(floor.private), mib(floor.pss),
 				float64(d.private)/float64(floor.private), float64(d.pss)/float64(floor.pss))
 		}
 		fmt.Println()

@@ -77,8 +77,10 @@ func commitSet(ctx context.Context, dir, title string, files func(context.Contex
 	if err != nil {
 		return err
 	}
-	keepers := append([]keeper{{name: "turnstone", keep: ours.commit, prepare: ours.prepare, again: true}}, tools(src)...)
-	first, second, stored := map[string][]time.Duration{}, map[string][]time.Duration{}, map[string]int64{}
+	keepers := append([]keeper{{name: "turnstone", keep: ours.commit, prepare: ours.prepare,
+		again: true}}, tools(src)...)
+	first, second, stored := map[string][]time.Duration{}, map[string][]time.Duration{},
+		map[string]int64{}
 	for range commitRuns { // alternately, so that a slow minute affects all of them
 		for _, k := range keepers {
 			repo := filepath.Join(dir, "repo")
@@ -95,7 +97,8 @@ func commitSet(ctx context.Context, dir, title string, files func(context.Contex
 	return nil
 }
 
-func commitOnce(ctx context.Context, k keeper, repo string, first, second map[string][]time.Duration, stored map[string]int64) error {
+func commitOnce(ctx context.Context, k keeper, repo string, first,
+	second map[string][]time.Duration, stored map[string]int64) error {
 	if k.prepare != nil {
 		if err := k.prepare(ctx, repo); err != nil {
 			return err
@@ -138,7 +141,8 @@ func timed(ctx context.Context, k keeper, repo string) (time.Duration, error) {
 	return time.Since(began), nil
 }
 
-func printCommit(keepers []keeper, first, second map[string][]time.Duration, stored map[string]int64, size int64) {
+func printCommit(keepers []keeper, first, second map[string][]time.Duration,
+	stored map[string]int64, size int64) {
 	fastest := time.Duration(0)
 	for _, k := range keepers {
 		if t := median(first[k.name]); k.peer && (fastest == 0 || t < fastest) {
@@ -155,7 +159,8 @@ func printCommit(keepers []keeper, first, second map[string][]time.Duration, sto
 		if k.again {
 			again = ms(median(second[k.name]))
 		}
-		fmt.Printf("| %s | %.2f | %.2f | %.1f times that | %s | %s |\n", k.name, t.Seconds(), float64(size)/1e9/t.Seconds(), float64(fastest)/float64(t), kept, again)
+		fmt.Printf("| %s | %.2f | %.2f | %.1f times that | %s | %s |\n", k.name, t.Seconds(),
+			float64(size)/1e9/t.Seconds(), float64(fastest)/float64(t), kept, again)
 	}
 	fmt.Println()
 }
@@ -180,8 +185,10 @@ func newCommitter(ctx context.Context, dir, disk string, files int64) (*committe
 		return nil, err
 	}
 	// The options of a sandbox's disk (internal/driver/qemu).
-	return c, command(ctx, "", "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-i", "8192",
-		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", dir, disk)
+	return c, command(ctx, "", "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096",
+		"-i", "8192",
+		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E",
+		"lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", dir, disk)
 }
 
 // prepare creates a store with the tree below the commit: an empty tree.

@@ -26,8 +26,10 @@ func command(ctx context.Context, dir, name string, args ...string) error {
 	var out bytes.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, nil, &out
 	// Ignore this machine's settings, and set a repository's password.
-	cmd.Env = append(os.Environ(), "RESTIC_PASSWORD=bench", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null",
-		"GIT_AUTHOR_NAME=bench", "GIT_AUTHOR_EMAIL=bench@example.com", "GIT_COMMITTER_NAME=bench", "GIT_COMMITTER_EMAIL=bench@example.com")
+	cmd.Env = append(os.Environ(), "RESTIC_PASSWORD=bench", "GIT_CONFIG_GLOBAL=/dev/null",
+		"GIT_CONFIG_SYSTEM=/dev/null",
+		"GIT_AUTHOR_NAME=bench", "GIT_AUTHOR_EMAIL=bench@example.com", "GIT_COMMITTER_NAME=bench",
+		"GIT_COMMITTER_EMAIL=bench@example.com")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(out.String()))
 	}
@@ -60,10 +62,13 @@ func tools(src string) []keeper {
 				return command(ctx, "", "ostree", "init", "--repo="+repo, "--mode=bare")
 			},
 			keep: func(ctx context.Context, repo string) error {
-				return command(ctx, src, "ostree", "commit", "--repo="+repo, "--branch=main", "--subject=turn", ".")
+				return command(ctx, src, "ostree", "commit", "--repo="+repo, "--branch=main",
+					"--subject=turn", ".")
 			}},
-		{name: "floor: tar \\| zstd -1", keep: shell(`tar -cf - . | zstd -q -1 -T0 -o "$1/all.tar.zst"`)},
-		{name: "floor: sha256sum, two at a time", noRepo: true, keep: shell(`find . -type f -print0 | xargs -0 -n 200 -P 2 sha256sum`)},
+		{name: "floor: tar \\| zstd -1",
+			keep: shell(`tar -cf - . | zstd -q -1 -T0 -o "$1/all.tar.zst"`)},
+		{name: "floor: sha256sum, two at a time", noRepo: true,
+			keep: shell(`find . -type f -print0 | xargs -0 -n 200 -P 2 sha256sum`)},
 	}
 }
 
@@ -79,7 +84,8 @@ func sourceFiles(ctx context.Context, dir string) error {
 		if i == 0 {
 			root = filepath.Join(root, "src")
 		}
-		if left, err = copyFiles(root, filepath.Join(dir, strings.ToLower(name)), left); err != nil {
+		if left, err = copyFiles(root, filepath.Join(dir, strings.ToLower(name)),
+			left); err != nil {
 			return err
 		}
 	}
@@ -150,7 +156,8 @@ func fillTable(w io.Writer, r *rand.Rand, size int) error {
 	cities := []string{"Oslo", "Lima", "Accra", "Hanoi", "Quito", "Turin", "Perth", "Osaka"}
 	var b bytes.Buffer
 	for row := 0; size > 0; row++ {
-		fmt.Fprintf(&b, "%d,2026-%02d-%02d,%s,%.2f,%d,%t\n", row, 1+r.IntN(12), 1+r.IntN(28), cities[r.IntN(len(cities))], 40*r.Float64()-10, r.IntN(100000), r.IntN(2) == 0)
+		fmt.Fprintf(&b, "%d,2026-%02d-%02d,%s,%.2f,%d,%t\n", row, 1+r.IntN(12), 1+r.IntN(28),
+			cities[r.IntN(len(cities))], 40*r.Float64()-10, r.IntN(100000), r.IntN(2) == 0)
 		if b.Len() < 1<<20 && b.Len() < size {
 			continue
 		}
