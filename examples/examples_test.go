@@ -59,7 +59,8 @@ longest time without rain: 48 days, until 2012-09-08
 slope +0.68 degrees a year
 `},
 		{"chart", turnstone.StepPassed, chart(
-			"8.2", "9.9", "12.4", "15.0", "19.3", "22.4", "26.0", "26.1", "21.9", "16.4", "11.0", "8.2")},
+			"8.2", "9.9", "12.4", "15.0", "19.3", "22.4", "26.0", "26.1", "21.9", "16.4",
+			"11.0", "8.2")},
 	}},
 	{"earthquakes.md", []want{
 		{"read", turnstone.StepPassed, `
@@ -181,7 +182,8 @@ func TestExamples(t *testing.T) {
 			for i, step := range turn.Steps {
 				w := ex.steps[i]
 				if step.Name != w.name || step.Status != w.status {
-					t.Errorf("step %s is %s (%s), want %s to be %s\n%s", step.Name, step.Status, step.Note, w.name, w.status, step.Stderr)
+					t.Errorf("step %s is %s (%s), want %s to be %s\n%s", step.Name, step.Status,
+						step.Note, w.name, w.status, step.Stderr)
 				}
 				if got, want := step.Stdout, w.stdout[1:]; got != want {
 					t.Errorf("step %s printed\n%s\nwant\n%s", step.Name, got, want)

@@ -69,9 +69,12 @@ func TestOtherModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := strings.Replace(string(mod), "module turnstone.dev/turnstone\n", "module example.org/embedder\n", 1) +
-		"\nrequire turnstone.dev/turnstone v0.0.0\n\nreplace turnstone.dev/turnstone => " + checkout + "\n"
-	for name, content := range map[string]string{"go.mod": text, "go.sum": string(sums), "main.go": embedder} {
+	text := strings.Replace(string(mod), "module turnstone.dev/turnstone\n",
+		"module example.org/embedder\n", 1) +
+		"\nrequire turnstone.dev/turnstone v0.0.0\n\nreplace turnstone.dev/turnstone => " +
+		checkout + "\n"
+	for name, content := range map[string]string{"go.mod": text, "go.sum": string(sums),
+		"main.go": embedder} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +97,8 @@ func TestOtherModule(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, &said)
 	}
-	if result, receipt, _ := strings.Cut(string(out), "\n"); result != "passed" || !strings.Contains(receipt, "hello from 42\n") {
+	if result, receipt, _ := strings.Cut(string(out), "\n"); result != "passed" ||
+		!strings.Contains(receipt, "hello from 42\n") {
 		t.Errorf("%s\n%s", out, &said)
 	}
 }
