@@ -59,7 +59,7 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	s = &with
 	if _, image := s.imageReference(nameOrPath); !IsPath(nameOrPath) || image && !exists(nameOrPath) {
 		if opts.Lock {
-			return nil, invalid("name the folder of a spec, such as ./mine", "is not a spec in a file, so there is no place for a lock")
+			return nil, invalid("name the folder of a spec, such as ./mine", "is not a spec in a file, and cannot have a lock")
 		}
 		return s.Ensure(ctx, nameOrPath, opts.Progress)
 	}

@@ -81,7 +81,7 @@ func (s *Store) Image(ctx context.Context, root turnstone.Digest) (string, error
 		}
 	}
 	return "", turnstone.Errorf("template.image", turnstone.KindNotFound, "image "+root.Short(),
-		"is no template's here")
+		"does not belong to a template here")
 }
 
 // Needed returns the digests of all known templates and of all templates below them, as they are

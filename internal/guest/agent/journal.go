@@ -53,7 +53,8 @@ func (j *journal) add(e wire.TraceEntry) {
 }
 
 // from returns up to limit entries after a sequence number, and the number of the oldest kept
-// entry. If there are no such entries, it also returns a channel that is closed at the next entry.
+// entry. With wait, and without such entries, it also returns a channel that is closed at the next
+// entry.
 func (j *journal) from(after int64, limit int,
 	wait bool) (entries []wire.TraceEntry, first int64, next <-chan struct{}) {
 	j.mu.Lock()
