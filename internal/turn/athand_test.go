@@ -1,0 +1,157 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+)
+
+func TestExpand(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	expand := func(ref, named string) string {
+		t.Helper()
+		got, err := p.x.Expand(ctx, ref, named)
+		if err != nil {
+			return "error: " + string(turnstone.KindOf(err))
+		}
+		return got
+	}
+	research, other := p.session("research"), p.session("other")
+	p.turn(research, "main")
+	for _, ref := range []string{"-", "-@3", "@3", "-~1", "turn-1", "turn-1~2"} {
+		if got := expand(ref, ""); got != "error: not_found" {
+			t.Errorf("%s before any session was used: %s", ref, got)
+		}
+	}
+	p.x.NoteUse(ctx, "research@fix/auth~2")
+	for ref, want := range map[string]string{
+		"-": "research", "-@3": "research@3", "-@fix/auth~2": "research@fix/auth~2", "@fix/auth": "research@fix/auth", "-~1": "research~1", "-~": "research~",
+		"turn-1": "research@turn-1", "turn-12~3": "research@turn-12~3", "turn-1~": "research@turn-1~",
+		"research": "research", "research@-": "research@-", "other@turn-1": "other@turn-1", "t_123456": "t_123456", "turn-": "turn-", "turn-x": "turn-x", "Turn-1": "Turn-1", "--": "--", "": "",
+	} {
+		if got := expand(ref, ""); got != want {
+			t.Errorf("%q: %q, want %q", ref, got, want)
+		}
+	}
+	if got := expand("-", "other") + expand("turn-1", "s_"+string(other.ID)[2:]) + expand("-", "none"); got != "otherother@turn-1error: not_found" {
+		t.Error(got)
+	}
+	for _, ref := range []string{"-", "-@1", "turn-1", string(p.turn(other, "main").ID), "none", ""} {
+		if p.x.NoteUse(ctx, ref); expand("-", "") != "research" {
+			t.Errorf("%s made another session the one at hand", ref)
+		}
+	}
+	ok[session.Session](t)(p.x.Rename(ctx, "research", "renamed"))
+	if got := expand("-", ""); got != "renamed" {
+		t.Error(got)
+	}
+	anonymous := p.session("")
+	if p.x.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
+		t.Error(expand("-@1", ""))
+	}
+	ok[session.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
+	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
+		if err := os.WriteFile(p.x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := expand("-", ""); got != "error: not_found" {
+			t.Errorf("with %.20q in the file: %s", text, got)
+		}
+	}
+}
+
+// TestReferencesToNumbers: a turn's number is found under all of its spellings, and a
+// branch that an older program called turn-1 keeps its name.
+func TestReferencesToNumbers(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	s := p.session("s")
+	first := p.turn(s, "main")
+	second := p.turn(s, "main")
+	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "fix/auth"))
+	third := p.turn(s, "fix/auth")
+	ok[session.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
+	for ref, want := range map[string]session.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
+		if i := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
+			t.Errorf("%s: turn %d", ref, i.Turn.Number)
+		}
+	}
+	for _, ref := range []string{"s@turn-9", "s@turn-99999999999999999999", "s@turn-0", "s@fix", "s@fix/", "s@/fix"} {
+		if _, err := p.x.Show(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
+	d := ok[*repo.StateDiff](t)(p.x.Diff(ctx, repo.DiffRequest{From: "s@turn-1", To: "turn-2"}))
+	if d.From.Number != 1 || d.To.Number != 2 {
+		t.Errorf("%+v %+v", d.From, d.To)
+	}
+	for _, name := range []string{"turn-7", "7", "t_x", "s_x", "a//b", "a/../b", "../x", "x.lock"} {
+		_, err := p.x.Fork(ctx, "s@1", name)
+		_, tagErr := p.x.Tag(ctx, "s@1", name)
+		_, liveErr := p.x.ForkLive(ctx, "s@1", name)
+		for _, err := range []error{err, tagErr, liveErr} {
+			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if _, err := p.x.Rename(ctx, "s", "turn-7"); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Error(err)
+	}
+}
+
+// TestNoteUseInParallel: whoever reads beside writers finds a whole ID.
+func TestNoteUseInParallel(t *testing.T) {
+	p := newPast(t)
+	ctx, stop := context.WithCancel(t.Context())
+	names := []string{"a", "b", "c"}
+	for _, n := range names {
+		p.session(n)
+	}
+	p.x.NoteUse(ctx, "a")
+	var writers sync.WaitGroup
+	for _, n := range names {
+		writers.Go(func() {
+			for ctx.Err() == nil {
+				p.x.NoteUse(t.Context(), n)
+			}
+		})
+	}
+	for range 200 {
+		if got := ok[string](t)(p.x.Expand(t.Context(), "-", "")); !strings.Contains("abc", got) {
+			t.Errorf("%q", got)
+		}
+	}
+	stop()
+	writers.Wait()
+	if left, _ := filepath.Glob(p.x.home.Path(".last-session-*")); len(left) > 0 {
+		t.Error(left)
+	}
+}
+
+// TestHeldPaths: no two branches have one file, and all are in the folder for them.
+func TestHeldPaths(t *testing.T) {
+	x := New(newPast(t).x.home)
+	name := rapid.StringMatching(`[a-z0-9._/-]{1,12}`).Filter(func(s string) bool { return turnstone.CheckName(turnstone.NameOfBranch, s) == nil })
+	id := turnstone.NewSessionID()
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := name.Draw(t, "a"), name.Draw(t, "b")
+		if pa, pb := x.pausedPath(id, a), x.pausedPath(id, b); (pa == pb) != (a == b) || filepath.Dir(pa) != x.home.Path("machines") || len(filepath.Base(pa)) > 200 {
+			t.Fatalf("%q: %s, %q: %s", a, pa, b, pb)
+		}
+	})
+	if n := len(filepath.Base(x.pausedPath(id, strings.Repeat("a/", 49)+"aa"))); n > 200 {
+		t.Errorf("%d bytes", n)
+	}
+}

@@ -1,0 +1,120 @@
+package turn
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// A branchPoint is where a turn stands in the tree of its session.
+type branchPoint struct {
+	cs      *repo.ContextStore
+	session session.Session
+	turn    session.Turn
+	parent  *session.Turn    // on whose state it begins; nil: on the template
+	replay  bool             // it is in no session
+	state   *repo.State      // the parent's
+	layers  []template.Layer // of the template, which lie below all turns
+}
+
+// take gives the turn id its place, and its number, before anything is started. A
+// turn without a session gets one of its own.
+func take(ctx context.Context, cs *repo.ContextStore, p *plan, id turnstone.TurnID, title string) (*branchPoint, error) {
+	at := &branchPoint{cs: cs}
+	var err error
+	if p.replay != nil {
+		at.replay, at.turn = true, session.Turn{ID: id, Parents: p.replay.parent, Kind: string(repo.KindRun), Title: title}
+		return at, at.readParent(ctx)
+	}
+	if p.session != "" {
+		find := cs.DB.Ensure
+		if p.branch != DefaultBranch {
+			find = cs.DB.Find // a session that is new has none but main, and is not to begin with a mistake
+		}
+		if at.session, err = find(ctx, p.session); err != nil {
+			return nil, err
+		}
+	}
+	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.branch, Kind: string(repo.KindRun), Title: title})
+	if err != nil {
+		return nil, err
+	}
+	at.session.ID = at.turn.Session
+	if err := at.readParent(ctx); err != nil {
+		at.abandon(ctx)
+		return nil, err
+	}
+	return at, nil
+}
+
+func (at *branchPoint) readParent(ctx context.Context) error {
+	id := at.turn.Parent()
+	if id == "" {
+		return nil
+	}
+	parent, err := at.cs.DB.Turn(ctx, id)
+	if err != nil {
+		return err
+	}
+	at.parent = &parent
+	at.state, err = at.cs.State(ctx, parent.State)
+	return err
+}
+
+// inherit returns a copy of made that answers what made leaves open with what the parent left: the
+// template and the working directory.
+func (at *branchPoint) inherit(made *plan, req Request) (*plan, error) {
+	settled := *made
+	p := &settled
+	p.env = slices.Clone(made.env)
+	ts := template.NewStore(at.cs.Templates.Dir)
+	if at.state == nil {
+		return p, p.onTemplate(ts)
+	}
+	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
+		return nil, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "image "+p.asked,
+			"session %s is on %s", at.session.Label(), at.state.Image).
+			WithHint("leave the image out, or begin another session")
+	}
+	if p.image = at.state.Image; p.authority != nil {
+		p.anonymous = p.authority.strangersState(p.image, ts.Known)
+	}
+	if err := p.onTemplate(ts); err != nil {
+		return nil, err
+	}
+	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {
+		p.cwd = at.state.Cwd
+		return p, p.files(req)
+	}
+	return p, nil
+}
+
+// abandon gives the place up, for the turn does not begin.
+func (at *branchPoint) abandon(ctx context.Context) {
+	if !at.replay {
+		_ = at.cs.DB.Abandon(context.WithoutCancel(ctx), at.turn.ID)
+	}
+}
+
+// history yields the turns below the new one, and the template's layers.
+func (at *branchPoint) history(ctx context.Context) lowerdir.History {
+	return at.cs.History(ctx, at.parent, at.layers)
+}
+
+// title is what lists call a document.
+func title(doc *document.Document) string {
+	if doc.Title != "" {
+		return doc.Title
+	}
+	if i := strings.LastIndexByte(doc.Name, '/'); i >= 0 {
+		return doc.Name[i+1:]
+	}
+	return doc.Name
+}

@@ -1,0 +1,107 @@
+package turn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"turnstone.dev/turnstone/internal/template"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A CommandRequest is one command to run in a fresh sandbox.
+type CommandRequest struct {
+	Argv     []string
+	Image    string // default "base"
+	Env      []string
+	Cwd      string
+	Add, Get []Transfer
+	Timeout  time.Duration
+	Shape    turnstone.Shape // zero: the default
+	Network  *network.Spec   // rules of its network; nil: the host's
+	// HostNetwork says that nobody said whether there is to be a network, so the host's
+	// default counts, and not Shape.Network.
+	HostNetwork bool
+	Substrate   string
+	Stdin       io.Reader // nil: nothing
+	Stdout      io.Writer
+	Stderr      io.Writer
+}
+
+// Exec runs one command and returns its exit code, 128+n when signal n ended it.
+// Every error means that the command's own exit code is not known. preparing may be nil.
+func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+	preparing = orQuiet(preparing)
+	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing)
+	if err != nil {
+		return 0, err
+	}
+	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
+		timeout: cmp.Or(req.Timeout, DefaultTimeout), timed: req.Timeout != 0, driver: cmp.Or(req.Substrate, "auto")}
+	if p.shape == (turnstone.Shape{}) {
+		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
+	}
+	if len(req.Argv) == 0 {
+		return 0, invalid("exec", "no command given")
+	}
+	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
+		return 0, err
+	}
+	host, err := x.config()
+	if err != nil {
+		return 0, err
+	}
+	if err := x.admit(p, host); err != nil {
+		return 0, err
+	}
+	if err := x.planSandbox(p, host, req.Network, req.HostNetwork); err != nil {
+		return 0, err
+	}
+	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())
+	if err != nil {
+		return 0, interrupted(ctx, err, "while the sandbox was prepared")
+	}
+	defer func() { _ = s.Close() }()
+	timeCtx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	timed, unwatch := x.space.Watch(timeCtx, p.limits.FreeSpace)
+	defer unwatch()
+	if err := s.AddAll(timed, p.add); err != nil {
+		return 0, interrupted(ctx, err, "while files were added")
+	}
+	release := s.Guard(timed)
+	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
+		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
+	release()
+	switch low := diskspace.Low(timed); {
+	case low != nil:
+		return 0, low
+	case errors.Is(timed.Err(), context.DeadlineExceeded):
+		return 0, turnstone.NewError("executor.exec", turnstone.KindTimeout, req.Argv[0],
+			errors.New("killed after "+p.timeout.String()))
+	case err != nil || exit.Exit.Killed:
+		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.CauseOf(err)), "while the command ran")
+	}
+	if err := s.GetAll(ctx, p.get, p.mostToGet(s), preparing); err != nil {
+		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")
+	}
+	return int(exit.Exit.ExitCode), nil
+}
+
+// hintImage adds to an error about a program that could not be started which image has it.
+func hintImage(image, program string, err error) error {
+	var fault *turnstone.Error
+	if errors.As(err, &fault) && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound && fault.Subject == program {
+		if other := template.OtherWithProgram(image, program); other != "" {
+			fault.Hint = fmt.Sprintf("--image %s has %s", other, program)
+		}
+	}
+	return err
+}

@@ -1,0 +1,248 @@
+package turn
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// An exported session is one file: tar, compressed with zstd. Its first entry is
+// session.json, an exportHead; then comes objects/<hex> for each object that the
+// session needs, which <hex> is the SHA-256 of. An object comes after one that
+// names it. The last entry is templates.json, an exportTail. docs/sessions.md
+// describes it.
+
+const (
+	// exportFormat is 3 where the file has trees of a kept machine's images, which programs that
+	// know 2 take for objects that nothing names. 1 had no tail.
+	exportFormat = 3
+	withoutTrees = 2
+	exportHeadAt = "session.json"
+	exportTailAt = "templates.json"
+	exportObject = "objects/"
+)
+
+type exportHead struct {
+	Format  int    `json:"format"`
+	Version string `json:"turnstone"` // of the program that wrote it
+	session.Graph
+}
+
+// An exportTail is what the file says of the templates that the session's turns began on.
+type exportTail struct {
+	// LeftOut are the contents that are in no object of the file, because they lie in a
+	// template's image; sorted.
+	LeftOut []turnstone.Digest `json:"left_out"`
+	// Specs are those that a user registered, each after what it lies on.
+	Specs []*template.Spec `json:"specs"`
+}
+
+// ExportRequest says what to write.
+type ExportRequest struct {
+	Session string // name or ID
+	// Full also writes what lies in the template, for machines that have another one.
+	Full bool
+}
+
+// ExportReport says what was written.
+type ExportReport struct {
+	Session session.Session `json:"session"`
+	Turns   int             `json:"turns"`
+	Objects int             `json:"objects"`
+	Bytes   int64           `json:"bytes"` // of the objects, uncompressed
+}
+
+// Export writes a session as one file to w: its turns, branches and tags, and all
+// that they need. A turn that is running is left out. The same session gives the same bytes.
+func exportSession(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
+	g, err := x.Session(ctx, req.Session)
+	if err != nil {
+		return nil, err
+	}
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	done := g.Turns[:0]
+	for _, t := range g.Turns {
+		if t.Status == session.StatusDone {
+			done = append(done, t)
+		}
+	}
+	g.Turns = done
+	z, err := zstd.NewWriter(w)
+	if err != nil {
+		return nil, err
+	}
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.Templates()}
+	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
+	err = e.writeAll(ctx, g)
+	if err == nil {
+		err = e.tw.Close()
+	}
+	if err = errors.Join(err, z.Close()); err != nil {
+		return nil, err
+	}
+	return &e.rep, nil
+}
+
+type exporter struct {
+	cs   *repo.ContextStore
+	tw   *tar.Writer
+	full bool
+	seen map[turnstone.Digest]bool
+	rep  ExportReport
+
+	templates *template.Store
+	tail      exportTail
+	images    map[string]bool           // names of templates
+	machines  map[turnstone.Digest]bool // images of templates that kept machines run on
+}
+
+func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
+	format, err := e.look(ctx, g)
+	if err != nil {
+		return err
+	}
+	head, err := json.MarshalIndent(exportHead{Format: format, Version: turnstone.Version, Graph: *g}, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := e.entry(exportHeadAt, head); err != nil {
+		return err
+	}
+	r := &repo.Reach{In: e.cs, Object: e.first, Got: e.write, Content: e.content, Failed: func(what string, err error) error {
+		return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
+			WithHint(turnstone.HintOf(err))
+	}}
+	for _, t := range g.Turns {
+		if err := r.Turn(ctx, t); err != nil {
+			return err
+		}
+	}
+	return e.writeTail(e.images)
+}
+
+// look notes what templates and images g's turns need, and returns the format that they take.
+func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err error) {
+	e.images, e.machines, format = map[string]bool{}, map[turnstone.Digest]bool{}, withoutTrees
+	for _, t := range g.Turns {
+		if t.Record == "" {
+			continue
+		}
+		rec, err := e.cs.Record(ctx, t)
+		if err != nil {
+			return 0, turnstone.NewError("executor.export", turnstone.KindOf(err), fmt.Sprintf("turn %d (%s): record", t.Number, t.ID),
+				err).WithHint(turnstone.HintOf(err))
+		}
+		e.images[rec.Image] = true
+		if rec.VM != nil && rec.VM.Image != nil {
+			e.machines[rec.VM.Image.Digest] = true
+			if len(rec.VM.Layers)+len(rec.VM.Below) > 0 {
+				format = exportFormat
+			}
+		}
+	}
+	return format, nil
+}
+
+// writeTail writes the last entry; the templates are called images.
+func (e *exporter) writeTail(images map[string]bool) error {
+	slices.Sort(e.tail.LeftOut)
+	written := map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(images)) {
+		specs, err := e.templates.Registered(name)
+		if err != nil {
+			continue // what is damaged here cannot be given to others; the files can
+		}
+		for _, s := range specs {
+			if !written[s.Name] {
+				e.tail.Specs = append(e.tail.Specs, s)
+			}
+			written[s.Name] = true
+		}
+	}
+	b, err := json.Marshal(e.tail)
+	if err != nil {
+		return err
+	}
+	return e.entry(exportTailAt, b)
+}
+
+func (e *exporter) first(d turnstone.Digest) bool {
+	news := !e.seen[d]
+	e.seen[d] = true
+	return news
+}
+
+func (e *exporter) content(ctx context.Context, c tree.Content) error {
+	objects, err := e.cs.Store.ContentObjects(ctx, c)
+	if err != nil {
+		return err
+	}
+	if len(objects) == 0 {
+		return e.elsewhere(ctx, c)
+	}
+	for _, d := range objects {
+		if !e.first(d) {
+			continue
+		}
+		b, err := e.cs.Store.Get(ctx, d)
+		if err == nil {
+			err = e.write(d, b)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// elsewhere writes a content that lies in a template, if it is to be written.
+func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
+	if !e.first(c.Digest) {
+		return nil
+	}
+	if !e.full || c.Size > store.MaxObject && e.machines[c.Digest] {
+		e.tail.LeftOut = append(e.tail.LeftOut, c.Digest)
+		return nil
+	}
+	if c.Size > store.MaxObject {
+		return turnstone.Errorf("executor.export", turnstone.KindInvalid, string(c.Digest),
+			"is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())
+	}
+	b, err := e.cs.Read(ctx, c, store.MaxObject)
+	if err != nil {
+		return err
+	}
+	return e.write(c.Digest, b)
+}
+
+func (e *exporter) write(d turnstone.Digest, b []byte) error {
+	e.rep.Objects++
+	e.rep.Bytes += int64(len(b))
+	return e.entry(exportObject+d.Hex(), b)
+}
+
+// entry writes an entry without anything of the time and the user.
+func (e *exporter) entry(name string, b []byte) error {
+	if err := e.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), Format: tar.FormatUSTAR}); err != nil {
+		return err
+	}
+	_, err := e.tw.Write(b)
+	return err
+}

@@ -1,0 +1,410 @@
+package turn
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/klauspost/compress/zstd"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// Bounds of what is imported: the file is untrusted.
+const (
+	maxExportHead   = 64 << 20
+	maxExportTail   = 192 << 20
+	maxExportWindow = 64 << 20 // of zstd: what its decoder may hold
+	roomEvery       = 64 << 20 // bytes of objects, after which the disk's room is looked at again
+
+	// A list of chunks can name one chunk many times, and every byte of a content is hashed:
+	// all contents together may have so many bytes, and as many times the file's own. Zeros,
+	// of sparse files and of the memory of machines, are what is repeated.
+	maxUnpacked  = 32 << 30
+	maxUnpacking = 1024
+)
+
+// ImportRequest says how to import.
+type ImportRequest struct {
+	As       string       // another name for the session; empty: its own
+	Build    ImportBuild  // empty: BuildNone
+	Progress func(string) // told of what is built; may be nil
+}
+
+// ImportBuild says which of the templates that are not here an import builds.
+type ImportBuild string
+
+// The values of ImportBuild. What a file says of templates is as untrusted as the file.
+const (
+	BuildNone  ImportBuild = "none"
+	BuildKnown ImportBuild = "known" // those that this host has the same spec of
+	BuildAll   ImportBuild = "all"   // also by the specs in the file, and images of registries that it names
+)
+
+// ImportReport says what was imported.
+type ImportReport struct {
+	Session session.Session `json:"session"`
+	Fresh   bool            `json:"fresh"` // false: it was all here already, and nothing was changed
+	Turns   int             `json:"turns"`
+	Objects int             `json:"objects"`
+	Bytes   int64           `json:"bytes"`
+	// Missing counts the files that lie in templates which are not here. They are there as
+	// soon as the templates are.
+	Missing      int               `json:"missing"`
+	MissingBytes int64             `json:"missing_bytes"`
+	Templates    []UnbuiltTemplate `json:"templates"` // that they lie in, or may
+}
+
+// An UnbuiltTemplate is one that turns of an imported session began on, and that is not
+// here.
+type UnbuiltTemplate struct {
+	Name   string           `json:"name"`
+	Digest turnstone.Digest `json:"digest"` // of its spec
+	Why    string           `json:"why"`
+	Hint   string           `json:"hint"`
+}
+
+// Import adds the session that Export wrote to r, under the IDs that it had. Every
+// object is checked against its name, every content, record and FS hash against
+// what names it; what is not named by anything is refused, as is what is missing,
+// unless the file says that it lies in a template: then the report says what is not
+// here. Templates are built as req says; one that cannot be is no reason to fail.
+// The session is there as a whole, or not at all; of a file that is refused, objects
+// may take up room until GC.
+func importSession(ctx context.Context, x *repo.Repo, req ImportRequest, room func() error, r io.Reader) (*ImportReport, error) {
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if req.As != "" {
+		if err := session.CheckName("session", req.As); err != nil {
+			return nil, err
+		}
+	}
+	in := &counting{r: r}
+	z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxExportWindow), zstd.WithDecoderConcurrency(2))
+	if err != nil {
+		return nil, notExported(err)
+	}
+	defer z.Close()
+	m := &importer{cs: cs, tr: tar.NewReader(z), room: room, objects: map[turnstone.Digest]bool{},
+		leftOut: map[turnstone.Digest]bool{}, missing: map[turnstone.Digest]int64{}}
+	if err := m.head(); err != nil {
+		return nil, err
+	}
+	if req.As != "" {
+		m.graph.Session.Name = req.As
+	}
+	if has, err := m.known(ctx, req.As != ""); err != nil || has {
+		return &m.rep, err
+	}
+	batch, err := cs.Store.Begin(ctx) // nothing of it is deleted before the session is there
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = batch.Close() }()
+	if err := m.copy(ctx, batch); err != nil {
+		return nil, err
+	}
+	if err := batch.Flush(ctx); err != nil {
+		return nil, err
+	}
+	if err := readTemplates(ctx, x, m, batch, req); err != nil {
+		return nil, err
+	}
+	m.unpacked = maxUnpacked + in.read()*maxUnpacking
+	if err := m.verify(ctx); err != nil {
+		return nil, err
+	}
+	m.report()
+	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph)
+	if err != nil {
+		return nil, err
+	}
+	return &m.rep, nil
+}
+
+type importer struct {
+	cs      *repo.ContextStore
+	tr      *tar.Reader
+	room    func() error
+	format  int
+	graph   session.Graph
+	objects map[turnstone.Digest]bool // that the file has; true: something names it
+	tail    *exportTail               // nil: the file has none
+	leftOut map[turnstone.Digest]bool // by tail
+	missing map[turnstone.Digest]int64
+	unbuilt []UnbuiltTemplate
+	rep     ImportReport
+
+	unpacked int64 // bytes that contents in chunks may yet have together
+}
+
+// A counting reader knows how much was read.
+type counting struct {
+	r io.Reader
+	n atomic.Int64 // the decoder reads on its own
+}
+
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// read is how much was, at most so much that a multiple of it is a number.
+func (c *counting) read() int64 { return min(c.n.Load(), 1<<50) }
+
+func notExported(err error) error {
+	if turnstone.KindOf(err) != turnstone.KindInternal {
+		return err
+	}
+	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+		"is no exported session, or is damaged: %w", err).
+		WithHint("turn session export makes such a file")
+}
+
+func refused(format string, args ...any) error {
+	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+		format, args...).WithHint("export the session again")
+}
+
+// head reads the first entry.
+func (m *importer) head() error {
+	h, err := m.tr.Next()
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return notExported(err)
+	}
+	if h.Name != exportHeadAt || h.Typeflag != tar.TypeReg || h.Size > maxExportHead {
+		return notExported(fmt.Errorf("it begins with %.80q", h.Name))
+	}
+	b, err := io.ReadAll(io.LimitReader(m.tr, maxExportHead))
+	if err != nil {
+		return notExported(err)
+	}
+	head := exportHead{}
+	if err := json.Unmarshal(b, &head); err != nil {
+		return notExported(err)
+	}
+	if head.Format < 1 || head.Format > exportFormat {
+		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "the file",
+			"is of format %d, and this program knows formats up to %d", head.Format, exportFormat).
+			WithHint(fmt.Sprintf("use the turn that made it: %.40q", head.Version))
+	}
+	m.graph, m.format = head.Graph, head.Format
+	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns), Templates: []UnbuiltTemplate{}}
+	return m.graph.Check()
+}
+
+// known tells whether the session is here already.
+func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
+	m.rep.Session = m.graph.Session
+	has, err := m.cs.DB.Has(ctx, &m.graph)
+	if has && err == nil {
+		s, err := m.cs.DB.Find(ctx, string(m.graph.Session.ID))
+		m.rep.Session = s
+		if err == nil && renamed && s.Name != m.graph.Session.Name {
+			return true, turnstone.Errorf("executor.import", turnstone.KindInvalid, s.Label(),
+				"is this session, and here already").
+				WithHint("turn session rename gives it another name")
+		}
+		return true, err
+	}
+	return false, err
+}
+
+// copy puts the file's objects into the batch.
+func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
+	var buf bytes.Buffer
+	next := int64(0)
+	for {
+		h, err := m.tr.Next()
+		if err == io.EOF && m.format > 1 && m.tail == nil {
+			return refused("has no %s: it is cut off", exportTailAt)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return notExported(err)
+		}
+		if h.Name == exportTailAt {
+			if err := m.readTail(h); err != nil {
+				return err
+			}
+			continue
+		}
+		d, err := objectName(h)
+		if err != nil {
+			return err
+		}
+		if _, twice := m.objects[d]; twice {
+			return refused("has the object %s twice", d.Short())
+		}
+		if m.rep.Bytes >= next {
+			if err := m.room(); err != nil {
+				return err
+			}
+			next = m.rep.Bytes + roomEvery
+		}
+		buf.Reset()
+		if _, err := io.Copy(&buf, m.tr); err != nil {
+			return notExported(err)
+		}
+		if have := turnstone.DigestBytes(buf.Bytes()); have != d {
+			return refused("the object %s is damaged: it is %s", d, have)
+		}
+		if _, err := batch.Put(ctx, buf.Bytes()); err != nil {
+			return err
+		}
+		m.objects[d] = false
+		m.rep.Objects++
+		m.rep.Bytes += h.Size
+	}
+}
+
+// objectName returns which object an entry says that it is.
+func objectName(h *tar.Header) (turnstone.Digest, error) {
+	hexed, ok := strings.CutPrefix(h.Name, exportObject)
+	raw, err := hex.DecodeString(hexed)
+	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) || h.Typeflag != tar.TypeReg {
+		return "", refused("has an entry %.80q, which is no object", h.Name)
+	}
+	if h.Size < 0 || h.Size > store.MaxObject {
+		return "", refused("has an object of %d bytes", h.Size)
+	}
+	return turnstone.Digest("sha256:" + hexed), nil
+}
+
+// verify goes through all that the session names.
+func (m *importer) verify(ctx context.Context) error {
+	seen := map[turnstone.Digest]bool{}
+	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store), Failed: func(what string, err error) error {
+		e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
+			WithHint(turnstone.HintOf(err))
+		if e.Kind == turnstone.KindNotFound {
+			e.Kind, e.Hint = turnstone.KindIntegrity, "the file does not have it: export the session again"
+		}
+		return e
+	}}
+	r.Object = func(d turnstone.Digest) bool {
+		m.named(d)
+		first := !seen[d]
+		seen[d] = true
+		return first
+	}
+	contents := map[tree.Content]bool{}
+	r.Content = func(ctx context.Context, c tree.Content) error {
+		if contents[c] {
+			return nil
+		}
+		contents[c] = true
+		return m.verifyContent(ctx, c)
+	}
+	for _, t := range m.graph.Turns {
+		if err := r.Turn(ctx, t); err != nil {
+			return err
+		}
+		if err := m.sameAsRecord(ctx, t); err != nil {
+			return err
+		}
+	}
+	for d, named := range m.objects {
+		if !named {
+			return refused("has the object %s, which nothing in it names", d)
+		}
+	}
+	return nil
+}
+
+// named notes that something names the object d.
+func (m *importer) named(d turnstone.Digest) bool {
+	_, ours := m.objects[d]
+	if ours {
+		m.objects[d] = true
+	}
+	return ours
+}
+
+// admit refuses a content that would have more hashed than the file, by its size, may.
+func (m *importer) admit(c tree.Content) error {
+	if c.Chunks == "" {
+		return nil // it is one object, which was read as it came
+	}
+	if c.Size < 0 || c.Size > m.unpacked {
+		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+			"unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
+			WithHint("a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files")
+	}
+	m.unpacked -= c.Size
+	return nil
+}
+
+// verifyContent reads a content that came with the file, and looks for one that did not.
+func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
+	if err := m.admit(c); err != nil {
+		return err
+	}
+	objects, err := m.cs.Store.ContentObjects(ctx, c)
+	if err != nil {
+		return err
+	}
+	ours := m.named(c.Digest) && c.Chunks == ""
+	for _, d := range objects {
+		ours = m.named(d) || ours
+	}
+	for _, d := range objects {
+		has, err := m.cs.Store.Has(ctx, d)
+		if err == nil && !has && m.leftOut[d] && c.Chunks == "" && d == c.Digest {
+			m.missing[d] = c.Size
+			return nil
+		}
+		if err == nil && !has {
+			err = turnstone.Errorf("executor.import", turnstone.KindUnavailable, string(d),
+				"is neither in the file nor here").WithHint(m.toGetTemplates())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !ours && c.Chunks == "" {
+		return nil // what was here before was checked when it came; a list of chunks may be said to be another content
+	}
+	in, err := m.cs.Store.OpenContent(ctx, c)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, in)
+	return errors.Join(err, in.Close())
+}
+
+// sameAsRecord checks what the session says of t against t's own record.
+func (m *importer) sameAsRecord(ctx context.Context, t session.Turn) error {
+	if t.Record == "" {
+		return nil
+	}
+	rec, err := m.cs.Record(ctx, t)
+	if err != nil {
+		return err
+	}
+	if rec.Result != t.Result || string(rec.Kind) != t.Kind || rec.Branch != t.Branch || rec.State != t.State ||
+		!slices.Equal(rec.Parents, t.Parents) {
+		return refused("turn %d is not what its record says", t.Number)
+	}
+	return nil
+}

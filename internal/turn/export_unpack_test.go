@@ -1,0 +1,95 @@
+package turn
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"io"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+// holds makes a session whose files are /a with that content, as a file.
+func holds(t *testing.T, content func(b *store.Batch) tree.Content) []byte {
+	t.Helper()
+	ctx := t.Context()
+	p := newPast(t)
+	p.leaves(p.session("story"), func(w tree.Writer) tree.Ref {
+		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, treetest.Make(t, w, texts(map[string]string{"/a": "one"})...)))
+		d := ok[tree.Directory](t)(tree.GetDirectory(ctx, w, r.Tree))
+		d[0].Content = content(w.(*store.Batch))
+		d[0].Size = d[0].Content.Size
+		var err error
+		if r.Tree, r.Hash, err = tree.PutDirectory(ctx, w, d); err != nil {
+			t.Fatal(err)
+		}
+		return ok[tree.Ref](t)(tree.PutRoot(ctx, w, r))
+	})
+	var out bytes.Buffer
+	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "story"}, &out))
+	return out.Bytes()
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// TestImportUnpacksTooMuch: a list of chunks that repeats one has nothing hashed beyond what
+// the file's own size allows.
+func TestImportUnpacksTooMuch(t *testing.T) {
+	ctx := t.Context()
+	file := holds(t, func(b *store.Batch) tree.Content {
+		one := ok[[]byte](t)(hex.DecodeString(strings.TrimPrefix(string(ok[turnstone.Digest](t)(b.Put(ctx, make([]byte, 1<<20)))), "sha256:")))
+		const n = 40 << 10
+		list := append([]byte("TURNLST1"), bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
+		return tree.Content{Digest: turnstone.DigestBytes([]byte("another")), Size: n << 20, Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
+	})
+	q := newPast(t)
+	_, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file))
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
+		t.Errorf("a file of %d bytes: %v", len(file), err)
+	}
+	if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		t.Errorf("left %v", all)
+	}
+}
+
+// TestImportSparse: a file of zeros, which is stored as one chunk, is no attack.
+func TestImportSparse(t *testing.T) {
+	const size = 128 << 20
+	file := holds(t, func(b *store.Batch) tree.Content {
+		return ok[tree.Content](t)(b.PutContent(t.Context(), io.LimitReader(zeros{}, size), size))
+	})
+	if len(file) > size/maxUnpacking {
+		t.Errorf("it has %d bytes: nothing is asked here", len(file))
+	}
+	q := newPast(t)
+	if rep := ok[*ImportReport](t)(q.x.Import(t.Context(), ImportRequest{}, bytes.NewReader(file))); !rep.Fresh {
+		t.Errorf("%+v", rep)
+	}
+	ok[session.Session](t)(q.cs.DB.Find(t.Context(), "story"))
+}
+
+// TestImportCountsContents: what contents unpack to is counted together.
+func TestImportCountsContents(t *testing.T) {
+	m := &importer{unpacked: 10 << 20}
+	for i, size := range []int64{6 << 20, 3 << 20, 2 << 20, 1 << 20, -1, 1} {
+		err := m.admit(tree.Content{Size: size, Chunks: "list"})
+		if want := i == 2 || i > 3; (err != nil) != want {
+			t.Errorf("%d, of %d bytes: %v", i, size, err)
+		}
+	}
+	if err := m.admit(tree.Content{Size: 1 << 20}); err != nil {
+		t.Errorf("an object: %v", err)
+	}
+}

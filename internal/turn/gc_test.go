@@ -1,0 +1,205 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+)
+
+// TestWeekOfTurns is a history with gc, by a clock of its own.
+func TestWeekOfTurns(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	s := p.session("s")
+	day := func(n int) time.Time { return time.Now().Add(time.Duration(n) * 24 * time.Hour) }
+	for n := range 4 {
+		p.turn(s, "main", texts(map[string]string{"/kept": fmt.Sprint("kept ", n), "/big": random(2<<20, 3)})...)
+	}
+	ok[session.Branch](t)(p.x.Fork(ctx, "s@2", "side"))
+	side := p.turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
+	anonymous := p.turn(p.session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
+	folder := filepath.Join(p.x.home.Root, "turns", string(anonymous.ID))
+	kept := filepath.Join(p.x.home.Root, "turns", string(ok[*repo.TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
+	stray := filepath.Join(p.x.home.Root, "turns", string(turnstone.NewTurnID()))
+	for _, dir := range []string{folder, kept, stray} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "receipt.md"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	only := func(text string) bool {
+		return ok[bool](t)(p.cs.Store.Has(ctx, turnstone.DigestBytes([]byte(text))))
+	}
+	gc := func(now time.Time, dry bool) *repo.GCReport {
+		t.Helper()
+		rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{KeepAnonymous: repo.DefaultKeepAnonymous, KeepUnreachable: repo.DefaultKeepUnreachable, Now: now, DryRun: dry}))
+		if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); len(r.Problems) > 0 {
+			t.Fatalf("after gc: %+v", r.Problems)
+		}
+		return rep
+	}
+	if rep := gc(day(0), false); len(rep.Sessions)+len(rep.Turns)+rep.Store.Objects+rep.Folders != 0 || rep.Remain != 6 {
+		t.Errorf("day 0: %+v", rep)
+	}
+	// The would-be report is what then happens.
+	would := gc(day(8), true)
+	if !only("only here too") {
+		t.Fatal("a dry run deleted")
+	}
+	did := gc(day(8), false)
+	if len(did.Sessions) != 1 || len(did.Turns) != 1 || did.Store.Objects == 0 || did.Folders != 2 || only("only here too") {
+		t.Errorf("day 8: %+v", did)
+	}
+	if len(would.Sessions) != 1 || would.Store.Objects != did.Store.Objects || would.Folders != did.Folders || would.Remain != did.Remain || would.Objects != did.Objects {
+		t.Errorf("announced %+v, did %+v", would, did)
+	}
+	for dir, there := range map[string]bool{folder: false, stray: false, kept: true} {
+		if _, err := os.Stat(dir); (err == nil) != there {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if err := p.x.RemoveBranch(ctx, "s", "side"); err != nil {
+		t.Fatal(err)
+	}
+	if gc(day(29), false); !only("only here") {
+		t.Error("a turn of a branch that was removed went too early")
+	}
+	did = gc(day(31), false)
+	if len(did.Turns) != 1 || did.Turns[0].ID != side.ID || only("only here") || did.Freed < 1<<20 {
+		t.Errorf("day 31: %+v", did)
+	}
+	for n := 1; n <= 4; n++ {
+		in := ok[io.ReadCloser](t)(p.x.OpenFile(ctx, fmt.Sprintf("s@%d", n), "/kept"))
+		if b, err := io.ReadAll(in); err != nil || string(b) != fmt.Sprint("kept ", n-1) {
+			t.Errorf("turn %d: %q, %v", n, b, err)
+		}
+		_ = in.Close()
+	}
+	ok[session.Session](t)(p.x.RemoveSession(ctx, "s"))
+	if did = gc(day(31), false); did.Remain != 0 || did.Objects != 0 {
+		t.Errorf("when all is removed: %+v", did)
+	}
+}
+
+// TestGCBesideTurns: turns are committed while gc runs over and over.
+func TestGCBesideTurns(t *testing.T) {
+	p := newPast(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := p.x.GC(t.Context(), repo.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	s := p.session("s")
+	for n := range 15 {
+		// What was deleted comes back, too.
+		p.turn(s, "main", texts(map[string]string{"/a": fmt.Sprint(n % 3), "/b": fmt.Sprint(n)})...)
+		if n%4 == 3 {
+			ok[session.Session](t)(p.x.RemoveSession(t.Context(), "s"))
+			s = p.session("s")
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(t.Context())); len(r.Problems) > 0 {
+		t.Errorf("%+v", r.Problems)
+	}
+}
+
+// What two sessions have in common counts for both.
+func TestUsageOfTheSame(t *testing.T) {
+	p := newPast(t)
+	files := map[string]string{}
+	for i := range 50 {
+		files[fmt.Sprintf("/dir%d/of/some/depth/file", i)] = fmt.Sprint(i)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		p.turn(p.session(name), "main", texts(files)...)
+	}
+	u := ok[*repo.Usage](t)(p.x.Usage(t.Context()))
+	for _, su := range u.Sessions {
+		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical || su.Logical < u.Sessions[0].Logical-1000 {
+			t.Errorf("%+v", su)
+		}
+	}
+}
+
+func TestFsckAndUsage(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	s, other := p.session("s"), p.session("other")
+	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1), "/own": random(200<<10, 2)})...)
+	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
+	p.turn(other, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
+	u := ok[*repo.Usage](t)(p.x.Usage(ctx))
+	for _, su := range u.Sessions {
+		if want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]; su.Logical < want || su.Logical > want+20<<10 || su.Unique+su.Shared != su.Logical ||
+			su.Shared < 100<<10 || su.Shared > 110<<10 {
+			t.Errorf("%+v", su)
+		}
+	}
+	if u.Logical < 300<<10 || u.Logical > 330<<10 || u.Store.Bytes < u.Logical || u.Store.Stored == 0 || u.Database == 0 {
+		t.Errorf("%+v", u)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Turns != 3 || r.Sessions != 2 || r.Store.Objects == 0 {
+		t.Errorf("%+v", r)
+	}
+	// One byte in the middle of each pack.
+	packs, _ := filepath.Glob(filepath.Join(p.x.home.Root, "store/blobs/packs/*"))
+	if len(packs) == 0 {
+		packs, _ = filepath.Glob(filepath.Join(p.x.home.Root, "store/blobs/packs/*/*"))
+	}
+	if len(packs) == 0 {
+		t.Fatal("no packs")
+	}
+	b := ok[[]byte](t)(os.ReadFile(packs[0]))
+	b[len(b)/2] ^= 1
+	if err := os.Chmod(packs[0], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(packs[0], b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
+		t.Errorf("damage is not found: %+v", r)
+	}
+	// A whole pack is gone: the turns that need it are named.
+	for _, pack := range packs {
+		if err := os.Remove(pack); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := New(p.x.home)
+	defer func() { _ = fresh.Close() }()
+	r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx))
+	named := 0
+	for _, problem := range r.Problems {
+		if strings.HasPrefix(problem.Where, "turn ") {
+			named++
+		}
+	}
+	if r.OK() || named != 3 {
+		t.Errorf("%d turns are named: %+v", named, r.Problems)
+	}
+	if _, err := fresh.GC(ctx, repo.GCRequest{}); err == nil {
+		t.Error("gc goes on when what is needed is missing")
+	}
+}

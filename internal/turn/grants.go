@@ -1,0 +1,330 @@
+package turn
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// An Ask is something that a document asks for and that only its caller, or the host's
+// configuration, grants.
+type Ask struct {
+	Key  string `json:"key"`  // that grants it as it stands: one of config.GrantKeys; empty: none does
+	What string `json:"what"` // as front matter has it: "session: research"
+	Flag string `json:"flag"` // of turn run that grants it: "--session research"
+}
+
+// A claim is one field of document.FrontMatter or document.NetworkRules, and whether a
+// document can widen with it what a turn may do. A test holds that every field has one.
+type claim struct {
+	field string
+	key   string // of config.GrantKeys; empty: the field only narrows, and why says how
+	why   string
+	asks  func(a *authority) []Ask // what is not granted; Key is filled in
+}
+
+// frontClaims classifies all that a document can ask for. docs/security.md has the same table.
+func frontClaims() []claim {
+	return []claim{
+		{field: "Image", key: "image", asks: (*authority).image},
+		{field: "Env", why: "variables of the sandbox's processes, which choose their own anyway"},
+		{field: "Files", key: "files", asks: (*authority).files},
+		{field: "Cwd", why: "a directory of the sandbox"},
+		{field: "Timeout", why: "[limits] bound it"},
+		{field: "CPUs", why: "[limits] bound them"},
+		{field: "Memory", why: "[limits] bound it"},
+		{field: "Disk", why: "[limits] bound it"},
+		{field: "Network", key: "network", asks: (*authority).network},
+		{field: "NetworkRules", why: "its fields are claims of their own"},
+		{field: "Isolation", why: "it only refuses substrates"},
+		{field: "Session", key: "session", asks: (*authority).session},
+		{field: "Branch", key: "session", asks: (*authority).branch},
+		{field: "Lifetime", key: "lifetime", asks: (*authority).lifetime},
+		{field: "Home", key: "home", asks: (*authority).home},
+		{field: "Snapshot", key: "snapshot", asks: (*authority).snapshot},
+
+		{field: "NetworkRules.Allow", key: "network", asks: (*authority).allow},
+		{field: "NetworkRules.Deny", why: "it narrows"},
+		{field: "NetworkRules.HasAllow", why: "it narrows"},
+		{field: "NetworkRules.Record", why: "what the turn got is kept with the turn, within bounds"},
+		{field: "NetworkRules.Replay", why: "the network is not touched"},
+		{field: "NetworkRules.ReplayOf", key: "network"}, // checked when the session is known: replayable
+		{field: "NetworkRules.Intercept", why: "the host's authorities verify the same hosts"},
+		{field: "NetworkRules.NoHostCA", why: "it narrows"},
+	}
+}
+
+// An authority decides what of a request's document is granted.
+type authority struct {
+	req  Request
+	host config.Config
+}
+
+// front is what the document asks for.
+func (a *authority) front() document.FrontMatter { return a.req.Document.Front }
+
+// granted tells whether all that a document asks for under key is granted as it stands.
+func (a *authority) granted(key string) bool {
+	return slices.Contains(a.req.Grant, key) || slices.Contains(a.host.Documents.Grant, key)
+}
+
+// missing lists what is asked for and not granted, in the order of frontClaims.
+func (a *authority) missing() []Ask {
+	var all []Ask
+	for _, c := range frontClaims() {
+		if c.asks == nil || a.granted(c.key) {
+			continue
+		}
+		for _, ask := range c.asks(a) {
+			ask.Key = c.key
+			all = append(all, ask)
+		}
+	}
+	return all
+}
+
+// check refuses a request whose document asks for more than is granted, under one of only, or
+// under any key where there is none.
+func (a *authority) check(only ...string) error {
+	for _, key := range a.req.Grant {
+		if !slices.Contains(config.GrantKeys, key) {
+			return turnstone.Errorf("executor.grants", turnstone.KindInvalid, "--grant "+key,
+				"is no key that can be granted").
+				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
+		}
+	}
+	missing := slices.DeleteFunc(a.missing(), func(ask Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
+	if len(missing) == 0 {
+		return nil
+	}
+	var what, flags, keys []string
+	for _, ask := range missing {
+		what = append(what, ask.What)
+		if !slices.Contains(flags, ask.Flag) {
+			flags = append(flags, ask.Flag)
+		}
+		if !slices.Contains(keys, ask.Key) {
+			keys = append(keys, ask.Key)
+		}
+	}
+	if a.req.replay != nil { // it has no other flags
+		flags = nil
+	}
+	return notGranted(a.req.Document.Name, strings.Join(clipList(what), "; "), strings.Join(clipList(flags), " "), strings.Join(keys, ","))
+}
+
+// notGranted is the error of a document that asks for more than it is given.
+func notGranted(name, what, flags, keys string) error {
+	hint := "add --grant " + keys + ", which grants what the document asks for there, as it stands"
+	if flags != "" && flags != "--grant "+keys {
+		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
+	}
+	return turnstone.Errorf("executor.grants", turnstone.KindInvalid, name,
+		"the document asks for what only its caller can grant: %s", what).WithHint(hint)
+}
+
+// clipList bounds how much of a list a message names.
+func clipList(list []string) []string {
+	const most = 5
+	if len(list) <= most {
+		return list
+	}
+	return append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
+}
+
+// named is the ask of one name, which a flag or a pattern of the host grants.
+func named(key, asked, flag string, patterns []string) []Ask {
+	if asked == "" || flag != "" || slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, asked); return ok }) {
+		return nil
+	}
+	return []Ask{{What: key + ": " + asked, Flag: "--" + key + " " + asked}}
+}
+
+func (a *authority) session() []Ask {
+	return named("session", a.front().Session, a.req.Session, a.host.Documents.Sessions)
+}
+
+// branch asks for another branch than main of a session that the caller named: a session
+// that the host grants is granted with its branches.
+func (a *authority) branch() []Ask {
+	front := a.front()
+	if front.Branch == DefaultBranch || a.req.Session == "" && len(a.session()) == 0 {
+		return nil
+	}
+	return named("branch", front.Branch, a.req.Branch, nil)
+}
+
+func (a *authority) home() []Ask {
+	return named("home", a.front().Home, a.req.Home, a.host.Documents.Homes)
+}
+
+// lifetime: a paused machine holds memory of the host after its turn.
+func (a *authority) lifetime() []Ask {
+	if a.front().Lifetime != document.LifetimeSession {
+		return nil
+	}
+	return named("lifetime", string(document.LifetimeSession), string(a.req.Lifetime), nil)
+}
+
+// snapshot: a kept machine takes as much disk as the machine has memory, for each turn.
+func (a *authority) snapshot() []Ask {
+	if a.front().Snapshot != document.SnapshotVM {
+		return nil
+	}
+	return named("snapshot", string(document.SnapshotVM), string(a.req.Snapshot), nil)
+}
+
+// files: a document from a pipe has no folder; the caller's directory is not its own. A
+// flag that adds the same file does not answer what the document asks for.
+func (a *authority) files() []Ask {
+	if !a.req.Piped {
+		return nil
+	}
+	var asks []Ask
+	for _, f := range a.front().Files {
+		asks = append(asks, Ask{What: "files: " + f, Flag: "--grant files"})
+	}
+	return asks
+}
+
+// image: a registry that is not on the Internet, which turn itself would ask. Others are
+// asked without the user's credentials: see anonymous.
+func (a *authority) image() []Ask {
+	front := a.front()
+	if a.req.Image != "" || !template.IsImage(front.Image) || a.registry(front.Image) {
+		return nil
+	}
+	if why := template.ClosedRegistry(front.Image); why != "" {
+		return []Ask{{What: "image: " + front.Image + " (" + why + ")", Flag: "--image " + front.Image}}
+	}
+	return nil
+}
+
+// registry tells whether the host names the registry of an image.
+func (a *authority) registry(image string) bool { return configured(a.host, image) }
+
+// anonymous tells whether an image is asked for as a stranger would ask: nobody but a
+// document, or what an earlier turn left, names it.
+func (a *authority) anonymous() bool {
+	return a.req.Image == "" && !a.granted("image") && strangers(a.host, a.front().Image)
+}
+
+// strangersState is anonymous for the image of the state that a turn begins with: a session
+// may be imported, and then says only what a document could say. An image that the user
+// pulled by its name is known.
+func (a *authority) strangersState(image string, known func(string) bool) bool {
+	named := a.req.Image != "" && template.SameImage(a.req.Image, image)
+	return !named && !a.granted("image") && strangers(a.host, image) && !known(image)
+}
+
+// strangers tells whether name is an image of a registry that the host does not name.
+func strangers(host config.Config, name string) bool {
+	return template.IsImage(name) && !configured(host, name)
+}
+
+func configured(host config.Config, image string) bool {
+	at := template.RegistryOf(image)
+	return slices.ContainsFunc(host.Images.Registries, func(r string) bool { return strings.EqualFold(r, at) })
+}
+
+// network: a host whose default is off.
+func (a *authority) network() []Ask {
+	if on := a.front().Network; on == nil || !*on || a.req.Network != nil || a.host.Network.Default != "off" || a.replays() {
+		return nil
+	}
+	rules := a.front().NetworkRules
+	switch {
+	case rules == nil:
+		return []Ask{{What: "network: on", Flag: "--network on"}}
+	case rules.Record: // with another mode the caller would take the recording away
+		return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network record"}}
+	}
+	return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network on"}}
+}
+
+// allow lists the rules that open what is closed to sandboxes. A rule with a name, which
+// would open private addresses, opens public ones only: see documentsPolicy.
+func (a *authority) allow() []Ask {
+	if !a.ownRules() || a.replays() {
+		return nil
+	}
+	given := a.rules()
+	var asks []Ask
+	for _, text := range a.front().NetworkRules.Allow {
+		r, err := network.ParseRule(text)
+		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, func(g network.Rule) bool { return ruleWithin(g, r) }) {
+			continue // a rule that is wrong is reported where policies are read
+		}
+		asks = append(asks, Ask{What: "network: allow: " + text, Flag: "--allow " + text})
+	}
+	return asks
+}
+
+// replays tells whether the turn is served from a recording, and touches no network.
+func (a *authority) replays() bool {
+	_, mode := mergeRules(a.req, a.front())
+	return mode.Replay
+}
+
+// ownRules tells whether the document's allow counts, and not the caller's.
+func (a *authority) ownRules() bool {
+	rules := a.front().NetworkRules
+	return rules != nil && rules.HasAllow && (a.req.NetworkRules == nil || !a.req.NetworkRules.HasAllow)
+}
+
+// onlyAsked tells whether nobody but the document stands behind its network rules.
+func (a *authority) onlyAsked() bool {
+	return a != nil && a.ownRules() && !a.granted("network")
+}
+
+// rules are those that the host grants to documents.
+func (a *authority) rules() []network.Rule {
+	var out []network.Rule
+	for _, text := range append(slices.Clone(a.host.Network.Allow), a.host.Documents.Allow...) {
+		if r, err := network.ParseRule(text); err == nil {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// opensClosed tells whether a rule with an address opens more than the Internet.
+func opensClosed(r network.Rule) bool {
+	if r.Name != "" {
+		return false
+	}
+	at, port := r.Prefix.Addr(), r.Port
+	if port == 0 {
+		port = 443
+	}
+	if r.Prefix.IsSingleIP() && isHosts(at) {
+		return true
+	}
+	return !network.Policy{}.Decide("", at, port).Allowed && network.Policy{Allow: []network.Rule{r}, Only: true}.Decide("", at, port).Allowed
+}
+
+// isHosts tells whether an address is one of this machine's interfaces.
+func isHosts(at netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Addr().Unmap() == at.Unmap()
+	})
+}
+
+// ruleWithin tells whether all that r opens is opened by outer. Both have an address.
+func ruleWithin(outer, r network.Rule) bool {
+	if outer.Name != "" || outer.Port != 0 && outer.Port != r.Port || outer.Prefix.Bits() > r.Prefix.Bits() || !outer.Prefix.Contains(r.Prefix.Addr()) {
+		return false
+	}
+	return outer.Prefix == r.Prefix || network.Policy{Allow: []network.Rule{outer}, Only: true}.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
+}

@@ -1,0 +1,65 @@
+package turn
+
+import (
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// What no grant makes right is refused before a grant is asked for: also with all keys
+// granted the message is the same.
+func TestWrongBeforeAsked(t *testing.T) {
+	for front, c := range map[string]struct {
+		req  Request
+		says string
+	}{
+		"network: {allow: ['::1']}":         {says: "opened port by port"},
+		"network: {allow: [127.0.0.1]}":     {says: "opened port by port"},
+		"network: {allow: ['2001:db8::1']}": {says: "IPv4 only"},
+		"network: {allow: [10.0.2.5]}":      {says: "the guest's own network"},
+		"session: turn-6":                   {says: `"turn-6": is not a name`},
+		"session: s\nbranch: turn-6":        {says: `"turn-6": is not a name`},
+		"branch: '12'":                      {req: Request{Session: "s"}, says: `"12": is not a name`},
+		"branch: fix/auth":                  {says: "branch: fix/auth: belongs to a session, and no session is named"},
+		"lifetime: session":                 {says: "lifetime: session: belongs to a session"},
+		"files: [../a.md]":                  {req: Request{Piped: true}, says: "leaves the document's folder"},
+		"files: [/etc/passwd]":              {req: Request{Piped: true}, says: "leaves the document's folder"},
+	} {
+		c.req.Document = parse(t, "---\n"+front+"\n---\n")
+		for _, keys := range [][]string{nil, config.GrantKeys} {
+			c.req.Grant = keys
+			turn, err := New(&statedir.Dir{Root: t.TempDir()}).Run(t.Context(), c.req, &observer{})
+			if turn != nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) || strings.Contains(turnstone.HintOf(err), "--grant") {
+				t.Errorf("%q with %v: %v (%s), want %q", front, keys, err, turnstone.HintOf(err), c.says)
+			}
+		}
+	}
+	for front, req := range map[string]Request{
+		"session: turn-6":               {Session: "s"}, // the caller names another
+		"session: s\nbranch: turn-6":    {Branch: "b"},
+		"branch: fix/auth":              {Session: "s"},
+		"lifetime: session":             {Session: "s"},
+		"session: s_06gvr7hpbvg62sijn4": {},
+	} {
+		req.Document = parse(t, "---\n"+front+"\n---\n")
+		if err := (&authority{req: req}).valid(); err != nil {
+			t.Errorf("%q: %v", front, err)
+		}
+	}
+}
+
+// The hint names what helps, once.
+func TestHintOfPipedFiles(t *testing.T) {
+	for front, want := range map[string]string{
+		"files: [a, b]":             "add --grant files, which grants",
+		"files: [a, b]\nsession: s": "add --grant files --session s; or --grant files,session, which",
+	} {
+		err := (&authority{req: Request{Document: parse(t, "---\n"+front+"\n---\n"), Piped: true}}).check()
+		if hint := turnstone.HintOf(err); !strings.HasPrefix(hint, want) {
+			t.Errorf("%q: %s, want %q", front, hint, want)
+		}
+	}
+}

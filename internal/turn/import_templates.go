@@ -1,0 +1,154 @@
+package turn
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// readTail reads what the file says of templates.
+func (m *importer) readTail(h *tar.Header) error {
+	if h.Typeflag != tar.TypeReg || h.Size > maxExportTail || m.tail != nil {
+		return refused("has %s twice, or not as a file of at most %s", exportTailAt, turnstone.Bytes(maxExportTail).Human())
+	}
+	b, err := io.ReadAll(io.LimitReader(m.tr, maxExportTail))
+	if err != nil {
+		return notExported(err)
+	}
+	m.tail = &exportTail{}
+	if err := json.Unmarshal(b, m.tail); err != nil {
+		return notExported(err)
+	}
+	for _, d := range m.tail.LeftOut {
+		m.leftOut[d] = true
+	}
+	return nil
+}
+
+// readTemplates lets the store find what lies in the templates that m's turns began
+// on: nobody may have asked for their files yet. Those that are not here are built, if
+// req wants that.
+func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.Batch, req ImportRequest) error {
+	progress := req.Progress
+	if progress == nil {
+		progress = func(string) {}
+	}
+	read := map[string]bool{}
+	for _, t := range m.graph.Turns {
+		rec, err := m.cs.Record(ctx, t)
+		if err != nil || read[rec.Image] {
+			continue // verify says what is wrong with it
+		}
+		read[rec.Image] = true
+		tmpl, err := x.BuiltTemplate(ctx, rec.Image)
+		if err != nil {
+			tmpl, err = importTemplate(ctx, x, m, rec, req.Build, progress)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, repo.CauseOf(err).Error(), turnstone.HintOf(err)})
+			continue
+		}
+		if _, err := x.Templates().Tree(ctx, tmpl, batch); err != nil {
+			return err
+		}
+		if tmpl.Digest != rec.Template {
+			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, "the template of this name is another one here: " + tmpl.Digest.Short(), "export with --full"})
+		}
+	}
+	return nil
+}
+
+// importTemplate builds the template that rec's turn began on, if how allows it.
+func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Record, how ImportBuild, progress func(string)) (*template.Template, error) {
+	fail := func(hint, format string, args ...any) error {
+		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
+			format, args...).WithHint(hint)
+	}
+	if err := template.CheckName(rec.Image); err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("%.600s", strings.Trim(strconv.Quote(rec.Image), `"`))
+	all := "turn session import --build all"
+	ts := x.Templates()
+	_, err := ts.Spec(rec.Image)
+	switch {
+	case err == nil && how != BuildKnown && how != BuildAll:
+		return nil, fail("turn template build "+name, "is not built here")
+	case err == nil:
+		return ts.Ensure(ctx, rec.Image, progress)
+	case turnstone.KindOf(err) != turnstone.KindNotFound && !template.IsImage(rec.Image):
+		return nil, err
+	case template.IsImage(rec.Image) && how != BuildAll:
+		return nil, fail("turn template pull "+name+", or "+all, "is an image that was not pulled here")
+	case template.IsImage(rec.Image):
+		spec, err := ts.Resolve(ctx, rec.Image, progress)
+		if err != nil {
+			return nil, err
+		}
+		return ts.Ensure(ctx, spec.Name, progress)
+	}
+	var specs []*template.Spec
+	if m.tail != nil {
+		specs = m.tail.Specs
+	}
+	for i, s := range specs {
+		if s == nil || s.Name != rec.Image {
+			continue
+		}
+		if how != BuildAll {
+			return nil, fail(all+" builds it by the spec in the file; what that installs and runs in a sandbox is its author's choice", "is not known here")
+		}
+		return adopt(ctx, x, specs[:i+1], progress)
+	}
+	return nil, fail("export with --full", "is not known here, and the file has no spec of it")
+}
+
+// adopt builds the last of specs, and those of the others that it lies on.
+func adopt(ctx context.Context, x *repo.Repo, specs []*template.Spec, progress func(string)) (*template.Template, error) {
+	last := specs[len(specs)-1]
+	for i := len(specs) - 2; i >= 0; i-- {
+		if specs[i] != nil && specs[i].Name == last.Base {
+			if _, err := adopt(ctx, x, specs[:i+1], progress); err != nil {
+				return nil, err
+			}
+			break
+		}
+	}
+	return x.Templates().Adopt(ctx, last, progress)
+}
+
+// report says what is not here.
+func (m *importer) report() {
+	for _, size := range m.missing {
+		m.rep.Missing++
+		m.rep.MissingBytes += size
+	}
+	if m.rep.Missing > 0 {
+		m.rep.Templates = append(m.rep.Templates, m.unbuilt...)
+	}
+}
+
+// toGetTemplates says how what the file leaves out can be had.
+func (m *importer) toGetTemplates() string {
+	how := "build the same one here"
+	for i, t := range m.unbuilt[:min(len(m.unbuilt), 5)] {
+		if i == 0 {
+			how = t.Hint
+		} else {
+			how += ", " + t.Hint
+		}
+	}
+	return "the file leaves out what lies in the session's template: " + how + ", or export with --full"
+}

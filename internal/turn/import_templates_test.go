@@ -1,0 +1,154 @@
+package turn
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// withTemplate is a session on a template that a user registered, as a file.
+func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[string]string) {
+	t.Helper()
+	p := newPast(t)
+	files = map[string]string{"/etc/own": "only here", "/large": random(2<<20, 3)}
+	p.image = "mine"
+	p.leaves(p.session("s"), p.template("mine", files))
+	var out bytes.Buffer
+	req.Session = "s"
+	ok[*ExportReport](t)(p.x.Export(t.Context(), req, &out))
+	return out.Bytes(), files
+}
+
+// TestImportWithoutTemplate: all that the file has is imported, and what lies in a
+// template that is not here is said; with the template it is there.
+func TestImportWithoutTemplate(t *testing.T) {
+	file, files := withTemplate(t, ExportRequest{})
+	ctx := t.Context()
+	q := newPast(t)
+	for _, how := range []ImportBuild{"", BuildNone, BuildKnown} {
+		r := newPast(t)
+		rep := ok[*ImportReport](t)(r.x.Import(ctx, ImportRequest{Build: how}, bytes.NewReader(file)))
+		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) || len(rep.Templates) != 1 ||
+			rep.Templates[0].Name != "mine" || !strings.Contains(rep.Templates[0].Why, "not known here") || !strings.Contains(rep.Templates[0].Hint, "--build all") {
+			t.Errorf("%q: %+v", how, rep)
+		}
+	}
+	ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file)))
+	if info := ok[*repo.TurnInfo](t)(q.x.Show(ctx, "s@1")); info.State == nil {
+		t.Errorf("%+v", info)
+	}
+	if _, err := q.x.Receipt(ctx, "s@1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := q.x.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
+		t.Errorf("a file whose template is not here: %v", err)
+	}
+	if r := ok[*repo.FsckReport](t)(q.x.Fsck(ctx)); r.OK() {
+		t.Error("what is missing is no problem")
+	}
+	if _, err := q.x.GC(ctx, repo.GCRequest{}); err != nil {
+		t.Error(err)
+	}
+	// The template comes: a build of what is built already lets the store find its files.
+	q.template("mine", files)
+	fresh := New(q.x.home)
+	defer func() { _ = fresh.Close() }()
+	ok[*template.Template](t)(fresh.BuildTemplate(ctx, "mine", template.BuildOptions{}))
+	if r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
+		t.Errorf("%+v", r.Problems)
+	}
+	for path, text := range files {
+		in := ok[io.ReadCloser](t)(fresh.OpenFile(ctx, "s@1", path))
+		if b := ok[[]byte](t)(io.ReadAll(in)); string(b) != text {
+			t.Errorf("%s: %d bytes", path, len(b))
+		}
+		_ = in.Close()
+	}
+	// Where it was before, nothing is missing; and with --full neither.
+	r := newPast(t)
+	r.template("mine", files)
+	if rep := ok[*ImportReport](t)(r.x.Import(ctx, ImportRequest{Build: BuildKnown}, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
+		t.Errorf("%+v", rep)
+	}
+	full, _ := withTemplate(t, ExportRequest{Full: true})
+	if rep := ok[*ImportReport](t)(newPast(t).x.Import(ctx, ImportRequest{}, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// TestImportHostileTail: what a file says of templates is as untrusted as the rest of it.
+func TestImportHostileTail(t *testing.T) {
+	file, _ := withTemplate(t, ExportRequest{})
+	ctx := t.Context()
+	good := unpackExport(t, file)
+	last := len(good) - 1
+	if good[last].name != exportTailAt {
+		t.Fatal(good[last].name)
+	}
+	var tail exportTail
+	if err := json.Unmarshal(good[last].data, &tail); err != nil || len(tail.LeftOut) != 2 || len(tail.Specs) != 1 {
+		t.Fatal(tail, err)
+	}
+	with := func(change func(*exportTail)) []byte {
+		var other exportTail
+		_ = json.Unmarshal(good[last].data, &other)
+		change(&other)
+		entries := slices.Clone(good)
+		entries[last].data = ok[[]byte](t)(json.Marshal(other))
+		return packExport(t, entries)
+	}
+	for what, bad := range map[string][]byte{
+		"no tail":       packExport(t, good[:last]),
+		"two":           packExport(t, append(slices.Clone(good), good[last])),
+		"a link":        packExport(t, append(slices.Clone(good[:last]), tarEntry{name: exportTailAt, kind: tar.TypeSymlink})),
+		"less left out": with(func(e *exportTail) { e.LeftOut = e.LeftOut[1:] }),
+	} {
+		q := newPast(t)
+		if rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
+			t.Errorf("%s: %+v, %v", what, rep, err)
+		}
+		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+			t.Errorf("%s: left %v", what, all)
+		}
+	}
+	// What is named as left out is still asked for when it is no file of a template.
+	for i := 1; i < last; i++ {
+		entries := slices.Delete(slices.Clone(good), i, i+1)
+		var all exportTail
+		_ = json.Unmarshal(good[last].data, &all)
+		all.LeftOut = append(all.LeftOut, turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].name, exportObject)))
+		entries[len(entries)-1].data = ok[[]byte](t)(json.Marshal(all))
+		q := newPast(t)
+		rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(packExport(t, entries)))
+		if err == nil && rep.Missing != 3 {
+			t.Errorf("%s: %+v", good[i].name, rep)
+		}
+	}
+	// Hostile specs are not built, and not registered.
+	for what, change := range map[string]func(*template.Spec){
+		"a name that leads out":       func(s *template.Spec) { s.Name = "../../x" },
+		"built in":                    func(s *template.Spec) { s.Name = "base" },
+		"a file out of it":            func(s *template.Spec) { s.Files = []template.File{{Path: "/../../x", Content: []byte("x")}} },
+		"a package that is an option": func(s *template.Spec) { s.Packages = []string{"-o"} },
+		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
+	} {
+		q := newPast(t)
+		rep := ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{Build: BuildAll}, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
+		if rep.Missing != 2 || len(rep.Templates) != 1 {
+			t.Errorf("%s: %+v", what, rep)
+		}
+		for _, name := range ok[[]string](t)(q.x.templates().Names()) {
+			if name == "mine" || name == "other" || name == "x" {
+				t.Errorf("%s: %s is registered", what, name)
+			}
+		}
+	}
+}

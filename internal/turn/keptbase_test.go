@@ -1,0 +1,186 @@
+package turn
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// kept is a machine that was kept as the difference from base, which is written again each
+// time that wrote counts.
+func kept(t *testing.T, x *Executor, memory string, base []byte, wrote *int) *vmSnapshot {
+	t.Helper()
+	vm := &vmSnapshot{dir: t.TempDir(), release: func() {}, packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
+	notes := ok[string](t)(x.home.MkdirAll("cache", "bases"))
+	vm.base = &machineBase{vm.packed.Base, notes, func(_ context.Context, out string) ([]string, error) {
+		*wrote++
+		return []string{"base"}, errors.Join(os.Mkdir(out, 0o700), os.WriteFile(filepath.Join(out, "base"), base, 0o600))
+	}}
+	if err := errors.Join(os.Mkdir(filepath.Join(vm.dir, "vm"), 0o700), os.WriteFile(filepath.Join(vm.dir, "vm", "memory"), []byte(memory), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return vm
+}
+
+// TestBaseLives: what kept machines differ from is stored once, goes with an export, and stays
+// exactly as long as a turn needs it.
+func TestBaseLives(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	wrote, base := 0, []byte(random(3<<20, 7))
+	keep := func(memory, name string) *repo.Record {
+		t.Helper()
+		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
+		ok[session.Session](t)(p.x.Rename(ctx, "s", name))
+		return ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
+	}
+	gc := func(p *past) {
+		t.Helper()
+		ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{Now: time.Now().Add(time.Hour)}))
+	}
+	read := func(p *past, rec *repo.Record, name string) ([]byte, error) {
+		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		return io.ReadAll(f)
+	}
+	whole := func(p *past, rec *repo.Record) {
+		t.Helper()
+		if b, err := read(p, rec, "base"); err != nil || !bytes.Equal(b, base) {
+			t.Errorf("the base has %d bytes: %v", len(b), err)
+		}
+	}
+	one, two := keep("one", "a"), keep("two", "b")
+	if wrote != 1 || one.VM.Files[1] != two.VM.Files[1] {
+		t.Errorf("written %d times: %+v, %+v", wrote, one.VM, two.VM)
+	}
+	var file bytes.Buffer
+	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "b"}, &file))
+	ok[session.Session](t)(p.x.RemoveSession(ctx, "a"))
+	gc(p)
+	whole(p, two)
+	ok[session.Session](t)(p.x.RemoveSession(ctx, "b"))
+	gc(p)
+	if b, err := read(p, two, "base"); err == nil {
+		t.Errorf("nothing needs the base any more, and it has %d bytes", len(b))
+	}
+	whole(p, keep("three", "c")) // its note is there, and what it says is not
+	if wrote != 2 {
+		t.Errorf("written %d times", wrote)
+	}
+	there := newPast(t)
+	ok[*ImportReport](t)(there.x.Import(ctx, ImportRequest{}, bytes.NewReader(file.Bytes())))
+	gc(there)
+	whole(there, two)
+	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a name that it has not: %v", err)
+	}
+	// A file of it is missing, or another: the session is not imported.
+	entries := unpackExport(t, file.Bytes())
+	for i, e := range entries {
+		if len(e.data) < 64<<10 { // a chunk of the base
+			continue
+		}
+		with := append([]tarEntry{}, entries...)
+		with[i].data = append([]byte("x"), e.data...)
+		without := append(append([]tarEntry{}, entries[:i]...), entries[i+1:]...)
+		for what, bad := range map[string][]tarEntry{"another": with, "missing": without} {
+			if _, err := newPast(t).x.Import(ctx, ImportRequest{}, bytes.NewReader(packExport(t, bad))); err == nil {
+				t.Errorf("a chunk is %s, and it was imported", what)
+			}
+		}
+		break
+	}
+}
+
+// TestMachineImage: the template's image that a kept machine runs on stays as long as it is
+// needed, comes along with --full, and is found by its digest.
+func TestMachineImage(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	files := p.template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
+	p.leaves(p.session("x"), files)
+	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
+	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
+	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
+	ok[session.Session](t)(p.x.RemoveSession(ctx, "x"))
+	wrote := 0
+	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
+	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
+	vm.image, vm.below = &image, []tree.Ref{ok[tree.Ref](t)(p.x.templates().Tree(ctx, tmpl, batch))}
+	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, vm))
+	rec := ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
+	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
+	found := func(p *past) {
+		t.Helper()
+		got, err := p.x.keptTemplate(ctx, p.cs, rec, false, func(string) {})
+		if err != nil {
+			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+		}
+		if b := ok[[]byte](t)(os.ReadFile(got.Root)); got.RootDigest != image.Digest || !bytes.Equal(b, want) {
+			t.Errorf("%+v has %d bytes", got, len(b))
+		}
+	}
+	found(p)
+	var left, full bytes.Buffer
+	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "s"}, &left))
+	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "s", Full: true}, &full))
+	if left.Len() >= full.Len() {
+		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
+	}
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
+		t.Errorf("a template that a kept machine needs: %v", err)
+	}
+	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine", Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	found(p)
+	// A touched copy is not used; it is made anew.
+	path := p.x.rootPath(image.Digest)
+	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("another"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	found(p)
+	there := newPast(t)
+	ok[*ImportReport](t)(there.x.Import(ctx, ImportRequest{}, bytes.NewReader(full.Bytes())))
+	found(there)
+	without := newPast(t)
+	if rep := ok[*ImportReport](t)(without.x.Import(ctx, ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
+		t.Errorf("%+v", rep)
+	}
+	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
+		t.Errorf("an image that is nowhere: %v", err)
+	}
+	other := newPast(t) // a template of that name with another image
+	other.template("mine", map[string]string{"/etc/own": "other"})
+	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
+	if now := ok[*template.Template](t)(other.x.repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
+		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
+	}
+	rec.VM.Image = &tree.Content{Digest: "sha256:../../../etc/passwd"}
+	if _, err := p.x.keptTemplate(ctx, p.cs, rec, false, func(string) {}); err == nil {
+		t.Error("a digest that is none")
+	}
+}

@@ -1,0 +1,372 @@
+package turn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// A MergeRequest says what to merge. docs/merge.md has the rules.
+type MergeRequest struct {
+	// From is the turn to merge: as session.DB.Resolve takes it, or, where the session
+	// is known or can be found by it, a branch, a tag or a number alone.
+	From    string
+	Into    string                // the branch to merge into, as "main" or "SESSION@main"; empty: main
+	Session string                // name or ID; empty: that of From or Into, or the one with a branch From
+	Default merge.Side            // see merge.Options
+	Paths   map[string]merge.Side // see merge.Options
+	Markers bool                  // see merge.Options
+	NoFF    bool                  // make a turn also where moving the branch would do
+	DryRun  bool                  // find out only
+	Message string                // title of the turn; empty: one that says what was merged
+}
+
+// A MergeOutcome is what came of a merge.
+type MergeOutcome string
+
+// The outcomes of a merge.
+const (
+	MergeDone        MergeOutcome = "merged"       // there is a new turn; with DryRun: there would be
+	MergeFastForward MergeOutcome = "fast-forward" // the branch was moved; with DryRun: would be
+	MergeUpToDate    MergeOutcome = "up-to-date"   // there was nothing to do
+	MergeConflicts   MergeOutcome = "conflicts"    // nothing was kept
+)
+
+// A MergeReport says what a merge did, or would do.
+type MergeReport struct {
+	Outcome MergeOutcome `json:"outcome"`
+	DryRun  bool         `json:"dry_run"`
+	Session string       `json:"session"` // its name, or its ID when it has none
+	Into    string       `json:"into"`
+	Base    *MergeSide   `json:"base"` // null: they have no common ancestor
+	Ours    *MergeSide   `json:"ours"` // null: the branch had no turn
+	Theirs  *MergeSide   `json:"theirs"`
+
+	ID       turnstone.TurnID `json:"id,omitempty"` // of the new turn
+	Number   int              `json:"number,omitempty"`
+	Branch   string           `json:"branch,omitempty"` // whose head it is
+	Diverged bool             `json:"diverged"`         // Branch is a new one: another turn has ended on Into meanwhile
+	FSHash   turnstone.Digest `json:"fs_hash,omitempty"`
+	Layer    repo.LayerInfo   `json:"layer"`              // against Ours
+	Cwd      string           `json:"cwd,omitempty"`      // the merged working directory
+	CwdGone  string           `json:"cwd_gone,omitempty"` // the one that would have been, if it were in the merged tree
+	Receipt  string           `json:"receipt,omitempty"`
+
+	Conflicts      []merge.Conflict `json:"conflicts"` // undecided
+	Resolved       []merge.Conflict `json:"resolved"`
+	Merged         []string         `json:"merged"` // files whose lines were merged
+	Renames        []merge.Rename   `json:"renames"`
+	RenamesSkipped bool             `json:"renames_skipped"` // there was too much to look through for changed files that were renamed
+}
+
+// A MergeSide is one of the turns of a merge.
+type MergeSide struct {
+	ID     turnstone.TurnID `json:"id"`
+	Number int              `json:"number"`
+	FSHash turnstone.Digest `json:"fs_hash"`
+}
+
+// A merging is a merge under way.
+type merging struct {
+	x       *repo.Repo
+	cs      *repo.ContextStore
+	req     MergeRequest
+	started time.Time
+	session session.Session
+	base    *session.Turn // nil: none
+	ours    *session.Turn // nil: the branch has none
+	theirs  session.Turn
+	states  [3]*repo.State // of base, ours, theirs
+	result  repo.State
+	report  *MergeReport
+}
+
+// Merge merges a turn into a branch of its session, three-way: files, environment,
+// working directory. With undecided conflicts it keeps nothing, and the report has
+// them. An error means that nothing was kept: of kind Invalid or KindNotFound, that the request is wrong.
+func mergeTurns(ctx context.Context, x *repo.Repo, req MergeRequest) (*MergeReport, error) {
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := &merging{x: x, cs: cs, req: req, started: time.Now().UTC(), report: &MergeReport{DryRun: req.DryRun,
+		Conflicts: []merge.Conflict{}, Resolved: []merge.Conflict{}, Merged: []string{}, Renames: []merge.Rename{}}}
+	if err := m.locate(ctx); err != nil {
+		return nil, err
+	}
+	switch {
+	case m.ours != nil && m.base != nil && m.base.ID == m.theirs.ID:
+		m.report.Outcome = MergeUpToDate
+		return m.report, nil
+	case m.ours == nil, m.base != nil && m.base.ID == m.ours.ID && !req.NoFF:
+		return m.report, m.fastForward(ctx)
+	}
+	batch, err := cs.Store.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = batch.Close() }()
+	if err := m.merge(ctx, batch); err != nil {
+		return nil, err
+	}
+	if m.report.Outcome == MergeConflicts || req.DryRun {
+		return m.report, nil
+	}
+	return m.report, m.keep(ctx, batch)
+}
+
+// locate finds the session and the three turns.
+func (m *merging) locate(ctx context.Context) error {
+	if name, branch, ok := strings.Cut(m.req.Into, "@"); ok {
+		m.req.Session, m.req.Into = cmp.Or(m.req.Session, name), branch
+	}
+	m.req.Into = cmp.Or(m.req.Into, session.Main)
+	var err error
+	if m.theirs, err = m.from(ctx); err != nil {
+		return err
+	}
+	if m.session, err = m.cs.DB.Find(ctx, string(m.theirs.Session)); err != nil {
+		return err
+	}
+	if m.req.Session != "" {
+		s, err := m.cs.DB.Find(ctx, m.req.Session)
+		if err != nil {
+			return err
+		}
+		if s.ID != m.session.ID {
+			return m.invalid(m.req.From, fmt.Errorf("is of session %s, not of %s", m.session.Label(), s.Label()), "turns of one session can be merged")
+		}
+	}
+	into, err := m.cs.DB.Branch(ctx, m.session.ID, m.req.Into)
+	if err != nil {
+		return err
+	}
+	if into.Head != "" {
+		ours, err := m.cs.DB.Turn(ctx, into.Head)
+		if err != nil {
+			return err
+		}
+		base, found, err := m.cs.DB.MergeBase(ctx, ours, m.theirs)
+		if err != nil {
+			return err
+		}
+		if m.ours = &ours; found {
+			m.base = &base
+		}
+	}
+	m.report.Session, m.report.Into = m.session.Label(), m.req.Into
+	return m.readStates(ctx)
+}
+
+// readStates reads what the turns left.
+func (m *merging) readStates(ctx context.Context) error {
+	for i, s := range []struct {
+		t  *session.Turn
+		to **MergeSide
+	}{{m.base, &m.report.Base}, {m.ours, &m.report.Ours}, {&m.theirs, &m.report.Theirs}} {
+		if s.t == nil {
+			m.states[i] = &repo.State{}
+			continue
+		}
+		st, err := m.cs.StateOf(ctx, *s.t)
+		if err != nil {
+			return err
+		}
+		m.states[i] = st
+		*s.to = &MergeSide{ID: s.t.ID, Number: s.t.Number, FSHash: st.Tree.Hash}
+	}
+	return nil
+}
+
+// from finds the turn to merge.
+func (m *merging) from(ctx context.Context) (session.Turn, error) {
+	ref := m.req.From
+	switch {
+	case m.req.Session != "":
+		s, err := m.cs.DB.Find(ctx, m.req.Session)
+		if err != nil {
+			return session.Turn{}, err
+		}
+		return m.cs.DB.ResolveIn(ctx, s.ID, ref)
+	case strings.Contains(ref, "@"), strings.HasPrefix(ref, "t_"):
+		return m.cs.DB.Resolve(ctx, ref)
+	}
+	branch, _, _ := strings.Cut(ref, "~")
+	all, err := m.cs.DB.List(ctx)
+	if err != nil {
+		return session.Turn{}, err
+	}
+	var found []session.Session
+	for _, s := range all {
+		if s.Name == "" {
+			continue
+		}
+		branches, err := m.cs.DB.Branches(ctx, s.ID)
+		if err != nil {
+			return session.Turn{}, err
+		}
+		if slices.ContainsFunc(branches, func(b session.Branch) bool { return b.Name == branch }) {
+			found = append(found, s)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return m.cs.DB.ResolveIn(ctx, found[0].ID, ref)
+	case 0:
+		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound, fmt.Sprintf("%.80q", ref),
+			"no named session has such a branch").
+			WithHint("write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions")
+	}
+	var names []string
+	for _, s := range found[:min(len(found), 5)] {
+		names = append(names, s.Name+"@"+ref)
+	}
+	return session.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch", len(found)), "write which one: "+strings.Join(names, ", "))
+}
+
+func (m *merging) invalid(subject string, err error, hint string) error {
+	return turnstone.NewError("executor.merge", turnstone.KindInvalid, subject, err).WithHint(hint)
+}
+
+// lockHead keeps turns of the session from ending until unlock is called (see run.land).
+func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
+	leases, err := m.x.Dir.MkdirAll("leases") // no turn may have been started here yet
+	if err != nil {
+		return nil, err
+	}
+	lock, err := statedir.Acquire(ctx, filepath.Join(leases, string(m.session.ID)+".head"), nil)
+	if err != nil {
+		return nil, err
+	}
+	return lock.Release, nil
+}
+
+// fastForward moves the branch to theirs.
+func (m *merging) fastForward(ctx context.Context) error {
+	m.report.Outcome = MergeFastForward
+	m.report.ID, m.report.Number, m.report.Branch, m.report.FSHash = m.theirs.ID, m.theirs.Number, m.req.Into, m.states[2].Tree.Hash
+	if m.req.DryRun {
+		return nil
+	}
+	unlock, err := m.lockHead(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var head turnstone.TurnID
+	if m.ours != nil {
+		head = m.ours.ID
+	}
+	return m.cs.DB.SetHead(ctx, m.session.ID, m.req.Into, head, m.theirs.ID)
+}
+
+// merge merges the states into batch, and writes the report.
+func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
+	base, ours, theirs := m.states[0], m.states[1], m.states[2]
+	if ours.Image != theirs.Image {
+		return m.invalid("image", fmt.Errorf("%s began on %s, and %s on %s", m.req.Into, ours.Image, m.req.From, theirs.Image), "turns on one template can be merged")
+	}
+	opts := merge.Options{Default: m.req.Default, Paths: m.req.Paths, Markers: m.req.Markers,
+		OursName: m.req.Into, TheirsName: m.req.From, BaseName: "nothing"}
+	if m.base != nil {
+		opts.BaseName = fmt.Sprintf("turn %d", m.base.Number)
+	}
+	res, err := merge.Trees(ctx, batch, base.Tree, ours.Tree, theirs.Tree, opts)
+	if err != nil {
+		return err
+	}
+	m.result = repo.State{Format: repo.StateFormat, Image: ours.Image, Tree: res.Tree}
+	var others []merge.Conflict
+	m.result.Env, others = merge.Env(base.Env, ours.Env, theirs.Env, opts)
+	var c *merge.Conflict
+	if m.result.Cwd, c = merge.Cwd(base.Cwd, ours.Cwd, theirs.Cwd, opts); c != nil {
+		others = append(others, *c)
+	}
+	if err := m.unused(res, others); err != nil {
+		return err
+	}
+	for _, c := range append(append(res.Conflicts, res.Resolved...), others...) {
+		if c.Resolution == "" {
+			m.report.Conflicts = append(m.report.Conflicts, c)
+		} else {
+			m.report.Resolved = append(m.report.Resolved, c)
+		}
+	}
+	m.report.Merged, m.report.Renames = append(m.report.Merged, res.Merged...), append(m.report.Renames, res.Renames...)
+	m.report.RenamesSkipped = res.RenamesSkipped
+	if len(m.report.Conflicts) > 0 {
+		m.report.Outcome = MergeConflicts
+		return nil
+	}
+	m.report.Outcome, m.report.FSHash = MergeDone, res.Tree.Hash
+	if err := m.settleCwd(ctx, batch); err != nil {
+		return err
+	}
+	m.report.Layer, err = layerOf(ctx, batch, ours.Tree, res.Tree)
+	return err
+}
+
+// unused refuses a path that was to be decided and has no conflict: it is probably misspelt.
+func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
+	unused := res.Unused
+	for p := range m.req.Paths {
+		if !strings.HasPrefix(p, "/") && !slices.ContainsFunc(others, func(c merge.Conflict) bool { return c.Path == p }) {
+			unused = append(unused, p)
+		}
+	}
+	if len(unused) == 0 {
+		return nil
+	}
+	slices.Sort(unused)
+	hint := "turn merge --dry-run lists the conflicts"
+	if all := append(append([]merge.Conflict{}, res.Conflicts...), append(res.Resolved, others...)...); len(all) > 0 && len(all) <= 5 {
+		var paths []string
+		for _, c := range all {
+			paths = append(paths, c.Path)
+		}
+		slices.Sort(paths)
+		hint = "there are conflicts at " + strings.Join(slices.Compact(paths), ", ")
+	}
+	return m.invalid(unused[0], errors.New("there is no conflict to decide"), hint)
+}
+
+// settleCwd makes the working directory one that there is: the nearest above.
+func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
+	cwd := path.Clean("/" + m.result.Cwd)
+	for ; cwd != "/"; cwd = path.Dir(cwd) {
+		_, e, err := tree.Resolve(ctx, g, m.result.Tree, cwd)
+		if err == nil && e.Type == tree.Dir {
+			break
+		}
+		if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindInvalid {
+			return err
+		}
+	}
+	if cwd != m.result.Cwd {
+		m.report.CwdGone = m.result.Cwd
+	}
+	m.result.Cwd, m.report.Cwd = cwd, cwd
+	return nil
+}
+
+// info is what the receipt's front matter says.
+func (m *merging) info(t session.Turn, template turnstone.Digest) document.TurnInfo {
+	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started), Template: template, Image: m.result.Image,
+		Result: turnstone.ResultPassed, Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
+		FSHash: m.result.Tree.Hash, Layer: m.report.Layer.Digest, Changes: m.report.Layer.String()}
+}

@@ -1,0 +1,316 @@
+package turn
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/merge"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+// A mergeWorld is a session whose turns are made without machines.
+type mergeWorld struct {
+	*past
+	s session.Session
+}
+
+func newMergeWorld(t *testing.T) *mergeWorld {
+	p := newPast(t)
+	return &mergeWorld{p, p.session("research")}
+}
+
+// turn commits a turn on a branch, with these files and this environment.
+func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) session.Turn {
+	w.t.Helper()
+	ctx := w.t.Context()
+	batch, err := w.cs.Store.Begin(ctx)
+	w.must(err)
+	defer func() { _ = batch.Close() }()
+	t, err := w.cs.DB.Start(ctx, session.StartTurn{Session: w.s.ID, Branch: branch, Kind: string(repo.KindRun), Title: "a turn"})
+	w.must(err)
+	ref := treetest.Make(w.t, batch, treetest.Texts(files)...)
+	state, err := putJSON(ctx, batch, repo.State{Format: repo.StateFormat, Image: "base", Tree: ref, Env: env, Cwd: "/workspace"})
+	w.must(err)
+	text := "# A turn\n"
+	c, err := batch.PutContent(ctx, bytes.NewReader([]byte(text)), int64(len(text)))
+	w.must(err)
+	rec, err := putJSON(ctx, batch, &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: w.s.ID, Number: t.Number, Branch: branch, Parents: t.Parents,
+		Kind: repo.KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.ResultPassed, Document: c, Receipt: c, State: state})
+	w.must(err)
+	w.must(batch.Flush(ctx))
+	var head *turnstone.TurnID
+	if len(t.Parents) > 0 {
+		head = &t.Parents[0]
+	}
+	_, _, err = w.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
+	w.must(err)
+	t, err = w.cs.DB.Turn(ctx, t.ID)
+	w.must(err)
+	return t
+}
+
+func (w *mergeWorld) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *mergeWorld) fork(from session.Turn, name string) {
+	w.t.Helper()
+	_, err := w.cs.DB.Fork(w.t.Context(), from, name)
+	w.must(err)
+}
+
+func (w *mergeWorld) merge(req MergeRequest) *MergeReport {
+	w.t.Helper()
+	rep, err := w.x.Merge(w.t.Context(), req)
+	w.must(err)
+	return rep
+}
+
+func (w *mergeWorld) file(ref, name string) string {
+	w.t.Helper()
+	_, _, st, err := w.x.repo.ResolveState(w.t.Context(), ref)
+	w.must(err)
+	e, err := tree.Lookup(w.t.Context(), w.cs.Store, st.Tree, name)
+	w.must(err)
+	b, err := w.cs.Read(w.t.Context(), e.Content, 1<<20)
+	w.must(err)
+	return string(b)
+}
+
+func (w *mergeWorld) turns() int {
+	w.t.Helper()
+	g, err := w.cs.DB.Graph(w.t.Context(), w.s.ID)
+	w.must(err)
+	return len(g.Turns)
+}
+
+// files returns a folder in which file a is text.
+func files(a string, more ...string) map[string]string {
+	m := map[string]string{"workspace/a": a}
+	for i := 0; i < len(more); i += 2 {
+		m[more[i]] = more[i+1]
+	}
+	return m
+}
+
+func TestMergeMakesATurn(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n2\n3\n"), "A=1", "B=1")
+	w.fork(base, "explore")
+	theirs := w.turn("explore", files("1\n2\nTHREE\n", "workspace/new", "x"), "A=1", "B=2")
+	ours := w.turn("main", files("ONE\n2\n3\n"), "A=2", "B=1")
+
+	dry := w.merge(MergeRequest{From: "explore", DryRun: true})
+	if dry.Outcome != MergeDone || w.turns() != 3 {
+		t.Fatalf("a dry run: %+v, %d turns", dry, w.turns())
+	}
+	rep := w.merge(MergeRequest{From: "explore", Into: "main"})
+	if rep.Outcome != MergeDone || rep.Number != 4 || rep.Branch != "main" || rep.Diverged || rep.Layer.Added != 1 || rep.Layer.Changed != 1 || rep.FSHash != dry.FSHash {
+		t.Fatalf("%+v", rep)
+	}
+	if got := w.file("research", "/workspace/a"); got != "ONE\n2\nTHREE\n" {
+		t.Errorf("a: %q", got)
+	}
+	info, err := w.x.Show(t.Context(), "research@4")
+	w.must(err)
+	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) || info.Record.Kind != repo.KindMerge || info.Turn.Kind != "merge" {
+		t.Errorf("%+v", info.Turn)
+	}
+	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" || info.State.Tree.Hash != rep.FSHash {
+		t.Errorf("%+v", info.State)
+	}
+	receipt, err := w.x.Receipt(t.Context(), "research@4")
+	w.must(err)
+	doc, err := document.Parse("receipt.md", receipt)
+	if err != nil || len(doc.Steps) != 0 {
+		t.Fatalf("the receipt is no document: %v", err)
+	}
+	for _, want := range []string{"# Merge explore into main", "merged: " + string(theirs.ID), "parent: " + string(ours.ID), "| `/workspace/a` |", string(rep.FSHash), "1 added, 1 changed"} {
+		if !strings.Contains(string(receipt), want) {
+			t.Errorf("the receipt lacks %q:\n%s", want, receipt)
+		}
+	}
+	if rep := w.merge(MergeRequest{From: "explore"}); rep.Outcome != MergeUpToDate || w.turns() != 4 {
+		t.Errorf("again: %+v", rep)
+	}
+	// explore has nothing of its own any more.
+	if rep := w.merge(MergeRequest{From: "main", Into: "research@explore"}); rep.Outcome != MergeFastForward || w.turns() != 4 {
+		t.Errorf("back: %+v", rep)
+	}
+	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
+		t.Errorf("explore: %+v, %v", b, err)
+	}
+}
+
+func TestMergeConflictsKeepNothing(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n"), "A=1")
+	w.fork(base, "explore")
+	w.turn("explore", files("2\n"), "A=2")
+	ours := w.turn("main", files("3\n"), "A=3")
+	rep := w.merge(MergeRequest{From: "research@explore"})
+	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 || rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" || w.turns() != 3 {
+		t.Fatalf("%+v", rep)
+	}
+	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
+		t.Errorf("main: %+v, %v", b, err)
+	}
+	_, err := w.x.Merge(t.Context(), MergeRequest{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
+		t.Errorf("a path without a conflict: %v (%s)", err, turnstone.HintOf(err))
+	}
+	rep = w.merge(MergeRequest{From: "explore", Markers: true, Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
+	if rep.Outcome != MergeDone || len(rep.Resolved) != 2 {
+		t.Fatalf("%+v", rep)
+	}
+	want := "<<<<<<< main\n3\n||||||| turn 1\n1\n=======\n2\n>>>>>>> explore\n"
+	if got := w.file("research", "/workspace/a"); got != want {
+		t.Errorf("a: %q", got)
+	}
+	info, err := w.x.Show(t.Context(), "research")
+	w.must(err)
+	if !slices.Equal(info.State.Env, []string{"A=2"}) || info.Turn.Title != "both | `of` them" {
+		t.Errorf("%v, %q", info.State.Env, info.Turn.Title)
+	}
+	if !strings.Contains(rep.Receipt, "| content |") || !strings.Contains(rep.Receipt, "| markers |") {
+		t.Errorf("the receipt:\n%s", rep.Receipt)
+	}
+}
+
+func TestMergeFastForward(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n"))
+	w.fork(base, "explore")
+	theirs := w.turn("explore", files("2\n"))
+	if rep := w.merge(MergeRequest{From: "explore", DryRun: true}); rep.Outcome != MergeFastForward {
+		t.Fatalf("%+v", rep)
+	}
+	rep := w.merge(MergeRequest{From: "explore", NoFF: true})
+	if rep.Outcome != MergeDone || rep.FSHash != rep.Theirs.FSHash {
+		t.Fatalf("--no-ff: %+v", rep)
+	}
+	w.fork(base, "other")
+	rep = w.merge(MergeRequest{From: "explore", Into: "other"})
+	b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "other")
+	if rep.Outcome != MergeFastForward || err != nil || b.Head != theirs.ID || w.turns() != 3 {
+		t.Errorf("%+v, %+v, %v", rep, b, err)
+	}
+}
+
+func TestMergeFindsTheSession(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n"))
+	w.fork(base, "explore")
+	w.turn("explore", files("2\n"))
+	w.turn("main", files("1\n", "b", "x"))
+	for _, c := range []struct {
+		req  MergeRequest
+		kind turnstone.Kind
+	}{
+		{MergeRequest{From: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "explore", Into: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "explore", Session: "nothing"}, turnstone.KindNotFound},
+		{MergeRequest{From: "research@9"}, turnstone.KindNotFound},
+	} {
+		if _, err := w.x.Merge(t.Context(), c.req); turnstone.KindOf(err) != c.kind {
+			t.Errorf("%+v: %v", c.req, err)
+		}
+	}
+	for _, req := range []MergeRequest{
+		{From: "explore"}, {From: "research@explore"}, {From: "explore", Session: "research"}, {From: "2", Session: "research"},
+		{From: "explore", Into: "research@main"}, {From: "explore~0"},
+	} {
+		req.DryRun = true
+		if rep := w.merge(req); rep.Outcome != MergeDone || rep.Session != "research" {
+			t.Errorf("%+v: %+v", req, rep)
+		}
+	}
+	other, err := w.cs.DB.Create(t.Context(), "other")
+	w.must(err)
+	first := w.s
+	w.s = other
+	w.fork(w.turn("main", files("1\n")), "explore")
+	_, err = w.x.Merge(t.Context(), MergeRequest{From: "explore"})
+	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "other@explore") || !strings.Contains(turnstone.HintOf(err), "research@explore") {
+		t.Errorf("two sessions: %v (%s)", err, turnstone.HintOf(err))
+	}
+	_, err = w.x.Merge(t.Context(), MergeRequest{From: "other@explore", Into: first.Name + "@main"})
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Errorf("across sessions: %v", err)
+	}
+}
+
+// Of two merges into one branch at a time one wins, and the other becomes a branch.
+func TestMergesRace(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n"))
+	const n = 4
+	for i := range n {
+		branch := fmt.Sprintf("b%d", i)
+		w.fork(base, branch)
+		w.turn(branch, files("1\n", branch, "x"))
+	}
+	w.turn("main", files("1\n", "own", "x"))
+	reports := make(chan *MergeReport, n)
+	for i := range n {
+		go func() {
+			rep, err := w.x.Merge(t.Context(), MergeRequest{From: fmt.Sprintf("b%d", i)})
+			if err != nil {
+				t.Error(err)
+			}
+			reports <- rep
+		}()
+	}
+	branches := map[string]bool{}
+	for range n {
+		if rep := <-reports; rep != nil {
+			if rep.Diverged == (rep.Branch == "main") || !strings.Contains(rep.Receipt, "branch: "+rep.Branch+"\n") {
+				t.Errorf("%+v", rep)
+			}
+			branches[fmt.Sprint(rep.Branch, rep.Number)] = true
+		}
+	}
+	if len(branches) != n {
+		t.Errorf("%v", branches)
+	}
+}
+
+func TestMergeWorkingDirectoryIsThere(t *testing.T) {
+	w := newMergeWorld(t)
+	base := w.turn("main", files("1\n"))
+	w.fork(base, "explore")
+	w.turn("explore", map[string]string{"b": "x"}) // /workspace is gone, and nobody looked
+	w.turn("main", files("1\n", "c", "x"))
+	rep := w.merge(MergeRequest{From: "explore"})
+	if rep.Outcome != MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" || !strings.Contains(rep.Receipt, "is not in the merged tree") {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// Whatever files are called, the receipt is a document without steps.
+func TestMergeReceiptOfAnyNames(t *testing.T) {
+	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---", "<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
+		m := &merging{req: MergeRequest{From: "x", Into: "main", Message: name}, report: &MergeReport{Ours: &MergeSide{}, Theirs: &MergeSide{},
+			Merged: []string{"/" + name}, Renames: []merge.Rename{{From: "/" + name, To: "/b"}}, CwdGone: "/" + name, Cwd: "/",
+			Resolved: []merge.Conflict{{Path: "/" + name, Kind: merge.KindLinks, Detail: name, OursPath: name}}}}
+		doc, err := document.Parse("merge.md", []byte(m.document()))
+		if err != nil || len(doc.Steps) != 0 {
+			t.Errorf("%q: %v, %d steps:\n%s", name, err, len(doc.Steps), m.document())
+			continue
+		}
+		if _, err := document.Parse("merge.md", doc.Receipt(document.TurnInfo{ID: "t_x"}, nil)); err != nil {
+			t.Errorf("%q: the receipt: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,100 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/sandbox/userhome"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// open makes a sandbox for the turn, on the state that it begins with.
+func (r *run) open(ctx context.Context) (*Sandbox, error) {
+	r.plan.env = append(r.plan.env, r.plan.secrets.Env()...)
+	r.info.Start = "the template"
+	if r.at.parent != nil {
+		r.info.Start = fmt.Sprintf("turn %d", r.at.parent.Number)
+	}
+	if r.plan.lifetime == document.LifetimeSession {
+		return r.openPaused(ctx)
+	}
+	if r.skipsPaused() {
+		r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
+	}
+	return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
+}
+
+// openAt makes a sandbox for p on the state of at's parent.
+func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
+	req, err := x.request(ctx, p, progress, clock)
+	if err != nil {
+		return nil, err
+	}
+	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
+		return x.below(ctx, p, at, req.Template, m, progress)
+	}
+	s, err := x.launcher.Start(ctx, req)
+	if err != nil || at.state == nil {
+		return s, err
+	}
+	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, req.Env)}); err != nil {
+		err = s.CauseOf(err)
+		_ = s.Close()
+		return nil, err
+	}
+	clock.lap("environment")
+	return s, nil
+}
+
+// below puts into m what a sandbox on at's state lies on. It all stays until
+// release is called.
+func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
+	release = func() {}
+	if p.home != "" {
+		use := userhome.Request{Name: p.home, Turn: p.turn, Timeout: p.timeout}
+		if m.Home, release, err = x.Homes().Acquire(ctx, use, progress); err != nil {
+			return nil, err
+		}
+	}
+	if at.layers = tmpl.Layers; at.state == nil && len(at.layers) == 0 {
+		return release, nil
+	}
+	unlock := release
+	if at.cs == nil {
+		at.cs, err = x.context(ctx)
+	}
+	var base tree.Ref
+	if err == nil {
+		base, err = at.cs.RootTree(ctx, tmpl)
+	}
+	if err == nil {
+		m.Layers, release, err = at.cs.Images.Stack(ctx, base, at.history(ctx))
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	free := release
+	return func() { free(); unlock() }, nil
+}
+
+// mergeEnv returns base with the variables of more in the place of its own.
+func mergeEnv(base, more []string) []string {
+	at := map[string]int{}
+	var env []string
+	for _, kv := range append(append([]string(nil), base...), more...) {
+		name, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[name]; ok {
+			env[i] = kv
+			continue
+		}
+		at[name] = len(env)
+		env = append(env, kv)
+	}
+	return env
+}

@@ -1,0 +1,300 @@
+package turn
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/hostca"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+// goldenLimits keep the plans of testdata/plans.txt apart from the machine that makes them.
+const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\ntimeout = \"2h\"\nsandboxes = 3\noutput = \"1MiB\"\nentries = 1000\nfile_size = \"1GiB\"\nfree_space = \"1MiB\"\n"
+
+// A goldenCase is a request on a host, and the state of the turn that it begins on.
+type goldenCase struct {
+	name   string
+	front  string // of the document
+	req    Request
+	host   string      // of config.toml, beside goldenLimits
+	parent *repo.State // session "s" ends with a turn that left it
+}
+
+func on() *bool  { v := true; return &v }
+func off() *bool { v := false; return &v }
+
+func goldenCases(dir string) []goldenCase {
+	rules := func(n document.NetworkRules) *document.NetworkRules { return &n }
+	on2 := func(image, cwd string, env ...string) *repo.State {
+		return &repo.State{Image: image, Cwd: cwd, Env: env}
+	}
+	return []goldenCase{
+		{name: "nothing said"},
+		{name: "all in the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ndisk: 4GiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n  B: two"},
+		{name: "flags win over the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ntimeout: 5m\ncwd: sub\nnetwork: on\nenv:\n  A: doc",
+			req: Request{Image: "base", CPUs: 1, Memory: 512 << 20, Disk: 2 << 30, Timeout: time.Minute, Network: off(), Env: []string{"A=flag", "C=3"}, Substrate: "qemu"}},
+		{name: "smaller limits than the defaults", host: "cpus = 1\nmemory = \"256MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\""},
+		{name: "more than the limits", front: "memory: 4GiB"},
+		{name: "the time asked for is more than the limit", req: Request{Timeout: 3 * time.Hour}},
+		{name: "files of the document, added and fetched", front: "files: [data.csv, 'data.csv:in/', 'data.csv:/etc/x']\ncwd: sub",
+			req: Request{Dir: dir, Add: []Transfer{{Path: filepath.Join(dir, "data.csv"), Dest: "/a/"}}, Get: []Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}},
+		{name: "files that leave the folder", front: "files: [../x]", req: Request{Dir: dir}},
+		{name: "files from a pipe", front: "files: [data.csv]", req: Request{Dir: dir, Piped: true}},
+		{name: "files from a pipe, granted", front: "files: [data.csv]", req: Request{Dir: dir, Piped: true, Grant: []string{"files"}}},
+		{name: "secrets", req: Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY", "OTHER=oth-77aa-PLUGH"}, Env: []string{"A=1"}}},
+		{name: "a secret in the open", req: Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Env: []string{"A=tok-5f3a-XYZZY"}}},
+		{name: "a new session", req: Request{Session: "s"}},
+		{name: "a branch that is not there", req: Request{Session: "s", Branch: "b"}},
+		{name: "a branch without a session", req: Request{Branch: "b"}},
+		{name: "on a turn", req: Request{Session: "s", Env: []string{"A=2"}}, parent: on2("base", "/srv/app", "A=1", "N=1")},
+		{name: "on a turn, with files and a cwd of its own", front: "cwd: /else\nfiles: [data.csv]", req: Request{Session: "s", Dir: dir}, parent: on2("base", "/srv/app")},
+		{name: "on a turn, with files in its directory", front: "files: [data.csv]", req: Request{Session: "s", Dir: dir, Get: []Transfer{{Path: "out"}}, Add: []Transfer{{Path: filepath.Join(dir, "data.csv")}}}, parent: on2("base", "/srv/app")},
+		{name: "on a turn with a larger image", req: Request{Session: "s"}, parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, smaller by a flag", req: Request{Session: "s", Memory: 512 << 20}, parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, within smaller limits", req: Request{Session: "s"}, host: "memory = \"512MiB\"", parent: on2("browser", "/workspace")},
+		{name: "on a turn of an image of a registry", req: Request{Session: "s"}, parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
+		{name: "on a turn of an image of a registry that the host names", req: Request{Session: "s"}, host: "[images]\nregistries = [\"docker.io\"]",
+			parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
+		{name: "on a turn of another image", req: Request{Session: "s", Image: "base"}, parent: on2("python", "/")},
+		{name: "on a turn of a template that is unknown", req: Request{Session: "s"}, parent: on2("mine", "/")},
+		{name: "a machine that stays", req: Request{Session: "s", Lifetime: document.LifetimeSession, Branch: "main"}},
+		{name: "a machine that stays, by a document", front: "session: s\nlifetime: session"},
+		{name: "a snapshot", req: Request{Snapshot: document.SnapshotVM}},
+		{name: "a home", req: Request{Home: "h"}, front: "isolation: microvm"},
+		{name: "a session that the host grants", front: "session: s\nhome: h", host: "[documents]\nsessions = [\"s*\"]\nhomes = [\"h\"]"},
+		{name: "the network is off by default", host: "[network]\ndefault = \"off\""},
+		{name: "the network is off by default, and asked for", front: "network: on", host: "[network]\ndefault = \"off\""},
+		{name: "the network is off by default, and rules ask for it", host: "[network]\ndefault = \"off\"", req: Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"pypi.org"}})}},
+		{name: "the host's rules beside the document's", front: "network: {allow: [pypi.org], deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\ndeny = [\"10.9.9.9\"]\ndns = \"10.0.0.53:53\"\n[documents]\nallow = [\"10.1.0.0/16\"]"},
+		{name: "the host's rules are locked", front: "network: {deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true"},
+		{name: "rules beyond locked ones", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true", req: Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"192.168.0.0/16"}})}},
+		{name: "the caller's rules in the place of the document's", front: "network: {allow: [pypi.org], deny: [evil.example], record: true}",
+			req: Request{Network: on(), NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"example.com"}, Deny: []string{"other.example"}, NoHostCA: true})}},
+		{name: "record", req: Request{NetworkRules: rules(document.NetworkRules{Record: true})}},
+		{name: "replay without a recording", req: Request{NetworkRules: rules(document.NetworkRules{Replay: true})}},
+		{name: "intercepted", front: "network: {intercept: true}\nenv:\n  SSL_CERT_FILE: /mine.pem"},
+		{name: "certificates of its own", front: "env:\n  CURL_CA_BUNDLE: /mine.pem"},
+		{name: "a secret header", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
+		{name: "a secret header of a snapshot", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
+		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: Request{Env: []string{"A=1"}, Substrate: "gvisor",
+			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, replay: &replayOf{inputs: []repo.RecordInput{{Dest: "/x"}}}}},
+		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
+			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
+			req: Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
+				Commands: true, Memory: 1 << 30}, parent: on2("python", "/srv/app", "A=1")},
+	}
+}
+
+// TestPlansGolden holds what each part of a turn's plan is when the turn begins: it is put
+// together from the caller's word, the document's, the template's, the parent's and the
+// host's, and their order counts. With -update the plans are written anew.
+func TestPlansGolden(t *testing.T) {
+	const path = "testdata/plans.txt"
+	ownAuthority(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "data.csv"), []byte("1,2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, c := range goldenCases(dir) {
+		fmt.Fprintf(&b, "# %s\n", c.name)
+		for _, line := range goldenPlan(t, c) {
+			fmt.Fprintln(&b, "  "+strings.ReplaceAll(line, dir, "DIR"))
+		}
+		fmt.Fprintln(&b)
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(b.String(), "\n")
+	at := ""
+	for i, line := range strings.Split(string(want), "\n") {
+		if strings.HasPrefix(line, "#") {
+			at = line
+		}
+		if i >= len(got) || got[i] != line {
+			t.Fatalf("%s: line %d of %s\nwant %s\ngot  %s", at, i+1, path, line, append(got, "(nothing)")[min(i, len(got))])
+		}
+	}
+	if len(got) > strings.Count(string(want), "\n")+1 {
+		t.Errorf("there is more than in %s", path)
+	}
+}
+
+// goldenPlan is the plan of c, or the error that it comes to.
+func goldenPlan(t *testing.T, c goldenCase) []string {
+	t.Helper()
+	p := newPast(t)
+	limits, rest := goldenLimits, c.host
+	if before, _, ok := strings.Cut(c.host, "["); ok {
+		rest = strings.TrimPrefix(c.host, before)
+		c.host = before
+	} else {
+		rest = ""
+	}
+	for line := range strings.Lines(c.host) {
+		key, _, _ := strings.Cut(line, " ")
+		kept := slices.DeleteFunc(slices.Collect(strings.Lines(limits)), func(l string) bool { return strings.HasPrefix(l, key+" ") })
+		limits = strings.Join(kept, "") + strings.TrimSuffix(line, "\n") + "\n"
+	}
+	if err := os.WriteFile(p.x.home.Path(config.File), []byte(limits+rest), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if c.parent != nil {
+		p.state(p.session("s"), *c.parent)
+	}
+	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
+	r, err := p.x.begin(t.Context(), c.req, &observer{})
+	if err != nil {
+		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.home.Root, "HOME"), "kind " + string(turnstone.KindOf(err)),
+			"hint " + strings.ReplaceAll(turnstone.HintOf(err), p.x.home.Root, "HOME")}
+	}
+	defer r.close()
+	defer r.at.abandon(t.Context())
+	var lines []string
+	for _, line := range describePlan(t, r) {
+		lines = append(lines, strings.ReplaceAll(line, string(r.info.ID), "TURN"))
+	}
+	return lines
+}
+
+// state commits a turn that leaves st.
+func (p *past) state(s session.Session, st repo.State) {
+	p.t.Helper()
+	ctx := p.t.Context()
+	turn := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(repo.KindRun), Title: "a turn"}))
+	batch, err := p.cs.Store.Begin(ctx)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer func() { _ = batch.Close() }()
+	st.Format, st.Tree = repo.StateFormat, treetest.Make(p.t, batch)
+	put := func(v any) turnstone.Digest {
+		b, err := json.Marshal(v)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
+	}
+	state := put(st)
+	rec := put(repo.Record{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session, Number: turn.Number, Branch: "main", Kind: repo.KindRun, Image: st.Image, State: state, Document: tree.Content{}})
+	if err := batch.Flush(ctx); err != nil {
+		p.t.Fatal(err)
+	}
+	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// describePlan says what the turn r begins with, a line for each thing that is not zero.
+func describePlan(t *testing.T, r *run) []string {
+	t.Helper()
+	p, n, link := r.plan, &r.plan.net, r.plan.link
+	if link == nil {
+		link = &netplan.Link{}
+	}
+	outer := map[string]string{} // what later turns get in the place of the variables of authorities
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
+		for _, kv := range link.Inherited([]string{name + "=" + hostca.GuestPath}) {
+			_, outer[name], _ = strings.Cut(kv, "=")
+		}
+	}
+	files := func(all []Transfer) (out []string) {
+		for _, f := range all {
+			s := f.Path + " to " + f.Dest
+			if f.In != nil {
+				s += " (in the document's folder)"
+			}
+			out = append(out, s)
+		}
+		return out
+	}
+	headers := func(spec any) string {
+		b, err := json.Marshal(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	wanted := fmt.Sprintf("%d %d %d", p.wants.cpus, p.wants.memory, p.wants.disk)
+	if p.wants.network != nil {
+		wanted += fmt.Sprint(" ", *p.wants.network)
+	}
+	session := r.info.Session
+	if strings.HasPrefix(session, "s_") {
+		session = "(anonymous)"
+	}
+	var lines []string
+	for _, l := range []struct {
+		name  string
+		value any
+	}{
+		{"image", p.image}, {"asked", p.asked}, {"anonymous", p.anonymous}, {"shape", fmt.Sprintf("%+v", p.shape)}, {"wants", wanted},
+		{"env", p.env}, {"given", p.given}, {"cwd", p.cwd}, {"timeout", p.timeout}, {"timed", p.timed},
+		{"add", files(p.add)}, {"get", files(p.get)}, {"driver", p.driver}, {"live", p.live}, {"kept", p.kept}, {"needs", fmt.Sprintf("%+v", p.needs())},
+		{"isolation", string(p.isolation)}, {"hostname", p.hostname}, {"session", p.session}, {"branch", p.branch}, {"lifetime", string(p.lifetime)},
+		{"home", p.home}, {"snapshot", string(p.snapshot)}, {"secrets", p.secrets.Names()}, {"its environment", p.secrets.Env()}, {"turn", string(p.turn)},
+		{"limits", fmt.Sprintf("%+v", p.limits)}, {"looks at the disk", p.room != nil},
+		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)}, {"network: policy", fmt.Sprintf("%+v", n.Policy)},
+		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record}, {"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
+		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()}, {"network: authority", link.CA != nil},
+		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.recorder != nil}, {"network: budget", r.plan.link != nil},
+		{"network: outer", fmt.Sprint(outer)}, {"network: bundle", link.Bundle},
+		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
+		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},
+		{"first step in", p.cwd}, {"all commands", p.table},
+	} {
+		switch v := l.value.(type) {
+		case []string:
+			for _, s := range v {
+				lines = append(lines, l.name+": "+s)
+			}
+			continue
+		case bool:
+			if !v {
+				continue
+			}
+		case string:
+			if v == "" || v == "0" || v == "map[]" {
+				continue
+			}
+		}
+		lines = append(lines, fmt.Sprintf("%s: %v", l.name, l.value))
+	}
+	return lines
+}
+
+// ownAuthority gives this process a certificate authority that is not public.
+func ownAuthority(t *testing.T) {
+	t.Helper()
+	ca, err := proxy.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "bundle.pem")
+	if err := os.WriteFile(path, ca.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SSL_CERT_FILE", path)
+	t.Setenv("SSL_CERT_DIR", "")
+}

@@ -1,0 +1,109 @@
+package turn
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+)
+
+// TestStoreInABucket: turns are kept in a bucket, and are there for the next process;
+// the index is local, and can be lost.
+func TestStoreInABucket(t *testing.T) {
+	addr := s3test.Server(t, "../store/blob/s3/testserver")
+	s3test.Bucket(t, addr, "turns")
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+addr)
+	t.Setenv("AWS_REGION", "us-east-1")
+	t.Setenv("TURN_STORE", "s3://turns/team/a")
+	ctx := t.Context()
+	p := newPast(t)
+	s := p.session("s")
+	large := random(3<<20, 5)
+	p.turn(s, "main", texts(map[string]string{"/a": "one", "/large": large})...)
+	p.turn(s, "main", texts(map[string]string{"/a": "two", "/large": large})...)
+	if err := p.x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := func(x *Executor) {
+		t.Helper()
+		if got := string(ok[[]byte](t)(x.Receipt(ctx, "s@1"))); got != "# Turn 1\n" {
+			t.Errorf("receipt: %q", got)
+		}
+		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() || r.Turns != 2 {
+			t.Errorf("%+v", r)
+		}
+	}
+	second := New(p.x.home)
+	again(second)
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(p.x.home.Path("store-s3")); err != nil {
+		t.Fatal(err)
+	}
+	third := New(p.x.home)
+	defer func() { _ = third.Close() }()
+	again(third)
+	ok[*repo.GCReport](t)(third.GC(ctx, repo.GCRequest{}))
+	again(third)
+
+	// Another state directory has no business there.
+	other := New(&statedir.Dir{Root: t.TempDir()})
+	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	other.repo.Place = "s3://turns/team/b"
+	ok[[]repo.SessionInfo](t)(other.Sessions(ctx))
+	_ = other.Close()
+
+	// Of many that come at once, at most one is let in.
+	t.Setenv("TURN_STORE", "s3://turns/team/c")
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	in := 0
+	for range 6 {
+		x := New(&statedir.Dir{Root: t.TempDir()})
+		wg.Go(func() {
+			_, err := x.Sessions(ctx)
+			_ = x.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				in++
+			} else if turnstone.KindOf(err) != turnstone.KindUnavailable {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if in > 1 {
+		t.Errorf("%d are in one place", in)
+	}
+}
+
+// TestNoBucket: what cannot be reached is named, with what to do.
+func TestNoBucket(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "x")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "y")
+	t.Setenv("AWS_REGION", "us-east-1")
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+	t.Setenv("TURN_STORE", "s3://turns/x")
+	x := New(&statedir.Dir{Root: t.TempDir()})
+	defer func() { _ = x.Close() }()
+	start := time.Now()
+	_, err := x.Sessions(t.Context())
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "s3://turns/x") || !strings.Contains(turnstone.HintOf(err), "AWS_ENDPOINT_URL_S3") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	t.Logf("after %s: %v", time.Since(start), err)
+	x.repo.Place = "bucket"
+	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Errorf("%v", err)
+	}
+}

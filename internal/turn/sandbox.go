@@ -1,0 +1,228 @@
+package turn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/substrate"
+)
+
+// A Sandbox is a machine that was restored, made its own and is ready for work.
+// The caller must Close it.
+type Sandbox = sandbox.Sandbox
+
+// request returns what a sandbox of p is started with. It is where the first run on a machine
+// spends its minutes.
+func (x *Host) request(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (sandbox.Request, error) {
+	tmpl, err := p.template, error(nil)
+	if tmpl == nil {
+		if tmpl, err = x.templatesFor(p.anonymous).Ensure(ctx, p.image, progress); err != nil {
+			return sandbox.Request{}, err
+		}
+	}
+	clock.lap("template")
+	host, err := x.config()
+	return sandbox.Request{Template: tmpl, Image: p.image, Shape: p.shape, Env: p.link.GiveWay(p.env, tmpl.EnvList()),
+		Hostname: p.hostname, Network: sandbox.Network{Options: p.link.Options, Trust: trusts(p.link)},
+		Driver: p.driver, Needs: p.needs(), Kernel: x.opt.kernel(host), Slots: p.limits.Sandboxes,
+		Progress: progress, Lap: clock.lap}, err
+}
+
+// needs is what p asks of its substrate.
+func (p *plan) needs() driver.Needs {
+	return driver.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != "",
+		Live: p.live || p.lifetime == document.LifetimeSession, Keep: p.kept || p.snapshot == document.SnapshotVM}
+}
+
+// templatesFor is templates, with registries asked as a stranger would ask where nobody
+// that may name one named the image.
+func (x *Host) templatesFor(anonymous bool) *template.Store {
+	if anonymous {
+		return x.templates().Anonymous()
+	}
+	return x.templates()
+}
+
+// strangersImage tells whether an image that a state or a record names is asked for as a
+// document's is: they may be imported.
+func (x *Host) strangersImage(image string) (bool, error) {
+	host, err := x.config()
+	return strangers(host, image) && !x.templates().Known(image), err
+}
+
+// config reads the host's configuration.
+func (x *Host) config() (config.Config, error) { return config.Load(x.home.Root) }
+
+// A SandboxRequest is one sandbox to create. Zero values are the defaults.
+type SandboxRequest struct {
+	Image     string   // default DefaultImage
+	Env       []string // KEY=VALUE, for all of its processes
+	Shape     turnstone.Shape
+	Network   *network.Spec // rules of its network; nil: the host's
+	Substrate string        // "auto" or a substrate's name
+	Hostname  string        // default: its ID
+	// From is a folder that Snapshot has written of a sandbox with this Image and
+	// Shape: the new one goes on where that one was, and Env is left out. It is
+	// needed until Create returns.
+	From string
+	// Kept is a folder with the files that Keep has written, of a sandbox with this
+	// Image and Shape, and KeptLayers are the images that it has named: the new one goes
+	// on where that one was. Both are needed until Create returns.
+	Kept       string
+	KeptLayers []string
+	// Root is the template's image that the sandbox of From or Kept had; empty: the one that
+	// the template has today.
+	Root turnstone.Digest
+	// On is the turn on whose state it begins; Env comes on top. Empty: none.
+	On string
+	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	Live bool
+}
+
+// Create makes a sandbox of its own for the caller. preparing is called before
+// what can take long; it may be nil.
+func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
+	preparing = orQuiet(preparing)
+	spec := &template.Spec{Name: req.Image}
+	var err error
+	if req.Root == "" {
+		if spec, err = x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing); err != nil {
+			return nil, err
+		}
+	}
+	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
+		timeout: DefaultTimeout, driver: cmp.Or(req.Substrate, "auto"), live: req.Live}
+	if p.shape == (turnstone.Shape{}) {
+		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
+	}
+	if err := p.check(); err != nil {
+		return nil, err
+	}
+	host, err := x.config()
+	if err != nil {
+		return nil, err
+	}
+	if err := x.admit(p, host); err != nil {
+		return nil, err
+	}
+	if err := x.planSandbox(p, host, req.Network, false); err != nil {
+		return nil, err
+	}
+	if req.From != "" || req.Kept != "" {
+		return x.revive(ctx, p, req, preparing)
+	}
+	at, err := x.standOn(ctx, p, req.On)
+	if err != nil {
+		return nil, err
+	}
+	return x.openAt(ctx, p, at, preparing, newStopwatch())
+}
+
+// standOn returns what a sandbox on the turn that ref names begins with; no ref
+// stands for the template.
+func (x *Host) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, error) {
+	if ref == "" {
+		return &branchPoint{}, nil
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t, err := cs.DB.Resolve(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	at := &branchPoint{cs: cs, parent: &t}
+	if at.state, err = cs.State(ctx, t.State); err != nil {
+		return nil, err
+	}
+	p.image, p.cwd = at.state.Image, at.state.Cwd
+	p.anonymous, err = x.strangersImage(p.image)
+	return at, err
+}
+
+// revive starts a clone of the machine that Snapshot or Keep has written, which was
+// one of p's, and gives it an identity of its own.
+func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
+	p.live, p.kept = true, req.From == ""
+	if req.Root != "" {
+		var err error
+		if p.template, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
+			return nil, err
+		}
+	}
+	start, err := x.request(ctx, p, progress, newStopwatch())
+	if err != nil {
+		return nil, err
+	}
+	src, err := x.launcher.Find(ctx, start)
+	if err != nil {
+		return nil, err
+	}
+	src.Machine.Layers = req.KeptLayers
+	dir := req.From
+	if dir == "" {
+		var remove func()
+		if dir, remove, err = x.unpack(ctx, src, substrate.PackedDir(req.Kept)); err != nil {
+			return nil, err
+		}
+		defer remove()
+	}
+	return x.launcher.Revive(ctx, start, src, dir)
+}
+
+// unpack makes a folder to restore from of what Keep has written of a machine like src's.
+func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept substrate.PackedFiles) (dir string, remove func(), err error) {
+	k, err := src.Keeper()
+	if err != nil {
+		return "", nil, err
+	}
+	tmp, remove, err := sandboxes.NewStore(x.home).Folder()
+	if err != nil {
+		return "", nil, err
+	}
+	dir = filepath.Join(tmp, "vm")
+	if err := k.Unpack(ctx, src.Machine, kept, dir); err != nil {
+		remove()
+		return "", nil, err
+	}
+	return dir, remove, nil
+}
+
+// inCwd resolves a step's cwd against the document's.
+func inCwd(base, dir string) string {
+	if path.IsAbs(dir) {
+		return path.Clean(dir)
+	}
+	return path.Join(base, dir)
+}
+
+// A stopwatch records the phases of a turn.
+type stopwatch struct {
+	last   time.Time
+	phases []Phase
+}
+
+func newStopwatch() *stopwatch { return &stopwatch{last: time.Now()} }
+
+func (w *stopwatch) lap(name string) {
+	now := time.Now()
+	took := now.Sub(w.last)
+	w.last = now
+	w.phases = append(w.phases, Phase{Name: name, Took: turnstone.Millis(took)})
+}
+
+// isCancel tells an interruption by the caller from other ends.
+func isCancel(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }

@@ -1,0 +1,194 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/registry"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// TemplatePrune says what PruneTemplates may remove.
+type TemplatePrune struct {
+	Older  time.Duration // only what was built before that long; 0: all
+	DryRun bool
+}
+
+// TemplatePruned is what PruneTemplates removed, or would.
+type TemplatePruned struct {
+	DryRun   bool             `json:"dry_run"`
+	Builds   []template.Kept  `json:"builds"`
+	Stays    []TemplateStays  `json:"stays"` // that no known template stands for, and are needed all the same
+	Logs     int              `json:"logs"`
+	Packages registry.Trimmed `json:"packages"`    // of the cache of what came from package registries
+	Images   int64            `json:"image_bytes"` // of downloaded layers of registries' images
+	Freed    int64            `json:"freed_bytes"`
+}
+
+// TemplateStays is a build that is needed, and by whom.
+type TemplateStays struct {
+	template.Kept
+	Why string `json:"why"`
+}
+
+// PruneTemplates removes what came of builds that no known template stands for any
+// more, when no session has files that are only there, no sandbox lies on it, and no
+// template that stays. Of layers, gc then removes the files. It also removes old
+// downloads of package registries. It waits for turns that are being kept.
+func (x *Host) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
+	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
+	prune := func() error { return x.pruneTemplates(ctx, req, rep) }
+	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+		err = prune()
+		return rep, err
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return rep, cs.Store.Exclusive(ctx, prune)
+}
+
+func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
+	ts := x.templates()
+	needed, err := ts.Needed()
+	if err != nil {
+		return err
+	}
+	kept, err := ts.Kept()
+	if err != nil {
+		return err
+	}
+	infos, err := sandboxes.NewStore(x.home).List(ctx)
+	if err != nil {
+		return err
+	}
+	uses := map[turnstone.Digest]bool{}
+	for _, i := range infos {
+		if !i.State.Final() {
+			uses[i.Template] = true
+		}
+	}
+	needed, uses = template.Closure(kept, needed), template.Closure(kept, uses)
+	// Layers first: an image may have been there for one of them only.
+	for _, layers := range []bool{true, false} {
+		for _, k := range kept {
+			if (k.Layer != nil) != layers || needed[k.Digest] {
+				continue
+			}
+			if time.Since(k.Built) < req.Older {
+				continue
+			}
+			why, err := x.stays(ctx, k, uses, rep)
+			if err != nil {
+				return err
+			}
+			if why != "" {
+				rep.Stays = append(rep.Stays, TemplateStays{k, why})
+				uses[k.Digest] = true
+				continue
+			}
+			if !req.DryRun {
+				if err := ts.Drop(ctx, k.Digest); err != nil {
+					return err
+				}
+			}
+			rep.Builds = append(rep.Builds, k)
+			rep.Freed += k.Size
+		}
+		uses = template.Closure(kept, uses)
+	}
+	if rep.Logs, err = ts.PruneLogs(req.Older, req.DryRun); err != nil {
+		return err
+	}
+	if rep.Images, err = ts.PruneImages(max(req.Older, packagesKept), req.DryRun); err != nil {
+		return err
+	}
+	rep.Packages, err = registry.Trim(ts.PackageCache(), registry.DefaultLimit, max(req.Older, packagesKept), req.DryRun)
+	rep.Freed += rep.Packages.Bytes + rep.Images
+	return err
+}
+
+// packagesKept is how long a download that nobody used is kept at least.
+const packagesKept = 30 * 24 * time.Hour
+
+// stays says who needs a build that no known template stands for; empty: nobody.
+func (x *Host) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
+	if uses[k.Digest] {
+		return "a sandbox, or another build that stays, lies on it", nil
+	}
+	if k.Layer != nil {
+		return "", nil // its files are in the store, where what turns need stays
+	}
+	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	cs, err := x.context(ctx)
+	if err != nil {
+		return "", err
+	}
+	use := newTemplateUse()
+	// What a tag stood for may be gone from its registry: sessions on it keep it.
+	if err := folderUse(ctx, cs, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
+		return "", err
+	}
+	// Nobody named what is removed here: anonymous sessions count as others.
+	if all := append(use.Sessions, use.Anonymous...); len(all) > 0 {
+		var names []string
+		for _, s := range all[:min(len(all), 5)] {
+			names = append(names, s.Label())
+		}
+		return fmt.Sprintf("has files of sessions that are nowhere else: %s", strings.Join(names, ", ")), nil
+	}
+	gone := map[turnstone.Digest]bool{}
+	for _, b := range rep.Builds {
+		gone[b.Digest] = true
+	}
+	needs, err := layersNeed(ctx, cs, k.Dir, gone)
+	if err != nil || !needs {
+		return "", err
+	}
+	return "has files of a template's layer that are nowhere else", nil
+}
+
+// layersNeed tells whether a layer of a template, but those in gone, has a file that is
+// only in the image in dir.
+func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string, gone map[turnstone.Digest]bool) (bool, error) {
+	layers, err := cs.Layers(ctx)
+	if err != nil {
+		return false, err
+	}
+	needs, seen := false, map[turnstone.Digest]bool{}
+	r := &repo.Reach{In: cs, Failed: func(_ string, err error) error { return err }}
+	r.Object = func(d turnstone.Digest) bool {
+		first := !seen[d]
+		seen[d] = true
+		return first
+	}
+	r.Content = func(ctx context.Context, c tree.Content) error {
+		if needs || c.Chunks != "" || !r.Object(c.Digest) || !cs.Templates.OnlyIn(dir, c.Digest) {
+			return nil
+		}
+		has, err := cs.Store.Has(ctx, c.Digest)
+		needs = needs || !has
+		return err
+	}
+	for _, l := range layers {
+		if gone[l.Spec] {
+			continue
+		}
+		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
+			return false, err
+		}
+	}
+	return needs, nil
+}

@@ -1,0 +1,194 @@
+package turn
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// template registers a template called name, whose image has these files, and
+// returns the image's tree.
+func (p *past) template(name string, files map[string]string) func(w tree.Writer) tree.Ref {
+	t := p.t
+	t.Helper()
+	spec := ok[*template.Spec](t)(template.Parse(name, []byte("base = \"debian:bookworm\"\nenv = { OF = \""+name+"\" }\n"), nil))
+	dir := p.x.home.Path("templates", spec.Digest().Hex())
+	for _, d := range []string{dir, p.x.home.Path("templates", "specs")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root := filepath.Join(dir, "root.erofs")
+	out := ok[*os.File](t)(os.Create(root))
+	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
+	for path, text := range files {
+		if err := w.Add(&tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.Close()
+	write := func(path string, v any) {
+		if err := os.WriteFile(path, ok[[]byte](t)(json.Marshal(v)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st := ok[filestamp.Stamp](t)(filestamp.Of(t.Context(), root))
+	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
+	write(p.x.home.Path("templates", "specs", name+".json"), spec)
+	return func(w tree.Writer) tree.Ref {
+		tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(t.Context(), name))
+		return ok[tree.Ref](t)(p.x.templates().Tree(t.Context(), tmpl, w))
+	}
+}
+
+// TestTemplateThatIsNeeded: files that are only in a template's image are not taken
+// from the sessions that have them.
+func TestTemplateThatIsNeeded(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	large := random(2<<20, 3)
+	files := p.template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
+	others := p.template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
+	p.template("unused", map[string]string{"/y": "of none"})
+	p.leaves(p.session("on-mine"), files)
+	p.leaves(p.session("on-other"), others)
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	remove := func(r TemplateRemoval) error {
+		gone, err := p.x.RemoveTemplate(ctx, r)
+		if len(gone) > 0 {
+			t.Errorf("sessions went with it: %+v", gone)
+		}
+		return err
+	}
+	if err := remove(TemplateRemoval{Name: "unused"}); err != nil {
+		t.Errorf("what nobody needs: %v", err)
+	}
+	err := remove(TemplateRemoval{Name: "mine"})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
+		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	use := ok[*TemplateUse](t)(p.x.TemplateUse(ctx, "mine"))
+	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
+		t.Errorf("%+v", use)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		t.Fatalf("%+v", r.Problems)
+	}
+	if err := remove(TemplateRemoval{Name: "mine", Keep: true}); err != nil {
+		t.Fatal(err)
+	}
+	if names := ok[[]string](t)(p.x.templates().Names()); strings.Contains(strings.Join(names, " "), "mine") {
+		t.Errorf("it is still there: %v", names)
+	}
+	fresh := New(p.x.home) // knows of no image that was there
+	defer func() { _ = fresh.Close() }()
+	for _, x := range []*Executor{p.x, fresh} {
+		if _, err := x.GC(ctx, repo.GCRequest{KeepUnreachable: 1}); err != nil {
+			t.Error(err)
+		}
+		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() {
+			t.Errorf("files were lost: %+v", r.Problems)
+		}
+		dest := filepath.Join(t.TempDir(), "large")
+		if err := x.CopyOut(ctx, "on-mine", "/large", dest, nil); err != nil {
+			t.Error(err)
+		} else if b := ok[[]byte](t)(os.ReadFile(dest)); string(b) != large {
+			t.Error("another file came out")
+		}
+	}
+	// By force it is gone, in a process too that had it open, and that is said.
+	if err := remove(TemplateRemoval{Name: "other", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx))
+	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
+		t.Errorf("%+v", r.Problems)
+	}
+	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestTemplateOfAnonymousSessions: what only anonymous sessions need is no reason to keep
+// a template; they go with it, so that nothing damaged is left.
+func TestTemplateOfAnonymousSessions(t *testing.T) {
+	p := newPast(t)
+	ctx := t.Context()
+	files := p.template("mine", map[string]string{"/etc/own": "only here"})
+	nameless, tagged, named := p.session(""), p.session(""), p.session("named")
+	for _, s := range []session.Session{nameless, tagged, named} {
+		p.leaves(s, files)
+	}
+	p.leaves(p.session(""), p.template("other", map[string]string{"/x": "of the other"}))
+	g := ok[*session.Graph](t)(p.x.Session(ctx, string(tagged.ID)))
+	ok[session.Tag](t)(p.x.Tag(ctx, string(g.Turns[0].ID), "keep"))
+	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	for _, s := range []session.Session{named, tagged} {
+		gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"})
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
+			t.Errorf("%+v, %v", gone, err)
+		}
+		ok[session.Session](t)(p.x.RemoveSession(ctx, string(s.ID)))
+	}
+	// A turn of it that runs keeps it.
+	runs := ok[session.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(repo.KindRun)}))
+	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
+		t.Errorf("%+v, %v", gone, err)
+	}
+	if err := p.cs.DB.Abandon(ctx, runs.ID); err != nil {
+		t.Fatal(err)
+	}
+	gone := ok[[]session.Session](t)(p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}))
+	if len(gone) != 1 || gone[0].ID != nameless.ID {
+		t.Errorf("%+v", gone)
+	}
+	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Errorf("%v", err)
+	}
+	if all := ok[[]repo.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		t.Errorf("%+v", r.Problems)
+	}
+	// With its files copied nobody has to go.
+	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
+		t.Errorf("%+v, %v", gone, err)
+	}
+	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestRecordThatIsNotThere: a turn that the session has and the store has not is
+// damage, and not a wrong name.
+func TestRecordThatIsNotThere(t *testing.T) {
+	p := newPast(t)
+	p.turn(p.session("s"), "main", texts(map[string]string{"/a": "one"})...)
+	if err := p.x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(p.x.home.Path("store")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.x.Receipt(t.Context(), "s@1")
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+}

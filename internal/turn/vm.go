@@ -1,0 +1,230 @@
+package turn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// A ResumeRequest is one kept machine to start. What it says of the network is its caller's word.
+type ResumeRequest struct {
+	Ref  string
+	Name string        // of the sandbox
+	TTL  time.Duration // 0: for ever
+	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
+	// the host's authorities count.
+	Grant        []string
+	Network      *bool
+	NetworkRules *document.NetworkRules
+}
+
+// Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
+// processes that ran, in a sandbox that stays. progress may be nil.
+func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
+	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, orQuiet(progress))
+}
+
+// resumedNetwork is what a resumed machine asks of its network. The record and the document
+// that was run, src, may be imported: what they ask for is judged as turn run would judge the
+// document today, with req for its flags.
+func (x *Host) resumedNetwork(rec *repo.Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+	doc, err := document.Parse("turn.md", src)
+	if err != nil { // of another version: it asks for nothing
+		doc = &document.Document{}
+	}
+	doc.Name = req.Ref
+	if r := doc.Front.NetworkRules; r != nil {
+		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
+	}
+	host, err := x.config()
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{host: host, req: Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
+	if err := a.check("network"); err != nil {
+		return nil, err
+	}
+	given := document.NetworkRules{}
+	if req.NetworkRules != nil {
+		given = *req.NetworkRules
+	}
+	s := recordedSpec(rec.Network)
+	asked := &network.Spec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny), given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
+	// What is granted is what the document says, which can be read before; its record may say more.
+	asked.Asked = !a.granted("network") || !within(s.Allow, doc.Front.NetworkRules)
+	if given.HasAllow {
+		asked.Allow, asked.Only, asked.Asked = given.Allow, true, false
+	}
+	if !a.resumesNetwork() {
+		asked.Allow, asked.Only = nil, true // its card is part of the machine, and nobody answers
+	}
+	return asked, nil
+}
+
+// within tells whether a document's rules have all of allow.
+func within(allow []string, rules *document.NetworkRules) bool {
+	return !slices.ContainsFunc(allow, func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
+}
+
+// resumesNetwork tells whether a machine that has a network card is to have a network: by its
+// caller's word, the document's, and the host's default. A mode that touches no network grants none.
+func (a *authority) resumesNetwork() bool {
+	said := a.front().Network
+	if a.req.Network != nil {
+		return *a.req.Network
+	}
+	if said != nil && !*said {
+		return false
+	}
+	return a.host.Network.Default != "off" || said != nil && a.granted("network")
+}
+
+// resume is Resume into a sandbox that spec names, with the network that spec has, if any.
+func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
+	var none sandboxes.Info
+	cs, err := x.context(ctx)
+	if err != nil {
+		return none, err
+	}
+	t, err := cs.DB.Resolve(ctx, req.Ref)
+	if err != nil {
+		return none, err
+	}
+	rec, err := cs.Record(ctx, t)
+	if err != nil {
+		return none, err
+	}
+	if rec.VM == nil {
+		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+			"its machine was not kept").
+			WithHint("run it with snapshot: vm, or begin a turn on its files")
+	}
+	if !rec.Shape.Network && req.Network != nil && *req.Network {
+		return none, turnstone.Errorf("executor.resume", turnstone.KindInvalid, "network: on",
+			"the machine was kept without a network card").WithHint("begin a turn on its files")
+	}
+	if spec.Network == nil && rec.Shape.Network {
+		src, err := cs.Read(ctx, rec.Document, document.MaxFile)
+		if err != nil {
+			return none, err
+		}
+		if spec.Network, err = x.resumedNetwork(rec, src, req); err != nil {
+			return none, err
+		}
+	}
+	var below lowerdir.History = func(func(lowerdir.Item, error) bool) {}
+	at := &branchPoint{cs: cs} // its disk lies on what it began with
+	if at.layers = x.layersBelow(ctx, rec); at.layers != nil {
+		below = at.history(ctx)
+	}
+	if p := t.Parent(); p != "" {
+		parent, err := cs.DB.Turn(ctx, p)
+		if err != nil {
+			return none, err
+		}
+		at.parent = &parent
+		below = at.history(ctx) // which takes the parent as it is now
+	}
+	paths, release, err := cs.Images.Remake(ctx, rec.VM.Layers, below)
+	if err != nil {
+		return none, err
+	}
+	defer release()
+	dir, remove, err := x.unpackVM(ctx, cs, rec, paths, progress)
+	if err != nil {
+		return none, err
+	}
+	defer remove()
+	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, cmp.Or(rec.Substrate, "auto"), dir
+	if rec.VM.Image != nil {
+		spec.Root = rec.VM.Image.Digest
+	}
+	store := sandboxes.NewStore(x.home)
+	if store.Holder, err = x.holder(ctx); err != nil {
+		return none, err
+	}
+	return store.Create(ctx, spec, progress)
+}
+
+// layersBelow are the template's layers, below the first turn of rec's session.
+func (x *Host) layersBelow(ctx context.Context, rec *repo.Record) (layers []template.Layer) {
+	if rec.VM.Image == nil { // of an older program
+		if tmpl, err := x.repo.BuiltTemplate(ctx, rec.Image); err == nil {
+			return tmpl.Layers
+		}
+	}
+	for _, ref := range rec.VM.Below {
+		layers = append(layers, template.Layer{Tree: ref})
+	}
+	return layers
+}
+
+// unpackVM makes a folder that a machine can be restored from.
+func (x *Host) unpackVM(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
+	p := &plan{image: rec.Image, shape: rec.Shape, driver: cmp.Or(rec.Substrate, "auto"), kept: true,
+		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
+	if err := rec.Shape.Validate(); err != nil { // the record may be imported
+		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
+			err).WithHint("begin a turn on its files")
+	}
+	host, err := x.config()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := x.admit(p, host); err != nil {
+		return "", nil, err
+	}
+	ctx, stop := x.space.Watch(ctx, p.limits.FreeSpace)
+	defer stop()
+	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
+		return "", nil, err
+	}
+	if p.template, err = x.keptTemplate(ctx, cs, rec, p.anonymous, progress); err != nil {
+		return "", nil, err
+	}
+	req, err := x.request(ctx, p, progress, newStopwatch())
+	if err != nil {
+		return "", nil, err
+	}
+	src, err := x.launcher.Find(ctx, req)
+	if err != nil {
+		return "", nil, err
+	}
+	src.Machine.Layers = layers
+	dir, remove, err = x.unpack(ctx, src, machineFiles{ctx, cs, rec.VM})
+	if low := diskspace.Low(ctx); err != nil && low != nil {
+		err = low
+	}
+	return dir, remove, err
+}
+
+// machineFiles are the files of a machine that was kept, which lie in the store. They are opened
+// by the names that a record has for them, and nothing by a path: the record may be imported.
+type machineFiles struct {
+	ctx context.Context
+	cs  *repo.ContextStore
+	vm  *repo.VMRef
+}
+
+// Open implements substrate.PackedFiles. What it returns is verified as it is read.
+func (m machineFiles) Open(name string) (io.ReadCloser, error) {
+	for _, f := range m.vm.Files {
+		if f.Name == name {
+			return m.cs.Store.OpenContent(m.ctx, f.Content)
+		}
+	}
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+}
