@@ -124,7 +124,7 @@ func TestParseRefuses(t *testing.T) {
 		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '8'", "octal"},
 		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '77777'", "octal"},
 		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''",
-			"twice"},
+			"duplicate"},
 		{strings.Repeat("#", MaxSpec+1), "larger than"},
 	} {
 		_, err := Parse("mine", []byte(tt.spec), specDir)
