@@ -25,7 +25,6 @@ const (
 var tooLarge = []string{
 	"cmd/turn",
 	"internal/turn",
-	"internal/doctor",
 	"internal/repo",
 }
 

@@ -5,7 +5,7 @@ import (
 	"text/tabwriter"
 
 	"turnstone.dev/turnstone/internal/doctor"
-	"turnstone.dev/turnstone/internal/guest/kernel/need"
+	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 )
 
 type doctorCmd struct {
@@ -35,13 +35,14 @@ func (c *doctorCmd) Run(a *app) error {
 	report := doctorReport{}
 	if c.Kernel != "" {
 		p := newProgress(a.stderr, styleOf(a.stderr, c.JSON), 0)
-		report.Kernel, err = doctor.Kernel(ctx, h, a.doctorOptions(), c.Kernel, c.KernelModules, p.Preparing)
+		report.Kernel, err = kernelcheck.Check(ctx, h, kernelcheck.Options{Image: c.Kernel,
+			Modules: c.KernelModules, AgentFile: a.env.AgentFile, Progress: p.Preparing})
 		p.Close()
 		if err != nil {
 			return err
 		}
 		report.Findings = report.Kernel.Findings()
-		report.Usable = report.Kernel.Usable(need.QEMU) || report.Kernel.Usable(need.Firecracker)
+		report.Usable = report.Kernel.Usable()
 	} else {
 		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h, a.doctorOptions())...)
 		report.Usable = doctor.Usable(report.Findings)
@@ -71,7 +72,7 @@ func (c *doctorCmd) Run(a *app) error {
 func (a *app) doctorOptions() doctor.Options {
 	o := a.env
 	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc, Firecracker: o.Firecracker,
-		Jailer: o.Jailer, AgentFile: o.AgentFile, Substrate: o.substrate}
+		Jailer: o.Jailer, Substrate: o.substrate}
 }
 
 func printFindings(a *app, found []doctor.Finding) error {

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/doctor"
+	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
@@ -166,9 +167,9 @@ type hashReport struct {
 
 // A doctorReport is the output of turn doctor.
 type doctorReport struct {
-	Usable   bool                 `json:"usable"` // turns can run here, or machines with the kernel
-	Findings []doctor.Finding     `json:"findings"`
-	Kernel   *doctor.KernelReport `json:"kernel,omitempty"` // with --kernel
+	Usable   bool                      `json:"usable"` // turns can run here, or machines with the kernel
+	Findings []doctor.Finding          `json:"findings"`
+	Kernel   *kernelcheck.KernelReport `json:"kernel,omitempty"` // with --kernel
 }
 
 // An errorReport is the last line on standard error if a command with --json fails.

@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/doctor"
+	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -62,7 +63,7 @@ var words = map[reflect.Type][]string{
 	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
 	reflect.TypeFor[session.Status]():        wordsOf(session.StatusRunning, session.StatusDone),
 	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.StatusOK, doctor.StatusWarn, doctor.StatusFail),
-	reflect.TypeFor[doctor.Presence]():       wordsOf(doctor.BuiltIn, doctor.AsModule, doctor.Present, doctor.Missing, doctor.Unknown),
+	reflect.TypeFor[kernelcheck.Presence]():  wordsOf(kernelcheck.BuiltIn, kernelcheck.AsModule, kernelcheck.Present, kernelcheck.Missing, kernelcheck.Unknown),
 	reflect.TypeFor[need.Level]():            wordsOf(need.Always, need.QEMU, need.Firecracker, need.Optional),
 	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.StateCreating, sandboxes.StateReady, sandboxes.StateRunning, sandboxes.StateStopped, sandboxes.StateFailed),
 	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone, executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),

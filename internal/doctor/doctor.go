@@ -35,7 +35,6 @@ type Finding struct {
 type Options struct {
 	Kernel, KernelModules      string // TURN_KERNEL and TURN_KERNEL_MODULES
 	Runsc, Firecracker, Jailer string // TURN_RUNSC, TURN_FIRECRACKER and TURN_JAILER
-	AgentFile                  string // TURN_AGENT
 	Substrate                  string // TURN_SUBSTRATE; empty: auto
 }
 

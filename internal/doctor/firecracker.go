@@ -70,7 +70,7 @@ func (c *checker) firecracker(s scene) Finding {
 			f.Status, f.Detail = StatusWarn, f.Detail+"; "+unnamed(s.fc.restricted)
 		}
 	default:
-		f.Status, f.Detail = StatusWarn, found+" cannot be used: "+oneLine(s.fc.err)
+		f.Status, f.Detail = StatusWarn, found+" cannot be used: "+OneLine(s.fc.err)
 	}
 	return f
 }
@@ -87,7 +87,7 @@ func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 // names a Firecracker that is missing or unusable.
 func (c *checker) noFirecracker(s scene) Finding {
 	err := s.fc.findErr
-	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: oneLine(err) + "; " + turnstone.HintOf(err)}
+	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: OneLine(err) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
 	case jailer != nil && c.opt.Jailer != "":
@@ -111,12 +111,12 @@ func unnamed(err error) string {
 	if errors.As(err, &e) && e.Err != nil {
 		err = e.Err
 	}
-	return oneLine(err)
+	return OneLine(err)
 }
 
 // names sets f's fix for a program that an environment variable names.
 func (f Finding) names(variable, value string, err error) Finding {
-	detail := oneLine(err)
+	detail := OneLine(err)
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Subject == value {
 		detail = unnamed(err)

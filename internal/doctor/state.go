@@ -35,7 +35,7 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		}
 		guest, err := driver.KernelIn(c.home, choice, nil).Guest(ctx)
 		if err != nil {
-			return one("kernel", StatusFail, c.kernelName()+": "+oneLine(err), fix)
+			return one("kernel", StatusFail, c.kernelName()+": "+OneLine(err), fix)
 		}
 		if guest.Test {
 			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, and `isolation: microvm` is rejected", fix)

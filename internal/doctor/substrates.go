@@ -165,7 +165,7 @@ func chosenLine(s scene) Finding {
 	case len(d.Unproven()) > 0:
 		return Finding{Name: "substrate", Status: StatusWarn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
 	case by != "":
-		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, clip(s.asked), oneLine(d.Err)), Fix: "unset " + substrateVar}
+		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, clip(s.asked), OneLine(d.Err)), Fix: "unset " + substrateVar}
 	}
 	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines above"}
 }
@@ -219,7 +219,7 @@ func gvisorLine(s scene) Finding {
 	f := Finding{Name: "gvisor", Status: StatusOK, Detail: s.gvisor.version + ": a sandbox runs"}
 	switch {
 	case s.gvisor.err != nil:
-		f.Detail = oneLine(s.gvisor.err)
+		f.Detail = OneLine(s.gvisor.err)
 		if !s.underKVM() {
 			f.Status, f.Fix = StatusWarn, build
 		}
@@ -237,7 +237,7 @@ func (c *checker) qemu(s scene) []Finding {
 		if s.runs() {
 			status = StatusWarn
 		}
-		return one("qemu", status, oneLine(s.qemu.err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
+		return one("qemu", status, OneLine(s.qemu.err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)
 }
@@ -255,5 +255,5 @@ func (c *checker) jail(version string, j qemu.Jail) Finding {
 	return f
 }
 
-// oneLine returns an error's text for a Finding.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// OneLine returns an error's text for a Finding.
+func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

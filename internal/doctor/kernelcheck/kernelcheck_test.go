@@ -1,4 +1,4 @@
-package doctor
+package kernelcheck
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -75,7 +76,7 @@ func TestTestKernel(t *testing.T) {
 		t.Skip("TEST_KERNEL names no kernel")
 	}
 	h := &statedir.Dir{Root: t.TempDir()}
-	r, err := Kernel(t.Context(), h, Options{}, image, "", func(string) {})
+	r, err := Check(t.Context(), h, Options{Image: image, Progress: func(string) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func TestTestKernel(t *testing.T) {
 	if !r.Boot.Open || r.Boot.Release != r.Version {
 		t.Errorf("the running kernel is not seen to be open: %+v", r.Boot)
 	}
-	if !r.Usable(need.QEMU) || !r.Usable(need.Firecracker) {
+	if !r.starts(need.QEMU) || !r.starts(need.Firecracker) {
 		t.Errorf("it is not usable: %+v", r.Findings())
 	}
 	for _, n := range r.Needs {
@@ -120,14 +121,15 @@ func TestHiddenTestKernel(t *testing.T) {
 	if err := os.WriteFile(hidden, bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, err := Kernel(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{}, hidden, "", func(string) {})
+	r, err := Check(t.Context(), &statedir.Dir{Root: t.TempDir()},
+		Options{Image: hidden, Progress: func(string) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !r.Boot.Done && strings.Contains(r.Boot.Why, "KVM was not tried") {
 		t.Skip(r.Boot.Why)
 	}
-	if r.Test || !r.Boot.Done || !strings.HasSuffix(r.Boot.Release, "-abc") || !strings.Contains(r.Boot.Refused, "programs can read the memory") || r.Usable(need.QEMU) {
+	if r.Test || !r.Boot.Done || !strings.HasSuffix(r.Boot.Release, "-abc") || !strings.Contains(r.Boot.Refused, "programs can read the memory") || r.starts(need.QEMU) {
 		t.Errorf("%+v", r.Boot)
 	}
 }
@@ -150,11 +152,11 @@ func TestKernelFindings(t *testing.T) {
 			}
 		}
 		for _, level := range []need.Level{need.QEMU, need.Firecracker} {
-			if want := !stops[need.Always] && !stops[level]; r.Usable(level) != want {
-				t.Fatalf("usable for %s: %t, want %t", level, r.Usable(level), want)
+			if want := !stops[need.Always] && !stops[level]; r.starts(level) != want {
+				t.Fatalf("usable for %s: %t, want %t", level, r.starts(level), want)
 			}
 		}
-		lines := map[string]Finding{}
+		lines := map[string]doctor.Finding{}
 		for _, f := range r.Findings() {
 			if _, twice := lines[f.Name]; twice || strings.Contains(f.Detail, "\n") || f.Detail == "" {
 				t.Fatalf("the finding %+v", f)
@@ -163,25 +165,28 @@ func TestKernelFindings(t *testing.T) {
 		}
 		for _, k := range r.Needs {
 			f := lines[k.Name]
-			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) || !strings.Contains(f.Detail, k.Without) || f.Status == StatusOK) {
+			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) || !strings.Contains(f.Detail, k.Without) || f.Status == doctor.StatusOK) {
 				t.Fatalf("%s is missing, and the finding is %+v", k.Name, f)
 			}
-			if (f.Status == StatusFail) != (k.Presence == Missing && k.Level == need.Always) {
+			if (f.Status == doctor.StatusFail) != (k.Presence == Missing && k.Level == need.Always) {
 				t.Fatalf("%s: %+v", k.Name, f)
 			}
 			if k.Presence == Missing && k.Level == need.QEMU && !strings.Contains(lines["qemu"].Detail, k.Name) {
 				t.Fatalf("without %s: %+v", k.Name, lines["qemu"])
 			}
 		}
-		if !r.Usable(need.QEMU) && lines["qemu"].Status == StatusOK {
+		if !r.starts(need.QEMU) && lines["qemu"].Status == doctor.StatusOK {
 			t.Fatalf("%+v", lines["qemu"])
 		}
+		if r.Usable() != (r.starts(need.QEMU) || r.starts(need.Firecracker)) {
+			t.Fatalf("usable: %t", r.Usable())
+		}
 		r.Boot = KernelBoot{Done: true, Refused: "it says that it is another"}
-		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) || r.separation().Status != StatusFail {
+		if r.starts(need.QEMU) || r.starts(need.Firecracker) || r.separation().Status != doctor.StatusFail {
 			t.Fatal("a kernel whose machines are refused is usable")
 		}
 		r.Boot = KernelBoot{Failed: true, Why: "the guest kernel panicked: x"}
-		if r.Usable(need.QEMU) || r.Usable(need.Firecracker) {
+		if r.starts(need.QEMU) || r.starts(need.Firecracker) {
 			t.Fatal("a kernel that does not boot is usable")
 		}
 	})

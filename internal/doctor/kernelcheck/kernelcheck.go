@@ -1,4 +1,6 @@
-package doctor
+// Package kernelcheck compares a guest kernel with the needs of machines: by its image, its modules,
+// and a boot.
+package kernelcheck
 
 import (
 	"context"
@@ -8,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/driver/qemu"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
@@ -17,7 +20,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A KernelReport compares a guest kernel with the needs of machines.
+// A KernelReport compares a guest kernel with the needs of machines. The name of the type, and those
+// of its parts, are in the JSON schema.
 type KernelReport struct {
 	File    string `json:"file"`
 	Format  string `json:"format"`  // "vmlinux" or "bzImage"
@@ -71,19 +75,22 @@ type KernelNeed struct {
 }
 
 // Status grades n: a need of a single substrate is not fatal by itself.
-func (n KernelNeed) Status() Status {
+func (n KernelNeed) Status() doctor.Status {
 	switch {
 	case n.Presence == Missing && n.Level == need.Always:
-		return StatusFail
+		return doctor.StatusFail
 	case n.Presence == Missing || n.Presence == Unknown && n.Level != need.Optional:
-		return StatusWarn
+		return doctor.StatusWarn
 	}
-	return StatusOK
+	return doctor.StatusOK
 }
 
-// Usable reports whether machines of this level's substrate can start: no required ability is known
+// Usable reports whether the machines of any substrate can start.
+func (r *KernelReport) Usable() bool { return r.starts(need.QEMU) || r.starts(need.Firecracker) }
+
+// starts reports whether machines of this level's substrate can start: no required ability is known
 // to be missing, and the kernel did not fail to boot.
-func (r *KernelReport) Usable(level need.Level) bool {
+func (r *KernelReport) starts(level need.Level) bool {
 	for _, n := range r.Needs {
 		if n.Presence == Missing && (n.Level == need.Always || n.Level == level) {
 			return false
@@ -92,21 +99,29 @@ func (r *KernelReport) Usable(level need.Level) bool {
 	return !r.Boot.Failed && r.Boot.Refused == ""
 }
 
-// Kernel checks a guest kernel: image is a vmlinux or a bzImage, modules its folder
-// lib/modules/<release> or empty. If QEMU is available, Kernel boots the kernel in a small separate
+// Options name the kernel to check.
+type Options struct {
+	Image     string       // a vmlinux or a bzImage
+	Modules   string       // its folder lib/modules/<release>; empty: none
+	AgentFile string       // the agent; empty: the embedded one
+	Progress  func(string) // called before slow operations
+}
+
+// Check checks a guest kernel. If QEMU is available, Check boots the kernel in a small separate
 // machine that has no access to the host and ends within minutes. A file other than a kernel is an
 // error of kind Invalid. Nothing is kept.
-func Kernel(ctx context.Context, h *statedir.Dir, o Options, image, modules string, progress func(string)) (*KernelReport, error) {
+func Check(ctx context.Context, h *statedir.Dir, o Options) (*KernelReport, error) {
 	dir, err := h.MkdirAll("kernel")
 	if err != nil {
 		return nil, err
 	}
-	k, err := kernel.Inspect(ctx, dir, image, modules)
+	k, err := kernel.Inspect(ctx, dir, o.Image, o.Modules)
 	if err != nil {
 		return nil, err
 	}
-	r := &KernelReport{File: image, Format: k.Facts.Format, Version: k.Facts.Version, Digest: k.Kernel.Digest, Config: k.Facts.Config != nil, Test: k.Kernel.Test}
-	has, err := r.boot(ctx, h, o, k, progress)
+	r := &KernelReport{File: o.Image, Format: k.Facts.Format, Version: k.Facts.Version,
+		Digest: k.Kernel.Digest, Config: k.Facts.Config != nil, Test: k.Kernel.Test}
+	has, err := r.boot(ctx, h, o, k)
 	if err = errors.Join(err, k.Close()); err != nil {
 		return nil, err
 	}
@@ -118,15 +133,16 @@ func Kernel(ctx context.Context, h *statedir.Dir, o Options, image, modules stri
 
 // boot starts the kernel and returns the agent's report. An error means that nothing about the
 // kernel can be said.
-func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options, k *kernel.Inspected, progress func(string)) (map[string]bool, error) {
+func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
+	k *kernel.Inspected) (map[string]bool, error) {
 	q, err := qemu.New(ctx, h, qemu.Options{})
 	if err != nil {
-		r.Boot.Why = oneLine(err)
+		r.Boot.Why = doctor.OneLine(err)
 		return nil, ctx.Err()
 	}
 	agent, err := agentbin.Agent(o.AgentFile)
 	if err != nil {
-		r.Boot.Why = oneLine(err)
+		r.Boot.Why = doctor.OneLine(err)
 		return nil, nil
 	}
 	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest,
@@ -134,22 +150,22 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options, k *
 	if m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir, kernel.Program(agent)); err != nil {
 		return nil, err
 	}
-	progress("booting the kernel to check its abilities")
+	o.Progress("booting the kernel to check its abilities")
 	report, err := q.CheckKernel(ctx, m)
 	switch {
 	case err == nil:
 		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
 		if err := driver.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
-			r.Boot.Refused = oneLine(err)
+			r.Boot.Refused = doctor.OneLine(err)
 		}
 		return report.Has, nil
 	case turnstone.KindOf(err) == turnstone.KindDead:
-		r.Boot = KernelBoot{Failed: true, Why: oneLine(err)}
+		r.Boot = KernelBoot{Failed: true, Why: doctor.OneLine(err)}
 		return nil, nil
 	case ctx.Err() != nil:
 		return nil, err
 	}
-	r.Boot.Why = oneLine(err)
+	r.Boot.Why = doctor.OneLine(err)
 	return nil, nil
 }
 
@@ -231,37 +247,37 @@ func (k *KernelNeed) bySince(n need.Need, f kernel.Facts) {
 
 // Findings returns the report in the form of Check: the image, the boot, the substrates, and each
 // need.
-func (r *KernelReport) Findings() []Finding {
+func (r *KernelReport) Findings() []doctor.Finding {
 	image := fmt.Sprintf("%s %s: %s", r.Format, orUnknown(r.Version), r.File)
 	if !r.Config {
 		image += " (contains no configuration: CONFIG_IKCONFIG)"
 	}
-	found := []Finding{{Name: "image", Status: StatusOK, Detail: image}}
+	found := []doctor.Finding{{Name: "image", Status: doctor.StatusOK, Detail: image}}
 	switch {
 	case r.Boot.Done:
-		found = append(found, Finding{Name: "boot", Status: StatusOK, Detail: fmt.Sprintf("its agent reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusOK, Detail: fmt.Sprintf("its agent reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
 	case r.Boot.Failed:
-		found = append(found, Finding{Name: "boot", Status: StatusFail, Detail: r.Boot.Why})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusFail, Detail: r.Boot.Why})
 	default:
-		found = append(found, Finding{Name: "boot", Status: StatusWarn, Detail: "not tried: " + r.Boot.Why})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusWarn, Detail: "not tried: " + r.Boot.Why})
 	}
 	found = append(found, r.separation())
 	for _, n := range r.Needs {
-		found = append(found, Finding{Name: n.Name, Status: n.Status(), Detail: n.line()})
+		found = append(found, doctor.Finding{Name: n.Name, Status: n.Status(), Detail: n.line()})
 	}
 	return append(found, r.substrate("qemu", need.QEMU), r.substrate("firecracker", need.Firecracker))
 }
 
 // separation tells whether the kernel separates programs from itself, as far as known.
-func (r *KernelReport) separation() Finding {
-	f := Finding{Name: "isolation", Status: StatusOK, Detail: "programs cannot read the kernel's memory at its usual addresses, and " + r.Boot.Release + " is not a test kernel"}
+func (r *KernelReport) separation() doctor.Finding {
+	f := doctor.Finding{Name: "isolation", Status: doctor.StatusOK, Detail: "programs cannot read the kernel's memory at its usual addresses, and " + r.Boot.Release + " is not a test kernel"}
 	switch {
 	case r.Boot.Refused != "":
-		f.Status, f.Detail = StatusFail, r.Boot.Refused
+		f.Status, f.Detail = doctor.StatusFail, r.Boot.Refused
 	case r.Test:
-		f.Status, f.Detail = StatusWarn, "a test kernel, which does not isolate inside the guest: auto chooses it last, and `isolation: microvm` is rejected"
+		f.Status, f.Detail = doctor.StatusWarn, "a test kernel, which does not isolate inside the guest: auto chooses it last, and `isolation: microvm` is rejected"
 	case !r.Boot.Done:
-		f.Status, f.Detail = StatusWarn, "unknown because the kernel was not observed while running"
+		f.Status, f.Detail = doctor.StatusWarn, "unknown because the kernel was not observed while running"
 	}
 	return f
 }
@@ -288,7 +304,7 @@ func (n KernelNeed) line() string {
 }
 
 // substrate reports whether the substrate's machines start with this kernel.
-func (r *KernelReport) substrate(name string, level need.Level) Finding {
+func (r *KernelReport) substrate(name string, level need.Level) doctor.Finding {
 	var lacks, unknown []string
 	for _, n := range r.Needs {
 		switch {
@@ -301,13 +317,13 @@ func (r *KernelReport) substrate(name string, level need.Level) Finding {
 	}
 	switch {
 	case len(lacks) > 0:
-		return Finding{Name: name, Status: StatusWarn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
 	case r.Boot.Failed:
-		return Finding{Name: name, Status: StatusWarn, Detail: "machines do not start with this kernel: it does not boot"}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines do not start with this kernel: it does not boot"}
 	case r.Boot.Refused != "":
-		return Finding{Name: name, Status: StatusWarn, Detail: "machines with this kernel are rejected: it differs from the kernel that its image names"}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines with this kernel are rejected: it differs from the kernel that its image names"}
 	case len(unknown) > 0:
-		return Finding{Name: name, Status: StatusWarn, Detail: "unknown because it depends on " + strings.Join(unknown, ", ")}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "unknown because it depends on " + strings.Join(unknown, ", ")}
 	}
-	return Finding{Name: name, Status: StatusOK, Detail: "has what machines need"}
+	return doctor.Finding{Name: name, Status: doctor.StatusOK, Detail: "has what machines need"}
 }
