@@ -7,6 +7,8 @@ import (
 
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/merging"
 	"turnstone.dev/turnstone/internal/turn"
 )
 
@@ -16,8 +18,8 @@ type (
 	CommandRequest  = turn.CommandRequest
 	DiffRequest     = turn.DiffRequest
 	Executor        = turn.Executor
-	ExportReport    = turn.ExportReport
-	ExportRequest   = turn.ExportRequest
+	ExportReport    = bundle.ExportReport
+	ExportRequest   = bundle.ExportRequest
 	FileChange      = turn.FileChange
 	FileDifference  = turn.FileDifference
 	FileInfo        = turn.FileInfo
@@ -26,14 +28,14 @@ type (
 	GCRequest       = turn.GCRequest
 	HomeInfo        = turn.HomeInfo
 	Host            = turn.Host
-	ImportBuild     = turn.ImportBuild
-	ImportReport    = turn.ImportReport
-	ImportRequest   = turn.ImportRequest
+	ImportBuild     = bundle.ImportBuild
+	ImportReport    = bundle.ImportReport
+	ImportRequest   = bundle.ImportRequest
 	LayerInfo       = turn.LayerInfo
-	MergeOutcome    = turn.MergeOutcome
-	MergeReport     = turn.MergeReport
-	MergeRequest    = turn.MergeRequest
-	MergeSide       = turn.MergeSide
+	MergeOutcome    = merging.MergeOutcome
+	MergeReport     = merging.MergeReport
+	MergeRequest    = merging.Request
+	MergeSide       = merging.MergeSide
 	Observer        = turn.Observer
 	Options         = turn.Options
 	Phase           = turn.Phase
@@ -57,7 +59,7 @@ type (
 	Turn            = turn.Turn
 	TurnInfo        = turn.TurnInfo
 	TurnKind        = turn.TurnKind
-	UnbuiltTemplate = turn.UnbuiltTemplate
+	UnbuiltTemplate = bundle.UnbuiltTemplate
 	Usage           = turn.Usage
 )
 
@@ -70,13 +72,13 @@ const (
 	Deleted          = turn.Deleted
 	Retyped          = turn.Retyped
 	Renamed          = turn.Renamed
-	MergeDone        = turn.MergeDone
-	MergeUpToDate    = turn.MergeUpToDate
-	MergeFastForward = turn.MergeFastForward
-	MergeConflicts   = turn.MergeConflicts
-	BuildNone        = turn.BuildNone
-	BuildKnown       = turn.BuildKnown
-	BuildAll         = turn.BuildAll
+	MergeDone        = merging.MergeDone
+	MergeUpToDate    = merging.MergeUpToDate
+	MergeFastForward = merging.MergeFastForward
+	MergeConflicts   = merging.MergeConflicts
+	BuildNone        = bundle.BuildNone
+	BuildKnown       = bundle.BuildKnown
+	BuildAll         = bundle.BuildAll
 )
 
 // Open returns an executor on the state directory that o names. The caller must Close it. An

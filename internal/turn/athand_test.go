@@ -27,8 +27,8 @@ func TestExpand(t *testing.T) {
 		}
 		return got
 	}
-	research, other := p.session("research"), p.session("other")
-	p.turn(research, "main")
+	research, other := p.Session("research"), p.Session("other")
+	p.Turn(research, "main")
 	for _, ref := range []string{"-", "-@3", "@3", "-~1", "turn-1", "turn-1~2"} {
 		if got := expand(ref, ""); got != "error: not_found" {
 			t.Errorf("%s before any session was used: %s", ref, got)
@@ -47,7 +47,7 @@ func TestExpand(t *testing.T) {
 	if got := expand("-", "other") + expand("turn-1", "s_"+string(other.ID)[2:]) + expand("-", "none"); got != "otherother@turn-1error: not_found" {
 		t.Error(got)
 	}
-	for _, ref := range []string{"-", "-@1", "turn-1", string(p.turn(other, "main").ID), "none", ""} {
+	for _, ref := range []string{"-", "-@1", "turn-1", string(p.Turn(other, "main").ID), "none", ""} {
 		if p.x.NoteUse(ctx, ref); expand("-", "") != "research" {
 			t.Errorf("%s made another session the one at hand", ref)
 		}
@@ -56,7 +56,7 @@ func TestExpand(t *testing.T) {
 	if got := expand("-", ""); got != "renamed" {
 		t.Error(got)
 	}
-	anonymous := p.session("")
+	anonymous := p.Session("")
 	if p.x.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
 		t.Error(expand("-@1", ""))
 	}
@@ -76,11 +76,11 @@ func TestExpand(t *testing.T) {
 func TestReferencesToNumbers(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s := p.session("s")
-	first := p.turn(s, "main")
-	second := p.turn(s, "main")
+	s := p.Session("s")
+	first := p.Turn(s, "main")
+	second := p.Turn(s, "main")
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "fix/auth"))
-	third := p.turn(s, "fix/auth")
+	third := p.Turn(s, "fix/auth")
 	ok[session.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
 	for ref, want := range map[string]session.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
 		if i := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
@@ -117,7 +117,7 @@ func TestNoteUseInParallel(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	names := []string{"a", "b", "c"}
 	for _, n := range names {
-		p.session(n)
+		p.Session(n)
 	}
 	p.x.NoteUse(ctx, "a")
 	var writers sync.WaitGroup

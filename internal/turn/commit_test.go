@@ -322,11 +322,11 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 func TestHeldEndsWithItsSession(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s, other := p.session("s"), p.session("other")
+	s, other := p.Session("s"), p.Session("other")
 	if _, err := p.x.home.MkdirAll("machines"); err != nil {
 		t.Fatal(err)
 	}
-	p.turn(s, "main")
+	p.Turn(s, "main")
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
 	for _, path := range []string{p.x.pausedPath(s.ID, "main"), p.x.pausedPath(s.ID, "b"), p.x.pausedPath(other.ID, "main")} {
 		h := &pausedMachine{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
@@ -347,7 +347,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 		t.Errorf("%v, %d left", err, left())
 	}
 	for name, kind := range map[string]turnstone.Kind{"main": turnstone.KindInvalid, "../../x": turnstone.KindInvalid, "": turnstone.KindInvalid} {
-		p.turn(other, "main")
+		p.Turn(other, "main")
 		if _, err := p.x.ForkLive(ctx, "other", name); turnstone.KindOf(err) != kind {
 			t.Errorf("fork to %q: %v", name, err)
 		}

@@ -1,7 +1,6 @@
 package turn
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,19 +14,19 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/sandboxes"
 )
 
 // A past is a state directory with turns that are made without machines.
 type past struct {
+	*repotest.Past
 	t  *testing.T
 	x  *Executor
 	cs *repo.ContextStore
-
-	image string // of turns that leaves makes; empty: base
 }
 
 func newPast(t *testing.T) *past {
@@ -38,93 +37,27 @@ func newPast(t *testing.T) *past {
 			t.Error(err)
 		}
 	})
-	cs, err := x.context(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &past{t: t, x: x, cs: cs}
+	p := repotest.On(t, x.repo)
+	return &past{Past: p, t: t, x: x, cs: p.CS}
 }
 
-func ok[T any](t testing.TB) func(v T, err error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
-		}
-		return v
-	}
+// New returns an executor on h. Its options are those that the tests of a whole host set in the
+// environment; its holder is this program: see TestMain.
+func New(h *statedir.Dir) *Executor {
+	return newExecutor(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
+		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES"),
+		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}})
 }
 
-// session returns the session called name; an empty name makes an anonymous one.
-func (p *past) session(name string) session.Session {
-	p.t.Helper()
-	if name == "" {
-		return ok[session.Session](p.t)(p.cs.DB.Create(p.t.Context(), ""))
-	}
-	return ok[session.Session](p.t)(p.cs.DB.Ensure(p.t.Context(), name))
-}
-
-// turn commits a turn that leaves these files.
-func (p *past) turn(s session.Session, branch string, files ...treetest.File) session.Turn {
-	p.t.Helper()
-	ctx := p.t.Context()
-	t := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: branch, Kind: string(repo.KindRun), Title: "a turn"}))
-	batch, err := p.cs.Store.Begin(ctx)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer func() { _ = batch.Close() }()
-	put := func(v any) turnstone.Digest {
-		b, err := json.Marshal(v)
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
-	}
-	st := repo.State{Format: repo.StateFormat, Image: "base", Cwd: "/workspace", Env: []string{"A=1", fmt.Sprintf("N=%d", t.Number)}}
-	st.Tree = treetest.Make(p.t, batch, files...)
-	receipt := fmt.Sprintf("# Turn %d\n", t.Number)
-	rec := repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: branch, Parents: t.Parents, Kind: repo.KindRun,
-		Image: "base", Result: turnstone.ResultPassed, State: put(st)}
-	if rec.Receipt, err = batch.PutContent(ctx, strings.NewReader(receipt), int64(len(receipt))); err != nil {
-		p.t.Fatal(err)
-	}
-	rec.Document = rec.Receipt
-	out := fmt.Sprintf("output of turn %d", t.Number)
-	stdout, err := batch.PutContent(ctx, strings.NewReader(out), int64(len(out)))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	rec.Steps = []repo.RecordStep{{Name: "step 1", Status: turnstone.StepPassed, Stdout: &stdout}}
-	record := put(rec)
-	if err := batch.Flush(ctx); err != nil {
-		p.t.Fatal(err)
-	}
-	var head *turnstone.TurnID
-	if id := t.Parent(); id != "" {
-		head = &id
-	}
-	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: rec.Result, Record: record, State: rec.State, MoveBranch: true, ExpectedHead: head}); err != nil {
-		p.t.Fatal(err)
-	}
-	return ok[session.Turn](p.t)(p.cs.DB.Turn(ctx, t.ID))
-}
+func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
 
 func texts(m map[string]string) []treetest.File { return treetest.Texts(m) }
 
-// random returns bytes that do not compress, the same for the same seed.
-func random(n int, seed byte) string {
-	b, x := make([]byte, n), uint64(seed)+1
-	for i := range b {
-		x = x*6364136223846793005 + 1442695040888963407
-		b[i] = byte(x >> 56)
-	}
-	return string(b)
-}
+func random(n int, seed byte) string { return repotest.Random(n, seed) }
 
 func TestDiffOfStates(t *testing.T) {
 	p := newPast(t)
-	s := p.session("s")
+	s := p.Session("s")
 	many := strings.Repeat("line\n", 20)
 	before := append(texts(map[string]string{"/a/same": "same", "/a/edited": many + "old\n" + many, "/a/gone": "gone\n", "/a/moved": "moved\n" + many,
 		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n", "/a/two words": "1\n"}),
@@ -133,8 +66,8 @@ func TestDiffOfStates(t *testing.T) {
 		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n", "/a/two words": "2\n"}),
 		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o755}, treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 5},
 		treetest.File{Path: "/a/turns", Target: "same"})
-	p.turn(s, "main", before...)
-	p.turn(s, "main", after...)
+	p.Turn(s, "main", before...)
+	p.Turn(s, "main", after...)
 	d := ok[*repo.StateDiff](t)(p.x.Diff(t.Context(), repo.DiffRequest{From: "s@1", To: "2", Stat: true, Text: true}))
 	var got []string
 	patch := ""
@@ -190,14 +123,14 @@ func TestDiffOfStates(t *testing.T) {
 func TestFilesOfAState(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s := p.session("s")
+	s := p.Session("s")
 	big := random(3<<20, 1)
 	files := append(texts(map[string]string{"/workspace/out.csv": "a,b\n", "/workspace/big": big, "/workspace/dir/deep/x": "x", "/etc/passwd": "p"}),
 		treetest.File{Path: "/workspace/link", Target: "out.csv"}, treetest.File{Path: "/workspace/dir/evil", Target: "../../../../etc"},
 		treetest.File{Path: "/workspace/dir/inside", Target: "deep/x"},
 		treetest.File{Path: "/workspace/dir/pipe", Type: tree.FIFO}, treetest.File{Path: "/workspace/dir/suid", Data: "s", Mode: 0o4755},
 		treetest.File{Path: "/workspace/dir/\xff\xfe", Data: "bytes"}, treetest.File{Path: "/workspace/loop", Target: "loop"})
-	p.turn(s, "main", files...)
+	p.Turn(s, "main", files...)
 	cat := func(name string) (string, error) {
 		in, err := p.x.OpenFile(ctx, "s@1", name)
 		if err != nil {

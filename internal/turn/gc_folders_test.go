@@ -26,7 +26,7 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 		}
 		return dir
 	}
-	gone, kept := folder(p.turn(p.session("o"), "main", texts(map[string]string{"/a": "x"})...).ID), folder(p.turn(p.session("other"), "main", texts(map[string]string{"/a": "x"})...).ID)
+	gone, kept := folder(p.Turn(p.Session("o"), "main", texts(map[string]string{"/a": "x"})...).ID), folder(p.Turn(p.Session("other"), "main", texts(map[string]string{"/a": "x"})...).ID)
 	runs := folder(turnstone.NewTurnID())
 	lock := ok[*os.File](t)(repo.LockFolder(runs, syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()

@@ -19,14 +19,14 @@ import (
 func TestWeekOfTurns(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s := p.session("s")
+	s := p.Session("s")
 	day := func(n int) time.Time { return time.Now().Add(time.Duration(n) * 24 * time.Hour) }
 	for n := range 4 {
-		p.turn(s, "main", texts(map[string]string{"/kept": fmt.Sprint("kept ", n), "/big": random(2<<20, 3)})...)
+		p.Turn(s, "main", texts(map[string]string{"/kept": fmt.Sprint("kept ", n), "/big": random(2<<20, 3)})...)
 	}
 	ok[session.Branch](t)(p.x.Fork(ctx, "s@2", "side"))
-	side := p.turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
-	anonymous := p.turn(p.session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
+	side := p.Turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
+	anonymous := p.Turn(p.Session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
 	folder := filepath.Join(p.x.home.Root, "turns", string(anonymous.ID))
 	kept := filepath.Join(p.x.home.Root, "turns", string(ok[*repo.TurnInfo](t)(p.x.Show(ctx, "s@1")).Turn.ID))
 	stray := filepath.Join(p.x.home.Root, "turns", string(turnstone.NewTurnID()))
@@ -106,13 +106,13 @@ func TestGCBesideTurns(t *testing.T) {
 		}
 		done <- nil
 	}()
-	s := p.session("s")
+	s := p.Session("s")
 	for n := range 15 {
 		// What was deleted comes back, too.
-		p.turn(s, "main", texts(map[string]string{"/a": fmt.Sprint(n % 3), "/b": fmt.Sprint(n)})...)
+		p.Turn(s, "main", texts(map[string]string{"/a": fmt.Sprint(n % 3), "/b": fmt.Sprint(n)})...)
 		if n%4 == 3 {
 			ok[session.Session](t)(p.x.RemoveSession(t.Context(), "s"))
-			s = p.session("s")
+			s = p.Session("s")
 		}
 	}
 	cancel()
@@ -132,7 +132,7 @@ func TestUsageOfTheSame(t *testing.T) {
 		files[fmt.Sprintf("/dir%d/of/some/depth/file", i)] = fmt.Sprint(i)
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		p.turn(p.session(name), "main", texts(files)...)
+		p.Turn(p.Session(name), "main", texts(files)...)
 	}
 	u := ok[*repo.Usage](t)(p.x.Usage(t.Context()))
 	for _, su := range u.Sessions {
@@ -145,10 +145,10 @@ func TestUsageOfTheSame(t *testing.T) {
 func TestFsckAndUsage(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s, other := p.session("s"), p.session("other")
-	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1), "/own": random(200<<10, 2)})...)
-	p.turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
-	p.turn(other, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
+	s, other := p.Session("s"), p.Session("other")
+	p.Turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1), "/own": random(200<<10, 2)})...)
+	p.Turn(s, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
+	p.Turn(other, "main", texts(map[string]string{"/shared": random(100<<10, 1)})...)
 	u := ok[*repo.Usage](t)(p.x.Usage(ctx))
 	for _, su := range u.Sessions {
 		if want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]; su.Logical < want || su.Logical > want+20<<10 || su.Unique+su.Shared != su.Logical ||

@@ -14,6 +14,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -72,7 +74,7 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times: %+v, %+v", wrote, one.VM, two.VM)
 	}
 	var file bytes.Buffer
-	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "b"}, &file))
+	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
 	ok[session.Session](t)(p.x.RemoveSession(ctx, "a"))
 	gc(p)
 	whole(p, two)
@@ -86,23 +88,23 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times", wrote)
 	}
 	there := newPast(t)
-	ok[*ImportReport](t)(there.x.Import(ctx, ImportRequest{}, bytes.NewReader(file.Bytes())))
+	ok[*bundle.ImportReport](t)(there.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
 	gc(there)
 	whole(there, two)
 	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a name that it has not: %v", err)
 	}
 	// A file of it is missing, or another: the session is not imported.
-	entries := unpackExport(t, file.Bytes())
+	entries := repotest.Unpack(t, file.Bytes())
 	for i, e := range entries {
-		if len(e.data) < 64<<10 { // a chunk of the base
+		if len(e.Data) < 64<<10 { // a chunk of the base
 			continue
 		}
-		with := append([]tarEntry{}, entries...)
-		with[i].data = append([]byte("x"), e.data...)
-		without := append(append([]tarEntry{}, entries[:i]...), entries[i+1:]...)
-		for what, bad := range map[string][]tarEntry{"another": with, "missing": without} {
-			if _, err := newPast(t).x.Import(ctx, ImportRequest{}, bytes.NewReader(packExport(t, bad))); err == nil {
+		with := append([]repotest.Entry{}, entries...)
+		with[i].Data = append([]byte("x"), e.Data...)
+		without := append(append([]repotest.Entry{}, entries[:i]...), entries[i+1:]...)
+		for what, bad := range map[string][]repotest.Entry{"another": with, "missing": without} {
+			if _, err := newPast(t).x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
 				t.Errorf("a chunk is %s, and it was imported", what)
 			}
 		}
@@ -115,8 +117,8 @@ func TestBaseLives(t *testing.T) {
 func TestMachineImage(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	files := p.template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
-	p.leaves(p.session("x"), files)
+	files := p.Template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
+	p.Leaves(p.Session("x"), files)
 	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
 	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
@@ -143,8 +145,8 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	var left, full bytes.Buffer
-	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "s"}, &left))
-	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "s", Full: true}, &full))
+	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
+	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
@@ -163,17 +165,17 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	there := newPast(t)
-	ok[*ImportReport](t)(there.x.Import(ctx, ImportRequest{}, bytes.NewReader(full.Bytes())))
+	ok[*bundle.ImportReport](t)(there.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
 	found(there)
 	without := newPast(t)
-	if rep := ok[*ImportReport](t)(without.x.Import(ctx, ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
+	if rep := ok[*bundle.ImportReport](t)(without.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
 	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
 		t.Errorf("an image that is nowhere: %v", err)
 	}
 	other := newPast(t) // a template of that name with another image
-	other.template("mine", map[string]string{"/etc/own": "other"})
+	other.Template("mine", map[string]string{"/etc/own": "other"})
 	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
 	if now := ok[*template.Template](t)(other.x.repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {

@@ -28,7 +28,7 @@ func TestLostSessions(t *testing.T) {
 		"empty": func(path string) error { return os.Truncate(path, 0) },
 	} {
 		p := newPast(t)
-		p.turn(p.session("s"), "main", texts(map[string]string{"/a": "one"})...)
+		p.Turn(p.Session("s"), "main", texts(map[string]string{"/a": "one"})...)
 		if err := p.x.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -52,9 +52,9 @@ func TestLostSessions(t *testing.T) {
 func TestGCPrunesImages(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s, other := p.session("s"), p.session("other")
-	p.turn(s, "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
-	p.turn(other, "main", texts(map[string]string{"/b": random(100<<10, 2)})...)
+	s, other := p.Session("s"), p.Session("other")
+	p.Turn(s, "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
+	p.Turn(other, "main", texts(map[string]string{"/b": random(100<<10, 2)})...)
 	for _, ref := range []string{"s@1", "other@1"} {
 		cs, turn, st, err := p.x.repo.ResolveState(ctx, ref)
 		if err != nil {
@@ -81,7 +81,7 @@ func TestGCPrunesImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Of anonymous sessions, too, that are about to go.
-	p.turn(p.session(""), "main", texts(map[string]string{"/c": "anonymous"})...)
+	p.Turn(p.Session(""), "main", texts(map[string]string{"/c": "anonymous"})...)
 	if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 || count() != 2 {
 		t.Errorf("dry run: %+v, %d images", rep, count())
 	}
@@ -94,7 +94,7 @@ func TestGCPrunesImages(t *testing.T) {
 func TestGCDryRunCountsExpired(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	turn := p.turn(p.session(""), "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
+	turn := p.Turn(p.Session(""), "main", texts(map[string]string{"/a": random(100<<10, 1)})...)
 	cs, at, st, err := p.x.repo.ResolveState(ctx, string(turn.ID))
 	if err != nil {
 		t.Fatal(err)
@@ -120,8 +120,8 @@ func TestGCDryRunCountsExpired(t *testing.T) {
 func TestGCSweepsCaptures(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	s := p.session("s")
-	done := p.turn(s, "main", texts(map[string]string{"/a": "one"})...)
+	s := p.Session("s")
+	done := p.Turn(s, "main", texts(map[string]string{"/a": "one"})...)
 	folder := func(id turnstone.TurnID) string {
 		dir := ok[string](t)(p.x.home.MkdirAll("turns", string(id)))
 		for name, text := range map[string]string{"receipt.md": "the whole is in $TURN_HOME/turns/" + string(id) + "/step-1.stdout", "receipt.md.new": "x", ".receipt.md.123": "x",
@@ -191,7 +191,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			p := newPast(t)
 			ctx := t.Context()
-			p.turn(p.session("s"), "main", texts(map[string]string{"/a": random(300<<10, 4)})...)
+			p.Turn(p.Session("s"), "main", texts(map[string]string{"/a": random(300<<10, 4)})...)
 			if rep := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !rep.OK() || rep.Store.Objects == 0 {
 				t.Fatalf("%+v", rep)
 			}

@@ -2,6 +2,7 @@ package turn
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,6 +22,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
+
+var update = flag.Bool("update", false, "write testdata anew")
 
 // goldenLimits keep the plans of testdata/plans.txt apart from the machine that makes them.
 const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\ntimeout = \"2h\"\nsandboxes = 3\noutput = \"1MiB\"\nentries = 1000\nfile_size = \"1GiB\"\nfree_space = \"1MiB\"\n"
@@ -161,7 +164,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 		t.Fatal(err)
 	}
 	if c.parent != nil {
-		p.state(p.session("s"), *c.parent)
+		p.state(p.Session("s"), *c.parent)
 	}
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
 	r, err := p.x.begin(t.Context(), c.req, &observer{})

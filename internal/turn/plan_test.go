@@ -227,7 +227,7 @@ func TestInheritKeepsThePlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := newPast(t)
-	x.state(x.session("s"), State{Image: "browser", Cwd: "/srv/app"})
+	x.state(x.Session("s"), State{Image: "browser", Cwd: "/srv/app"})
 	req := Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir, Session: "s", Env: []string{"A=1"}}
 	made := ok[*plan](t)(makePlan(&authority{req: req}, "base", "/workspace", config.Limits{}, nil))
 	defer made.close()

@@ -23,10 +23,10 @@ func TestStoreInABucket(t *testing.T) {
 	t.Setenv("TURN_STORE", "s3://turns/team/a")
 	ctx := t.Context()
 	p := newPast(t)
-	s := p.session("s")
+	s := p.Session("s")
 	large := random(3<<20, 5)
-	p.turn(s, "main", texts(map[string]string{"/a": "one", "/large": large})...)
-	p.turn(s, "main", texts(map[string]string{"/a": "two", "/large": large})...)
+	p.Turn(s, "main", texts(map[string]string{"/a": "one", "/large": large})...)
+	p.Turn(s, "main", texts(map[string]string{"/a": "two", "/large": large})...)
 	if err := p.x.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/merging"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -126,20 +128,22 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
 // directory. With undecided conflicts it keeps nothing, and the report has them. An error means
 // that nothing was kept; of kind Invalid or KindNotFound, that the request is wrong.
-func (x *Executor) Merge(ctx context.Context, req MergeRequest) (*MergeReport, error) {
-	return mergeTurns(ctx, x.repo, req)
+func (x *Executor) Merge(ctx context.Context, req merging.Request) (*merging.MergeReport, error) {
+	return merging.Merge(ctx, x.repo, req)
 }
 
 // Export writes a session as one file to w: its turns, branches and tags, and all that they need. A
 // turn that is running is left out. The same session gives the same bytes.
-func (x *Executor) Export(ctx context.Context, req ExportRequest, w io.Writer) (*ExportReport, error) {
-	return exportSession(ctx, x.repo, req, w)
+func (x *Executor) Export(ctx context.Context, req bundle.ExportRequest,
+	w io.Writer) (*bundle.ExportReport, error) {
+	return bundle.Export(ctx, x.repo, req, w)
 }
 
 // Import reads a session that Export wrote. The file is untrusted: everything in it is checked
 // before the session appears. A session that is here already changes nothing.
-func (x *Executor) Import(ctx context.Context, req ImportRequest, r io.Reader) (*ImportReport, error) {
-	return importSession(ctx, x.repo, req, x.roomToImport, r)
+func (x *Executor) Import(ctx context.Context, req bundle.ImportRequest,
+	r io.Reader) (*bundle.ImportReport, error) {
+	return bundle.Import(ctx, x.repo, req, x.roomToImport, r)
 }
 
 // roomToImport returns an error while the disk is nearly full.

@@ -1,8 +1,6 @@
 package turn
 
 import (
-	"archive/tar"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,51 +8,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/internal/template"
 )
-
-// template registers a template called name, whose image has these files, and
-// returns the image's tree.
-func (p *past) template(name string, files map[string]string) func(w tree.Writer) tree.Ref {
-	t := p.t
-	t.Helper()
-	spec := ok[*template.Spec](t)(template.Parse(name, []byte("base = \"debian:bookworm\"\nenv = { OF = \""+name+"\" }\n"), nil))
-	dir := p.x.home.Path("templates", spec.Digest().Hex())
-	for _, d := range []string{dir, p.x.home.Path("templates", "specs")} {
-		if err := os.MkdirAll(d, 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	root := filepath.Join(dir, "root.erofs")
-	out := ok[*os.File](t)(os.Create(root))
-	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
-	for path, text := range files {
-		if err := w.Add(&tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	_ = out.Close()
-	write := func(path string, v any) {
-		if err := os.WriteFile(path, ok[[]byte](t)(json.Marshal(v)), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	st := ok[filestamp.Stamp](t)(filestamp.Of(t.Context(), root))
-	write(filepath.Join(dir, "manifest.json"), map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
-	write(p.x.home.Path("templates", "specs", name+".json"), spec)
-	return func(w tree.Writer) tree.Ref {
-		tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(t.Context(), name))
-		return ok[tree.Ref](t)(p.x.templates().Tree(t.Context(), tmpl, w))
-	}
-}
 
 // TestTemplateThatIsNeeded: files that are only in a template's image are not taken
 // from the sessions that have them.
@@ -62,11 +18,11 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
 	large := random(2<<20, 3)
-	files := p.template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
-	others := p.template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
-	p.template("unused", map[string]string{"/y": "of none"})
-	p.leaves(p.session("on-mine"), files)
-	p.leaves(p.session("on-other"), others)
+	files := p.Template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
+	others := p.Template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
+	p.Template("unused", map[string]string{"/y": "of none"})
+	p.Leaves(p.Session("on-mine"), files)
+	p.Leaves(p.Session("on-other"), others)
 	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
 	remove := func(r TemplateRemoval) error {
 		gone, err := p.x.RemoveTemplate(ctx, r)
@@ -130,12 +86,12 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 func TestTemplateOfAnonymousSessions(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
-	files := p.template("mine", map[string]string{"/etc/own": "only here"})
-	nameless, tagged, named := p.session(""), p.session(""), p.session("named")
+	files := p.Template("mine", map[string]string{"/etc/own": "only here"})
+	nameless, tagged, named := p.Session(""), p.Session(""), p.Session("named")
 	for _, s := range []session.Session{nameless, tagged, named} {
-		p.leaves(s, files)
+		p.Leaves(s, files)
 	}
-	p.leaves(p.session(""), p.template("other", map[string]string{"/x": "of the other"}))
+	p.Leaves(p.Session(""), p.Template("other", map[string]string{"/x": "of the other"}))
 	g := ok[*session.Graph](t)(p.x.Session(ctx, string(tagged.ID)))
 	ok[session.Tag](t)(p.x.Tag(ctx, string(g.Turns[0].ID), "keep"))
 	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
@@ -180,7 +136,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 // damage, and not a wrong name.
 func TestRecordThatIsNotThere(t *testing.T) {
 	p := newPast(t)
-	p.turn(p.session("s"), "main", texts(map[string]string{"/a": "one"})...)
+	p.Turn(p.Session("s"), "main", texts(map[string]string{"/a": "one"})...)
 	if err := p.x.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package turn
+package merging
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package turn
+package bundle
 
 import (
 	"archive/tar"
@@ -76,14 +76,14 @@ type UnbuiltTemplate struct {
 	Hint   string           `json:"hint"`
 }
 
-// Import adds the session that Export wrote to r, under the IDs that it had. Every
-// object is checked against its name, every content, record and FS hash against
-// what names it; what is not named by anything is refused, as is what is missing,
-// unless the file says that it lies in a template: then the report says what is not
-// here. Templates are built as req says; one that cannot be is no reason to fail.
-// The session is there as a whole, or not at all; of a file that is refused, objects
-// may take up room until GC.
-func importSession(ctx context.Context, x *repo.Repo, req ImportRequest, room func() error, r io.Reader) (*ImportReport, error) {
+// Import adds the session that Export wrote to r, under the same IDs. Every object is checked
+// against its name; every content, record and FS hash against its references. Unreferenced and
+// missing objects are errors, except contents that the file omits because a template has them: the
+// report lists those that are not here. Templates are built as req says; a failed build is no
+// error. The session appears as a whole or not at all; objects of a rejected file may take up space
+// until GC. room returns an error while the disk is nearly full.
+func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() error,
+	r io.Reader) (*ImportReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package turn
+package bundle
 
 import (
 	"archive/tar"
@@ -11,19 +11,20 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/template"
 )
 
 // withTemplate is a session on a template that a user registered, as a file.
 func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[string]string) {
 	t.Helper()
-	p := newPast(t)
-	files = map[string]string{"/etc/own": "only here", "/large": random(2<<20, 3)}
-	p.image = "mine"
-	p.leaves(p.session("s"), p.template("mine", files))
+	p := repotest.New(t)
+	files = map[string]string{"/etc/own": "only here", "/large": repotest.Random(2<<20, 3)}
+	p.Image = "mine"
+	p.Leaves(p.Session("s"), p.Template("mine", files))
 	var out bytes.Buffer
 	req.Session = "s"
-	ok[*ExportReport](t)(p.x.Export(t.Context(), req, &out))
+	ok[*ExportReport](t)(Export(t.Context(), p.Repo, req, &out))
 	return out.Bytes(), files
 }
 
@@ -32,36 +33,39 @@ func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[strin
 func TestImportWithoutTemplate(t *testing.T) {
 	file, files := withTemplate(t, ExportRequest{})
 	ctx := t.Context()
-	q := newPast(t)
+	q := repotest.New(t)
 	for _, how := range []ImportBuild{"", BuildNone, BuildKnown} {
-		r := newPast(t)
-		rep := ok[*ImportReport](t)(r.x.Import(ctx, ImportRequest{Build: how}, bytes.NewReader(file)))
+		r := repotest.New(t)
+		rep := ok[*ImportReport](t)(Import(ctx, r.Repo, ImportRequest{Build: how}, room, bytes.NewReader(file)))
 		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) || len(rep.Templates) != 1 ||
 			rep.Templates[0].Name != "mine" || !strings.Contains(rep.Templates[0].Why, "not known here") || !strings.Contains(rep.Templates[0].Hint, "--build all") {
 			t.Errorf("%q: %+v", how, rep)
 		}
 	}
-	ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file)))
-	if info := ok[*repo.TurnInfo](t)(q.x.Show(ctx, "s@1")); info.State == nil {
+	ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file)))
+	if info := ok[*repo.TurnInfo](t)(q.Repo.Show(ctx, "s@1")); info.State == nil {
 		t.Errorf("%+v", info)
 	}
-	if _, err := q.x.Receipt(ctx, "s@1"); err != nil {
+	if _, err := q.Repo.Receipt(ctx, "s@1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := q.x.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
+	if _, err := q.Repo.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
-	if r := ok[*repo.FsckReport](t)(q.x.Fsck(ctx)); r.OK() {
+	if r := ok[*repo.FsckReport](t)(q.Repo.Fsck(ctx)); r.OK() {
 		t.Error("what is missing is no problem")
 	}
-	if _, err := q.x.GC(ctx, repo.GCRequest{}); err != nil {
+	if _, err := q.Repo.GC(ctx, repo.GCRequest{}); err != nil {
 		t.Error(err)
 	}
 	// The template comes: a build of what is built already lets the store find its files.
-	q.template("mine", files)
-	fresh := New(q.x.home)
+	q.Template("mine", files)
+	fresh := repotest.Open(q.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
-	ok[*template.Template](t)(fresh.BuildTemplate(ctx, "mine", template.BuildOptions{}))
+	built := ok[*template.Template](t)(fresh.Templates().Build(ctx, "mine", template.BuildOptions{}))
+	if err := fresh.IndexTemplate(ctx, built); err != nil {
+		t.Fatal(err)
+	}
 	if r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
@@ -73,13 +77,13 @@ func TestImportWithoutTemplate(t *testing.T) {
 		_ = in.Close()
 	}
 	// Where it was before, nothing is missing; and with --full neither.
-	r := newPast(t)
-	r.template("mine", files)
-	if rep := ok[*ImportReport](t)(r.x.Import(ctx, ImportRequest{Build: BuildKnown}, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	r := repotest.New(t)
+	r.Template("mine", files)
+	if rep := ok[*ImportReport](t)(Import(ctx, r.Repo, ImportRequest{Build: BuildKnown}, room, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 	full, _ := withTemplate(t, ExportRequest{Full: true})
-	if rep := ok[*ImportReport](t)(newPast(t).x.Import(ctx, ImportRequest{}, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	if rep := ok[*ImportReport](t)(Import(ctx, repotest.New(t).Repo, ImportRequest{}, room, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 }
@@ -88,34 +92,34 @@ func TestImportWithoutTemplate(t *testing.T) {
 func TestImportHostileTail(t *testing.T) {
 	file, _ := withTemplate(t, ExportRequest{})
 	ctx := t.Context()
-	good := unpackExport(t, file)
+	good := repotest.Unpack(t, file)
 	last := len(good) - 1
-	if good[last].name != exportTailAt {
-		t.Fatal(good[last].name)
+	if good[last].Name != exportTailAt {
+		t.Fatal(good[last].Name)
 	}
 	var tail exportTail
-	if err := json.Unmarshal(good[last].data, &tail); err != nil || len(tail.LeftOut) != 2 || len(tail.Specs) != 1 {
+	if err := json.Unmarshal(good[last].Data, &tail); err != nil || len(tail.LeftOut) != 2 || len(tail.Specs) != 1 {
 		t.Fatal(tail, err)
 	}
 	with := func(change func(*exportTail)) []byte {
 		var other exportTail
-		_ = json.Unmarshal(good[last].data, &other)
+		_ = json.Unmarshal(good[last].Data, &other)
 		change(&other)
 		entries := slices.Clone(good)
-		entries[last].data = ok[[]byte](t)(json.Marshal(other))
-		return packExport(t, entries)
+		entries[last].Data = ok[[]byte](t)(json.Marshal(other))
+		return repotest.Pack(t, entries)
 	}
 	for what, bad := range map[string][]byte{
-		"no tail":       packExport(t, good[:last]),
-		"two":           packExport(t, append(slices.Clone(good), good[last])),
-		"a link":        packExport(t, append(slices.Clone(good[:last]), tarEntry{name: exportTailAt, kind: tar.TypeSymlink})),
+		"no tail":       repotest.Pack(t, good[:last]),
+		"two":           repotest.Pack(t, append(slices.Clone(good), good[last])),
+		"a link":        repotest.Pack(t, append(slices.Clone(good[:last]), repotest.Entry{Name: exportTailAt, Kind: tar.TypeSymlink})),
 		"less left out": with(func(e *exportTail) { e.LeftOut = e.LeftOut[1:] }),
 	} {
-		q := newPast(t)
-		if rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
+		q := repotest.New(t)
+		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}
@@ -123,13 +127,13 @@ func TestImportHostileTail(t *testing.T) {
 	for i := 1; i < last; i++ {
 		entries := slices.Delete(slices.Clone(good), i, i+1)
 		var all exportTail
-		_ = json.Unmarshal(good[last].data, &all)
-		all.LeftOut = append(all.LeftOut, turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].name, exportObject)))
-		entries[len(entries)-1].data = ok[[]byte](t)(json.Marshal(all))
-		q := newPast(t)
-		rep, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(packExport(t, entries)))
+		_ = json.Unmarshal(good[last].Data, &all)
+		all.LeftOut = append(all.LeftOut, turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].Name, exportObject)))
+		entries[len(entries)-1].Data = ok[[]byte](t)(json.Marshal(all))
+		q := repotest.New(t)
+		rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(repotest.Pack(t, entries)))
 		if err == nil && rep.Missing != 3 {
-			t.Errorf("%s: %+v", good[i].name, rep)
+			t.Errorf("%s: %+v", good[i].Name, rep)
 		}
 	}
 	// Hostile specs are not built, and not registered.
@@ -140,12 +144,12 @@ func TestImportHostileTail(t *testing.T) {
 		"a package that is an option": func(s *template.Spec) { s.Packages = []string{"-o"} },
 		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
 	} {
-		q := newPast(t)
-		rep := ok[*ImportReport](t)(q.x.Import(ctx, ImportRequest{Build: BuildAll}, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
+		q := repotest.New(t)
+		rep := ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{Build: BuildAll}, room, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
 		if rep.Missing != 2 || len(rep.Templates) != 1 {
 			t.Errorf("%s: %+v", what, rep)
 		}
-		for _, name := range ok[[]string](t)(q.x.templates().Names()) {
+		for _, name := range ok[[]string](t)(q.Repo.Templates().Names()) {
 			if name == "mine" || name == "other" || name == "x" {
 				t.Errorf("%s: %s is registered", what, name)
 			}

@@ -1,4 +1,5 @@
-package turn
+// Package bundle writes a session as one file, and reads such files.
+package bundle
 
 import (
 	"archive/tar"
@@ -66,9 +67,9 @@ type ExportReport struct {
 	Bytes   int64           `json:"bytes"` // of the objects, uncompressed
 }
 
-// Export writes a session as one file to w: its turns, branches and tags, and all
-// that they need. A turn that is running is left out. The same session gives the same bytes.
-func exportSession(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
+// Export writes a session as one file to w: its turns, branches and tags, and all data that they
+// need. A running turn is omitted. The same session gives the same bytes.
+func Export(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
 	g, err := x.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err

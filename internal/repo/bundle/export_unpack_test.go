@@ -1,4 +1,4 @@
-package turn
+package bundle
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -20,9 +21,9 @@ import (
 func holds(t *testing.T, content func(b *store.Batch) tree.Content) []byte {
 	t.Helper()
 	ctx := t.Context()
-	p := newPast(t)
-	p.leaves(p.session("story"), func(w tree.Writer) tree.Ref {
-		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, treetest.Make(t, w, texts(map[string]string{"/a": "one"})...)))
+	p := repotest.New(t)
+	p.Leaves(p.Session("story"), func(w tree.Writer) tree.Ref {
+		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, treetest.Make(t, w, treetest.Texts(map[string]string{"/a": "one"})...)))
 		d := ok[tree.Directory](t)(tree.GetDirectory(ctx, w, r.Tree))
 		d[0].Content = content(w.(*store.Batch))
 		d[0].Size = d[0].Content.Size
@@ -33,7 +34,7 @@ func holds(t *testing.T, content func(b *store.Batch) tree.Content) []byte {
 		return ok[tree.Ref](t)(tree.PutRoot(ctx, w, r))
 	})
 	var out bytes.Buffer
-	ok[*ExportReport](t)(p.x.Export(ctx, ExportRequest{Session: "story"}, &out))
+	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &out))
 	return out.Bytes()
 }
 
@@ -54,12 +55,12 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 		list := append([]byte("TURNLST1"), bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
 		return tree.Content{Digest: turnstone.DigestBytes([]byte("another")), Size: n << 20, Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
 	})
-	q := newPast(t)
-	_, err := q.x.Import(ctx, ImportRequest{}, bytes.NewReader(file))
+	q := repotest.New(t)
+	_, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file))
 	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
-	if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("left %v", all)
 	}
 }
@@ -73,11 +74,11 @@ func TestImportSparse(t *testing.T) {
 	if len(file) > size/maxUnpacking {
 		t.Errorf("it has %d bytes: nothing is asked here", len(file))
 	}
-	q := newPast(t)
-	if rep := ok[*ImportReport](t)(q.x.Import(t.Context(), ImportRequest{}, bytes.NewReader(file))); !rep.Fresh {
+	q := repotest.New(t)
+	if rep := ok[*ImportReport](t)(Import(t.Context(), q.Repo, ImportRequest{}, room, bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
-	ok[session.Session](t)(q.cs.DB.Find(t.Context(), "story"))
+	ok[session.Session](t)(q.CS.DB.Find(t.Context(), "story"))
 }
 
 // TestImportCountsContents: what contents unpack to is counted together.

@@ -1,4 +1,4 @@
-package turn
+package bundle
 
 import (
 	"archive/tar"

@@ -1,7 +1,6 @@
-package turn
+package merging
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +9,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -18,79 +19,58 @@ import (
 
 // A mergeWorld is a session whose turns are made without machines.
 type mergeWorld struct {
-	*past
+	*repotest.Past
 	s session.Session
 }
 
 func newMergeWorld(t *testing.T) *mergeWorld {
-	p := newPast(t)
-	return &mergeWorld{p, p.session("research")}
+	p := repotest.New(t)
+	return &mergeWorld{p, p.Session("research")}
 }
 
 // turn commits a turn on a branch, with these files and this environment.
 func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) session.Turn {
-	w.t.Helper()
-	ctx := w.t.Context()
-	batch, err := w.cs.Store.Begin(ctx)
-	w.must(err)
-	defer func() { _ = batch.Close() }()
-	t, err := w.cs.DB.Start(ctx, session.StartTurn{Session: w.s.ID, Branch: branch, Kind: string(repo.KindRun), Title: "a turn"})
-	w.must(err)
-	ref := treetest.Make(w.t, batch, treetest.Texts(files)...)
-	state, err := putJSON(ctx, batch, repo.State{Format: repo.StateFormat, Image: "base", Tree: ref, Env: env, Cwd: "/workspace"})
-	w.must(err)
-	text := "# A turn\n"
-	c, err := batch.PutContent(ctx, bytes.NewReader([]byte(text)), int64(len(text)))
-	w.must(err)
-	rec, err := putJSON(ctx, batch, &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: w.s.ID, Number: t.Number, Branch: branch, Parents: t.Parents,
-		Kind: repo.KindRun, Image: "base", Template: turnstone.DigestBytes([]byte("template")), Result: turnstone.ResultPassed, Document: c, Receipt: c, State: state})
-	w.must(err)
-	w.must(batch.Flush(ctx))
-	var head *turnstone.TurnID
-	if len(t.Parents) > 0 {
-		head = &t.Parents[0]
-	}
-	_, _, err = w.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true, ExpectedHead: head})
-	w.must(err)
-	t, err = w.cs.DB.Turn(ctx, t.ID)
-	w.must(err)
-	return t
+	w.T.Helper()
+	return w.Commit(w.s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
+		rec.Template = turnstone.DigestBytes([]byte("template"))
+		return repo.State{Image: "base", Tree: treetest.Make(w.T, b, treetest.Texts(files)...), Env: env, Cwd: "/workspace"}
+	})
 }
 
 func (w *mergeWorld) must(err error) {
-	w.t.Helper()
+	w.T.Helper()
 	if err != nil {
-		w.t.Fatal(err)
+		w.T.Fatal(err)
 	}
 }
 
 func (w *mergeWorld) fork(from session.Turn, name string) {
-	w.t.Helper()
-	_, err := w.cs.DB.Fork(w.t.Context(), from, name)
+	w.T.Helper()
+	_, err := w.CS.DB.Fork(w.T.Context(), from, name)
 	w.must(err)
 }
 
-func (w *mergeWorld) merge(req MergeRequest) *MergeReport {
-	w.t.Helper()
-	rep, err := w.x.Merge(w.t.Context(), req)
+func (w *mergeWorld) merge(req Request) *MergeReport {
+	w.T.Helper()
+	rep, err := Merge(w.T.Context(), w.Repo, req)
 	w.must(err)
 	return rep
 }
 
 func (w *mergeWorld) file(ref, name string) string {
-	w.t.Helper()
-	_, _, st, err := w.x.repo.ResolveState(w.t.Context(), ref)
+	w.T.Helper()
+	_, _, st, err := w.Repo.ResolveState(w.T.Context(), ref)
 	w.must(err)
-	e, err := tree.Lookup(w.t.Context(), w.cs.Store, st.Tree, name)
+	e, err := tree.Lookup(w.T.Context(), w.CS.Store, st.Tree, name)
 	w.must(err)
-	b, err := w.cs.Read(w.t.Context(), e.Content, 1<<20)
+	b, err := w.CS.Read(w.T.Context(), e.Content, 1<<20)
 	w.must(err)
 	return string(b)
 }
 
 func (w *mergeWorld) turns() int {
-	w.t.Helper()
-	g, err := w.cs.DB.Graph(w.t.Context(), w.s.ID)
+	w.T.Helper()
+	g, err := w.CS.DB.Graph(w.T.Context(), w.s.ID)
 	w.must(err)
 	return len(g.Turns)
 }
@@ -111,18 +91,18 @@ func TestMergeMakesATurn(t *testing.T) {
 	theirs := w.turn("explore", files("1\n2\nTHREE\n", "workspace/new", "x"), "A=1", "B=2")
 	ours := w.turn("main", files("ONE\n2\n3\n"), "A=2", "B=1")
 
-	dry := w.merge(MergeRequest{From: "explore", DryRun: true})
+	dry := w.merge(Request{From: "explore", DryRun: true})
 	if dry.Outcome != MergeDone || w.turns() != 3 {
 		t.Fatalf("a dry run: %+v, %d turns", dry, w.turns())
 	}
-	rep := w.merge(MergeRequest{From: "explore", Into: "main"})
+	rep := w.merge(Request{From: "explore", Into: "main"})
 	if rep.Outcome != MergeDone || rep.Number != 4 || rep.Branch != "main" || rep.Diverged || rep.Layer.Added != 1 || rep.Layer.Changed != 1 || rep.FSHash != dry.FSHash {
 		t.Fatalf("%+v", rep)
 	}
 	if got := w.file("research", "/workspace/a"); got != "ONE\n2\nTHREE\n" {
 		t.Errorf("a: %q", got)
 	}
-	info, err := w.x.Show(t.Context(), "research@4")
+	info, err := w.Repo.Show(t.Context(), "research@4")
 	w.must(err)
 	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) || info.Record.Kind != repo.KindMerge || info.Turn.Kind != "merge" {
 		t.Errorf("%+v", info.Turn)
@@ -130,7 +110,7 @@ func TestMergeMakesATurn(t *testing.T) {
 	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" || info.State.Tree.Hash != rep.FSHash {
 		t.Errorf("%+v", info.State)
 	}
-	receipt, err := w.x.Receipt(t.Context(), "research@4")
+	receipt, err := w.Repo.Receipt(t.Context(), "research@4")
 	w.must(err)
 	doc, err := document.Parse("receipt.md", receipt)
 	if err != nil || len(doc.Steps) != 0 {
@@ -141,14 +121,14 @@ func TestMergeMakesATurn(t *testing.T) {
 			t.Errorf("the receipt lacks %q:\n%s", want, receipt)
 		}
 	}
-	if rep := w.merge(MergeRequest{From: "explore"}); rep.Outcome != MergeUpToDate || w.turns() != 4 {
+	if rep := w.merge(Request{From: "explore"}); rep.Outcome != MergeUpToDate || w.turns() != 4 {
 		t.Errorf("again: %+v", rep)
 	}
 	// explore has nothing of its own any more.
-	if rep := w.merge(MergeRequest{From: "main", Into: "research@explore"}); rep.Outcome != MergeFastForward || w.turns() != 4 {
+	if rep := w.merge(Request{From: "main", Into: "research@explore"}); rep.Outcome != MergeFastForward || w.turns() != 4 {
 		t.Errorf("back: %+v", rep)
 	}
-	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
+	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
 		t.Errorf("explore: %+v, %v", b, err)
 	}
 }
@@ -159,18 +139,18 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	w.fork(base, "explore")
 	w.turn("explore", files("2\n"), "A=2")
 	ours := w.turn("main", files("3\n"), "A=3")
-	rep := w.merge(MergeRequest{From: "research@explore"})
+	rep := w.merge(Request{From: "research@explore"})
 	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 || rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" || w.turns() != 3 {
 		t.Fatalf("%+v", rep)
 	}
-	if b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
+	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
 		t.Errorf("main: %+v, %v", b, err)
 	}
-	_, err := w.x.Merge(t.Context(), MergeRequest{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
+	_, err := Merge(t.Context(), w.Repo, Request{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
 	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
 		t.Errorf("a path without a conflict: %v (%s)", err, turnstone.HintOf(err))
 	}
-	rep = w.merge(MergeRequest{From: "explore", Markers: true, Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
+	rep = w.merge(Request{From: "explore", Markers: true, Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
 	if rep.Outcome != MergeDone || len(rep.Resolved) != 2 {
 		t.Fatalf("%+v", rep)
 	}
@@ -178,7 +158,7 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	if got := w.file("research", "/workspace/a"); got != want {
 		t.Errorf("a: %q", got)
 	}
-	info, err := w.x.Show(t.Context(), "research")
+	info, err := w.Repo.Show(t.Context(), "research")
 	w.must(err)
 	if !slices.Equal(info.State.Env, []string{"A=2"}) || info.Turn.Title != "both | `of` them" {
 		t.Errorf("%v, %q", info.State.Env, info.Turn.Title)
@@ -193,16 +173,16 @@ func TestMergeFastForward(t *testing.T) {
 	base := w.turn("main", files("1\n"))
 	w.fork(base, "explore")
 	theirs := w.turn("explore", files("2\n"))
-	if rep := w.merge(MergeRequest{From: "explore", DryRun: true}); rep.Outcome != MergeFastForward {
+	if rep := w.merge(Request{From: "explore", DryRun: true}); rep.Outcome != MergeFastForward {
 		t.Fatalf("%+v", rep)
 	}
-	rep := w.merge(MergeRequest{From: "explore", NoFF: true})
+	rep := w.merge(Request{From: "explore", NoFF: true})
 	if rep.Outcome != MergeDone || rep.FSHash != rep.Theirs.FSHash {
 		t.Fatalf("--no-ff: %+v", rep)
 	}
 	w.fork(base, "other")
-	rep = w.merge(MergeRequest{From: "explore", Into: "other"})
-	b, err := w.cs.DB.Branch(t.Context(), w.s.ID, "other")
+	rep = w.merge(Request{From: "explore", Into: "other"})
+	b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "other")
 	if rep.Outcome != MergeFastForward || err != nil || b.Head != theirs.ID || w.turns() != 3 {
 		t.Errorf("%+v, %+v, %v", rep, b, err)
 	}
@@ -215,19 +195,19 @@ func TestMergeFindsTheSession(t *testing.T) {
 	w.turn("explore", files("2\n"))
 	w.turn("main", files("1\n", "b", "x"))
 	for _, c := range []struct {
-		req  MergeRequest
+		req  Request
 		kind turnstone.Kind
 	}{
-		{MergeRequest{From: "nothing"}, turnstone.KindNotFound},
-		{MergeRequest{From: "explore", Into: "nothing"}, turnstone.KindNotFound},
-		{MergeRequest{From: "explore", Session: "nothing"}, turnstone.KindNotFound},
-		{MergeRequest{From: "research@9"}, turnstone.KindNotFound},
+		{Request{From: "nothing"}, turnstone.KindNotFound},
+		{Request{From: "explore", Into: "nothing"}, turnstone.KindNotFound},
+		{Request{From: "explore", Session: "nothing"}, turnstone.KindNotFound},
+		{Request{From: "research@9"}, turnstone.KindNotFound},
 	} {
-		if _, err := w.x.Merge(t.Context(), c.req); turnstone.KindOf(err) != c.kind {
+		if _, err := Merge(t.Context(), w.Repo, c.req); turnstone.KindOf(err) != c.kind {
 			t.Errorf("%+v: %v", c.req, err)
 		}
 	}
-	for _, req := range []MergeRequest{
+	for _, req := range []Request{
 		{From: "explore"}, {From: "research@explore"}, {From: "explore", Session: "research"}, {From: "2", Session: "research"},
 		{From: "explore", Into: "research@main"}, {From: "explore~0"},
 	} {
@@ -236,16 +216,16 @@ func TestMergeFindsTheSession(t *testing.T) {
 			t.Errorf("%+v: %+v", req, rep)
 		}
 	}
-	other, err := w.cs.DB.Create(t.Context(), "other")
+	other, err := w.CS.DB.Create(t.Context(), "other")
 	w.must(err)
 	first := w.s
 	w.s = other
 	w.fork(w.turn("main", files("1\n")), "explore")
-	_, err = w.x.Merge(t.Context(), MergeRequest{From: "explore"})
+	_, err = Merge(t.Context(), w.Repo, Request{From: "explore"})
 	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "other@explore") || !strings.Contains(turnstone.HintOf(err), "research@explore") {
 		t.Errorf("two sessions: %v (%s)", err, turnstone.HintOf(err))
 	}
-	_, err = w.x.Merge(t.Context(), MergeRequest{From: "other@explore", Into: first.Name + "@main"})
+	_, err = Merge(t.Context(), w.Repo, Request{From: "other@explore", Into: first.Name + "@main"})
 	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("across sessions: %v", err)
 	}
@@ -265,7 +245,7 @@ func TestMergesRace(t *testing.T) {
 	reports := make(chan *MergeReport, n)
 	for i := range n {
 		go func() {
-			rep, err := w.x.Merge(t.Context(), MergeRequest{From: fmt.Sprintf("b%d", i)})
+			rep, err := Merge(t.Context(), w.Repo, Request{From: fmt.Sprintf("b%d", i)})
 			if err != nil {
 				t.Error(err)
 			}
@@ -292,7 +272,7 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 	w.fork(base, "explore")
 	w.turn("explore", map[string]string{"b": "x"}) // /workspace is gone, and nobody looked
 	w.turn("main", files("1\n", "c", "x"))
-	rep := w.merge(MergeRequest{From: "explore"})
+	rep := w.merge(Request{From: "explore"})
 	if rep.Outcome != MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" || !strings.Contains(rep.Receipt, "is not in the merged tree") {
 		t.Errorf("%+v", rep)
 	}
@@ -301,7 +281,7 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 // Whatever files are called, the receipt is a document without steps.
 func TestMergeReceiptOfAnyNames(t *testing.T) {
 	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---", "<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
-		m := &merging{req: MergeRequest{From: "x", Into: "main", Message: name}, report: &MergeReport{Ours: &MergeSide{}, Theirs: &MergeSide{},
+		m := &merging{req: Request{From: "x", Into: "main", Message: name}, report: &MergeReport{Ours: &MergeSide{}, Theirs: &MergeSide{},
 			Merged: []string{"/" + name}, Renames: []merge.Rename{{From: "/" + name, To: "/b"}}, CwdGone: "/" + name, Cwd: "/",
 			Resolved: []merge.Conflict{{Path: "/" + name, Kind: merge.KindLinks, Detail: name, OursPath: name}}}}
 		doc, err := document.Parse("merge.md", []byte(m.document()))

@@ -1,4 +1,5 @@
-package turn
+// Package merging merges turns of a session.
+package merging
 
 import (
 	"cmp"
@@ -21,8 +22,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A MergeRequest says what to merge. docs/merge.md has the rules.
-type MergeRequest struct {
+// A Request says what to merge. docs/merge.md has the rules.
+type Request struct {
 	// From is the turn to merge: as session.DB.Resolve takes it, or, where the session
 	// is known or can be found by it, a branch, a tag or a number alone.
 	From    string
@@ -85,7 +86,7 @@ type MergeSide struct {
 type merging struct {
 	x       *repo.Repo
 	cs      *repo.ContextStore
-	req     MergeRequest
+	req     Request
 	started time.Time
 	session session.Session
 	base    *session.Turn // nil: none
@@ -96,10 +97,10 @@ type merging struct {
 	report  *MergeReport
 }
 
-// Merge merges a turn into a branch of its session, three-way: files, environment,
-// working directory. With undecided conflicts it keeps nothing, and the report has
-// them. An error means that nothing was kept: of kind Invalid or KindNotFound, that the request is wrong.
-func mergeTurns(ctx context.Context, x *repo.Repo, req MergeRequest) (*MergeReport, error) {
+// Merge merges a turn into a branch of its session, three-way: files, environment, working
+// directory. With undecided conflicts it keeps nothing, and the report has them. After an error
+// nothing is kept; an error of kind Invalid or KindNotFound means that the request is wrong.
+func Merge(ctx context.Context, x *repo.Repo, req Request) (*MergeReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package turn
+package bundle
 
 import (
 	"bytes"
@@ -6,14 +6,13 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 )
 
 // FuzzImport: whatever a file holds, it is imported or refused, and does not end the
 // program; what is refused leaves no session.
 func FuzzImport(f *testing.F) {
-	x := New(&statedir.Dir{Root: f.TempDir()})
-	f.Cleanup(func() { _ = x.Close() })
+	x := repotest.New(f).Repo
 	f.Add([]byte("session.json"), []byte("{}"))
 	f.Add([]byte("session.json"), []byte(`{"format":1,"session":{"id":"s_000000000000000000"},"turns":[{"id":"t_000000000000000000"}]}`))
 	f.Add([]byte("objects/"+turnstone.DigestBytes(nil).Hex()), []byte("x"))
@@ -21,14 +20,14 @@ func FuzzImport(f *testing.F) {
 		if len(name) > 90 || bytes.IndexByte(name, 0) >= 0 {
 			return
 		}
-		file := packExport(t, []tarEntry{{name: "session.json", data: data, kind: '0'}, {name: "x" + string(name), data: data, kind: '0'}})
-		rep, err := x.Import(context.Background(), ImportRequest{}, bytes.NewReader(file))
+		file := repotest.Pack(t, []repotest.Entry{{Name: "session.json", Data: data, Kind: '0'}, {Name: "x" + string(name), Data: data, Kind: '0'}})
+		rep, err := Import(context.Background(), x, ImportRequest{}, room, bytes.NewReader(file))
 		if err == nil {
 			t.Fatalf("an entry %q was taken: %+v", name, rep)
 		}
 		if all, err := x.Sessions(context.Background()); err != nil || len(all) != 0 {
 			t.Fatalf("left %v, %v", all, err)
 		}
-		_, _ = x.Import(context.Background(), ImportRequest{}, bytes.NewReader(data))
+		_, _ = Import(context.Background(), x, ImportRequest{}, room, bytes.NewReader(data))
 	})
 }

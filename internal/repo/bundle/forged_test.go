@@ -1,48 +1,17 @@
-package turn
+package bundle
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"encoding/json"
 	"strings"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
-
-// leaves commits a turn whose state has that tree, whatever the tree says.
-func (p *past) leaves(s session.Session, make func(w tree.Writer) tree.Ref) {
-	p.t.Helper()
-	ctx := p.t.Context()
-	t := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(repo.KindRun), Title: "a turn"}))
-	batch, err := p.cs.Store.Begin(ctx)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	defer func() { _ = batch.Close() }()
-	put := func(v any) turnstone.Digest {
-		return ok[turnstone.Digest](p.t)(batch.Put(ctx, ok[[]byte](p.t)(json.Marshal(v))))
-	}
-	state := put(repo.State{Format: repo.StateFormat, Image: cmp.Or(p.image, "base"), Cwd: "/", Tree: make(batch)})
-	text := ok[tree.Content](p.t)(batch.PutContent(ctx, strings.NewReader("x"), 1))
-	record := put(repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: "main", Parents: t.Parents, Kind: repo.KindRun,
-		Image: cmp.Or(p.image, "base"), Result: turnstone.ResultPassed, State: state, Receipt: text, Document: text})
-	if err := batch.Flush(ctx); err != nil {
-		p.t.Fatal(err)
-	}
-	var head *turnstone.TurnID
-	if id := t.Parent(); id != "" {
-		head = &id
-	}
-	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state, MoveBranch: true, ExpectedHead: head}); err != nil {
-		p.t.Fatal(err)
-	}
-}
 
 // TestForgedTrees: a state whose tree says what is not so is found by fsck, and no
 // session that has one is imported.
@@ -78,33 +47,33 @@ func TestForgedTrees(t *testing.T) {
 		},
 	}
 	for what, lie := range forge {
-		p := newPast(t)
-		s := p.session("story")
+		p := repotest.New(t)
+		s := p.Session("story")
 		var good tree.Ref
-		p.leaves(s, func(w tree.Writer) tree.Ref {
-			good = treetest.Make(t, w, texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
+		p.Leaves(s, func(w tree.Writer) tree.Ref {
+			good = treetest.Make(t, w, treetest.Texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
 			return good
 		})
-		if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+		if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 			t.Errorf("%s: before: %+v", what, r.Problems)
 		}
-		p.leaves(s, func(w tree.Writer) tree.Ref { return lie(w, good) })
-		r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx))
+		p.Leaves(s, func(w tree.Writer) tree.Ref { return lie(w, good) })
+		r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx))
 		if r.OK() || !strings.HasPrefix(r.Problems[0].Where, "turn 2 ") {
 			t.Errorf("%s: fsck says %+v", what, r.Problems)
 		}
 		var file bytes.Buffer
-		if _, err := p.x.Export(ctx, ExportRequest{Session: "story"}, &file); err != nil {
+		if _, err := Export(ctx, p.Repo, ExportRequest{Session: "story"}, &file); err != nil {
 			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("%s: export: %v", what, err)
 			}
 			continue // it does not leave this place at all
 		}
-		q := newPast(t)
-		if rep, err := q.x.Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		q := repotest.New(t)
+		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]repo.SessionInfo](t)(q.x.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}

@@ -1,0 +1,48 @@
+package bundle
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"testing"
+
+	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+var update = flag.Bool("update", false, "write testdata that other packages' tests import")
+
+// TestFixture keeps cmd/turn/testdata/session.tzst readable: a session without machines,
+// which the scripts of turn import. With -update it is made anew.
+func TestFixture(t *testing.T) {
+	const path = "../../../cmd/turn/testdata/session.tzst"
+	if *update {
+		p := repotest.New(t)
+		s := p.Session("research")
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\n", "/workspace/out/a.csv": "1,2\n"})...)
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\nsecond\n", "/workspace/b": "b\n"})...)
+		ok[session.Branch](t)(p.Repo.Fork(t.Context(), "research@1", "fix/auth"))
+		p.Turn(s, "fix/auth", treetest.Texts(map[string]string{"/workspace/list": "other\n", "/workspace/out/a.csv": "1,2\n"})...)
+		ok[session.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
+		var b bytes.Buffer
+		ok[*ExportReport](t)(Export(t.Context(), p.Repo, ExportRequest{Session: "research", Full: true}, &b))
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	p := repotest.New(t)
+	if rep := ok[*ImportReport](t)(Import(t.Context(), p.Repo, ImportRequest{}, room, f)); rep.Turns != 3 || !rep.Fresh {
+		t.Errorf("%+v", rep)
+	}
+}
+
+func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
+
+// room says that the disk has room.
+func room() error { return nil }

@@ -1,0 +1,188 @@
+// Package repotest makes sessions of turns for tests, without machines.
+package repotest
+
+import (
+	"archive/tar"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// A Past is a repo whose turns are made without machines.
+type Past struct {
+	T    testing.TB
+	Repo *repo.Repo
+	CS   *repo.ContextStore
+
+	Image string // of turns that Leaves makes; empty: base
+}
+
+// New returns an empty Past in a temporary directory. The test closes it.
+func New(t testing.TB) *Past {
+	t.Helper()
+	r := Open(&statedir.Dir{Root: t.TempDir()})
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return On(t, r)
+}
+
+// On returns a Past on r, which the caller closes.
+func On(t testing.TB, r *repo.Repo) *Past {
+	t.Helper()
+	return &Past{T: t, Repo: r, CS: OK[*repo.ContextStore](t)(r.Open(t.Context()))}
+}
+
+// Open returns the repo of dir without a builder of templates, as another process would have it.
+// The caller closes it.
+func Open(dir *statedir.Dir) *repo.Repo {
+	return repo.New(dir, "", func() *template.Store {
+		return template.NewStore(dir.Path("templates"))
+	})
+}
+
+// OK returns a function that returns v, and ends the test if err is not nil.
+func OK[T any](t testing.TB) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+		}
+		return v
+	}
+}
+
+// Session returns the session called name. An empty name makes an anonymous session.
+func (p *Past) Session(name string) session.Session {
+	p.T.Helper()
+	if name == "" {
+		return OK[session.Session](p.T)(p.CS.DB.Create(p.T.Context(), ""))
+	}
+	return OK[session.Session](p.T)(p.CS.DB.Ensure(p.T.Context(), name))
+}
+
+// Commit commits a turn that leaves the state that leave returns. Leave may change the record.
+func (p *Past) Commit(s session.Session, branch string,
+	leave func(b *store.Batch, rec *repo.Record) repo.State) session.Turn {
+	p.T.Helper()
+	ctx := p.T.Context()
+	t := OK[session.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
+		Branch: branch, Kind: string(repo.KindRun), Title: "a turn"}))
+	batch := OK[*store.Batch](p.T)(p.CS.Store.Begin(ctx))
+	defer func() { _ = batch.Close() }()
+	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
+		Branch: branch, Parents: t.Parents, Kind: repo.KindRun, Result: turnstone.ResultPassed}
+	st := leave(batch, rec) // first: it may build a template, which contents are then looked up in
+	rec.Receipt = p.Content(batch, fmt.Sprintf("# Turn %d\n", t.Number))
+	rec.Document = rec.Receipt
+	st.Format, rec.Image = repo.StateFormat, st.Image
+	put := func(v any) turnstone.Digest {
+		b := OK[[]byte](p.T)(json.Marshal(v))
+		return OK[turnstone.Digest](p.T)(batch.Put(ctx, b))
+	}
+	rec.State = put(st)
+	end := session.Finish{Turn: t.ID, Result: rec.Result, Record: put(rec), State: rec.State,
+		MoveBranch: true}
+	if id := t.Parent(); id != "" {
+		end.ExpectedHead = &id
+	}
+	if err := batch.Flush(ctx); err != nil {
+		p.T.Fatal(err)
+	}
+	if _, _, err := p.CS.DB.Finish(ctx, end); err != nil {
+		p.T.Fatal(err)
+	}
+	return OK[session.Turn](p.T)(p.CS.DB.Turn(ctx, t.ID))
+}
+
+// Content puts text into b.
+func (p *Past) Content(b *store.Batch, text string) tree.Content {
+	p.T.Helper()
+	in := strings.NewReader(text)
+	return OK[tree.Content](p.T)(b.PutContent(p.T.Context(), in, int64(len(text))))
+}
+
+// Turn commits a turn that leaves these files.
+func (p *Past) Turn(s session.Session, branch string, files ...treetest.File) session.Turn {
+	p.T.Helper()
+	return p.Commit(s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
+		stdout := p.Content(b, fmt.Sprintf("output of turn %d", rec.Number))
+		rec.Steps = []repo.RecordStep{
+			{Name: "step 1", Status: turnstone.StepPassed, Stdout: &stdout}}
+		return repo.State{Image: "base", Cwd: "/workspace", Tree: treetest.Make(p.T, b, files...),
+			Env: []string{"A=1", fmt.Sprintf("N=%d", rec.Number)}}
+	})
+}
+
+// Leaves commits a turn whose state has the tree that plant returns, which may be damaged.
+func (p *Past) Leaves(s session.Session, plant func(w tree.Writer) tree.Ref) {
+	p.T.Helper()
+	p.Commit(s, "main", func(b *store.Batch, _ *repo.Record) repo.State {
+		return repo.State{Image: cmp.Or(p.Image, "base"), Cwd: "/", Tree: plant(b)}
+	})
+}
+
+// Template registers a template called name, whose image has these files, and returns a function
+// that puts the image's tree.
+func (p *Past) Template(name string, files map[string]string) func(w tree.Writer) tree.Ref {
+	t := p.T
+	t.Helper()
+	text := "base = \"debian:bookworm\"\nenv = { OF = \"" + name + "\" }\n"
+	spec := OK[*template.Spec](t)(template.Parse(name, []byte(text), nil))
+	dir := OK[string](t)(p.Repo.Dir.MkdirAll("templates", spec.Digest().Hex()))
+	specs := OK[string](t)(p.Repo.Dir.MkdirAll("templates", "specs"))
+	root := filepath.Join(dir, "root.erofs")
+	out := OK[*os.File](t)(os.Create(root))
+	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
+	for path, text := range files {
+		h := &tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644,
+			Size: int64(len(text))}
+		if err := w.Add(h, strings.NewReader(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.Close()
+	write := func(path string, v any) {
+		if err := os.WriteFile(path, OK[[]byte](t)(json.Marshal(v)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st := OK[filestamp.Stamp](t)(filestamp.Of(t.Context(), root))
+	write(filepath.Join(dir, "manifest.json"),
+		map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
+	write(filepath.Join(specs, name+".json"), spec)
+	return func(w tree.Writer) tree.Ref {
+		tmpl := OK[*template.Template](t)(p.Repo.BuiltTemplate(t.Context(), name))
+		return OK[tree.Ref](t)(p.Repo.Templates().Tree(t.Context(), tmpl, w))
+	}
+}
+
+// Random returns n bytes that do not compress, the same for the same seed.
+func Random(n int, seed byte) string {
+	b, x := make([]byte, n), uint64(seed)+1
+	for i := range b {
+		x = x*6364136223846793005 + 1442695040888963407
+		b[i] = byte(x >> 56)
+	}
+	return string(b)
+}
