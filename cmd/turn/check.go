@@ -7,6 +7,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type checkCmd struct {
@@ -66,12 +67,12 @@ func (c *checkCmd) Run(a *app) error {
 	}
 	for _, d := range docs {
 		for _, s := range d.Steps {
-			if _, err := putf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
+			if _, err := terminal.Printf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
 				return err
 			}
 		}
 		for _, n := range d.Needs {
-			if _, err := putf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
+			if _, err := terminal.Printf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
 				return err
 			}
 		}

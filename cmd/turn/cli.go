@@ -13,11 +13,11 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
-	"golang.org/x/term"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/subprocess"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // The exit statuses of turn. "turn exec" instead exits with the command's status, and with exitExec
@@ -101,7 +101,7 @@ func (e *exitError) Unwrap() error { return e.err }
 func realMain(onJSON func(command string, doc []byte)) int {
 	collectLater()
 	if err := subprocess.CloseOnExec(); err != nil {
-		putln(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
+		terminal.Println(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
 		return exitAborted
 	}
 	// A reader that disconnects causes a write error, not the end of the process: the sandbox must
@@ -212,10 +212,10 @@ func (a *app) complain(err error) {
 		return
 	}
 	for _, line := range messages(err) {
-		putln(a.stderr, "turn: "+printable(line))
+		terminal.Println(a.stderr, "turn: "+terminal.Printable(line))
 	}
 	if hint := turnstone.HintOf(err); hint != "" {
-		putln(a.stderr, "hint: "+printable(hint))
+		terminal.Println(a.stderr, "hint: "+terminal.Printable(hint))
 	}
 }
 
@@ -284,27 +284,17 @@ func interruptible(tell func(string), code int) (context.Context, func()) {
 	}
 }
 
-// styleOf returns the capabilities of f. It respects NO_COLOR (https://no-color.org) and TERM=dumb.
-func styleOf(f *os.File, quiet bool) style {
-	terminal := term.IsTerminal(int(f.Fd()))
-	name := os.Getenv("TERM")
-	capable := terminal && name != "" && name != "dumb"
-	return style{
-		quiet:  quiet,
-		live:   capable,
-		colors: capable && os.Getenv("NO_COLOR") == "",
-		width: func() int {
-			if w, _, err := term.GetSize(int(f.Fd())); err == nil && w > 0 {
-				return w
-			}
-			return 80
-		},
-	}
+// progress shows the progress of a command with steps on standard error, beside log records. Close
+// it.
+func (a *app) progress(quiet bool, steps int) *terminal.Progress {
+	p := terminal.ShowProgress(a.stderr, quiet, steps)
+	a.logTo(p)
+	return p
 }
 
 // logTo sends log records to w: warnings, with -v also actions, with -vv everything. slog quotes
 // its arguments; the sanitizer covers the rest.
 func (a *app) logTo(w io.Writer) {
 	level := slog.LevelWarn - slog.Level(4*a.verbose)
-	slog.SetDefault(slog.New(slog.NewTextHandler(cleanWriter{newSanitizer(false), w}, &slog.HandlerOptions{Level: level})))
+	slog.SetDefault(slog.New(slog.NewTextHandler(terminal.Cleaner(w), &slog.HandlerOptions{Level: level})))
 }

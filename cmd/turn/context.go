@@ -4,18 +4,18 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
 // withExecutor calls f with an executor and a context that the user can cancel.
 func (a *app) withExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	x, err := a.open(ctx)
 	if err != nil {
@@ -112,6 +112,3 @@ func outcome(t session.Turn) string {
 	}
 	return string(t.Result)
 }
-
-// ago formats the time from t to now for users.
-func ago(t, now time.Time) string { return rough(now.Sub(t)) + " ago" }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type cpCmd struct {
@@ -41,14 +42,14 @@ func (c *cpCmd) Run(a *app) error {
 			}
 			rep.Skipped = append(rep.Skipped, skipped{name, why})
 			if !c.JSON {
-				putln(a.stderr, "turn: "+printable(fmt.Sprintf("%q: %s", name, why)))
+				terminal.Println(a.stderr, "turn: "+terminal.Printable(fmt.Sprintf("%q: %s", name, why)))
 			}
 		})
 		switch {
 		case c.JSON && err == nil:
 			return a.writeJSON(rep)
 		case !c.JSON && rep.More > 0:
-			putf(a.stderr, "turn: and %d more\n", rep.More)
+			terminal.Printf(a.stderr, "turn: and %d more\n", rep.More)
 		}
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type diffCmd struct {
@@ -55,18 +56,18 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 	for _, f := range d.Files {
 		switch {
 		case patch && f.Patch != "":
-			if _, err := io.WriteString(out, a.cleanPatch(f.Patch)); err != nil {
+			if _, err := io.WriteString(out, terminal.Patch(a.stdout, f.Patch)); err != nil {
 				return err
 			}
 			continue
 		case stat:
-			putln(out, changeLine(f)+"  "+statOf(f))
+			terminal.Println(out, changeLine(f)+"  "+statOf(f))
 		default:
-			putln(out, changeLine(f)+what(f))
+			terminal.Println(out, changeLine(f)+what(f))
 		}
 	}
 	if stat {
-		putln(out, statSum(d))
+		terminal.Println(out, statSum(d))
 	}
 	printEnv(out, d)
 	return out.Flush()
@@ -75,9 +76,9 @@ func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
 // changeLine describes a path's change.
 func changeLine(f executor.FileChange) string {
 	if f.Status == executor.Renamed {
-		return fmt.Sprintf("%s %s -> %s", f.Status, named(f.OldPath), named(f.Path))
+		return fmt.Sprintf("%s %s -> %s", f.Status, terminal.Name(f.OldPath), terminal.Name(f.Path))
 	}
-	return fmt.Sprintf("%s %s", f.Status, named(f.Path))
+	return fmt.Sprintf("%s %s", f.Status, terminal.Name(f.Path))
 }
 
 // what names the changed attributes, unless only the content changed.
@@ -112,22 +113,22 @@ func statSum(d *executor.StateDiff) string {
 	for _, f := range d.Files {
 		plus, minus = plus+f.Plus, minus+f.Minus
 	}
-	return fmt.Sprintf("%s changed, %s added, %d removed", plural(len(d.Files), "path", "paths"), plural(plus, "line", "lines"), minus)
+	return fmt.Sprintf("%s changed, %s added, %d removed", terminal.Plural(len(d.Files), "path", "paths"), terminal.Plural(plus, "line", "lines"), minus)
 }
 
 func printEnv(out io.Writer, d *executor.StateDiff) {
 	for _, e := range d.Env {
 		switch {
 		case e.Old == nil:
-			putln(out, "A env "+named(e.Name)+"="+named(*e.New))
+			terminal.Println(out, "A env "+terminal.Name(e.Name)+"="+terminal.Name(*e.New))
 		case e.New == nil:
-			putln(out, "D env "+named(e.Name)+"="+named(*e.Old))
+			terminal.Println(out, "D env "+terminal.Name(e.Name)+"="+terminal.Name(*e.Old))
 		default:
-			putf(out, "M env %s=%s -> %s\n", named(e.Name), named(*e.Old), named(*e.New))
+			terminal.Printf(out, "M env %s=%s -> %s\n", terminal.Name(e.Name), terminal.Name(*e.Old), terminal.Name(*e.New))
 		}
 	}
 	if d.Cwd != nil {
-		putf(out, "M cwd %s -> %s\n", named(d.Cwd.Old), named(d.Cwd.New))
+		terminal.Printf(out, "M cwd %s -> %s\n", terminal.Name(d.Cwd.Old), terminal.Name(d.Cwd.New))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type doctorCmd struct {
@@ -34,7 +35,7 @@ func (c *doctorCmd) Run(a *app) error {
 	defer stop()
 	report := doctorReport{}
 	if c.Kernel != "" {
-		p := newProgress(a.stderr, styleOf(a.stderr, c.JSON), 0)
+		p := a.progress(c.JSON, 0)
 		report.Kernel, err = kernelcheck.Check(ctx, h, kernelcheck.Options{Image: c.Kernel,
 			Modules: c.KernelModules, AgentFile: a.env.AgentFile, Progress: p.Preparing})
 		p.Close()
@@ -54,7 +55,7 @@ func (c *doctorCmd) Run(a *app) error {
 	case c.Fix:
 		for _, f := range found {
 			if f.Fix != "" && err == nil {
-				_, err = putln(a.stdout, f.Fix)
+				_, err = terminal.Println(a.stdout, f.Fix)
 			}
 		}
 	default:
@@ -78,9 +79,9 @@ func (a *app) doctorOptions() doctor.Options {
 func printFindings(a *app, found []doctor.Finding) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	for _, f := range found {
-		putf(w, "%s\t%s\t%s\n", f.Status, f.Name, printable(f.Detail))
+		terminal.Printf(w, "%s\t%s\t%s\n", f.Status, f.Name, terminal.Printable(f.Detail))
 		if f.Fix != "" {
-			putf(w, "\t\tfix: %s\n", f.Fix)
+			terminal.Printf(w, "\t\tfix: %s\n", f.Fix)
 		}
 	}
 	return w.Flush()

@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"os"
 	"slices"
 	"syscall"
 
@@ -13,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -68,8 +66,7 @@ func (c *execCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitExec, err}
 	}
-	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-	a.logTo(p)
+	p := a.progress(c.Quiet, 0)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
@@ -78,8 +75,8 @@ func (c *execCmd) Run(a *app) error {
 		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
 		Shape: c.shape(x.Shape(c.Image)), Substrate: c.Substrate,
 		Network: rules, HostNetwork: c.networkFlags.network() == nil,
-		Stdout: &sink{file: a.stdout, progress: p, fail: broken, clean: sanitizerFor(a.stdout)},
-		Stderr: &sink{file: a.stderr, progress: p, fail: broken, clean: sanitizerFor(a.stderr)},
+		Stdout: terminal.NewSink(a.stdout, p, broken),
+		Stderr: terminal.NewSink(a.stderr, p, broken),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
@@ -130,43 +127,3 @@ func execVerdict(ctx context.Context, code int, err error) error {
 	}
 	return nil
 }
-
-// sanitizerFor returns the sanitizer of output to f: none unless f is a terminal.
-func sanitizerFor(f *os.File) *sanitizer {
-	if !term.IsTerminal(int(f.Fd())) {
-		return nil
-	}
-	return newSanitizer(styleOf(f, false).colors)
-}
-
-// markerFor is sanitizerFor for text that is read, not watched.
-func markerFor(f *os.File, escapes bool) *sanitizer {
-	if !term.IsTerminal(int(f.Fd())) {
-		return nil
-	}
-	return newMarker(styleOf(f, false).colors, escapes)
-}
-
-// A sink forwards a command's output. If that fails there is no reader, and the command is ended.
-type sink struct {
-	file     *os.File
-	progress *progress
-	clean    *sanitizer
-	fail     context.CancelCauseFunc
-}
-
-// Write implements io.Writer.
-func (s *sink) Write(b []byte) (int, error) {
-	s.progress.Settle()
-	text := b
-	if s.clean != nil {
-		text = s.clean.clean(b)
-	}
-	if _, err := s.file.Write(text); err != nil {
-		s.fail(fmt.Errorf("writing the command's output: %w", err))
-		return 0, err
-	}
-	return len(b), nil
-}
-
-var _ io.Writer = (*sink)(nil)

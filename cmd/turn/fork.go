@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type forkCmd struct {
@@ -27,7 +28,7 @@ func (c *forkCmd) Run(a *app) error {
 		if c.JSON {
 			return a.writeJSON(b)
 		}
-		_, err = putf(a.stdout, "%s %s\n", b.Name, b.Head)
+		_, err = terminal.Printf(a.stdout, "%s %s\n", b.Name, b.Head)
 		return err
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // An age is a duration that may be written in days, such as 7d.
@@ -69,12 +70,12 @@ func (a *app) printGC(rep *executor.GCReport) error {
 		deleted = "would delete"
 	}
 	for _, s := range rep.Sessions {
-		if _, err := putf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
+		if _, err := terminal.Printf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
 			return err
 		}
 	}
 	for _, s := range rep.Stuck {
-		if _, err := putf(a.stdout, "cannot remove the files of a machine: %s\n", printable(s)); err != nil {
+		if _, err := terminal.Printf(a.stdout, "cannot remove the files of a machine: %s\n", terminal.Printable(s)); err != nil {
 			return err
 		}
 	}
@@ -82,7 +83,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 	if rep.DryRun { // the savings in packs are known only after they are rewritten
 		freed = ""
 	}
-	_, err := putf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
+	_, err := terminal.Printf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
 		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures, rep.Images, freed, rep.Remain, rep.Objects)
 	return err
 }
@@ -125,14 +126,14 @@ func (a *app) printFsck(rep *executor.FsckReport) error {
 		if p.Repaired {
 			repaired = " (repaired)"
 		}
-		_, err := putln(a.stdout, printable(p.Where+": "+p.Error)+repaired)
+		_, err := terminal.Println(a.stdout, terminal.Printable(p.Where+": "+p.Error)+repaired)
 		errs = append(errs, err)
 	}
 	if rep.More > 0 {
-		_, err := putf(a.stdout, "and %d more\n", rep.More)
+		_, err := terminal.Printf(a.stdout, "and %d more\n", rep.More)
 		errs = append(errs, err)
 	}
-	_, err := putf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
+	_, err := terminal.Printf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
 		rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(), rep.Store.Packs, rep.Turns, rep.Sessions)
 	return errors.Join(append(errs, err)...)
 }
@@ -160,19 +161,19 @@ func (c *duCmd) Run(a *app) error {
 		}
 		human := func(n int64) string { return turnstone.Bytes(n).Human() }
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		putf(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN\n")
+		terminal.Printf(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN\n")
 		for _, s := range u.Sessions {
 			name := s.Name
 			if name == "" {
 				name = string(s.ID)
 			}
-			putf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
+			terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
 		}
-		putf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
+		terminal.Printf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
 		if err := w.Flush(); err != nil {
 			return err
 		}
-		_, err = putf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
+		_, err = terminal.Printf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
 			human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database),
 			human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
 		return err

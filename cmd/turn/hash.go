@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/hostdir"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type hashCmd struct {
@@ -28,7 +29,7 @@ func (c *hashCmd) Run(a *app) error {
 		}
 		opts.Adjust = func(at *tree.Attr) { at.UID, at.GID = uid, gid }
 	}
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	dir, err := hostdir.Open(c.Dir)
 	if err != nil {
@@ -45,7 +46,7 @@ func (c *hashCmd) Run(a *app) error {
 	if out.Hash = ref.Hash; c.JSON {
 		return a.writeJSON(out)
 	}
-	_, err = putln(a.stdout, out.Hash)
+	_, err = terminal.Println(a.stdout, out.Hash)
 	return err
 }
 

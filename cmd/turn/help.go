@@ -3,6 +3,7 @@ package main
 import (
 	"slices"
 	"text/tabwriter"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type helpCmd struct {
@@ -30,10 +31,10 @@ func (c *helpCmd) Run(a *app) error {
 
 // printEnvironment lists the variables that turn reads.
 func printEnvironment(a *app) error {
-	putf(a.stdout, "Environment variables:\n")
+	terminal.Printf(a.stdout, "Environment variables:\n")
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	for _, v := range variables {
-		putf(w, "  %s\t%s\n", v.name, v.help)
+		terminal.Printf(w, "  %s\t%s\n", v.name, v.help)
 	}
 	return w.Flush()
 }

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type homeCmd struct {
@@ -32,20 +33,20 @@ func (c *homeLsCmd) Run(a *app) error {
 		}
 		if c.Names {
 			for _, h := range all {
-				if _, err := putln(a.stdout, h.Name); err != nil {
+				if _, err := terminal.Println(a.stdout, h.Name); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
 		w, now := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0), time.Now()
-		putf(w, "HOME\tSIZE\tUSED\tTURN\n")
+		terminal.Printf(w, "HOME\tSIZE\tUSED\tTURN\n")
 		for _, h := range all {
-			used := ago(h.Used, now)
+			used := terminal.Ago(h.Used, now)
 			if h.InUse {
 				used = "now"
 			}
-			putf(w, "%s\t%s\t%s\t%s\n", h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn)
+			terminal.Printf(w, "%s\t%s\t%s\t%s\n", h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn)
 		}
 		return w.Flush()
 	})

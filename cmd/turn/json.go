@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
 	"slices"
@@ -18,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -218,17 +217,14 @@ func (a *app) writeJSON(v any) error { return a.encode(a.stdout, v, "  ") }
 func (a *app) writeLine(w io.Writer, v any) error { return a.encode(w, v, "") }
 
 func (a *app) encode(w io.Writer, v any, indent string) error {
-	var b bytes.Buffer
-	enc := json.NewEncoder(jsonWriter{&b})
-	enc.SetIndent("", indent)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
+	b, err := terminal.JSON(v, indent)
+	if err != nil {
 		return err
 	}
 	if a.onJSON != nil {
-		a.onJSON(a.command, b.Bytes())
+		a.onJSON(a.command, b)
 	}
-	_, err := w.Write(b.Bytes())
+	_, err = w.Write(b)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type logCmd struct {
@@ -37,15 +38,15 @@ func (c *logCmd) Run(a *app) error {
 		}
 		out := bufio.NewWriter(a.stdout)
 		now := time.Now()
-		var g graph
+		var g terminal.Graph
 		for _, t := range log.Turns {
 			rails, below := "", []string(nil)
 			if c.Graph {
-				rails, below = g.turn(t)
+				rails, below = g.Turn(t.ID, t.Parents)
 			}
-			putln(out, rails+printable(logLine(log, t, now)))
+			terminal.Println(out, rails+terminal.Printable(logLine(log, t, now)))
 			for _, line := range below {
-				putln(out, line)
+				terminal.Println(out, line)
 			}
 		}
 		return out.Flush()
@@ -57,5 +58,5 @@ func logLine(log *session.Graph, t session.Turn, now time.Time) string {
 	if t.Kind == string(executor.KindMerge) {
 		kind = "merge, "
 	}
-	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), ago(t.Started, now), t.Title)
+	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), terminal.Ago(t.Started, now), t.Title)
 }

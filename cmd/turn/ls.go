@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // A statePath is REF:PATH.
@@ -48,10 +48,10 @@ func (c *lsCmd) Run(a *app) error {
 			case c.JSON:
 				return a.writeLine(out, f)
 			case c.Names:
-				_, err := putln(out, named(f.Path))
+				_, err := terminal.Println(out, terminal.Name(f.Path))
 				return err
 			}
-			_, err := putln(out, fileLine(f))
+			_, err := terminal.Println(out, fileLine(f))
 			return err
 		})
 		return errors.Join(err, out.Flush())
@@ -62,10 +62,10 @@ func (c *lsCmd) Run(a *app) error {
 func fileLine(f executor.FileInfo) string {
 	target := ""
 	if f.Target != "" {
-		target = " -> " + named(f.Target)
+		target = " -> " + terminal.Name(f.Target)
 	}
 	return fmt.Sprintf("%s %5d:%-5d %10s %s %s%s", modeOf(f), f.UID, f.GID, turnstone.Bytes(f.Size).Human(),
-		f.MTime.Format(time.DateTime), named(f.Path), target)
+		f.MTime.Format(time.DateTime), terminal.Name(f.Path), target)
 }
 
 // modeOf returns type and permissions as in ls -l: "lrwxrwxrwx", "drwxrwxrwt".
@@ -107,28 +107,6 @@ func (c *catCmd) Run(a *app) error {
 			return err
 		}
 		defer func() { _ = in.Close() }()
-		clean := markerFor(a.stdout, false)
-		if clean == nil {
-			_, err = io.Copy(a.stdout, in)
-			return err
-		}
-		_, err = io.Copy(cleanWriter{clean, a.stdout}, in)
-		if _, lerr := a.stdout.Write(clean.last()); err == nil {
-			err = lerr
-		}
-		return err
+		return terminal.Copy(a.stdout, in)
 	})
-}
-
-// cleanWriter makes its input harmless for a terminal.
-type cleanWriter struct {
-	s *sanitizer
-	w io.Writer
-}
-
-func (c cleanWriter) Write(p []byte) (int, error) {
-	if _, err := c.w.Write(c.s.clean(p)); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type mergeCmd struct {
@@ -101,7 +102,7 @@ func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*ex
 
 // Run merges.
 func (c *mergeCmd) Run(a *app) error {
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	x, err := a.open(ctx)
 	if err != nil {
@@ -116,7 +117,7 @@ func (c *mergeCmd) Run(a *app) error {
 	case c.JSON:
 		err = a.writeJSON(rep)
 	case c.Receipt && rep.Receipt != "":
-		_, err = io.WriteString(a.stdout, a.clean(rep.Receipt))
+		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, rep.Receipt))
 	default:
 		_, err = io.WriteString(a.stdout, mergeText(rep, c.Markers))
 	}
@@ -141,40 +142,40 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 	into := r.Session + "@" + r.Into
 	switch r.Outcome {
 	case executor.MergeUpToDate:
-		putf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
+		terminal.Printf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
 	case executor.MergeFastForward:
-		putf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
+		terminal.Printf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
 	case executor.MergeConflicts:
 		conflictsText(&b, r.Conflicts)
 		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
 		if markers {
 			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs: there are no markers for these"
 		}
-		putf(&b, "%s; nothing was kept. Decide with "+ways+"\n", countOf(len(r.Conflicts), "conflict"))
+		terminal.Printf(&b, "%s; nothing was kept. Decide with "+ways+"\n", terminal.Plural(len(r.Conflicts), "conflict", "conflicts"))
 	case executor.MergeDone:
 		if r.DryRun {
-			putf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
+			terminal.Printf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
 		} else {
-			putf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
+			terminal.Printf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
 		}
 		for _, p := range r.Merged {
-			putf(&b, "  %s: lines merged\n", named(p))
+			terminal.Printf(&b, "  %s: lines merged\n", terminal.Name(p))
 		}
 		for _, n := range r.Renames {
-			putf(&b, "  %s: followed to %s\n", named(n.From), named(n.To))
+			terminal.Printf(&b, "  %s: followed to %s\n", terminal.Name(n.From), terminal.Name(n.To))
 		}
 		for _, c := range r.Resolved {
-			putf(&b, "  %s: %s, %s\n", named(c.Path), c.Kind, c.Resolution)
+			terminal.Printf(&b, "  %s: %s, %s\n", terminal.Name(c.Path), c.Kind, c.Resolution)
 		}
 		if r.CwdGone != "" {
-			putf(&b, "  the working directory %s no longer exists: %s\n", named(r.CwdGone), named(r.Cwd))
+			terminal.Printf(&b, "  the working directory %s no longer exists: %s\n", terminal.Name(r.CwdGone), terminal.Name(r.Cwd))
 		}
 		if r.Diverged {
-			putf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
+			terminal.Printf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
 		}
 	}
 	if r.RenamesSkipped {
-		putln(&b, "the search for renamed files whose content changed was skipped: there was too much to search")
+		terminal.Println(&b, "the search for renamed files whose content changed was skipped: there was too much to search")
 	}
 	return b.String()
 }
@@ -189,9 +190,9 @@ func mergeChanges(r *executor.MergeReport) string {
 // conflictsText lists conflicts: path, kind, and the three versions.
 func conflictsText(b *strings.Builder, all []merge.Conflict) {
 	for _, c := range all {
-		putf(b, "%s: %s", named(c.Path), c.Kind)
+		terminal.Printf(b, "%s: %s", terminal.Name(c.Path), c.Kind)
 		if c.Detail != "" {
-			putf(b, " (%s)", named(c.Detail))
+			terminal.Printf(b, " (%s)", terminal.Name(c.Detail))
 		}
 		for _, v := range []struct {
 			who, path string
@@ -199,9 +200,9 @@ func conflictsText(b *strings.Builder, all []merge.Conflict) {
 		}{{"base", c.BasePath, c.Base}, {"ours", c.OursPath, c.Ours}, {"theirs", c.TheirsPath, c.Theirs}} {
 			what := versionText(v.e)
 			if v.path != "" {
-				what += " at " + named(v.path)
+				what += " at " + terminal.Name(v.path)
 			}
-			putf(b, "  %s %s", v.who, what)
+			terminal.Printf(b, "  %s %s", v.who, what)
 		}
 		b.WriteByte('\n')
 	}
@@ -223,10 +224,3 @@ func versionText(e *tree.Entry) string {
 
 // maxValue bounds the part of a value that a conflict shows, in runes.
 const maxValue = 40
-
-func countOf(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}

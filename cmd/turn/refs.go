@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // shortRefs rewrites arguments that name the session at hand and that kong would interpret as
@@ -84,14 +85,14 @@ func (c *completeRefsCmd) Run(a *app) error {
 		}
 		for _, s := range all {
 			if s.Name != "" {
-				putln(a.stdout, s.Name)
+				terminal.Println(a.stdout, s.Name)
 			}
 		}
 		hand, err := x.AtHand(ctx, a.env.session)
 		if err != nil {
 			return err
 		}
-		putln(a.stdout, "-")
+		terminal.Println(a.stdout, "-")
 		if c.Sessions {
 			return nil
 		}
@@ -100,7 +101,7 @@ func (c *completeRefsCmd) Run(a *app) error {
 			return err
 		}
 		for _, t := range g.Turns {
-			putf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
+			terminal.Printf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
 		}
 		return nil
 	})
@@ -121,10 +122,10 @@ func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name s
 		return err
 	}
 	for _, b := range g.Branches {
-		putln(a.stdout, name+"@"+b.Name)
+		terminal.Println(a.stdout, name+"@"+b.Name)
 	}
 	for _, t := range g.Tags {
-		putln(a.stdout, name+"@"+t.Name)
+		terminal.Println(a.stdout, name+"@"+t.Name)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type replayCmd struct {
@@ -43,9 +44,8 @@ func (c *replayCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-	p.hide(secrets)
-	a.logTo(p)
+	p := a.progress(c.Quiet, 0)
+	p.Hide(secrets)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	given := c.Ref
 	var rep *executor.Replay
@@ -65,9 +65,9 @@ func (c *replayCmd) Run(a *app) error {
 	case c.JSON:
 		err = a.writeJSON(rep)
 	case c.Receipt:
-		_, err = io.WriteString(a.stdout, a.clean(rep.Turn.Receipt))
+		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, rep.Turn.Receipt))
 	default:
-		_, err = io.WriteString(a.stdout, a.clean(replayText(rep)))
+		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, replayText(rep)))
 	}
 	if err != nil {
 		return err
@@ -78,22 +78,6 @@ func (c *replayCmd) Run(a *app) error {
 	return nil
 }
 
-// clean makes untrusted text safe for its terminal.
-func (a *app) clean(text string) string {
-	if s := markerFor(a.stdout, false); s != nil {
-		return string(s.text([]byte(text)))
-	}
-	return text
-}
-
-// cleanPatch is clean for a patch, which must show every change.
-func (a *app) cleanPatch(text string) string {
-	if s := markerFor(a.stdout, true); s != nil {
-		return string(s.text([]byte(text)))
-	}
-	return text
-}
-
 // replayFiles bounds the number of files that a comparison for users names.
 const replayFiles = 50
 
@@ -101,37 +85,37 @@ const replayFiles = 50
 func replayText(rep *executor.Replay) string {
 	var b strings.Builder
 	if rep.Home != "" {
-		putf(&b, "home %s belongs to no state, and was not mounted\n", printable(rep.Home))
+		terminal.Printf(&b, "home %s belongs to no state, and was not mounted\n", terminal.Printable(rep.Home))
 	}
 	if rep.Same {
-		putf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
+		terminal.Printf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
 		if rep.FSHash != "" {
-			putf(&b, "fs %s\n", rep.FSHash)
+			terminal.Printf(&b, "fs %s\n", rep.FSHash)
 		}
 		return b.String()
 	}
-	putf(&b, "turn %d: differs\n", rep.Number)
+	terminal.Printf(&b, "turn %d: differs\n", rep.Number)
 	if rep.Template != "" {
-		putf(&b, "  the template was built anew: %s\n", rep.Template)
+		terminal.Printf(&b, "  the template was built anew: %s\n", rep.Template)
 	}
 	for _, s := range rep.Steps {
-		putf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
+		terminal.Printf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
 	}
 	told := rep.Changes[:min(len(rep.Changes), replayFiles)]
 	for _, f := range told {
-		putf(&b, "  %s: %s\n", named(f.Path), f.What)
+		terminal.Printf(&b, "  %s: %s\n", terminal.Name(f.Path), f.What)
 	}
 	if more := rep.More + len(rep.Changes) - len(told); more > 0 {
-		putf(&b, "  and %d more files; --json names them, up to a bound\n", more)
+		terminal.Printf(&b, "  and %d more files; --json names them, up to a bound\n", more)
 	}
 	if len(rep.Env) > 0 {
-		putf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
+		terminal.Printf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
 	}
 	if rep.Cwd {
-		putln(&b, "  the working directory")
+		terminal.Println(&b, "  the working directory")
 	}
 	if rep.FSHash != "" {
-		putf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
+		terminal.Printf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
 	}
 	return b.String()
 }

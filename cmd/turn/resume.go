@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -59,7 +60,7 @@ func (c *resumeCmd) Run(a *app) error {
 		ttl = *c.TTL
 	}
 	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
-		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
+		p := a.progress(c.Quiet, 0)
 		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl, Grant: c.Grant,
 			Network: c.network().network(), NetworkRules: c.network().rules()}, p.Preparing)
 		p.Close()
@@ -67,12 +68,12 @@ func (c *resumeCmd) Run(a *app) error {
 			return err
 		}
 		if !c.Quiet {
-			putf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
+			terminal.Printf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
 		}
 		if c.JSON {
 			return a.writeJSON(info)
 		}
-		_, err = putln(a.stdout, info.ID)
+		_, err = terminal.Println(a.stdout, info.ID)
 		return err
 	})
 }

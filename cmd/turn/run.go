@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type runCmd struct {
@@ -109,9 +110,8 @@ func (c *runCmd) Run(a *app) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), len(doc.Steps))
-	p.hide(req.Secrets)
-	a.logTo(p)
+	p := a.progress(c.Quiet, len(doc.Steps))
+	p.Hide(req.Secrets)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	var turn *executor.Turn
 	if err = c.expand(ctx, a, x, &req); err == nil {
@@ -226,11 +226,8 @@ func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
 		return a.writeJSON(turn)
 	}
 	if out == nil {
-		receipt := []byte(turn.Receipt)
-		if clean := markerFor(a.stdout, false); clean != nil {
-			receipt = clean.text(receipt) // the document may be untrusted, like the output
-		}
-		if _, err := a.stdout.Write(receipt); err != nil {
+		// the document may be untrusted, like the output
+		if _, err := io.WriteString(a.stdout, terminal.Text(a.stdout, turn.Receipt)); err != nil {
 			return fmt.Errorf("standard output: %w", err)
 		}
 	}
@@ -249,7 +246,7 @@ func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
 // summary ends the progress with one line about the whole turn.
 func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
-		defer putf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+		defer terminal.Printf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
 	}
 	if c.Quiet {
 		return
@@ -262,11 +259,11 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	if turn.Isolation != "" {
 		where = ", " + turn.Isolation
 	}
-	putf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
-		elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
+	terminal.Printf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
+		terminal.Elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
 	if a.verbose > 0 {
 		for _, ph := range turn.Phases {
-			putf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Took))
+			terminal.Printf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Took))
 		}
 	}
 }
@@ -320,7 +317,7 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 
 // warnNoSteps reports a document that would pass because nothing in it runs.
 func (a *app) warnNoSteps(name string) {
-	putf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", named(name))
+	terminal.Printf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", terminal.Name(name))
 }
 
 func unreadable(name string, err error) error {

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -33,7 +33,7 @@ func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) erro
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	if err := f(ctx, a.sandboxes(h)); err != nil {
 		var exit *exitError
@@ -69,16 +69,16 @@ func (c *sandboxLsCmd) Run(a *app) error {
 		}
 		if c.Quiet {
 			for _, i := range all {
-				putln(a.stdout, i.ID)
+				terminal.Println(a.stdout, i.ID)
 			}
 			return nil
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		putf(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON\n")
+		terminal.Printf(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON\n")
 		now := time.Now()
 		for _, i := range all {
-			putf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, orDash(printable(cmp.Or(i.Name, i.Label))), stateOf(i), orDash(printable(i.Image)),
-				rough(now.Sub(i.Created)), timeLeft(i, now), printable(i.Reason))
+			terminal.Printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, terminal.OrDash(terminal.Printable(cmp.Or(i.Name, i.Label))), stateOf(i), terminal.OrDash(terminal.Printable(i.Image)),
+				terminal.Rough(now.Sub(i.Created)), timeLeft(i, now), terminal.Printable(i.Reason))
 		}
 		return w.Flush()
 	})
@@ -92,13 +92,6 @@ func stateOf(i sandboxes.Info) string {
 	return string(i.State)
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
-
 // timeLeft returns the time until a sandbox will be stopped.
 func timeLeft(i sandboxes.Info, now time.Time) string {
 	switch {
@@ -107,21 +100,7 @@ func timeLeft(i sandboxes.Info, now time.Time) string {
 	case i.Expires == nil:
 		return "no end"
 	}
-	return rough(i.Expires.Sub(now))
-}
-
-// rough formats a duration for a table: its largest unit only.
-func rough(d time.Duration) string {
-	d = max(d, 0)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	return terminal.Rough(i.Expires.Sub(now))
 }
 
 type sandboxStopCmd struct {

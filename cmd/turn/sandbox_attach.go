@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -35,7 +36,7 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 		return &exitError{exitExec, err}
 	}
 	s := a.sandboxes(h)
-	ctx, stop := interruptible(func(string) { putln(a.stderr, "turn: the process continues") }, exitExec)
+	ctx, stop := interruptible(func(string) { terminal.Println(a.stderr, "turn: the process continues") }, exitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -43,12 +44,9 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 	if err != nil {
 		return sandboxVerdict(ctx, "", wire.ProcessExit{}, err)
 	}
-	quiet := newProgress(a.stderr, style{quiet: true}, 0)
-	defer quiet.Close()
-	stdout := &sink{file: a.stdout, progress: quiet, fail: broken, clean: sanitizerFor(a.stdout)}
-	stderr := &sink{file: a.stderr, progress: quiet, fail: broken, clean: sanitizerFor(a.stderr)}
+	stdout, stderr := terminal.NewSink(a.stdout, nil, broken), terminal.NewSink(a.stderr, nil, broken)
 	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
-		putf(a.stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
+		terminal.Printf(a.stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
 	})
 	var fault *turnstone.Error
 	var sig interruption
@@ -84,11 +82,11 @@ func (c *sandboxPsCmd) Run(a *app) error {
 			return a.writeJSON(newProcessesReport(all))
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		putf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
+		terminal.Printf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
 		for _, p := range all {
 			// All of this data comes from the sandbox.
-			putf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", printable(p.ProcessID), p.PID, processState(p), processAge(p),
-				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), shorten(printable(strings.Join(p.Argv, " ")), 60))
+			terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", terminal.Printable(p.ProcessID), p.PID, processState(p), processAge(p),
+				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), terminal.Shorten(terminal.Printable(strings.Join(p.Argv, " ")), 60))
 		}
 		return w.Flush()
 	})
@@ -106,13 +104,5 @@ func processAge(p wire.ProcessProcessInfo) string {
 	if err != nil {
 		return "-"
 	}
-	return rough(time.Since(t))
-}
-
-// shorten truncates s to n runes.
-func shorten(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
+	return terminal.Rough(time.Since(t))
 }

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -108,9 +109,7 @@ func (c *sandboxCpCmd) copy(ctx context.Context, a *app, s *sandboxes.Store, id 
 	case src.sandbox == "":
 		return s.Upload(ctx, id, src.path, dst.path)
 	case dst.path == "-":
-		quiet := newProgress(a.stderr, style{quiet: true}, 0)
-		defer quiet.Close()
-		return s.ReadFile(ctx, id, src.path, &sink{file: a.stdout, progress: quiet, fail: func(error) {}, clean: sanitizerFor(a.stdout)})
+		return s.ReadFile(ctx, id, src.path, terminal.NewSink(a.stdout, nil, func(error) {}))
 	}
-	return s.Download(ctx, id, src.path, dst.path, func(what string) { putln(a.stderr, "turn: "+printable(what)) })
+	return s.Download(ctx, id, src.path, dst.path, func(what string) { terminal.Println(a.stderr, "turn: "+terminal.Printable(what)) })
 }

@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -83,8 +84,7 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 			return &exitError{codeOf(err), err}
 		}
 	}
-	p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-	a.logTo(p)
+	p := a.progress(c.Quiet, 0)
 	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
 	defer stop()
 	began := time.Now()
@@ -98,12 +98,12 @@ func (c *sandboxCreateCmd) Run(a *app) error {
 		return &exitError{codeOf(err), err}
 	}
 	if !c.Quiet {
-		putf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, elapsed(time.Since(began)), i.Isolation)
+		terminal.Printf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, terminal.Elapsed(time.Since(began)), i.Isolation)
 	}
 	if c.JSON {
 		return a.writeJSON(i)
 	}
-	_, err = putln(a.stdout, i.ID)
+	_, err = terminal.Println(a.stdout, i.ID)
 	return err
 }
 

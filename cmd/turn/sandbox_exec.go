@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -94,7 +95,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		if err != nil {
 			return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 		}
-		_, err = putln(a.stdout, process)
+		_, err = terminal.Println(a.stdout, process)
 		return err
 	}
 	var captured *capturedCommand
@@ -119,10 +120,7 @@ var errTimeUp = errors.New("the time is up")
 // attached runs a command that uses this process's streams; its outputs go to captured, if that is
 // not nil.
 func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *capturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
-	quiet := newProgress(a.stderr, style{quiet: true}, 0)
-	defer quiet.Close()
-	cmd.Stdout = &sink{file: a.stdout, progress: quiet, fail: cancel, clean: sanitizerFor(a.stdout)}
-	cmd.Stderr = &sink{file: a.stderr, progress: quiet, fail: cancel, clean: sanitizerFor(a.stderr)}
+	cmd.Stdout, cmd.Stderr = terminal.NewSink(a.stdout, nil, cancel), terminal.NewSink(a.stderr, nil, cancel)
 	if captured != nil {
 		cmd.Stdout, cmd.Stderr = &captured.stdout, &captured.stderr
 	}
@@ -131,7 +129,7 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Stor
 		cmd.Stdin = a.stdin
 	}
 	if c.Terminal {
-		cmd.Stdout = &sink{file: a.stdout, progress: quiet, fail: cancel}
+		cmd.Stdout = terminal.NewRawSink(a.stdout, cancel)
 		cmd.Resized = a.resizes(ctx)
 		if onTerminal {
 			old, err := term.MakeRaw(int(a.stdin.Fd()))

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -56,11 +57,11 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 			return turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, c.Listen, err).
 				WithHint("choose another address with --listen")
 		}
-		if _, err := putln(a.stdout, l.Addr()); err != nil {
+		if _, err := terminal.Println(a.stdout, l.Addr()); err != nil {
 			_ = l.Close()
 			return err
 		}
-		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { putln(a.stderr, "turn: "+printable(err.Error())) })
+		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { terminal.Println(a.stderr, "turn: "+terminal.Printable(err.Error())) })
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) {
 			return nil // the usual end

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -58,11 +59,11 @@ func (c *sandboxForkCmd) Run(a *app) error {
 				failed = errors.Join(failed, a.writeLine(a.stdout, clone))
 				return
 			}
-			_, err := putln(a.stdout, clone.ID)
+			_, err := terminal.Println(a.stdout, clone.ID)
 			failed = errors.Join(failed, err)
 		})
 		if !c.Quiet && len(all) > 0 {
-			putf(a.stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, elapsed(time.Since(began)))
+			terminal.Printf(a.stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, terminal.Elapsed(time.Since(began)))
 		}
 		return errors.Join(err, failed)
 	})

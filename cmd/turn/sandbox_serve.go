@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cdp"
+	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -57,9 +58,9 @@ func (c *sandboxServeCmd) Run(a *app) error {
 			opt.Host = host
 		}
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
-			putln(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
+			terminal.Println(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
 		}
-		putf(a.stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		terminal.Printf(a.stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = cdp.NewServer(opt).Serve(ctx, l)
 		var sig interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {

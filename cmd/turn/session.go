@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type sessionCmd struct {
@@ -44,7 +45,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		if !c.Names {
-			putf(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN\n")
+			terminal.Printf(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN\n")
 		}
 		anonymous, now := 0, time.Now()
 		for _, s := range all {
@@ -52,16 +53,16 @@ func (c *sessionLsCmd) Run(a *app) error {
 			case s.Name == "" && !c.All:
 				anonymous++
 			case c.Names:
-				putln(w, s.Label())
+				terminal.Println(w, s.Label())
 			default:
-				putf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), ago(s.Used, now), printable(s.Title))
+				terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), terminal.Ago(s.Used, now), terminal.Printable(s.Title))
 			}
 		}
 		if err := w.Flush(); err != nil {
 			return err
 		}
 		if anonymous > 0 && !c.Names {
-			putf(a.stderr, "turn: %s not shown; -a shows them\n", plural(anonymous, "anonymous session is", "anonymous sessions are"))
+			terminal.Printf(a.stderr, "turn: %s not shown; -a shows them\n", terminal.Plural(anonymous, "anonymous session is", "anonymous sessions are"))
 		}
 		return nil
 	})
@@ -83,12 +84,12 @@ func (c *sessionShowCmd) Run(a *app) error {
 			return a.writeJSON(g)
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		putf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
+		terminal.Printf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
 		for _, b := range g.Branches {
-			putf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
+			terminal.Printf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
 		}
 		for _, t := range g.Tags {
-			putf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
+			terminal.Printf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
 		}
 		return w.Flush()
 	})
@@ -256,7 +257,7 @@ func (c *sessionExportCmd) Run(a *app) error {
 		if c.JSON {
 			return a.writeJSON(rep)
 		}
-		_, err = putf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
+		_, err = terminal.Printf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", terminal.Printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
 		return err
 	})
 }
@@ -317,8 +318,7 @@ func (c *sessionImportCmd) Run(a *app) error {
 		in = f
 	}
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-		a.logTo(p)
+		p := a.progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As, Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
 		p.Close()
 		if err != nil {
@@ -331,16 +331,16 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return a.writeJSON(rep)
 		}
 		if !rep.Fresh {
-			_, err = putf(a.stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
+			_, err = terminal.Printf(a.stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
 			return err
 		}
 		if rep.Missing > 0 {
-			putf(a.stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
+			terminal.Printf(a.stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
 			for _, t := range rep.Templates {
-				putf(a.stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
+				terminal.Printf(a.stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
 			}
 		}
-		_, err = putf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
+		_, err = terminal.Printf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
 		return err
 	})
 }

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type showCmd struct {
@@ -41,10 +43,7 @@ func (c *showCmd) Run(a *app) error {
 			if err != nil {
 				return err
 			}
-			if clean := markerFor(a.stdout, false); clean != nil {
-				receipt = clean.text(receipt)
-			}
-			_, err = a.stdout.Write(receipt)
+			_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, string(receipt)))
 			return err
 		}
 		if c.Files {
@@ -70,7 +69,7 @@ func (a *app) printTurn(i *executor.TurnInfo) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
-			putf(w, "%s\t%s\n", key, printable(value))
+			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))
 		}
 	}
 	t := i.Turn
@@ -86,7 +85,7 @@ func (a *app) printTurn(i *executor.TurnInfo) error {
 	line("started", t.Started.Format(time.RFC3339))
 	if r := i.Record; r != nil {
 		line("error", r.Error)
-		line("took", elapsed(time.Duration(r.Millis)*time.Millisecond))
+		line("took", terminal.Elapsed(time.Duration(r.Millis)*time.Millisecond))
 		line("template", fmt.Sprintf("%s (%s)", r.Image, r.Template.Short()))
 		line("isolation", r.Isolation)
 		for _, s := range r.Steps {

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type templateCmd struct {
@@ -28,7 +29,7 @@ func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) er
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { putln(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
 	defer stop()
 	s := template.NewStore(h.Path("templates")).From(template.Sources{
 		Debian: a.env.DebianMirror, DebianSecurity: a.env.DebianSecurityMirror, Pip: a.env.PipIndex, Npm: a.env.NpmRegistry})
@@ -59,14 +60,14 @@ func (c *templateLsCmd) Run(a *app) error {
 		}
 		if c.Names {
 			for _, e := range entries {
-				putln(a.stdout, e.Name)
+				terminal.Println(a.stdout, e.Name)
 			}
 			return nil
 		}
 		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		putf(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION\n")
+		terminal.Printf(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION\n")
 		for _, e := range entries {
-			putf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), printable(e.Description))
+			terminal.Printf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), terminal.Printable(e.Description))
 		}
 		return w.Flush()
 	})
@@ -74,7 +75,7 @@ func (c *templateLsCmd) Run(a *app) error {
 
 func imageSize(e template.Entry) string {
 	if e.Problem != "" {
-		return "unusable: " + printable(e.Problem)
+		return "unusable: " + terminal.Printable(e.Problem)
 	}
 	if !e.Ready {
 		return "not built"
@@ -92,8 +93,7 @@ type templateBuildCmd struct {
 // Run builds the template.
 func (c *templateBuildCmd) Run(a *app) error {
 	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-		a.logTo(p)
+		p := a.progress(c.Quiet, 0)
 		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock, Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		if err != nil {
@@ -102,7 +102,7 @@ func (c *templateBuildCmd) Run(a *app) error {
 		if c.JSON {
 			return a.writeJSON(t)
 		}
-		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = terminal.Printf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }
@@ -130,7 +130,7 @@ func printDetails(a *app, d *template.Details) error {
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
-			putf(w, "%s\t%s\n", key, printable(value))
+			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))
 		}
 	}
 	line("name", d.Name)
@@ -170,7 +170,7 @@ func printDetails(a *app, d *template.Details) error {
 			line("env", kv)
 		}
 		line("root", d.Template.Root)
-		line("built", d.Built.Format(time.RFC3339)+" in "+elapsed(time.Duration(d.Template.BuildTime)))
+		line("built", d.Built.Format(time.RFC3339)+" in "+terminal.Elapsed(time.Duration(d.Template.BuildTime)))
 	}
 	line("log", d.Log)
 	return w.Flush()
@@ -215,7 +215,7 @@ func (c *templateRmCmd) Run(a *app) error {
 			return errors.Join(a.writeJSON(templatesRemoved{removed, sessions}), err)
 		}
 		if len(sessions) > 0 {
-			putf(a.stderr, "turn: %s had files that were only there, and went with it\n", plural(len(sessions), "anonymous session", "anonymous sessions"))
+			terminal.Printf(a.stderr, "turn: %s had files that were only there, and went with it\n", terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
 		}
 		return err
 	})

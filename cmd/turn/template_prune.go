@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type templatePruneCmd struct {
@@ -33,12 +34,12 @@ func (c *templatePruneCmd) Run(a *app) error {
 			if name == "" {
 				name = "unnamed"
 			}
-			putf(a.stdout, "%s %s %s, %s, built %s\n", word, printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
+			terminal.Printf(a.stdout, "%s %s %s, %s, built %s\n", word, terminal.Printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
 		}
 		for _, s := range rep.Stays {
-			putf(a.stdout, "kept %s: %s\n", s.Digest.Short(), printable(s.Why))
+			terminal.Printf(a.stdout, "kept %s: %s\n", s.Digest.Short(), terminal.Printable(s.Why))
 		}
-		_, err = putf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
+		_, err = terminal.Printf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
 		return err
 	})
 }

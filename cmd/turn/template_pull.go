@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type templatePullCmd struct {
@@ -23,8 +24,7 @@ docker login writes it.`
 // Run pulls the image.
 func (c *templatePullCmd) Run(a *app) error {
 	return a.withStore(func(ctx context.Context, s *template.Store) error {
-		p := newProgress(a.stderr, styleOf(a.stderr, c.Quiet), 0)
-		a.logTo(p)
+		p := a.progress(c.Quiet, 0)
 		spec, err := s.Pull(ctx, c.Image, p.Preparing)
 		var t *template.Template
 		if err == nil {
@@ -37,7 +37,7 @@ func (c *templatePullCmd) Run(a *app) error {
 		if c.JSON {
 			return a.writeJSON(t)
 		}
-		_, err = putf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = terminal.Printf(a.stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"runtime"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type versionCmd struct {
@@ -15,6 +16,6 @@ func (c *versionCmd) Run(a *app) error {
 	if c.JSON {
 		return a.writeJSON(versionReport{turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH})
 	}
-	_, err := putf(a.stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := terminal.Printf(a.stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }

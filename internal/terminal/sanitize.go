@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"fmt"
@@ -158,9 +158,9 @@ func visible(r rune) bool {
 	return !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) && r != '\u2028' && r != '\u2029'
 }
 
-// printable is clean for one short text that must not move the cursor or end the line, such as an
+// Printable is clean for one short text that must not move the cursor or end the line, such as an
 // error message that quotes a sandbox.
-func printable(text string) string {
+func Printable(text string) string {
 	out := []rune{}
 	for _, r := range text {
 		switch {
@@ -173,9 +173,9 @@ func printable(text string) string {
 	return string(out)
 }
 
-// named returns a file's name, or another word of a sandbox, on one line: unchanged, or quoted like
+// Name returns a file's name, or another word of a sandbox, on one line: unchanged, or quoted like
 // a string in Go if it contains invisible characters, or looks like a quoted name.
-func named(name string) string {
+func Name(name string) string {
 	if !utf8.ValidString(name) || strings.HasPrefix(name, `"`) || strings.ContainsFunc(name, func(r rune) bool { return !visible(r) }) {
 		return strconv.Quote(name)
 	}

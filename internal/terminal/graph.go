@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"bytes"
@@ -6,33 +6,32 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// A graph draws turns as git log --graph draws commits: one column for each current line of turns.
-type graph struct {
+// A Graph draws turns as git log --graph draws commits: one column for each current line of turns.
+type Graph struct {
 	columns []turnstone.TurnID // the turn to which each leads
 }
 
-// turn returns the rails of t's own line, ending in a space, and the lines that follow it. Turns
-// come with the highest number first.
-func (g *graph) turn(t session.Turn) (rails string, below []string) {
-	at := slices.Index(g.columns, t.ID)
+// Turn returns the rails of the line of the turn id, ending in a space, and the lines that follow
+// it. Turns come with the highest number first.
+func (g *Graph) Turn(id turnstone.TurnID, parents []turnstone.TurnID) (rails string, below []string) {
+	at := slices.Index(g.columns, id)
 	if at < 0 {
 		at = len(g.columns)
-		g.columns = append(g.columns, t.ID)
+		g.columns = append(g.columns, id)
 	}
 	row := strings.Repeat("| ", len(g.columns))
 	rails = row[:2*at] + "* " + row[2*at+2:]
-	if len(t.Parents) == 0 {
+	if len(parents) == 0 {
 		if at < len(g.columns)-1 {
 			below = append(below, g.end(at))
 		}
 		g.columns = slices.Delete(g.columns, at, at+1)
 		return rails, below
 	}
-	g.columns[at] = t.Parents[0]
-	for _, p := range t.Parents[1:] {
+	g.columns[at] = parents[0]
+	for _, p := range parents[1:] {
 		if at+1 < len(g.columns) && g.columns[at+1] == p {
 			below = append(below, g.lean(at))
 			continue
@@ -40,7 +39,7 @@ func (g *graph) turn(t session.Turn) (rails string, below []string) {
 		below = append(below, g.open(at))
 		g.columns = slices.Insert(g.columns, at+1, p)
 	}
-	for _, p := range t.Parents {
+	for _, p := range parents {
 		if line, joined := g.join(p); joined {
 			below = append(below, line)
 		}
@@ -49,7 +48,7 @@ func (g *graph) turn(t session.Turn) (rails string, below []string) {
 }
 
 // open draws a new column at the right of column at.
-func (g *graph) open(at int) string {
+func (g *Graph) open(at int) string {
 	row := blank(len(g.columns) + 1)
 	for i := range g.columns {
 		if i <= at {
@@ -63,14 +62,14 @@ func (g *graph) open(at int) string {
 }
 
 // lean draws a line from column at into the next one.
-func (g *graph) lean(at int) string {
+func (g *Graph) lean(at int) string {
 	row := []byte(strings.Repeat("| ", len(g.columns)))
 	row[2*at+1] = '\\'
 	return trim(row)
 }
 
 // end draws the columns at the right of at moving into its place.
-func (g *graph) end(at int) string {
+func (g *Graph) end(at int) string {
 	row := blank(len(g.columns))
 	for i := range g.columns {
 		switch {
@@ -84,7 +83,7 @@ func (g *graph) end(at int) string {
 }
 
 // join joins two columns that lead to the turn p.
-func (g *graph) join(p turnstone.TurnID) (line string, joined bool) {
+func (g *Graph) join(p turnstone.TurnID) (line string, joined bool) {
 	left := slices.Index(g.columns, p)
 	right := slices.Index(g.columns[left+1:], p) + left + 1
 	if right == left {

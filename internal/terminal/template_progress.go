@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"strings"
@@ -13,7 +13,7 @@ const tellEvery = 10 * time.Second
 
 // Building shows the progress of a template's build: on a terminal in the live line, otherwise in a
 // line from time to time.
-func (p *progress) Building(e template.Event) {
+func (p *Progress) Building(e template.Event) {
 	if e.Item == "" {
 		return // Preparing reports phases
 	}
@@ -37,11 +37,11 @@ func bar(e template.Event) string {
 	var b strings.Builder
 	if e.Total > 0 {
 		done := int(min(e.Done, e.Total) * barWidth / e.Total)
-		putf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done), min(e.Done, e.Total)*100/e.Total)
+		Printf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done), min(e.Done, e.Total)*100/e.Total)
 	}
-	putf(&b, "%s %s", printable(e.Item), turnstone.Bytes(e.Done).Human())
+	Printf(&b, "%s %s", Printable(e.Item), turnstone.Bytes(e.Done).Human())
 	if e.Rate > 0 {
-		putf(&b, ", %s/s", turnstone.Bytes(e.Rate).Human())
+		Printf(&b, ", %s/s", turnstone.Bytes(e.Rate).Human())
 	}
 	return b.String()
 }

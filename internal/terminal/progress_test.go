@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/terminal/terminaltest"
 )
 
 // screen collects the output of progress.
@@ -30,7 +32,7 @@ func (s *screen) String() string {
 }
 
 // tell sends the events of a turn with two steps, in pieces as from a pipe.
-func tell(p *progress) {
+func tell(p *Progress) {
 	one, two, three := &document.Step{Index: 1, Name: "one"}, &document.Step{Index: 2, Name: "two"}, &document.Step{Index: 3, Name: "three"}
 	code := 3
 	p.Preparing("taking a snapshot")
@@ -127,5 +129,26 @@ func TestProgressBounded(t *testing.T) {
 	}
 	if got := strings.Count(out.String(), "x"); got < 1_000_000-2*maxLine {
 		t.Errorf("only %d of 1000000 bytes were printed", got)
+	}
+}
+
+// TestHostileProgress checks names of guests and documents in progress, line by line.
+func TestHostileProgress(t *testing.T) {
+	for _, live := range []bool{false, true} {
+		var out screen
+		p := newProgress(&out, style{live: live, width: func() int { return 10_000 }}, 2)
+		step := terminaltest.Filled[document.Step]()
+		p.Preparing("not kept, because they hold a secret: BASH_FUNC_" + terminaltest.Hostile)
+		p.Building(template.Event{Template: terminaltest.Hostile, Phase: terminaltest.Hostile, Item: terminaltest.Hostile})
+		p.StepStarted(step)
+		p.StepOutput(step, turnstone.Stdout, []byte(terminaltest.Hostile))
+		p.mu.Lock()
+		p.draw()
+		p.mu.Unlock()
+		p.StepFinished(step, *terminaltest.Filled[turnstone.StepReport]())
+		p.StepFinished(terminaltest.Filled[document.Step](), turnstone.StepReport{Status: turnstone.StepSkipped, Note: terminaltest.Hostile})
+		p.Say("turn: %s", terminaltest.Hostile)
+		p.Close()
+		terminaltest.Harmless(t, "progress", strings.ReplaceAll(out.String(), "\r\x1b[2K", "\n"))
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"os"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // parents returns for each turn, by number, its parent.
@@ -16,15 +15,15 @@ type parents map[int][]int
 
 func draw(t *testing.T, p parents) string {
 	t.Helper()
-	var g graph
+	var g Graph
 	var out strings.Builder
 	id := func(n int) turnstone.TurnID { return turnstone.TurnID("t" + strconv.Itoa(n)) }
 	for n := len(p); n >= 1; n-- {
-		turn := session.Turn{ID: id(n), Number: n}
+		var parents []turnstone.TurnID
 		for _, parent := range p[n] {
-			turn.Parents = append(turn.Parents, id(parent))
+			parents = append(parents, id(parent))
 		}
-		rails, below := g.turn(turn)
+		rails, below := g.Turn(id(n), parents)
 		out.WriteString(rails + strconv.Itoa(n) + "\n")
 		for _, line := range below {
 			out.WriteString(line + "\n")

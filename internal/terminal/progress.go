@@ -1,9 +1,10 @@
-package main
+package terminal
 
 import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -14,13 +15,13 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// A progress shows a turn's progress to the user on standard error. On a terminal the last line is
+// A Progress shows a turn's progress to the user on standard error. On a terminal the last line is
 // live: it shows the running step, its duration, and its current output line. Otherwise there are
 // only plain lines.
 //
 // A bar indents a step's output, so that a step cannot imitate turn's own words, and a sanitizer
 // cleans the output. A progress is safe for concurrent use.
-type progress struct {
+type Progress struct {
 	out   io.Writer
 	style style
 	total int // steps
@@ -42,34 +43,30 @@ type progress struct {
 	done sync.WaitGroup
 }
 
-// A style describes the capabilities of the progress's destination.
-type style struct {
-	quiet  bool
-	live   bool // a terminal that can erase a line
-	colors bool
-	width  func() int // columns of the terminal
-}
-
 // tick is the interval between updates of the live line.
 const tick = 200 * time.Millisecond
 
-// hide masks secrets in the output of steps that the sanitizer makes whole again.
-func (p *progress) hide(pairs []string) {
+// Hide masks secrets in the output of steps that the sanitizer makes whole again.
+func (p *Progress) Hide(pairs []string) {
 	if s, err := secret.New(pairs); err == nil && s != nil { // the executor reports an error
 		p.mask = s.Written().Mask
 	}
 }
 
-// newProgress returns a progress for a document with total steps; 0: unknown. Close it.
-func newProgress(out io.Writer, s style, total int) *progress {
-	p := &progress{out: out, style: s, total: total, now: time.Now, stop: make(chan struct{})}
+// ShowProgress returns a Progress on f for a document with total steps; 0: unknown. Close it.
+func ShowProgress(f *os.File, quiet bool, total int) *Progress {
+	return newProgress(f, styleOf(f, quiet), total)
+}
+
+func newProgress(out io.Writer, s style, total int) *Progress {
+	p := &Progress{out: out, style: s, total: total, now: time.Now, stop: make(chan struct{})}
 	if s.live && !s.quiet {
 		p.done.Go(p.tick)
 	}
 	return p
 }
 
-func (p *progress) tick() {
+func (p *Progress) tick() {
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	for {
@@ -85,7 +82,7 @@ func (p *progress) tick() {
 }
 
 // Close removes the live line from the screen.
-func (p *progress) Close() {
+func (p *Progress) Close() {
 	close(p.stop)
 	p.done.Wait()
 	p.mu.Lock()
@@ -96,7 +93,7 @@ func (p *progress) Close() {
 }
 
 // Preparing implements executor.Observer.
-func (p *progress) Preparing(what string) {
+func (p *Progress) Preparing(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.what, p.since, p.step, p.detail, p.told = what, p.now(), nil, "", p.now()
@@ -104,7 +101,7 @@ func (p *progress) Preparing(what string) {
 }
 
 // StepStarted implements executor.Observer.
-func (p *progress) StepStarted(step *document.Step) {
+func (p *Progress) StepStarted(step *document.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.what, p.since, p.step = step.Name, p.now(), step
@@ -116,7 +113,7 @@ func (p *progress) StepStarted(step *document.Step) {
 }
 
 // StepOutput implements executor.Observer.
-func (p *progress) StepOutput(_ *document.Step, stream turnstone.Stream, b []byte) {
+func (p *Progress) StepOutput(_ *document.Step, stream turnstone.Stream, b []byte) {
 	if p.style.quiet {
 		return
 	}
@@ -131,7 +128,7 @@ func (p *progress) StepOutput(_ *document.Step, stream turnstone.Stream, b []byt
 }
 
 // StepFinished implements executor.Observer.
-func (p *progress) StepFinished(step *document.Step, r turnstone.StepReport) {
+func (p *Progress) StepFinished(step *document.Step, r turnstone.StepReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.flush()
@@ -156,18 +153,18 @@ func (p *progress) StepFinished(step *document.Step, r turnstone.StepReport) {
 	if !began {
 		before = p.title(step) + ": "
 	}
-	p.say("%s%s (%s)", before, p.paint(color, text), elapsed(time.Duration(r.Millis)*time.Millisecond))
+	p.say("%s%s (%s)", before, p.paint(color, text), Elapsed(time.Duration(r.Millis)*time.Millisecond))
 }
 
 // Say prints one line of turn's own text.
-func (p *progress) Say(format string, args ...any) {
+func (p *Progress) Say(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.say(format, args...)
 }
 
 // Settle ends the operation of Preparing: another user of the terminal follows.
-func (p *progress) Settle() {
+func (p *Progress) Settle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.erase()
@@ -175,7 +172,7 @@ func (p *progress) Settle() {
 }
 
 // Write prints whole lines beside the live line, such as log records; quiet does not silence them.
-func (p *progress) Write(b []byte) (int, error) {
+func (p *Progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.erase()
@@ -184,25 +181,25 @@ func (p *progress) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (p *progress) title(step *document.Step) string {
+func (p *Progress) title(step *document.Step) string {
 	if p.total == 0 {
 		return fmt.Sprintf("step %d %s", step.Index, step.Name)
 	}
 	return fmt.Sprintf("step %d/%d %s", step.Index, p.total, step.Name)
 }
 
-// say prints a line, like putf.
-func (p *progress) say(format string, args ...any) {
+// say prints a line, like Printf.
+func (p *Progress) say(format string, args ...any) {
 	if p.style.quiet {
 		return
 	}
 	p.erase()
-	_, _ = putf(p.out, format+"\n", args...) // an error cannot be reported
+	_, _ = Printf(p.out, format+"\n", args...) // an error cannot be reported
 	p.draw()
 }
 
 // print writes whole lines of a step's output, as one write.
-func (p *progress) print(whole [][]byte) {
+func (p *Progress) print(whole [][]byte) {
 	if p.style.quiet || len(whole) == 0 {
 		return
 	}
@@ -222,7 +219,7 @@ func (p *progress) print(whole [][]byte) {
 
 // masked returns line without secrets that escape sequences have split; other secrets are already
 // masked.
-func (p *progress) masked(line []byte) []byte {
+func (p *Progress) masked(line []byte) []byte {
 	if p.mask == nil {
 		return line
 	}
@@ -234,7 +231,7 @@ func (p *progress) masked(line []byte) []byte {
 }
 
 // flush prints the rest of a step's output that has no newline.
-func (p *progress) flush() {
+func (p *Progress) flush() {
 	p.partial = nil
 	for _, s := range []turnstone.Stream{turnstone.Stdout, turnstone.Stderr} {
 		if l := p.streams[s]; l != nil && len(l.rest) > 0 {
@@ -244,27 +241,27 @@ func (p *progress) flush() {
 	p.streams = nil
 }
 
-func (p *progress) erase() {
+func (p *Progress) erase() {
 	if p.drawn {
 		_, _ = io.WriteString(p.out, "\r\x1b[2K")
 		p.drawn = false
 	}
 }
 
-func (p *progress) draw() {
+func (p *Progress) draw() {
 	if !p.style.live || p.style.quiet || p.what == "" {
 		return
 	}
-	line := fmt.Sprintf("%s %s", p.what, elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
+	line := fmt.Sprintf("%s %s", p.what, Elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
 	if p.detail != "" {
 		line += " " + p.detail
 	}
 	if len(p.partial) > 0 {
 		line += " | " + ansi.Strip(string(p.masked(p.partial)))
 	}
-	line = ansi.Truncate(printable(line), max(p.style.width()-1, 1), "…")
+	line = ansi.Truncate(Printable(line), max(p.style.width()-1, 1), "…")
 	p.drawn = true
-	_, _ = putf(p.out, "\r\x1b[2K%s", p.paint(dim, line))
+	_, _ = Printf(p.out, "\r\x1b[2K%s", p.paint(dim, line))
 }
 
 // The colors of turn's own words.
@@ -277,19 +274,11 @@ const (
 )
 
 // paint returns text, which is made printable, in a color.
-func (p *progress) paint(color, text string) own {
-	if text = printable(text); !p.style.colors {
+func (p *Progress) paint(color, text string) own {
+	if text = Printable(text); !p.style.colors {
 		return own(text)
 	}
 	return own(color + text + reset)
-}
-
-// elapsed formats a duration for users: with tenths of a second below a minute.
-func elapsed(d time.Duration) string {
-	if d < time.Minute {
-		return fmt.Sprintf("%.1fs", d.Seconds())
-	}
-	return d.Round(time.Second).String()
 }
 
 // lines splits one output stream of a step into sanitized lines.

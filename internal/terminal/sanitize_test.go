@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"bytes"
@@ -94,7 +94,7 @@ func FuzzMarker(f *testing.F) {
 }
 
 func TestPrintable(t *testing.T) {
-	if got, want := printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"), "a]0;x bc  hint: d"; got != want {
+	if got, want := Printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"), "a]0;x bc  hint: d"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -103,7 +103,7 @@ func TestNamed(t *testing.T) {
 	for name, want := range map[string]string{
 		"/a b/ä": "/a b/ä", "/a\nb": `"/a\nb"`, "/\x1b[2J": `"/\x1b[2J"`, "/\xff": `"/\xff"`, "/\u202ex": `"/\u202ex"`, `"q"`: `"\"q\""`, `/a"b`: `/a"b`,
 	} {
-		if got := named(name); got != want {
+		if got := Name(name); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)
 		}
 	}

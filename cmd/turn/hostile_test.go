@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/terminal"
+	"turnstone.dev/turnstone/internal/terminal/terminaltest"
+)
+
+// TestNothingElsePrints checks that names of guests and documents reach a terminal only through
+// Printf and Println of package terminal, which make them harmless, or through the calls listed here.
+func TestNothingElsePrints(t *testing.T) {
+	allowed := map[string]string{
+		"../../internal/terminal/print.go": "is Printf and Println", "completion.go": "has words of the program's only",
+	}
+	raw := map[string]string{ // calls that write text that was sanitized before
+		"diff.go": "a.cleanPatch(f.Patch)", "merge.go": "a receipt through a.clean; mergeText", "replay.go": "a.clean",
+		"ls.go": "the end of a file, sanitized on a terminal", "../../internal/terminal/progress.go": "its own escapes; sanitized lines", "../../internal/terminal/sink.go": "sanitized output", "run.go": "a receipt, sanitized on a terminal", "show.go": "a receipt, sanitized on a terminal",
+	}
+	files := ok[[]string](t)(filepath.Glob("*.go"))
+	files = append(files, ok[[]string](t)(filepath.Glob("../../internal/terminal/*.go"))...)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") || allowed[file] != "" {
+			continue
+		}
+		ast.Inspect(ok[*ast.File](t)(parser.ParseFile(token.NewFileSet(), file, nil, 0)), func(n ast.Node) bool {
+			call, is := n.(*ast.CallExpr)
+			if !is {
+				return true
+			}
+			switch name := exprText(call.Fun); {
+			case strings.HasPrefix(name, "fmt.Print") || strings.HasPrefix(name, "fmt.Fprint") || name == "println" || name == "print":
+				t.Errorf("%s calls %s: use terminal.Printf", file, name)
+			case (name == "io.WriteString" || strings.HasSuffix(name, "stdout.Write") || strings.HasSuffix(name, "stderr.Write")) && raw[file] == "":
+				t.Errorf("%s calls %s: use terminal.Printf, or a sanitizer and say here why", file, name)
+			}
+			return true
+		})
+	}
+}
+
+func ok[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func exprText(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.Ident:
+		return e.Name
+	case *ast.SelectorExpr:
+		return exprText(e.X) + "." + e.Sel.Name
+	}
+	return ""
+}
+
+// TestHostileNames checks that hostile words in every field of the commands' output are harmless.
+func TestHostileNames(t *testing.T) {
+	a, read := piped(t)
+	for name, print := range map[string]func(){
+		"show": func() { _ = a.printTurn(terminaltest.Filled[executor.TurnInfo]()) },
+		"diff": func() {
+			d := terminaltest.Filled[executor.StateDiff]()
+			for i, s := range []executor.ChangeStatus{executor.Renamed, executor.Modified} {
+				d.Files[i].Status = s
+			}
+			_ = a.printDiff(d, false, false, false)
+			_ = a.printDiff(d, false, false, true)
+			_ = a.printDiff(d, true, false, false)
+		},
+		"merge": func() {
+			r := terminaltest.Filled[executor.MergeReport]()
+			for _, o := range []executor.MergeOutcome{executor.MergeConflicts, executor.MergeDone, executor.MergeUpToDate, executor.MergeFastForward} {
+				r.Outcome = o
+				_, _ = io.WriteString(a.stdout, mergeText(r, false))
+			}
+		},
+		"replay":  func() { _, _ = io.WriteString(a.stdout, replayText(terminaltest.Filled[executor.Replay]())) },
+		"ls":      func() { _, _ = terminal.Println(a.stdout, fileLine(*terminaltest.Filled[executor.FileInfo]())) },
+		"gc":      func() { _ = a.printGC(terminaltest.Filled[executor.GCReport]()) },
+		"fsck":    func() { _ = a.printFsck(terminaltest.Filled[executor.FsckReport]()) },
+		"details": func() { _ = printDetails(a, terminaltest.Filled[template.Details]()) },
+		"summary": func() { (&runCmd{}).summary(a, terminaltest.Filled[executor.Turn]()) },
+		"error": func() {
+			a.complain(turnstone.NewError("x", turnstone.KindInvalid, terminaltest.Hostile, errors.New(terminaltest.Hostile)).
+				WithHint(terminaltest.Hostile))
+			a.complain(*terminaltest.Filled[document.SyntaxErrors]())
+			a.warnNoSteps(terminaltest.Hostile)
+		},
+		"log": func() {
+			a.logTo(a.stderr)
+			slog.Warn(terminaltest.Hostile, terminaltest.Hostile, terminaltest.Hostile)
+		},
+	} {
+		print()
+		out := read()
+		if out == "" {
+			t.Errorf("%s has printed nothing", name)
+		}
+		terminaltest.Harmless(t, name, out)
+	}
+}
+
+// piped returns an app that prints to files, and a function that returns the output since its last
+// call.
+func piped(t *testing.T) (*app, func() string) {
+	t.Cleanup(func(old *slog.Logger) func() { return func() { slog.SetDefault(old) } }(slog.Default()))
+	out := ok[*os.File](t)(os.CreateTemp(t.TempDir(), "out"))
+	errs := ok[*os.File](t)(os.CreateTemp(t.TempDir(), "err"))
+	t.Cleanup(func() { _, _ = out.Close(), errs.Close() })
+	return &app{stdout: out, stderr: errs}, func() string {
+		var all string
+		for _, f := range []*os.File{out, errs} {
+			all += string(ok[[]byte](t)(os.ReadFile(f.Name())))
+			if err := errors.Join(f.Truncate(0), func() error { _, err := f.Seek(0, io.SeekStart); return err }()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return all
+	}
+}
+
+// TestHostileTitles checks the commands that list sessions and turns, with a document's title.
+func TestHostileTitles(t *testing.T) {
+	home := t.TempDir()
+	db := ok[*session.DB](t)(session.Open(t.Context(), filepath.Join(home, "context.db")))
+	s := ok[session.Session](t)(db.Ensure(context.Background(), "s"))
+	turn := ok[session.Turn](t)(db.Start(t.Context(), session.StartTurn{Session: s.ID, Kind: terminaltest.Hostile, Title: terminaltest.Hostile}))
+	_, _, err := db.Finish(t.Context(), session.Finish{Turn: turn.ID, Result: turnstone.Result(terminaltest.Hostile)})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	a, read := piped(t)
+	a.env.Dir = home
+	for _, args := range []string{"session ls", "session ls -a", "session show s", "log s", "log s --graph", "show s@1", "show s@1 --json", "log s --json",
+		"show NAME", "log NAME", "ls s@1:/NAME", "sandbox ps NAME", "template show NAME", "run NAME", "check NAME"} {
+		words := strings.Fields(args)
+		words[len(words)-1] = strings.Replace(words[len(words)-1], "NAME", terminaltest.Hostile, 1)
+		a.main(words)
+		out := read()
+		if out == "" {
+			t.Errorf("%s has printed nothing", args)
+		}
+		terminaltest.Harmless(t, args, out)
+	}
+}
