@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/merging"
+	"turnstone.dev/turnstone/internal/templatebuild"
 	"turnstone.dev/turnstone/internal/turn"
 )
 
@@ -50,11 +51,11 @@ type (
 	State           = turn.State
 	StateDiff       = turn.StateDiff
 	StepDifference  = turn.StepDifference
-	TemplatePrune   = turn.TemplatePrune
-	TemplatePruned  = turn.TemplatePruned
-	TemplateRemoval = turn.TemplateRemoval
-	TemplateStays   = turn.TemplateStays
-	TemplateUse     = turn.TemplateUse
+	TemplatePrune   = templatebuild.PruneRequest
+	TemplatePruned  = templatebuild.TemplatePruned
+	TemplateRemoval = templatebuild.Removal
+	TemplateStays   = templatebuild.TemplateStays
+	TemplateUse     = templatebuild.TemplateUse
 	Transfer        = turn.Transfer
 	Turn            = turn.Turn
 	TurnInfo        = turn.TurnInfo

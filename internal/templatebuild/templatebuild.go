@@ -1,4 +1,5 @@
-// Package templatebuild builds the layers of templates in sandboxes.
+// Package templatebuild builds the layers of templates in sandboxes, and removes templates that no
+// session needs.
 package templatebuild
 
 import (
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
@@ -35,6 +37,17 @@ type Builder struct {
 
 // TimeLimit bounds the build of one layer.
 const TimeLimit = 2 * time.Hour
+
+// Build builds a template by its name, or the spec at a path, which is registered when the build
+// succeeds, and lets x find the template's files: see template.Store.Build.
+func Build(ctx context.Context, x *repo.Repo, nameOrPath string,
+	opts template.BuildOptions) (*template.Template, error) {
+	t, err := x.Templates().Build(ctx, nameOrPath, opts)
+	if err == nil {
+		err = x.IndexTemplate(ctx, t)
+	}
+	return t, err
+}
 
 // Has implements template.LayerBuilder.
 func (b Builder) Has(ctx context.Context, l template.Layer) (bool, error) {

@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/templatebuild"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -151,10 +152,10 @@ func TestMachineImage(t *testing.T) {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
 	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
-	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
+	if _, err := p.x.RemoveTemplate(ctx, templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
-	if _, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine", Keep: true}); err != nil {
+	if _, err := p.x.RemoveTemplate(ctx, templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
 	found(p)

@@ -1,4 +1,4 @@
-package turn
+package templatebuild
 
 import (
 	"context"
@@ -17,13 +17,13 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// TemplatePrune says what PruneTemplates may remove.
-type TemplatePrune struct {
+// A PruneRequest says what Prune may remove.
+type PruneRequest struct {
 	Older  time.Duration // only what was built before that long; 0: all
 	DryRun bool
 }
 
-// TemplatePruned is what PruneTemplates removed, or would.
+// TemplatePruned is what Prune removed, or would remove.
 type TemplatePruned struct {
 	DryRun   bool             `json:"dry_run"`
 	Builds   []template.Kept  `json:"builds"`
@@ -40,26 +40,25 @@ type TemplateStays struct {
 	Why string `json:"why"`
 }
 
-// PruneTemplates removes what came of builds that no known template stands for any
-// more, when no session has files that are only there, no sandbox lies on it, and no
-// template that stays. Of layers, gc then removes the files. It also removes old
-// downloads of package registries. It waits for turns that are being kept.
-func (x *Host) PruneTemplates(ctx context.Context, req TemplatePrune) (*TemplatePruned, error) {
+// Prune removes builds of templates that are no longer known, unless a session has files that are
+// only there, or a sandbox or another build that stays needs it. GC then removes the files of
+// layers. Prune also removes old downloads from package registries. It waits for commits of turns.
+func Prune(ctx context.Context, x *repo.Repo, req PruneRequest) (*TemplatePruned, error) {
 	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
-	prune := func() error { return x.pruneTemplates(ctx, req, rep) }
-	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
-		err = prune()
+	locked := func() error { return prune(ctx, x, req, rep) }
+	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+		err = locked()
 		return rep, err
 	}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return rep, cs.Store.Exclusive(ctx, prune)
+	return rep, cs.Store.Exclusive(ctx, locked)
 }
 
-func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *TemplatePruned) error {
-	ts := x.templates()
+func prune(ctx context.Context, x *repo.Repo, req PruneRequest, rep *TemplatePruned) error {
+	ts := x.Templates()
 	needed, err := ts.Needed()
 	if err != nil {
 		return err
@@ -68,7 +67,7 @@ func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *Templ
 	if err != nil {
 		return err
 	}
-	infos, err := sandboxes.NewStore(x.home).List(ctx)
+	infos, err := sandboxes.NewStore(x.Dir).List(ctx)
 	if err != nil {
 		return err
 	}
@@ -88,7 +87,7 @@ func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *Templ
 			if time.Since(k.Built) < req.Older {
 				continue
 			}
-			why, err := x.stays(ctx, k, uses, rep)
+			why, err := stays(ctx, x, k, uses, rep)
 			if err != nil {
 				return err
 			}
@@ -122,17 +121,17 @@ func (x *Host) pruneTemplates(ctx context.Context, req TemplatePrune, rep *Templ
 const packagesKept = 30 * 24 * time.Hour
 
 // stays says who needs a build that no known template stands for; empty: nobody.
-func (x *Host) stays(ctx context.Context, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
+func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}
 	if k.Layer != nil {
 		return "", nil // its files are in the store, where what turns need stays
 	}
-	if _, err := os.Stat(x.home.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	cs, err := x.context(ctx)
+	cs, err := x.Open(ctx)
 	if err != nil {
 		return "", err
 	}

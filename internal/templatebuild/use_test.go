@@ -1,4 +1,4 @@
-package turn
+package templatebuild
 
 import (
 	"os"
@@ -9,52 +9,53 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // TestTemplateThatIsNeeded: files that are only in a template's image are not taken
 // from the sessions that have them.
 func TestTemplateThatIsNeeded(t *testing.T) {
-	p := newPast(t)
+	p := repotest.New(t)
 	ctx := t.Context()
-	large := random(2<<20, 3)
+	large := repotest.Random(2<<20, 3)
 	files := p.Template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
 	others := p.Template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
 	p.Template("unused", map[string]string{"/y": "of none"})
 	p.Leaves(p.Session("on-mine"), files)
 	p.Leaves(p.Session("on-other"), others)
 	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
-	remove := func(r TemplateRemoval) error {
-		gone, err := p.x.RemoveTemplate(ctx, r)
+	remove := func(r Removal) error {
+		gone, err := Remove(ctx, p.Repo, r)
 		if len(gone) > 0 {
 			t.Errorf("sessions went with it: %+v", gone)
 		}
 		return err
 	}
-	if err := remove(TemplateRemoval{Name: "unused"}); err != nil {
+	if err := remove(Removal{Name: "unused"}); err != nil {
 		t.Errorf("what nobody needs: %v", err)
 	}
-	err := remove(TemplateRemoval{Name: "mine"})
+	err := remove(Removal{Name: "mine"})
 	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
 		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	use := ok[*TemplateUse](t)(p.x.TemplateUse(ctx, "mine"))
+	use := ok[*TemplateUse](t)(Use(ctx, p.Repo, "mine"))
 	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
 		t.Errorf("%+v", use)
 	}
-	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 		t.Fatalf("%+v", r.Problems)
 	}
-	if err := remove(TemplateRemoval{Name: "mine", Keep: true}); err != nil {
+	if err := remove(Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
-	if names := ok[[]string](t)(p.x.templates().Names()); strings.Contains(strings.Join(names, " "), "mine") {
+	if names := ok[[]string](t)(p.Repo.Templates().Names()); strings.Contains(strings.Join(names, " "), "mine") {
 		t.Errorf("it is still there: %v", names)
 	}
-	fresh := New(p.x.home) // knows of no image that was there
+	fresh := repotest.Open(p.Repo.Dir) // knows of no image that was there
 	defer func() { _ = fresh.Close() }()
-	for _, x := range []*Executor{p.x, fresh} {
+	for _, x := range []*repo.Repo{p.Repo, fresh} {
 		if _, err := x.GC(ctx, repo.GCRequest{KeepUnreachable: 1}); err != nil {
 			t.Error(err)
 		}
@@ -69,14 +70,14 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		}
 	}
 	// By force it is gone, in a process too that had it open, and that is said.
-	if err := remove(TemplateRemoval{Name: "other", Force: true}); err != nil {
+	if err := remove(Removal{Name: "other", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx))
+	r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx))
 	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
-	if err := p.x.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if err := p.Repo.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 }
@@ -84,7 +85,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 // TestTemplateOfAnonymousSessions: what only anonymous sessions need is no reason to keep
 // a template; they go with it, so that nothing damaged is left.
 func TestTemplateOfAnonymousSessions(t *testing.T) {
-	p := newPast(t)
+	p := repotest.New(t)
 	ctx := t.Context()
 	files := p.Template("mine", map[string]string{"/etc/own": "only here"})
 	nameless, tagged, named := p.Session(""), p.Session(""), p.Session("named")
@@ -92,59 +93,44 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 		p.Leaves(s, files)
 	}
 	p.Leaves(p.Session(""), p.Template("other", map[string]string{"/x": "of the other"}))
-	g := ok[*session.Graph](t)(p.x.Session(ctx, string(tagged.ID)))
-	ok[session.Tag](t)(p.x.Tag(ctx, string(g.Turns[0].ID), "keep"))
+	g := ok[*session.Graph](t)(p.Repo.Session(ctx, string(tagged.ID)))
+	ok[session.Tag](t)(p.Repo.Tag(ctx, string(g.Turns[0].ID), "keep"))
 	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []session.Session{named, tagged} {
-		gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"})
+		gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"})
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
 			t.Errorf("%+v, %v", gone, err)
 		}
-		ok[session.Session](t)(p.x.RemoveSession(ctx, string(s.ID)))
+		ok[session.Session](t)(p.Repo.RemoveSession(ctx, string(s.ID)))
 	}
 	// A turn of it that runs keeps it.
-	runs := ok[session.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(repo.KindRun)}))
-	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
+	runs := ok[session.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(repo.KindRun)}))
+	if gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
-	if err := p.cs.DB.Abandon(ctx, runs.ID); err != nil {
+	if err := p.CS.DB.Abandon(ctx, runs.ID); err != nil {
 		t.Fatal(err)
 	}
-	gone := ok[[]session.Session](t)(p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "mine"}))
+	gone := ok[[]session.Session](t)(Remove(ctx, p.Repo, Removal{Name: "mine"}))
 	if len(gone) != 1 || gone[0].ID != nameless.ID {
 		t.Errorf("%+v", gone)
 	}
-	if _, err := p.x.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
+	if _, err := p.Repo.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if all := ok[[]repo.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 1 {
+	if all := ok[[]repo.SessionInfo](t)(p.Repo.Sessions(ctx)); len(all) != 1 {
 		t.Errorf("%+v", all)
 	}
-	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() {
+	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
 	// With its files copied nobody has to go.
-	if gone, err := p.x.RemoveTemplate(ctx, TemplateRemoval{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
+	if gone, err := Remove(ctx, p.Repo, Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
-	if r := ok[*repo.FsckReport](t)(p.x.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
+	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
 		t.Errorf("%+v", r)
 	}
 }
 
-// TestRecordThatIsNotThere: a turn that the session has and the store has not is
-// damage, and not a wrong name.
-func TestRecordThatIsNotThere(t *testing.T) {
-	p := newPast(t)
-	p.Turn(p.Session("s"), "main", texts(map[string]string{"/a": "one"})...)
-	if err := p.x.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(p.x.home.Path("store")); err != nil {
-		t.Fatal(err)
-	}
-	_, err := p.x.Receipt(t.Context(), "s@1")
-	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
-		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
-	}
-}
+func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }

@@ -1,0 +1,28 @@
+package repo_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
+)
+
+// TestRecordThatIsNotThere: a turn that the session has and the store has not is
+// damage, and not a wrong name.
+func TestRecordThatIsNotThere(t *testing.T) {
+	p := repotest.New(t)
+	p.Turn(p.Session("s"), "main", treetest.Texts(map[string]string{"/a": "one"})...)
+	if err := p.Repo.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(p.Repo.Dir.Path("store")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.Repo.Receipt(t.Context(), "s@1")
+	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+}

@@ -1,0 +1,121 @@
+package templatebuild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
+)
+
+// A Removal says how to remove a template.
+type Removal struct {
+	Name  string
+	Keep  bool // first copy what sessions need of its image into the store
+	Force bool // also when sessions need it: their files are damaged then
+}
+
+// Remove removes a template's image and, if a user registered it, its spec. If sessions need it, the
+// error is of kind Unavailable and names them, unless req says otherwise. Anonymous sessions that
+// need files of it are removed with it, and returned, unless one of their turns runs. Running turns
+// wait for it, and it waits for commits of turns.
+func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, error) {
+	remove := func() error { return x.Templates().Remove(ctx, req.Name) }
+	if on, err := x.Templates().Dependents(ctx, req.Name); err != nil {
+		return nil, err
+	} else if len(on) > 0 && !req.Force {
+		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+			"is below other templates: %s", strings.Join(on, ", ")).
+			WithHint("remove them first; --force removes it all the same, and they are built anew when they are needed")
+	}
+	if _, err := os.Stat(x.Dir.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
+		return nil, remove()
+	}
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var gone []session.Session
+	// What is kept while files are copied may need more of them.
+	for range 10 {
+		var more *TemplateUse
+		err := cs.Store.Exclusive(ctx, func() error {
+			use, err := Use(ctx, x, req.Name)
+			if err != nil {
+				return err
+			}
+			switch {
+			case req.Keep && len(use.contents)+len(use.dropped) > 0:
+				more = use
+				return nil
+			case !req.Keep && len(use.Sessions) > 0:
+				return inUse(req.Name, use)
+			}
+			// First the sessions: without the image they would be damaged.
+			for _, s := range use.Anonymous {
+				if err := cs.DB.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+					return err
+				}
+				gone = append(gone, s)
+			}
+			return remove()
+		})
+		if err != nil || more == nil {
+			return gone, err
+		}
+		if err := copyIn(ctx, cs, more); err != nil {
+			return gone, err
+		}
+	}
+	return gone, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+		"more and more files of its image come to be needed").
+		WithHint("try again when fewer turns run")
+}
+
+// inUse says who needs a template.
+func inUse(name string, use *TemplateUse) error {
+	const most = 5
+	var names []string
+	for _, s := range use.Sessions[:min(most, len(use.Sessions))] {
+		names = append(names, s.Label())
+	}
+	if n := len(use.Sessions) - most; n > 0 {
+		names = append(names, fmt.Sprintf("%d more", n))
+	}
+	why := "began on it"
+	if use.Files > 0 {
+		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files, turnstone.Bytes(use.Bytes).Human())
+	}
+	return turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
+		"is needed by sessions, which %s: %s", why, strings.Join(names, ", ")).
+		WithHint("turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions")
+}
+
+// copyIn puts what sessions need of a template's image into the store.
+func copyIn(ctx context.Context, cs *repo.ContextStore, use *TemplateUse) error {
+	batch, err := cs.Store.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = batch.Close() }()
+	all := maps.Clone(use.contents)
+	maps.Copy(all, use.dropped)
+	for _, d := range slices.Sorted(maps.Keys(all)) {
+		b, err := cs.Read(ctx, all[d], store.MaxObject)
+		if err != nil {
+			return err
+		}
+		if _, err := batch.Put(ctx, b); err != nil { // PutContent would leave it out: a template has it
+			return err
+		}
+	}
+	return batch.Flush(ctx)
+}

@@ -1,0 +1,167 @@
+package templatebuild
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// TemplateUse says who needs a template.
+type TemplateUse struct {
+	Sessions []session.Session // that need files of its image, or began on a spec that only this host has
+	Files    int               // contents of theirs that are in no other place
+	Bytes    int64             // of these
+	// Anonymous are sessions without a name and a tag that need files of its image: no
+	// reason to keep it, but without it they are nothing.
+	Anonymous []session.Session
+
+	contents map[turnstone.Digest]tree.Content // of Sessions
+	dropped  map[turnstone.Digest]tree.Content // of Anonymous
+}
+
+func newTemplateUse() *TemplateUse {
+	return &TemplateUse{Sessions: []session.Session{}, contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
+}
+
+// Use returns the sessions that need a template: a file of one of their turns is only in its image,
+// or they began on it and its spec was registered here. It reads the trees of all turns.
+func Use(ctx context.Context, x *repo.Repo, name string) (*TemplateUse, error) {
+	use := newTemplateUse()
+	dir, own, err := templateFolder(ctx, x, name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+		return use, nil // no turn was ever run
+	}
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if spec, err := x.Templates().Spec(name); err == nil {
+		name = spec.Name // states name images of registries with their digest
+	}
+	return use, folderUse(ctx, cs, dir, use, name, own)
+}
+
+// folderUse adds to use who needs the image in dir, and who stands on the template name
+// when its spec is a user's.
+func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse, name string, own bool) error {
+	all, err := cs.DB.List(ctx)
+	if err != nil {
+		return err
+	}
+	u := &templateUser{cs: cs, dir: dir, free: map[turnstone.Digest]bool{}}
+	for _, s := range all {
+		anonymous, err := anonymousSession(ctx, cs, s)
+		if err != nil {
+			return err
+		}
+		if u.contents = use.contents; anonymous {
+			u.contents = use.dropped
+		}
+		needs, err := u.session(ctx, s, own && !anonymous, name)
+		switch {
+		case err != nil:
+			return err
+		case needs && anonymous:
+			use.Anonymous = append(use.Anonymous, s)
+		case needs:
+			use.Sessions = append(use.Sessions, s)
+		}
+	}
+	use.Files = len(use.contents)
+	for _, c := range use.contents {
+		use.Bytes += c.Size
+	}
+	return nil
+}
+
+// anonymousSession tells whether s has neither a name nor a tag: gc forgets it after a while.
+func anonymousSession(ctx context.Context, cs *repo.ContextStore, s session.Session) (bool, error) {
+	if s.Name != "" {
+		return false, nil
+	}
+	tags, err := cs.DB.Tags(ctx, s.ID)
+	return len(tags) == 0, err
+}
+
+// templateFolder returns the folder of a template's image; none when another name
+// has the same image, which then stays. own tells that the spec is a user's.
+func templateFolder(ctx context.Context, x *repo.Repo, name string) (dir string, own bool, err error) {
+	of, err := x.Templates().Show(ctx, name)
+	if err != nil {
+		return "", false, err
+	}
+	all, err := x.Templates().List(ctx)
+	if err != nil {
+		return "", false, err
+	}
+	for _, e := range all {
+		if e.Name != name && e.Digest == of.Digest {
+			return "", !of.BuiltIn, nil
+		}
+	}
+	return x.Dir.Path("templates", of.Digest.Hex()), !of.BuiltIn, nil
+}
+
+// A templateUser finds who needs the image in dir.
+type templateUser struct {
+	cs   *repo.ContextStore
+	dir  string
+	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
+
+	contents map[turnstone.Digest]tree.Content // that are found to be needed
+}
+
+// session goes through all that s needs.
+func (u *templateUser) session(ctx context.Context, s session.Session, own bool, name string) (needs bool, err error) {
+	turns, err := u.cs.DB.Turns(ctx, s.ID)
+	if err != nil {
+		return false, err
+	}
+	seen := map[turnstone.Digest]bool{}
+	r := &repo.Reach{In: u.cs, Failed: func(what string, err error) error {
+		return turnstone.NewError("executor.template", turnstone.KindOf(err), s.Label()+": "+what,
+			err).WithHint("turn fsck lists all that is damaged")
+	}}
+	r.Object = func(d turnstone.Digest) bool {
+		first := !seen[d] && !u.free[d]
+		seen[d] = true
+		return first
+	}
+	r.Content = func(ctx context.Context, c tree.Content) error {
+		if !r.Object(c.Digest) || u.dir == "" || c.Chunks != "" || !u.cs.Templates.OnlyIn(u.dir, c.Digest) {
+			return nil
+		}
+		has, err := u.cs.Store.Has(ctx, c.Digest)
+		if err == nil && !has {
+			needs = true
+			u.contents[c.Digest] = c
+		}
+		return err
+	}
+	for _, t := range turns {
+		if err := r.Turn(ctx, t); err != nil {
+			return false, err
+		}
+		if own && t.State != "" && !needs {
+			st, err := u.cs.State(ctx, t.State)
+			if err != nil {
+				return false, err
+			}
+			needs = st.Image == name
+		}
+	}
+	if !needs {
+		maps.Copy(u.free, seen)
+	}
+	return needs, nil
+}
