@@ -142,6 +142,37 @@ func TestLostPacks(t *testing.T) {
 	}
 }
 
+// TestDamagedFrame flips each of the first bytes of a compressed object. The error is the same,
+// whether the object still decompresses or not.
+func TestDamagedFrame(t *testing.T) {
+	root := t.TempDir()
+	s := open(t, root)
+	b, err := s.Begin(t.Context())
+	check(t, err)
+	object := []byte(strings.Repeat("the quick brown fox jumps over the lazy dog\n", 100))
+	d, err := b.Put(t.Context(), object)
+	check(t, err)
+	check(t, b.Flush(t.Context()))
+	check(t, b.Close())
+	check(t, s.Close())
+	packs := files(t, filepath.Join(root, "blobs", "packs"), "*")
+	if len(packs) != 1 {
+		t.Fatalf("packs: %q", packs)
+	}
+	const magic = 8
+	for i := magic; i < magic+40; i++ {
+		flip := func(b []byte) []byte { b[i] ^= 0xff; return b }
+		damage(t, packs[0], flip)
+		s := open(t, root)
+		_, err := s.Get(t.Context(), d)
+		if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "does not match its digest") {
+			t.Errorf("byte %d: %v", i, err)
+		}
+		check(t, s.Close())
+		damage(t, packs[0], flip)
+	}
+}
+
 // TestLostIndex removes and damages the index in all ways: nothing is lost.
 func TestLostIndex(t *testing.T) {
 	for name, harm := range map[string]func(b []byte) []byte{

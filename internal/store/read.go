@@ -219,6 +219,9 @@ func (c *codec) close() {
 	}
 }
 
+// errDigest reports an object whose stored bytes were changed, whether they still decompress or not.
+var errDigest = errors.New("the object does not match its digest")
+
 // decode returns the verified object e from its stored form. It allocates at most e.size bytes,
 // whatever is stored.
 func (c *codec) decode(stored []byte, e packEntry) ([]byte, error) {
@@ -232,11 +235,11 @@ func (c *codec) decode(stored []byte, e packEntry) ([]byte, error) {
 			return nil, err
 		}
 		if b, err = dec.DecodeAll(stored, make([]byte, 0, e.size)); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", errDigest, err)
 		}
 	}
 	if len(b) != int(e.size) || sha256.Sum256(b) != e.id {
-		return nil, errors.New("the object does not match its digest")
+		return nil, errDigest
 	}
 	return b, nil
 }
