@@ -35,11 +35,8 @@ func Classify(b []byte) Protocol {
 		return Blank
 	}
 	method := b[:tokenLength(b)]
-	switch {
-	case len(method) == 0:
+	if len(method) == 0 {
 		return Other
-	case len(method) == len(b):
-		return Partial
 	}
 	line, _, whole := bytes.Cut(b, []byte("\n"))
 	line = bytes.TrimSuffix(line, []byte("\r"))
