@@ -12,6 +12,7 @@
 package sandboxes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,7 +113,7 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 		}
 		found, err := s.bury(dir, id)
 		if found != nil || err != nil {
-			return *or(found, &i), err
+			return *cmp.Or(found, &i), err
 		}
 		// The lock is held by the holder, or briefly by another reader.
 		if try == 20 || i.Holder.alive() {
@@ -120,13 +121,6 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-}
-
-func or[T any](a, b *T) *T {
-	if a != nil {
-		return a
-	}
-	return b
 }
 
 // bury records that a sandbox's holder has died if the lock is free. It returns nil if the lock is

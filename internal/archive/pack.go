@@ -4,6 +4,7 @@ package archive
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	if st, err := os.Stat(real); err == nil && !st.IsDir() {
 		dir, start = filepath.Split(real)
 	}
-	root, err := os.OpenRoot(or(dir, "."))
+	root, err := os.OpenRoot(cmp.Or(dir, "."))
 	if err != nil {
 		return packError(hostPath, kindOf(err), cause(err), "check its permissions")
 	}
@@ -67,13 +68,6 @@ func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name strin
 		return err
 	}
 	return tw.Close()
-}
-
-func or(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
 }
 
 type packer struct {

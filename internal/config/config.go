@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -97,7 +98,7 @@ func Load(dir string) (Config, error) {
 	}
 	c, err := Parse(string(b))
 	if err != nil {
-		return fail(err, or(turnstone.HintOf(err), "see docs/security.md for the keys"))
+		return fail(err, cmp.Or(turnstone.HintOf(err), "see docs/security.md for the keys"))
 	}
 	return c, nil
 }
@@ -121,12 +122,4 @@ func private(f *os.File) error {
 		return fmt.Errorf("other users can write it (mode %04o)", st.Mode().Perm())
 	}
 	return nil
-}
-
-func or[T comparable](a, b T) T {
-	var zero T
-	if a != zero {
-		return a
-	}
-	return b
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -144,7 +145,7 @@ func HostOf(dir string) Host {
 // For returns l with every limit set. The defaults always admit a document without requests.
 func (l Limits) For(h Host) Limits {
 	shape := turnstone.DefaultShape()
-	l.CPUs = or(l.CPUs, min(turnstone.MaxCPUs, max(h.CPUs, shape.CPUs)))
+	l.CPUs = cmp.Or(l.CPUs, min(turnstone.MaxCPUs, max(h.CPUs, shape.CPUs)))
 	memory, disk := turnstone.MaxMemory, turnstone.MaxDisk
 	if h.Memory > 0 {
 		memory = min(memory, h.Memory/4*3)
@@ -152,16 +153,16 @@ func (l Limits) For(h Host) Limits {
 	if h.Disk > 0 {
 		disk = min(disk, h.Disk/2)
 	}
-	l.Memory = or(l.Memory, Size(max(memory, shape.Memory)))
-	l.Disk = or(l.Disk, Size(max(disk, shape.Disk)))
-	l.Timeout = or(l.Timeout, Time(defaultTimeout))
-	l.Sandboxes = or(l.Sandboxes, defaultSandboxes)
-	l.Output = or(l.Output, Size(defaultOutput))
+	l.Memory = cmp.Or(l.Memory, Size(max(memory, shape.Memory)))
+	l.Disk = cmp.Or(l.Disk, Size(max(disk, shape.Disk)))
+	l.Timeout = cmp.Or(l.Timeout, Time(defaultTimeout))
+	l.Sandboxes = cmp.Or(l.Sandboxes, defaultSandboxes)
+	l.Output = cmp.Or(l.Output, Size(defaultOutput))
 	entries := int64(defaultEntries)
 	if h.Memory > 0 { // readers keep all entries: at most a quarter of the memory
 		entries = max(leastEntries, min(entries, int64(h.Memory)/4/entryCost))
 	}
-	l.Entries = or(l.Entries, entries)
-	l.FileSize = or(l.FileSize, Size(defaultFileSize))
+	l.Entries = cmp.Or(l.Entries, entries)
+	l.FileSize = cmp.Or(l.FileSize, Size(defaultFileSize))
 	return l
 }

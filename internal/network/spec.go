@@ -1,6 +1,7 @@
 package network
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -77,18 +78,11 @@ func (s *Spec) Bare() *Spec {
 // Same reports whether both are equal except for the values of secrets.
 func (s *Spec) Same(o *Spec) bool {
 	if s == nil || o == nil {
-		s, o = or(s, &Spec{}), or(o, &Spec{})
+		s, o = cmp.Or(s, &Spec{}), cmp.Or(o, &Spec{})
 	}
 	return slices.Equal(s.Allow, o.Allow) && slices.Equal(s.Deny, o.Deny) && s.Only == o.Only &&
 		s.Open == o.Open && s.Asked == o.Asked && s.NoHostCA == o.NoHostCA &&
 		s.DNS == o.DNS &&
 		slices.EqualFunc(s.Headers, o.Headers,
 			func(a, b SecretHeader) bool { return a.Label() == b.Label() })
-}
-
-func or(s, other *Spec) *Spec {
-	if s != nil {
-		return s
-	}
-	return other
 }

@@ -1,6 +1,7 @@
 package template
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -132,7 +133,7 @@ func (t *Template) over(base *Template, l Layer) {
 	}
 	maps.Copy(env, t.Env)
 	t.Env = env
-	t.Workdir, t.User = or(t.Workdir, base.Workdir), or(t.User, base.User)
+	t.Workdir, t.User = cmp.Or(t.Workdir, base.Workdir), cmp.Or(t.User, base.User)
 	t.Machine = t.Machine.Over(base.Machine)
 	for _, v := range []struct {
 		to   *map[string]string
@@ -159,11 +160,4 @@ func (t *Template) versions(l *Lock) {
 	for _, p := range l.Npm {
 		t.Npm[p.Name] = p.Version
 	}
-}
-
-func or(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
 }

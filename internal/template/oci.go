@@ -2,6 +2,7 @@ package template
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -284,7 +285,7 @@ const (
 func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 	spec := &Spec{Name: ref.WithDigest(img.Digest).String(), Description: "image of the registry " + ref.Registry(),
 		Base: ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{}, Env: map[string]string{},
-		Workdir: or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
+		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
 	total := 0
 	for _, kv := range img.Env {
 		name, value, ok := strings.Cut(kv, "=")

@@ -1,6 +1,7 @@
 package template
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ func (s *Store) resolveOCI(spec *Spec) error {
 	if err != nil {
 		return fmt.Errorf("base of template %s: %w", spec.Name, err)
 	}
-	spec.Workdir, spec.User = or(spec.Workdir, base.Workdir), or(spec.User, base.User)
+	spec.Workdir, spec.User = cmp.Or(spec.Workdir, base.Workdir), cmp.Or(spec.User, base.User)
 	if spec.layered() {
 		spec.base, spec.BaseDigest = base, base.Digest()
 		return nil

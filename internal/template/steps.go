@@ -2,6 +2,7 @@ package template
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -117,7 +118,7 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	if step := userStep(spec.User); step != nil {
 		steps = append(steps, *step)
 	}
-	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{or(spec.Workdir, DefaultWorkdir)}))
+	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{cmp.Or(spec.Workdir, DefaultWorkdir)}))
 	steps = append(steps, LayerStep{Name: "listing packages", Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || true`,
 		Done: func(out []byte) error { apt(installedList(out)); return nil }, Failed: failed("listing packages")})
 	return steps

@@ -2,6 +2,7 @@ package merge
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"slices"
 	"strings"
@@ -117,9 +118,9 @@ func (m *merger) mergeContent(c Conflict, b, o, t *node) (*node, error) {
 		return pick(m.decide(c, b, o, t), o, t), nil
 	}
 	n := names{
-		ours:   or(m.opts.OursName, "ours"),
-		base:   or(m.opts.BaseName, "base"),
-		theirs: or(m.opts.TheirsName, "theirs"),
+		ours:   cmp.Or(m.opts.OursName, "ours"),
+		base:   cmp.Or(m.opts.BaseName, "base"),
+		theirs: cmp.Or(m.opts.TheirsName, "theirs"),
 	}
 	merged, conflicts := mergeText(texts[0], texts[1], texts[2], n)
 	if conflicts > 0 {
@@ -263,11 +264,4 @@ func mergeTime(b, o, t *node) tree.Time {
 		return o.MTime
 	}
 	return t.MTime
-}
-
-func or(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }

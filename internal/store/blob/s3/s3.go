@@ -3,6 +3,7 @@ package s3
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,14 +49,16 @@ func ParseURL(s string) (Options, error) {
 	if u.Scheme != "s3" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return bad(errors.New("not the URL of a bucket"))
 	}
-	o := Options{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Region: first("AWS_REGION", "AWS_DEFAULT_REGION")}
+	o := Options{Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"),
+		Region: cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))}
 	if o.Prefix != "" {
 		if err := blob.CheckName("s3.parse", o.Prefix); err != nil {
 			return bad(err)
 		}
 	}
 	o.Endpoint = "s3.amazonaws.com"
-	if e := first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"); e != "" {
+	e := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
+	if e != "" {
 		u, err := url.Parse(e)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
 			return bad(fmt.Errorf("the endpoint %q is not http://HOST or https://HOST", e))
@@ -63,15 +66,6 @@ func ParseURL(s string) (Options, error) {
 		o.Endpoint, o.Insecure = u.Host, u.Scheme == "http"
 	}
 	return o, nil
-}
-
-func first(variables ...string) string {
-	for _, v := range variables {
-		if s := os.Getenv(v); s != "" {
-			return s
-		}
-	}
-	return ""
 }
 
 // A Store is a bucket, or the names with a prefix in it. Requests with transient failures are

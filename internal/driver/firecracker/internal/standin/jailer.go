@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -57,7 +58,7 @@ func jail(args []string) error {
 	}
 	note(map[string]any{"jailer": args, "pid": os.Getpid()})
 	name := filepath.Base(opt["--exec-file"])
-	root := filepath.Join(or(opt["--chroot-base-dir"], "/srv/jailer"), name, opt["--id"], "root")
+	root := filepath.Join(cmp.Or(opt["--chroot-base-dir"], "/srv/jailer"), name, opt["--id"], "root")
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -43,7 +44,7 @@ func run(args []string) error {
 		}
 		switch args[i] {
 		case "--version":
-			fmt.Printf("Firecracker v%s\n\n", or(os.Getenv("STANDIN_VERSION"), version))
+			fmt.Printf("Firecracker v%s\n\n", cmp.Or(os.Getenv("STANDIN_VERSION"), version))
 			return nil
 		case "--api-sock":
 			socket = value()
@@ -89,16 +90,9 @@ type fault string
 
 func (f fault) Error() string { return string(f) }
 
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
 // note writes a line to the log.
 func note(v any) {
-	path := or(os.Getenv("STANDIN_LOG"), "out/log")
+	path := cmp.Or(os.Getenv("STANDIN_LOG"), "out/log")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666)
 	if err != nil {
 		return
