@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // maxName bounds the length of a step's name in bytes.
@@ -135,7 +137,7 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 	case "unparsed":
 		s.Unparsed, err = parseFlag(a)
 	default:
-		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q", shorten(a.key, maxName), nearest(a.key, attributes)),
+		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q", brief.Clip(a.key, maxName), nearest(a.key, attributes)),
 			"known attributes: " + strings.Join(attributes, ", ")
 	}
 	if err != nil {
@@ -168,21 +170,21 @@ func parseFlag(a attribute) (bool, error) {
 	case a.value == "false":
 		return false, nil
 	}
-	return false, fmt.Errorf("%s: %q is neither true nor false", a.key, shorten(a.value, maxName))
+	return false, fmt.Errorf("%s: %q is neither true nor false", a.key, brief.Clip(a.value, maxName))
 }
 
 // parseTimeout reads a Go duration. A number without a unit is rejected: some tools count seconds
 // and others minutes, so a guess would be wrong for some authors.
 func parseTimeout(s string) (time.Duration, error) {
 	if _, err := strconv.ParseFloat(s, 64); err == nil {
-		return 0, fmt.Errorf("%q has no unit", shorten(s, maxName))
+		return 0, fmt.Errorf("%q has no unit", brief.Clip(s, maxName))
 	}
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("%q is not a duration", shorten(s, maxName))
+		return 0, fmt.Errorf("%q is not a duration", brief.Clip(s, maxName))
 	case d <= 0:
-		return 0, fmt.Errorf("%q is not greater than zero", shorten(s, maxName))
+		return 0, fmt.Errorf("%q is not greater than zero", brief.Clip(s, maxName))
 	}
 	return d, nil
 }
@@ -204,12 +206,4 @@ func (p *docParser) resolveCwd(dir string) (string, error) {
 		base = DefaultCwd
 	}
 	return path.Join(base, dir), nil
-}
-
-// shorten truncates a text for a message.
-func shorten(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
 }

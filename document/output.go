@@ -11,6 +11,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // Display limits of a stream. A longer stream is complete in its file.
@@ -335,6 +336,6 @@ func oneLine(s string, limit int) string {
 	if len(s) > 4*limit {
 		s = s[:4*limit]
 	}
-	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "\uFFFD")), " ")
-	return shorten(showLine(s), limit)
+	s = brief.Line(strings.ToValidUTF8(s, "\uFFFD"))
+	return brief.Clip(showLine(s), limit)
 }

@@ -2,9 +2,9 @@ package wire
 
 import (
 	"errors"
-	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // Error codes of JSON-RPC 2.0, as CDP uses them.
@@ -81,9 +81,7 @@ func knownKind(s string) turnstone.Kind {
 
 // clip cuts s to n bytes and replaces characters that could control a terminal.
 func clip(s string, n int) string {
-	if len(s) > n {
-		s = strings.ToValidUTF8(s[:n], "") + "…"
-	}
+	s = brief.Clip(s, n)
 	out := make([]rune, 0, len(s))
 	for _, r := range s {
 		if (r < ' ' && r != '\n' && r != '\t') || (r >= 0x7f && r < 0xa0) {

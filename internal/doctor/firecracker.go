@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/driver/firecracker"
 	"turnstone.dev/turnstone/internal/driver/host"
@@ -70,7 +70,7 @@ func (c *checker) firecracker(s scene) Finding {
 			f.Status, f.Detail = StatusWarn, f.Detail+"; "+unnamed(s.fc.restricted)
 		}
 	default:
-		f.Status, f.Detail = StatusWarn, found+" cannot be used: "+OneLine(s.fc.err)
+		f.Status, f.Detail = StatusWarn, found+" cannot be used: "+brief.Line(s.fc.err.Error())
 	}
 	return f
 }
@@ -80,14 +80,14 @@ func (c *checker) firecracker(s scene) Finding {
 func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 	return Finding{Name: "firecracker", Status: StatusWarn, Fix: host.AllowUserNamespaces(),
 		Detail: found + ": a guest runs under it without a jail, confined only by its system call filters, and machines are neither kept nor resumed: " +
-			strings.Join(strings.Fields(j.Reason), " ")}
+			brief.Line(j.Reason)}
 }
 
 // noFirecracker is not a problem because other substrates can replace it, unless the environment
 // names a Firecracker that is missing or unusable.
 func (c *checker) noFirecracker(s scene) Finding {
 	err := s.fc.findErr
-	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: OneLine(err) + "; " + turnstone.HintOf(err)}
+	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: brief.Line(err.Error()) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
 	case jailer != nil && c.opt.Jailer != "":
@@ -111,12 +111,12 @@ func unnamed(err error) string {
 	if errors.As(err, &e) && e.Err != nil {
 		err = e.Err
 	}
-	return OneLine(err)
+	return brief.Line(err.Error())
 }
 
 // names sets f's fix for a program that an environment variable names.
 func (f Finding) names(variable, value string, err error) Finding {
-	detail := OneLine(err)
+	detail := brief.Line(err.Error())
 	var e *turnstone.Error
 	if errors.As(err, &e) && e.Subject == value {
 		detail = unnamed(err)

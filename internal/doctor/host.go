@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/driver/kvm"
@@ -147,7 +148,7 @@ func (c *checker) kvmAccess() string {
 func (c *checker) config(context.Context) []Finding {
 	path := c.home.Path(config.File)
 	if _, err := config.Load(c.home.Root); err != nil {
-		return one("config", StatusFail, strings.Join(strings.Fields(err.Error()), " "), "${EDITOR:-vi} "+quote(path))
+		return one("config", StatusFail, brief.Line(err.Error()), "${EDITOR:-vi} "+quote(path))
 	}
 	if _, err := os.Lstat(path); err != nil {
 		return one("config", StatusOK, "no config.toml: the defaults", "")

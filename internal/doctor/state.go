@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/template"
@@ -35,7 +36,7 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		}
 		guest, err := driver.KernelIn(c.home, choice, nil).Guest(ctx)
 		if err != nil {
-			return one("kernel", StatusFail, c.kernelName()+": "+OneLine(err), fix)
+			return one("kernel", StatusFail, c.kernelName()+": "+brief.Line(err.Error()), fix)
 		}
 		if guest.Test {
 			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, and `isolation: microvm` is rejected", fix)

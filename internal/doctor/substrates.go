@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/driver/gvisor"
 	"turnstone.dev/turnstone/internal/driver/host"
@@ -118,7 +119,7 @@ func (s scene) firstTurn(name, how string) (who string, does bool) {
 		}
 		before = words(t)
 	}
-	who = "no turn does because " + substrateVar + "=" + clip(s.asked) + " names another substrate"
+	who = "no turn does because " + substrateVar + "=" + brief.Clip(s.asked, 40) + " names another substrate"
 	if s.asked == name || s.asked == driver.Auto {
 		who = "no turn does because turns run on " + s.chosen()
 	}
@@ -141,9 +142,6 @@ func names(trials []driver.Trial) string {
 	return strings.Join(all, " and ")
 }
 
-// clip truncates text from the environment.
-func clip(s string) string { return s[:min(len(s), 40)] }
-
 // describe names a substrate and its isolation.
 func describe(s substrate.Substrate) string {
 	if isolation := s.Isolation(); strings.HasPrefix(isolation, s.Name()) {
@@ -165,7 +163,7 @@ func chosenLine(s scene) Finding {
 	case len(d.Unproven()) > 0:
 		return Finding{Name: "substrate", Status: StatusWarn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
 	case by != "":
-		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, clip(s.asked), OneLine(d.Err)), Fix: "unset " + substrateVar}
+		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, brief.Clip(s.asked, 40), brief.Line(d.Err.Error())), Fix: "unset " + substrateVar}
 	}
 	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines above"}
 }
@@ -219,7 +217,7 @@ func gvisorLine(s scene) Finding {
 	f := Finding{Name: "gvisor", Status: StatusOK, Detail: s.gvisor.version + ": a sandbox runs"}
 	switch {
 	case s.gvisor.err != nil:
-		f.Detail = OneLine(s.gvisor.err)
+		f.Detail = brief.Line(s.gvisor.err.Error())
 		if !s.underKVM() {
 			f.Status, f.Fix = StatusWarn, build
 		}
@@ -237,7 +235,7 @@ func (c *checker) qemu(s scene) []Finding {
 		if s.runs() {
 			status = StatusWarn
 		}
-		return one("qemu", status, OneLine(s.qemu.err), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
+		return one("qemu", status, brief.Line(s.qemu.err.Error()), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)
 }
@@ -248,12 +246,9 @@ func (c *checker) jail(version string, j qemu.Jail) Finding {
 	if j.Namespaces() {
 		return Finding{Name: "qemu", Status: StatusOK, Detail: version + ": in its own namespaces"}
 	}
-	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, confined only by its system call filters: " + strings.Join(strings.Fields(j.Reason), " ")}
+	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, confined only by its system call filters: " + brief.Line(j.Reason)}
 	if c.uid != 0 {
 		f.Fix = host.AllowUserNamespaces()
 	}
 	return f
 }
-
-// OneLine returns an error's text for a Finding.
-func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/crypto/x509roots/fallback/bundle"
 
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/filestamp"
 )
 
@@ -300,8 +301,5 @@ func Name(c *x509.Certificate) string {
 		}
 		return r
 	}, strings.ToValidUTF8(name, " "))
-	if len(name) > 80 {
-		name = strings.ToValidUTF8(name[:80], "") + "…"
-	}
-	return name
+	return brief.Clip(name, 80)
 }

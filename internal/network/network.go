@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // The addresses of every sandbox's network, which no other sandbox is on.
@@ -108,12 +110,7 @@ type Refusal struct {
 const MaxReason = 300
 
 // Shorten cuts the text of a refusal or a failure to at most MaxReason bytes and an ellipsis.
-func Shorten(s string) string {
-	if len(s) > MaxReason {
-		return s[:MaxReason] + "…"
-	}
-	return s
-}
+func Shorten(s string) string { return brief.Clip(s, MaxReason) }
 
 // A Connection is a connection that was allowed.
 type Connection struct {

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/wire"
 )
@@ -124,7 +125,7 @@ func exitNote(end *wire.StepEnd) string {
 	var notes []string
 	e := end.Exit
 	if e.Signal != "" {
-		notes = append(notes, "ended by "+oneLine(e.Signal))
+		notes = append(notes, "ended by "+brief.Line(e.Signal))
 	}
 	if e.OOMKilled {
 		notes = append(notes,

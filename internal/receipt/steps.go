@@ -5,10 +5,10 @@ package receipt
 import (
 	"errors"
 	"io"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/secret"
@@ -165,6 +165,4 @@ func describe(o document.Output) (string, turnstone.OutputInfo) {
 }
 
 // line masks secrets and folds text to one line.
-func (s *Steps) line(text string) string { return oneLine(s.opts.Secrets.Written().Mask(text)) }
-
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+func (s *Steps) line(text string) string { return brief.Line(s.opts.Secrets.Written().Mask(text)) }

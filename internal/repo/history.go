@@ -3,9 +3,9 @@ package repo
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -120,7 +120,7 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.R
 func (cs *ContextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number,
 		t.ID, t.Branch, t.Result, t.Title)
-	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: strings.Join(strings.Fields(line), " "), Context: func(ctx context.Context) ([]lowerdir.File, error) {
+	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: brief.Line(line), Context: func(ctx context.Context) ([]lowerdir.File, error) {
 		rec, err := cs.Record(ctx, t)
 		if err != nil {
 			return nil, err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"time"
 
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/template"
 
 	"turnstone.dev/turnstone"
@@ -66,7 +67,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	}
 	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())
 	if err != nil {
-		return 0, interrupted(ctx, err, "while the sandbox was prepared")
+		return 0, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() { _ = s.Close() }()
 	timeCtx, cancel := context.WithTimeout(ctx, p.timeout)
@@ -74,7 +75,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 	timed, unwatch := x.space.Watch(timeCtx, p.limits.FreeSpace)
 	defer unwatch()
 	if err := s.AddAll(timed, p.add); err != nil {
-		return 0, interrupted(ctx, err, "while files were added")
+		return 0, sandbox.Interrupted(ctx, err, "while files were added")
 	}
 	release := s.Guard(timed)
 	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
@@ -87,10 +88,10 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, turnstone.NewError("executor.exec", turnstone.KindTimeout, req.Argv[0],
 			errors.New("killed after "+p.timeout.String()))
 	case err != nil || exit.Exit.Killed:
-		return 0, interrupted(ctx, hintImage(p.image, req.Argv[0], s.CauseOf(err)), "while the command ran")
+		return 0, sandbox.Interrupted(ctx, hintImage(p.image, req.Argv[0], s.CauseOf(err)), "while the command ran")
 	}
 	if err := s.GetAll(ctx, p.get, p.mostToGet(s), preparing); err != nil {
-		return int(exit.Exit.ExitCode), interrupted(ctx, err, "while files were fetched")
+		return int(exit.Exit.ExitCode), sandbox.Interrupted(ctx, err, "while files were fetched")
 	}
 	return int(exit.Exit.ExitCode), nil
 }

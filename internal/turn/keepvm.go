@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
@@ -35,7 +36,7 @@ func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 	var unkept error
 	if r.plan.snapshot == document.SnapshotVM {
 		if unkept = r.takeSnapshot(ctx, s); unkept != nil && isCancel(ctx) {
-			return interrupted(ctx, unkept, "while its machine was kept")
+			return sandbox.Interrupted(ctx, unkept, "while its machine was kept")
 		}
 		r.clock.lap("snapshot")
 	}
@@ -51,7 +52,7 @@ func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 	case err != nil && unkept != nil:
 		return fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
 	case err != nil:
-		return interrupted(ctx, err, "while what the turn changed was taken")
+		return sandbox.Interrupted(ctx, err, "while what the turn changed was taken")
 	}
 	if r.collected = left; unkept != nil {
 		r.dropSnapshot(unkept)

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/receipt"
@@ -218,7 +218,7 @@ func (r *run) setError(err error) {
 }
 
 // maskedLine is a text about the turn, which may have a guest's words in it, as it may be kept.
-func (r *run) maskedLine(s string) string { return oneLine(r.plan.secrets.Written().Mask(s)) }
+func (r *run) maskedLine(s string) string { return brief.Line(r.plan.secrets.Written().Mask(s)) }
 
 func (r *run) runInSandbox(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
@@ -227,7 +227,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	r.checkpoint()
 	s, err := r.open(ctx)
 	if err != nil {
-		return interrupted(ctx, err, "while the sandbox was prepared")
+		return sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
 		if r.paused == nil || r.collected == nil { // else the session's machine stands still
@@ -247,7 +247,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.timeout)
 			return nil
 		}
-		return interrupted(ctx, err, "while files were added")
+		return sandbox.Interrupted(ctx, err, "while files were added")
 	}
 	if len(r.plan.add) > 0 {
 		r.clock.lap("add")
@@ -262,7 +262,7 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	}
 	missed := s.GetAll(ctx, r.plan.get, r.plan.mostToGet(s), r.obs.Preparing)
 	if missed != nil {
-		missed = interrupted(ctx, missed, "while files were fetched")
+		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
 	}
 	if len(r.plan.get) > 0 {
 		r.clock.lap("get")
@@ -312,7 +312,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, s *Sandbox) (turnstone.Resu
 			err = low // and not what the step's end looked like
 		}
 		if err != nil {
-			err = interrupted(ctx, s.CauseOf(err), "during "+step.Name)
+			err = sandbox.Interrupted(ctx, s.CauseOf(err), "during "+step.Name)
 			running.Cut(err)
 		}
 		r.obs.StepFinished(step, running.Finish())
@@ -386,11 +386,6 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }
 
-// interrupted names the place where ctx's end cut a turn off.
-func interrupted(ctx context.Context, err error, where string) error {
-	return sandbox.Interrupted(ctx, err, where)
-}
-
 func (r *run) turn() *Turn {
 	return &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
@@ -399,8 +394,6 @@ func (r *run) turn() *Turn {
 		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
 		Network: r.network, Phases: r.clock.phases, Receipt: string(r.receipt), Steps: r.steps.Reports()}
 }
-
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
 // A maskedObserver tells what is told of a turn without its secrets. What steps
 // print comes to it masked.

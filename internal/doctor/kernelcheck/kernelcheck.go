@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/driver/qemu"
@@ -137,12 +138,12 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
 	k *kernel.Inspected) (map[string]bool, error) {
 	q, err := qemu.New(ctx, h, qemu.Options{})
 	if err != nil {
-		r.Boot.Why = doctor.OneLine(err)
+		r.Boot.Why = brief.Line(err.Error())
 		return nil, ctx.Err()
 	}
 	agent, err := agentbin.Agent(o.AgentFile)
 	if err != nil {
-		r.Boot.Why = doctor.OneLine(err)
+		r.Boot.Why = brief.Line(err.Error())
 		return nil, nil
 	}
 	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest,
@@ -156,16 +157,16 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
 	case err == nil:
 		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
 		if err := driver.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
-			r.Boot.Refused = doctor.OneLine(err)
+			r.Boot.Refused = brief.Line(err.Error())
 		}
 		return report.Has, nil
 	case turnstone.KindOf(err) == turnstone.KindDead:
-		r.Boot = KernelBoot{Failed: true, Why: doctor.OneLine(err)}
+		r.Boot = KernelBoot{Failed: true, Why: brief.Line(err.Error())}
 		return nil, nil
 	case ctx.Err() != nil:
 		return nil, err
 	}
-	r.Boot.Why = doctor.OneLine(err)
+	r.Boot.Why = brief.Line(err.Error())
 	return nil, nil
 }
 

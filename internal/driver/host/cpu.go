@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
@@ -103,16 +105,4 @@ func Series(release string) string {
 }
 
 // Clip makes an untrusted text short and printable.
-func Clip(s string) string {
-	const most = 120
-	cut := strings.Map(func(r rune) rune {
-		if r < 0x20 || r > 0x7e {
-			return '?'
-		}
-		return r
-	}, s[:min(most, len(s))])
-	if len(s) > most {
-		cut += "…"
-	}
-	return cut
-}
+func Clip(s string) string { return brief.Clip(console.Printable(s), 120) }

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -163,7 +164,7 @@ func (d *reader) count(h *tar.Header) error {
 		d.meta += int64(len(k) + len(v))
 		// tar would convert the record to zeros without bound
 		if strings.HasPrefix(k, "GNU.sparse.") {
-			return integrity(h.Name, "it has the record %s", clip(k))
+			return integrity(h.Name, "it has the record %s", brief.Subject(k))
 		}
 	}
 	if d.meta > d.opts.Meta {
@@ -224,7 +225,7 @@ func (d *reader) node(path string, h *tar.Header) (*node, error) {
 	if h.Typeflag == tar.TypeLink {
 		n := d.linked[h.Linkname]
 		if n == nil {
-			return nil, integrity(path, "a hard link to %q, which does not exist", clip(h.Linkname))
+			return nil, integrity(path, "a hard link to %q, which does not exist", brief.Subject(h.Linkname))
 		}
 		n.names++
 		return n, nil
@@ -303,7 +304,7 @@ func xattrs(path string, h *tar.Header) ([]tree.Xattr, error) {
 	slices.SortFunc(out, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
 	for i := range out {
 		if i > 0 && out[i].Name == out[i-1].Name {
-			return nil, integrity(path, "two extended attributes %q", clip(out[i].Name))
+			return nil, integrity(path, "two extended attributes %q", brief.Subject(out[i].Name))
 		}
 	}
 	return out, nil
@@ -325,7 +326,7 @@ func (d *reader) file(path string, n *node, h *tar.Header) error {
 	}
 	size, err := strconv.ParseInt(h.PAXRecords[recordSize], 10, 64)
 	if err != nil || size < 0 || size > maxSize {
-		return integrity(path, "a file of %q bytes", clip(h.PAXRecords[recordSize]))
+		return integrity(path, "a file of %q bytes", brief.Subject(h.PAXRecords[recordSize]))
 	}
 	if size > d.opts.FileSize {
 		return d.tooLarge(path)
@@ -364,7 +365,7 @@ func (d *reader) parts(path string, n *node, list string, size int64) error {
 		word, rest, _ := strings.Cut(list, ",")
 		list = rest
 		if v, err = strconv.ParseInt(word, 10, 64); err != nil || v < 0 || v > maxSize {
-			return 0, integrity(path, "a part at %q", clip(word))
+			return 0, integrity(path, "a part at %q", brief.Subject(word))
 		}
 		return v, nil
 	}

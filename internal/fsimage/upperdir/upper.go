@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -117,24 +118,16 @@ func (u *Dir) Root() tree.Node { return u.root }
 func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
-	return turnstone.Errorf("upper.read", turnstone.KindIntegrity, clip(subject), format, args...).
+	return turnstone.Errorf("upper.read", turnstone.KindIntegrity, brief.Subject(subject), format, args...).
 		WithHint("run the turn again: the sandbox's report of its changes is invalid and cannot be kept")
 }
 
 func exhausted(subject, hint, format string, args ...any) error {
-	return turnstone.Errorf("upper.read", turnstone.KindExhausted, clip(subject), format, args...).
+	return turnstone.Errorf("upper.read", turnstone.KindExhausted, brief.Subject(subject), format, args...).
 		WithHint(hint)
 }
 
 func unavailable(dir string, err error) error {
 	return turnstone.NewError("upper.read", turnstone.KindUnavailable, dir, err).
 		WithHint("free some disk space, which the sandbox's changes need temporarily, or set TURN_HOME to a larger disk")
-}
-
-// clip bounds a guest's text in a message.
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "…"
-	}
-	return s
 }

@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
@@ -279,10 +280,7 @@ func (a *Agent) path(p string) string {
 func (a *Agent) procFD(fd int) string { return a.opt.FDs + strconv.Itoa(fd) }
 
 func Invalid(op turnstone.Op, subject, msg string) error {
-	if len(subject) > 200 {
-		subject = subject[:200] + "…"
-	}
-	return turnstone.NewError(op, turnstone.KindInvalid, subject, errors.New(msg))
+	return turnstone.NewError(op, turnstone.KindInvalid, brief.Subject(subject), errors.New(msg))
 }
 
 func Failed(subject string, err error) error {

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/wire"
 )
@@ -169,7 +170,7 @@ func (e *exporter) entry(f *scanned) error {
 	}
 	if len(f.path) > longestPath {
 		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted,
-			"/"+f.path[:100]+"…",
+			"/"+brief.Clip(f.path, 100),
 			"directories are nested so deep that a path has more than 64 KiB").
 			WithHint("remove the directory before the turn ends")
 	}

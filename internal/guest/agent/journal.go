@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -27,10 +28,10 @@ func newJournal() *journal { return &journal{follows: make(map[*wire.Conn]contex
 
 // observe records a completed command.
 func (j *journal) observe(method string, params any, began time.Time, err error) {
-	e := wire.TraceEntry{Method: method, Subject: clip(about(params), 300),
+	e := wire.TraceEntry{Method: method, Subject: brief.Clip(about(params), 300),
 		Duration: int64(time.Since(began))}
 	if err != nil {
-		e.Error = clip(err.Error(), 300)
+		e.Error = brief.Clip(err.Error(), 300)
 	}
 	j.add(e)
 }
@@ -193,12 +194,4 @@ func pathOf(params any) string {
 		return p.Dest
 	}
 	return ""
-}
-
-// clip bounds a client's text before it is kept.
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
-	}
-	return s
 }

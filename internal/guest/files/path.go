@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // maxLinks bounds the symbolic links that follow one another (path_resolution(7)).
@@ -190,15 +191,7 @@ func RootCause(err error) error {
 }
 
 func invalid(op turnstone.Op, subject, msg string) error {
-	return turnstone.Errorf(op, turnstone.KindInvalid, cut(subject, 200), "%s", msg)
-}
-
-// cut bounds a client's text for an error.
-func cut(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
-	}
-	return s
+	return turnstone.Errorf(op, turnstone.KindInvalid, brief.Subject(subject), "%s", msg)
 }
 
 // procFD returns the kernel's name for an open file.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
@@ -113,7 +114,7 @@ func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 	w := f.watches(c).take(p.WatchID)
 	if w == nil {
 		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound,
-			cut(p.WatchID, 64),
+			brief.Clip(p.WatchID, 64),
 			"this connection has no such watch").WithHint("FileSystem.watch names watches")
 	}
 	w.close()

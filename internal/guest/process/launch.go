@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // streams are a child's standard streams: the child's ends as descriptors, the agent's as files. A
@@ -202,12 +203,12 @@ func (t *Table) lookPath(name, cwd string, env []string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", turnstone.Errorf("Process.start", turnstone.KindNotFound, clip(name),
+	return "", turnstone.Errorf("Process.start", turnstone.KindNotFound, brief.Subject(name),
 		"command not found").WithHint("install the program in the template, or write its path")
 }
 
 func startError(name string, err error) error {
-	e := turnstone.NewError("Process.start", turnstone.KindInvalid, clip(name), err)
+	e := turnstone.NewError("Process.start", turnstone.KindInvalid, brief.Subject(name), err)
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter in a script's first line"
@@ -224,7 +225,7 @@ func startError(name string, err error) error {
 }
 
 func invalid(op turnstone.Op, subject, msg string) error {
-	return turnstone.NewError(op, turnstone.KindInvalid, clip(subject), errors.New(msg))
+	return turnstone.NewError(op, turnstone.KindInvalid, brief.Subject(subject), errors.New(msg))
 }
 
 // rootCause removes the agent's own path from a file error.

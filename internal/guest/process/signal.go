@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // ParseSignal parses a signal's name, with or without SIG, or its number.
@@ -25,7 +26,7 @@ func ParseSignal(text string) (syscall.Signal, error) {
 	if s := unix.SignalNum(name); s != 0 {
 		return s, nil
 	}
-	return 0, turnstone.Errorf("Process.signal", turnstone.KindInvalid, clip(text),
+	return 0, turnstone.Errorf("Process.signal", turnstone.KindInvalid, brief.Subject(text),
 		"no such signal").WithHint("use a name such as SIGTERM, or a number from 1 to 64")
 }
 
@@ -122,12 +123,4 @@ func signalSession(pid int, sig syscall.Signal) {
 			_ = syscall.Kill(other, sig)
 		}
 	}
-}
-
-// clip bounds a client's text for an error.
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "…"
-	}
-	return s
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 const (
@@ -354,7 +355,7 @@ func (t *Table) Get(op turnstone.Op, id string) (*Process, error) {
 }
 
 func notFound(op turnstone.Op, id string) error {
-	return turnstone.Errorf(op, turnstone.KindNotFound, clip(id), "no such process").
+	return turnstone.Errorf(op, turnstone.KindNotFound, brief.Subject(id), "no such process").
 		WithHint("list processes with Process.list; of those that have ended only the latest are kept")
 }
 

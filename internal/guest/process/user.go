@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // maxAccounts bounds the bytes read of /etc/passwd and /etc/group.
@@ -87,7 +88,7 @@ func findUser(open opener, user string) (*account, error) {
 	})
 	switch {
 	case found == nil && numberErr != nil:
-		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound, "user "+clip(user),
+		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound, "user "+brief.Subject(user),
 			"no such user").
 			WithHint("see the users in the sandbox's /etc/passwd, or write a number")
 	case found == nil:
@@ -116,7 +117,7 @@ func findGroup(open opener, group string) (uint32, error) {
 		return !found
 	})
 	if !found {
-		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound, "group "+clip(group),
+		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound, "group "+brief.Subject(group),
 			"no such group").
 			WithHint("see the groups in the sandbox's /etc/group, or write a number")
 	}

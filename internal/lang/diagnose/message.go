@@ -4,6 +4,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // oneLine returns s as a message: a line of valid UTF-8 with at most MaxMessage bytes, without
@@ -21,7 +23,7 @@ func oneLine(s string) string {
 		}
 		return r
 	}, s)
-	s = strings.Join(strings.Fields(s), " ")
+	s = brief.Line(s)
 	if len(s) <= MaxMessage {
 		return s
 	}

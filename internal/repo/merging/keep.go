@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/layer"
@@ -129,7 +130,7 @@ func onlyTouched(a, b *tree.Entry) bool {
 
 // title is what lists call the turn.
 func (m *merging) title() string {
-	return cmp.Or(strings.Join(strings.Fields(m.req.Message), " "), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
+	return cmp.Or(brief.Line(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
 }
 
 // maxRows bounds a table in a receipt; --json has all.
@@ -200,9 +201,7 @@ func shortDigest(e *tree.Entry) string {
 
 // codeSpan writes s as code in a table's cell.
 func codeSpan(s string) string {
-	if len(s) > 1024 {
-		s = s[:1024] + "…"
-	}
+	s = brief.Clip(s, 1024)
 	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		s = strconv.Quote(s)
 	}

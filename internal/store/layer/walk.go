@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -74,7 +75,7 @@ func (a *applier) top(old *tree.Entry, upper tree.Node) (*directory, error) {
 // path, or nil; hidden means that old does not show through.
 func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.Entry, hidden bool, depth int) (*directory, error) {
 	if depth > tree.MaxDepth {
-		return nil, exhausted(path[:256]+"...", "directories that are nested more than %d deep", tree.MaxDepth)
+		return nil, exhausted(brief.Clip(path, 256), "directories that are nested more than %d deep", tree.MaxDepth)
 	}
 	d := &directory{entry: e, old: old}
 	children, err := n.Children(a.ctx)

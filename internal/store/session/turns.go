@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 )
 
 // StartTurn describes the turn to start.
@@ -292,7 +293,7 @@ func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]Turn, error) 
 
 // cut truncates s to at most n bytes at a character boundary.
 func cut(s string, n int) string {
-	s = strings.ToValidUTF8(strings.Join(strings.Fields(s), " "), "\uFFFD")
+	s = strings.ToValidUTF8(brief.Line(s), "\uFFFD")
 	if len(s) <= n {
 		return s
 	}
