@@ -112,7 +112,8 @@ func prune(ctx context.Context, x *repo.Repo, req PruneRequest, rep *TemplatePru
 	if rep.Images, err = ts.PruneImages(max(req.Older, packagesKept), req.DryRun); err != nil {
 		return err
 	}
-	rep.Packages, err = registry.Trim(ts.PackageCache(), registry.DefaultLimit, max(req.Older, packagesKept), req.DryRun)
+	rep.Packages, err = registry.Trim(ts.PackageCache(), registry.DefaultLimit,
+		max(req.Older, packagesKept), req.DryRun)
 	rep.Freed += rep.Packages.Bytes + rep.Images
 	return err
 }
@@ -121,7 +122,8 @@ func prune(ctx context.Context, x *repo.Repo, req PruneRequest, rep *TemplatePru
 const packagesKept = 30 * 24 * time.Hour
 
 // stays says who needs a build that no known template stands for; empty: nobody.
-func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnstone.Digest]bool, rep *TemplatePruned) (string, error) {
+func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnstone.Digest]bool,
+	rep *TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}
@@ -146,7 +148,8 @@ func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnston
 		for _, s := range all[:min(len(all), 5)] {
 			names = append(names, s.Label())
 		}
-		return fmt.Sprintf("has files of sessions that are nowhere else: %s", strings.Join(names, ", ")), nil
+		return fmt.Sprintf("has files of sessions that are nowhere else: %s",
+			strings.Join(names, ", ")), nil
 	}
 	gone := map[turnstone.Digest]bool{}
 	for _, b := range rep.Builds {
@@ -161,7 +164,8 @@ func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnston
 
 // layersNeed tells whether a layer of a template, but those in gone, has a file that is
 // only in the image in dir.
-func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string, gone map[turnstone.Digest]bool) (bool, error) {
+func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string,
+	gone map[turnstone.Digest]bool) (bool, error) {
 	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return false, err

@@ -23,16 +23,17 @@ type Removal struct {
 	Force bool // also when sessions need it: their files are damaged then
 }
 
-// Remove removes a template's image and, if a user registered it, its spec. If sessions need it, the
-// error is of kind Unavailable and names them, unless req says otherwise. Anonymous sessions that
-// need files of it are removed with it, and returned, unless one of their turns runs. Running turns
-// wait for it, and it waits for commits of turns.
+// Remove removes a template's image and, if a user registered it, its spec. If sessions need it,
+// the error is of kind Unavailable and names them, unless req says otherwise. Anonymous sessions
+// that need files of it are removed with it, and returned, unless one of their turns runs. Running
+// turns wait for it, and it waits for commits of turns.
 func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, error) {
 	remove := func() error { return x.Templates().Remove(ctx, req.Name) }
 	if on, err := x.Templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err
 	} else if len(on) > 0 && !req.Force {
-		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
+			"template "+req.Name,
 			"is below other templates: %s", strings.Join(on, ", ")).
 			WithHint("remove them first; --force removes it all the same, and they are built anew when they are needed")
 	}
@@ -61,7 +62,8 @@ func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, 
 			}
 			// First the sessions: without the image they would be damaged.
 			for _, s := range use.Anonymous {
-				if err := cs.DB.Remove(ctx, s.ID); err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+				if err := cs.DB.Remove(ctx, s.ID); err != nil &&
+					turnstone.KindOf(err) != turnstone.KindNotFound {
 					return err
 				}
 				gone = append(gone, s)
@@ -75,7 +77,8 @@ func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, 
 			return gone, err
 		}
 	}
-	return gone, turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+req.Name,
+	return gone, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
+		"template "+req.Name,
 		"more and more files of its image come to be needed").
 		WithHint("try again when fewer turns run")
 }
@@ -92,7 +95,8 @@ func inUse(name string, use *TemplateUse) error {
 	}
 	why := "began on it"
 	if use.Files > 0 {
-		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files, turnstone.Bytes(use.Bytes).Human())
+		why = fmt.Sprintf("have files that are only in its image (%d, %s)", use.Files,
+			turnstone.Bytes(use.Bytes).Human())
 	}
 	return turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
 		"is needed by sessions, which %s: %s", why, strings.Join(names, ", ")).
@@ -113,7 +117,8 @@ func copyIn(ctx context.Context, cs *repo.ContextStore, use *TemplateUse) error 
 		if err != nil {
 			return err
 		}
-		if _, err := batch.Put(ctx, b); err != nil { // PutContent would leave it out: a template has it
+		// PutContent would omit it, because a template has it.
+		if _, err := batch.Put(ctx, b); err != nil {
 			return err
 		}
 	}

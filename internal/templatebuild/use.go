@@ -27,7 +27,8 @@ type TemplateUse struct {
 }
 
 func newTemplateUse() *TemplateUse {
-	return &TemplateUse{Sessions: []session.Session{}, contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
+	return &TemplateUse{Sessions: []session.Session{},
+		contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
 }
 
 // Use returns the sessions that need a template: a file of one of their turns is only in its image,
@@ -53,7 +54,8 @@ func Use(ctx context.Context, x *repo.Repo, name string) (*TemplateUse, error) {
 
 // folderUse adds to use who needs the image in dir, and who stands on the template name
 // when its spec is a user's.
-func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse, name string, own bool) error {
+func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse,
+	name string, own bool) error {
 	all, err := cs.DB.List(ctx)
 	if err != nil {
 		return err
@@ -95,7 +97,8 @@ func anonymousSession(ctx context.Context, cs *repo.ContextStore, s session.Sess
 
 // templateFolder returns the folder of a template's image; none when another name
 // has the same image, which then stays. own tells that the spec is a user's.
-func templateFolder(ctx context.Context, x *repo.Repo, name string) (dir string, own bool, err error) {
+func templateFolder(ctx context.Context, x *repo.Repo,
+	name string) (dir string, own bool, err error) {
 	of, err := x.Templates().Show(ctx, name)
 	if err != nil {
 		return "", false, err
@@ -122,7 +125,8 @@ type templateUser struct {
 }
 
 // session goes through all that s needs.
-func (u *templateUser) session(ctx context.Context, s session.Session, own bool, name string) (needs bool, err error) {
+func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
+	name string) (needs bool, err error) {
 	turns, err := u.cs.DB.Turns(ctx, s.ID)
 	if err != nil {
 		return false, err
@@ -138,7 +142,8 @@ func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
 		return first
 	}
 	r.Content = func(ctx context.Context, c tree.Content) error {
-		if !r.Object(c.Digest) || u.dir == "" || c.Chunks != "" || !u.cs.Templates.OnlyIn(u.dir, c.Digest) {
+		if !r.Object(c.Digest) || u.dir == "" || c.Chunks != "" ||
+			!u.cs.Templates.OnlyIn(u.dir, c.Digest) {
 			return nil
 		}
 		has, err := u.cs.Store.Has(ctx, c.Digest)

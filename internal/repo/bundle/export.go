@@ -69,7 +69,8 @@ type ExportReport struct {
 
 // Export writes a session as one file to w: its turns, branches and tags, and all data that they
 // need. A running turn is omitted. The same session gives the same bytes.
-func Export(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (*ExportReport, error) {
+func Export(ctx context.Context, x *repo.Repo, req ExportRequest,
+	w io.Writer) (*ExportReport, error) {
 	g, err := x.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err
@@ -89,7 +90,8 @@ func Export(ctx context.Context, x *repo.Repo, req ExportRequest, w io.Writer) (
 	if err != nil {
 		return nil, err
 	}
-	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{}, templates: x.Templates()}
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{},
+		templates: x.Templates()}
 	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
 	if err == nil {
@@ -119,17 +121,19 @@ func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
 	if err != nil {
 		return err
 	}
-	head, err := json.MarshalIndent(exportHead{Format: format, Version: turnstone.Version, Graph: *g}, "", "  ")
+	first := exportHead{Format: format, Version: turnstone.Version, Graph: *g}
+	head, err := json.MarshalIndent(first, "", "  ")
 	if err != nil {
 		return err
 	}
 	if err := e.entry(exportHeadAt, head); err != nil {
 		return err
 	}
-	r := &repo.Reach{In: e.cs, Object: e.first, Got: e.write, Content: e.content, Failed: func(what string, err error) error {
-		return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
-			WithHint(turnstone.HintOf(err))
-	}}
+	r := &repo.Reach{In: e.cs, Object: e.first, Got: e.write, Content: e.content,
+		Failed: func(what string, err error) error {
+			return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
+				WithHint(turnstone.HintOf(err))
+		}}
 	for _, t := range g.Turns {
 		if err := r.Turn(ctx, t); err != nil {
 			return err
@@ -147,7 +151,8 @@ func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err 
 		}
 		rec, err := e.cs.Record(ctx, t)
 		if err != nil {
-			return 0, turnstone.NewError("executor.export", turnstone.KindOf(err), fmt.Sprintf("turn %d (%s): record", t.Number, t.ID),
+			return 0, turnstone.NewError("executor.export", turnstone.KindOf(err),
+				fmt.Sprintf("turn %d (%s): record", t.Number, t.ID),
 				err).WithHint(turnstone.HintOf(err))
 		}
 		e.images[rec.Image] = true
@@ -224,7 +229,8 @@ func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
 	}
 	if c.Size > store.MaxObject {
 		return turnstone.Errorf("executor.export", turnstone.KindInvalid, string(c.Digest),
-			"is a file of %s in the template, which is too large to be exported", turnstone.Bytes(c.Size).Human())
+			"is a file of %s in the template, which is too large to be exported",
+			turnstone.Bytes(c.Size).Human())
 	}
 	b, err := e.cs.Read(ctx, c, store.MaxObject)
 	if err != nil {
@@ -241,7 +247,9 @@ func (e *exporter) write(d turnstone.Digest, b []byte) error {
 
 // entry writes an entry without anything of the time and the user.
 func (e *exporter) entry(name string, b []byte) error {
-	if err := e.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)), Format: tar.FormatUSTAR}); err != nil {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)),
+		Format: tar.FormatUSTAR}
+	if err := e.tw.WriteHeader(h); err != nil {
 		return err
 	}
 	_, err := e.tw.Write(b)

@@ -94,7 +94,8 @@ func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() er
 		}
 	}
 	in := &counting{r: r}
-	z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxExportWindow), zstd.WithDecoderConcurrency(2))
+	z, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxExportWindow),
+		zstd.WithDecoderConcurrency(2))
 	if err != nil {
 		return nil, notExported(err)
 	}
@@ -207,7 +208,8 @@ func (m *importer) head() error {
 			WithHint(fmt.Sprintf("use the turn that made it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
-	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns), Templates: []UnbuiltTemplate{}}
+	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
+		Templates: []UnbuiltTemplate{}}
 	return m.graph.Check()
 }
 
@@ -282,7 +284,8 @@ func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
 func objectName(h *tar.Header) (turnstone.Digest, error) {
 	hexed, ok := strings.CutPrefix(h.Name, exportObject)
 	raw, err := hex.DecodeString(hexed)
-	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) || h.Typeflag != tar.TypeReg {
+	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) ||
+		h.Typeflag != tar.TypeReg {
 		return "", refused("has an entry %.80q, which is no object", h.Name)
 	}
 	if h.Size < 0 || h.Size > store.MaxObject {
@@ -294,14 +297,16 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 // verify goes through all that the session names.
 func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
-	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store), Failed: func(what string, err error) error {
-		e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
-			WithHint(turnstone.HintOf(err))
-		if e.Kind == turnstone.KindNotFound {
-			e.Kind, e.Hint = turnstone.KindIntegrity, "the file does not have it: export the session again"
-		}
-		return e
-	}}
+	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store),
+		Failed: func(what string, err error) error {
+			e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
+				WithHint(turnstone.HintOf(err))
+			if e.Kind == turnstone.KindNotFound {
+				e.Kind = turnstone.KindIntegrity
+				e.Hint = "the file does not have it: export the session again"
+			}
+			return e
+		}}
 	r.Object = func(d turnstone.Digest) bool {
 		m.named(d)
 		first := !seen[d]
@@ -348,8 +353,10 @@ func (m *importer) admit(c tree.Content) error {
 	}
 	if c.Size < 0 || c.Size > m.unpacked {
 		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
-			"unpacks to more than %s and %d times its own size: a content of %s is too much", turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
-			WithHint("a session with so much that repeats, as in sparse files, cannot be moved so: export one without those files")
+			"unpacks to more than %s and %d times its own size: a content of %s is too much",
+			turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
+			WithHint("a session with so much that repeats, as in sparse files, cannot be moved so: " +
+				"export one without those files")
 	}
 	m.unpacked -= c.Size
 	return nil
@@ -383,7 +390,9 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 		}
 	}
 	if !ours && c.Chunks == "" {
-		return nil // what was here before was checked when it came; a list of chunks may be said to be another content
+		// What was here before was checked when it came. A list of chunks is read again, because it
+		// may be named as another content.
+		return nil
 	}
 	in, err := m.cs.Store.OpenContent(ctx, c)
 	if err != nil {
@@ -402,7 +411,8 @@ func (m *importer) sameAsRecord(ctx context.Context, t session.Turn) error {
 	if err != nil {
 		return err
 	}
-	if rec.Result != t.Result || string(rec.Kind) != t.Kind || rec.Branch != t.Branch || rec.State != t.State ||
+	if rec.Result != t.Result || string(rec.Kind) != t.Kind || rec.Branch != t.Branch ||
+		rec.State != t.State ||
 		!slices.Equal(rec.Parents, t.Parents) {
 		return refused("turn %d is not what its record says", t.Number)
 	}

@@ -18,7 +18,8 @@ import (
 // readTail reads what the file says of templates.
 func (m *importer) readTail(h *tar.Header) error {
 	if h.Typeflag != tar.TypeReg || h.Size > maxExportTail || m.tail != nil {
-		return refused("has %s twice, or not as a file of at most %s", exportTailAt, turnstone.Bytes(maxExportTail).Human())
+		return refused("has %s twice, or not as a file of at most %s", exportTailAt,
+			turnstone.Bytes(maxExportTail).Human())
 	}
 	b, err := io.ReadAll(io.LimitReader(m.tr, maxExportTail))
 	if err != nil {
@@ -37,7 +38,8 @@ func (m *importer) readTail(h *tar.Header) error {
 // readTemplates lets the store find what lies in the templates that m's turns began
 // on: nobody may have asked for their files yet. Those that are not here are built, if
 // req wants that.
-func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.Batch, req ImportRequest) error {
+func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.Batch,
+	req ImportRequest) error {
 	progress := req.Progress
 	if progress == nil {
 		progress = func(string) {}
@@ -57,21 +59,28 @@ func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, repo.CauseOf(err).Error(), turnstone.HintOf(err)})
+			m.leave(rec, repo.CauseOf(err).Error(), turnstone.HintOf(err))
 			continue
 		}
 		if _, err := x.Templates().Tree(ctx, tmpl, batch); err != nil {
 			return err
 		}
 		if tmpl.Digest != rec.Template {
-			m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, "the template of this name is another one here: " + tmpl.Digest.Short(), "export with --full"})
+			m.leave(rec, "the template of this name is another one here: "+tmpl.Digest.Short(),
+				"export with --full")
 		}
 	}
 	return nil
 }
 
+// leave records that the template of rec is not here.
+func (m *importer) leave(rec *repo.Record, why, hint string) {
+	m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, why, hint})
+}
+
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Record, how ImportBuild, progress func(string)) (*template.Template, error) {
+func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Record,
+	how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
 			format, args...).WithHint(hint)
@@ -91,7 +100,8 @@ func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Re
 	case turnstone.KindOf(err) != turnstone.KindNotFound && !template.IsImage(rec.Image):
 		return nil, err
 	case template.IsImage(rec.Image) && how != BuildAll:
-		return nil, fail("turn template pull "+name+", or "+all, "is an image that was not pulled here")
+		return nil, fail("turn template pull "+name+", or "+all,
+			"is an image that was not pulled here")
 	case template.IsImage(rec.Image):
 		spec, err := ts.Resolve(ctx, rec.Image, progress)
 		if err != nil {
@@ -108,7 +118,9 @@ func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Re
 			continue
 		}
 		if how != BuildAll {
-			return nil, fail(all+" builds it by the spec in the file; what that installs and runs in a sandbox is its author's choice", "is not known here")
+			return nil, fail(all+" builds it by the spec in the file; "+
+				"what that installs and runs in a sandbox is its author's choice",
+				"is not known here")
 		}
 		return adopt(ctx, x, specs[:i+1], progress)
 	}
@@ -116,7 +128,8 @@ func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Re
 }
 
 // adopt builds the last of specs, and those of the others that it lies on.
-func adopt(ctx context.Context, x *repo.Repo, specs []*template.Spec, progress func(string)) (*template.Template, error) {
+func adopt(ctx context.Context, x *repo.Repo, specs []*template.Spec,
+	progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {
@@ -150,5 +163,6 @@ func (m *importer) toGetTemplates() string {
 			how += ", " + t.Hint
 		}
 	}
-	return "the file leaves out what lies in the session's template: " + how + ", or export with --full"
+	return "the file leaves out what lies in the session's template: " + how +
+		", or export with --full"
 }

@@ -24,7 +24,8 @@ import (
 
 // keep makes the merge a turn of its own, and moves the branch.
 func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
-	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into, Parent: &m.ours.ID, Second: &m.theirs.ID,
+	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into,
+		Parent: &m.ours.ID, Second: &m.theirs.ID,
 		Kind: string(repo.KindMerge), Title: m.title()})
 	if err != nil {
 		return err
@@ -39,7 +40,8 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 		return err
 	}
 	defer unlock()
-	if m.report.Branch, m.report.Diverged, err = m.cs.DB.Landing(ctx, t.ID, m.req.Into, &m.ours.ID); err != nil {
+	m.report.Branch, m.report.Diverged, err = m.cs.DB.Landing(ctx, t.ID, m.req.Into, &m.ours.ID)
+	if err != nil {
 		return err
 	}
 	state, err := putJSON(ctx, batch, m.result)
@@ -54,13 +56,15 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 		return err
 	}
 	m.report.ID, m.report.Number = t.ID, t.Number
-	m.report.Branch, m.report.Diverged, err = m.cs.DB.Finish(ctx, session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
-		MoveBranch: true, ExpectedHead: &m.ours.ID})
+	end := session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
+		MoveBranch: true, ExpectedHead: &m.ours.ID}
+	m.report.Branch, m.report.Diverged, err = m.cs.DB.Finish(ctx, end)
 	return err
 }
 
-// putRecord puts all that is kept of the merge beside its state.
-func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.Turn, state turnstone.Digest) (turnstone.Digest, error) {
+// putRecord puts the record of the merge, with its document and receipt.
+func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.Turn,
+	state turnstone.Digest) (turnstone.Digest, error) {
 	before, err := m.cs.Record(ctx, *m.ours)
 	if err != nil {
 		return "", err
@@ -71,13 +75,18 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.T
 	}
 	info := m.info(t, before.Template)
 	m.report.Receipt = string(doc.Receipt(info, nil))
-	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
-		Kind: repo.KindMerge, Image: m.result.Image, Template: before.Template, Shape: before.Shape, Started: m.started,
-		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state, Layer: m.report.Layer}
-	if rec.Document, err = batch.PutContent(ctx, bytes.NewReader(doc.Clean()), int64(len(doc.Clean()))); err != nil {
+	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
+		Branch: m.report.Branch, Parents: t.Parents, Kind: repo.KindMerge, Image: m.result.Image,
+		Template: before.Template, Shape: before.Shape, Started: m.started,
+		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state,
+		Layer: m.report.Layer}
+	put := func(text []byte) (tree.Content, error) {
+		return batch.PutContent(ctx, bytes.NewReader(text), int64(len(text)))
+	}
+	if rec.Document, err = put(doc.Clean()); err != nil {
 		return "", err
 	}
-	if rec.Receipt, err = batch.PutContent(ctx, strings.NewReader(m.report.Receipt), int64(len(m.report.Receipt))); err != nil {
+	if rec.Receipt, err = put([]byte(m.report.Receipt)); err != nil {
 		return "", err
 	}
 	return putJSON(ctx, batch, rec)
@@ -91,8 +100,8 @@ func putJSON(ctx context.Context, p tree.Putter, v any) (turnstone.Digest, error
 	return p.Put(ctx, b)
 }
 
-// layerOf is the difference of two trees in figures. Directories of which only the
-// time has changed do not count.
+// layerOf counts the differences of two trees, except directories that differ in their timestamps
+// only.
 func layerOf(ctx context.Context, g tree.Getter, a, b tree.Ref) (repo.LayerInfo, error) {
 	var l repo.LayerInfo
 	if a == b {
@@ -115,9 +124,10 @@ func layerOf(ctx context.Context, g tree.Getter, a, b tree.Ref) (repo.LayerInfo,
 	return l, err
 }
 
-// onlyTouched says whether two directories differ in their timestamps at most.
+// onlyTouched reports whether two directories differ in their timestamps at most.
 func onlyTouched(a, b *tree.Entry) bool {
-	if a.Type != b.Type || a.Mode != b.Mode || a.UID != b.UID || a.GID != b.GID || len(a.Xattrs) != len(b.Xattrs) {
+	if a.Type != b.Type || a.Mode != b.Mode || a.UID != b.UID || a.GID != b.GID ||
+		len(a.Xattrs) != len(b.Xattrs) {
 		return false
 	}
 	for i, x := range a.Xattrs {
@@ -128,7 +138,7 @@ func onlyTouched(a, b *tree.Entry) bool {
 	return true
 }
 
-// title is what lists call the turn.
+// title is the name of the turn in lists.
 func (m *merging) title() string {
 	return cmp.Or(brief.Line(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
 }
@@ -136,41 +146,53 @@ func (m *merging) title() string {
 // maxRows bounds a table in a receipt; --json has all.
 const maxRows = 500
 
-// document is the merge as a markdown document, which has no steps. File names are
-// anybody's: each stands in one line, and nothing of it is markdown.
+// document returns the merge as a markdown document without steps. File names are untrusted: each is
+// on one line and escaped.
 func (m *merging) document() string {
 	r := m.report
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", plainText(m.title()))
-	fmt.Fprintf(&b, "Turn %d (%s) was merged into turn %d (%s, branch %s). ", r.Theirs.Number, codeSpan(string(r.Theirs.ID)), r.Ours.Number, codeSpan(string(r.Ours.ID)), codeSpan(r.Into))
+	fmt.Fprintf(&b, "Turn %d (%s) was merged into turn %d (%s, branch %s). ", r.Theirs.Number,
+		codeSpan(string(r.Theirs.ID)), r.Ours.Number, codeSpan(string(r.Ours.ID)), codeSpan(r.Into))
 	if r.Base != nil {
-		fmt.Fprintf(&b, "Their nearest common ancestor is turn %d (%s).\n", r.Base.Number, codeSpan(string(r.Base.ID)))
+		fmt.Fprintf(&b, "Their nearest common ancestor is turn %d (%s).\n", r.Base.Number,
+			codeSpan(string(r.Base.ID)))
 	} else {
 		b.WriteString("They have no common ancestor.\n")
 	}
-	fmt.Fprintf(&b, "Against turn %d: %s.\n", r.Ours.Number, cmp.Or(r.Layer.String(), "no file changed"))
+	fmt.Fprintf(&b, "Against turn %d: %s.\n", r.Ours.Number,
+		cmp.Or(r.Layer.String(), "no file changed"))
 	if r.CwdGone != "" {
-		fmt.Fprintf(&b, "\nThe working directory %s is not in the merged tree: it is %s.\n", codeSpan(r.CwdGone), codeSpan(r.Cwd))
+		fmt.Fprintf(&b, "\nThe working directory %s is not in the merged tree: it is %s.\n",
+			codeSpan(r.CwdGone), codeSpan(r.Cwd))
 	}
 	if r.RenamesSkipped {
 		b.WriteString("\nThere was too much to look through for renamed files whose content changed.\n")
 	}
-	mergeTable(&b, "Conflicts that were decided", "path | kind | base | ours | theirs | taken", r.Resolved, func(c merge.Conflict) []string {
-		return []string{conflictPath(c), string(c.Kind), shortDigest(c.Base), shortDigest(c.Ours), shortDigest(c.Theirs), string(c.Resolution)}
-	})
-	mergeTable(&b, "Files whose lines were merged", "path", r.Merged, func(p string) []string { return []string{codeSpan(p)} })
-	mergeTable(&b, "Renames that were followed", "from | to | by | similarity", r.Renames, func(n merge.Rename) []string {
-		return []string{codeSpan(n.From), codeSpan(n.To), n.Side, strconv.Itoa(n.Similarity) + "%"}
-	})
+	conflict := func(c merge.Conflict) []string {
+		return []string{conflictPath(c), string(c.Kind), shortDigest(c.Base), shortDigest(c.Ours),
+			shortDigest(c.Theirs), string(c.Resolution)}
+	}
+	path := func(p string) []string { return []string{codeSpan(p)} }
+	rename := func(n merge.Rename) []string {
+		by := strconv.Itoa(n.Similarity) + "%"
+		return []string{codeSpan(n.From), codeSpan(n.To), n.Side, by}
+	}
+	mergeTable(&b, "Conflicts that were decided", "path | kind | base | ours | theirs | taken",
+		r.Resolved, conflict)
+	mergeTable(&b, "Files whose lines were merged", "path", r.Merged, path)
+	mergeTable(&b, "Renames that were followed", "from | to | by | similarity", r.Renames, rename)
 	return b.String()
 }
 
 // mergeTable writes a section with a table, if there are rows.
-func mergeTable[T any](b *strings.Builder, heading, columns string, rows []T, cells func(T) []string) {
+func mergeTable[T any](b *strings.Builder, heading, columns string, rows []T,
+	cells func(T) []string) {
 	if len(rows) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n## %s\n\n| %s |\n|%s\n", heading, columns, strings.Repeat("---|", strings.Count(columns, "|")+1))
+	fmt.Fprintf(b, "\n## %s\n\n| %s |\n|%s\n", heading, columns,
+		strings.Repeat("---|", strings.Count(columns, "|")+1))
 	for _, r := range rows[:min(len(rows), maxRows)] {
 		fmt.Fprintf(b, "| %s |\n", strings.Join(cells(r), " | "))
 	}
@@ -181,7 +203,8 @@ func mergeTable[T any](b *strings.Builder, heading, columns string, rows []T, ce
 
 func conflictPath(c merge.Conflict) string {
 	s := codeSpan(c.Path)
-	for _, p := range []struct{ who, path string }{{"base", c.BasePath}, {"ours", c.OursPath}, {"theirs", c.TheirsPath}} {
+	for _, p := range []struct{ who, path string }{
+		{"base", c.BasePath}, {"ours", c.OursPath}, {"theirs", c.TheirsPath}} {
 		if p.path != "" {
 			s += fmt.Sprintf(" (%s: %s)", p.who, codeSpan(p.path))
 		}
@@ -202,7 +225,8 @@ func shortDigest(e *tree.Entry) string {
 // codeSpan writes s as code in a table's cell.
 func codeSpan(s string) string {
 	s = brief.Clip(s, 1024)
-	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	unprintable := func(r rune) bool { return !unicode.IsPrint(r) }
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, unprintable) {
 		s = strconv.Quote(s)
 	}
 	s = strings.ReplaceAll(s, "|", `\|`)
@@ -223,7 +247,8 @@ func plainText(s string) string {
 		if !unicode.IsPrint(r) {
 			continue
 		}
-		if r < utf8.RuneSelf && unicode.In(r, unicode.Punct, unicode.Symbol) && r != '-' && r != '.' && r != ',' && r != '@' {
+		if r < utf8.RuneSelf && unicode.In(r, unicode.Punct, unicode.Symbol) && r != '-' &&
+			r != '.' && r != ',' && r != '@' {
 			b.WriteByte('\\')
 		}
 		b.WriteRune(r)

@@ -22,19 +22,20 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Request says what to merge. docs/merge.md has the rules.
+// A Request says what to merge. Default, Paths and Markers are those of merge.Options. docs/merge.md
+// has the rules.
 type Request struct {
-	// From is the turn to merge: as session.DB.Resolve takes it, or, where the session
-	// is known or can be found by it, a branch, a tag or a number alone.
+	// From is the turn to merge: a reference as session.DB.Resolve takes it, or a branch, a tag or
+	// a number if the session is named or can be found by the branch.
 	From    string
-	Into    string                // the branch to merge into, as "main" or "SESSION@main"; empty: main
-	Session string                // name or ID; empty: that of From or Into, or the one with a branch From
-	Default merge.Side            // see merge.Options
-	Paths   map[string]merge.Side // see merge.Options
-	Markers bool                  // see merge.Options
-	NoFF    bool                  // make a turn also where moving the branch would do
-	DryRun  bool                  // find out only
-	Message string                // title of the turn; empty: one that says what was merged
+	Into    string // the branch to merge into, as "main" or "SESSION@main"; empty: main
+	Session string // name or ID; empty: that of From or Into, or the one with a branch From
+	Default merge.Side
+	Paths   map[string]merge.Side
+	Markers bool
+	NoFF    bool   // make a turn also where moving the branch would do
+	DryRun  bool   // only report what would happen
+	Message string // title of the turn; empty: one that names From and Into
 }
 
 // A MergeOutcome is what came of a merge.
@@ -105,8 +106,9 @@ func Merge(ctx context.Context, x *repo.Repo, req Request) (*MergeReport, error)
 	if err != nil {
 		return nil, err
 	}
-	m := &merging{x: x, cs: cs, req: req, started: time.Now().UTC(), report: &MergeReport{DryRun: req.DryRun,
-		Conflicts: []merge.Conflict{}, Resolved: []merge.Conflict{}, Merged: []string{}, Renames: []merge.Rename{}}}
+	m := &merging{x: x, cs: cs, req: req, started: time.Now().UTC()}
+	m.report = &MergeReport{DryRun: req.DryRun, Conflicts: []merge.Conflict{},
+		Resolved: []merge.Conflict{}, Merged: []string{}, Renames: []merge.Rename{}}
 	if err := m.locate(ctx); err != nil {
 		return nil, err
 	}
@@ -150,7 +152,8 @@ func (m *merging) locate(ctx context.Context) error {
 			return err
 		}
 		if s.ID != m.session.ID {
-			return m.invalid(m.req.From, fmt.Errorf("is of session %s, not of %s", m.session.Label(), s.Label()), "turns of one session can be merged")
+			err := fmt.Errorf("is of session %s, not of %s", m.session.Label(), s.Label())
+			return m.invalid(m.req.From, err, "turns of one session can be merged")
 		}
 	}
 	into, err := m.cs.DB.Branch(ctx, m.session.ID, m.req.Into)
@@ -229,7 +232,8 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	case 1:
 		return m.cs.DB.ResolveIn(ctx, found[0].ID, ref)
 	case 0:
-		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound, fmt.Sprintf("%.80q", ref),
+		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound,
+			fmt.Sprintf("%.80q", ref),
 			"no named session has such a branch").
 			WithHint("write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions")
 	}
@@ -237,7 +241,8 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	for _, s := range found[:min(len(found), 5)] {
 		names = append(names, s.Name+"@"+ref)
 	}
-	return session.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch", len(found)), "write which one: "+strings.Join(names, ", "))
+	return session.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch", len(found)),
+		"write which one: "+strings.Join(names, ", "))
 }
 
 func (m *merging) invalid(subject string, err error, hint string) error {
@@ -260,7 +265,8 @@ func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
 // fastForward moves the branch to theirs.
 func (m *merging) fastForward(ctx context.Context) error {
 	m.report.Outcome = MergeFastForward
-	m.report.ID, m.report.Number, m.report.Branch, m.report.FSHash = m.theirs.ID, m.theirs.Number, m.req.Into, m.states[2].Tree.Hash
+	m.report.ID, m.report.Number = m.theirs.ID, m.theirs.Number
+	m.report.Branch, m.report.FSHash = m.req.Into, m.states[2].Tree.Hash
 	if m.req.DryRun {
 		return nil
 	}
@@ -280,7 +286,9 @@ func (m *merging) fastForward(ctx context.Context) error {
 func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	base, ours, theirs := m.states[0], m.states[1], m.states[2]
 	if ours.Image != theirs.Image {
-		return m.invalid("image", fmt.Errorf("%s began on %s, and %s on %s", m.req.Into, ours.Image, m.req.From, theirs.Image), "turns on one template can be merged")
+		err := fmt.Errorf("%s began on %s, and %s on %s", m.req.Into, ours.Image,
+			m.req.From, theirs.Image)
+		return m.invalid("image", err, "turns on one template can be merged")
 	}
 	opts := merge.Options{Default: m.req.Default, Paths: m.req.Paths, Markers: m.req.Markers,
 		OursName: m.req.Into, TheirsName: m.req.From, BaseName: "nothing"}
@@ -308,7 +316,8 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 			m.report.Resolved = append(m.report.Resolved, c)
 		}
 	}
-	m.report.Merged, m.report.Renames = append(m.report.Merged, res.Merged...), append(m.report.Renames, res.Renames...)
+	m.report.Merged = append(m.report.Merged, res.Merged...)
+	m.report.Renames = append(m.report.Renames, res.Renames...)
 	m.report.RenamesSkipped = res.RenamesSkipped
 	if len(m.report.Conflicts) > 0 {
 		m.report.Outcome = MergeConflicts
@@ -326,7 +335,8 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
 	unused := res.Unused
 	for p := range m.req.Paths {
-		if !strings.HasPrefix(p, "/") && !slices.ContainsFunc(others, func(c merge.Conflict) bool { return c.Path == p }) {
+		if !strings.HasPrefix(p, "/") &&
+			!slices.ContainsFunc(others, func(c merge.Conflict) bool { return c.Path == p }) {
 			unused = append(unused, p)
 		}
 	}
@@ -335,7 +345,7 @@ func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
 	}
 	slices.Sort(unused)
 	hint := "turn merge --dry-run lists the conflicts"
-	if all := append(append([]merge.Conflict{}, res.Conflicts...), append(res.Resolved, others...)...); len(all) > 0 && len(all) <= 5 {
+	if all := slices.Concat(res.Conflicts, res.Resolved, others); len(all) > 0 && len(all) <= 5 {
 		var paths []string
 		for _, c := range all {
 			paths = append(paths, c.Path)
@@ -354,7 +364,8 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 		if err == nil && e.Type == tree.Dir {
 			break
 		}
-		if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindInvalid {
+		if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound &&
+			turnstone.KindOf(err) != turnstone.KindInvalid {
 			return err
 		}
 	}
@@ -367,7 +378,8 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 
 // info is what the receipt's front matter says.
 func (m *merging) info(t session.Turn, template turnstone.Digest) document.TurnInfo {
-	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started), Template: template, Image: m.result.Image,
-		Result: turnstone.ResultPassed, Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
+	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started),
+		Template: template, Image: m.result.Image, Result: turnstone.ResultPassed,
+		Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,
 		FSHash: m.result.Tree.Hash, Layer: m.report.Layer.Digest, Changes: m.report.Layer.String()}
 }
