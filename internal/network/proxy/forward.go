@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -180,8 +181,11 @@ func (f *forwarder) rewrite(r *httputil.ProxyRequest) {
 	f.secrets.set(r.Out.Header)
 }
 
-// response masks and records an answer.
+// response masks and records an answer. An error becomes the answer: see failed.
 func (f *forwarder) response(res *http.Response) error {
+	if res.StatusCode < 100 { // net/http reads such a status, and cannot write it
+		return fmt.Errorf("the answer has the status %03d", res.StatusCode)
+	}
 	needles := f.secrets.needles()
 	maskHeader(res.Header, needles)
 	rec, _ := res.Request.Context().Value(recordKey{}).(*recording.RequestRecord)

@@ -35,6 +35,7 @@ type Recorder struct {
 	rec    Recording
 	pieces int
 	texts  int64 // bytes of the encoded index, without pieces
+	count  int   // texts in the index
 	asked  int64 // rec.Bytes at the last call of Room
 	open   map[*StreamRecord]struct{}
 	done   bool
@@ -108,15 +109,15 @@ func (r *Recorder) another(n int, texts ...string) bool {
 		r.rec.Cut = fmt.Sprintf("it has more than %d entries", maxEntries)
 		return false
 	}
-	return r.count(append(texts, entryFrame)...)
+	return r.room(append(texts, entryFrame)...)
 }
 
 // entryFrame is as long as the JSON of an entry without its texts, plus its failure.
 var entryFrame = strings.Repeat("-", 300+network.MaxReason)
 
-// count reports whether texts may be added to the index, which is in memory until the turn ends.
-// The caller holds r.mu.
-func (r *Recorder) count(texts ...string) bool {
+// room reports whether texts may be added to the index, which is in memory until the turn ends. The
+// caller holds r.mu.
+func (r *Recorder) room(texts ...string) bool {
 	for _, s := range texts {
 		if len(s) > maxRecordedField {
 			r.rec.Cut = fmt.Sprintf("an address or a header in it has more than %s",
@@ -129,6 +130,10 @@ func (r *Recorder) count(texts ...string) bool {
 			}
 		}
 		r.texts += int64(len(s)) + int64(len(`"",`))
+	}
+	if r.count += len(texts); r.count > maxTextCount {
+		r.rec.Cut = fmt.Sprintf("its index has more than %d texts", maxTextCount)
+		return false
 	}
 	if r.texts > MaxTexts {
 		r.rec.Cut = "its index has more than " + turnstone.Bytes(MaxTexts).Human()
@@ -293,7 +298,7 @@ func (q *RequestRecord) Answered(status int, header http.Header) {
 	}
 	q.edit(func(a *Request) {
 		for name, values := range kept {
-			if q.r.rec.Cut != "" || !q.r.count(append(values, name)...) {
+			if q.r.rec.Cut != "" || !q.r.room(append(values, name)...) {
 				return
 			}
 		}

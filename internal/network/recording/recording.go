@@ -86,6 +86,8 @@ const (
 	maxRecordedField = 64 << 10   // bytes of a URL or a header
 	// bytes of an encoded Recording without pieces, each of which has at most 64
 	MaxTexts = 64 << 20
+	// texts of a Recording: an entry has at most 12 other values, and a piece 4
+	maxTextCount = maxValues - 3*12*maxEntries - 4*maxPieces
 )
 
 // Decode decodes an untrusted encoded Recording, whose bytes are in a file of the given size.
@@ -174,7 +176,7 @@ func (r *Recording) check() error {
 
 // Check returns why q is a request that no Recorder writes.
 func (q *Request) Check() error {
-	if q.Failed == "" && (q.Status < 200 || q.Status > 999) {
+	if (q.Failed == "" || q.Status != 0) && (q.Status < 200 || q.Status > 999) {
 		return fmt.Errorf("an answer has the status %d", q.Status)
 	}
 	for name, values := range q.Header {
