@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/merging"
 	"turnstone.dev/turnstone/internal/templatebuild"
@@ -14,7 +15,7 @@ import (
 )
 
 type (
-	Ask             = turn.Ask
+	Ask             = plan.Ask
 	ChangeStatus    = turn.ChangeStatus
 	CommandRequest  = turn.CommandRequest
 	DiffRequest     = turn.DiffRequest
@@ -43,7 +44,7 @@ type (
 	Record          = turn.Record
 	Replay          = turn.Replay
 	ReplayOptions   = turn.ReplayOptions
-	Request         = turn.Request
+	Request         = plan.Request
 	ResumeRequest   = turn.ResumeRequest
 	Sandbox         = turn.Sandbox
 	SandboxRequest  = turn.SandboxRequest
@@ -56,7 +57,7 @@ type (
 	TemplateRemoval = templatebuild.Removal
 	TemplateStays   = templatebuild.TemplateStays
 	TemplateUse     = templatebuild.TemplateUse
-	Transfer        = turn.Transfer
+	Transfer        = document.Transfer
 	Turn            = turn.Turn
 	TurnInfo        = turn.TurnInfo
 	TurnKind        = turn.TurnKind
@@ -65,7 +66,7 @@ type (
 )
 
 const (
-	DefaultImage     = turn.DefaultImage
+	DefaultImage     = plan.DefaultImage
 	KindRun          = turn.KindRun
 	KindMerge        = turn.KindMerge
 	Added            = turn.Added
@@ -92,19 +93,16 @@ func Planner(o Options) (*Executor, error) { return turn.Planner(o) }
 
 // CheckScripts asks bash's parser whether it would refuse a step.
 func CheckScripts(ctx context.Context, doc *document.Document) error {
-	return turn.CheckScripts(ctx, doc)
+	return plan.CheckScripts(ctx, doc)
 }
 
 // CheckFront reports what no turn could grant.
-func CheckFront(doc *document.Document) error { return turn.CheckFront(doc) }
+func CheckFront(doc *document.Document) error { return plan.CheckFront(doc) }
 
 // CutPath cuts a reference at the path of a file.
 func CutPath(arg string) (ref, file string, ok bool) { return turn.CutPath(arg) }
 
-// ParseTransfer reads "SRC:DST".
-func ParseTransfer(s string) (Transfer, error) { return turn.ParseTransfer(s) }
-
 // Asks lists what a document asks for and its caller must grant.
 func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
-	return turn.Asks(doc, piped, host)
+	return plan.Asks(doc, piped, host)
 }

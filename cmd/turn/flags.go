@@ -9,6 +9,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
@@ -87,7 +88,7 @@ type transfer executor.Transfer
 
 // UnmarshalText is called by kong.
 func (t *transfer) UnmarshalText(text []byte) error {
-	parsed, err := executor.ParseTransfer(string(text))
+	parsed, err := document.ParseTransfer(string(text))
 	*t = transfer(parsed)
 	return err
 }

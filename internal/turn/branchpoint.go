@@ -2,12 +2,12 @@ package turn
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
@@ -25,24 +25,24 @@ type branchPoint struct {
 }
 
 // take gives the turn id its place, and its number, before anything is started. A
-// turn without a session gets one of its own.
-func take(ctx context.Context, cs *repo.ContextStore, p *plan, id turnstone.TurnID, title string) (*branchPoint, error) {
+// turn without a session gets one of its own. again is the turn that this one repeats, if any.
+func take(ctx context.Context, cs *repo.ContextStore, p *plan.Plan, again *replayOf, id turnstone.TurnID, title string) (*branchPoint, error) {
 	at := &branchPoint{cs: cs}
 	var err error
-	if p.replay != nil {
-		at.replay, at.turn = true, session.Turn{ID: id, Parents: p.replay.parent, Kind: string(repo.KindRun), Title: title}
+	if again != nil {
+		at.replay, at.turn = true, session.Turn{ID: id, Parents: again.parent, Kind: string(repo.KindRun), Title: title}
 		return at, at.readParent(ctx)
 	}
-	if p.session != "" {
+	if p.Session != "" {
 		find := cs.DB.Ensure
-		if p.branch != DefaultBranch {
+		if p.Branch != plan.DefaultBranch {
 			find = cs.DB.Find // a session that is new has none but main, and is not to begin with a mistake
 		}
-		if at.session, err = find(ctx, p.session); err != nil {
+		if at.session, err = find(ctx, p.Session); err != nil {
 			return nil, err
 		}
 	}
-	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.branch, Kind: string(repo.KindRun), Title: title})
+	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.Branch, Kind: string(repo.KindRun), Title: title})
 	if err != nil {
 		return nil, err
 	}
@@ -68,32 +68,12 @@ func (at *branchPoint) readParent(ctx context.Context) error {
 	return err
 }
 
-// inherit returns a copy of made that answers what made leaves open with what the parent left: the
-// template and the working directory.
-func (at *branchPoint) inherit(made *plan, req Request) (*plan, error) {
-	settled := *made
-	p := &settled
-	p.env = slices.Clone(made.env)
-	ts := template.NewStore(at.cs.Templates.Dir)
+// below is what the plan of a turn at this place inherits; nil: it begins on its template.
+func (at *branchPoint) below() *plan.Below {
 	if at.state == nil {
-		return p, p.onTemplate(ts)
+		return nil
 	}
-	if p.asked != "" && !template.SameImage(p.asked, at.state.Image) {
-		return nil, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "image "+p.asked,
-			"session %s is on %s", at.session.Label(), at.state.Image).
-			WithHint("leave the image out, or begin another session")
-	}
-	if p.image = at.state.Image; p.authority != nil {
-		p.anonymous = p.authority.strangersState(p.image, ts.Known)
-	}
-	if err := p.onTemplate(ts); err != nil {
-		return nil, err
-	}
-	if req.Document.Front.Cwd == "" && p.cwd != at.state.Cwd {
-		p.cwd = at.state.Cwd
-		return p, p.files(req)
-	}
-	return p, nil
+	return &plan.Below{Session: at.session.Label(), Image: at.state.Image, Cwd: at.state.Cwd}
 }
 
 // abandon gives the place up, for the turn does not begin.

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -78,7 +79,7 @@ func TestSilentAgent(t *testing.T) {
 	if first.Status != turnstone.StepTimeout || second.Status == turnstone.StepPassed {
 		t.Errorf("%+v", []document.StepResult{first, second})
 	}
-	if _, err := r.collect(t.Context(), s); turnstone.KindOf(err) != turnstone.KindDead {
+	if _, err := r.collect(t.Context(), s, r.x.bounds(r.plan)); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("collect: %v", err)
 	}
 	<-m.done
@@ -104,7 +105,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{x: x, plan: &plan{cwd: dir, timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+	r = &run{x: x, plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
 		clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
 	r.openFolder()

@@ -1,100 +1,32 @@
 package turn
 
 import (
-	"cmp"
-	"context"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/lang/syntax"
-	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
-	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/plan"
 )
 
-// CheckFront looks for what doc's front matter asks for and no run of it could have, on
-// any machine: network rules that open nothing, things that exclude each other, an image
-// that nothing can be called. It starts nothing, and looks at no file. Errors are of kind
-// Invalid, and name the document.
-func CheckFront(doc *document.Document) error {
-	if err := checkFront(doc); err != nil {
-		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
-			WithHint(turnstone.HintOf(err))
-	}
-	return nil
-}
-
-func checkFront(doc *document.Document) error {
-	front := *doc
-	front.Front.Files = nil
-	// A session may be named when it is run, and this machine's memory is not the next one's.
-	req := Request{Document: &front, Session: cmp.Or(doc.Front.Session, "s"), Memory: turnstone.DefaultShape().Memory}
-	p, err := planTurn(req, template.DefaultWorkdir)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	if err := template.CheckName(p.image); err != nil {
-		return err
-	}
-	rules, mode := mergeRules(req, doc.Front)
-	net := netplan.Rules{Mode: netplan.Mode{Record: mode.Record, Replay: mode.Replay},
-		Asked: network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow, Open: rules.Intercept}}
-	if _, err := net.Asked.Policy(); err != nil {
-		return err
-	}
-	return net.Fits(p.networkUse())
-}
-
-// Check is CheckFront and what doc could not have on this host: its limits, its locked
+// Check is plan.CheckFront and what doc could not have on this host: its limits, its locked
 // policy, files that are not there. dir and piped are as in Request. It starts nothing, and
 // makes no state directory.
 func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
-	if err := CheckFront(doc); err != nil {
+	if err := plan.CheckFront(doc); err != nil {
 		return err
 	}
-	if err := x.check(Request{Document: doc, Dir: dir, Piped: piped}); err != nil {
+	c, err := x.config()
+	if err == nil {
+		host := plan.Host{Config: c, Limits: c.Limits.For(config.HostOf(existing(x.home.Root)))}
+		err = plan.Check(plan.Request{Document: doc, Dir: dir, Piped: piped}, host)
+	}
+	if err != nil {
 		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
 			WithHint(turnstone.HintOf(err))
 	}
 	return nil
-}
-
-func (x *Executor) check(req Request) error {
-	host, err := x.config()
-	if err != nil {
-		return err
-	}
-	req.Session = unnamed(req, "s") // Asks says that one is needed
-	a := &authority{req: req, host: host}
-	if err := a.valid(); err != nil {
-		return err
-	}
-	if req.Piped && !a.granted("files") { // they are asked for first, and then looked at
-		front := *req.Document
-		front.Front.Files = nil
-		req.Document, a.req.Document = &front, &front
-	}
-	limits := host.Limits.For(config.HostOf(existing(x.home.Root)))
-	p, err := makePlan(a, "", template.DefaultWorkdir, limits, nil)
-	if err != nil {
-		return err
-	}
-	p.close()
-	return nil
-}
-
-// unnamed is the session that a run has to name: name when the document asks for what
-// belongs to one and names none, else "".
-func unnamed(req Request, name string) string {
-	if (&authority{req: req}).needsSession() == "" {
-		return ""
-	}
-	return name
 }
 
 // existing is dir, or the nearest folder above it that is there, on whose disk it would be.
@@ -105,61 +37,4 @@ func existing(dir string) string {
 		}
 		dir = filepath.Dir(dir)
 	}
-}
-
-// Asks lists what doc asks for and a run on a host with this configuration, and without
-// any flags, would not grant; and the session that it needs. piped says that doc came
-// through a pipe.
-func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
-	a := &authority{req: Request{Document: doc, Piped: piped}, host: host}
-	var all []Ask
-	if what := a.needsSession(); what != "" {
-		all = append(all, Ask{What: what + ", of a session", Flag: "--session NAME"})
-		a.req.Session = "NAME"
-	}
-	all = append(all, a.missing()...)
-	if a.otherRecording() {
-		of := doc.Front.NetworkRules.ReplayOf
-		all = append(all, Ask{Key: "network", What: "network: replay: " + of + ", of another session", Flag: "--network replay=" + of})
-	}
-	return all
-}
-
-// otherRecording tells whether the document names a recording that is not known to be of
-// its own session. A run asks the store: see replayable.
-func (a *authority) otherRecording() bool {
-	front := a.front()
-	if front.NetworkRules == nil || front.NetworkRules.ReplayOf == "" || a.granted("network") {
-		return false
-	}
-	of, _, _ := strings.Cut(front.NetworkRules.ReplayOf, "@")
-	byID := func(s string) bool { return strings.HasPrefix(s, "s_") || strings.HasPrefix(s, "t_") }
-	return front.Session == "" || of != front.Session && !byID(of) && !byID(front.Session)
-}
-
-// CheckScripts says if a step's script cannot run at all, because bash refuses to
-// read it. Steps that are skipped or unparsed are not looked at. The error is a
-// document.SyntaxErrors; it is another one when the check itself failed.
-func CheckScripts(ctx context.Context, doc *document.Document) error {
-	var faults document.SyntaxErrors
-	for _, step := range doc.Steps {
-		if step.Skip || step.Unparsed {
-			continue
-		}
-		fault, err := syntax.CheckAs(ctx, "", step.Language, []byte(step.Script))
-		if err != nil {
-			return err
-		}
-		if fault == nil {
-			continue
-		}
-		from, to := doc.Position(step, fault.Span.Start), doc.Position(step, fault.Span.End)
-		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line, Column: from.Column,
-			Msg: step.Name + ": " + fault.Message, Hint: "nothing has run; a step marked unparsed runs as it is",
-			Source: doc.SourceLine(from.Line, from.Column, to.Line, to.Column)})
-	}
-	if faults != nil {
-		return faults
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -73,7 +74,7 @@ func TestAsksOfARun(t *testing.T) {
 		"network: {replay: true}":                     "",
 	} {
 		var flags []string
-		for _, a := range Asks(parse(t, "---\n"+front+"\n---\n"), false, config.Config{}) {
+		for _, a := range plan.Asks(parse(t, "---\n"+front+"\n---\n"), false, config.Config{}) {
 			flags = append(flags, a.Flag)
 		}
 		if got := strings.Join(flags, " "); got != want {

@@ -34,8 +34,8 @@ type collected struct {
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new
 // batch. The caller closes the batch.
-func (r *run) collect(ctx context.Context, s *Sandbox) (*collected, error) {
-	changes, err := r.freeze(ctx, s)
+func (r *run) collect(ctx context.Context, s *Sandbox, b collect.Bounds) (*collected, error) {
+	changes, err := r.freeze(ctx, s, b)
 	if err != nil {
 		return nil, err
 	}
@@ -53,11 +53,12 @@ func (r *run) collect(ctx context.Context, s *Sandbox) (*collected, error) {
 }
 
 // freeze takes what the sandbox has changed. The machine ends, unless it is the session's.
-func (r *run) freeze(ctx context.Context, s *Sandbox) (*collect.Changes, error) {
+func (r *run) freeze(ctx context.Context, s *Sandbox, b collect.Bounds) (c *collect.Changes, err error) {
 	if r.paused != nil {
-		return r.paused.pause(ctx, s, r)
+		c, r.restless, err = r.paused.pause(ctx, s, b)
+		return c, err
 	}
-	return collect.Take(ctx, s, nil, r.plan.bounds(r.x.home))
+	return collect.Take(ctx, s, nil, b)
 }
 
 // readDisk puts the state into the batch.
@@ -66,8 +67,8 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect
 	if err != nil {
 		return err
 	}
-	if r.plan.secrets != nil { // looked through first: nothing of a value may get as far as a pack
-		leaks := newLeakWatch(r.plan.secrets)
+	if r.plan.Secrets != nil { // looked through first: nothing of a value may get as far as a pack
+		leaks := newLeakWatch(r.plan.Secrets)
 		watched := layer.Options{Inspect: leaks.inspect, Check: leaks.check}
 		_, _, err := c.Apply(ctx, hashOnly{tree.NewHasher(), l.batch}, base, watched)
 		if err == nil {
@@ -85,15 +86,15 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect
 	if l.layer, err = r.layerOf(ctx, l, base, stats); err != nil {
 		return err
 	}
-	env, dropped := r.plan.secrets.Strip(r.plan.link.Inherited(c.Env))
+	env, dropped := r.plan.Secrets.Strip(r.setup.link.Inherited(c.Env))
 	if len(dropped) > 0 {
 		r.obs.Preparing("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
 	}
-	if name := r.plan.secrets.Written().In(c.Cwd); name != "" {
+	if name := r.plan.Secrets.Written().In(c.Cwd); name != "" {
 		return leaked("the working directory", name)
 	}
 	slices.Sort(env)
-	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: r.plan.image, Tree: ref, Env: env, Cwd: c.Cwd})
+	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: r.plan.Image, Tree: ref, Env: env, Cwd: c.Cwd})
 	if err != nil {
 		return err
 	}
@@ -250,7 +251,7 @@ func (r *run) commit(ctx context.Context, l *collected) (err error) {
 	}
 	guests := *rec
 	guests.Image = "" // with a digest in it
-	if name := receipt.LeakIn(r.plan.secrets.Written(), &guests); name != "" {
+	if name := receipt.LeakIn(r.plan.Secrets.Written(), &guests); name != "" {
 		return leaked("the turn's record", name)
 	}
 	b, err := json.Marshal(rec)
@@ -279,7 +280,7 @@ func (r *run) commitWithoutState() {
 	defer cancel()
 	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, repo.LayerInfo{}, "", ""
 	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
-	r.info.Branch, r.diverged = r.plan.branch, false
+	r.info.Branch, r.diverged = r.plan.Branch, false
 	if err := r.commit(ctx, nil); err != nil && !r.at.replay {
 		_, _, _ = r.at.cs.DB.Finish(ctx, session.Finish{Turn: r.info.ID, Result: r.info.Result})
 	}
@@ -297,7 +298,7 @@ func (r *run) lockBranch(ctx context.Context) (unlock func(), err error) {
 		_ = os.Remove(path) // while it is held; else there would be one of each session
 		lock.Release()
 	}
-	r.info.Branch, r.diverged, err = r.at.cs.DB.Landing(ctx, r.at.turn.ID, r.plan.branch, r.at.head())
+	r.info.Branch, r.diverged, err = r.at.cs.DB.Landing(ctx, r.at.turn.ID, r.plan.Branch, r.at.head())
 	if err != nil {
 		unlock()
 		return nil, err
@@ -316,9 +317,9 @@ func (at *branchPoint) head() *turnstone.TurnID {
 // record puts all that is kept of the turn beside its state into the batch.
 func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
 	rec := &repo.Record{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
-		Parents: r.at.turn.Parents, Kind: repo.KindRun, Image: r.plan.image, Template: r.info.Template, Substrate: r.info.Substrate,
-		Isolation: r.info.Isolation, Shape: r.plan.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
-		Result: r.info.Result, Error: r.info.Error, Env: r.plan.given, Secrets: r.plan.secrets.Names(), Timeout: r.plan.timeout,
+		Parents: r.at.turn.Parents, Kind: repo.KindRun, Image: r.plan.Image, Template: r.info.Template, Substrate: r.info.Substrate,
+		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
+		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given, Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
 		State: l.state, Layer: l.layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
 	put := func(to *tree.Content, b []byte) (err error) {
 		*to, err = l.batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))

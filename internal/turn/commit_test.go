@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -35,7 +36,7 @@ func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
 func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot) (*run, error) {
 	t.Helper()
 	ctx := t.Context()
-	r := &run{x: x, plan: &plan{image: "base", session: "s", branch: DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
+	r := &run{x: x, plan: &plan.Plan{Image: "base", Session: "s", Branch: plan.DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
 	dir, err := x.home.MkdirAll("turns", string(r.info.ID))
 	if err != nil {
@@ -46,7 +47,7 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 	if err != nil {
 		return nil, err
 	}
-	if r.at, err = take(ctx, cs, r.plan, r.info.ID, "a turn"); err != nil {
+	if r.at, err = take(ctx, cs, r.plan, nil, r.info.ID, "a turn"); err != nil {
 		return nil, err
 	}
 	batch, err := cs.Store.Begin(ctx)
@@ -231,31 +232,6 @@ func TestCommitCrashes(t *testing.T) {
 	}
 }
 
-// TestNoSecretIsGiven: what is kept of a turn has no value of a secret in it because
-// its caller says one openly.
-func TestNoSecretIsGiven(t *testing.T) {
-	const value = "tok-5f3a-XYZZY"
-	secrets := []string{"TOKEN=" + value, "QUOTED=p&ss'$XYZZYrd"}
-	for name, req := range map[string]Request{
-		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+"' example.org\n```\n")},
-		"title":    {Document: parse(t, "# "+value+"\n")},
-		"front":    {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
-		"env":      {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
-		"quoted":   {Document: parse(t, "# A\n\n```bash\nX=\"p&ss'\\$XYZZYrd\"\n```\n")},
-		"get":      {Document: parse(t, "# A\n"), Get: []Transfer{{Path: "/" + value}}},
-	} {
-		req.Secrets = secrets
-		_, err := planTurn(req, "/workspace")
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	// The results of an earlier run are not run again.
-	if _, err := planTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"}, Secrets: secrets}, "/workspace"); err != nil {
-		t.Error(err)
-	}
-}
-
 // TestQuotedIsNotKept: what a state would keep is searched for all forms in which bash writes a
 // value down: in contents, names, targets of links and attributes.
 func TestQuotedIsNotKept(t *testing.T) {
@@ -308,7 +284,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	ctx := t.Context()
 	for _, session := range []string{"new", ""} {
 		id := turnstone.NewTurnID()
-		if _, err := take(ctx, p.cs, &plan{session: session, branch: "nowhere"}, id, "a turn"); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
+		if _, err := take(ctx, p.cs, &plan.Plan{Session: session, Branch: "nowhere"}, nil, id, "a turn"); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -184,4 +185,13 @@ func TestFilesOfAState(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dest, "renamed")); err != nil || string(b) != "a,b\n" {
 		t.Errorf("%q, %v", b, err)
 	}
+}
+
+func parse(t testing.TB, src string) *document.Document {
+	t.Helper()
+	d, err := document.Parse("test.md", []byte(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }

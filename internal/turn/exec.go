@@ -8,12 +8,13 @@ import (
 	"io"
 	"time"
 
-	"turnstone.dev/turnstone/internal/sandbox"
-	"turnstone.dev/turnstone/internal/template"
-
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -23,7 +24,7 @@ type CommandRequest struct {
 	Image    string // default "base"
 	Env      []string
 	Cwd      string
-	Add, Get []Transfer
+	Add, Get []document.Transfer
 	Timeout  time.Duration
 	Shape    turnstone.Shape // zero: the default
 	Network  *network.Spec   // rules of its network; nil: the host's
@@ -40,45 +41,41 @@ type CommandRequest struct {
 // Every error means that the command's own exit code is not known. preparing may be nil.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
 	preparing = orQuiet(preparing)
-	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing)
+	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing)
 	if err != nil {
 		return 0, err
-	}
-	p := &plan{image: spec.Name, cwd: inCwd(spec.Workdir, req.Cwd), shape: req.Shape, env: req.Env,
-		timeout: cmp.Or(req.Timeout, DefaultTimeout), timed: req.Timeout != 0, driver: cmp.Or(req.Substrate, "auto")}
-	if p.shape == (turnstone.Shape{}) {
-		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
 	}
 	if len(req.Argv) == 0 {
-		return 0, invalid("exec", "no command given")
+		return 0, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "exec", "no command given")
 	}
-	if err := errors.Join(p.check(), p.transfers(req.Add, req.Get)); err != nil {
-		return 0, err
-	}
-	host, err := x.config()
+	host, err := x.facts()
 	if err != nil {
 		return 0, err
 	}
-	if err := x.admit(p, host); err != nil {
+	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine, Shape: req.Shape, Substrate: req.Substrate,
+		Env: req.Env, Cwd: plan.InCwd(spec.Workdir, req.Cwd), Timeout: req.Timeout, Add: req.Add, Get: req.Get,
+		Network: req.Network, Silent: req.HostNetwork}, host)
+	if err != nil {
 		return 0, err
 	}
-	if err := x.planSandbox(p, host, req.Network, req.HostNetwork); err != nil {
+	su, err := x.setup(p)
+	if err != nil {
 		return 0, err
 	}
-	s, err := x.openAt(ctx, p, &branchPoint{}, preparing, newStopwatch())
+	s, err := x.openAt(ctx, su, &branchPoint{}, preparing, newStopwatch())
 	if err != nil {
 		return 0, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() { _ = s.Close() }()
-	timeCtx, cancel := context.WithTimeout(ctx, p.timeout)
+	timeCtx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	timed, unwatch := x.space.Watch(timeCtx, p.limits.FreeSpace)
+	timed, unwatch := x.space.Watch(timeCtx, p.Host.Limits.FreeSpace)
 	defer unwatch()
-	if err := s.AddAll(timed, p.add); err != nil {
+	if err := s.AddAll(timed, p.Add); err != nil {
 		return 0, sandbox.Interrupted(ctx, err, "while files were added")
 	}
 	release := s.Guard(timed)
-	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.cwd, User: s.Template.User},
+	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.Cwd, User: s.Template.User},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
 	switch low := diskspace.Low(timed); {
@@ -86,11 +83,11 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 		return 0, low
 	case errors.Is(timed.Err(), context.DeadlineExceeded):
 		return 0, turnstone.NewError("executor.exec", turnstone.KindTimeout, req.Argv[0],
-			errors.New("killed after "+p.timeout.String()))
+			errors.New("killed after "+p.Timeout.String()))
 	case err != nil || exit.Exit.Killed:
-		return 0, sandbox.Interrupted(ctx, hintImage(p.image, req.Argv[0], s.CauseOf(err)), "while the command ran")
+		return 0, sandbox.Interrupted(ctx, hintImage(p.Image, req.Argv[0], s.CauseOf(err)), "while the command ran")
 	}
-	if err := s.GetAll(ctx, p.get, p.mostToGet(s), preparing); err != nil {
+	if err := s.GetAll(ctx, p.Get, mostToGet(s, p.Shape), preparing); err != nil {
 		return int(exit.Exit.ExitCode), sandbox.Interrupted(ctx, err, "while files were fetched")
 	}
 	return int(exit.Exit.ExitCode), nil

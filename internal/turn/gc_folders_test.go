@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -52,7 +53,7 @@ func TestFolderBesideGC(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	t.Cleanup(func() { _ = x.Close() })
 	told := &tellings{}
-	r := &run{x: x, plan: &plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
+	r := &run{x: x, plan: &plan.Plan{}, obs: told, info: document.TurnInfo{ID: turnstone.NewTurnID()}}
 	dir := ok[string](t)(x.home.MkdirAll("turns", string(r.info.ID)))
 	gc := ok[*os.File](t)(repo.LockFolder(dir, syscall.LOCK_EX))
 	opened := make(chan struct{})
@@ -89,7 +90,7 @@ func descriptorsOf(t *testing.T, dir string) (n int) {
 // TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
 func TestTurnKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead} {
-		r := &run{plan: &plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: newStopwatch()}
+		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: newStopwatch()}
 		r.openSteps()
 		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
 		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.ResultError {

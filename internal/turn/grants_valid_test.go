@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -13,7 +14,7 @@ import (
 // granted the message is the same.
 func TestWrongBeforeAsked(t *testing.T) {
 	for front, c := range map[string]struct {
-		req  Request
+		req  plan.Request
 		says string
 	}{
 		"network: {allow: ['::1']}":         {says: "opened port by port"},
@@ -22,11 +23,11 @@ func TestWrongBeforeAsked(t *testing.T) {
 		"network: {allow: [10.0.2.5]}":      {says: "the guest's own network"},
 		"session: turn-6":                   {says: `"turn-6": is not a name`},
 		"session: s\nbranch: turn-6":        {says: `"turn-6": is not a name`},
-		"branch: '12'":                      {req: Request{Session: "s"}, says: `"12": is not a name`},
+		"branch: '12'":                      {req: plan.Request{Session: "s"}, says: `"12": is not a name`},
 		"branch: fix/auth":                  {says: "branch: fix/auth: belongs to a session, and no session is named"},
 		"lifetime: session":                 {says: "lifetime: session: belongs to a session"},
-		"files: [../a.md]":                  {req: Request{Piped: true}, says: "leaves the document's folder"},
-		"files: [/etc/passwd]":              {req: Request{Piped: true}, says: "leaves the document's folder"},
+		"files: [../a.md]":                  {req: plan.Request{Piped: true}, says: "leaves the document's folder"},
+		"files: [/etc/passwd]":              {req: plan.Request{Piped: true}, says: "leaves the document's folder"},
 	} {
 		c.req.Document = parse(t, "---\n"+front+"\n---\n")
 		for _, keys := range [][]string{nil, config.GrantKeys} {
@@ -37,7 +38,7 @@ func TestWrongBeforeAsked(t *testing.T) {
 			}
 		}
 	}
-	for front, req := range map[string]Request{
+	for front, req := range map[string]plan.Request{
 		"session: turn-6":               {Session: "s"}, // the caller names another
 		"session: s\nbranch: turn-6":    {Branch: "b"},
 		"branch: fix/auth":              {Session: "s"},
@@ -45,21 +46,8 @@ func TestWrongBeforeAsked(t *testing.T) {
 		"session: s_06gvr7hpbvg62sijn4": {},
 	} {
 		req.Document = parse(t, "---\n"+front+"\n---\n")
-		if err := (&authority{req: req}).valid(); err != nil {
+		if err := (&plan.Authority{Request: req}).Valid(); err != nil {
 			t.Errorf("%q: %v", front, err)
-		}
-	}
-}
-
-// The hint names what helps, once.
-func TestHintOfPipedFiles(t *testing.T) {
-	for front, want := range map[string]string{
-		"files: [a, b]":             "add --grant files, which grants",
-		"files: [a, b]\nsession: s": "add --grant files --session s; or --grant files,session, which",
-	} {
-		err := (&authority{req: Request{Document: parse(t, "---\n"+front+"\n---\n"), Piped: true}}).check()
-		if hint := turnstone.HintOf(err); !strings.HasPrefix(hint, want) {
-			t.Errorf("%q: %s, want %q", front, hint, want)
 		}
 	}
 }

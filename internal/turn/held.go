@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -49,25 +50,25 @@ type pausedMachine struct {
 
 // openPaused goes on in the machine of the turn's branch, where it stands on the
 // state that the turn begins with, or makes it.
-func (r *run) openPaused(ctx context.Context) (*Sandbox, error) {
+func (r *run) openPaused(ctx context.Context, su setup) (*Sandbox, error) {
 	if _, err := r.x.home.MkdirAll("machines"); err != nil {
 		return nil, err
 	}
-	h := &pausedMachine{x: r.x.Host, path: r.x.pausedPath(r.at.session.ID, r.plan.branch), store: sandboxes.NewStore(r.x.home)}
+	h := &pausedMachine{x: r.x.Host, path: r.x.pausedPath(r.at.session.ID, r.plan.Branch), store: sandboxes.NewStore(r.x.home)}
 	var err error
 	if h.lock, err = statedir.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err
 	}
 	if h.lock == nil {
 		r.info.Start += ", for the session's machine is in use"
-		return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
+		return r.x.openAt(ctx, su, r.at, r.obs.Preparing, r.clock)
 	}
-	s, err := r.resumePaused(ctx, h)
+	s, err := r.resumePaused(ctx, h, su)
 	if err == nil && s == nil {
-		s, err = r.restoreKept(ctx, h)
+		s, err = r.restoreKept(ctx, h, su)
 	}
 	if err == nil && s == nil {
-		s, err = r.createPaused(ctx, h)
+		s, err = r.createPaused(ctx, h, su)
 	}
 	if err != nil {
 		h.lock.Release()
@@ -78,7 +79,7 @@ func (r *run) openPaused(ctx context.Context) (*Sandbox, error) {
 }
 
 // resumePaused returns the paused machine, or nil when there is none that fits.
-func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
+func (r *run) resumePaused(ctx context.Context, h *pausedMachine, su setup) (*Sandbox, error) {
 	b, err := os.ReadFile(h.path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -87,7 +88,7 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && !r.plan.matchesPaused(info, h.Rules) {
+	if info, err := h.store.Get(h.Sandbox); err == nil && !matchesPaused(r.plan, info, h.Rules) {
 		r.info.Start += ", for the session's machine is not as asked for"
 		h.remove(ctx)
 		return nil, ctx.Err()
@@ -105,12 +106,10 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	r.plan.shape = s.Shape()
-	r.plan.env = r.plan.link.GiveWay(r.plan.env, s.Template.EnvList())
-	if !r.plan.link.Opens() { // the host's authorities may be others than when it was made
-		err := s.Distrust(ctx, trusts(r.plan.link))
+	if !su.link.Opens() { // the host's authorities may be others than when it was made
+		err := s.Distrust(ctx, trusts(su.link))
 		if err == nil {
-			err = s.Trust(ctx, trusts(r.plan.link))
+			err = s.Trust(ctx, trusts(su.link))
 		}
 		if err != nil {
 			_ = s.Close()
@@ -118,43 +117,51 @@ func (r *run) resumePaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 			return nil, err
 		}
 	}
-	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)}); err != nil {
+	if err := r.setSession(ctx, s, su); err != nil {
 		err = s.CauseOf(err)
 		_ = s.Close()
 		h.remove(ctx)
 		return nil, err
 	}
+	r.shape = s.Shape()
 	r.info.Start = fmt.Sprintf("the paused machine of turn %d", r.at.parent.Number)
 	r.clock.lap("resume")
 	return s, nil
 }
 
+// setSession gives the shell of a machine that stays the state's environment, with what this turn
+// adds.
+func (r *run) setSession(ctx context.Context, s *Sandbox, su setup) error {
+	env := su.link.GiveWay(su.env, s.Template.EnvList())
+	return s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.Cwd, Env: mergeEnv(r.at.state.Env, env)})
+}
+
 // matchesPaused tells whether a machine is what p asks for, and its network what p would get today:
 // rules is what the host said when it was made.
-func (p *plan) matchesPaused(m sandboxes.Info, rules turnstone.Digest) bool {
-	if !p.wants.fit(m.Shape) || !p.runsOn(m.Substrate, m.Isolation) {
+func matchesPaused(p *plan.Plan, m sandboxes.Info, rules turnstone.Digest) bool {
+	if !p.Wants.Fit(m.Shape) || !runsOn(p, m.Substrate, m.Isolation) {
 		return false
 	}
-	return !m.Shape.Network || p.shape.Network && p.net.Host != "" && p.net.Host == rules && p.net.Asked.Same(m.Network)
+	return !m.Shape.Network || p.Shape.Network && p.Net.Host != "" && p.Net.Host == rules && p.Net.Asked.Same(m.Network)
 }
 
 // runsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
 // asks for.
-func (p *plan) runsOn(name, isolation string) bool {
-	if p.driver != "" && p.driver != driver.Auto && p.driver != name {
+func runsOn(p *plan.Plan, name, isolation string) bool {
+	if p.Driver != "" && p.Driver != driver.Auto && p.Driver != name {
 		return false
 	}
-	return p.isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
+	return p.Isolation != document.IsolationMicroVM || strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
 }
 
 // restoreKept restores the machine that the turn below was kept with, or returns nil when
 // there is none that can be used.
-func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
+func (r *run) restoreKept(ctx context.Context, h *pausedMachine, su setup) (*Sandbox, error) {
 	if r.at.parent == nil {
 		return nil, nil
 	}
 	rec, err := r.at.cs.Record(ctx, *r.at.parent)
-	if err != nil || rec.VM == nil || !r.plan.runsOn(rec.Substrate, rec.Isolation) || !r.plan.wants.fit(rec.Shape) || rec.Shape.Network && !r.plan.shape.Network {
+	if err != nil || rec.VM == nil || !runsOn(r.plan, rec.Substrate, rec.Isolation) || !r.plan.Wants.Fit(rec.Shape) || rec.Shape.Network && !r.plan.Shape.Network {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -162,23 +169,23 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 			return nil, err
 		}
 	}
-	info, err := r.x.resume(ctx, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.net.Asked, Label: pausedLabel(r.at.session, r.plan.branch)}, r.obs.Preparing)
+	info, err := r.x.resume(ctx, r.plan.Host, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.Net.Asked, Label: pausedLabel(r.at.session, r.plan.Branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = tree.Ref{}
 		return nil, ctx.Err()
 	}
 	h.Sandbox, h.Turn = info.ID, ""
-	if !r.plan.runsOn(info.Substrate, info.Isolation) { // the record may be imported
+	if !runsOn(r.plan, info.Substrate, info.Isolation) { // the record may be imported
 		h.remove(ctx)
 		h.Base = tree.Ref{}
 		return nil, ctx.Err()
 	}
-	s, err := h.attach(ctx, r)
+	s, err := h.attach(ctx, r, su)
 	if err != nil {
 		return nil, err
 	}
-	r.plan.shape = rec.Shape
+	r.shape = rec.Shape
 	r.info.Start = fmt.Sprintf("the kept machine of turn %d", rec.Number)
 	r.clock.lap("resume")
 	return s, nil
@@ -186,16 +193,15 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine) (*Sandbox, erro
 
 // attach connects to a machine that was made for the session, and gives its shell
 // the state's environment with what this turn adds.
-func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
-	h.Rules = r.x.stillHostRules(r.plan.net.Host)
+func (h *pausedMachine) attach(ctx context.Context, r *run, su setup) (*Sandbox, error) {
+	h.Rules = r.x.stillHostRules(r.plan.Net.Host)
 	err := h.write() // before anything else: it has to be found again
 	var s *Sandbox
 	if err == nil {
 		s, err = h.resume(ctx)
 	}
 	if err == nil && r.at.state != nil {
-		r.plan.env = r.plan.link.GiveWay(r.plan.env, s.Template.EnvList())
-		err = s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: r.plan.cwd, Env: mergeEnv(r.at.state.Env, r.plan.env)})
+		err = r.setSession(ctx, s, su)
 	}
 	if err != nil {
 		h.remove(ctx)
@@ -205,19 +211,19 @@ func (h *pausedMachine) attach(ctx context.Context, r *run) (*Sandbox, error) {
 }
 
 // createPaused makes a machine that stays, on the state that the turn begins with.
-func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, error) {
-	spec := sandboxes.Spec{Image: r.plan.image, Env: r.plan.env, Shape: r.plan.shape, Network: &r.plan.net.Asked, Substrate: r.plan.driver, TTL: pausedLifetime, Live: true, Label: pausedLabel(r.at.session, r.plan.branch)}
+func (r *run) createPaused(ctx context.Context, h *pausedMachine, su setup) (*Sandbox, error) {
+	spec := sandboxes.Spec{Image: r.plan.Image, Env: su.env, Shape: r.plan.Shape, Network: &r.plan.Net.Asked, Substrate: r.plan.Driver, TTL: pausedLifetime, Live: true, Label: pausedLabel(r.at.session, r.plan.Branch)}
 	if r.at.parent != nil {
 		spec.On = string(r.at.parent.ID)
 		h.Base = r.at.state.Tree
 	}
-	if r.plan.anonymous { // its holder would ask for the image with the user's credentials
-		if _, err := r.x.templatesFor(true).Ensure(ctx, r.plan.image, r.obs.Preparing); err != nil {
+	if r.plan.Anonymous { // its holder would ask for the image with the user's credentials
+		if _, err := r.x.templatesFor(true).Ensure(ctx, r.plan.Image, r.obs.Preparing); err != nil {
 			return nil, err
 		}
 	}
-	if r.plan.isolation != "" { // the best that serves it, and not the best there is
-		req, err := r.x.request(ctx, r.plan, r.obs.Preparing, newStopwatch())
+	if r.plan.Isolation != "" { // the best that serves it, and not the best there is
+		req, err := r.x.request(ctx, su, r.obs.Preparing, newStopwatch())
 		if err != nil {
 			return nil, err
 		}
@@ -236,13 +242,13 @@ func (r *run) createPaused(ctx context.Context, h *pausedMachine) (*Sandbox, err
 		return nil, err
 	}
 	h.Sandbox, h.Turn = info.ID, ""
-	if !r.plan.runsOn(info.Substrate, info.Isolation) { // a holder knows of names only
+	if !runsOn(r.plan, info.Substrate, info.Isolation) { // a holder knows of names only
 		h.remove(ctx)
 		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal, "the session's machine",
 			"it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation).
 			WithHint("name a --substrate")
 	}
-	s, err := h.attach(ctx, r)
+	s, err := h.attach(ctx, r, su)
 	if err != nil {
 		return nil, err
 	}
@@ -393,8 +399,8 @@ func (m *pausedSandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
 }
 
 // pause pauses the machine and returns what it has changed. The turn of one that does not stand
-// still goes without it: see giveUp.
-func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*collect.Changes, error) {
+// still, as restless says, goes without it: see giveUp.
+func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, b collect.Bounds) (c *collect.Changes, restless, err error) {
 	ctx, cancel := context.WithTimeout(ctx, collect.TimeLimit)
 	defer cancel()
 	defer s.Guard(ctx)()
@@ -406,23 +412,24 @@ func (h *pausedMachine) pause(ctx context.Context, s *Sandbox, r *run) (*collect
 		err = turnstone.Errorf("executor.held", turnstone.KindDead, string(s.ID()), "was ended")
 	}
 	if err != nil {
-		return nil, s.CauseOf(err)
+		return nil, nil, s.CauseOf(err)
 	}
-	st, err := ctl.Pause(ctx)
-	if err != nil {
-		return h.giveUp(ctx, r, err)
+	st, restless := ctl.Pause(ctx)
+	if restless != nil {
+		c, err = h.giveUp(ctx, b)
+		return c, restless, err
 	}
 	d, err := ctl.Disk(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return collect.OfPaused(ctx, s, d, st.Upper, res.Cwd, res.Env, r.plan.bounds(h.x.home))
+	c, err = collect.OfPaused(ctx, s, d, st.Upper, res.Cwd, res.Env, b)
+	return c, nil, err
 }
 
-// giveUp takes what the turn leaves out of a machine that does not stand still, as why says,
-// and ends the machine. What has died leaves nothing.
-func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*collect.Changes, error) {
-	r.restless, h.spent = why, true
+// giveUp takes what the turn leaves out of a machine that does not stand still, and ends the machine. What has died leaves nothing.
+func (h *pausedMachine) giveUp(ctx context.Context, b collect.Bounds) (*collect.Changes, error) {
+	h.spent = true
 	s, err := h.resume(ctx)
 	if err != nil {
 		return nil, err
@@ -431,7 +438,7 @@ func (h *pausedMachine) giveUp(ctx context.Context, r *run, why error) (*collect
 	h.mu.Lock()
 	ctl := h.ctl
 	h.mu.Unlock()
-	return collect.Take(ctx, s, ctl.Disk, r.plan.bounds(h.x.home))
+	return collect.Take(ctx, s, ctl.Disk, b)
 }
 
 // settlePaused ends the turn's use of the session's machine: it stays when the turn is
@@ -441,7 +448,7 @@ func (r *run) settlePaused(ctx context.Context, kept bool) {
 	h := r.paused
 	if h == nil {
 		if kept && !r.diverged && r.skipsPaused() {
-			_ = r.x.endPaused(ctx, r.at.session.ID, r.plan.branch) // gc finds what this leaves
+			_ = r.x.endPaused(ctx, r.at.session.ID, r.plan.Branch) // gc finds what this leaves
 		}
 		return
 	}
@@ -465,7 +472,7 @@ func (r *run) skipsPaused() bool {
 	if r.at.replay || r.at.parent == nil {
 		return false
 	}
-	b, err := os.ReadFile(r.x.pausedPath(r.at.session.ID, r.plan.branch))
+	b, err := os.ReadFile(r.x.pausedPath(r.at.session.ID, r.plan.Branch))
 	var h pausedMachine
 	return err == nil && json.Unmarshal(b, &h) == nil && h.Turn == r.at.parent.ID
 }

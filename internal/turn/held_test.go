@@ -7,9 +7,9 @@ import (
 
 	"pgregory.net/rapid"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -21,25 +21,17 @@ var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = 
 
 // TestMachineOfOtherRules holds that a paused machine is gone on with only where its network is
 // what the turn would get today, whatever the host's configuration was when it was made.
-func TestMachineOfOtherRules(t *testing.T) {
+func TestMachineOfOtherRules(tt *testing.T) {
+	t := tt
 	x := New(&statedir.Dir{Root: t.TempDir()})
 	path := filepath.Join(x.home.Root, "config.toml")
 	says := append(hostSays, "[network]\ndefault = \"off\"", "[network]\ndefault = \"off\"\nlocked = true")
-	planWith := func(t *rapid.T, host string, front document.FrontMatter) (*plan, error) {
+	planWith := func(t *rapid.T, host string, front document.FrontMatter) (*plan.Plan, error) {
 		if err := os.WriteFile(path, []byte(host), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		p := &plan{shape: turnstone.DefaultShape(), wants: wants{network: front.Network}}
-		if front.Network != nil {
-			p.shape.Network = *front.Network
-		}
-		req := Request{Document: &document.Document{Front: front}}
-		c, err := x.config()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.authority = &authority{req: req, host: c}
-		return p, p.planNetwork(req, c)
+		a := &plan.Authority{Request: plan.Request{Document: &document.Document{Front: front}}, Host: ok[plan.Host](tt)(x.facts())}
+		return plan.Make(a, "", "/workspace")
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		front := document.FrontMatter{}
@@ -52,26 +44,26 @@ func TestMachineOfOtherRules(t *testing.T) {
 		if err != nil {
 			return // refused, and no machine made
 		}
-		m := sandboxes.Info{Shape: was.shape, Network: &was.net.Asked}
-		rules := x.stillHostRules(was.net.Host)
+		m := sandboxes.Info{Shape: was.Shape, Network: &was.Net.Asked}
+		rules := x.stillHostRules(was.Net.Host)
 		now, err := planWith(t, says[second], front)
 		if err != nil {
 			return
 		}
-		switch went := now.matchesPaused(m, rules); {
+		switch went := matchesPaused(now, m, rules); {
 		case first == second && !went:
 			t.Fatalf("another machine is made although the host says what it did: %q", says[first])
-		case went && m.Shape.Network && !now.shape.Network:
+		case went && m.Shape.Network && !now.Shape.Network:
 			t.Fatalf("a network goes on that %q switches off", says[second])
 		case went && m.Shape.Network && first != second && min(first, second) >= 2 && max(first, second) < len(hostSays):
 			t.Fatalf("made under %q, and goes on under %q", says[first], says[second])
 		}
-		if m.Shape.Network && now.matchesPaused(m, "") {
+		if m.Shape.Network && matchesPaused(now, m, "") {
 			t.Fatal("a machine goes on although nobody knows by which rules it was made")
 		}
 		other := m
 		other.Network = &network.Spec{Deny: []string{"x.test"}}
-		if m.Shape.Network && now.matchesPaused(other, rules) {
+		if m.Shape.Network && matchesPaused(now, other, rules) {
 			t.Fatal("a machine of other rules goes on")
 		}
 	})
@@ -99,8 +91,8 @@ func TestMachineOfOtherIsolation(t *testing.T) {
 		{"auto", document.IsolationMicroVM, "qemu", "microvm (KVM, test kernel)", false},
 		{"qemu", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", false},
 	} {
-		p := &plan{driver: c.driver, isolation: c.isolation}
-		if got := p.matchesPaused(sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
+		p := &plan.Plan{Driver: c.driver, Isolation: c.isolation}
+		if got := matchesPaused(p, sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}

@@ -35,7 +35,7 @@ type input struct {
 // runs the turn again. What a replay puts in comes from the turn that it replays.
 func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 	defer s.Guard(ctx)()
-	for _, in := range r.plan.replayed() {
+	for _, in := range r.again.replayed() {
 		c, err := r.at.cs.Store.OpenContent(ctx, in.Tar)
 		if err == nil {
 			err = s.Client().Put(ctx, in.Dest, c)
@@ -45,10 +45,10 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 			return s.CauseOf(err)
 		}
 	}
-	for _, t := range r.plan.add {
-		in := &input{dest: t.Dest, floor: r.plan.limits.FreeSpace}
+	for _, t := range r.plan.Add {
+		in := &input{dest: t.Dest, floor: r.plan.Host.Limits.FreeSpace}
 		r.added = append(r.added, in)
-		if err := s.Add(ctx, t, in.writer(r.dir, r.plan.secrets)); err != nil {
+		if err := s.Add(ctx, t, in.writer(r.dir, r.plan.Secrets)); err != nil {
 			return s.CauseOf(err)
 		}
 	}
@@ -56,11 +56,11 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 }
 
 // replayed returns what the turn that this one repeats was given.
-func (p *plan) replayed() []repo.RecordInput {
-	if p.replay == nil {
+func (again *replayOf) replayed() []repo.RecordInput {
+	if again == nil {
 		return nil
 	}
-	return slices.Clone(p.replay.inputs)
+	return slices.Clone(again.inputs)
 }
 
 // writer returns where the copy goes. One that cannot be kept is no reason not to
@@ -110,7 +110,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 
 // keepInputs puts the inputs into the batch.
 func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]repo.RecordInput, error) {
-	kept := r.plan.replayed()
+	kept := r.again.replayed()
 	for _, in := range r.added {
 		if in.over {
 			why := ""

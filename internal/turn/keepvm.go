@@ -34,13 +34,13 @@ type vmSnapshot struct {
 // where that was asked for, and its files, also where the machine cannot be kept.
 func (r *run) collectAll(ctx context.Context, s *Sandbox) error {
 	var unkept error
-	if r.plan.snapshot == document.SnapshotVM {
+	if r.plan.Snapshot == document.SnapshotVM {
 		if unkept = r.takeSnapshot(ctx, s); unkept != nil && isCancel(ctx) {
 			return sandbox.Interrupted(ctx, unkept, "while its machine was kept")
 		}
 		r.clock.lap("snapshot")
 	}
-	left, err := r.collect(ctx, s)
+	left, err := r.collect(ctx, s, r.x.bounds(r.plan))
 	if r.clock.lap("collect"); unkept == nil {
 		unkept = r.restless
 	}

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 )
@@ -42,11 +43,11 @@ func TestNothingIsLeft(t *testing.T) {
 	}
 	turns := func() {
 		var passed string
-		for result, req := range map[turnstone.Result]Request{
+		for result, req := range map[turnstone.Result]plan.Request{
 			turnstone.ResultPassed:   {Document: parse(t, step("", "echo x > f"))},
 			turnstone.ResultFailed:   {Document: parse(t, step("", "rm f; exit 1"))},
 			turnstone.ResultTimedOut: {Document: parse(t, step("timeout=1s", "sleep 60"))},
-			turnstone.ResultError:    {Document: parse(t, step("", "cat value")), Add: []Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
+			turnstone.ResultError:    {Document: parse(t, step("", "cat value")), Add: []document.Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
 		} {
 			req.Session = "s"
 			turn, err := x.Run(t.Context(), req, &observer{})
@@ -57,7 +58,7 @@ func TestNothingIsLeft(t *testing.T) {
 				passed = string(turn.ID)
 			}
 		}
-		turn := ok[*Turn](t)(x.Run(t.Context(), Request{Document: parse(t, step("", "sleep 99 &")), Session: "v", Snapshot: document.SnapshotVM}, &observer{}))
+		turn := ok[*Turn](t)(x.Run(t.Context(), plan.Request{Document: parse(t, step("", "sleep 99 &")), Session: "v", Snapshot: document.SnapshotVM}, &observer{}))
 		if turn.Result != turnstone.ResultPassed {
 			t.Errorf("%+v", turn)
 		}

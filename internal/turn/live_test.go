@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -128,7 +129,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 		x.launcher.Wrap = c.wrap
 		doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", "echo ran"))))
 		obs := &observer{}
-		turn, err := x.Run(t.Context(), Request{Document: doc, Snapshot: document.SnapshotVM}, obs)
+		turn, err := x.Run(t.Context(), plan.Request{Document: doc, Snapshot: document.SnapshotVM}, obs)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -223,7 +224,7 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 			x := New(h)
 			x.launcher.Wrap = c.wrap
 			doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", c.script))))
-			turn, err := x.Run(t.Context(), Request{Document: doc, Snapshot: document.SnapshotVM}, &observer{})
+			turn, err := x.Run(t.Context(), plan.Request{Document: doc, Snapshot: document.SnapshotVM}, &observer{})
 			if err != nil {
 				t.Fatal(err)
 			}

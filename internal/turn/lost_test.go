@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -245,11 +246,11 @@ func TestReceiptIsSynced(t *testing.T) {
 		return nil
 	}
 	told := &tellings{}
-	r := &run{x: x, plan: &plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: newStopwatch()}
+	r := &run{x: x, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: newStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
 	r.openFolder()
 	defer r.closeFolder()
-	r.plan.limits.Output = 1 << 20
+	r.plan.Host.Limits.Output = 1 << 20
 	r.openSteps()
 	running := r.steps.Start(r.doc.Steps[0])
 	_, _ = running.Begin().Out.Write([]byte(random(300<<10, 1)))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -17,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
@@ -59,37 +59,35 @@ func (x *Executor) newSpool() (spool, error) {
 
 // openNetwork gets ready what the turn's network needs, before its sandbox is started:
 // the recording to write or to replay, and the authority that the guest is to trust.
-func (r *run) openNetwork(ctx context.Context) error {
+func (r *run) openNetwork(ctx context.Context) (_ setup, err error) {
 	p := r.plan
-	if p.link = netplan.NewLink(p.net, r.x.opened.Share()); !p.shape.Network {
-		return nil
+	link := netplan.NewLink(p.Net, r.x.opened.Share())
+	if !p.Shape.Network {
+		return r.x.trusting(p, link, nil)
 	}
-	var err error
-	if p.net.Mode.Record {
+	if p.Net.Mode.Record {
 		if r.tape.spool, err = r.x.newSpool(); err != nil {
-			return err
+			return setup{}, err
 		}
-		r.tape.recorder = recording.NewRecorder(recording.Options{Out: r.tape.spool, Secrets: p.net.Secrets,
-			Room: func() error { return diskspace.Room(r.x.home.Root, p.limits.FreeSpace) }})
-		p.link.Record(r.tape.recorder)
+		r.tape.recorder = recording.NewRecorder(recording.Options{Out: r.tape.spool, Secrets: p.Net.Secrets,
+			Room: func() error { return diskspace.Room(r.x.home.Root, p.Host.Limits.FreeSpace) }})
+		link.Record(r.tape.recorder)
 	}
-	if p.net.Mode.Replay {
-		if err := r.openReplay(ctx); err != nil {
-			return err
+	if p.Net.Mode.Replay {
+		if err := r.openReplay(ctx, link); err != nil {
+			return setup{}, err
 		}
 	}
 	var before []string
 	if r.at.state != nil {
-		before = slices.Clone(r.at.state.Env)
+		before = r.at.state.Env
 	}
-	more, err := p.link.Trust(netplan.Authorities(r.x.home), append(before, p.env...))
-	p.env = append(p.env, more...)
-	return err
+	return r.x.trusting(p, link, before)
 }
 
 // openReplay finds the recording: that of the turn that is named, of the turn that is
 // run again, or of the nearest turn below that has one.
-func (r *run) openReplay(ctx context.Context) error {
+func (r *run) openReplay(ctx context.Context, link *netplan.Link) error {
 	n := &r.tape
 	rec, err := r.recorded(ctx)
 	if err != nil {
@@ -115,13 +113,13 @@ func (r *run) openReplay(ctx context.Context) error {
 		return err
 	}
 	n.playing = rec.ID
-	r.plan.link.Replay(recording.NewPlayer(indexed, n.spool, r.plan.net.Secrets))
+	link.Replay(recording.NewPlayer(indexed, n.spool, r.plan.Net.Secrets))
 	return nil
 }
 
 // recorded returns the record of the turn whose recording is replayed.
 func (r *run) recorded(ctx context.Context) (*repo.Record, error) {
-	ref, cs := r.plan.net.Mode.ReplayOf, r.at.cs
+	ref, cs := r.plan.Net.Mode.ReplayOf, r.at.cs
 	none := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.network", turnstone.KindNotFound, "network: replay",
 			format, args...).WithHint(hint)
@@ -149,11 +147,11 @@ func (r *run) recorded(ctx context.Context) (*repo.Record, error) {
 // replayable refuses a recording of another session that only the document names: it holds
 // what that session got from its network.
 func (r *run) replayable(t session.Turn) error {
-	a := r.plan.authority
-	if r.plan.net.Mode.Named || a == nil || a.granted("network") || t.Session == r.at.session.ID || r.at.replay && t.Session == r.plan.replay.session {
+	own := t.Session == r.at.session.ID || r.again != nil && t.Session == r.again.session
+	if r.plan.Net.Mode.Named || r.plan.Granted("network") || own {
 		return nil
 	}
-	return notGranted(r.doc.Name, "network: replay: "+r.plan.net.Mode.ReplayOf+", of another session", "--network replay="+r.plan.net.Mode.ReplayOf, "network")
+	return plan.NotGranted(r.doc.Name, "network: replay: "+r.plan.Net.Mode.ReplayOf+", of another session", "--network replay="+r.plan.Net.Mode.ReplayOf, "network")
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
@@ -179,10 +177,10 @@ func nearestRecording(ctx context.Context, cs *repo.ContextStore, t session.Turn
 // is masked as it is written, but pieces of a value can come together in it.
 func (r *run) searchRecording() error {
 	n := &r.tape
-	if n.recorder == nil || r.plan.secrets == nil || n.leak != "" {
+	if n.recorder == nil || r.plan.Secrets == nil || n.leak != "" {
 		return nil
 	}
-	rec, words := n.recorder.Finish(), r.plan.secrets.Written()
+	rec, words := n.recorder.Finish(), r.plan.Secrets.Written()
 	n.leak = receipt.LeakIn(words, rec)
 	for i := range rec.Lookups {
 		n.leak = cmp.Or(n.leak, words.Hosts().In(rec.Lookups[i].Name))
@@ -202,11 +200,11 @@ func (r *run) searchRecording() error {
 // to say.
 func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*repo.RecordNetwork, error) {
 	n := &r.tape
-	if !r.plan.shape.Network {
+	if !r.shape.Network {
 		return nil, nil
 	}
 	rec := &repo.RecordNetwork{Replayed: n.playing}
-	if asked := &r.plan.net.Asked; !asked.Same(nil) {
+	if asked := &r.plan.Net.Asked; !asked.Same(nil) {
 		rec.Spec = asked.Bare()
 	}
 	if n.recorder == nil {
@@ -246,7 +244,7 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*repo.RecordNetw
 func (r *run) networkInfo() string {
 	n := &r.tape
 	switch {
-	case !r.plan.shape.Network:
+	case !r.shape.Network:
 		return ""
 	case n.playing != "":
 		return "replayed from " + string(n.playing)

@@ -9,7 +9,7 @@ import (
 // beginNetwork leaves out of account what happened before the first step: a machine
 // that stays has had other turns.
 func (r *run) beginNetwork(ctx context.Context, s *Sandbox) {
-	if !r.plan.shape.Network {
+	if !r.shape.Network {
 		return
 	}
 	if f, ok := s.TakeNetwork(ctx); ok {
@@ -19,7 +19,7 @@ func (r *run) beginNetwork(ctx context.Context, s *Sandbox) {
 
 // noteNetwork puts what a step did on the network into its result.
 func (r *run) noteNetwork(ctx context.Context, s *Sandbox, step *receipt.Step) {
-	if !r.plan.shape.Network {
+	if !r.shape.Network {
 		return
 	}
 	if f, ok := s.TakeNetwork(ctx); ok {

@@ -3,9 +3,13 @@ package turn
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox/userhome"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
@@ -15,34 +19,60 @@ import (
 
 // open makes a sandbox for the turn, on the state that it begins with.
 func (r *run) open(ctx context.Context) (*Sandbox, error) {
-	r.plan.env = append(r.plan.env, r.plan.secrets.Env()...)
+	su := r.setup
+	su.env = append(slices.Clone(su.env), r.plan.Secrets.Env()...)
 	r.info.Start = "the template"
 	if r.at.parent != nil {
 		r.info.Start = fmt.Sprintf("turn %d", r.at.parent.Number)
 	}
-	if r.plan.lifetime == document.LifetimeSession {
-		return r.openPaused(ctx)
+	if r.plan.Lifetime == document.LifetimeSession {
+		return r.openPaused(ctx, su)
 	}
 	if r.skipsPaused() {
 		r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
 	}
-	return r.x.openAt(ctx, r.plan, r.at, r.obs.Preparing, r.clock)
+	return r.x.openAt(ctx, su, r.at, r.obs.Preparing, r.clock)
 }
 
-// openAt makes a sandbox for p on the state of at's parent.
-func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
-	req, err := x.request(ctx, p, progress, clock)
+// A setup is what a sandbox is started with. It does not change once it is made.
+type setup struct {
+	plan *plan.Plan
+	turn turnstone.TurnID // that it is for; empty: for none
+	env  []string         // of the sandbox's processes: the plan's, and what the link adds
+	link *netplan.Link    // serves the plan's network; nil: there is none
+}
+
+// setup gets ready the network of a sandbox of p.
+func (x *Host) setup(p *plan.Plan) (setup, error) {
+	return x.trusting(p, netplan.NewLink(p.Net, x.opened.Share()), nil)
+}
+
+// trusting returns what a sandbox of p is started with whose network link serves. before is
+// the environment that p's comes on top of.
+func (x *Host) trusting(p *plan.Plan, link *netplan.Link, before []string) (setup, error) {
+	su := setup{plan: p, env: p.Env, link: link}
+	if !p.Shape.Network {
+		return su, nil
+	}
+	more, err := link.Trust(netplan.Authorities(x.home), slices.Concat(before, p.Env))
+	su.env = slices.Concat(p.Env, more)
+	return su, err
+}
+
+// openAt makes a sandbox on the state of at's parent.
+func (x *Host) openAt(ctx context.Context, su setup, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
+	req, err := x.request(ctx, su, progress, clock)
 	if err != nil {
 		return nil, err
 	}
 	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
-		return x.below(ctx, p, at, req.Template, m, progress)
+		return x.below(ctx, su, at, req.Template, m, progress)
 	}
 	s, err := x.launcher.Start(ctx, req)
 	if err != nil || at.state == nil {
 		return s, err
 	}
-	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: p.cwd, Env: mergeEnv(at.state.Env, req.Env)}); err != nil {
+	if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: su.plan.Cwd, Env: mergeEnv(at.state.Env, req.Env)}); err != nil {
 		err = s.CauseOf(err)
 		_ = s.Close()
 		return nil, err
@@ -53,10 +83,10 @@ func (x *Host) openAt(ctx context.Context, p *plan, at *branchPoint, progress fu
 
 // below puts into m what a sandbox on at's state lies on. It all stays until
 // release is called.
-func (x *Host) below(ctx context.Context, p *plan, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
+func (x *Host) below(ctx context.Context, su setup, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
-	if p.home != "" {
-		use := userhome.Request{Name: p.home, Turn: p.turn, Timeout: p.timeout}
+	if p := su.plan; p.Home != "" {
+		use := userhome.Request{Name: p.Home, Turn: su.turn, Timeout: p.Timeout}
 		if m.Home, release, err = x.Homes().Acquire(ctx, use, progress); err != nil {
 			return nil, err
 		}

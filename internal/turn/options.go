@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -83,10 +84,10 @@ func newExecutor(h *statedir.Dir, o Options) *Executor {
 }
 
 // Shape returns the machine that the template or image called image asks for; empty stands for
-// DefaultImage. An unknown template has the default; a later look-up reports it.
+// plan.DefaultImage. An unknown template has the default; a later look-up reports it.
 func (x *Executor) Shape(image string) turnstone.Shape {
 	shape := turnstone.DefaultShape()
-	if spec, err := x.templates().Spec(cmp.Or(image, DefaultImage)); err == nil {
+	if spec, err := x.templates().Spec(cmp.Or(image, plan.DefaultImage)); err == nil {
 		shape = spec.Machine.Shape(shape)
 	}
 	return shape

@@ -17,7 +17,9 @@ import (
 	"turnstone.dev/turnstone/internal/hostca"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -32,7 +34,8 @@ const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\nt
 type goldenCase struct {
 	name   string
 	front  string // of the document
-	req    Request
+	req    plan.Request
+	again  *replayOf   // the turn that req repeats
 	host   string      // of config.toml, beside goldenLimits
 	parent *repo.State // session "s" ends with a turn that left it
 }
@@ -49,55 +52,55 @@ func goldenCases(dir string) []goldenCase {
 		{name: "nothing said"},
 		{name: "all in the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ndisk: 4GiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n  B: two"},
 		{name: "flags win over the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ntimeout: 5m\ncwd: sub\nnetwork: on\nenv:\n  A: doc",
-			req: Request{Image: "base", CPUs: 1, Memory: 512 << 20, Disk: 2 << 30, Timeout: time.Minute, Network: off(), Env: []string{"A=flag", "C=3"}, Substrate: "qemu"}},
+			req: plan.Request{Image: "base", CPUs: 1, Memory: 512 << 20, Disk: 2 << 30, Timeout: time.Minute, Network: off(), Env: []string{"A=flag", "C=3"}, Substrate: "qemu"}},
 		{name: "smaller limits than the defaults", host: "cpus = 1\nmemory = \"256MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\""},
 		{name: "more than the limits", front: "memory: 4GiB"},
-		{name: "the time asked for is more than the limit", req: Request{Timeout: 3 * time.Hour}},
+		{name: "the time asked for is more than the limit", req: plan.Request{Timeout: 3 * time.Hour}},
 		{name: "files of the document, added and fetched", front: "files: [data.csv, 'data.csv:in/', 'data.csv:/etc/x']\ncwd: sub",
-			req: Request{Dir: dir, Add: []Transfer{{Path: filepath.Join(dir, "data.csv"), Dest: "/a/"}}, Get: []Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}},
-		{name: "files that leave the folder", front: "files: [../x]", req: Request{Dir: dir}},
-		{name: "files from a pipe", front: "files: [data.csv]", req: Request{Dir: dir, Piped: true}},
-		{name: "files from a pipe, granted", front: "files: [data.csv]", req: Request{Dir: dir, Piped: true, Grant: []string{"files"}}},
-		{name: "secrets", req: Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY", "OTHER=oth-77aa-PLUGH"}, Env: []string{"A=1"}}},
-		{name: "a secret in the open", req: Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Env: []string{"A=tok-5f3a-XYZZY"}}},
-		{name: "a new session", req: Request{Session: "s"}},
-		{name: "a branch that is not there", req: Request{Session: "s", Branch: "b"}},
-		{name: "a branch without a session", req: Request{Branch: "b"}},
-		{name: "on a turn", req: Request{Session: "s", Env: []string{"A=2"}}, parent: on2("base", "/srv/app", "A=1", "N=1")},
-		{name: "on a turn, with files and a cwd of its own", front: "cwd: /else\nfiles: [data.csv]", req: Request{Session: "s", Dir: dir}, parent: on2("base", "/srv/app")},
-		{name: "on a turn, with files in its directory", front: "files: [data.csv]", req: Request{Session: "s", Dir: dir, Get: []Transfer{{Path: "out"}}, Add: []Transfer{{Path: filepath.Join(dir, "data.csv")}}}, parent: on2("base", "/srv/app")},
-		{name: "on a turn with a larger image", req: Request{Session: "s"}, parent: on2("browser", "/workspace")},
-		{name: "on a turn with a larger image, smaller by a flag", req: Request{Session: "s", Memory: 512 << 20}, parent: on2("browser", "/workspace")},
-		{name: "on a turn with a larger image, within smaller limits", req: Request{Session: "s"}, host: "memory = \"512MiB\"", parent: on2("browser", "/workspace")},
-		{name: "on a turn of an image of a registry", req: Request{Session: "s"}, parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
-		{name: "on a turn of an image of a registry that the host names", req: Request{Session: "s"}, host: "[images]\nregistries = [\"docker.io\"]",
+			req: plan.Request{Dir: dir, Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv"), Dest: "/a/"}}, Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}},
+		{name: "files that leave the folder", front: "files: [../x]", req: plan.Request{Dir: dir}},
+		{name: "files from a pipe", front: "files: [data.csv]", req: plan.Request{Dir: dir, Piped: true}},
+		{name: "files from a pipe, granted", front: "files: [data.csv]", req: plan.Request{Dir: dir, Piped: true, Grant: []string{"files"}}},
+		{name: "secrets", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY", "OTHER=oth-77aa-PLUGH"}, Env: []string{"A=1"}}},
+		{name: "a secret in the open", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Env: []string{"A=tok-5f3a-XYZZY"}}},
+		{name: "a new session", req: plan.Request{Session: "s"}},
+		{name: "a branch that is not there", req: plan.Request{Session: "s", Branch: "b"}},
+		{name: "a branch without a session", req: plan.Request{Branch: "b"}},
+		{name: "on a turn", req: plan.Request{Session: "s", Env: []string{"A=2"}}, parent: on2("base", "/srv/app", "A=1", "N=1")},
+		{name: "on a turn, with files and a cwd of its own", front: "cwd: /else\nfiles: [data.csv]", req: plan.Request{Session: "s", Dir: dir}, parent: on2("base", "/srv/app")},
+		{name: "on a turn, with files in its directory", front: "files: [data.csv]", req: plan.Request{Session: "s", Dir: dir, Get: []document.Transfer{{Path: "out"}}, Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv")}}}, parent: on2("base", "/srv/app")},
+		{name: "on a turn with a larger image", req: plan.Request{Session: "s"}, parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, smaller by a flag", req: plan.Request{Session: "s", Memory: 512 << 20}, parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, within smaller limits", req: plan.Request{Session: "s"}, host: "memory = \"512MiB\"", parent: on2("browser", "/workspace")},
+		{name: "on a turn of an image of a registry", req: plan.Request{Session: "s"}, parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
+		{name: "on a turn of an image of a registry that the host names", req: plan.Request{Session: "s"}, host: "[images]\nregistries = [\"docker.io\"]",
 			parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
-		{name: "on a turn of another image", req: Request{Session: "s", Image: "base"}, parent: on2("python", "/")},
-		{name: "on a turn of a template that is unknown", req: Request{Session: "s"}, parent: on2("mine", "/")},
-		{name: "a machine that stays", req: Request{Session: "s", Lifetime: document.LifetimeSession, Branch: "main"}},
+		{name: "on a turn of another image", req: plan.Request{Session: "s", Image: "base"}, parent: on2("python", "/")},
+		{name: "on a turn of a template that is unknown", req: plan.Request{Session: "s"}, parent: on2("mine", "/")},
+		{name: "a machine that stays", req: plan.Request{Session: "s", Lifetime: document.LifetimeSession, Branch: "main"}},
 		{name: "a machine that stays, by a document", front: "session: s\nlifetime: session"},
-		{name: "a snapshot", req: Request{Snapshot: document.SnapshotVM}},
-		{name: "a home", req: Request{Home: "h"}, front: "isolation: microvm"},
+		{name: "a snapshot", req: plan.Request{Snapshot: document.SnapshotVM}},
+		{name: "a home", req: plan.Request{Home: "h"}, front: "isolation: microvm"},
 		{name: "a session that the host grants", front: "session: s\nhome: h", host: "[documents]\nsessions = [\"s*\"]\nhomes = [\"h\"]"},
 		{name: "the network is off by default", host: "[network]\ndefault = \"off\""},
 		{name: "the network is off by default, and asked for", front: "network: on", host: "[network]\ndefault = \"off\""},
-		{name: "the network is off by default, and rules ask for it", host: "[network]\ndefault = \"off\"", req: Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"pypi.org"}})}},
+		{name: "the network is off by default, and rules ask for it", host: "[network]\ndefault = \"off\"", req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"pypi.org"}})}},
 		{name: "the host's rules beside the document's", front: "network: {allow: [pypi.org], deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\ndeny = [\"10.9.9.9\"]\ndns = \"10.0.0.53:53\"\n[documents]\nallow = [\"10.1.0.0/16\"]"},
 		{name: "the host's rules are locked", front: "network: {deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true"},
-		{name: "rules beyond locked ones", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true", req: Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"192.168.0.0/16"}})}},
+		{name: "rules beyond locked ones", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true", req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"192.168.0.0/16"}})}},
 		{name: "the caller's rules in the place of the document's", front: "network: {allow: [pypi.org], deny: [evil.example], record: true}",
-			req: Request{Network: on(), NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"example.com"}, Deny: []string{"other.example"}, NoHostCA: true})}},
-		{name: "record", req: Request{NetworkRules: rules(document.NetworkRules{Record: true})}},
-		{name: "replay without a recording", req: Request{NetworkRules: rules(document.NetworkRules{Replay: true})}},
+			req: plan.Request{Network: on(), NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"example.com"}, Deny: []string{"other.example"}, NoHostCA: true})}},
+		{name: "record", req: plan.Request{NetworkRules: rules(document.NetworkRules{Record: true})}},
+		{name: "replay without a recording", req: plan.Request{NetworkRules: rules(document.NetworkRules{Replay: true})}},
 		{name: "intercepted", front: "network: {intercept: true}\nenv:\n  SSL_CERT_FILE: /mine.pem"},
 		{name: "certificates of its own", front: "env:\n  CURL_CA_BUNDLE: /mine.pem"},
-		{name: "a secret header", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
-		{name: "a secret header of a snapshot", req: Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
-		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: Request{Env: []string{"A=1"}, Substrate: "gvisor",
-			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, replay: &replayOf{inputs: []repo.RecordInput{{Dest: "/x"}}}}},
+		{name: "a secret header", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
+		{name: "a secret header of a snapshot", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
+		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: plan.Request{Env: []string{"A=1"}, Substrate: "gvisor",
+			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}, again: &replayOf{inputs: []repo.RecordInput{{Dest: "/x"}}}},
 		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
 			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
-			req: Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
+			req: plan.Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
 				Commands: true, Memory: 1 << 30}, parent: on2("python", "/srv/app", "A=1")},
 	}
 }
@@ -167,7 +170,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 		p.state(p.Session("s"), *c.parent)
 	}
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
-	r, err := p.x.begin(t.Context(), c.req, &observer{})
+	r, err := p.x.begin(t.Context(), c.req, c.again, &observer{})
 	if err != nil {
 		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.home.Root, "HOME"), "kind " + string(turnstone.KindOf(err)),
 			"hint " + strings.ReplaceAll(turnstone.HintOf(err), p.x.home.Root, "HOME")}
@@ -212,7 +215,7 @@ func (p *past) state(s session.Session, st repo.State) {
 // describePlan says what the turn r begins with, a line for each thing that is not zero.
 func describePlan(t *testing.T, r *run) []string {
 	t.Helper()
-	p, n, link := r.plan, &r.plan.net, r.plan.link
+	p, n, link := r.plan, &r.plan.Net, r.setup.link
 	if link == nil {
 		link = &netplan.Link{}
 	}
@@ -222,7 +225,7 @@ func describePlan(t *testing.T, r *run) []string {
 			_, outer[name], _ = strings.Cut(kv, "=")
 		}
 	}
-	files := func(all []Transfer) (out []string) {
+	files := func(all []sandbox.Transfer) (out []string) {
 		for _, f := range all {
 			s := f.Path + " to " + f.Dest
 			if f.In != nil {
@@ -239,9 +242,9 @@ func describePlan(t *testing.T, r *run) []string {
 		}
 		return string(b)
 	}
-	wanted := fmt.Sprintf("%d %d %d", p.wants.cpus, p.wants.memory, p.wants.disk)
-	if p.wants.network != nil {
-		wanted += fmt.Sprint(" ", *p.wants.network)
+	wanted := fmt.Sprintf("%d %d %d", p.Wants.CPUs, p.Wants.Memory, p.Wants.Disk)
+	if p.Wants.Network != nil {
+		wanted += fmt.Sprint(" ", *p.Wants.Network)
 	}
 	session := r.info.Session
 	if strings.HasPrefix(session, "s_") {
@@ -252,20 +255,20 @@ func describePlan(t *testing.T, r *run) []string {
 		name  string
 		value any
 	}{
-		{"image", p.image}, {"asked", p.asked}, {"anonymous", p.anonymous}, {"shape", fmt.Sprintf("%+v", p.shape)}, {"wants", wanted},
-		{"env", p.env}, {"given", p.given}, {"cwd", p.cwd}, {"timeout", p.timeout}, {"timed", p.timed},
-		{"add", files(p.add)}, {"get", files(p.get)}, {"driver", p.driver}, {"live", p.live}, {"kept", p.kept}, {"needs", fmt.Sprintf("%+v", p.needs())},
-		{"isolation", string(p.isolation)}, {"hostname", p.hostname}, {"session", p.session}, {"branch", p.branch}, {"lifetime", string(p.lifetime)},
-		{"home", p.home}, {"snapshot", string(p.snapshot)}, {"secrets", p.secrets.Names()}, {"its environment", p.secrets.Env()}, {"turn", string(p.turn)},
-		{"limits", fmt.Sprintf("%+v", p.limits)}, {"looks at the disk", p.room != nil},
+		{"image", p.Image}, {"asked", p.Asked}, {"anonymous", p.Anonymous}, {"shape", fmt.Sprintf("%+v", p.Shape)}, {"wants", wanted},
+		{"env", r.setup.env}, {"given", p.Given}, {"cwd", p.Cwd}, {"timeout", p.Timeout}, {"timed", p.Timed},
+		{"add", files(p.Add)}, {"get", files(p.Get)}, {"driver", p.Driver}, {"live", p.Live}, {"kept", p.Kept}, {"needs", fmt.Sprintf("%+v", p.Needs())},
+		{"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session}, {"branch", p.Branch}, {"lifetime", string(p.Lifetime)},
+		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()}, {"its environment", p.Secrets.Env()}, {"turn", string(r.setup.turn)},
+		{"limits", fmt.Sprintf("%+v", p.Host.Limits)}, {"looks at the disk", p.Host.Room != nil},
 		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)}, {"network: policy", fmt.Sprintf("%+v", n.Policy)},
 		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record}, {"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
 		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()}, {"network: authority", link.CA != nil},
-		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.recorder != nil}, {"network: budget", r.plan.link != nil},
+		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.recorder != nil}, {"network: budget", r.setup.link != nil},
 		{"network: outer", fmt.Sprint(outer)}, {"network: bundle", link.Bundle},
 		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
 		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},
-		{"first step in", p.cwd}, {"all commands", p.table},
+		{"first step in", p.Cwd}, {"all commands", p.Commands},
 	} {
 		switch v := l.value.(type) {
 		case []string:

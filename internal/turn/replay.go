@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -81,7 +82,8 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if opts.Substrate != "" {
 		req.Substrate = opts.Substrate
 	}
-	turn, err := x.Run(ctx, *req, obs)
+	of := &replayOf{inputs: rec.Inputs, parent: old.Parents, session: old.Session}
+	turn, err := x.run(ctx, *req, of, obs)
 	if turn == nil {
 		return nil, err
 	}
@@ -94,7 +96,7 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 
 // again makes the request that the turn old was, whose record is rec. Where the turn
 // stands is the database's word: a record may be imported.
-func again(ctx context.Context, cs *repo.ContextStore, old session.Turn, rec *repo.Record, secrets []string) (*Request, error) {
+func again(ctx context.Context, cs *repo.ContextStore, old session.Turn, rec *repo.Record, secrets []string) (*plan.Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
 			format, args...).WithHint(hint)
@@ -115,8 +117,7 @@ func again(ctx context.Context, cs *repo.ContextStore, old session.Turn, rec *re
 	front.Files, front.Session, front.Branch, front.Home, front.Lifetime, front.Snapshot = nil, "", "", "", "", ""
 	front.Image, front.Timeout, front.NetworkRules = rec.Image, rec.Timeout, recordedRules(rec.Network, rec)
 	front.CPUs, front.Memory, front.Disk, front.Network = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk, &rec.Shape.Network
-	req := &Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
-	req.replay = &replayOf{inputs: rec.Inputs, parent: old.Parents, session: old.Session}
+	req := &plan.Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
 	if s := recordedSpec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
 		return nil, fail(turnstone.KindInvalid, "with network: record a turn can be replayed without them",
 			"it was given the secret header %s, which was not kept", s.Headers[0].Label())

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -133,7 +134,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	run := func(script string, lifetime document.Lifetime) *Turn {
 		t.Helper()
 		doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", script))))
-		return ok[*Turn](t)(x.Run(t.Context(), Request{Document: doc, Session: label, Lifetime: lifetime, Substrate: name}, &observer{}))
+		return ok[*Turn](t)(x.Run(t.Context(), plan.Request{Document: doc, Session: label, Lifetime: lifetime, Substrate: name}, &observer{}))
 	}
 	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
 	turn := run("echo kept >f; sleep 1000 & export V=1", document.LifetimeSession)
@@ -155,7 +156,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 		}
 	}
 	g := ok[*session.Graph](t)(x.Session(t.Context(), label))
-	if _, err := os.Stat(x.pausedPath(g.Session.ID, DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(x.pausedPath(g.Session.ID, plan.DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a machine is written down: %v", err)
 	}
 }

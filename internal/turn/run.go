@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
@@ -47,8 +48,13 @@ func (x *Host) context(ctx context.Context) (*repo.ContextStore, error) { return
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step. obs may be nil.
-func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, error) {
-	r, err := x.begin(ctx, req, obs)
+func (x *Executor) Run(ctx context.Context, req plan.Request, obs Observer) (*Turn, error) {
+	return x.run(ctx, req, nil, obs)
+}
+
+// run is Run. again is the turn that req repeats, if any.
+func (x *Executor) run(ctx context.Context, req plan.Request, again *replayOf, obs Observer) (*Turn, error) {
+	r, err := x.begin(ctx, req, again, obs)
 	if err != nil {
 		return nil, err
 	}
@@ -59,44 +65,43 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*Turn, e
 
 // begin returns the turn that req asks for with its place in its session, before anything is
 // started. The caller closes it.
-func (x *Executor) begin(ctx context.Context, req Request, obs Observer) (_ *run, err error) {
+func (x *Executor) begin(ctx context.Context, req plan.Request, again *replayOf, obs Observer) (_ *run, err error) {
 	if obs == nil {
 		obs = silent{}
 	}
-	host, err := x.config()
+	host, err := x.facts()
 	if err != nil {
 		return nil, err
 	}
-	a := &authority{req: req, host: host}
-	if err := a.valid(); err != nil { // first: no grant makes it right
+	a := &plan.Authority{Request: req, Host: host, Replays: again != nil}
+	if err := a.Valid(); err != nil { // first: no grant makes it right
 		return nil, err
 	}
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		return nil, err
 	}
-	spec, err := x.templatesFor(a.anonymous()).Resolve(ctx, cmp.Or(req.Image, req.Document.Front.Image, DefaultImage), obs.Preparing)
+	spec, err := x.templatesFor(a.Anonymous()).Resolve(ctx, cmp.Or(req.Image, req.Document.Front.Image, plan.DefaultImage), obs.Preparing)
 	if err != nil {
 		return nil, err
 	}
-	limits := x.limits(host)
-	p, err := makePlan(a, spec.Name, spec.Workdir, limits, x.roomFor(limits))
+	p, err := plan.Make(a, spec.Name, spec.Workdir)
 	if err != nil {
 		return nil, err
 	}
-	r := &run{x: x, plan: p, doc: req.Document, clock: newStopwatch()}
+	r := &run{x: x, plan: p, again: again, doc: req.Document, clock: newStopwatch()}
 	defer func() {
 		if err != nil {
 			r.close()
 		}
 	}()
-	if err := CheckScripts(ctx, req.Document); err != nil {
+	if err := plan.CheckScripts(ctx, req.Document); err != nil {
 		return nil, err
 	}
-	r.obs = maskedObserver{obs, p.secrets}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.image, Result: turnstone.ResultError}
+	r.obs = maskedObserver{obs, p.Secrets}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image, Result: turnstone.ResultError}
 	r.openFolder()
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
-	if err := r.locate(context.WithoutCancel(ctx), req); err != nil {
+	if err := r.locate(context.WithoutCancel(ctx)); err != nil {
 		_ = os.Remove(r.dir)
 		return nil, err
 	}
@@ -109,30 +114,31 @@ func (r *run) close() {
 	r.closeInputs()
 	r.closeFolder()
 	r.tape.close()
-	r.plan.close()
+	r.plan.Close()
 }
 
 // locate finds the turn's place in its session, and what follows from it.
-func (r *run) locate(ctx context.Context, req Request) error {
+func (r *run) locate(ctx context.Context) error {
 	cs, err := r.x.context(ctx)
 	if err != nil {
 		return err
 	}
-	if r.at, err = take(ctx, cs, r.plan, r.info.ID, title(r.doc)); err != nil {
+	if r.at, err = take(ctx, cs, r.plan, r.again, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	settled, err := r.at.inherit(r.plan, req)
+	settled, err := r.plan.On(r.at.below(), template.NewStore(cs.Templates.Dir))
 	if err == nil {
-		r.plan, settled.turn = settled, r.info.ID
-		err = r.openNetwork(ctx)
+		r.plan, r.shape = settled, settled.Shape
+		r.setup, err = r.openNetwork(ctx)
+		r.setup.turn = r.info.ID
 	}
 	if err != nil {
 		r.at.abandon(ctx)
 		return err
 	}
-	r.info.Image = r.plan.image
-	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.session.Label(), r.at.turn.Number, r.plan.branch, r.at.turn.Parents
-	r.info.Secrets, r.info.Home = r.plan.secrets.Names(), r.plan.home
+	r.info.Image = r.plan.Image
+	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.session.Label(), r.at.turn.Number, r.plan.Branch, r.at.turn.Parents
+	r.info.Secrets, r.info.Home = r.plan.Secrets.Names(), r.plan.Home
 	r.openSteps()
 	r.clock.lap("session")
 	return nil
@@ -141,15 +147,17 @@ func (r *run) locate(ctx context.Context, req Request) error {
 // openSteps gets ready what becomes the receipt. The turn's plan and folder are settled.
 func (r *run) openSteps() {
 	p := r.plan
-	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.secrets, Cwd: p.cwd, Commands: p.table,
-		Dir: r.dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID), Limit: int64(p.limits.Output), Floor: p.limits.FreeSpace,
-		Image: func(program string) string { return template.OtherWithProgram(p.image, program) }, Output: r.obs.StepOutput})
+	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd, Commands: p.Commands,
+		Dir: r.dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID), Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
+		Image: func(program string) string { return template.OtherWithProgram(p.Image, program) }, Output: r.obs.StepOutput})
 }
 
 // run is one turn on its way.
 type run struct {
 	x       *Executor
-	plan    *plan
+	plan    *plan.Plan
+	again   *replayOf // the turn that this one repeats; nil: none
+	setup   setup     // of its sandbox
 	doc     *document.Document
 	obs     Observer
 	clock   *stopwatch
@@ -164,12 +172,13 @@ type run struct {
 	tape                      tape                // of the network
 	network                   *repo.RecordNetwork // what is kept
 	at                        *branchPoint
-	collected                 *collected     // what is to be kept; nil when there is no state
-	paused                    *pausedMachine // the session's machine; nil: the turn has one of its own
-	restless                  error          // why it could not be made to stand still
-	snapshot                  *vmSnapshot    // the machine as it was at the end; nil: it was not asked for
-	added                     []*input       // files that were
-	diverged                  bool           // another turn came first: its branch is a new one
+	collected                 *collected      // what is to be kept; nil when there is no state
+	shape                     turnstone.Shape // of the machine, once there is one
+	paused                    *pausedMachine  // the session's machine; nil: the turn has one of its own
+	restless                  error           // why it could not be made to stand still
+	snapshot                  *vmSnapshot     // the machine as it was at the end; nil: it was not asked for
+	added                     []*input        // files that were
+	diverged                  bool            // another turn came first: its branch is a new one
 	layer                     repo.LayerInfo
 	recordDigest, stateDigest turnstone.Digest
 }
@@ -218,7 +227,7 @@ func (r *run) setError(err error) {
 }
 
 // maskedLine is a text about the turn, which may have a guest's words in it, as it may be kept.
-func (r *run) maskedLine(s string) string { return brief.Line(r.plan.secrets.Written().Mask(s)) }
+func (r *run) maskedLine(s string) string { return brief.Line(r.plan.Secrets.Written().Mask(s)) }
 
 func (r *run) runInSandbox(ctx context.Context) error {
 	// Until the first step is reached the receipt on disk says that this was
@@ -237,19 +246,19 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	}()
 	r.info.Template, r.info.Substrate, r.info.Isolation, r.info.Machine = s.Template.Digest, s.Substrate(), s.Isolation(), s.Fewer()
 	r.beginNetwork(ctx, s)
-	timed, cancel := context.WithTimeout(ctx, r.plan.timeout)
+	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
 	defer cancel()
-	turnCtx, unwatch := r.x.space.Watch(timed, r.plan.limits.FreeSpace)
+	turnCtx, unwatch := r.x.space.Watch(timed, r.plan.Host.Limits.FreeSpace)
 	defer unwatch()
 	if err := r.addAll(turnCtx, s); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
 			r.info.Result = turnstone.ResultTimedOut
-			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.timeout)
+			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.Timeout)
 			return nil
 		}
 		return sandbox.Interrupted(ctx, err, "while files were added")
 	}
-	if len(r.plan.add) > 0 {
+	if len(r.plan.Add) > 0 {
 		r.clock.lap("add")
 	}
 	result, err := r.runSteps(ctx, turnCtx, s)
@@ -260,11 +269,11 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	missed := s.GetAll(ctx, r.plan.get, r.plan.mostToGet(s), r.obs.Preparing)
+	missed := s.GetAll(ctx, r.plan.Get, mostToGet(s, r.shape), r.obs.Preparing)
 	if missed != nil {
 		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
 	}
-	if len(r.plan.get) > 0 {
+	if len(r.plan.Get) > 0 {
 		r.clock.lap("get")
 	}
 	r.info.Result, r.info.Error = result, ""
@@ -279,6 +288,12 @@ func (r *run) runInSandbox(ctx context.Context) error {
 		return nil
 	}
 	return missed
+}
+
+// mostToGet bounds the bytes that can be copied out of s: all that there can be, except holes,
+// because a sparse file is longer than its disk.
+func mostToGet(s *Sandbox, shape turnstone.Shape) turnstone.Bytes {
+	return shape.Disk + turnstone.Bytes(s.Template.Size)
 }
 
 // noteStateLost says, in the receipt too, that there is no state.
@@ -348,10 +363,10 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 	release := s.Guard(ctx)
 	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
-		params.Cwd = r.plan.cwd
+		params.Cwd = r.plan.Cwd
 	}
 	if step.Cwd != "" {
-		params.Cwd = inCwd(r.plan.cwd, step.Cwd)
+		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)
 	}
 	params.Spans = new(bool) // the script is parsed here
 	end, err := s.Client().Execute(ctx, params, step.Script, running.Begin(), running.Records)
@@ -381,7 +396,7 @@ func (r *run) runStep(turnCtx context.Context, s *Sandbox, step *document.Step, 
 
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	if turnCtx.Err() != nil {
-		return fmt.Sprintf("killed: the turn's %s were up", r.plan.timeout)
+		return fmt.Sprintf("killed: the turn's %s were up", r.plan.Timeout)
 	}
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }

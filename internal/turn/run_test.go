@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -57,7 +58,7 @@ func (o *observer) add(e string) {
 
 func step(attrs, script string) string { return "```bash " + attrs + "\n" + script + "\n```\n\n" }
 
-func runDoc(t *testing.T, ctx context.Context, req Request, obs *observer) *Turn {
+func runDoc(t *testing.T, ctx context.Context, req plan.Request, obs *observer) *Turn {
 	t.Helper()
 	turn, err := New(turntest.Home(t)).Run(ctx, req, obs)
 	if err != nil {
@@ -159,7 +160,7 @@ func TestTurns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			obs := &observer{}
-			turn := runDoc(t, t.Context(), Request{Document: parse(t, c.doc)}, obs)
+			turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, c.doc)}, obs)
 			if turn.Result != c.result {
 				t.Errorf("result %s, want %s (%s)", turn.Result, c.result, turn.Error)
 			}
@@ -203,7 +204,7 @@ func TestKillGrace(t *testing.T) {
 	x := New(turntest.Home(t))
 	x.launcher.KillGrace = 2 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b", "sleep 5; echo alive")
-	turn, err := x.Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
+	turn, err := x.Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
 	if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%v, %+v", err, turn)
 	}
@@ -219,7 +220,7 @@ func TestDisobedience(t *testing.T) {
 	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("exec: %v", err)
 	}
-	turn, err := x.Run(t.Context(), Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))}, &observer{})
+	turn, err := x.Run(t.Context(), plan.Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))}, &observer{})
 	if err != nil || turn.Result != turnstone.ResultTimedOut || turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
 		t.Fatalf("run: %v, %+v", err, turn)
 	}
@@ -237,7 +238,7 @@ func TestDisobedience(t *testing.T) {
 // the next one has a machine to run on.
 func TestForkBomb(t *testing.T) {
 	doc := step("name=bomb timeout=8s continue-on-error", "bomb() { bomb | bomb & }; bomb; sleep 99") + step("name=next", "echo alive")
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, doc), Timeout: 5 * time.Minute}, &observer{})
+	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, doc), Timeout: 5 * time.Minute}, &observer{})
 	if turn.Result != turnstone.ResultPassed || turn.Steps[0].Status != turnstone.StepTimeout || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%s", turn.Receipt)
 	}
@@ -247,8 +248,8 @@ func TestForkBomb(t *testing.T) {
 // results and nothing else.
 func TestReceiptRunsAgain(t *testing.T) {
 	doc := parse(t, "# Title\n\n"+step("name=a", "date +%N; echo '```'")+"The end, without a newline")
-	first := runDoc(t, t.Context(), Request{Document: doc}, &observer{})
-	again := runDoc(t, t.Context(), Request{Document: parse(t, first.Receipt)}, &observer{})
+	first := runDoc(t, t.Context(), plan.Request{Document: doc}, &observer{})
+	again := runDoc(t, t.Context(), plan.Request{Document: parse(t, first.Receipt)}, &observer{})
 	if got := string(parse(t, again.Receipt).Clean()); got != string(doc.Clean()) {
 		t.Errorf("the author's text changed:\n%s", got)
 	}
@@ -262,7 +263,7 @@ func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	obs := &observer{onStep: func(*document.Step) { time.AfterFunc(2*time.Second, cancel) }}
-	turn := runDoc(t, ctx, Request{Document: parse(t, step("name=a", "echo begun; sleep 600")+step("name=b", "true"))}, obs)
+	turn := runDoc(t, ctx, plan.Request{Document: parse(t, step("name=a", "echo begun; sleep 600")+step("name=b", "true"))}, obs)
 	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "interrupted") || !strings.Contains(turn.Error, "a") ||
 		turn.Steps[0].Status != turnstone.StepError || turn.Steps[0].Stdout != "begun\n" || turn.Steps[1].Status != turnstone.StepSkipped {
 		t.Errorf("%s\n%s", turn.Error, turn.Receipt)
@@ -277,7 +278,7 @@ func TestInterruptedEarly(t *testing.T) {
 	for _, after := range []time.Duration{0, 5 * time.Millisecond, 30 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond} {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(after, cancel)
-		turn := runDoc(t, ctx, Request{Document: parse(t, step("name=a", "sleep 600"))}, &observer{})
+		turn := runDoc(t, ctx, plan.Request{Document: parse(t, step("name=a", "sleep 600"))}, &observer{})
 		if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "interrupted") {
 			t.Errorf("cancelled after %s: %s, %q", after, turn.Result, turn.Error)
 		}
@@ -298,8 +299,8 @@ func TestTransfers(t *testing.T) {
 	doc := parse(t, "---\nfiles:\n- in.txt\n- tree:/data\n---\n"+
 		step("name=a", "cat in.txt /data/a /data/b/c deep/er/added; mkdir r; echo made > r/x; ln -s /etc/passwd r/l; exit 1"))
 	obs := &observer{}
-	turn := runDoc(t, t.Context(), Request{Document: doc, Dir: dir, Add: []Transfer{{Path: filepath.Join(dir, "in.txt"), Dest: "deep/er/added"}},
-		Get: []Transfer{{Path: "r", Dest: out}}}, obs)
+	turn := runDoc(t, t.Context(), plan.Request{Document: doc, Dir: dir, Add: []document.Transfer{{Path: filepath.Join(dir, "in.txt"), Dest: "deep/er/added"}},
+		Get: []document.Transfer{{Path: "r", Dest: out}}}, obs)
 	if turn.Result != turnstone.ResultFailed || turn.Steps[0].Stdout != "inacin" {
 		t.Errorf("%s", turn.Receipt)
 	}
@@ -315,7 +316,7 @@ func TestTransfers(t *testing.T) {
 }
 
 func TestGetOfNothing(t *testing.T) {
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
+	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, step("name=a", "true")), Get: []document.Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
 	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "none") || turn.Steps[0].Status != turnstone.StepPassed {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
@@ -330,7 +331,7 @@ func TestTimeoutWhileAdding(t *testing.T) {
 	if err := os.Truncate(big, 1<<30); err != nil {
 		t.Fatal(err)
 	}
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "true")), Add: []Transfer{{Path: big}}, Timeout: time.Second}, &observer{})
+	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, step("name=a", "true")), Add: []document.Transfer{{Path: big}}, Timeout: time.Second}, &observer{})
 	if turn.Result != turnstone.ResultTimedOut || !strings.Contains(turn.Error, "while files were added") || turn.Steps[0].Status != turnstone.StepSkipped {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
@@ -338,21 +339,21 @@ func TestTimeoutWhileAdding(t *testing.T) {
 
 // TestGetAfterFailure: the failed step is the result, not the file it did not make.
 func TestGetAfterFailure(t *testing.T) {
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "exit 5")), Get: []Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
+	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, step("name=a", "exit 5")), Get: []document.Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})
 	if turn.Result != turnstone.ResultFailed || !strings.Contains(turn.Error, "--get /workspace/none") {
 		t.Errorf("%s: %s", turn.Result, turn.Error)
 	}
 }
 
 func TestUnknownImage(t *testing.T) {
-	_, err := New(turntest.Home(t)).Run(t.Context(), Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
+	_, err := New(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
 	if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err)+err.Error(), "python") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
 
 func TestJSON(t *testing.T) {
-	turn := runDoc(t, t.Context(), Request{Document: parse(t, step("name=a", "echo x"))}, &observer{})
+	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, step("name=a", "echo x"))}, &observer{})
 	b, err := json.Marshal(turn)
 	if err != nil {
 		t.Fatal(err)
@@ -379,7 +380,7 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range 6 {
 		wg.Go(func() {
 			doc := step("name=a", fmt.Sprintf("echo %d > f; sleep 0.5; cat f", i))
-			turn, err := New(turntest.Home(t)).Run(t.Context(), Request{Document: parse(t, doc)}, &observer{})
+			turn, err := New(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
 			if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[0].Stdout != fmt.Sprintln(i) {
 				t.Errorf("turn %d: %v, %+v", i, err, turn)
 			}

@@ -4,15 +4,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"path"
 	"path/filepath"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
@@ -23,27 +21,22 @@ import (
 // The caller must Close it.
 type Sandbox = sandbox.Sandbox
 
-// request returns what a sandbox of p is started with. It is where the first run on a machine
+// request returns what a sandbox is started with. It is where the first run on a machine
 // spends its minutes.
-func (x *Host) request(ctx context.Context, p *plan, progress func(string), clock *stopwatch) (sandbox.Request, error) {
-	tmpl, err := p.template, error(nil)
+func (x *Host) request(ctx context.Context, su setup, progress func(string), clock *stopwatch) (sandbox.Request, error) {
+	p := su.plan
+	tmpl := p.Template
 	if tmpl == nil {
-		if tmpl, err = x.templatesFor(p.anonymous).Ensure(ctx, p.image, progress); err != nil {
+		var err error
+		if tmpl, err = x.templatesFor(p.Anonymous).Ensure(ctx, p.Image, progress); err != nil {
 			return sandbox.Request{}, err
 		}
 	}
 	clock.lap("template")
-	host, err := x.config()
-	return sandbox.Request{Template: tmpl, Image: p.image, Shape: p.shape, Env: p.link.GiveWay(p.env, tmpl.EnvList()),
-		Hostname: p.hostname, Network: sandbox.Network{Options: p.link.Options, Trust: trusts(p.link)},
-		Driver: p.driver, Needs: p.needs(), Kernel: x.opt.kernel(host), Slots: p.limits.Sandboxes,
-		Progress: progress, Lap: clock.lap}, err
-}
-
-// needs is what p asks of its substrate.
-func (p *plan) needs() driver.Needs {
-	return driver.Needs{MicroVM: p.isolation == document.IsolationMicroVM, Home: p.home != "",
-		Live: p.live || p.lifetime == document.LifetimeSession, Keep: p.kept || p.snapshot == document.SnapshotVM}
+	return sandbox.Request{Template: tmpl, Image: p.Image, Shape: p.Shape, Env: su.link.GiveWay(su.env, tmpl.EnvList()),
+		Hostname: p.Hostname, Network: sandbox.Network{Options: su.link.Options, Trust: trusts(su.link)},
+		Driver: p.Driver, Needs: p.Needs(), Kernel: x.opt.kernel(p.Host.Config), Slots: p.Host.Limits.Sandboxes,
+		Progress: progress, Lap: clock.lap}, nil
 }
 
 // templatesFor is templates, with registries asked as a stranger would ask where nobody
@@ -55,19 +48,12 @@ func (x *Host) templatesFor(anonymous bool) *template.Store {
 	return x.templates()
 }
 
-// strangersImage tells whether an image that a state or a record names is asked for as a
-// document's is: they may be imported.
-func (x *Host) strangersImage(image string) (bool, error) {
-	host, err := x.config()
-	return strangers(host, image) && !x.templates().Known(image), err
-}
-
 // config reads the host's configuration.
 func (x *Host) config() (config.Config, error) { return config.Load(x.home.Root) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {
-	Image     string   // default DefaultImage
+	Image     string   // default plan.DefaultImage
 	Env       []string // KEY=VALUE, for all of its processes
 	Shape     turnstone.Shape
 	Network   *network.Spec // rules of its network; nil: the host's
@@ -98,41 +84,39 @@ func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(st
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {
-		if spec, err = x.templates().Resolve(ctx, cmp.Or(req.Image, DefaultImage), preparing); err != nil {
+		if spec, err = x.templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
 			return nil, err
 		}
 	}
-	p := &plan{image: spec.Name, cwd: spec.Workdir, shape: req.Shape, env: req.Env, hostname: req.Hostname,
-		timeout: DefaultTimeout, driver: cmp.Or(req.Substrate, "auto"), live: req.Live}
-	if p.shape == (turnstone.Shape{}) {
-		p.shape = spec.Machine.Shape(turnstone.DefaultShape())
-	}
-	if err := p.check(); err != nil {
-		return nil, err
-	}
-	host, err := x.config()
+	host, err := x.facts()
 	if err != nil {
 		return nil, err
 	}
-	if err := x.admit(p, host); err != nil {
-		return nil, err
-	}
-	if err := x.planSandbox(p, host, req.Network, false); err != nil {
+	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine, Shape: req.Shape, Substrate: req.Substrate,
+		Live: req.Live, Hostname: req.Hostname, Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, host)
+	if err != nil {
 		return nil, err
 	}
 	if req.From != "" || req.Kept != "" {
 		return x.revive(ctx, p, req, preparing)
 	}
-	at, err := x.standOn(ctx, p, req.On)
+	at, err := x.standOn(ctx, req.On)
 	if err != nil {
 		return nil, err
 	}
-	return x.openAt(ctx, p, at, preparing, newStopwatch())
+	if b := at.below(); b != nil {
+		p = p.At(*b, host.StrangersImage(b.Image, x.templates()))
+	}
+	su, err := x.setup(p)
+	if err != nil {
+		return nil, err
+	}
+	return x.openAt(ctx, su, at, preparing, newStopwatch())
 }
 
 // standOn returns what a sandbox on the turn that ref names begins with; no ref
 // stands for the template.
-func (x *Host) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, error) {
+func (x *Host) standOn(ctx context.Context, ref string) (*branchPoint, error) {
 	if ref == "" {
 		return &branchPoint{}, nil
 	}
@@ -145,25 +129,24 @@ func (x *Host) standOn(ctx context.Context, p *plan, ref string) (*branchPoint, 
 		return nil, err
 	}
 	at := &branchPoint{cs: cs, parent: &t}
-	if at.state, err = cs.State(ctx, t.State); err != nil {
-		return nil, err
-	}
-	p.image, p.cwd = at.state.Image, at.state.Cwd
-	p.anonymous, err = x.strangersImage(p.image)
+	at.state, err = cs.State(ctx, t.State)
 	return at, err
 }
 
 // revive starts a clone of the machine that Snapshot or Keep has written, which was
 // one of p's, and gives it an identity of its own.
-func (x *Host) revive(ctx context.Context, p *plan, req SandboxRequest, progress func(string)) (*Sandbox, error) {
-	p.live, p.kept = true, req.From == ""
+func (x *Host) revive(ctx context.Context, p *plan.Plan, req SandboxRequest, progress func(string)) (_ *Sandbox, err error) {
+	var tmpl *template.Template
 	if req.Root != "" {
-		var err error
-		if p.template, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
+		if tmpl, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
 			return nil, err
 		}
 	}
-	start, err := x.request(ctx, p, progress, newStopwatch())
+	su, err := x.setup(p.Reviving(req.From == "", tmpl))
+	if err != nil {
+		return nil, err
+	}
+	start, err := x.request(ctx, su, progress, newStopwatch())
 	if err != nil {
 		return nil, err
 	}
@@ -199,14 +182,6 @@ func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept substrate.P
 		return "", nil, err
 	}
 	return dir, remove, nil
-}
-
-// inCwd resolves a step's cwd against the document's.
-func inCwd(base, dir string) string {
-	if path.IsAbs(dir) {
-		return path.Clean(dir)
-	}
-	return path.Join(base, dir)
 }
 
 // A stopwatch records the phases of a turn.

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -35,23 +37,20 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 	if err != nil {
 		return nil, none, err
 	}
-	p := &plan{image: req.Base.Name, template: req.Base, cwd: "/", shape: req.Shape, timeout: templatebuild.TimeLimit, driver: "auto"}
-	host, err := x.config()
+	host, err := x.facts()
 	if err != nil {
 		return nil, none, err
 	}
-	if p.net.Policy, err = templatebuild.Policy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
+	rules := netplan.Rules{Spec: network.Spec{DNS: host.Network.DNS}}
+	if rules.Policy, err = templatebuild.Policy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
 		return nil, none, err
 	}
-	p.net.Spec.DNS = host.Network.DNS
-	p.link = netplan.NewLink(p.net, nil)
-	if err := p.check(); err != nil {
+	p, err := plan.ForSandbox(plan.Sandbox{Image: req.Base.Name, Template: req.Base, Cwd: "/", Shape: req.Shape, Rules: &rules}, host)
+	if err != nil {
 		return nil, none, err
 	}
-	if err := x.admit(p, host); err != nil {
-		return nil, none, err
-	}
+	su := setup{plan: p, link: netplan.NewLink(rules, nil)}
 	req.Say("starting a sandbox")
-	s, err := x.openAt(ctx, p, &branchPoint{cs: cs}, req.Say, newStopwatch())
-	return s, p.bounds(x.home), err
+	s, err := x.openAt(ctx, su, &branchPoint{cs: cs}, req.Say, newStopwatch())
+	return s, x.bounds(p), err
 }

@@ -13,7 +13,9 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
@@ -34,13 +36,17 @@ type ResumeRequest struct {
 // Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
 // processes that ran, in a sandbox that stays. progress may be nil.
 func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
-	return x.resume(ctx, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, orQuiet(progress))
+	host, err := x.facts()
+	if err != nil {
+		return sandboxes.Info{}, err
+	}
+	return x.resume(ctx, host, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, orQuiet(progress))
 }
 
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
 // that was run, src, may be imported: what they ask for is judged as turn run would judge the
 // document today, with req for its flags.
-func (x *Host) resumedNetwork(rec *repo.Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+func resumedNetwork(host plan.Host, rec *repo.Record, src []byte, req ResumeRequest) (*network.Spec, error) {
 	doc, err := document.Parse("turn.md", src)
 	if err != nil { // of another version: it asks for nothing
 		doc = &document.Document{}
@@ -49,12 +55,8 @@ func (x *Host) resumedNetwork(rec *repo.Record, src []byte, req ResumeRequest) (
 	if r := doc.Front.NetworkRules; r != nil {
 		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
 	}
-	host, err := x.config()
-	if err != nil {
-		return nil, err
-	}
-	a := &authority{host: host, req: Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
-	if err := a.check("network"); err != nil {
+	a := &plan.Authority{Host: host, Request: plan.Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
+	if err := a.Check("network"); err != nil {
 		return nil, err
 	}
 	given := document.NetworkRules{}
@@ -64,11 +66,11 @@ func (x *Host) resumedNetwork(rec *repo.Record, src []byte, req ResumeRequest) (
 	s := recordedSpec(rec.Network)
 	asked := &network.Spec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny), given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
 	// What is granted is what the document says, which can be read before; its record may say more.
-	asked.Asked = !a.granted("network") || !within(s.Allow, doc.Front.NetworkRules)
+	asked.Asked = !a.Granted("network") || !within(s.Allow, doc.Front.NetworkRules)
 	if given.HasAllow {
 		asked.Allow, asked.Only, asked.Asked = given.Allow, true, false
 	}
-	if !a.resumesNetwork() {
+	if !a.ResumesNetwork() {
 		asked.Allow, asked.Only = nil, true // its card is part of the machine, and nobody answers
 	}
 	return asked, nil
@@ -79,21 +81,8 @@ func within(allow []string, rules *document.NetworkRules) bool {
 	return !slices.ContainsFunc(allow, func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
 }
 
-// resumesNetwork tells whether a machine that has a network card is to have a network: by its
-// caller's word, the document's, and the host's default. A mode that touches no network grants none.
-func (a *authority) resumesNetwork() bool {
-	said := a.front().Network
-	if a.req.Network != nil {
-		return *a.req.Network
-	}
-	if said != nil && !*said {
-		return false
-	}
-	return a.host.Network.Default != "off" || said != nil && a.granted("network")
-}
-
 // resume is Resume into a sandbox that spec names, with the network that spec has, if any.
-func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
+func (x *Host) resume(ctx context.Context, host plan.Host, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -121,7 +110,7 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		if err != nil {
 			return none, err
 		}
-		if spec.Network, err = x.resumedNetwork(rec, src, req); err != nil {
+		if spec.Network, err = resumedNetwork(host, rec, src, req); err != nil {
 			return none, err
 		}
 	}
@@ -143,7 +132,7 @@ func (x *Host) resume(ctx context.Context, req ResumeRequest, spec sandboxes.Spe
 		return none, err
 	}
 	defer release()
-	dir, remove, err := x.unpackVM(ctx, cs, rec, paths, progress)
+	dir, remove, err := x.unpackVM(ctx, host, cs, rec, paths, progress)
 	if err != nil {
 		return none, err
 	}
@@ -173,29 +162,24 @@ func (x *Host) layersBelow(ctx context.Context, rec *repo.Record) (layers []temp
 }
 
 // unpackVM makes a folder that a machine can be restored from.
-func (x *Host) unpackVM(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
-	p := &plan{image: rec.Image, shape: rec.Shape, driver: cmp.Or(rec.Substrate, "auto"), kept: true,
-		wants: wants{cpus: rec.Shape.CPUs, memory: rec.Shape.Memory, disk: rec.Shape.Disk}}
+func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextStore, rec *repo.Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
 		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
 			err).WithHint("begin a turn on its files")
 	}
-	host, err := x.config()
+	ctx, stop := x.space.Watch(ctx, host.Limits.FreeSpace)
+	defer stop()
+	anonymous := host.StrangersImage(rec.Image, x.templates())
+	p, err := plan.ForSandbox(plan.Sandbox{Image: rec.Image, Anonymous: anonymous, Shape: rec.Shape, Fixed: true,
+		Substrate: rec.Substrate, Kept: true, Rules: &netplan.Rules{}}, host)
 	if err != nil {
 		return "", nil, err
 	}
-	if err := x.admit(p, host); err != nil {
+	tmpl, err := x.keptTemplate(ctx, cs, rec, anonymous, progress)
+	if err != nil {
 		return "", nil, err
 	}
-	ctx, stop := x.space.Watch(ctx, p.limits.FreeSpace)
-	defer stop()
-	if p.anonymous, err = x.strangersImage(rec.Image); err != nil {
-		return "", nil, err
-	}
-	if p.template, err = x.keptTemplate(ctx, cs, rec, p.anonymous, progress); err != nil {
-		return "", nil, err
-	}
-	req, err := x.request(ctx, p, progress, newStopwatch())
+	req, err := x.request(ctx, setup{plan: p.Reviving(true, tmpl)}, progress, newStopwatch())
 	if err != nil {
 		return "", nil, err
 	}

@@ -9,8 +9,8 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -64,10 +64,11 @@ func TestResumedNetwork(t *testing.T) {
 		if c.document == "" {
 			c.document = quiet
 		}
-		p := &plan{shape: turnstone.DefaultShape()}
-		asked, err := x.resumedNetwork(rec, []byte(c.document), c.req)
+		var p *plan.Plan
+		host := ok[plan.Host](t)(x.facts())
+		asked, err := resumedNetwork(host, rec, []byte(c.document), c.req)
 		if err == nil {
-			err = x.planSandbox(p, ok[config.Config](t)(x.config()), asked, false)
+			p, err = plan.ForSandbox(plan.Sandbox{Shape: turnstone.DefaultShape(), Network: asked}, host)
 		}
 		if err != nil && (turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), "only its caller can grant: network: ")) {
 			t.Errorf("%s: %v", name, err)
@@ -77,7 +78,7 @@ func TestResumedNetwork(t *testing.T) {
 		}
 		for _, to := range append(c.reaches, c.not...) {
 			want := slices.Contains(c.reaches, to)
-			if v := p.net.Policy.Decide("", netip.MustParseAddr(to), 443); v.Allowed != want {
+			if v := p.Net.Policy.Decide("", netip.MustParseAddr(to), 443); v.Allowed != want {
 				t.Errorf("%s: %s: %+v", name, to, v)
 			}
 		}
@@ -99,7 +100,7 @@ func TestResumeHugeMachine(t *testing.T) {
 	} {
 		rec := &repo.Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &repo.VMRef{}}
 		c.change(&rec.Shape)
-		if _, _, err := p.x.unpackVM(t.Context(), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != c.kind || turnstone.HintOf(err) == "" {
+		if _, _, err := p.x.unpackVM(t.Context(), ok[plan.Host](t)(p.x.facts()), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != c.kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package turn
+package plan
 
 import (
 	"errors"

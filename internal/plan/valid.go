@@ -1,8 +1,7 @@
-package turn
+package plan
 
 import (
 	"cmp"
-	"errors"
 	"path/filepath"
 	"strings"
 
@@ -12,10 +11,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// valid refuses what no grant makes right, so that no message names a flag that does not
+// Valid refuses what no grant makes right, so that no message names a flag that does not
 // help. Errors are of kind Invalid.
-func (a *authority) valid() error {
-	if a.req.replay != nil { // a record was a turn, and is planned without its places
+func (a *Authority) Valid() error {
+	if a.Replays { // a record was a turn, and is planned without its places
 		return nil
 	}
 	if err := a.validNames(); err != nil {
@@ -23,26 +22,26 @@ func (a *authority) valid() error {
 	}
 	front := a.front()
 	for _, f := range front.Files {
-		if t, err := ParseTransfer(f); err != nil {
+		if t, err := document.ParseTransfer(f); err != nil {
 			return invalid("files", "%w", err)
 		} else if !filepath.IsLocal(t.Path) {
 			return outsideFolder(t.Path, errLeaves)
 		}
 	}
-	rules, _ := mergeRules(a.req, front)
+	rules, _ := mergeRules(a.Request, front)
 	_, err := (&network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow}).Policy()
 	return err
 }
 
 // validNames looks at the names that the document says and its caller does not.
-func (a *authority) validNames() error {
+func (a *Authority) validNames() error {
 	front := a.front()
-	if name := front.Session; name != "" && a.req.Session == "" && !strings.HasPrefix(name, "s_") { // an ID is looked up
+	if name := front.Session; name != "" && a.Request.Session == "" && !strings.HasPrefix(name, "s_") { // an ID is looked up
 		if err := session.CheckName(turnstone.NameOfSession, name); err != nil {
 			return err
 		}
 	}
-	if front.Branch != "" && a.req.Branch == "" {
+	if front.Branch != "" && a.Request.Branch == "" {
 		if err := session.CheckName(turnstone.NameOfBranch, front.Branch); err != nil {
 			return err
 		}
@@ -54,29 +53,21 @@ func (a *authority) validNames() error {
 }
 
 // needsSession is what is asked for that belongs to a session, if none is named.
-func (a *authority) needsSession() string {
+func (a *Authority) needsSession() string {
 	front := a.front()
-	branch := cmp.Or(a.req.Branch, front.Branch, DefaultBranch)
+	branch := cmp.Or(a.Request.Branch, front.Branch, DefaultBranch)
 	switch {
-	case cmp.Or(a.req.Session, front.Session) != "":
+	case cmp.Or(a.Request.Session, front.Session) != "":
 	case branch != DefaultBranch:
 		return "branch: " + branch
-	case cmp.Or(a.req.Lifetime, front.Lifetime) == document.LifetimeSession:
+	case cmp.Or(a.Request.Lifetime, front.Lifetime) == document.LifetimeSession:
 		return "lifetime: session"
 	}
 	return ""
 }
 
 func noSession(what string) error {
-	return turnstone.Errorf("executor.plan", turnstone.KindInvalid, what,
+	return turnstone.Errorf(op, turnstone.KindInvalid, what,
 		"belongs to a session, and no session is named").
 		WithHint("name one with --session or session:")
-}
-
-var errLeaves = errors.New("leaves the document's folder")
-
-// outsideFolder is the error of a document's file that cannot be read in its folder.
-func outsideFolder(src string, err error) error {
-	return turnstone.NewError("executor.plan", turnstone.KindInvalid, "files: "+src, err).
-		WithHint("name files in the document's own folder; take others out of files: and give them with --add")
 }

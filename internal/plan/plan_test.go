@@ -1,7 +1,8 @@
-package turn
+package plan
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +12,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 func parse(t testing.TB, src string) *document.Document {
@@ -26,25 +29,25 @@ func parse(t testing.TB, src string) *document.Document {
 func TestPlanPrecedence(t *testing.T) {
 	off := false
 	doc := parse(t, "---\nimage: python\ncpus: 2\nmemory: 512MiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n---\n")
-	p, err := planTurn(Request{Document: doc, Image: "base", Memory: 1 << 30, Network: &off, Env: []string{"A=flag"}}, "/workspace")
+	p, err := ofTurn(Request{Document: doc, Image: "base", Memory: 1 << 30, Network: &off, Env: []string{"A=flag"}}, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := turnstone.Shape{CPUs: 2, Memory: 1 << 30, Disk: turnstone.DefaultShape().Disk, Network: false}
-	if p.image != "base" || p.shape != want || p.timeout != 5*time.Minute || p.cwd != "/workspace/sub" {
+	if p.Image != "base" || p.Shape != want || p.Timeout != 5*time.Minute || p.Cwd != "/workspace/sub" {
 		t.Errorf("%+v", p)
 	}
-	if got := strings.Join(p.env, " "); got != "A=doc A=flag" { // the later wins
+	if got := strings.Join(p.Env, " "); got != "A=doc A=flag" { // the later wins
 		t.Errorf("env %q", got)
 	}
 }
 
 func TestPlanDefaults(t *testing.T) {
-	p, err := planTurn(Request{Document: parse(t, "")}, "/srv")
+	p, err := ofTurn(Request{Document: parse(t, "")}, "/srv", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.image != DefaultImage || p.shape != turnstone.DefaultShape() || p.timeout != DefaultTimeout || p.cwd != "/srv" || p.driver != "auto" {
+	if p.Image != DefaultImage || p.Shape != turnstone.DefaultShape() || p.Timeout != DefaultTimeout || p.Cwd != "/srv" || p.Driver != "auto" {
 		t.Errorf("%+v", p)
 	}
 }
@@ -79,15 +82,15 @@ func TestPlanRefusals(t *testing.T) {
 		"env without =":          {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
 		"env with a bad name":    {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
 		"env with NUL":           {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},
-		"added file missing":     {Request{Document: empty, Add: []Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
-		"get of nothing":         {Request{Document: empty, Get: []Transfer{{}}}, "no path"},
+		"added file missing":     {Request{Document: empty, Add: []document.Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
+		"get of nothing":         {Request{Document: empty, Get: []document.Transfer{{}}}, "no path"},
 		"files above":            {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"), Dir: dir}, "leaves the document's folder"},
 		"files absolute":         {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"), Dir: dir}, "leaves the document's folder"},
 		"files through link":     {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir}, "escapes"},
 		"files missing":          {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir}, "none"},
 		"files from a pipe":      {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
 	} {
-		_, err := planTurn(c.req, "/workspace")
+		_, err := ofTurn(c.req, "/workspace", false)
 		if err == nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want kind invalid and %q", name, err, c.says)
 		}
@@ -95,15 +98,15 @@ func TestPlanRefusals(t *testing.T) {
 }
 
 func TestParseTransfer(t *testing.T) {
-	for text, want := range map[string]Transfer{
+	for text, want := range map[string]document.Transfer{
 		"a": {Path: "a"}, "a:b": {Path: "a", Dest: "b"}, "a:/b/": {Path: "a", Dest: "/b/"}, "12:30.csv:": {Path: "12:30.csv"}, "12:30.csv:x": {Path: "12:30.csv", Dest: "x"},
 	} {
-		if got, err := ParseTransfer(text); err != nil || got != want {
+		if got, err := document.ParseTransfer(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{"", ":x", ":"} {
-		if got, err := ParseTransfer(text); err == nil {
+		if got, err := document.ParseTransfer(text); err == nil {
 			t.Errorf("%q: %+v", text, got)
 		}
 	}
@@ -116,23 +119,23 @@ func TestPlanTransfers(t *testing.T) {
 	}
 	doc := parse(t, "---\nfiles:\n- data.csv\n- data.csv:other.csv\n- data.csv:/etc/x\n- data.csv:in/\n---\n")
 	file := filepath.Join(dir, "data.csv")
-	p, err := planTurn(Request{Document: doc, Dir: dir, Add: []Transfer{{Path: file, Dest: "/a/b/"}},
-		Get: []Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}, "/workspace")
+	p, err := ofTurn(Request{Document: doc, Dir: dir, Add: []document.Transfer{{Path: file, Dest: "/a/b/"}},
+		Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
+	defer p.Close()
 	in := p.folder
-	wantAdd := []Transfer{{Path: file, Dest: "/workspace/data.csv", In: in}, {Path: file, Dest: "/workspace/other.csv", In: in}, {Path: file, Dest: "/etc/x", In: in}, {Path: file, Dest: "/workspace/in/", In: in}, {Path: file, Dest: "/a/b/"}}
-	wantGet := []Transfer{{Path: "/workspace/out", Dest: "."}, {Path: "/etc/passwd", Dest: "pw"}}
+	wantAdd := []sandbox.Transfer{{Path: file, Dest: "/workspace/data.csv", In: in}, {Path: file, Dest: "/workspace/other.csv", In: in}, {Path: file, Dest: "/etc/x", In: in}, {Path: file, Dest: "/workspace/in/", In: in}, {Path: file, Dest: "/a/b/"}}
+	wantGet := []sandbox.Transfer{{Path: "/workspace/out", Dest: "."}, {Path: "/etc/passwd", Dest: "pw"}}
 	for i, want := range wantAdd {
-		if i >= len(p.add) || p.add[i] != want {
-			t.Errorf("add %d: %+v, want %+v", i, p.add, want)
+		if i >= len(p.Add) || p.Add[i] != want {
+			t.Errorf("add %d: %+v, want %+v", i, p.Add, want)
 		}
 	}
 	for i, want := range wantGet {
-		if i >= len(p.get) || p.get[i] != want {
-			t.Errorf("get %d: %+v, want %+v", i, p.get, want)
+		if i >= len(p.Get) || p.Get[i] != want {
+			t.Errorf("get %d: %+v, want %+v", i, p.Get, want)
 		}
 	}
 }
@@ -146,13 +149,13 @@ func TestFilesSwappedForALink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := planTurn(Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir}, "/workspace")
+	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir}, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
+	defer p.Close()
 	var b bytes.Buffer
-	if err := p.add[0].Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.Add[0].Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Fatalf("the file itself: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
@@ -162,7 +165,7 @@ func TestFilesSwappedForALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Reset()
-	if err := p.add[0].Pack(t.Context(), &b); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.Add[0].Pack(t.Context(), &b); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Errorf("%v, %q", err, b.Bytes())
 	}
 }
@@ -184,18 +187,18 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := planTurn(Request{Document: parse(t, "---\nfiles: [data, d]\n---\n"), Dir: dir}, "/workspace")
+	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data, d]\n---\n"), Dir: dir}, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.close()
+	defer p.Close()
 	if err := os.Rename(dir, dir+".was"); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink(outside, dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range p.add {
+	for _, f := range p.Add {
 		var b bytes.Buffer
 		if err := f.Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("checked")) || bytes.Contains(b.Bytes(), []byte("secret")) {
 			t.Errorf("%s: %v, %q", f.Path, err, b.Bytes())
@@ -213,7 +216,7 @@ func TestOpenSecret(t *testing.T) {
 		"env": {Document: doc("# T"), Env: []string{"A=tok-5f3a"}},
 	} {
 		req.Secrets = []string{"A_SECRET=tok-5f3a"}
-		_, err := planTurn(req, "/workspace")
+		_, err := ofTurn(req, "/workspace", false)
 		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -226,20 +229,48 @@ func TestInheritKeepsThePlan(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "data"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	x := newPast(t)
-	x.state(x.Session("s"), State{Image: "browser", Cwd: "/srv/app"})
 	req := Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir, Session: "s", Env: []string{"A=1"}}
-	made := ok[*plan](t)(makePlan(&authority{req: req}, "base", "/workspace", config.Limits{}, nil))
-	defer made.close()
+	made, err := Make(&Authority{Request: req}, "base", "/workspace")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
 	was := fmt.Sprintf("%+v", *made)
-	at := ok[*branchPoint](t)(take(t.Context(), x.cs, made, turnstone.NewTurnID(), "a turn"))
-	settled := ok[*plan](t)(at.inherit(made, req))
-	settled.env = append(settled.env, "B=2")
-	settled.env[0] = "A=2"
+	settled, err := made.On(&Below{Image: "browser", Cwd: "/srv/app"}, template.NewStore(t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	settled.Env = append(settled.Env, "B=2")
+	settled.Env[0] = "A=2"
 	if now := fmt.Sprintf("%+v", *made); now != was {
 		t.Errorf("the plan was %s, and is %s", was, now)
 	}
-	if settled.image != "browser" || settled.cwd != "/srv/app" || settled.add[0].Dest != "/srv/app/data" {
+	if settled.Image != "browser" || settled.Cwd != "/srv/app" || settled.Add[0].Dest != "/srv/app/data" {
 		t.Errorf("%+v", settled)
+	}
+}
+
+// TestNoSecretIsGiven: what is kept of a turn has no value of a secret in it because
+// its caller says one openly.
+func TestNoSecretIsGiven(t *testing.T) {
+	const value = "tok-5f3a-XYZZY"
+	secrets := []string{"TOKEN=" + value, "QUOTED=p&ss'$XYZZYrd"}
+	for name, req := range map[string]Request{
+		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+"' example.org\n```\n")},
+		"title":    {Document: parse(t, "# "+value+"\n")},
+		"front":    {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
+		"env":      {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
+		"quoted":   {Document: parse(t, "# A\n\n```bash\nX=\"p&ss'\\$XYZZYrd\"\n```\n")},
+		"get":      {Document: parse(t, "# A\n"), Get: []document.Transfer{{Path: "/" + value}}},
+	} {
+		req.Secrets = secrets
+		_, err := ofTurn(req, "/workspace", false)
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// The results of an earlier run are not run again.
+	if _, err := ofTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"}, Secrets: secrets}, "/workspace", false); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package turn
+package plan
 
 import (
 	"fmt"
@@ -29,30 +29,30 @@ type claim struct {
 	field string
 	key   string // of config.GrantKeys; empty: the field only narrows, and why says how
 	why   string
-	asks  func(a *authority) []Ask // what is not granted; Key is filled in
+	asks  func(a *Authority) []Ask // what is not granted; Key is filled in
 }
 
 // frontClaims classifies all that a document can ask for. docs/security.md has the same table.
 func frontClaims() []claim {
 	return []claim{
-		{field: "Image", key: "image", asks: (*authority).image},
+		{field: "Image", key: "image", asks: (*Authority).image},
 		{field: "Env", why: "variables of the sandbox's processes, which choose their own anyway"},
-		{field: "Files", key: "files", asks: (*authority).files},
+		{field: "Files", key: "files", asks: (*Authority).files},
 		{field: "Cwd", why: "a directory of the sandbox"},
 		{field: "Timeout", why: "[limits] bound it"},
 		{field: "CPUs", why: "[limits] bound them"},
 		{field: "Memory", why: "[limits] bound it"},
 		{field: "Disk", why: "[limits] bound it"},
-		{field: "Network", key: "network", asks: (*authority).network},
+		{field: "Network", key: "network", asks: (*Authority).network},
 		{field: "NetworkRules", why: "its fields are claims of their own"},
 		{field: "Isolation", why: "it only refuses substrates"},
-		{field: "Session", key: "session", asks: (*authority).session},
-		{field: "Branch", key: "session", asks: (*authority).branch},
-		{field: "Lifetime", key: "lifetime", asks: (*authority).lifetime},
-		{field: "Home", key: "home", asks: (*authority).home},
-		{field: "Snapshot", key: "snapshot", asks: (*authority).snapshot},
+		{field: "Session", key: "session", asks: (*Authority).session},
+		{field: "Branch", key: "session", asks: (*Authority).branch},
+		{field: "Lifetime", key: "lifetime", asks: (*Authority).lifetime},
+		{field: "Home", key: "home", asks: (*Authority).home},
+		{field: "Snapshot", key: "snapshot", asks: (*Authority).snapshot},
 
-		{field: "NetworkRules.Allow", key: "network", asks: (*authority).allow},
+		{field: "NetworkRules.Allow", key: "network", asks: (*Authority).allow},
 		{field: "NetworkRules.Deny", why: "it narrows"},
 		{field: "NetworkRules.HasAllow", why: "it narrows"},
 		{field: "NetworkRules.Record", why: "what the turn got is kept with the turn, within bounds"},
@@ -63,25 +63,26 @@ func frontClaims() []claim {
 	}
 }
 
-// An authority decides what of a request's document is granted.
-type authority struct {
-	req  Request
-	host config.Config
+// An Authority decides what of a request's document is granted.
+type Authority struct {
+	Request Request
+	Host    Host
+	Replays bool // the request repeats a turn: a record may be imported, and grants nothing
 }
 
 // front is what the document asks for.
-func (a *authority) front() document.FrontMatter { return a.req.Document.Front }
+func (a *Authority) front() document.FrontMatter { return a.Request.Document.Front }
 
-// granted tells whether all that a document asks for under key is granted as it stands.
-func (a *authority) granted(key string) bool {
-	return slices.Contains(a.req.Grant, key) || slices.Contains(a.host.Documents.Grant, key)
+// Granted reports whether all that a document asks for under key is granted as it stands.
+func (a *Authority) Granted(key string) bool {
+	return slices.Contains(a.Request.Grant, key) || slices.Contains(a.Host.Documents.Grant, key)
 }
 
 // missing lists what is asked for and not granted, in the order of frontClaims.
-func (a *authority) missing() []Ask {
+func (a *Authority) missing() []Ask {
 	var all []Ask
 	for _, c := range frontClaims() {
-		if c.asks == nil || a.granted(c.key) {
+		if c.asks == nil || a.Granted(c.key) {
 			continue
 		}
 		for _, ask := range c.asks(a) {
@@ -92,10 +93,10 @@ func (a *authority) missing() []Ask {
 	return all
 }
 
-// check refuses a request whose document asks for more than is granted, under one of only, or
+// Check refuses a request whose document asks for more than is granted, under one of only, or
 // under any key where there is none.
-func (a *authority) check(only ...string) error {
-	for _, key := range a.req.Grant {
+func (a *Authority) Check(only ...string) error {
+	for _, key := range a.Request.Grant {
 		if !slices.Contains(config.GrantKeys, key) {
 			return turnstone.Errorf("executor.grants", turnstone.KindInvalid, "--grant "+key,
 				"is no key that can be granted").
@@ -116,14 +117,14 @@ func (a *authority) check(only ...string) error {
 			keys = append(keys, ask.Key)
 		}
 	}
-	if a.req.replay != nil { // it has no other flags
+	if a.Replays { // it has no other flags
 		flags = nil
 	}
-	return notGranted(a.req.Document.Name, strings.Join(clipList(what), "; "), strings.Join(clipList(flags), " "), strings.Join(keys, ","))
+	return NotGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "), strings.Join(clipList(flags), " "), strings.Join(keys, ","))
 }
 
-// notGranted is the error of a document that asks for more than it is given.
-func notGranted(name, what, flags, keys string) error {
+// NotGranted is the error of a document that asks for more than it is given.
+func NotGranted(name, what, flags, keys string) error {
 	hint := "add --grant " + keys + ", which grants what the document asks for there, as it stands"
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
@@ -149,44 +150,44 @@ func named(key, asked, flag string, patterns []string) []Ask {
 	return []Ask{{What: key + ": " + asked, Flag: "--" + key + " " + asked}}
 }
 
-func (a *authority) session() []Ask {
-	return named("session", a.front().Session, a.req.Session, a.host.Documents.Sessions)
+func (a *Authority) session() []Ask {
+	return named("session", a.front().Session, a.Request.Session, a.Host.Documents.Sessions)
 }
 
 // branch asks for another branch than main of a session that the caller named: a session
 // that the host grants is granted with its branches.
-func (a *authority) branch() []Ask {
+func (a *Authority) branch() []Ask {
 	front := a.front()
-	if front.Branch == DefaultBranch || a.req.Session == "" && len(a.session()) == 0 {
+	if front.Branch == DefaultBranch || a.Request.Session == "" && len(a.session()) == 0 {
 		return nil
 	}
-	return named("branch", front.Branch, a.req.Branch, nil)
+	return named("branch", front.Branch, a.Request.Branch, nil)
 }
 
-func (a *authority) home() []Ask {
-	return named("home", a.front().Home, a.req.Home, a.host.Documents.Homes)
+func (a *Authority) home() []Ask {
+	return named("home", a.front().Home, a.Request.Home, a.Host.Documents.Homes)
 }
 
 // lifetime: a paused machine holds memory of the host after its turn.
-func (a *authority) lifetime() []Ask {
+func (a *Authority) lifetime() []Ask {
 	if a.front().Lifetime != document.LifetimeSession {
 		return nil
 	}
-	return named("lifetime", string(document.LifetimeSession), string(a.req.Lifetime), nil)
+	return named("lifetime", string(document.LifetimeSession), string(a.Request.Lifetime), nil)
 }
 
 // snapshot: a kept machine takes as much disk as the machine has memory, for each turn.
-func (a *authority) snapshot() []Ask {
+func (a *Authority) snapshot() []Ask {
 	if a.front().Snapshot != document.SnapshotVM {
 		return nil
 	}
-	return named("snapshot", string(document.SnapshotVM), string(a.req.Snapshot), nil)
+	return named("snapshot", string(document.SnapshotVM), string(a.Request.Snapshot), nil)
 }
 
 // files: a document from a pipe has no folder; the caller's directory is not its own. A
 // flag that adds the same file does not answer what the document asks for.
-func (a *authority) files() []Ask {
-	if !a.req.Piped {
+func (a *Authority) files() []Ask {
+	if !a.Request.Piped {
 		return nil
 	}
 	var asks []Ask
@@ -197,10 +198,10 @@ func (a *authority) files() []Ask {
 }
 
 // image: a registry that is not on the Internet, which turn itself would ask. Others are
-// asked without the user's credentials: see anonymous.
-func (a *authority) image() []Ask {
+// asked without the user's credentials: see Anonymous.
+func (a *Authority) image() []Ask {
 	front := a.front()
-	if a.req.Image != "" || !template.IsImage(front.Image) || a.registry(front.Image) {
+	if a.Request.Image != "" || !template.IsImage(front.Image) || a.registry(front.Image) {
 		return nil
 	}
 	if why := template.ClosedRegistry(front.Image); why != "" {
@@ -210,35 +211,35 @@ func (a *authority) image() []Ask {
 }
 
 // registry tells whether the host names the registry of an image.
-func (a *authority) registry(image string) bool { return configured(a.host, image) }
+func (a *Authority) registry(image string) bool { return configured(a.Host, image) }
 
-// anonymous tells whether an image is asked for as a stranger would ask: nobody but a
+// Anonymous reports whether an image is asked for as a stranger would ask: nobody but a
 // document, or what an earlier turn left, names it.
-func (a *authority) anonymous() bool {
-	return a.req.Image == "" && !a.granted("image") && strangers(a.host, a.front().Image)
+func (a *Authority) Anonymous() bool {
+	return a.Request.Image == "" && !a.Granted("image") && strangers(a.Host, a.front().Image)
 }
 
-// strangersState is anonymous for the image of the state that a turn begins with: a session
+// strangersState is Anonymous for the image of the state that a turn begins with: a session
 // may be imported, and then says only what a document could say. An image that the user
 // pulled by its name is known.
-func (a *authority) strangersState(image string, known func(string) bool) bool {
-	named := a.req.Image != "" && template.SameImage(a.req.Image, image)
-	return !named && !a.granted("image") && strangers(a.host, image) && !known(image)
+func (a *Authority) strangersState(image string, known func(string) bool) bool {
+	named := a.Request.Image != "" && template.SameImage(a.Request.Image, image)
+	return !named && !a.Granted("image") && strangers(a.Host, image) && !known(image)
 }
 
 // strangers tells whether name is an image of a registry that the host does not name.
-func strangers(host config.Config, name string) bool {
+func strangers(host Host, name string) bool {
 	return template.IsImage(name) && !configured(host, name)
 }
 
-func configured(host config.Config, image string) bool {
+func configured(host Host, image string) bool {
 	at := template.RegistryOf(image)
 	return slices.ContainsFunc(host.Images.Registries, func(r string) bool { return strings.EqualFold(r, at) })
 }
 
 // network: a host whose default is off.
-func (a *authority) network() []Ask {
-	if on := a.front().Network; on == nil || !*on || a.req.Network != nil || a.host.Network.Default != "off" || a.replays() {
+func (a *Authority) network() []Ask {
+	if on := a.front().Network; on == nil || !*on || a.Request.Network != nil || a.Host.Network.Default != "off" || a.replays() {
 		return nil
 	}
 	rules := a.front().NetworkRules
@@ -253,7 +254,7 @@ func (a *authority) network() []Ask {
 
 // allow lists the rules that open what is closed to sandboxes. A rule with a name, which
 // would open private addresses, opens public ones only: see documentsPolicy.
-func (a *authority) allow() []Ask {
+func (a *Authority) allow() []Ask {
 	if !a.ownRules() || a.replays() {
 		return nil
 	}
@@ -270,26 +271,26 @@ func (a *authority) allow() []Ask {
 }
 
 // replays tells whether the turn is served from a recording, and touches no network.
-func (a *authority) replays() bool {
-	_, mode := mergeRules(a.req, a.front())
+func (a *Authority) replays() bool {
+	_, mode := mergeRules(a.Request, a.front())
 	return mode.Replay
 }
 
 // ownRules tells whether the document's allow counts, and not the caller's.
-func (a *authority) ownRules() bool {
+func (a *Authority) ownRules() bool {
 	rules := a.front().NetworkRules
-	return rules != nil && rules.HasAllow && (a.req.NetworkRules == nil || !a.req.NetworkRules.HasAllow)
+	return rules != nil && rules.HasAllow && (a.Request.NetworkRules == nil || !a.Request.NetworkRules.HasAllow)
 }
 
 // onlyAsked tells whether nobody but the document stands behind its network rules.
-func (a *authority) onlyAsked() bool {
-	return a != nil && a.ownRules() && !a.granted("network")
+func (a *Authority) onlyAsked() bool {
+	return a != nil && a.ownRules() && !a.Granted("network")
 }
 
 // rules are those that the host grants to documents.
-func (a *authority) rules() []network.Rule {
+func (a *Authority) rules() []network.Rule {
 	var out []network.Rule
-	for _, text := range append(slices.Clone(a.host.Network.Allow), a.host.Documents.Allow...) {
+	for _, text := range append(slices.Clone(a.Host.Network.Allow), a.Host.Documents.Allow...) {
 		if r, err := network.ParseRule(text); err == nil {
 			out = append(out, r)
 		}
@@ -327,4 +328,18 @@ func ruleWithin(outer, r network.Rule) bool {
 		return false
 	}
 	return outer.Prefix == r.Prefix || network.Policy{Allow: []network.Rule{outer}, Only: true}.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
+}
+
+// ResumesNetwork reports whether a machine that has a network card is to have a network: by its
+// caller's word, the document's, and the host's default. A mode that touches no network grants
+// none.
+func (a *Authority) ResumesNetwork() bool {
+	said := a.front().Network
+	if a.Request.Network != nil {
+		return *a.Request.Network
+	}
+	if said != nil && !*said {
+		return false
+	}
+	return a.Host.Network.Default != "off" || said != nil && a.Granted("network")
 }

@@ -1,8 +1,7 @@
-package turn
+package plan
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -11,33 +10,28 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // planned is the policy that a request comes to on a host with this configuration.
 func planned(t interface {
 	Helper()
 	Fatal(...any)
-}, dir, configuration string, req Request) network.Policy {
+}, configuration string, req Request) network.Policy {
 	t.Helper()
-	h := &statedir.Dir{Root: dir}
-	if err := os.WriteFile(h.Path(config.File), []byte(configuration), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	x := New(h)
-	host, err := x.config()
+	host, err := config.Parse(configuration)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := planTurn(req, "/workspace")
+	p, err := ofTurn(req, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.authority = &authority{req: req, host: host}
-	if err := p.planNetwork(req, host); err != nil {
+	p.Host.Config = host
+	p.authority = &Authority{Request: req, Host: p.Host}
+	if err := p.planNetwork(req); err != nil {
 		t.Fatal(err)
 	}
-	return p.net.Policy
+	return p.Net.Policy
 }
 
 // A name leads where the DNS says, so a document's rule with one is not enough for a
@@ -59,7 +53,7 @@ func TestDocumentsNamesArePublic(t *testing.T) {
 		"by another name":       {config: "[documents]\nallow = [\"other.corp.example\"]"},
 	} {
 		c.req.Document = doc
-		policy := planned(t, t.TempDir(), c.config, c.req)
+		policy := planned(t, c.config, c.req)
 		if v := policy.Decide("db.corp.example", private, 5432); v.Allowed != c.opens || !c.opens && v.Reason != "not granted to the document: private address" {
 			t.Errorf("%s: %+v, want %v", name, v, c.opens)
 		}
@@ -75,7 +69,6 @@ func TestDocumentsNamesArePublic(t *testing.T) {
 // Whatever rules a document has that nobody granted, what it reaches is public, or what the
 // host grants to documents.
 func TestDocumentsNeverOpen(t *testing.T) {
-	dir := t.TempDir()
 	rules := []string{"10.0.0.0/8", "10.1.2.3", "127.0.0.1:80", "a.example", "a.example:80", "*.example", "192.0.2.0/24", "public", "169.254.169.254", "0.0.0.0/0", "172.16.0.0/12:80"}
 	addresses := []string{"10.1.2.3", "10.0.2.2", "127.0.0.1", "169.254.169.254", "172.16.9.9", "192.0.2.9", "198.51.100.1", "192.168.1.1", "::ffff:10.1.2.3"}
 	rapid.Check(t, func(t *rapid.T) {
@@ -89,7 +82,7 @@ func TestDocumentsNeverOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		policy := planned(t, dir, given, Request{Document: &document.Document{Name: "doc", Front: front}})
+		policy := planned(t, given, Request{Document: &document.Document{Name: "doc", Front: front}})
 		name := rapid.SampledFrom([]string{"", "a.example", "b.example"}).Draw(t, "name")
 		at, port := netip.MustParseAddr(rapid.SampledFrom(addresses).Draw(t, "address")), rapid.SampledFrom([]uint16{80, 443}).Draw(t, "port")
 		if policy.Decide(name, at, port).Allowed && !limit.Decide(name, at, port).Allowed {

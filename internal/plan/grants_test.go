@@ -1,4 +1,4 @@
-package turn
+package plan
 
 import (
 	"cmp"
@@ -45,7 +45,7 @@ func asks(t *testing.T, front string, req Request, host config.Config) []string 
 	t.Helper()
 	req.Document = parse(t, "---\n"+front+"\n---\n")
 	var what []string
-	for _, a := range (&authority{req: req, host: host}).missing() {
+	for _, a := range (&Authority{Request: req, Host: Host{Config: host}}).missing() {
 		what = append(what, a.What+" | "+a.Flag)
 	}
 	return what
@@ -147,8 +147,8 @@ func TestDocumentsNeverGrant(t *testing.T) {
 		}
 		req := Request{Document: &document.Document{Name: "doc", Front: f}, Session: pick("--session", "s"), Home: pick("--home", "h"), Lifetime: document.Lifetime(pick("--lifetime", "session")), Image: pick("--image", "base"),
 			Grant: rapid.SliceOfDistinct(rapid.SampledFrom(config.GrantKeys), func(s string) string { return s }).Draw(t, "grant")}
-		a := &authority{req: req}
-		err := a.check()
+		a := &Authority{Request: req}
+		err := a.Check()
 		if err != nil {
 			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 				t.Fatalf("refused with %v", err)
@@ -156,7 +156,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 			for _, ask := range a.missing() { // all that is named helps
 				req.Grant = append(req.Grant, ask.Key)
 			}
-			if err := (&authority{req: req}).check(); err != nil {
+			if err := (&Authority{Request: req}).Check(); err != nil {
 				t.Fatalf("what it names is granted, and still: %v", err)
 			}
 			return
@@ -169,7 +169,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 			!has("lifetime") && f.Lifetime == document.LifetimeSession && req.Lifetime == "",
 			!has("snapshot") && f.Snapshot == document.SnapshotVM,
 			!has("image") && req.Image == "" && (f.Image == "localhost:1/x" || f.Image == "192.168.1.1/x"),
-			!has("image") && req.Image == "" && f.Image == "python:3.12" && !a.anonymous():
+			!has("image") && req.Image == "" && f.Image == "python:3.12" && !a.Anonymous():
 			t.Fatalf("%+v is run with %+v", f, req)
 		}
 		if f.NetworkRules != nil && !has("network") {
@@ -190,5 +190,18 @@ func TestReceiptGrantsNothing(t *testing.T) {
 	}
 	if got := Asks(doc, false, config.Config{}); len(got) > 0 {
 		t.Errorf("it asks for %v", got)
+	}
+}
+
+// The hint names what helps, once.
+func TestHintOfPipedFiles(t *testing.T) {
+	for front, want := range map[string]string{
+		"files: [a, b]":             "add --grant files, which grants",
+		"files: [a, b]\nsession: s": "add --grant files --session s; or --grant files,session, which",
+	} {
+		err := (&Authority{Request: Request{Document: parse(t, "---\n"+front+"\n---\n"), Piped: true}}).Check()
+		if hint := turnstone.HintOf(err); !strings.HasPrefix(hint, want) {
+			t.Errorf("%q: %s, want %q", front, hint, want)
+		}
 	}
 }

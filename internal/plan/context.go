@@ -1,0 +1,114 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/secret"
+)
+
+// context checks what p says of sessions and secrets.
+func (p *Plan) context(secrets []string) (err error) {
+	names := map[string]string{"session": p.Session, "branch": p.Branch, "home": p.Home}
+	for what, name := range names {
+		if name == "" {
+			continue
+		}
+		if err := turnstone.CheckName(what, name); err != nil {
+			return turnstone.NewError(op, turnstone.KindInvalid, "", err)
+		}
+	}
+	for _, kv := range secrets {
+		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) {
+			return invalid("--secret", "one has no name that a variable can have")
+		}
+	}
+	if p.Secrets, err = secret.New(secrets); err != nil {
+		return err
+	}
+	return p.together()
+}
+
+// together refuses what cannot be combined.
+func (p *Plan) together() error {
+	const kept, stays = "snapshot: vm", "lifetime: session"
+	hidden := p.Secrets != nil
+	snapshot, session := p.Snapshot == document.SnapshotVM, p.Lifetime == document.LifetimeSession
+	for _, c := range []struct {
+		both               bool
+		subject, why, hint string
+	}{
+		{hidden && snapshot, kept, "the machine's memory would hold the secrets",
+			"leave out --secret, or the snapshot"},
+		{hidden && session, stays, "the secrets would stay in the paused machine",
+			"leave out --secret, or run this turn with lifetime: turn"},
+		{session && snapshot, kept, "a machine that stays is not kept a second time",
+			"run the turn with lifetime: turn, or leave out the snapshot"},
+		{snapshot && p.Home != "", kept, "a home goes on changing without the machine",
+			"leave out the home, or the snapshot"},
+		{session && p.Home != "", "home " + p.Home,
+			"a machine that stays would keep the home from all others",
+			"leave out home:, or run this turn with lifetime: turn"},
+		{hidden && p.Home != "", "home " + p.Home,
+			"what is in a home is not searched, and it would keep the secrets",
+			"leave out --secret, or the home"},
+	} {
+		if c.both {
+			return turnstone.Errorf(op, turnstone.KindInvalid, c.subject, "%s", c.why).WithHint(c.hint)
+		}
+	}
+	if session && p.Session == "" {
+		return noSession(stays)
+	}
+	return nil
+}
+
+// noSecret refuses a secret's value where it would be kept with the turn: in what its
+// caller says openly.
+func (p *Plan) noSecret(req Request) error {
+	if p.Secrets == nil {
+		return nil
+	}
+	at := map[string]string{"the document": string(req.Document.Clean()),
+		"the document's name": req.Document.Name, "the session's name": p.Session,
+		"the branch's name": p.Branch, "the home's name": p.Home, "the image's name": p.Asked}
+	for _, kv := range p.Env {
+		name, _, _ := strings.Cut(kv, "=")
+		at["env "+name] = kv
+	}
+	for _, t := range append(slices.Clone(req.Add), req.Get...) {
+		at["a file's name"] += t.Path + "\n" + t.Dest + "\n"
+	}
+	words := p.Secrets.Written()
+	for _, where := range slices.Sorted(maps.Keys(at)) {
+		if name := words.In(at[where]); name != "" {
+			return turnstone.Errorf(op, turnstone.KindInvalid, words.Mask(where),
+				"%w (%s), and would be kept with it", secret.ErrFound, name).
+				WithHint("take it out there; steps have it as $" + name)
+		}
+	}
+	return nil
+}
+
+func validEnv(env []string) error {
+	for _, kv := range env {
+		name, _, ok := strings.Cut(kv, "=")
+		if !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {
+			return invalid("env", "%q is not NAME=VALUE", kv)
+		}
+	}
+	return nil
+}
+
+func validEnvName(s string) bool {
+	for i, r := range s {
+		letter := r == '_' || 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		if !letter && (i == 0 || r < '0' || r > '9') {
+			return false
+		}
+	}
+	return s != ""
+}

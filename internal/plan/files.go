@@ -1,0 +1,105 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/sandbox"
+)
+
+// files says what is copied in and out, below the working directory.
+func (p *Plan) files(req Request) error {
+	p.Add, p.Get = nil, nil
+	for _, file := range req.Document.Front.Files {
+		t, err := p.documentFile(req.Dir, file)
+		if err != nil {
+			return err
+		}
+		p.Add = append(p.Add, t)
+	}
+	return p.transfers(req.Add, req.Get)
+}
+
+// documentFile resolves one entry of the document's files:. A document may come
+// from anybody, so it reaches only what lies beside and below it, also through
+// symbolic links.
+func (p *Plan) documentFile(dir, file string) (sandbox.Transfer, error) {
+	none := sandbox.Transfer{}
+	t, err := document.ParseTransfer(file)
+	if err != nil {
+		return none, invalid("files", "%w", err)
+	}
+	src := t.Path
+	if dir == "" {
+		return none, outsideFolder(src, errors.New("the document has no folder"))
+	}
+	if !filepath.IsLocal(src) {
+		return none, outsideFolder(src, errLeaves)
+	}
+	if p.folder == nil {
+		if p.folder, err = os.OpenRoot(dir); err != nil {
+			return none, outsideFolder(src, err)
+		}
+	}
+	if _, err := p.folder.Stat(src); err != nil {
+		return none, outsideFolder(src, err)
+	}
+	return sandbox.Transfer{Path: filepath.Join(dir, src), Dest: p.inside(t.Dest, src),
+		In: p.folder}, nil
+}
+
+// inside returns where name goes in the sandbox: dest, else the same name in the
+// working directory. A trailing slash survives: it means "into this folder".
+func (p *Plan) inside(dest, name string) string {
+	if dest == "" {
+		return path.Join(p.Cwd, filepath.Base(name))
+	}
+	slash := strings.HasSuffix(dest, "/")
+	if !path.IsAbs(dest) {
+		dest = path.Join(p.Cwd, dest)
+	}
+	dest = path.Clean(dest)
+	if slash && dest != "/" {
+		dest += "/"
+	}
+	return dest
+}
+
+func (p *Plan) transfers(add, get []document.Transfer) error {
+	for _, t := range add {
+		abs, err := filepath.Abs(t.Path)
+		if err == nil {
+			_, err = os.Stat(abs)
+		}
+		if err != nil {
+			return invalid("--add", "%w", err)
+		}
+		p.Add = append(p.Add, sandbox.Transfer{Path: abs, Dest: p.inside(t.Dest, abs)})
+	}
+	for _, t := range get {
+		if t.Path == "" {
+			return invalid("--get", "no path given")
+		}
+		src := t.Path
+		if !path.IsAbs(src) {
+			src = path.Join(p.Cwd, src)
+		}
+		p.Get = append(p.Get, sandbox.Transfer{Path: path.Clean(src), Dest: cmp.Or(t.Dest, ".")})
+	}
+	return nil
+}
+
+var errLeaves = errors.New("leaves the document's folder")
+
+// outsideFolder is the error of a document's file that cannot be read in its folder.
+func outsideFolder(src string, err error) error {
+	return turnstone.NewError(op, turnstone.KindInvalid, "files: "+src, err).
+		WithHint("name files in the document's own folder; " +
+			"take others out of files: and give them with --add")
+}

@@ -1,0 +1,67 @@
+package plan
+
+import (
+	"fmt"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+)
+
+// A Host is what a plan has to know of its host, read once.
+type Host struct {
+	config.Config               // as its file has it
+	Limits        config.Limits // of the configuration, with this machine's defaults
+	Room          func() error  // an error when the host's disk is nearly full; nil: not asked
+}
+
+// room returns an error when the host's disk is nearly full.
+func (h Host) room() error {
+	if h.Room == nil {
+		return nil
+	}
+	return h.Room()
+}
+
+// fitLimits holds p to the host's limits. What nobody asked for is made smaller.
+func (p *Plan) fitLimits() error {
+	l, def := p.Host.Limits, turnstone.DefaultShape()
+	if l.CPUs == 0 { // a plan of no host
+		return nil
+	}
+	if !p.Timed {
+		p.Timeout = min(p.Timeout, time.Duration(l.Timeout))
+	}
+	if p.Shape.CPUs == def.CPUs && p.Wants.CPUs == 0 {
+		p.Shape.CPUs = min(p.Shape.CPUs, l.CPUs)
+	}
+	if p.Shape.Memory == def.Memory && p.Wants.Memory == 0 {
+		p.Shape.Memory = min(p.Shape.Memory, turnstone.Bytes(l.Memory))
+	}
+	if p.Shape.Disk == def.Disk && p.Wants.Disk == 0 {
+		p.Shape.Disk = min(p.Shape.Disk, turnstone.Bytes(l.Disk))
+	}
+	switch {
+	case p.Shape.CPUs > l.CPUs:
+		return beyond("cpus", p.Shape.CPUs, l.CPUs)
+	case p.Shape.Memory > turnstone.Bytes(l.Memory):
+		return beyond("memory", p.Shape.Memory.Human(), turnstone.Bytes(l.Memory).Human())
+	case p.Shape.Disk > turnstone.Bytes(l.Disk):
+		return beyond("disk", p.Shape.Disk.Human(), turnstone.Bytes(l.Disk).Human())
+	case p.Timeout > time.Duration(l.Timeout):
+		return beyond("timeout", p.Timeout, time.Duration(l.Timeout))
+	}
+	// The operator may have raised the limit beyond what there is.
+	if has := config.HostOf("").Memory; has > 0 && p.Shape.Memory > has {
+		return invalid("memory", "%s is more than the %s that this machine has",
+			p.Shape.Memory.Human(), has.Human())
+	}
+	return nil
+}
+
+func beyond(key string, asked, limit any) error {
+	return turnstone.Errorf(op, turnstone.KindInvalid, key,
+		"%v is more than the %v that this host gives a sandbox", asked, limit).
+		WithHint(fmt.Sprintf("ask for less, or raise %s in [limits] of %s in the state directory",
+			key, config.File))
+}

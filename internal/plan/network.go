@@ -1,0 +1,69 @@
+package plan
+
+import (
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network"
+)
+
+// planNetwork answers what p leaves open of the network: with the caller's word, the
+// document's, and the host's policy.
+func (p *Plan) planNetwork(req Request) (err error) {
+	front := req.Document.Front
+	rules, said := mergeRules(req, front)
+	asked := network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow,
+		Open: rules.Intercept, NoHostCA: rules.NoHostCA, Asked: p.authority.onlyAsked()}
+	for _, text := range req.SecretHeaders {
+		h, err := network.ParseSecretHeader(text)
+		if err != nil {
+			return err
+		}
+		asked.Headers = append(asked.Headers, h)
+	}
+	mode := netplan.Mode{Record: said.Record, Replay: said.Replay, ReplayOf: said.ReplayOf,
+		Named: req.NetworkRules != nil && req.NetworkRules.ReplayOf != ""}
+	use := p.networkUse()
+	use.Silent = req.Network == nil && front.Network == nil
+	p.Net, p.Shape.Network, err = netplan.Make(p.Host.Config, asked, mode, use)
+	if err != nil {
+		return err
+	}
+	return p.hideHeaders(req)
+}
+
+// sandboxNetwork is planNetwork for a sandbox that runs no document. silent says that nobody said
+// whether there is to be a network.
+func (p *Plan) sandboxNetwork(spec *network.Spec, silent bool) (err error) {
+	var asked network.Spec
+	if spec != nil {
+		asked = *spec
+	}
+	use := p.networkUse()
+	use.Silent = silent
+	p.Net, p.Shape.Network, err = netplan.Make(p.Host.Config, asked, netplan.Mode{}, use)
+	if err == nil {
+		p.Net.Secrets = p.Net.Hide(nil)
+	}
+	return err
+}
+
+// networkUse is what p's network has to fit.
+func (p *Plan) networkUse() netplan.Use {
+	return netplan.Use{Network: p.Shape.Network, Lifetime: p.Lifetime, Snapshot: p.Snapshot}
+}
+
+// mergeRules is netplan.Merge of what req and its document say.
+func mergeRules(req Request, front document.FrontMatter) (rules, mode document.NetworkRules) {
+	return netplan.Merge(front.NetworkRules, req.NetworkRules, req.Network != nil)
+}
+
+// hideHeaders makes the values of secret headers known to those who mask, and refuses
+// what would be kept with one in it.
+func (p *Plan) hideHeaders(req Request) error {
+	p.Secrets = p.Net.Hide(p.Secrets)
+	p.Net.Secrets = p.Secrets.Written()
+	if len(p.Net.Asked.Headers) == 0 {
+		return nil
+	}
+	return p.noSecret(req)
+}
