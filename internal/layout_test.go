@@ -25,7 +25,6 @@ const (
 var tooLarge = []string{
 	"cmd/turn",
 	"internal/turn",
-	"internal/repo",
 }
 
 // mustNotImport names packages, and what neither they nor what they import may import. A name that

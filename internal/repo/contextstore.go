@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/repo/place"
+	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
@@ -27,7 +28,7 @@ type ContextStore struct {
 	DB        *session.DB
 	Store     *store.Store
 	Images    *lowerdir.Cache
-	Templates *TemplateContents // the contents in templates' images
+	Templates *templatefiles.Contents
 
 	blobs blob.Store
 	specs func() *template.Store
@@ -99,7 +100,7 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	dir string) (_ *ContextStore, err error) {
 	cs := &ContextStore{DB: db, blobs: blobs, specs: x.Templates,
-		Templates: &TemplateContents{Dir: x.Dir.Path("templates")}}
+		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
 	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}

@@ -9,7 +9,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -24,7 +26,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p.Template("unused", map[string]string{"/y": "of none"})
 	p.Leaves(p.Session("on-mine"), files)
 	p.Leaves(p.Session("on-other"), others)
-	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	remove := func(r Removal) error {
 		gone, err := Remove(ctx, p.Repo, r)
 		if len(gone) > 0 {
@@ -63,7 +65,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 			t.Errorf("files were lost: %+v", r.Problems)
 		}
 		dest := filepath.Join(t.TempDir(), "large")
-		if err := x.CopyOut(ctx, "on-mine", "/large", dest, nil); err != nil {
+		if err := copyout.Copy(ctx, x, "on-mine", "/large", dest, nil); err != nil {
 			t.Error(err)
 		} else if b := ok[[]byte](t)(os.ReadFile(dest)); string(b) != large {
 			t.Error("another file came out")
@@ -77,7 +79,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
-	if err := p.Repo.CopyOut(ctx, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if err := copyout.Copy(ctx, p.Repo, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 }
@@ -95,7 +97,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	p.Leaves(p.Session(""), p.Template("other", map[string]string{"/x": "of the other"}))
 	g := ok[*session.Graph](t)(p.Repo.Session(ctx, string(tagged.ID)))
 	ok[session.Tag](t)(p.Repo.Tag(ctx, string(g.Turns[0].ID), "keep"))
-	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []session.Session{named, tagged} {
 		gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"})
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -151,7 +152,7 @@ func TestMachineImage(t *testing.T) {
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
-	time.Sleep(2 * repo.LookAgain) // what was not there a moment ago is taken for not there
+	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	if _, err := p.x.RemoveTemplate(ctx, templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/merging"
 	"turnstone.dev/turnstone/internal/store/session"
 )
@@ -73,7 +74,7 @@ func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadClose
 // the host: into dest when dest is a directory or ends in a slash, else under that name. Nothing is
 // written outside of dest. skipped is told of each file that is left out, and why.
 func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
-	return x.repo.CopyOut(ctx, ref, name, dest, skipped)
+	return copyout.Copy(ctx, x.repo, ref, name, dest, skipped)
 }
 
 // Diff compares the states of two turns.
