@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -16,15 +17,15 @@ type checkCmd struct {
 }
 
 // Run reads every document, so that one run reports the faults of all.
-func (c *checkCmd) Run(a *app) error {
+func (c *checkCmd) Run(a *cli.App) error {
 	docs := []checked{}
 	bad := false
-	x, host, err := a.hostOnly()
+	x, host, err := hostOnly(a)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
 	for _, file := range c.Files {
-		doc, err := a.readDocument(file)
+		doc, err := readDocument(a, file)
 		if err == nil {
 			err = x.Check(doc, documentDir(file), file == "-")
 		}
@@ -32,21 +33,21 @@ func (c *checkCmd) Run(a *app) error {
 			err = executor.CheckScripts(context.Background(), doc)
 		}
 		if err != nil {
-			var exit *exitError
-			if errors.As(err, &exit) && exit.err != nil {
-				err = exit.err
+			var exit *cli.ExitError
+			if errors.As(err, &exit) && exit.Err != nil {
+				err = exit.Err
 			}
 			bad = true
 			if c.JSON {
-				body := newErrorBody(err)
+				body := cli.NewErrorBody(err)
 				docs = append(docs, checked{File: file, Steps: []checkedStep{}, Needs: []executor.Ask{}, Error: &body})
 				continue
 			}
-			a.complain(err)
+			a.Complain(err)
 			continue
 		}
 		if len(doc.Steps) == 0 {
-			a.warnNoSteps(file)
+			warnNoSteps(a, file)
 		}
 		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]executor.Ask{}, executor.Asks(doc, file == "-", host)...)}
 		for _, s := range doc.Steps {
@@ -55,24 +56,24 @@ func (c *checkCmd) Run(a *app) error {
 		docs = append(docs, d)
 	}
 	if c.JSON {
-		if err := a.writeJSON(checkReport{docs}); err != nil {
+		if err := a.WriteJSON(checkReport{docs}); err != nil {
 			return err
 		}
 	}
 	if bad {
-		return &exitError{exitUsage, nil}
+		return cli.Exit(cli.ExitUsage, nil)
 	}
 	if c.JSON {
 		return nil
 	}
 	for _, d := range docs {
 		for _, s := range d.Steps {
-			if _, err := terminal.Printf(a.stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
+			if _, err := terminal.Printf(a.Stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
 				return err
 			}
 		}
 		for _, n := range d.Needs {
-			if _, err := terminal.Printf(a.stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
+			if _, err := terminal.Printf(a.Stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
 				return err
 			}
 		}
@@ -82,8 +83,8 @@ func (c *checkCmd) Run(a *app) error {
 
 // hostOnly returns an executor that plans and runs nothing, and the host's configuration. It
 // creates no state directory.
-func (a *app) hostOnly() (*executor.Executor, config.Config, error) {
-	dir, err := statedir.Locate(a.env.Dir)
+func hostOnly(a *cli.App) (*executor.Executor, config.Config, error) {
+	dir, err := statedir.Locate(a.Env.Dir)
 	if err != nil {
 		return nil, config.Config{}, err
 	}
@@ -91,6 +92,6 @@ func (a *app) hostOnly() (*executor.Executor, config.Config, error) {
 	if err != nil {
 		return nil, host, err
 	}
-	x, err := executor.Planner(a.env.Options)
+	x, err := executor.Planner(a.Env.Options)
 	return x, host, err
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"turnstone.dev/turnstone/internal/cli"
 )
 
 type completionCmd struct {
@@ -21,8 +22,8 @@ fish: turn completion fish | source`
 }
 
 // Run prints the script, which is generated from the command line's own model.
-func (c *completionCmd) Run(a *app) error {
-	commands := completions(a.kong.Model.Node, "")
+func (c *completionCmd) Run(a *cli.App) error {
+	commands := completions(a.Kong.Model.Node, "")
 	var b strings.Builder
 	switch c.Shell {
 	case "fish":
@@ -33,7 +34,7 @@ func (c *completionCmd) Run(a *app) error {
 	default:
 		bashCompletion(&b, commands)
 	}
-	_, err := io.WriteString(a.stdout, b.String())
+	_, err := io.WriteString(a.Stdout, b.String())
 	return err
 }
 
@@ -151,9 +152,6 @@ func flagWords(f *kong.Flag) []string {
 	return w
 }
 
-// takesValue reports whether the flag's next word is its value.
-func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
-
 // values returns the possible values of a flag: a few words, or files. (Templates are listed at the
 // time of completion.)
 func values(f *kong.Flag) []string {
@@ -196,7 +194,7 @@ func bashCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("    esac\n  done\n  COMPREPLY=()\n  case \"$path:$prev\" in\n")
 	for _, c := range all {
 		for _, f := range c.flags {
-			if !takesValue(f) {
+			if !cli.TakesValue(f) {
 				continue
 			}
 			var patterns []string
@@ -275,7 +273,7 @@ func fishCompletion(b *strings.Builder, all []completion) {
 				b.WriteString(" -r -F")
 			case listed(f) != "":
 				fmt.Fprintf(b, " -x -a %s", fishQuote("("+listed(f)+")"))
-			case takesValue(f):
+			case cli.TakesValue(f):
 				fmt.Fprintf(b, " -x -a %s", fishQuote(strings.Join(values(f), " ")))
 			}
 			fmt.Fprintf(b, " -d %s\n", fishQuote(f.Help))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -28,8 +29,8 @@ const (
 )
 
 // Run copies the file or folder.
-func (c *cpCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *cpCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		rep := copyReport{Skipped: []skipped{}}
 		most := maxSkips
 		if c.JSON {
@@ -42,14 +43,14 @@ func (c *cpCmd) Run(a *app) error {
 			}
 			rep.Skipped = append(rep.Skipped, skipped{name, why})
 			if !c.JSON {
-				terminal.Println(a.stderr, "turn: "+terminal.Printable(fmt.Sprintf("%q: %s", name, why)))
+				terminal.Println(a.Stderr, "turn: "+terminal.Printable(fmt.Sprintf("%q: %s", name, why)))
 			}
 		})
 		switch {
 		case c.JSON && err == nil:
-			return a.writeJSON(rep)
+			return a.WriteJSON(rep)
 		case !c.JSON && rep.More > 0:
-			terminal.Printf(a.stderr, "turn: and %d more\n", rep.More)
+			terminal.Printf(a.Stderr, "turn: and %d more\n", rep.More)
 		}
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -32,11 +33,11 @@ is only reported to differ.`
 }
 
 // Run prints the differences.
-func (c *diffCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
+func (c *diffCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
 		// all other references are in From's session
 		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") {
-			if err := a.expand(ctx, x, &c.To); err != nil {
+			if err := a.Expand(ctx, x, &c.To); err != nil {
 				return err
 			}
 		}
@@ -44,19 +45,19 @@ func (c *diffCmd) Run(a *app) error {
 		if err != nil {
 			return err
 		}
-		return a.printDiff(d, c.JSON, c.Patch, c.Stat)
+		return printDiff(a, d, c.JSON, c.Patch, c.Stat)
 	})
 }
 
-func (a *app) printDiff(d *executor.StateDiff, asJSON, patch, stat bool) error {
+func printDiff(a *cli.App, d *executor.StateDiff, asJSON, patch, stat bool) error {
 	if asJSON {
-		return a.writeJSON(d)
+		return a.WriteJSON(d)
 	}
-	out := bufio.NewWriter(a.stdout)
+	out := bufio.NewWriter(a.Stdout)
 	for _, f := range d.Files {
 		switch {
 		case patch && f.Patch != "":
-			if _, err := io.WriteString(out, terminal.Patch(a.stdout, f.Patch)); err != nil {
+			if _, err := io.WriteString(out, terminal.Patch(a.Stdout, f.Patch)); err != nil {
 				return err
 			}
 			continue

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"text/tabwriter"
 
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -26,18 +27,18 @@ func (c *doctorCmd) Validate() error {
 }
 
 // Run checks the machine, or a kernel.
-func (c *doctorCmd) Run(a *app) error {
-	h, err := a.stateDir()
+func (c *doctorCmd) Run(a *cli.App) error {
+	h, err := a.StateDir()
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(string) {}, exitAborted)
+	ctx, stop := cli.Interruptible(func(string) {}, cli.ExitAborted)
 	defer stop()
 	report := doctorReport{}
 	if c.Kernel != "" {
-		p := a.progress(c.JSON, 0)
+		p := a.Progress(c.JSON, 0)
 		report.Kernel, err = kernelcheck.Check(ctx, h, kernelcheck.Options{Image: c.Kernel,
-			Modules: c.KernelModules, AgentFile: a.env.AgentFile, Progress: p.Preparing})
+			Modules: c.KernelModules, AgentFile: a.Env.AgentFile, Progress: p.Preparing})
 		p.Close()
 		if err != nil {
 			return err
@@ -45,17 +46,17 @@ func (c *doctorCmd) Run(a *app) error {
 		report.Findings = report.Kernel.Findings()
 		report.Usable = report.Kernel.Usable()
 	} else {
-		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h, a.doctorOptions())...)
+		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h, doctorOptions(a))...)
 		report.Usable = doctor.Usable(report.Findings)
 	}
 	found := report.Findings
 	switch {
 	case c.JSON:
-		err = a.writeJSON(report)
+		err = a.WriteJSON(report)
 	case c.Fix:
 		for _, f := range found {
 			if f.Fix != "" && err == nil {
-				_, err = terminal.Println(a.stdout, f.Fix)
+				_, err = terminal.Println(a.Stdout, f.Fix)
 			}
 		}
 	default:
@@ -65,19 +66,19 @@ func (c *doctorCmd) Run(a *app) error {
 		return err
 	}
 	if !report.Usable {
-		return &exitError{exitFailed, nil}
+		return cli.Exit(cli.ExitFailed, nil)
 	}
 	return nil
 }
 
-func (a *app) doctorOptions() doctor.Options {
-	o := a.env
+func doctorOptions(a *cli.App) doctor.Options {
+	o := a.Env
 	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc, Firecracker: o.Firecracker,
-		Jailer: o.Jailer, Substrate: o.substrate}
+		Jailer: o.Jailer, Substrate: o.Substrate}
 }
 
-func printFindings(a *app, found []doctor.Finding) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+func printFindings(a *cli.App, found []doctor.Finding) error {
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 	for _, f := range found {
 		terminal.Printf(w, "%s\t%s\t%s\n", f.Status, f.Name, terminal.Printable(f.Detail))
 		if f.Fix != "" {

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/wire"
 )
@@ -33,13 +34,6 @@ Exit status: that of the command, 128+N if signal N ended it; 124 after --timeou
 2 if the command line is invalid.`
 }
 
-// Conventional statuses: of timeout(1), and of the shell.
-const (
-	exitTimeout  = 124
-	exitNoExec   = 126
-	exitNotFound = 127
-)
-
 // Validate is called by kong.
 func (c *execCmd) Validate() error {
 	if c.Network.rules.Record || c.Network.rules.Replay {
@@ -49,25 +43,26 @@ func (c *execCmd) Validate() error {
 }
 
 // Run runs the command.
-func (c *execCmd) Run(a *app) error {
+func (c *execCmd) Run(a *cli.App) error {
 	argv := c.Cmd
 	if len(argv) > 0 && argv[0] == "--" {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("turn exec -- CMD…")}
+		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"no command to run").WithHint("turn exec -- CMD…"))
+
 	}
 	rules, err := c.networkFlags.spec()
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
-	x, err := a.open(context.Background())
+	x, err := a.Open(context.Background())
 	if err != nil {
-		return &exitError{exitExec, err}
+		return cli.Exit(cli.ExitExec, err)
 	}
-	p := a.progress(c.Quiet, 0)
-	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitExec)
+	p := a.Progress(c.Quiet, 0)
+	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -75,24 +70,24 @@ func (c *execCmd) Run(a *app) error {
 		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
 		Shape: c.shape(x.Shape(c.Image)), Substrate: c.Substrate,
 		Network: rules, HostNetwork: c.networkFlags.network() == nil,
-		Stdout: terminal.NewSink(a.stdout, p, broken),
-		Stderr: terminal.NewSink(a.stderr, p, broken),
+		Stdout: terminal.NewSink(a.Stdout, p, broken),
+		Stderr: terminal.NewSink(a.Stderr, p, broken),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
 	}
-	if !term.IsTerminal(int(a.stdin.Fd())) {
-		req.Stdin = a.stdin
+	if !term.IsTerminal(int(a.Stdin.Fd())) {
+		req.Stdin = a.Stdin
 	}
-	captured := newCapturedCommand(argv)
+	captured := cli.NewCapturedCommand(argv)
 	if c.JSON {
-		req.Stdout, req.Stderr = &captured.stdout, &captured.stderr
+		req.Stdout, req.Stderr = &captured.Stdout, &captured.Stderr
 	}
 	code, err := x.Exec(ctx, req, p.Preparing)
 	p.Close()
 	verdict := execVerdict(ctx, code, err)
 	if c.JSON {
-		return captured.deliver(a, code, err, verdict)
+		return captured.Deliver(a, code, err, verdict)
 	}
 	return verdict
 }
@@ -100,30 +95,30 @@ func (c *execCmd) Run(a *app) error {
 // execVerdict returns the exit status of the outcome.
 func execVerdict(ctx context.Context, code int, err error) error {
 	cause := context.Cause(ctx)
-	var sig interruption
+	var sig cli.Interruption
 	var fault *turnstone.Error
 	switch {
 	case errors.As(cause, &sig):
-		return &exitError{128 + int(sig.signal), cause}
+		return cli.Exit(128+int(sig.Signal), cause)
 	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.KindTimeout:
-		return &exitError{exitTimeout, err}
+		return cli.Exit(cli.ExitTimeout, err)
 	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound:
-		return &exitError{exitNotFound, err}
+		return cli.Exit(cli.ExitNotFound, err)
 	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindInvalid:
-		return &exitError{exitNoExec, err}
+		return cli.Exit(cli.ExitNoExec, err)
 	case errors.Is(cause, syscall.EPIPE):
 		// like a program that the signal ended: there is no reader
-		return &exitError{128 + int(syscall.SIGPIPE), nil}
+		return cli.Exit(128+int(syscall.SIGPIPE), nil)
 	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]turnstone.Op{"executor.network", "network.policy", "network.rule"}, fault.Op):
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.KindInvalid || fault.Op == "template.find" && fault.Kind == turnstone.KindNotFound):
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	case cause != nil && err != nil:
-		return &exitError{exitExec, cause}
+		return cli.Exit(cli.ExitExec, cause)
 	case err != nil:
-		return &exitError{exitExec, err}
+		return cli.Exit(cli.ExitExec, err)
 	case code != 0:
-		return &exitError{code, nil}
+		return cli.Exit(code, nil)
 	}
 	return nil
 }

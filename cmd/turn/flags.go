@@ -2,11 +2,8 @@ package main
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
-
-	"github.com/alecthomas/kong"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -99,24 +96,4 @@ func transfers(from []transfer) []executor.Transfer {
 		to = append(to, executor.Transfer(t))
 	}
 	return to
-}
-
-// sizeMapper parses sizes in the form of the whole project.
-func sizeMapper() kong.Option {
-	return kong.TypeMapper(reflect.TypeFor[turnstone.Bytes](), kong.MapperFunc(
-		func(ctx *kong.DecodeContext, target reflect.Value) error {
-			var text string
-			if err := ctx.Scan.PopValueInto("size", &text); err != nil {
-				return err
-			}
-			size, err := turnstone.ParseBytes(text)
-			if err != nil {
-				return err
-			}
-			if size == 0 {
-				return fmt.Errorf("%q is not a size for a sandbox", text)
-			}
-			target.SetInt(int64(size))
-			return nil
-		}))
 }

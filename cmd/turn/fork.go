@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -15,8 +16,8 @@ type forkCmd struct {
 }
 
 // Run creates the branch.
-func (c *forkCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *forkCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		fork := x.Fork
 		if c.Live {
 			fork = x.ForkLive
@@ -26,9 +27,9 @@ func (c *forkCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(b)
+			return a.WriteJSON(b)
 		}
-		_, err = terminal.Printf(a.stdout, "%s %s\n", b.Name, b.Head)
+		_, err = terminal.Printf(a.Stdout, "%s %s\n", b.Name, b.Head)
 		return err
 	})
 }

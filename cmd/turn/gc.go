@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -51,31 +52,31 @@ of a turn that stays are kept. Turns may run at the same time.`
 }
 
 // Run deletes unreachable data.
-func (c *gcCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *gcCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.GC(ctx, executor.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous), KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(rep)
+			return a.WriteJSON(rep)
 		}
-		return a.printGC(rep)
+		return printGC(a, rep)
 	})
 }
 
-func (a *app) printGC(rep *executor.GCReport) error {
+func printGC(a *cli.App, rep *executor.GCReport) error {
 	deleted := "deleted"
 	if rep.DryRun {
 		deleted = "would delete"
 	}
 	for _, s := range rep.Sessions {
-		if _, err := terminal.Printf(a.stdout, "%s session %s\n", deleted, s.Label()); err != nil {
+		if _, err := terminal.Printf(a.Stdout, "%s session %s\n", deleted, s.Label()); err != nil {
 			return err
 		}
 	}
 	for _, s := range rep.Stuck {
-		if _, err := terminal.Printf(a.stdout, "cannot remove the files of a machine: %s\n", terminal.Printable(s)); err != nil {
+		if _, err := terminal.Printf(a.Stdout, "cannot remove the files of a machine: %s\n", terminal.Printable(s)); err != nil {
 			return err
 		}
 	}
@@ -83,7 +84,7 @@ func (a *app) printGC(rep *executor.GCReport) error {
 	if rep.DryRun { // the savings in packs are known only after they are rewritten
 		freed = ""
 	}
-	_, err := terminal.Printf(a.stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
+	_, err := terminal.Printf(a.Stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
 		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures, rep.Images, freed, rep.Remain, rep.Objects)
 	return err
 }
@@ -101,39 +102,39 @@ there are problems.`
 }
 
 // Run verifies the store.
-func (c *fsckCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *fsckCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.Fsck(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			err = a.writeJSON(rep)
+			err = a.WriteJSON(rep)
 		} else {
-			err = a.printFsck(rep)
+			err = printFsck(a, rep)
 		}
 		if err == nil && !rep.OK() {
-			err = &exitError{exitFailed, nil}
+			err = cli.Exit(cli.ExitFailed, nil)
 		}
 		return err
 	})
 }
 
-func (a *app) printFsck(rep *executor.FsckReport) error {
+func printFsck(a *cli.App, rep *executor.FsckReport) error {
 	var errs []error
 	for _, p := range rep.Problems {
 		repaired := ""
 		if p.Repaired {
 			repaired = " (repaired)"
 		}
-		_, err := terminal.Println(a.stdout, terminal.Printable(p.Where+": "+p.Error)+repaired)
+		_, err := terminal.Println(a.Stdout, terminal.Printable(p.Where+": "+p.Error)+repaired)
 		errs = append(errs, err)
 	}
 	if rep.More > 0 {
-		_, err := terminal.Printf(a.stdout, "and %d more\n", rep.More)
+		_, err := terminal.Printf(a.Stdout, "and %d more\n", rep.More)
 		errs = append(errs, err)
 	}
-	_, err := terminal.Printf(a.stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
+	_, err := terminal.Printf(a.Stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
 		rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(), rep.Store.Packs, rep.Turns, rep.Sessions)
 	return errors.Join(append(errs, err)...)
 }
@@ -150,17 +151,17 @@ Below that: the disk usage.`
 }
 
 // Run prints disk usage.
-func (c *duCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *duCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		u, err := x.Usage(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(u)
+			return a.WriteJSON(u)
 		}
 		human := func(n int64) string { return turnstone.Bytes(n).Human() }
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		terminal.Printf(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN\n")
 		for _, s := range u.Sessions {
 			name := s.Name
@@ -173,7 +174,7 @@ func (c *duCmd) Run(a *app) error {
 		if err := w.Flush(); err != nil {
 			return err
 		}
-		_, err = terminal.Printf(a.stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
+		_, err = terminal.Printf(a.Stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
 			human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database),
 			human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
 		return err

@@ -7,15 +7,16 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+	"turnstone.dev/turnstone/internal/cli"
 )
 
 // TestGrammarOfOneCommand checks that kong's model of a command is the same, whether it has read
 // all commands or only that one.
 func TestGrammarOfOneCommand(t *testing.T) {
-	all := grammarNodes(t, new(cli))
+	all := grammarNodes(t, new(commandLine))
 	for _, node := range all.Children {
-		grammar := grammarFor([]string{"-v", node.Name})
-		if whole := node.Name == "help" || node.Name == "completion"; whole != (reflect.TypeOf(grammar) == reflect.TypeFor[*cli]()) {
+		grammar := cli.GrammarFor(reflect.TypeFor[commandLine](), []string{"-v", node.Name})
+		if whole := node.Name == "help" || node.Name == "completion"; whole != (reflect.TypeOf(grammar) == reflect.TypeFor[*commandLine]()) {
 			t.Errorf("%s: %T", node.Name, grammar)
 		}
 		one := grammarNodes(t, grammar)
@@ -29,7 +30,7 @@ func TestGrammarOfOneCommand(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"", "-v", "nothing", "--help", "run --help", "run -h", "run -vh x.md", "--help run"} {
-		if g := grammarFor(strings.Fields(args)); reflect.TypeOf(g) != reflect.TypeFor[*cli]() {
+		if g := cli.GrammarFor(reflect.TypeFor[commandLine](), strings.Fields(args)); reflect.TypeOf(g) != reflect.TypeFor[*commandLine]() {
 			t.Errorf("%q: %T", args, g)
 		}
 	}
@@ -37,7 +38,7 @@ func TestGrammarOfOneCommand(t *testing.T) {
 
 func grammarNodes(t *testing.T, grammar any) *kong.Node {
 	t.Helper()
-	parser, _, err := newParser(grammar, io.Discard, io.Discard)
+	parser, _, err := cli.NewParser(grammar, io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

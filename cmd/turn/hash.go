@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/hostdir"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -19,34 +20,34 @@ type hashCmd struct {
 }
 
 // Run prints the FS hash of a folder; docs/fs-hash.md defines its content.
-func (c *hashCmd) Run(a *app) error {
+func (c *hashCmd) Run(a *cli.App) error {
 	out := hashReport{}
 	opts := tree.BuildOptions{Counts: &out.Counts}
 	if c.Owner != "" {
 		uid, gid, err := parseOwner(c.Owner)
 		if err != nil {
-			return usage(err)
+			return cli.Usage(err)
 		}
 		opts.Adjust = func(at *tree.Attr) { at.UID, at.GID = uid, gid }
 	}
-	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
+	ctx, stop := cli.Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, cli.ExitAborted)
 	defer stop()
 	dir, err := hostdir.Open(c.Dir)
 	if err != nil {
 		if errors.Is(err, syscall.ENOTDIR) {
-			return &exitError{exitUsage, err}
+			return cli.Exit(cli.ExitUsage, err)
 		}
-		return &exitError{codeOf(err), err}
+		return cli.Fail(err)
 	}
 	defer dir.Close()
 	ref, err := tree.Build(ctx, tree.NewHasher(), dir, opts)
 	if err != nil {
-		return &exitError{exitAborted, err}
+		return cli.Exit(cli.ExitAborted, err)
 	}
 	if out.Hash = ref.Hash; c.JSON {
-		return a.writeJSON(out)
+		return a.WriteJSON(out)
 	}
-	_, err = terminal.Println(a.stdout, out.Hash)
+	_, err = terminal.Println(a.Stdout, out.Hash)
 	return err
 }
 

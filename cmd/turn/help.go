@@ -3,6 +3,8 @@ package main
 import (
 	"slices"
 	"text/tabwriter"
+
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -14,27 +16,19 @@ type helpCmd struct {
 const environmentTopic = "environment"
 
 // Run prints the help of a command, of turn, or of the environment.
-func (c *helpCmd) Run(a *app) error {
+func (c *helpCmd) Run(a *cli.App) error {
 	if slices.Equal(c.Command, []string{environmentTopic}) {
 		return printEnvironment(a)
 	}
-	var fresh cli
-	parser, exited, err := newParser(&fresh, a.stdout, a.stderr)
-	if err != nil {
-		return err
-	}
-	if _, err := parser.Parse(append(c.Command, "--help")); err != nil && !*exited {
-		return usage(err)
-	}
-	return nil
+	return a.Help(c.Command)
 }
 
 // printEnvironment lists the variables that turn reads.
-func printEnvironment(a *app) error {
-	terminal.Printf(a.stdout, "Environment variables:\n")
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	for _, v := range variables {
-		terminal.Printf(w, "  %s\t%s\n", v.name, v.help)
+func printEnvironment(a *cli.App) error {
+	terminal.Printf(a.Stdout, "Environment variables:\n")
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
+	for _, v := range cli.Variables {
+		terminal.Printf(w, "  %s\t%s\n", v.Name, v.Help)
 	}
 	return w.Flush()
 }

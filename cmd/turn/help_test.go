@@ -5,12 +5,13 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+	"turnstone.dev/turnstone/internal/cli"
 )
 
 // TestHelpIsShort checks that the help of each command, argument and flag is a one-line sentence,
 // and that each listed command is in a group.
 func TestHelpIsShort(t *testing.T) {
-	p, _, err := newParser(new(cli), nil, nil)
+	p, _, err := cli.NewParser(new(commandLine), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +42,8 @@ func TestHelpIsShort(t *testing.T) {
 		}
 	}
 	visit(p.Model.Node, "turn")
-	for _, v := range variables {
-		check(v.name, v.help)
+	for _, v := range cli.Variables {
+		check(v.Name, v.Help)
 	}
 	if texts < 150 {
 		t.Errorf("%d texts were checked", texts)

@@ -8,6 +8,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -22,24 +23,24 @@ type homeLsCmd struct {
 }
 
 // Run lists the homes.
-func (c *homeLsCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *homeLsCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		all, err := x.Homes().List(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(homesReport{all})
+			return a.WriteJSON(homesReport{all})
 		}
 		if c.Names {
 			for _, h := range all {
-				if _, err := terminal.Println(a.stdout, h.Name); err != nil {
+				if _, err := terminal.Println(a.Stdout, h.Name); err != nil {
 					return err
 				}
 			}
 			return nil
 		}
-		w, now := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0), time.Now()
+		w, now := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0), time.Now()
 		terminal.Printf(w, "HOME\tSIZE\tUSED\tTURN\n")
 		for _, h := range all {
 			used := terminal.Ago(h.Used, now)
@@ -69,8 +70,8 @@ uses is not removed. When there is no home of one of the names, none is removed.
 }
 
 // Run removes the homes, in order, up to the first failure.
-func (c *homeRmCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *homeRmCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep := removedReport{Removed: []string{}}
 		var err error
 		for _, name := range c.Homes { // a missing home is a mistake: nothing is removed then
@@ -88,7 +89,7 @@ func (c *homeRmCmd) Run(a *app) error {
 			rep.Removed = append(rep.Removed, name)
 		}
 		if c.JSON {
-			return errors.Join(a.writeJSON(rep), err)
+			return errors.Join(a.WriteJSON(rep), err)
 		}
 		return err
 	})

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -33,7 +34,9 @@ func TestNothingElsePrints(t *testing.T) {
 		"ls.go": "the end of a file, sanitized on a terminal", "../../internal/terminal/progress.go": "its own escapes; sanitized lines", "../../internal/terminal/sink.go": "sanitized output", "run.go": "a receipt, sanitized on a terminal", "show.go": "a receipt, sanitized on a terminal",
 	}
 	files := ok[[]string](t)(filepath.Glob("*.go"))
-	files = append(files, ok[[]string](t)(filepath.Glob("../../internal/terminal/*.go"))...)
+	for _, dir := range []string{"terminal", "cli"} {
+		files = append(files, ok[[]string](t)(filepath.Glob("../../internal/"+dir+"/*.go"))...)
+	}
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") || allowed[file] != "" {
 			continue
@@ -78,37 +81,37 @@ func exprText(e ast.Expr) string {
 func TestHostileNames(t *testing.T) {
 	a, read := piped(t)
 	for name, print := range map[string]func(){
-		"show": func() { _ = a.printTurn(terminaltest.Filled[executor.TurnInfo]()) },
+		"show": func() { _ = printTurn(a, terminaltest.Filled[executor.TurnInfo]()) },
 		"diff": func() {
 			d := terminaltest.Filled[executor.StateDiff]()
 			for i, s := range []executor.ChangeStatus{executor.Renamed, executor.Modified} {
 				d.Files[i].Status = s
 			}
-			_ = a.printDiff(d, false, false, false)
-			_ = a.printDiff(d, false, false, true)
-			_ = a.printDiff(d, true, false, false)
+			_ = printDiff(a, d, false, false, false)
+			_ = printDiff(a, d, false, false, true)
+			_ = printDiff(a, d, true, false, false)
 		},
 		"merge": func() {
 			r := terminaltest.Filled[executor.MergeReport]()
 			for _, o := range []executor.MergeOutcome{executor.MergeConflicts, executor.MergeDone, executor.MergeUpToDate, executor.MergeFastForward} {
 				r.Outcome = o
-				_, _ = io.WriteString(a.stdout, mergeText(r, false))
+				_, _ = io.WriteString(a.Stdout, mergeText(r, false))
 			}
 		},
-		"replay":  func() { _, _ = io.WriteString(a.stdout, replayText(terminaltest.Filled[executor.Replay]())) },
-		"ls":      func() { _, _ = terminal.Println(a.stdout, fileLine(*terminaltest.Filled[executor.FileInfo]())) },
-		"gc":      func() { _ = a.printGC(terminaltest.Filled[executor.GCReport]()) },
-		"fsck":    func() { _ = a.printFsck(terminaltest.Filled[executor.FsckReport]()) },
+		"replay":  func() { _, _ = io.WriteString(a.Stdout, replayText(terminaltest.Filled[executor.Replay]())) },
+		"ls":      func() { _, _ = terminal.Println(a.Stdout, fileLine(*terminaltest.Filled[executor.FileInfo]())) },
+		"gc":      func() { _ = printGC(a, terminaltest.Filled[executor.GCReport]()) },
+		"fsck":    func() { _ = printFsck(a, terminaltest.Filled[executor.FsckReport]()) },
 		"details": func() { _ = printDetails(a, terminaltest.Filled[template.Details]()) },
 		"summary": func() { (&runCmd{}).summary(a, terminaltest.Filled[executor.Turn]()) },
 		"error": func() {
-			a.complain(turnstone.NewError("x", turnstone.KindInvalid, terminaltest.Hostile, errors.New(terminaltest.Hostile)).
+			a.Complain(turnstone.NewError("x", turnstone.KindInvalid, terminaltest.Hostile, errors.New(terminaltest.Hostile)).
 				WithHint(terminaltest.Hostile))
-			a.complain(*terminaltest.Filled[document.SyntaxErrors]())
-			a.warnNoSteps(terminaltest.Hostile)
+			a.Complain(*terminaltest.Filled[document.SyntaxErrors]())
+			warnNoSteps(a, terminaltest.Hostile)
 		},
 		"log": func() {
-			a.logTo(a.stderr)
+			a.LogTo(a.Stderr)
 			slog.Warn(terminaltest.Hostile, terminaltest.Hostile, terminaltest.Hostile)
 		},
 	} {
@@ -123,12 +126,12 @@ func TestHostileNames(t *testing.T) {
 
 // piped returns an app that prints to files, and a function that returns the output since its last
 // call.
-func piped(t *testing.T) (*app, func() string) {
+func piped(t *testing.T) (*cli.App, func() string) {
 	t.Cleanup(func(old *slog.Logger) func() { return func() { slog.SetDefault(old) } }(slog.Default()))
 	out := ok[*os.File](t)(os.CreateTemp(t.TempDir(), "out"))
 	errs := ok[*os.File](t)(os.CreateTemp(t.TempDir(), "err"))
 	t.Cleanup(func() { _, _ = out.Close(), errs.Close() })
-	return &app{stdout: out, stderr: errs}, func() string {
+	return &cli.App{Stdout: out, Stderr: errs}, func() string {
 		var all string
 		for _, f := range []*os.File{out, errs} {
 			all += string(ok[[]byte](t)(os.ReadFile(f.Name())))
@@ -151,12 +154,12 @@ func TestHostileTitles(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, read := piped(t)
-	a.env.Dir = home
+	a.Env.Dir = home
 	for _, args := range []string{"session ls", "session ls -a", "session show s", "log s", "log s --graph", "show s@1", "show s@1 --json", "log s --json",
 		"show NAME", "log NAME", "ls s@1:/NAME", "sandbox ps NAME", "template show NAME", "run NAME", "check NAME"} {
 		words := strings.Fields(args)
 		words[len(words)-1] = strings.Replace(words[len(words)-1], "NAME", terminaltest.Hostile, 1)
-		a.main(words)
+		a.Main(new(commandLine), words)
 		out := read()
 		if out == "" {
 			t.Errorf("%s has printed nothing", args)

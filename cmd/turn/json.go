@@ -1,22 +1,16 @@
 package main
 
 import (
-	"errors"
-	"io"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -43,7 +37,7 @@ type checked struct {
 	Steps []checkedStep `json:"steps"` // empty if there are faults
 	// the grants by flags that a run on this host needs
 	Needs []executor.Ask `json:"needs"`
-	Error *errorBody     `json:"error,omitempty"` // its faults
+	Error *cli.ErrorBody `json:"error,omitempty"` // its faults
 }
 
 type checkedStep struct {
@@ -169,80 +163,4 @@ type doctorReport struct {
 	Usable   bool                      `json:"usable"` // turns can run here, or machines with the kernel
 	Findings []doctor.Finding          `json:"findings"`
 	Kernel   *kernelcheck.KernelReport `json:"kernel,omitempty"` // with --kernel
-}
-
-// An errorReport is the last line on standard error if a command with --json fails.
-type errorReport struct {
-	Error errorBody `json:"error"`
-}
-
-// An errorBody is an error. Op and Kind are for programs, the rest for users.
-type errorBody struct {
-	Op      turnstone.Op   `json:"op"`      // the operation, such as "session.resolve"
-	Kind    turnstone.Kind `json:"kind"`    // the kind of the error
-	Subject string         `json:"subject"` // the object of the operation; may be empty
-	Message string         `json:"message"`
-	Hint    string         `json:"hint"`             // the remedy; may be empty
-	Faults  []faultReport  `json:"faults,omitempty"` // of a document, each with its position
-}
-
-// A faultReport is one fault of a document.
-type faultReport struct {
-	File    string `json:"file"`
-	Line    int    `json:"line"`   // from 1
-	Column  int    `json:"column"` // from 1, in bytes
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
-}
-
-func newErrorBody(err error) errorBody {
-	b := errorBody{Kind: turnstone.KindOf(err), Message: strings.TrimRight(err.Error(), "\n"), Hint: turnstone.HintOf(err)}
-	var typed *turnstone.Error
-	if errors.As(err, &typed) {
-		b.Op, b.Subject = typed.Op, typed.Subject
-	}
-	var several document.SyntaxErrors
-	if errors.As(err, &several) {
-		for _, f := range several {
-			b.Faults = append(b.Faults, faultReport{f.File, f.Line, f.Column, f.Msg, f.Hint})
-		}
-	}
-	return b
-}
-
-// writeJSON prints v as a JSON document on standard output.
-func (a *app) writeJSON(v any) error { return a.encode(a.stdout, v, "  ") }
-
-// writeLine prints v as one line of JSON.
-func (a *app) writeLine(w io.Writer, v any) error { return a.encode(w, v, "") }
-
-func (a *app) encode(w io.Writer, v any, indent string) error {
-	b, err := terminal.JSON(v, indent)
-	if err != nil {
-		return err
-	}
-	if a.onJSON != nil {
-		a.onJSON(a.command, b)
-	}
-	_, err = w.Write(b)
-	return err
-}
-
-// wantsJSON reports whether the selected command has the flag --json.
-func wantsJSON(ctx *kong.Context) bool {
-	for _, f := range ctx.Flags() {
-		if f.Name == "json" {
-			on, _ := ctx.FlagValue(f).(bool)
-			return on
-		}
-	}
-	return false
-}
-
-// saysJSON is wantsJSON for arguments without a command.
-func saysJSON(args []string) bool {
-	if end := slices.Index(args, "--"); end >= 0 {
-		args = args[:end]
-	}
-	return slices.Contains(args, "--json")
 }

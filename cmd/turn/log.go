@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -27,16 +30,16 @@ the beginning of its ID, its branches and tags, its result, its age and its titl
 }
 
 // Run lists the turns.
-func (c *logCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *logCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(log)
+			return a.WriteJSON(log)
 		}
-		out := bufio.NewWriter(a.stdout)
+		out := bufio.NewWriter(a.Stdout)
 		now := time.Now()
 		var g terminal.Graph
 		for _, t := range log.Turns {
@@ -59,4 +62,39 @@ func logLine(log *session.Graph, t session.Turn, now time.Time) string {
 		kind = "merge, "
 	}
 	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), terminal.Ago(t.Started, now), t.Title)
+}
+
+// shortID returns a prefix of a turn's ID that is unique in practice: the time in milliseconds, and
+// some of the random part.
+func shortID(id turnstone.TurnID) string { return string(id)[:min(len(id), 14)] }
+
+// names returns the branches that end with the turn id, and its tags, in parentheses, with a space
+// before them; empty if there are none.
+func names(g *session.Graph, id turnstone.TurnID) string {
+	var list []string
+	for _, b := range g.Branches {
+		if b.Head == id {
+			list = append(list, b.Name)
+		}
+	}
+	for _, t := range g.Tags {
+		if t.Turn == id {
+			list = append(list, "tag: "+t.Name)
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(list, ", ") + ")"
+}
+
+// outcome returns a turn's result, or a replacement for a turn without one.
+func outcome(t session.Turn) string {
+	switch {
+	case t.Status == session.StatusRunning:
+		return "running"
+	case t.Interrupted():
+		return "interrupted"
+	}
+	return string(t.Result)
 }

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -40,13 +41,13 @@ cp copies every name unchanged.`
 }
 
 // Run lists files of a state.
-func (c *lsCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
-		out := bufio.NewWriter(a.stdout)
+func (c *lsCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+		out := bufio.NewWriter(a.Stdout)
 		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive, func(f executor.FileInfo) error {
 			switch {
 			case c.JSON:
-				return a.writeLine(out, f)
+				return a.WriteLine(out, f)
 			case c.Names:
 				_, err := terminal.Println(out, terminal.Name(f.Path))
 				return err
@@ -100,13 +101,13 @@ type catCmd struct {
 }
 
 // Run prints a file of a state.
-func (c *catCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *catCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		in, err := x.OpenFile(ctx, c.Path.ref, c.Path.path)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = in.Close() }()
-		return terminal.Copy(a.stdout, in)
+		return terminal.Copy(a.Stdout, in)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -84,13 +85,13 @@ func (c *mergeCmd) request() executor.MergeRequest {
 }
 
 // merge merges. FROM is in the session at hand only if no session is named.
-func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*executor.MergeReport, error) {
+func (c *mergeCmd) merge(ctx context.Context, a *cli.App, x *executor.Executor) (*executor.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
 	if c.Session == "" || strings.HasPrefix(c.From, "-") || strings.HasPrefix(c.From, "@") {
 		named = append(named, &c.From)
 	}
-	if err := a.expand(ctx, x, named...); err != nil {
+	if err := a.Expand(ctx, x, named...); err != nil {
 		return nil, err
 	}
 	rep, err := x.Merge(ctx, c.request())
@@ -101,31 +102,31 @@ func (c *mergeCmd) merge(ctx context.Context, a *app, x *executor.Executor) (*ex
 }
 
 // Run merges.
-func (c *mergeCmd) Run(a *app) error {
-	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
+func (c *mergeCmd) Run(a *cli.App) error {
+	ctx, stop := cli.Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, cli.ExitAborted)
 	defer stop()
-	x, err := a.open(ctx)
+	x, err := a.Open(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = x.Close() }()
 	rep, err := c.merge(ctx, a, x)
 	if err != nil {
-		return &exitError{codeOf(err), err}
+		return cli.Fail(err)
 	}
 	switch {
 	case c.JSON:
-		err = a.writeJSON(rep)
+		err = a.WriteJSON(rep)
 	case c.Receipt && rep.Receipt != "":
-		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, rep.Receipt))
+		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, rep.Receipt))
 	default:
-		_, err = io.WriteString(a.stdout, mergeText(rep, c.Markers))
+		_, err = io.WriteString(a.Stdout, mergeText(rep, c.Markers))
 	}
 	if err != nil {
 		return err
 	}
 	if rep.Outcome == executor.MergeConflicts {
-		return &exitError{exitFailed, nil}
+		return cli.Exit(cli.ExitFailed, nil)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -16,11 +17,11 @@ type prepareCmd struct {
 }
 
 // Run creates the images.
-func (c *prepareCmd) Run(a *app) error {
-	a.env.Dir = c.Home
-	ctx, stop := interruptible(func(string) {}, exitAborted)
+func (c *prepareCmd) Run(a *cli.App) error {
+	a.Env.Dir = c.Home
+	ctx, stop := cli.Interruptible(func(string) {}, cli.ExitAborted)
 	defer stop()
-	x, err := a.open(ctx)
+	x, err := a.Open(ctx)
 	if err != nil {
 		return err
 	}
@@ -29,9 +30,9 @@ func (c *prepareCmd) Run(a *app) error {
 
 // prepareNext starts prepareCmd in a separate process session. If it fails, the next turn does its
 // work.
-func (a *app) prepareNext(turn *executor.Turn) {
-	dir, err := statedir.Locate(a.env.Dir)
-	if err != nil || turn.State == "" || a.env.background == "off" {
+func prepareNext(a *cli.App, turn *executor.Turn) {
+	dir, err := statedir.Locate(a.Env.Dir)
+	if err != nil || turn.State == "" || a.Env.Background == "off" {
 		return
 	}
 	cmd := exec.Command("/proc/self/exe", "prepare-next", "--home", dir, string(turn.ID))

@@ -4,65 +4,11 @@ import (
 	"context"
 	"strings"
 
-	"github.com/alecthomas/kong"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
-
-// shortRefs rewrites arguments that name the session at hand and that kong would interpret as
-// flags: "-@3" becomes "@3", and "-~1" and "-:/path" refer to the branch main. It does not change
-// the values of flags, arguments after "--", and the arguments of commands that run programs.
-func shortRefs(root *kong.Node, args []string) []string {
-	out := make([]string, 0, len(args))
-	node, value := root, false // value: the argument is the value of the flag before it
-	for i, arg := range args {
-		switch {
-		case arg == "--" || passesOn(node):
-			return append(out, args[i:]...)
-		case value:
-			value = false
-		case strings.HasPrefix(arg, "-@"):
-			arg = arg[1:]
-		case strings.HasPrefix(arg, "-~"), strings.HasPrefix(arg, "-:"):
-			arg = "@main" + arg[1:]
-		case len(arg) > 1 && arg[0] == '-':
-			value = wantsValue(node, arg)
-		default:
-			for _, child := range node.Children {
-				if child.Name == arg {
-					node = child
-					break
-				}
-			}
-		}
-		out = append(out, arg)
-	}
-	return out
-}
-
-// passesOn reports whether the arguments of a command belong to a program.
-func passesOn(node *kong.Node) bool {
-	for _, p := range node.Positional {
-		if p.Passthrough {
-			return true
-		}
-	}
-	return false
-}
-
-// wantsValue reports whether the argument after a flag is its value.
-func wantsValue(node *kong.Node, arg string) bool {
-	for _, group := range node.AllFlags(false) {
-		for _, f := range group {
-			if arg == "--"+f.Name || f.Short != 0 && arg[1] != '-' && strings.HasSuffix(arg, string(f.Short)) {
-				return takesValue(f)
-			}
-		}
-	}
-	return false
-}
 
 type completeRefsCmd struct {
 	Word     string `arg:"" optional:"" help:"Beginning of the reference."`
@@ -74,8 +20,8 @@ const completeTurns = 20
 
 // Run prints the completions of a reference. It never fails, because a completing shell cannot show
 // a message.
-func (c *completeRefsCmd) Run(a *app) error {
-	_ = a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *completeRefsCmd) Run(a *cli.App) error {
+	_ = a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		if name, _, ok := strings.Cut(c.Word, "@"); ok {
 			return completeSelectors(ctx, a, x, name)
 		}
@@ -85,14 +31,14 @@ func (c *completeRefsCmd) Run(a *app) error {
 		}
 		for _, s := range all {
 			if s.Name != "" {
-				terminal.Println(a.stdout, s.Name)
+				terminal.Println(a.Stdout, s.Name)
 			}
 		}
-		hand, err := x.AtHand(ctx, a.env.session)
+		hand, err := x.AtHand(ctx, a.Env.Session)
 		if err != nil {
 			return err
 		}
-		terminal.Println(a.stdout, "-")
+		terminal.Println(a.Stdout, "-")
 		if c.Sessions {
 			return nil
 		}
@@ -101,7 +47,7 @@ func (c *completeRefsCmd) Run(a *app) error {
 			return err
 		}
 		for _, t := range g.Turns {
-			terminal.Printf(a.stdout, "%s%d\n", turnstone.TurnWord, t.Number)
+			terminal.Printf(a.Stdout, "%s%d\n", turnstone.TurnWord, t.Number)
 		}
 		return nil
 	})
@@ -109,12 +55,12 @@ func (c *completeRefsCmd) Run(a *app) error {
 }
 
 // completeSelectors prints the branches and tags of a session, which name refers to.
-func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name string) error {
+func completeSelectors(ctx context.Context, a *cli.App, x *executor.Executor, name string) error {
 	ref := name
 	if ref == "" {
 		ref = "-"
 	}
-	if err := a.expand(ctx, x, &ref); err != nil {
+	if err := a.Expand(ctx, x, &ref); err != nil {
 		return err
 	}
 	g, err := x.Session(ctx, ref)
@@ -122,10 +68,10 @@ func completeSelectors(ctx context.Context, a *app, x *executor.Executor, name s
 		return err
 	}
 	for _, b := range g.Branches {
-		terminal.Println(a.stdout, name+"@"+b.Name)
+		terminal.Println(a.Stdout, name+"@"+b.Name)
 	}
 	for _, t := range g.Tags {
-		terminal.Println(a.stdout, name+"@"+t.Name)
+		terminal.Println(a.Stdout, name+"@"+t.Name)
 	}
 	return nil
 }

@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+	"turnstone.dev/turnstone/internal/cli"
 )
 
 func TestShortRefs(t *testing.T) {
-	var c cli
-	parser, _, err := newParser(&c, io.Discard, io.Discard)
+	var c commandLine
+	parser, _, err := cli.NewParser(&c, io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,14 +33,14 @@ func TestShortRefs(t *testing.T) {
 		"cp -- -@3:/x .":                   "cp -- -@3:/x .",
 		"run --session - - -q --network o": "run --session - - -q --network o",
 	} {
-		if got := strings.Join(shortRefs(parser.Model.Node, strings.Fields(in)), " "); got != want {
+		if got := strings.Join(cli.ShortRefs(parser.Model.Node, strings.Fields(in)), " "); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
 	word := rapid.SampledFrom([]string{"show", "log", "exec", "sandbox", "session", "merge", "run", "-", "--", "-@1", "-~", "-:", "-m", "--message", "-", "-q", "x", "", "---", "--=", "-ä"})
 	rapid.Check(t, func(t *rapid.T) {
 		args := rapid.SliceOfN(word, 0, 8).Draw(t, "args")
-		got := shortRefs(parser.Model.Node, slices.Clone(args))
+		got := cli.ShortRefs(parser.Model.Node, slices.Clone(args))
 		if len(got) != len(args) {
 			t.Fatalf("%q became %q", args, got)
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -35,21 +36,21 @@ turn could not run.`
 }
 
 // Run replays the turn.
-func (c *replayCmd) Run(a *app) error {
+func (c *replayCmd) Run(a *cli.App) error {
 	secrets, err := readSecrets(c.Secret)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
-	x, err := a.open(context.Background())
+	x, err := a.Open(context.Background())
 	if err != nil {
 		return err
 	}
-	p := a.progress(c.Quiet, 0)
+	p := a.Progress(c.Quiet, 0)
 	p.Hide(secrets)
-	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	given := c.Ref
 	var rep *executor.Replay
-	if err = a.expand(ctx, x, &c.Ref); err == nil {
+	if err = a.Expand(ctx, x, &c.Ref); err == nil {
 		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}, p)
 	}
 	if rep != nil {
@@ -59,21 +60,21 @@ func (c *replayCmd) Run(a *app) error {
 	stop()
 	switch {
 	case rep == nil:
-		return &exitError{codeOf(err), err}
+		return cli.Fail(err)
 	case err != nil:
-		return &exitError{exitAborted, err}
+		return cli.Exit(cli.ExitAborted, err)
 	case c.JSON:
-		err = a.writeJSON(rep)
+		err = a.WriteJSON(rep)
 	case c.Receipt:
-		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, rep.Turn.Receipt))
+		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, rep.Turn.Receipt))
 	default:
-		_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, replayText(rep)))
+		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, replayText(rep)))
 	}
 	if err != nil {
 		return err
 	}
 	if !rep.Same {
-		return &exitError{exitFailed, nil}
+		return cli.Exit(cli.ExitFailed, nil)
 	}
 	return nil
 }

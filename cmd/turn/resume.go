@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -51,16 +52,16 @@ func (c *resumeCmd) Validate() error {
 }
 
 // Run starts the machine.
-func (c *resumeCmd) Run(a *app) error {
+func (c *resumeCmd) Run(a *cli.App) error {
 	if c.TTL != nil && *c.TTL < 0 {
-		return &exitError{exitUsage, errors.New("--ttl: it is negative")}
+		return cli.Exit(cli.ExitUsage, errors.New("--ttl: it is negative"))
 	}
 	ttl := sandboxes.DefaultTTL
 	if c.TTL != nil {
 		ttl = *c.TTL
 	}
-	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
-		p := a.progress(c.Quiet, 0)
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+		p := a.Progress(c.Quiet, 0)
 		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl, Grant: c.Grant,
 			Network: c.network().network(), NetworkRules: c.network().rules()}, p.Preparing)
 		p.Close()
@@ -68,12 +69,12 @@ func (c *resumeCmd) Run(a *app) error {
 			return err
 		}
 		if !c.Quiet {
-			terminal.Printf(a.stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
+			terminal.Printf(a.Stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
 		}
 		if c.JSON {
-			return a.writeJSON(info)
+			return a.WriteJSON(info)
 		}
-		_, err = terminal.Println(a.stdout, info.ID)
+		_, err = terminal.Println(a.Stdout, info.ID)
 		return err
 	})
 }

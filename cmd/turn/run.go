@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -87,32 +88,32 @@ func (c *runCmd) Validate() error {
 }
 
 // Run runs the document.
-func (c *runCmd) Run(a *app) error {
-	doc, err := a.readDocument(c.File)
+func (c *runCmd) Run(a *cli.App) error {
+	doc, err := readDocument(a, c.File)
 	if err != nil {
 		return err
 	}
 	if c.Branch != "" && c.session() == "" && doc.Front.Session == "" {
-		return usage(errors.New("--branch needs --session: it is a session's branch"))
+		return cli.Usage(errors.New("--branch needs --session: it is a session's branch"))
 	}
 	out, err := c.output(doc)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
-	x, err := a.open(context.Background())
+	x, err := a.Open(context.Background())
 	if err != nil {
 		return err
 	}
 	if len(doc.Steps) == 0 {
-		a.warnNoSteps(doc.Name)
+		warnNoSteps(a, doc.Name)
 	}
 	req, err := c.request(doc)
 	if err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
-	p := a.progress(c.Quiet, len(doc.Steps))
+	p := a.Progress(c.Quiet, len(doc.Steps))
 	p.Hide(req.Secrets)
-	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	var turn *executor.Turn
 	if err = c.expand(ctx, a, x, &req); err == nil {
 		turn, err = x.Run(ctx, req, p)
@@ -120,14 +121,14 @@ func (c *runCmd) Run(a *app) error {
 	p.Close()
 	stop()
 	if turn == nil {
-		return &exitError{codeOf(err), err}
+		return cli.Fail(err)
 	}
 	if err := c.deliver(a, turn, out); err != nil {
-		return &exitError{exitAborted, undelivered(x, turn, err)}
+		return cli.Exit(cli.ExitAborted, undelivered(x, turn, err))
 	}
 	if named := c.session() != "" || doc.Front.Session != ""; named {
 		x.NoteUse(context.Background(), turn.Session)
-		a.prepareNext(turn)
+		prepareNext(a, turn)
 	}
 	c.summary(a, turn)
 	return verdict(turn, err)
@@ -142,15 +143,15 @@ func (c *runCmd) session() string {
 }
 
 // expand expands references to the session at hand. A session in TURN_SESSION need not exist yet.
-func (c *runCmd) expand(ctx context.Context, a *app, x *executor.Executor, req *executor.Request) error {
-	if named := a.env.session; req.Session == "-" && named != "" {
+func (c *runCmd) expand(ctx context.Context, a *cli.App, x *executor.Executor, req *executor.Request) error {
+	if named := a.Env.Session; req.Session == "-" && named != "" {
 		req.Session = named
 	}
 	refs := []*string{&req.Session}
 	if req.NetworkRules != nil && c.Network.rules.ReplayOf != "" {
 		refs = append(refs, &req.NetworkRules.ReplayOf)
 	}
-	return a.expand(ctx, x, refs...)
+	return a.Expand(ctx, x, refs...)
 }
 
 // documentDir returns the folder to which a document's files: are relative.
@@ -201,33 +202,33 @@ func readSecrets(given []string) ([]string, error) {
 }
 
 // output returns the receipt's destination; nil is standard output.
-func (c *runCmd) output(doc *document.Document) (*output, error) {
+func (c *runCmd) output(doc *document.Document) (*cli.Output, error) {
 	if c.Output != "" {
-		return newOutput(c.Output)
+		return cli.NewOutput(c.Output)
 	}
 	if !c.Write {
 		return nil, nil
 	}
-	o, err := newOutput(c.File)
+	o, err := cli.NewOutput(c.File)
 	if err == nil {
-		o.old = doc.Source
+		o.Old = doc.Source
 	}
 	return o, err
 }
 
 // deliver writes the receipt, or the JSON, to its destination.
-func (c *runCmd) deliver(a *app, turn *executor.Turn, out *output) error {
+func (c *runCmd) deliver(a *cli.App, turn *executor.Turn, out *cli.Output) error {
 	if out != nil {
-		if err := out.write([]byte(turn.Receipt)); err != nil {
-			return fmt.Errorf("%s: %w", out.named, err)
+		if err := out.Write([]byte(turn.Receipt)); err != nil {
+			return fmt.Errorf("%s: %w", out.Named, err)
 		}
 	}
 	if c.JSON {
-		return a.writeJSON(turn)
+		return a.WriteJSON(turn)
 	}
 	if out == nil {
 		// the document may be untrusted, like the output
-		if _, err := io.WriteString(a.stdout, terminal.Text(a.stdout, turn.Receipt)); err != nil {
+		if _, err := io.WriteString(a.Stdout, terminal.Text(a.Stdout, turn.Receipt)); err != nil {
 			return fmt.Errorf("standard output: %w", err)
 		}
 	}
@@ -244,9 +245,9 @@ func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
 }
 
 // summary ends the progress with one line about the whole turn.
-func (c *runCmd) summary(a *app, turn *executor.Turn) {
+func (c *runCmd) summary(a *cli.App, turn *executor.Turn) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
-		defer terminal.Printf(a.stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+		defer terminal.Printf(a.Stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
 	}
 	if c.Quiet {
 		return
@@ -259,11 +260,11 @@ func (c *runCmd) summary(a *app, turn *executor.Turn) {
 	if turn.Isolation != "" {
 		where = ", " + turn.Isolation
 	}
-	terminal.Printf(a.stderr, "turn %s: %s in %s%s\n", which, turn.Result,
+	terminal.Printf(a.Stderr, "turn %s: %s in %s%s\n", which, turn.Result,
 		terminal.Elapsed(time.Duration(turn.Millis)*time.Millisecond), where)
-	if a.verbose > 0 {
+	if a.Verbose > 0 {
 		for _, ph := range turn.Phases {
-			terminal.Printf(a.stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Took))
+			terminal.Printf(a.Stderr, "  %-12s %s\n", ph.Name, time.Duration(ph.Took))
 		}
 	}
 }
@@ -280,19 +281,19 @@ func verdict(turn *executor.Turn, err error) error {
 			if said.Kind == "" {
 				said.Kind = turnstone.KindTimeout // files were added until the turn's time limit
 			}
-			return &exitError{exitFailed, said}
+			return cli.Exit(cli.ExitFailed, said)
 		}
-		return &exitError{exitFailed, nil}
+		return cli.Exit(cli.ExitFailed, nil)
 	}
 	if err == nil {
 		err = said
 	}
-	return &exitError{exitAborted, err}
+	return cli.Exit(cli.ExitAborted, err)
 }
 
 // readDocument reads and parses one document. Its errors end turn with exitUsage.
-func (a *app) readDocument(path string) (*document.Document, error) {
-	name, in := path, a.stdin
+func readDocument(a *cli.App, path string) (*document.Document, error) {
+	name, in := path, a.Stdin
 	if path == "-" {
 		name = "<stdin>"
 	} else {
@@ -310,14 +311,14 @@ func (a *app) readDocument(path string) (*document.Document, error) {
 	}
 	doc, err := document.Parse(name, src)
 	if err != nil {
-		return nil, &exitError{exitUsage, err}
+		return nil, cli.Exit(cli.ExitUsage, err)
 	}
 	return doc, nil
 }
 
 // warnNoSteps reports a document that would pass because nothing in it runs.
-func (a *app) warnNoSteps(name string) {
-	terminal.Printf(a.stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", terminal.Name(name))
+func warnNoSteps(a *cli.App, name string) {
+	terminal.Printf(a.Stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", terminal.Name(name))
 }
 
 func unreadable(name string, err error) error {
@@ -325,5 +326,5 @@ func unreadable(name string, err error) error {
 	if errors.As(err, &path) {
 		err = path.Err
 	}
-	return &exitError{exitUsage, turnstone.NewError("read", turnstone.KindInvalid, name, err)}
+	return cli.Exit(cli.ExitUsage, turnstone.NewError("read", turnstone.KindInvalid, name, err))
 }

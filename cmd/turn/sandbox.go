@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -27,24 +28,6 @@ type sandboxCmd struct {
 	Hold   sandboxHoldCmd   `cmd:"" hidden:"" help:"Hold a sandbox; create starts this."`
 }
 
-// withSandboxes calls f with the sandboxes and a context that the user can cancel.
-func (a *app) withSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
-	h, err := a.stateDir()
-	if err != nil {
-		return err
-	}
-	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
-	defer stop()
-	if err := f(ctx, a.sandboxes(h)); err != nil {
-		var exit *exitError
-		if errors.As(err, &exit) {
-			return err
-		}
-		return &exitError{codeOf(err), err}
-	}
-	return nil
-}
-
 type sandboxLsCmd struct {
 	JSON  bool `name:"json" help:"Print JSON." xor:"form"`
 	Quiet bool `short:"q" help:"Print IDs only." xor:"form"`
@@ -58,22 +41,22 @@ listed until turn sandbox rm removes them.`
 }
 
 // Run lists the sandboxes.
-func (c *sandboxLsCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxLsCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		all, err := s.List(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(sandboxesReport{append([]sandboxes.Info{}, all...)})
+			return a.WriteJSON(sandboxesReport{append([]sandboxes.Info{}, all...)})
 		}
 		if c.Quiet {
 			for _, i := range all {
-				terminal.Println(a.stdout, i.ID)
+				terminal.Println(a.Stdout, i.ID)
 			}
 			return nil
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		terminal.Printf(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON\n")
 		now := time.Now()
 		for _, i := range all {
@@ -109,11 +92,11 @@ type sandboxStopCmd struct {
 }
 
 // Run stops the sandboxes, in order, up to the first failure.
-func (c *sandboxStopCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxStopCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
 		if c.JSON {
-			err = errors.Join(a.writeJSON(stoppedReport{stopped}), err)
+			err = errors.Join(a.WriteJSON(stoppedReport{stopped}), err)
 		}
 		return err
 	})
@@ -134,8 +117,8 @@ func (c *sandboxRmCmd) Validate() error {
 }
 
 // Run removes the sandboxes.
-func (c *sandboxRmCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxRmCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		remove := c.removeAll
 		if !c.All {
 			remove = func(ctx context.Context, s *sandboxes.Store) ([]string, error) {
@@ -144,7 +127,7 @@ func (c *sandboxRmCmd) Run(a *app) error {
 		}
 		removed, err := remove(ctx, s)
 		if c.JSON {
-			err = errors.Join(a.writeJSON(removedReport{removed}), err)
+			err = errors.Join(a.WriteJSON(removedReport{removed}), err)
 		}
 		return err
 	})

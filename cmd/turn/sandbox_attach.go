@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -30,13 +31,13 @@ sandbox failed; 2 if the command line is invalid; 130 after Ctrl-C.`
 }
 
 // Run shows a process's output.
-func (c *sandboxAttachCmd) Run(a *app) error {
-	h, err := a.stateDir()
+func (c *sandboxAttachCmd) Run(a *cli.App) error {
+	h, err := a.StateDir()
 	if err != nil {
-		return &exitError{exitExec, err}
+		return cli.Exit(cli.ExitExec, err)
 	}
-	s := a.sandboxes(h)
-	ctx, stop := interruptible(func(string) { terminal.Println(a.stderr, "turn: the process continues") }, exitExec)
+	s := a.Sandboxes(h)
+	ctx, stop := cli.Interruptible(func(string) { terminal.Println(a.Stderr, "turn: the process continues") }, cli.ExitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -44,20 +45,20 @@ func (c *sandboxAttachCmd) Run(a *app) error {
 	if err != nil {
 		return sandboxVerdict(ctx, "", wire.ProcessExit{}, err)
 	}
-	stdout, stderr := terminal.NewSink(a.stdout, nil, broken), terminal.NewSink(a.stderr, nil, broken)
+	stdout, stderr := terminal.NewSink(a.Stdout, nil, broken), terminal.NewSink(a.Stderr, nil, broken)
 	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
-		terminal.Printf(a.stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
+		terminal.Printf(a.Stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
 	})
 	var fault *turnstone.Error
-	var sig interruption
+	var sig cli.Interruption
 	switch {
 	case errors.As(context.Cause(ctx), &sig):
-		return &exitError{128 + int(sig.signal), nil}
+		return cli.Exit(128+int(sig.Signal), nil)
 	case errors.Is(context.Cause(ctx), syscall.EPIPE):
-		return &exitError{128 + int(syscall.SIGPIPE), nil}
+		return cli.Exit(128+int(syscall.SIGPIPE), nil)
 	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.KindNotFound:
 		fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes; of those that have ended only the latest are kept"
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
 	return sandboxVerdict(ctx, "", exit, err)
 }
@@ -68,8 +69,8 @@ type sandboxPsCmd struct {
 }
 
 // Run lists the processes that were started in the sandbox.
-func (c *sandboxPsCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxPsCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err
@@ -79,9 +80,9 @@ func (c *sandboxPsCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(newProcessesReport(all))
+			return a.WriteJSON(newProcessesReport(all))
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		terminal.Printf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
 		for _, p := range all {
 			// All of this data comes from the sandbox.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
@@ -80,36 +81,36 @@ func (c *sandboxCpCmd) Validate() error {
 }
 
 // Run copies.
-func (c *sandboxCpCmd) Run(a *app) error {
+func (c *sandboxCpCmd) Run(a *cli.App) error {
 	src, dst, err := c.ends()
 	if err != nil {
-		return usage(err)
+		return cli.Usage(err)
 	}
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		i, err := s.Find(ctx, src.sandbox+dst.sandbox)
 		if err != nil {
 			return err
 		}
 		err = c.copy(ctx, a, s, i.ID, src, dst)
-		var sig interruption
+		var sig cli.Interruption
 		switch {
 		case errors.As(context.Cause(ctx), &sig):
-			return &exitError{128 + int(sig.signal), sig}
+			return cli.Exit(128+int(sig.Signal), sig)
 		case errors.Is(err, syscall.EPIPE) && dst.path == "-":
-			return &exitError{128 + int(syscall.SIGPIPE), nil}
+			return cli.Exit(128+int(syscall.SIGPIPE), nil)
 		}
 		return err
 	})
 }
 
-func (c *sandboxCpCmd) copy(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, src, dst place) error {
+func (c *sandboxCpCmd) copy(ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, src, dst place) error {
 	switch {
 	case src.path == "-":
-		return s.WriteFile(ctx, id, dst.path, a.stdin)
+		return s.WriteFile(ctx, id, dst.path, a.Stdin)
 	case src.sandbox == "":
 		return s.Upload(ctx, id, src.path, dst.path)
 	case dst.path == "-":
-		return s.ReadFile(ctx, id, src.path, terminal.NewSink(a.stdout, nil, func(error) {}))
+		return s.ReadFile(ctx, id, src.path, terminal.NewSink(a.Stdout, nil, func(error) {}))
 	}
-	return s.Download(ctx, id, src.path, dst.path, func(what string) { terminal.Println(a.stderr, "turn: "+terminal.Printable(what)) })
+	return s.Download(ctx, id, src.path, dst.path, func(what string) { terminal.Println(a.Stderr, "turn: "+terminal.Printable(what)) })
 }

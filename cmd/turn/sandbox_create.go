@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -63,47 +64,47 @@ func (c *sandboxCreateCmd) Validate() error {
 }
 
 // Run creates the sandbox.
-func (c *sandboxCreateCmd) Run(a *app) error {
-	h, err := a.stateDir()
+func (c *sandboxCreateCmd) Run(a *cli.App) error {
+	h, err := a.StateDir()
 	if err != nil {
 		return err
 	}
-	x, err := a.open(context.Background())
+	x, err := a.Open(context.Background())
 	if err != nil {
 		return err
 	}
 	spec := c.spec(x.Shape(c.Image))
 	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
 	if spec.Network, err = c.networkFlags.spec(); err != nil {
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	}
 	if c.network() == nil && spec.Shape.Network {
 		if spec.Shape.Network, err = x.DefaultNetwork(); err != nil {
-			return &exitError{codeOf(err), err}
+			return cli.Fail(err)
 		}
 	}
-	p := a.progress(c.Quiet, 0)
-	ctx, stop := interruptible(func(s string) { p.Say("turn: %s", s) }, exitAborted)
+	p := a.Progress(c.Quiet, 0)
+	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	defer stop()
 	began := time.Now()
-	i, err := a.sandboxes(h).Create(ctx, spec, p.Preparing)
+	i, err := a.Sandboxes(h).Create(ctx, spec, p.Preparing)
 	p.Close()
-	var sig interruption
+	var sig cli.Interruption
 	switch {
 	case errors.As(context.Cause(ctx), &sig) && err != nil:
-		return &exitError{exitAborted, sig}
+		return cli.Exit(cli.ExitAborted, sig)
 	case err != nil:
-		return &exitError{codeOf(err), err}
+		return cli.Fail(err)
 	}
 	if !c.Quiet {
-		terminal.Printf(a.stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, terminal.Elapsed(time.Since(began)), i.Isolation)
+		terminal.Printf(a.Stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, terminal.Elapsed(time.Since(began)), i.Isolation)
 	}
 	if c.JSON {
-		return a.writeJSON(i)
+		return a.WriteJSON(i)
 	}
-	_, err = terminal.Println(a.stdout, i.ID)
+	_, err = terminal.Println(a.Stdout, i.ID)
 	return err
 }
 
@@ -116,32 +117,33 @@ type sandboxHoldCmd struct {
 const reportsFD = 3
 
 // Run keeps a sandbox until its end.
-func (c *sandboxHoldCmd) Run(a *app) error {
-	a.env.Dir = c.Home
-	h, err := a.stateDir()
+func (c *sandboxHoldCmd) Run(a *cli.App) error {
+	a.Env.Dir = c.Home
+	h, err := a.StateDir()
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	log := slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	slog.SetDefault(log)
-	ctx, stop := interruptible(func(string) { log.Info("asked to stop") }, exitAborted)
+	ctx, stop := cli.Interruptible(func(string) { log.Info("asked to stop") }, cli.ExitAborted)
 	defer stop()
 	reports := os.NewFile(reportsFD, "reports")
 	if st, err := reports.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
-		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"this command is for turn itself").WithHint("turn sandbox create makes a sandbox")}
+		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"this command is for turn itself").WithHint("turn sandbox create makes a sandbox"))
+
 	}
-	err = a.sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), a.opener(), a.stdin, reports, log)
+	err = a.Sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(a), a.Stdin, reports, log)
 	if err != nil {
-		return &exitError{codeOf(err), nil} // it is in the log
+		return cli.Exit(cli.CodeOf(err), nil) // it is in the log
 	}
 	return nil
 }
 
 // opener creates machines with the executor.
-func (a *app) opener() sandboxes.Opener {
+func opener(a *cli.App) sandboxes.Opener {
 	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-		x, err := a.open(ctx)
+		x, err := a.Open(ctx)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}

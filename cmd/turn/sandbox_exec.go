@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -58,20 +59,21 @@ func (c *sandboxExecCmd) Validate() error {
 }
 
 // Run runs the command.
-func (c *sandboxExecCmd) Run(a *app) error {
+func (c *sandboxExecCmd) Run(a *cli.App) error {
 	argv := c.Cmd
 	if len(argv) > 0 && argv[0] == "--" {
 		argv = argv[1:]
 	}
 	if len(argv) == 0 {
-		return &exitError{exitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("turn sandbox exec SANDBOX -- CMD…")}
+		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"no command to run").WithHint("turn sandbox exec SANDBOX -- CMD…"))
+
 	}
-	h, err := a.stateDir()
+	h, err := a.StateDir()
 	if err != nil {
-		return &exitError{exitExec, err}
+		return cli.Exit(cli.ExitExec, err)
 	}
-	s := a.sandboxes(h)
+	s := a.Sandboxes(h)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if c.Timeout != nil {
@@ -85,7 +87,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	}
 	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: (&sandboxFlags{Env: c.Env}).env()}
 	if c.Terminal {
-		cmd.Terminal = a.terminalSize()
+		cmd.Terminal = terminalSize(a)
 		if t := os.Getenv("TERM"); t != "" && !slices.ContainsFunc(cmd.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
 			cmd.Env = append(cmd.Env, "TERM="+t)
 		}
@@ -95,12 +97,12 @@ func (c *sandboxExecCmd) Run(a *app) error {
 		if err != nil {
 			return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 		}
-		_, err = terminal.Println(a.stdout, process)
+		_, err = terminal.Println(a.Stdout, process)
 		return err
 	}
-	var captured *capturedCommand
+	var captured *cli.CapturedCommand
 	if c.JSON {
-		captured = newCapturedCommand(argv)
+		captured = cli.NewCapturedCommand(argv)
 	}
 	exit, err := c.attached(ctx, a, s, i.ID, cmd, captured, cancel)
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
@@ -109,7 +111,7 @@ func (c *sandboxExecCmd) Run(a *app) error {
 	}
 	verdict := sandboxVerdict(ctx, argv[0], exit, err)
 	if c.JSON {
-		return captured.deliver(a, int(exit.ExitCode), err, verdict)
+		return captured.Deliver(a, int(exit.ExitCode), err, verdict)
 	}
 	return verdict
 }
@@ -119,25 +121,25 @@ var errTimeUp = errors.New("the time is up")
 
 // attached runs a command that uses this process's streams; its outputs go to captured, if that is
 // not nil.
-func (c *sandboxExecCmd) attached(ctx context.Context, a *app, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *capturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
-	cmd.Stdout, cmd.Stderr = terminal.NewSink(a.stdout, nil, cancel), terminal.NewSink(a.stderr, nil, cancel)
+func (c *sandboxExecCmd) attached(ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *cli.CapturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
+	cmd.Stdout, cmd.Stderr = terminal.NewSink(a.Stdout, nil, cancel), terminal.NewSink(a.Stderr, nil, cancel)
 	if captured != nil {
-		cmd.Stdout, cmd.Stderr = &captured.stdout, &captured.stderr
+		cmd.Stdout, cmd.Stderr = &captured.Stdout, &captured.Stderr
 	}
-	onTerminal := term.IsTerminal(int(a.stdin.Fd()))
+	onTerminal := term.IsTerminal(int(a.Stdin.Fd()))
 	if !onTerminal || c.Terminal {
-		cmd.Stdin = a.stdin
+		cmd.Stdin = a.Stdin
 	}
 	if c.Terminal {
-		cmd.Stdout = terminal.NewRawSink(a.stdout, cancel)
-		cmd.Resized = a.resizes(ctx)
+		cmd.Stdout = terminal.NewRawSink(a.Stdout, cancel)
+		cmd.Resized = resizes(a, ctx)
 		if onTerminal {
-			old, err := term.MakeRaw(int(a.stdin.Fd()))
+			old, err := term.MakeRaw(int(a.Stdin.Fd()))
 			if err != nil {
 				return wire.ProcessExit{}, turnstone.NewError("sandbox.exec", turnstone.KindUnavailable, "terminal",
 					err)
 			}
-			defer func() { _ = term.Restore(int(a.stdin.Fd()), old) }()
+			defer func() { _ = term.Restore(int(a.Stdin.Fd()), old) }()
 		}
 	}
 	forward, stop := forwardSignals(cancel)
@@ -163,7 +165,7 @@ func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 				case 0:
 					forward <- names[s]
 				case 1:
-					cancel(interruption{sig})
+					cancel(cli.Interruption{Signal: sig})
 				default:
 					os.Exit(128 + int(sig))
 				}
@@ -177,8 +179,8 @@ func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 }
 
 // terminalSize returns the size of turn's terminal, or 80 times 24.
-func (a *app) terminalSize() *wire.ProcessTerminal {
-	for _, f := range []*os.File{a.stdout, a.stdin, a.stderr} {
+func terminalSize(a *cli.App) *wire.ProcessTerminal {
+	for _, f := range []*os.File{a.Stdout, a.Stdin, a.Stderr} {
 		if w, h, err := term.GetSize(int(f.Fd())); err == nil && w > 0 && h > 0 {
 			return &wire.ProcessTerminal{Columns: int64(w), Rows: int64(h)}
 		}
@@ -187,7 +189,7 @@ func (a *app) terminalSize() *wire.ProcessTerminal {
 }
 
 // resizes returns each new size of the terminal, until ctx ends.
-func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
+func resizes(a *cli.App, ctx context.Context) <-chan wire.ProcessTerminal {
 	changed, sizes := make(chan os.Signal, 1), make(chan wire.ProcessTerminal)
 	signal.Notify(changed, syscall.SIGWINCH)
 	go func() {
@@ -201,7 +203,7 @@ func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
 			select {
 			case <-ctx.Done():
 				return
-			case sizes <- *a.terminalSize():
+			case sizes <- *terminalSize(a):
 			}
 		}
 	}()
@@ -211,30 +213,30 @@ func (a *app) resizes(ctx context.Context) <-chan wire.ProcessTerminal {
 // sandboxVerdict returns the exit status of a command's end.
 func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, err error) error {
 	cause := context.Cause(ctx)
-	var sig interruption
+	var sig cli.Interruption
 	var fault *turnstone.Error
 	errors.As(err, &fault)
 	starting := fault != nil && fault.Op == wire.MethodProcessStart
 	switch {
 	case errors.As(cause, &sig):
-		return &exitError{128 + int(sig.signal), cause}
+		return cli.Exit(128+int(sig.Signal), cause)
 	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.KindTimeout:
-		return &exitError{exitTimeout, err}
+		return cli.Exit(cli.ExitTimeout, err)
 	case errors.Is(cause, syscall.EPIPE):
 		// like a program that the signal ended: there is no reader
-		return &exitError{128 + int(syscall.SIGPIPE), nil}
+		return cli.Exit(128+int(syscall.SIGPIPE), nil)
 	case starting && fault.Kind == turnstone.KindNotFound && fault.Subject == program:
-		return &exitError{exitNotFound, err}
+		return cli.Exit(cli.ExitNotFound, err)
 	case starting && (fault.Kind == turnstone.KindNotFound || fault.Kind == turnstone.KindInvalid):
-		return &exitError{exitNoExec, err}
+		return cli.Exit(cli.ExitNoExec, err)
 	case fault != nil && fault.Op == "sandbox.find":
-		return &exitError{exitUsage, err}
+		return cli.Exit(cli.ExitUsage, err)
 	case cause != nil && err != nil:
-		return &exitError{exitExec, cause}
+		return cli.Exit(cli.ExitExec, cause)
 	case err != nil:
-		return &exitError{exitExec, err}
+		return cli.Exit(cli.ExitExec, err)
 	case exit.ExitCode != 0:
-		return &exitError{int(exit.ExitCode), nil}
+		return cli.Exit(int(exit.ExitCode), nil)
 	}
 	return nil
 }

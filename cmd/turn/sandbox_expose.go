@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -42,8 +43,8 @@ available, the sandbox has no network, or it has ended.`
 }
 
 // Run forwards connections.
-func (c *sandboxExposeCmd) Run(a *app) error {
-	err := a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxExposeCmd) Run(a *cli.App) error {
+	err := a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err
@@ -57,12 +58,12 @@ func (c *sandboxExposeCmd) Run(a *app) error {
 			return turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, c.Listen, err).
 				WithHint("choose another address with --listen")
 		}
-		if _, err := terminal.Println(a.stdout, l.Addr()); err != nil {
+		if _, err := terminal.Println(a.Stdout, l.Addr()); err != nil {
 			_ = l.Close()
 			return err
 		}
-		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { terminal.Println(a.stderr, "turn: "+terminal.Printable(err.Error())) })
-		var sig interruption
+		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { terminal.Println(a.Stderr, "turn: "+terminal.Printable(err.Error())) })
+		var sig cli.Interruption
 		if errors.As(context.Cause(ctx), &sig) {
 			return nil // the usual end
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -46,8 +47,8 @@ func (c *sandboxForkCmd) Validate() error {
 }
 
 // Run makes the clones.
-func (c *sandboxForkCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxForkCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err
@@ -56,14 +57,14 @@ func (c *sandboxForkCmd) Run(a *app) error {
 		var failed error
 		all, err := s.Fork(ctx, i.ID, c.fork(), func(clone sandboxes.Info) {
 			if c.JSON {
-				failed = errors.Join(failed, a.writeLine(a.stdout, clone))
+				failed = errors.Join(failed, a.WriteLine(a.Stdout, clone))
 				return
 			}
-			_, err := terminal.Println(a.stdout, clone.ID)
+			_, err := terminal.Println(a.Stdout, clone.ID)
 			failed = errors.Join(failed, err)
 		})
 		if !c.Quiet && len(all) > 0 {
-			terminal.Printf(a.stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, terminal.Elapsed(time.Since(began)))
+			terminal.Printf(a.Stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, terminal.Elapsed(time.Since(began)))
 		}
 		return errors.Join(err, failed)
 	})

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cdp"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -45,8 +46,8 @@ func (c *sandboxServeCmd) Validate() error {
 }
 
 // Run serves until it is interrupted.
-func (c *sandboxServeCmd) Run(a *app) error {
-	return a.withSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+func (c *sandboxServeCmd) Run(a *cli.App) error {
+	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
 			return turnstone.NewError("sandbox.serve", turnstone.KindUnavailable, c.Listen, err).
@@ -58,11 +59,11 @@ func (c *sandboxServeCmd) Run(a *app) error {
 			opt.Host = host
 		}
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
-			terminal.Println(a.stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
+			terminal.Println(a.Stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
 		}
-		terminal.Printf(a.stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		terminal.Printf(a.Stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = cdp.NewServer(opt).Serve(ctx, l)
-		var sig interruption
+		var sig cli.Interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {
 			return nil
 		}

@@ -23,6 +23,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
@@ -46,14 +47,14 @@ var printed = map[string]reflect.Type{
 	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
 	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxesReport](), "sandbox ps": reflect.TypeFor[processesReport](),
-	"exec": reflect.TypeFor[commandReport](), "sandbox exec": reflect.TypeFor[commandReport](),
+	"exec": reflect.TypeFor[cli.CommandReport](), "sandbox exec": reflect.TypeFor[cli.CommandReport](),
 	"sandbox stop": reflect.TypeFor[stoppedReport](), "sandbox rm": reflect.TypeFor[removedReport](),
 	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
 	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
 	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[templatesRemoved](),
 	"home ls": reflect.TypeFor[homesReport](), "home rm": reflect.TypeFor[removedReport](),
 	"hash": reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
-	"": reflect.TypeFor[errorReport](),
+	"": reflect.TypeFor[cli.ErrorReport](),
 }
 
 // words are the types whose values are a fixed set of words.
@@ -300,8 +301,8 @@ func TestSchemas(t *testing.T) {
 // jsonCommands are the commands that have --json.
 func jsonCommands(t *testing.T) []string {
 	t.Helper()
-	var c cli
-	parser, _, err := newParser(&c, io.Discard, io.Discard)
+	var c commandLine
+	parser, _, err := cli.NewParser(&c, io.Discard, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

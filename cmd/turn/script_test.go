@@ -17,13 +17,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"turnstone.dev/turnstone/internal/cdp/cdptest"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/driver"
 	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(realMain(checkSchema)) }})
+	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(cli.Main(new(commandLine), checkSchema)) }})
 }
 
 // TestScript runs the scripts that start no machine. Each has a separate, empty TURN_HOME.

@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -34,16 +35,16 @@ type sessionLsCmd struct {
 }
 
 // Run lists the sessions.
-func (c *sessionLsCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionLsCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		all, err := x.Sessions(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(sessionsReport{all})
+			return a.WriteJSON(sessionsReport{all})
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		if !c.Names {
 			terminal.Printf(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN\n")
 		}
@@ -62,7 +63,7 @@ func (c *sessionLsCmd) Run(a *app) error {
 			return err
 		}
 		if anonymous > 0 && !c.Names {
-			terminal.Printf(a.stderr, "turn: %s not shown; -a shows them\n", terminal.Plural(anonymous, "anonymous session is", "anonymous sessions are"))
+			terminal.Printf(a.Stderr, "turn: %s not shown; -a shows them\n", terminal.Plural(anonymous, "anonymous session is", "anonymous sessions are"))
 		}
 		return nil
 	})
@@ -74,16 +75,16 @@ type sessionShowCmd struct {
 }
 
 // Run shows the session.
-func (c *sessionShowCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionShowCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		g, err := x.Session(ctx, c.Session)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(g)
+			return a.WriteJSON(g)
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		terminal.Printf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
 		for _, b := range g.Branches {
 			terminal.Printf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
@@ -127,17 +128,17 @@ is not removed.`
 }
 
 // Run removes the sessions, in order, up to the first failure.
-func (c *sessionRmCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionRmCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		for i := range c.Sessions {
-			if err := a.expand(ctx, x, &c.Sessions[i]); err != nil {
+			if err := a.Expand(ctx, x, &c.Sessions[i]); err != nil {
 				return err
 			}
 		}
 		rep := removedReport{Removed: []string{}}
 		err := c.remove(ctx, x, &rep)
 		if c.JSON {
-			err = errors.Join(a.writeJSON(rep), err)
+			err = errors.Join(a.WriteJSON(rep), err)
 		}
 		return err
 	})
@@ -173,10 +174,10 @@ type sessionRenameCmd struct {
 }
 
 // Run renames the session.
-func (c *sessionRenameCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionRenameCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		given := c.Session
-		if err := a.expand(ctx, x, &c.Session); err != nil {
+		if err := a.Expand(ctx, x, &c.Session); err != nil {
 			return err
 		}
 		s, err := x.Rename(ctx, c.Session, c.Name)
@@ -188,7 +189,7 @@ func (c *sessionRenameCmd) Run(a *app) error {
 			x.NoteUse(ctx, string(s.ID)) // its name has changed
 		}
 		if c.JSON {
-			return a.writeJSON(s)
+			return a.WriteJSON(s)
 		}
 		return nil
 	})
@@ -201,11 +202,11 @@ type sessionTagCmd struct {
 }
 
 // Run tags the turn.
-func (c *sessionTagCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionTagCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		tag, err := x.Tag(ctx, c.Ref, c.Name)
 		if err == nil && c.JSON {
-			return a.writeJSON(tag)
+			return a.WriteJSON(tag)
 		}
 		return err
 	})
@@ -218,11 +219,11 @@ type sessionUntagCmd struct {
 }
 
 // Run removes the tag.
-func (c *sessionUntagCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionUntagCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		err := x.Untag(ctx, c.Session, c.Name)
 		if err == nil && c.JSON {
-			return a.writeJSON(removedReport{[]string{c.Name}})
+			return a.WriteJSON(removedReport{[]string{c.Name}})
 		}
 		return err
 	})
@@ -236,10 +237,10 @@ type sessionExportCmd struct {
 }
 
 // Run exports the session.
-func (c *sessionExportCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+func (c *sessionExportCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		if c.Output == "-" {
-			_, err := x.Export(ctx, executor.ExportRequest{Session: c.Session, Full: c.Full}, a.stdout)
+			_, err := x.Export(ctx, executor.ExportRequest{Session: c.Session, Full: c.Full}, a.Stdout)
 			return err
 		}
 		g, err := x.Session(ctx, c.Session)
@@ -255,9 +256,9 @@ func (c *sessionExportCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(rep)
+			return a.WriteJSON(rep)
 		}
-		_, err = terminal.Printf(a.stdout, "%s: %d turns, %d objects, %s before compression\n", terminal.Printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
+		_, err = terminal.Printf(a.Stdout, "%s: %d turns, %d objects, %s before compression\n", terminal.Printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
 		return err
 	})
 }
@@ -283,7 +284,7 @@ func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequ
 	if err := os.Rename(tmp.Name(), path); err != nil {
 		return nil, unwritable(err)
 	}
-	return rep, syncDir(filepath.Dir(path))
+	return rep, cli.SyncDir(filepath.Dir(path))
 }
 
 type sessionImportCmd struct {
@@ -307,8 +308,8 @@ are still missing are reported, and everything else is imported.`
 }
 
 // Run imports the session.
-func (c *sessionImportCmd) Run(a *app) error {
-	in := a.stdin
+func (c *sessionImportCmd) Run(a *cli.App) error {
+	in := a.Stdin
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
@@ -317,8 +318,8 @@ func (c *sessionImportCmd) Run(a *app) error {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		p := a.progress(c.Quiet, 0)
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+		p := a.Progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As, Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
 		p.Close()
 		if err != nil {
@@ -328,19 +329,19 @@ func (c *sessionImportCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(rep)
+			return a.WriteJSON(rep)
 		}
 		if !rep.Fresh {
-			_, err = terminal.Printf(a.stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
+			_, err = terminal.Printf(a.Stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
 			return err
 		}
 		if rep.Missing > 0 {
-			terminal.Printf(a.stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
+			terminal.Printf(a.Stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
 			for _, t := range rep.Templates {
-				terminal.Printf(a.stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
+				terminal.Printf(a.Stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
 			}
 		}
-		_, err = terminal.Printf(a.stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
+		_, err = terminal.Printf(a.Stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
 		return err
 	})
 }

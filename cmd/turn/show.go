@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -36,14 +37,14 @@ func (c *showCmd) Validate() error {
 }
 
 // Run shows the turn.
-func (c *showCmd) Run(a *app) error {
-	return a.withRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+func (c *showCmd) Run(a *cli.App) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		if c.Receipt {
 			receipt, err := x.Receipt(ctx, c.Ref)
 			if err != nil {
 				return err
 			}
-			_, err = io.WriteString(a.stdout, terminal.Text(a.stdout, string(receipt)))
+			_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, string(receipt)))
 			return err
 		}
 		if c.Files {
@@ -51,22 +52,22 @@ func (c *showCmd) Run(a *app) error {
 			if err != nil {
 				return err
 			}
-			a.command = "diff" // the output is that of diff
-			return a.printDiff(d, c.JSON, false, false)
+			a.Command = "diff" // the output is that of diff
+			return printDiff(a, d, c.JSON, false, false)
 		}
 		info, err := x.Show(ctx, c.Ref)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(newTurnReport(info))
+			return a.WriteJSON(newTurnReport(info))
 		}
-		return a.printTurn(info)
+		return printTurn(a, info)
 	})
 }
 
-func (a *app) printTurn(i *executor.TurnInfo) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+func printTurn(a *cli.App, i *executor.TurnInfo) error {
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
 			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -23,24 +24,15 @@ type templateCmd struct {
 	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image and its registered spec."`
 }
 
-// withStore calls f with the store and a context that the user can cancel.
-func (a *app) withStore(f func(ctx context.Context, s *template.Store) error) error {
-	h, err := a.stateDir()
+// withTemplates is app.do with the templates.
+func withTemplates(a *cli.App, f func(ctx context.Context, s *template.Store) error) error {
+	h, err := a.StateDir()
 	if err != nil {
 		return err
 	}
-	ctx, stop := interruptible(func(s string) { terminal.Println(a.stderr, "turn: "+s) }, exitAborted)
-	defer stop()
 	s := template.NewStore(h.Path("templates")).From(template.Sources{
-		Debian: a.env.DebianMirror, DebianSecurity: a.env.DebianSecurityMirror, Pip: a.env.PipIndex, Npm: a.env.NpmRegistry})
-	if err := f(ctx, s); err != nil {
-		var exit *exitError
-		if errors.As(err, &exit) {
-			return err
-		}
-		return &exitError{codeOf(err), err}
-	}
-	return nil
+		Debian: a.Env.DebianMirror, DebianSecurity: a.Env.DebianSecurityMirror, Pip: a.Env.PipIndex, Npm: a.Env.NpmRegistry})
+	return a.Do(func(ctx context.Context) error { return f(ctx, s) })
 }
 
 type templateLsCmd struct {
@@ -49,22 +41,22 @@ type templateLsCmd struct {
 }
 
 // Run lists the templates.
-func (c *templateLsCmd) Run(a *app) error {
-	return a.withStore(func(ctx context.Context, s *template.Store) error {
+func (c *templateLsCmd) Run(a *cli.App) error {
+	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		entries, err := s.List(ctx)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(templatesReport{append([]template.Entry{}, entries...)})
+			return a.WriteJSON(templatesReport{append([]template.Entry{}, entries...)})
 		}
 		if c.Names {
 			for _, e := range entries {
-				terminal.Println(a.stdout, e.Name)
+				terminal.Println(a.Stdout, e.Name)
 			}
 			return nil
 		}
-		w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 		terminal.Printf(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION\n")
 		for _, e := range entries {
 			terminal.Printf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), terminal.Printable(e.Description))
@@ -91,18 +83,18 @@ type templateBuildCmd struct {
 }
 
 // Run builds the template.
-func (c *templateBuildCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
-		p := a.progress(c.Quiet, 0)
+func (c *templateBuildCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+		p := a.Progress(c.Quiet, 0)
 		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock, Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(t)
+			return a.WriteJSON(t)
 		}
-		_, err = terminal.Printf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = terminal.Printf(a.Stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }
@@ -113,21 +105,21 @@ type templateShowCmd struct {
 }
 
 // Run shows the template.
-func (c *templateShowCmd) Run(a *app) error {
-	return a.withStore(func(ctx context.Context, s *template.Store) error {
+func (c *templateShowCmd) Run(a *cli.App) error {
+	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		d, err := s.Show(ctx, c.Template)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(d)
+			return a.WriteJSON(d)
 		}
 		return printDetails(a, d)
 	})
 }
 
-func printDetails(a *app, d *template.Details) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
+func printDetails(a *cli.App, d *template.Details) error {
+	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {
 			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))
@@ -196,8 +188,8 @@ with files that are only in its image are removed with it, and reported.`
 }
 
 // Run removes the templates, in order, up to the first failure.
-func (c *templateRmCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *templateRmCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		removed, sessions := []string{}, []turnstone.SessionID{}
 		var err error
 		for _, name := range c.Templates {
@@ -212,10 +204,10 @@ func (c *templateRmCmd) Run(a *app) error {
 			removed = append(removed, name)
 		}
 		if c.JSON {
-			return errors.Join(a.writeJSON(templatesRemoved{removed, sessions}), err)
+			return errors.Join(a.WriteJSON(templatesRemoved{removed, sessions}), err)
 		}
 		if len(sessions) > 0 {
-			terminal.Printf(a.stderr, "turn: %s had files that were only there, and went with it\n", terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
+			terminal.Printf(a.Stderr, "turn: %s had files that were only there, and went with it\n", terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
 		}
 		return err
 	})

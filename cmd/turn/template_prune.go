@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -16,14 +17,14 @@ type templatePruneCmd struct {
 }
 
 // Run removes the builds.
-func (c *templatePruneCmd) Run(a *app) error {
-	return a.withExecutor(func(ctx context.Context, x *executor.Executor) error {
+func (c *templatePruneCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.PruneTemplates(ctx, executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(rep)
+			return a.WriteJSON(rep)
 		}
 		word := "removed"
 		if c.DryRun {
@@ -34,12 +35,12 @@ func (c *templatePruneCmd) Run(a *app) error {
 			if name == "" {
 				name = "unnamed"
 			}
-			terminal.Printf(a.stdout, "%s %s %s, %s, built %s\n", word, terminal.Printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
+			terminal.Printf(a.Stdout, "%s %s %s, %s, built %s\n", word, terminal.Printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
 		}
 		for _, s := range rep.Stays {
-			terminal.Printf(a.stdout, "kept %s: %s\n", s.Digest.Short(), terminal.Printable(s.Why))
+			terminal.Printf(a.Stdout, "kept %s: %s\n", s.Digest.Short(), terminal.Printable(s.Why))
 		}
-		_, err = terminal.Printf(a.stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
+		_, err = terminal.Printf(a.Stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
 		return err
 	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -22,9 +23,9 @@ docker login writes it.`
 }
 
 // Run pulls the image.
-func (c *templatePullCmd) Run(a *app) error {
-	return a.withStore(func(ctx context.Context, s *template.Store) error {
-		p := a.progress(c.Quiet, 0)
+func (c *templatePullCmd) Run(a *cli.App) error {
+	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
+		p := a.Progress(c.Quiet, 0)
 		spec, err := s.Pull(ctx, c.Image, p.Preparing)
 		var t *template.Template
 		if err == nil {
@@ -35,9 +36,9 @@ func (c *templatePullCmd) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.writeJSON(t)
+			return a.WriteJSON(t)
 		}
-		_, err = terminal.Printf(a.stdout, "%s %s\n", t.Name, t.Digest)
+		_, err = terminal.Printf(a.Stdout, "%s %s\n", t.Name, t.Digest)
 		return err
 	})
 }

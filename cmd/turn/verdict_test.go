@@ -10,19 +10,20 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
 )
 
 // TestVerdictKeepsKind checks that the kind in --json of an interrupted turn is the kind of the
 // interruption.
 func TestVerdictKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead, turnstone.KindExhausted} {
-		for result, code := range map[turnstone.Result]int{turnstone.ResultError: exitAborted, turnstone.ResultFailed: exitFailed} {
+		for result, code := range map[turnstone.Result]int{turnstone.ResultError: cli.ExitAborted, turnstone.ResultFailed: cli.ExitFailed} {
 			err := verdict(&executor.Turn{Result: result, Error: "why", Hint: "do", Kind: kind}, nil)
-			var exit *exitError
-			if !errors.As(err, &exit) || exit.code != code {
+			var exit *cli.ExitError
+			if !errors.As(err, &exit) || exit.Code != code {
 				t.Fatalf("%s: %v", result, err)
 			}
-			if b := newErrorBody(exit.err); b.Kind != kind || b.Op != "run" || b.Message != "why" || b.Hint != "do" {
+			if b := cli.NewErrorBody(exit.Err); b.Kind != kind || b.Op != "run" || b.Message != "why" || b.Hint != "do" {
 				t.Errorf("%s, %s: %+v", result, kind, b)
 			}
 		}
@@ -43,8 +44,8 @@ func TestEveryCommandHasALog(t *testing.T) {
 			args = append(args, "-v")
 		}
 		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
-		a := &app{stdin: os.Stdin, stdout: sink, stderr: sink}
-		if code := a.main(args); code != exitOK {
+		a := &cli.App{Stdin: os.Stdin, Stdout: sink, Stderr: sink}
+		if code := a.Main(new(commandLine), args); code != cli.ExitOK {
 			t.Fatalf("%q: status %d", args, code)
 		}
 		l := slog.Default()

@@ -4,6 +4,7 @@ import (
 	"runtime"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -12,10 +13,10 @@ type versionCmd struct {
 }
 
 // Run prints the version.
-func (c *versionCmd) Run(a *app) error {
+func (c *versionCmd) Run(a *cli.App) error {
 	if c.JSON {
-		return a.writeJSON(versionReport{turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH})
+		return a.WriteJSON(versionReport{turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH})
 	}
-	_, err := terminal.Printf(a.stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := terminal.Printf(a.Stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"bytes"
@@ -13,20 +13,20 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// An output is a file for a receipt.
-type output struct {
+// An Output is a file for a receipt.
+type Output struct {
 	path   string // links are resolved, so that a link remains a link
-	named  string // as the user wrote it
+	Named  string // as the user wrote it
 	device bool   // not a regular file: it is written, never replaced
 	mode   fs.FileMode
 	owner  *syscall.Stat_t // of the replaced file; nil: there is none
-	old    []byte          // the required content at the time of the replacement; nil: any
+	Old    []byte          // the required content at the time of the replacement; nil: any
 }
 
-// newOutput checks that path can be written before anything starts, because a turn may take an
+// NewOutput checks that path can be written before anything starts, because a turn may take an
 // hour.
-func newOutput(path string) (*output, error) {
-	o := &output{path: path, named: path, mode: 0o666}
+func NewOutput(path string) (*Output, error) {
+	o := &Output{path: path, Named: path, mode: 0o666}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
 		o.path = resolved
 	}
@@ -51,8 +51,8 @@ func newOutput(path string) (*output, error) {
 	return o, nil
 }
 
-// write writes data to the file: atomically and durably, or not at all.
-func (o *output) write(data []byte) error {
+// Write writes data to the file: atomically and durably, or not at all.
+func (o *Output) Write(data []byte) error {
 	if o.device {
 		f, err := os.OpenFile(o.path, os.O_WRONLY, 0)
 		if err == nil {
@@ -61,12 +61,12 @@ func (o *output) write(data []byte) error {
 		}
 		return err
 	}
-	if o.old != nil {
+	if o.Old != nil {
 		now, err := os.ReadFile(o.path)
 		if err != nil {
 			return err
 		}
-		if !bytes.Equal(now, o.old) {
+		if !bytes.Equal(now, o.Old) {
 			return errors.New("the file changed while the turn ran, and was left as it is")
 		}
 	}
@@ -82,11 +82,11 @@ func (o *output) write(data []byte) error {
 		_ = os.Remove(tmp.Name())
 		return err
 	}
-	return syncDir(filepath.Dir(o.path))
+	return SyncDir(filepath.Dir(o.path))
 }
 
 // fill writes data into tmp, gives it the mode and owner, and closes it.
-func (o *output) fill(tmp *os.File, data []byte) error {
+func (o *Output) fill(tmp *os.File, data []byte) error {
 	_, err := tmp.Write(data)
 	if err == nil && o.owner != nil {
 		// Only root can keep another user's ownership. A failure is no reason to lose the receipt.
@@ -101,12 +101,12 @@ func (o *output) fill(tmp *os.File, data []byte) error {
 	return errors.Join(err, tmp.Close())
 }
 
-func (o *output) fail(err error, hint string) error {
-	return turnstone.Errorf("output", turnstone.KindInvalid, o.named, "cannot be written: %w", err).
+func (o *Output) fail(err error, hint string) error {
+	return turnstone.Errorf("output", turnstone.KindInvalid, o.Named, "cannot be written: %w", err).
 		WithHint(hint)
 }
 
-func syncDir(dir string) error {
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err

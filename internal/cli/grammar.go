@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"reflect"
@@ -8,17 +8,17 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// grammarFor returns a command line for kong, as a pointer to cli or to a struct that has only one
+// GrammarFor returns a command line for kong, as a pointer to whole or to a struct that has only one
 // of its commands: kong takes 4 ms to read all of them, and most runs of turn need one. If help may
 // be printed, or no command is named, it returns the whole command line.
-func grammarFor(args []string) any {
+func GrammarFor(whole reflect.Type, args []string) any {
 	i := slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") })
 	if i < 0 || args[i] == "help" || args[i] == "completion" || asksForHelp(args) {
-		return new(cli)
+		return reflect.New(whole).Interface()
 	}
 	var fields []reflect.StructField
 	found := false
-	for f := range reflect.TypeFor[cli]().Fields() {
+	for f := range whole.Fields() {
 		if _, command := f.Tag.Lookup("cmd"); command {
 			if commandName(f) != args[i] {
 				continue
@@ -28,7 +28,7 @@ func grammarFor(args []string) any {
 		fields = append(fields, reflect.StructField{Name: f.Name, Type: f.Type, Tag: f.Tag})
 	}
 	if !found {
-		return new(cli)
+		return reflect.New(whole).Interface()
 	}
 	return reflect.New(reflect.StructOf(fields)).Interface()
 }
@@ -40,7 +40,7 @@ func asksForHelp(args []string) bool {
 	})
 }
 
-// commandName returns the name of a command of cli.
+// commandName returns the name of a command.
 func commandName(f reflect.StructField) string {
 	if name := f.Tag.Get("name"); name != "" {
 		return name

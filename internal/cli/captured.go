@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"crypto/sha256"
@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A commandReport is the output of turn exec and turn sandbox exec when the command has ended.
-type commandReport struct {
+// A CommandReport is the output of turn exec and turn sandbox exec when the command has ended.
+type CommandReport struct {
 	Argv []string `json:"argv"`
 	// 128 plus the signal's number if a signal ended it; turn's own for an interrupted command,
 	// such as 124 by --timeout
@@ -28,8 +28,8 @@ type commandReport struct {
 // maxCaptured bounds the bytes of an output in a commandReport.
 const maxCaptured = 1 << 20
 
-// A captured is an output for a commandReport.
-type captured struct {
+// A capturedOutput is an output for a commandReport.
+type capturedOutput struct {
 	mu    sync.Mutex // an interrupted command may still write during a read
 	text  strings.Builder
 	bytes int64
@@ -37,7 +37,7 @@ type captured struct {
 }
 
 // Write implements io.Writer.
-func (c *captured) Write(p []byte) (int, error) {
+func (c *capturedOutput) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.text.Write(p[:min(len(p), maxCaptured-c.text.Len())])
@@ -47,44 +47,44 @@ func (c *captured) Write(p []byte) (int, error) {
 }
 
 // read returns the output so far.
-func (c *captured) read() (string, turnstone.OutputInfo) {
+func (c *capturedOutput) read() (string, turnstone.OutputInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.text.String(), turnstone.OutputInfo{Bytes: c.bytes, Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.sum.Sum(nil))), Truncated: c.bytes > int64(c.text.Len())}
 }
 
-// A capturedCommand is a command whose outputs are printed as JSON.
-type capturedCommand struct {
+// A CapturedCommand is a command whose outputs are printed as JSON.
+type CapturedCommand struct {
 	argv           []string
 	began          time.Time
-	stdout, stderr captured
+	Stdout, Stderr capturedOutput
 }
 
-func newCapturedCommand(argv []string) *capturedCommand {
-	return &capturedCommand{argv: argv, began: time.Now(), stdout: captured{sum: sha256.New()}, stderr: captured{sum: sha256.New()}}
+func NewCapturedCommand(argv []string) *CapturedCommand {
+	return &CapturedCommand{argv: argv, began: time.Now(), Stdout: capturedOutput{sum: sha256.New()}, Stderr: capturedOutput{sum: sha256.New()}}
 }
 
-func (c *capturedCommand) report(exitCode int) commandReport {
-	r := commandReport{Argv: c.argv, ExitCode: exitCode, Duration: turnstone.Millis(time.Since(c.began))}
-	r.Stdout, r.StdoutInfo = c.stdout.read()
-	r.Stderr, r.StderrInfo = c.stderr.read()
+func (c *CapturedCommand) report(exitCode int) CommandReport {
+	r := CommandReport{Argv: c.argv, ExitCode: exitCode, Duration: turnstone.Millis(time.Since(c.began))}
+	r.Stdout, r.StdoutInfo = c.Stdout.read()
+	r.Stderr, r.StderrInfo = c.Stderr.read()
 	return r
 }
 
-// deliver prints the report of a command that ended with code, or that was interrupted with
+// Deliver prints the report of a command that ended with code, or that was interrupted with
 // verdict, whose status the report then has; nothing if the command wrote nothing and did not end
 // by its time limit. It returns verdict, or an error if the report could not be printed.
-func (c *capturedCommand) deliver(a *app, code int, err, verdict error) error {
-	var exit *exitError
+func (c *CapturedCommand) Deliver(a *App, code int, err, verdict error) error {
+	var exit *ExitError
 	if err != nil && errors.As(verdict, &exit) {
-		code = exit.code
+		code = exit.Code
 	}
 	r := c.report(code)
-	if err != nil && code != exitTimeout && r.StdoutInfo.Bytes+r.StderrInfo.Bytes == 0 {
+	if err != nil && code != ExitTimeout && r.StdoutInfo.Bytes+r.StderrInfo.Bytes == 0 {
 		return verdict
 	}
-	if err := a.writeJSON(r); err != nil {
-		return &exitError{exitExec, err}
+	if err := a.WriteJSON(r); err != nil {
+		return Exit(ExitExec, err)
 	}
 	return verdict
 }

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"os"
@@ -20,10 +20,10 @@ func TestOutput(t *testing.T) {
 	check(os.Chmod(path, 0o604))
 	check(os.Symlink("doc.md", link))
 
-	o, err := newOutput(link)
+	o, err := NewOutput(link)
 	check(err)
-	o.old = []byte("old")
-	check(o.write([]byte("new")))
+	o.Old = []byte("old")
+	check(o.Write([]byte("new")))
 	got, err := os.ReadFile(path)
 	check(err)
 	info, err := os.Stat(path)
@@ -36,7 +36,7 @@ func TestOutput(t *testing.T) {
 	}
 
 	// Another user's edit wins.
-	if err := o.write([]byte("newer")); err == nil {
+	if err := o.Write([]byte("newer")); err == nil {
 		t.Error("a changed file was overwritten")
 	}
 	if got, _ := os.ReadFile(path); string(got) != "new" {
@@ -52,11 +52,11 @@ func TestOutput(t *testing.T) {
 // A new file has the mode of any new file.
 func TestOutputNewFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new.md")
-	o, err := newOutput(path)
+	o, err := NewOutput(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := o.write([]byte("x")); err != nil {
+	if err := o.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	plain := path + ".plain"

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"encoding/json"
@@ -19,16 +19,16 @@ func TestCutOffCommandIsReported(t *testing.T) {
 		code    int
 		wrote   string
 		printed bool
-	}{{exitTimeout, "partial", true}, {exitTimeout, "", true}, {exitExec, "partial", true}, {exitExec, "", false}} {
+	}{{ExitTimeout, "partial", true}, {ExitTimeout, "", true}, {ExitExec, "partial", true}, {ExitExec, "", false}} {
 		path := filepath.Join(t.TempDir(), "out")
 		f, err := os.Create(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := newCapturedCommand([]string{"sh"})
-		_, _ = c.stdout.Write([]byte(tc.wrote))
-		verdict := &exitError{tc.code, fault}
-		if got := c.deliver(&app{stdout: f}, 0, fault, verdict); !errors.Is(got, verdict) {
+		c := NewCapturedCommand([]string{"sh"})
+		_, _ = c.Stdout.Write([]byte(tc.wrote))
+		verdict := Exit(tc.code, fault)
+		if got := c.Deliver(&App{Stdout: f}, 0, fault, verdict); !errors.Is(got, verdict) {
 			t.Errorf("%+v: %v", tc, got)
 		}
 		_ = f.Close()
@@ -36,7 +36,7 @@ func TestCutOffCommandIsReported(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var r commandReport
+		var r CommandReport
 		if (json.Unmarshal(b, &r) == nil) != tc.printed || tc.printed && (r.Stdout != tc.wrote || r.ExitCode != tc.code) {
 			t.Errorf("%+v: %s", tc, b)
 		}
@@ -54,15 +54,15 @@ func TestNobodyListens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{stdout: w, stderr: said}
+	a := &App{Stdout: w, Stderr: said}
 	_, err = w.Write([]byte("x"))
-	if code := a.report(&exitError{exitAborted, errors.Join(err, nil)}); code != 128+int(syscall.SIGPIPE) {
+	if code := a.report(Exit(ExitAborted, errors.Join(err, nil))); code != 128+int(syscall.SIGPIPE) {
 		t.Errorf("status %d (%v)", code, err)
 	}
 	if st, err := said.Stat(); err != nil || st.Size() != 0 {
 		t.Errorf("something is said: %v", err)
 	}
-	if code := a.report(&turnstone.Error{Op: "run", Subject: "the receipt was not written", Err: err}); code != exitAborted {
+	if code := a.report(&turnstone.Error{Op: "run", Subject: "the receipt was not written", Err: err}); code != ExitAborted {
 		t.Errorf("a receipt that is lost: status %d", code)
 	}
 	if st, err := said.Stat(); err != nil || st.Size() == 0 {

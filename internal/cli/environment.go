@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"turnstone.dev/turnstone/executor"
+)
+
+// Settings are the values of the environment. Libraries read no variable of turn: they take
+// options.
+type Settings struct {
+	executor.Options
+	Substrate  string
+	Session    string
+	Background string
+}
+
+// A Variable is an environment variable that turn reads.
+type Variable struct {
+	Name string
+	Help string
+	at   func(s *Settings) *string // destination of the value; nil: the user of the value reads it
+}
+
+// Variables lists all variables. If two have one destination, the first with a value wins.
+var Variables = []Variable{
+	{"TURN_HOME", "Use this state directory.", func(s *Settings) *string { return &s.Dir }},
+	{"TURN_STORE", "Store objects in this bucket: s3://BUCKET/PREFIX.", func(s *Settings) *string { return &s.Store }},
+	{"TURN_SESSION", "Use this session for -.", func(s *Settings) *string { return &s.Session }},
+	{"TURN_SUBSTRATE", "Set the default of --substrate.", func(s *Settings) *string { return &s.Substrate }},
+	{"TURN_BACKGROUND", "Start no background work if the value is off.", func(s *Settings) *string { return &s.Background }},
+	{"TURN_RUNSC", "Run this runsc.", func(s *Settings) *string { return &s.Runsc }},
+	{"TURN_FIRECRACKER", "Run this firecracker.", func(s *Settings) *string { return &s.Firecracker }},
+	{"TURN_JAILER", "Run this jailer of Firecracker.", func(s *Settings) *string { return &s.Jailer }},
+	{"TURN_AGENT", "Run this turn-agent in sandboxes.", func(s *Settings) *string { return &s.AgentFile }},
+	{"TURN_KERNEL", "Boot this kernel in microVMs.", func(s *Settings) *string { return &s.Kernel }},
+	{"TURN_KERNEL_MODULES", "Use this folder lib/modules/VERSION of the kernel.", func(s *Settings) *string { return &s.KernelModules }},
+	{"TURN_DEBIAN_MIRROR", "Download packages from this Debian archive.", func(s *Settings) *string { return &s.DebianMirror }},
+	{"TURN_DEBIAN_SECURITY_MIRROR", "Download security updates from this archive.", func(s *Settings) *string { return &s.DebianSecurityMirror }},
+	{"PIP_INDEX_URL", "Download Python packages from this index.", func(s *Settings) *string { return &s.PipIndex }},
+	{"npm_config_registry", "Download npm packages from this registry.", func(s *Settings) *string { return &s.NpmRegistry }},
+	{"NPM_CONFIG_REGISTRY", "Same as npm_config_registry.", func(s *Settings) *string { return &s.NpmRegistry }},
+	{"XDG_DATA_HOME", "Create the default state directory in this directory.", nil},
+	{"AWS_*", "Set credentials and endpoint of TURN_STORE.", nil},
+	{"http_proxy, https_proxy, no_proxy", "Use these proxies for downloads.", nil},
+	{"SSL_CERT_FILE, SSL_CERT_DIR", "Trust these certificate authorities.", nil},
+	{"NO_COLOR", "Print no colors if set.", nil},
+}
+
+// environment reads the variables with getenv.
+func environment(getenv func(string) string) Settings {
+	var s Settings
+	for _, v := range Variables {
+		if v.at == nil {
+			continue
+		}
+		if to := v.at(&s); *to == "" {
+			*to = getenv(v.Name)
+		}
+	}
+	return s
+}

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/terminal"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// Do calls f with a context that the user can cancel. An error of f without an exit status gets that
+// of an error before anything was started.
+func (a *App) Do(f func(ctx context.Context) error) error {
+	ctx, stop := Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, ExitAborted)
+	defer stop()
+	err := f(ctx)
+	var exit *ExitError
+	if err == nil || errors.As(err, &exit) {
+		return err
+	}
+	return Fail(err)
+}
+
+// WithExecutor is do with an executor.
+func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
+	return a.Do(func(ctx context.Context) error {
+		x, err := a.Open(ctx)
+		if err != nil {
+			return Exit(ExitAborted, err)
+		}
+		return errors.Join(f(ctx, x), x.Close())
+	})
+}
+
+// WithSandboxes is do with the sandboxes.
+func (a *App) WithSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
+	h, err := a.StateDir()
+	if err != nil {
+		return err
+	}
+	return a.Do(func(ctx context.Context) error { return f(ctx, a.Sandboxes(h)) })
+}
+
+// StateDir opens the state directory.
+func (a *App) StateDir() (*statedir.Dir, error) { return statedir.Open(a.Env.Dir) }
+
+// Open returns an executor whose holder is this program, by a path that an update of its file does
+// not change.
+func (a *App) Open(ctx context.Context) (*executor.Executor, error) {
+	o := a.Env.Options
+	o.Holder = holder
+	return executor.Open(ctx, o)
+}
+
+// holder keeps sandboxes. The path is that of the running program, even if its file is replaced.
+var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}
+
+// Sandboxes returns the sandboxes of h.
+func (a *App) Sandboxes(h *statedir.Dir) *sandboxes.Store {
+	s := sandboxes.NewStore(h)
+	s.Holder = holder
+	return s
+}
+
+// WithRefs is WithExecutor for a command whose arguments refs name sessions or turns. It expands
+// references to the session at hand; after success, and also if the command reports a negative
+// result by its exit status alone, the session of the first reference becomes the session at hand.
+func (a *App) WithRefs(refs []*string, f func(ctx context.Context, x *executor.Executor) error) error {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+		given := *refs[0]
+		if err := a.Expand(ctx, x, refs...); err != nil {
+			return err
+		}
+		err := f(ctx, x)
+		var exit *ExitError
+		if err == nil || errors.As(err, &exit) && exit.Err == nil {
+			x.NoteUse(ctx, given)
+		}
+		return err
+	})
+}
+
+// Expand expands references to the session at hand.
+func (a *App) Expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
+	for _, ref := range refs {
+		if *ref, err = x.Expand(ctx, *ref, a.Env.Session); err != nil {
+			return err
+		}
+	}
+	return nil
+}
