@@ -15,40 +15,40 @@ import (
 )
 
 type (
-	Ask             = plan.Ask
-	ChangeStatus    = turn.ChangeStatus
-	CommandRequest  = turn.CommandRequest
-	DiffRequest     = turn.DiffRequest
-	Executor        = turn.Executor
-	ExportReport    = bundle.ExportReport
-	ExportRequest   = bundle.ExportRequest
-	FileChange      = turn.FileChange
-	FileDifference  = turn.FileDifference
-	FileInfo        = turn.FileInfo
-	FsckReport      = turn.FsckReport
-	GCReport        = turn.GCReport
-	GCRequest       = turn.GCRequest
-	HomeInfo        = turn.HomeInfo
-	Host            = turn.Host
-	ImportBuild     = bundle.ImportBuild
-	ImportReport    = bundle.ImportReport
-	ImportRequest   = bundle.ImportRequest
-	LayerInfo       = turn.LayerInfo
-	MergeOutcome    = merging.MergeOutcome
-	MergeReport     = merging.MergeReport
-	MergeRequest    = merging.Request
-	MergeSide       = merging.MergeSide
-	Observer        = turn.Observer
-	Options         = turn.Options
-	Phase           = turn.Phase
-	Record          = turn.Record
-	Replay          = turn.Replay
-	ReplayOptions   = turn.ReplayOptions
-	Request         = plan.Request
-	ResumeRequest   = turn.ResumeRequest
-	Sandbox         = turn.Sandbox
-	SandboxRequest  = turn.SandboxRequest
-	SessionInfo     = turn.SessionInfo
+	Ask            = plan.Ask
+	ChangeStatus   = turn.ChangeStatus
+	CommandRequest = turn.CommandRequest
+	DiffRequest    = turn.DiffRequest
+	Executor       = turn.Executor
+	ExportReport   = bundle.ExportReport
+	ExportRequest  = bundle.ExportRequest
+	FileChange     = turn.FileChange
+	FileDifference = turn.FileDifference
+	FileInfo       = turn.FileInfo
+	FsckReport     = turn.FsckReport
+	GCReport       = turn.GCReport
+	GCRequest      = turn.GCRequest
+	HomeInfo       = turn.HomeInfo
+	Host           = turn.Host
+	ImportBuild    = bundle.ImportBuild
+	ImportReport   = bundle.ImportReport
+	ImportRequest  = bundle.ImportRequest
+	LayerInfo      = turn.LayerInfo
+	MergeOutcome   = merging.MergeOutcome
+	MergeReport    = merging.MergeReport
+	MergeRequest   = merging.Request
+	MergeSide      = merging.MergeSide
+	Observer       = turn.Observer
+	Options        = turn.Options
+	Phase          = turn.Phase
+	Record         = turn.Record
+	Replay         = turn.Replay
+	ReplayOptions  = turn.ReplayOptions
+	Request        = plan.Request
+	ResumeRequest  = turn.ResumeRequest
+	Sandbox        = turn.Sandbox
+	SandboxRequest = turn.SandboxRequest
+
 	State           = turn.State
 	StateDiff       = turn.StateDiff
 	StepDifference  = turn.StepDifference
@@ -60,15 +60,14 @@ type (
 	Transfer        = document.Transfer
 	Turn            = turn.Turn
 	TurnInfo        = turn.TurnInfo
-	TurnKind        = turn.TurnKind
+
 	UnbuiltTemplate = bundle.UnbuiltTemplate
 	Usage           = turn.Usage
 )
 
 const (
-	DefaultImage     = plan.DefaultImage
-	KindRun          = turn.KindRun
-	KindMerge        = turn.KindMerge
+	DefaultImage = plan.DefaultImage
+
 	Added            = turn.Added
 	Modified         = turn.Modified
 	Deleted          = turn.Deleted

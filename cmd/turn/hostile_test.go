@@ -147,8 +147,9 @@ func piped(t *testing.T) (*cli.App, func() string) {
 func TestHostileTitles(t *testing.T) {
 	home := t.TempDir()
 	db := ok[*session.DB](t)(session.Open(t.Context(), filepath.Join(home, "context.db")))
-	s := ok[session.Session](t)(db.Ensure(context.Background(), "s"))
-	turn := ok[session.Turn](t)(db.Start(t.Context(), session.StartTurn{Session: s.ID, Kind: terminaltest.Hostile, Title: terminaltest.Hostile}))
+	s := ok[turnstone.Session](t)(db.Ensure(context.Background(), "s"))
+	turn := ok[turnstone.Turn](t)(db.Start(t.Context(), session.StartTurn{Session: s.ID,
+		Kind: terminaltest.Hostile, Title: terminaltest.Hostile}))
 	_, _, err := db.Finish(t.Context(), session.Finish{Turn: turn.ID, Result: turnstone.Result(terminaltest.Hostile)})
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)

@@ -81,7 +81,7 @@ type skipped struct {
 
 // A sessionsReport is the output of turn session ls.
 type sessionsReport struct {
-	Sessions []executor.SessionInfo `json:"sessions"` // the last used session first
+	Sessions []turnstone.SessionInfo `json:"sessions"` // the last used session first
 }
 
 // A removedReport lists the removed objects, up to the first failure.

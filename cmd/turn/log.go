@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -56,9 +55,9 @@ func (c *logCmd) Run(a *cli.App) error {
 	})
 }
 
-func logLine(log *session.Graph, t session.Turn, now time.Time) string {
+func logLine(log *turnstone.Graph, t turnstone.Turn, now time.Time) string {
 	kind := ""
-	if t.Kind == string(executor.KindMerge) {
+	if t.Kind == string(turnstone.TurnKindMerge) {
 		kind = "merge, "
 	}
 	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), terminal.Ago(t.Started, now), t.Title)
@@ -70,7 +69,7 @@ func shortID(id turnstone.TurnID) string { return string(id)[:min(len(id), 14)] 
 
 // names returns the branches that end with the turn id, and its tags, in parentheses, with a space
 // before them; empty if there are none.
-func names(g *session.Graph, id turnstone.TurnID) string {
+func names(g *turnstone.Graph, id turnstone.TurnID) string {
 	var list []string
 	for _, b := range g.Branches {
 		if b.Head == id {
@@ -89,9 +88,9 @@ func names(g *session.Graph, id turnstone.TurnID) string {
 }
 
 // outcome returns a turn's result, or a replacement for a turn without one.
-func outcome(t session.Turn) string {
+func outcome(t turnstone.Turn) string {
 	switch {
-	case t.Status == session.StatusRunning:
+	case t.Status == turnstone.TurnRunning:
 		return "running"
 	case t.Interrupted():
 		return "interrupted"

@@ -28,7 +28,6 @@ import (
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
 	"turnstone.dev/turnstone/internal/store/merge"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -39,11 +38,17 @@ var update = flag.Bool("update", false, "write docs/schemas")
 // line.
 var printed = map[string]reflect.Type{
 	"run": reflect.TypeFor[executor.Turn](), "check": reflect.TypeFor[checkReport](), "replay": reflect.TypeFor[executor.Replay](),
-	"log": reflect.TypeFor[session.Graph](), "show": reflect.TypeFor[turnReport](), "diff": reflect.TypeFor[executor.StateDiff](),
-	"fork": reflect.TypeFor[session.Branch](), "merge": reflect.TypeFor[executor.MergeReport](), "ls": reflect.TypeFor[executor.FileInfo](),
+	"log": reflect.TypeFor[turnstone.Graph](), "show": reflect.TypeFor[turnReport](),
+	"diff": reflect.TypeFor[executor.StateDiff](),
+	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[executor.MergeReport](),
+	"ls": reflect.TypeFor[executor.FileInfo](),
 	"cp": reflect.TypeFor[copyReport](), "resume": reflect.TypeFor[sandboxes.Info](),
-	"session ls": reflect.TypeFor[sessionsReport](), "session show": reflect.TypeFor[session.Graph](), "session rm": reflect.TypeFor[removedReport](),
-	"session rename": reflect.TypeFor[session.Session](), "session tag": reflect.TypeFor[session.Tag](), "session untag": reflect.TypeFor[removedReport](),
+	"session ls":     reflect.TypeFor[sessionsReport](),
+	"session show":   reflect.TypeFor[turnstone.Graph](),
+	"session rm":     reflect.TypeFor[removedReport](),
+	"session rename": reflect.TypeFor[turnstone.Session](),
+	"session tag":    reflect.TypeFor[turnstone.Tag](),
+	"session untag":  reflect.TypeFor[removedReport](),
 	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
 	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxesReport](), "sandbox ps": reflect.TypeFor[processesReport](),
@@ -62,7 +67,7 @@ var words = map[reflect.Type][]string{
 	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindInternal),
 	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
 	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
-	reflect.TypeFor[session.Status]():        wordsOf(session.StatusRunning, session.StatusDone),
+	reflect.TypeFor[turnstone.TurnStatus]():  wordsOf(turnstone.TurnRunning, turnstone.TurnDone),
 	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.StatusOK, doctor.StatusWarn, doctor.StatusFail),
 	reflect.TypeFor[kernelcheck.Presence]():  wordsOf(kernelcheck.BuiltIn, kernelcheck.AsModule, kernelcheck.Present, kernelcheck.Missing, kernelcheck.Unknown),
 	reflect.TypeFor[need.Level]():            wordsOf(need.Always, need.QEMU, need.Firecracker, need.Optional),

@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -97,7 +96,7 @@ func (c *sessionShowCmd) Run(a *cli.App) error {
 }
 
 // at names a turn of g.
-func at(g *session.Graph, id turnstone.TurnID) string {
+func at(g *turnstone.Graph, id turnstone.TurnID) string {
 	for _, t := range g.Turns {
 		if t.ID == id {
 			return fmt.Sprintf("turn %d (%s)", t.Number, t.ID)

@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -193,7 +192,7 @@ func (c *templateRmCmd) Run(a *cli.App) error {
 		removed, sessions := []string{}, []turnstone.SessionID{}
 		var err error
 		for _, name := range c.Templates {
-			var gone []session.Session
+			var gone []turnstone.Session
 			gone, err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force})
 			for _, s := range gone {
 				sessions = append(sessions, s.ID)

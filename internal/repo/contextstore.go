@@ -161,7 +161,7 @@ func (x *Repo) Close() error {
 }
 
 // Record returns the record of a turn. A running or interrupted turn has none: kind KindNotFound.
-func (cs *ContextStore) Record(ctx context.Context, t session.Turn) (*Record, error) {
+func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*Record, error) {
 	if t.Record == "" {
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound,
 			fmt.Sprintf("turn %d (%s)", t.Number, t.ID),

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -111,14 +110,14 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 }
 
 // diffToParent compares the state of t with its initial state.
-func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t session.Turn,
+func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t turnstone.Turn,
 	req DiffRequest) (*StateDiff, error) {
 	b, err := cs.StateOf(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	var a *State
-	var parent session.Turn
+	var parent turnstone.Turn
 	if id := t.Parent(); id != "" {
 		if parent, err = cs.DB.Turn(ctx, id); err == nil {
 			a, err = cs.StateOf(ctx, parent)

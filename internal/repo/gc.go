@@ -37,10 +37,10 @@ type GCRequest struct {
 
 // GCReport lists the data that GC deleted, or would delete.
 type GCReport struct {
-	DryRun   bool              `json:"dry_run"`
-	Sessions []session.Session `json:"sessions"`
-	Turns    []session.Turn    `json:"turns"`
-	Store    store.Swept       `json:"store"` // in a dry run: objects only
+	DryRun   bool                `json:"dry_run"`
+	Sessions []turnstone.Session `json:"sessions"`
+	Turns    []turnstone.Turn    `json:"turns"`
+	Store    store.Swept         `json:"store"` // in a dry run: objects only
 	// below turns/, of turns that are in no session
 	Folders int `json:"turn_folders"`
 	// outputs of killed turns that no receipt names

@@ -7,7 +7,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -17,7 +16,7 @@ import (
 // exactly those below it. The items of turns that a merge added have files in /context only,
 // because the merge has their other files. The template's layers come last, so that all turns on
 // the template share their images.
-func (cs *ContextStore) History(ctx context.Context, parent *session.Turn,
+func (cs *ContextStore) History(ctx context.Context, parent *turnstone.Turn,
 	layers []template.Layer) lowerdir.History {
 	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
@@ -42,7 +41,8 @@ func (cs *ContextStore) History(ctx context.Context, parent *session.Turn,
 }
 
 // yieldTurn yields t and the turns that it merged, and returns the turn below; nil at the end.
-func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield func(lowerdir.Item, error) bool) (below *session.Turn, err error) {
+func (cs *ContextStore) yieldTurn(ctx context.Context, t *turnstone.Turn,
+	yield func(lowerdir.Item, error) bool) (below *turnstone.Turn, err error) {
 	st, err := cs.State(ctx, t.State)
 	if err != nil {
 		return nil, err
@@ -75,8 +75,8 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *session.Turn, yield fu
 }
 
 // merged returns the turn side and its ancestors, except those in the history of ours.
-func (cs *ContextStore) merged(ctx context.Context, ours session.Turn,
-	side turnstone.TurnID) ([]session.Turn, error) {
+func (cs *ContextStore) merged(ctx context.Context, ours turnstone.Turn,
+	side turnstone.TurnID) ([]turnstone.Turn, error) {
 	have := map[turnstone.TurnID]bool{}
 	for t, err := range cs.DB.History(ctx, ours) {
 		if err != nil {
@@ -88,7 +88,7 @@ func (cs *ContextStore) merged(ctx context.Context, ours session.Turn,
 	if err != nil {
 		return nil, err
 	}
-	var all []session.Turn
+	var all []turnstone.Turn
 	for t, err := range cs.DB.History(ctx, theirs) {
 		if err != nil {
 			return nil, err
@@ -117,7 +117,7 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.R
 }
 
 // item returns the files of the turn t in /context.
-func (cs *ContextStore) item(ctx context.Context, t session.Turn) lowerdir.Item {
+func (cs *ContextStore) item(ctx context.Context, t turnstone.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number,
 		t.ID, t.Branch, t.Result, t.Title)
 	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: brief.Line(line), Context: func(ctx context.Context) ([]lowerdir.File, error) {

@@ -12,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // The session at hand is this user's last used session of this state directory, or a session that
@@ -74,16 +73,16 @@ func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 }
 
 // AtHand returns the session at hand. The error is of kind KindNotFound if there is none.
-func (x *Repo) AtHand(ctx context.Context, named string) (session.Session, error) {
+func (x *Repo) AtHand(ctx context.Context, named string) (turnstone.Session, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
-		return session.Session{}, err
+		return turnstone.Session{}, err
 	}
 	return x.atHand(ctx, cs, named)
 }
 
 func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
-	named string) (session.Session, error) {
+	named string) (turnstone.Session, error) {
 	if named != "" {
 		s, err := cs.DB.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -98,22 +97,22 @@ func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
 		"no session was used yet").WithHint("name the session: turn session ls lists them")
 	f, err := os.Open(x.atHandPath())
 	if errors.Is(err, os.ErrNotExist) {
-		return session.Session{}, none
+		return turnstone.Session{}, none
 	}
 	if err != nil {
 		none.Kind, none.Err = turnstone.KindUnavailable, err
-		return session.Session{}, none
+		return turnstone.Session{}, none
 	}
 	defer func() { _ = f.Close() }()
 	b, err := io.ReadAll(io.LimitReader(f, 64))
 	if err != nil || !atHandForm.Match(b) {
 		none.Err = errors.New("it is not known which session was used last")
-		return session.Session{}, none
+		return turnstone.Session{}, none
 	}
 	s, err := cs.DB.Find(ctx, string(b))
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		none.Err = fmt.Errorf("the session that was used last (%s) is gone", b)
-		return session.Session{}, none
+		return turnstone.Session{}, none
 	}
 	return s, err
 }

@@ -11,26 +11,25 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-func sortByUse(all []SessionInfo) {
-	slices.SortFunc(all, func(a, b SessionInfo) int {
+func sortByUse(all []turnstone.SessionInfo) {
+	slices.SortFunc(all, func(a, b turnstone.SessionInfo) int {
 		return cmp.Or(b.Used.Compare(a.Used), cmp.Compare(a.ID, b.ID))
 	})
 }
 
 // TurnInfo describes one turn.
 type TurnInfo struct {
-	Turn     session.Turn    `json:"turn"`
-	Session  session.Session `json:"session"`
-	Heads    []string        `json:"heads"` // branches whose head it is
-	Tags     []string        `json:"tags"`
-	Children []int           `json:"children"` // numbers of its child turns
-	Record   *Record         `json:"record"`   // null for a running or interrupted turn
-	State    *State          `json:"state"`    // null if it left none
-	Kept     string          `json:"kept,omitempty"`
+	Turn     turnstone.Turn    `json:"turn"`
+	Session  turnstone.Session `json:"session"`
+	Heads    []string          `json:"heads"` // branches whose head it is
+	Tags     []string          `json:"tags"`
+	Children []int             `json:"children"` // numbers of its child turns
+	Record   *Record           `json:"record"`   // null for a running or interrupted turn
+	State    *State            `json:"state"`    // null if it left none
+	Kept     string            `json:"kept,omitempty"`
 }
 
 // Show returns the description of the turn that ref names.

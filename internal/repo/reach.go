@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -29,7 +28,7 @@ type Reach struct {
 }
 
 // Turn traverses all data that t needs, without its parents.
-func (r *Reach) Turn(ctx context.Context, t session.Turn) error {
+func (r *Reach) Turn(ctx context.Context, t turnstone.Turn) error {
 	if t.Record == "" {
 		return nil
 	}

@@ -21,7 +21,7 @@ type Record struct {
 	Number  int                 `json:"number"` // in its session, from 1
 	Branch  string              `json:"branch"`
 	Parents []turnstone.TurnID  `json:"parents"` // none for a session's first turn, two for a merge
-	Kind    TurnKind            `json:"kind"`
+	Kind    turnstone.TurnKind  `json:"kind"`
 
 	Image     string           `json:"image"`
 	Template  turnstone.Digest `json:"template"`
@@ -66,15 +66,6 @@ type RecordNetwork struct {
 	// Replayed is the turn whose recording was replayed.
 	Replayed turnstone.TurnID `json:"replayed,omitempty"`
 }
-
-// A TurnKind is the origin of a turn.
-type TurnKind string
-
-// The kinds of turns.
-const (
-	KindRun   TurnKind = "run"
-	KindMerge TurnKind = "merge"
-)
 
 // A RecordStep is one step's result.
 type RecordStep struct {

@@ -4,26 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // The forms of a reference to a turn are documented at session.DB.Resolve.
 
-// A SessionInfo is one session in a list.
-type SessionInfo struct {
-	session.Session
-	Turns    int       `json:"turns"`
-	Running  int       `json:"running"`
-	Branches []string  `json:"branches"`
-	Used     time.Time `json:"used"` // start of its newest turn, or its creation
-	Title    string    `json:"title,omitempty"`
-}
-
 // Sessions lists the sessions, the last used session first.
-func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
+func (x *Repo) Sessions(ctx context.Context) ([]turnstone.SessionInfo, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -32,7 +20,7 @@ func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	infos := make([]SessionInfo, 0, len(all))
+	infos := make([]turnstone.SessionInfo, 0, len(all))
 	for _, s := range all {
 		g, err := cs.DB.Graph(ctx, s.ID)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -47,14 +35,14 @@ func (x *Repo) Sessions(ctx context.Context) ([]SessionInfo, error) {
 	return infos, nil
 }
 
-func sessionInfo(g *session.Graph) SessionInfo {
-	i := SessionInfo{Session: g.Session, Turns: len(g.Turns), Used: g.Session.Created,
+func sessionInfo(g *turnstone.Graph) turnstone.SessionInfo {
+	i := turnstone.SessionInfo{Session: g.Session, Turns: len(g.Turns), Used: g.Session.Created,
 		Branches: []string{}}
 	for _, b := range g.Branches {
 		i.Branches = append(i.Branches, b.Name)
 	}
 	for _, t := range g.Turns {
-		if t.Status == session.StatusRunning {
+		if t.Status == turnstone.TurnRunning {
 			i.Running++
 		}
 	}
@@ -65,7 +53,7 @@ func sessionInfo(g *session.Graph) SessionInfo {
 }
 
 // Session returns the description of one session, by its name or ID.
-func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
+func (x *Repo) Session(ctx context.Context, nameOrID string) (*turnstone.Graph, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return nil, err
@@ -75,7 +63,7 @@ func (x *Repo) Session(ctx context.Context, nameOrID string) (*session.Graph, er
 
 // Log returns a session's turns, the newest first: all of them if ref names a session, otherwise
 // the turn that ref names and its ancestors. limit, if positive, is the maximum number of turns.
-func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
+func (x *Repo) Log(ctx context.Context, ref string, limit int) (*turnstone.Graph, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -108,13 +96,13 @@ func (x *Repo) Log(ctx context.Context, ref string, limit int) (*session.Graph, 
 }
 
 // Fork creates a branch that begins with the turn that ref names.
-func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
+func (x *Repo) Fork(ctx context.Context, ref, name string) (turnstone.Branch, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	if t.State == "" {
-		return session.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid,
+		return turnstone.Branch{}, turnstone.NewError("executor.fork", turnstone.KindInvalid,
 			fmt.Sprintf("turn %d", t.Number),
 			errNoState).WithHint("fork the turn before it: " + ref + "~1")
 	}
@@ -122,10 +110,10 @@ func (x *Repo) Fork(ctx context.Context, ref, name string) (session.Branch, erro
 }
 
 // Tag gives the turn that ref names a permanent name.
-func (x *Repo) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
+func (x *Repo) Tag(ctx context.Context, ref, name string) (turnstone.Tag, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
-		return session.Tag{}, err
+		return turnstone.Tag{}, err
 	}
 	return cs.DB.Tag(ctx, t, name)
 }
@@ -140,25 +128,26 @@ func (x *Repo) Untag(ctx context.Context, nameOrID, tag string) error {
 }
 
 // Rename gives a session a name.
-func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
+func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (turnstone.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
-		return session.Session{}, err
+		return turnstone.Session{}, err
 	}
 	return cs.DB.Rename(ctx, s.ID, name)
 }
 
 // RemoveSession removes a session. GC frees the space that its turns occupy.
-func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
+func (x *Repo) RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
-		return session.Session{}, err
+		return turnstone.Session{}, err
 	}
 	return s, cs.DB.Remove(ctx, s.ID)
 }
 
 // RemoveBranch removes a branch of a session. Its turns stay until GC removes them.
-func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (session.Session, error) {
+func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (turnstone.Session,
+	error) {
 	cs, s, err := x.findSession(ctx, nameOrID)
 	if err != nil {
 		return s, err
@@ -168,20 +157,20 @@ func (x *Repo) RemoveBranch(ctx context.Context, nameOrID, branch string) (sessi
 
 // findSession finds a session by its name or ID.
 func (x *Repo) findSession(ctx context.Context,
-	nameOrID string) (*ContextStore, session.Session, error) {
+	nameOrID string) (*ContextStore, turnstone.Session, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
-		return nil, session.Session{}, err
+		return nil, turnstone.Session{}, err
 	}
 	s, err := cs.DB.Find(ctx, nameOrID)
 	return cs, s, err
 }
 
 // Resolve finds the turn that ref names.
-func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, session.Turn, error) {
+func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, turnstone.Turn, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
-		return nil, session.Turn{}, err
+		return nil, turnstone.Turn{}, err
 	}
 	t, err := cs.DB.Resolve(ctx, ref)
 	return cs, t, err
@@ -189,7 +178,7 @@ func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, session.
 
 // ResolveState finds the state of the turn that ref names.
 func (x *Repo) ResolveState(ctx context.Context,
-	ref string) (*ContextStore, session.Turn, *State, error) {
+	ref string) (*ContextStore, turnstone.Turn, *State, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, t, nil, err
@@ -199,14 +188,14 @@ func (x *Repo) ResolveState(ctx context.Context,
 }
 
 // StateOf returns the state that t left; an error if it left none.
-func (cs *ContextStore) StateOf(ctx context.Context, t session.Turn) (*State, error) {
+func (cs *ContextStore) StateOf(ctx context.Context, t turnstone.Turn) (*State, error) {
 	if t.State != "" {
 		return cs.State(ctx, t.State)
 	}
 	err := turnstone.NewError("executor.state", turnstone.KindNotFound,
 		fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 		errNoState).WithHint("look at the turn before it, with ~1")
-	if t.Status == session.StatusRunning {
+	if t.Status == turnstone.TurnRunning {
 		err.Err, err.Hint = errors.New("is still running"), "wait for it"
 	}
 	return nil, err

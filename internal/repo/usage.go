@@ -5,7 +5,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -120,7 +119,7 @@ func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
 	}
 }
 
-func (c *usageCount) session(ctx context.Context, i int, turns []session.Turn) error {
+func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn) error {
 	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
 	r := &Reach{In: c.cs, Object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, Got: c.measured(i),
 		Failed: func(what string, err error) error {

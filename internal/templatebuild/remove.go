@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // A Removal says how to remove a template.
@@ -27,7 +26,7 @@ type Removal struct {
 // the error is of kind Unavailable and names them, unless req says otherwise. Anonymous sessions
 // that need files of it are removed with it, and returned, unless one of their turns runs. Running
 // turns wait for it, and it waits for commits of turns.
-func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, error) {
+func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]turnstone.Session, error) {
 	remove := func() error { return x.Templates().Remove(ctx, req.Name) }
 	if on, err := x.Templates().Dependents(ctx, req.Name); err != nil {
 		return nil, err
@@ -44,7 +43,7 @@ func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]session.Session, 
 	if err != nil {
 		return nil, err
 	}
-	var gone []session.Session
+	var gone []turnstone.Session
 	// What is kept while files are copied may need more of them.
 	for range 10 {
 		var more *TemplateUse

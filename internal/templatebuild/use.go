@@ -9,25 +9,24 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // TemplateUse says who needs a template.
 type TemplateUse struct {
-	Sessions []session.Session // that need files of its image, or began on a spec that only this host has
-	Files    int               // contents of theirs that are in no other place
-	Bytes    int64             // of these
+	Sessions []turnstone.Session // that need files of its image, or began on a spec that only this host has
+	Files    int                 // contents of theirs that are in no other place
+	Bytes    int64               // of these
 	// Anonymous are sessions without a name and a tag that need files of its image: no
 	// reason to keep it, but without it they are nothing.
-	Anonymous []session.Session
+	Anonymous []turnstone.Session
 
 	contents map[turnstone.Digest]tree.Content // of Sessions
 	dropped  map[turnstone.Digest]tree.Content // of Anonymous
 }
 
 func newTemplateUse() *TemplateUse {
-	return &TemplateUse{Sessions: []session.Session{},
+	return &TemplateUse{Sessions: []turnstone.Session{},
 		contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
 }
 
@@ -87,7 +86,8 @@ func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *Temp
 }
 
 // anonymousSession tells whether s has neither a name nor a tag: gc forgets it after a while.
-func anonymousSession(ctx context.Context, cs *repo.ContextStore, s session.Session) (bool, error) {
+func anonymousSession(ctx context.Context, cs *repo.ContextStore, s turnstone.Session) (bool,
+	error) {
 	if s.Name != "" {
 		return false, nil
 	}
@@ -125,7 +125,7 @@ type templateUser struct {
 }
 
 // session goes through all that s needs.
-func (u *templateUser) session(ctx context.Context, s session.Session, own bool,
+func (u *templateUser) session(ctx context.Context, s turnstone.Session, own bool,
 	name string) (needs bool, err error) {
 	turns, err := u.cs.DB.Turns(ctx, s.ID)
 	if err != nil {

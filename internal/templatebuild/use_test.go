@@ -91,36 +91,37 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	ctx := t.Context()
 	files := p.Template("mine", map[string]string{"/etc/own": "only here"})
 	nameless, tagged, named := p.Session(""), p.Session(""), p.Session("named")
-	for _, s := range []session.Session{nameless, tagged, named} {
+	for _, s := range []turnstone.Session{nameless, tagged, named} {
 		p.Leaves(s, files)
 	}
 	p.Leaves(p.Session(""), p.Template("other", map[string]string{"/x": "of the other"}))
-	g := ok[*session.Graph](t)(p.Repo.Session(ctx, string(tagged.ID)))
-	ok[session.Tag](t)(p.Repo.Tag(ctx, string(g.Turns[0].ID), "keep"))
+	g := ok[*turnstone.Graph](t)(p.Repo.Session(ctx, string(tagged.ID)))
+	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, string(g.Turns[0].ID), "keep"))
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
-	for _, s := range []session.Session{named, tagged} {
+	for _, s := range []turnstone.Session{named, tagged} {
 		gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"})
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
 			t.Errorf("%+v, %v", gone, err)
 		}
-		ok[session.Session](t)(p.Repo.RemoveSession(ctx, string(s.ID)))
+		ok[turnstone.Session](t)(p.Repo.RemoveSession(ctx, string(s.ID)))
 	}
 	// A turn of it that runs keeps it.
-	runs := ok[session.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID, Kind: string(repo.KindRun)}))
+	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID,
+		Kind: string(turnstone.TurnKindRun)}))
 	if gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if err := p.CS.DB.Abandon(ctx, runs.ID); err != nil {
 		t.Fatal(err)
 	}
-	gone := ok[[]session.Session](t)(Remove(ctx, p.Repo, Removal{Name: "mine"}))
+	gone := ok[[]turnstone.Session](t)(Remove(ctx, p.Repo, Removal{Name: "mine"}))
 	if len(gone) != 1 || gone[0].ID != nameless.ID {
 		t.Errorf("%+v", gone)
 	}
 	if _, err := p.Repo.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if all := ok[[]repo.SessionInfo](t)(p.Repo.Sessions(ctx)); len(all) != 1 {
+	if all := ok[[]turnstone.SessionInfo](t)(p.Repo.Sessions(ctx)); len(all) != 1 {
 		t.Errorf("%+v", all)
 	}
 	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {

@@ -13,7 +13,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 func TestExpand(t *testing.T) {
@@ -52,7 +51,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%s made another session the one at hand", ref)
 		}
 	}
-	ok[session.Session](t)(p.x.Rename(ctx, "research", "renamed"))
+	ok[turnstone.Session](t)(p.x.Rename(ctx, "research", "renamed"))
 	if got := expand("-", ""); got != "renamed" {
 		t.Error(got)
 	}
@@ -60,7 +59,7 @@ func TestExpand(t *testing.T) {
 	if p.x.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
 		t.Error(expand("-@1", ""))
 	}
-	ok[session.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
 	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
 		if err := os.WriteFile(p.x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -79,10 +78,12 @@ func TestReferencesToNumbers(t *testing.T) {
 	s := p.Session("s")
 	first := p.Turn(s, "main")
 	second := p.Turn(s, "main")
-	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "fix/auth"))
+	ok[turnstone.Branch](t)(p.x.Fork(ctx, "s@1", "fix/auth"))
 	third := p.Turn(s, "fix/auth")
-	ok[session.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
-	for ref, want := range map[string]session.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
+	ok[turnstone.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
+	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first,
+		"s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first,
+		"s@v1/rc": third, "s": second} {
 		if i := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
 			t.Errorf("%s: turn %d", ref, i.Turn.Number)
 		}

@@ -16,9 +16,9 @@ import (
 // A branchPoint is where a turn stands in the tree of its session.
 type branchPoint struct {
 	cs      *repo.ContextStore
-	session session.Session
-	turn    session.Turn
-	parent  *session.Turn    // on whose state it begins; nil: on the template
+	session turnstone.Session
+	turn    turnstone.Turn
+	parent  *turnstone.Turn  // on whose state it begins; nil: on the template
 	replay  bool             // it is in no session
 	state   *repo.State      // the parent's
 	layers  []template.Layer // of the template, which lie below all turns
@@ -30,7 +30,8 @@ func take(ctx context.Context, cs *repo.ContextStore, p *plan.Plan, again *repla
 	at := &branchPoint{cs: cs}
 	var err error
 	if again != nil {
-		at.replay, at.turn = true, session.Turn{ID: id, Parents: again.parent, Kind: string(repo.KindRun), Title: title}
+		at.replay, at.turn = true, turnstone.Turn{ID: id, Parents: again.parent,
+			Kind: string(turnstone.TurnKindRun), Title: title}
 		return at, at.readParent(ctx)
 	}
 	if p.Session != "" {
@@ -42,7 +43,8 @@ func take(ctx context.Context, cs *repo.ContextStore, p *plan.Plan, again *repla
 			return nil, err
 		}
 	}
-	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID, Branch: p.Branch, Kind: string(repo.KindRun), Title: title})
+	at.turn, err = cs.DB.Start(ctx, session.StartTurn{ID: id, Session: at.session.ID,
+		Branch: p.Branch, Kind: string(turnstone.TurnKindRun), Title: title})
 	if err != nil {
 		return nil, err
 	}

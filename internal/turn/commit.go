@@ -317,7 +317,8 @@ func (at *branchPoint) head() *turnstone.TurnID {
 // record puts all that is kept of the turn beside its state into the batch.
 func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
 	rec := &repo.Record{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
-		Parents: r.at.turn.Parents, Kind: repo.KindRun, Image: r.plan.Image, Template: r.info.Template, Substrate: r.info.Substrate,
+		Parents: r.at.turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
+		Template: r.info.Template, Substrate: r.info.Substrate,
 		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given, Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
 		State: l.state, Layer: l.layer, Home: r.info.Home, Lifetime: r.info.Lifetime}

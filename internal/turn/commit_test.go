@@ -20,7 +20,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -82,12 +81,12 @@ func whole(t *testing.T, dir string) (kept int) {
 	if rep := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
 	}
-	g := ok[*session.Graph](t)(x.Session(ctx, "s"))
+	g := ok[*turnstone.Graph](t)(x.Session(ctx, "s"))
 	var newest turnstone.TurnID
 	slices.Reverse(g.Turns) // the oldest first
 	for _, turn := range g.Turns {
 		switch {
-		case turn.Status != session.StatusDone:
+		case turn.Status != turnstone.TurnDone:
 			t.Errorf("turn %d is %s", turn.Number, turn.Status)
 		case turn.State == "" && turn.Result != turnstone.ResultError:
 			t.Errorf("turn %d left nothing, and %s", turn.Number, turn.Result)
@@ -163,7 +162,9 @@ func TestCommitFaults(t *testing.T) {
 			failed++
 			// The same process goes on: nothing is held by the turn that failed.
 			cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
-			if turn := ok[session.Turn](t)(cs.DB.Turn(t.Context(), r.info.ID)); turn.Status != session.StatusDone || turn.Result != turnstone.ResultError {
+			if turn := ok[turnstone.Turn](t)(cs.DB.Turn(t.Context(),
+				r.info.ID)); turn.Status != turnstone.TurnDone ||
+				turn.Result != turnstone.ResultError {
 				t.Errorf("write %d: the turn is %+v", n, turn)
 			}
 			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.ResultPassed {
@@ -288,7 +289,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}
-	if all := ok[[]repo.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]turnstone.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("%+v", all)
 	}
 }
@@ -303,7 +304,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Turn(s, "main")
-	ok[session.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
+	ok[turnstone.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
 	for _, path := range []string{p.x.pausedPath(s.ID, "main"), p.x.pausedPath(s.ID, "b"), p.x.pausedPath(other.ID, "main")} {
 		h := &pausedMachine{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
 		if err := h.write(); err != nil {

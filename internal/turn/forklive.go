@@ -19,33 +19,33 @@ import (
 // ForkLive is Fork for the newest turn of a branch whose machine stays between
 // turns (lifetime: session): the new branch gets a clone of that machine, with its
 // processes and its memory, paused as it is.
-func (x *Host) ForkLive(ctx context.Context, ref, name string) (session.Branch, error) {
+func (x *Host) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
 	cs, t, err := x.repo.Resolve(ctx, ref)
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	if err := branchFree(ctx, cs, t.Session, name); err != nil {
-		return session.Branch{}, err // before a clone is made, and before name is a file's
+		return turnstone.Branch{}, err // before a clone is made, and before name is a file's
 	}
 	from, err := x.pausedAt(ctx, t)
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	defer from.lock.Release()
 	s, err := cs.DB.Find(ctx, string(t.Session))
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	rules, err := x.hostRules()
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	if from.store.Holder, err = x.holder(ctx); err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: pausedLifetime, Label: pausedLabel(s, name)}, nil)
 	if err != nil {
-		return session.Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	to := &pausedMachine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: x.stillHostRules(rules), x: x, store: from.store,
 		path: x.pausedPath(t.Session, name)}
@@ -71,8 +71,9 @@ func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionI
 }
 
 // adopt pauses the clone and makes it the machine of a new branch.
-func (h *pausedMachine) adopt(ctx context.Context, cs *repo.ContextStore, t session.Turn, name string) (b session.Branch, err error) {
-	drop := func(err error) (session.Branch, error) {
+func (h *pausedMachine) adopt(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
+	name string) (b turnstone.Branch, err error) {
+	drop := func(err error) (turnstone.Branch, error) {
 		h.control(nil)
 		_ = h.store.Remove(context.WithoutCancel(ctx), h.Sandbox)
 		return b, err
@@ -148,7 +149,7 @@ func (x *Host) pausedPath(s turnstone.SessionID, branch string) string {
 }
 
 // pausedAt returns the paused machine that has the state of turn t. Its lock is held.
-func (x *Host) pausedAt(ctx context.Context, t session.Turn) (*pausedMachine, error) {
+func (x *Host) pausedAt(ctx context.Context, t turnstone.Turn) (*pausedMachine, error) {
 	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound, fmt.Sprintf("turn %d", t.Number),
 		"no machine stands on it").
 		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")

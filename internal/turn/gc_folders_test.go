@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // TestGCSweepsRemovedSessions: what a session wrote that was removed stays as long as it is
@@ -31,7 +30,7 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 	runs := folder(turnstone.NewTurnID())
 	lock := ok[*os.File](t)(repo.LockFolder(runs, syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()
-	ok[session.Session](t)(p.x.RemoveSession(ctx, "o"))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "o"))
 	for _, tc := range []struct {
 		keep    time.Duration
 		folders int

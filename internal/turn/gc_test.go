@@ -12,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // TestWeekOfTurns is a history with gc, by a clock of its own.
@@ -24,7 +23,7 @@ func TestWeekOfTurns(t *testing.T) {
 	for n := range 4 {
 		p.Turn(s, "main", texts(map[string]string{"/kept": fmt.Sprint("kept ", n), "/big": random(2<<20, 3)})...)
 	}
-	ok[session.Branch](t)(p.x.Fork(ctx, "s@2", "side"))
+	ok[turnstone.Branch](t)(p.x.Fork(ctx, "s@2", "side"))
 	side := p.Turn(s, "side", texts(map[string]string{"/side": "only here", "/blob": random(2<<20, 9)})...)
 	anonymous := p.Turn(p.Session(""), "main", texts(map[string]string{"/anonymous": "only here too"})...)
 	folder := filepath.Join(p.x.home.Root, "turns", string(anonymous.ID))
@@ -86,7 +85,7 @@ func TestWeekOfTurns(t *testing.T) {
 		}
 		_ = in.Close()
 	}
-	ok[session.Session](t)(p.x.RemoveSession(ctx, "s"))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "s"))
 	if did = gc(day(31), false); did.Remain != 0 || did.Objects != 0 {
 		t.Errorf("when all is removed: %+v", did)
 	}
@@ -111,7 +110,7 @@ func TestGCBesideTurns(t *testing.T) {
 		// What was deleted comes back, too.
 		p.Turn(s, "main", texts(map[string]string{"/a": fmt.Sprint(n % 3), "/b": fmt.Sprint(n)})...)
 		if n%4 == 3 {
-			ok[session.Session](t)(p.x.RemoveSession(t.Context(), "s"))
+			ok[turnstone.Session](t)(p.x.RemoveSession(t.Context(), "s"))
 			s = p.Session("s")
 		}
 	}

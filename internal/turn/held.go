@@ -19,7 +19,6 @@ import (
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
@@ -478,6 +477,6 @@ func (r *run) skipsPaused() bool {
 }
 
 // pausedLabel says whose the machine of a session's branch is.
-func pausedLabel(s session.Session, branch string) string {
+func pausedLabel(s turnstone.Session, branch string) string {
 	return "session " + s.Label() + "@" + branch
 }

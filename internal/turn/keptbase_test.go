@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/templatebuild"
@@ -50,8 +49,9 @@ func TestBaseLives(t *testing.T) {
 	keep := func(memory, name string) *repo.Record {
 		t.Helper()
 		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
-		ok[session.Session](t)(p.x.Rename(ctx, "s", name))
-		return ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
+		ok[turnstone.Session](t)(p.x.Rename(ctx, "s", name))
+		return ok[*repo.Record](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
+			r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
@@ -77,10 +77,10 @@ func TestBaseLives(t *testing.T) {
 	}
 	var file bytes.Buffer
 	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
-	ok[session.Session](t)(p.x.RemoveSession(ctx, "a"))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "a"))
 	gc(p)
 	whole(p, two)
-	ok[session.Session](t)(p.x.RemoveSession(ctx, "b"))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "b"))
 	gc(p)
 	if b, err := read(p, two, "base"); err == nil {
 		t.Errorf("nothing needs the base any more, and it has %d bytes", len(b))
@@ -124,7 +124,7 @@ func TestMachineImage(t *testing.T) {
 	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
 	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
-	ok[session.Session](t)(p.x.RemoveSession(ctx, "x"))
+	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "x"))
 	wrote := 0
 	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
 	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
@@ -133,7 +133,8 @@ func TestMachineImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, vm))
-	rec := ok[*repo.Record](t)(p.cs.Record(ctx, ok[session.Turn](t)(p.cs.DB.Turn(ctx, r.info.ID))))
+	rec := ok[*repo.Record](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
+		r.info.ID))))
 	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
 	found := func(p *past) {
 		t.Helper()

@@ -19,7 +19,6 @@ import (
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
@@ -232,7 +231,8 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 				t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
 			}
 			cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
-			rec := ok[*repo.Record](t)(cs.Record(t.Context(), ok[session.Turn](t)(cs.DB.Resolve(t.Context(), string(turn.ID)))))
+			rec := ok[*repo.Record](t)(cs.Record(t.Context(),
+				ok[turnstone.Turn](t)(cs.DB.Resolve(t.Context(), string(turn.ID)))))
 			if rec.VM != nil || rec.State != turn.State || rec.Error != turn.Error {
 				t.Errorf("%+v", rec)
 			}
@@ -273,7 +273,8 @@ func TestMachineFaults(t *testing.T) {
 		}
 		at = -1
 		cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
-		rec, err := cs.Record(t.Context(), ok[session.Turn](t)(cs.DB.Turn(t.Context(), r.info.ID)))
+		rec, err := cs.Record(t.Context(), ok[turnstone.Turn](t)(cs.DB.Turn(t.Context(),
+			r.info.ID)))
 		switch {
 		case strings.Contains(r.info.Error, "its machine is not kept"):
 			without++

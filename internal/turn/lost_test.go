@@ -141,8 +141,10 @@ func TestGCSweepsCaptures(t *testing.T) {
 	}
 	// One is killed: another handle of the database that is closed without an end.
 	db := ok[*session.DB](t)(session.Open(ctx, p.x.home.Path("context.db")))
-	killed := ok[session.Turn](t)(db.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(repo.KindRun)}))
-	runs := ok[session.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(repo.KindRun)}))
+	killed := ok[turnstone.Turn](t)(db.Start(ctx, session.StartTurn{Session: s.ID,
+		Kind: string(turnstone.TurnKindRun)}))
+	runs := ok[turnstone.Turn](t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID,
+		Kind: string(turnstone.TurnKindRun)}))
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}

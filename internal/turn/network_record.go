@@ -20,7 +20,6 @@ import (
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -146,7 +145,7 @@ func (r *run) recorded(ctx context.Context) (*repo.Record, error) {
 
 // replayable refuses a recording of another session that only the document names: it holds
 // what that session got from its network.
-func (r *run) replayable(t session.Turn) error {
+func (r *run) replayable(t turnstone.Turn) error {
 	own := t.Session == r.at.session.ID || r.again != nil && t.Session == r.again.session
 	if r.plan.Net.Mode.Named || r.plan.Granted("network") || own {
 		return nil
@@ -155,7 +154,8 @@ func (r *run) replayable(t session.Turn) error {
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
-func nearestRecording(ctx context.Context, cs *repo.ContextStore, t session.Turn, none func(hint, format string, args ...any) error) (*repo.Record, error) {
+func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
+	none func(hint, format string, args ...any) error) (*repo.Record, error) {
 	for {
 		rec, err := cs.Record(ctx, t)
 		if err != nil {

@@ -185,10 +185,11 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 }
 
 // state commits a turn that leaves st.
-func (p *past) state(s session.Session, st repo.State) {
+func (p *past) state(s turnstone.Session, st repo.State) {
 	p.t.Helper()
 	ctx := p.t.Context()
-	turn := ok[session.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Kind: string(repo.KindRun), Title: "a turn"}))
+	turn := ok[turnstone.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID,
+		Branch: "main", Kind: string(turnstone.TurnKindRun), Title: "a turn"}))
 	batch, err := p.cs.Store.Begin(ctx)
 	if err != nil {
 		p.t.Fatal(err)
@@ -203,7 +204,9 @@ func (p *past) state(s session.Session, st repo.State) {
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
 	}
 	state := put(st)
-	rec := put(repo.Record{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session, Number: turn.Number, Branch: "main", Kind: repo.KindRun, Image: st.Image, State: state, Document: tree.Content{}})
+	rec := put(repo.Record{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session,
+		Number: turn.Number, Branch: "main", Kind: turnstone.TurnKindRun, Image: st.Image,
+		State: state, Document: tree.Content{}})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}

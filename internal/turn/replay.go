@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -96,12 +95,13 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 
 // again makes the request that the turn old was, whose record is rec. Where the turn
 // stands is the database's word: a record may be imported.
-func again(ctx context.Context, cs *repo.ContextStore, old session.Turn, rec *repo.Record, secrets []string) (*plan.Request, error) {
+func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn, rec *repo.Record,
+	secrets []string) (*plan.Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
 			format, args...).WithHint(hint)
 	}
-	if rec.Kind != repo.KindRun {
+	if rec.Kind != turnstone.TurnKindRun {
 		return nil, fail(turnstone.KindInvalid, "", "it is a %s, and ran nothing", rec.Kind)
 	}
 	src, err := cs.Read(ctx, rec.Document, document.MaxFile)

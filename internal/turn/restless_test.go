@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
@@ -155,7 +154,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 			t.Errorf("its machine is left: %+v", i)
 		}
 	}
-	g := ok[*session.Graph](t)(x.Session(t.Context(), label))
+	g := ok[*turnstone.Graph](t)(x.Session(t.Context(), label))
 	if _, err := os.Stat(x.pausedPath(g.Session.ID, plan.DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a machine is written down: %v", err)
 	}

@@ -59,7 +59,7 @@ func TestStoreInABucket(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	other.repo.Place = "s3://turns/team/b"
-	ok[[]repo.SessionInfo](t)(other.Sessions(ctx))
+	ok[[]turnstone.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
 	// Of many that come at once, at most one is let in.

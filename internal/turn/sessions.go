@@ -5,11 +5,11 @@ import (
 	"io"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/merging"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // Close closes the context store, if it was opened. Turns that still run through x count as
@@ -17,18 +17,18 @@ import (
 func (x *Executor) Close() error { return x.repo.Close() }
 
 // Sessions lists the sessions, the one that was used last first.
-func (x *Executor) Sessions(ctx context.Context) ([]SessionInfo, error) {
+func (x *Executor) Sessions(ctx context.Context) ([]turnstone.SessionInfo, error) {
 	return x.repo.Sessions(ctx)
 }
 
 // Session returns all that is known of one session, by its name or ID.
-func (x *Executor) Session(ctx context.Context, nameOrID string) (*session.Graph, error) {
+func (x *Executor) Session(ctx context.Context, nameOrID string) (*turnstone.Graph, error) {
 	return x.repo.Session(ctx, nameOrID)
 }
 
 // Log returns a session's turns, the newest first: all of them when ref names a session, else the
 // turn that ref names and its ancestors. limit, if positive, bounds their number.
-func (x *Executor) Log(ctx context.Context, ref string, limit int) (*session.Graph, error) {
+func (x *Executor) Log(ctx context.Context, ref string, limit int) (*turnstone.Graph, error) {
 	return x.repo.Log(ctx, ref, limit)
 }
 
@@ -40,7 +40,7 @@ func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error
 
 // AtHand returns the session named, or, when named is empty, the session that was used last. The
 // error is of kind KindNotFound when there is none.
-func (x *Executor) AtHand(ctx context.Context, named string) (session.Session, error) {
+func (x *Executor) AtHand(ctx context.Context, named string) (turnstone.Session, error) {
 	return x.repo.AtHand(ctx, named)
 }
 
@@ -87,12 +87,12 @@ func (x *Executor) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error
 func (x *Executor) Prepare(ctx context.Context, ref string) error { return x.repo.Prepare(ctx, ref) }
 
 // Fork makes a branch that begins with the turn that ref names.
-func (x *Executor) Fork(ctx context.Context, ref, name string) (session.Branch, error) {
+func (x *Executor) Fork(ctx context.Context, ref, name string) (turnstone.Branch, error) {
 	return x.repo.Fork(ctx, ref, name)
 }
 
 // Tag gives the turn that ref names a name that stays with the turn.
-func (x *Executor) Tag(ctx context.Context, ref, name string) (session.Tag, error) {
+func (x *Executor) Tag(ctx context.Context, ref, name string) (turnstone.Tag, error) {
 	return x.repo.Tag(ctx, ref, name)
 }
 
@@ -102,13 +102,13 @@ func (x *Executor) Untag(ctx context.Context, nameOrID, tag string) error {
 }
 
 // Rename gives a session a name.
-func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (session.Session, error) {
+func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (turnstone.Session, error) {
 	return x.repo.Rename(ctx, nameOrID, name)
 }
 
 // RemoveSession removes a session, and ends its paused machines. GC frees the space that its turns
 // take up.
-func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (session.Session, error) {
+func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
 	s, err := x.repo.RemoveSession(ctx, nameOrID)
 	if err != nil {
 		return s, err

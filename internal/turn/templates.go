@@ -3,7 +3,7 @@ package turn
 import (
 	"context"
 
-	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/templatebuild"
 )
@@ -18,7 +18,7 @@ func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
 // RemoveTemplate removes a template that no session needs, and returns the anonymous sessions that
 // were removed with it: see templatebuild.Remove.
 func (x *Executor) RemoveTemplate(ctx context.Context,
-	req templatebuild.Removal) ([]session.Session, error) {
+	req templatebuild.Removal) ([]turnstone.Session, error) {
 	return templatebuild.Remove(ctx, x.repo, req)
 }
 

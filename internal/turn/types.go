@@ -4,13 +4,12 @@ import "turnstone.dev/turnstone/internal/repo"
 
 // What is known of sessions and their turns, and what it takes to ask.
 type (
-	SessionInfo = repo.SessionInfo
-	TurnInfo    = repo.TurnInfo
-	Record      = repo.Record
-	TurnKind    = repo.TurnKind
-	State       = repo.State
-	LayerInfo   = repo.LayerInfo
-	FileInfo    = repo.FileInfo
+	TurnInfo = repo.TurnInfo
+	Record   = repo.Record
+
+	State     = repo.State
+	LayerInfo = repo.LayerInfo
+	FileInfo  = repo.FileInfo
 
 	DiffRequest  = repo.DiffRequest
 	StateDiff    = repo.StateDiff
@@ -21,12 +20,6 @@ type (
 	GCReport   = repo.GCReport
 	FsckReport = repo.FsckReport
 	Usage      = repo.Usage
-)
-
-// The kinds of turns.
-const (
-	KindRun   = repo.KindRun
-	KindMerge = repo.KindMerge
 )
 
 // How a path can have changed.

@@ -16,7 +16,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -40,7 +39,7 @@ const (
 type exportHead struct {
 	Format  int    `json:"format"`
 	Version string `json:"turnstone"` // of the program that wrote it
-	session.Graph
+	turnstone.Graph
 }
 
 // An exportTail is what the file says of the templates that the session's turns began on.
@@ -61,10 +60,10 @@ type ExportRequest struct {
 
 // ExportReport says what was written.
 type ExportReport struct {
-	Session session.Session `json:"session"`
-	Turns   int             `json:"turns"`
-	Objects int             `json:"objects"`
-	Bytes   int64           `json:"bytes"` // of the objects, uncompressed
+	Session turnstone.Session `json:"session"`
+	Turns   int               `json:"turns"`
+	Objects int               `json:"objects"`
+	Bytes   int64             `json:"bytes"` // of the objects, uncompressed
 }
 
 // Export writes a session as one file to w: its turns, branches and tags, and all data that they
@@ -81,7 +80,7 @@ func Export(ctx context.Context, x *repo.Repo, req ExportRequest,
 	}
 	done := g.Turns[:0]
 	for _, t := range g.Turns {
-		if t.Status == session.StatusDone {
+		if t.Status == turnstone.TurnDone {
 			done = append(done, t)
 		}
 	}
@@ -116,7 +115,7 @@ type exporter struct {
 	machines  map[turnstone.Digest]bool // images of templates that kept machines run on
 }
 
-func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
+func (e *exporter) writeAll(ctx context.Context, g *turnstone.Graph) error {
 	format, err := e.look(ctx, g)
 	if err != nil {
 		return err
@@ -143,7 +142,7 @@ func (e *exporter) writeAll(ctx context.Context, g *session.Graph) error {
 }
 
 // look notes what templates and images g's turns need, and returns the format that they take.
-func (e *exporter) look(ctx context.Context, g *session.Graph) (format int, err error) {
+func (e *exporter) look(ctx context.Context, g *turnstone.Graph) (format int, err error) {
 	e.images, e.machines, format = map[string]bool{}, map[turnstone.Digest]bool{}, withoutTrees
 	for _, t := range g.Turns {
 		if t.Record == "" {

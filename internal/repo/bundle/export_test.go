@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -23,10 +22,10 @@ func exported(t *testing.T) (p *repotest.Past, file []byte) {
 	ctx := t.Context()
 	s := p.Session("story")
 	p.Turn(s, "main", treetest.Texts(map[string]string{"/w/a": "one", "/w/d/e/f": "deep", "/w/big": repotest.Random(3<<20, 7)})...)
-	ok[session.Branch](t)(p.Repo.Fork(ctx, "story@1", "side"))
+	ok[turnstone.Branch](t)(p.Repo.Fork(ctx, "story@1", "side"))
 	p.Turn(s, "side", treetest.Texts(map[string]string{"/w/a": "side"})...)
 	p.Turn(s, "main", append(treetest.Texts(map[string]string{"/w/a": "two", "/w/d/e/f": "deep"}), treetest.File{Path: "/w/link", Target: "a"})...)
-	ok[session.Tag](t)(p.Repo.Tag(ctx, "story@2", "v1"))
+	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "story@2", "v1"))
 	p.Turn(p.Session("other"), "main", treetest.Texts(map[string]string{"/secret": "of another session"})...)
 	var out bytes.Buffer
 	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &out))
@@ -46,7 +45,8 @@ func TestExportImport(t *testing.T) {
 	if !rep.Fresh || rep.Turns != 3 || rep.Session.Name != "story" {
 		t.Errorf("%+v", rep)
 	}
-	a, b := ok[*session.Graph](t)(p.Repo.Session(ctx, "story")), ok[*session.Graph](t)(q.Repo.Session(ctx, "story"))
+	a, b := ok[*turnstone.Graph](t)(p.Repo.Session(ctx, "story")),
+		ok[*turnstone.Graph](t)(q.Repo.Session(ctx, "story"))
 	if fmt.Sprint(a) != fmt.Sprint(b) {
 		t.Errorf("got\n%+v, want\n%+v", b, a)
 	}
@@ -134,7 +134,7 @@ func TestImportRefuses(t *testing.T) {
 		if k := turnstone.KindOf(err); err == nil || k == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v (%s)", what, rep, err, k)
 		}
-		if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 		if r := ok[*repo.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 {

@@ -9,10 +9,8 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -60,7 +58,7 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
-	if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("left %v", all)
 	}
 }
@@ -78,7 +76,7 @@ func TestImportSparse(t *testing.T) {
 	if rep := ok[*ImportReport](t)(Import(t.Context(), q.Repo, ImportRequest{}, room, bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
-	ok[session.Session](t)(q.CS.DB.Find(t.Context(), "story"))
+	ok[turnstone.Session](t)(q.CS.DB.Find(t.Context(), "story"))
 }
 
 // TestImportCountsContents: what contents unpack to is counted together.

@@ -6,8 +6,8 @@ import (
 	"os"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo/repotest"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -22,9 +22,9 @@ func TestFixture(t *testing.T) {
 		s := p.Session("research")
 		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\n", "/workspace/out/a.csv": "1,2\n"})...)
 		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\nsecond\n", "/workspace/b": "b\n"})...)
-		ok[session.Branch](t)(p.Repo.Fork(t.Context(), "research@1", "fix/auth"))
+		ok[turnstone.Branch](t)(p.Repo.Fork(t.Context(), "research@1", "fix/auth"))
 		p.Turn(s, "fix/auth", treetest.Texts(map[string]string{"/workspace/list": "other\n", "/workspace/out/a.csv": "1,2\n"})...)
-		ok[session.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
+		ok[turnstone.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
 		var b bytes.Buffer
 		ok[*ExportReport](t)(Export(t.Context(), p.Repo, ExportRequest{Session: "research", Full: true}, &b))
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {

@@ -73,7 +73,7 @@ func TestForgedTrees(t *testing.T) {
 		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}

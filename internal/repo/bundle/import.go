@@ -55,11 +55,11 @@ const (
 
 // ImportReport says what was imported.
 type ImportReport struct {
-	Session session.Session `json:"session"`
-	Fresh   bool            `json:"fresh"` // false: it was all here already, and nothing was changed
-	Turns   int             `json:"turns"`
-	Objects int             `json:"objects"`
-	Bytes   int64           `json:"bytes"`
+	Session turnstone.Session `json:"session"`
+	Fresh   bool              `json:"fresh"` // false: it was all here already, and nothing was changed
+	Turns   int               `json:"turns"`
+	Objects int               `json:"objects"`
+	Bytes   int64             `json:"bytes"`
 	// Missing counts the files that lie in templates which are not here. They are there as
 	// soon as the templates are.
 	Missing      int               `json:"missing"`
@@ -142,7 +142,7 @@ type importer struct {
 	tr      *tar.Reader
 	room    func() error
 	format  int
-	graph   session.Graph
+	graph   turnstone.Graph
 	objects map[turnstone.Digest]bool // that the file has; true: something names it
 	tail    *exportTail               // nil: the file has none
 	leftOut map[turnstone.Digest]bool // by tail
@@ -210,7 +210,7 @@ func (m *importer) head() error {
 	m.graph, m.format = head.Graph, head.Format
 	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
 		Templates: []UnbuiltTemplate{}}
-	return m.graph.Check()
+	return session.CheckGraph(&m.graph)
 }
 
 // known tells whether the session is here already.
@@ -403,7 +403,7 @@ func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
 }
 
 // sameAsRecord checks what the session says of t against t's own record.
-func (m *importer) sameAsRecord(ctx context.Context, t session.Turn) error {
+func (m *importer) sameAsRecord(ctx context.Context, t turnstone.Turn) error {
 	if t.Record == "" {
 		return nil
 	}

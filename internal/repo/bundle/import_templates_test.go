@@ -119,7 +119,7 @@ func TestImportHostileTail(t *testing.T) {
 		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
-		if all := ok[[]repo.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
+		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}

@@ -26,7 +26,7 @@ import (
 func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into,
 		Parent: &m.ours.ID, Second: &m.theirs.ID,
-		Kind: string(repo.KindMerge), Title: m.title()})
+		Kind: string(turnstone.TurnKindMerge), Title: m.title()})
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 }
 
 // putRecord puts the record of the merge, with its document and receipt.
-func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.Turn,
+func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t turnstone.Turn,
 	state turnstone.Digest) (turnstone.Digest, error) {
 	before, err := m.cs.Record(ctx, *m.ours)
 	if err != nil {
@@ -76,7 +76,8 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t session.T
 	info := m.info(t, before.Template)
 	m.report.Receipt = string(doc.Receipt(info, nil))
 	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
-		Branch: m.report.Branch, Parents: t.Parents, Kind: repo.KindMerge, Image: m.result.Image,
+		Branch: m.report.Branch, Parents: t.Parents, Kind: turnstone.TurnKindMerge,
+		Image:    m.result.Image,
 		Template: before.Template, Shape: before.Shape, Started: m.started,
 		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state,
 		Layer: m.report.Layer}

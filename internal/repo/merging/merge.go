@@ -89,10 +89,10 @@ type merging struct {
 	cs      *repo.ContextStore
 	req     Request
 	started time.Time
-	session session.Session
-	base    *session.Turn // nil: none
-	ours    *session.Turn // nil: the branch has none
-	theirs  session.Turn
+	session turnstone.Session
+	base    *turnstone.Turn // nil: none
+	ours    *turnstone.Turn // nil: the branch has none
+	theirs  turnstone.Turn
 	states  [3]*repo.State // of base, ours, theirs
 	result  repo.State
 	report  *MergeReport
@@ -180,7 +180,7 @@ func (m *merging) locate(ctx context.Context) error {
 // readStates reads what the turns left.
 func (m *merging) readStates(ctx context.Context) error {
 	for i, s := range []struct {
-		t  *session.Turn
+		t  *turnstone.Turn
 		to **MergeSide
 	}{{m.base, &m.report.Base}, {m.ours, &m.report.Ours}, {&m.theirs, &m.report.Theirs}} {
 		if s.t == nil {
@@ -198,13 +198,13 @@ func (m *merging) readStates(ctx context.Context) error {
 }
 
 // from finds the turn to merge.
-func (m *merging) from(ctx context.Context) (session.Turn, error) {
+func (m *merging) from(ctx context.Context) (turnstone.Turn, error) {
 	ref := m.req.From
 	switch {
 	case m.req.Session != "":
 		s, err := m.cs.DB.Find(ctx, m.req.Session)
 		if err != nil {
-			return session.Turn{}, err
+			return turnstone.Turn{}, err
 		}
 		return m.cs.DB.ResolveIn(ctx, s.ID, ref)
 	case strings.Contains(ref, "@"), strings.HasPrefix(ref, "t_"):
@@ -213,18 +213,18 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	branch, _, _ := strings.Cut(ref, "~")
 	all, err := m.cs.DB.List(ctx)
 	if err != nil {
-		return session.Turn{}, err
+		return turnstone.Turn{}, err
 	}
-	var found []session.Session
+	var found []turnstone.Session
 	for _, s := range all {
 		if s.Name == "" {
 			continue
 		}
 		branches, err := m.cs.DB.Branches(ctx, s.ID)
 		if err != nil {
-			return session.Turn{}, err
+			return turnstone.Turn{}, err
 		}
-		if slices.ContainsFunc(branches, func(b session.Branch) bool { return b.Name == branch }) {
+		if slices.ContainsFunc(branches, func(b turnstone.Branch) bool { return b.Name == branch }) {
 			found = append(found, s)
 		}
 	}
@@ -232,7 +232,7 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	case 1:
 		return m.cs.DB.ResolveIn(ctx, found[0].ID, ref)
 	case 0:
-		return session.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound,
+		return turnstone.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound,
 			fmt.Sprintf("%.80q", ref),
 			"no named session has such a branch").
 			WithHint("write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions")
@@ -241,7 +241,8 @@ func (m *merging) from(ctx context.Context) (session.Turn, error) {
 	for _, s := range found[:min(len(found), 5)] {
 		names = append(names, s.Name+"@"+ref)
 	}
-	return session.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch", len(found)),
+	return turnstone.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch",
+		len(found)),
 		"write which one: "+strings.Join(names, ", "))
 }
 
@@ -377,7 +378,7 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 }
 
 // info is what the receipt's front matter says.
-func (m *merging) info(t session.Turn, template turnstone.Digest) document.TurnInfo {
+func (m *merging) info(t turnstone.Turn, template turnstone.Digest) document.TurnInfo {
 	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started),
 		Template: template, Image: m.result.Image, Result: turnstone.ResultPassed,
 		Session: m.session.Label(), Number: t.Number, Branch: m.report.Branch, Parents: t.Parents,

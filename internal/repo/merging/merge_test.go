@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -20,7 +19,7 @@ import (
 // A mergeWorld is a session whose turns are made without machines.
 type mergeWorld struct {
 	*repotest.Past
-	s session.Session
+	s turnstone.Session
 }
 
 func newMergeWorld(t *testing.T) *mergeWorld {
@@ -29,7 +28,7 @@ func newMergeWorld(t *testing.T) *mergeWorld {
 }
 
 // turn commits a turn on a branch, with these files and this environment.
-func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) session.Turn {
+func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) turnstone.Turn {
 	w.T.Helper()
 	return w.Commit(w.s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
 		rec.Template = turnstone.DigestBytes([]byte("template"))
@@ -44,7 +43,7 @@ func (w *mergeWorld) must(err error) {
 	}
 }
 
-func (w *mergeWorld) fork(from session.Turn, name string) {
+func (w *mergeWorld) fork(from turnstone.Turn, name string) {
 	w.T.Helper()
 	_, err := w.CS.DB.Fork(w.T.Context(), from, name)
 	w.must(err)
@@ -104,7 +103,8 @@ func TestMergeMakesATurn(t *testing.T) {
 	}
 	info, err := w.Repo.Show(t.Context(), "research@4")
 	w.must(err)
-	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) || info.Record.Kind != repo.KindMerge || info.Turn.Kind != "merge" {
+	if !slices.Equal(info.Turn.Parents, []turnstone.TurnID{ours.ID, theirs.ID}) ||
+		info.Record.Kind != turnstone.TurnKindMerge || info.Turn.Kind != "merge" {
 		t.Errorf("%+v", info.Turn)
 	}
 	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" || info.State.Tree.Hash != rep.FSHash {

@@ -70,25 +70,26 @@ func OK[T any](t testing.TB) func(v T, err error) T {
 }
 
 // Session returns the session called name. An empty name makes an anonymous session.
-func (p *Past) Session(name string) session.Session {
+func (p *Past) Session(name string) turnstone.Session {
 	p.T.Helper()
 	if name == "" {
-		return OK[session.Session](p.T)(p.CS.DB.Create(p.T.Context(), ""))
+		return OK[turnstone.Session](p.T)(p.CS.DB.Create(p.T.Context(), ""))
 	}
-	return OK[session.Session](p.T)(p.CS.DB.Ensure(p.T.Context(), name))
+	return OK[turnstone.Session](p.T)(p.CS.DB.Ensure(p.T.Context(), name))
 }
 
 // Commit commits a turn that leaves the state that leave returns. Leave may change the record.
-func (p *Past) Commit(s session.Session, branch string,
-	leave func(b *store.Batch, rec *repo.Record) repo.State) session.Turn {
+func (p *Past) Commit(s turnstone.Session, branch string,
+	leave func(b *store.Batch, rec *repo.Record) repo.State) turnstone.Turn {
 	p.T.Helper()
 	ctx := p.T.Context()
-	t := OK[session.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
-		Branch: branch, Kind: string(repo.KindRun), Title: "a turn"}))
+	t := OK[turnstone.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
+		Branch: branch, Kind: string(turnstone.TurnKindRun), Title: "a turn"}))
 	batch := OK[*store.Batch](p.T)(p.CS.Store.Begin(ctx))
 	defer func() { _ = batch.Close() }()
 	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
-		Branch: branch, Parents: t.Parents, Kind: repo.KindRun, Result: turnstone.ResultPassed}
+		Branch: branch, Parents: t.Parents, Kind: turnstone.TurnKindRun,
+		Result: turnstone.ResultPassed}
 	st := leave(batch, rec) // first: it may build a template, which contents are then looked up in
 	rec.Receipt = p.Content(batch, fmt.Sprintf("# Turn %d\n", t.Number))
 	rec.Document = rec.Receipt
@@ -109,7 +110,7 @@ func (p *Past) Commit(s session.Session, branch string,
 	if _, _, err := p.CS.DB.Finish(ctx, end); err != nil {
 		p.T.Fatal(err)
 	}
-	return OK[session.Turn](p.T)(p.CS.DB.Turn(ctx, t.ID))
+	return OK[turnstone.Turn](p.T)(p.CS.DB.Turn(ctx, t.ID))
 }
 
 // Content puts text into b.
@@ -120,7 +121,7 @@ func (p *Past) Content(b *store.Batch, text string) tree.Content {
 }
 
 // Turn commits a turn that leaves these files.
-func (p *Past) Turn(s session.Session, branch string, files ...treetest.File) session.Turn {
+func (p *Past) Turn(s turnstone.Session, branch string, files ...treetest.File) turnstone.Turn {
 	p.T.Helper()
 	return p.Commit(s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
 		stdout := p.Content(b, fmt.Sprintf("output of turn %d", rec.Number))
@@ -132,7 +133,7 @@ func (p *Past) Turn(s session.Session, branch string, files ...treetest.File) se
 }
 
 // Leaves commits a turn whose state has the tree that plant returns, which may be damaged.
-func (p *Past) Leaves(s session.Session, plant func(w tree.Writer) tree.Ref) {
+func (p *Past) Leaves(s turnstone.Session, plant func(w tree.Writer) tree.Ref) {
 	p.T.Helper()
 	p.Commit(s, "main", func(b *store.Batch, _ *repo.Record) repo.State {
 		return repo.State{Image: cmp.Or(p.Image, "base"), Cwd: "/", Tree: plant(b)}

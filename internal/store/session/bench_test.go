@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"testing"
+	"turnstone.dev/turnstone"
 )
 
 func BenchmarkOpen(b *testing.B) {
@@ -24,7 +25,7 @@ func BenchmarkOpen(b *testing.B) {
 
 func BenchmarkTurn(b *testing.B) {
 	db := open(b, b.TempDir())
-	s := must[Session](b)(db.Create(b.Context(), "s"))
+	s := must[turnstone.Session](b)(db.Create(b.Context(), "s"))
 	for b.Loop() {
 		grow(b, db, s, Main)
 	}

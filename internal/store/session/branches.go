@@ -10,8 +10,9 @@ import (
 )
 
 // Fork creates a branch whose head is from.
-func (db *DB) Fork(ctx context.Context, from Turn, name string) (Branch, error) {
-	b := Branch{Session: from.Session, Name: name, Head: from.ID, Created: db.now().UTC()}
+func (db *DB) Fork(ctx context.Context, from turnstone.Turn, name string) (turnstone.Branch,
+	error) {
+	b := turnstone.Branch{Session: from.Session, Name: name, Head: from.ID, Created: db.now().UTC()}
 	if err := CheckName("branch", name); err != nil {
 		return b, err
 	}
@@ -31,12 +32,13 @@ func (db *DB) Fork(ctx context.Context, from Turn, name string) (Branch, error) 
 }
 
 // Branches returns the branches of a session by name, main first.
-func (db *DB) Branches(ctx context.Context, s turnstone.SessionID) ([]Branch, error) {
+func (db *DB) Branches(ctx context.Context, s turnstone.SessionID) ([]turnstone.Branch, error) {
 	return branches(ctx, db.sql, "WHERE session = ? ORDER BY name <> 'main', name", s)
 }
 
 // Branch returns the session's branch with this name.
-func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (Branch, error) {
+func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (turnstone.Branch,
+	error) {
 	return branch(ctx, db.sql, s, name)
 }
 
@@ -89,8 +91,8 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 
 // Tag gives a turn a permanent name. A name that is used in the turn's session is an error of kind
 // Invalid, unless it is already this turn's tag.
-func (db *DB) Tag(ctx context.Context, of Turn, name string) (Tag, error) {
-	t := Tag{Session: of.Session, Name: name, Turn: of.ID, Created: db.now().UTC()}
+func (db *DB) Tag(ctx context.Context, of turnstone.Turn, name string) (turnstone.Tag, error) {
+	t := turnstone.Tag{Session: of.Session, Name: name, Turn: of.ID, Created: db.now().UTC()}
 	if err := CheckName("tag", name); err != nil {
 		return t, err
 	}
@@ -118,7 +120,7 @@ func (db *DB) Tag(ctx context.Context, of Turn, name string) (Tag, error) {
 }
 
 // Tags returns the tags of a session by name.
-func (db *DB) Tags(ctx context.Context, s turnstone.SessionID) ([]Tag, error) {
+func (db *DB) Tags(ctx context.Context, s turnstone.SessionID) ([]turnstone.Tag, error) {
 	return tags(ctx, db.sql, "WHERE session = ? ORDER BY name", s)
 }
 
@@ -154,10 +156,11 @@ func nameUsed(ctx context.Context, q querier, s turnstone.SessionID, name string
 	return what, dbError("name", name, err)
 }
 
-func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) (Branch, error) {
+func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) (turnstone.Branch,
+	error) {
 	all, err := branches(ctx, q, "WHERE session = ? ORDER BY name", s)
 	if err != nil {
-		return Branch{}, err
+		return turnstone.Branch{}, err
 	}
 	var names []string
 	for _, b := range all {
@@ -176,11 +179,12 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 	if len(all) == 0 {
 		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
 	}
-	return Branch{}, e
+	return turnstone.Branch{}, e
 }
 
-func branches(ctx context.Context, q querier, clause string, args ...any) ([]Branch, error) {
-	return query(ctx, q, "branches", func(rows *sql.Rows) (b Branch, err error) {
+func branches(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Branch,
+	error) {
+	return query(ctx, q, "branches", func(rows *sql.Rows) (b turnstone.Branch, err error) {
 		var created int64
 		err = rows.Scan(&b.Session, &b.Name, &b.Head, &created)
 		b.Created = moment(created)
@@ -188,7 +192,7 @@ func branches(ctx context.Context, q querier, clause string, args ...any) ([]Bra
 	}, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
 }
 
-func insertBranch(ctx context.Context, tx *sql.Tx, b Branch) error {
+func insertBranch(ctx context.Context, tx *sql.Tx, b turnstone.Branch) error {
 	_, err := tx.ExecContext(ctx, "INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
 		b.Session, b.Name, sql.NullString{String: string(b.Head), Valid: b.Head != ""}, stamp(b.Created))
 	return dbError("branch", b.Name, err)
@@ -199,8 +203,8 @@ func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string
 	return dbError("branch", name, err)
 }
 
-func tags(ctx context.Context, q querier, clause string, args ...any) ([]Tag, error) {
-	return query(ctx, q, "tags", func(rows *sql.Rows) (t Tag, err error) {
+func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Tag, error) {
+	return query(ctx, q, "tags", func(rows *sql.Rows) (t turnstone.Tag, err error) {
 		var created int64
 		err = rows.Scan(&t.Session, &t.Name, &t.Turn, &created)
 		t.Created = moment(created)
@@ -208,7 +212,7 @@ func tags(ctx context.Context, q querier, clause string, args ...any) ([]Tag, er
 	}, "SELECT session, name, turn, created FROM tags "+clause, args...)
 }
 
-func insertTag(ctx context.Context, tx *sql.Tx, t Tag) error {
+func insertTag(ctx context.Context, tx *sql.Tx, t turnstone.Tag) error {
 	_, err := tx.ExecContext(ctx, "INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name, t.Turn, stamp(t.Created))
 	return dbError("tag", t.Name, err)
 }

@@ -16,10 +16,10 @@ const maxNumber = 1 << 31
 
 var sessionID = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-// Check reports the first fault of a Graph from another machine: the error is of kind Invalid. All
-// turns must be done, parents must precede their turns, and every referenced turn must be in the
-// Graph.
-func (g *Graph) Check() error {
+// CheckGraph reports the first fault of a graph from another machine: the error is of kind Invalid.
+// All turns must be done, parents must precede their turns, and every referenced turn must be in
+// the graph.
+func CheckGraph(g *turnstone.Graph) error {
 	fail := func(format string, args ...any) error {
 		return turnstone.Errorf("session.import", turnstone.KindInvalid, "the session",
 			format, args...)
@@ -40,7 +40,7 @@ func (g *Graph) Check() error {
 		numbers[t.ID], used[t.Number] = t.Number, true
 	}
 	for _, t := range g.Turns {
-		if err := g.checkTurn(t, numbers); err != nil {
+		if err := checkTurn(g, t, numbers); err != nil {
 			return fail("turn %d: %w", t.Number, err)
 		}
 	}
@@ -66,14 +66,14 @@ func (g *Graph) Check() error {
 	return nil
 }
 
-func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
+func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnID]int) error {
 	if t.Session != g.Session.ID {
 		return errors.New("is of another session")
 	}
 	if err := CheckName("branch", t.Branch); err != nil {
 		return err
 	}
-	if t.Status != StatusDone {
+	if t.Status != turnstone.TurnDone {
 		return errors.New("is not done")
 	}
 	if !slices.Contains([]turnstone.Result{turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError}, t.Result) {
@@ -105,8 +105,8 @@ func (g *Graph) checkTurn(t Turn, numbers map[turnstone.TurnID]int) error {
 // this ID that already has all of g's turns is left unchanged, and fresh is false. A session with
 // other turns, and another session with the same name, are errors of kind Invalid. The objects that
 // g's turns refer to must already be durable.
-func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
-	if err := g.Check(); err != nil {
+func (db *DB) Import(ctx context.Context, g *turnstone.Graph) (fresh bool, err error) {
+	if err := CheckGraph(g); err != nil {
 		return false, err
 	}
 	err = db.write(ctx, func(tx *sql.Tx) error {
@@ -120,9 +120,11 @@ func (db *DB) Import(ctx context.Context, g *Graph) (fresh bool, err error) {
 }
 
 // Has reports whether Import would change nothing, or returns Import's error.
-func (db *DB) Has(ctx context.Context, g *Graph) (bool, error) { return hasGraph(ctx, db.sql, g) }
+func (db *DB) Has(ctx context.Context, g *turnstone.Graph) (bool, error) {
+	return hasGraph(ctx, db.sql, g)
+}
 
-func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
+func hasGraph(ctx context.Context, q querier, g *turnstone.Graph) (bool, error) {
 	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?", g.Session.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
 		if err != nil {
 			return false, err
@@ -142,7 +144,7 @@ func hasGraph(ctx context.Context, q querier, g *Graph) (bool, error) {
 }
 
 // sameTurns reports a turn of g that the local session lacks or has in another form.
-func sameTurns(ctx context.Context, q querier, g *Graph) error {
+func sameTurns(ctx context.Context, q querier, g *turnstone.Graph) error {
 	have := map[turnstone.TurnID]turnstone.Digest{}
 	ts, err := turns(ctx, q, "WHERE session = ?", g.Session.ID)
 	if err != nil {
@@ -161,7 +163,7 @@ func sameTurns(ctx context.Context, q querier, g *Graph) error {
 	return nil
 }
 
-func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *Graph) error {
+func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) error {
 	next := 1
 	for _, t := range g.Turns {
 		next = max(next, t.Number+1)
@@ -192,7 +194,8 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *Graph) error {
 		}
 	}
 	if !hasMain {
-		if err := insertBranch(ctx, tx, Branch{Session: s.ID, Name: Main, Created: s.Created}); err != nil {
+		if err := insertBranch(ctx, tx, turnstone.Branch{Session: s.ID, Name: Main,
+			Created: s.Created}); err != nil {
 			return err
 		}
 	}

@@ -11,11 +11,11 @@ import (
 // History yields a turn and all of its ancestors, each once, the highest number first: a turn
 // precedes its parents, and after a merge both sides are ordered by their start. It reads on
 // demand.
-func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
-	return func(yield func(Turn, error) bool) {
+func (db *DB) History(ctx context.Context, from turnstone.Turn) iter.Seq2[turnstone.Turn, error] {
+	return func(yield func(turnstone.Turn, error) bool) {
 		next, seen := &byNumber{from}, map[turnstone.TurnID]bool{from.ID: true}
 		for next.Len() > 0 {
-			t := heap.Pop(next).(Turn)
+			t := heap.Pop(next).(turnstone.Turn)
 			if !yield(t, nil) {
 				return
 			}
@@ -26,7 +26,7 @@ func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
 				seen[id] = true
 				p, err := turn(ctx, db.sql, id)
 				if err != nil {
-					yield(Turn{}, err)
+					yield(turnstone.Turn{}, err)
 					return
 				}
 				heap.Push(next, p)
@@ -38,13 +38,14 @@ func (db *DB) History(ctx context.Context, from Turn) iter.Seq2[Turn, error] {
 // MergeBase returns the nearest common ancestor of two turns, which may be one of them; found is
 // false if there is none. If several are equally near, such as after two branches were merged into
 // each other, it returns the turn with the highest number: no other common ancestor follows it.
-func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, err error) {
+func (db *DB) MergeBase(ctx context.Context, a, b turnstone.Turn) (base turnstone.Turn, found bool,
+	err error) {
 	const ofA, ofB = 1, 2
 	if a.ID == b.ID {
 		return a, true, nil
 	}
 	if a.Session != b.Session {
-		return Turn{}, false, nil
+		return turnstone.Turn{}, false, nil
 	}
 	next, sides := &byNumber{}, map[turnstone.TurnID]int{a.ID: ofA, b.ID: ofB}
 	heap.Push(next, a)
@@ -52,7 +53,7 @@ func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, 
 	// A turn's number is greater than its parents' numbers: all later turns have been visited
 	// before it.
 	for next.Len() > 0 {
-		t := heap.Pop(next).(Turn)
+		t := heap.Pop(next).(turnstone.Turn)
 		if sides[t.ID] == ofA|ofB {
 			return t, true, nil
 		}
@@ -60,23 +61,23 @@ func (db *DB) MergeBase(ctx context.Context, a, b Turn) (base Turn, found bool, 
 			if sides[id] == 0 {
 				p, err := turn(ctx, db.sql, id)
 				if err != nil {
-					return Turn{}, false, err
+					return turnstone.Turn{}, false, err
 				}
 				heap.Push(next, p)
 			}
 			sides[id] |= sides[t.ID]
 		}
 	}
-	return Turn{}, false, nil
+	return turnstone.Turn{}, false, nil
 }
 
 // byNumber is a heap of turns, the highest number on top.
-type byNumber []Turn
+type byNumber []turnstone.Turn
 
 func (h byNumber) Len() int           { return len(h) }
 func (h byNumber) Less(i, j int) bool { return h[i].Number > h[j].Number }
 func (h byNumber) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *byNumber) Push(x any)        { *h = append(*h, x.(Turn)) }
+func (h *byNumber) Push(x any)        { *h = append(*h, x.(turnstone.Turn)) }
 func (h *byNumber) Pop() any {
 	old := *h
 	t := old[len(old)-1]
@@ -84,16 +85,8 @@ func (h *byNumber) Pop() any {
 	return t
 }
 
-// A Graph is the complete data of a session.
-type Graph struct {
-	Session  Session  `json:"session"`
-	Turns    []Turn   `json:"turns"` // newest first
-	Branches []Branch `json:"branches"`
-	Tags     []Tag    `json:"tags"`
-}
-
 // Graph returns a session with all of its turns.
-func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*Graph, error) {
+func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*turnstone.Graph, error) {
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}
@@ -102,7 +95,7 @@ func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*Graph, error) 
 		return nil, dbError("graph", string(s), err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	g := &Graph{}
+	g := &turnstone.Graph{}
 	if g.Session, err = find(ctx, tx, string(s)); err != nil {
 		return nil, err
 	}

@@ -123,8 +123,8 @@ func TestRace(t *testing.T) {
 		}
 	}
 	db := open(t, dir)
-	s := must[Session](t)(db.Find(t.Context(), "s"))
-	g := must[*Graph](t)(db.Graph(t.Context(), s.ID))
+	s := must[turnstone.Session](t)(db.Find(t.Context(), "s"))
+	g := must[*turnstone.Graph](t)(db.Graph(t.Context(), s.ID))
 	if len(ids) != processes*each || len(g.Turns) != len(ids) || g.Turns[0].Number != len(ids) {
 		t.Errorf("%d turns were told, %d are there, the last is number %d", len(ids), len(g.Turns), g.Turns[0].Number)
 	}
@@ -133,7 +133,8 @@ func TestRace(t *testing.T) {
 	}
 	// The winners form a line.
 	n := 0
-	for _, err := range db.History(t.Context(), must[Turn](t)(db.Resolve(t.Context(), "s"))) {
+	for _, err := range db.History(t.Context(), must[turnstone.Turn](t)(db.Resolve(t.Context(),
+		"s"))) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +175,7 @@ func TestInterrupted(t *testing.T) {
 	}
 	id := turnstone.TurnID(strings.TrimSpace(line))
 	db := open(t, dir)
-	if x := must[Turn](t)(db.Turn(t.Context(), id)); x.Status != StatusRunning {
+	if x := must[turnstone.Turn](t)(db.Turn(t.Context(), id)); x.Status != turnstone.TurnRunning {
 		t.Errorf("while it runs: %+v", x)
 	}
 	if n := must[int](t)(db.SweepLeases(t.Context())); n != 0 {
@@ -184,14 +185,15 @@ func TestInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	x := must[Turn](t)(db.Turn(t.Context(), id))
-	if x.Status != StatusDone || x.Result != turnstone.ResultError || !x.Interrupted() || x.Ended.IsZero() {
+	x := must[turnstone.Turn](t)(db.Turn(t.Context(), id))
+	if x.Status != turnstone.TurnDone || x.Result != turnstone.ResultError || !x.Interrupted() ||
+		x.Ended.IsZero() {
 		t.Errorf("when it was killed: %+v", x)
 	}
 	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
 		t.Errorf("leases left: %v", entries)
 	}
-	s := must[Session](t)(db.Find(t.Context(), "s"))
+	s := must[turnstone.Session](t)(db.Find(t.Context(), "s"))
 	if next := grow(t, db, s, Main); next.Number != 2 || len(next.Parents) != 0 {
 		t.Errorf("the next one: %+v", next)
 	}
@@ -230,15 +232,17 @@ func TestKilledAnywhere(t *testing.T) {
 		said += len(done)
 		db := open(t, dir)
 		for _, id := range done {
-			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != StatusDone || x.Record == "" {
+			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != turnstone.TurnDone ||
+				x.Record == "" {
 				t.Errorf("it was said to be done: %+v, %v", x, err)
 			}
 		}
-		g := must[*Graph](t)(db.Graph(t.Context(), must[Session](t)(db.Find(t.Context(), "s")).ID))
-		byID := map[turnstone.TurnID]Turn{}
+		g := must[*turnstone.Graph](t)(db.Graph(t.Context(),
+			must[turnstone.Session](t)(db.Find(t.Context(), "s")).ID))
+		byID := map[turnstone.TurnID]turnstone.Turn{}
 		for _, x := range g.Turns {
 			byID[x.ID] = x
-			if x.Status == StatusRunning {
+			if x.Status == turnstone.TurnRunning {
 				t.Errorf("still running: %+v", x)
 			}
 		}
@@ -295,13 +299,14 @@ func TestMigrations(t *testing.T) {
 			t.Fatal(err)
 		}
 		db := open(t, dir)
-		if x := must[Turn](t)(db.Resolve(t.Context(), "old")); x.Number != 1 || x.Title != "title" {
+		if x := must[turnstone.Turn](t)(db.Resolve(t.Context(), "old")); x.Number != 1 ||
+			x.Title != "title" {
 			t.Errorf("from version %d: %+v", version, x)
 		}
 		if v := must[int](t)(db.version(t.Context())); v != schemaVersion {
 			t.Errorf("version %d", v)
 		}
-		s := must[Session](t)(db.Find(t.Context(), "old"))
+		s := must[turnstone.Session](t)(db.Find(t.Context(), "old"))
 		if x := grow(t, db, s, Main); x.Number != 2 {
 			t.Errorf("%+v", x)
 		}
@@ -341,15 +346,15 @@ func TestRefusedDatabases(t *testing.T) {
 // FuzzResolve: any reference results in a turn or an error of kind Invalid or NotFound.
 func FuzzResolve(f *testing.F) {
 	db := open(f, f.TempDir())
-	s := must[Session](f)(db.Create(f.Context(), "s"))
+	s := must[turnstone.Session](f)(db.Create(f.Context(), "s"))
 	grow(f, db, s, Main)
 	for _, ref := range []string{"s", "s@1", "s@main~1", "t_0", "s~", "@", "s@@", "s'--", "s_%"} {
 		f.Add(ref)
 	}
 	f.Fuzz(func(t *testing.T, ref string) {
-		for _, resolve := range []func() (Turn, error){
-			func() (Turn, error) { return db.Resolve(context.Background(), ref) },
-			func() (Turn, error) { return db.ResolveIn(context.Background(), s.ID, ref) },
+		for _, resolve := range []func() (turnstone.Turn, error){
+			func() (turnstone.Turn, error) { return db.Resolve(context.Background(), ref) },
+			func() (turnstone.Turn, error) { return db.ResolveIn(context.Background(), s.ID, ref) },
 		} {
 			x, err := resolve()
 			if k := turnstone.KindOf(err); err != nil && k != turnstone.KindInvalid && k != turnstone.KindNotFound {

@@ -17,8 +17,8 @@ type Rule struct {
 
 // Expired is what a Rule expires.
 type Expired struct {
-	Sessions []Session `json:"sessions"`
-	Turns    []Turn    `json:"turns"` // includes the turns of Sessions
+	Sessions []turnstone.Session `json:"sessions"`
+	Turns    []turnstone.Turn    `json:"turns"` // includes the turns of Sessions
 }
 
 // Expired returns what Prune would delete now.
@@ -55,7 +55,7 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 }
 
 func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error) {
-	gone := Expired{Sessions: []Session{}, Turns: []Turn{}}
+	gone := Expired{Sessions: []turnstone.Session{}, Turns: []turnstone.Turn{}}
 	if rule.Now.IsZero() {
 		rule.Now = db.now()
 	}
@@ -95,10 +95,10 @@ func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error
 }
 
 // allOlder reports whether all turns of s are done and older than rule's age.
-func allOlder(s Session, ts []Turn, rule Rule) bool {
+func allOlder(s turnstone.Session, ts []turnstone.Turn, rule Rule) bool {
 	newest := s.Created
 	for _, t := range ts {
-		if t.Status == StatusRunning {
+		if t.Status == turnstone.TurnRunning {
 			return false
 		}
 		if t.Ended.After(newest) {
@@ -111,10 +111,11 @@ func allOlder(s Session, ts []Turn, rule Rule) bool {
 // unreached returns those of ts, sorted by number, highest first, that are older than rule's age
 // and that no root, no running turn and no younger turn reaches. It adds the reached turns to
 // roots.
-func unreached(ts []Turn, roots map[turnstone.TurnID]bool, rule Rule) []Turn {
-	var gone []Turn
+func unreached(ts []turnstone.Turn, roots map[turnstone.TurnID]bool, rule Rule) []turnstone.Turn {
+	var gone []turnstone.Turn
 	for _, t := range ts {
-		if !roots[t.ID] && t.Status == StatusDone && rule.Now.Sub(t.Ended) > rule.Unreachable {
+		if !roots[t.ID] && t.Status == turnstone.TurnDone &&
+			rule.Now.Sub(t.Ended) > rule.Unreachable {
 			gone = append(gone, t)
 			continue
 		}
@@ -126,7 +127,7 @@ func unreached(ts []Turn, roots map[turnstone.TurnID]bool, rule Rule) []Turn {
 }
 
 // Every returns all turns of all sessions, by session and number.
-func (db *DB) Every(ctx context.Context) ([]Turn, error) {
+func (db *DB) Every(ctx context.Context) ([]turnstone.Turn, error) {
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}

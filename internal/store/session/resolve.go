@@ -30,20 +30,20 @@ func validTurnID(id turnstone.TurnID) bool { return turnID.MatchString(string(id
 // valid number is a number, even if a branch or a tag has that name; a branch or a tag of an older
 // program called "turn-N" is found under that name. The error is of kind NotFound, with the nearest
 // name as a hint, or Invalid.
-func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
+func (db *DB) Resolve(ctx context.Context, ref string) (turnstone.Turn, error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
-	var t Turn
+	var t turnstone.Turn
 	name, sel, selected := strings.Cut(base, "@")
 	switch {
 	case !selected && strings.HasPrefix(base, "t_"):
 		t, err = db.byID(ctx, base, "")
 	default:
-		var s Session
+		var s turnstone.Session
 		if s, err = db.Find(ctx, name); err != nil {
-			return Turn{}, err
+			return turnstone.Turn{}, err
 		}
 		if !selected {
 			sel = Main
@@ -51,34 +51,35 @@ func (db *DB) Resolve(ctx context.Context, ref string) (Turn, error) {
 		t, err = db.sel(ctx, s, sel)
 	}
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	return db.up(ctx, t, up, ref)
 }
 
 // ResolveIn is Resolve within a known session: ref may then be a number, a branch or a tag alone,
 // such as "explore" or "2~1". Other references, and those with an "@", are passed to Resolve.
-func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string) (Turn, error) {
+func (db *DB) ResolveIn(ctx context.Context, in turnstone.SessionID, ref string) (turnstone.Turn,
+	error) {
 	base, up, err := splitUp(ref)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	if strings.Contains(base, "@") || strings.HasPrefix(base, "t_") {
 		return db.Resolve(ctx, ref)
 	}
 	s, err := db.Find(ctx, string(in))
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	t, err := db.sel(ctx, s, base)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		if other, otherErr := db.Resolve(ctx, ref); otherErr == nil {
 			return other, nil
 		}
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	return db.up(ctx, t, up, ref)
 }
@@ -112,7 +113,7 @@ func malformed(ref string) error {
 }
 
 // sel resolves the text after "@".
-func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
+func (db *DB) sel(ctx context.Context, s turnstone.Session, sel string) (turnstone.Turn, error) {
 	if number, err := strconv.Atoi(sel); err == nil && number >= 0 {
 		return db.byNumber(ctx, s, number)
 	}
@@ -120,20 +121,21 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 		return db.byID(ctx, sel, s.ID)
 	}
 	if sel == "" {
-		return Turn{}, malformed(s.Label() + "@")
+		return turnstone.Turn{}, malformed(s.Label() + "@")
 	}
 	bs, err := db.Branches(ctx, s.ID)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	ts, err := db.Tags(ctx, s.ID)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	var names []string
 	for _, b := range bs {
 		if b.Name == sel && b.Head == "" {
-			return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, s.Label()+"@"+sel,
+			return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
+				s.Label()+"@"+sel,
 				"the branch has no finished turn yet").
 				WithHint("turn log " + s.Label() + " lists its turns")
 		}
@@ -151,7 +153,8 @@ func (db *DB) sel(ctx context.Context, s Session, sel string) (Turn, error) {
 	if number, ok := turnNumber(sel); ok {
 		return db.byNumber(ctx, s, number)
 	}
-	return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%s@%.80s", s.Label(), sel),
+	return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
+		fmt.Sprintf("%s@%.80s", s.Label(), sel),
 		"there is no such branch or tag").
 		WithHint(meant(sel, names, "turn session show "+s.Label()+" lists them"))
 }
@@ -165,48 +168,52 @@ func turnNumber(ref string) (int, bool) {
 	return number, err == nil
 }
 
-func (db *DB) byNumber(ctx context.Context, s Session, number int) (Turn, error) {
+func (db *DB) byNumber(ctx context.Context, s turnstone.Session, number int) (turnstone.Turn,
+	error) {
 	all, err := turns(ctx, db.sql, "WHERE session = ? AND number = ?", s.ID, number)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%s@%d", s.Label(), number),
+		return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
+			fmt.Sprintf("%s@%d", s.Label(), number),
 			"there is no such turn").WithHint("turn log " + s.Label() + " lists its turns")
 	}
 	return db.Turn(ctx, all[0].ID)
 }
 
 // byID finds a turn by its ID or a prefix of its ID.
-func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (Turn, error) {
+func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (turnstone.Turn,
+	error) {
 	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%.80s", ref),
 		"there is no such turn").WithHint("turn log SESSION lists a session's turns")
 	if len(ref) < minPrefix {
 		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
-		return Turn{}, unknown
+		return turnstone.Turn{}, unknown
 	}
 	found, err := turns(ctx, db.sql, "WHERE id >= ? AND id < ? AND (session = ? OR ? = '') LIMIT 2", ref, ref+"~", in, in)
 	switch {
 	case err != nil:
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	case len(found) > 1:
-		return Turn{}, ambiguous("turn", ref)
+		return turnstone.Turn{}, ambiguous("turn", ref)
 	case len(found) == 0:
-		return Turn{}, unknown
+		return turnstone.Turn{}, unknown
 	}
 	return db.Turn(ctx, found[0].ID)
 }
 
 // up goes k first parents up.
-func (db *DB) up(ctx context.Context, t Turn, k int, ref string) (Turn, error) {
+func (db *DB) up(ctx context.Context, t turnstone.Turn, k int, ref string) (turnstone.Turn, error) {
 	for range k {
 		if len(t.Parents) == 0 {
-			return Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound, ref,
+			return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
+				ref,
 				"goes beyond the first turn, number %d", t.Number)
 		}
 		var err error
 		if t, err = turn(ctx, db.sql, t.Parents[0]); err != nil {
-			return Turn{}, err
+			return turnstone.Turn{}, err
 		}
 	}
 	return t, nil

@@ -44,7 +44,8 @@ func wantKind(t *testing.T, what string, err error, kind turnstone.Kind) {
 func digest(s string) turnstone.Digest { return turnstone.DigestBytes([]byte(s)) }
 
 // grow runs a turn on a branch from start to end.
-func grow(t testing.TB, db *DB, s Session, branch string, parents ...turnstone.TurnID) Turn {
+func grow(t testing.TB, db *DB, s turnstone.Session, branch string,
+	parents ...turnstone.TurnID) turnstone.Turn {
 	t.Helper()
 	req := StartTurn{Session: s.ID, Branch: branch, Kind: "run", Title: "grown"}
 	if len(parents) > 0 {
@@ -53,11 +54,11 @@ func grow(t testing.TB, db *DB, s Session, branch string, parents ...turnstone.T
 	if len(parents) > 1 {
 		req.Second = &parents[1]
 	}
-	turn := must[Turn](t)(db.Start(t.Context(), req))
+	turn := must[turnstone.Turn](t)(db.Start(t.Context(), req))
 	return finish(t, db, turn)
 }
 
-func finish(t testing.TB, db *DB, turn Turn) Turn {
+func finish(t testing.TB, db *DB, turn turnstone.Turn) turnstone.Turn {
 	t.Helper()
 	var head *turnstone.TurnID
 	if p := turn.Parent(); p != "" {
@@ -68,13 +69,13 @@ func finish(t testing.TB, db *DB, turn Turn) Turn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return must[Turn](t)(db.Turn(t.Context(), turn.ID))
+	return must[turnstone.Turn](t)(db.Turn(t.Context(), turn.ID))
 }
 
 func TestSessions(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	db := open(t, dir)
-	a := must[Session](t)(db.Create(ctx, "research"))
+	a := must[turnstone.Session](t)(db.Create(ctx, "research"))
 	if st, err := os.Stat(filepath.Join(dir, "context.db")); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("mode: %v, %v", st.Mode(), err)
 	}
@@ -85,10 +86,10 @@ func TestSessions(t *testing.T) {
 	}
 	_, err := db.Create(ctx, "research")
 	wantKind(t, "the name again", err, turnstone.KindInvalid)
-	if s := must[Session](t)(db.Ensure(ctx, "research")); s != a {
+	if s := must[turnstone.Session](t)(db.Ensure(ctx, "research")); s != a {
 		t.Errorf("ensure: %+v, want %+v", s, a)
 	}
-	anonymous := must[Session](t)(db.Create(ctx, ""))
+	anonymous := must[turnstone.Session](t)(db.Create(ctx, ""))
 	for _, ref := range []string{string(anonymous.ID), string(anonymous.ID)[:18]} {
 		if s, err := db.Find(ctx, ref); err != nil || s != anonymous {
 			t.Errorf("find %s: %+v, %v", ref, s, err)
@@ -100,11 +101,11 @@ func TestSessions(t *testing.T) {
 	}
 	_, err = db.Ensure(ctx, "s_0000000000000000")
 	wantKind(t, "an ID is not made", err, turnstone.KindNotFound)
-	if all := must[[]Session](t)(db.List(ctx)); len(all) != 2 {
+	if all := must[[]turnstone.Session](t)(db.List(ctx)); len(all) != 2 {
 		t.Errorf("%d sessions", len(all))
 	}
-	named := must[Session](t)(db.Rename(ctx, anonymous.ID, "kept"))
-	if s := must[Session](t)(db.Find(ctx, "kept")); s != named || s.ID != anonymous.ID {
+	named := must[turnstone.Session](t)(db.Rename(ctx, anonymous.ID, "kept"))
+	if s := must[turnstone.Session](t)(db.Find(ctx, "kept")); s != named || s.ID != anonymous.ID {
 		t.Errorf("renamed: %+v", s)
 	}
 	_, err = db.Rename(ctx, anonymous.ID, "research")
@@ -136,12 +137,15 @@ func TestNamesOfDigits(t *testing.T) {
 func TestTurns(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "s"))
-	one := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Kind: "run", Title: " a\n title " + strings.Repeat("ä", 200)}))
-	if one.Number != 1 || len(one.Parents) != 0 || one.Branch != Main || one.Status != StatusRunning || len(one.Title) > maxTitle || !strings.HasPrefix(one.Title, "a title ä") {
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
+	one := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Kind: "run",
+		Title: " a\n title " + strings.Repeat("ä", 200)}))
+	if one.Number != 1 || len(one.Parents) != 0 || one.Branch != Main ||
+		one.Status != turnstone.TurnRunning || len(one.Title) > maxTitle ||
+		!strings.HasPrefix(one.Title, "a title ä") {
 		t.Errorf("%+v", one)
 	}
-	if got := must[Turn](t)(db.Turn(ctx, one.ID)); fmt.Sprint(got) != fmt.Sprint(one) {
+	if got := must[turnstone.Turn](t)(db.Turn(ctx, one.ID)); fmt.Sprint(got) != fmt.Sprint(one) {
 		t.Errorf("read back:\n%+v, want\n%+v", got, one)
 	}
 	wantKind(t, "remove while it runs", db.Remove(ctx, s.ID), turnstone.KindUnavailable)
@@ -152,7 +156,8 @@ func TestTurns(t *testing.T) {
 	_, err = db.Start(ctx, StartTurn{ID: "../../x", Session: s.ID})
 	wantKind(t, "an ID that is a path", err, turnstone.KindInvalid)
 	one = finish(t, db, one)
-	if one.Status != StatusDone || one.Result != turnstone.ResultPassed || one.Ended.IsZero() || one.Interrupted() {
+	if one.Status != turnstone.TurnDone || one.Result != turnstone.ResultPassed ||
+		one.Ended.IsZero() || one.Interrupted() {
 		t.Errorf("%+v", one)
 	}
 	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
@@ -164,7 +169,7 @@ func TestTurns(t *testing.T) {
 	}
 	_, _, err = db.Finish(ctx, Finish{Turn: two.ID})
 	wantKind(t, "finished twice", err, turnstone.KindInvalid)
-	other := must[Session](t)(db.Create(ctx, "other"))
+	other := must[turnstone.Session](t)(db.Create(ctx, "other"))
 	_, err = db.Start(ctx, StartTurn{Session: other.ID, Parent: &one.ID})
 	wantKind(t, "a parent elsewhere", err, turnstone.KindInvalid)
 	if err := db.Remove(ctx, s.ID); err != nil {
@@ -177,15 +182,15 @@ func TestTurns(t *testing.T) {
 func TestAbandon(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	a := must[Turn](t)(db.Start(ctx, StartTurn{}))
+	a := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{}))
 	if err := db.Abandon(ctx, a.ID); err != nil {
 		t.Fatal(err)
 	}
-	if all := must[[]Session](t)(db.List(ctx)); len(all) != 0 {
+	if all := must[[]turnstone.Session](t)(db.List(ctx)); len(all) != 0 {
 		t.Errorf("its anonymous session stays: %v", all)
 	}
-	s := must[Session](t)(db.Create(ctx, "s"))
-	b := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
+	b := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
 	if err := db.Abandon(ctx, b.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -200,13 +205,13 @@ func TestAbandon(t *testing.T) {
 func TestDiverging(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "s"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	base := grow(t, db, s, Main)
-	a := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
-	b := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	a := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	b := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
 	// A tag has the name that b's branch would get.
-	must[Tag](t)(db.Tag(ctx, base, fmt.Sprintf("main-%d", b.Number)))
-	end := func(x Turn) (string, bool) {
+	must[turnstone.Tag](t)(db.Tag(ctx, base, fmt.Sprintf("main-%d", b.Number)))
+	end := func(x turnstone.Turn) (string, bool) {
 		name, diverged, err := db.Landing(ctx, x.ID, x.Branch, &base.ID)
 		if err != nil {
 			t.Fatal(err)
@@ -224,13 +229,14 @@ func TestDiverging(t *testing.T) {
 	if want := fmt.Sprintf("main-%d-2", b.Number); branch != want || !diverged {
 		t.Errorf("the second: %s, %v; want %s", branch, diverged, want)
 	}
-	if got := must[Turn](t)(db.Resolve(ctx, "s@"+branch)); got.ID != b.ID || got.Branch != branch {
+	if got := must[turnstone.Turn](t)(db.Resolve(ctx, "s@"+branch)); got.ID != b.ID ||
+		got.Branch != branch {
 		t.Errorf("%+v", got)
 	}
 	// Also for a branch that is deleted by then; and names stay short enough.
 	long := strings.Repeat("l", turnstone.MaxBranch)
-	must[Branch](t)(db.Fork(ctx, base, long))
-	c := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
+	must[turnstone.Branch](t)(db.Fork(ctx, base, long))
+	c := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
 	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.KindUnavailable)
 	if err := db.SetHead(ctx, s.ID, long, base.ID, a.ID); err != nil {
 		t.Fatal(err)
@@ -244,15 +250,15 @@ func TestDiverging(t *testing.T) {
 func TestResolve(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "research"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "research"))
 	t1 := grow(t, db, s, Main)
 	t2 := grow(t, db, s, Main)
-	must[Branch](t)(db.Fork(ctx, t1, "explore"))
+	must[turnstone.Branch](t)(db.Fork(ctx, t1, "explore"))
 	t3 := grow(t, db, s, "explore")
-	must[Tag](t)(db.Tag(ctx, t1, "v1"))
+	must[turnstone.Tag](t)(db.Tag(ctx, t1, "v1"))
 	t4 := grow(t, db, s, Main, t2.ID, t3.ID) // a merge
-	empty := must[Session](t)(db.Create(ctx, "empty"))
-	for ref, want := range map[string]Turn{
+	empty := must[turnstone.Session](t)(db.Create(ctx, "empty"))
+	for ref, want := range map[string]turnstone.Turn{
 		"research": t4, "research~1": t2, "research~": t2, "research~~": t1, "research~1~1": t1, "research~0": t4,
 		"research@1": t1, "research@3": t3, "research@3~1": t1, "research@main": t4, "research@main~2": t1,
 		"research@explore": t3, "research@explore~1": t1, "research@v1": t1,
@@ -262,7 +268,8 @@ func TestResolve(t *testing.T) {
 			t.Errorf("%s: turn %d, %v; want %d", ref, got.Number, err, want.Number)
 		}
 	}
-	for ref, want := range map[string]Turn{"explore": t3, "2": t2, "main~1": t2, "v1": t1, "research@3": t3, "research": t4, string(t1.ID): t1} {
+	for ref, want := range map[string]turnstone.Turn{"explore": t3, "2": t2, "main~1": t2, "v1": t1,
+		"research@3": t3, "research": t4, string(t1.ID): t1} {
 		if got, err := db.ResolveIn(ctx, s.ID, ref); err != nil || got.ID != want.ID {
 			t.Errorf("in research, %s: turn %d, %v; want %d", ref, got.Number, err, want.Number)
 		}
@@ -294,9 +301,9 @@ func TestResolve(t *testing.T) {
 func TestHistory(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "s"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	t1 := grow(t, db, s, Main)
-	must[Branch](t)(db.Fork(ctx, t1, "b"))
+	must[turnstone.Branch](t)(db.Fork(ctx, t1, "b"))
 	t2 := grow(t, db, s, Main)
 	t3 := grow(t, db, s, "b")
 	t4 := grow(t, db, s, Main)
@@ -319,29 +326,30 @@ func TestHistory(t *testing.T) {
 		}
 		break
 	}
-	for _, c := range []struct{ a, b, base Turn }{
+	for _, c := range []struct{ a, b, base turnstone.Turn }{
 		{t2, t3, t1}, {t4, t3, t1}, {t5, t4, t4}, {t5, t3, t3}, {t5, t6, t4}, {t5, t7, t4}, {t1, t1, t1}, {t1, t7, t1},
 	} {
-		for _, pair := range [][2]Turn{{c.a, c.b}, {c.b, c.a}} {
+		for _, pair := range [][2]turnstone.Turn{{c.a, c.b}, {c.b, c.a}} {
 			base, found, err := db.MergeBase(ctx, pair[0], pair[1])
 			if err != nil || !found || base.ID != c.base.ID {
 				t.Errorf("base of %d and %d: %d, %v, %v; want %d", pair[0].Number, pair[1].Number, base.Number, found, err, c.base.Number)
 			}
 		}
 	}
-	other := must[Session](t)(db.Create(ctx, "o"))
+	other := must[turnstone.Session](t)(db.Create(ctx, "o"))
 	if _, found, err := db.MergeBase(ctx, t7, grow(t, db, other, Main)); found || err != nil {
 		t.Errorf("of two sessions: %v, %v", found, err)
 	}
 	none := ""
-	root := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Parent: (*turnstone.TurnID)(&none)}))
+	root := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID,
+		Parent: (*turnstone.TurnID)(&none)}))
 	if len(root.Parents) != 0 {
 		t.Errorf("a second root: %v", root.Parents)
 	}
 	if _, found, err := db.MergeBase(ctx, t7, root); found || err != nil {
 		t.Errorf("of two roots: %v, %v", found, err)
 	}
-	g := must[*Graph](t)(db.Graph(ctx, s.ID))
+	g := must[*turnstone.Graph](t)(db.Graph(ctx, s.ID))
 	if len(g.Turns) != 8 || g.Turns[0].ID != root.ID || len(g.Branches) != 2 || g.Branches[0].Name != Main {
 		t.Errorf("%+v", g)
 	}
@@ -350,10 +358,10 @@ func TestHistory(t *testing.T) {
 func TestTags(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "s"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	t1, t2 := grow(t, db, s, Main), grow(t, db, s, Main)
-	first := must[Tag](t)(db.Tag(ctx, t1, "good"))
-	if again := must[Tag](t)(db.Tag(ctx, t1, "good")); again != first {
+	first := must[turnstone.Tag](t)(db.Tag(ctx, t1, "good"))
+	if again := must[turnstone.Tag](t)(db.Tag(ctx, t1, "good")); again != first {
 		t.Errorf("%+v, then %+v", first, again)
 	}
 	_, err := db.Tag(ctx, t2, "good")
@@ -366,7 +374,7 @@ func TestTags(t *testing.T) {
 	if err := db.Untag(ctx, s.ID, "good"); err != nil {
 		t.Error(err)
 	}
-	if all := must[[]Tag](t)(db.Tags(ctx, s.ID)); len(all) != 0 {
+	if all := must[[]turnstone.Tag](t)(db.Tags(ctx, s.ID)); len(all) != 0 {
 		t.Errorf("%v", all)
 	}
 }
@@ -378,19 +386,20 @@ func TestWeek(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db.now = func() time.Time { return now }
 	rule := Rule{Anonymous: 7 * 24 * time.Hour, Unreachable: 3 * 24 * time.Hour}
-	s := must[Session](t)(db.Create(ctx, "s"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	var kept []turnstone.TurnID
-	var side, loose Turn
+	var side, loose turnstone.Turn
 	for day := range 10 {
 		now = now.Add(24 * time.Hour)
 		kept = append(kept, grow(t, db, s, Main).ID)
-		anonymous := must[Session](t)(db.Create(ctx, ""))
+		anonymous := must[turnstone.Session](t)(db.Create(ctx, ""))
 		grow(t, db, anonymous, Main)
 		switch day {
 		case 1: // a branch that will be deleted; and a turn that left no state
-			must[Branch](t)(db.Fork(ctx, must[Turn](t)(db.Turn(ctx, kept[0])), "side"))
+			must[turnstone.Branch](t)(db.Fork(ctx, must[turnstone.Turn](t)(db.Turn(ctx, kept[0])),
+				"side"))
 			side = grow(t, db, s, "side")
-			loose = must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+			loose = must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
 			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.ResultError, Record: digest("loose")}); err != nil {
 				t.Fatal(err)
 			}
@@ -424,14 +433,15 @@ func TestWeek(t *testing.T) {
 	}
 	// A running turn keeps its ancestors; so does a tag, also in an anonymous session.
 	old := grow(t, db, s, Main)
-	must[Branch](t)(db.Fork(ctx, old, "x"))
+	must[turnstone.Branch](t)(db.Fork(ctx, old, "x"))
 	head := grow(t, db, s, "x")
-	running := must[Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: "main", Parent: &head.ID}))
+	running := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: "main",
+		Parent: &head.ID}))
 	if err := db.DeleteBranch(ctx, s.ID, "x"); err != nil {
 		t.Fatal(err)
 	}
-	anonymous := must[Session](t)(db.Create(ctx, ""))
-	must[Tag](t)(db.Tag(ctx, grow(t, db, anonymous, Main), "keep"))
+	anonymous := must[turnstone.Session](t)(db.Create(ctx, ""))
+	must[turnstone.Tag](t)(db.Tag(ctx, grow(t, db, anonymous, Main), "keep"))
 	now = now.Add(1000 * time.Hour)
 	gone := must[Expired](t)(db.Prune(ctx, rule))
 	for _, x := range gone.Turns {
@@ -449,7 +459,7 @@ func TestWeek(t *testing.T) {
 func TestFreeName(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	s := must[Session](t)(db.Create(ctx, "s"))
+	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	base := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,110}|turn`).Filter(func(s string) bool { return CheckName("branch", s) == nil })
 	rapid.Check(t, func(t *rapid.T) {
 		b, n := base.Draw(t, "base"), rapid.IntRange(1, 1<<31).Draw(t, "number")

@@ -12,8 +12,8 @@ import (
 
 // Create creates a session with the branch main. With an empty name the session is anonymous; a
 // name in use is an error of kind Invalid.
-func (db *DB) Create(ctx context.Context, name string) (Session, error) {
-	var s Session
+func (db *DB) Create(ctx context.Context, name string) (turnstone.Session, error) {
+	var s turnstone.Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = db.create(ctx, tx, name)
 		return err
@@ -21,8 +21,8 @@ func (db *DB) Create(ctx context.Context, name string) (Session, error) {
 	return s, err
 }
 
-func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (Session, error) {
-	s := Session{ID: turnstone.NewSessionID(), Name: name, Created: db.now().UTC()}
+func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (turnstone.Session, error) {
+	s := turnstone.Session{ID: turnstone.NewSessionID(), Name: name, Created: db.now().UTC()}
 	if name != "" {
 		if err := CheckName("session", name); err != nil {
 			return s, err
@@ -34,20 +34,20 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (Session, err
 	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
 		s.ID, sql.NullString{String: name, Valid: name != ""}, stamp(s.Created))
 	if err == nil {
-		err = insertBranch(ctx, tx, Branch{Session: s.ID, Name: Main, Created: s.Created})
+		err = insertBranch(ctx, tx, turnstone.Branch{Session: s.ID, Name: Main, Created: s.Created})
 	}
 	return s, dbError("create", name, err)
 }
 
 // Ensure returns the session called name, and creates it if it does not exist.
-func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
+func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error) {
 	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.KindNotFound {
 		return s, err
 	}
 	if strings.HasPrefix(name, "s_") { // IDs cannot be chosen
 		return db.Find(ctx, name)
 	}
-	var s Session
+	var s turnstone.Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -60,7 +60,7 @@ func (db *DB) Ensure(ctx context.Context, name string) (Session, error) {
 
 // Find returns the session with this name or ID, or with a unique prefix of its ID ("s_" and at
 // least 6 characters).
-func (db *DB) Find(ctx context.Context, nameOrID string) (Session, error) {
+func (db *DB) Find(ctx context.Context, nameOrID string) (turnstone.Session, error) {
 	s, err := find(ctx, db.sql, nameOrID)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return s, db.unknownSession(ctx, nameOrID)
@@ -68,7 +68,7 @@ func (db *DB) Find(ctx context.Context, nameOrID string) (Session, error) {
 	return s, err
 }
 
-func find(ctx context.Context, q querier, ref string) (Session, error) {
+func find(ctx context.Context, q querier, ref string) (turnstone.Session, error) {
 	if !strings.HasPrefix(ref, "s_") {
 		return oneSession(ctx, q, ref, "name = ?", ref)
 	}
@@ -80,21 +80,24 @@ func find(ctx context.Context, q querier, ref string) (Session, error) {
 	return oneSession(ctx, q, ref, "id >= ? AND id < ?", ref, ref+"~")
 }
 
-func oneSession(ctx context.Context, q querier, ref, where string, args ...any) (Session, error) {
+func oneSession(ctx context.Context, q querier, ref, where string, args ...any) (turnstone.Session,
+	error) {
 	all, err := sessions(ctx, q, "WHERE "+where+" LIMIT 2", args...)
 	switch {
 	case err != nil:
-		return Session{}, err
+		return turnstone.Session{}, err
 	case len(all) > 1:
-		return Session{}, ambiguous("session", ref)
+		return turnstone.Session{}, ambiguous("session", ref)
 	case len(all) == 0:
-		return Session{}, turnstone.NewError("session.find", turnstone.KindNotFound, ref, nil)
+		return turnstone.Session{}, turnstone.NewError("session.find", turnstone.KindNotFound, ref,
+			nil)
 	}
 	return all[0], nil
 }
 
-func sessions(ctx context.Context, q querier, clause string, args ...any) ([]Session, error) {
-	return query(ctx, q, "list", func(rows *sql.Rows) (s Session, err error) {
+func sessions(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Session,
+	error) {
+	return query(ctx, q, "list", func(rows *sql.Rows) (s turnstone.Session, err error) {
 		var name sql.NullString
 		var created int64
 		err = rows.Scan(&s.ID, &name, &created)
@@ -104,16 +107,17 @@ func sessions(ctx context.Context, q querier, clause string, args ...any) ([]Ses
 }
 
 // List returns all sessions, oldest first.
-func (db *DB) List(ctx context.Context) ([]Session, error) {
+func (db *DB) List(ctx context.Context) ([]turnstone.Session, error) {
 	return sessions(ctx, db.sql, "ORDER BY created, id")
 }
 
 // Rename changes a session's name, or names an anonymous session.
-func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (Session, error) {
+func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (turnstone.Session,
+	error) {
 	if err := CheckName("session", name); err != nil {
-		return Session{}, err
+		return turnstone.Session{}, err
 	}
-	var s Session
+	var s turnstone.Session
 	err := db.write(ctx, func(tx *sql.Tx) (err error) {
 		if s, err = find(ctx, tx, string(id)); err != nil {
 			return err

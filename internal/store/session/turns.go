@@ -29,9 +29,10 @@ const maxTitle = 200
 // Start assigns a number to a turn and stores it as running. This process holds the turn's lease
 // until it calls Finish or ends for any reason; after its end, the next reader of the turn records
 // the interruption. A branch other than main must exist: Fork creates branches.
-func (db *DB) Start(ctx context.Context, req StartTurn) (Turn, error) {
-	t := Turn{ID: req.ID, Session: req.Session, Branch: req.Branch, Kind: req.Kind, Title: cut(req.Title, maxTitle),
-		Status: StatusRunning, Started: db.now().UTC(), Parents: []turnstone.TurnID{}}
+func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) {
+	t := turnstone.Turn{ID: req.ID, Session: req.Session, Branch: req.Branch, Kind: req.Kind,
+		Title:  cut(req.Title, maxTitle),
+		Status: turnstone.TurnRunning, Started: db.now().UTC(), Parents: []turnstone.TurnID{}}
 	if t.ID == "" {
 		t.ID = turnstone.NewTurnID()
 	}
@@ -40,17 +41,17 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (Turn, error) {
 	}
 	// The lease comes first: a running turn without a lease is considered dead.
 	if err := db.lease(t.ID); err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	err := db.write(ctx, func(tx *sql.Tx) error { return db.start(ctx, tx, &t, req) })
 	if err != nil {
 		db.release(t.ID)
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	return t, nil
 }
 
-func (db *DB) start(ctx context.Context, tx *sql.Tx, t *Turn, req StartTurn) error {
+func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req StartTurn) error {
 	if t.Session == "" {
 		s, err := db.create(ctx, tx, "")
 		if err != nil {
@@ -92,14 +93,14 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 	case p.Session != s:
 		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
 			"is a turn of another session").WithHint("choose a parent from the turn's own session")
-	case p.Status == StatusRunning:
+	case p.Status == turnstone.TurnRunning:
 		return turnstone.Errorf("session.start", turnstone.KindUnavailable, string(id),
 			"is still running").WithHint("wait for it")
 	}
 	return nil
 }
 
-func insertTurn(ctx context.Context, tx *sql.Tx, t Turn) error {
+func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
 	_, err := tx.ExecContext(ctx, "INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
 		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State, stamp(t.Started), stamp(t.Ended))
 	if err != nil {
@@ -135,7 +136,7 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 		if err != nil {
 			return err
 		}
-		if t.Status != StatusRunning {
+		if t.Status != turnstone.TurnRunning {
 			return turnstone.Errorf("session.finish", turnstone.KindInvalid, string(f.Turn),
 				"is not running")
 		}
@@ -157,19 +158,22 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 }
 
 // moveBranch makes t the head of its branch, or of a new branch.
-func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t Turn, expected *turnstone.TurnID) (string, bool, error) {
+func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t turnstone.Turn,
+	expected *turnstone.TurnID) (string, bool, error) {
 	name, diverged, err := landing(ctx, tx, t, t.Branch, expected)
 	switch {
 	case err != nil:
 		return "", false, err
 	case diverged:
-		return name, true, insertBranch(ctx, tx, Branch{Session: t.Session, Name: name, Head: t.ID, Created: db.now()})
+		return name, true, insertBranch(ctx, tx, turnstone.Branch{Session: t.Session, Name: name,
+			Head: t.ID, Created: db.now()})
 	}
 	return name, false, setHead(ctx, tx, t.Session, name, t.ID)
 }
 
 // landing returns the branch that will end with t after Finish.
-func landing(ctx context.Context, q querier, t Turn, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
+func landing(ctx context.Context, q querier, t turnstone.Turn, onto string,
+	expected *turnstone.TurnID) (name string, diverged bool, err error) {
 	want := turnstone.TurnID("")
 	if expected != nil {
 		want = *expected
@@ -204,7 +208,7 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 		if err != nil {
 			return err
 		}
-		if t.Status != StatusRunning {
+		if t.Status != turnstone.TurnRunning {
 			return turnstone.Errorf("session.abandon", turnstone.KindInvalid, string(id),
 				"is not running")
 		}
@@ -244,8 +248,8 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, started, ended"
 
 // turns returns the turns that an SQL clause selects.
-func turns(ctx context.Context, q querier, clause string, args ...any) ([]Turn, error) {
-	return query(ctx, q, "read", func(rows *sql.Rows) (t Turn, err error) {
+func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Turn, error) {
+	return query(ctx, q, "read", func(rows *sql.Rows) (t turnstone.Turn, err error) {
 		var started, ended int64
 		var parents string
 		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status, &t.Result, &t.Record, &t.State,
@@ -259,22 +263,23 @@ func turns(ctx context.Context, q querier, clause string, args ...any) ([]Turn, 
 		FROM parents WHERE turn = turns.id), '') FROM turns `+clause, args...)
 }
 
-func turn(ctx context.Context, q querier, id turnstone.TurnID) (Turn, error) {
+func turn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone.Turn, error) {
 	all, err := turns(ctx, q, "WHERE id = ?", id)
 	if err != nil {
-		return Turn{}, err
+		return turnstone.Turn{}, err
 	}
 	if len(all) == 0 {
-		return Turn{}, turnstone.Errorf("session.turn", turnstone.KindNotFound, string(id),
+		return turnstone.Turn{}, turnstone.Errorf("session.turn", turnstone.KindNotFound,
+			string(id),
 			"there is no such turn").WithHint("turn log SESSION lists a session's turns")
 	}
 	return all[0], nil
 }
 
 // Turn returns the turn with this ID.
-func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (Turn, error) {
+func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, error) {
 	t, err := turn(ctx, db.sql, id)
-	if err != nil || t.Status != StatusRunning {
+	if err != nil || t.Status != turnstone.TurnRunning {
 		return t, err
 	}
 	if err := db.reapOne(ctx, t.ID); err != nil {
@@ -284,7 +289,7 @@ func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (Turn, error) {
 }
 
 // Turns returns all turns of a session, oldest first.
-func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]Turn, error) {
+func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]turnstone.Turn, error) {
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}

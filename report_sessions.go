@@ -1,0 +1,100 @@
+package turnstone
+
+import "time"
+
+// A Graph is a session with all its turns, branches and tags.
+type Graph struct {
+	Session  Session  `json:"session"`
+	Turns    []Turn   `json:"turns"` // newest first
+	Branches []Branch `json:"branches"`
+	Tags     []Tag    `json:"tags"`
+}
+
+// A Session is a tree of turns.
+type Session struct {
+	ID      SessionID `json:"id"`
+	Name    string    `json:"name,omitempty"` // empty: anonymous
+	Created time.Time `json:"created"`
+}
+
+// Label returns the display name of s: its name, or its ID if it has none.
+func (s Session) Label() string {
+	if s.Name != "" {
+		return s.Name
+	}
+	return string(s.ID)
+}
+
+// A TurnStatus reports whether a turn has ended.
+type TurnStatus string
+
+// The statuses of a turn.
+const (
+	TurnRunning TurnStatus = "running"
+	TurnDone    TurnStatus = "done"
+)
+
+// A Turn is a node of a session's tree: one run of a document, or a merge.
+type Turn struct {
+	ID      TurnID    `json:"id"`
+	Session SessionID `json:"session"`
+	// in its session, from 1; greater than its parents' numbers
+	Number  int        `json:"number"`
+	Branch  string     `json:"branch"`  // the branch that it was added to
+	Parents []TurnID   `json:"parents"` // two for a merge
+	Kind    string     `json:"kind"`
+	Title   string     `json:"title,omitempty"`
+	Status  TurnStatus `json:"status"`
+	Result  Result     `json:"result,omitempty"` // empty while the turn runs
+	// empty while the turn runs, and if its executor died
+	Record  Digest    `json:"record,omitempty"`
+	State   Digest    `json:"state,omitempty"` // empty if the turn left no state
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended,omitzero"` // zero while the turn runs
+}
+
+// Interrupted reports whether t's executor died before it stored a record.
+func (t Turn) Interrupted() bool { return t.Status == TurnDone && t.Record == "" }
+
+// Parent returns t's first parent, or "".
+func (t Turn) Parent() TurnID {
+	if len(t.Parents) == 0 {
+		return ""
+	}
+	return t.Parents[0]
+}
+
+// A Branch is a name for the newest turn of a line of turns.
+type Branch struct {
+	Session SessionID `json:"session"`
+	Name    string    `json:"name"`
+	Head    TurnID    `json:"head,omitempty"` // empty: no turn yet
+	Created time.Time `json:"created"`
+}
+
+// A Tag is a permanent name for a turn.
+type Tag struct {
+	Session SessionID `json:"session"`
+	Name    string    `json:"name"`
+	Turn    TurnID    `json:"turn"`
+	Created time.Time `json:"created"`
+}
+
+// A TurnKind is the origin of a turn.
+type TurnKind string
+
+// The kinds of turns.
+const (
+	TurnKindRun   TurnKind = "run"
+	TurnKindMerge TurnKind = "merge"
+)
+
+// A SessionInfo is one session in a list.
+type SessionInfo struct {
+	Session
+	Turns    int       `json:"turns"`
+	Running  int       `json:"running"`
+	Branches []string  `json:"branches"`
+	Used     time.Time `json:"used"` // start of its newest turn, or its creation
+	Title    string    `json:"title,omitempty"`
+}
