@@ -98,13 +98,15 @@ func skipBlanks(s string, i, end int) int {
 func (p *docParser) readAttributes(s *Step, info string, base int) {
 	attrs, fault, at := splitAttributes(info, len(s.Language))
 	if fault != "" {
-		p.errorAt(base+at, fault+" in the attributes of this step", "write attributes such as name=train timeout=90s cwd=\"a folder\" skip")
+		p.errorAt(base+at, fault+" in the attributes of this step",
+			"write attributes such as name=train timeout=90s cwd=\"a folder\" skip")
 		return
 	}
 	seen := map[string]bool{}
 	for _, a := range attrs {
 		if seen[a.key] {
-			p.errorAt(base+a.at, fmt.Sprintf("attribute %q is given twice", a.key), "remove one of them")
+			p.errorAt(base+a.at, fmt.Sprintf("attribute %q is given twice", a.key),
+				"remove one of them")
 			continue
 		}
 		seen[a.key] = true
@@ -120,15 +122,18 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 	case "name":
 		s.Name = a.value
 		if fault := nameFault(a.value); fault != "" {
-			return fault, "use letters, digits, \".\", \"_\" and \"-\", beginning with a letter, a digit or \"_\""
+			return fault, "use letters, digits, \".\", \"_\" and \"-\", beginning with a letter, " +
+				"a digit or \"_\""
 		}
 	case "timeout":
 		if s.Timeout, err = parseTimeout(a.value); err != nil {
-			return "timeout: " + err.Error(), "write a number and a unit, such as timeout=90s or timeout=5m"
+			return "timeout: " + err.Error(),
+				"write a number and a unit, such as timeout=90s or timeout=5m"
 		}
 	case "cwd":
 		if s.Cwd, err = p.resolveCwd(a.value); err != nil {
-			return "cwd: " + err.Error(), "write cwd=/a/folder, or cwd=folder for a folder below the document's cwd"
+			return "cwd: " + err.Error(),
+				"write cwd=/a/folder, or cwd=folder for a folder below the document's cwd"
 		}
 	case "skip":
 		s.Skip, err = parseFlag(a)
@@ -137,7 +142,8 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 	case "unparsed":
 		s.Unparsed, err = parseFlag(a)
 	default:
-		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q", brief.Clip(a.key, maxName), nearest(a.key, attributes)),
+		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q",
+				brief.Clip(a.key, maxName), nearest(a.key, attributes)),
 			"known attributes: " + strings.Join(attributes, ", ")
 	}
 	if err != nil {
@@ -170,7 +176,8 @@ func parseFlag(a attribute) (bool, error) {
 	case a.value == "false":
 		return false, nil
 	}
-	return false, fmt.Errorf("%s: %q is neither true nor false", a.key, brief.Clip(a.value, maxName))
+	return false, fmt.Errorf("%s: %q is neither true nor false", a.key,
+		brief.Clip(a.value, maxName))
 }
 
 // parseTimeout reads a Go duration. A number without a unit is rejected: some tools count seconds

@@ -41,8 +41,10 @@ func ExampleDocument_Receipt() {
 		log.Fatal(err)
 	}
 	code, out := 0, []byte("hello\n")
-	results := []document.StepResult{{Status: turnstone.StepPassed, ExitCode: &code, Duration: 12 * time.Millisecond,
-		Stdout: document.Output{Head: out, Size: int64(len(out)), Lines: 1, Digest: turnstone.DigestBytes(out)}}}
+	results := []document.StepResult{{Status: turnstone.StepPassed, ExitCode: &code,
+		Duration: 12 * time.Millisecond,
+		Stdout: document.Output{Head: out, Size: int64(len(out)), Lines: 1,
+			Digest: turnstone.DigestBytes(out)}}}
 	receipt := doc.Receipt(document.TurnInfo{ID: "t_1", Result: turnstone.ResultPassed}, results)
 	again, err := document.Parse("receipt.md", receipt)
 	if err != nil {

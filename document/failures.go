@@ -96,7 +96,8 @@ func Excerpt(line string, from, to int) (text, caret string) {
 	if last < len(cells) || end < len(line) {
 		b.WriteString("…")
 	}
-	return strings.TrimRight(b.String(), " "), strings.Repeat(" ", before) + "^" + strings.Repeat("~", max(0, marked-1))
+	return strings.TrimRight(b.String(), " "), strings.Repeat(" ", before) + "^" +
+		strings.Repeat("~", max(0, marked-1))
 }
 
 // A cell is a printed character.
@@ -160,7 +161,8 @@ func window(cells []cell, mark int) (first, last int) {
 func appendFailures(lines []string, failures []CommandFailure) []string {
 	for i, f := range failures {
 		if i == maxFailures {
-			return appendParagraph(lines, "and "+plural(int64(len(failures)-i), "more failing command"))
+			return appendParagraph(lines,
+				"and "+plural(int64(len(failures)-i), "more failing command"))
 		}
 		lines = appendParagraph(lines, f.line())
 		if f.Excerpt.Number > 0 {

@@ -31,10 +31,14 @@ func TestExcerpt(t *testing.T) {
 		{"after wide characters", "日本 y", 7, 8, "日本 y", "     ^"},
 		{"combining characters", "e\u0301x", 3, 4, "e\u0301x", " ^"},
 		{"invalid UTF-8", "\xff\xfex", 2, 3, "\uFFFD\uFFFDx", "  ^"},
-		{"control characters", "\x1b[31m\u202ex", 8, 9, "<U+001B>[31m<U+202E>x", "                    ^"},
-		{"a long line", long, 500, 505, "…" + strings.Repeat("a", 40) + "FAULT" + strings.Repeat("b", 55) + "…", strings.Repeat(" ", 41) + "^~~~~"},
-		{"the beginning of a long line", long, 0, 2000, strings.Repeat("a", 100) + "…", "^" + strings.Repeat("~", 99)},
-		{"the end of a long line", long, 1005, 1005, "…" + strings.Repeat("b", 40), strings.Repeat(" ", 41) + "^"},
+		{"control characters", "\x1b[31m\u202ex", 8, 9, "<U+001B>[31m<U+202E>x",
+			"                    ^"},
+		{"a long line", long, 500, 505, "…" + strings.Repeat("a", 40) + "FAULT" +
+			strings.Repeat("b", 55) + "…", strings.Repeat(" ", 41) + "^~~~~"},
+		{"the beginning of a long line", long, 0, 2000, strings.Repeat("a", 100) + "…",
+			"^" + strings.Repeat("~", 99)},
+		{"the end of a long line", long, 1005, 1005, "…" + strings.Repeat("b", 40),
+			strings.Repeat(" ", 41) + "^"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -47,7 +51,8 @@ func TestExcerpt(t *testing.T) {
 }
 
 func FuzzExcerpt(f *testing.F) {
-	for _, s := range append(hostile, strings.Repeat("日", 300), strings.Repeat("\t", 300), strings.Repeat("\u0301", 5000)) {
+	for _, s := range append(hostile, strings.Repeat("日", 300), strings.Repeat("\t", 300),
+		strings.Repeat("\u0301", 5000)) {
 		f.Add(s, 0, len(s))
 		f.Add(s, len(s)/2, len(s)/2+1)
 	}
@@ -61,7 +66,8 @@ func FuzzExcerpt(f *testing.F) {
 			t.Errorf("%d columns", w)
 		}
 		marked := strings.TrimLeft(caret, " ")
-		if !strings.HasPrefix(marked, "^") || strings.Trim(marked[1:], "~") != "" || len(caret) > maxExcerpt+20 {
+		if !strings.HasPrefix(marked, "^") || strings.Trim(marked[1:], "~") != "" ||
+			len(caret) > maxExcerpt+20 {
 			t.Errorf("%q is marked by %q", text, caret)
 		}
 	})
@@ -91,7 +97,8 @@ func TestSourceLine(t *testing.T) {
 
 func TestFailureLines(t *testing.T) {
 	failure := func(n int) CommandFailure {
-		return CommandFailure{Line: n, Column: 3, Text: "psql -c 'x\ny'", ExitCode: 2, Tool: "psql", Message: "no *x*",
+		return CommandFailure{Line: n, Column: 3, Text: "psql -c 'x\ny'", ExitCode: 2, Tool: "psql",
+			Message: "no *x*",
 			Excerpt: SourceLine{Number: n + 1, Text: "y'", From: 0, To: 1}}
 	}
 	tests := []struct {
@@ -101,22 +108,29 @@ func TestFailureLines(t *testing.T) {
 	}{
 		{"none", nil, "**failed**"},
 		{"all that can be said", []CommandFailure{failure(14)},
-			"**failed**\\\nline 14, column 3: `psql -c 'x …` exited 2 · psql: no \\*x\\* (line 15)\n```text\n15 | y'\n   | ^\n```"},
-		{"nothing but the command", []CommandFailure{{Line: 1, Column: 1, ExitCode: 1, Text: "false"}},
+			"**failed**\\\nline 14, column 3: `psql -c 'x …` exited 2 · psql: no \\*x\\* (line " +
+				"15)\n```text\n15 | y'\n   | ^\n```"},
+		{"nothing but the command",
+			[]CommandFailure{{Line: 1, Column: 1, ExitCode: 1, Text: "false"}},
 			"**failed**\\\nline 1, column 1: `false` exited 1"},
-		{"not even that", []CommandFailure{{Line: 1, Column: 1, ExitCode: 1, Tool: "x"}}, "**failed**\\\nline 1, column 1: exited 1"},
-		{"two without an excerpt", []CommandFailure{{Line: 1, Column: 1, Text: "a", ExitCode: 1}, {Line: 2, Column: 1, Text: "b", ExitCode: 2}},
+		{"not even that", []CommandFailure{{Line: 1, Column: 1, ExitCode: 1, Tool: "x"}},
+			"**failed**\\\nline 1, column 1: exited 1"},
+		{"two without an excerpt", []CommandFailure{{Line: 1, Column: 1, Text: "a", ExitCode: 1},
+			{Line: 2, Column: 1, Text: "b", ExitCode: 2}},
 			"**failed**\\\nline 1, column 1: `a` exited 1\\\nline 2, column 1: `b` exited 2"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := strings.Join(appendFailures([]string{"**failed**"}, tt.failures), "\n"); got != tt.want {
+			got := strings.Join(appendFailures([]string{"**failed**"}, tt.failures),
+				"\n")
+			if got != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
 			}
 		})
 	}
 	many := make([]CommandFailure, 7)
-	if got := appendFailures([]string{"**failed**"}, many); len(got) != 7 || got[6] != "and 2 more failing commands" {
+	if got := appendFailures([]string{"**failed**"}, many); len(got) != 7 ||
+		got[6] != "and 2 more failing commands" {
 		t.Errorf("seven failures: %q", got)
 	}
 }
@@ -124,7 +138,8 @@ func TestFailureLines(t *testing.T) {
 func TestCommandTable(t *testing.T) {
 	rows := make([]CommandRow, maxCommandRows+3)
 	for i := range rows {
-		rows[i] = CommandRow{Line: i, Text: strings.Repeat("日`", 100), Language: "bash", ExitCodes: make([]int, 100), Count: 1}
+		rows[i] = CommandRow{Line: i, Text: strings.Repeat("日`", 100), Language: "bash",
+			ExitCodes: make([]int, 100), Count: 1}
 	}
 	got := appendCommands([]string{"```"}, StepResult{Commands: rows})
 	if len(got) != 1+1+1+1+maxCommandRows+1+1 || got[len(got)-2] != "[… 3 commands cut …]" {
@@ -155,10 +170,14 @@ func TestHostileFailures(t *testing.T) {
 		for i := range results {
 			r := &results[i]
 			for range rapid.IntRange(0, 7).Draw(t, "failures") {
-				f := CommandFailure{Line: 3, Column: 1, Text: drawText(t, "command"), ExitCode: 1, Tool: drawText(t, "tool"), Message: drawText(t, "message")}
-				f.Excerpt = SourceLine{Number: rapid.IntRange(0, 5).Draw(t, "line"), Text: drawText(t, "source"), From: rapid.IntRange(-1, 30).Draw(t, "from"), To: rapid.IntRange(-1, 90).Draw(t, "to")}
+				f := CommandFailure{Line: 3, Column: 1, Text: drawText(t, "command"), ExitCode: 1,
+					Tool: drawText(t, "tool"), Message: drawText(t, "message")}
+				f.Excerpt = SourceLine{Number: rapid.IntRange(0, 5).Draw(t, "line"),
+					Text: drawText(t, "source"), From: rapid.IntRange(-1, 30).Draw(t, "from"),
+					To: rapid.IntRange(-1, 90).Draw(t, "to")}
 				r.Failures = append(r.Failures, f)
-				r.Commands = append(r.Commands, CommandRow{Line: -1, Text: drawText(t, "row"), Language: drawText(t, "language"), ExitCodes: []int{0, -1}, OutputBytes: -1})
+				r.Commands = append(r.Commands, CommandRow{Line: -1, Text: drawText(t, "row"),
+					Language: drawText(t, "language"), ExitCodes: []int{0, -1}, OutputBytes: -1})
 				checked++
 			}
 			r.CommandsNote = drawText(t, "note")
@@ -183,8 +202,10 @@ func TestFailuresAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	one := 1
-	failed := StepResult{Status: turnstone.StepFailed, ExitCode: &one, Commands: []CommandRow{{Line: 2, Text: "boom"}},
-		Failures: []CommandFailure{{Line: 2, Column: 6, Text: "boom", ExitCode: 127, Tool: "bash", Message: "boom: command not found", Excerpt: d.SourceLine(2, 6, 2, 10)}}}
+	failed := StepResult{Status: turnstone.StepFailed, ExitCode: &one,
+		Commands: []CommandRow{{Line: 2, Text: "boom"}},
+		Failures: []CommandFailure{{Line: 2, Column: 6, Text: "boom", ExitCode: 127, Tool: "bash",
+			Message: "boom: command not found", Excerpt: d.SourceLine(2, 6, 2, 10)}}}
 	first := d.Receipt(testInfo(), []StepResult{failed})
 	want := "   > ```text\n   > 2 |    > boom\n   >   |      ^~~~\n   > ```\n"
 	if !strings.Contains(string(first), want) {
@@ -195,7 +216,8 @@ func TestFailuresAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	passed := []StepResult{{Status: turnstone.StepPassed}}
-	if got, want := string(again.Receipt(testInfo(), passed)), string(d.Receipt(testInfo(), passed)); got != want {
+	want = string(d.Receipt(testInfo(), passed))
+	if got := string(again.Receipt(testInfo(), passed)); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

@@ -78,8 +78,9 @@ func frontKeyNames() []string {
 var (
 	envName      = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	unclosedHead = lazyregexp.New(`^([a-z]+):([ \t]|$)`)
-	parserFault  = lazyregexp.New(`^did not find expected (key|node content|'-' indicator|',' or '[]}]')`)
-	yamlError    = lazyregexp.New(`^yaml: (?:line (\d+): )?(.*)$`)
+	parserFault  = lazyregexp.New(
+		`^did not find expected (key|node content|'-' indicator|',' or '[]}]')`)
+	yamlError = lazyregexp.New(`^yaml: (?:line (\d+): )?(.*)$`)
 )
 
 // readFront finds and reads the front matter, and sets p.base.
@@ -106,7 +107,8 @@ func (p *docParser) readFront() {
 	}
 	m := unclosedHead.FindSubmatch(p.src[first:lineEnd(p.src, first)])
 	if m != nil && slices.Contains(frontKeyNames(), string(m[1])) {
-		p.errorAt(start, "the front matter that begins here is not closed", "end it with a line of ---")
+		p.errorAt(start, "the front matter that begins here is not closed",
+			"end it with a line of ---")
 	}
 }
 
@@ -119,12 +121,14 @@ func isRule(line []byte, rule string) bool {
 func (p *docParser) readYAML(from, to int) {
 	text := p.src[from:to]
 	if len(text) > maxFront {
-		p.errorAt(from, fmt.Sprintf("the front matter has more than %s", turnstone.Bytes(maxFront).Human()), "move data into files")
+		p.errorAt(from, fmt.Sprintf("the front matter has more than %s",
+			turnstone.Bytes(maxFront).Human()), "move data into files")
 		return
 	}
 	// YAML ends lines at these characters, unlike the rest of a document.
 	if i := bytes.IndexAny(text, "\u0085\u2028\u2029"); i >= 0 {
-		p.errorAt(from+i, "a Unicode line separator in the front matter", "replace the line separator by a line feed")
+		p.errorAt(from+i, "a Unicode line separator in the front matter",
+			"replace the line separator by a line feed")
 		return
 	}
 	// The empty line replaces the opening rule, so that line numbers match the file.
@@ -138,7 +142,9 @@ func (p *docParser) readYAML(from, to int) {
 		if parserFault.MatchString(msg) {
 			line++ // the library counts the lines of these faults from 0
 		}
-		p.errorAt(p.frontOffset(max(2, line), 1), "the front matter is not YAML: "+oneLine(msg, 200), "write one key: value on each line, and quote values with special characters")
+		p.errorAt(p.frontOffset(max(2, line), 1),
+			"the front matter is not YAML: "+oneLine(msg, 200),
+			"write one key: value on each line, and quote values with special characters")
 		return
 	}
 	if root.Kind == 0 || len(root.Content) == 0 {
@@ -146,7 +152,9 @@ func (p *docParser) readYAML(from, to int) {
 	}
 	m := root.Content[0]
 	if m.Kind != yaml.MappingNode || m.Style&yaml.FlowStyle != 0 {
-		p.errorNode(m, "the front matter is not a list of keys and values, one per line", "write lines such as image: python; to begin a document with a rule, write *** or insert an empty line before the rule")
+		p.errorNode(m, "the front matter is not a list of keys and values, one per line",
+			"write lines such as image: python; to begin a document with a rule, write *** or "+
+				"insert an empty line before the rule")
 		return
 	}
 	if p.plainNodes(m) {
@@ -158,7 +166,8 @@ func (p *docParser) readYAML(from, to int) {
 // another value, and a short text can expand to a huge value.
 func (p *docParser) plainNodes(n *yaml.Node) bool {
 	if n.Kind == yaml.AliasNode || n.Anchor != "" {
-		p.errorNode(n, "anchors and aliases are not allowed in the front matter", "write the value where it is used")
+		p.errorNode(n, "anchors and aliases are not allowed in the front matter",
+			"write the value where it is used")
 		return false
 	}
 	for _, c := range n.Content {
@@ -175,7 +184,8 @@ func (p *docParser) readKeys(m *yaml.Node) {
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		key := m.Content[i]
 		if seen[key.Value] {
-			p.errorNode(key, fmt.Sprintf("key %q is given twice", oneLine(key.Value, maxName)), "remove one of them")
+			p.errorNode(key, fmt.Sprintf("key %q is given twice", oneLine(key.Value, maxName)),
+				"remove one of them")
 			continue
 		}
 		seen[key.Value] = true
@@ -185,11 +195,13 @@ func (p *docParser) readKeys(m *yaml.Node) {
 
 func (p *docParser) readKey(m *yaml.Node, i int) {
 	key, value := m.Content[i], m.Content[i+1]
-	k := slices.IndexFunc(frontKeys, func(k frontKey) bool { return key.Kind == yaml.ScalarNode && k.name == key.Value })
+	k := slices.IndexFunc(frontKeys,
+		func(k frontKey) bool { return key.Kind == yaml.ScalarNode && k.name == key.Value })
 	if k < 0 {
 		names := frontKeyNames()
 		known := names[:len(names)-1] // turn: is written by the receipt, not by the author
-		p.errorNode(key, fmt.Sprintf("unknown key %q; the nearest known one is %q", oneLine(key.Value, maxName), nearest(key.Value, known)),
+		p.errorNode(key, fmt.Sprintf("unknown key %q; the nearest known one is %q",
+			oneLine(key.Value, maxName), nearest(key.Value, known)),
 			"known keys: "+strings.Join(known, ", "))
 		return
 	}
@@ -208,7 +220,8 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	start := lineStart(p.src, p.frontOffset(key.Line, 1))
 	indent := key.Column - 1
 	if !bytes.HasPrefix(p.src[min(len(p.src), start+indent):], []byte(turnKey+":")) {
-		p.errorNode(key, "the turn: entry does not have the form that turn writes", "delete the entry; turn writes it again")
+		p.errorNode(key, "the turn: entry does not have the form that turn writes",
+			"delete the entry; turn writes it again")
 		return
 	}
 	end := nextLine(p.src, start)
@@ -229,7 +242,8 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	}
 	for at := end; at < next; at = nextLine(p.src, at) {
 		if line := trimBlanks(p.src[at:lineEnd(p.src, at)]); len(line) > 0 && line[0] != '#' {
-			p.errorAt(at, "the turn: entry does not have the form that turn writes", "delete the entry; turn writes it again")
+			p.errorAt(at, "the turn: entry does not have the form that turn writes",
+				"delete the entry; turn writes it again")
 			return
 		}
 	}
@@ -316,7 +330,8 @@ func (p *docParser) name(n *yaml.Node, key string, to *string) {
 		return
 	}
 	if err := turnstone.CheckName(key, s); err != nil {
-		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)), turnstone.HintOf(err))
+		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)),
+			turnstone.HintOf(err))
 		return
 	}
 	*to = s
@@ -326,7 +341,8 @@ func oneOf[T ~string](p *docParser, n *yaml.Node, key string, values ...T) T {
 	hint := fmt.Sprintf("write %s: %s or %s: %s", key, values[0], key, values[1])
 	s, ok := p.scalar(n, key, hint)
 	if ok && !slices.Contains(values, T(s)) {
-		p.errorNode(n, fmt.Sprintf("%s: %q is neither %s nor %s", key, oneLine(s, maxName), values[0], values[1]), hint)
+		p.errorNode(n, fmt.Sprintf("%s: %q is neither %s nor %s", key, oneLine(s, maxName),
+			values[0], values[1]), hint)
 		return ""
 	}
 	return T(s)
@@ -334,7 +350,8 @@ func oneOf[T ~string](p *docParser, n *yaml.Node, key string, values ...T) T {
 
 func (p *docParser) readEnv(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode {
-		p.errorNode(n, "env is not names and values", "write a line NAME: value for each variable, indented below env:")
+		p.errorNode(n, "env is not names and values",
+			"write a line NAME: value for each variable, indented below env:")
 		return
 	}
 	if len(n.Content)/2 > maxEnv {
@@ -347,13 +364,16 @@ func (p *docParser) readEnv(n *yaml.Node) {
 		name := oneLine(key.Value, maxName)
 		switch {
 		case key.Kind != yaml.ScalarNode || !envName.MatchString(key.Value):
-			p.errorNode(key, fmt.Sprintf("%q cannot be the name of a variable", name), "use letters, digits and \"_\", not beginning with a digit")
+			p.errorNode(key, fmt.Sprintf("%q cannot be the name of a variable", name),
+				"use letters, digits and \"_\", not beginning with a digit")
 		case seen[key.Value]:
 			p.errorNode(key, fmt.Sprintf("variable %q is given twice", name), "remove one of them")
 		case value.Kind != yaml.ScalarNode:
-			p.errorNode(value, fmt.Sprintf("variable %q does not have a scalar value", name), "a variable is text: write the value in quotes")
+			p.errorNode(value, fmt.Sprintf("variable %q does not have a scalar value", name),
+				"a variable is text: write the value in quotes")
 		case strings.ContainsRune(value.Value, 0):
-			p.errorNode(value, fmt.Sprintf("variable %q contains a NUL byte", name), "remove the NUL byte: an environment cannot contain it")
+			p.errorNode(value, fmt.Sprintf("variable %q contains a NUL byte", name),
+				"remove the NUL byte: an environment cannot contain it")
 		case value.ShortTag() == "!!null":
 			p.doc.Front.Env = append(p.doc.Front.Env, key.Value+"=")
 		default:
@@ -365,17 +385,20 @@ func (p *docParser) readEnv(n *yaml.Node) {
 
 func (p *docParser) readFiles(n *yaml.Node) {
 	if n.Kind != yaml.SequenceNode {
-		p.errorNode(n, "files is not a list", "write a line - PATH or - PATH:DEST for each file, indented below files:")
+		p.errorNode(n, "files is not a list",
+			"write a line - PATH or - PATH:DEST for each file, indented below files:")
 		return
 	}
 	if len(n.Content) > maxEnv {
-		p.errorNode(n, fmt.Sprintf("files has more than %d entries", maxEnv), "list the folder that contains the files")
+		p.errorNode(n, fmt.Sprintf("files has more than %d entries", maxEnv),
+			"list the folder that contains the files")
 		return
 	}
 	for _, c := range n.Content {
 		s, ok := p.text(c, "a file")
 		if ok && strings.HasPrefix(s, ":") {
-			p.errorNode(c, fmt.Sprintf("%q names no file", oneLine(s, maxName)), "write PATH or PATH:DEST")
+			p.errorNode(c, fmt.Sprintf("%q names no file", oneLine(s, maxName)),
+				"write PATH or PATH:DEST")
 			continue
 		}
 		if ok {

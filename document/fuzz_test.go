@@ -22,9 +22,12 @@ func addSeeds(f *testing.F, add func(src []byte)) {
 		add(src)
 	}
 	for _, src := range []string{
-		"", "---\n---\n", "\ufeff---\r\nimage: x\r\n---\r\n```sh\r\n```", "- ```sh\n\t\tx\n  ```\n", ">\t```sh\n>\tx\n> ```", "> - 1. ```sh\n>      x\n>      ```\n",
-		"```sh\r```\r", "```sh {name=a}\n```\n<!-- turn:result step=1 name=a source=b -->\n<!-- /turn:result -->\n",
-		"---\nturn:\n  frontmatter: added\n---\n", "-\n\n  ```sh\n  ```\n", "<!--\n```sh\n```", "[a]: b\n===\n",
+		"", "---\n---\n", "\ufeff---\r\nimage: x\r\n---\r\n```sh\r\n```", "- ```sh\n\t\tx\n  ```\n",
+		">\t```sh\n>\tx\n> ```", "> - 1. ```sh\n>      x\n>      ```\n",
+		"```sh\r```\r", "```sh {name=a}\n```\n<!-- turn:result step=1 name=a source=b -->\n" +
+			"<!-- /turn:result -->\n",
+		"---\nturn:\n  frontmatter: added\n---\n", "-\n\n  ```sh\n  ```\n", "<!--\n```sh\n```",
+		"[a]: b\n===\n",
 	} {
 		add([]byte(src))
 	}
@@ -35,13 +38,15 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src []byte) {
 		d, err := Parse("fuzz.md", src)
 		if err != nil {
-			if es, ok := err.(SyntaxErrors); !ok || len(es) == 0 || es[0].Line < 1 || es[0].Column < 1 || strings.Contains(es[0].Msg, "\n") {
+			if es, ok := err.(SyntaxErrors); !ok || len(es) == 0 || es[0].Line < 1 ||
+				es[0].Column < 1 || strings.Contains(es[0].Msg, "\n") {
 				t.Fatalf("%#v", err)
 			}
 			return
 		}
 		for _, s := range d.Steps {
-			if strings.ContainsAny(s.Script, "\x00") || s.Line < 1 || !isShell(s.Language) || nameFault(s.Name) != "" {
+			if strings.ContainsAny(s.Script, "\x00") || s.Line < 1 || !isShell(s.Language) ||
+				nameFault(s.Name) != "" {
 				t.Errorf("%+v", s)
 			}
 		}
@@ -55,7 +60,8 @@ func FuzzParse(f *testing.F) {
 
 func FuzzReceiptRoundTrip(f *testing.F) {
 	addSeeds(f, func(src []byte) {
-		for _, s := range []string{"hello\n", "```\n<!-- /turn:result -->\n", "\x00", "a\rb\x1b[1m\n\n> x\n"} {
+		for _, s := range []string{"hello\n", "```\n<!-- /turn:result -->\n", "\x00",
+			"a\rb\x1b[1m\n\n> x\n"} {
 			f.Add(src, []byte(s), "note\n-->")
 		}
 	})
@@ -66,7 +72,8 @@ func FuzzReceiptRoundTrip(f *testing.F) {
 		}
 		results := make([]StepResult, len(d.Steps))
 		for i := range results {
-			results[i] = StepResult{Status: turnstone.StepFailed, Note: note, Stdout: outputOf(string(out)), Stderr: cutOutputOf(string(out), 5, 5)}
+			results[i] = StepResult{Status: turnstone.StepFailed, Note: note,
+				Stdout: outputOf(string(out)), Stderr: cutOutputOf(string(out), 5, 5)}
 			results[i].Stdout.File = note
 		}
 		info := testInfo()
@@ -82,7 +89,8 @@ func benchDocument(n int) []byte {
 	var b strings.Builder
 	b.WriteString("---\nimage: python\n---\n")
 	for range n {
-		b.WriteString("## Heading\n\nSome *prose* of a line or two, with `code` and a [link](https://example.org).\n\n- a list\n- of items\n\n```bash\n")
+		b.WriteString("## Heading\n\nSome *prose* of a line or two, with `code` and a " +
+			"[link](https://example.org).\n\n- a list\n- of items\n\n```bash\n")
 		b.WriteString(strings.Repeat("printf '%s\\n' \"$PATH\" | tr : '\\n' | sort\n", 20))
 		b.WriteString("```\n\n")
 	}
@@ -107,7 +115,8 @@ func BenchmarkReceipt(b *testing.B) {
 	}
 	results := make([]StepResult, len(d.Steps))
 	for i := range results {
-		results[i] = StepResult{Status: turnstone.StepPassed, Stdout: outputOf(strings.Repeat("\x1b[32mok\x1b[0m some line of output\n", 200))}
+		results[i] = StepResult{Status: turnstone.StepPassed,
+			Stdout: outputOf(strings.Repeat("\x1b[32mok\x1b[0m some line of output\n", 200))}
 	}
 	b.SetBytes(int64(len(d.Receipt(testInfo(), results))))
 	b.ReportAllocs()

@@ -100,7 +100,8 @@ type depthLimiter struct {
 	blocks *blocks
 }
 
-func (l *depthLimiter) Open(parent ast.Node, reader text.Reader, pc parser.Context) (ast.Node, parser.State) {
+func (l *depthLimiter) Open(parent ast.Node, reader text.Reader,
+	pc parser.Context) (ast.Node, parser.State) {
 	if len(pc.OpenedBlocks()) < maxOpenBlocks {
 		return l.BlockParser.Open(parent, reader, pc)
 	}
@@ -135,7 +136,8 @@ type fenceWatcher struct {
 	src    []byte
 }
 
-func (w *fenceWatcher) Open(parent ast.Node, reader text.Reader, pc parser.Context) (ast.Node, parser.State) {
+func (w *fenceWatcher) Open(parent ast.Node, reader text.Reader,
+	pc parser.Context) (ast.Node, parser.State) {
 	line, seg := reader.PeekLine()
 	lineNo, _ := reader.Position()
 	node, state := w.BlockParser.Open(parent, reader, pc)
@@ -168,7 +170,8 @@ func (w *fenceWatcher) Continue(node ast.Node, reader text.Reader, pc parser.Con
 	} else if f.step {
 		at := len(f.script)
 		var pad, cut int
-		f.script, pad, cut = appendContent(f.script, w.src[seg.Start:seg.Stop], column, seg.Padding, f.indent)
+		f.script, pad, cut = appendContent(f.script, w.src[seg.Start:seg.Stop], column,
+			seg.Padding, f.indent)
 		source := seg.Start + cut
 		if source > 0 && source < len(w.src) && w.src[source] == '\n' && w.src[source-1] == '\r' {
 			source-- // a list item consumed the CR as a blank

@@ -14,7 +14,8 @@ import (
 const maxRules = 500
 
 // NetworkHint describes the values of network:.
-const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, record, replay, intercept and host_ca"
+const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, " +
+	"record, replay, intercept and host_ca"
 
 // ruleForm matches the syntax of a network rule and turnRef the syntax of a turn's reference. Other
 // packages interpret both.
@@ -30,7 +31,8 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 		return
 	}
 	if n.Kind == yaml.SequenceNode {
-		p.errorNode(n, "network: a list does not say whether its names are allowed or denied", "write network: {allow: […]}, or deny")
+		p.errorNode(n, "network: a list does not say whether its names are allowed or denied",
+			"write network: {allow: […]}, or deny")
 		return
 	}
 	s, ok := p.scalar(n, "network", NetworkHint)
@@ -39,7 +41,8 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 	}
 	on, rules, ok := NetworkMode(s)
 	if !ok {
-		p.errorNode(n, fmt.Sprintf("network: %q is not on, off, record or replay", oneLine(s, maxName)), NetworkHint)
+		p.errorNode(n, fmt.Sprintf("network: %q is not on, off, record or replay",
+			oneLine(s, maxName)), NetworkHint)
 		return
 	}
 	p.doc.Front.Network, p.doc.Front.NetworkRules = &on, rules
@@ -69,11 +72,13 @@ func (p *docParser) networkMap(n *yaml.Node) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		if key.Kind != yaml.ScalarNode || !slices.Contains(networkKeys, key.Value) {
-			p.errorNode(key, fmt.Sprintf("network: unknown key %q; the nearest known one is %q", oneLine(key.Value, maxName), nearest(key.Value, networkKeys)), NetworkHint)
+			p.errorNode(key, fmt.Sprintf("network: unknown key %q; the nearest known one is %q",
+				oneLine(key.Value, maxName), nearest(key.Value, networkKeys)), NetworkHint)
 			continue
 		}
 		if seen[key.Value] {
-			p.errorNode(key, fmt.Sprintf("network: key %q is given twice", key.Value), "remove one of them")
+			p.errorNode(key, fmt.Sprintf("network: key %q is given twice", key.Value),
+				"remove one of them")
 			continue
 		}
 		seen[key.Value] = true
@@ -117,7 +122,8 @@ func (p *docParser) networkReplay(n *yaml.Node, r *NetworkRules) {
 
 // networkRules reads a list of rules or a single rule.
 func (p *docParser) networkRules(n *yaml.Node, key string) []string {
-	const hint = `write a list such as ["api.example.com", "*.example.org:443", "10.0.0.0/8"]; public matches all public addresses`
+	const hint = `write a list such as ["api.example.com", "*.example.org:443", "10.0.0.0/8"]; ` +
+		"public matches all public addresses"
 	nodes := n.Content
 	if n.Kind == yaml.ScalarNode {
 		nodes = []*yaml.Node{n}
@@ -126,14 +132,16 @@ func (p *docParser) networkRules(n *yaml.Node, key string) []string {
 		return nil
 	}
 	if len(nodes) > maxRules {
-		p.errorNode(n, fmt.Sprintf("network: %s has more than %d rules", key, maxRules), "use a wider range, or the names' common suffix, such as *.example.org")
+		p.errorNode(n, fmt.Sprintf("network: %s has more than %d rules", key, maxRules),
+			"use a wider range, or the names' common suffix, such as *.example.org")
 		return nil
 	}
 	var rules []string
 	for _, c := range nodes {
 		s, ok := p.scalar(c, "network: "+key, hint)
 		if ok && !ruleForm.MatchString(s) {
-			p.errorNode(c, fmt.Sprintf("network: %s: %q is not a name, address or range", key, oneLine(s, maxName)), hint)
+			p.errorNode(c, fmt.Sprintf("network: %s: %q is not a name, address or range", key,
+				oneLine(s, maxName)), hint)
 			continue
 		}
 		if ok {
@@ -154,6 +162,7 @@ func (p *docParser) yesNo(n *yaml.Node, key string) bool {
 	case "false", "no", "off":
 		return false
 	}
-	p.errorNode(n, fmt.Sprintf("%s: %q is neither true nor false", key, oneLine(s, maxName)), "write true or false")
+	p.errorNode(n, fmt.Sprintf("%s: %q is neither true nor false", key, oneLine(s, maxName)),
+		"write true or false")
 	return false
 }

@@ -35,8 +35,9 @@ func appendNetwork(lines []string, n *StepNetwork) []string {
 		return lines
 	}
 	if n.Connections > 0 {
-		lines = appendParagraph(lines, fmt.Sprintf("network: %s, %s sent, %s received", plural(n.Connections, "connection"),
-			turnstone.Bytes(n.Sent).Human(), turnstone.Bytes(n.Received).Human()))
+		lines = appendParagraph(lines,
+			fmt.Sprintf("network: %s, %s sent, %s received", plural(n.Connections, "connection"),
+				turnstone.Bytes(n.Sent).Human(), turnstone.Bytes(n.Received).Human()))
 	}
 	more := n.MoreRefused
 	for i, r := range n.Refused {

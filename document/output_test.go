@@ -39,16 +39,27 @@ func TestOutputText(t *testing.T) {
 		{"line separators", "a\u2028b\u0085c\n", "a<U+2028>b<U+0085>c\n"},
 		{"Hangul filler", "a\u3164\n", "a<U+3164>\n"},
 		{"markdown", "```\n<!-- /turn:result -->\n", "```\n<!-- /turn:result -->\n"},
-		{"NUL", "a\x00b", "[binary output: 3 bytes, " + string(turnstone.DigestBytes([]byte("a\x00b"))) + "]"},
-		{"Latin-1", "caf\xe9", "[binary output: 4 bytes, " + string(turnstone.DigestBytes([]byte("caf\xe9"))) + "]"},
-		{"surrogate", "\xed\xa0\x80", "[binary output: 3 bytes, " + string(turnstone.DigestBytes([]byte("\xed\xa0\x80"))) + "]"},
+		{"NUL", "a\x00b", "[binary output: 3 bytes, " +
+			string(turnstone.DigestBytes([]byte("a\x00b"))) + "]"},
+		{"Latin-1", "caf\xe9", "[binary output: 4 bytes, " +
+			string(turnstone.DigestBytes([]byte("caf\xe9"))) + "]"},
+		{"surrogate", "\xed\xa0\x80", "[binary output: 3 bytes, " +
+			string(turnstone.DigestBytes([]byte("\xed\xa0\x80"))) + "]"},
 		{"200 lines", strings.Repeat("x\n", 200), strings.Repeat("x\n", 200)},
-		{"201 lines", strings.Repeat("x\n", 201), strings.Repeat("x\n", 100) + "[… 2 bytes, 1 line cut …]\n" + strings.Repeat("x\n", 100)},
-		{"10000 lines", strings.Repeat("x\n", 10000), strings.Repeat("x\n", 100) + "[… 19600 bytes, 9800 lines cut …]\n" + strings.Repeat("x\n", 100)},
-		{"10000 lines and no final newline", strings.Repeat("x\n", 10000) + "y", strings.Repeat("x\n", 100) + "[… 19602 bytes, 9801 lines cut …]\n" + strings.Repeat("x\n", 99) + "y"},
-		{"long lines", strings.Repeat(strings.Repeat("z", 999)+"\n", 50), strings.Repeat(strings.Repeat("z", 999)+"\n", 8) + "[… 34000 bytes, 34 lines cut …]\n" + strings.Repeat(strings.Repeat("z", 999)+"\n", 8)},
-		{"long line", strings.Repeat("a", 5000) + "\nb\n", strings.Repeat("a", 3072) + " […904 bytes cut…] " + strings.Repeat("a", 1024) + "\nb\n"},
-		{"long line of wide characters", strings.Repeat("é", 3000), strings.Repeat("é", 1536) + " […1904 bytes cut…] " + strings.Repeat("é", 512)},
+		{"201 lines", strings.Repeat("x\n", 201), strings.Repeat("x\n", 100) +
+			"[… 2 bytes, 1 line cut …]\n" + strings.Repeat("x\n", 100)},
+		{"10000 lines", strings.Repeat("x\n", 10000), strings.Repeat("x\n", 100) +
+			"[… 19600 bytes, 9800 lines cut …]\n" + strings.Repeat("x\n", 100)},
+		{"10000 lines and no final newline", strings.Repeat("x\n", 10000) + "y",
+			strings.Repeat("x\n", 100) + "[… 19602 bytes, 9801 lines cut …]\n" +
+				strings.Repeat("x\n", 99) + "y"},
+		{"long lines", strings.Repeat(strings.Repeat("z", 999)+"\n", 50),
+			strings.Repeat(strings.Repeat("z", 999)+"\n", 8) + "[… 34000 bytes, 34 lines cut …]\n" +
+				strings.Repeat(strings.Repeat("z", 999)+"\n", 8)},
+		{"long line", strings.Repeat("a", 5000) + "\nb\n", strings.Repeat("a", 3072) +
+			" […904 bytes cut…] " + strings.Repeat("a", 1024) + "\nb\n"},
+		{"long line of wide characters", strings.Repeat("é", 3000),
+			strings.Repeat("é", 1536) + " […1904 bytes cut…] " + strings.Repeat("é", 512)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -57,7 +68,8 @@ func TestOutputText(t *testing.T) {
 			if got != tt.want {
 				t.Errorf("got %q\nwant %q", got, tt.want)
 			}
-			if want := strings.Contains(tt.want, "cut…]") || strings.Contains(tt.want, "cut …]") || strings.Contains(tt.want, "[binary"); truncated != want {
+			if want := strings.Contains(tt.want, "cut…]") || strings.Contains(tt.want, "cut …]") ||
+				strings.Contains(tt.want, "[binary"); truncated != want {
 				t.Errorf("truncated = %v", truncated)
 			}
 			// The same stream in two kept parts has the same text.
@@ -78,10 +90,12 @@ func TestOutputTextOfWhatWasNotKept(t *testing.T) {
 		{"between lines", "a\nb\nc\nd\n", 2, 4, "a\n[… 4 bytes, 2 lines cut …]\nd\n"},
 		{"in a line", "abcdefgh", 2, 2, "ab\n[… 4 bytes, 0 lines cut …]\ngh"},
 		{"in a character", "aéééb", 2, 2, "a\n[… 6 bytes, 0 lines cut …]\nb"},
-		{"in a sequence", "abc\x1b[31mdefghijklm\x1b[0mx\ny\n", 5, 8, "abc\n[… 19 bytes, 1 line cut …]\ny\n"},
+		{"in a sequence", "abc\x1b[31mdefghijklm\x1b[0mx\ny\n", 5, 8,
+			"abc\n[… 19 bytes, 1 line cut …]\ny\n"},
 		{"only the head", "abcdefgh", 3, 0, "abc\n[… 5 bytes, 0 lines cut …]\n"},
 		{"only the tail", "abc\ndef\n", 0, 5, "[… 4 bytes, 1 line cut …]\ndef\n"},
-		{"binary in the tail", "abcdef\x00", 2, 2, "[binary output: 7 bytes, " + string(turnstone.DigestBytes([]byte("abcdef\x00"))) + "]"},
+		{"binary in the tail", "abcdef\x00", 2, 2, "[binary output: 7 bytes, " +
+			string(turnstone.DigestBytes([]byte("abcdef\x00"))) + "]"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -96,7 +110,8 @@ func TestOutputTextOfWhatWasNotKept(t *testing.T) {
 // TestOutputThatContradictsItself: counts that do not match the bytes cause no failure.
 func TestOutputThatContradictsItself(t *testing.T) {
 	for _, o := range []Output{
-		{Size: -1}, {Size: -5, Head: []byte("a")}, {Size: 1, Head: []byte("abc")}, {Size: 1 << 62}, {Size: 10, Tail: []byte("abc")},
+		{Size: -1}, {Size: -5, Head: []byte("a")}, {Size: 1, Head: []byte("abc")}, {Size: 1 << 62},
+		{Size: 10, Tail: []byte("abc")},
 		{Head: []byte("a\nb\n"), Size: 100, Lines: -7}, {Tail: []byte("abc")},
 	} {
 		text, _ := o.Text()
@@ -122,7 +137,8 @@ func FuzzOutputText(f *testing.F) {
 			t.Errorf("%d bytes, %d lines", len(text), strings.Count(text, "\n"))
 		}
 		for _, r := range text {
-			if r == utf8.RuneError && !strings.Contains(string(b), "\uFFFD") || r != '\n' && isHidden(r) {
+			if r == utf8.RuneError && !strings.Contains(string(b), "\uFFFD") ||
+				r != '\n' && isHidden(r) {
 				t.Errorf("%U in %q of %q", r, text, b)
 			}
 		}

@@ -61,7 +61,8 @@ type docParser struct {
 func Parse(name string, src []byte) (*Document, error) {
 	p := &docParser{doc: &Document{Name: name, Source: src}, src: src}
 	if len(src) > MaxFile {
-		p.errorAt(0, fmt.Sprintf("the document has %s; the limit is %s", turnstone.Bytes(len(src)).Human(), turnstone.Bytes(MaxFile)),
+		p.errorAt(0, fmt.Sprintf("the document has %s; the limit is %s",
+			turnstone.Bytes(len(src)).Human(), turnstone.Bytes(MaxFile)),
 			"pass the data to the turn as files")
 		return nil, p.errs
 	}
@@ -70,14 +71,16 @@ func Parse(name string, src []byte) (*Document, error) {
 	p.lines = countEOLs(src[:p.base])
 	p.blocks = parseBlocks(src[p.base:])
 	if at := p.blocks.tooDeep; at >= 0 {
-		p.errorAt(p.base+at, "lists and quotes are nested too deep here", fmt.Sprintf("the limit is %d levels; a list counts as two", maxOpenBlocks))
+		p.errorAt(p.base+at, "lists and quotes are nested too deep here",
+			fmt.Sprintf("the limit is %d levels; a list counts as two", maxOpenBlocks))
 	} else {
 		p.walk(p.blocks.root)
 		p.checkNames()
 		p.readTitle()
 	}
 	if n := len(src) - p.cut; n > MaxSource {
-		p.errorAt(0, fmt.Sprintf("the document has %s without its results; the limit is %s", turnstone.Bytes(n).Human(), turnstone.Bytes(MaxSource)),
+		p.errorAt(0, fmt.Sprintf("the document has %s without its results; the limit is %s",
+			turnstone.Bytes(n).Human(), turnstone.Bytes(MaxSource)),
 			"pass the data to the turn as files")
 	}
 	if len(p.errs) == 0 {
@@ -101,7 +104,10 @@ func (p *docParser) readTitle() {
 	for n := p.blocks.root.FirstChild(); n != nil; n = n.NextSibling() {
 		if h, ok := n.(*ast.Heading); ok && h.Lines().Len() > 0 {
 			seg := h.Lines().At(0)
-			p.doc.Title = oneLine(strings.ToValidUTF8(string(p.src[p.base+seg.Start:min(len(p.src), p.base+seg.Stop)]), "\ufffd"), maxTitle)
+			p.doc.Title = oneLine(
+				strings.ToValidUTF8(
+					string(p.src[p.base+seg.Start:min(len(p.src), p.base+seg.Stop)]), "\ufffd"),
+				maxTitle)
 			return
 		}
 	}
@@ -127,7 +133,8 @@ func (p *docParser) errorAt(at int, msg, hint string) {
 func (p *docParser) addStep(f *fence) *stepLayout {
 	if len(p.doc.Steps) == MaxSteps {
 		if !p.full {
-			p.errorAt(p.base+f.open, fmt.Sprintf("more than %d steps", MaxSteps), "split the document into several turns")
+			p.errorAt(p.base+f.open, fmt.Sprintf("more than %d steps", MaxSteps),
+				"split the document into several turns")
 		}
 		p.full = true
 		return nil
@@ -149,15 +156,20 @@ func (p *docParser) addStep(f *fence) *stepLayout {
 		l = p.layoutOf(f)
 		l.script = f.lines.from(p.base, p.lines)
 		if i := bytes.IndexByte(p.src[p.base+f.open:l.insert], 0); i >= 0 {
-			p.errorAt(p.base+f.open+i, "a NUL byte in a step", "remove the byte, which no shell accepts, or write it as \\0 for printf")
+			p.errorAt(p.base+f.open+i, "a NUL byte in a step",
+				"remove the byte, which no shell accepts, or write it as \\0 for printf")
 		}
 		if len(l.prefix) > maxPrefix {
-			p.errorAt(p.base+f.open, fmt.Sprintf("the step is indented by more than %d columns of lists and quotes", maxPrefix), "move the step out of the lists and quotes")
+			p.errorAt(p.base+f.open,
+				fmt.Sprintf("the step is indented by more than %d columns of lists and quotes",
+					maxPrefix), "move the step out of the lists and quotes")
 		}
 	} else {
 		p.errorAt(p.base+f.open, "the fence of this step is not closed",
-			"end the step with a line of "+strings.Repeat(string(p.src[p.base+f.open]), p.fenceLength(f))+
-				", in the same list item or quote as its first line; an incomplete script does not run")
+			"end the step with a line of "+strings.Repeat(string(p.src[p.base+f.open]),
+				p.fenceLength(f))+
+				", in the same list item or quote as its first line; an incomplete script does "+
+				"not run")
 	}
 	p.doc.layout.steps = append(p.doc.layout.steps, l)
 	return &p.doc.layout.steps[len(p.doc.layout.steps)-1]
@@ -204,7 +216,9 @@ func (p *docParser) checkNames() {
 		if s.Name == fmt.Sprintf("step-%d", s.Index) {
 			at, other = first, s
 		}
-		p.errorAt(p.offsetOfStep(at), fmt.Sprintf("the step's name %q is also the name of step %d in line %d", at.Name, other.Index, other.Line),
+		p.errorAt(p.offsetOfStep(at),
+			fmt.Sprintf("the step's name %q is also the name of step %d in line %d", at.Name,
+				other.Index, other.Line),
 			"give each step a name of its own")
 	}
 }
@@ -275,5 +289,6 @@ func firstEOL(src []byte) string {
 }
 
 func countEOLs(src []byte) int {
-	return bytes.Count(src, []byte("\n")) + bytes.Count(src, []byte("\r")) - bytes.Count(src, []byte("\r\n"))
+	return bytes.Count(src, []byte("\n")) + bytes.Count(src, []byte("\r")) - bytes.Count(src,
+		[]byte("\r\n"))
 }

@@ -79,7 +79,8 @@ const maxRun = 64
 func (ls *scriptLines) add(script, source, line, pad int) {
 	if n := len(*ls); n > 0 {
 		last := (*ls)[n-1]
-		if pad == 0 && last.pad == 0 && line-int(last.line) < maxRun && source-int(last.source) == script-int(last.script) {
+		if pad == 0 && last.pad == 0 && line-int(last.line) < maxRun &&
+			source-int(last.source) == script-int(last.script) {
 			return
 		}
 	}

@@ -14,13 +14,16 @@ func checkPositions(d *Document) (moved int, err error) {
 		for i := 0; i <= len(s.Script); i++ {
 			p := d.Position(s, i)
 			if p.Offset < 0 || p.Offset > len(d.Source) {
-				return moved, fmt.Errorf("step %d, byte %d of %q: offset %d", s.Index, i, s.Script, p.Offset)
+				return moved, fmt.Errorf("step %d, byte %d of %q: offset %d", s.Index, i,
+					s.Script, p.Offset)
 			}
 			if want := 1 + countEOLs(d.Source[:p.Offset]); p.Line != want {
-				return moved, fmt.Errorf("step %d, byte %d of %q: line %d, want %d", s.Index, i, s.Script, p.Line, want)
+				return moved, fmt.Errorf("step %d, byte %d of %q: line %d, want %d", s.Index, i,
+					s.Script, p.Line, want)
 			}
 			if want := 1 + p.Offset - lineStart(d.Source, p.Offset); p.Column != want {
-				return moved, fmt.Errorf("step %d, byte %d of %q: column %d, want %d", s.Index, i, s.Script, p.Column, want)
+				return moved, fmt.Errorf("step %d, byte %d of %q: column %d, want %d", s.Index, i,
+					s.Script, p.Column, want)
 			}
 			if i == len(s.Script) {
 				continue
@@ -31,7 +34,8 @@ func checkPositions(d *Document) (moved int, err error) {
 			got, want := d.Source[p.Offset], s.Script[i]
 			normalised := want == '\n' && got == '\r' || want == ' ' && got == '\t'
 			if got != want && !normalised {
-				return moved, fmt.Errorf("step %d, byte %d of %q: there is %q at offset %d", s.Index, i, s.Script, got, p.Offset)
+				return moved, fmt.Errorf("step %d, byte %d of %q: there is %q at offset %d",
+					s.Index, i, s.Script, got, p.Offset)
 			}
 		}
 	}

@@ -111,7 +111,10 @@ func sameSteps(a, b *Document) error {
 			return fmt.Errorf("step %+v, then %+v", x, y)
 		}
 	}
-	if x, y := fmt.Sprint(a.Front.Image, a.Front.Env, a.Front.Files, a.Front.Cwd, a.Front.Timeout), fmt.Sprint(b.Front.Image, b.Front.Env, b.Front.Files, b.Front.Cwd, b.Front.Timeout); x != y {
+	x, y := fmt.Sprint(a.Front.Image, a.Front.Env, a.Front.Files, a.Front.Cwd, a.Front.Timeout),
+		fmt.Sprint(b.Front.Image, b.Front.Env, b.Front.Files, b.Front.Cwd,
+			b.Front.Timeout)
+	if x != y {
 		return fmt.Errorf("front matter %s, then %s", x, y)
 	}
 	return nil
@@ -120,9 +123,12 @@ func sameSteps(a, b *Document) error {
 // hostile are pieces of output and of notes that try to escape.
 var hostile = []string{
 	"hello\n", "", "\n", "no newline", "```\n", "````\n", "```bash\nrm -rf /\n```\n", "~~~\n",
-	"<!-- /turn:result -->\n", "<!-- turn:result step=1 name=step-1 source=sha256:00 -->\n", "-->", "---\n", "...\n",
-	"\r\n", "a\rb\n", "\x00", "\xff\xfe", "\x1b[31mred\x1b[0m\n", "\x1b]0;title\x07", "\x1b]0;never ends", "\x1b[", "\u202egnp.exe\n",
-	"é", "\u2028", "# heading\n", "> quote\n", "- item\n", "\ttab\n", "   spaces\n", "|a|b|\n", "\\", "`", "``", strings.Repeat("`", 30) + "\n",
+	"<!-- /turn:result -->\n", "<!-- turn:result step=1 name=step-1 source=sha256:00 -->\n", "-->",
+	"---\n", "...\n",
+	"\r\n", "a\rb\n", "\x00", "\xff\xfe", "\x1b[31mred\x1b[0m\n", "\x1b]0;title\x07",
+	"\x1b]0;never ends", "\x1b[", "\u202egnp.exe\n",
+	"é", "\u2028", "# heading\n", "> quote\n", "- item\n", "\ttab\n", "   spaces\n", "|a|b|\n",
+	"\\", "`", "``", strings.Repeat("`", 30) + "\n",
 	"[x]: /url\n", "<div>\n", "===\n", "\b\b", "\u0085", "turn:\n",
 }
 
@@ -145,7 +151,9 @@ func drawResults(t *rapid.T, n int) []StepResult {
 	for i := range results {
 		code := rapid.IntRange(0, 255).Draw(t, "exit")
 		results[i] = StepResult{
-			Status:   rapid.SampledFrom([]turnstone.Status{turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError}).Draw(t, "status"),
+			Status: rapid.SampledFrom([]turnstone.Status{turnstone.StepPassed,
+				turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped,
+				turnstone.StepError}).Draw(t, "status"),
 			ExitCode: &code,
 			Duration: time.Duration(rapid.Int64Range(0, int64(48*time.Hour)).Draw(t, "duration")),
 			Note:     rapid.SampledFrom(hostile).Draw(t, "note"),
@@ -158,13 +166,17 @@ func drawResults(t *rapid.T, n int) []StepResult {
 
 // blockLines are the lines that documents are drawn from, without line endings.
 var blockLines = []string{
-	"", "text", "```bash", "```sh name=x", "```", "````", "````bash skip", "~~~sh", "~~~", "```python", "    indented", "\tindented",
-	"echo hi", "# heading", "***", "---", "===", "<!-- comment", "-->", "<!-- one line -->", "<div>", "</div>", "<pre>", "</pre>",
-	"[x]: /url", "[y]:", "\u00e9\xff", "- ", "1.", "* a", "\x0c", "| a | b |", "  text", " ```", "   ```sh", "echo \tx",
+	"", "text", "```bash", "```sh name=x", "```", "````", "````bash skip", "~~~sh", "~~~",
+	"```python", "    indented", "\tindented",
+	"echo hi", "# heading", "***", "---", "===", "<!-- comment", "-->", "<!-- one line -->",
+	"<div>", "</div>", "<pre>", "</pre>",
+	"[x]: /url", "[y]:", "\u00e9\xff", "- ", "1.", "* a", "\x0c", "| a | b |", "  text", " ```",
+	"   ```sh", "echo \tx",
 	"image: base", "turn: {}", "&amp;",
 }
 
-var containers = []string{"", "", "> ", ">", "- ", "  ", "1. ", "   ", "\t", ">\t", "-\t", "10) ", "    ", " > ", "* "}
+var containers = []string{"", "", "> ", ">", "- ", "  ", "1. ", "   ", "\t", ">\t", "-\t", "10) ",
+	"    ", " > ", "* "}
 
 // drawNoise draws lines in containers that continue for a while: mostly text that has a meaning
 // only by accident.
@@ -174,7 +186,8 @@ func drawNoise(t *rapid.T) []string {
 	for range rapid.IntRange(0, 25).Draw(t, "lines") {
 		switch rapid.IntRange(0, 5).Draw(t, "container") {
 		case 0:
-			prefix = rapid.SampledFrom(containers).Draw(t, "first") + rapid.SampledFrom(containers).Draw(t, "second")
+			prefix = rapid.SampledFrom(containers).Draw(t, "first") +
+				rapid.SampledFrom(containers).Draw(t, "second")
 		case 1: // a container continues with blanks instead of its marker
 			prefix = strings.Map(func(r rune) rune {
 				if strings.ContainsRune("-*10.)", r) {
@@ -197,7 +210,9 @@ func drawBlocks(t *rapid.T, depth int) []string {
 		case kind <= 2:
 			lines = append(lines, drawFence(t)...)
 		case kind == 3:
-			lines = append(lines, rapid.SampledFrom([]string{"text", "# heading", "<!-- comment -->", "***", "    code", "[x]: /url", "\u00e9\xff"}).Draw(t, "prose"))
+			lines = append(lines,
+				rapid.SampledFrom([]string{"text", "# heading", "<!-- comment -->", "***",
+					"    code", "[x]: /url", "\u00e9\xff"}).Draw(t, "prose"))
 		case kind <= 5 && depth > 0:
 			mark := rapid.SampledFrom([]string{"- ", "* ", "1. ", "10)  ", "+   "}).Draw(t, "mark")
 			for i, line := range drawBlocks(t, depth-1) {
@@ -223,20 +238,28 @@ func drawBlocks(t *rapid.T, depth int) []string {
 }
 
 func drawFence(t *rapid.T) []string {
-	fence := strings.Repeat(rapid.SampledFrom([]string{"`", "~"}).Draw(t, "fence"), rapid.IntRange(3, 5).Draw(t, "length"))
+	fence := strings.Repeat(rapid.SampledFrom([]string{"`", "~"}).Draw(t, "fence"),
+		rapid.IntRange(3, 5).Draw(t, "length"))
 	indent := strings.Repeat(" ", rapid.IntRange(0, 3).Draw(t, "indent"))
-	info := rapid.SampledFrom([]string{"bash", "bash", "sh skip", " bash  {timeout=5s}", "python", ""}).Draw(t, "info")
+	info := rapid.SampledFrom([]string{"bash", "bash", "sh skip", " bash  {timeout=5s}", "python",
+		""}).Draw(t, "info")
 	lines := []string{indent + fence + info}
 	for range rapid.IntRange(0, 3).Draw(t, "script") {
-		lines = append(lines, rapid.SampledFrom([]string{"", "echo hi", "\tx", "  y", "```", "~~~", "> z", "- w", "<!-- /turn:result -->", " "}).Draw(t, "command"))
+		lines = append(lines,
+			rapid.SampledFrom([]string{"", "echo hi", "\tx", "  y", "```", "~~~", "> z", "- w",
+				"<!-- /turn:result -->", " "}).Draw(t, "command"))
 	}
-	return append(lines, rapid.SampledFrom([]string{"", " ", "   "}).Draw(t, "indent of the end")+fence)
+	return append(lines, rapid.SampledFrom([]string{"", " ", "   "}).Draw(t,
+		"indent of the end")+fence)
 }
 
 func drawDocument(t *rapid.T) []byte {
-	eols := rapid.SampledFrom([][]string{{"\n"}, {"\r\n"}, {"\r"}, {"\n", "\r\n", "\r"}}).Draw(t, "eols")
+	eols := rapid.SampledFrom([][]string{{"\n"}, {"\r\n"}, {"\r"}, {"\n", "\r\n", "\r"}}).Draw(t,
+		"eols")
 	var b strings.Builder
-	b.WriteString(rapid.SampledFrom([]string{"", "", "", "\ufeff", "---\n---\n", "---\r\nimage: base # why\r\n---\r\n", "---\n  cpus: 2\n  env: {A: b}\n...\n", "---\n"}).Draw(t, "front"))
+	b.WriteString(rapid.SampledFrom([]string{"", "", "", "\ufeff", "---\n---\n",
+		"---\r\nimage: base # why\r\n---\r\n", "---\n  cpus: 2\n  env: {A: b}\n...\n",
+		"---\n"}).Draw(t, "front"))
 	var lines []string
 	if rapid.IntRange(0, 3).Draw(t, "noise") == 0 {
 		lines = drawNoise(t)

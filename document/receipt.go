@@ -144,9 +144,11 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
 	// Encoding cannot fail: the writer is a buffer, and all values are scalars.
-	_ = enc.Encode(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{{Kind: yaml.ScalarNode, Value: turnKey}, m}})
+	_ = enc.Encode(&yaml.Node{Kind: yaml.MappingNode,
+		Content: []*yaml.Node{{Kind: yaml.ScalarNode, Value: turnKey}, m}})
 	_ = enc.Close()
-	return d.lines(strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"), strings.Repeat(" ", indent), true)
+	return d.lines(strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n"),
+		strings.Repeat(" ", indent), true)
 }
 
 // lines joins lines with the document's line ending and adds a prefix to each: the line ending
@@ -202,7 +204,8 @@ func appendOutput(lines []string, name string, o Output) []string {
 	label := []string{name}
 	switch {
 	case s.binary:
-		label = append(label, "binary, "+exactSize(o.Size), escapeMarkdown(oneLine(string(o.digest()), maxNote)))
+		label = append(label, "binary, "+exactSize(o.Size),
+			escapeMarkdown(oneLine(string(o.digest()), maxNote)))
 	case s.cut:
 		label = append(label, exactSize(o.Size)+" in "+plural(o.Lines, "line")+", cut")
 	case s.text == "":
@@ -251,7 +254,8 @@ func longestRun(s string, c byte) int {
 // 2.4).
 func escapeMarkdown(s string) string {
 	return strings.NewReplacer(`\`, `\\`, "`", "\\`", `*`, `\*`, `_`, `\_`, `[`, `\[`, `]`, `\]`,
-		`<`, `\<`, `>`, `\>`, `&`, `\&`, `#`, `\#`, `|`, `\|`, `~`, `\~`, `$`, `\$`, `!`, `\!`).Replace(s)
+		`<`, `\<`, `>`, `\>`, `&`, `\&`, `#`, `\#`, `|`, `\|`, `~`, `\~`, `$`, `\$`, `!`,
+		`\!`).Replace(s)
 }
 
 // codeSpan quotes s, a single line, as a code span (CommonMark 0.31, section 6.1).

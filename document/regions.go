@@ -31,7 +31,8 @@ const (
 )
 
 func beginMarker(s *Step) string {
-	return fmt.Sprintf("<!-- turn:result step=%d name=%s source=%s -->", s.Index, s.Name, turnstone.DigestBytes([]byte(s.Script)))
+	return fmt.Sprintf("<!-- turn:result step=%d name=%s source=%s -->", s.Index, s.Name,
+		turnstone.DigestBytes([]byte(s.Script)))
 }
 
 // marker returns the kind of marker n is, and the position of its line in the source.
@@ -81,14 +82,16 @@ func (p *docParser) checkStray(n ast.Node) ast.Node {
 	kind, at := p.marker(n)
 	switch kind {
 	case beginMark:
-		p.errorAt(at, "this result is not directly below a step", "delete it, up to "+endMarker+"; a result must directly follow its step")
+		p.errorAt(at, "this result is not directly below a step",
+			"delete it, up to "+endMarker+"; a result must directly follow its step")
 		if end, _, _ := p.findEnd(n); end != nil {
 			return end
 		}
 	case endMark:
 		p.errorAt(at, "a result ends here without a beginning", "delete the line")
 	case badMark:
-		p.errorAt(at, "a comment that begins with turn:result and does not have the form that turn writes", "delete the comment, or begin it with another word")
+		p.errorAt(at, "a comment that begins with turn:result and does not have the form that "+
+			"turn writes", "delete the comment, or begin it with another word")
 	}
 	return n
 }
@@ -118,11 +121,13 @@ func (p *docParser) findEnd(begin ast.Node) (end, foreign ast.Node, at int) {
 func (p *docParser) result(begin ast.Node, at int, l *stepLayout) ast.Node {
 	end, foreign, endAt := p.findEnd(begin)
 	if end == nil {
-		p.errorAt(at, "this result has no end: "+endMarker+" is missing", "restore the line, or delete the rest of the old result")
+		p.errorAt(at, "this result has no end: "+endMarker+" is missing",
+			"restore the line, or delete the rest of the old result")
 		return begin
 	}
 	if foreign != nil {
-		p.errorAt(p.offsetOf(foreign, at), "this text is inside a result and would be lost when the document runs",
+		p.errorAt(p.offsetOf(foreign, at),
+			"this text is inside a result and would be lost when the document runs",
 			"move it below "+endMarker)
 	}
 	from := lineStart(p.src, at)

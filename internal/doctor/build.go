@@ -24,12 +24,14 @@ func (c *checker) builder(ctx context.Context) []Finding {
 	}
 	var found []Finding
 	for _, p := range []struct{ program, pkg string }{
-		{"mmdebstrap", "mmdebstrap"}, {"newuidmap", "uidmap"}, {"newgidmap", "uidmap"}, {"mke2fs", "e2fsprogs"},
+		{"mmdebstrap", "mmdebstrap"}, {"newuidmap", "uidmap"}, {"newgidmap", "uidmap"},
+		{"mke2fs", "e2fsprogs"},
 	} {
 		found = append(found, c.program(p.program, p.pkg, worst))
 	}
 	if c.uid != 0 {
-		found = append(found, c.subIDs("subuid", worst), c.subIDs("subgid", worst), userNamespaces(ctx, worst))
+		found = append(found, c.subIDs("subuid", worst), c.subIDs("subgid", worst),
+			userNamespaces(ctx, worst))
 	}
 	return found
 }
@@ -40,7 +42,8 @@ func (c *checker) program(name, pkg string, worst Status) Finding {
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), "/usr/sbin", "/sbin")
 	for _, dir := range dirs {
 		path := filepath.Join(c.root, dir, name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() &&
+			info.Mode()&0o111 != 0 {
 			return Finding{Name: name, Status: StatusOK, Detail: path}
 		}
 	}
@@ -74,8 +77,10 @@ func (c *checker) subIDs(file string, worst Status) Finding {
 		}
 		free = max(free, first+n)
 	}
-	return Finding{Name: file, Status: worst, Detail: fmt.Sprintf("no range of %d IDs for %s in /etc/%s", wanted, name, file),
-		Fix: fmt.Sprintf("sudo usermod --add-%ss %d-%d %s", file, free, free+wanted-1, quote(name))}
+	return Finding{Name: file, Status: worst,
+		Detail: fmt.Sprintf("no range of %d IDs for %s in /etc/%s", wanted, name, file),
+		Fix: fmt.Sprintf("sudo usermod --add-%ss %d-%d %s", file, free, free+wanted-1,
+			quote(name))}
 }
 
 // userNamespaces starts a program in a new user namespace. Only this test covers every switch that
@@ -90,8 +95,10 @@ func userNamespaces(ctx context.Context, worst Status) Finding {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
 	if err := cmd.Run(); err != nil {
-		return Finding{Name: "user namespaces", Status: worst, Detail: "a program cannot start in a user namespace: " + err.Error(),
-			Fix: host.AllowUserNamespaces()}
+		return Finding{Name: "user namespaces", Status: worst,
+			Detail: "a program cannot start in a user namespace: " + err.Error(),
+			Fix:    host.AllowUserNamespaces()}
 	}
-	return Finding{Name: "user namespaces", Status: StatusOK, Detail: "a program starts in a user namespace"}
+	return Finding{Name: "user namespaces", Status: StatusOK,
+		Detail: "a program starts in a user namespace"}
 }

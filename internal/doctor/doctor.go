@@ -59,7 +59,8 @@ func Check(ctx context.Context, h *statedir.Dir, o Options) []Finding {
 	c.guest, c.guestErr = driver.KernelIn(h, o.kernel(c.choice), nil).Guest(ctx)
 	var found []Finding
 	for _, check := range []func(context.Context) []Finding{
-		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots, c.builder, c.authorities,
+		c.platform, c.config, c.substrates, c.disk, c.memory, c.kernel, c.templates, c.snapshots,
+		c.builder, c.authorities,
 	} {
 		found = append(found, check(ctx)...)
 	}

@@ -36,7 +36,8 @@ func machineOf(t *testing.T, uid int, files map[string]string) *checker {
 }
 
 func TestCheckNamesEverything(t *testing.T) {
-	found := Check(t.Context(), &statedir.Dir{Root: t.TempDir()}, Options{Substrate: os.Getenv(substrateVar)})
+	found := Check(t.Context(), &statedir.Dir{Root: t.TempDir()},
+		Options{Substrate: os.Getenv(substrateVar)})
 	seen := map[string]bool{}
 	for _, f := range found {
 		if seen[f.Name] {
@@ -57,10 +58,15 @@ func TestCheckNamesEverything(t *testing.T) {
 	for _, f := range found {
 		lines[f.Name] = f
 	}
-	if strings.HasPrefix(lines["substrate"].Detail, "gvisor") != (lines["gvisor"].Status == StatusOK && !strings.Contains(lines["substrate"].Detail, "microvm (KVM")) && os.Getenv(substrateVar) == "" {
-		t.Errorf("gVisor is chosen, and cannot be used, or the other way round: %+v, %+v", lines["substrate"], lines["gvisor"])
+	if strings.HasPrefix(lines["substrate"].Detail,
+		"gvisor") != (lines["gvisor"].Status == StatusOK &&
+		!strings.Contains(lines["substrate"].Detail, "microvm (KVM")) &&
+		os.Getenv(substrateVar) == "" {
+		t.Errorf("gVisor is chosen, and cannot be used, or the other way round: %+v, %+v",
+			lines["substrate"], lines["gvisor"])
 	}
-	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
+	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk",
+		"memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
 		if !seen[name] {
 			t.Errorf("nothing is said of %s", name)
 		}
@@ -77,14 +83,16 @@ func TestSnapshotsOfAllSubstrates(t *testing.T) {
 		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if f := c.snapshots(t.Context())[0]; !strings.HasPrefix(f.Detail, strconv.Itoa(n+1)+" snapshot") {
+		if f := c.snapshots(t.Context())[0]; !strings.HasPrefix(f.Detail,
+			strconv.Itoa(n+1)+" snapshot") {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }
 
 func TestUsable(t *testing.T) {
-	if !Usable([]Finding{{Status: StatusOK}, {Status: StatusWarn}}) || Usable([]Finding{{Status: StatusOK}, {Status: StatusFail}}) {
+	if !Usable([]Finding{{Status: StatusOK}, {Status: StatusWarn}}) ||
+		Usable([]Finding{{Status: StatusOK}, {Status: StatusFail}}) {
 		t.Error("only a failure means that nothing can run")
 	}
 }
@@ -99,25 +107,37 @@ func TestKVM(t *testing.T) {
 		detail  string
 		fix     string
 	}{
-		{"works", there, kvm.Verdict{Usable: true, Proven: true}, StatusOK, "a guest runs under it", ""},
-		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""}, kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, StatusOK,
+		{"works", there, kvm.Verdict{Usable: true, Proven: true}, StatusOK,
+			"a guest runs under it", ""},
+		{"works, with a module", map[string]string{"dev/kvm": "", "sys/module/kvm_pvm/x": ""},
+			kvm.Verdict{Usable: true, Proven: true, CPU: "host"}, StatusOK,
 			"kvm_pvm: a guest runs under it; CPU model host", ""},
-		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true, CPU: "host,-x", Why: "failed to set MSR 0x1"}, StatusOK,
-			"a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
+		{"works with this kernel", there, kvm.Verdict{Usable: true, Proven: true, Emulated: true,
+			CPU: "host,-x", Why: "failed to set MSR 0x1"}, StatusOK,
+			"a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with " +
+				"Debian's: its guests are emulated, and xrstor or cmpxchg16b is not; " +
 				"CPU model host,-x because QEMU rejects the host's: failed to set MSR 0x1", ""},
-		{"works with no stock kernel", there, kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, StatusWarn,
+		{"works with no stock kernel", there,
+			kvm.Verdict{Proven: true, Emulated: true, Known: true, Reason: "emulated"}, StatusWarn,
 			"; `turn doctor --kernel FILE` tries another kernel", ""},
-		{"turns away later", there, kvm.Verdict{Known: true, Reason: "no virtual machine can be made: device or resource busy"}, StatusWarn, "cannot be used: no virtual machine", ""},
-		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"}, StatusWarn, "emulation failure", ""},
-		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, StatusWarn, "users that run QEMU may not open /dev/kvm", "sudo setfacl"},
-		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, StatusWarn, "not tried yet", "turn exec"},
+		{"turns away later", there,
+			kvm.Verdict{Known: true,
+				Reason: "no virtual machine can be made: device or resource busy"}, StatusWarn,
+			"cannot be used: no virtual machine", ""},
+		{"no guest starts", there, kvm.Verdict{Proven: true, Reason: "emulation failure"},
+			StatusWarn, "emulation failure", ""},
+		{"root's alone", there, kvm.Verdict{Denied: true, Reason: "permission denied"}, StatusWarn,
+			"users that run QEMU may not open /dev/kvm", "sudo setfacl"},
+		{"not tried", there, kvm.Verdict{Reason: "not proven yet"}, StatusWarn, "not tried yet",
+			"turn exec"},
 		{"no device", nil, kvm.Verdict{}, StatusWarn, "/dev/kvm is missing", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := machineOf(t, 1000, tc.files)
 			c.opt.Kernel = "/srv/vmlinux"
 			f := c.kvm(untriedScene(tc.verdict))[0]
-			if f.Status != tc.status || !strings.Contains(f.Detail, tc.detail) || !strings.HasPrefix(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
+			if f.Status != tc.status || !strings.Contains(f.Detail, tc.detail) ||
+				!strings.HasPrefix(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
 				t.Errorf("got %+v", f)
 			}
 		})
@@ -132,7 +152,8 @@ func TestKVMPermission(t *testing.T) {
 	if err := os.Chmod(filepath.Join(c.root, "dev/kvm"), 0); err != nil {
 		t.Fatal(err)
 	}
-	if f := c.kvm(untriedScene(kvm.Verdict{}))[0]; f.Status != StatusWarn || !strings.Contains(f.Fix, "setfacl") {
+	if f := c.kvm(untriedScene(kvm.Verdict{}))[0]; f.Status != StatusWarn ||
+		!strings.Contains(f.Fix, "setfacl") {
 		t.Errorf("got %+v", f)
 	}
 }
@@ -149,17 +170,21 @@ func TestSubIDs(t *testing.T) {
 		{"empty", "", StatusFail},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			f := machineOf(t, 12345, map[string]string{"etc/subuid": tc.file}).subIDs("subuid", StatusFail)
+			f := machineOf(t, 12345, map[string]string{"etc/subuid": tc.file}).subIDs(
+				"subuid", StatusFail)
 			if f.Status != tc.status {
 				t.Errorf("got %+v", f)
 			}
-			if f.Status != StatusOK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 1") || !strings.HasSuffix(f.Fix, " '12345'")) {
+			if f.Status != StatusOK && (!strings.HasPrefix(f.Fix, "sudo usermod --add-subuids 1") ||
+				!strings.HasSuffix(f.Fix, " '12345'")) {
 				t.Errorf("fix %q", f.Fix)
 			}
 		})
 	}
 	// The proposed range belongs to nobody else.
-	f := machineOf(t, 12345, map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs("subuid", StatusFail)
+	f := machineOf(t, 12345,
+		map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs(
+		"subuid", StatusFail)
 	if !strings.Contains(f.Fix, "231072-296607") {
 		t.Errorf("fix %q", f.Fix)
 	}
@@ -171,25 +196,30 @@ func TestProgram(t *testing.T) {
 	if f := c.program("mke2fs", "e2fsprogs", StatusFail); f.Status != StatusOK || f.Fix != "" {
 		t.Errorf("a program in /usr/sbin is not found: %+v", f)
 	}
-	if f := c.program("mmdebstrap", "mmdebstrap", StatusFail); f.Status != StatusFail || !strings.HasSuffix(f.Fix, "-y mmdebstrap") {
+	if f := c.program("mmdebstrap", "mmdebstrap", StatusFail); f.Status != StatusFail ||
+		!strings.HasSuffix(f.Fix, "-y mmdebstrap") {
 		t.Errorf("got %+v", f)
 	}
 }
 
 func TestMemory(t *testing.T) {
-	for kib, want := range map[int64]Status{8 << 20: StatusOK, 1 << 20: StatusWarn, 100 << 10: StatusFail} {
-		c := machineOf(t, 0, map[string]string{"proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   " + strconv.FormatInt(kib, 10) + " kB\n"})
+	for kib, want := range map[int64]Status{8 << 20: StatusOK, 1 << 20: StatusWarn,
+		100 << 10: StatusFail} {
+		c := machineOf(t, 0, map[string]string{"proc/meminfo": "MemTotal: 1 kB\nMemAvailable:   " +
+			strconv.FormatInt(kib, 10) + " kB\n"})
 		if f := c.memory(t.Context())[0]; f.Status != want {
 			t.Errorf("%d KiB: got %+v, want %s", kib, f, want)
 		}
 	}
-	if f := machineOf(t, 0, map[string]string{"proc/meminfo": "x"}).memory(t.Context())[0]; f.Status != StatusWarn {
+	f := machineOf(t, 0, map[string]string{"proc/meminfo": "x"}).memory(t.Context())[0]
+	if f.Status != StatusWarn {
 		t.Errorf("got %+v", f)
 	}
 }
 
 func TestGrade(t *testing.T) {
-	for have, want := range map[turnstone.Bytes]Status{0: StatusFail, diskNeeded - 1: StatusFail, diskNeeded: StatusWarn, diskWanted: StatusOK} {
+	for have, want := range map[turnstone.Bytes]Status{0: StatusFail, diskNeeded - 1: StatusFail,
+		diskNeeded: StatusWarn, diskWanted: StatusOK} {
 		if got := grade(have, diskNeeded, diskWanted); got != want {
 			t.Errorf("%s: got %s, want %s", have, got, want)
 		}
@@ -218,7 +248,8 @@ func TestKernelOverride(t *testing.T) {
 		}
 		c.choice.Image = image
 		f := c.kernel(t.Context())[0]
-		if f.Status != want || !strings.HasPrefix(f.Detail, "config.toml: kernel = "+image) || strings.Contains(f.Detail, "test kernel") != (want == StatusWarn) {
+		if f.Status != want || !strings.HasPrefix(f.Detail, "config.toml: kernel = "+image) ||
+			strings.Contains(f.Detail, "test kernel") != (want == StatusWarn) {
 			t.Errorf("%s: %+v", version, f)
 		}
 	}
@@ -253,7 +284,8 @@ func (n named) Isolation() string { return n.isolation }
 // untriedScene is a scene in which the first turn tries QEMU's KVM, with verdict v.
 func untriedScene(v kvm.Verdict) scene {
 	return scene{asked: "auto", qemu: qemuScene{kvm: v},
-		decision: driver.Decision{Trials: []driver.Trial{{Name: "qemu", How: "KVM", Err: driver.ErrUnproven}}}}
+		decision: driver.Decision{
+			Trials: []driver.Trial{{Name: "qemu", How: "KVM", Err: driver.ErrUnproven}}}}
 }
 
 // The substrate of the environment is the one that every turn uses, or fails with.
@@ -262,7 +294,9 @@ func TestAskedSubstrate(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	for _, name := range []string{"qemu", "xen"} {
 		c.opt.Substrate = name
-		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail || f.Fix != "unset TURN_SUBSTRATE" || !strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" is not available: ") {
+		if f := chosenLine(c.look(t.Context())); f.Status != StatusFail ||
+			f.Fix != "unset TURN_SUBSTRATE" ||
+			!strings.Contains(f.Detail, "TURN_SUBSTRATE="+name+" is not available: ") {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -278,15 +312,19 @@ func TestFirecracker(t *testing.T) {
 		t.Errorf("without KVM: %+v", f)
 	}
 	c = machineOf(t, 1000, map[string]string{"dev/kvm": ""})
-	if f := line(c); f.Status != StatusOK || !strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
+	if f := line(c); f.Status != StatusOK ||
+		!strings.Contains(f.Detail, "https://github.com/firecracker-microvm/firecracker/releases") {
 		t.Errorf("with KVM: %+v", f)
 	}
 	program := filepath.Join(t.TempDir(), "firecracker")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\necho Firecracker v1.2.0\n"), 0o755); err != nil {
+	err := os.WriteFile(program, []byte("#!/bin/sh\necho Firecracker v1.2.0\n"),
+		0o755)
+	if err != nil {
 		t.Fatal(err)
 	}
 	c.opt.Firecracker, c.opt.Jailer = program, program
-	if f := line(c); f.Status != StatusWarn || !strings.Contains(f.Detail, "1.2.0") || f.Fix != "unset TURN_FIRECRACKER" {
+	if f := line(c); f.Status != StatusWarn || !strings.Contains(f.Detail, "1.2.0") ||
+		f.Fix != "unset TURN_FIRECRACKER" {
 		t.Errorf("an old one: %+v", f)
 	}
 	c.opt.Firecracker = "/none"
@@ -298,8 +336,10 @@ func TestFirecracker(t *testing.T) {
 // Firecracker without a jail runs turns, and doctor reports what is missing, and why.
 func TestFirecrackerWithoutJail(t *testing.T) {
 	c := machineOf(t, 1000, nil)
-	f := c.notJailed("Firecracker v1.17.0 (/firecracker)", firecracker.Jail{Reason: "users may make no\nuser namespaces"})
-	if f.Status != StatusWarn || !strings.Contains(f.Detail, "without a jail") || !strings.Contains(f.Detail, "neither kept nor resumed: users may make no user namespaces") {
+	f := c.notJailed("Firecracker v1.17.0 (/firecracker)",
+		firecracker.Jail{Reason: "users may make no\nuser namespaces"})
+	if f.Status != StatusWarn || !strings.Contains(f.Detail, "without a jail") ||
+		!strings.Contains(f.Detail, "neither kept nor resumed: users may make no user namespaces") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -318,20 +358,29 @@ func TestJailer(t *testing.T) {
 		}
 		return path
 	}
-	binary, dev := says("firecracker", "Firecracker v1.15.1"), says("dev", "Firecracker v1.17.0-dev")
-	other, good, none := says("other", "Jailer v1.14.0"), says("good", "Jailer v1.15.1"), filepath.Join(dir, "none")
+	binary, dev := says("firecracker", "Firecracker v1.15.1"),
+		says("dev", "Firecracker v1.17.0-dev")
+	other, good, none := says("other", "Jailer v1.14.0"), says("good", "Jailer v1.15.1"),
+		filepath.Join(dir, "none")
 	for _, tt := range []struct {
 		what                   string
 		binary, jailer, beside string
 		fix                    string
 		names                  []string
 	}{
-		{"by TURN_JAILER", binary, other, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + other, other, "1.14.0", binary + " is Firecracker 1.15.1"}},
-		{"by TURN_JAILER, which is not there", binary, none, "", "unset TURN_JAILER", []string{"TURN_JAILER=" + none + ": no such file"}},
-		{"beside it", binary, "", "Jailer v1.14.0", "(v=v1.15.1 ", []string{filepath.Join(dir, "jailer"), "1.14.0", binary + " is Firecracker 1.15.1", "beside firecracker"}},
-		{"beside a build of one's own", dev, "", "Jailer v1.16.1", "", []string{"1.16.1", dev + " is Firecracker 1.17.0-dev", "beside firecracker"}},
-		{"nowhere, and no other jail", binary, "", "", "(v=v1.15.1 ", []string{"root's Firecracker is jailed", "beside firecracker"}},
-		{"of the same release", binary, good, "", "", []string{"Firecracker v1.15.1 (" + binary + ")"}},
+		{"by TURN_JAILER", binary, other, "", "unset TURN_JAILER",
+			[]string{"TURN_JAILER=" + other, other, "1.14.0", binary + " is Firecracker 1.15.1"}},
+		{"by TURN_JAILER, which is not there", binary, none, "", "unset TURN_JAILER",
+			[]string{"TURN_JAILER=" + none + ": no such file"}},
+		{"beside it", binary, "", "Jailer v1.14.0", "(v=v1.15.1 ",
+			[]string{filepath.Join(dir, "jailer"), "1.14.0", binary + " is Firecracker 1.15.1",
+				"beside firecracker"}},
+		{"beside a build of one's own", dev, "", "Jailer v1.16.1", "",
+			[]string{"1.16.1", dev + " is Firecracker 1.17.0-dev", "beside firecracker"}},
+		{"nowhere, and no other jail", binary, "", "", "(v=v1.15.1 ",
+			[]string{"root's Firecracker is jailed", "beside firecracker"}},
+		{"of the same release", binary, good, "", "",
+			[]string{"Firecracker v1.15.1 (" + binary + ")"}},
 	} {
 		_ = os.Remove(filepath.Join(dir, "jailer"))
 		if tt.beside != "" {
@@ -360,7 +409,8 @@ func TestJailer(t *testing.T) {
 func TestMissingQEMU(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	none := qemuScene{err: errors.New("qemu-system-x86_64 is not found")}
-	for want, s := range map[Status]scene{StatusFail: {qemu: none}, StatusWarn: {qemu: none, decision: driver.Decision{Substrate: named{name: "gvisor"}}}} {
+	for want, s := range map[Status]scene{StatusFail: {qemu: none},
+		StatusWarn: {qemu: none, decision: driver.Decision{Substrate: named{name: "gvisor"}}}} {
 		if f := c.qemu(s)[0]; f.Status != want || f.Fix == "" {
 			t.Errorf("%s: %+v", want, f)
 		}
@@ -370,8 +420,11 @@ func TestMissingQEMU(t *testing.T) {
 // TestQEMUWithoutNamespaces: turns run, and doctor reports what is missing.
 func TestQEMUWithoutNamespaces(t *testing.T) {
 	c := machineOf(t, 1000, nil)
-	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter", Reason: "mount:\noperation not permitted"}); f.Status != StatusWarn ||
-		!strings.Contains(f.Detail, "QEMU 7.2: runs without namespaces") || !strings.HasSuffix(f.Detail, ": mount: operation not permitted") {
+	f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter",
+		Reason: "mount:\noperation not permitted"})
+	if f.Status != StatusWarn ||
+		!strings.Contains(f.Detail, "QEMU 7.2: runs without namespaces") ||
+		!strings.HasSuffix(f.Detail, ": mount: operation not permitted") {
 		t.Errorf("%+v", f)
 	}
 	if f := c.jail("QEMU 7.2", qemu.Jail{Wall: "namespaces"}); f.Status != StatusOK || f.Fix != "" {

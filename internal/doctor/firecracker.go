@@ -46,7 +46,8 @@ func (c *checker) lookAtFirecracker(ctx context.Context) (s fcScene) {
 const releases = "https://github.com/firecracker-microvm/firecracker/releases"
 
 // getFirecracker tells where to get Firecracker.
-const getFirecracker = "the release for x86_64 is at " + releases + ", with checksums; put firecracker into PATH, or set TURN_FIRECRACKER"
+const getFirecracker = "the release for x86_64 is at " + releases +
+	", with checksums; put firecracker into PATH, or set TURN_FIRECRACKER"
 
 // firecracker reports whether a guest runs under Firecracker.
 func (c *checker) firecracker(s scene) Finding {
@@ -58,7 +59,8 @@ func (c *checker) firecracker(s scene) Finding {
 	case s.guestErr != nil:
 		f.Status, f.Detail = StatusWarn, found+" cannot be used: the guest kernel is not available"
 	case s.fc.err == nil && s.fc.restricted != nil:
-		f.Status, f.Detail = StatusWarn, found+": a guest runs under it, but "+unnamed(s.fc.restricted)
+		f.Status, f.Detail = StatusWarn, found+": a guest runs under it, but "+
+			unnamed(s.fc.restricted)
 	case s.fc.err == nil && !s.fc.jail.Confined():
 		return c.notJailed(found, s.fc.jail)
 	case s.fc.err == nil:
@@ -79,7 +81,8 @@ func (c *checker) firecracker(s scene) Finding {
 // kept.
 func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 	return Finding{Name: "firecracker", Status: StatusWarn, Fix: host.AllowUserNamespaces(),
-		Detail: found + ": a guest runs under it without a jail, confined only by its system call filters, and machines are neither kept nor resumed: " +
+		Detail: found + ": a guest runs under it without a jail, confined only by its system " +
+			"call filters, and machines are neither kept nor resumed: " +
 			brief.Line(j.Reason)}
 }
 
@@ -87,7 +90,8 @@ func (c *checker) notJailed(found string, j firecracker.Jail) Finding {
 // names a Firecracker that is missing or unusable.
 func (c *checker) noFirecracker(s scene) Finding {
 	err := s.fc.findErr
-	f := Finding{Name: "firecracker", Status: StatusWarn, Detail: brief.Line(err.Error()) + "; " + turnstone.HintOf(err)}
+	f := Finding{Name: "firecracker", Status: StatusWarn,
+		Detail: brief.Line(err.Error()) + "; " + turnstone.HintOf(err)}
 	var jailer *firecracker.JailerError
 	switch errors.As(err, &jailer); {
 	case jailer != nil && c.opt.Jailer != "":
@@ -100,9 +104,11 @@ func (c *checker) noFirecracker(s scene) Finding {
 	case !s.fc.missing(): // an old version
 		return f
 	case c.noKVM():
-		return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and not useful without KVM"}
+		return Finding{Name: "firecracker", Status: StatusOK,
+			Detail: "not installed, and not useful without KVM"}
 	}
-	return Finding{Name: "firecracker", Status: StatusOK, Detail: "not installed, and not needed: " + getFirecracker}
+	return Finding{Name: "firecracker", Status: StatusOK,
+		Detail: "not installed, and not needed: " + getFirecracker}
 }
 
 // unnamed is err's text without its subject, which the finding already names.
@@ -135,7 +141,11 @@ func installJailer(release, dir string) string {
 	if !released.MatchString(release) {
 		return ""
 	}
-	const script = `v=v%s && d=$(mktemp -d) && cd "$d" && curl -fsSLO %s/download/$v/firecracker-$v-x86_64.tgz -O %[2]s/download/$v/firecracker-$v-x86_64.tgz.sha256.txt && ` +
-		`sha256sum -c firecracker-$v-x86_64.tgz.sha256.txt && tar xf firecracker-$v-x86_64.tgz && install release-$v-x86_64/jailer-$v-x86_64 %s`
+	const script = `v=v%s && d=$(mktemp -d) && cd "$d" && ` +
+		`curl -fsSLO %s/download/$v/firecracker-$v-x86_64.tgz ` +
+		`-O %[2]s/download/$v/firecracker-$v-x86_64.tgz.sha256.txt && ` +
+		`sha256sum -c firecracker-$v-x86_64.tgz.sha256.txt && ` +
+		`tar xf firecracker-$v-x86_64.tgz && ` +
+		`install release-$v-x86_64/jailer-$v-x86_64 %s`
 	return "(" + fmt.Sprintf(script, release, releases, quote(filepath.Join(dir, "jailer"))) + ")"
 }

@@ -56,10 +56,12 @@ func (c *checker) kvm(s scene) []Finding {
 	}
 	// from a kernel other than that of the guests
 	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) {
-		return say(StatusWarn, "not checked: the guest kernel that has to start under it is not available"+slow, "")
+		return say(StatusWarn,
+			"not checked: the guest kernel that has to start under it is not available"+slow, "")
 	}
 	if v.Usable && v.Emulated {
-		return say(StatusOK, "a guest runs under it only with this kernel ("+c.kernelName()+"), not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
+		return say(StatusOK, "a guest runs under it only with this kernel ("+c.kernelName()+
+			"), not with Debian's: "+kvm.ErrEmulated.Error()+ofCPU(v), "")
 	}
 	if v.Usable {
 		return say(StatusOK, "a guest runs under it"+ofCPU(v), "")
@@ -74,7 +76,8 @@ func (c *checker) kvm(s scene) []Finding {
 		return say(StatusWarn, v.Reason+slow, "")
 	}
 	if v.Denied {
-		return say(StatusWarn, "users that run QEMU may not open /dev/kvm: "+v.Reason+slow, c.kvmAccess())
+		return say(StatusWarn, "users that run QEMU may not open /dev/kvm: "+v.Reason+slow,
+			c.kvmAccess())
 	}
 	f, err := os.OpenFile(filepath.Join(c.root, "dev/kvm"), os.O_RDWR, 0)
 	switch {
@@ -91,7 +94,9 @@ func (c *checker) kvm(s scene) []Finding {
 	case errors.Is(err, fs.ErrPermission):
 		return say(StatusWarn, "you may not open /dev/kvm"+slow, c.kvmAccess())
 	case errors.Is(err, fs.ErrNotExist):
-		return say(StatusWarn, "/dev/kvm is missing: virtualization is off in the firmware, or this is a virtual machine"+slow, "")
+		return say(StatusWarn,
+			"/dev/kvm is missing: virtualization is off in the firmware, or this is a virtual "+
+				"machine"+slow, "")
 	}
 	return say(StatusWarn, err.Error()+slow, "")
 }
@@ -137,7 +142,8 @@ func (c *checker) kvmAccess() string {
 	}
 	fi, err := os.Stat(filepath.Join(c.root, "dev/kvm"))
 	if err == nil {
-		if st, ok := fi.Sys().(*syscall.Stat_t); fi.Mode().Perm()&0o060 == 0o060 && ok && st.Gid != 0 {
+		if st, ok := fi.Sys().(*syscall.Stat_t); fi.Mode().Perm()&0o060 == 0o060 && ok &&
+			st.Gid != 0 {
 			return `sudo usermod -aG kvm "$(id -un)" # then log in again`
 		}
 	}
@@ -165,9 +171,12 @@ func (c *checker) disk(context.Context) []Finding {
 	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Root)
 	// otherwise another finding reports the error
 	if cfg, err := config.Load(c.home.Root); err == nil {
-		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)), math.MaxInt64))
+		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)),
+			math.MaxInt64))
 		if free < floor {
-			return one("disk", StatusFail, fmt.Sprintf("%s, and free_space of config.toml keeps %s free: nothing starts", detail, floor.Human()), c.diskFix(0))
+			return one("disk", StatusFail,
+				fmt.Sprintf("%s, and free_space of config.toml keeps %s free: nothing starts",
+					detail, floor.Human()), c.diskFix(0))
 		}
 	}
 	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
@@ -177,7 +186,8 @@ func (c *checker) diskFix(free turnstone.Bytes) string {
 	if free >= diskWanted {
 		return ""
 	}
-	return "rm -rf " + quote(c.home.Path("snapshots")) + " # snapshots are taken again when needed; or set TURN_HOME to a larger disk"
+	return "rm -rf " + quote(c.home.Path("snapshots")) +
+		" # snapshots are taken again when needed; or set TURN_HOME to a larger disk"
 }
 
 func (c *checker) memory(context.Context) []Finding {

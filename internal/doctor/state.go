@@ -39,7 +39,9 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 			return one("kernel", StatusFail, c.kernelName()+": "+brief.Line(err.Error()), fix)
 		}
 		if guest.Test {
-			return one("kernel", StatusWarn, c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, and `isolation: microvm` is rejected", fix)
+			return one("kernel", StatusWarn,
+				c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, "+
+					"and `isolation: microvm` is rejected", fix)
 		}
 		return one("kernel", StatusOK, c.kernelName(), "")
 	}
@@ -49,11 +51,13 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		var m struct {
 			Version string `json:"version"`
 		}
-		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil && m.Version != "" {
+		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil &&
+			m.Version != "" {
 			return one("kernel", StatusOK, "Debian's "+m.Version, "")
 		}
 	}
-	return one("kernel", StatusOK, "not stored yet: the first turn downloads Debian's (about 70 MB)", "")
+	return one("kernel", StatusOK,
+		"not stored yet: the first turn downloads Debian's (about 70 MB)", "")
 }
 
 // templates lists the built templates. The others are built on first use.
@@ -92,9 +96,11 @@ func (c *checker) snapshots(context.Context) []Finding {
 	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
 	manifests = append(manifests, ofGVisor...)
 	if len(manifests) == 0 {
-		return one("snapshots", StatusOK, "none yet: the first turn of each template and machine size takes a snapshot", "")
+		return one("snapshots", StatusOK,
+			"none yet: the first turn of each template and machine size takes a snapshot", "")
 	}
-	return one("snapshots", StatusOK, fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
+	return one("snapshots", StatusOK,
+		fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
 }
 
 func count(n int, one string) string {

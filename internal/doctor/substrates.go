@@ -52,7 +52,8 @@ func (c *checker) look(ctx context.Context) scene {
 	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
 		s.qemu.err = err
 	} else {
-		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(), stillUsable(q.KVM(ctx, nil), kvm.Try(kvm.Device))
+		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(),
+			stillUsable(q.KVM(ctx, nil), kvm.Try(kvm.Device))
 	}
 	if g, err := gvisor.New(ctx, c.home, gvisor.Options{Binary: c.opt.Runsc}); err != nil {
 		s.gvisor.err = err
@@ -68,7 +69,8 @@ func (c *checker) look(ctx context.Context) scene {
 // stillUsable returns v, which may be from yesterday, after trying the device again.
 func stillUsable(v kvm.Verdict, try error) kvm.Verdict {
 	if v.Usable && try != nil && !errors.Is(try, kvm.ErrEmulated) {
-		return kvm.Verdict{Reason: "a guest ran under it before, and the device rejects access now: " + try.Error(), Proven: true, Known: true}
+		return kvm.Verdict{Reason: "a guest ran under it before, and the device rejects access " +
+			"now: " + try.Error(), Proven: true, Known: true}
 	}
 	return v
 }
@@ -80,7 +82,8 @@ func (c *checker) tell(s scene) []Finding {
 
 // chooser returns the Chooser of a turn.
 func (c *checker) chooser() *driver.Chooser {
-	return &driver.Chooser{Home: c.home, Programs: c.opt.programs(), Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
+	return &driver.Chooser{Home: c.home, Programs: c.opt.programs(),
+		Kernel: func(context.Context) (substrate.GuestKernel, error) { return c.guest, c.guestErr }}
 }
 
 // substrateVar is the default of --substrate.
@@ -119,7 +122,8 @@ func (s scene) firstTurn(name, how string) (who string, does bool) {
 		}
 		before = words(t)
 	}
-	who = "no turn does because " + substrateVar + "=" + brief.Clip(s.asked, 40) + " names another substrate"
+	who = "no turn does because " + substrateVar + "=" + brief.Clip(s.asked, 40) +
+		" names another substrate"
 	if s.asked == name || s.asked == driver.Auto {
 		who = "no turn does because turns run on " + s.chosen()
 	}
@@ -159,13 +163,18 @@ func chosenLine(s scene) Finding {
 	}
 	switch {
 	case d.Substrate != nil:
-		return Finding{Name: "substrate", Status: StatusOK, Detail: describe(d.Substrate) + by + s.instead() + s.later()}
+		return Finding{Name: "substrate", Status: StatusOK,
+			Detail: describe(d.Substrate) + by + s.instead() + s.later()}
 	case len(d.Unproven()) > 0:
-		return Finding{Name: "substrate", Status: StatusWarn, Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
+		return Finding{Name: "substrate", Status: StatusWarn,
+			Detail: "none is known to work" + s.instead() + s.later(), Fix: tryTurn}
 	case by != "":
-		return Finding{Name: "substrate", Status: StatusFail, Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, brief.Clip(s.asked, 40), brief.Line(d.Err.Error())), Fix: "unset " + substrateVar}
+		return Finding{Name: "substrate", Status: StatusFail,
+			Detail: fmt.Sprintf("%s=%s is not available: %s", substrateVar, brief.Clip(s.asked, 40),
+				brief.Line(d.Err.Error())), Fix: "unset " + substrateVar}
 	}
-	return Finding{Name: "substrate", Status: StatusFail, Detail: "none can run a sandbox here: see the lines above"}
+	return Finding{Name: "substrate", Status: StatusFail,
+		Detail: "none can run a sandbox here: see the lines above"}
 }
 
 // tryTurn is the smallest first turn.
@@ -205,15 +214,19 @@ func (s scene) later() string {
 	case 0:
 		return ""
 	case 1:
-		return "; " + names(unproven) + " was not tried yet: the first turn does, and uses it if it works"
+		return "; " + names(unproven) +
+			" was not tried yet: the first turn does, and uses it if it works"
 	default:
-		return "; " + names(unproven) + " were not tried yet: the first turn tries them in this order and uses the first that works"
+		return "; " + names(unproven) +
+			" were not tried yet: the first turn tries them in this order and uses the first " +
+			"that works"
 	}
 }
 
 // gvisorLine reports whether a gVisor sandbox runs.
 func gvisorLine(s scene) Finding {
-	const build = "make build # in Turnstone's source: builds bin/runsc; put it beside turn, into PATH, or set TURN_RUNSC"
+	const build = "make build # in Turnstone's source: builds bin/runsc; put it beside turn, " +
+		"into PATH, or set TURN_RUNSC"
 	f := Finding{Name: "gvisor", Status: StatusOK, Detail: s.gvisor.version + ": a sandbox runs"}
 	switch {
 	case s.gvisor.err != nil:
@@ -235,7 +248,8 @@ func (c *checker) qemu(s scene) []Finding {
 		if s.runs() {
 			status = StatusWarn
 		}
-		return one("qemu", status, brief.Line(s.qemu.err.Error()), "sudo apt-get install --no-install-recommends -y qemu-system-x86")
+		return one("qemu", status, brief.Line(s.qemu.err.Error()),
+			"sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)
 }
@@ -246,7 +260,9 @@ func (c *checker) jail(version string, j qemu.Jail) Finding {
 	if j.Namespaces() {
 		return Finding{Name: "qemu", Status: StatusOK, Detail: version + ": in its own namespaces"}
 	}
-	f := Finding{Name: "qemu", Status: StatusWarn, Detail: version + ": runs without namespaces, confined only by its system call filters: " + brief.Line(j.Reason)}
+	f := Finding{Name: "qemu", Status: StatusWarn,
+		Detail: version + ": runs without namespaces, confined only by its system call filters: " +
+			brief.Line(j.Reason)}
 	if c.uid != 0 {
 		f.Fix = host.AllowUserNamespaces()
 	}

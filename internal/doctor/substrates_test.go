@@ -26,7 +26,8 @@ type madeUp struct {
 }
 
 func (h madeUp) String() string {
-	return fmt.Sprintf("%s, KVM %s, firecracker %s, gVisor %t, kernel %s", h.asked, h.kvm, h.fc, h.gvisor, h.kernel)
+	return fmt.Sprintf("%s, KVM %s, firecracker %s, gVisor %t, kernel %s", h.asked, h.kvm, h.fc,
+		h.gvisor, h.kernel)
 }
 
 // everyHost calls f for all combinations.
@@ -52,7 +53,8 @@ func unavailable(subject, why string) error {
 var errBroken = unavailable("guest kernel", "is no kernel")
 
 func (h madeUp) guest() substrate.GuestKernel {
-	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: h.kernel == "user's" || h.kernel == "test", Test: h.kernel == "test"}}
+	return substrate.GuestKernel{KernelKind: substrate.KernelKind{Own: h.kernel == "user's" ||
+		h.kernel == "test", Test: h.kernel == "test"}}
 }
 
 // verdict returns QEMU's verdict of KVM.
@@ -64,7 +66,8 @@ func (h madeUp) verdict() kvm.Verdict {
 	case h.kvm == "this kernel" && own:
 		return kvm.Verdict{Usable: true, Proven: true, Emulated: true, Known: true}
 	case h.kvm == "this kernel":
-		return kvm.Verdict{Reason: kvm.ErrEmulated.Error(), Proven: true, Emulated: true, Known: true}
+		return kvm.Verdict{Reason: kvm.ErrEmulated.Error(), Proven: true, Emulated: true,
+			Known: true}
 	case h.kvm == "untried":
 		return kvm.Verdict{Reason: "not proven yet"}
 	}
@@ -78,7 +81,8 @@ func (h madeUp) findErr() error {
 		return unavailable("firecracker", "executable file not found in $PATH")
 	case "mismatched":
 		return turnstone.NewError("test", turnstone.KindUnavailable, "/opt/jailer",
-			&firecracker.JailerError{Jailer: "/opt/jailer", JailerRelease: "1.14.0", Binary: "/opt/firecracker", Release: "1.15.1"}).
+			&firecracker.JailerError{Jailer: "/opt/jailer", JailerRelease: "1.14.0",
+				Binary: "/opt/firecracker", Release: "1.15.1"}).
 			WithHint("get the other")
 	}
 	return nil
@@ -100,7 +104,8 @@ func (h madeUp) fcErr() error {
 
 // open returns the drivers. prove starts a guest; nil: no guest is started.
 func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, error) {
-	isolation := map[string]string{"KVM": "microvm (KVM" + h.guest().Isolation() + ")", "TCG": "microvm (TCG" + h.guest().Isolation() + ")", "": "gvisor (systrap)"}[how]
+	isolation := map[string]string{"KVM": "microvm (KVM" + h.guest().Isolation() + ")",
+		"TCG": "microvm (TCG" + h.guest().Isolation() + ")", "": "gvisor (systrap)"}[how]
 	works := named{name: name, isolation: isolation}
 	unproven := func(err error) (substrate.Substrate, error) {
 		switch {
@@ -113,7 +118,8 @@ func (h madeUp) open(name, how string, prove func() bool) (substrate.Substrate, 
 	}
 	v := h.verdict()
 	switch {
-	case name == driver.Firecracker && h.fcErr() != nil && h.fc == "untried" && (!v.Known || v.Usable):
+	case name == driver.Firecracker && h.fcErr() != nil && h.fc == "untried" &&
+		(!v.Known || v.Usable):
 		return unproven(firecracker.ErrUnproven)
 	case name == driver.Firecracker && h.fcErr() != nil:
 		return nil, h.fcErr()
@@ -136,7 +142,8 @@ func (h madeUp) chooser(prove func() bool) *driver.Chooser {
 			}
 			return h.guest(), nil
 		},
-		Open: func(_ context.Context, name, how string, _ substrate.GuestKernel) (substrate.Substrate, error) {
+		Open: func(_ context.Context, name, how string,
+			_ substrate.GuestKernel) (substrate.Substrate, error) {
 			return h.open(name, how, prove)
 		},
 	}
@@ -148,7 +155,8 @@ func (h madeUp) scene(ctx context.Context) scene {
 	if h.kernel == "broken" {
 		s.guestErr = errBroken
 	}
-	s.fc = fcScene{path: "/opt/firecracker", version: "Firecracker v1.15.1", findErr: h.findErr(), jail: firecracker.Jail{Wall: "jail"}}
+	s.fc = fcScene{path: "/opt/firecracker", version: "Firecracker v1.15.1", findErr: h.findErr(),
+		jail: firecracker.Jail{Wall: "jail"}}
 	if s.fc.findErr == nil {
 		_, s.fc.err = h.open(driver.Firecracker, "KVM", nil)
 	}
@@ -182,7 +190,8 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		for _, f := range found {
 			lines[f.Name] = f
 			all += fmt.Sprintf("%s %s: %s\n", f.Status, f.Name, f.Detail)
-			if f.Detail == "" || strings.Contains(f.Detail, "\n") || f.Status == StatusOK && f.Fix != "" {
+			if f.Detail == "" || strings.Contains(f.Detail, "\n") ||
+				f.Status == StatusOK && f.Fix != "" {
 				t.Errorf("%s: %+v", h, f)
 			}
 		}
@@ -193,7 +202,8 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		if tries := strings.Contains(all, "first turn"); tries != (proofs+more > 0) {
 			fail(fmt.Sprintf("the first turn starts %d or %d guests to find out", proofs, more))
 		}
-		if strings.Contains(said, "tries") != (more > 1) || strings.Contains(said, "the first turn does") != (more == 1) {
+		if strings.Contains(said, "tries") != (more > 1) ||
+			strings.Contains(said, "the first turn does") != (more == 1) {
 			fail(fmt.Sprintf("up to %d guests are started", more))
 		}
 		if bad != "" && !strings.HasPrefix(said, bad) {
@@ -202,23 +212,29 @@ func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 		if name, _, _ := strings.Cut(good, ","); proofs > 0 && !strings.Contains(said, "; "+name) {
 			fail("where one starts, turns run on " + good)
 		}
-		if (lines["substrate"].Status == StatusFail) != (good == "") || Usable(found) != (good != "") {
+		if (lines["substrate"].Status == StatusFail) != (good == "") ||
+			Usable(found) != (good != "") {
 			fail("whether turns run is told wrongly: " + good)
 		}
-		if strings.Contains(lines["kvm"].Detail, "a guest runs under it") && strings.Contains(said, "qemu with KVM cannot be used") ||
-			strings.Contains(lines["firecracker"].Detail, ": a guest runs") && strings.Contains(said, "firecracker cannot be used") {
+		if strings.Contains(lines["kvm"].Detail, "a guest runs under it") &&
+			strings.Contains(said, "qemu with KVM cannot be used") ||
+			strings.Contains(lines["firecracker"].Detail, ": a guest runs") &&
+				strings.Contains(said, "firecracker cannot be used") {
 			fail("it runs, and cannot be used")
 		}
-		if strings.Contains(all, "turns run under gVisor") && (!strings.HasPrefix(good, "gvisor") || bad != good) {
+		if strings.Contains(all, "turns run under gVisor") &&
+			(!strings.HasPrefix(good, "gvisor") || bad != good) {
 			fail("turns do not all run under gVisor")
 		}
 		if strings.Contains(lines["kvm"].Detail, "TCG") && !strings.Contains(bad, "TCG") {
 			fail("nothing runs under TCG")
 		}
-		if strings.Contains(lines["kvm"].Detail, "not tried yet") != (h.kvm == "untried" && h.kernel != "broken") {
+		if strings.Contains(lines["kvm"].Detail, "not tried yet") != (h.kvm == "untried" &&
+			h.kernel != "broken") {
 			fail("KVM")
 		}
-		if strings.Contains(said, "test kernel, which auto chooses last") != (strings.HasPrefix(good, "gvisor") && h.kernel == "test" && h.asked == driver.Auto) {
+		if strings.Contains(said, "test kernel, which auto chooses last") != (strings.HasPrefix(
+			good, "gvisor") && h.kernel == "test" && h.asked == driver.Auto) {
 			fail("what a test kernel changes is not told")
 		}
 		if fixes := lines["kvm"].Fix == tryTurn; fixes && proofs+more == 0 {
@@ -236,27 +252,49 @@ func TestDoctorLines(t *testing.T) {
 		kvm       string
 		substrate string
 	}{
-		{madeUp{"auto", "this kernel", "there", true, "test"}, "ok a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with Debian's: its guests are emulated, and xrstor or cmpxchg16b is not",
-			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which auto chooses last)"},
-		{madeUp{"auto", "untried", "untried", true, "test"}, "ok not tried yet, and no turn does because turns run on gvisor; `turn exec --substrate qemu -- true` does",
-			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which auto chooses last)"},
-		{madeUp{"auto", "this kernel", "not", false, "test"}, "ok a guest runs under it only with this kernel", "ok qemu, microvm (KVM, test kernel) (gvisor cannot be used, firecracker is not installed)"},
-		{madeUp{"auto", "untried", "untried", true, "default"}, "warn not tried yet, the first turn does, unless firecracker works",
-			"ok gvisor (systrap); firecracker and qemu with KVM were not tried yet: the first turn tries them in this order and uses the first that works"},
-		{madeUp{"auto", "untried", "not", true, "default"}, "warn not tried yet, the first turn does",
-			"ok gvisor (systrap) (firecracker is not installed); qemu with KVM was not tried yet: the first turn does, and uses it if it works"},
-		{madeUp{"auto", "untried", "there", true, "default"}, "ok not tried yet, and no turn does because turns run on firecracker; ", "ok firecracker, microvm (KVM)"},
-		{madeUp{"auto", "stock", "mismatched", true, "default"}, "ok a guest runs under it", "ok qemu, microvm (KVM) (firecracker cannot be used)"},
+		{madeUp{"auto", "this kernel", "there", true, "test"},
+			"ok a guest runs under it only with this kernel (TURN_KERNEL=/srv/vmlinux), not with " +
+				"Debian's: its guests are emulated, and xrstor or cmpxchg16b is not",
+			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which " +
+				"auto chooses last)"},
+		{madeUp{"auto", "untried", "untried", true, "test"},
+			"ok not tried yet, and no turn does because turns run on gvisor; `turn exec " +
+				"--substrate qemu -- true` does",
+			"ok gvisor (systrap) (firecracker and qemu with KVM would boot a test kernel, which " +
+				"auto chooses last)"},
+		{madeUp{"auto", "this kernel", "not", false, "test"},
+			"ok a guest runs under it only with this kernel",
+			"ok qemu, microvm (KVM, test kernel) (gvisor cannot be used, firecracker is not " +
+				"installed)"},
+		{madeUp{"auto", "untried", "untried", true, "default"},
+			"warn not tried yet, the first turn does, unless firecracker works",
+			"ok gvisor (systrap); firecracker and qemu with KVM were not tried yet: the first " +
+				"turn tries them in this order and uses the first that works"},
+		{madeUp{"auto", "untried", "not", true, "default"},
+			"warn not tried yet, the first turn does",
+			"ok gvisor (systrap) (firecracker is not installed); qemu with KVM was not tried " +
+				"yet: the first turn does, and uses it if it works"},
+		{madeUp{"auto", "untried", "there", true, "default"},
+			"ok not tried yet, and no turn does because turns run on firecracker; ",
+			"ok firecracker, microvm (KVM)"},
+		{madeUp{"auto", "stock", "mismatched", true, "default"}, "ok a guest runs under it",
+			"ok qemu, microvm (KVM) (firecracker cannot be used)"},
 		{madeUp{"firecracker", "stock", "untried", true, "default"}, "ok a guest runs under it",
-			"warn none is known to work; firecracker was not tried yet: the first turn does, and uses it if it works"},
-		{madeUp{"gvisor", "untried", "untried", true, "default"}, "ok not tried yet, and no turn does because TURN_SUBSTRATE=gvisor names another substrate; ", "ok gvisor (systrap), as TURN_SUBSTRATE says"},
-		{madeUp{"auto", "stock", "there", false, "broken"}, "warn not checked: the guest kernel that has to start under it is not available", "fail none can run a sandbox here"},
+			"warn none is known to work; firecracker was not tried yet: the first turn does, and " +
+				"uses it if it works"},
+		{madeUp{"gvisor", "untried", "untried", true, "default"},
+			"ok not tried yet, and no turn does because TURN_SUBSTRATE=gvisor names another " +
+				"substrate; ", "ok gvisor (systrap), as TURN_SUBSTRATE says"},
+		{madeUp{"auto", "stock", "there", false, "broken"},
+			"warn not checked: the guest kernel that has to start under it is not available",
+			"fail none can run a sandbox here"},
 	} {
 		lines := map[string]string{}
 		for _, f := range c.tell(tt.host.scene(t.Context())) {
 			lines[f.Name] = string(f.Status) + " " + f.Detail
 		}
-		if !strings.HasPrefix(lines["kvm"], tt.kvm) || !strings.HasPrefix(lines["substrate"], tt.substrate) {
+		if !strings.HasPrefix(lines["kvm"], tt.kvm) ||
+			!strings.HasPrefix(lines["substrate"], tt.substrate) {
 			t.Errorf("%s:\n%s\n%s", tt.host, lines["kvm"], lines["substrate"])
 		}
 	}
@@ -288,8 +326,10 @@ func TestRestrictedFirecracker(t *testing.T) {
 			s.fc.version = "Firecracker v" + version
 			s.fc.restricted = firecracker.Standstill(s.fc.version)
 			f := c.firecracker(s)
-			if f.Status != want || strings.Contains(f.Detail, "it loses the connection") != (want == StatusWarn) ||
-				strings.Contains(f.Detail, "no guest was started yet") != (fc == "untried") || strings.Count(f.Detail, version) != 1 {
+			if f.Status != want ||
+				strings.Contains(f.Detail, "it loses the connection") != (want == StatusWarn) ||
+				strings.Contains(f.Detail, "no guest was started yet") != (fc == "untried") ||
+				strings.Count(f.Detail, version) != 1 {
 				t.Errorf("%s: %+v", fc, f)
 			}
 		}

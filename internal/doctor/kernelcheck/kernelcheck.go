@@ -1,5 +1,5 @@
-// Package kernelcheck compares a guest kernel with the needs of machines: by its image, its modules,
-// and a boot.
+// Package kernelcheck compares a guest kernel with the needs of machines: by its image, its
+// modules, and a boot.
 package kernelcheck
 
 import (
@@ -21,8 +21,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A KernelReport compares a guest kernel with the needs of machines. The name of the type, and those
-// of its parts, are in the JSON schema.
+// A KernelReport compares a guest kernel with the needs of machines. The name of the type, and
+// those of its parts, are in the JSON schema.
 type KernelReport struct {
 	File    string `json:"file"`
 	Format  string `json:"format"`  // "vmlinux" or "bzImage"
@@ -147,15 +147,19 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
 		return nil, nil
 	}
 	m := substrate.Machine{Kernel: k.Kernel.Vmlinux, KernelDigest: k.Kernel.Digest,
-		KernelIs: substrate.KernelKind{Own: true, Test: k.Kernel.Test, Release: k.Kernel.Release, File: r.File}}
-	if m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir, kernel.Program(agent)); err != nil {
+		KernelIs: substrate.KernelKind{Own: true, Test: k.Kernel.Test, Release: k.Kernel.Release,
+			File: r.File}}
+	m.Initramfs, m.InitDigest, err = k.Kernel.Initramfs(ctx, k.Dir,
+		kernel.Program(agent))
+	if err != nil {
 		return nil, err
 	}
 	o.Progress("booting the kernel to check its abilities")
 	report, err := q.CheckKernel(ctx, m)
 	switch {
 	case err == nil:
-		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation, Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
+		r.Boot = KernelBoot{Done: true, Isolation: report.Isolation,
+			Took: turnstone.Millis(report.Took), Release: report.Release, Open: report.Open}
 		if err := driver.CheckRunning(m.KernelIs, report.Release, report.Open); err != nil {
 			r.Boot.Refused = brief.Line(err.Error())
 		}
@@ -172,7 +176,8 @@ func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
 
 // judge combines the results for n. The running kernel's report takes precedence.
 func judge(n need.Need, f kernel.Facts, has map[string]bool) KernelNeed {
-	k := KernelNeed{Name: n.Name, What: n.What, Level: n.Level, Presence: Unknown, Config: n.Config(), Without: n.Without}
+	k := KernelNeed{Name: n.Name, What: n.What, Level: n.Level, Presence: Unknown,
+		Config: n.Config(), Without: n.Without}
 	k.byFiles(n, f)
 	there, told := has[n.Name]
 	switch {
@@ -225,7 +230,8 @@ func (k *KernelNeed) byConfig(n need.Need, f kernel.Facts) {
 	}
 	switch {
 	case n.Module == "" || f.Modules == nil:
-		k.Presence, k.Detail = Missing, "it is a module, and its folder was not given: --kernel-modules"
+		k.Presence, k.Detail = Missing,
+			"it is a module, and its folder was not given: --kernel-modules"
 	case !f.Modules[n.Module]:
 		k.Presence, k.Detail = Missing, "there is no module "+n.Module
 	}
@@ -256,29 +262,39 @@ func (r *KernelReport) Findings() []doctor.Finding {
 	found := []doctor.Finding{{Name: "image", Status: doctor.StatusOK, Detail: image}}
 	switch {
 	case r.Boot.Done:
-		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusOK, Detail: fmt.Sprintf("its agent reports, %s, after %s", r.Boot.Isolation, time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusOK,
+			Detail: fmt.Sprintf("its agent reports, %s, after %s", r.Boot.Isolation,
+				time.Duration(r.Boot.Took).Round(10*time.Millisecond))})
 	case r.Boot.Failed:
-		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusFail, Detail: r.Boot.Why})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusFail,
+			Detail: r.Boot.Why})
 	default:
-		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusWarn, Detail: "not tried: " + r.Boot.Why})
+		found = append(found, doctor.Finding{Name: "boot", Status: doctor.StatusWarn,
+			Detail: "not tried: " + r.Boot.Why})
 	}
 	found = append(found, r.separation())
 	for _, n := range r.Needs {
 		found = append(found, doctor.Finding{Name: n.Name, Status: n.Status(), Detail: n.line()})
 	}
-	return append(found, r.substrate("qemu", need.QEMU), r.substrate("firecracker", need.Firecracker))
+	return append(found, r.substrate("qemu", need.QEMU),
+		r.substrate("firecracker", need.Firecracker))
 }
 
 // separation tells whether the kernel separates programs from itself, as far as known.
 func (r *KernelReport) separation() doctor.Finding {
-	f := doctor.Finding{Name: "isolation", Status: doctor.StatusOK, Detail: "programs cannot read the kernel's memory at its usual addresses, and " + r.Boot.Release + " is not a test kernel"}
+	f := doctor.Finding{Name: "isolation", Status: doctor.StatusOK,
+		Detail: "programs cannot read the kernel's memory at its usual addresses, and " +
+			r.Boot.Release + " is not a test kernel"}
 	switch {
 	case r.Boot.Refused != "":
 		f.Status, f.Detail = doctor.StatusFail, r.Boot.Refused
 	case r.Test:
-		f.Status, f.Detail = doctor.StatusWarn, "a test kernel, which does not isolate inside the guest: auto chooses it last, and `isolation: microvm` is rejected"
+		f.Status, f.Detail = doctor.StatusWarn,
+			"a test kernel, which does not isolate inside the guest: auto chooses it last, and "+
+				"`isolation: microvm` is rejected"
 	case !r.Boot.Done:
-		f.Status, f.Detail = doctor.StatusWarn, "unknown because the kernel was not observed while running"
+		f.Status, f.Detail = doctor.StatusWarn,
+			"unknown because the kernel was not observed while running"
 	}
 	return f
 }
@@ -292,7 +308,8 @@ func orUnknown(version string) string {
 
 // line tells what is present, and the consequences of what is missing.
 func (n KernelNeed) line() string {
-	who := map[need.Level]string{need.Always: "necessary", need.QEMU: "required on QEMU", need.Firecracker: "required on Firecracker", need.Optional: "optional"}
+	who := map[need.Level]string{need.Always: "necessary", need.QEMU: "required on QEMU",
+		need.Firecracker: "required on Firecracker", need.Optional: "optional"}
 	line := who[n.Level] + ", " + string(n.Presence)
 	if n.Presence == Missing || n.Presence == Unknown {
 		line += fmt.Sprintf(": %s (%s)", n.What, n.Config)
@@ -318,13 +335,19 @@ func (r *KernelReport) substrate(name string, level need.Level) doctor.Finding {
 	}
 	switch {
 	case len(lacks) > 0:
-		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines do not start with this kernel: it has no " + strings.Join(lacks, ", ")}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn,
+			Detail: "machines do not start with this kernel: it has no " +
+				strings.Join(lacks, ", ")}
 	case r.Boot.Failed:
-		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines do not start with this kernel: it does not boot"}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn,
+			Detail: "machines do not start with this kernel: it does not boot"}
 	case r.Boot.Refused != "":
-		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "machines with this kernel are rejected: it differs from the kernel that its image names"}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn,
+			Detail: "machines with this kernel are rejected: it differs from the kernel that its " +
+				"image names"}
 	case len(unknown) > 0:
-		return doctor.Finding{Name: name, Status: doctor.StatusWarn, Detail: "unknown because it depends on " + strings.Join(unknown, ", ")}
+		return doctor.Finding{Name: name, Status: doctor.StatusWarn,
+			Detail: "unknown because it depends on " + strings.Join(unknown, ", ")}
 	}
 	return doctor.Finding{Name: name, Status: doctor.StatusOK, Detail: "has what machines need"}
 }

@@ -42,19 +42,30 @@ func TestJudge(t *testing.T) {
 		{"nothing is known", "erofs", kernel.Facts{}, nil, Unknown, "", ""},
 		{"the configuration says y", "erofs", config("EROFS_FS=y"), nil, BuiltIn, "config", ""},
 		{"the configuration says nothing", "erofs", config(), nil, Missing, "config", ""},
-		{"one of two options", "seccomp", config("SECCOMP=y"), nil, Missing, "config", "CONFIG_SECCOMP_FILTER"},
-		{"a module without a folder", "erofs", config("EROFS_FS=m"), nil, Missing, "config", "--kernel-modules"},
-		{"a module that is not in the folder", "erofs", modules(config("EROFS_FS=m"), "ext4"), nil, Missing, "config", "no module erofs"},
-		{"a module in the folder", "erofs", modules(config("EROFS_FS=m"), "erofs"), nil, AsModule, "config", ""},
-		{"a module that cannot be one", "proc", modules(config("PROC_FS=m"), "proc"), nil, Missing, "config", ""},
+		{"one of two options", "seccomp", config("SECCOMP=y"), nil, Missing, "config",
+			"CONFIG_SECCOMP_FILTER"},
+		{"a module without a folder", "erofs", config("EROFS_FS=m"), nil, Missing, "config",
+			"--kernel-modules"},
+		{"a module that is not in the folder", "erofs", modules(config("EROFS_FS=m"), "ext4"), nil,
+			Missing, "config", "no module erofs"},
+		{"a module in the folder", "erofs", modules(config("EROFS_FS=m"), "erofs"), nil, AsModule,
+			"config", ""},
+		{"a module that cannot be one", "proc", modules(config("PROC_FS=m"), "proc"), nil, Missing,
+			"config", ""},
 		{"a folder alone", "erofs", modules(kernel.Facts{}, "erofs"), nil, AsModule, "modules", ""},
 		{"modules.builtin alone", "ext4", modules(kernel.Facts{}), nil, BuiltIn, "modules", ""},
-		{"the boot alone", "erofs", kernel.Facts{}, map[string]bool{"erofs": true}, Present, "boot", ""},
-		{"the boot wins over the configuration", "erofs", config("EROFS_FS=y"), map[string]bool{"erofs": false}, Missing, "boot", ""},
-		{"the boot wins over a folder that was not given", "erofs", config("EROFS_FS=m"), map[string]bool{"erofs": true}, Present, "boot", ""},
-		{"a module that did not load", "erofs", modules(config("EROFS_FS=m"), "erofs"), map[string]bool{"erofs": false}, Missing, "boot", "was not loaded"},
-		{"an old version", "cgroup-kill", kernel.Facts{Version: "5.10.0-8-amd64"}, nil, Missing, "version", "5.10.0"},
-		{"a new version", "cgroup-kill", kernel.Facts{Version: "5.14"}, nil, BuiltIn, "version", ""},
+		{"the boot alone", "erofs", kernel.Facts{}, map[string]bool{"erofs": true}, Present,
+			"boot", ""},
+		{"the boot wins over the configuration", "erofs", config("EROFS_FS=y"),
+			map[string]bool{"erofs": false}, Missing, "boot", ""},
+		{"the boot wins over a folder that was not given", "erofs", config("EROFS_FS=m"),
+			map[string]bool{"erofs": true}, Present, "boot", ""},
+		{"a module that did not load", "erofs", modules(config("EROFS_FS=m"), "erofs"),
+			map[string]bool{"erofs": false}, Missing, "boot", "was not loaded"},
+		{"an old version", "cgroup-kill", kernel.Facts{Version: "5.10.0-8-amd64"}, nil, Missing,
+			"version", "5.10.0"},
+		{"a new version", "cgroup-kill", kernel.Facts{Version: "5.14"}, nil, BuiltIn,
+			"version", ""},
 		{"no version", "cgroup-kill", kernel.Facts{}, nil, Unknown, "", ""},
 	} {
 		n, ok := need.Of(tt.need)
@@ -62,7 +73,8 @@ func TestJudge(t *testing.T) {
 			t.Fatal(tt.need)
 		}
 		k := judge(n, tt.facts, tt.has)
-		if k.Presence != tt.presence || k.Source != tt.source || !strings.Contains(k.Detail, tt.detail) {
+		if k.Presence != tt.presence || k.Source != tt.source ||
+			!strings.Contains(k.Detail, tt.detail) {
 			t.Errorf("%s: %+v", tt.what, k)
 		}
 	}
@@ -83,7 +95,8 @@ func TestTestKernel(t *testing.T) {
 	if !r.Boot.Done && strings.Contains(r.Boot.Why, "KVM was not tried") {
 		t.Skip(r.Boot.Why)
 	}
-	if !r.Boot.Done || !strings.Contains(r.Boot.Isolation, "test kernel") || !r.Config || !strings.HasSuffix(r.Version, "-tpv") {
+	if !r.Boot.Done || !strings.Contains(r.Boot.Isolation, "test kernel") || !r.Config ||
+		!strings.HasSuffix(r.Version, "-tpv") {
 		t.Errorf("%+v, configuration %t, version %s", r.Boot, r.Config, r.Version)
 	}
 	if !r.Boot.Open || r.Boot.Release != r.Version {
@@ -118,7 +131,8 @@ func TestHiddenTestKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	hidden := filepath.Join(t.TempDir(), "vmlinux")
-	if err := os.WriteFile(hidden, bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc")), 0o600); err != nil {
+	b = bytes.ReplaceAll(b, []byte("-tpv"), []byte("-abc"))
+	if err := os.WriteFile(hidden, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r, err := Check(t.Context(), &statedir.Dir{Root: t.TempDir()},
@@ -129,7 +143,8 @@ func TestHiddenTestKernel(t *testing.T) {
 	if !r.Boot.Done && strings.Contains(r.Boot.Why, "KVM was not tried") {
 		t.Skip(r.Boot.Why)
 	}
-	if r.Test || !r.Boot.Done || !strings.HasSuffix(r.Boot.Release, "-abc") || !strings.Contains(r.Boot.Refused, "programs can read the memory") || r.starts(need.QEMU) {
+	if r.Test || !r.Boot.Done || !strings.HasSuffix(r.Boot.Release, "-abc") ||
+		!strings.Contains(r.Boot.Refused, "programs can read the memory") || r.starts(need.QEMU) {
 		t.Errorf("%+v", r.Boot)
 	}
 }
@@ -143,7 +158,8 @@ func TestKernelFindings(t *testing.T) {
 		stops := map[need.Level]bool{}
 		for _, n := range need.All() {
 			k := judge(n, kernel.Facts{}, nil)
-			if k.Presence = rapid.SampledFrom(presences).Draw(t, n.Name); rapid.IntRange(0, 9).Draw(t, "whole") > 0 {
+			if k.Presence = rapid.SampledFrom(presences).Draw(t, n.Name); rapid.IntRange(0,
+				9).Draw(t, "whole") > 0 {
 				k.Presence = Present
 			}
 			r.Needs = append(r.Needs, k)
@@ -158,20 +174,24 @@ func TestKernelFindings(t *testing.T) {
 		}
 		lines := map[string]doctor.Finding{}
 		for _, f := range r.Findings() {
-			if _, twice := lines[f.Name]; twice || strings.Contains(f.Detail, "\n") || f.Detail == "" {
+			if _, twice := lines[f.Name]; twice || strings.Contains(f.Detail, "\n") ||
+				f.Detail == "" {
 				t.Fatalf("the finding %+v", f)
 			}
 			lines[f.Name] = f
 		}
 		for _, k := range r.Needs {
 			f := lines[k.Name]
-			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) || !strings.Contains(f.Detail, k.Without) || f.Status == doctor.StatusOK) {
+			if k.Presence == Missing && (!strings.Contains(f.Detail, k.Config) ||
+				!strings.Contains(f.Detail, k.Without) || f.Status == doctor.StatusOK) {
 				t.Fatalf("%s is missing, and the finding is %+v", k.Name, f)
 			}
-			if (f.Status == doctor.StatusFail) != (k.Presence == Missing && k.Level == need.Always) {
+			if (f.Status == doctor.StatusFail) != (k.Presence == Missing &&
+				k.Level == need.Always) {
 				t.Fatalf("%s: %+v", k.Name, f)
 			}
-			if k.Presence == Missing && k.Level == need.QEMU && !strings.Contains(lines["qemu"].Detail, k.Name) {
+			if k.Presence == Missing && k.Level == need.QEMU &&
+				!strings.Contains(lines["qemu"].Detail, k.Name) {
 				t.Fatalf("without %s: %+v", k.Name, lines["qemu"])
 			}
 		}
@@ -182,7 +202,8 @@ func TestKernelFindings(t *testing.T) {
 			t.Fatalf("usable: %t", r.Usable())
 		}
 		r.Boot = KernelBoot{Done: true, Refused: "it says that it is another"}
-		if r.starts(need.QEMU) || r.starts(need.Firecracker) || r.separation().Status != doctor.StatusFail {
+		if r.starts(need.QEMU) || r.starts(need.Firecracker) ||
+			r.separation().Status != doctor.StatusFail {
 			t.Fatal("a kernel whose machines are refused is usable")
 		}
 		r.Boot = KernelBoot{Failed: true, Why: "the guest kernel panicked: x"}
