@@ -26,3 +26,5 @@ func TestRecordThatIsNotThere(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
+
+func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }

@@ -14,38 +14,6 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestGCSweepsRemovedSessions: what a session wrote that was removed stays as long as it is
-// told, and no longer; what runs stays.
-func TestGCSweepsRemovedSessions(t *testing.T) {
-	p := newPast(t)
-	ctx := t.Context()
-	folder := func(id turnstone.TurnID) string {
-		dir := ok[string](t)(p.x.home.MkdirAll("turns", string(id)))
-		if err := os.WriteFile(filepath.Join(dir, "step-1.stdout"), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return dir
-	}
-	gone, kept := folder(p.Turn(p.Session("o"), "main", texts(map[string]string{"/a": "x"})...).ID), folder(p.Turn(p.Session("other"), "main", texts(map[string]string{"/a": "x"})...).ID)
-	runs := folder(turnstone.NewTurnID())
-	lock := ok[*os.File](t)(repo.LockFolder(runs, syscall.LOCK_EX))
-	defer func() { _ = lock.Close() }()
-	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "o"))
-	for _, tc := range []struct {
-		keep    time.Duration
-		folders int
-	}{{time.Hour, 0}, {0, 1}} {
-		if rep := ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{KeepAnonymous: tc.keep, KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
-			t.Errorf("keep %s: %+v", tc.keep, rep)
-		}
-	}
-	for dir, there := range map[string]bool{gone: false, kept: true, runs: true} {
-		if _, err := os.Stat(dir); (err == nil) != there {
-			t.Errorf("%s: %v", dir, err)
-		}
-	}
-}
-
 // TestFolderBesideGC: a turn has its folder, locked, also when a gc removes the folder, which
 // no session knows yet, between the turn's opening it and its locking it.
 func TestFolderBesideGC(t *testing.T) {

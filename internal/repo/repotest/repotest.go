@@ -52,8 +52,11 @@ func On(t testing.TB, r *repo.Repo) *Past {
 
 // Open returns the repo of dir without a builder of templates, as another process would have it.
 // The caller closes it.
-func Open(dir *statedir.Dir) *repo.Repo {
-	return repo.New(dir, "", func() *template.Store {
+func Open(dir *statedir.Dir) *repo.Repo { return OpenAt(dir, "") }
+
+// OpenAt is Open of a repo whose store is at place.
+func OpenAt(dir *statedir.Dir, place string) *repo.Repo {
+	return repo.New(dir, place, func() *template.Store {
 		return template.NewStore(dir.Path("templates"))
 	})
 }

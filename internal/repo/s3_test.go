@@ -1,4 +1,4 @@
-package turn
+package repo_test
 
 import (
 	"os"
@@ -9,8 +9,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // TestStoreInABucket: turns are kept in a bucket, and are there for the next process;
@@ -20,17 +22,17 @@ func TestStoreInABucket(t *testing.T) {
 	s3test.Bucket(t, addr, "turns")
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+addr)
 	t.Setenv("AWS_REGION", "us-east-1")
-	t.Setenv("TURN_STORE", "s3://turns/team/a")
 	ctx := t.Context()
-	p := newPast(t)
+	const place = "s3://turns/team/a"
+	p := repotest.On(t, repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, place))
 	s := p.Session("s")
-	large := random(3<<20, 5)
-	p.Turn(s, "main", texts(map[string]string{"/a": "one", "/large": large})...)
-	p.Turn(s, "main", texts(map[string]string{"/a": "two", "/large": large})...)
-	if err := p.x.Close(); err != nil {
+	large := repotest.Random(3<<20, 5)
+	p.Turn(s, "main", treetest.Texts(map[string]string{"/a": "one", "/large": large})...)
+	p.Turn(s, "main", treetest.Texts(map[string]string{"/a": "two", "/large": large})...)
+	if err := p.Repo.Close(); err != nil {
 		t.Fatal(err)
 	}
-	again := func(x *Executor) {
+	again := func(x *repo.Repo) {
 		t.Helper()
 		if got := string(ok[[]byte](t)(x.Receipt(ctx, "s@1"))); got != "# Turn 1\n" {
 			t.Errorf("receipt: %q", got)
@@ -39,36 +41,35 @@ func TestStoreInABucket(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	second := New(p.x.home)
+	second := repotest.OpenAt(p.Repo.Dir, place)
 	again(second)
 	if err := second.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(p.x.home.Path("store-s3")); err != nil {
+	if err := os.RemoveAll(p.Repo.Dir.Path("store-s3")); err != nil {
 		t.Fatal(err)
 	}
-	third := New(p.x.home)
+	third := repotest.OpenAt(p.Repo.Dir, place)
 	defer func() { _ = third.Close() }()
 	again(third)
 	ok[*repo.GCReport](t)(third.GC(ctx, repo.GCRequest{}))
 	again(third)
 
 	// Another state directory has no business there.
-	other := New(&statedir.Dir{Root: t.TempDir()})
+	other := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, place)
 	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	other.repo.Place = "s3://turns/team/b"
+	other.Place = "s3://turns/team/b"
 	ok[[]turnstone.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
 	// Of many that come at once, at most one is let in.
-	t.Setenv("TURN_STORE", "s3://turns/team/c")
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	in := 0
 	for range 6 {
-		x := New(&statedir.Dir{Root: t.TempDir()})
+		x := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, "s3://turns/team/c")
 		wg.Go(func() {
 			_, err := x.Sessions(ctx)
 			_ = x.Close()
@@ -93,8 +94,7 @@ func TestNoBucket(t *testing.T) {
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "y")
 	t.Setenv("AWS_REGION", "us-east-1")
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-	t.Setenv("TURN_STORE", "s3://turns/x")
-	x := New(&statedir.Dir{Root: t.TempDir()})
+	x := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, "s3://turns/x")
 	defer func() { _ = x.Close() }()
 	start := time.Now()
 	_, err := x.Sessions(t.Context())
@@ -102,7 +102,7 @@ func TestNoBucket(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)
-	x.repo.Place = "bucket"
+	x.Place = "bucket"
 	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}

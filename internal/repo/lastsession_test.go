@@ -1,4 +1,4 @@
-package turn
+package repo_test
 
 import (
 	"context"
@@ -9,18 +9,17 @@ import (
 	"sync"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/repotest"
 )
 
 func TestExpand(t *testing.T) {
-	p := newPast(t)
+	p := repotest.New(t)
 	ctx := t.Context()
 	expand := func(ref, named string) string {
 		t.Helper()
-		got, err := p.x.Expand(ctx, ref, named)
+		got, err := p.Repo.Expand(ctx, ref, named)
 		if err != nil {
 			return "error: " + string(turnstone.KindOf(err))
 		}
@@ -33,7 +32,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%s before any session was used: %s", ref, got)
 		}
 	}
-	p.x.NoteUse(ctx, "research@fix/auth~2")
+	p.Repo.NoteUse(ctx, "research@fix/auth~2")
 	for ref, want := range map[string]string{
 		"-": "research", "-@3": "research@3", "-@fix/auth~2": "research@fix/auth~2", "@fix/auth": "research@fix/auth", "-~1": "research~1", "-~": "research~",
 		"turn-1": "research@turn-1", "turn-12~3": "research@turn-12~3", "turn-1~": "research@turn-1~",
@@ -47,21 +46,21 @@ func TestExpand(t *testing.T) {
 		t.Error(got)
 	}
 	for _, ref := range []string{"-", "-@1", "turn-1", string(p.Turn(other, "main").ID), "none", ""} {
-		if p.x.NoteUse(ctx, ref); expand("-", "") != "research" {
+		if p.Repo.NoteUse(ctx, ref); expand("-", "") != "research" {
 			t.Errorf("%s made another session the one at hand", ref)
 		}
 	}
-	ok[turnstone.Session](t)(p.x.Rename(ctx, "research", "renamed"))
+	ok[turnstone.Session](t)(p.Repo.Rename(ctx, "research", "renamed"))
 	if got := expand("-", ""); got != "renamed" {
 		t.Error(got)
 	}
 	anonymous := p.Session("")
-	if p.x.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
+	if p.Repo.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
 		t.Error(expand("-@1", ""))
 	}
-	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, string(anonymous.ID)))
+	ok[turnstone.Session](t)(p.Repo.RemoveSession(ctx, string(anonymous.ID)))
 	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
-		if err := os.WriteFile(p.x.home.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(p.Repo.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := expand("-", ""); got != "error: not_found" {
@@ -73,86 +72,67 @@ func TestExpand(t *testing.T) {
 // TestReferencesToNumbers: a turn's number is found under all of its spellings, and a
 // branch that an older program called turn-1 keeps its name.
 func TestReferencesToNumbers(t *testing.T) {
-	p := newPast(t)
+	p := repotest.New(t)
 	ctx := t.Context()
 	s := p.Session("s")
 	first := p.Turn(s, "main")
 	second := p.Turn(s, "main")
-	ok[turnstone.Branch](t)(p.x.Fork(ctx, "s@1", "fix/auth"))
+	ok[turnstone.Branch](t)(p.Repo.Fork(ctx, "s@1", "fix/auth"))
 	third := p.Turn(s, "fix/auth")
-	ok[turnstone.Tag](t)(p.x.Tag(ctx, "s@fix/auth", "v1/rc"))
-	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first,
-		"s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first,
-		"s@v1/rc": third, "s": second} {
-		if i := ok[*repo.TurnInfo](t)(p.x.Show(ctx, ref)); i.Turn.ID != want.ID {
+	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "s@fix/auth", "v1/rc"))
+	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
+		if i := ok[*repo.TurnInfo](t)(p.Repo.Show(ctx, ref)); i.Turn.ID != want.ID {
 			t.Errorf("%s: turn %d", ref, i.Turn.Number)
 		}
 	}
 	for _, ref := range []string{"s@turn-9", "s@turn-99999999999999999999", "s@turn-0", "s@fix", "s@fix/", "s@/fix"} {
-		if _, err := p.x.Show(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
+		if _, err := p.Repo.Show(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%s: %v", ref, err)
 		}
 	}
-	d := ok[*repo.StateDiff](t)(p.x.Diff(ctx, repo.DiffRequest{From: "s@turn-1", To: "turn-2"}))
+	d := ok[*repo.StateDiff](t)(p.Repo.Diff(ctx, repo.DiffRequest{From: "s@turn-1", To: "turn-2"}))
 	if d.From.Number != 1 || d.To.Number != 2 {
 		t.Errorf("%+v %+v", d.From, d.To)
 	}
 	for _, name := range []string{"turn-7", "7", "t_x", "s_x", "a//b", "a/../b", "../x", "x.lock"} {
-		_, err := p.x.Fork(ctx, "s@1", name)
-		_, tagErr := p.x.Tag(ctx, "s@1", name)
-		_, liveErr := p.x.ForkLive(ctx, "s@1", name)
-		for _, err := range []error{err, tagErr, liveErr} {
+		_, err := p.Repo.Fork(ctx, "s@1", name)
+		_, tagErr := p.Repo.Tag(ctx, "s@1", name)
+		for _, err := range []error{err, tagErr} {
 			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	}
-	if _, err := p.x.Rename(ctx, "s", "turn-7"); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := p.Repo.Rename(ctx, "s", "turn-7"); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Error(err)
 	}
 }
 
 // TestNoteUseInParallel: whoever reads beside writers finds a whole ID.
 func TestNoteUseInParallel(t *testing.T) {
-	p := newPast(t)
+	p := repotest.New(t)
 	ctx, stop := context.WithCancel(t.Context())
 	names := []string{"a", "b", "c"}
 	for _, n := range names {
 		p.Session(n)
 	}
-	p.x.NoteUse(ctx, "a")
+	p.Repo.NoteUse(ctx, "a")
 	var writers sync.WaitGroup
 	for _, n := range names {
 		writers.Go(func() {
 			for ctx.Err() == nil {
-				p.x.NoteUse(t.Context(), n)
+				p.Repo.NoteUse(t.Context(), n)
 			}
 		})
 	}
 	for range 200 {
-		if got := ok[string](t)(p.x.Expand(t.Context(), "-", "")); !strings.Contains("abc", got) {
+		if got := ok[string](t)(p.Repo.Expand(t.Context(), "-", "")); !strings.Contains("abc", got) {
 			t.Errorf("%q", got)
 		}
 	}
 	stop()
 	writers.Wait()
-	if left, _ := filepath.Glob(p.x.home.Path(".last-session-*")); len(left) > 0 {
+	if left, _ := filepath.Glob(p.Repo.Dir.Path(".last-session-*")); len(left) > 0 {
 		t.Error(left)
-	}
-}
-
-// TestHeldPaths: no two branches have one file, and all are in the folder for them.
-func TestHeldPaths(t *testing.T) {
-	x := New(newPast(t).x.home)
-	name := rapid.StringMatching(`[a-z0-9._/-]{1,12}`).Filter(func(s string) bool { return turnstone.CheckName(turnstone.NameOfBranch, s) == nil })
-	id := turnstone.NewSessionID()
-	rapid.Check(t, func(t *rapid.T) {
-		a, b := name.Draw(t, "a"), name.Draw(t, "b")
-		if pa, pb := x.pausedPath(id, a), x.pausedPath(id, b); (pa == pb) != (a == b) || filepath.Dir(pa) != x.home.Path("machines") || len(filepath.Base(pa)) > 200 {
-			t.Fatalf("%q: %s, %q: %s", a, pa, b, pb)
-		}
-	})
-	if n := len(filepath.Base(x.pausedPath(id, strings.Repeat("a/", 49)+"aa"))); n > 200 {
-		t.Errorf("%d bytes", n)
 	}
 }

@@ -1,9 +1,10 @@
-package turn
+package repo_test
 
 import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -13,12 +14,13 @@ func ref(text string) tree.Ref {
 	return tree.Ref{Root: d, Hash: d}
 }
 
-// The layers of a template lie below all turns, the topmost first; one that changed
-// nothing needs no image; and nobody is told more who has heard enough.
+// TestHistoryEndsWithTheTemplate checks that the layers of a template are below all turns, the
+// topmost first, that a layer without changes needs no image, and that a caller may stop.
 func TestHistoryEndsWithTheTemplate(t *testing.T) {
-	at := &branchPoint{layers: []template.Layer{{Tree: ref("a")}, {Tree: ref("b")}, {Tree: ref("b")}, {Tree: ref("c")}}}
+	layers := []template.Layer{{Tree: ref("a")}, {Tree: ref("b")}, {Tree: ref("b")}, {Tree: ref("c")}}
+	history := (&repo.ContextStore{}).History(t.Context(), nil, layers)
 	var got []tree.Ref
-	for item, err := range at.history(t.Context()) {
+	for item, err := range history {
 		if err != nil || item.Line != "" || item.Context != nil || item.Key != item.Tree.Root {
 			t.Errorf("%+v, %v", item, err)
 		}
@@ -28,7 +30,7 @@ func TestHistoryEndsWithTheTemplate(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	n := 0
-	for range at.history(t.Context()) {
+	for range history {
 		n++
 		break
 	}
