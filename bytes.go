@@ -32,7 +32,8 @@ func ParseBytes(s string) (Bytes, error) {
 	}[unit]
 	v, err := strconv.ParseFloat(strings.TrimSpace(num), 64)
 	if !ok || err != nil || v < 0 || math.IsNaN(v) || v*float64(factor) >= math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size: write a number and a unit, such as 512MiB or 2GiB", s)
+		return 0, fmt.Errorf("%q is not a size: write a number and a unit, such as 512MiB or 2GiB",
+			s)
 	}
 	return Bytes(v * float64(factor)), nil
 }

@@ -26,7 +26,8 @@ const (
 // Git therefore accepts every name of a branch (git-check-ref-format(1)), and no name leads out of
 // a folder.
 func CheckName(what, name string) error {
-	e := &Error{Op: "name", Kind: KindInvalid, Subject: what, Err: fmt.Errorf("%.80q is not a name", name),
+	e := &Error{Op: "name", Kind: KindInvalid, Subject: what,
+		Err:  fmt.Errorf("%.80q is not a name", name),
 		Hint: `use up to 64 letters, digits, ".", "_" and "-", beginning with a letter or a digit`}
 	if what != NameOfBranch && what != NameOfTag {
 		if len(name) > MaxName || !namePart(name) {
@@ -34,7 +35,8 @@ func CheckName(what, name string) error {
 		}
 		return nil
 	}
-	e.Hint = `use up to 100 letters, digits, ".", "_" and "-", with "/" between parts, each beginning with a letter or a digit, such as fix/auth`
+	e.Hint = `use up to 100 letters, digits, ".", "_" and "-", with "/" between parts, ` +
+		`each beginning with a letter or a digit, such as fix/auth`
 	if len(name) > MaxBranch {
 		return e
 	}
@@ -42,8 +44,10 @@ func CheckName(what, name string) error {
 		switch {
 		case !namePart(part):
 			return e
-		case strings.Contains(part, ".."), strings.HasSuffix(part, "."), strings.HasSuffix(strings.ToLower(part), ".lock"):
-			e.Err = fmt.Errorf("%.80q is not a name: no part may contain .. or end with . or .lock", name)
+		case strings.Contains(part, ".."), strings.HasSuffix(part, "."),
+			strings.HasSuffix(strings.ToLower(part), ".lock"):
+			e.Err = fmt.Errorf("%.80q is not a name: no part may contain .. or end with . or .lock",
+				name)
 			return e
 		}
 	}

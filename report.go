@@ -45,9 +45,10 @@ type CommandReport struct {
 	Duration Millis     `json:"duration_ms"`
 	ExitCode *int       `json:"exit_code"` // null: not known
 	Stdin    *InputInfo `json:"stdin,omitempty"`
-	Stdout   *Range     `json:"stdout,omitempty"` // its part of the step's output; absent: not known
-	Stderr   *Range     `json:"stderr,omitempty"`
-	Flags    []string   `json:"flags,omitempty"`
+	// its part of the step's output; absent: not known
+	Stdout *Range   `json:"stdout,omitempty"`
+	Stderr *Range   `json:"stderr,omitempty"`
+	Flags  []string `json:"flags,omitempty"`
 }
 
 // A Range is a part of a stream or text, in bytes, without its end.

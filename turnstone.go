@@ -40,7 +40,8 @@ func NewTurnID() TurnID { return TurnID("t_" + newID(time.Now())) }
 func NewSandboxID() SandboxID { return SandboxID("sb_" + newID(time.Now())) }
 
 // idEncoding preserves byte order in text (RFC 4648 base32hex), so that IDs sort by time.
-var idEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
+var idEncoding = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").
+	WithPadding(base32.NoPadding)
 
 func newID(now time.Time) string {
 	var b [11]byte

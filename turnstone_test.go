@@ -52,7 +52,8 @@ func TestDigest(t *testing.T) {
 	if p, err := ParseDigest(abc); err != nil || p != d {
 		t.Errorf("parsed: %s, %v", p, err)
 	}
-	for _, bad := range []string{"", "sha256:", abc[7:], abc + "00", strings.ToUpper(abc), "sha256:" + strings.ToUpper(abc[7:]), "md5:" + abc[7:], abc[:70] + "g"} {
+	for _, bad := range []string{"", "sha256:", abc[7:], abc + "00", strings.ToUpper(abc),
+		"sha256:" + strings.ToUpper(abc[7:]), "md5:" + abc[7:], abc[:70] + "g"} {
 		if p, err := ParseDigest(bad); err == nil {
 			t.Errorf("%q is taken as %s", bad, p)
 		}
@@ -64,14 +65,16 @@ func TestDigest(t *testing.T) {
 
 func TestParseBytes(t *testing.T) {
 	for text, want := range map[string]Bytes{
-		"0": 0, "1": 1, "512": 512, "1K": 1 << 10, "1k": 1 << 10, "1KB": 1 << 10, "1KiB": 1 << 10, "1Ki": 1 << 10,
+		"0": 0, "1": 1, "512": 512, "1K": 1 << 10, "1k": 1 << 10, "1KB": 1 << 10, "1KiB": 1 << 10,
+		"1Ki":    1 << 10,
 		"512MiB": 512 << 20, "1.5G": 3 << 29, " 2 GiB": 2 << 30, "2TiB": 2 << 40, "10b": 10,
 	} {
 		if got, err := ParseBytes(text); err != nil || got != want {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "x", "-1", "1X", "1KK", "G", "1e999", "NaN", "inf", "9223372036854775808", "8388608T", "1 2"} {
+	for _, text := range []string{"", "x", "-1", "1X", "1KK", "G", "1e999", "NaN", "inf",
+		"9223372036854775808", "8388608T", "1 2"} {
 		if got, err := ParseBytes(text); err == nil {
 			t.Errorf("%q is taken as %d", text, got)
 		}
@@ -96,8 +99,10 @@ func FuzzParseBytes(f *testing.F) {
 func TestErrors(t *testing.T) {
 	cause := errors.New("cause")
 	inner := &Error{Op: "in", Kind: KindExhausted, Subject: "disk", Hint: "make room", Err: cause}
-	outer := fmt.Errorf("while: %w", &Error{Op: "out", Kind: KindUnavailable, Subject: "vm", Err: inner})
-	if KindOf(outer) != KindUnavailable || HintOf(outer) != "make room" || !errors.Is(outer, cause) {
+	outer := fmt.Errorf("while: %w",
+		&Error{Op: "out", Kind: KindUnavailable, Subject: "vm", Err: inner})
+	if KindOf(outer) != KindUnavailable || HintOf(outer) != "make room" ||
+		!errors.Is(outer, cause) {
 		t.Errorf("kind %s, hint %q", KindOf(outer), HintOf(outer))
 	}
 	if got := outer.Error(); got != "while: vm: disk: cause" {
@@ -127,10 +132,12 @@ func TestClassify(t *testing.T) {
 		{errors.Join(syscall.ENOSPC, context.Canceled), KindCanceled, ""},
 	} {
 		e := Classify("a.b", KindDead, "x", tt.cause, "make room")
-		if e.Op != "a.b" || e.Subject != "x" || e.Err != tt.cause || e.Kind != tt.kind || e.Hint != tt.hint {
+		if e.Op != "a.b" || e.Subject != "x" || e.Err != tt.cause || e.Kind != tt.kind ||
+			e.Hint != tt.hint {
 			t.Errorf("%v: %+v", tt.cause, e)
 		}
-		if full := errors.Is(tt.cause, syscall.ENOSPC) || errors.Is(tt.cause, syscall.EDQUOT); IsFull(tt.cause) != full {
+		if full := errors.Is(tt.cause, syscall.ENOSPC) ||
+			errors.Is(tt.cause, syscall.EDQUOT); IsFull(tt.cause) != full {
 			t.Errorf("%v: a full disk is %t", tt.cause, IsFull(tt.cause))
 		}
 	}
@@ -141,7 +148,9 @@ func TestShape(t *testing.T) {
 		t.Errorf("the default: %v", err)
 	}
 	for name, change := range map[string]func(*Shape){
-		"cpus": func(s *Shape) { s.CPUs = 0 }, "memory": func(s *Shape) { s.Memory = MinMemory - 1 }, "disk": func(s *Shape) { s.Disk = MaxDisk + 1 },
+		"cpus":   func(s *Shape) { s.CPUs = 0 },
+		"memory": func(s *Shape) { s.Memory = MinMemory - 1 },
+		"disk":   func(s *Shape) { s.Disk = MaxDisk + 1 },
 	} {
 		s := DefaultShape()
 		change(&s)

@@ -32,7 +32,8 @@ const killTime = 5 * time.Second
 
 // Exec runs a command and waits for its end. When ctx or this process ends, the command is killed.
 // Unless ctx has ended, an error means that the command's outcome is unknown.
-func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (wire.ProcessExit, error) {
+func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID,
+	cmd Command) (wire.ProcessExit, error) {
 	i, err := s.Get(id)
 	if err != nil {
 		return wire.ProcessExit{}, err
@@ -70,7 +71,8 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID, cmd Command) (
 		return exit, s.fate(id, err)
 	}
 	if err == nil {
-		_ = c.ProcessRelease(context.WithoutCancel(ctx), &wire.ProcessReleaseParams{ProcessID: p.ProcessID})
+		_ = c.ProcessRelease(context.WithoutCancel(ctx),
+			&wire.ProcessReleaseParams{ProcessID: p.ProcessID})
 	}
 	return exit, err
 }
@@ -89,7 +91,8 @@ func (s *Store) kill(ctx context.Context, id turnstone.SandboxID, process string
 
 // StartDetached starts a command without waiting for it and returns its name. The command has no
 // standard input. Its output is kept for Attach, up to a bound.
-func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd Command) (string, error) {
+func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID,
+	cmd Command) (string, error) {
 	i, err := s.Get(id)
 	if err != nil {
 		return "", err
@@ -110,7 +113,8 @@ func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID, cmd C
 
 // params returns the command for the agent of i.
 func (c *Command) params(i Info) wire.ProcessStartParams {
-	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]), Argv: c.Argv, Env: c.Env,
+	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]),
+		Argv: c.Argv, Env: c.Env,
 		Cwd: cmp.Or(c.Cwd, i.Workdir), User: cmp.Or(c.User, i.User), Terminal: c.Terminal}
 }
 
@@ -125,7 +129,8 @@ func (c *Command) control(to *wire.Client, process string, done <-chan struct{})
 		case <-ctx.Done():
 			return
 		case size := <-c.Resized:
-			_ = to.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: process, Columns: size.Columns, Rows: size.Rows})
+			_ = to.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: process,
+				Columns: size.Columns, Rows: size.Rows})
 		case name := <-c.Signals:
 			_ = to.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: name})
 		}
@@ -133,7 +138,8 @@ func (c *Command) control(to *wire.Client, process string, done <-chan struct{})
 }
 
 // Processes returns a sandbox's running processes and the most recent processes that have ended.
-func (s *Store) Processes(ctx context.Context, id turnstone.SandboxID) ([]wire.ProcessProcessInfo, error) {
+func (s *Store) Processes(ctx context.Context,
+	id turnstone.SandboxID) ([]wire.ProcessProcessInfo, error) {
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return nil, err
@@ -149,7 +155,8 @@ func (s *Store) Processes(ctx context.Context, id turnstone.SandboxID) ([]wire.P
 // Attach copies the kept output of a process and the following output until the process ends. After
 // a lost connection Attach continues at the same offset. lost is called with the number of bytes of
 // an output that are no longer kept. When ctx ends, the process continues.
-func (s *Store) Attach(ctx context.Context, id turnstone.SandboxID, process string, stdout, stderr io.Writer, lost func(stream wire.ProcessStream, bytes int64)) (wire.ProcessExit, error) {
+func (s *Store) Attach(ctx context.Context, id turnstone.SandboxID, process string, stdout,
+	stderr io.Writer, lost func(stream wire.ProcessStream, bytes int64)) (wire.ProcessExit, error) {
 	return s.follow(ctx, id, process, [2]*counter{{w: stdout}, {w: stderr}}, lost)
 }
 
@@ -160,7 +167,8 @@ const (
 )
 
 // follow is Attach from the offsets that outs have reached.
-func (s *Store) follow(ctx context.Context, id turnstone.SandboxID, process string, outs [2]*counter, lost func(wire.ProcessStream, int64)) (wire.ProcessExit, error) {
+func (s *Store) follow(ctx context.Context, id turnstone.SandboxID, process string,
+	outs [2]*counter, lost func(wire.ProcessStream, int64)) (wire.ProcessExit, error) {
 	for failures := 0; ; failures++ {
 		before := outs[0].n + outs[1].n
 		exit, err := s.followOnce(ctx, id, process, outs, lost)
@@ -181,7 +189,8 @@ func (s *Store) follow(ctx context.Context, id turnstone.SandboxID, process stri
 	}
 }
 
-func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process string, outs [2]*counter, lost func(wire.ProcessStream, int64)) (wire.ProcessExit, error) {
+func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process string,
+	outs [2]*counter, lost func(wire.ProcessStream, int64)) (wire.ProcessExit, error) {
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return wire.ProcessExit{}, err
@@ -189,7 +198,8 @@ func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process 
 	defer func() { _ = c.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	var in [2]*wire.Receiver
-	p := wire.ProcessAttachParams{ProcessID: process, StdoutOffset: outs[0].n, StderrOffset: outs[1].n,
+	p := wire.ProcessAttachParams{ProcessID: process, StdoutOffset: outs[0].n,
+		StderrOffset: outs[1].n,
 		StdoutStream: c.NewStream(), StderrStream: c.NewStream()}
 	for n, stream := range []wire.StreamID{p.StdoutStream, p.StderrStream} {
 		if in[n], err = c.Receiver(stream); err != nil {
@@ -204,7 +214,8 @@ func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process 
 		if gap := from - outs[n].n; gap > 0 {
 			outs[n].n = from
 			if lost != nil {
-				lost([]wire.ProcessStream{wire.ProcessStreamStdout, wire.ProcessStreamStderr}[n], gap)
+				lost([]wire.ProcessStream{wire.ProcessStreamStdout, wire.ProcessStreamStderr}[n],
+					gap)
 			}
 		}
 	}
@@ -267,7 +278,8 @@ func (s *Store) fate(id turnstone.SandboxID, err error) error {
 	if turnstone.KindOf(err) != turnstone.KindDead {
 		return err
 	}
-	for until := time.Now().Add(fateTime); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+	const pause = 20 * time.Millisecond
+	for until := time.Now().Add(fateTime); time.Now().Before(until); time.Sleep(pause) {
 		i, getErr := s.Get(id)
 		if turnstone.KindOf(getErr) == turnstone.KindNotFound {
 			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+string(id),
@@ -275,7 +287,8 @@ func (s *Store) fate(id turnstone.SandboxID, err error) error {
 		}
 		if getErr == nil && i.State.Final() {
 			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+i.Title(),
-				"it is %s: %s", i.State, i.Reason).WithHint("create a new sandbox with turn sandbox create")
+				"it is %s: %s", i.State, i.Reason).WithHint(
+				"create a new sandbox with turn sandbox create")
 		}
 	}
 	return err

@@ -31,7 +31,8 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 			t.Fatal(err)
 		}
 	}
-	s, id, cut = NewStore(&statedir.Dir{Root: t.TempDir()}), turnstone.NewSandboxID(), new(atomic.Int64)
+	s, id, cut = NewStore(&statedir.Dir{Root: t.TempDir()}), turnstone.NewSandboxID(),
+		new(atomic.Int64)
 	dir := s.path(id)
 	check(os.MkdirAll(dir, 0o700))
 	lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
@@ -39,7 +40,8 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	t.Cleanup(lock.Release)
 	self, err := thisProcess()
 	check(err)
-	check(writeInfo(dir, Info{ID: id, State: StateReady, Image: "test", Shape: turnstone.DefaultShape(), Holder: self}))
+	check(writeInfo(dir, Info{ID: id, State: StateReady, Image: "test",
+		Shape: turnstone.DefaultShape(), Holder: self}))
 	a, err := agent.New(agent.Options{RunDir: t.TempDir(), Cwd: t.TempDir(), Keep: 64 << 20})
 	check(err)
 	t.Cleanup(func() { _ = a.Close() })
@@ -86,7 +88,11 @@ func TestAttachAgain(t *testing.T) {
 	}
 	cut.Store(150_000)
 	var out, errs bytes.Buffer
-	exit, err := s.Attach(t.Context(), id, process, &out, &errs, func(stream wire.ProcessStream, n int64) { t.Errorf("%d bytes of %s were lost", n, stream) })
+	exit, err := s.Attach(t.Context(), id, process, &out, &errs,
+		func(stream wire.ProcessStream,
+			n int64) {
+			t.Errorf("%d bytes of %s were lost", n, stream)
+		})
 	if err != nil || exit.ExitCode != 3 || errs.String() != "errors\n" {
 		t.Errorf("%+v, %v, %q", exit, err, errs.String())
 	}
@@ -101,7 +107,8 @@ func TestAttachAgain(t *testing.T) {
 	}
 	// A connection that delivers nothing is abandoned in the end.
 	cut.Store(1)
-	if _, err := s.Attach(t.Context(), id, process, io.Discard, io.Discard, nil); turnstone.KindOf(err) != turnstone.KindDead {
+	_, err = s.Attach(t.Context(), id, process, io.Discard, io.Discard, nil)
+	if turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 }
@@ -111,8 +118,13 @@ func TestExecLosesConnection(t *testing.T) {
 	s, id, cut := held(t)
 	cut.Store(3000)
 	var out bytes.Buffer
-	_, err := s.Exec(t.Context(), id, Command{Argv: []string{"sh", "-c", "i=0; while :; do echo 0123456789012345678901234567890123456789; sleep 0.002; done"}, Stdout: &out})
-	if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "connection to the sandbox was lost") || turnstone.HintOf(err) == "" {
+	_, err := s.Exec(t.Context(), id,
+		Command{Argv: []string{"sh", "-c",
+			"i=0; while :; do echo 0123456789012345678901234567890123456789; sleep 0.002; done"},
+			Stdout: &out})
+	if turnstone.KindOf(err) != turnstone.KindDead ||
+		!strings.Contains(err.Error(), "connection to the sandbox was lost") ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	if out.Len() == 0 {
@@ -123,29 +135,34 @@ func TestExecLosesConnection(t *testing.T) {
 func TestExec(t *testing.T) {
 	s, id, _ := held(t)
 	var out, errs bytes.Buffer
-	exit, err := s.Exec(t.Context(), id, Command{Argv: []string{"sh", "-c", "cat; echo $A; echo err >&2; exit 4"},
-		Env: []string{"A=b"}, Stdin: strings.NewReader("in "), Stdout: &out, Stderr: &errs})
+	exit, err := s.Exec(t.Context(), id,
+		Command{Argv: []string{"sh", "-c", "cat; echo $A; echo err >&2; exit 4"},
+			Env: []string{"A=b"}, Stdin: strings.NewReader("in "), Stdout: &out, Stderr: &errs})
 	if err != nil || exit.ExitCode != 4 || out.String() != "in b\n" || errs.String() != "err\n" {
 		t.Errorf("%+v, %v, %q, %q", exit, err, out.String(), errs.String())
 	}
 	// The end is requested.
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if _, err := s.Exec(ctx, id, Command{Argv: []string{"sleep", "1000"}}); err == nil || ctx.Err() == nil {
+	if _, err := s.Exec(ctx, id, Command{Argv: []string{"sleep", "1000"}}); err == nil ||
+		ctx.Err() == nil {
 		t.Errorf("%v", err)
 	}
 	// A signal and a terminal's size arrive.
 	signals, sizes := make(chan string, 1), make(chan wire.ProcessTerminal, 1)
 	sizes <- wire.ProcessTerminal{Columns: 77, Rows: 33}
 	out.Reset()
-	exit, err = s.Exec(t.Context(), id, Command{Argv: []string{"sh", "-c", "until [ \"$(stty size)\" = '33 77' ]; do sleep 0.05; done; echo sized; sleep 1000"},
-		Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Resized: resend(sizes), Signals: signals,
-		Stdout: writerFunc(func(p []byte) (int, error) {
-			if bytes.Contains(p, []byte("sized")) {
-				signals <- "TERM"
-			}
-			return out.Write(p)
-		})})
+	exit, err = s.Exec(t.Context(), id,
+		Command{Argv: []string{"sh", "-c",
+			"until [ \"$(stty size)\" = '33 77' ]; do sleep 0.05; done; echo sized; sleep 1000"},
+			Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Resized: resend(sizes),
+			Signals: signals,
+			Stdout: writerFunc(func(p []byte) (int, error) {
+				if bytes.Contains(p, []byte("sized")) {
+					signals <- "TERM"
+				}
+				return out.Write(p)
+			})})
 	if err != nil || exit.ExitCode != 143 {
 		t.Errorf("%+v, %v, %q", exit, err, out.String())
 	}
@@ -188,10 +205,13 @@ func TestCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got bytes.Buffer
-	if err := s.ReadFile(t.Context(), id, guest+"/file", &got); err != nil || !bytes.Equal(got.Bytes(), data) {
+	if err := s.ReadFile(t.Context(), id, guest+"/file", &got); err != nil ||
+		!bytes.Equal(got.Bytes(), data) {
 		t.Errorf("%d bytes, %v", got.Len(), err)
 	}
-	if err := s.Download(t.Context(), id, guest+"/file", host+"/file", func(what string) { t.Error(what) }); err != nil {
+	err := s.Download(t.Context(), id, guest+"/file", host+"/file",
+		func(what string) { t.Error(what) })
+	if err != nil {
 		t.Error(err)
 	}
 	if err := s.Upload(t.Context(), id, host+"/file", guest+"/again"); err != nil {
@@ -201,10 +221,14 @@ func TestCopy(t *testing.T) {
 		t.Errorf("%d bytes, %v", len(b), err)
 	}
 	fails := fmt.Errorf("no more")
-	if err := s.ReadFile(t.Context(), id, guest+"/file", writerFunc(func([]byte) (int, error) { return 0, fails })); err != fails {
+	err = s.ReadFile(t.Context(), id, guest+"/file",
+		writerFunc(func([]byte) (int, error) { return 0, fails }))
+	if err != fails {
 		t.Errorf("a writer that fails: %v", err)
 	}
-	if err := s.WriteFile(t.Context(), id, guest+"/half", io.MultiReader(strings.NewReader("x"), errReader{fails})); err == nil {
+	err = s.WriteFile(t.Context(), id, guest+"/half",
+		io.MultiReader(strings.NewReader("x"), errReader{fails}))
+	if err == nil {
 		t.Error("a reader that fails: no error")
 	}
 	if _, err := os.Stat(guest + "/half"); err == nil {

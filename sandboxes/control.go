@@ -120,7 +120,8 @@ func (c *Control) Snapshot(ctx context.Context, dir string, opt SnapshotOptions)
 
 // Keep is Snapshot in a form for long-term storage: the differences from the template's snapshot.
 // It returns the names of the files in dir and of the images that the machine has as layers.
-func (c *Control) Keep(ctx context.Context, dir string, opt SnapshotOptions) (substrate.Packed, error) {
+func (c *Control) Keep(ctx context.Context, dir string,
+	opt SnapshotOptions) (substrate.Packed, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opKeep, Dir: dir, Secrets: opt.Secrets})
 	if err == nil && a.Kept == nil {
 		err = c.broken(errors.New("it does not report what was kept"))
@@ -277,7 +278,8 @@ type control struct {
 }
 
 func newControl(ctx context.Context, h *holder, l *net.UnixListener) *control {
-	c := &control{h: h, listener: l, slots: make(chan struct{}, maxControls), turn: make(chan struct{}, 1)}
+	c := &control{h: h, listener: l, slots: make(chan struct{}, maxControls),
+		turn: make(chan struct{}, 1)}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	c.wg.Go(c.accept)
 	return c

@@ -27,7 +27,8 @@ type liveFake struct {
 }
 
 // openLive opens a liveFake. A clone's snapshot must exist; its content is its name.
-func openLive(m *sandboxtest.Machine, spec sandboxes.Spec, d sandboxes.Details) (sandboxes.Machine, sandboxes.Details, error) {
+func openLive(m *sandboxtest.Machine, spec sandboxes.Spec,
+	d sandboxes.Details) (sandboxes.Machine, sandboxes.Details, error) {
 	if spec.From != "" {
 		b, err := os.ReadFile(filepath.Join(spec.From, "memory"))
 		if err != nil {
@@ -66,7 +67,8 @@ func (f *liveFake) Snapshot(ctx context.Context, dir string) error {
 }
 
 func (f *liveFake) Keep(ctx context.Context, dir string) (substrate.Packed, error) {
-	return substrate.Packed{Files: []string{"memory"}, Layers: []string{"l1", "l2"}}, f.Snapshot(ctx, dir)
+	return substrate.Packed{Files: []string{"memory"}, Layers: []string{"l1", "l2"}},
+		f.Snapshot(ctx, dir)
 }
 
 func (f *liveFake) Disk() (*os.File, error) {
@@ -106,7 +108,8 @@ func TestControl(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	_, err := s.Dial(t.Context(), i.ID)
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "paused") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "paused") || turnstone.HintOf(err) == "" {
 		t.Errorf("dial: %v", err)
 	}
 	disk, err := c.Disk(t.Context())
@@ -119,16 +122,21 @@ func TestControl(t *testing.T) {
 	}
 	_ = disk.Close()
 	dir := t.TempDir()
-	if err := c.Snapshot(t.Context(), filepath.Join(dir, "vm"), sandboxes.SnapshotOptions{}); err != nil {
+	err = c.Snapshot(t.Context(), filepath.Join(dir, "vm"), sandboxes.SnapshotOptions{})
+	if err != nil {
 		t.Error(err)
 	}
-	if p, err := c.Keep(t.Context(), filepath.Join(dir, "kept"), sandboxes.SnapshotOptions{}); err != nil || !slices.Equal(p.Layers, []string{"l1", "l2"}) || len(p.Files) != 1 {
+	p, err := c.Keep(t.Context(), filepath.Join(dir, "kept"), sandboxes.SnapshotOptions{})
+	if err != nil || !slices.Equal(p.Layers, []string{"l1", "l2"}) ||
+		len(p.Files) != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if err := c.Snapshot(t.Context(), filepath.Join(dir, "vm"), sandboxes.SnapshotOptions{}); err == nil {
+	err = c.Snapshot(t.Context(), filepath.Join(dir, "vm"), sandboxes.SnapshotOptions{})
+	if err == nil {
 		t.Error("the folder was there already")
 	}
-	if err := c.Snapshot(t.Context(), "relative", sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if err := c.Snapshot(t.Context(), "relative", sandboxes.SnapshotOptions{}); turnstone.KindOf(
+		err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}
 	other := control(t, s, i.ID)
@@ -158,7 +166,8 @@ func TestControlGivesUp(t *testing.T) {
 	i := create(t, s, spec("live"))
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	err := control(t, s, i.ID).Snapshot(ctx, filepath.Join(t.TempDir(), "slow"), sandboxes.SnapshotOptions{})
+	err := control(t, s, i.ID).Snapshot(ctx, filepath.Join(t.TempDir(), "slow"),
+		sandboxes.SnapshotOptions{})
 	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("%v", err)
 	}
@@ -172,10 +181,12 @@ func TestControlGivesUp(t *testing.T) {
 func TestControlOfOthers(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
-	if _, err := control(t, s, i.ID).Pause(t.Context()); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, err := control(t, s, i.ID).Pause(t.Context()); turnstone.KindOf(
+		err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
-	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	_, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil)
+	if turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 	use(t, s, i.ID, "still")
@@ -187,7 +198,8 @@ func TestFork(t *testing.T) {
 	sp.Name = "parent"
 	i := create(t, s, sp)
 	var told []string
-	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 4, Prefix: "c", TTL: time.Minute}, func(i sandboxes.Info) { told = append(told, i.Name) })
+	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 4, Prefix: "c", TTL: time.Minute},
+		func(i sandboxes.Info) { told = append(told, i.Name) })
 	if err != nil || len(all) != 4 {
 		t.Fatalf("%d, %v", len(all), err)
 	}
@@ -196,7 +208,8 @@ func TestFork(t *testing.T) {
 		t.Errorf("%q", told)
 	}
 	for _, c := range all {
-		if c.Parent != i.ID || c.State != sandboxes.StateReady || c.Expires == nil || c.Image != "live" {
+		if c.Parent != i.ID || c.State != sandboxes.StateReady || c.Expires == nil ||
+			c.Image != "live" {
 			t.Errorf("%+v", c)
 		}
 		use(t, s, c.ID, "hello")
@@ -209,7 +222,8 @@ func TestFork(t *testing.T) {
 	}
 	before := len(names(t, s))
 	_, err = s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 5, Prefix: "c"}, nil)
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "of 5 clones failed") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "of 5 clones failed") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	for _, n := range names(t, s) {
@@ -221,8 +235,10 @@ func TestFork(t *testing.T) {
 		t.Errorf("%d sandboxes, there were %d", after, before)
 	}
 	noFolders(t, s)
-	for _, bad := range []sandboxes.Fork{{}, {Count: -1}, {Count: sandboxes.MaxForks + 1}, {Count: 1, Prefix: "a/b"}} {
-		if _, err := s.Fork(t.Context(), i.ID, bad, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
+	for _, bad := range []sandboxes.Fork{{}, {Count: -1}, {Count: sandboxes.MaxForks + 1},
+		{Count: 1, Prefix: "a/b"}} {
+		_, err := s.Fork(t.Context(), i.ID, bad, nil)
+		if turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -248,7 +264,8 @@ func TestForkPartly(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("live"))
 	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 3, Prefix: "p"}, nil)
-	if turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) != "buy some" || !strings.Contains(err.Error(), "1 of 3 clones") {
+	if turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) != "buy some" ||
+		!strings.Contains(err.Error(), "1 of 3 clones") {
 		t.Errorf("%v", err)
 	}
 	if len(all) != 2 || len(names(t, s)) != 3 {
@@ -286,7 +303,8 @@ func TestSecrets(t *testing.T) {
 	}
 	hidden := func(i sandboxes.Info) {
 		t.Helper()
-		files := []string{fmt.Sprintf("/proc/%d/environ", i.Holder.PID), fmt.Sprintf("/proc/%d/cmdline", i.Holder.PID)}
+		files := []string{fmt.Sprintf("/proc/%d/environ", i.Holder.PID),
+			fmt.Sprintf("/proc/%d/cmdline", i.Holder.PID)}
 		more, err := filepath.Glob(filepath.Join(s.Dir(), string(i.ID), "*"))
 		if err != nil || len(more) < 3 {
 			t.Fatalf("%q, %v", more, err)
@@ -307,10 +325,14 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	hidden(i)
-	if _, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds a secret") || turnstone.HintOf(err) == "" {
+	_, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1}, nil)
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "holds a secret") || turnstone.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
-	if _, err := control(t, s, i.ID).Keep(t.Context(), filepath.Join(t.TempDir(), "kept"), sandboxes.SnapshotOptions{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	_, err = control(t, s, i.ID).Keep(t.Context(), filepath.Join(t.TempDir(), "kept"),
+		sandboxes.SnapshotOptions{})
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}
 	all, err := s.Fork(t.Context(), i.ID, sandboxes.Fork{Count: 1, Secrets: true}, nil)
@@ -322,7 +344,8 @@ func TestSecrets(t *testing.T) {
 	}
 	hidden(all[0])
 	sp.Secrets = []string{"=" + value}
-	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid || strings.Contains(err.Error(), value) {
+	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		strings.Contains(err.Error(), value) {
 		t.Errorf("%v", err)
 	}
 }

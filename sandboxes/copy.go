@@ -43,7 +43,8 @@ const maxSkipped = 10
 // Download copies the file or folder path of a sandbox to dest on this machine by the same rules.
 // The data is untrusted: archive.Unpack unpacks it, and its size is bounded by the sandbox's
 // capacity. tell is called for skipped files.
-func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest string, tell func(string)) error {
+func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
+	tell func(string)) error {
 	i, err := s.Get(id)
 	if err != nil {
 		return err
@@ -98,7 +99,8 @@ func room(dir string) error {
 
 // WriteFile atomically writes the data of r to a file of a sandbox. Reading r may outlive the call
 // by one Read.
-func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path string, r io.Reader) error {
+func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path string,
+	r io.Reader) error {
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return err
@@ -116,7 +118,8 @@ func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path stri
 }
 
 // ReadFile writes the content of a sandbox's file to w.
-func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path string, w io.Writer) error {
+func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path string,
+	w io.Writer) error {
 	c, err := s.client(ctx, id)
 	if err != nil {
 		return err

@@ -211,14 +211,16 @@ type starting struct {
 // startHolder starts the store's Holder, in a new session, with its streams in the log.
 func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*starting, error) {
 	if s.Holder.Path == "" {
-		return nil, turnstone.Errorf("sandbox.create", turnstone.KindUnavailable, "sandbox", "the store has no holder").
+		return nil, turnstone.Errorf("sandbox.create", turnstone.KindUnavailable, "sandbox",
+			"the store has no holder").
 			WithHint("set Store.Holder to a command that keeps sandboxes")
 	}
 	input, err := json.Marshal(spec)
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.OpenFile(filepath.Join(dir, logFile), os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	log, err := os.OpenFile(filepath.Join(dir, logFile),
+		os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -291,7 +293,8 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 	e := turnstone.Errorf("sandbox.create", turnstone.KindDead, "sandbox",
 		"its holder ended before it was ready (%s)", h.cmd.ProcessState)
 	// The folder has one of two names, depending on the holder's progress.
-	for _, dir := range []string{h.dir, filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {
+	for _, dir := range []string{h.dir,
+		filepath.Join(filepath.Dir(h.dir), strings.TrimPrefix(filepath.Base(h.dir), newPrefix))} {
 		if tail := logTail(dir, 2000); tail != "" {
 			e.Err = fmt.Errorf("%w; its log ends with:\n%s", e.Err, tail)
 		}

@@ -29,7 +29,8 @@ type Fork struct {
 // Check reports the first fault of f; the error is of kind Invalid.
 func (f Fork) Check() error {
 	if f.Count < 1 || f.Count > MaxForks {
-		return forkError(turnstone.KindInvalid, "sandbox", fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
+		return forkError(turnstone.KindInvalid, "sandbox",
+			fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
 	}
 	if f.Prefix != "" {
 		return CheckName(fmt.Sprintf("%s-%d", f.Prefix, f.Count))
@@ -46,7 +47,8 @@ func forkError(kind turnstone.Kind, subject string, err error, hint string) erro
 // own random numbers, clock, names and network stack. ready is called for each started clone,
 // sequentially; it may be nil. If some clones fail, the error contains their number and the others
 // remain. If ctx ends, no clone remains.
-func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready func(Info)) ([]Info, error) {
+func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork,
+	ready func(Info)) ([]Info, error) {
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
@@ -55,7 +57,9 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 		return nil, err
 	}
 	if n := parent.Network; n != nil && len(n.Headers) > 0 {
-		return nil, forkError(turnstone.KindInvalid, "sandbox "+parent.Title(), errors.New("it has secret headers, whose values its clones would not have"), "create another sandbox, with --secret-header")
+		return nil, forkError(turnstone.KindInvalid, "sandbox "+parent.Title(),
+			errors.New("it has secret headers, whose values its clones would not have"),
+			"create another sandbox, with --secret-header")
 	}
 	s.sweep()
 	dir, release, err := s.forkFolder()
@@ -63,7 +67,8 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 		return nil, createError(err)
 	}
 	defer release()
-	spec := Spec{Image: parent.Image, Shape: parent.Shape, Network: parent.Network, Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
+	spec := Spec{Image: parent.Image, Shape: parent.Shape, Network: parent.Network,
+		Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
 		From: filepath.Join(dir, "vm"), Root: parent.Root, Parent: id, Holds: parent.Secrets}
 	if err := s.snapshot(ctx, id, spec.From, f.Secrets); err != nil {
 		return nil, err
@@ -71,7 +76,8 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork, ready 
 	return s.clones(ctx, spec, f, ready)
 }
 
-func (s *Store) snapshot(ctx context.Context, id turnstone.SandboxID, dir string, secrets bool) error {
+func (s *Store) snapshot(ctx context.Context, id turnstone.SandboxID, dir string,
+	secrets bool) error {
 	c, err := s.Control(ctx, id)
 	if err != nil {
 		return err
@@ -160,7 +166,9 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 		}
 		return nil, canceled(ctx, "sandbox.fork")
 	case len(errs) > 0:
-		return all, forkError(turnstone.KindOf(errs[0]), fmt.Sprintf("%d of %d clones failed", f.Count-len(all), f.Count), errs[0], turnstone.HintOf(errs[0]))
+		return all, forkError(turnstone.KindOf(errs[0]),
+			fmt.Sprintf("%d of %d clones failed", f.Count-len(all), f.Count), errs[0],
+			turnstone.HintOf(errs[0]))
 	}
 	return all, nil
 }

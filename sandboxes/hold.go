@@ -41,7 +41,8 @@ type Details struct {
 }
 
 // An Opener starts a sandbox's machine. progress is called for long operations.
-type Opener func(ctx context.Context, id turnstone.SandboxID, spec Spec, progress func(string)) (Machine, Details, error)
+type Opener func(ctx context.Context, id turnstone.SandboxID, spec Spec,
+	progress func(string)) (Machine, Details, error)
 
 // maxSpec bounds the holder's input in bytes.
 const maxSpec = 16 << 20
@@ -49,7 +50,8 @@ const maxSpec = 16 << 20
 // Hold is the main function of a holder: it creates the sandbox id, whose folder Create has made,
 // and keeps it until ctx ends, its time is up or its machine dies. It reads the spec from in and
 // writes reports to out; it closes both.
-func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser, out io.WriteCloser, log *slog.Logger) error {
+func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser,
+	out io.WriteCloser, log *slog.Logger) error {
 	tell := reporter{out}
 	h := &holder{store: s, id: id, log: log, forwards: make(chan struct{}, maxForwarded)}
 	err := h.create(ctx, open, in, tell)
@@ -178,7 +180,8 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	now := time.Now().UTC()
-	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(), State: StateCreating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
+	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(),
+		State: StateCreating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
 	h.ttl = spec.TTL
 	if err := writeInfo(fresh, h.info); err != nil {

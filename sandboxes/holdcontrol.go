@@ -33,7 +33,8 @@ func (h *holder) status() Status {
 
 // control executes a request. The answer in a has a status and may have a descriptor. Calls are
 // sequential.
-func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer) (*os.File, error) {
+func (h *holder) control(ctx context.Context, q controlRequest,
+	a *controlAnswer) (*os.File, error) {
 	switch q.Op {
 	case opNetwork:
 		return nil, h.facts(ctx, a)
@@ -42,7 +43,8 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 	}
 	m, ok := h.machine.(Controlled)
 	if !ok {
-		return nil, turnstone.Errorf("sandbox.control", turnstone.KindUnavailable, "sandbox "+string(h.id),
+		return nil, turnstone.Errorf("sandbox.control", turnstone.KindUnavailable,
+			"sandbox "+string(h.id),
 			"its machine does not support pausing or snapshots")
 	}
 	switch q.Op {
@@ -61,7 +63,8 @@ func (h *holder) control(ctx context.Context, q controlRequest, a *controlAnswer
 			return err
 		})
 	}
-	return nil, turnstone.Errorf("sandbox.control", turnstone.KindInvalid, fmt.Sprintf("%.40q", q.Op),
+	return nil, turnstone.Errorf("sandbox.control", turnstone.KindInvalid,
+		fmt.Sprintf("%.40q", q.Op),
 		"unknown request")
 }
 
@@ -109,7 +112,8 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 		if secrets == 1 {
 			held = "a secret"
 		}
-		return fail(turnstone.KindInvalid, fmt.Errorf("it holds %s, and a copy of it would too", held), "copy secrets explicitly with --with-secrets")
+		return fail(turnstone.KindInvalid, fmt.Errorf("it holds %s, and a copy of it would too",
+			held), "copy secrets explicitly with --with-secrets")
 	}
 	h.still.Lock()
 	defer h.still.Unlock()

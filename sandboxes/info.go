@@ -134,7 +134,8 @@ var (
 func CheckName(name string) error {
 	e := turnstone.NewError("sandbox.name", turnstone.KindInvalid, fmt.Sprintf("name %.80q", name),
 		nil).
-		WithHint("use at most 63 letters, digits, '.', '_' and '-', and begin with a letter or digit")
+		WithHint("use at most 63 letters, digits, '.', '_' and '-', and begin with a letter or " +
+			"digit")
 	switch {
 	case !nameForm.MatchString(name):
 		e.Err = errors.New("cannot be the name of a sandbox")

@@ -46,7 +46,8 @@ func (c *Control) Network(ctx context.Context) (network.Facts, error) {
 
 // DialGuest opens a connection to a TCP port of a running sandbox. The error is of kind Unavailable
 // if no process listens there or the sandbox has no network.
-func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint16) (net.Conn, error) {
+func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID,
+	port uint16) (net.Conn, error) {
 	c, err := s.Control(ctx, id)
 	if err != nil {
 		return nil, err
@@ -68,7 +69,8 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID, port uint
 // Expose forwards the connections of l to a TCP port of a sandbox, until ctx or the sandbox ends,
 // and closes l. failed is called from any goroutine for each connection that could not be
 // forwarded; it may be nil.
-func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16, l net.Listener, failed func(error)) error {
+func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16, l net.Listener,
+	failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
@@ -107,7 +109,8 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 }
 
 // untilEnd polls whether the sandbox still runs, and returns when it has ended.
-func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended context.CancelCauseFunc) {
+func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID,
+	ended context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -134,7 +137,8 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID, ended cont
 func (h *holder) networked() (Networked, error) {
 	m, ok := h.machine.(Networked)
 	if !ok {
-		return nil, turnstone.Errorf("sandbox.network", turnstone.KindUnavailable, "sandbox "+string(h.id),
+		return nil, turnstone.Errorf("sandbox.network", turnstone.KindUnavailable,
+			"sandbox "+string(h.id),
 			"it has no network")
 	}
 	return m, nil
@@ -148,7 +152,8 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 	}
 	f, ok := m.TakeNetwork(ctx)
 	if !ok {
-		return turnstone.Errorf("sandbox.network", turnstone.KindUnavailable, "sandbox "+string(h.id),
+		return turnstone.Errorf("sandbox.network", turnstone.KindUnavailable,
+			"sandbox "+string(h.id),
 			"it has no network")
 	}
 	for n := len(f.Refused); ; n /= 2 {
@@ -173,7 +178,8 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	select {
 	case h.forwards <- struct{}{}:
 	default:
-		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindExhausted, "sandbox "+string(h.id),
+		return nil, turnstone.Errorf("sandbox.dial", turnstone.KindExhausted,
+			"sandbox "+string(h.id),
 			"too many connections to the sandbox's ports")
 	}
 	free := func() { <-h.forwards }

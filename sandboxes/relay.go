@@ -38,7 +38,8 @@ type relay struct {
 	open  map[*net.UnixConn]struct{} // nil once the relay is closed
 }
 
-func newRelay(l *net.UnixListener, connect func() (wire.LinkStream, error), log *slog.Logger) *relay {
+func newRelay(l *net.UnixListener, connect func() (wire.LinkStream, error),
+	log *slog.Logger) *relay {
 	r := &relay{listener: l, connect: connect, log: log, slots: make(chan struct{}, maxClients),
 		open: make(map[*net.UnixConn]struct{})}
 	r.wg.Go(r.accept)
@@ -145,6 +146,7 @@ func (r *relay) serve(c *net.UnixConn) {
 
 // transfer is io.Copy with its own buffer, which neither side replaces.
 func transfer(dst io.Writer, src io.Reader) error {
-	_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, relayBuffer))
+	_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src},
+		make([]byte, relayBuffer))
 	return err
 }

@@ -31,7 +31,8 @@ func TestManyClients(t *testing.T) {
 	}
 	_, _, err = wire.NewFrames(conn, false).Next(nil)
 	var closed *wire.ClosedError
-	if !errors.As(err, &closed) || closed.Code != 1013 || !strings.Contains(closed.Reason, "limit of connections") {
+	if !errors.As(err, &closed) || closed.Code != 1013 ||
+		!strings.Contains(closed.Reason, "limit of connections") {
 		t.Errorf("%v", err)
 	}
 	_ = conn.Close()
@@ -70,7 +71,8 @@ func TestLongPath(t *testing.T) {
 // TestSweep: the next creation removes the remains of killed creations.
 func TestSweep(t *testing.T) {
 	s := newStore(t)
-	for _, name := range []string{".new-sb_000000000000000000", ".new-sb_000000000000000001", ".gone-sb_000000000000000002"} {
+	for _, name := range []string{".new-sb_000000000000000000", ".new-sb_000000000000000001",
+		".gone-sb_000000000000000002"} {
 		dir := filepath.Join(s.Dir(), name)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -84,7 +86,8 @@ func TestSweep(t *testing.T) {
 	}
 	i := create(t, s, spec("fine"))
 	entries, err := os.ReadDir(s.Dir())
-	if err != nil || len(entries) != 2 || entries[0].Name() != ".new-sb_000000000000000001" || entries[1].Name() != string(i.ID) {
+	if err != nil || len(entries) != 2 || entries[0].Name() != ".new-sb_000000000000000001" ||
+		entries[1].Name() != string(i.ID) {
 		t.Errorf("%v, %v", entries, err)
 	}
 }
@@ -93,7 +96,8 @@ func TestSweep(t *testing.T) {
 func TestPrivate(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("fine"))
-	for name, want := range map[string]os.FileMode{"": 0o700 | os.ModeDir, "state.json": 0o600, "lock": 0o600, "log": 0o600, "wire.sock": 0o600 | os.ModeSocket} {
+	for name, want := range map[string]os.FileMode{"": 0o700 | os.ModeDir, "state.json": 0o600,
+		"lock": 0o600, "log": 0o600, "wire.sock": 0o600 | os.ModeSocket} {
 		st, err := os.Stat(filepath.Join(s.Dir(), string(i.ID), name))
 		if err != nil || st.Mode() != want {
 			t.Errorf("%s: %v, %v", name, st.Mode(), err)

@@ -35,11 +35,14 @@ const (
 
 // transitions are all transitions.
 var transitions = map[State]map[Event]State{
-	StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped, HolderDied: StateFailed},
-	StateReady:    {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
-	StateRunning:  {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
-	StateStopped:  {},
-	StateFailed:   {},
+	StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped,
+		HolderDied: StateFailed},
+	StateReady: {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped,
+		MachineDied: StateFailed, HolderDied: StateFailed},
+	StateRunning: {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed,
+		HolderDied: StateFailed},
+	StateStopped: {},
+	StateFailed:  {},
 }
 
 // After returns the state that follows s after e; the error is of kind Internal if e is not

@@ -10,11 +10,15 @@ import (
 // TestTransitions checks every state against every event.
 func TestTransitions(t *testing.T) {
 	states := []State{StateCreating, StateReady, StateRunning, StateStopped, StateFailed}
-	events := []Event{Configured, Used, StopRequested, TimeUp, CreateFailed, MachineDied, HolderDied}
+	events := []Event{Configured, Used, StopRequested, TimeUp, CreateFailed,
+		MachineDied, HolderDied}
 	want := map[State]map[Event]State{
-		StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped, HolderDied: StateFailed},
-		StateReady:    {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
-		StateRunning:  {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed, HolderDied: StateFailed},
+		StateCreating: {Configured: StateReady, CreateFailed: StateFailed,
+			StopRequested: StateStopped, HolderDied: StateFailed},
+		StateReady: {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped,
+			MachineDied: StateFailed, HolderDied: StateFailed},
+		StateRunning: {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed,
+			HolderDied: StateFailed},
 	}
 	for _, s := range states {
 		for _, e := range events {
@@ -24,7 +28,8 @@ func TestTransitions(t *testing.T) {
 			switch {
 			case allowed && (err != nil || i.State != next):
 				t.Errorf("%s, %s: %s, %v", s, e, i.State, err)
-			case !allowed && (turnstone.KindOf(err) != turnstone.KindInternal || err == nil || i.State != s || i.Reason != ""):
+			case !allowed && (turnstone.KindOf(err) != turnstone.KindInternal || err == nil ||
+				i.State != s || i.Reason != ""):
 				t.Errorf("%s, %s: %s, %v: want a refusal", s, e, i.State, err)
 			case allowed && (i.Reason == "why") != next.Final():
 				t.Errorf("%s, %s: reason %q", s, e, i.Reason)
@@ -73,11 +78,13 @@ func TestProcess(t *testing.T) {
 }
 
 func TestParseStat(t *testing.T) {
-	got, err := parseStat([]byte("42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2 3\n"))
+	got, err := parseStat(
+		[]byte("42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2 3\n"))
 	if err != nil || got != 98765 {
 		t.Errorf("%d, %v", got, err)
 	}
-	for _, bad := range []string{"", "42", "42 (a) S 1", "42 (a) Z 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2 3"} {
+	for _, bad := range []string{"", "42", "42 (a) S 1",
+		"42 (a) Z 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1 2 3"} {
 		if _, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q: no error", bad)
 		}

@@ -105,7 +105,8 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 			return Info{}, notFound(string(id))
 		}
 		if err != nil {
-			return Info{}, turnstone.NewError("sandbox.read", turnstone.KindIntegrity, string(id)+": state.json",
+			return Info{}, turnstone.NewError("sandbox.read", turnstone.KindIntegrity,
+				string(id)+": state.json",
 				err).WithHint(fmt.Sprintf("remove the sandbox with turn sandbox rm %s", id))
 		}
 		if i.State.Final() {
@@ -141,7 +142,8 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if err != nil || i.State.Final() {
 		return &i, err
 	}
-	if err := i.apply(HolderDied, "its holder process was killed, or the computer was restarted"); err != nil {
+	err = i.apply(HolderDied, "its holder process was killed, or the computer was restarted")
+	if err != nil {
 		return nil, err
 	}
 	_ = os.Remove(filepath.Join(dir, socketFile))
@@ -195,7 +197,8 @@ func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, err
 }
 
 // dial connects to one of a sandbox's sockets.
-func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string) (*net.UnixConn, error) {
+func (s *Store) dial(ctx context.Context, id turnstone.SandboxID,
+	socket string) (*net.UnixConn, error) {
 	i, err := s.Get(id)
 	if err != nil {
 		return nil, err
@@ -206,7 +209,8 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	e := turnstone.NewError("sandbox.dial", turnstone.KindDead, "sandbox "+i.Title(), nil)
 	switch i.State {
 	case StateCreating:
-		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"), "try again in a few seconds"
+		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, errors.New("it is still being created"),
+			"try again in a few seconds"
 		return nil, e
 	case StateStopped, StateFailed:
 		e.Err = fmt.Errorf("it is %s", i.State)
@@ -227,7 +231,8 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID, socket string)
 	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
 		return s.dial(ctx, id, socket)
 	}
-	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err, "its holder does not answer; see its log "+filepath.Join(s.path(id), logFile)
+	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err,
+		"its holder does not answer; see its log "+filepath.Join(s.path(id), logFile)
 	return nil, e
 }
 
@@ -279,7 +284,8 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Loc
 		return lock, errors.Join(waitErr, err)
 	}
 	if err != nil { // so the holder is unknown
-		return nil, stopError(id, errors.New("its state.json is damaged, and a process holds it"), "end the process that holds it: fuser "+filepath.Join(s.path(id), lockFile))
+		return nil, stopError(id, errors.New("its state.json is damaged, and a process holds it"),
+			"end the process that holds it: fuser "+filepath.Join(s.path(id), lockFile))
 	}
 	if err := i.Holder.signal(syscall.SIGKILL); err != nil {
 		return nil, stopError(id, err, "")
@@ -335,7 +341,8 @@ func logTail(dir string, max int64) string {
 }
 
 func notFound(ref string) error {
-	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound, fmt.Sprintf("sandbox %.80s", ref),
+	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound,
+		fmt.Sprintf("sandbox %.80s", ref),
 		"no such sandbox").WithHint("turn sandbox ls lists the sandboxes")
 }
 

@@ -41,14 +41,18 @@ func holderMain() int {
 	defer stop()
 	s := sandboxes.NewStore(&statedir.Dir{Root: os.Args[2]})
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := s.Hold(ctx, turnstone.SandboxID(os.Args[3]), openFake, os.Stdin, os.NewFile(3, "reports"), log); err != nil {
+	err := s.Hold(ctx, turnstone.SandboxID(os.Args[3]), openFake, os.Stdin,
+		os.NewFile(3, "reports"), log)
+	if err != nil {
 		return 1
 	}
 	return 0
 }
 
-func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-	details := sandboxes.Details{Substrate: "fake", Isolation: "none", Template: turnstone.DigestBytes(nil)}
+func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
+	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	details := sandboxes.Details{Substrate: "fake", Isolation: "none",
+		Template: turnstone.DigestBytes(nil)}
 	m, err := sandboxtest.New(sandboxtest.Serve(agent()))
 	if err != nil {
 		return nil, details, err
@@ -115,10 +119,13 @@ type processes struct {
 }
 
 // Start runs nothing: it copies its input to its output.
-func (p processes) Start(ctx context.Context, c *wire.Conn, q *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
+func (p processes) Start(ctx context.Context, c *wire.Conn,
+	q *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
 	p.a.mu.Lock()
 	for _, t := range p.a.tracing {
-		_ = t.EmitTraceEntry(ctx, &wire.TraceEntryEvent{Entry: wire.TraceEntry{Sequence: 1, Time: time.Now().Format(time.RFC3339Nano), Method: wire.MethodProcessStart}})
+		_ = t.EmitTraceEntry(ctx,
+			&wire.TraceEntryEvent{Entry: wire.TraceEntry{Sequence: 1,
+				Time: time.Now().Format(time.RFC3339Nano), Method: wire.MethodProcessStart}})
 	}
 	p.a.mu.Unlock()
 	out, err := c.Sender(q.StdoutStream)
@@ -140,7 +147,8 @@ func (p processes) Start(ctx context.Context, c *wire.Conn, q *wire.ProcessStart
 		c.Go(func() {
 			n, _ := io.Copy(out, in)
 			_ = out.Close()
-			_ = c.EmitProcessExited(c.Context(), &wire.ProcessExitedEvent{ProcessID: q.ProcessID, StdoutEnd: n})
+			_ = c.EmitProcessExited(c.Context(),
+				&wire.ProcessExitedEvent{ProcessID: q.ProcessID, StdoutEnd: n})
 		})
 	})
 	return &wire.ProcessStartResult{ProcessID: q.ProcessID, PID: 1}, nil
@@ -186,7 +194,9 @@ func use(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, text string) 
 	c := wire.NewClient(conn)
 	defer func() { _ = c.Close() }()
 	var out bytes.Buffer
-	if _, err := c.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"echo"}}, wire.Stdio{In: strings.NewReader(text), Out: &out}); err != nil {
+	_, err = c.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"echo"}},
+		wire.Stdio{In: strings.NewReader(text), Out: &out})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != text {
@@ -195,10 +205,12 @@ func use(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, text string) 
 }
 
 // await waits until the sandbox is in the state.
-func await(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, want sandboxes.State) sandboxes.Info {
+func await(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID,
+	want sandboxes.State) sandboxes.Info {
 	t.Helper()
 	var i sandboxes.Info
-	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(
+		10 * time.Millisecond) {
 		var err error
 		if i, err = s.Get(id); err != nil {
 			t.Fatal(err)
@@ -234,7 +246,8 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i.State != sandboxes.StateReady || i.Substrate != "fake" || i.Expires == nil || i.Name != "mine" {
+	if i.State != sandboxes.StateReady || i.Substrate != "fake" || i.Expires == nil ||
+		i.Name != "mine" {
 		t.Errorf("%+v", i)
 	}
 	if want := []string{"making " + string(i.ID), "A=b,C=d"}; !slices.Equal(told, want) {
@@ -257,7 +270,8 @@ func TestLife(t *testing.T) {
 		t.Errorf("reason %q", got.Reason)
 	}
 	_, err = s.Dial(t.Context(), i.ID)
-	if turnstone.KindOf(err) != turnstone.KindDead || !strings.Contains(err.Error(), "it is stopped: on request") {
+	if turnstone.KindOf(err) != turnstone.KindDead ||
+		!strings.Contains(err.Error(), "it is stopped: on request") {
 		t.Errorf("dial: %v", err)
 	}
 	if err := s.Stop(t.Context(), i.ID); err != nil {
@@ -266,7 +280,8 @@ func TestLife(t *testing.T) {
 	if err := s.Remove(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Get(i.ID); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
+	if _, err := s.Get(i.ID); turnstone.KindOf(err) != turnstone.KindNotFound ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("get: %v", err)
 	}
 	if got := names(t, s); len(got) != 0 {
@@ -318,7 +333,8 @@ func TestHolderDies(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := await(t, s, i.ID, sandboxes.StateFailed); !strings.Contains(got.Reason, "was killed") {
+	if got := await(t, s, i.ID, sandboxes.StateFailed); !strings.Contains(got.Reason,
+		"was killed") {
 		t.Errorf("reason %q", got.Reason)
 	}
 	// The name is free again.
@@ -355,7 +371,8 @@ func TestCreateFails(t *testing.T) {
 	sp := spec("fine")
 	sp.Name = "n"
 	i := create(t, s, sp)
-	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), string(i.ID)) {
+	if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), string(i.ID)) {
 		t.Errorf("a name twice: %v", err)
 	}
 	for _, bad := range []func(*sandboxes.Spec){
@@ -365,7 +382,8 @@ func TestCreateFails(t *testing.T) {
 	} {
 		sp := spec("fine")
 		bad(&sp)
-		if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := s.Create(t.Context(), sp, nil); turnstone.KindOf(
+			err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", sp, err)
 		}
 	}
@@ -383,7 +401,8 @@ func TestCreateInterrupted(t *testing.T) {
 			s.KillAfter = 300 * time.Millisecond
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			_, err := s.Create(ctx, spec(image), func(string) { time.AfterFunc(50*time.Millisecond, cancel) })
+			_, err := s.Create(ctx, spec(image),
+				func(string) { time.AfterFunc(50*time.Millisecond, cancel) })
 			if turnstone.KindOf(err) != turnstone.KindCanceled {
 				t.Errorf("%v", err)
 			}
@@ -417,7 +436,8 @@ func TestDamaged(t *testing.T) {
 	if err := s.Stop(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(s.Dir(), string(i.ID), "state.json"), []byte("{"), 0o600); err != nil {
+	err := os.WriteFile(filepath.Join(s.Dir(), string(i.ID), "state.json"), []byte("{"), 0o600)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if got := names(t, s); !slices.Equal(got, []string{" failed"}) {

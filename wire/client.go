@@ -48,7 +48,8 @@ func NewClient(stream io.ReadWriteCloser) *Client {
 
 // event runs in the reading goroutine.
 func (c *Client) event(e Event) {
-	if e.Method != EventProcessExited && e.Method != EventShellFinished && e.Method != EventShellCommands {
+	if e.Method != EventProcessExited && e.Method != EventShellFinished &&
+		e.Method != EventShellCommands {
 		return
 	}
 	var of struct {
@@ -83,14 +84,16 @@ func (c *Client) event(e Event) {
 	}
 	switch {
 	case r == nil && !known:
-		c.end(protocolError("an event %s of a process that this connection did not start", e.Method))
+		c.end(protocolError("an event %s of a process that this connection did not start",
+			e.Method))
 	case !once:
 		c.end(protocolError("a second event %s of one process", e.Method))
 	}
 }
 
 // ProcessAttach sends Process.attach, whose events then arrive.
-func (c *Client) ProcessAttach(ctx context.Context, p *ProcessAttachParams) (*ProcessAttachResult, error) {
+func (c *Client) ProcessAttach(ctx context.Context,
+	p *ProcessAttachParams) (*ProcessAttachResult, error) {
 	c.mu.Lock()
 	c.known[p.ProcessID] = true
 	c.mu.Unlock()
@@ -157,7 +160,8 @@ const maxInline = 1 << 20
 // Execute kills the step's process tree and still waits for the end, so that the output until then
 // is complete; the caller bounds this wait by closing the client. Execute then returns ctx's cause
 // together with the result. A writer that fails also ends the step. script may hold any bytes.
-func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio, records func([]ShellRecord)) (*StepEnd, error) {
+func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script string, io Stdio,
+	records func([]ShellRecord)) (*StepEnd, error) {
 	if p.ProcessID == "" {
 		p.ProcessID = processID()
 	}
@@ -171,7 +175,8 @@ func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script strin
 		p.ScriptStream = c.NewStream()
 		io.In = strings.NewReader(script)
 	}
-	r := run{c: c, id: p.ProcessID, stdio: io, in: p.ScriptStream, out: p.StdoutStream, err: p.StderrStream, records: records}
+	r := run{c: c, id: p.ProcessID, stdio: io, in: p.ScriptStream, out: p.StdoutStream,
+		err: p.StderrStream, records: records}
 	end := new(StepEnd)
 	ended, err := r.do(ctx, func(ctx context.Context) error {
 		res, err := c.ShellExecute(ctx, &p)
@@ -188,7 +193,8 @@ func (c *Client) Execute(ctx context.Context, p ShellExecuteParams, script strin
 
 // Start runs a process and copies its output while it runs, as Execute does. Standard input is
 // /dev/null if io.In is nil.
-func (c *Client) Start(ctx context.Context, p ProcessStartParams, io Stdio) (*ProcessExitedEvent, error) {
+func (c *Client) Start(ctx context.Context, p ProcessStartParams,
+	io Stdio) (*ProcessExitedEvent, error) {
 	if p.ProcessID == "" {
 		p.ProcessID = processID()
 	}
@@ -196,7 +202,8 @@ func (c *Client) Start(ctx context.Context, p ProcessStartParams, io Stdio) (*Pr
 	if io.In != nil {
 		p.StdinStream = c.NewStream()
 	}
-	r := run{c: c, id: p.ProcessID, stdio: io, in: p.StdinStream, out: p.StdoutStream, err: p.StderrStream}
+	r := run{c: c, id: p.ProcessID, stdio: io, in: p.StdinStream, out: p.StdoutStream,
+		err: p.StderrStream}
 	ended, err := r.do(ctx, func(ctx context.Context) error {
 		_, err := c.ProcessStart(ctx, &p)
 		return err
@@ -278,7 +285,8 @@ func (r *run) do(ctx context.Context, start func(context.Context) error) (ended 
 		return nil, err
 	}
 	stopKill := context.AfterFunc(ctx, func() {
-		_ = c.ProcessSignal(context.WithoutCancel(ctx), &ProcessSignalParams{ProcessID: r.id, Signal: "KILL"})
+		_ = c.ProcessSignal(context.WithoutCancel(ctx),
+			&ProcessSignalParams{ProcessID: r.id, Signal: "KILL"})
 	})
 	select {
 	case ended = <-this.ended:
@@ -407,5 +415,6 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 		return nil
 	}
 	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, path,
-		"the archive is truncated").WithHint("the file may have changed while it was read; try again")
+		"the archive is truncated").WithHint(
+		"the file may have changed while it was read; try again")
 }

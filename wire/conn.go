@@ -134,8 +134,10 @@ func NewConn(stream io.ReadWriteCloser, opt Options) *Conn {
 func newConn(stream io.ReadWriteCloser, opt Options) *Conn {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	return &Conn{opt: opt, frames: NewFrames(stream, opt.Masked), ctx: ctx, cancel: cancel,
-		slots: make(chan struct{}, maxCalls), done: make(chan struct{}), calls: make(map[int64]chan *Message),
-		recv: make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry), lanes: make(map[string]chan struct{}), refused: make(map[StreamID]bool)}
+		slots: make(chan struct{}, maxCalls), done: make(chan struct{}),
+		calls: make(map[int64]chan *Message),
+		recv:  make(map[StreamID]*recvEntry), send: make(map[StreamID]*sendEntry),
+		lanes: make(map[string]chan struct{}), refused: make(map[StreamID]bool)}
 }
 
 // Done is closed when the connection has ended.
@@ -165,7 +167,8 @@ func (c *Conn) Err() error {
 // hungUp reports whether the other side closed the connection. The error depends on the kind of
 // connection and on whether a write was in progress.
 func hungUp(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET} {
+	for _, end := range []error{io.EOF, io.ErrClosedPipe, os.ErrClosed, net.ErrClosed,
+		syscall.EPIPE, syscall.ECONNRESET} {
 		if errors.Is(err, end) {
 			return true
 		}
@@ -220,7 +223,8 @@ func (c *Conn) dead(op turnstone.Op) error {
 	var closed *ClosedError
 	switch {
 	case errors.As(c.err, &broken):
-		te.Kind, te.Subject, te.Hint = turnstone.KindIntegrity, "the sandbox broke its channel", brokenHint
+		te.Kind, te.Subject, te.Hint = turnstone.KindIntegrity,
+			"the sandbox broke its channel", brokenHint
 	case errors.As(c.err, &closed) && closed.Code > 1001:
 		te.Kind, te.Subject, te.Hint = turnstone.KindInvalid, "connection", ""
 	}
@@ -414,7 +418,8 @@ func (c *Conn) decodeAnswer(m *Message, method string, result any) error {
 
 // malformed returns the error for an answer or event that no agent sends.
 func malformed(method string, err error) error {
-	return turnstone.Errorf(turnstone.Op(method), turnstone.KindIntegrity, "the sandbox broke its channel",
+	return turnstone.Errorf(turnstone.Op(method), turnstone.KindIntegrity,
+		"the sandbox broke its channel",
 		"malformed: %s", clip(err.Error(), 200)).WithHint(brokenHint)
 }
 

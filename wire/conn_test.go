@@ -92,7 +92,8 @@ func TestCall(t *testing.T) {
 	for range 50 {
 		wg.Go(func() {
 			var res struct{ Text string }
-			if err := c.Call(ctxFor(t), "Test.echo", &echoParams{Text: "hällo"}, &res); err != nil || res.Text != "hällo" {
+			err := c.Call(ctxFor(t), "Test.echo", &echoParams{Text: "hällo"}, &res)
+			if err != nil || res.Text != "hällo" {
 				t.Error(res, err)
 			}
 		})
@@ -104,7 +105,8 @@ func TestErrorsCross(t *testing.T) {
 	c, _ := pair(t, nil, nil)
 	err := c.Call(ctxFor(t), "Test.fail", nil, nil)
 	var te *turnstone.Error
-	if !errors.As(err, &te) || te.Kind != turnstone.KindNotFound || te.Op != "test.fail" || te.Subject != "it" || te.Hint != "look elsewhere" || te.Error() != "it: gone" {
+	if !errors.As(err, &te) || te.Kind != turnstone.KindNotFound || te.Op != "test.fail" ||
+		te.Subject != "it" || te.Hint != "look elsewhere" || te.Error() != "it: gone" {
 		t.Errorf("%#v", err)
 	}
 	for _, tt := range []struct {
@@ -155,23 +157,25 @@ func TestStreams(t *testing.T) {
 // more than the window.
 func TestSlowReaderStarvesNobody(t *testing.T) {
 	stuck := make(chan uint64, 1)
-	c, server := pair(t, map[string]entry{"Test.flood": {func() any { return new(echoParams) }, func(ctx context.Context, c *Conn, p any) (any, error) {
-		s, err := c.Sender(p.(*echoParams).Out)
-		if err != nil {
-			return nil, err
-		}
-		c.Go(func() {
-			buf := make([]byte, 100_000)
-			for {
-				if _, err := s.Write(buf); err != nil {
-					stuck <- s.sent
-					s.Abort(nil)
-					return
+	c, server := pair(t,
+		map[string]entry{"Test.flood": {func() any { return new(echoParams) },
+			func(ctx context.Context, c *Conn, p any) (any, error) {
+				s, err := c.Sender(p.(*echoParams).Out)
+				if err != nil {
+					return nil, err
 				}
-			}
-		})
-		return nil, nil
-	}}}, nil)
+				c.Go(func() {
+					buf := make([]byte, 100_000)
+					for {
+						if _, err := s.Write(buf); err != nil {
+							stuck <- s.sent
+							s.Abort(nil)
+							return
+						}
+					}
+				})
+				return nil, nil
+			}}}, nil)
 	out := c.NewStream()
 	flood, _ := c.Receiver(out)
 	if err := c.Call(ctxFor(t), "Test.flood", &echoParams{Out: out}, nil); err != nil {
@@ -236,10 +240,11 @@ func TestFailedCommandsStreams(t *testing.T) {
 
 func TestEventsFollowTheirAnswer(t *testing.T) {
 	events := make(chan string, 10)
-	c, _ := pair(t, map[string]entry{"Test.start": {func() any { return new(echoParams) }, func(ctx context.Context, c *Conn, _ any) (any, error) {
-		AfterReply(ctx, func() { _ = c.Emit(ctx, "Test.happened", map[string]int{"n": 1}) })
-		return nil, nil
-	}}}, func(e Event) { events <- e.Method + string(e.Params) })
+	c, _ := pair(t, map[string]entry{"Test.start": {func() any { return new(echoParams) },
+		func(ctx context.Context, c *Conn, _ any) (any, error) {
+			AfterReply(ctx, func() { _ = c.Emit(ctx, "Test.happened", map[string]int{"n": 1}) })
+			return nil, nil
+		}}}, func(e Event) { events <- e.Method + string(e.Params) })
 	if err := c.Call(ctxFor(t), "Test.start", nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -252,10 +257,11 @@ func TestEventsFollowTheirAnswer(t *testing.T) {
 func raw(t *testing.T) (net.Conn, *Conn) {
 	t.Helper()
 	d := NewDispatcher()
-	d.handle("Test.copy", entry{func() any { return new(echoParams) }, func(ctx context.Context, c *Conn, p any) (any, error) {
-		<-ctx.Done()
-		return nil, nil
-	}})
+	d.handle("Test.copy", entry{func() any { return new(echoParams) },
+		func(ctx context.Context, c *Conn, p any) (any, error) {
+			<-ctx.Done()
+			return nil, nil
+		}})
 	a, b := net.Pipe()
 	server := NewConn(b, Options{Dispatcher: d})
 	t.Cleanup(func() {
@@ -274,34 +280,49 @@ func frameBytes(op ws.OpCode, fin bool, payload []byte) []byte {
 }
 
 func chunk(kind byte, stream StreamID, offset uint64, data string) []byte {
-	return frameBytes(ws.OpBinary, true, append(Frame{Kind: kind, Stream: stream, Offset: offset}.Head(), data...))
+	return frameBytes(ws.OpBinary, true,
+		append(Frame{Kind: kind, Stream: stream, Offset: offset}.Head(), data...))
 }
 
 func TestGarbageIsCutOffWithAReason(t *testing.T) {
-	open := string(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
+	open := string(frameBytes(ws.OpText, true,
+		[]byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
 	huge := binary.BigEndian.AppendUint64([]byte{0x81, 127}, 1<<40)
 	for name, tt := range map[string]struct{ send, want string }{
-		"no JSON":             {string(frameBytes(ws.OpText, true, []byte("hello"))), "not a JSON object"},
-		"not an object":       {string(frameBytes(ws.OpText, true, []byte("[1]"))), "not a JSON object"},
-		"neither id nor name": {string(frameBytes(ws.OpText, true, []byte("{}"))), "neither id nor method"},
-		"fractional id":       {string(frameBytes(ws.OpText, true, []byte(`{"id":1.5,"method":"x"}`))), "not a JSON object"},
-		"deep":                {string(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"x","params":`+strings.Repeat("[", 1000)+strings.Repeat("]", 1000)+"}"))), "nested deeper"},
-		"huge":                {string(huge), "longer than"},
-		"huge in parts":       {string(frameBytes(ws.OpBinary, false, make([]byte, 60_000))) + string(frameBytes(ws.OpContinuation, true, make([]byte, 60_000))), "longer than"},
-		"extension":           {"\xc1\x00", "extension"},
-		"opcode":              {"\x83\x00", "opcode"},
-		"stray continuation":  {"\x80\x00", "continuation frame without a message"},
-		"message in message":  {string(frameBytes(ws.OpText, false, []byte("{"))) + string(frameBytes(ws.OpText, true, []byte("{"))), "inside another"},
-		"long ping":           {string(frameBytes(ws.OpPing, true, make([]byte, 126))), "control frame"},
-		"short chunk":         {string(frameBytes(ws.OpBinary, true, make([]byte, 5))), "shorter"},
-		"unknown kind":        {string(chunk(9, 9, 0, "")), "unknown kind"},
-		"stream zero":         {string(chunk(frameData, 0, 0, "")), "no stream"},
-		"out of order":        {open + string(chunk(frameData, 7, 5, "x")), "continues at byte 5, not 0"},
-		"repeated":            {open + string(chunk(frameData, 7, 0, "xy")) + string(chunk(frameData, 7, 1, "y")), "continues at byte 1, not 2"},
-		"early end":           {open + string(chunk(frameEnd, 7, 5, "")), "ends at byte 5, not 0"},
-		"credit with data":    {open + string(chunk(frameCredit, 7, 5, "x")), "carries data"},
-		"another session":     {string(frameBytes(ws.OpBinary, true, Frame{Channel: 3, Stream: 1}.Head())), "session 3"},
-		"answer to nothing":   {string(frameBytes(ws.OpText, true, []byte(`{"id":5}`))), "exactly one"},
+		"no JSON": {string(frameBytes(ws.OpText, true, []byte("hello"))),
+			"not a JSON object"},
+		"not an object": {string(frameBytes(ws.OpText, true, []byte("[1]"))),
+			"not a JSON object"},
+		"neither id nor name": {string(frameBytes(ws.OpText, true, []byte("{}"))),
+			"neither id nor method"},
+		"fractional id": {string(frameBytes(ws.OpText, true,
+			[]byte(`{"id":1.5,"method":"x"}`))), "not a JSON object"},
+		"deep": {string(frameBytes(ws.OpText, true,
+			[]byte(`{"id":1,"method":"x","params":`+strings.Repeat("[", 1000)+
+				strings.Repeat("]", 1000)+"}"))), "nested deeper"},
+		"huge": {string(huge), "longer than"},
+		"huge in parts": {string(frameBytes(ws.OpBinary, false, make([]byte, 60_000))) +
+			string(frameBytes(ws.OpContinuation, true, make([]byte, 60_000))), "longer than"},
+		"extension":          {"\xc1\x00", "extension"},
+		"opcode":             {"\x83\x00", "opcode"},
+		"stray continuation": {"\x80\x00", "continuation frame without a message"},
+		"message in message": {string(frameBytes(ws.OpText, false, []byte("{"))) +
+			string(frameBytes(ws.OpText, true, []byte("{"))), "inside another"},
+		"long ping": {string(frameBytes(ws.OpPing, true, make([]byte, 126))),
+			"control frame"},
+		"short chunk":  {string(frameBytes(ws.OpBinary, true, make([]byte, 5))), "shorter"},
+		"unknown kind": {string(chunk(9, 9, 0, "")), "unknown kind"},
+		"stream zero":  {string(chunk(frameData, 0, 0, "")), "no stream"},
+		"out of order": {open + string(chunk(frameData, 7, 5, "x")),
+			"continues at byte 5, not 0"},
+		"repeated": {open + string(chunk(frameData, 7, 0, "xy")) +
+			string(chunk(frameData, 7, 1, "y")), "continues at byte 1, not 2"},
+		"early end":        {open + string(chunk(frameEnd, 7, 5, "")), "ends at byte 5, not 0"},
+		"credit with data": {open + string(chunk(frameCredit, 7, 5, "x")), "carries data"},
+		"another session": {string(frameBytes(ws.OpBinary, true,
+			Frame{Channel: 3, Stream: 1}.Head())), "session 3"},
+		"answer to nothing": {string(frameBytes(ws.OpText, true, []byte(`{"id":5}`))),
+			"exactly one"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, server := raw(t)
@@ -313,7 +334,8 @@ func TestGarbageIsCutOffWithAReason(t *testing.T) {
 				if err == nil {
 					continue
 				}
-				if !errors.As(err, &closed) || closed.Code < 1002 || !strings.Contains(closed.Reason, tt.want) {
+				if !errors.As(err, &closed) || closed.Code < 1002 ||
+					!strings.Contains(closed.Reason, tt.want) {
 					t.Errorf("%v", err)
 				}
 				break
@@ -329,9 +351,11 @@ func TestGarbageIsCutOffWithAReason(t *testing.T) {
 func TestMoreThanGranted(t *testing.T) {
 	a, server := raw(t)
 	go func() {
-		_, _ = a.Write(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
+		_, _ = a.Write(frameBytes(ws.OpText, true,
+			[]byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
 		for off := uint64(0); ; off += MaxChunk {
-			if _, err := a.Write(chunk(frameData, 7, off, strings.Repeat("x", MaxChunk))); err != nil {
+			_, err := a.Write(chunk(frameData, 7, off, strings.Repeat("x", MaxChunk)))
+			if err != nil {
 				return
 			}
 		}
@@ -365,7 +389,8 @@ func TestHostileAgent(t *testing.T) {
 			}()
 			var res struct{ Text string }
 			err := c.Call(ctxFor(t), "Test.echo", nil, &res)
-			if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "do not trust") {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+				!strings.Contains(turnstone.HintOf(err), "do not trust") {
 				t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 			}
 		})
@@ -373,10 +398,12 @@ func TestHostileAgent(t *testing.T) {
 }
 
 func TestEndOfConnection(t *testing.T) {
-	c, server := pair(t, map[string]entry{"Test.hang": {func() any { return new(echoParams) }, func(ctx context.Context, _ *Conn, _ any) (any, error) {
-		<-ctx.Done()
-		return nil, nil
-	}}}, nil)
+	c, server := pair(t,
+		map[string]entry{"Test.hang": {func() any { return new(echoParams) },
+			func(ctx context.Context, _ *Conn, _ any) (any, error) {
+				<-ctx.Done()
+				return nil, nil
+			}}}, nil)
 	r, _ := c.Receiver(c.NewStream())
 	failed := make(chan error, 2)
 	go func() { failed <- c.Call(ctxFor(t), "Test.hang", nil, nil) }()
@@ -391,7 +418,8 @@ func TestEndOfConnection(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); turnstone.KindOf(err) != turnstone.KindDead {
+	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); turnstone.KindOf(
+		err) != turnstone.KindDead {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -403,10 +431,11 @@ func TestEndOfConnection(t *testing.T) {
 }
 
 func TestTooManyCalls(t *testing.T) {
-	c, _ := pair(t, map[string]entry{"Test.hang": {func() any { return new(echoParams) }, func(ctx context.Context, _ *Conn, _ any) (any, error) {
-		<-ctx.Done()
-		return nil, nil
-	}}}, nil)
+	c, _ := pair(t, map[string]entry{"Test.hang": {func() any { return new(echoParams) },
+		func(ctx context.Context, _ *Conn, _ any) (any, error) {
+			<-ctx.Done()
+			return nil, nil
+		}}}, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -429,7 +458,8 @@ func TestTooManyCalls(t *testing.T) {
 func FuzzFrames(f *testing.F) {
 	f.Add(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.copy","params":{"in":7}}`)))
 	f.Add(chunk(frameData, 7, 0, "abc"))
-	f.Add(append(frameBytes(ws.OpText, false, []byte(`{"id":1,`)), frameBytes(ws.OpContinuation, true, []byte(`"method":"x"}`))...))
+	f.Add(append(frameBytes(ws.OpText, false, []byte(`{"id":1,`)),
+		frameBytes(ws.OpContinuation, true, []byte(`"method":"x"}`))...))
 	f.Add(frameBytes(ws.OpClose, true, []byte("\x03\xe8bye")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		fr := NewFrames(nopStream{bytes.NewReader(b)}, false)
@@ -445,7 +475,8 @@ func FuzzFrames(f *testing.F) {
 				if m, err := ParseMessage(p); err == nil && m.ID == nil && m.Method == "" {
 					t.Fatal("an empty message")
 				}
-			} else if fm, err := ParseFrame(p); err == nil && !bytes.Equal(append(fm.Head(), fm.Data...), p) {
+			} else if fm, err := ParseFrame(p); err == nil &&
+				!bytes.Equal(append(fm.Head(), fm.Data...), p) {
 				t.Fatal("a frame does not round trip")
 			}
 		}
@@ -465,16 +496,20 @@ func (nopStream) Close() error                { return nil }
 // For any input from one side, the other side's connection ends without a panic and leaves no
 // goroutine.
 func FuzzConn(f *testing.F) {
-	f.Add(append(frameBytes(ws.OpText, true, []byte(`{"id":1,"method":"Test.echo","params":{"in":7,"out":8}}`)), chunk(frameData, 7, 0, "abc")...), true)
-	f.Add(append(chunk(frameData, 1, 0, "abc"), frameBytes(ws.OpText, true, []byte(`{"id":1,"result":{}}`))...), false)
+	f.Add(append(frameBytes(ws.OpText, true,
+		[]byte(`{"id":1,"method":"Test.echo","params":{"in":7,"out":8}}`)),
+		chunk(frameData, 7, 0, "abc")...), true)
+	f.Add(append(chunk(frameData, 1, 0, "abc"),
+		frameBytes(ws.OpText, true, []byte(`{"id":1,"result":{}}`))...), false)
 	f.Fuzz(func(t *testing.T, b []byte, server bool) {
 		d := NewDispatcher()
-		d.handle("Test.echo", entry{func() any { return new(echoParams) }, func(_ context.Context, c *Conn, p any) (any, error) {
-			if r, err := c.Receiver(p.(*echoParams).In); err == nil {
-				_ = r.Close()
-			}
-			return nil, nil
-		}})
+		d.handle("Test.echo", entry{func() any { return new(echoParams) },
+			func(_ context.Context, c *Conn, p any) (any, error) {
+				if r, err := c.Receiver(p.(*echoParams).In); err == nil {
+					_ = r.Close()
+				}
+				return nil, nil
+			}})
 		opt := Options{Dispatcher: d}
 		if !server {
 			opt = Options{OnEvent: func(e Event) { _ = json.Valid(e.Params) }}
@@ -498,7 +533,8 @@ func FuzzConn(f *testing.F) {
 		var calls sync.WaitGroup
 		for range 3 {
 			calls.Go(func() {
-				_ = c.Call(context.Background(), "Test.echo", &echoParams{In: 2, Out: 1}, &struct{ Text string }{})
+				_ = c.Call(context.Background(), "Test.echo", &echoParams{In: 2, Out: 1},
+					&struct{ Text string }{})
 			})
 		}
 		calls.Go(func() { _, _ = s.Write(make([]byte, 3*streamWindow)); _ = s.Close() })
@@ -539,13 +575,17 @@ func TestOtherSideReadsNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	for range 3 {
-		if _, err := c.SandboxConfigure(ctx, &SandboxConfigureParams{Entropy: make([]byte, 3*linkWindow)}); turnstone.KindOf(err) != turnstone.KindTimeout {
+		_, err := c.SandboxConfigure(ctx,
+			&SandboxConfigureParams{Entropy: make([]byte, 3*linkWindow)})
+		if turnstone.KindOf(
+			err) != turnstone.KindTimeout {
 			t.Errorf("%v", err)
 		}
 	}
 	_ = c.Close() // without a reader
 	<-c.Done()
-	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(err) != turnstone.KindDead {
+	if _, err := c.SandboxGetVersion(context.Background()); turnstone.KindOf(
+		err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 	_ = link.Close()
@@ -553,14 +593,18 @@ func TestOtherSideReadsNothing(t *testing.T) {
 
 // A small message must not use much memory.
 func TestManyValues(t *testing.T) {
-	for _, list := range []string{strings.Repeat("{},", 1<<20), strings.Repeat("0,", 1<<20), strings.Repeat("[],", 1<<20)} {
-		_, err := ParseMessage([]byte(`{"method":"Shell.commands","params":{"processId":"p","records":[` + list + `{}]}}`))
+	for _, list := range []string{strings.Repeat("{},", 1<<20), strings.Repeat("0,", 1<<20),
+		strings.Repeat("[],", 1<<20)} {
+		_, err := ParseMessage(
+			[]byte(`{"method":"Shell.commands","params":{"processId":"p","records":[` +
+				list + `{}]}}`))
 		var broken *ProtocolError
 		if !errors.As(err, &broken) || !strings.Contains(broken.Reason, "values") {
 			t.Errorf("%.20s: %v", list, err)
 		}
 	}
-	if _, err := ParseMessage([]byte(`{"method":"a","params":"` + strings.Repeat("{,[", 1<<20) + `"}`)); err != nil {
+	if _, err := ParseMessage([]byte(`{"method":"a","params":"` + strings.Repeat("{,[", 1<<20) +
+		`"}`)); err != nil {
 		t.Error("what is quoted was counted:", err)
 	}
 }
@@ -576,7 +620,8 @@ func TestRefusedCommandsStream(t *testing.T) {
 			_, err := s.Write(make([]byte, 3*streamWindow))
 			wrote <- err
 		}()
-		if err := c.Call(ctxFor(t), "Test.nothing", &echoParams{In: id}, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
+		err := c.Call(ctxFor(t), "Test.nothing", &echoParams{In: id}, nil)
+		if turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Fatal(err)
 		}
 		if err := <-wrote; !errors.Is(err, ErrReset) {
@@ -593,7 +638,8 @@ func TestRefusedCommandsStream(t *testing.T) {
 func TestSmallFrames(t *testing.T) {
 	r := newReceiver(nil, 1)
 	for i := range uint64(100_000) {
-		if _, err := r.frame(Frame{Kind: frameData, Stream: 1, Offset: i, Data: []byte{byte(i)}}); err != nil {
+		_, err := r.frame(Frame{Kind: frameData, Stream: 1, Offset: i, Data: []byte{byte(i)}})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -614,10 +660,12 @@ func TestSmallFrames(t *testing.T) {
 
 // A message that the other side would reject is not sent.
 func TestTooManyValuesAreNotSent(t *testing.T) {
-	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) }, func(context.Context, *Conn, any) (any, error) {
-		return make([]int, 2*MaxValues), nil
-	}}}, nil)
-	if err := c.Call(ctxFor(t), "Test.many", nil, nil); err == nil || turnstone.KindOf(err) == turnstone.KindDead {
+	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) },
+		func(context.Context, *Conn, any) (any, error) {
+			return make([]int, 2*MaxValues), nil
+		}}}, nil)
+	if err := c.Call(ctxFor(t), "Test.many", nil, nil); err == nil ||
+		turnstone.KindOf(err) == turnstone.KindDead {
 		t.Error(err)
 	}
 	if err := c.Call(ctxFor(t), "Test.echo", nil, nil); err != nil {

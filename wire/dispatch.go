@@ -54,7 +54,8 @@ func (c *Conn) command(m *Message) {
 	}
 	d := c.opt.Dispatcher
 	if m.SessionID != "" {
-		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindNotFound, "session "+m.SessionID, nil).
+		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindNotFound,
+			"session "+m.SessionID, nil).
 			WithHint("attach with Target.attachToTarget on a server that has targets"), codeServer)
 		return
 	}
@@ -64,7 +65,8 @@ func (c *Conn) command(m *Message) {
 		e, known = d.entries[m.Method]
 	}
 	if !known {
-		fail(turnstone.Errorf(turnstone.Op(m.Method), turnstone.KindInvalid, m.Method, "no such command").
+		fail(turnstone.Errorf(turnstone.Op(m.Method), turnstone.KindInvalid, m.Method,
+			"no such command").
 			WithHint("docs/wire.md lists the commands"), codeMethodNotFound)
 		return
 	}
@@ -89,7 +91,8 @@ func (c *Conn) command(m *Message) {
 	case c.slots <- struct{}{}:
 	default:
 		release()
-		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindExhausted, "commands of this connection",
+		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindExhausted,
+			"commands of this connection",
 			nil).WithHint("wait for answers before sending more commands"), codeServer)
 		return
 	}

@@ -39,7 +39,8 @@ func encodeError(err error) *replyError {
 		re.Data = &errorData{Kind: string(turnstone.KindInternal)}
 		return re
 	}
-	re.Data = &errorData{Op: string(te.Op), Kind: string(te.Kind), Subject: te.Subject, Hint: turnstone.HintOf(err)}
+	re.Data = &errorData{Op: string(te.Op), Kind: string(te.Kind), Subject: te.Subject,
+		Hint: turnstone.HintOf(err)}
 	if te.Err != nil {
 		re.Data.Cause = te.Err.Error()
 	}
@@ -72,7 +73,8 @@ func (e *replyError) decode(method string) *turnstone.Error {
 
 func knownKind(s string) turnstone.Kind {
 	switch k := turnstone.Kind(s); k {
-	case turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted,
+	case turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable,
+		turnstone.KindExhausted,
 		turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead:
 		return k
 	}

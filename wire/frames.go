@@ -160,7 +160,8 @@ func (f *Frames) control(h ws.Header) error {
 	case ws.OpClose:
 		closed := &ClosedError{Code: int(ws.StatusNoStatusRcvd)}
 		if len(p) >= 2 {
-			closed.Code, closed.Reason = int(binary.BigEndian.Uint16(p)), clip(string(p[2:]), maxReason)
+			closed.Code, closed.Reason = int(binary.BigEndian.Uint16(p)),
+				clip(string(p[2:]), maxReason)
 		}
 		return closed
 	}
@@ -188,7 +189,9 @@ func (f *Frames) WriteText(p []byte) error {
 // WriteBinary writes a binary frame, given in parts.
 func (f *Frames) WriteBinary(parts ...[]byte) error { return f.write(ws.OpBinary, parts...) }
 
-func (f *Frames) write(op ws.OpCode, parts ...[]byte) error { return f.writeLast(nil, op, parts...) }
+func (f *Frames) write(op ws.OpCode, parts ...[]byte) error {
+	return f.writeLast(nil, op, parts...)
+}
 
 // writeLast writes a frame with a single Write, so that the stream below also uses a single frame.
 // If last is not nil, every later write fails with last.

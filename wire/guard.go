@@ -71,7 +71,8 @@ func (r *headReader) next(p []byte) (rest []byte, head *linkFrame) {
 	}
 	r.have = 0
 	h := &linkFrame{version: r.head[0], kind: r.head[1], flags: binary.BigEndian.Uint16(r.head[2:]),
-		stream: binary.BigEndian.Uint32(r.head[4:]), length: int64(binary.BigEndian.Uint32(r.head[8:]))}
+		stream: binary.BigEndian.Uint32(r.head[4:]),
+		length: int64(binary.BigEndian.Uint32(r.head[8:]))}
 	if h.kind == muxData {
 		r.body = h.length
 	}
@@ -252,7 +253,8 @@ func (g *linkGuard) Write(p []byte) (int, error) {
 			last = h
 		}
 	}
-	if g.held == nil && len(p) == muxHead && last != nil && last.kind == muxData && last.length > 0 && last.length <= joinLimit {
+	if g.held == nil && len(p) == muxHead && last != nil && last.kind == muxData &&
+		last.length > 0 && last.length <= joinLimit {
 		g.held = append(make([]byte, 0, muxHead+int(last.length)), p...)
 		return len(p), nil
 	}

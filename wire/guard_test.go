@@ -35,27 +35,35 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 		sends [][]byte
 		want  string
 	}{
-		"what a shell wrote":     {[][]byte{[]byte("\x00\x00\x00\x00garbage garbage")}, "was never opened"},
-		"text":                   {[][]byte{[]byte("hello, host, how are you?")}, "version"},
-		"the beginning of text":  {[][]byte{[]byte("x")}, "version is 120"},
-		"of an unknown type":     {[][]byte{{0, 9}}, "type is 9"},
-		"ping":                   {[][]byte{muxHeader(2, muxFlagSYN, 0, 1)}, "type is 2"},
-		"pong":                   {[][]byte{muxHeader(2, muxFlagACK, 0, 1)}, "type is 2"},
-		"goes away":              {[][]byte{muxHeader(3, 0, 0, 0)}, "type is 3"},
-		"unknown type":           {[][]byte{muxHeader(4, 0, 1, 0)}, "type is 4"},
-		"new stream":             {[][]byte{muxHeader(muxWindow, muxFlagSYN, 2, 0)}, "opens a stream"},
-		"data of a new stream":   {[][]byte{muxHeader(muxData, muxFlagSYN, 2, 0)}, "opens a stream"},
-		"no stream":              {[][]byte{muxHeader(muxWindow, 0, 0, 0)}, "was never opened"},
-		"a stream to come":       {[][]byte{muxHeader(muxWindow, 0, 3, 0)}, "was never opened"},
-		"longer than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow+1)}, "were granted"},
+		"what a shell wrote": {[][]byte{[]byte("\x00\x00\x00\x00garbage garbage")},
+			"was never opened"},
+		"text":                  {[][]byte{[]byte("hello, host, how are you?")}, "version"},
+		"the beginning of text": {[][]byte{[]byte("x")}, "version is 120"},
+		"of an unknown type":    {[][]byte{{0, 9}}, "type is 9"},
+		"ping":                  {[][]byte{muxHeader(2, muxFlagSYN, 0, 1)}, "type is 2"},
+		"pong":                  {[][]byte{muxHeader(2, muxFlagACK, 0, 1)}, "type is 2"},
+		"goes away":             {[][]byte{muxHeader(3, 0, 0, 0)}, "type is 3"},
+		"unknown type":          {[][]byte{muxHeader(4, 0, 1, 0)}, "type is 4"},
+		"new stream": {[][]byte{muxHeader(muxWindow, muxFlagSYN, 2, 0)},
+			"opens a stream"},
+		"data of a new stream": {[][]byte{muxHeader(muxData, muxFlagSYN, 2, 0)},
+			"opens a stream"},
+		"no stream":        {[][]byte{muxHeader(muxWindow, 0, 0, 0)}, "was never opened"},
+		"a stream to come": {[][]byte{muxHeader(muxWindow, 0, 3, 0)}, "was never opened"},
+		"longer than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow+1)},
+			"were granted"},
 		"more than the window": {[][]byte{ack, muxHeader(muxData, 0, 1, linkWindow/2-1), half,
 			muxHeader(muxData, 0, 1, linkWindow/2+2)}, "were granted"},
-		"an end with data":    {[][]byte{ack, muxHeader(muxData, muxFlagFIN, 1, 1)}, "flags"},
-		"unknown flags":       {[][]byte{ack, muxHeader(muxWindow, 16, 1, 1)}, "flags"},
-		"a window too large":  {[][]byte{ack, muxHeader(muxWindow, 0, 1, 1<<31)}, "more than a window"},
-		"acknowledged twice":  {[][]byte{ack, muxHeader(muxWindow, muxFlagACK, 1, 0)}, "acknowledges"},
-		"ended twice":         {[][]byte{ack, muxHeader(muxWindow, muxFlagFIN, 1, 0), muxHeader(muxWindow, muxFlagFIN, 1, 0)}, "ends stream 1 again"},
-		"behind a good frame": {[][]byte{append(bytes.Clone(ack), "garbage, garbage"...)}, "version"},
+		"an end with data": {[][]byte{ack, muxHeader(muxData, muxFlagFIN, 1, 1)}, "flags"},
+		"unknown flags":    {[][]byte{ack, muxHeader(muxWindow, 16, 1, 1)}, "flags"},
+		"a window too large": {[][]byte{ack, muxHeader(muxWindow, 0, 1, 1<<31)},
+			"more than a window"},
+		"acknowledged twice": {[][]byte{ack, muxHeader(muxWindow, muxFlagACK, 1, 0)},
+			"acknowledges"},
+		"ended twice": {[][]byte{ack, muxHeader(muxWindow, muxFlagFIN, 1, 0),
+			muxHeader(muxWindow, muxFlagFIN, 1, 0)}, "ends stream 1 again"},
+		"behind a good frame": {[][]byte{append(bytes.Clone(ack), "garbage, garbage"...)},
+			"version"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := net.Pipe()
@@ -83,7 +91,9 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 			err = <-failed
 			if name == "ended twice" { // the first end is allowed
 				err = nil
-			} else if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") || !strings.Contains(err.Error(), tt.want) {
+			} else if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+				!strings.Contains(err.Error(), "broke its channel") ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("a call ended with %v", err)
 			}
 			<-host.Done()
@@ -228,14 +238,16 @@ func TestGuardForgets(t *testing.T) {
 	g := &linkGuard{host: true}
 	for i := range uint32(10 * maxEnded) {
 		g.begin(2*i + 1)
-		if why := g.judge(&linkFrame{kind: muxWindow, flags: muxFlagACK | muxFlagFIN, stream: 2*i + 1}); why != "" {
+		why := g.judge(&linkFrame{kind: muxWindow, flags: muxFlagACK | muxFlagFIN, stream: 2*i + 1})
+		if why != "" {
 			t.Fatal(why)
 		}
 	}
 	if len(g.streams) > maxEnded || len(g.ended) > maxEnded {
 		t.Errorf("%d streams, %d that ended", len(g.streams), len(g.ended))
 	}
-	if why := g.judge(&linkFrame{kind: muxData, stream: 1, length: 1}); !strings.Contains(why, "has ended") {
+	if why := g.judge(&linkFrame{kind: muxData, stream: 1, length: 1}); !strings.Contains(why,
+		"has ended") {
 		t.Error(why)
 	}
 }
@@ -308,11 +320,14 @@ func (h *hostileAgent) Close() error {
 // call and each stream ends, the link holds no more than the streams' windows, and no goroutine is
 // left (TestMain).
 func FuzzLinkHost(f *testing.F) {
-	hello := append(muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial), muxHeader(muxData, 0, 1, 5)...)
+	hello := append(muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial),
+		muxHeader(muxData, 0, 1, 5)...)
 	f.Add(append(bytes.Clone(hello), "\x81\x03{}x"...), byte(7))
 	f.Add([]byte("\x00\x00\x00\x00garbage garbage"), byte(255))
-	f.Add(append(bytes.Clone(hello), append([]byte("\x81\x03{}x"), muxHeader(muxWindow, muxFlagFIN, 1, 0)...)...), byte(1))
-	f.Add(append(muxHeader(muxWindow, muxFlagRST, 3, 0), muxHeader(muxData, 0, 3, 1<<20)...), byte(12))
+	f.Add(append(bytes.Clone(hello),
+		append([]byte("\x81\x03{}x"), muxHeader(muxWindow, muxFlagFIN, 1, 0)...)...), byte(1))
+	f.Add(append(muxHeader(muxWindow, muxFlagRST, 3, 0), muxHeader(muxData, 0, 3, 1<<20)...),
+		byte(12))
 	f.Fuzz(func(t *testing.T, sends []byte, cut byte) {
 		far := &hostileAgent{sends: sends, cut: 1 + int(cut), closed: make(chan struct{})}
 		host, err := NewLink(far, true)
@@ -332,7 +347,9 @@ func FuzzLinkHost(f *testing.F) {
 				if _, err := c.SandboxGetVersion(ctxFor(t)); err == nil {
 					return
 				}
-				if _, err := c.Execute(ctxFor(t), ShellExecuteParams{ProcessID: "p"}, "true", Stdio{}, nil); err == nil {
+				_, err := c.Execute(ctxFor(t), ShellExecuteParams{ProcessID: "p"}, "true",
+					Stdio{}, nil)
+				if err == nil {
 					t.Error("a step passed that never ran")
 				}
 			})

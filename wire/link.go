@@ -125,7 +125,8 @@ func (l *Link) end(err error) error {
 	if broken := l.guard.err(); broken != nil {
 		return broken
 	}
-	for _, end := range []error{yamux.ErrStreamClosed, yamux.ErrSessionShutdown, yamux.ErrConnectionReset, yamux.ErrTimeout} {
+	for _, end := range []error{yamux.ErrStreamClosed, yamux.ErrSessionShutdown,
+		yamux.ErrConnectionReset, yamux.ErrTimeout} {
 		if errors.Is(err, end) {
 			return fmt.Errorf("%w (%w)", net.ErrClosed, err)
 		}

@@ -80,7 +80,8 @@ func TestLinkEnds(t *testing.T) {
 				t.Errorf("writing: %v", err)
 			}
 			c := NewClient(s)
-			if _, err := c.SandboxGetStats(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
+			if _, err := c.SandboxGetStats(t.Context()); turnstone.KindOf(
+				err) != turnstone.KindDead {
 				t.Errorf("a call: %v", err)
 			}
 			_ = c.Close()

@@ -14,7 +14,8 @@ import (
 // goroutine and ends both. NetworkStream sets p's In and Out. ctx bounds the call only. The errors
 // are the agent's, and of kind Dead when the connection ends; reading returns io.EOF when the
 // guest's side has ended.
-func (c *Client) NetworkStream(ctx context.Context, p SandboxNetworkParams) (io.ReadWriteCloser, error) {
+func (c *Client) NetworkStream(ctx context.Context,
+	p SandboxNetworkParams) (io.ReadWriteCloser, error) {
 	p.In, p.Out = c.NewStream(), c.NewStream()
 	r, err := c.Receiver(p.Out)
 	if err != nil {

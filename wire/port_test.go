@@ -149,7 +149,8 @@ func TestPortHostile(t *testing.T) {
 		p, _ := start(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.KindDead || !errors.Is(err, context.DeadlineExceeded) {
+		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.KindDead ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -170,7 +171,8 @@ func TestPortHostile(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
-	for name, early := range map[string]bool{"goes on": false, "goes on, and the link reads it": true} {
+	for name, early := range map[string]bool{"goes on": false,
+		"goes on, and the link reads it": true} {
 		t.Run(name, func(t *testing.T) {
 			p, b := start(t)
 			go func() { _, _ = io.Copy(io.Discard, b) }()

@@ -47,9 +47,11 @@ type Frame struct {
 // ParseFrame decodes a binary message. Data aliases p.
 func ParseFrame(p []byte) (Frame, error) {
 	if len(p) < frameHead {
-		return Frame{}, protocolError("a binary frame is shorter than its header of %d bytes", frameHead)
+		return Frame{}, protocolError("a binary frame is shorter than its header of %d bytes",
+			frameHead)
 	}
-	f := Frame{Kind: p[0], Channel: binary.BigEndian.Uint32(p[1:]), Stream: StreamID(binary.BigEndian.Uint32(p[5:])),
+	f := Frame{Kind: p[0], Channel: binary.BigEndian.Uint32(p[1:]),
+		Stream: StreamID(binary.BigEndian.Uint32(p[5:])),
 		Offset: binary.BigEndian.Uint64(p[9:]), Data: p[frameHead:]}
 	switch {
 	case f.Kind > frameReset:
@@ -155,7 +157,8 @@ func (r *Receiver) frame(f Frame) (ended bool, err error) {
 	switch f.Kind {
 	case frameData:
 		if f.Offset != r.got {
-			return false, protocolError("stream %d continues at byte %d, not %d", r.id, f.Offset, r.got)
+			return false, protocolError("stream %d continues at byte %d, not %d", r.id,
+				f.Offset, r.got)
 		}
 		if f.Offset+uint64(len(f.Data)) > r.credit {
 			return false, protocolError("stream %d exceeds its credit", r.id)
@@ -314,7 +317,8 @@ func (s *Sender) frame(f Frame) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.Offset > s.sent+streamWindow {
-		return protocolError("stream %d is granted %d bytes, and %d were sent", s.id, f.Offset, s.sent)
+		return protocolError("stream %d is granted %d bytes, and %d were sent", s.id,
+			f.Offset, s.sent)
 	}
 	if f.Offset > s.limit {
 		s.limit = f.Offset

@@ -90,7 +90,8 @@ func (c *Conn) checkStream(id StreamID, open, limit int) error {
 	case c.recv[id] != nil || c.send[id] != nil:
 		te.Err = fmt.Errorf("the number is in use")
 	case open >= limit:
-		te.Kind, te.Err = turnstone.KindExhausted, fmt.Errorf("a connection has at most %d streams in this direction", limit)
+		te.Kind, te.Err = turnstone.KindExhausted,
+			fmt.Errorf("a connection has at most %d streams in this direction", limit)
 	default:
 		return nil
 	}
@@ -155,7 +156,8 @@ func (c *Conn) frame(p []byte) error {
 	case never:
 		return protocolError("a binary frame names stream %d, which was never opened", f.Stream)
 	case s != nil && (f.Kind == frameData || f.Kind == frameEnd):
-		return protocolError("a binary frame has data for stream %d, which has the opposite direction", f.Stream)
+		return protocolError(
+			"a binary frame has data for stream %d, which has the opposite direction", f.Stream)
 	case r != nil && f.Kind != frameCredit && !over:
 		ended, err := r.frame(f)
 		if ended {

@@ -18,7 +18,8 @@ import (
 
 // treeScript writes a tar archive of the scripts' programs and their dependencies: sandboxes, bare
 // programs and native processes use the same files.
-const treeScript = `set -e; tar -ch $(for p in /bin/bash /bin/true /usr/bin/perl; do echo $p; ldd $p | grep -o '/[^ ]*' | grep -v :; done | sort -u) ` +
+const treeScript = `set -e; tar -ch $(for p in /bin/bash /bin/true /usr/bin/perl; do echo $p; ` +
+	`ldd $p | grep -o '/[^ ]*' | grep -v :; done | sort -u) ` +
 	`$(perl -e 'print join " ", grep { -d } @INC') 2>/dev/null`
 
 // makeTree puts the programs of a sandbox's template into a folder of the host.
@@ -88,15 +89,18 @@ func (b *bench) nativeColumn(tree string) *column {
 			err := native(ctx, tree, "true").Run()
 			return time.Since(began), err
 		},
-		script: func(ctx context.Context, text string) (string, error) { return output(native(ctx, tree, text)) },
+		script: func(ctx context.Context, text string) (string, error) {
+			return output(native(ctx, tree, text))
+		},
 	}
 }
 
 func (b *bench) runscColumn(tree string) *column {
 	return &column{title: "bare runsc",
-		what: "start: `runsc restore --detach` of the checkpoint that gvisor's turns start from, until it returns; " +
-			"restore: the same until the agent is configured and has run `true`; fork: `runsc checkpoint --leave-running` and `runsc restore`; " +
-			"the rest: `runsc do` of the same program on the template's programs, network: `--network=host`",
+		what: "start: `runsc restore --detach` of the checkpoint that gvisor's turns start from, " +
+			"until it returns; restore: the same until the agent is configured and has run " +
+			"`true`; fork: `runsc checkpoint --leave-running` and `runsc restore`; the rest: " +
+			"`runsc do` of the same program on the template's programs, network: `--network=host`",
 		host: "127.0.0.1",
 		start: func(ctx context.Context) (time.Duration, error) {
 			inner, _, err := b.floorTime(ctx, driver.GVisor, "restore")
@@ -118,8 +122,10 @@ func (b *bench) runscColumn(tree string) *column {
 
 func (b *bench) qemuColumn() *column {
 	return &column{title: "bare qemu",
-		what: "start: the shortest program that opens the snapshot that qemu's turns start from and speaks to the agent until `true` has run, the whole process; " +
-			"restore: the same, without the program's own start and end; the rest: a script in such a machine; network: `-netdev user`",
+		what: "start: the shortest program that opens the snapshot that qemu's turns start from " +
+			"and speaks to the agent until `true` has run, the whole process; restore: the same, " +
+			"without the program's own start and end; the rest: a script in such a machine; " +
+			"network: `-netdev user`",
 		host: "10.0.2.2",
 		start: func(ctx context.Context) (time.Duration, error) {
 			_, whole, err := b.floorTime(ctx, driver.QEMU, "floor")

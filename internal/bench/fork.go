@@ -25,7 +25,8 @@ const (
 	forkMemory = 96 << 20
 	// forkScript creates the memory content of the forked machine: files that were read, and a
 	// waiting shell. A busy shell would measure the emulation of 100 machines.
-	forkScript = "find /usr/share -type f | head -500 | xargs cat >/dev/null; touch /run/read; sleep 100000; echo on"
+	forkScript = "find /usr/share -type f | head -500 | xargs cat >/dev/null; touch /run/read; " +
+		"sleep 100000; echo on"
 )
 
 // forks clones one running machine many times and runs a command in each clone.
@@ -50,8 +51,9 @@ func (b *bench) forks(ctx context.Context) error {
 			_ = s.Remove(context.WithoutCancel(ctx), id)
 		}
 	}()
-	if _, err := s.StartDetached(ctx, parent,
-		sandboxes.Command{Argv: []string{"bash", "-c", forkScript}}); err != nil {
+	_, err = s.StartDetached(ctx, parent,
+		sandboxes.Command{Argv: []string{"bash", "-c", forkScript}})
+	if err != nil {
 		return err
 	}
 	time.Sleep(3 * time.Second)
@@ -69,15 +71,18 @@ func (b *bench) forks(ctx context.Context) error {
 		all, pss, ram, holder = append(all, m.machine), append(pss, m.pss), append(ram, m.ram),
 			append(holder, m.holder)
 	}
-	fmt.Printf("\n## Live forks%s\n\nOne sandbox of %s with a shell that waits, cloned %d times by one command.\n\n", b.on(), turnstone.DefaultShape().Memory, n)
+	fmt.Printf("\n## Live forks%s\n\nOne sandbox of %s with a shell that waits, cloned %d times "+
+		"by one command.\n\n", b.on(), turnstone.DefaultShape().Memory, n)
 	fmt.Printf("| what | |\n|---|---|\n")
 	fmt.Printf("| the first clone is up | %s |\n", r.first.Round(time.Millisecond))
 	fmt.Printf("| all are up | %s |\n", r.up.Round(time.Millisecond))
 	fmt.Printf("| all have answered a first command | %s |\n", r.answered.Round(time.Millisecond))
 	if b.substrate == driver.QEMU {
-		fmt.Printf("| what a guest has changed of its memory, median, after its first command | %s |\n", mib(medianOf(ram)))
+		fmt.Printf("| what a guest has changed of its memory, median, after its first command | "+
+			"%s |\n", mib(medianOf(ram)))
 	}
-	fmt.Printf("| memory of a clone's machine, median, after its first command: private, Pss | %s, %s |\n", mib(medianOf(all)), mib(medianOf(pss)))
+	fmt.Printf("| memory of a clone's machine, median, after its first command: private, Pss | "+
+		"%s, %s |\n", mib(medianOf(all)), mib(medianOf(pss)))
 	fmt.Printf("| private memory of a clone's holder, median | %s |\n", mib(medianOf(holder)))
 	return nil
 }
@@ -152,8 +157,8 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	if err != nil {
 		return m, err
 	}
-	if m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:",
-		"Private_Clean:"); err != nil {
+	m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:")
+	if err != nil {
 		return m, err
 	}
 	machines := children(i.Holder.PID)

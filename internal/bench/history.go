@@ -27,8 +27,10 @@ func (b *bench) history(ctx context.Context) error {
 	size := int64(b.state) / int64(b.depth)
 	blob := filepath.Join(b.dir, "blob")
 	defer func() { _ = b.command(ctx, "session", "rm", name) }()
-	fmt.Printf("\n## Start on a history%s\n\nEach turn added %s; %s in all at the end. p50 of %d.\n\n", b.on(), turnstone.Bytes(size).Human(), b.state.Human(), b.runs)
-	fmt.Println("| turns | start | of the first | images under it | a turn that changes nothing: collect + keep | such a turn, whole |")
+	fmt.Printf("\n## Start on a history%s\n\nEach turn added %s; %s in all at the end. p50 of "+
+		"%d.\n\n", b.on(), turnstone.Bytes(size).Human(), b.state.Human(), b.runs)
+	fmt.Println("| turns | start | of the first | images under it | a turn that changes nothing: " +
+		"collect + keep | such a turn, whole |")
 	fmt.Println("|---|---|---|---|---|---|")
 	var first time.Duration
 	next := 0
@@ -37,8 +39,9 @@ func (b *bench) history(ctx context.Context) error {
 			return err
 		}
 		dest := fmt.Sprintf("%s:/workspace/data/%d", blob, n)
-		if _, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest, "--network",
-			"off"); err != nil {
+		_, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest,
+			"--network", "off")
+		if err != nil {
 			return fmt.Errorf("turn %d: %w", n, err)
 		}
 		if next == len(historyDepths) || n != historyDepths[next] {
@@ -64,8 +67,8 @@ func (b *bench) startsOn(ctx context.Context, session string,
 	var starts, commits, wholes []time.Duration
 	for i := range b.runs + 1 {
 		branch := fmt.Sprintf("at%d-%d", n, i)
-		if err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch",
-			branch); err != nil {
+		err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch", branch)
+		if err != nil {
 			return 0, 0, 0, err
 		}
 		t, took, err := b.turnOf(ctx, step("true"), "--session", session, "--branch", branch,

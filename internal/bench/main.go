@@ -28,15 +28,17 @@ func main() {
 	b := bench{state: 10 << 30}
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
 	flag.StringVar(&b.floors, "floors", ".cache/floors",
-		"folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries of these packages below substrate")
+		"folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries "+
+			"of these packages below substrate")
 	flag.StringVar(&b.substrate, "substrate", "auto",
 		"what the parts but substrates and commit are measured on")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
 	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
-	flag.Func("state", "how much the turns of the history part write in all (default 10G)", func(s string) (err error) {
-		b.state, err = turnstone.ParseBytes(s)
-		return err
-	})
+	flag.Func("state", "how much the turns of the history part write in all (default 10G)",
+		func(s string) (err error) {
+			b.state, err = turnstone.ParseBytes(s)
+			return err
+		})
 	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
 	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
@@ -78,7 +80,9 @@ func (b *bench) all(ctx context.Context) error {
 		run  func(context.Context) error
 	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start},
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
-		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing}, {"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }}, {"history", true, b.history}} {
+		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing},
+		{"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }},
+		{"history", true, b.history}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
 			!(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
 			continue

@@ -76,7 +76,8 @@ func memoryOfClones(ctx context.Context, driver substrate.Substrate,
 			return nil, err
 		}
 		defer vm.close()
-		own := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return slices.Contains(before, pid) })
+		own := slices.DeleteFunc(children(os.Getpid()),
+			func(pid int) bool { return slices.Contains(before, pid) })
 		if len(own) != 1 {
 			return nil, fmt.Errorf("a clone has the processes %v", own)
 		}
@@ -103,7 +104,8 @@ func (b *bench) memory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("## Memory of a clone%s\n\n%d clones of one snapshot at once, after each has run `true`; all processes of each, of a guest with %s.\n\n",
+	fmt.Printf("## Memory of a clone%s\n\n%d clones of one snapshot at once, after each has run "+
+		"`true`; all processes of each, of a guest with %s.\n\n",
 		b.on(), clones, p.machine.Shape.Memory.Human())
 	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private |\n|---|---|---|---|---|")
 	for i, m := range all {

@@ -36,7 +36,8 @@ func (b *bench) product(ctx context.Context, name string) (*product, error) {
 	}
 	p := &product{b: b, name: name,
 		machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
-			Root: b.template.Root, RootDigest: b.template.RootDigest, Shape: turnstone.DefaultShape()}}
+			Root: b.template.Root, RootDigest: b.template.RootDigest,
+			Shape: turnstone.DefaultShape()}}
 	guest := driver.KernelIn(b.home, kernel.Choice{Image: o.Kernel, Modules: o.KernelModules},
 		func(string) {})
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {

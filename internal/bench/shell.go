@@ -100,7 +100,8 @@ func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
 			over = append(over, time.Since(began))
 		}
 	}
-	fmt.Printf("| `true` | p50 |\n|---|---|\n| fork, exec and wait in the guest's bash | %s |\n| `Process.start` until its exit is known, over the wire | %s |\n| more | %s |\n\n",
+	fmt.Printf("| `true` | p50 |\n|---|---|\n| fork, exec and wait in the guest's bash | %s |\n"+
+		"| `Process.start` until its exit is known, over the wire | %s |\n| more | %s |\n\n",
 		ms(quantile(own, 50)), ms(quantile(over, 50)), ms(quantile(over, 50)-quantile(own, 50)))
 	return nil
 }
@@ -183,7 +184,8 @@ func (b *bench) parsing(context.Context) error {
 		commands += len(syntax.Parse(s).Commands)
 	}
 	took := time.Since(began)
-	fmt.Printf("## Parsing\n\n%d scripts of this machine's packages, %.1f MB, %d commands: %s, **%.1f MB/s**\n\n",
+	fmt.Printf("## Parsing\n\n%d scripts of this machine's packages, %.1f MB, %d commands: %s, "+
+		"**%.1f MB/s**\n\n",
 		len(scripts), float64(bytes)/1e6, commands, ms(took), float64(bytes)/1e6/took.Seconds())
 	return nil
 }

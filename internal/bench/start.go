@@ -75,7 +75,8 @@ func (b *bench) streaming(ctx context.Context) error {
 	s := t.Steps[1]
 	bytesOut := s.StdoutInfo.Bytes
 	name, _, _ := strings.Cut(t.Steps[0].Stdout, ":")
-	fmt.Printf("## Streaming%s\n\n| | |\n|---|---|\n| standard output of one step | %d bytes, %s |\n", b.on(), bytesOut, s.StdoutInfo.Digest)
+	fmt.Printf("## Streaming%s\n\n| | |\n|---|---|\n"+
+		"| standard output of one step | %d bytes, %s |\n", b.on(), bytesOut, s.StdoutInfo.Digest)
 	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n",
 		ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
 	fmt.Printf("| whole turn | %s |\n", ms(took))

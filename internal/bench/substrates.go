@@ -65,37 +65,52 @@ const perSecond = float64(time.Second)
 // scripts run in each column. HOST and PORT are the address of the peer.
 var scripts = []script{
 	{"CPU: a loop in Perl (goal: 0.95 of native)",
-		perl(`my ($x, $s, %h) = (1, ""); for (1 .. 4000000) { $x = ($x * 1103515245 + 12345) & 0x7fffffff; $h{$x % 1000} += $x; $s .= chr(65 + $x % 26) if $x % 64 == 0 }`),
+		perl(`my ($x, $s, %h) = (1, ""); for (1 .. 4000000) { $x = ($x * 1103515245 + 12345) & ` +
+			`0x7fffffff; $h{$x % 1000} += $x; $s .= chr(65 + $x % 26) if $x % 64 == 0 }`),
 		func(took, native time.Duration) string {
 			return fmt.Sprintf("%.2f s (%.2f)", took.Seconds(), float64(native)/float64(took))
 		}},
 	{"a system call (`getppid`)", perl(`getppid for 1 .. 200000`),
 		each(200000, time.Microsecond, "µs")},
 	{"fork + exec of `/bin/true`, by bash",
-		`for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < 200; i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`,
+		`for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < 200; ` +
+			`i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`,
 		each(200, time.Millisecond, "ms")},
 	{"write of 256 MiB, fsync",
-		perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; $t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; for (1 .. 256) { for (my $n = 0; $n < length $b;) { $n += syswrite($f, $b, length($b) - $n, $n) || die $! } } $f->sync or die $!; close $f`, `unlink "/tmp/large"`),
+		perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; `+
+			`$t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; `+
+			`for (1 .. 256) { for (my $n = 0; $n < length $b;) { $n += syswrite($f, $b, `+
+			`length($b) - $n, $n) || die $! } } $f->sync or die $!; `+
+			`close $f`, `unlink "/tmp/large"`),
 		rate(256<<20/1e6, "MB/s")},
 	{"5,000 files of 1 KB",
-		perl(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); for (1 .. 5000) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; close $f or die $! }`, `unlink "/tmp/small/$_" for 1 .. 5000; rmdir "/tmp/small"`),
+		perl(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); `+
+			`for (1 .. 5000) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; `+
+			`close $f or die $! }`, `unlink "/tmp/small/$_" for 1 .. 5000; rmdir "/tmp/small"`),
 		rate(5000, "files/s")},
 	{"TCP to this machine",
-		perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; for (1 .. SIZE / 65536) { for (my $n = 0; $n < 65536;) { $n += syswrite($s, $b, 65536 - $n, $n) || die $! } } shutdown $s, 1; sysread($s, $b, 1) == 1 or die "cut off"`),
+		perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; ` +
+			`for (1 .. SIZE / 65536) { for (my $n = 0; $n < 65536;) { $n += syswrite($s, $b, ` +
+			`65536 - $n, $n) || die $! } } shutdown $s, 1; sysread($s, $b, ` +
+			`1) == 1 or die "cut off"`),
 		rate(peerSize/1e6, "MB/s")},
 	{"TCP from this machine",
-		perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
+		perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; ` +
+			`while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
 		rate(peerSize/1e6, "MB/s")},
 	{"a connection, until its first byte",
-		perl(dial + `for (1 .. 50) { my $s = at(); syswrite $s, "e"; sysread($s, my $b, 1) == 1 or die "cut off" }`), each(50, time.Millisecond, "ms")},
+		perl(dial + `for (1 .. 50) { my $s = at(); syswrite $s, "e"; ` +
+			`sysread($s, my $b, 1) == 1 or die "cut off" }`), each(50, time.Millisecond, "ms")},
 }
 
 // dial defines a connection to the peer.
-const dial = `sub at { my $s; socket($s, PF_INET, SOCK_STREAM, 0) && connect($s, pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
+const dial = `sub at { my $s; socket($s, PF_INET, SOCK_STREAM, 0) && connect($s, ` +
+	`pack_sockaddr_in(PORT, inet_aton("HOST"))) or die $!; $s } at(); $t = Time::HiRes::time(); `
 
 // perl measures a program in Perl, which every Debian has; after runs after the measurement.
 func perl(program string, after ...string) string {
-	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MSocket -e '$SIG{PIPE} = "IGNORE"; my $t = Time::HiRes::time(); ` + program +
+	return `exec /usr/bin/perl -MTime::HiRes -MIO::Handle -MSocket -e '$SIG{PIPE} = "IGNORE"; ` +
+		`my $t = Time::HiRes::time(); ` + program +
 		`; printf "%d\n", (Time::HiRes::time() - $t) * 1e6; ` + strings.Join(after, "; ") + `'`
 }
 
@@ -153,8 +168,9 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 		}
 		have[name] = p
 		all = append(all, &column{title: name, what: p.driver.Isolation() +
-			"; start: `turn run` of one step `true`, the whole process; restore: the driver's restore, configure and `true`; " +
-			"fork: `turn sandbox fork`, until the clone has run `true`; the rest: in a sandbox, network: through the policy",
+			"; start: `turn run` of one step `true`, the whole process; restore: the driver's " +
+			"restore, configure and `true`; fork: `turn sandbox fork`, until the clone has run " +
+			"`true`; the rest: in a sandbox, network: through the policy",
 			host: "10.0.2.2", start: p.start, restore: p.restore, fork: p.fork, script: p.script,
 			memory: p.memory})
 	}
@@ -186,15 +202,16 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 	for _, c := range columns {
 		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
 	}
+	type start = func(context.Context) (time.Duration, error)
 	for _, row := range []struct {
 		name string
 		runs int
-		of   func(c *column) func(context.Context) (time.Duration, error)
+		of   func(c *column) start
 	}{
-		{rowStart, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.start }},
-		{rowRestore, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.restore }},
-		{rowFork, forkRuns, func(c *column) func(context.Context) (time.Duration, error) { return c.fork }},
-		{rowCommand, b.runs, func(c *column) func(context.Context) (time.Duration, error) { return c.command }},
+		{rowStart, b.runs, func(c *column) start { return c.start }},
+		{rowRestore, b.runs, func(c *column) start { return c.restore }},
+		{rowFork, forkRuns, func(c *column) start { return c.fork }},
+		{rowCommand, b.runs, func(c *column) start { return c.command }},
 	} {
 		if !b.wantsRow(row.name) {
 			continue
@@ -256,7 +273,8 @@ func (b *bench) runScript(ctx context.Context, c *column, s script) error {
 }
 
 func (b *bench) printSubstrates(columns []*column, absent []string) {
-	fmt.Printf("## Substrates\n\n%d starts and restores, %d forks, the best of %d of the rest; load of the machine at the end: %s.\n\n|", b.runs, forkRuns, scriptRuns, load())
+	fmt.Printf("## Substrates\n\n%d starts and restores, %d forks, the best of %d of the rest; "+
+		"load of the machine at the end: %s.\n\n|", b.runs, forkRuns, scriptRuns, load())
 	for _, c := range columns {
 		fmt.Printf(" | %s", c.title)
 	}
@@ -327,7 +345,9 @@ func (b *bench) printGoals(columns []*column) {
 		return
 	}
 	cpu := scripts[0].row
-	fmt.Printf("| gvisor | measured | goal |\n|---|---|---|\n| `turn run` of `true` : bare `runsc restore` of the same checkpoint, p50 | %.2f | at most %.2f |\n", ratio(ours.took[rowStart], runsc.took[rowStart], 50), restoreGoal)
+	fmt.Printf("| gvisor | measured | goal |\n|---|---|---|\n"+
+		"| `turn run` of `true` : bare `runsc restore` of the same checkpoint, p50 | %.2f | at "+
+		"most %.2f |\n", ratio(ours.took[rowStart], runsc.took[rowStart], 50), restoreGoal)
 	fmt.Printf("| CPU, of native | %.2f | at least 0.95 |\n\n",
 		ratio(own.took[cpu], ours.took[cpu], 0))
 }

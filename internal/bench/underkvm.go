@@ -83,14 +83,17 @@ func (b *bench) bareColumn(name string) *column {
 }
 
 func (b *bench) printUnderKVM(columns []*column, absent []string) {
-	fmt.Printf("## Under KVM, with a kernel made for tests\n\nRing 0 of these guests is emulated here: a guest's own work takes a multiple of its time elsewhere, and only ratios mean "+
-		"something. %d starts, restores and first commands, %d forks; load of the machine at the end: %s.\n\n", b.runs, forkRuns, load())
+	fmt.Printf("## Under KVM, with a kernel made for tests\n\n"+
+		"Ring 0 of these guests is emulated here: a guest's own work takes a multiple of its "+
+		"time elsewhere, and only ratios mean something. %d starts, restores and first commands, "+
+		"%d forks; load of the machine at the end: %s.\n\n", b.runs, forkRuns, load())
 	for ; len(columns) > 1; columns = columns[2:] {
 		ours, bare := columns[0], columns[1]
 		fmt.Printf("| %s, %s | driver | bare program | ratio |\n|---|---|---|---|\n",
 			ours.title, ours.what)
 		for _, row := range []struct{ row, name string }{
-			{rowStart, "start: `turn run` of `true`; the bare program until `true` has run; the whole process, p50"},
+			{rowStart, "start: `turn run` of `true`; the bare program until `true` has run; the " +
+				"whole process, p50"},
 			{rowRestore, fmt.Sprintf("restore, configure and `true`, p50 (goal: %.1f)", bareGoal)},
 			{rowCommand, "first command of a clone, p50"},
 			{rowFork, "fork: `turn sandbox fork`; write down and load; until `true` has run, p50"},

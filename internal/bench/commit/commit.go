@@ -61,7 +61,8 @@ type keeper struct {
 	noRepo  bool
 }
 
-func commitSet(ctx context.Context, dir, title string, files func(context.Context, string) error) error {
+func commitSet(ctx context.Context, dir, title string,
+	files func(context.Context, string) error) error {
 	src := filepath.Join(dir, "disk", "upper")
 	if err := os.MkdirAll(src, 0o755); err != nil {
 		return err
@@ -149,7 +150,8 @@ func printCommit(keepers []keeper, first, second map[string][]time.Duration,
 			fastest = t
 		}
 	}
-	fmt.Printf("| | seconds | GB/s | the fastest of restic, git and ostree takes | stored | once more, nothing changed |\n|---|---|---|---|---|---|\n")
+	fmt.Printf("| | seconds | GB/s | the fastest of restic, git and ostree takes | stored | once " +
+		"more, nothing changed |\n|---|---|---|---|---|---|\n")
 	for _, k := range keepers {
 		t := median(first[k.name])
 		kept, again := "", ""

@@ -56,7 +56,8 @@ func tools(src string) []keeper {
 			prepare: func(ctx context.Context, repo string) error {
 				return command(ctx, "", "git", "init", "-q", "--bare", repo)
 			},
-			keep: shell(`g="git --git-dir=$1 --work-tree=. -c gc.auto=0 -c core.bare=false"; $g add -A -f . && $g commit -q --allow-empty -m turn`)},
+			keep: shell(`g="git --git-dir=$1 --work-tree=. -c gc.auto=0 -c core.bare=false"; ` +
+				`$g add -A -f . && $g commit -q --allow-empty -m turn`)},
 		{name: "ostree", peer: true, again: true,
 			prepare: func(ctx context.Context, repo string) error {
 				return command(ctx, "", "ostree", "init", "--repo="+repo, "--mode=bare")
@@ -84,8 +85,8 @@ func sourceFiles(ctx context.Context, dir string) error {
 		if i == 0 {
 			root = filepath.Join(root, "src")
 		}
-		if left, err = copyFiles(root, filepath.Join(dir, strings.ToLower(name)),
-			left); err != nil {
+		left, err = copyFiles(root, filepath.Join(dir, strings.ToLower(name)), left)
+		if err != nil {
 			return err
 		}
 	}

@@ -20,7 +20,8 @@ func reference(p *protocol, intro string) []byte {
 	g := &page{p: p, types: p.types(), users: make(map[string][]string)}
 	g.collectUsers()
 	g.WriteString(strings.TrimRight(intro, "\n"))
-	g.f("\n\n## Domains\n\nVersion %s.%s. *Optional* fields may be absent.\n\n", p.Version.Major, p.Version.Minor)
+	g.f("\n\n## Domains\n\nVersion %s.%s. *Optional* fields may be absent.\n\n", p.Version.Major,
+		p.Version.Minor)
 	g.f("| domain | commands | events |\n|---|---|---|\n")
 	for _, d := range p.Domains {
 		var commands, events []string
@@ -30,7 +31,8 @@ func reference(p *protocol, intro string) []byte {
 		for _, e := range d.Events {
 			events = append(events, link(e.Name, d.Domain+"."+e.Name))
 		}
-		g.f("| %s | %s | %s |\n", link(d.Domain, d.Domain), strings.Join(commands, ", "), strings.Join(events, ", "))
+		g.f("| %s | %s | %s |\n", link(d.Domain, d.Domain), strings.Join(commands, ", "),
+			strings.Join(events, ", "))
 	}
 	for _, d := range p.Domains {
 		g.domain(d)
