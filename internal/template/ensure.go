@@ -167,6 +167,9 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 	if t, err := s.ready(ctx, spec); err == nil {
 		return t, nil
 	}
+	if err := s.canBuild(spec); err != nil {
+		return nil, err
+	}
 	if err := s.makeDirs(); err != nil {
 		return nil, err
 	}

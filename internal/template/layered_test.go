@@ -107,6 +107,27 @@ func build(t *testing.T, s *Store, dir string, opts BuildOptions) *Template {
 	return tmpl
 }
 
+// TestNoBuilderOfLayers checks that a store without a builder of layers reports a layered template
+// before it builds anything below it, and that it still returns one that is built.
+func TestNoBuilderOfLayers(t *testing.T) {
+	without, builds := counting(t)
+	dir := writeSpec(t, "one", "base = 'python'\ncommands = ['true']\n")
+	_, err := without.Build(t.Context(), dir, BuildOptions{})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "template one: it is built in a sandbox") ||
+		turnstone.HintOf(err) != "turn template build one" {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	if n := builds.Load(); n != 0 {
+		t.Errorf("%d images were built", n)
+	}
+	with := without.WithLayers(&fakeLayers{log: filepath.Join(t.TempDir(), "builds")})
+	one := build(t, with, dir, BuildOptions{})
+	if got := ensure(t, without, "one"); got.Digest != one.Digest || builds.Load() != 1 {
+		t.Errorf("%+v after %d builds, want %+v", got, builds.Load(), one)
+	}
+}
+
 func TestLayersLieOnOneAnother(t *testing.T) {
 	s, f := layered(t)
 	one := build(t, s, writeSpec(t, "one",

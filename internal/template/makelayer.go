@@ -12,13 +12,18 @@ import (
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
+// canBuild returns an error of kind Unavailable if spec is layered and s has no LayerBuilder.
+func (s *Store) canBuild(spec *Spec) error {
+	if s.layers != nil || !spec.layered() {
+		return nil
+	}
+	return s.failure(spec, turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
+		"it is built in a sandbox, which is not available here").
+		WithHint("turn template build "+spec.Name))
+}
+
 // makeLayer builds the layered spec on base. The caller holds the digest's lock.
 func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
-	if s.layers == nil {
-		return turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
-			"it is built in a sandbox, which is not available here").
-			WithHint("turn template build " + spec.Name)
-	}
 	w, err := s.begin(spec)
 	if err != nil {
 		return err

@@ -57,7 +57,9 @@ func (s Sources) mirrors() debian.Mirrors {
 	return debian.Mirrors{Main: s.Debian, Security: s.DebianSecurity}
 }
 
-// NewStore returns the store in dir, which need not exist yet.
+// NewStore returns the store in dir, which need not exist yet. It has no builder of layers: a
+// layered template that is not built is an error of kind Unavailable at once, before anything below
+// it is built.
 func NewStore(dir string) *Store {
 	return &Store{dir: dir, builtin: builtin.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
 		registry: func(o registry.Options) registry.Options { return o }}
