@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
 	"turnstone.dev/turnstone/internal/cli"
 )
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+
 	"turnstone.dev/turnstone/internal/cli"
 )
 

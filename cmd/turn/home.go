@@ -72,7 +72,7 @@ uses is not removed. When there is no home of one of the names, none is removed.
 // Run removes the homes, in order, up to the first failure.
 func (c *homeRmCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
-		rep := removedReport{Removed: []string{}}
+		rep := cli.RemovedReport{Removed: []string{}}
 		var err error
 		for _, name := range c.Homes { // a missing home is a mistake: nothing is removed then
 			if err == nil {

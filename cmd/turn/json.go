@@ -1,9 +1,6 @@
 package main
 
 import (
-	"slices"
-	"time"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
@@ -11,8 +8,6 @@ import (
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/wire"
 )
 
 // The output of --json is a type of the library, or one of these types. docs/json.md has the rules;
@@ -82,69 +77,6 @@ type skipped struct {
 // A sessionsReport is the output of turn session ls.
 type sessionsReport struct {
 	Sessions []turnstone.SessionInfo `json:"sessions"` // the last used session first
-}
-
-// A removedReport lists the removed objects, up to the first failure.
-type removedReport struct {
-	Removed []string `json:"removed"`
-}
-
-// A stoppedReport lists the stopped sandboxes, up to the first failure.
-type stoppedReport struct {
-	Stopped []string `json:"stopped"`
-}
-
-// A sandboxesReport is the output of turn sandbox ls.
-type sandboxesReport struct {
-	Sandboxes []sandboxes.Info `json:"sandboxes"`
-}
-
-// A processesReport is the output of turn sandbox ps.
-type processesReport struct {
-	Processes []processReport `json:"processes"`
-}
-
-// A processReport is one process, as the sandbox reports it.
-type processReport struct {
-	Process     string      `json:"process"` // its name
-	Argv        []string    `json:"argv"`
-	Cwd         string      `json:"cwd"`
-	PID         int64       `json:"pid"` // in the sandbox
-	Started     time.Time   `json:"started"`
-	Terminal    bool        `json:"terminal"`
-	Attached    int64       `json:"attached"`     // connections
-	StdoutFirst int64       `json:"stdout_first"` // offset of the oldest byte that is kept
-	StdoutEnd   int64       `json:"stdout_end"`   // bytes so far
-	StderrFirst int64       `json:"stderr_first"`
-	StderrEnd   int64       `json:"stderr_end"`
-	Exit        *exitReport `json:"exit"` // null while it runs
-}
-
-// An exitReport describes the end of a process.
-type exitReport struct {
-	// 128 plus the signal's number if a signal ended it
-	Code      int64            `json:"exit_code"`
-	Signal    string           `json:"signal,omitempty"`
-	OOMKilled bool             `json:"oom_killed"`
-	DiskFull  bool             `json:"disk_full"`
-	Killed    bool             `json:"killed"` // on request, or because its connection ended
-	Duration  turnstone.Millis `json:"duration_ms"`
-}
-
-func newProcessesReport(all []wire.ProcessProcessInfo) processesReport {
-	r := processesReport{Processes: []processReport{}}
-	for _, p := range all {
-		// from the sandbox: zero if it is not a time
-		started, _ := time.Parse(time.RFC3339Nano, p.Started)
-		out := processReport{Process: p.ProcessID, Argv: slices.Concat([]string{}, p.Argv), Cwd: p.Cwd, PID: p.PID, Started: started, Terminal: p.Terminal,
-			Attached: p.Attached, StdoutFirst: p.StdoutFirst, StdoutEnd: p.StdoutEnd, StderrFirst: p.StderrFirst, StderrEnd: p.StderrEnd}
-		if e := p.Exit; e != nil {
-			out.Exit = &exitReport{Code: e.ExitCode, Signal: e.Signal, OOMKilled: e.OOMKilled, DiskFull: e.DiskFull, Killed: e.Killed,
-				Duration: turnstone.Millis(e.Duration)}
-		}
-		r.Processes = append(r.Processes, out)
-	}
-	return r
 }
 
 // A templatesReport is the output of turn template ls.

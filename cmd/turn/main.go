@@ -4,17 +4,19 @@ package main
 
 import (
 	"os"
+
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 )
 
 func main() { os.Exit(cli.Main(new(commandLine), nil)) }
 
 // commandLine is the command line, as kong parses it.
 type commandLine struct {
-	Run    runCmd    `cmd:"" group:"Run documents" help:"Run a document and print its receipt."`
-	Exec   execCmd   `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
-	Check  checkCmd  `cmd:"" group:"Run documents" help:"Check documents without running them."`
-	Replay replayCmd `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
+	Run    runCmd             `cmd:"" group:"Run documents" help:"Run a document and print its receipt."`
+	Exec   sandboxcmd.ExecCmd `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
+	Check  checkCmd           `cmd:"" group:"Run documents" help:"Check documents without running them."`
+	Replay replayCmd          `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
 
 	Log  logCmd  `cmd:"" group:"Look at turns" help:"List the turns of a session."`
 	Show showCmd `cmd:"" group:"Look at turns" help:"Show a turn, its receipt or its changes."`
@@ -28,9 +30,9 @@ type commandLine struct {
 	Merge   mergeCmd   `cmd:"" group:"Work with sessions" help:"Merge a turn into a branch."`
 	Resume  resumeCmd  `cmd:"" group:"Work with sessions" help:"Resume a turn's saved machine."`
 
-	Sandbox  sandboxCmd  `cmd:"" group:"Manage what turns run in" help:"Create, use and remove long-lived sandboxes."`
-	Template templateCmd `cmd:"" group:"Manage what turns run in" help:"List, build, show and remove templates."`
-	Home     homeCmd     `cmd:"" group:"Manage what turns run in" help:"List and remove persistent home directories."`
+	Sandbox  sandboxcmd.Cmd `cmd:"" group:"Manage what turns run in" help:"Create, use and remove long-lived sandboxes."`
+	Template templateCmd    `cmd:"" group:"Manage what turns run in" help:"List, build, show and remove templates."`
+	Home     homeCmd        `cmd:"" group:"Manage what turns run in" help:"List and remove persistent home directories."`
 
 	Doctor doctorCmd `cmd:"" group:"Maintain this machine" help:"Check this machine and suggest fixes."`
 	Gc     gcCmd     `cmd:"" group:"Maintain this machine" help:"Delete unreachable data."`

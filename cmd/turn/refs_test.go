@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
 	"turnstone.dev/turnstone/internal/cli"
 )
 

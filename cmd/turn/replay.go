@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -37,7 +38,7 @@ turn could not run.`
 
 // Run replays the turn.
 func (c *replayCmd) Run(a *cli.App) error {
-	secrets, err := readSecrets(c.Secret)
+	secrets, err := flags.ReadSecrets(c.Secret)
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}

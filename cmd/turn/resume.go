@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -17,11 +18,11 @@ type resumeCmd struct {
 	Name string         `help:"Name the sandbox." placeholder:"NAME"`
 	TTL  *time.Duration `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME"`
 
-	Grant    []string    `help:"Grant a front matter key: network (repeatable)." placeholder:"KEY" sep:","`
-	Network  networkMode `help:"Set the network mode." placeholder:"on|off"`
-	Allow    []rule      `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
-	Deny     []rule      `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
-	NoHostCA bool        `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
+	Grant    []string          `help:"Grant a front matter key: network (repeatable)." placeholder:"KEY" sep:","`
+	Network  flags.NetworkMode `help:"Set the network mode." placeholder:"on|off"`
+	Allow    []flags.Rule      `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	Deny     []flags.Rule      `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	NoHostCA bool              `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
 
 	Quiet bool `short:"q" help:"Print no progress."`
 	JSON  bool `name:"json" help:"Print the sandbox as JSON."`
@@ -39,16 +40,13 @@ imported; its record grants nothing.`
 }
 
 // network returns the network of the flags.
-func (c *resumeCmd) network() *networkFlags {
-	return &networkFlags{Network: c.Network, Allow: c.Allow, Deny: c.Deny, NoHostCA: c.NoHostCA}
+func (c *resumeCmd) network() *flags.ForNetwork {
+	return &flags.ForNetwork{Network: c.Network, Allow: c.Allow, Deny: c.Deny, NoHostCA: c.NoHostCA}
 }
 
 // Validate is called by kong.
 func (c *resumeCmd) Validate() error {
-	if c.Network.rules.Record || c.Network.rules.Replay {
-		return errors.New("--network: record and replay are for turns")
-	}
-	return c.network().contradiction()
+	return c.network().ValidateWithoutTurn()
 }
 
 // Run starts the machine.
@@ -63,7 +61,7 @@ func (c *resumeCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
 		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl, Grant: c.Grant,
-			Network: c.network().network(), NetworkRules: c.network().rules()}, p.Preparing)
+			Network: c.network().On(), NetworkRules: c.network().Rules()}, p.Preparing)
 		p.Close()
 		if err != nil {
 			return err

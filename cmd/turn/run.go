@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -34,7 +35,7 @@ type runCmd struct {
 	Home     string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
 	Grant    []string `help:"Grant a front matter key (repeatable)." placeholder:"KEY" sep:","`
 	Snapshot string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
-	sandboxFlags
+	flags.ForSandbox
 }
 
 // Help is shown below the flags' summary.
@@ -84,7 +85,7 @@ func (c *runCmd) Validate() error {
 	case c.Session != nil && *c.Session == "":
 		return errors.New("--session: the name is empty")
 	}
-	return c.sandboxFlags.Validate()
+	return c.ForSandbox.Validate()
 }
 
 // Run runs the document.
@@ -148,7 +149,7 @@ func (c *runCmd) expand(ctx context.Context, a *cli.App, x *executor.Executor, r
 		req.Session = named
 	}
 	refs := []*string{&req.Session}
-	if req.NetworkRules != nil && c.Network.rules.ReplayOf != "" {
+	if req.NetworkRules != nil && c.Network.Rules.ReplayOf != "" {
 		refs = append(refs, &req.NetworkRules.ReplayOf)
 	}
 	return a.Expand(ctx, x, refs...)
@@ -165,8 +166,8 @@ func documentDir(file string) string {
 // request converts the flags to the executor's request.
 func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	req := executor.Request{
-		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.env(), Add: transfers(c.Add), Get: transfers(c.Get),
-		Memory: c.Memory, Disk: c.Disk, Network: c.network(), NetworkRules: c.rules(), Substrate: c.Substrate, Commands: c.Commands,
+		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.Environ(), Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
+		Memory: c.Memory, Disk: c.Disk, Network: c.On(), NetworkRules: c.Rules(), Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
 	if c.Timeout != nil {
@@ -176,29 +177,10 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 		req.CPUs = *c.CPUs
 	}
 	var err error
-	if req.Secrets, err = readSecrets(c.Secret); err == nil {
-		req.SecretHeaders, err = c.secretHeaders()
+	if req.Secrets, err = flags.ReadSecrets(c.Secret); err == nil {
+		req.SecretHeaders, err = c.SecretHeaders()
 	}
 	return req, err
-}
-
-// readSecrets reads the values of secrets that are only named from turn's own environment.
-func readSecrets(given []string) ([]string, error) {
-	var all []string
-	for _, s := range given {
-		name, _, ok := strings.Cut(s, "=")
-		if !ok {
-			value, there := os.LookupEnv(name)
-			if !there {
-				return nil, turnstone.Errorf("run", turnstone.KindInvalid, "--secret "+name,
-					"there is no such variable in the environment").
-					WithHint("export it first: a value on the command line can be seen by others")
-			}
-			s = name + "=" + value
-		}
-		all = append(all, s)
-	}
-	return all, nil
 }
 
 // output returns the receipt's destination; nil is standard output.

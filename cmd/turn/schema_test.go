@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
@@ -45,19 +46,19 @@ var printed = map[string]reflect.Type{
 	"cp": reflect.TypeFor[copyReport](), "resume": reflect.TypeFor[sandboxes.Info](),
 	"session ls":     reflect.TypeFor[sessionsReport](),
 	"session show":   reflect.TypeFor[turnstone.Graph](),
-	"session rm":     reflect.TypeFor[removedReport](),
+	"session rm":     reflect.TypeFor[cli.RemovedReport](),
 	"session rename": reflect.TypeFor[turnstone.Session](),
 	"session tag":    reflect.TypeFor[turnstone.Tag](),
-	"session untag":  reflect.TypeFor[removedReport](),
+	"session untag":  reflect.TypeFor[cli.RemovedReport](),
 	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
 	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
-	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxesReport](), "sandbox ps": reflect.TypeFor[processesReport](),
+	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxcmd.SandboxesReport](), "sandbox ps": reflect.TypeFor[sandboxcmd.ProcessesReport](),
 	"exec": reflect.TypeFor[cli.CommandReport](), "sandbox exec": reflect.TypeFor[cli.CommandReport](),
-	"sandbox stop": reflect.TypeFor[stoppedReport](), "sandbox rm": reflect.TypeFor[removedReport](),
+	"sandbox stop": reflect.TypeFor[sandboxcmd.StoppedReport](), "sandbox rm": reflect.TypeFor[cli.RemovedReport](),
 	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
 	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
 	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[templatesRemoved](),
-	"home ls": reflect.TypeFor[homesReport](), "home rm": reflect.TypeFor[removedReport](),
+	"home ls": reflect.TypeFor[homesReport](), "home rm": reflect.TypeFor[cli.RemovedReport](),
 	"hash": reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
 	"": reflect.TypeFor[cli.ErrorReport](),
 }

@@ -134,7 +134,7 @@ func (c *sessionRmCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		rep := removedReport{Removed: []string{}}
+		rep := cli.RemovedReport{Removed: []string{}}
 		err := c.remove(ctx, x, &rep)
 		if c.JSON {
 			err = errors.Join(a.WriteJSON(rep), err)
@@ -144,7 +144,7 @@ func (c *sessionRmCmd) Run(a *cli.App) error {
 }
 
 // remove adds the removed sessions to rep.
-func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *removedReport) error {
+func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *cli.RemovedReport) error {
 	if c.Branch != "" {
 		err := x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
 		if err == nil {
@@ -222,7 +222,7 @@ func (c *sessionUntagCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		err := x.Untag(ctx, c.Session, c.Name)
 		if err == nil && c.JSON {
-			return a.WriteJSON(removedReport{[]string{c.Name}})
+			return a.WriteJSON(cli.RemovedReport{Removed: []string{c.Name}})
 		}
 		return err
 	})

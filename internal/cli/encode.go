@@ -88,3 +88,8 @@ func saysJSON(args []string) bool {
 	}
 	return slices.Contains(args, "--json")
 }
+
+// A RemovedReport lists the removed objects, up to the first failure.
+type RemovedReport struct {
+	Removed []string `json:"removed"`
+}

@@ -52,12 +52,12 @@ func wantsValue(node *kong.Node, arg string) bool {
 	for _, group := range node.AllFlags(false) {
 		for _, f := range group {
 			if arg == "--"+f.Name || f.Short != 0 && arg[1] != '-' && strings.HasSuffix(arg, string(f.Short)) {
-				return TakesValue(f)
+				return takesValue(f)
 			}
 		}
 	}
 	return false
 }
 
-// TakesValue reports whether the flag's next word is its value.
-func TakesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
+// takesValue reports whether the flag's next word is its value.
+func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }

@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -23,7 +24,7 @@ import (
 type sandboxExecCmd struct {
 	Terminal bool           `short:"t" help:"Give the command a terminal."`
 	Detach   bool           `short:"d" help:"Print the process name and return at once."`
-	Env      []envVar       `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Env      []flags.EnvVar `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
 	Cwd      string         `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
 	User     string         `help:"Run as USER[:GROUP] (default: the template's, or root)." placeholder:"USER"`
 	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
@@ -85,7 +86,7 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	if err != nil {
 		return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 	}
-	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: (&sandboxFlags{Env: c.Env}).env()}
+	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: (&flags.ForSandbox{Env: c.Env}).Environ()}
 	if c.Terminal {
 		cmd.Terminal = terminalSize(a)
 		if t := os.Getenv("TERM"); t != "" && !slices.ContainsFunc(cmd.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {

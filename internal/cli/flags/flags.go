@@ -1,4 +1,5 @@
-package main
+// Package flags has the flags that several commands share: those of a sandbox and of its network.
+package flags
 
 import (
 	"fmt"
@@ -11,34 +12,34 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// sandboxFlags are the flags of every command that starts a sandbox.
-type sandboxFlags struct {
+// ForSandbox are the flags of every command that starts a sandbox.
+type ForSandbox struct {
 	Image   string          `help:"Run in this template or image (default: base)." placeholder:"NAME"`
-	Env     []envVar        `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Env     []EnvVar        `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
 	Add     []transfer      `help:"Copy a file into the sandbox first (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
 	Get     []transfer      `help:"Copy a file out of the sandbox at the end (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
 	Timeout *time.Duration  `help:"Limit the wall time, such as 90s or 10m (default: 1h)." placeholder:"TIME"`
 	CPUs    *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
 	Memory  turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
 	Disk    turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
-	networkFlags
+	ForNetwork
 	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 }
 
 // Validate is called by kong.
-func (f *sandboxFlags) Validate() error {
+func (f *ForSandbox) Validate() error {
 	if f.Timeout != nil && *f.Timeout <= 0 {
 		return fmt.Errorf("--timeout: %s is no time to run in", *f.Timeout)
 	}
-	shape := f.shape(turnstone.DefaultShape())
+	shape := f.Shape(turnstone.DefaultShape())
 	if err := shape.Validate(); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
 	return f.contradiction()
 }
 
-// shape returns base with the values of the flags.
-func (f *sandboxFlags) shape(base turnstone.Shape) turnstone.Shape {
+// Shape returns base with the values of the flags.
+func (f *ForSandbox) Shape(base turnstone.Shape) turnstone.Shape {
 	if f.CPUs != nil {
 		base.CPUs = *f.CPUs
 	}
@@ -48,13 +49,13 @@ func (f *sandboxFlags) shape(base turnstone.Shape) turnstone.Shape {
 	if f.Disk != 0 {
 		base.Disk = f.Disk
 	}
-	if on := f.network(); on != nil {
+	if on := f.On(); on != nil {
 		base.Network = *on
 	}
 	return base
 }
 
-func (f *sandboxFlags) env() []string {
+func (f *ForSandbox) Environ() []string {
 	var env []string
 	for _, e := range f.Env {
 		env = append(env, string(e))
@@ -62,13 +63,13 @@ func (f *sandboxFlags) env() []string {
 	return env
 }
 
-// An envVar is KEY=VALUE.
-type envVar string
+// An EnvVar is KEY=VALUE.
+type EnvVar string
 
 var envName = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (e *envVar) UnmarshalText(text []byte) error {
+func (e *EnvVar) UnmarshalText(text []byte) error {
 	name, _, ok := strings.Cut(string(text), "=")
 	if !ok {
 		return fmt.Errorf("%q: write NAME=VALUE", text)
@@ -76,7 +77,7 @@ func (e *envVar) UnmarshalText(text []byte) error {
 	if !envName.MatchString(name) {
 		return fmt.Errorf("%q is not a name for an environment variable", name)
 	}
-	*e = envVar(text)
+	*e = EnvVar(text)
 	return nil
 }
 
@@ -90,7 +91,7 @@ func (t *transfer) UnmarshalText(text []byte) error {
 	return err
 }
 
-func transfers(from []transfer) []executor.Transfer {
+func Transfers(from []transfer) []executor.Transfer {
 	var to []executor.Transfer
 	for _, t := range from {
 		to = append(to, executor.Transfer(t))

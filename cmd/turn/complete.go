@@ -2,13 +2,32 @@ package main
 
 import (
 	"context"
+	"io"
 	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/completion"
 	"turnstone.dev/turnstone/internal/terminal"
 )
+
+type completionCmd struct {
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: ${enum}."`
+}
+
+// Help is shown below the flags' summary.
+func (c *completionCmd) Help() string {
+	return `bash: source <(turn completion bash)
+zsh:  source <(turn completion zsh)
+fish: turn completion fish | source`
+}
+
+// Run prints the script, which is generated from the command line's own model.
+func (c *completionCmd) Run(a *cli.App) error {
+	_, err := io.WriteString(a.Stdout, completion.Script(c.Shell, a.Kong.Model.Node))
+	return err
+}
 
 type completeRefsCmd struct {
 	Word     string `arg:"" optional:"" help:"Beginning of the reference."`

@@ -1,18 +1,13 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"syscall"
-	"text/tabwriter"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -61,49 +56,4 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 		return cli.Exit(cli.ExitUsage, err)
 	}
 	return sandboxVerdict(ctx, "", exit, err)
-}
-
-type sandboxPsCmd struct {
-	Sandbox string `arg:"" help:"ID, ID prefix or name."`
-	JSON    bool   `name:"json" help:"Print JSON."`
-}
-
-// Run lists the processes that were started in the sandbox.
-func (c *sandboxPsCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
-		i, err := s.Find(ctx, c.Sandbox)
-		if err != nil {
-			return err
-		}
-		all, err := s.Processes(ctx, i.ID)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(newProcessesReport(all))
-		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
-		for _, p := range all {
-			// All of this data comes from the sandbox.
-			terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", terminal.Printable(p.ProcessID), p.PID, processState(p), processAge(p),
-				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), terminal.Shorten(terminal.Printable(strings.Join(p.Argv, " ")), 60))
-		}
-		return w.Flush()
-	})
-}
-
-func processState(p wire.ProcessProcessInfo) string {
-	if p.Exit == nil {
-		return "running"
-	}
-	return fmt.Sprintf("exit %d", p.Exit.ExitCode)
-}
-
-func processAge(p wire.ProcessProcessInfo) string {
-	t, err := time.Parse(time.RFC3339Nano, p.Started)
-	if err != nil {
-		return "-"
-	}
-	return terminal.Rough(time.Since(t))
 }

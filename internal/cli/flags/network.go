@@ -1,4 +1,4 @@
-package main
+package flags
 
 import (
 	"errors"
@@ -12,17 +12,17 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// networkFlags describe a sandbox's network access.
-type networkFlags struct {
-	Network      networkMode  `help:"Set the network mode." placeholder:"on|off|record|replay[=TURN]"`
-	Allow        []rule       `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
-	Deny         []rule       `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+// ForNetwork describe a sandbox's network access.
+type ForNetwork struct {
+	Network      NetworkMode  `help:"Set the network mode." placeholder:"on|off|record|replay[=TURN]"`
+	Allow        []Rule       `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
+	Deny         []Rule       `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
 	SecretHeader []headerFlag `help:"Set a header outside of the sandbox (repeatable)." placeholder:"HOST=NAME=VARIABLE" sep:"none"`
 	NoHostCA     bool         `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
 }
 
-// network reports whether there is to be a network; nil: no flag decides.
-func (f *networkFlags) network() *bool {
+// On reports whether there is to be a network; nil: no flag decides.
+func (f *ForNetwork) On() *bool {
 	on := true
 	switch {
 	case f.Network.set:
@@ -33,20 +33,29 @@ func (f *networkFlags) network() *bool {
 	return nil
 }
 
+// ValidateWithoutTurn checks the flags of a sandbox in which no turn runs: only the traffic of turns
+// is recorded.
+func (f *ForNetwork) ValidateWithoutTurn() error {
+	if f.Network.Rules.Record || f.Network.Rules.Replay {
+		return errors.New("--network: record and replay are for turns")
+	}
+	return f.contradiction()
+}
+
 // contradiction rejects rules for a network that is off.
-func (f *networkFlags) contradiction() error {
+func (f *ForNetwork) contradiction() error {
 	if f.Network.set && !f.Network.on && len(f.Allow) > 0 {
 		return errors.New("--allow: --network is off")
 	}
 	return nil
 }
 
-// rules returns the flags other than on and off; nil: none.
-func (f *networkFlags) rules() *document.NetworkRules {
+// Rules returns the flags other than on and off; nil: none.
+func (f *ForNetwork) Rules() *document.NetworkRules {
 	if len(f.Allow)+len(f.Deny) == 0 && !f.Network.set && !f.NoHostCA {
 		return nil
 	}
-	r := f.Network.rules
+	r := f.Network.Rules
 	r.NoHostCA = f.NoHostCA
 	r.HasAllow = len(f.Allow) > 0
 	for _, a := range f.Allow {
@@ -58,13 +67,10 @@ func (f *networkFlags) rules() *document.NetworkRules {
 	return &r
 }
 
-// spec returns the network of a sandbox that is kept.
-func (f *networkFlags) spec() (*network.Spec, error) {
-	if f.Network.rules.Record || f.Network.rules.Replay {
-		return nil, errors.New("--network: record and replay are for turns")
-	}
-	headers, err := f.secretHeaders()
-	r := f.rules()
+// Spec returns the network of a sandbox that is kept.
+func (f *ForNetwork) Spec() (*network.Spec, error) {
+	headers, err := f.SecretHeaders()
+	r := f.Rules()
 	if err != nil || r == nil && len(headers) == 0 {
 		return nil, err
 	}
@@ -82,33 +88,33 @@ func (f *networkFlags) spec() (*network.Spec, error) {
 	return s, nil
 }
 
-// networkMode is a mode of the network that records whether it was given.
-type networkMode struct {
+// NetworkMode is a mode of the network that records whether it was given.
+type NetworkMode struct {
 	set, on bool
-	rules   document.NetworkRules
+	Rules   document.NetworkRules
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (m *networkMode) UnmarshalText(text []byte) error {
+func (m *NetworkMode) UnmarshalText(text []byte) error {
 	word, turn, named := strings.Cut(string(text), "=")
 	on, rules, ok := document.NetworkMode(word)
 	if !ok || slices.Contains([]string{"true", "false", "yes", "no"}, strings.ToLower(word)) || named && (word != "replay" || turn == "") {
 		return fmt.Errorf("%q is none of on, off, record, replay and replay=TURN", text)
 	}
-	*m = networkMode{set: true, on: on}
+	*m = NetworkMode{set: true, on: on}
 	if rules != nil {
-		m.rules = *rules
-		m.rules.ReplayOf = turn
+		m.Rules = *rules
+		m.Rules.ReplayOf = turn
 	}
 	return nil
 }
 
-// A rule is a rule of network.ParseRule, or public.
-type rule string
+// A Rule is a rule of network.ParseRule, or public.
+type Rule string
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (r *rule) UnmarshalText(text []byte) error {
-	*r = rule(text)
+func (r *Rule) UnmarshalText(text []byte) error {
+	*r = Rule(text)
 	if *r == network.PublicWord {
 		return nil
 	}
@@ -126,8 +132,8 @@ func (h *headerFlag) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// secretHeaders completes headers whose values are in turn's own environment.
-func (f *networkFlags) secretHeaders() ([]string, error) {
+// SecretHeaders completes headers whose values are in turn's own environment.
+func (f *ForNetwork) SecretHeaders() ([]string, error) {
 	var all []string
 	for _, given := range f.SecretHeader {
 		text := string(given)

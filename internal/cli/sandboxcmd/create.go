@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -20,13 +21,13 @@ import (
 type sandboxCreateCmd struct {
 	Name   string          `help:"Name the sandbox; the name must be unique." placeholder:"NAME"`
 	Image  string          `help:"Run in this template or registry image." placeholder:"NAME" default:"base"`
-	Env    []envVar        `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Env    []flags.EnvVar  `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
 	Secret []string        `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
 	TTL    time.Duration   `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
 	CPUs   *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
 	Memory turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
 	Disk   turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
-	networkFlags
+	flags.ForNetwork
 	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
 	Quiet     bool   `short:"q" help:"Print no progress."`
 	JSON      bool   `name:"json" help:"Print the sandbox as JSON."`
@@ -47,17 +48,14 @@ could not be created.`
 // spec converts the flags to the library's spec, with a machine as base for values that they do not
 // set.
 func (c *sandboxCreateCmd) spec(base turnstone.Shape) sandboxes.Spec {
-	flags := sandboxFlags{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, networkFlags: c.networkFlags, Env: c.Env}
-	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: flags.env(), Shape: flags.shape(base),
+	f := flags.ForSandbox{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, ForNetwork: c.ForNetwork, Env: c.Env}
+	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: f.Environ(), Shape: f.Shape(base),
 		Substrate: c.Substrate, TTL: c.TTL}
 }
 
 // Validate is called by kong.
 func (c *sandboxCreateCmd) Validate() error {
-	if c.Network.rules.Record || c.Network.rules.Replay {
-		return errors.New("--network: record and replay are for turns")
-	}
-	if err := c.contradiction(); err != nil {
+	if err := c.ValidateWithoutTurn(); err != nil {
 		return err
 	}
 	return c.spec(turnstone.DefaultShape()).Check()
@@ -74,13 +72,13 @@ func (c *sandboxCreateCmd) Run(a *cli.App) error {
 		return err
 	}
 	spec := c.spec(x.Shape(c.Image))
-	if spec.Secrets, err = readSecrets(c.Secret); err != nil {
+	if spec.Secrets, err = flags.ReadSecrets(c.Secret); err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
-	if spec.Network, err = c.networkFlags.spec(); err != nil {
+	if spec.Network, err = c.ForNetwork.Spec(); err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
-	if c.network() == nil && spec.Shape.Network {
+	if c.On() == nil && spec.Shape.Network {
 		if spec.Shape.Network, err = x.DefaultNetwork(); err != nil {
 			return cli.Fail(err)
 		}

@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/wire"
 )
 
-type execCmd struct {
-	sandboxFlags
+type ExecCmd struct {
+	flags.ForSandbox
 	Cwd   string `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
 	Quiet bool   `short:"q" help:"Print no progress."`
 	JSON  bool   `name:"json" help:"Print the exit status and outputs as JSON."`
@@ -25,7 +26,7 @@ type execCmd struct {
 }
 
 // Help is shown below the flags' summary.
-func (c *execCmd) Help() string {
+func (c *ExecCmd) Help() string {
 	return `The command reads standard input unless that is a terminal. Its output is unchanged,
 except that a terminal gets no control sequences other than colors.
 
@@ -35,15 +36,15 @@ Exit status: that of the command, 128+N if signal N ended it; 124 after --timeou
 }
 
 // Validate is called by kong.
-func (c *execCmd) Validate() error {
-	if c.Network.rules.Record || c.Network.rules.Replay {
-		return errors.New("--network: record and replay are for turns")
+func (c *ExecCmd) Validate() error {
+	if err := c.ValidateWithoutTurn(); err != nil {
+		return err
 	}
-	return c.sandboxFlags.Validate() // kong calls only the outermost
+	return c.ForSandbox.Validate() // kong calls only the outermost
 }
 
 // Run runs the command.
-func (c *execCmd) Run(a *cli.App) error {
+func (c *ExecCmd) Run(a *cli.App) error {
 	argv := c.Cmd
 	if len(argv) > 0 && argv[0] == "--" {
 		argv = argv[1:]
@@ -53,7 +54,7 @@ func (c *execCmd) Run(a *cli.App) error {
 			"no command to run").WithHint("turn exec -- CMD…"))
 
 	}
-	rules, err := c.networkFlags.spec()
+	rules, err := c.ForNetwork.Spec()
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
@@ -67,9 +68,9 @@ func (c *execCmd) Run(a *cli.App) error {
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
 	req := executor.CommandRequest{
-		Argv: argv, Image: c.Image, Env: c.env(), Cwd: c.Cwd, Add: transfers(c.Add), Get: transfers(c.Get),
-		Shape: c.shape(x.Shape(c.Image)), Substrate: c.Substrate,
-		Network: rules, HostNetwork: c.networkFlags.network() == nil,
+		Argv: argv, Image: c.Image, Env: c.Environ(), Cwd: c.Cwd, Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
+		Shape: c.Shape(x.Shape(c.Image)), Substrate: c.Substrate,
+		Network: rules, HostNetwork: c.ForNetwork.On() == nil,
 		Stdout: terminal.NewSink(a.Stdout, p, broken),
 		Stderr: terminal.NewSink(a.Stderr, p, broken),
 	}

@@ -1,31 +1,19 @@
-package main
+// Package completion writes the scripts that complete a command line of kong in a shell.
+package completion
 
 import (
 	"fmt"
-	"io"
-	"reflect"
 	"strings"
 
 	"github.com/alecthomas/kong"
-	"turnstone.dev/turnstone/internal/cli"
 )
 
-type completionCmd struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: ${enum}."`
-}
-
-// Help is shown below the flags' summary.
-func (c *completionCmd) Help() string {
-	return `bash: source <(turn completion bash)
-zsh:  source <(turn completion zsh)
-fish: turn completion fish | source`
-}
-
-// Run prints the script, which is generated from the command line's own model.
-func (c *completionCmd) Run(a *cli.App) error {
-	commands := completions(a.Kong.Model.Node, "")
+// Script returns the script that completes the command line root in a shell: bash, zsh or
+// fish.
+func Script(shell string, root *kong.Node) string {
+	commands := completions(root, "")
 	var b strings.Builder
-	switch c.Shell {
+	switch shell {
 	case "fish":
 		fishCompletion(&b, commands)
 	case "zsh":
@@ -34,8 +22,7 @@ func (c *completionCmd) Run(a *cli.App) error {
 	default:
 		bashCompletion(&b, commands)
 	}
-	_, err := io.WriteString(a.Stdout, b.String())
-	return err
+	return b.String()
 }
 
 // A completion describes the words that may follow one command.
@@ -70,7 +57,7 @@ func completions(node *kong.Node, path string) []completion {
 		c.copies = c.copies || p.Name == "src"
 		c.sessions = c.sessions || p.Name == "session"
 		c.homes = c.homes || p.Name == "home"
-		c.refs = c.refs || p.Name == "ref" || p.Name == "from" || p.Target.Type() == reflect.TypeFor[statePath]()
+		c.refs = c.refs || p.Name == "ref" || p.Name == "from" || p.Name == "path"
 		for _, v := range p.EnumSlice() {
 			if v != "" {
 				c.words = append(c.words, word{name: v})
@@ -168,6 +155,9 @@ func values(f *kong.Flag) []string {
 	return v
 }
 
+// takesValue reports whether the flag's next word is its value.
+func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
+
 func takesFile(f *kong.Flag) bool { return f.Name == "output" || f.Name == "add" || f.Name == "get" }
 
 // bashCompletion writes one function that finds the command by the words before the cursor. It also
@@ -194,7 +184,7 @@ func bashCompletion(b *strings.Builder, all []completion) {
 	b.WriteString("    esac\n  done\n  COMPREPLY=()\n  case \"$path:$prev\" in\n")
 	for _, c := range all {
 		for _, f := range c.flags {
-			if !cli.TakesValue(f) {
+			if !takesValue(f) {
 				continue
 			}
 			var patterns []string
@@ -273,7 +263,7 @@ func fishCompletion(b *strings.Builder, all []completion) {
 				b.WriteString(" -r -F")
 			case listed(f) != "":
 				fmt.Fprintf(b, " -x -a %s", fishQuote("("+listed(f)+")"))
-			case cli.TakesValue(f):
+			case takesValue(f):
 				fmt.Fprintf(b, " -x -a %s", fishQuote(strings.Join(values(f), " ")))
 			}
 			fmt.Fprintf(b, " -d %s\n", fishQuote(f.Help))

@@ -1,4 +1,6 @@
-package main
+// Package sandboxcmd has the commands that run in sandboxes without a turn: turn exec, and those below
+// turn sandbox.
+package sandboxcmd
 
 import (
 	"cmp"
@@ -13,7 +15,8 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-type sandboxCmd struct {
+// Cmd has the commands below turn sandbox.
+type Cmd struct {
 	Create sandboxCreateCmd `cmd:"" help:"Create a sandbox and print its ID."`
 	Ls     sandboxLsCmd     `cmd:"" help:"List sandboxes."`
 	Exec   sandboxExecCmd   `cmd:"" help:"Run a command in a sandbox."`
@@ -48,7 +51,7 @@ func (c *sandboxLsCmd) Run(a *cli.App) error {
 			return err
 		}
 		if c.JSON {
-			return a.WriteJSON(sandboxesReport{append([]sandboxes.Info{}, all...)})
+			return a.WriteJSON(SandboxesReport{append([]sandboxes.Info{}, all...)})
 		}
 		if c.Quiet {
 			for _, i := range all {
@@ -96,7 +99,7 @@ func (c *sandboxStopCmd) Run(a *cli.App) error {
 	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
 		if c.JSON {
-			err = errors.Join(a.WriteJSON(stoppedReport{stopped}), err)
+			err = errors.Join(a.WriteJSON(StoppedReport{stopped}), err)
 		}
 		return err
 	})
@@ -127,7 +130,7 @@ func (c *sandboxRmCmd) Run(a *cli.App) error {
 		}
 		removed, err := remove(ctx, s)
 		if c.JSON {
-			err = errors.Join(a.WriteJSON(removedReport{removed}), err)
+			err = errors.Join(a.WriteJSON(cli.RemovedReport{Removed: removed}), err)
 		}
 		return err
 	})
@@ -174,4 +177,14 @@ func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(contex
 		done = append(done, string(id))
 	}
 	return done, nil
+}
+
+// A SandboxesReport is the output of turn sandbox ls.
+type SandboxesReport struct {
+	Sandboxes []sandboxes.Info `json:"sandboxes"`
+}
+
+// A StoppedReport lists the stopped sandboxes, up to the first failure.
+type StoppedReport struct {
+	Stopped []string `json:"stopped"`
 }

@@ -1,4 +1,4 @@
-package main
+package flags
 
 import (
 	"testing"
@@ -30,9 +30,9 @@ func TestTransfer(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	two := 2
-	f := sandboxFlags{CPUs: &two, Memory: 1 << 29, networkFlags: networkFlags{Network: networkMode{set: true}}}
+	f := ForSandbox{CPUs: &two, Memory: 1 << 29, ForNetwork: ForNetwork{Network: NetworkMode{set: true}}}
 	want := turnstone.Shape{CPUs: 2, Memory: 1 << 29, Disk: turnstone.DefaultShape().Disk}
-	if got := f.shape(turnstone.DefaultShape()); got != want {
+	if got := f.Shape(turnstone.DefaultShape()); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
