@@ -145,3 +145,13 @@ const (
 	StepSkipped Status = "skipped"
 	StepError   Status = "error" // started and was interrupted: the VM died, the user interrupted
 )
+
+// A Lifetime defines how long a sandbox lives.
+type Lifetime string
+
+// The lifetimes of a sandbox. Empty means LifetimeTurn.
+const (
+	LifetimeTurn Lifetime = "turn" // each turn has its own sandbox
+	// the sandbox is paused after a turn and resumes in the next turn
+	LifetimeSession Lifetime = "session"
+)

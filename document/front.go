@@ -59,7 +59,8 @@ var frontKeys = []frontKey{
 	{"branch", func(p *docParser, n *yaml.Node) { p.name(n, "branch", &p.doc.Front.Branch) }},
 	{"home", func(p *docParser, n *yaml.Node) { p.name(n, "home", &p.doc.Front.Home) }},
 	{"lifetime", func(p *docParser, n *yaml.Node) {
-		p.doc.Front.Lifetime = oneOf(p, n, "lifetime", LifetimeTurn, LifetimeSession)
+		p.doc.Front.Lifetime = oneOf(p, n, "lifetime", turnstone.LifetimeTurn,
+			turnstone.LifetimeSession)
 	}},
 	{"snapshot", func(p *docParser, n *yaml.Node) {
 		p.doc.Front.Snapshot = oneOf(p, n, "snapshot", SnapshotNone, SnapshotVM)

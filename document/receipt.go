@@ -131,7 +131,7 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("secrets", strings.Join(info.Secrets, ", "))
 	text("network", info.Network)
 	text("home", info.Home)
-	if info.Lifetime != LifetimeTurn {
+	if info.Lifetime != turnstone.LifetimeTurn {
 		text("lifetime", string(info.Lifetime))
 	}
 	if info.Snapshot != SnapshotNone {

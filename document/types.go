@@ -35,11 +35,11 @@ type FrontMatter struct {
 	NetworkRules *NetworkRules // details of the network; nil: none
 	Isolation    Isolation     // minimum for the sandbox
 
-	Session  string   // the turn's session; empty: an unnamed session
-	Branch   string   // branch of the session
-	Lifetime Lifetime // lifetime of the sandbox
-	Home     string   // name of a persistent home directory; empty: none
-	Snapshot Snapshot // what to keep of the machine
+	Session  string             // the turn's session; empty: an unnamed session
+	Branch   string             // branch of the session
+	Lifetime turnstone.Lifetime // lifetime of the sandbox
+	Home     string             // name of a persistent home directory; empty: none
+	Snapshot Snapshot           // what to keep of the machine
 }
 
 // NetworkRules are a document's details for an enabled network.
@@ -63,16 +63,6 @@ type Isolation string
 const (
 	IsolationAny     Isolation = "any"     // any substrate
 	IsolationMicroVM Isolation = "microvm" // a machine with its own kernel
-)
-
-// A Lifetime defines how long a sandbox lives.
-type Lifetime string
-
-// The lifetimes of a sandbox. Empty means LifetimeTurn.
-const (
-	LifetimeTurn Lifetime = "turn" // each turn has its own sandbox
-	// the sandbox is paused after a turn and resumes in the next turn
-	LifetimeSession Lifetime = "session"
 )
 
 // A Snapshot defines what is kept of a turn's machine in addition to its state.
@@ -122,10 +112,10 @@ type TurnInfo struct {
 	Changes string           // summary, such as "3 added, 1 changed"
 	Secrets []string         // names of the turn's secrets
 
-	Home     string   // name of the home directory; empty: none
-	Lifetime Lifetime // omitted unless the machine belongs to the session
-	Snapshot Snapshot // omitted unless the whole machine was kept
-	Network  string   // summary of the network, such as "recorded, 3 connections"; empty: none
+	Home     string             // name of the home directory; empty: none
+	Lifetime turnstone.Lifetime // omitted unless the machine belongs to the session
+	Snapshot Snapshot           // omitted unless the whole machine was kept
+	Network  string             // summary of the network, such as "recorded, 3 connections"; empty: none
 }
 
 // A StepResult is the result of a step.

@@ -195,7 +195,7 @@ func TestExamples(t *testing.T) {
 }
 
 // checkReceipt checks that the receipt is a document with the same steps.
-func checkReceipt(t *testing.T, name string, turn *executor.Turn) {
+func checkReceipt(t *testing.T, name string, turn *turnstone.TurnReport) {
 	t.Helper()
 	doc, err := document.Parse(name, []byte(turn.Receipt))
 	if err != nil {
@@ -206,7 +206,7 @@ func checkReceipt(t *testing.T, name string, turn *executor.Turn) {
 	}
 }
 
-func run(t *testing.T, h *statedir.Dir, file string) *executor.Turn {
+func run(t *testing.T, h *statedir.Dir, file string) *turnstone.TurnReport {
 	t.Helper()
 	src, err := os.ReadFile(file)
 	if err != nil {

@@ -15,64 +15,45 @@ import (
 )
 
 type (
-	Ask            = plan.Ask
-	ChangeStatus   = turn.ChangeStatus
+	Ask = plan.Ask
+
 	CommandRequest = turn.CommandRequest
-	DiffRequest    = turn.DiffRequest
-	Executor       = turn.Executor
-	ExportReport   = bundle.ExportReport
-	ExportRequest  = bundle.ExportRequest
-	FileChange     = turn.FileChange
-	FileDifference = turn.FileDifference
-	FileInfo       = turn.FileInfo
-	FsckReport     = turn.FsckReport
-	GCReport       = turn.GCReport
-	GCRequest      = turn.GCRequest
-	HomeInfo       = turn.HomeInfo
-	Host           = turn.Host
-	ImportBuild    = bundle.ImportBuild
-	ImportReport   = bundle.ImportReport
-	ImportRequest  = bundle.ImportRequest
-	LayerInfo      = turn.LayerInfo
-	MergeOutcome   = merging.MergeOutcome
-	MergeReport    = merging.MergeReport
-	MergeRequest   = merging.Request
-	MergeSide      = merging.MergeSide
-	Observer       = turn.Observer
-	Options        = turn.Options
-	Phase          = turn.Phase
-	Record         = turn.Record
-	Replay         = turn.Replay
+
+	Executor      = turn.Executor
+	ExportReport  = bundle.ExportReport
+	ExportRequest = bundle.ExportRequest
+
+	Host          = turn.Host
+	ImportBuild   = bundle.ImportBuild
+	ImportReport  = bundle.ImportReport
+	ImportRequest = bundle.ImportRequest
+
+	MergeOutcome = merging.MergeOutcome
+	MergeReport  = merging.MergeReport
+	MergeRequest = merging.Request
+	MergeSide    = merging.MergeSide
+	Observer     = turn.Observer
+	Options      = turn.Options
+
 	ReplayOptions  = turn.ReplayOptions
 	Request        = plan.Request
 	ResumeRequest  = turn.ResumeRequest
 	Sandbox        = turn.Sandbox
 	SandboxRequest = turn.SandboxRequest
 
-	State           = turn.State
-	StateDiff       = turn.StateDiff
-	StepDifference  = turn.StepDifference
 	TemplatePrune   = templatebuild.PruneRequest
 	TemplatePruned  = templatebuild.TemplatePruned
 	TemplateRemoval = templatebuild.Removal
 	TemplateStays   = templatebuild.TemplateStays
 	TemplateUse     = templatebuild.TemplateUse
 	Transfer        = document.Transfer
-	Turn            = turn.Turn
-	TurnInfo        = turn.TurnInfo
 
 	UnbuiltTemplate = bundle.UnbuiltTemplate
-	Usage           = turn.Usage
 )
 
 const (
 	DefaultImage = plan.DefaultImage
 
-	Added            = turn.Added
-	Modified         = turn.Modified
-	Deleted          = turn.Deleted
-	Retyped          = turn.Retyped
-	Renamed          = turn.Renamed
 	MergeDone        = merging.MergeDone
 	MergeUpToDate    = merging.MergeUpToDate
 	MergeFastForward = merging.MergeFastForward

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -48,7 +47,7 @@ type controlAnswer struct {
 	Fault *fault            `json:"fault,omitempty"`
 	Kept  *substrate.Packed `json:"kept,omitempty"` // for keep
 
-	Network *network.Facts `json:"network,omitempty"` // for network
+	Network *turnstone.NetworkFacts `json:"network,omitempty"` // for network
 	Status
 }
 

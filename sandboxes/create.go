@@ -29,9 +29,9 @@ type Spec struct {
 	Env   []string        `json:"env,omitempty"`  // KEY=VALUE for all processes
 	Shape turnstone.Shape `json:"shape"`
 	// rules; only the holder keeps the values of secret headers
-	Network   *network.Spec `json:"network,omitempty"`
-	Substrate string        `json:"substrate"`
-	TTL       time.Duration `json:"ttl"` // time from ready to the stop; 0: never
+	Network   *turnstone.NetworkSpec `json:"network,omitempty"`
+	Substrate string                 `json:"substrate"`
+	TTL       time.Duration          `json:"ttl"` // time from ready to the stop; 0: never
 
 	// Secrets are NAME=VALUE for all processes. Only the sandbox itself keeps their values, and a
 	// fork of the sandbox requires explicit consent.
@@ -85,7 +85,7 @@ func (s Spec) Check() error {
 	if len(s.Label) > maxLabel {
 		return fail(fmt.Errorf("the label is longer than %d bytes", maxLabel))
 	}
-	if _, err := s.Network.Policy(); err != nil {
+	if _, err := network.PolicyOf(s.Network); err != nil {
 		return err
 	}
 	if s.TTL < 0 {

@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/lazyregexp"
-	"turnstone.dev/turnstone/internal/network"
 )
 
 // Info describes a sandbox: the content of its state.json.
@@ -35,12 +34,12 @@ type Info struct {
 	User         string          `json:"user,omitempty"`    // user of commands; empty: root
 	Shape        turnstone.Shape `json:"shape"`
 	// rules without the values of secret headers
-	Network *network.Spec `json:"network,omitempty"`
-	Created time.Time     `json:"created"`
-	Changed time.Time     `json:"changed"`          // time of the last change of State
-	Expires *time.Time    `json:"expires,omitzero"` // nil: never
-	Paused  bool          `json:"paused,omitempty"` // the machine is paused
-	Holder  Process       `json:"holder"`
+	Network *turnstone.NetworkSpec `json:"network,omitempty"`
+	Created time.Time              `json:"created"`
+	Changed time.Time              `json:"changed"`          // time of the last change of State
+	Expires *time.Time             `json:"expires,omitzero"` // nil: never
+	Paused  bool                   `json:"paused,omitempty"` // the machine is paused
+	Holder  Process                `json:"holder"`
 	// Secrets are the names of the secrets in the environment of the processes.
 	Secrets []string            `json:"secrets,omitempty"`
 	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox's origin, if it is a fork

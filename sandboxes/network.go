@@ -13,14 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/network"
 )
 
 // Networked holds the optional abilities of a Machine with a network.
 type Networked interface {
 	// TakeNetwork returns the network's facts since the last call, and false if the machine has no
 	// network.
-	TakeNetwork(ctx context.Context) (network.Facts, bool)
+	TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool)
 	// DialGuest opens a connection to a TCP port of the sandbox. The connection has CloseWrite.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
 }
@@ -36,10 +35,10 @@ const (
 
 // Network returns the facts of the sandbox's network since the last call. The error is of kind
 // Unavailable if the sandbox has no network.
-func (c *Control) Network(ctx context.Context) (network.Facts, error) {
+func (c *Control) Network(ctx context.Context) (turnstone.NetworkFacts, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opNetwork})
 	if err != nil || a.Network == nil {
-		return network.Facts{}, err
+		return turnstone.NetworkFacts{}, err
 	}
 	return *a.Network, nil
 }

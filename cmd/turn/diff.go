@@ -41,7 +41,8 @@ func (c *diffCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		d, err := x.Diff(ctx, executor.DiffRequest{From: c.From, To: c.To, Text: c.Patch, Stat: c.Stat})
+		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch,
+			Stat: c.Stat})
 		if err != nil {
 			return err
 		}
@@ -49,7 +50,7 @@ func (c *diffCmd) Run(a *cli.App) error {
 	})
 }
 
-func printDiff(a *cli.App, d *executor.StateDiff, asJSON, patch, stat bool) error {
+func printDiff(a *cli.App, d *turnstone.StateDiff, asJSON, patch, stat bool) error {
 	if asJSON {
 		return a.WriteJSON(d)
 	}
@@ -75,41 +76,41 @@ func printDiff(a *cli.App, d *executor.StateDiff, asJSON, patch, stat bool) erro
 }
 
 // changeLine describes a path's change.
-func changeLine(f executor.FileChange) string {
-	if f.Status == executor.Renamed {
+func changeLine(f turnstone.FileChange) string {
+	if f.Status == turnstone.ChangeRenamed {
 		return fmt.Sprintf("%s %s -> %s", f.Status, terminal.Name(f.OldPath), terminal.Name(f.Path))
 	}
 	return fmt.Sprintf("%s %s", f.Status, terminal.Name(f.Path))
 }
 
 // what names the changed attributes, unless only the content changed.
-func what(f executor.FileChange) string {
-	if f.Status != executor.Modified || len(f.What) == 1 && f.What[0] == "content" {
+func what(f turnstone.FileChange) string {
+	if f.Status != turnstone.ChangeModified || len(f.What) == 1 && f.What[0] == "content" {
 		return ""
 	}
 	return " (" + strings.Join(f.What, ", ") + ")"
 }
 
-func statOf(f executor.FileChange) string {
+func statOf(f turnstone.FileChange) string {
 	switch {
 	case f.Binary:
 		return fmt.Sprintf("%s -> %s", sizeOf(f.Old), sizeOf(f.New))
 	case f.Plus+f.Minus > 0:
 		return fmt.Sprintf("+%d -%d", f.Plus, f.Minus)
-	case f.Status == executor.Modified:
+	case f.Status == turnstone.ChangeModified:
 		return strings.Join(f.What, ", ")
 	}
 	return ""
 }
 
-func sizeOf(f *executor.FileInfo) string {
+func sizeOf(f *turnstone.FileInfo) string {
 	if f == nil {
 		return "none"
 	}
 	return turnstone.Bytes(f.Size).Human()
 }
 
-func statSum(d *executor.StateDiff) string {
+func statSum(d *turnstone.StateDiff) string {
 	plus, minus := 0, 0
 	for _, f := range d.Files {
 		plus, minus = plus+f.Plus, minus+f.Minus
@@ -117,7 +118,7 @@ func statSum(d *executor.StateDiff) string {
 	return fmt.Sprintf("%s changed, %s added, %d removed", terminal.Plural(len(d.Files), "path", "paths"), terminal.Plural(plus, "line", "lines"), minus)
 }
 
-func printEnv(out io.Writer, d *executor.StateDiff) {
+func printEnv(out io.Writer, d *turnstone.StateDiff) {
 	for _, e := range d.Env {
 		switch {
 		case e.Old == nil:

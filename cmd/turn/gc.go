@@ -54,7 +54,8 @@ of a turn that stays are kept. Turns may run at the same time.`
 // Run deletes unreachable data.
 func (c *gcCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
-		rep, err := x.GC(ctx, executor.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous), KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
+		rep, err := x.GC(ctx, turnstone.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous),
+			KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
 		if err != nil {
 			return err
 		}
@@ -65,7 +66,7 @@ func (c *gcCmd) Run(a *cli.App) error {
 	})
 }
 
-func printGC(a *cli.App, rep *executor.GCReport) error {
+func printGC(a *cli.App, rep *turnstone.GCReport) error {
 	deleted := "deleted"
 	if rep.DryRun {
 		deleted = "would delete"
@@ -120,7 +121,7 @@ func (c *fsckCmd) Run(a *cli.App) error {
 	})
 }
 
-func printFsck(a *cli.App, rep *executor.FsckReport) error {
+func printFsck(a *cli.App, rep *turnstone.FsckReport) error {
 	var errs []error
 	for _, p := range rep.Problems {
 		repaired := ""

@@ -55,7 +55,7 @@ func (c *homeLsCmd) Run(a *cli.App) error {
 
 // A homesReport is the JSON output of turn home ls.
 type homesReport struct {
-	Homes []executor.HomeInfo `json:"homes"`
+	Homes []turnstone.HomeInfo `json:"homes"`
 }
 
 type homeRmCmd struct {

@@ -82,10 +82,11 @@ func exprText(e ast.Expr) string {
 func TestHostileNames(t *testing.T) {
 	a, read := piped(t)
 	for name, print := range map[string]func(){
-		"show": func() { _ = printTurn(a, terminaltest.Filled[executor.TurnInfo]()) },
+		"show": func() { _ = printTurn(a, terminaltest.Filled[turnstone.TurnInfo]()) },
 		"diff": func() {
-			d := terminaltest.Filled[executor.StateDiff]()
-			for i, s := range []executor.ChangeStatus{executor.Renamed, executor.Modified} {
+			d := terminaltest.Filled[turnstone.StateDiff]()
+			for i, s := range []turnstone.ChangeStatus{turnstone.ChangeRenamed,
+				turnstone.ChangeModified} {
 				d.Files[i].Status = s
 			}
 			_ = printDiff(a, d, false, false, false)
@@ -99,12 +100,18 @@ func TestHostileNames(t *testing.T) {
 				_, _ = io.WriteString(a.Stdout, mergeText(r, false))
 			}
 		},
-		"replay":  func() { _, _ = io.WriteString(a.Stdout, replayText(terminaltest.Filled[executor.Replay]())) },
-		"ls":      func() { _, _ = terminal.Println(a.Stdout, fileLine(*terminaltest.Filled[executor.FileInfo]())) },
-		"gc":      func() { _ = printGC(a, terminaltest.Filled[executor.GCReport]()) },
-		"fsck":    func() { _ = printFsck(a, terminaltest.Filled[executor.FsckReport]()) },
+		"replay": func() {
+			_, _ = io.WriteString(a.Stdout,
+				replayText(terminaltest.Filled[turnstone.ReplayReport]()))
+		},
+		"ls": func() {
+			_, _ = terminal.Println(a.Stdout,
+				fileLine(*terminaltest.Filled[turnstone.FileInfo]()))
+		},
+		"gc":      func() { _ = printGC(a, terminaltest.Filled[turnstone.GCReport]()) },
+		"fsck":    func() { _ = printFsck(a, terminaltest.Filled[turnstone.FsckReport]()) },
 		"details": func() { _ = printDetails(a, terminaltest.Filled[template.Details]()) },
-		"summary": func() { (&runCmd{}).summary(a, terminaltest.Filled[executor.Turn]()) },
+		"summary": func() { (&runCmd{}).summary(a, terminaltest.Filled[turnstone.TurnReport]()) },
 		"error": func() {
 			a.Complain(turnstone.NewError("x", turnstone.KindInvalid, terminaltest.Hostile, errors.New(terminaltest.Hostile)).
 				WithHint(terminaltest.Hostile))

@@ -44,21 +44,21 @@ type checkedStep struct {
 
 // A turnReport is the output of turn show.
 type turnReport struct {
-	*executor.TurnInfo
+	*turnstone.TurnInfo
 	Record *recordReport `json:"record"` // null for a running or interrupted turn
 }
 
 // A recordReport is a record with its timeout in milliseconds; the stored record has nanoseconds.
 type recordReport struct {
-	*executor.Record
+	*turnstone.TurnRecord
 	Timeout *struct{}        `json:"timeout,omitempty"` // hides the record's
 	Limit   turnstone.Millis `json:"timeout_ms,omitzero"`
 }
 
-func newTurnReport(i *executor.TurnInfo) turnReport {
+func newTurnReport(i *turnstone.TurnInfo) turnReport {
 	r := turnReport{TurnInfo: i}
 	if i.Record != nil {
-		r.Record = &recordReport{Record: i.Record, Limit: turnstone.Millis(i.Record.Timeout)}
+		r.Record = &recordReport{TurnRecord: i.Record, Limit: turnstone.Millis(i.Record.Timeout)}
 	}
 	return r
 }

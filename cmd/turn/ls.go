@@ -44,23 +44,24 @@ cp copies every name unchanged.`
 func (c *lsCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
 		out := bufio.NewWriter(a.Stdout)
-		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive, func(f executor.FileInfo) error {
-			switch {
-			case c.JSON:
-				return a.WriteLine(out, f)
-			case c.Names:
-				_, err := terminal.Println(out, terminal.Name(f.Path))
+		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive,
+			func(f turnstone.FileInfo) error {
+				switch {
+				case c.JSON:
+					return a.WriteLine(out, f)
+				case c.Names:
+					_, err := terminal.Println(out, terminal.Name(f.Path))
+					return err
+				}
+				_, err := terminal.Println(out, fileLine(f))
 				return err
-			}
-			_, err := terminal.Println(out, fileLine(f))
-			return err
-		})
+			})
 		return errors.Join(err, out.Flush())
 	})
 }
 
 // fileLine returns a file's line as in ls -l.
-func fileLine(f executor.FileInfo) string {
+func fileLine(f turnstone.FileInfo) string {
 	target := ""
 	if f.Target != "" {
 		target = " -> " + terminal.Name(f.Target)
@@ -70,7 +71,7 @@ func fileLine(f executor.FileInfo) string {
 }
 
 // modeOf returns type and permissions as in ls -l: "lrwxrwxrwx", "drwxrwxrwt".
-func modeOf(f executor.FileInfo) string {
+func modeOf(f turnstone.FileInfo) string {
 	mode := []byte("-rwxrwxrwx")
 	if t, ok := map[string]byte{"dir": 'd', "symlink": 'l', "char": 'c', "block": 'b', "fifo": 'p'}[f.Type]; ok {
 		mode[0] = t

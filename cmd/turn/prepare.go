@@ -4,7 +4,7 @@ import (
 	"os/exec"
 	"syscall"
 
-	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -30,7 +30,7 @@ func (c *prepareCmd) Run(a *cli.App) error {
 
 // prepareNext starts prepareCmd in a separate process session. If it fails, the next turn does its
 // work.
-func prepareNext(a *cli.App, turn *executor.Turn) {
+func prepareNext(a *cli.App, turn *turnstone.TurnReport) {
 	dir, err := statedir.Locate(a.Env.Dir)
 	if err != nil || turn.State == "" || a.Env.Background == "off" {
 		return

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/flags"
@@ -50,7 +51,7 @@ func (c *replayCmd) Run(a *cli.App) error {
 	p.Hide(secrets)
 	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	given := c.Ref
-	var rep *executor.Replay
+	var rep *turnstone.ReplayReport
 	if err = a.Expand(ctx, x, &c.Ref); err == nil {
 		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}, p)
 	}
@@ -84,7 +85,7 @@ func (c *replayCmd) Run(a *cli.App) error {
 const replayFiles = 50
 
 // replayText formats the comparison for users.
-func replayText(rep *executor.Replay) string {
+func replayText(rep *turnstone.ReplayReport) string {
 	var b strings.Builder
 	if rep.Home != "" {
 		terminal.Printf(&b, "home %s belongs to no state, and was not mounted\n", terminal.Printable(rep.Home))

@@ -115,7 +115,7 @@ func (c *runCmd) Run(a *cli.App) error {
 	p := a.Progress(c.Quiet, len(doc.Steps))
 	p.Hide(req.Secrets)
 	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
-	var turn *executor.Turn
+	var turn *turnstone.TurnReport
 	if err = c.expand(ctx, a, x, &req); err == nil {
 		turn, err = x.Run(ctx, req, p)
 	}
@@ -168,7 +168,8 @@ func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	req := executor.Request{
 		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.Environ(), Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.On(), NetworkRules: c.Rules(), Substrate: c.Substrate, Commands: c.Commands,
-		Session: c.session(), Branch: c.Branch, Lifetime: document.Lifetime(c.Lifetime), Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
+		Session: c.session(), Branch: c.Branch, Lifetime: turnstone.Lifetime(c.Lifetime),
+		Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
@@ -199,7 +200,7 @@ func (c *runCmd) output(doc *document.Document) (*cli.Output, error) {
 }
 
 // deliver writes the receipt, or the JSON, to its destination.
-func (c *runCmd) deliver(a *cli.App, turn *executor.Turn, out *cli.Output) error {
+func (c *runCmd) deliver(a *cli.App, turn *turnstone.TurnReport, out *cli.Output) error {
 	if out != nil {
 		if err := out.Write([]byte(turn.Receipt)); err != nil {
 			return fmt.Errorf("%s: %w", out.Named, err)
@@ -218,7 +219,7 @@ func (c *runCmd) deliver(a *cli.App, turn *executor.Turn, out *cli.Output) error
 }
 
 // undelivered reports a receipt that could not be written, and where it is kept.
-func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
+func undelivered(x *executor.Executor, turn *turnstone.TurnReport, err error) error {
 	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
 	if kept := x.ReceiptFile(turn.ID); kept != "" {
 		e.Hint = "it is kept in " + kept
@@ -227,7 +228,7 @@ func undelivered(x *executor.Executor, turn *executor.Turn, err error) error {
 }
 
 // summary ends the progress with one line about the whole turn.
-func (c *runCmd) summary(a *cli.App, turn *executor.Turn) {
+func (c *runCmd) summary(a *cli.App, turn *turnstone.TurnReport) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
 		defer terminal.Printf(a.Stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
 	}
@@ -252,7 +253,7 @@ func (c *runCmd) summary(a *cli.App, turn *executor.Turn) {
 }
 
 // verdict returns the exit status of a turn's result.
-func verdict(turn *executor.Turn, err error) error {
+func verdict(turn *turnstone.TurnReport, err error) error {
 	said := turnstone.NewError("run", turn.Kind, "", errors.New(turn.Error)).WithHint(turn.Hint)
 	switch turn.Result {
 	case turnstone.ResultPassed:

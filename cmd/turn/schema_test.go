@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"errors"
@@ -38,11 +39,12 @@ var update = flag.Bool("update", false, "write docs/schemas")
 // printed are the types that commands print with --json. "ls" and "sandbox fork" print one on each
 // line.
 var printed = map[string]reflect.Type{
-	"run": reflect.TypeFor[executor.Turn](), "check": reflect.TypeFor[checkReport](), "replay": reflect.TypeFor[executor.Replay](),
-	"log": reflect.TypeFor[turnstone.Graph](), "show": reflect.TypeFor[turnReport](),
-	"diff": reflect.TypeFor[executor.StateDiff](),
+	"run": reflect.TypeFor[turnstone.TurnReport](), "check": reflect.TypeFor[checkReport](),
+	"replay": reflect.TypeFor[turnstone.ReplayReport](),
+	"log":    reflect.TypeFor[turnstone.Graph](), "show": reflect.TypeFor[turnReport](),
+	"diff": reflect.TypeFor[turnstone.StateDiff](),
 	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[executor.MergeReport](),
-	"ls": reflect.TypeFor[executor.FileInfo](),
+	"ls": reflect.TypeFor[turnstone.FileInfo](),
 	"cp": reflect.TypeFor[copyReport](), "resume": reflect.TypeFor[sandboxes.Info](),
 	"session ls":     reflect.TypeFor[sessionsReport](),
 	"session show":   reflect.TypeFor[turnstone.Graph](),
@@ -51,7 +53,8 @@ var printed = map[string]reflect.Type{
 	"session tag":    reflect.TypeFor[turnstone.Tag](),
 	"session untag":  reflect.TypeFor[cli.RemovedReport](),
 	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
-	"gc": reflect.TypeFor[executor.GCReport](), "fsck": reflect.TypeFor[executor.FsckReport](), "du": reflect.TypeFor[executor.Usage](),
+	"gc": reflect.TypeFor[turnstone.GCReport](), "fsck": reflect.TypeFor[turnstone.FsckReport](),
+	"du":             reflect.TypeFor[turnstone.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxcmd.SandboxesReport](), "sandbox ps": reflect.TypeFor[sandboxcmd.ProcessesReport](),
 	"exec": reflect.TypeFor[cli.CommandReport](), "sandbox exec": reflect.TypeFor[cli.CommandReport](),
 	"sandbox stop": reflect.TypeFor[sandboxcmd.StoppedReport](), "sandbox rm": reflect.TypeFor[cli.RemovedReport](),
@@ -65,16 +68,29 @@ var printed = map[string]reflect.Type{
 
 // words are the types whose values are a fixed set of words.
 var words = map[reflect.Type][]string{
-	reflect.TypeFor[turnstone.Kind]():        wordsOf(turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindInternal),
-	reflect.TypeFor[turnstone.Result]():      wordsOf(turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
-	reflect.TypeFor[turnstone.Status]():      wordsOf(turnstone.StepPassed, turnstone.StepFailed, turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
-	reflect.TypeFor[turnstone.TurnStatus]():  wordsOf(turnstone.TurnRunning, turnstone.TurnDone),
-	reflect.TypeFor[doctor.Status]():         wordsOf(doctor.StatusOK, doctor.StatusWarn, doctor.StatusFail),
-	reflect.TypeFor[kernelcheck.Presence]():  wordsOf(kernelcheck.BuiltIn, kernelcheck.AsModule, kernelcheck.Present, kernelcheck.Missing, kernelcheck.Unknown),
-	reflect.TypeFor[need.Level]():            wordsOf(need.Always, need.QEMU, need.Firecracker, need.Optional),
-	reflect.TypeFor[sandboxes.State]():       wordsOf(sandboxes.StateCreating, sandboxes.StateReady, sandboxes.StateRunning, sandboxes.StateStopped, sandboxes.StateFailed),
-	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone, executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
-	reflect.TypeFor[executor.ChangeStatus](): wordsOf(executor.Added, executor.Modified, executor.Deleted, executor.Retyped, executor.Renamed),
+	reflect.TypeFor[turnstone.Kind](): wordsOf(turnstone.KindInvalid,
+		turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted,
+		turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead,
+		turnstone.KindInternal),
+	reflect.TypeFor[turnstone.Result](): wordsOf(turnstone.ResultPassed,
+		turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
+	reflect.TypeFor[turnstone.Status](): wordsOf(turnstone.StepPassed, turnstone.StepFailed,
+		turnstone.StepTimeout, turnstone.StepSkipped, turnstone.StepError),
+	reflect.TypeFor[turnstone.TurnStatus](): wordsOf(turnstone.TurnRunning, turnstone.TurnDone),
+	reflect.TypeFor[doctor.Status](): wordsOf(doctor.StatusOK, doctor.StatusWarn,
+		doctor.StatusFail),
+	reflect.TypeFor[kernelcheck.Presence](): wordsOf(kernelcheck.BuiltIn, kernelcheck.AsModule,
+		kernelcheck.Present, kernelcheck.Missing, kernelcheck.Unknown),
+	reflect.TypeFor[need.Level](): wordsOf(need.Always, need.QEMU, need.Firecracker,
+		need.Optional),
+	reflect.TypeFor[sandboxes.State](): wordsOf(sandboxes.StateCreating,
+		sandboxes.StateReady, sandboxes.StateRunning, sandboxes.StateStopped,
+		sandboxes.StateFailed),
+	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone,
+		executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
+	reflect.TypeFor[turnstone.ChangeStatus](): wordsOf(turnstone.ChangeAdded,
+		turnstone.ChangeModified, turnstone.ChangeDeleted, turnstone.ChangeRetyped,
+		turnstone.ChangeRenamed),
 }
 
 func wordsOf[T ~string](all ...T) (list []string) {
@@ -117,6 +133,18 @@ func schemaOf(command string) (map[string]any, error) {
 	return root, errors.Join(m.errs...)
 }
 
+// defNames are the names in schemas of types that have another name in Go.
+var defNames = map[reflect.Type]string{
+	reflect.TypeFor[turnstone.TurnReport]():   "Turn",
+	reflect.TypeFor[turnstone.TurnState]():    "State",
+	reflect.TypeFor[turnstone.TreeRef]():      "Ref",
+	reflect.TypeFor[turnstone.ImageRecipe]():  "Recipe",
+	reflect.TypeFor[turnstone.NetworkSpec]():  "Spec",
+	reflect.TypeFor[turnstone.StoreSummary](): "Summary",
+	reflect.TypeFor[turnstone.StoreSwept]():   "Swept",
+	reflect.TypeFor[turnstone.StoreUsage]():   "Usage",
+}
+
 func (m *schemaMaker) of(t reflect.Type) any {
 	if form, ok := forms[t]; ok {
 		return form
@@ -157,7 +185,7 @@ func (m *schemaMaker) of(t reflect.Type) any {
 	case reflect.Map:
 		return map[string]any{"type": "object", "additionalProperties": m.of(t.Elem())}
 	case reflect.Struct:
-		name := t.String()[strings.LastIndexByte(t.String(), '.')+1:]
+		name := cmp.Or(defNames[t], t.String()[strings.LastIndexByte(t.String(), '.')+1:])
 		// Without the package: the place of a type in the source is not part of the interface.
 		name = strings.ToUpper(name[:1]) + name[1:]
 		if other, ok := m.types[name]; ok && other != t {

@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -48,7 +49,7 @@ func (c *showCmd) Run(a *cli.App) error {
 			return err
 		}
 		if c.Files {
-			d, err := x.Diff(ctx, executor.DiffRequest{From: c.Ref})
+			d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.Ref})
 			if err != nil {
 				return err
 			}
@@ -66,7 +67,7 @@ func (c *showCmd) Run(a *cli.App) error {
 	})
 }
 
-func printTurn(a *cli.App, i *executor.TurnInfo) error {
+func printTurn(a *cli.App, i *turnstone.TurnInfo) error {
 	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
 	line := func(key, value string) {
 		if value != "" {

@@ -5,13 +5,14 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 func TestModes(t *testing.T) {
-	for want, f := range map[string]executor.FileInfo{
+	for want, f := range map[string]turnstone.FileInfo{
 		"lrwxrwxrwx": {Type: "symlink", Mode: 0o777}, "drwxrwxrwt": {Type: "dir", Mode: 0o1777}, "drwxrwx--T": {Type: "dir", Mode: 0o1770},
 		"-rwsr-xr-x": {Type: "file", Mode: 0o4755}, "-rwSr--r--": {Type: "file", Mode: 0o4644}, "-rwxr-sr-x": {Type: "file", Mode: 0o2755},
 		"crw-rw----": {Type: "char", Mode: 0o660}, "prw-------": {Type: "fifo", Mode: 0o600},
@@ -26,10 +27,12 @@ func TestModes(t *testing.T) {
 func TestNamesInLines(t *testing.T) {
 	evil := "/a\n\x1b[2Jb"
 	for _, line := range []string{
-		fileLine(executor.FileInfo{Path: evil, Target: evil}),
-		changeLine(executor.FileChange{Status: executor.Renamed, Path: evil, OldPath: evil}),
-		changeLine(executor.FileChange{Status: executor.Added, Path: evil}),
-		replayText(&executor.Replay{Changes: []executor.FileDifference{{Path: evil, What: "differs"}}}),
+		fileLine(turnstone.FileInfo{Path: evil, Target: evil}),
+		changeLine(turnstone.FileChange{Status: turnstone.ChangeRenamed, Path: evil,
+			OldPath: evil}),
+		changeLine(turnstone.FileChange{Status: turnstone.ChangeAdded, Path: evil}),
+		replayText(&turnstone.ReplayReport{Changes: []turnstone.FileDifference{{Path: evil,
+			What: "differs"}}}),
 	} {
 		if strings.Contains(line, evil) || strings.Contains(line, "\x1b") || !strings.Contains(line, `"/a\n\x1b[2Jb"`) {
 			t.Errorf("%q", line)
@@ -40,12 +43,12 @@ func TestNamesInLines(t *testing.T) {
 // TestReplayTextIsShort checks that a thousand differing files do not hide the rest, and are
 // counted.
 func TestReplayTextIsShort(t *testing.T) {
-	changes := slices.Repeat([]executor.FileDifference{{Path: "/a.pyc", What: "differs"}}, 1000)
-	text := replayText(&executor.Replay{Changes: changes, More: 7, Cwd: true})
+	changes := slices.Repeat([]turnstone.FileDifference{{Path: "/a.pyc", What: "differs"}}, 1000)
+	text := replayText(&turnstone.ReplayReport{Changes: changes, More: 7, Cwd: true})
 	if n := strings.Count(text, "/a.pyc"); n != replayFiles || !strings.Contains(text, "and 957 more files") || !strings.Contains(text, "the working directory") {
 		t.Errorf("%d files named in:\n%s", n, text)
 	}
-	if text := replayText(&executor.Replay{Changes: changes[:replayFiles]}); strings.Contains(text, "more files") {
+	if text := replayText(&turnstone.ReplayReport{Changes: changes[:replayFiles]}); strings.Contains(text, "more files") {
 		t.Errorf("all are named:\n%s", text)
 	}
 }

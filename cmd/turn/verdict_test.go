@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 )
 
@@ -18,7 +17,8 @@ import (
 func TestVerdictKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead, turnstone.KindExhausted} {
 		for result, code := range map[turnstone.Result]int{turnstone.ResultError: cli.ExitAborted, turnstone.ResultFailed: cli.ExitFailed} {
-			err := verdict(&executor.Turn{Result: result, Error: "why", Hint: "do", Kind: kind}, nil)
+			err := verdict(&turnstone.TurnReport{Result: result, Error: "why", Hint: "do",
+				Kind: kind}, nil)
 			var exit *cli.ExitError
 			if !errors.As(err, &exit) || exit.Code != code {
 				t.Fatalf("%s: %v", result, err)

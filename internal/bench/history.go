@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -99,7 +98,7 @@ func (b *bench) startsOn(ctx context.Context, session string,
 
 // turnOf runs a document with more arguments.
 func (b *bench) turnOf(ctx context.Context, doc string,
-	args ...string) (*executor.Turn, time.Duration, error) {
+	args ...string) (*turnstone.TurnReport, time.Duration, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
 		return nil, 0, err
@@ -113,7 +112,7 @@ func (b *bench) turnOf(ctx context.Context, doc string,
 		return nil, 0, fmt.Errorf("turn run: %w: %s", err, errOut.String())
 	}
 	took := time.Since(began)
-	var t executor.Turn
+	var t turnstone.TurnReport
 	return &t, took, json.Unmarshal(out.Bytes(), &t)
 }
 

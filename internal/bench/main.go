@@ -103,7 +103,7 @@ func (b *bench) all(ctx context.Context) error {
 // run runs `turn run` on doc and returns the duration of the process and, if it is watched, its
 // peak memory.
 func (b *bench) run(ctx context.Context, doc string,
-	watch bool) (*executor.Turn, time.Duration, string, error) {
+	watch bool) (*turnstone.TurnReport, time.Duration, string, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
 		return nil, 0, "", err
@@ -126,7 +126,7 @@ func (b *bench) run(ctx context.Context, doc string,
 	if err != nil {
 		return nil, 0, "", fmt.Errorf("turn run: %w: %s", err, errOut.String())
 	}
-	var t executor.Turn
+	var t turnstone.TurnReport
 	err = json.Unmarshal(out.Bytes(), &t)
 	return &t, took, <-peak, err
 }

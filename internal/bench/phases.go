@@ -3,8 +3,7 @@ package main
 import (
 	"fmt"
 	"time"
-
-	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone"
 )
 
 // phases are the durations of the phases of turns, in the order of their first occurrence.
@@ -16,7 +15,7 @@ type phases struct {
 func newPhases() *phases { return &phases{took: map[string][]time.Duration{}} }
 
 // add adds a turn whose whole process took took. Time outside of all phases belongs to the process.
-func (p *phases) add(turn []executor.Phase, took time.Duration) {
+func (p *phases) add(turn []turnstone.Phase, took time.Duration) {
 	for _, ph := range turn {
 		d := time.Duration(ph.Took)
 		if p.took[ph.Name] == nil {

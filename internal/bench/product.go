@@ -143,7 +143,7 @@ func (p *product) fork(ctx context.Context) (time.Duration, error) {
 // script runs a script in a fresh sandbox with access to one port of this machine.
 func (p *product) script(ctx context.Context, text string) (string, error) {
 	box, err := p.b.create(ctx, executor.SandboxRequest{Substrate: p.name,
-		Network: &network.Spec{Allow: []string{p.b.peer.addr}}})
+		Network: &turnstone.NetworkSpec{Allow: []string{p.b.peer.addr}}})
 	if err != nil {
 		return "", err
 	}

@@ -65,10 +65,11 @@ func (c *Config) check() error {
 	if n.Default != "" && n.Default != "on" && n.Default != "off" {
 		return fmt.Errorf(`network.default: %q is neither "on" nor "off"`, n.Default)
 	}
-	if _, err := (&network.Spec{Allow: n.Allow, Deny: n.Deny, DNS: n.DNS}).Policy(); err != nil {
+	if _, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: n.Allow, Deny: n.Deny,
+		DNS: n.DNS}); err != nil {
 		return fmt.Errorf("network: %w", err)
 	}
-	if _, err := (&network.Spec{Allow: c.Documents.Allow}).Policy(); err != nil {
+	if _, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: c.Documents.Allow}); err != nil {
 		return fmt.Errorf("documents: %w", err)
 	}
 	for _, key := range c.Documents.Grant {

@@ -25,15 +25,15 @@ func RulesOf(c config.Config) (turnstone.Digest, error) {
 // grants. A rule with a name cannot be compared with addresses, because the DNS decides where the
 // name leads.
 func DocumentsPolicy(c config.Config) (network.Policy, error) {
-	p, err := (&network.Spec{Allow: append(slices.Clone(c.Network.Allow),
-		c.Documents.Allow...)}).Policy()
+	p, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: append(slices.Clone(c.Network.Allow),
+		c.Documents.Allow...)})
 	p.Whose = "not granted to the document"
 	return p, err
 }
 
 // Judging returns the policy of the requested network, with the host's rules applied.
-func (h Host) Judging(asked network.Spec) (network.Policy, error) {
-	policy, err := asked.Policy()
+func (h Host) Judging(asked turnstone.NetworkSpec) (network.Policy, error) {
+	policy, err := network.PolicyOf(&asked)
 	if err != nil {
 		return policy, err
 	}
@@ -61,7 +61,8 @@ func (h Host) Judging(asked network.Spec) (network.Policy, error) {
 // policy returns the host's own policy: the limit of every sandbox's network, whatever a turn
 // requests.
 func (h Host) policy() (network.Policy, error) {
-	p, err := (&network.Spec{Allow: h.Allow, Deny: h.Deny, Only: len(h.Allow) > 0}).Policy()
+	p, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: h.Allow, Deny: h.Deny,
+		Only: len(h.Allow) > 0})
 	p.Whose = "the host's policy"
 	return p, err
 }

@@ -32,7 +32,7 @@ func TestLockedHost(t *testing.T) {
 		{host: []string{"api.example.com"}, asked: []string{"web.example.com"},
 			name: "web.example.com", addr: "8.8.8.8", port: 443, refused: true},
 	} {
-		p, err := Host{Locked: true, Allow: c.host}.Judging(network.Spec{Allow: c.asked,
+		p, err := Host{Locked: true, Allow: c.host}.Judging(turnstone.NetworkSpec{Allow: c.asked,
 			Only: true})
 		if c.refused != (err != nil) || err != nil && turnstone.HintOf(err) == "" {
 			t.Errorf("%q, %q: %v", c.host, c.asked, err)
@@ -43,7 +43,7 @@ func TestLockedHost(t *testing.T) {
 	}
 	// A turn that requests nothing gets everything that the host allows.
 	p, err := Host{Locked: true, Allow: []string{"10.1.2.3:3128", "db.corp.example"}}.Judging(
-		network.Spec{})
+		turnstone.NetworkSpec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestLockedProperty(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := h.Judging(network.Spec{Allow: rules(t, "document"),
+		p, err := h.Judging(turnstone.NetworkSpec{Allow: rules(t, "document"),
 			Deny: denied(t, "document denies"), Only: rapid.Bool().Draw(t, "only")})
 		if err != nil {
 			return

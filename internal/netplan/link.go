@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/netstack"
 	"turnstone.dev/turnstone/internal/network/proxy"
@@ -83,7 +84,7 @@ type maskedWatch struct {
 }
 
 // Refused implements network.Observer.
-func (w maskedWatch) Refused(r network.Refusal) {
+func (w maskedWatch) Refused(r turnstone.Refusal) {
 	r.Host, r.Reason = w.secrets.Hosts().Mask(r.Host), w.secrets.Mask(r.Reason)
 	w.Watch.Refused(r)
 }

@@ -15,10 +15,10 @@ import (
 
 // Rules are the decided rules of a sandbox's network. They are immutable.
 type Rules struct {
-	Asked  network.Spec     // requested by the caller and the document
-	Spec   network.Spec     // Asked with the host's policy applied
-	Policy network.Policy   // the policy of Spec
-	Host   turnstone.Digest // digest of the host's network rules: see RulesOf
+	Asked  turnstone.NetworkSpec // requested by the caller and the document
+	Spec   turnstone.NetworkSpec // Asked with the host's policy applied
+	Policy network.Policy        // the policy of Spec
+	Host   turnstone.Digest      // digest of the host's network rules: see RulesOf
 
 	Mode    Mode
 	Secrets *secret.Set // masked in recordings and reports
@@ -57,13 +57,14 @@ func Merge(front, asked *document.NetworkRules, said bool) (rules, mode document
 type Use struct {
 	Network  bool // the sandbox has a network
 	Silent   bool // neither caller nor document chose whether there is a network
-	Lifetime document.Lifetime
+	Lifetime turnstone.Lifetime
 	Snapshot document.Snapshot
 }
 
 // Make decides the rules for asked on the host c. It also returns whether the sandbox has a
 // network.
-func Make(c config.Config, asked network.Spec, mode Mode, use Use) (_ Rules, on bool, err error) {
+func Make(c config.Config, asked turnstone.NetworkSpec, mode Mode, use Use) (_ Rules, on bool,
+	err error) {
 	r := Rules{Asked: asked, Mode: mode}
 	if r.Host, err = RulesOf(c); err != nil {
 		return r, false, err
@@ -103,7 +104,7 @@ func (r *Rules) Fits(use Use) error {
 			errors.New(why)).WithHint(hint)
 	}
 	headers, recorded := len(r.Asked.Headers) > 0, r.Mode.Record || r.Mode.Replay
-	stays := use.Lifetime == document.LifetimeSession
+	stays := use.Lifetime == turnstone.LifetimeSession
 	switch {
 	case !use.Network && headers:
 		return fail("secret header", "the network is off",
@@ -133,7 +134,7 @@ func (r *Rules) Fits(use Use) error {
 // Hide adds the values of the secret headers to set, which may be nil.
 func (r *Rules) Hide(set *secret.Set) *secret.Set {
 	for _, h := range r.Asked.Headers {
-		set = set.With("header "+h.Name+" for "+h.Host, h.Values()...)
+		set = set.With("header "+h.Name+" for "+h.Host, network.HeaderTexts(h)...)
 	}
 	return set
 }

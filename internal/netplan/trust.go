@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostca"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -14,7 +14,7 @@ import (
 func (l *Link) needsCA() bool {
 	return l.rules.Spec.Open || l.player != nil && l.player.Opened() ||
 		slices.ContainsFunc(l.rules.Spec.Headers,
-			func(h network.SecretHeader) bool { return h.Scheme == "https" })
+			func(h turnstone.SecretHeader) bool { return h.Scheme == "https" })
 }
 
 // caVariables point programs to hostca.GuestPath: OpenSSL's and Go's, curl, Python's requests,

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostca"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -65,14 +65,14 @@ func TestHostAuthorities(t *testing.T) {
 		t.Errorf("over the image's: %q", left)
 	}
 	// Switched off, in a replay, and on a host without authorities.
-	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: network.Spec{NoHostCA: true}},
+	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: turnstone.NetworkSpec{NoHostCA: true}},
 		nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
 		if more, err := n.Trust(host, env); err != nil || len(more) != 0 || len(n.HostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)
 		}
 	}
 	// With an authority of the sandbox's own, all variables name both.
-	n = NewLink(Rules{Spec: network.Spec{Open: true}}, nil)
+	n = NewLink(Rules{Spec: turnstone.NetworkSpec{Open: true}}, nil)
 	if more, err := n.Trust(host, env); err != nil || len(more) != len(caVariables) ||
 		len(n.HostCA) != 1 || n.CA == nil {
 		t.Errorf("opened: %q, %v", more, err)

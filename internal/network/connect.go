@@ -2,6 +2,7 @@ package network
 
 import (
 	"net/netip"
+	"turnstone.dev/turnstone"
 )
 
 // A Greeting is the parsed first bytes of a connection.
@@ -95,12 +96,13 @@ func (c Check) Greeting(g Greeting, known *Names) string {
 
 // Connect decides whether a connection may be opened, before any byte was sent on it. It returns
 // the refusal if not.
-func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (Refusal, bool) {
+func (j *Judge) Connect(protocol string, to netip.AddrPort, names []string) (turnstone.Refusal,
+	bool) {
 	var host string
 	if len(names) > 0 {
 		host = names[0]
 	}
-	r := Refusal{Protocol: protocol, Host: host, Address: to}
+	r := turnstone.Refusal{Protocol: protocol, Host: host, Address: to}
 	v := j.decide("", to.Addr(), to.Port())
 	if v.Allowed && !j.denies {
 		return r, true

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
 )
 
@@ -92,18 +93,9 @@ type Target struct {
 // not block.
 type Observer interface {
 	// Refused reports a connection or a lookup that the policy, or a limit, ended.
-	Refused(Refusal)
+	Refused(turnstone.Refusal)
 	// Closed reports a connection that has ended, with its bytes.
 	Closed(Connection)
-}
-
-// A Refusal is an action of the guest that was refused.
-type Refusal struct {
-	At       time.Time
-	Protocol string // "tcp", "udp", "dns", "icmp"
-	Host     string // the name, if it is known
-	Address  netip.AddrPort
-	Reason   string // a single line, such as "not in allow", "private address"
 }
 
 // MaxReason bounds the text of a refusal or a failure, in bytes.

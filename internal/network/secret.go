@@ -10,16 +10,6 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A SecretHeader is a header that is added to outgoing requests to a host. The guest never has its
-// value.
-type SecretHeader struct {
-	Scheme string `json:"scheme"` // "https", or "http" if the user wrote so
-	Host   string `json:"host"`   // a name or an address; lower case
-	Port   uint16 `json:"port"`   // 0: every port
-	Name   string `json:"name"`   // such as "Authorization"
-	Value  string `json:"value"`
-}
-
 // Limits of a secret header's value, in bytes. A shorter value could not be masked.
 const (
 	MinHeaderValue = 4
@@ -32,20 +22,20 @@ var unsettable = []string{"Host", "Content-Length", "Transfer-Encoding", "Connec
 
 // ParseSecretHeader parses "[SCHEME://]HOST[:PORT]=Name: value", where SCHEME is https (the
 // default) or http. Its errors are of kind Invalid and contain no value.
-func ParseSecretHeader(text string) (SecretHeader, error) {
+func ParseSecretHeader(text string) (turnstone.SecretHeader, error) {
 	where, header, ok := strings.Cut(text, "=")
-	fail := func(format string, args ...any) (SecretHeader, error) {
+	fail := func(format string, args ...any) (turnstone.SecretHeader, error) {
 		if !ok {
 			where = "" // it may be the value
 		}
-		return SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid,
+		return turnstone.SecretHeader{}, turnstone.Errorf("network.secret", turnstone.KindInvalid,
 			"secret header "+fmt.Sprintf("%.80q", where), format, args...).
 			WithHint("write HOST=Name: value, such as api.example.com=Authorization: Bearer …")
 	}
 	if !ok {
 		return fail("there is no =")
 	}
-	h := SecretHeader{Scheme: "https"}
+	h := turnstone.SecretHeader{Scheme: "https"}
 	host := where
 	if scheme, rest, ok := strings.Cut(where, "://"); ok {
 		h.Scheme, host = strings.ToLower(scheme), rest
@@ -92,19 +82,9 @@ func IsToken(s string) bool {
 	})
 }
 
-// Label returns the header's name without its value, such as
-// "https://api.example.com=Authorization".
-func (h SecretHeader) Label() string {
-	where := h.Scheme + "://" + h.Host
-	if h.Port != 0 {
-		where += fmt.Sprintf(":%d", h.Port)
-	}
-	return where + "=" + h.Name
-}
-
-// Values returns the texts that must be masked everywhere: the header's value, and for a value like
-// "Bearer TOKEN" (RFC 9110, section 11.6.2) also the TOKEN.
-func (h SecretHeader) Values() []string {
+// HeaderTexts returns the texts that must be masked everywhere: the header's value, and for a value
+// like "Bearer TOKEN" (RFC 9110, section 11.6.2) also the TOKEN.
+func HeaderTexts(h turnstone.SecretHeader) []string {
 	values := []string{h.Value}
 	if scheme, token, ok := strings.Cut(h.Value, " "); ok && IsToken(scheme) &&
 		len(strings.TrimSpace(token)) >= MinHeaderValue {
@@ -112,9 +92,3 @@ func (h SecretHeader) Values() []string {
 	}
 	return values
 }
-
-// String implements fmt.Stringer without the value, also for callers that print the struct.
-func (h SecretHeader) String() string { return h.Label() }
-
-// GoString is String for %#v.
-func (h SecretHeader) GoString() string { return h.Label() }

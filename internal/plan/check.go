@@ -42,9 +42,9 @@ func checkFront(doc *document.Document) error {
 	}
 	rules, mode := mergeRules(req, doc.Front)
 	net := netplan.Rules{Mode: netplan.Mode{Record: mode.Record, Replay: mode.Replay},
-		Asked: network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow,
+		Asked: turnstone.NetworkSpec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow,
 			Open: rules.Intercept}}
-	if _, err := net.Asked.Policy(); err != nil {
+	if _, err := network.PolicyOf(&net.Asked); err != nil {
 		return err
 	}
 	return net.Fits(p.networkUse())

@@ -36,7 +36,7 @@ func (p *Plan) context(secrets []string) (err error) {
 func (p *Plan) together() error {
 	const kept, stays = "snapshot: vm", "lifetime: session"
 	hidden := p.Secrets != nil
-	snapshot, session := p.Snapshot == document.SnapshotVM, p.Lifetime == document.LifetimeSession
+	snapshot, session := p.Snapshot == document.SnapshotVM, p.Lifetime == turnstone.LifetimeSession
 	for _, c := range []struct {
 		both               bool
 		subject, why, hint string

@@ -170,10 +170,10 @@ func (a *Authority) home() []Ask {
 
 // lifetime: a paused machine holds memory of the host after its turn.
 func (a *Authority) lifetime() []Ask {
-	if a.front().Lifetime != document.LifetimeSession {
+	if a.front().Lifetime != turnstone.LifetimeSession {
 		return nil
 	}
-	return named("lifetime", string(document.LifetimeSession), string(a.Request.Lifetime), nil)
+	return named("lifetime", string(turnstone.LifetimeSession), string(a.Request.Lifetime), nil)
 }
 
 // snapshot: a kept machine takes as much disk as the machine has memory, for each turn.

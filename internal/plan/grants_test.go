@@ -141,12 +141,16 @@ func TestDocumentsNeverGrant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pick := func(name string, values ...string) string { return rapid.SampledFrom(append(values, "")).Draw(t, name) }
 		f := document.FrontMatter{Image: pick("image", "python", "python:3.12", "localhost:1/x", "192.168.1.1/x"), Session: pick("session", "s", "t"), Branch: pick("branch", "main", "b"),
-			Home: pick("home", "h"), Lifetime: document.Lifetime(pick("lifetime", "turn", "session")), Snapshot: document.Snapshot(pick("snapshot", "vm", "none"))}
+			Home: pick("home", "h"), Lifetime: turnstone.Lifetime(pick("lifetime", "turn",
+				"session")), Snapshot: document.Snapshot(pick("snapshot", "vm", "none"))}
 		if rapid.Bool().Draw(t, "rules") {
 			f.NetworkRules = &document.NetworkRules{HasAllow: true, Allow: rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.0/8", "127.0.0.1:80", "a.example", "192.0.2.1", "public", "169.254.169.254"}), 0, 3).Draw(t, "allow")}
 		}
-		req := Request{Document: &document.Document{Name: "doc", Front: f}, Session: pick("--session", "s"), Home: pick("--home", "h"), Lifetime: document.Lifetime(pick("--lifetime", "session")), Image: pick("--image", "base"),
-			Grant: rapid.SliceOfDistinct(rapid.SampledFrom(config.GrantKeys), func(s string) string { return s }).Draw(t, "grant")}
+		req := Request{Document: &document.Document{Name: "doc", Front: f},
+			Session: pick("--session", "s"), Home: pick("--home", "h"),
+			Lifetime: turnstone.Lifetime(pick("--lifetime", "session")),
+			Image:    pick("--image", "base"),
+			Grant:    rapid.SliceOfDistinct(rapid.SampledFrom(config.GrantKeys), func(s string) string { return s }).Draw(t, "grant")}
 		a := &Authority{Request: req}
 		err := a.Check()
 		if err != nil {
@@ -166,7 +170,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 		switch {
 		case !has("session") && effective(req.Session, f.Session) != req.Session,
 			!has("home") && effective(req.Home, f.Home) != req.Home,
-			!has("lifetime") && f.Lifetime == document.LifetimeSession && req.Lifetime == "",
+			!has("lifetime") && f.Lifetime == turnstone.LifetimeSession && req.Lifetime == "",
 			!has("snapshot") && f.Snapshot == document.SnapshotVM,
 			!has("image") && req.Image == "" && (f.Image == "localhost:1/x" || f.Image == "192.168.1.1/x"),
 			!has("image") && req.Image == "" && f.Image == "python:3.12" && !a.Anonymous():

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
@@ -11,7 +12,7 @@ import (
 func (p *Plan) planNetwork(req Request) (err error) {
 	front := req.Document.Front
 	rules, said := mergeRules(req, front)
-	asked := network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow,
+	asked := turnstone.NetworkSpec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow,
 		Open: rules.Intercept, NoHostCA: rules.NoHostCA, Asked: p.authority.onlyAsked()}
 	for _, text := range req.SecretHeaders {
 		h, err := network.ParseSecretHeader(text)
@@ -33,8 +34,8 @@ func (p *Plan) planNetwork(req Request) (err error) {
 
 // sandboxNetwork is planNetwork for a sandbox that runs no document. silent says that nobody said
 // whether there is to be a network.
-func (p *Plan) sandboxNetwork(spec *network.Spec, silent bool) (err error) {
-	var asked network.Spec
+func (p *Plan) sandboxNetwork(spec *turnstone.NetworkSpec, silent bool) (err error) {
+	var asked turnstone.NetworkSpec
 	if spec != nil {
 		asked = *spec
 	}

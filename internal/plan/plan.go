@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/template"
@@ -59,7 +58,7 @@ type Plan struct {
 	folder  *os.Root // the document's; nil: no file of it is read
 
 	Session, Branch string
-	Lifetime        document.Lifetime
+	Lifetime        turnstone.Lifetime
 	Home            string
 	Snapshot        document.Snapshot
 	Secrets         *secret.Set
@@ -136,7 +135,7 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 		Isolation: front.Isolation,
 		Session:   cmp.Or(req.Session, front.Session),
 		Branch:    cmp.Or(req.Branch, front.Branch, DefaultBranch),
-		Lifetime:  cmp.Or(req.Lifetime, front.Lifetime, document.LifetimeTurn),
+		Lifetime:  cmp.Or(req.Lifetime, front.Lifetime, turnstone.LifetimeTurn),
 		Snapshot:  cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone),
 		Home:      cmp.Or(req.Home, front.Home),
 		Commands:  req.Commands,
@@ -144,7 +143,7 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 			Disk: cmp.Or(req.Disk, front.Disk), Network: cmp.Or(req.Network, front.Network)},
 	}
 	if replays { // it belongs to no session and changes nothing that outlives it
-		p.Lifetime, p.Snapshot, p.Home = document.LifetimeTurn, document.SnapshotNone, ""
+		p.Lifetime, p.Snapshot, p.Home = turnstone.LifetimeTurn, document.SnapshotNone, ""
 	}
 	p.Shape = turnstone.DefaultShape()
 	p.Shape.CPUs = cmp.Or(p.Wants.CPUs, p.Shape.CPUs)
@@ -185,7 +184,7 @@ func (p *Plan) check() error {
 // Needs is what p asks of its substrate.
 func (p *Plan) Needs() driver.Needs {
 	return driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
-		Live: p.Live || p.Lifetime == document.LifetimeSession,
+		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
 }
 
@@ -211,9 +210,9 @@ type Sandbox struct {
 	Timeout  time.Duration
 	Add, Get []document.Transfer
 
-	Network *network.Spec  // rules of its network; nil: the host's
-	Silent  bool           // the host's default counts, and not Shape.Network
-	Rules   *netplan.Rules // in the place of Network and Silent, as they stand
+	Network *turnstone.NetworkSpec // rules of its network; nil: the host's
+	Silent  bool                   // the host's default counts, and not Shape.Network
+	Rules   *netplan.Rules         // in the place of Network and Silent, as they stand
 }
 
 // ForSandbox returns the plan of a sandbox on a host. It needs no Close.

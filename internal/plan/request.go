@@ -32,10 +32,10 @@ type Request struct {
 	Substrate     string   // "auto" or a substrate's name
 	Commands      bool     // the receipt lists all commands of each step
 
-	Session  string            // name or ID; empty: an anonymous one
-	Branch   string            // default "main"
-	Lifetime document.Lifetime // of the sandbox
-	Home     string            // a persistent home directory
-	Snapshot document.Snapshot // what is kept of the machine
-	Secrets  []string          // NAME=VALUE: in the steps' environment, and nowhere else
+	Session  string             // name or ID; empty: an anonymous one
+	Branch   string             // default "main"
+	Lifetime turnstone.Lifetime // of the sandbox
+	Home     string             // a persistent home directory
+	Snapshot document.Snapshot  // what is kept of the machine
+	Secrets  []string           // NAME=VALUE: in the steps' environment, and nowhere else
 }

@@ -29,7 +29,8 @@ func (a *Authority) Valid() error {
 		}
 	}
 	rules, _ := mergeRules(a.Request, front)
-	_, err := (&network.Spec{Allow: rules.Allow, Deny: rules.Deny, Only: rules.HasAllow}).Policy()
+	_, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: rules.Allow, Deny: rules.Deny,
+		Only: rules.HasAllow})
 	return err
 }
 
@@ -60,7 +61,7 @@ func (a *Authority) needsSession() string {
 	case cmp.Or(a.Request.Session, front.Session) != "":
 	case branch != DefaultBranch:
 		return "branch: " + branch
-	case cmp.Or(a.Request.Lifetime, front.Lifetime) == document.LifetimeSession:
+	case cmp.Or(a.Request.Lifetime, front.Lifetime) == turnstone.LifetimeSession:
 		return "lifetime: session"
 	}
 	return ""

@@ -10,18 +10,17 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lang/syntax"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
 
 // BeginNetwork discards the network activity before the first step.
-func (s *Steps) BeginNetwork(before network.Totals) { s.totals = before }
+func (s *Steps) BeginNetwork(before turnstone.NetworkTotals) { s.totals = before }
 
 // maxRefused bounds the reported rejections of one step.
 const maxRefused = 50
 
 // Network adds the step's network activity to its result.
-func (st *Step) Network(facts network.Facts) {
+func (st *Step) Network(facts turnstone.NetworkFacts) {
 	s := st.steps
 	before := s.totals
 	s.totals = facts.Totals

@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/secret"
 )
 
@@ -45,7 +44,7 @@ type Steps struct {
 	scripts  *scripts
 	commands []*commands                // by step; nil for a step that did not run
 	networks []*turnstone.NetworkReport // by step; nil for a step without network activity
-	totals   network.Totals             // at the end of the last step
+	totals   turnstone.NetworkTotals    // at the end of the last step
 	cwd      string                     // the next step's directory
 }
 

@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -161,7 +160,8 @@ func (x *Repo) Close() error {
 }
 
 // Record returns the record of a turn. A running or interrupted turn has none: kind KindNotFound.
-func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*Record, error) {
+func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*turnstone.TurnRecord,
+	error) {
 	if t.Record == "" {
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound,
 			fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
@@ -184,8 +184,9 @@ func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*Record, 
 }
 
 // ReadRecord returns the record that d names.
-func (cs *ContextStore) ReadRecord(ctx context.Context, d turnstone.Digest) (*Record, error) {
-	rec := &Record{}
+func (cs *ContextStore) ReadRecord(ctx context.Context, d turnstone.Digest) (*turnstone.TurnRecord,
+	error) {
+	rec := &turnstone.TurnRecord{}
 	if err := cs.object(ctx, "record", d, rec); err != nil {
 		return nil, err
 	}
@@ -193,12 +194,13 @@ func (cs *ContextStore) ReadRecord(ctx context.Context, d turnstone.Digest) (*Re
 }
 
 // State returns the state that d names. An empty d is an error of kind KindNotFound.
-func (cs *ContextStore) State(ctx context.Context, d turnstone.Digest) (*State, error) {
+func (cs *ContextStore) State(ctx context.Context, d turnstone.Digest) (*turnstone.TurnState,
+	error) {
 	if d == "" {
 		return nil, turnstone.NewError("executor.state", turnstone.KindNotFound, "state",
 			errNoState)
 	}
-	st := &State{}
+	st := &turnstone.TurnState{}
 	if err := cs.object(ctx, "state", d, st); err != nil {
 		return nil, err
 	}
@@ -234,7 +236,8 @@ func checkFormat(what string, d turnstone.Digest, format, known int) error {
 }
 
 // Read returns a content of at most limit bytes.
-func (cs *ContextStore) Read(ctx context.Context, c tree.Content, limit int64) ([]byte, error) {
+func (cs *ContextStore) Read(ctx context.Context, c turnstone.Content, limit int64) ([]byte,
+	error) {
 	if c.Size > limit {
 		return nil, turnstone.Errorf("executor.read", turnstone.KindExhausted, string(c.Digest),
 			"it has %d bytes", c.Size)

@@ -2,7 +2,6 @@ package repo
 
 import (
 	"context"
-	"fmt"
 	"path"
 	"reflect"
 	"slices"
@@ -13,76 +12,14 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// DiffRequest describes a comparison.
-type DiffRequest struct {
-	From string // a turn
-	// a turn; without a session, such as "explore", it is in From's; empty: compare From with its
-	// parent's state
-	To   string
-	Stat bool // count the lines of texts
-	Text bool // create patches of texts
-}
-
-// A StateDiff is the difference of two states.
-type StateDiff struct {
-	From  DiffSide     `json:"from"`
-	To    DiffSide     `json:"to"`
-	Files []FileChange `json:"files"` // by path
-	Env   []EnvChange  `json:"env"`
-	Cwd   *CwdChange   `json:"cwd,omitempty"` // nil if equal
-}
-
-// A DiffSide is one of the two states.
-type DiffSide struct {
-	Turn   turnstone.TurnID `json:"turn,omitempty"` // empty: the template's state, before any turn
-	Number int              `json:"number,omitempty"`
-	FSHash turnstone.Digest `json:"fs_hash"`
-}
-
-// A ChangeStatus is the kind of a path's change, as in git.
-type ChangeStatus string
-
-// The kinds of changes.
-const (
-	Added    ChangeStatus = "A"
-	Modified ChangeStatus = "M" // content or attributes
-	Deleted  ChangeStatus = "D"
-	Retyped  ChangeStatus = "T" // for example from a file to a symlink
-	Renamed  ChangeStatus = "R" // the same content under another name
-)
-
-// A FileChange is a path that differs. Timestamps are not compared.
-type FileChange struct {
-	Path    string       `json:"path"`
-	Status  ChangeStatus `json:"status"`
-	OldPath string       `json:"old_path,omitempty"` // of a renamed file
-	Old     *FileInfo    `json:"old,omitempty"`
-	New     *FileInfo    `json:"new,omitempty"`
-	// of a modified path: "content", "mode", "owner", "xattrs", "target", "device", "links"
-	What   []string `json:"what,omitempty"`
-	Plus   int      `json:"plus,omitempty"`  // lines, if requested
-	Minus  int      `json:"minus,omitempty"` // lines
-	Binary bool     `json:"binary,omitempty"`
-	Patch  string   `json:"patch,omitempty"` // unified, as git writes it
-
+// A comparison is a FileChange with its entries; nil: absent.
+type comparison struct {
+	turnstone.FileChange
 	old, new *tree.Entry
 }
 
-// An EnvChange is one variable that differs.
-type EnvChange struct {
-	Name string  `json:"name"`
-	Old  *string `json:"old"` // null if not set
-	New  *string `json:"new"`
-}
-
-// A CwdChange is a working directory that differs.
-type CwdChange struct {
-	Old string `json:"old"`
-	New string `json:"new"`
-}
-
 // Diff compares the states of two turns by their trees only: it skips equal parts.
-func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
+func (x *Repo) Diff(ctx context.Context, req turnstone.DiffRequest) (*turnstone.StateDiff, error) {
 	cs, to, err := x.Resolve(ctx, req.From)
 	if err != nil {
 		return nil, err
@@ -111,12 +48,12 @@ func (x *Repo) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
 
 // diffToParent compares the state of t with its initial state.
 func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t turnstone.Turn,
-	req DiffRequest) (*StateDiff, error) {
+	req turnstone.DiffRequest) (*turnstone.StateDiff, error) {
 	b, err := cs.StateOf(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	var a *State
+	var a *turnstone.TurnState
 	var parent turnstone.Turn
 	if id := t.Parent(); id != "" {
 		if parent, err = cs.DB.Turn(ctx, id); err == nil {
@@ -137,7 +74,8 @@ func (x *Repo) diffToParent(ctx context.Context, cs *ContextStore, t turnstone.T
 }
 
 // templateState returns the initial state of a session's first turn. It builds nothing.
-func (x *Repo) templateState(ctx context.Context, cs *ContextStore, image string) (*State, error) {
+func (x *Repo) templateState(ctx context.Context, cs *ContextStore,
+	image string) (*turnstone.TurnState, error) {
 	tmpl, err := x.BuiltTemplate(ctx, image)
 	if err != nil {
 		return nil, err
@@ -146,7 +84,7 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore, image string
 	if err != nil {
 		return nil, err
 	}
-	return &State{Format: StateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(),
+	return &turnstone.TurnState{Format: StateFormat, Image: image, Tree: ref, Env: tmpl.EnvList(),
 		Cwd: tmpl.Workdir}, nil
 }
 
@@ -165,36 +103,37 @@ func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*template.Templa
 }
 
 // diff compares two states.
-func (cs *ContextStore) diff(ctx context.Context, a, b *State,
-	req DiffRequest) (*StateDiff, error) {
-	d := &StateDiff{From: DiffSide{FSHash: a.Tree.Hash}, To: DiffSide{FSHash: b.Tree.Hash},
-		Files: []FileChange{}, Env: diffEnv(a.Env, b.Env)}
+func (cs *ContextStore) diff(ctx context.Context, a, b *turnstone.TurnState,
+	req turnstone.DiffRequest) (*turnstone.StateDiff, error) {
+	d := &turnstone.StateDiff{From: turnstone.DiffSide{FSHash: a.Tree.Hash},
+		To:    turnstone.DiffSide{FSHash: b.Tree.Hash},
+		Files: []turnstone.FileChange{}, Env: diffEnv(a.Env, b.Env)}
 	if a.Cwd != b.Cwd {
-		d.Cwd = &CwdChange{a.Cwd, b.Cwd}
+		d.Cwd = &turnstone.CwdChange{Old: a.Cwd, New: b.Cwd}
 	}
+	var all []comparison
 	for c, err := range tree.Diff(ctx, cs.Store, a.Tree, b.Tree) {
 		if err != nil {
 			return nil, err
 		}
 		if f, differs := fileChange(c); differs {
-			d.Files = append(d.Files, f)
+			all = append(all, f)
 		}
 	}
-	d.Files = findRenames(d.Files)
-	if !req.Stat && !req.Text {
-		return d, nil
-	}
-	for i := range d.Files {
-		if err := cs.compareText(ctx, &d.Files[i], req.Text); err != nil {
-			return nil, err
+	for _, c := range findRenames(all) {
+		if req.Stat || req.Text {
+			if err := cs.compareText(ctx, &c, req.Text); err != nil {
+				return nil, err
+			}
 		}
+		d.Files = append(d.Files, c.FileChange)
 	}
 	return d, nil
 }
 
 // fileChange returns c as a change for users: timestamps alone are not a change.
-func fileChange(c tree.Change) (f FileChange, differs bool) {
-	f = FileChange{Path: c.Path, old: c.Old, new: c.New}
+func fileChange(c tree.Change) (f comparison, differs bool) {
+	f = comparison{turnstone.FileChange{Path: c.Path}, c.Old, c.New}
 	if c.Old != nil {
 		i := fileInfo(c.Path, c.Old)
 		f.Old = &i
@@ -205,15 +144,15 @@ func fileChange(c tree.Change) (f FileChange, differs bool) {
 	}
 	switch {
 	case c.Old == nil && c.New == nil:
-		f.Status, f.What = Modified, []string{"links"}
+		f.Status, f.What = turnstone.ChangeModified, []string{"links"}
 	case c.Old == nil:
-		f.Status = Added
+		f.Status = turnstone.ChangeAdded
 	case c.New == nil:
-		f.Status = Deleted
+		f.Status = turnstone.ChangeDeleted
 	case c.Old.Type != c.New.Type:
-		f.Status = Retyped
+		f.Status = turnstone.ChangeRetyped
 	default:
-		f.Status = Modified
+		f.Status = turnstone.ChangeModified
 		f.What = whatDiffers(c)
 		return f, len(f.What) > 0
 	}
@@ -244,17 +183,17 @@ func whatDiffers(c tree.Change) (what []string) {
 
 // findRenames joins a deleted and an added file with the same content to one change. Of several
 // candidates it selects the one with the same base name, otherwise the first.
-func findRenames(all []FileChange) []FileChange {
+func findRenames(all []comparison) []comparison {
 	gone := map[turnstone.Digest][]int{}
 	for i, c := range all {
-		if c.Status == Deleted && c.old.Type == tree.File && c.old.Size > 0 {
+		if c.Status == turnstone.ChangeDeleted && c.old.Type == tree.File && c.old.Size > 0 {
 			gone[c.old.Content.Digest] = append(gone[c.old.Content.Digest], i)
 		}
 	}
 	joined := map[int]bool{}
 	for i := range all {
 		c := &all[i]
-		if c.Status != Added || c.new.Type != tree.File {
+		if c.Status != turnstone.ChangeAdded || c.new.Type != tree.File {
 			continue
 		}
 		from := gone[c.new.Content.Digest]
@@ -265,7 +204,8 @@ func findRenames(all []FileChange) []FileChange {
 		j := from[k]
 		gone[c.new.Content.Digest] = slices.Delete(from, k, k+1)
 		joined[j] = true
-		c.Status, c.OldPath, c.Old, c.old = Renamed, all[j].Path, all[j].Old, all[j].old
+		c.Status, c.OldPath, c.Old, c.old = turnstone.ChangeRenamed, all[j].Path, all[j].Old,
+			all[j].old
 	}
 	if len(joined) == 0 {
 		return all
@@ -280,7 +220,7 @@ func findRenames(all []FileChange) []FileChange {
 }
 
 // diffEnv compares two lists of KEY=VALUE.
-func diffEnv(a, b []string) []EnvChange {
+func diffEnv(a, b []string) []turnstone.EnvChange {
 	values := func(list []string) map[string]string {
 		m := map[string]string{}
 		for _, kv := range list {
@@ -290,27 +230,22 @@ func diffEnv(a, b []string) []EnvChange {
 		return m
 	}
 	before, after := values(a), values(b)
-	changes := []EnvChange{}
+	changes := []turnstone.EnvChange{}
 	for name, value := range before {
 		if now, ok := after[name]; !ok {
-			changes = append(changes, EnvChange{Name: name, Old: &value})
+			changes = append(changes, turnstone.EnvChange{Name: name, Old: &value})
 		} else if now != value {
-			changes = append(changes, EnvChange{Name: name, Old: &value, New: &now})
+			changes = append(changes, turnstone.EnvChange{Name: name, Old: &value, New: &now})
 		}
 	}
 	for name, value := range after {
 		if _, ok := before[name]; !ok {
-			changes = append(changes, EnvChange{Name: name, New: &value})
+			changes = append(changes, turnstone.EnvChange{Name: name, New: &value})
 		}
 	}
-	slices.SortFunc(changes, func(a, b EnvChange) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(changes, func(a, b turnstone.EnvChange) int {
+		return strings.Compare(a.Name,
+			b.Name)
+	})
 	return changes
-}
-
-// String returns the change as one line: "M /workspace/x".
-func (c FileChange) String() string {
-	if c.Status == Renamed {
-		return fmt.Sprintf("R %s -> %s", c.OldPath, c.Path)
-	}
-	return fmt.Sprintf("%s %s", c.Status, c.Path)
 }

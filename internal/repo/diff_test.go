@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -31,7 +31,8 @@ func TestDiffOfStates(t *testing.T) {
 		treetest.File{Path: "/a/turns", Target: "same"})
 	p.Turn(s, "main", before...)
 	p.Turn(s, "main", after...)
-	d := ok[*repo.StateDiff](t)(p.Repo.Diff(t.Context(), repo.DiffRequest{From: "s@1", To: "2", Stat: true, Text: true}))
+	d := ok[*turnstone.StateDiff](t)(p.Repo.Diff(t.Context(), turnstone.DiffRequest{From: "s@1",
+		To: "2", Stat: true, Text: true}))
 	var got []string
 	patch := ""
 	for _, f := range d.Files {
@@ -39,7 +40,7 @@ func TestDiffOfStates(t *testing.T) {
 		if f.Binary && !strings.Contains(f.Patch, "\nBinary files a/a/blob and b/a/blob differ\n") {
 			t.Errorf("binary: %s", f.Patch)
 		}
-		if !f.Binary && f.Status != repo.Retyped {
+		if !f.Binary && f.Status != turnstone.ChangeRetyped {
 			patch += f.Patch
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -47,7 +46,11 @@ func TestFilesOfAState(t *testing.T) {
 		}
 	}
 	var listed []string
-	list := func(f repo.FileInfo) error { listed = append(listed, f.Path+" "+f.Type); return nil }
+	list := func(f turnstone.FileInfo) error {
+		listed = append(listed,
+			f.Path+" "+f.Type)
+		return nil
+	}
 	if err := p.Repo.ListFiles(ctx, "s", "dir", true, list); err != nil {
 		t.Fatal(err)
 	}

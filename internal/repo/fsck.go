@@ -10,36 +10,11 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// FsckReport lists the data that Fsck read, and its problems.
-type FsckReport struct {
-	Store    store.Summary `json:"store"`
-	Sessions int           `json:"sessions"`
-	Turns    int           `json:"turns"`
-	Problems []FsckProblem `json:"problems"`
-	More     int           `json:"problems_more,omitempty"` // that are not in Problems
-}
-
-// A FsckProblem is one problem.
-type FsckProblem struct {
-	Where    string `json:"where"` // the object, the pack, or the turn and the path
-	Error    string `json:"error"`
-	Repaired bool   `json:"repaired,omitempty"`
-}
-
 // maxProblems bounds the problems that a report lists.
 const maxProblems = 10_000
 
-// OK reports whether there are no problems, or only repaired ones.
-func (r *FsckReport) OK() bool {
-	for _, p := range r.Problems {
-		if !p.Repaired {
-			return false
-		}
-	}
-	return r.More == 0
-}
-
-func (r *FsckReport) add(p FsckProblem) {
+// addProblem adds p to r, or counts it.
+func addProblem(r *turnstone.FsckReport, p turnstone.FsckProblem) {
 	if len(r.Problems) < maxProblems {
 		r.Problems = append(r.Problems, p)
 	} else {
@@ -51,8 +26,8 @@ func (r *FsckReport) add(p FsckProblem) {
 // sessions need exists, and verifies the FS hashes and hard links of their trees. Damaged or lost
 // sessions are a problem like others, and the rest is checked anyway. It changes nothing except the
 // store's index, which can be rebuilt.
-func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
-	rep := &FsckReport{Problems: []FsckProblem{}}
+func (x *Repo) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
+	rep := &turnstone.FsckReport{Problems: []turnstone.FsckProblem{}}
 	cs, err := x.Open(ctx)
 	if turnstone.KindOf(err) == turnstone.KindIntegrity {
 		x.noSessions(rep, err)
@@ -69,7 +44,7 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 			return nil, err
 		}
 		for _, line := range found {
-			rep.add(FsckProblem{Where: x.Dir.Path("context.db"), Error: line})
+			addProblem(rep, turnstone.FsckProblem{Where: x.Dir.Path("context.db"), Error: line})
 		}
 	}
 	damaged := map[turnstone.Digest]bool{}
@@ -82,7 +57,8 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 			where += part
 		}
 		damaged[p.Object] = p.Object != ""
-		rep.add(FsckProblem{Where: where, Error: fmt.Sprint(p.Err), Repaired: p.Repaired})
+		addProblem(rep, turnstone.FsckProblem{Where: where, Error: fmt.Sprint(p.Err),
+			Repaired: p.Repaired})
 	})
 	if err != nil {
 		return nil, err
@@ -92,8 +68,8 @@ func (x *Repo) Fsck(ctx context.Context) (*FsckReport, error) {
 
 // noSessions reports that the sessions cannot be read, and the checks that are skipped because of
 // that.
-func (x *Repo) noSessions(rep *FsckReport, err error) {
-	rep.add(FsckProblem{Where: x.Dir.Path("context.db"),
+func (x *Repo) noSessions(rep *turnstone.FsckReport, err error) {
+	addProblem(rep, turnstone.FsckProblem{Where: x.Dir.Path("context.db"),
 		Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
 }
 
@@ -107,7 +83,7 @@ func CauseOf(err error) error {
 }
 
 // orProblem reports damaged sessions as a problem, and returns any other error.
-func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error {
+func (x *Repo) orProblem(ctx context.Context, rep *turnstone.FsckReport, err error) error {
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return err
 	}
@@ -116,7 +92,7 @@ func (x *Repo) orProblem(ctx context.Context, rep *FsckReport, err error) error 
 }
 
 // checkTurns checks that all data that turns need exists.
-func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport,
+func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.FsckReport,
 	damaged map[turnstone.Digest]bool) error {
 	seen := map[turnstone.Digest]bool{}
 	first := func(d turnstone.Digest) bool {
@@ -128,10 +104,10 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *FsckReport
 		if ctx.Err() != nil {
 			return err
 		}
-		rep.add(FsckProblem{Where: what, Error: err.Error()})
+		addProblem(rep, turnstone.FsckProblem{Where: what, Error: err.Error()})
 		return nil
 	}}
-	r.Content = func(ctx context.Context, c tree.Content) error {
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if !first(c.Digest) {
 			return nil
 		}

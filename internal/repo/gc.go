@@ -12,11 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // GC's default ages.
@@ -25,42 +22,11 @@ const (
 	DefaultKeepUnreachable = 30 * 24 * time.Hour
 )
 
-// GCRequest sets the ages at which data is deleted.
-type GCRequest struct {
-	// sessions without a name and without a tag, since their last turn; folders of turns in no
-	// session
-	KeepAnonymous   time.Duration
-	KeepUnreachable time.Duration // turns that are not an ancestor of a branch, tag or running turn
-	DryRun          bool
-	Now             time.Time // zero: the current time
-}
-
-// GCReport lists the data that GC deleted, or would delete.
-type GCReport struct {
-	DryRun   bool                `json:"dry_run"`
-	Sessions []turnstone.Session `json:"sessions"`
-	Turns    []turnstone.Turn    `json:"turns"`
-	Store    store.Swept         `json:"store"` // in a dry run: objects only
-	// below turns/, of turns that are in no session
-	Folders int `json:"turn_folders"`
-	// outputs of killed turns that no receipt names
-	Captures int `json:"captures"`
-	// left by killed processes; a dry run does not count them
-	Leases int `json:"leases"`
-	Images int `json:"images"` // of the cache, for deleted turns
-	// packs, images and folders; in a dry run: without packs
-	Freed   int64 `json:"freed_bytes"`
-	Remain  int   `json:"turns_remain"`
-	Objects int   `json:"objects_remain"`
-	// files of escaped machines that cannot be removed, with the reason
-	Stuck []string `json:"stuck,omitempty"`
-}
-
 // GC deletes unreachable data. It keeps every turn that is reachable from a branch's head, a tag or
 // a running turn, with all its data, and everything that is younger than req's ages. It may run
 // concurrently with turns, imports and other calls of GC. If needed data cannot be read, nothing is
 // deleted from the store.
-func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
+func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -70,7 +36,7 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}
-	rep := &GCReport{DryRun: req.DryRun}
+	rep := &turnstone.GCReport{DryRun: req.DryRun}
 	forget := cs.DB.Prune
 	if req.DryRun {
 		forget = cs.DB.Expired
@@ -107,7 +73,7 @@ func (x *Repo) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
 }
 
 // pruneImages removes images with files of deleted turns from the cache.
-func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
+func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport) error {
 	all, err := cs.DB.Every(ctx)
 	if err != nil {
 		return err
@@ -130,7 +96,7 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *GCReport) error {
 		records[l.Tree.Root] = true
 	}
 	var freed int64
-	rep.Images, freed, err = cs.Images.Prune(func(r lowerdir.Recipe) bool { return records[r.Newest] }, rep.DryRun)
+	rep.Images, freed, err = cs.Images.Prune(func(r turnstone.ImageRecipe) bool { return records[r.Newest] }, rep.DryRun)
 	rep.Freed += freed
 	return err
 }
@@ -141,7 +107,10 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
 			WithHint("list all damage with turn fsck; nothing was deleted from the store")
 	}}
-	r.Content = func(ctx context.Context, c tree.Content) error { return cs.keepContent(ctx, c, keep) }
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
+		return cs.keepContent(ctx, c,
+			keep)
+	}
 	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return 0, err
@@ -168,7 +137,8 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 }
 
 // keepContent calls keep for the objects of c.
-func (cs *ContextStore) keepContent(ctx context.Context, c tree.Content, keep func(turnstone.Digest) bool) error {
+func (cs *ContextStore) keepContent(ctx context.Context, c turnstone.Content,
+	keep func(turnstone.Digest) bool) error {
 	if c.Chunks == "" {
 		keep(c.Digest) // a content in a template has no object
 		return nil
@@ -187,7 +157,7 @@ func (cs *ContextStore) keepContent(ctx context.Context, c tree.Content, keep fu
 }
 
 // wouldSweep counts what Sweep would delete.
-func (cs *ContextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
+func (cs *ContextStore) wouldSweep(ctx context.Context, rep *turnstone.GCReport) error {
 	without := map[turnstone.TurnID]bool{}
 	for _, t := range rep.Turns {
 		without[t.ID] = true
@@ -218,8 +188,8 @@ func (cs *ContextStore) wouldSweep(ctx context.Context, rep *GCReport) error {
 
 // sweepFolders removes the old folders of turns that are in no session, and the remains of
 // interrupted turns in their folders.
-func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport,
-	req GCRequest) error {
+func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *turnstone.GCReport,
+	req turnstone.GCRequest) error {
 	entries, err := os.ReadDir(x.Dir.Path("turns"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -246,8 +216,9 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *GCReport
 	return nil
 }
 
-func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool, rep *GCReport,
-	req GCRequest) error {
+func (cs *ContextStore) sweepFolder(ctx context.Context, dir string, expired bool,
+	rep *turnstone.GCReport,
+	req turnstone.GCRequest) error {
 	lock, err := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) {
 		return nil // its turn runs, or another gc has locked it

@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -30,7 +29,8 @@ func TestWeekOfTurns(t *testing.T) {
 	side := p.Turn(s, "side", treetest.Texts(map[string]string{"/side": "only here", "/blob": repotest.Random(2<<20, 9)})...)
 	anonymous := p.Turn(p.Session(""), "main", treetest.Texts(map[string]string{"/anonymous": "only here too"})...)
 	folder := filepath.Join(p.Repo.Dir.Root, "turns", string(anonymous.ID))
-	kept := filepath.Join(p.Repo.Dir.Root, "turns", string(ok[*repo.TurnInfo](t)(p.Repo.Show(ctx, "s@1")).Turn.ID))
+	kept := filepath.Join(p.Repo.Dir.Root, "turns",
+		string(ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, "s@1")).Turn.ID))
 	stray := filepath.Join(p.Repo.Dir.Root, "turns", string(turnstone.NewTurnID()))
 	for _, dir := range []string{folder, kept, stray} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -43,10 +43,12 @@ func TestWeekOfTurns(t *testing.T) {
 	only := func(text string) bool {
 		return ok[bool](t)(p.CS.Store.Has(ctx, turnstone.DigestBytes([]byte(text))))
 	}
-	gc := func(now time.Time, dry bool) *repo.GCReport {
+	gc := func(now time.Time, dry bool) *turnstone.GCReport {
 		t.Helper()
-		rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{KeepAnonymous: repo.DefaultKeepAnonymous, KeepUnreachable: repo.DefaultKeepUnreachable, Now: now, DryRun: dry}))
-		if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); len(r.Problems) > 0 {
+		rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
+			turnstone.GCRequest{KeepAnonymous: repo.DefaultKeepAnonymous,
+				KeepUnreachable: repo.DefaultKeepUnreachable, Now: now, DryRun: dry}))
+		if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); len(r.Problems) > 0 {
 			t.Fatalf("after gc: %+v", r.Problems)
 		}
 		return rep
@@ -101,7 +103,7 @@ func TestGCBesideTurns(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if _, err := p.Repo.GC(t.Context(), repo.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
+			if _, err := p.Repo.GC(t.Context(), turnstone.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
 				done <- err
 				return
 			}
@@ -121,7 +123,7 @@ func TestGCBesideTurns(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(t.Context())); len(r.Problems) > 0 {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(t.Context())); len(r.Problems) > 0 {
 		t.Errorf("%+v", r.Problems)
 	}
 }
@@ -136,7 +138,7 @@ func TestUsageOfTheSame(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		p.Turn(p.Session(name), "main", treetest.Texts(files)...)
 	}
-	u := ok[*repo.Usage](t)(p.Repo.Usage(t.Context()))
+	u := ok[*turnstone.Usage](t)(p.Repo.Usage(t.Context()))
 	for _, su := range u.Sessions {
 		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical || su.Logical < u.Sessions[0].Logical-1000 {
 			t.Errorf("%+v", su)
@@ -151,7 +153,7 @@ func TestFsckAndUsage(t *testing.T) {
 	p.Turn(s, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1), "/own": repotest.Random(200<<10, 2)})...)
 	p.Turn(s, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1)})...)
 	p.Turn(other, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1)})...)
-	u := ok[*repo.Usage](t)(p.Repo.Usage(ctx))
+	u := ok[*turnstone.Usage](t)(p.Repo.Usage(ctx))
 	for _, su := range u.Sessions {
 		if want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]; su.Logical < want || su.Logical > want+20<<10 || su.Unique+su.Shared != su.Logical ||
 			su.Shared < 100<<10 || su.Shared > 110<<10 {
@@ -161,7 +163,8 @@ func TestFsckAndUsage(t *testing.T) {
 	if u.Logical < 300<<10 || u.Logical > 330<<10 || u.Store.Bytes < u.Logical || u.Store.Stored == 0 || u.Database == 0 {
 		t.Errorf("%+v", u)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Turns != 3 || r.Sessions != 2 || r.Store.Objects == 0 {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Turns != 3 ||
+		r.Sessions != 2 || r.Store.Objects == 0 {
 		t.Errorf("%+v", r)
 	}
 	// One byte in the middle of each pack.
@@ -180,7 +183,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if err := os.WriteFile(packs[0], b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
 		t.Errorf("damage is not found: %+v", r)
 	}
 	// A whole pack is gone: the turns that need it are named.
@@ -191,7 +194,7 @@ func TestFsckAndUsage(t *testing.T) {
 	}
 	fresh := repotest.Open(p.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
-	r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx))
+	r := ok[*turnstone.FsckReport](t)(fresh.Fsck(ctx))
 	named := 0
 	for _, problem := range r.Problems {
 		if strings.HasPrefix(problem.Where, "turn ") {
@@ -201,7 +204,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if r.OK() || named != 3 {
 		t.Errorf("%d turns are named: %+v", named, r.Problems)
 	}
-	if _, err := fresh.GC(ctx, repo.GCRequest{}); err == nil {
+	if _, err := fresh.GC(ctx, turnstone.GCRequest{}); err == nil {
 		t.Error("gc goes on when what is needed is missing")
 	}
 }
@@ -218,7 +221,7 @@ func TestGCPrunesImages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, release, err := cs.Images.Stack(ctx, tree.Ref{}, cs.History(ctx, &turn, nil))
+		_, release, err := cs.Images.Stack(ctx, turnstone.TreeRef{}, cs.History(ctx, &turn, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -231,7 +234,8 @@ func TestGCPrunesImages(t *testing.T) {
 	if n := count(); n != 2 {
 		t.Fatalf("%d images", n)
 	}
-	if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{})); rep.Images != 0 || count() != 2 {
+	if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx, turnstone.GCRequest{})); rep.Images != 0 ||
+		count() != 2 {
 		t.Errorf("%+v", rep)
 	}
 	if _, err := p.Repo.RemoveSession(ctx, "s"); err != nil {
@@ -239,10 +243,13 @@ func TestGCPrunesImages(t *testing.T) {
 	}
 	// Of anonymous sessions, too, that are about to go.
 	p.Turn(p.Session(""), "main", treetest.Texts(map[string]string{"/c": "anonymous"})...)
-	if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 || count() != 2 {
+	if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
+		turnstone.GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 ||
+		count() != 2 {
 		t.Errorf("dry run: %+v, %d images", rep, count())
 	}
-	if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{})); rep.Images != 1 || rep.Freed < 200<<10 || count() != 1 {
+	if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx, turnstone.GCRequest{})); rep.Images != 1 ||
+		rep.Freed < 200<<10 || count() != 1 {
 		t.Errorf("%+v, %d images", rep, count())
 	}
 }
@@ -256,18 +263,20 @@ func TestGCDryRunCountsExpired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, release, err := cs.Images.Stack(ctx, tree.Ref{}, cs.History(ctx, &at, nil))
+	_, release, err := cs.Images.Stack(ctx, turnstone.TreeRef{}, cs.History(ctx, &at, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := repo.GCRequest{Now: time.Now().Add(time.Hour), DryRun: true}
-	if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, later)); rep.Images != 0 || len(rep.Turns) != 1 {
+	later := turnstone.GCRequest{Now: time.Now().Add(time.Hour), DryRun: true}
+	if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx, later)); rep.Images != 0 ||
+		len(rep.Turns) != 1 {
 		t.Errorf("an image that is in use is announced: %+v", rep)
 	}
 	release()
-	would := ok[*repo.GCReport](t)(p.Repo.GC(ctx, later))
+	would := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx, later))
 	later.DryRun = false
-	if did := ok[*repo.GCReport](t)(p.Repo.GC(ctx, later)); would.Images != 1 || did.Images != 1 {
+	if did := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx, later)); would.Images != 1 ||
+		did.Images != 1 {
 		t.Errorf("announced %+v, did %+v", would, did)
 	}
 }

@@ -101,17 +101,18 @@ func (cs *ContextStore) merged(ctx context.Context, ours turnstone.Turn,
 }
 
 // TreeOf returns the files that the turn id left; the zero Ref without a turn.
-func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (tree.Ref, error) {
+func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (turnstone.TreeRef,
+	error) {
 	if id == "" {
-		return tree.Ref{}, nil
+		return turnstone.TreeRef{}, nil
 	}
 	t, err := cs.DB.Turn(ctx, id)
 	if err != nil {
-		return tree.Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	st, err := cs.State(ctx, t.State)
 	if err != nil {
-		return tree.Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	return st.Tree, nil
 }
@@ -130,12 +131,12 @@ func (cs *ContextStore) item(ctx context.Context, t turnstone.Turn) lowerdir.Ite
 }
 
 // contextFiles are the files of one turn in /context.
-func contextFiles(rec *Record) []lowerdir.File {
+func contextFiles(rec *turnstone.TurnRecord) []lowerdir.File {
 	dir := fmt.Sprintf("turns/%d/", rec.Number)
 	mtime := tree.Time{Sec: rec.Started.Unix()}
 	files := []lowerdir.File{{Path: dir + "receipt.md", Content: rec.Receipt, MTime: mtime}}
 	for i, step := range rec.Steps {
-		for name, c := range map[string]*tree.Content{"stdout": step.Stdout,
+		for name, c := range map[string]*turnstone.Content{"stdout": step.Stdout,
 			"stderr": step.Stderr} {
 			if c != nil {
 				files = append(files,

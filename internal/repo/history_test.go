@@ -5,13 +5,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
-func ref(text string) tree.Ref {
+func ref(text string) turnstone.TreeRef {
 	d := turnstone.DigestBytes([]byte(text))
-	return tree.Ref{Root: d, Hash: d}
+	return turnstone.TreeRef{Root: d, Hash: d}
 }
 
 // TestHistoryEndsWithTheTemplate checks that the layers of a template are below all turns, the
@@ -19,7 +18,7 @@ func ref(text string) tree.Ref {
 func TestHistoryEndsWithTheTemplate(t *testing.T) {
 	layers := []template.Layer{{Tree: ref("a")}, {Tree: ref("b")}, {Tree: ref("b")}, {Tree: ref("c")}}
 	history := (&repo.ContextStore{}).History(t.Context(), nil, layers)
-	var got []tree.Ref
+	var got []turnstone.TreeRef
 	for item, err := range history {
 		if err != nil || item.Line != "" || item.Context != nil || item.Key != item.Tree.Root {
 			t.Errorf("%+v, %v", item, err)

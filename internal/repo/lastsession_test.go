@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 )
 
@@ -81,7 +80,7 @@ func TestReferencesToNumbers(t *testing.T) {
 	third := p.Turn(s, "fix/auth")
 	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "s@fix/auth", "v1/rc"))
 	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
-		if i := ok[*repo.TurnInfo](t)(p.Repo.Show(ctx, ref)); i.Turn.ID != want.ID {
+		if i := ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, ref)); i.Turn.ID != want.ID {
 			t.Errorf("%s: turn %d", ref, i.Turn.Number)
 		}
 	}
@@ -90,7 +89,8 @@ func TestReferencesToNumbers(t *testing.T) {
 			t.Errorf("%s: %v", ref, err)
 		}
 	}
-	d := ok[*repo.StateDiff](t)(p.Repo.Diff(ctx, repo.DiffRequest{From: "s@turn-1", To: "turn-2"}))
+	d := ok[*turnstone.StateDiff](t)(p.Repo.Diff(ctx, turnstone.DiffRequest{From: "s@turn-1",
+		To: "turn-2"}))
 	if d.From.Number != 1 || d.To.Number != 2 {
 		t.Errorf("%+v %+v", d.From, d.To)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -30,7 +29,7 @@ func TestLostSessions(t *testing.T) {
 		}
 		for range 2 { // the first time leaves nothing that deceives the second
 			x := repotest.Open(p.Repo.Dir)
-			if _, err := x.GC(t.Context(), repo.GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+			if _, err := x.GC(t.Context(), turnstone.GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", what, err)
 			}
 			_ = x.Close()
@@ -62,7 +61,8 @@ func TestFsckWithoutSessions(t *testing.T) {
 			p := repotest.New(t)
 			ctx := t.Context()
 			p.Turn(p.Session("s"), "main", treetest.Texts(map[string]string{"/a": repotest.Random(300<<10, 4)})...)
-			if rep := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !rep.OK() || rep.Store.Objects == 0 {
+			if rep := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !rep.OK() ||
+				rep.Store.Objects == 0 {
 				t.Fatalf("%+v", rep)
 			}
 			if err := p.Repo.Close(); err != nil {
@@ -72,10 +72,10 @@ func TestFsckWithoutSessions(t *testing.T) {
 				t.Fatal(err)
 			}
 			packs := ok[[]string](t)(filepath.Glob(p.Repo.Dir.Path("store/blobs/packs/*")))
-			fsck := func() (db, pack bool, rep *repo.FsckReport) {
+			fsck := func() (db, pack bool, rep *turnstone.FsckReport) {
 				x := repotest.Open(p.Repo.Dir)
 				defer func() { _ = x.Close() }()
-				rep = ok[*repo.FsckReport](t)(x.Fsck(ctx))
+				rep = ok[*turnstone.FsckReport](t)(x.Fsck(ctx))
 				for _, problem := range rep.Problems {
 					db = db || strings.HasSuffix(problem.Where, "context.db")
 					pack = pack || strings.Contains(problem.Where, "packs/")

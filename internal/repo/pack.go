@@ -23,7 +23,7 @@ func (x *Repo) Pack(ctx context.Context, ref, name string) (
 	if err != nil {
 		return nil, err
 	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
 	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,8 @@ func (x *Repo) Pack(ctx context.Context, ref, name string) (
 
 // pack writes the file or directory at real as a tar stream, whose entries are called name and
 // name/….
-func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *State, real, name string, skipped func(name, why string)) error {
+func (cs *ContextStore) pack(ctx context.Context, w io.Writer, st *turnstone.TurnState, real,
+	name string, skipped func(name, why string)) error {
 	tw := tar.NewWriter(w)
 	buf := make([]byte, 256<<10)
 	err := tree.Walk(ctx, cs.Store, st.Tree, real, func(p string, e *tree.Entry) error {

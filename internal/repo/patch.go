@@ -8,6 +8,7 @@ import (
 
 	"znkr.io/diff/textdiff"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -15,7 +16,7 @@ import (
 const maxPatchTextFile = 16 << 20
 
 // compareText counts the lines in which c's two sides differ, and with patch creates the patch.
-func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bool) error {
+func (cs *ContextStore) compareText(ctx context.Context, c *comparison, patch bool) error {
 	if c.old == nil && c.new == nil {
 		return nil
 	}
@@ -39,8 +40,10 @@ func (cs *ContextStore) compareText(ctx context.Context, c *FileChange, patch bo
 	}
 	switch {
 	case !patch || !hasText(c.old) && !hasText(c.new):
-	case c.Status == Retyped && hasText(c.old) && hasText(c.new): // git has no patch between types
-		gone, came := FileChange{Path: c.Path, old: c.old}, FileChange{Path: c.Path, new: c.new}
+	case c.Status == turnstone.ChangeRetyped && hasText(c.old) &&
+		hasText(c.new): // git has no patch between types
+		only := turnstone.FileChange{Path: c.Path}
+		gone, came := comparison{only, c.old, nil}, comparison{only, nil, c.new}
 		if err := cs.compareText(ctx, &gone, true); err != nil {
 			return err
 		}
@@ -95,7 +98,7 @@ func countLines(body string) (plus, minus int) {
 }
 
 // patchHeader returns git's header above a patch's hunks.
-func patchHeader(c *FileChange, body string) string {
+func patchHeader(c *comparison, body string) string {
 	oldPath := c.Path
 	if c.OldPath != "" {
 		oldPath = c.OldPath
@@ -114,7 +117,7 @@ func patchHeader(c *FileChange, body string) string {
 	case gitMode(c.old) != gitMode(c.new):
 		fmt.Fprintf(&h, "old mode %s\nnew mode %s\n", gitMode(c.old), gitMode(c.new))
 	}
-	if c.Status == Renamed {
+	if c.Status == turnstone.ChangeRenamed {
 		fmt.Fprintf(&h, "similarity index 100%%\nrename from %s\nrename to %s\n",
 			gitQuote(oldPath[1:]), gitQuote(c.Path[1:]))
 	}

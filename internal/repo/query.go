@@ -20,20 +20,8 @@ func sortByUse(all []turnstone.SessionInfo) {
 	})
 }
 
-// TurnInfo describes one turn.
-type TurnInfo struct {
-	Turn     turnstone.Turn    `json:"turn"`
-	Session  turnstone.Session `json:"session"`
-	Heads    []string          `json:"heads"` // branches whose head it is
-	Tags     []string          `json:"tags"`
-	Children []int             `json:"children"` // numbers of its child turns
-	Record   *Record           `json:"record"`   // null for a running or interrupted turn
-	State    *State            `json:"state"`    // null if it left none
-	Kept     string            `json:"kept,omitempty"`
-}
-
 // Show returns the description of the turn that ref names.
-func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
+func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -42,7 +30,7 @@ func (x *Repo) Show(ctx context.Context, ref string) (*TurnInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{},
+	i := &turnstone.TurnInfo{Turn: t, Session: g.Session, Heads: []string{}, Tags: []string{},
 		Children: []int{}, Kept: x.Dir.Path("turns", string(t.ID))}
 	for _, b := range g.Branches {
 		if b.Head == t.ID {
@@ -87,21 +75,9 @@ func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	return cs.Read(ctx, rec.Receipt, 8*document.MaxFile)
 }
 
-// A FileInfo is one file of a state.
-type FileInfo struct {
-	Path   string           `json:"path"` // absolute
-	Type   string           `json:"type"` // "dir", "file", "symlink", "char", "block", "fifo"
-	Mode   turnstone.Mode   `json:"mode"` // permission bits, with setuid, setgid and sticky
-	UID    uint32           `json:"uid"`
-	GID    uint32           `json:"gid"`
-	Size   int64            `json:"size"`
-	MTime  time.Time        `json:"mtime"`
-	Target string           `json:"target,omitempty"`
-	Digest turnstone.Digest `json:"digest,omitempty"` // of a file's content
-}
-
-func fileInfo(name string, e *tree.Entry) FileInfo {
-	return FileInfo{Path: name, Type: typeName(e.Type), Mode: turnstone.Mode(e.Mode), UID: e.UID,
+func fileInfo(name string, e *tree.Entry) turnstone.FileInfo {
+	return turnstone.FileInfo{Path: name, Type: typeName(e.Type), Mode: turnstone.Mode(e.Mode),
+		UID: e.UID,
 		GID: e.GID, Size: e.Size,
 		MTime: time.Unix(e.MTime.Sec, int64(e.MTime.Nsec)).UTC(), Target: e.Target,
 		Digest: e.Content.Digest}
@@ -126,7 +102,7 @@ func typeName(t tree.Type) string {
 }
 
 // inState makes name absolute: it is relative to the state's working directory.
-func (st *State) inState(name string) string {
+func inState(st *turnstone.TurnState, name string) string {
 	if !path.IsAbs(name) {
 		name = path.Join("/", st.Cwd, name)
 	}
@@ -145,12 +121,13 @@ func ofTurn(ref string, err error) error {
 // ListFiles lists the directory at name in the state of the turn that ref names, or the single file
 // at name. A relative name is below the working directory that the turn left. A symlink at name is
 // followed. recursive includes everything below it.
-func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
+func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool,
+	each func(turnstone.FileInfo) error) error {
 	cs, _, st, err := x.ResolveState(ctx, ref)
 	if err != nil {
 		return err
 	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
 	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
@@ -184,7 +161,7 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 	if err != nil {
 		return nil, err
 	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, st.inState(name))
+	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
 	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
@@ -198,8 +175,8 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 
 // openContent opens the content of the file at path in the state st. A missing content is an error
 // of kind Unavailable: it may be in a template that is missing.
-func (cs *ContextStore) openContent(ctx context.Context, st *State, path string,
-	c tree.Content) (io.ReadCloser, error) {
+func (cs *ContextStore) openContent(ctx context.Context, st *turnstone.TurnState, path string,
+	c turnstone.Content) (io.ReadCloser, error) {
 	in, err := cs.Store.OpenContent(ctx, c)
 	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return in, err

@@ -22,7 +22,7 @@ type Reach struct {
 	// untrusted file.
 	Verify *tree.Verifier
 	// Content is called for the content of each file, output and receipt.
-	Content func(ctx context.Context, c tree.Content) error
+	Content func(ctx context.Context, c turnstone.Content) error
 	// Failed is called for data that cannot be read. If it returns nil, the traversal continues.
 	Failed func(what string, err error) error
 }
@@ -65,7 +65,7 @@ func (r *Reach) Turn(ctx context.Context, t turnstone.Turn) error {
 
 // below traverses the trees of a kept machine's images, as far as they are available: a template's
 // trees may come with the template.
-func (r *Reach) below(ctx context.Context, what string, vm *VMRef) error {
+func (r *Reach) below(ctx context.Context, what string, vm *turnstone.VMRef) error {
 	if vm == nil || vm.Image == nil {
 		return nil
 	}
@@ -96,7 +96,7 @@ func (r *Reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 	if err != nil {
 		return r.Failed(what+": state", err)
 	}
-	st := &State{}
+	st := &turnstone.TurnState{}
 	if err = json.Unmarshal(b, st); err == nil {
 		err = checkFormat("state", d, st.Format, StateFormat)
 	}
@@ -107,7 +107,7 @@ func (r *Reach) state(ctx context.Context, what string, d turnstone.Digest) erro
 }
 
 // Tree traverses a file tree, except the parts that were traversed before.
-func (r *Reach) Tree(ctx context.Context, what string, ref tree.Ref) error {
+func (r *Reach) Tree(ctx context.Context, what string, ref turnstone.TreeRef) error {
 	if r.Verify != nil {
 		// Missing data is reported below, with its path.
 		if err := r.Verify.Verify(ctx, ref); err != nil &&
@@ -202,11 +202,11 @@ func (n *noting) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 // A recordContent is a content in a record.
 type recordContent struct {
 	what    string
-	content tree.Content
+	content turnstone.Content
 }
 
 // recordContents returns all contents that rec names.
-func recordContents(rec *Record) []recordContent {
+func recordContents(rec *turnstone.TurnRecord) []recordContent {
 	all := []recordContent{{"document", rec.Document}, {"receipt", rec.Receipt}}
 	for _, s := range rec.Steps {
 		if s.Stdout != nil {

@@ -178,7 +178,7 @@ func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, turnston
 
 // ResolveState finds the state of the turn that ref names.
 func (x *Repo) ResolveState(ctx context.Context,
-	ref string) (*ContextStore, turnstone.Turn, *State, error) {
+	ref string) (*ContextStore, turnstone.Turn, *turnstone.TurnState, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, t, nil, err
@@ -188,7 +188,8 @@ func (x *Repo) ResolveState(ctx context.Context,
 }
 
 // StateOf returns the state that t left; an error if it left none.
-func (cs *ContextStore) StateOf(ctx context.Context, t turnstone.Turn) (*State, error) {
+func (cs *ContextStore) StateOf(ctx context.Context, t turnstone.Turn) (*turnstone.TurnState,
+	error) {
 	if t.State != "" {
 		return cs.State(ctx, t.State)
 	}

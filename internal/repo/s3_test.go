@@ -37,7 +37,7 @@ func TestStoreInABucket(t *testing.T) {
 		if got := string(ok[[]byte](t)(x.Receipt(ctx, "s@1"))); got != "# Turn 1\n" {
 			t.Errorf("receipt: %q", got)
 		}
-		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() || r.Turns != 2 {
+		if r := ok[*turnstone.FsckReport](t)(x.Fsck(ctx)); !r.OK() || r.Turns != 2 {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -52,7 +52,7 @@ func TestStoreInABucket(t *testing.T) {
 	third := repotest.OpenAt(p.Repo.Dir, place)
 	defer func() { _ = third.Close() }()
 	again(third)
-	ok[*repo.GCReport](t)(third.GC(ctx, repo.GCRequest{}))
+	ok[*turnstone.GCReport](t)(third.GC(ctx, turnstone.GCRequest{}))
 	again(third)
 
 	// Another state directory has no business there.

@@ -36,7 +36,9 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 		keep    time.Duration
 		folders int
 	}{{time.Hour, 0}, {0, 1}} {
-		if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{KeepAnonymous: tc.keep, KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
+		if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
+			turnstone.GCRequest{KeepAnonymous: tc.keep,
+				KeepUnreachable: tc.keep})); rep.Folders != tc.folders {
 			t.Errorf("keep %s: %+v", tc.keep, rep)
 		}
 	}
@@ -83,7 +85,9 @@ func TestGCSweepsCaptures(t *testing.T) {
 	all := []string{".receipt.md.123", "other", "receipt.md", "receipt.md.new", "step-1.stdout", "step-2.stderr", "step-2.stdout"}
 	some := []string{"other", "receipt.md", "step-1.stdout"}
 	for _, dry := range []bool{true, false} {
-		if rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{KeepAnonymous: time.Hour, KeepUnreachable: time.Hour, DryRun: dry})); rep.Captures != 8 || rep.Folders != 0 {
+		if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
+			turnstone.GCRequest{KeepAnonymous: time.Hour, KeepUnreachable: time.Hour,
+				DryRun: dry})); rep.Captures != 8 || rep.Folders != 0 {
 			t.Errorf("dry run %v: %+v", dry, rep)
 		}
 		for what, dir := range of {
@@ -97,7 +101,9 @@ func TestGCSweepsCaptures(t *testing.T) {
 		}
 	}
 	// However old it looks, the folder of a turn that runs stays.
-	rep := ok[*repo.GCReport](t)(p.Repo.GC(ctx, repo.GCRequest{Now: time.Now().Add(10 * time.Hour), KeepUnreachable: time.Hour * 1000}))
+	rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
+		turnstone.GCRequest{Now: time.Now().Add(10 * time.Hour),
+			KeepUnreachable: time.Hour * 1000}))
 	if _, err := os.Stat(of["replay that runs"]); err != nil || rep.Folders != 1 {
 		t.Errorf("%v, %+v", err, rep)
 	}

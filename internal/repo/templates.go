@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 
-	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -28,7 +28,7 @@ func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 // templateTree returns the tree of a template. It puts missing directories of the tree into the
 // store, and lets the store find the template's files.
 func (cs *ContextStore) templateTree(ctx context.Context,
-	tmpl *template.Template) (tree.Ref, error) {
+	tmpl *template.Template) (turnstone.TreeRef, error) {
 	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
 		ref = tmpl.Layers[n-1].Tree
@@ -37,10 +37,11 @@ func (cs *ContextStore) templateTree(ctx context.Context,
 }
 
 // RootTree is templateTree for the template's root image only, without its layers.
-func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (tree.Ref, error) {
+func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (turnstone.TreeRef,
+	error) {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
-		return tree.Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	defer func() { _ = batch.Close() }()
 	ref, err := cs.specs().RootTree(ctx, tmpl, batch)

@@ -4,40 +4,10 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Usage reports disk usage, in bytes.
-type Usage struct {
-	Sessions []SessionUsage `json:"sessions"`
-	// Logical is the data that all sessions need, each object counted once; Shared is the part that
-	// several sessions need. Both are uncompressed, and without data in templates.
-	Logical int64       `json:"logical_bytes"`
-	Shared  int64       `json:"shared_bytes"`
-	Store   store.Usage `json:"store"`
-	// Disk usage of folders of the state directory.
-	Database  int64 `json:"database_bytes"`
-	Images    int64 `json:"images_bytes"` // a cache of images that sandboxes mount
-	Turns     int64 `json:"turns_bytes"`  // original receipts and outputs of turns
-	Machines  int64 `json:"machines_bytes"`
-	Homes     int64 `json:"homes_bytes"`
-	Templates int64 `json:"templates_bytes"`
-}
-
-// SessionUsage reports the data that one session needs, uncompressed and without data in templates.
-type SessionUsage struct {
-	ID      turnstone.SessionID `json:"id"`
-	Name    string              `json:"name,omitempty"`
-	Turns   int                 `json:"turns"`
-	Logical int64               `json:"logical_bytes"`
-	// needed by no other session: about the space that its removal frees, before compression
-	Unique int64 `json:"unique_bytes"`
-	Shared int64 `json:"shared_bytes"`
-}
-
 // Usage sums the sessions' data and the disk usage.
-func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
+func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -46,14 +16,15 @@ func (x *Repo) Usage(ctx context.Context) (*Usage, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &Usage{Sessions: make([]SessionUsage, 0, len(sessions))}
+	u := &turnstone.Usage{Sessions: make([]turnstone.SessionUsage, 0, len(sessions))}
 	c := &usageCount{cs: cs, owners: map[turnstone.Digest]usageOwner{}}
 	for i, s := range sessions {
 		turns, err := cs.DB.Turns(ctx, s.ID)
 		if err != nil {
 			return nil, err
 		}
-		u.Sessions = append(u.Sessions, SessionUsage{ID: s.ID, Name: s.Name, Turns: len(turns)})
+		u.Sessions = append(u.Sessions, turnstone.SessionUsage{ID: s.ID, Name: s.Name,
+			Turns: len(turns)})
 		if err := c.session(ctx, i, turns); err != nil {
 			return nil, err
 		}
@@ -126,7 +97,7 @@ func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn)
 			return turnstone.NewError("executor.usage", turnstone.KindOf(err), what, err).
 				WithHint("list all damage with turn fsck")
 		}}
-	r.Content = func(ctx context.Context, content tree.Content) error {
+	r.Content = func(ctx context.Context, content turnstone.Content) error {
 		if content.Chunks == "" && c.cs.InTemplate(content.Digest) {
 			return nil
 		}
@@ -141,7 +112,7 @@ func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn)
 	return nil
 }
 
-func (c *usageCount) sum(u *Usage) {
+func (c *usageCount) sum(u *turnstone.Usage) {
 	for _, o := range c.owners {
 		u.Logical += o.size
 		if o.many {

@@ -141,17 +141,17 @@ func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) 
 }
 
 // TakeNetwork returns the activity on the network, and false if there is no network.
-func (s *Sandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
+func (s *Sandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool) {
 	// an attached sandbox, whose network belongs to another process
 	if m, ok := s.machine.(interface {
-		TakeNetwork(ctx context.Context) (network.Facts, bool)
+		TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool)
 	}); ok {
 		return m.TakeNetwork(ctx)
 	}
 	if s.net == nil {
-		return network.Facts{}, false
+		return turnstone.NetworkFacts{}, false
 	}
-	f := network.Facts{Totals: s.net.stack.Totals()}
+	f := turnstone.NetworkFacts{Totals: s.net.stack.Totals()}
 	f.Refused, f.More = s.net.watch.Take()
 	return f, true
 }

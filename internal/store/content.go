@@ -9,13 +9,12 @@ import (
 	"io"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // An Alternate has contents in another place, such as a template's image, that the store therefore
 // does not keep. The store verifies them like its own. Its methods are safe for concurrent use.
 type Alternate interface {
-	OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error)
+	OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error)
 	HasContent(d turnstone.Digest) bool
 }
 
@@ -30,9 +29,10 @@ const maxContent = (maxObject - 8) / listEntrySize * minChunk
 
 // PutContent stores the size bytes of r: a single object, or many chunks and their list. A reader
 // with more or fewer bytes is an error of kind Invalid. Contents of an Alternate are not stored.
-func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content,
+	error) {
 	if size < 0 || size > maxContent {
-		return tree.Content{}, wrongSize(fmt.Sprintf("a content cannot have %d bytes", size))
+		return turnstone.Content{}, wrongSize(fmt.Sprintf("a content cannot have %d bytes", size))
 	}
 	if size > smallContent {
 		return b.putLarge(ctx, r, size)
@@ -40,10 +40,10 @@ func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (tree.C
 	buf := b.s.bufs.get(int(size))
 	if err := readExactly(r, buf.b); err != nil {
 		buf.release()
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
 	i := id(sha256.Sum256(buf.b))
-	c := tree.Content{Digest: i.digest(), Size: size}
+	c := turnstone.Content{Digest: i.digest(), Size: size}
 	have, err := b.has(ctx, i)
 	if err != nil || have || b.s.elsewhere(c.Digest) != nil {
 		buf.release()
@@ -100,18 +100,19 @@ func (s *Store) mayBeElsewhere(size int64) bool {
 
 // OpenContent opens a file's content. Every chunk is verified before its bytes are returned, and
 // the whole content against c.Digest and c.Size before io.EOF.
-func (s *Store) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (s *Store) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	return s.openContent(ctx, c, s.get)
 }
 
 // OpenContent opens a content of the batch or the store.
-func (b *Batch) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (b *Batch) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	return b.s.openContent(ctx, c, b.get)
 }
 
 type getter func(ctx context.Context, i id) ([]byte, error)
 
-func (s *Store) openContent(ctx context.Context, c tree.Content, get getter) (io.ReadCloser, error) {
+func (s *Store) openContent(ctx context.Context, c turnstone.Content, get getter) (io.ReadCloser,
+	error) {
 	const op = "store.open"
 	want, err := parseID(op, c.Digest)
 	if err != nil {
@@ -236,8 +237,9 @@ func (r *contentReader) Close() error {
 
 // openAlternate opens a content of an alternate: a small content is verified before it is returned,
 // a large content at its end.
-func openAlternate(ctx context.Context, a Alternate, c tree.Content, want id) (io.ReadCloser, error) {
-	rc, err := a.OpenContent(ctx, tree.Content{Digest: c.Digest, Size: c.Size})
+func openAlternate(ctx context.Context, a Alternate, c turnstone.Content, want id) (io.ReadCloser,
+	error) {
+	rc, err := a.OpenContent(ctx, turnstone.Content{Digest: c.Digest, Size: c.Size})
 	if err != nil {
 		return nil, err
 	}
@@ -289,7 +291,8 @@ func (v *verifying) Close() error { return v.rc.Close() }
 
 // ContentObjects returns the digests of the store's objects that c consists of, the list of chunks
 // first; none if an alternate has c. Missing objects are included.
-func (s *Store) ContentObjects(ctx context.Context, c tree.Content) ([]turnstone.Digest, error) {
+func (s *Store) ContentObjects(ctx context.Context, c turnstone.Content) ([]turnstone.Digest,
+	error) {
 	const op = "store.objects"
 	want, err := parseID(op, c.Digest)
 	if err != nil {

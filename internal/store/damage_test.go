@@ -12,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 func files(t *testing.T, dir, pattern string) []string {
@@ -31,7 +30,8 @@ func damage(t *testing.T, path string, f func(b []byte) []byte) {
 }
 
 // filled returns a store's folder with two packs: of text, and of a large content.
-func filled(t *testing.T) (root string, objects [][]byte, large tree.Content, largeBytes []byte) {
+func filled(t *testing.T) (root string, objects [][]byte, large turnstone.Content,
+	largeBytes []byte) {
 	t.Helper()
 	root = t.TempDir()
 	s := open(t, root)
@@ -217,7 +217,7 @@ func TestWrongChunks(t *testing.T) {
 	b := begin(t, s)
 	one, two := putContent(t, b, noise(3<<20, 1)), putContent(t, b, noise(3<<20, 2))
 	check(t, b.Flush(t.Context()))
-	for what, c := range map[string]tree.Content{
+	for what, c := range map[string]turnstone.Content{
 		"chunks of another":  {Digest: one.Digest, Size: one.Size, Chunks: two.Chunks},
 		"another size":       {Digest: one.Digest, Size: one.Size - 1, Chunks: one.Chunks},
 		"a list that is not": {Digest: one.Digest, Size: one.Size, Chunks: put(t, b, []byte("not a list"))},
@@ -240,7 +240,7 @@ type image struct{ has map[turnstone.Digest][]byte }
 
 func (a *image) HasContent(d turnstone.Digest) bool { return a.has[d] != nil }
 
-func (a *image) OpenContent(_ context.Context, c tree.Content) (io.ReadCloser, error) {
+func (a *image) OpenContent(_ context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(a.has[c.Digest])), nil
 }
 
@@ -278,7 +278,7 @@ func TestAlternate(t *testing.T) {
 		for _, p := range [][]byte{small, large} {
 			for what, now := range map[string][]byte{"changed": append(p[:len(p)-1:len(p)-1], 'x'), "shorter": p[:len(p)-1], "longer": append(p[:len(p):len(p)], 1)} {
 				a.has[turnstone.DigestBytes(p)] = now
-				r, err := s.OpenContent(t.Context(), tree.Content{Digest: turnstone.DigestBytes(p), Size: int64(len(p))})
+				r, err := s.OpenContent(t.Context(), turnstone.Content{Digest: turnstone.DigestBytes(p), Size: int64(len(p))})
 				if err == nil {
 					_, err = io.Copy(io.Discard, r)
 					check(t, r.Close())

@@ -23,21 +23,13 @@ type Problem struct {
 	Err      error            `json:"-"`
 }
 
-// A Summary counts what Fsck read.
-type Summary struct {
-	Packs    int   `json:"packs"`
-	Objects  int   `json:"objects"`
-	Bytes    int64 `json:"bytes"` // total size of the packs
-	Problems int   `json:"problems"`
-}
-
 // Fsck reads and verifies every object. It reports each damaged object, each object of a damaged
 // pack, each missing or invalid pack, and faults of the index, which it rebuilds. It calls report
 // from a single goroutine at a time. Putting a damaged object again stores it again.
-func (s *Store) Fsck(ctx context.Context, report func(Problem)) (Summary, error) {
+func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.StoreSummary, error) {
 	l, err := s.sharedGC(ctx)
 	if err != nil {
-		return Summary{}, err
+		return turnstone.StoreSummary{}, err
 	}
 	defer l.release()
 	c := &checker{s: s, report: report, bad: map[id]bool{}}
@@ -65,7 +57,7 @@ type checker struct {
 
 	mu         sync.Mutex
 	report     func(Problem)
-	sum        Summary
+	sum        turnstone.StoreSummary
 	bad        map[id]bool
 	wrongIndex bool
 }

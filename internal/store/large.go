@@ -9,12 +9,11 @@ import (
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
 	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
-
-	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone"
 )
 
 // putLarge cuts a content into chunks and hashes the whole content in parallel.
-func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (turnstone.Content, error) {
 	// An alternate's content must not be stored, and its digest is known only at the end: a reader
 	// that can be read twice is hashed first.
 	if b.s.mayBeElsewhere(size) {
@@ -33,9 +32,9 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Con
 		err = src.end()
 	}
 	if err != nil {
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
-	c := tree.Content{Digest: digest.digest(), Size: size}
+	c := turnstone.Content{Digest: digest.digest(), Size: size}
 	if b.s.elsewhere(c.Digest) != nil {
 		return c, nil // the chunks are garbage for Sweep
 	}
@@ -44,24 +43,25 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (tree.Con
 }
 
 // hashFirst returns the content if an alternate has it, and otherwise restores r's position.
-func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker, size int64) (tree.Content, error) {
+func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker,
+	size int64) (turnstone.Content, error) {
 	at, err := again.Seek(0, io.SeekCurrent)
 	if err != nil {
-		return tree.Content{}, nil // the reader cannot seek after all
+		return turnstone.Content{}, nil // the reader cannot seek after all
 	}
 	src := &source{ctx: ctx, r: r, left: size}
 	h := sha256.New()
 	if _, err := io.CopyBuffer(h, src, make([]byte, 256<<10)); err != nil {
-		return tree.Content{}, fail("store.put", "", err)
+		return turnstone.Content{}, fail("store.put", "", err)
 	}
 	if err := src.end(); err != nil {
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
 	if d := id(h.Sum(nil)).digest(); b.s.elsewhere(d) != nil {
-		return tree.Content{Digest: d, Size: size}, nil
+		return turnstone.Content{Digest: d, Size: size}, nil
 	}
 	_, err = again.Seek(at, io.SeekStart)
-	return tree.Content{}, fail("store.put", "", err)
+	return turnstone.Content{}, fail("store.put", "", err)
 }
 
 // A cutter finds the cuts of a content: jump-based chunking (Jin et al., IEEE TPDS 2023), which

@@ -340,32 +340,24 @@ func (s *Store) Reindex(ctx context.Context) error {
 	return s.adoptLocked(ctx, nil)
 }
 
-// Usage is the amount of data in the store.
-type Usage struct {
-	Packs   int   `json:"packs"`
-	Objects int   `json:"objects"`
-	Stored  int64 `json:"stored_bytes"` // of the packs
-	Bytes   int64 `json:"bytes"`        // of the objects, uncompressed
-}
-
 // Usage returns the amount of data in the store.
-func (s *Store) Usage(ctx context.Context) (Usage, error) {
+func (s *Store) Usage(ctx context.Context) (turnstone.StoreUsage, error) {
 	if err := s.refresh(ctx); err != nil {
-		return Usage{}, err
+		return turnstone.StoreUsage{}, err
 	}
 	v, err := s.index.current()
 	if err != nil {
-		return Usage{}, err
+		return turnstone.StoreUsage{}, err
 	}
 	if len(v.broken) > 0 {
 		if err := s.repair(ctx); err != nil {
-			return Usage{}, err
+			return turnstone.StoreUsage{}, err
 		}
 		if v, err = s.index.current(); err != nil {
-			return Usage{}, err
+			return turnstone.StoreUsage{}, err
 		}
 	}
-	var u Usage
+	var u turnstone.StoreUsage
 	for _, p := range v.packs() {
 		u.Packs++
 		u.Objects += int(p.objects)

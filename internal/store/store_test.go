@@ -97,14 +97,14 @@ func put(t testing.TB, b putter, p []byte) turnstone.Digest {
 	return d
 }
 
-func putContent(t testing.TB, b putter, p []byte) tree.Content {
+func putContent(t testing.TB, b putter, p []byte) turnstone.Content {
 	t.Helper()
 	c, err := b.PutContent(t.Context(), bytes.NewReader(p), int64(len(p)))
 	check(t, err)
 	return c
 }
 
-func wantContent(t testing.TB, s tree.ContentGetter, c tree.Content, want []byte) {
+func wantContent(t testing.TB, s tree.ContentGetter, c turnstone.Content, want []byte) {
 	t.Helper()
 	r, err := s.OpenContent(t.Context(), c)
 	if err != nil {
@@ -126,7 +126,7 @@ func wantObject(t testing.TB, s tree.Getter, want []byte) {
 	}
 }
 
-func fsckClean(t testing.TB, s *fixture) store.Summary {
+func fsckClean(t testing.TB, s *fixture) turnstone.StoreSummary {
 	t.Helper()
 	sum, err := s.Fsck(t.Context(), func(p store.Problem) { t.Errorf("fsck: %+v: %v", p, p.Err) })
 	check(t, err)
@@ -143,7 +143,7 @@ func TestRoundTrip(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
 	b := begin(t, s)
-	var contents []tree.Content
+	var contents []turnstone.Content
 	for _, p := range samples() {
 		c := putContent(t, b, p)
 		if want := turnstone.DigestBytes(p); c.Digest != want || c.Size != int64(len(p)) || (c.Chunks != "") != (len(p) > 1<<20) {

@@ -15,15 +15,6 @@ import (
 // change.
 type Mark func(ctx context.Context, keep func(d turnstone.Digest) bool) error
 
-// Swept is the result of Sweep.
-type Swept struct {
-	Objects      int   `json:"objects"` // deleted objects
-	Kept         int   `json:"kept"`
-	PacksRemoved int   `json:"packs_removed"`
-	PacksMade    int   `json:"packs_made"`
-	Freed        int64 `json:"freed_bytes"` // size of the removed packs minus the new packs
-}
-
 const (
 	// A pack is rewritten if at least this part of it is garbage: 1/4.
 	garbagePart = 4
@@ -35,7 +26,7 @@ const (
 // Sweep deletes the objects that mark does not keep. It calls mark twice: once while batches
 // continue, and once, for later objects, while no batch is open; Sweep waits for open batches until
 // ctx is done. Packs with too much garbage are rewritten. An unreadable object is not deleted.
-func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
+func (s *Store) Sweep(ctx context.Context, mark Mark) (turnstone.StoreSwept, error) {
 	w := &sweep{s: s, keep: map[id]bool{}}
 	var malformed error
 	keep := func(d turnstone.Digest) bool {
@@ -51,23 +42,23 @@ func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
 		return true
 	}
 	if err := mark(ctx, keep); err != nil {
-		return Swept{}, err
+		return turnstone.StoreSwept{}, err
 	}
 	l, err := s.exclusiveGC(ctx)
 	if err != nil {
-		return Swept{}, err
+		return turnstone.StoreSwept{}, err
 	}
 	defer l.release()
 	if err := mark(ctx, keep); err != nil {
-		return Swept{}, err
+		return turnstone.StoreSwept{}, err
 	}
 	if malformed != nil { // a mark with a malformed digest may miss others
-		return Swept{}, malformed
+		return turnstone.StoreSwept{}, malformed
 	}
 	// No process may adopt the packs that are being removed.
 	x, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
-		return Swept{}, err
+		return turnstone.StoreSwept{}, err
 	}
 	defer x.release()
 	err = w.run(ctx)
@@ -78,7 +69,7 @@ func (s *Store) Sweep(ctx context.Context, mark Mark) (Swept, error) {
 type sweep struct {
 	s     *Store
 	keep  map[id]bool
-	swept Swept
+	swept turnstone.StoreSwept
 
 	old    []*segment
 	open   *pack
@@ -139,7 +130,7 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 	if len(v.broken) > 0 {
 		return nil, segErr(v.broken[0], errors.New("the index is not readable"))
 	}
-	w.old, w.swept = v.segs, Swept{}
+	w.old, w.swept = v.segs, turnstone.StoreSwept{}
 	uses := map[id]*packUse{}
 	for p, info := range v.packs() {
 		uses[p] = &packUse{packInfo: info}

@@ -70,7 +70,8 @@ func TestSweep(t *testing.T) {
 	fsckClean(t, s)
 	got, err = s.Sweep(t.Context(), keepAll())
 	check(t, err)
-	if u, err := s.Usage(t.Context()); err != nil || u != (store.Usage{}) || got.Objects != 10 {
+	if u, err := s.Usage(t.Context()); err != nil || u != (turnstone.StoreUsage{}) ||
+		got.Objects != 10 {
 		t.Errorf("%+v left %+v, %v", got, u, err)
 	}
 }

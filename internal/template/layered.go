@@ -13,10 +13,10 @@ import (
 // tree. A template with layers has the root image of the template at the bottom; sandboxes get the
 // layers as images above it.
 type Layer struct {
-	Spec  turnstone.Digest `json:"spec"`  // of the spec that was built
-	Tree  tree.Ref         `json:"tree"`  // all files, including the base's
-	Bytes int64            `json:"bytes"` // of the file contents that the layer adds
-	Files int              `json:"files"` // paths that the layer adds, changes or removes
+	Spec  turnstone.Digest  `json:"spec"`  // of the spec that was built
+	Tree  turnstone.TreeRef `json:"tree"`  // all files, including the base's
+	Bytes int64             `json:"bytes"` // of the file contents that the layer adds
+	Files int               `json:"files"` // paths that the layer adds, changes or removes
 }
 
 // A LayerBuilder builds layers in sandboxes. The executor is one.

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
@@ -66,7 +65,7 @@ func (f *fakeLayers) Build(_ context.Context, req LayerRequest, commit func(Laye
 	f.mu.Lock()
 	delete(f.lost, d)
 	f.mu.Unlock()
-	return commit(Layer{Tree: tree.Ref{Root: d, Hash: d}, Bytes: 100, Files: 3})
+	return commit(Layer{Tree: turnstone.TreeRef{Root: d, Hash: d}, Bytes: 100, Files: 3})
 }
 
 func layered(t *testing.T) (*Store, *fakeLayers) {

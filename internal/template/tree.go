@@ -13,7 +13,7 @@ import (
 
 // Tree returns the initial tree of t's sandboxes. For a layered template it is in the context
 // store; otherwise it is the tree of RootTree.
-func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
+func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (turnstone.TreeRef, error) {
 	ref, err := s.RootTree(ctx, t, w)
 	if n := len(t.Layers); err == nil && n > 0 {
 		ref = t.Layers[n-1].Tree
@@ -25,7 +25,8 @@ func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref,
 // the root's, but not the contents: t.Content finds these. The first call for an image reads the
 // whole image, at about 500 MB/s, and keeps the resulting index beside it; concurrent calls, also
 // in several processes, do so once. Later calls read one small file.
-func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.Ref, error) {
+func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (turnstone.TreeRef,
+	error) {
 	failed := func(err error) error {
 		var typed *turnstone.Error
 		if errors.As(err, &typed) {
@@ -36,7 +37,7 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 	}
 	x, err := s.treeIndex(ctx, t)
 	if err != nil {
-		return tree.Ref{}, failed(err)
+		return turnstone.TreeRef{}, failed(err)
 	}
 	defer x.Close()
 	ref, err := x.Put(ctx, w)
@@ -48,11 +49,11 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (tree.
 	}
 	// The kept index is damaged: create it again, once.
 	if err := t.root().Remove(); err != nil {
-		return tree.Ref{}, failed(err)
+		return turnstone.TreeRef{}, failed(err)
 	}
 	again, err := s.treeIndex(ctx, t)
 	if err != nil {
-		return tree.Ref{}, failed(err)
+		return turnstone.TreeRef{}, failed(err)
 	}
 	defer again.Close()
 	return again.Put(ctx, w)

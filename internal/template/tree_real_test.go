@@ -77,7 +77,8 @@ func TestTreeOfTheRealImage(t *testing.T) {
 }
 
 // diffIgnoringChunks calls fn for the paths at which two trees in two stores differ.
-func diffIgnoringChunks(ctx context.Context, s1 *treetest.Store, a tree.Ref, s2 *treetest.Store, b tree.Ref, fn func(string)) error {
+func diffIgnoringChunks(ctx context.Context, s1 *treetest.Store, a turnstone.TreeRef,
+	s2 *treetest.Store, b turnstone.TreeRef, fn func(string)) error {
 	both := func(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 		if o, err := s1.Get(ctx, d); err == nil {
 			return o, nil
@@ -101,7 +102,7 @@ func (f getterFunc) Get(ctx context.Context,
 }
 
 // checkContents reads some of the contents out of the image.
-func checkContents(t *testing.T, tmpl *Template, store *treetest.Store, ref tree.Ref) {
+func checkContents(t *testing.T, tmpl *Template, store *treetest.Store, ref turnstone.TreeRef) {
 	ctx := context.Background()
 	c := tmpl.Content()
 	defer c.Close()

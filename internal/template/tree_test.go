@@ -64,7 +64,7 @@ type both struct {
 	content *treeindex.Content
 }
 
-func (b both) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (b both) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	return b.content.OpenContent(ctx, c)
 }
 
@@ -94,7 +94,8 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 	}
 	// Every byte is at the index's position.
 	for _, f := range treeFiles() {
-		c := tree.Content{Digest: turnstone.DigestBytes([]byte(f.Data)), Size: int64(len(f.Data))}
+		c := turnstone.Content{Digest: turnstone.DigestBytes([]byte(f.Data)),
+			Size: int64(len(f.Data))}
 		if f.Type != 0 || f.Target != "" || f.Link != "" || strings.HasSuffix(f.Path, "/") {
 			continue
 		}
@@ -114,11 +115,11 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 		t.Error("finds what is not there")
 	}
 	if _, err := content.OpenContent(ctx,
-		tree.Content{Digest: turnstone.DigestBytes([]byte("other")),
+		turnstone.Content{Digest: turnstone.DigestBytes([]byte("other")),
 			Size: 5}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if _, err := content.OpenContent(ctx, tree.Content{Digest: turnstone.DigestBytes([]byte("#!")),
+	if _, err := content.OpenContent(ctx, turnstone.Content{Digest: turnstone.DigestBytes([]byte("#!")),
 		Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
@@ -131,7 +132,7 @@ func TestTreeIsReadOnce(t *testing.T) {
 		t.Error("found before Tree")
 	}
 	var first sync.WaitGroup
-	refs := make([]tree.Ref, 4)
+	refs := make([]turnstone.TreeRef, 4)
 	for i := range refs {
 		first.Go(func() {
 			ref, err := NewStore(s.dir).Tree(ctx, tmpl, treetest.NewStore())
@@ -238,7 +239,7 @@ func TestContentAfterClose(t *testing.T) {
 	if c.HasContent(d) {
 		t.Error("found after Close")
 	}
-	if _, err := c.OpenContent(ctx, tree.Content{Digest: d, Size: 2}); !errors.Is(err,
+	if _, err := c.OpenContent(ctx, turnstone.Content{Digest: d, Size: 2}); !errors.Is(err,
 		os.ErrClosed) {
 		t.Errorf("%v", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
 )
@@ -19,7 +20,7 @@ func Policy(host netplan.Host, allow []string, port net.Addr) (network.Policy, e
 	// A build must name public addresses individually.
 	public := func(rule string) bool { return rule == network.PublicWord }
 	allow = slices.DeleteFunc(slices.Clone(allow), public)
-	policy, err := host.Judging(network.Spec{Allow: allow, Only: true})
+	policy, err := host.Judging(turnstone.NetworkSpec{Allow: allow, Only: true})
 	if err != nil || port == nil {
 		return policy, err
 	}

@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/sandboxes"
@@ -177,7 +176,7 @@ func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string,
 		seen[d] = true
 		return first
 	}
-	r.Content = func(ctx context.Context, c tree.Content) error {
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if needs || c.Chunks != "" || !r.Object(c.Digest) || !cs.Templates.OnlyIn(dir, c.Digest) {
 			return nil
 		}

@@ -32,7 +32,7 @@ type Builder struct {
 	Start func(ctx context.Context, req template.LayerRequest) (
 		*sandbox.Sandbox, collect.Bounds, error)
 	// Tree returns the tree of a template, and puts its directories into w.
-	Tree func(ctx context.Context, t *template.Template, w tree.Writer) (tree.Ref, error)
+	Tree func(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
 }
 
 // TimeLimit bounds the build of one layer.

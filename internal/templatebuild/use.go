@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // TemplateUse says who needs a template.
@@ -21,13 +20,14 @@ type TemplateUse struct {
 	// reason to keep it, but without it they are nothing.
 	Anonymous []turnstone.Session
 
-	contents map[turnstone.Digest]tree.Content // of Sessions
-	dropped  map[turnstone.Digest]tree.Content // of Anonymous
+	contents map[turnstone.Digest]turnstone.Content // of Sessions
+	dropped  map[turnstone.Digest]turnstone.Content // of Anonymous
 }
 
 func newTemplateUse() *TemplateUse {
 	return &TemplateUse{Sessions: []turnstone.Session{},
-		contents: map[turnstone.Digest]tree.Content{}, dropped: map[turnstone.Digest]tree.Content{}}
+		contents: map[turnstone.Digest]turnstone.Content{},
+		dropped:  map[turnstone.Digest]turnstone.Content{}}
 }
 
 // Use returns the sessions that need a template: a file of one of their turns is only in its image,
@@ -121,7 +121,7 @@ type templateUser struct {
 	dir  string
 	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
 
-	contents map[turnstone.Digest]tree.Content // that are found to be needed
+	contents map[turnstone.Digest]turnstone.Content // that are found to be needed
 }
 
 // session goes through all that s needs.
@@ -141,7 +141,7 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 		seen[d] = true
 		return first
 	}
-	r.Content = func(ctx context.Context, c tree.Content) error {
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if !r.Object(c.Digest) || u.dir == "" || c.Chunks != "" ||
 			!u.cs.Templates.OnlyIn(u.dir, c.Digest) {
 			return nil

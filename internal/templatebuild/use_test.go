@@ -46,7 +46,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
 		t.Errorf("%+v", use)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 		t.Fatalf("%+v", r.Problems)
 	}
 	if err := remove(Removal{Name: "mine", Keep: true}); err != nil {
@@ -58,10 +58,10 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	fresh := repotest.Open(p.Repo.Dir) // knows of no image that was there
 	defer func() { _ = fresh.Close() }()
 	for _, x := range []*repo.Repo{p.Repo, fresh} {
-		if _, err := x.GC(ctx, repo.GCRequest{KeepUnreachable: 1}); err != nil {
+		if _, err := x.GC(ctx, turnstone.GCRequest{KeepUnreachable: 1}); err != nil {
 			t.Error(err)
 		}
-		if r := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !r.OK() {
+		if r := ok[*turnstone.FsckReport](t)(x.Fsck(ctx)); !r.OK() {
 			t.Errorf("files were lost: %+v", r.Problems)
 		}
 		dest := filepath.Join(t.TempDir(), "large")
@@ -75,7 +75,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if err := remove(Removal{Name: "other", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx))
+	r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx))
 	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
@@ -124,14 +124,14 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	if all := ok[[]turnstone.SessionInfo](t)(p.Repo.Sessions(ctx)); len(all) != 1 {
 		t.Errorf("%+v", all)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
 	// With its files copied nobody has to go.
 	if gone, err := Remove(ctx, p.Repo, Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
-	if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
+	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Sessions != 1 {
 		t.Errorf("%+v", r)
 	}
 }

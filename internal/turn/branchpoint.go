@@ -18,10 +18,10 @@ type branchPoint struct {
 	cs      *repo.ContextStore
 	session turnstone.Session
 	turn    turnstone.Turn
-	parent  *turnstone.Turn  // on whose state it begins; nil: on the template
-	replay  bool             // it is in no session
-	state   *repo.State      // the parent's
-	layers  []template.Layer // of the template, which lie below all turns
+	parent  *turnstone.Turn      // on whose state it begins; nil: on the template
+	replay  bool                 // it is in no session
+	state   *turnstone.TurnState // the parent's
+	layers  []template.Layer     // of the template, which lie below all turns
 }
 
 // take gives the turn id its place, and its number, before anything is started. A

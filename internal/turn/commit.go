@@ -28,8 +28,8 @@ import (
 type collected struct {
 	batch *store.Batch
 	state turnstone.Digest
-	tree  tree.Ref
-	layer repo.LayerInfo
+	tree  turnstone.TreeRef
+	layer turnstone.LayerInfo
 }
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new
@@ -94,7 +94,8 @@ func (r *run) readDisk(ctx context.Context, s *Sandbox, l *collected, c *collect
 		return leaked("the working directory", name)
 	}
 	slices.Sort(env)
-	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: r.plan.Image, Tree: ref, Env: env, Cwd: c.Cwd})
+	b, err := json.Marshal(turnstone.TurnState{Format: repo.StateFormat, Image: r.plan.Image,
+		Tree: ref, Env: env, Cwd: c.Cwd})
 	if err != nil {
 		return err
 	}
@@ -115,7 +116,8 @@ func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 
 // layerOf is what the turn itself changed. A machine that went on has more than
 // that on its disk.
-func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats layer.Stats) (info repo.LayerInfo, err error) {
+func (r *run) layerOf(ctx context.Context, l *collected, base turnstone.TreeRef,
+	stats layer.Stats) (info turnstone.LayerInfo, err error) {
 	parent := base
 	if r.at.state != nil {
 		parent = r.at.state.Tree
@@ -123,9 +125,9 @@ func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats la
 	if parent == l.tree {
 		return info, nil
 	}
-	info = repo.LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
+	info = turnstone.LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
 	if parent != base {
-		info = repo.LayerInfo{}
+		info = turnstone.LayerInfo{}
 		for c, err := range tree.Diff(ctx, l.batch, parent, l.tree) {
 			switch {
 			case err != nil:
@@ -144,9 +146,9 @@ func (r *run) layerOf(ctx context.Context, l *collected, base tree.Ref, stats la
 }
 
 // base returns the tree that the sandbox's disk lies on.
-func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (tree.Ref, error) {
+func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (turnstone.TreeRef, error) {
 	if r.paused != nil {
-		if r.paused.Base == (tree.Ref{}) { // the template
+		if r.paused.Base == (turnstone.TreeRef{}) { // the template
 			ref, err := r.x.templates().Tree(ctx, s.Template, w)
 			r.paused.Base = ref
 			return ref, err
@@ -278,7 +280,7 @@ func (r *run) commit(ctx context.Context, l *collected) (err error) {
 func (r *run) commitWithoutState() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, repo.LayerInfo{}, "", ""
+	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, turnstone.LayerInfo{}, "", ""
 	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
 	r.info.Branch, r.diverged = r.plan.Branch, false
 	if err := r.commit(ctx, nil); err != nil && !r.at.replay {
@@ -315,14 +317,15 @@ func (at *branchPoint) head() *turnstone.TurnID {
 }
 
 // record puts all that is kept of the turn beside its state into the batch.
-func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
-	rec := &repo.Record{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.session.ID, Number: r.at.turn.Number, Branch: r.info.Branch,
+func (r *run) record(ctx context.Context, l *collected) (*turnstone.TurnRecord, error) {
+	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.session.ID,
+		Number: r.at.turn.Number, Branch: r.info.Branch,
 		Parents: r.at.turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
 		Template: r.info.Template, Substrate: r.info.Substrate,
 		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given, Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
 		State: l.state, Layer: l.layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
-	put := func(to *tree.Content, b []byte) (err error) {
+	put := func(to *turnstone.Content, b []byte) (err error) {
 		*to, err = l.batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))
 		return err
 	}
@@ -346,7 +349,7 @@ func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
 	}
 	for _, step := range r.doc.Steps {
 		res := r.steps.Result(step)
-		out := repo.RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
+		out := turnstone.RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
 		if out.Stdout, err = r.putOutput(ctx, l.batch, step, turnstone.Stdout); err != nil {
 			return nil, err
 		}
@@ -359,7 +362,8 @@ func (r *run) record(ctx context.Context, l *collected) (*repo.Record, error) {
 }
 
 // putOutput keeps all of an output; nil when it is empty or not kept.
-func (r *run) putOutput(ctx context.Context, w tree.ContentPutter, step *document.Step, stream turnstone.Stream) (*tree.Content, error) {
+func (r *run) putOutput(ctx context.Context, w tree.ContentPutter, step *document.Step,
+	stream turnstone.Stream) (*turnstone.Content, error) {
 	in, size, err := r.steps.Open(step, stream)
 	if in == nil || err != nil {
 		return nil, err

@@ -54,7 +54,8 @@ func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot)
 		return nil, err
 	}
 	l := &collected{batch: batch, tree: treetest.Make(t, batch, treetest.Texts(files)...)}
-	b, err := json.Marshal(repo.State{Format: repo.StateFormat, Image: "base", Cwd: "/", Tree: l.tree, Env: []string{}})
+	b, err := json.Marshal(turnstone.TurnState{Format: repo.StateFormat, Image: "base", Cwd: "/",
+		Tree: l.tree, Env: []string{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +79,7 @@ func whole(t *testing.T, dir string) (kept int) {
 	ctx := t.Context()
 	x := New(&statedir.Dir{Root: dir})
 	defer func() { _ = x.Close() }()
-	if rep := ok[*repo.FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
+	if rep := ok[*turnstone.FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
 	}
 	g := ok[*turnstone.Graph](t)(x.Session(ctx, "s"))
@@ -95,7 +96,8 @@ func whole(t *testing.T, dir string) (kept int) {
 				t.Errorf("turn %d stands on %q, not on %q", turn.Number, turn.Parent(), newest)
 			}
 			newest, kept = turn.ID, kept+1
-			if err := x.ListFiles(ctx, string(turn.ID), "/", true, func(repo.FileInfo) error { return nil }); err != nil {
+			if err := x.ListFiles(ctx, string(turn.ID), "/", true,
+				func(turnstone.FileInfo) error { return nil }); err != nil {
 				t.Error(err)
 			}
 			if b, err := x.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {

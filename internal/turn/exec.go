@@ -11,7 +11,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/template"
@@ -26,8 +25,8 @@ type CommandRequest struct {
 	Cwd      string
 	Add, Get []document.Transfer
 	Timeout  time.Duration
-	Shape    turnstone.Shape // zero: the default
-	Network  *network.Spec   // rules of its network; nil: the host's
+	Shape    turnstone.Shape        // zero: the default
+	Network  *turnstone.NetworkSpec // rules of its network; nil: the host's
 	// HostNetwork says that nobody said whether there is to be a network, so the host's
 	// default counts, and not Shape.Network.
 	HostNetwork bool

@@ -14,12 +14,10 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
@@ -33,7 +31,7 @@ const pausedLifetime = 24 * time.Hour
 type pausedMachine struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
-	Base    tree.Ref            `json:"base"` // that its disk's changes are on
+	Base    turnstone.TreeRef   `json:"base"` // that its disk's changes are on
 	// Rules is what the host said of networks when its own was made; empty: not known.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 
@@ -73,7 +71,7 @@ func (r *run) openPaused(ctx context.Context, su setup) (*Sandbox, error) {
 		h.lock.Release()
 		return nil, err
 	}
-	r.paused, r.info.Lifetime = h, document.LifetimeSession
+	r.paused, r.info.Lifetime = h, turnstone.LifetimeSession
 	return s, nil
 }
 
@@ -171,13 +169,13 @@ func (r *run) restoreKept(ctx context.Context, h *pausedMachine, su setup) (*San
 	info, err := r.x.resume(ctx, r.plan.Host, ResumeRequest{Ref: string(rec.ID)}, sandboxes.Spec{TTL: pausedLifetime, Network: &r.plan.Net.Asked, Label: pausedLabel(r.at.session, r.plan.Branch)}, r.obs.Preparing)
 	if err != nil {
 		r.obs.Preparing("the machine of the turn below cannot be used: " + err.Error())
-		h.Base = tree.Ref{}
+		h.Base = turnstone.TreeRef{}
 		return nil, ctx.Err()
 	}
 	h.Sandbox, h.Turn = info.ID, ""
 	if !runsOn(r.plan, info.Substrate, info.Isolation) { // the record may be imported
 		h.remove(ctx)
-		h.Base = tree.Ref{}
+		h.Base = turnstone.TreeRef{}
 		return nil, ctx.Err()
 	}
 	s, err := h.attach(ctx, r, su)
@@ -272,7 +270,7 @@ func (h *pausedMachine) remove(ctx context.Context) {
 		_ = h.store.Remove(ctx, h.Sandbox)
 	}
 	_ = os.Remove(h.path)
-	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", tree.Ref{}, ""
+	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", turnstone.TreeRef{}, ""
 }
 
 // control makes c the connection to the machine's holder, and ends the one before.
@@ -381,17 +379,17 @@ func (m *pausedSandbox) Close() error {
 }
 
 // TakeNetwork is Sandbox.TakeNetwork by way of the machine's holder.
-func (m *pausedSandbox) TakeNetwork(ctx context.Context) (network.Facts, bool) {
+func (m *pausedSandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool) {
 	m.paused.mu.Lock()
 	ctl := m.paused.ctl
 	m.paused.mu.Unlock()
 	select {
 	case <-m.done:
-		return network.Facts{}, false
+		return turnstone.NetworkFacts{}, false
 	default:
 	}
 	if ctl == nil {
-		return network.Facts{}, false
+		return turnstone.NetworkFacts{}, false
 	}
 	f, err := ctl.Network(ctx)
 	return f, err == nil

@@ -7,8 +7,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
@@ -62,7 +62,7 @@ func TestMachineOfOtherRules(tt *testing.T) {
 			t.Fatal("a machine goes on although nobody knows by which rules it was made")
 		}
 		other := m
-		other.Network = &network.Spec{Deny: []string{"x.test"}}
+		other.Network = &turnstone.NetworkSpec{Deny: []string{"x.test"}}
 		if m.Shape.Network && matchesPaused(now, other, rules) {
 			t.Fatal("a machine of other rules goes on")
 		}

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"slices"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/store"
 )
@@ -56,7 +56,7 @@ func (r *run) addAll(ctx context.Context, s *Sandbox) error {
 }
 
 // replayed returns what the turn that this one repeats was given.
-func (again *replayOf) replayed() []repo.RecordInput {
+func (again *replayOf) replayed() []turnstone.RecordInput {
 	if again == nil {
 		return nil
 	}
@@ -109,7 +109,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 }
 
 // keepInputs puts the inputs into the batch.
-func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]repo.RecordInput, error) {
+func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]turnstone.RecordInput, error) {
 	kept := r.again.replayed()
 	for _, in := range r.added {
 		if in.over {
@@ -118,7 +118,7 @@ func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]repo.RecordInpu
 				why = ", for it holds the secret " + in.scan.Found()
 			}
 			r.obs.Preparing("a copy of what was put to " + in.dest + " is not kept" + why + ": the turn cannot be replayed")
-			kept = append(kept, repo.RecordInput{Dest: in.dest})
+			kept = append(kept, turnstone.RecordInput{Dest: in.dest})
 			continue
 		}
 		size, err := in.file.Seek(0, io.SeekEnd)
@@ -132,7 +132,7 @@ func (r *run) keepInputs(ctx context.Context, b *store.Batch) ([]repo.RecordInpu
 		if err != nil {
 			return nil, err
 		}
-		kept = append(kept, repo.RecordInput{Dest: in.dest, Tar: c})
+		kept = append(kept, turnstone.RecordInput{Dest: in.dest, Tar: c})
 	}
 	return kept, nil
 }

@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/substrate"
@@ -42,7 +41,8 @@ func baseOf(h *statedir.Dir, s *Sandbox, packed substrate.Packed) (*machineBase,
 
 // put returns the base's files in the store, which b puts there unless they are. tmp is a folder
 // to make. noted is to be called when b was flushed.
-func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch, tmp string) (files []repo.VMFile, noted func(), err error) {
+func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch,
+	tmp string) (files []turnstone.VMFile, noted func(), err error) {
 	if m == nil {
 		return nil, func() {}, nil
 	}
@@ -59,7 +59,7 @@ func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch, t
 		if err != nil {
 			return nil, nil, err
 		}
-		files = append(files, repo.VMFile{Name: name, Content: c})
+		files = append(files, turnstone.VMFile{Name: name, Content: c})
 	}
 	return files, func() { m.note(files) }, nil
 }
@@ -67,7 +67,7 @@ func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch, t
 func (m *machineBase) path() string { return filepath.Join(m.notes, m.digest.Hex()+".json") }
 
 // note remembers what the files are. Where that fails, they are packed again.
-func (m *machineBase) note(files []repo.VMFile) {
+func (m *machineBase) note(files []turnstone.VMFile) {
 	old, _ := filepath.Glob(filepath.Join(m.notes, "*.json"))
 	for _, path := range old {
 		if st, err := os.Stat(path); err == nil && time.Since(st.ModTime()) > noteAge {
@@ -80,7 +80,8 @@ func (m *machineBase) note(files []repo.VMFile) {
 
 // recall returns what note has remembered, if all of it is in the store. A batch that is open
 // keeps it there.
-func (m *machineBase) recall(ctx context.Context, s *store.Store) (files []repo.VMFile, has bool) {
+func (m *machineBase) recall(ctx context.Context, s *store.Store) (files []turnstone.VMFile,
+	has bool) {
 	b, err := os.ReadFile(m.path())
 	if err != nil || json.Unmarshal(b, &files) != nil || len(files) == 0 {
 		return nil, false

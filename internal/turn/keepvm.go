@@ -8,8 +8,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -22,12 +20,12 @@ type vmSnapshot struct {
 	dir     string
 	release func()
 	packed  substrate.Packed
-	base    *machineBase      // nil: it stands alone
-	recipes []lowerdir.Recipe // of the images that it lies on
-	image   *tree.Content     // the template's
-	below   []tree.Ref        // the template's layers
-	batch   *store.Batch      // with its files, once they are in the store
-	ref     *repo.VMRef       // nil before
+	base    *machineBase            // nil: it stands alone
+	recipes []turnstone.ImageRecipe // of the images that it lies on
+	image   *turnstone.Content      // the template's
+	below   []turnstone.TreeRef     // the template's layers
+	batch   *store.Batch            // with its files, once they are in the store
+	ref     *turnstone.VMRef        // nil before
 }
 
 // collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
@@ -94,7 +92,7 @@ func (r *run) takeSnapshot(ctx context.Context, s *Sandbox) error {
 		vm.recipes, err = r.at.cs.Images.Recipes(s.Source().Layers)
 	}
 	if err == nil {
-		vm.image = &tree.Content{Digest: s.Source().RootDigest}
+		vm.image = &turnstone.Content{Digest: s.Source().RootDigest}
 		vm.image.Size, err = fileSize(s.Source().Root)
 	}
 	for _, l := range r.at.layers {
@@ -131,13 +129,13 @@ func (vm *vmSnapshot) put(ctx context.Context, s *store.Store) error {
 		return err
 	}
 	vm.batch = b
-	ref := &repo.VMRef{Layers: vm.recipes, Image: vm.image, Below: vm.below}
+	ref := &turnstone.VMRef{Layers: vm.recipes, Image: vm.image, Below: vm.below}
 	for _, name := range vm.packed.Files {
 		c, err := putFile(ctx, b, filepath.Join(vm.dir, "vm", name))
 		if err != nil {
 			return err
 		}
-		ref.Files = append(ref.Files, repo.VMFile{Name: name, Content: c})
+		ref.Files = append(ref.Files, turnstone.VMFile{Name: name, Content: c})
 	}
 	base, noted, err := vm.base.put(ctx, s, b, filepath.Join(vm.dir, "base"))
 	if err != nil {
@@ -175,15 +173,15 @@ func fileSize(path string) (int64, error) {
 	return st.Size(), nil
 }
 
-func putFile(ctx context.Context, w tree.ContentPutter, path string) (tree.Content, error) {
+func putFile(ctx context.Context, w tree.ContentPutter, path string) (turnstone.Content, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
 	defer func() { _ = f.Close() }()
 	st, err := f.Stat()
 	if err != nil {
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
 	return w.PutContent(ctx, f, st.Size())
 }

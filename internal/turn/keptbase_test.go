@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/templatebuild"
 	"turnstone.dev/turnstone/substrate"
@@ -46,18 +44,18 @@ func TestBaseLives(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
 	wrote, base := 0, []byte(random(3<<20, 7))
-	keep := func(memory, name string) *repo.Record {
+	keep := func(memory, name string) *turnstone.TurnRecord {
 		t.Helper()
 		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
 		ok[turnstone.Session](t)(p.x.Rename(ctx, "s", name))
-		return ok[*repo.Record](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
+		return ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 			r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
-		ok[*repo.GCReport](t)(p.x.GC(ctx, repo.GCRequest{Now: time.Now().Add(time.Hour)}))
+		ok[*turnstone.GCReport](t)(p.x.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
-	read := func(p *past, rec *repo.Record, name string) ([]byte, error) {
+	read := func(p *past, rec *turnstone.TurnRecord, name string) ([]byte, error) {
 		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
 		if err != nil {
 			return nil, err
@@ -65,7 +63,7 @@ func TestBaseLives(t *testing.T) {
 		defer func() { _ = f.Close() }()
 		return io.ReadAll(f)
 	}
-	whole := func(p *past, rec *repo.Record) {
+	whole := func(p *past, rec *turnstone.TurnRecord) {
 		t.Helper()
 		if b, err := read(p, rec, "base"); err != nil || !bytes.Equal(b, base) {
 			t.Errorf("the base has %d bytes: %v", len(b), err)
@@ -122,18 +120,18 @@ func TestMachineImage(t *testing.T) {
 	files := p.Template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.Leaves(p.Session("x"), files)
 	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
-	image := tree.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
+	image := turnstone.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
 	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "x"))
 	wrote := 0
 	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
 	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
-	vm.image, vm.below = &image, []tree.Ref{ok[tree.Ref](t)(p.x.templates().Tree(ctx, tmpl, batch))}
+	vm.image, vm.below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.templates().Tree(ctx, tmpl, batch))}
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
 	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, vm))
-	rec := ok[*repo.Record](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
+	rec := ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 		r.info.ID))))
 	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
 	found := func(p *past) {
@@ -184,7 +182,7 @@ func TestMachineImage(t *testing.T) {
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}
-	rec.VM.Image = &tree.Content{Digest: "sha256:../../../etc/passwd"}
+	rec.VM.Image = &turnstone.Content{Digest: "sha256:../../../etc/passwd"}
 	if _, err := p.x.keptTemplate(ctx, p.cs, rec, false, func(string) {}); err == nil {
 		t.Error("a digest that is none")
 	}

@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -24,7 +23,8 @@ const rootsAge = 30 * 24 * time.Hour
 
 // keptTemplate returns the template that the kept machine of rec ran on: the one of that name,
 // if it has the same image; else that image, wherever it is here, without a template around it.
-func (x *Host) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, anonymous bool, progress func(string)) (*template.Template, error) {
+func (x *Host) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
+	anonymous bool, progress func(string)) (*template.Template, error) {
 	want := rec.VM.Image
 	fits := func(t *template.Template) bool {
 		return want == nil && t.Digest == rec.Template || want != nil && t.RootDigest == want.Digest
@@ -116,7 +116,7 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 // extractImage makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func (x *Host) extractImage(ctx context.Context, cs *repo.ContextStore, c tree.Content) error {
+func (x *Host) extractImage(ctx context.Context, cs *repo.ContextStore, c turnstone.Content) error {
 	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
 		return nil
 	}

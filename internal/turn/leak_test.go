@@ -58,11 +58,14 @@ func TestNothingIsLeft(t *testing.T) {
 				passed = string(turn.ID)
 			}
 		}
-		turn := ok[*Turn](t)(x.Run(t.Context(), plan.Request{Document: parse(t, step("", "sleep 99 &")), Session: "v", Snapshot: document.SnapshotVM}, &observer{}))
+		turn := ok[*turnstone.TurnReport](t)(x.Run(t.Context(),
+			plan.Request{Document: parse(t, step("", "sleep 99 &")), Session: "v",
+				Snapshot: document.SnapshotVM}, &observer{}))
 		if turn.Result != turnstone.ResultPassed {
 			t.Errorf("%+v", turn)
 		}
-		if rep := ok[*Replay](t)(x.Replay(t.Context(), passed, ReplayOptions{}, &observer{})); !rep.Same {
+		if rep := ok[*turnstone.ReplayReport](t)(x.Replay(t.Context(), passed, ReplayOptions{},
+			&observer{})); !rep.Same {
 			t.Errorf("%+v", rep)
 		}
 	}

@@ -231,7 +231,7 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 				t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
 			}
 			cs := ok[*repo.ContextStore](t)(x.context(t.Context()))
-			rec := ok[*repo.Record](t)(cs.Record(t.Context(),
+			rec := ok[*turnstone.TurnRecord](t)(cs.Record(t.Context(),
 				ok[turnstone.Turn](t)(cs.DB.Resolve(t.Context(), string(turn.ID)))))
 			if rec.VM != nil || rec.State != turn.State || rec.Error != turn.Error {
 				t.Errorf("%+v", rec)

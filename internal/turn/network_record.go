@@ -14,13 +14,11 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A spool is a file without a name, with the bytes of a recording.
@@ -117,7 +115,7 @@ func (r *run) openReplay(ctx context.Context, link *netplan.Link) error {
 }
 
 // recorded returns the record of the turn whose recording is replayed.
-func (r *run) recorded(ctx context.Context) (*repo.Record, error) {
+func (r *run) recorded(ctx context.Context) (*turnstone.TurnRecord, error) {
 	ref, cs := r.plan.Net.Mode.ReplayOf, r.at.cs
 	none := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.network", turnstone.KindNotFound, "network: replay",
@@ -155,7 +153,7 @@ func (r *run) replayable(t turnstone.Turn) error {
 
 // nearestRecording goes from parent to parent, beginning with t.
 func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
-	none func(hint, format string, args ...any) error) (*repo.Record, error) {
+	none func(hint, format string, args ...any) error) (*turnstone.TurnRecord, error) {
 	for {
 		rec, err := cs.Record(ctx, t)
 		if err != nil {
@@ -198,12 +196,12 @@ func (r *run) searchRecording() error {
 
 // keepNetwork puts what is kept of the network into the batch; nil when there is nothing
 // to say.
-func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*repo.RecordNetwork, error) {
+func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*turnstone.RecordNetwork, error) {
 	n := &r.tape
 	if !r.shape.Network {
 		return nil, nil
 	}
-	rec := &repo.RecordNetwork{Replayed: n.playing}
+	rec := &turnstone.RecordNetwork{Replayed: n.playing}
 	if asked := &r.plan.Net.Asked; !asked.Same(nil) {
 		rec.Spec = asked.Bare()
 	}
@@ -226,7 +224,7 @@ func (r *run) keepNetwork(ctx context.Context, b *store.Batch) (*repo.RecordNetw
 		r.obs.Preparing("the recording of the network is not kept: its index is too large")
 		return rec, nil
 	}
-	put := func(in io.Reader, size int64) (*tree.Content, error) {
+	put := func(in io.Reader, size int64) (*turnstone.Content, error) {
 		c, err := b.PutContent(ctx, in, size)
 		return &c, err
 	}
@@ -271,15 +269,15 @@ func (r *run) networkInfo() string {
 }
 
 // recordedSpec is what was asked for; zero when there was nothing.
-func recordedSpec(n *repo.RecordNetwork) network.Spec {
+func recordedSpec(n *turnstone.RecordNetwork) turnstone.NetworkSpec {
 	if n == nil || n.Spec == nil {
-		return network.Spec{}
+		return turnstone.NetworkSpec{}
 	}
 	return *n.Spec
 }
 
 // recordedRules are those of a turn that repeats rec's. What was recorded is replayed.
-func recordedRules(n *repo.RecordNetwork, rec *repo.Record) *document.NetworkRules {
+func recordedRules(n *turnstone.RecordNetwork, rec *turnstone.TurnRecord) *document.NetworkRules {
 	s := recordedSpec(n)
 	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open, NoHostCA: s.NoHostCA}
 	switch {

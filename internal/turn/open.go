@@ -7,11 +7,9 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox/userhome"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
@@ -25,7 +23,7 @@ func (r *run) open(ctx context.Context) (*Sandbox, error) {
 	if r.at.parent != nil {
 		r.info.Start = fmt.Sprintf("turn %d", r.at.parent.Number)
 	}
-	if r.plan.Lifetime == document.LifetimeSession {
+	if r.plan.Lifetime == turnstone.LifetimeSession {
 		return r.openPaused(ctx, su)
 	}
 	if r.skipsPaused() {
@@ -98,7 +96,7 @@ func (x *Host) below(ctx context.Context, su setup, at *branchPoint, tmpl *templ
 	if at.cs == nil {
 		at.cs, err = x.context(ctx)
 	}
-	var base tree.Ref
+	var base turnstone.TreeRef
 	if err == nil {
 		base, err = at.cs.RootTree(ctx, tmpl)
 	}

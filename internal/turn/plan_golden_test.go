@@ -21,7 +21,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/store/session"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -35,9 +34,9 @@ type goldenCase struct {
 	name   string
 	front  string // of the document
 	req    plan.Request
-	again  *replayOf   // the turn that req repeats
-	host   string      // of config.toml, beside goldenLimits
-	parent *repo.State // session "s" ends with a turn that left it
+	again  *replayOf            // the turn that req repeats
+	host   string               // of config.toml, beside goldenLimits
+	parent *turnstone.TurnState // session "s" ends with a turn that left it
 }
 
 func on() *bool  { v := true; return &v }
@@ -45,8 +44,8 @@ func off() *bool { v := false; return &v }
 
 func goldenCases(dir string) []goldenCase {
 	rules := func(n document.NetworkRules) *document.NetworkRules { return &n }
-	on2 := func(image, cwd string, env ...string) *repo.State {
-		return &repo.State{Image: image, Cwd: cwd, Env: env}
+	on2 := func(image, cwd string, env ...string) *turnstone.TurnState {
+		return &turnstone.TurnState{Image: image, Cwd: cwd, Env: env}
 	}
 	return []goldenCase{
 		{name: "nothing said"},
@@ -77,7 +76,8 @@ func goldenCases(dir string) []goldenCase {
 			parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
 		{name: "on a turn of another image", req: plan.Request{Session: "s", Image: "base"}, parent: on2("python", "/")},
 		{name: "on a turn of a template that is unknown", req: plan.Request{Session: "s"}, parent: on2("mine", "/")},
-		{name: "a machine that stays", req: plan.Request{Session: "s", Lifetime: document.LifetimeSession, Branch: "main"}},
+		{name: "a machine that stays", req: plan.Request{Session: "s",
+			Lifetime: turnstone.LifetimeSession, Branch: "main"}},
 		{name: "a machine that stays, by a document", front: "session: s\nlifetime: session"},
 		{name: "a snapshot", req: plan.Request{Snapshot: document.SnapshotVM}},
 		{name: "a home", req: plan.Request{Home: "h"}, front: "isolation: microvm"},
@@ -97,7 +97,8 @@ func goldenCases(dir string) []goldenCase {
 		{name: "a secret header", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
 		{name: "a secret header of a snapshot", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
 		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: plan.Request{Env: []string{"A=1"}, Substrate: "gvisor",
-			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}, again: &replayOf{inputs: []repo.RecordInput{{Dest: "/x"}}}},
+			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}},
+			again: &replayOf{inputs: []turnstone.RecordInput{{Dest: "/x"}}}},
 		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
 			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
 			req: plan.Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
@@ -185,7 +186,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 }
 
 // state commits a turn that leaves st.
-func (p *past) state(s turnstone.Session, st repo.State) {
+func (p *past) state(s turnstone.Session, st turnstone.TurnState) {
 	p.t.Helper()
 	ctx := p.t.Context()
 	turn := ok[turnstone.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID,
@@ -204,9 +205,9 @@ func (p *past) state(s turnstone.Session, st repo.State) {
 		return ok[turnstone.Digest](p.t)(batch.Put(ctx, b))
 	}
 	state := put(st)
-	rec := put(repo.Record{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session,
+	rec := put(turnstone.TurnRecord{Format: repo.RecordFormat, ID: turn.ID, Session: turn.Session,
 		Number: turn.Number, Branch: "main", Kind: turnstone.TurnKindRun, Image: st.Image,
-		State: state, Document: tree.Content{}})
+		State: state, Document: turnstone.Content{}})
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}

@@ -13,40 +13,6 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Replay says how a turn that was run again compares with what it was.
-type Replay struct {
-	Of     turnstone.TurnID `json:"of"`
-	Number int              `json:"number"`
-	Turn   *Turn            `json:"turn"` // the new one, which is in no session
-	// Same says that nothing differs: results, exit codes, outputs, files,
-	// environment and working directory. Timestamps of files are not compared.
-	Same    bool             `json:"same"`
-	FSHash  turnstone.Digest `json:"fs_hash,omitempty"` // that the turn left when it was run first
-	Steps   []StepDifference `json:"steps"`
-	Changes []FileDifference `json:"files"` // in the state, by path
-	More    int              `json:"files_more,omitempty"`
-	Env     []string         `json:"env"` // names of variables
-	Cwd     bool             `json:"cwd"` // the working directories differ
-	// Template says that the template was built anew since, from another spec or of
-	// newer packages. By itself that is no difference.
-	Template string `json:"template,omitempty"`
-	// Home is the home directory that the turn had, by name. The new one had none:
-	// what is in a home belongs to no state.
-	Home string `json:"home,omitempty"`
-}
-
-// A StepDifference is one step that did not do what it did before.
-type StepDifference struct {
-	Name string   `json:"name"`
-	What []string `json:"what"` // "exit code: 0 before, 1 now", "standard output"
-}
-
-// A FileDifference is one path that differs between the two states.
-type FileDifference struct {
-	Path string `json:"path"`
-	What string `json:"what"` // "only before", "only now", "differs"
-}
-
 // maxDifferences bounds the files that a Replay lists.
 const maxDifferences = 1000
 
@@ -60,7 +26,8 @@ type ReplayOptions struct {
 // Replay runs the turn that ref names again, in a clean sandbox on the state of
 // its parent, with what was given to it: the document, files, environment. The new
 // turn becomes part of no session.
-func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (*Replay, error) {
+func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions,
+	obs Observer) (*turnstone.ReplayReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {
 		return nil, err
@@ -86,7 +53,8 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 	if turn == nil {
 		return nil, err
 	}
-	rep := &Replay{Of: rec.ID, Number: rec.Number, Home: rec.Home, Turn: turn, Steps: []StepDifference{}, Changes: []FileDifference{}, Env: []string{}}
+	rep := &turnstone.ReplayReport{Of: rec.ID, Number: rec.Number, Home: rec.Home, Turn: turn,
+		Steps: []turnstone.StepDifference{}, Changes: []turnstone.FileDifference{}, Env: []string{}}
 	if err != nil {
 		return rep, err
 	}
@@ -95,7 +63,8 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 
 // again makes the request that the turn old was, whose record is rec. Where the turn
 // stands is the database's word: a record may be imported.
-func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn, rec *repo.Record,
+func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
+	rec *turnstone.TurnRecord,
 	secrets []string) (*plan.Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
@@ -141,13 +110,14 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn, rec *
 
 // replayOf is what a request has that repeats another.
 type replayOf struct {
-	inputs  []repo.RecordInput
+	inputs  []turnstone.RecordInput
 	parent  []turnstone.TurnID
 	session turnstone.SessionID
 }
 
 // compare says what differs between rec and the turn of rep.
-func compare(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, rep *Replay) error {
+func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
+	rep *turnstone.ReplayReport) error {
 	now, err := cs.ReadRecord(ctx, rep.Turn.Record)
 	if err != nil {
 		return err
@@ -156,14 +126,15 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, rep *
 		rep.Template = fmt.Sprintf("%s before, %s now", rec.Template, now.Template)
 	}
 	if rec.Result != now.Result {
-		rep.Steps = append(rep.Steps, StepDifference{Name: "turn", What: []string{fmt.Sprintf("result: %s before, %s now", rec.Result, now.Result)}})
+		rep.Steps = append(rep.Steps, turnstone.StepDifference{Name: "turn",
+			What: []string{fmt.Sprintf("result: %s before, %s now", rec.Result, now.Result)}})
 	}
 	for i, a := range rec.Steps {
 		if i >= len(now.Steps) {
 			break
 		}
 		if what := differences(a, now.Steps[i]); len(what) > 0 {
-			rep.Steps = append(rep.Steps, StepDifference{Name: a.Name, What: what})
+			rep.Steps = append(rep.Steps, turnstone.StepDifference{Name: a.Name, What: what})
 		}
 	}
 	if rec.State == "" || now.State == "" {
@@ -186,7 +157,8 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *repo.Record, rep *
 	return nil
 }
 
-func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *repo.State, rep *Replay) error {
+func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *turnstone.TurnState,
+	rep *turnstone.ReplayReport) error {
 	rep.Cwd = before.Cwd != after.Cwd
 	rep.Env = append(rep.Env, envDifferences(before.Env, after.Env)...)
 	if before.Tree.Hash == after.Tree.Hash {
@@ -196,7 +168,7 @@ func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *re
 		if err != nil {
 			return err
 		}
-		d := FileDifference{Path: c.Path, What: "differs"}
+		d := turnstone.FileDifference{Path: c.Path, What: "differs"}
 		switch {
 		case c.Old == nil:
 			d.What = "only now"
@@ -221,7 +193,7 @@ func sameButTime(a, b *tree.Entry) bool {
 		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
 }
 
-func differences(a, b repo.RecordStep) []string {
+func differences(a, b turnstone.RecordStep) []string {
 	var what []string
 	if a.Status != b.Status {
 		what = append(what, fmt.Sprintf("%s before, %s now", a.Status, b.Status))
@@ -234,7 +206,7 @@ func differences(a, b repo.RecordStep) []string {
 	}; code(a.ExitCode) != code(b.ExitCode) {
 		what = append(what, fmt.Sprintf("exit code %s before, %s now", code(a.ExitCode), code(b.ExitCode)))
 	}
-	digest := func(c *tree.Content) turnstone.Digest {
+	digest := func(c *turnstone.Content) turnstone.Digest {
 		if c == nil {
 			return ""
 		}

@@ -130,13 +130,14 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	_ = ok[*Sandbox](t)(s, err).Close()
 	t.Setenv(restlessVar, fault)
 	label := "restless-" + strings.ToLower(string(turnstone.NewTurnID()))
-	run := func(script string, lifetime document.Lifetime) *Turn {
+	run := func(script string, lifetime turnstone.Lifetime) *turnstone.TurnReport {
 		t.Helper()
 		doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", script))))
-		return ok[*Turn](t)(x.Run(t.Context(), plan.Request{Document: doc, Session: label, Lifetime: lifetime, Substrate: name}, &observer{}))
+		return ok[*turnstone.TurnReport](t)(x.Run(t.Context(), plan.Request{Document: doc,
+			Session: label, Lifetime: lifetime, Substrate: name}, &observer{}))
 	}
 	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
-	turn := run("echo kept >f; sleep 1000 & export V=1", document.LifetimeSession)
+	turn := run("echo kept >f; sleep 1000 & export V=1", turnstone.LifetimeSession)
 	if fault == "dies" { // with what it had
 		if turn.Result != turnstone.ResultError || turn.State != "" || !strings.Contains(turn.Error, "its machine is not kept: ") || !strings.Contains(turn.Error, "nor are its files") {
 			t.Errorf("%s: %s (%s), state %q", turn.Result, turn.Error, turn.Hint, turn.State)

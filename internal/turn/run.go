@@ -48,12 +48,14 @@ func (x *Host) context(ctx context.Context) (*repo.ContextStore, error) { return
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step. obs may be nil.
-func (x *Executor) Run(ctx context.Context, req plan.Request, obs Observer) (*Turn, error) {
+func (x *Executor) Run(ctx context.Context, req plan.Request, obs Observer) (*turnstone.TurnReport,
+	error) {
 	return x.run(ctx, req, nil, obs)
 }
 
 // run is Run. again is the turn that req repeats, if any.
-func (x *Executor) run(ctx context.Context, req plan.Request, again *replayOf, obs Observer) (*Turn, error) {
+func (x *Executor) run(ctx context.Context, req plan.Request, again *replayOf,
+	obs Observer) (*turnstone.TurnReport, error) {
 	r, err := x.begin(ctx, req, again, obs)
 	if err != nil {
 		return nil, err
@@ -169,8 +171,8 @@ type run struct {
 	steps   *receipt.Steps
 	receipt []byte // the last one, as it is kept; nil before
 
-	tape                      tape                // of the network
-	network                   *repo.RecordNetwork // what is kept
+	tape                      tape                     // of the network
+	network                   *turnstone.RecordNetwork // what is kept
 	at                        *branchPoint
 	collected                 *collected      // what is to be kept; nil when there is no state
 	shape                     turnstone.Shape // of the machine, once there is one
@@ -179,7 +181,7 @@ type run struct {
 	snapshot                  *vmSnapshot     // the machine as it was at the end; nil: it was not asked for
 	added                     []*input        // files that were
 	diverged                  bool            // another turn came first: its branch is a new one
-	layer                     repo.LayerInfo
+	layer                     turnstone.LayerInfo
 	recordDigest, stateDigest turnstone.Digest
 }
 
@@ -401,8 +403,9 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }
 
-func (r *run) turn() *Turn {
-	return &Turn{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error, Hint: r.hint, Kind: r.kind,
+func (r *run) turn() *turnstone.TurnReport {
+	return &turnstone.TurnReport{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error,
+		Hint: r.hint, Kind: r.kind,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
 		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,

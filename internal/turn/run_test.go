@@ -58,7 +58,8 @@ func (o *observer) add(e string) {
 
 func step(attrs, script string) string { return "```bash " + attrs + "\n" + script + "\n```\n\n" }
 
-func runDoc(t *testing.T, ctx context.Context, req plan.Request, obs *observer) *Turn {
+func runDoc(t *testing.T, ctx context.Context, req plan.Request,
+	obs *observer) *turnstone.TurnReport {
 	t.Helper()
 	turn, err := New(turntest.Home(t)).Run(ctx, req, obs)
 	if err != nil {

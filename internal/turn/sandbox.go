@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/template"
@@ -56,9 +55,9 @@ type SandboxRequest struct {
 	Image     string   // default plan.DefaultImage
 	Env       []string // KEY=VALUE, for all of its processes
 	Shape     turnstone.Shape
-	Network   *network.Spec // rules of its network; nil: the host's
-	Substrate string        // "auto" or a substrate's name
-	Hostname  string        // default: its ID
+	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
+	Substrate string                 // "auto" or a substrate's name
+	Hostname  string                 // default: its ID
 	// From is a folder that Snapshot has written of a sandbox with this Image and
 	// Shape: the new one goes on where that one was, and Env is left out. It is
 	// needed until Create returns.
@@ -187,7 +186,7 @@ func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept substrate.P
 // A stopwatch records the phases of a turn.
 type stopwatch struct {
 	last   time.Time
-	phases []Phase
+	phases []turnstone.Phase
 }
 
 func newStopwatch() *stopwatch { return &stopwatch{last: time.Now()} }
@@ -196,7 +195,7 @@ func (w *stopwatch) lap(name string) {
 	now := time.Now()
 	took := now.Sub(w.last)
 	w.last = now
-	w.phases = append(w.phases, Phase{Name: name, Took: turnstone.Millis(took)})
+	w.phases = append(w.phases, turnstone.Phase{Name: name, Took: turnstone.Millis(took)})
 }
 
 // isCancel tells an interruption by the caller from other ends.

@@ -48,7 +48,7 @@ func (x *Executor) AtHand(ctx context.Context, named string) (turnstone.Session,
 func (x *Executor) NoteUse(ctx context.Context, ref string) { x.repo.NoteUse(ctx, ref) }
 
 // Show returns what is known of the turn that ref names.
-func (x *Executor) Show(ctx context.Context, ref string) (*TurnInfo, error) {
+func (x *Executor) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error) {
 	return x.repo.Show(ctx, ref)
 }
 
@@ -60,7 +60,8 @@ func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
 // ListFiles calls each with the files of the directory at name, in the state of the turn that ref
 // names, or with the file at name. A relative name is below the working directory that the turn
 // left. A symlink at name is followed. recursive lists everything below name.
-func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(FileInfo) error) error {
+func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool,
+	each func(turnstone.FileInfo) error) error {
 	return x.repo.ListFiles(ctx, ref, name, recursive, each)
 }
 
@@ -78,7 +79,8 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped 
 }
 
 // Diff compares the states of two turns.
-func (x *Executor) Diff(ctx context.Context, req DiffRequest) (*StateDiff, error) {
+func (x *Executor) Diff(ctx context.Context, req turnstone.DiffRequest) (*turnstone.StateDiff,
+	error) {
 	return x.repo.Diff(ctx, req)
 }
 
@@ -158,16 +160,19 @@ func (x *Host) roomToImport() error {
 
 // GC deletes unreachable data: see GCRequest. It may run beside turns, imports and other calls of
 // GC.
-func (x *Executor) GC(ctx context.Context, req GCRequest) (*GCReport, error) {
+func (x *Executor) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCReport, error) {
 	return x.repo.GC(ctx, req)
 }
 
 // Fsck verifies every object of the store, and everything that the turns of all sessions need. It
 // changes nothing except the store's index, which can be made again.
-func (x *Executor) Fsck(ctx context.Context) (*FsckReport, error) { return x.repo.Fsck(ctx) }
+func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport,
+	error) {
+	return x.repo.Fsck(ctx)
+}
 
 // Usage adds up what the sessions need, and what the state directory takes up on disk.
-func (x *Executor) Usage(ctx context.Context) (*Usage, error) { return x.repo.Usage(ctx) }
+func (x *Executor) Usage(ctx context.Context) (*turnstone.Usage, error) { return x.repo.Usage(ctx) }
 
 // CutPath splits REF:PATH. A reference has no colon. ok is false without one.
 func CutPath(arg string) (ref, file string, ok bool) { return strings.Cut(arg, ":") }

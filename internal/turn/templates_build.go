@@ -3,8 +3,8 @@ package turn
 import (
 	"context"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
@@ -24,7 +24,8 @@ func (x *Host) layerBuilder() templatebuild.Builder {
 			}
 			return cs.Store, nil
 		},
-		Tree: func(ctx context.Context, t *template.Template, w tree.Writer) (tree.Ref, error) {
+		Tree: func(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef,
+			error) {
 			return x.templates().Tree(ctx, t, w)
 		},
 	}
@@ -41,7 +42,7 @@ func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sand
 	if err != nil {
 		return nil, none, err
 	}
-	rules := netplan.Rules{Spec: network.Spec{DNS: host.Network.DNS}}
+	rules := netplan.Rules{Spec: turnstone.NetworkSpec{DNS: host.Network.DNS}}
 	if rules.Policy, err = templatebuild.Policy(netplan.Host(host.Network), req.Allow, req.Port); err != nil {
 		return nil, none, err
 	}

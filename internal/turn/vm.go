@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/netplan"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/template"
@@ -46,7 +45,8 @@ func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(stri
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
 // that was run, src, may be imported: what they ask for is judged as turn run would judge the
 // document today, with req for its flags.
-func resumedNetwork(host plan.Host, rec *repo.Record, src []byte, req ResumeRequest) (*network.Spec, error) {
+func resumedNetwork(host plan.Host, rec *turnstone.TurnRecord, src []byte,
+	req ResumeRequest) (*turnstone.NetworkSpec, error) {
 	doc, err := document.Parse("turn.md", src)
 	if err != nil { // of another version: it asks for nothing
 		doc = &document.Document{}
@@ -64,7 +64,8 @@ func resumedNetwork(host plan.Host, rec *repo.Record, src []byte, req ResumeRequ
 		given = *req.NetworkRules
 	}
 	s := recordedSpec(rec.Network)
-	asked := &network.Spec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny), given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
+	asked := &turnstone.NetworkSpec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny),
+		given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
 	// What is granted is what the document says, which can be read before; its record may say more.
 	asked.Asked = !a.Granted("network") || !within(s.Allow, doc.Front.NetworkRules)
 	if given.HasAllow {
@@ -149,7 +150,8 @@ func (x *Host) resume(ctx context.Context, host plan.Host, req ResumeRequest, sp
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.
-func (x *Host) layersBelow(ctx context.Context, rec *repo.Record) (layers []template.Layer) {
+func (x *Host) layersBelow(ctx context.Context,
+	rec *turnstone.TurnRecord) (layers []template.Layer) {
 	if rec.VM.Image == nil { // of an older program
 		if tmpl, err := x.repo.BuiltTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
@@ -162,7 +164,9 @@ func (x *Host) layersBelow(ctx context.Context, rec *repo.Record) (layers []temp
 }
 
 // unpackVM makes a folder that a machine can be restored from.
-func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextStore, rec *repo.Record, layers []string, progress func(string)) (dir string, remove func(), err error) {
+func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextStore,
+	rec *turnstone.TurnRecord, layers []string, progress func(string)) (dir string, remove func(),
+	err error) {
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
 		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
 			err).WithHint("begin a turn on its files")
@@ -200,7 +204,7 @@ func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextSto
 type machineFiles struct {
 	ctx context.Context
 	cs  *repo.ContextStore
-	vm  *repo.VMRef
+	vm  *turnstone.VMRef
 }
 
 // Open implements substrate.PackedFiles. What it returns is verified as it is read.

@@ -9,9 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/plan"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -21,45 +19,59 @@ func TestResumedNetwork(t *testing.T) {
 	const quiet, on = "```bash\ntrue\n```\n", "---\nnetwork: on\n---\n```bash\ntrue\n```\n"
 	const some, closed = "---\nnetwork: {allow: [8.8.8.8]}\n---\n" + quiet, "---\nnetwork: {allow: [\"10.1.2.3\"]}\n---\n" + quiet
 	const off = "[network]\ndefault = \"off\""
-	open, yes, no := network.Spec{}, true, false
+	open, yes, no := turnstone.NetworkSpec{}, true, false
 	for name, c := range map[string]struct {
 		config, document string
-		kept             *network.Spec
+		kept             *turnstone.NetworkSpec
 		reaches, not     []string // NAME ADDRESS
 		refused          bool
 		req              ResumeRequest
 	}{
-		"nothing said":                    {kept: nil, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
-		"its rules":                       {kept: &network.Spec{Allow: []string{"8.8.8.8"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
-		"its denials":                     {kept: &network.Spec{Deny: []string{"9.9.9.9"}}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
-		"a record grants nothing":         {kept: &network.Spec{Allow: []string{"0.0.0.0/0", "10.1.2.3", "127.0.0.1:443"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
-		"what documents may":              {config: "[documents]\nallow = [\"10.1.0.0/16\"]", kept: &network.Spec{Allow: []string{"10.1.2.3"}, Only: true}, reaches: []string{"10.1.2.3"}, not: []string{"8.8.8.8"}},
-		"the host denies today":           {config: "[network]\ndeny = [\"8.8.8.8\"]", kept: &open, reaches: []string{"9.9.9.9"}, not: []string{"8.8.8.8"}},
-		"off by default":                  {config: "[network]\ndefault = \"off\"", not: []string{"8.8.8.8", "10.1.2.3"}},
-		"off by default, but asked":       {config: off, document: on, refused: true},
-		"granted by a key":                {config: off, document: on, req: ResumeRequest{Grant: []string{"network"}}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
-		"granted by the host":             {config: off + "\n[documents]\ngrant = [\"network\"]", document: on, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
-		"granted by a flag":               {config: off, req: ResumeRequest{Network: &yes}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
-		"a key alone":                     {config: off, req: ResumeRequest{Grant: []string{"network"}}, not: []string{"8.8.8.8"}},
-		"asked with rules":                {config: off, document: some, kept: &network.Spec{Allow: []string{"8.8.8.8"}, Only: true}, refused: true},
-		"asked by a replay":               {config: off, document: "---\nnetwork: replay\n---\n" + quiet, not: []string{"8.8.8.8"}},
-		"off by default, and rules":       {config: off, kept: &network.Spec{Allow: []string{"8.8.8.8"}, Only: true}, not: []string{"8.8.8.8", "9.9.9.9"}},
-		"off, and locked":                 {config: off + "\nlocked = true", document: on, refused: true},
-		"closed, asked":                   {document: closed, kept: &network.Spec{Allow: []string{"10.1.2.3"}, Only: true}, refused: true},
-		"closed, granted":                 {document: closed, kept: &network.Spec{Allow: []string{"10.1.2.3"}, Only: true}, req: ResumeRequest{Grant: []string{"network"}}, reaches: []string{"10.1.2.3"}, not: []string{"8.8.8.8"}},
-		"a record beyond what is granted": {document: closed, kept: &network.Spec{Allow: []string{"10.9.9.9"}, Only: true}, req: ResumeRequest{Grant: []string{"network"}}, not: []string{"10.1.2.3", "10.9.9.9", "8.8.8.8"}},
-		"narrowed":                        {kept: &open, req: ResumeRequest{NetworkRules: &document.NetworkRules{Deny: []string{"9.9.9.9"}}}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
-		"taken away":                      {kept: &open, req: ResumeRequest{Network: &no}, not: []string{"8.8.8.8"}},
-		"other rules":                     {document: closed, kept: &open, req: ResumeRequest{Network: &yes, NetworkRules: &document.NetworkRules{HasAllow: true, Allow: []string{"127.0.0.1:443"}}}, reaches: []string{"127.0.0.1"}, not: []string{"8.8.8.8", "10.1.2.3"}},
-		"the document says off":           {document: "---\nnetwork: off\n---\n" + quiet, kept: &open, not: []string{"8.8.8.8"}},
+		"nothing said": {kept: nil, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
+		"its rules": {kept: &turnstone.NetworkSpec{Allow: []string{"8.8.8.8"},
+			Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"its denials": {kept: &turnstone.NetworkSpec{Deny: []string{"9.9.9.9"}},
+			reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"a record grants nothing": {kept: &turnstone.NetworkSpec{Allow: []string{"0.0.0.0/0", "10.1.2.3", "127.0.0.1:443"}, Only: true}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3", "127.0.0.1"}},
+		"what documents may": {config: "[documents]\nallow = [\"10.1.0.0/16\"]",
+			kept:    &turnstone.NetworkSpec{Allow: []string{"10.1.2.3"}, Only: true},
+			reaches: []string{"10.1.2.3"}, not: []string{"8.8.8.8"}},
+		"the host denies today":     {config: "[network]\ndeny = [\"8.8.8.8\"]", kept: &open, reaches: []string{"9.9.9.9"}, not: []string{"8.8.8.8"}},
+		"off by default":            {config: "[network]\ndefault = \"off\"", not: []string{"8.8.8.8", "10.1.2.3"}},
+		"off by default, but asked": {config: off, document: on, refused: true},
+		"granted by a key":          {config: off, document: on, req: ResumeRequest{Grant: []string{"network"}}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
+		"granted by the host":       {config: off + "\n[documents]\ngrant = [\"network\"]", document: on, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
+		"granted by a flag":         {config: off, req: ResumeRequest{Network: &yes}, reaches: []string{"8.8.8.8"}, not: []string{"10.1.2.3"}},
+		"a key alone":               {config: off, req: ResumeRequest{Grant: []string{"network"}}, not: []string{"8.8.8.8"}},
+		"asked with rules": {config: off, document: some,
+			kept: &turnstone.NetworkSpec{Allow: []string{"8.8.8.8"}, Only: true}, refused: true},
+		"asked by a replay": {config: off, document: "---\nnetwork: replay\n---\n" + quiet, not: []string{"8.8.8.8"}},
+		"off by default, and rules": {config: off,
+			kept: &turnstone.NetworkSpec{Allow: []string{"8.8.8.8"}, Only: true},
+			not:  []string{"8.8.8.8", "9.9.9.9"}},
+		"off, and locked": {config: off + "\nlocked = true", document: on, refused: true},
+		"closed, asked": {document: closed,
+			kept: &turnstone.NetworkSpec{Allow: []string{"10.1.2.3"}, Only: true}, refused: true},
+		"closed, granted": {document: closed,
+			kept: &turnstone.NetworkSpec{Allow: []string{"10.1.2.3"}, Only: true},
+			req:  ResumeRequest{Grant: []string{"network"}}, reaches: []string{"10.1.2.3"},
+			not: []string{"8.8.8.8"}},
+		"a record beyond what is granted": {document: closed,
+			kept: &turnstone.NetworkSpec{Allow: []string{"10.9.9.9"}, Only: true},
+			req:  ResumeRequest{Grant: []string{"network"}}, not: []string{"10.1.2.3", "10.9.9.9",
+				"8.8.8.8"}},
+		"narrowed":              {kept: &open, req: ResumeRequest{NetworkRules: &document.NetworkRules{Deny: []string{"9.9.9.9"}}}, reaches: []string{"8.8.8.8"}, not: []string{"9.9.9.9"}},
+		"taken away":            {kept: &open, req: ResumeRequest{Network: &no}, not: []string{"8.8.8.8"}},
+		"other rules":           {document: closed, kept: &open, req: ResumeRequest{Network: &yes, NetworkRules: &document.NetworkRules{HasAllow: true, Allow: []string{"127.0.0.1:443"}}}, reaches: []string{"127.0.0.1"}, not: []string{"8.8.8.8", "10.1.2.3"}},
+		"the document says off": {document: "---\nnetwork: off\n---\n" + quiet, kept: &open, not: []string{"8.8.8.8"}},
 	} {
 		x := New(&statedir.Dir{Root: t.TempDir()})
 		if err := os.WriteFile(x.home.Path("config.toml"), []byte(c.config), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		rec := &repo.Record{}
+		rec := &turnstone.TurnRecord{}
 		if c.kept != nil {
-			rec.Network = &repo.RecordNetwork{Spec: c.kept}
+			rec.Network = &turnstone.RecordNetwork{Spec: c.kept}
 		}
 		if c.document == "" {
 			c.document = quiet
@@ -98,7 +110,8 @@ func TestResumeHugeMachine(t *testing.T) {
 		"negative memory": {func(s *turnstone.Shape) { s.Memory = -1 }, turnstone.KindIntegrity},
 		"too many CPUs":   {func(s *turnstone.Shape) { s.CPUs = turnstone.MaxCPUs + 1 }, turnstone.KindIntegrity},
 	} {
-		rec := &repo.Record{Image: "base", Shape: turnstone.DefaultShape(), VM: &repo.VMRef{}}
+		rec := &turnstone.TurnRecord{Image: "base", Shape: turnstone.DefaultShape(),
+			VM: &turnstone.VMRef{}}
 		c.change(&rec.Shape)
 		if _, _, err := p.x.unpackVM(t.Context(), ok[plan.Host](t)(p.x.facts()), p.cs, rec, nil, func(string) { t.Errorf("%s: something is prepared", what) }); turnstone.KindOf(err) != c.kind || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
@@ -171,8 +172,8 @@ func printCommit(keepers []keeper, first, second map[string][]time.Duration,
 type committer struct {
 	disk   string
 	size   int64
-	parent tree.Ref
-	head   tree.Ref // of the last commit
+	parent turnstone.TreeRef
+	head   turnstone.TreeRef // of the last commit
 }
 
 // newCommitter creates a disk from the files in dir, which contains the overlay's upper directory.
@@ -202,7 +203,7 @@ func (c *committer) prepare(ctx context.Context, repo string) error {
 			return err
 		}
 		c.parent, err = tree.PutRoot(ctx, b, &tree.Root{Entry: top})
-		c.head = tree.Ref{}
+		c.head = turnstone.TreeRef{}
 		return err
 	})
 }
@@ -243,7 +244,7 @@ func (c *committer) commit(ctx context.Context, repo string) error {
 			return err
 		}
 		parent, at := c.parent, "upper"
-		if c.head != (tree.Ref{}) {
+		if c.head != (turnstone.TreeRef{}) {
 			parent, at = c.head, "lost+found" // an empty directory
 		}
 		upper, err := disk.Lookup(at)

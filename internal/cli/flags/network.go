@@ -68,13 +68,13 @@ func (f *ForNetwork) Rules() *document.NetworkRules {
 }
 
 // Spec returns the network of a sandbox that is kept.
-func (f *ForNetwork) Spec() (*network.Spec, error) {
+func (f *ForNetwork) Spec() (*turnstone.NetworkSpec, error) {
 	headers, err := f.SecretHeaders()
 	r := f.Rules()
 	if err != nil || r == nil && len(headers) == 0 {
 		return nil, err
 	}
-	s := &network.Spec{}
+	s := &turnstone.NetworkSpec{}
 	if r != nil {
 		s.Allow, s.Only, s.Deny, s.NoHostCA = r.Allow, r.HasAllow, r.Deny, r.NoHostCA
 	}

@@ -64,7 +64,7 @@ func randomText(size int) string {
 	return string(b)
 }
 
-func write(b *testing.B, r tree.Reader, ref tree.Ref, size int64) {
+func write(b *testing.B, r tree.Reader, ref turnstone.TreeRef, size int64) {
 	b.Helper()
 	f, err := os.CreateTemp(b.TempDir(), "image")
 	if err != nil {
@@ -73,7 +73,8 @@ func write(b *testing.B, r tree.Reader, ref tree.Ref, size int64) {
 	defer func() { _ = f.Close() }()
 	b.SetBytes(size)
 	for b.Loop() {
-		if err := errors.Join(f.Truncate(0), Write(b.Context(), r, tree.Ref{}, ref, nil, f)); err != nil {
+		if err := errors.Join(f.Truncate(0), Write(b.Context(), r, turnstone.TreeRef{}, ref, nil,
+			f)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -85,11 +86,11 @@ type pattern struct {
 	size int64
 }
 
-func (p pattern) PutContent(context.Context, io.Reader, int64) (tree.Content, error) {
-	return tree.Content{Digest: turnstone.DigestBytes([]byte("large")), Size: p.size}, nil
+func (p pattern) PutContent(context.Context, io.Reader, int64) (turnstone.Content, error) {
+	return turnstone.Content{Digest: turnstone.DigestBytes([]byte("large")), Size: p.size}, nil
 }
 
-func (p pattern) OpenContent(context.Context, tree.Content) (io.ReadCloser, error) {
+func (p pattern) OpenContent(context.Context, turnstone.Content) (io.ReadCloser, error) {
 	return &patternReader{left: p.size, block: []byte(fmt.Sprintf("%0100000d", 7))}, nil
 }
 
@@ -119,14 +120,14 @@ func BenchmarkStack(b *testing.B) {
 		now = now.clone(map[*model]*model{})
 		now.children[fmt.Sprint("f", i)] = fileModel("x")
 		items = append([]Item{{Key: turnstone.DigestBytes(fmt.Append(nil, i)), Number: i + 1, Tree: now.put(b, m), Context: contextOf(i + 1)}}, items...)
-		_, release, err := cache.Stack(b.Context(), tree.Ref{}, historyOf(items))
+		_, release, err := cache.Stack(b.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
 			b.Fatal(err)
 		}
 		release()
 	}
 	for b.Loop() {
-		_, release, err := cache.Stack(b.Context(), tree.Ref{}, historyOf(items))
+		_, release, err := cache.Stack(b.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -38,7 +37,7 @@ type sidecar struct {
 	Boot  string `json:"boot,omitempty"`
 	Bytes int64  `json:"bytes"` // on disk
 
-	Recipe Recipe `json:"recipe"`
+	Recipe turnstone.ImageRecipe `json:"recipe"`
 }
 
 func (c *Cache) imagePath(key string) string   { return filepath.Join(c.dir, "images", key) }
@@ -178,7 +177,7 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 
 // imageKey returns an image's name, which depends on all of its inputs. The key of the newest turn
 // covers the older turns, which the image's index also lists.
-func imageKey(from, to tree.Ref, items []Item) string {
+func imageKey(from, to turnstone.TreeRef, items []Item) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "turnstone image %d\n%s\n%s\n", planFormat, from.Root, to.Root)
 	for _, item := range items {
@@ -264,7 +263,8 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 	if err != nil {
 		return 0, unavailable(path, err)
 	}
-	side := sidecar{Boot: bootID(), Bytes: onDisk(st), Recipe: Recipe{Image: s.Image, From: s.From, To: s.To, Newest: s.Newest, Turns: s.Turns}}
+	side := sidecar{Boot: bootID(), Bytes: onDisk(st), Recipe: turnstone.ImageRecipe{Image: s.Image,
+		From: s.From, To: s.To, Newest: s.Newest, Turns: s.Turns}}
 	if side.Stamp, err = filestamp.Quick(path); err != nil {
 		return 0, unavailable(path, err)
 	}

@@ -40,7 +40,8 @@ type difference struct {
 }
 
 // plan returns the image's top directory, and the names that share an inode.
-func plan(ctx context.Context, r tree.Getter, from, to tree.Ref, extra []File) (*node, []tar2erofs.Link, error) {
+func plan(ctx context.Context, r tree.Getter, from, to turnstone.TreeRef, extra []File) (*node,
+	[]tar2erofs.Link, error) {
 	d := &difference{ctx: ctx, r: r, groups: make(map[string]tree.LinkGroup), forced: make(map[string]bool)}
 	old, next, err := d.roots(from, to)
 	if err != nil {
@@ -70,7 +71,7 @@ func plan(ctx context.Context, r tree.Getter, from, to tree.Ref, extra []File) (
 }
 
 // roots reads both trees' roots. An empty tree's root has no type.
-func (d *difference) roots(from, to tree.Ref) (old, next *tree.Root, err error) {
+func (d *difference) roots(from, to turnstone.TreeRef) (old, next *tree.Root, err error) {
 	old, next = new(tree.Root), &tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}}
 	if from.Root != "" {
 		if old, err = tree.GetRoot(d.ctx, d.r, from); err != nil {

@@ -6,18 +6,7 @@ import (
 	"path/filepath"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
-
-// A Recipe describes how to make an image: with the trees and the history, the same bytes can be
-// made again after the image was removed from the cache, or on another machine.
-type Recipe struct {
-	Image  string           `json:"image"` // its name, which is its file's name
-	From   tree.Ref         `json:"from"`
-	To     tree.Ref         `json:"to"`
-	Newest turnstone.Digest `json:"newest"` // key of the newest turn that it spans
-	Turns  int              `json:"turns"`
-}
 
 // Hold returns the paths of the images called names, in their order. They stay until release is
 // called. An image that is no longer in the cache is an error of kind NotFound.
@@ -39,8 +28,8 @@ func (c *Cache) Hold(names []string) (paths []string, release func(), err error)
 }
 
 // Recipes returns the recipes of the images at paths, which are held.
-func (c *Cache) Recipes(paths []string) ([]Recipe, error) {
-	recipes := make([]Recipe, len(paths))
+func (c *Cache) Recipes(paths []string) ([]turnstone.ImageRecipe, error) {
+	recipes := make([]turnstone.ImageRecipe, len(paths))
 	for i, path := range paths {
 		key := filepath.Base(path)
 		side, ok := c.whole(key)
@@ -54,7 +43,8 @@ func (c *Cache) Recipes(paths []string) ([]Recipe, error) {
 
 // Remake is Hold that makes missing images again. history is the history of the state that the
 // recipes' images lead to, or of a later state.
-func (c *Cache) Remake(ctx context.Context, recipes []Recipe, history History) (paths []string, release func(), err error) {
+func (c *Cache) Remake(ctx context.Context, recipes []turnstone.ImageRecipe,
+	history History) (paths []string, release func(), err error) {
 	if err := c.mkdirs(); err != nil {
 		return nil, nil, err
 	}

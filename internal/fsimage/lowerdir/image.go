@@ -20,17 +20,17 @@ import (
 
 // A File is an additional file of an image, below its directory context.
 type File struct {
-	Path    string       // relative to /context, such as "turns/3/receipt.md"
-	Content tree.Content // the file's bytes; if empty, they are Data
+	Path    string            // relative to /context, such as "turns/3/receipt.md"
+	Content turnstone.Content // the file's bytes; if empty, they are Data
 	Data    []byte
 	MTime   tree.Time
 }
 
 // An Item is a turn of a history.
 type Item struct {
-	Key    turnstone.Digest // digest of the turn's record, which identifies everything else
-	Number int              // in its session
-	Tree   tree.Ref         // the turn's resulting files
+	Key    turnstone.Digest  // digest of the turn's record, which identifies everything else
+	Number int               // in its session
+	Tree   turnstone.TreeRef // the turn's resulting files
 	// Side means that the turn arrived by a merge: its files are part of the merge's files, and the
 	// items that follow are not its own history.
 	Side bool

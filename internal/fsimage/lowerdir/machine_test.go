@@ -62,7 +62,7 @@ func TestInTheGuest(t *testing.T) {
 		root.attr.UID, root.attr.Xattrs = 3, []tree.Xattr{{Name: "user.root", Value: []byte("kept")}}
 		items = append([]Item{{Key: turnstone.DigestBytes([]byte{byte(i)}), Number: i + 1, Tree: root.put(t, m), Line: fmt.Sprintf("turn %d", i+1),
 			Context: contextOf(i + 1)}}, items...)
-		paths, release, err := c.Stack(t.Context(), tree.Ref{}, historyOf(items))
+		paths, release, err := c.Stack(t.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,8 @@ func TestLargeFileInTheGuest(t *testing.T) {
 	const zeros, end = 5 << 30, "the end"
 	m := ending{treetest.NewStore(), zeros, end}
 	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: zeros + int64(len(end))}, digest: "of the ending"}
-	f := writeDifference(t, m, tree.Ref{}, dirModel(0o755, map[string]*model{"big": file}).put(t, m))
+	f := writeDifference(t, m, turnstone.TreeRef{}, dirModel(0o755,
+		map[string]*model{"big": file}).put(t, m))
 	if st, err := f.Stat(); err != nil || onDisk(st) > 1<<20 {
 		t.Errorf("it takes up %d bytes, %v", onDisk(st), err)
 	}
@@ -114,11 +115,12 @@ type ending struct {
 	text  string
 }
 
-func (e ending) PutContent(context.Context, io.Reader, int64) (tree.Content, error) {
-	return tree.Content{Digest: turnstone.DigestBytes([]byte("ending")), Size: e.zeros + int64(len(e.text))}, nil
+func (e ending) PutContent(context.Context, io.Reader, int64) (turnstone.Content, error) {
+	return turnstone.Content{Digest: turnstone.DigestBytes([]byte("ending")),
+		Size: e.zeros + int64(len(e.text))}, nil
 }
 
-func (e ending) OpenContent(context.Context, tree.Content) (io.ReadCloser, error) {
+func (e ending) OpenContent(context.Context, turnstone.Content) (io.ReadCloser, error) {
 	return io.NopCloser(io.MultiReader(io.LimitReader(zeroReader{}, e.zeros), strings.NewReader(e.text))), nil
 }
 

@@ -48,7 +48,7 @@ func (m *model) clone(seen map[*model]*model) *model {
 }
 
 // put puts the tree of m.
-func (m *model) put(t testing.TB, w tree.Writer) tree.Ref {
+func (m *model) put(t testing.TB, w tree.Writer) turnstone.TreeRef {
 	t.Helper()
 	return treetest.Build(t, w, m.node(map[*model]*treetest.Node{}))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/erofs/go-erofs"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -19,7 +20,7 @@ type node struct {
 	stat     erofs.Stat // further attributes, except Mode and Size
 	size     int64
 	target   string // target of a symlink
-	content  tree.Content
+	content  turnstone.Content
 	data     []byte  // the content, if it has no digest
 	children []*node // sorted by name
 }
@@ -27,7 +28,7 @@ type node struct {
 // link makes n another name of a file: an empty file whose name points to the other's inode when
 // the image is written.
 func (n *node) link() {
-	n.size, n.content, n.data = 0, tree.Content{}, nil
+	n.size, n.content, n.data = 0, turnstone.Content{}, nil
 	n.stat.Xattrs = nil
 }
 

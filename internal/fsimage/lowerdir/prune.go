@@ -9,12 +9,14 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"turnstone.dev/turnstone"
 )
 
 // Prune removes the images for which needed returns false, unless they are in use, and returns
 // their number and total size in bytes. An image without a valid sidecar counts as not needed
 // because it can be made again. A dry run only counts.
-func (c *Cache) Prune(needed func(Recipe) bool, dry bool) (images int, freed int64, err error) {
+func (c *Cache) Prune(needed func(turnstone.ImageRecipe) bool, dry bool) (images int, freed int64,
+	err error) {
 	entries, err := os.ReadDir(filepath.Join(c.dir, "images"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, nil

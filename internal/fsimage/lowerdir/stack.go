@@ -9,18 +9,17 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A segment is an image of a stack: a sequence of turns.
 type segment struct {
-	Image  string           `json:"image"` // its key
-	From   tree.Ref         `json:"from"`
-	To     tree.Ref         `json:"to"`
-	Newest turnstone.Digest `json:"newest"` // key of the newest turn that it spans
-	Turns  int              `json:"turns"`
-	Bytes  int64            `json:"bytes"` // its disk usage
-	Rent   int64            `json:"rent"`  // total bytes of all images that were made above it
+	Image  string            `json:"image"` // its key
+	From   turnstone.TreeRef `json:"from"`
+	To     turnstone.TreeRef `json:"to"`
+	Newest turnstone.Digest  `json:"newest"` // key of the newest turn that it spans
+	Turns  int               `json:"turns"`
+	Bytes  int64             `json:"bytes"` // its disk usage
+	Rent   int64             `json:"rent"`  // total bytes of all images that were made above it
 }
 
 // A stacking is the cached stack of a state, so that a start need not walk the history.
@@ -36,7 +35,8 @@ const planFormat = 1
 // is base, result in the tree of history's newest turn and the /context of all of its turns. They
 // stay until release is called; release must be called. An empty history needs no images. A missing
 // image is made first, which takes as long as writing its content.
-func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (paths []string, release func(), err error) {
+func (c *Cache) Stack(ctx context.Context, base turnstone.TreeRef, history History) (paths []string,
+	release func(), err error) {
 	h := newWalk(history)
 	defer h.stop()
 	newest, ok, err := h.at(0)
@@ -70,7 +70,7 @@ func (c *Cache) Stack(ctx context.Context, base tree.Ref, history History) (path
 
 // Flatten makes what Stack would make for history, merges images before a stack reaches its maximum
 // depth, and makes images durable. It runs in the background after a turn.
-func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) error {
+func (c *Cache) Flatten(ctx context.Context, base turnstone.TreeRef, history History) error {
 	h := newWalk(history)
 	defer h.stop()
 	if _, ok, err := h.at(0); err != nil || !ok {
@@ -97,7 +97,8 @@ func (c *Cache) Flatten(ctx context.Context, base tree.Ref, history History) err
 // build finds the deepest existing stack for a turn of h, adds the later turns as a single image,
 // and stores the stack. In the background it also merges images if that is cheaper; otherwise only
 // if the stack is full.
-func (c *Cache) build(ctx context.Context, base tree.Ref, h *walk, background bool) (*stacking, error) {
+func (c *Cache) build(ctx context.Context, base turnstone.TreeRef, h *walk,
+	background bool) (*stacking, error) {
 	newest, _, err := h.at(0)
 	if err != nil {
 		return nil, err
@@ -160,7 +161,7 @@ func merge(segments []segment, limit int, rent bool) []segment {
 
 // known returns the existing segments for the newest turn of h that has any, and the number of
 // later turns.
-func (c *Cache) known(base tree.Ref, h *walk) (below []segment, after int, err error) {
+func (c *Cache) known(base turnstone.TreeRef, h *walk) (below []segment, after int, err error) {
 	partial := make(map[turnstone.Digest][]segment) // by the newest turn that they span
 	for i := 0; ; i++ {
 		item, ok, err := h.at(i)
@@ -191,7 +192,7 @@ func (c *Cache) known(base tree.Ref, h *walk) (below []segment, after int, err e
 }
 
 // recall reads the cached stack of the state of item.
-func (c *Cache) recall(base tree.Ref, item Item) (*stacking, bool) {
+func (c *Cache) recall(base turnstone.TreeRef, item Item) (*stacking, bool) {
 	path := c.planPath(base, item)
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -206,7 +207,7 @@ func (c *Cache) recall(base tree.Ref, item Item) (*stacking, bool) {
 }
 
 // leads reports whether the segments lead from base to the state of item.
-func (s *stacking) leads(base tree.Ref, item Item) bool {
+func (s *stacking) leads(base turnstone.TreeRef, item Item) bool {
 	at := base
 	for _, seg := range s.Segments {
 		if seg.From != at || seg.Turns <= 0 || !keyRule.MatchString(seg.Image) {
@@ -217,7 +218,7 @@ func (s *stacking) leads(base tree.Ref, item Item) bool {
 	return at == item.Tree
 }
 
-func (c *Cache) remember(base tree.Ref, item Item, s *stacking) error {
+func (c *Cache) remember(base turnstone.TreeRef, item Item, s *stacking) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return err
@@ -225,7 +226,7 @@ func (c *Cache) remember(base tree.Ref, item Item, s *stacking) error {
 	return replace(c.planPath(base, item), b)
 }
 
-func (c *Cache) planPath(base tree.Ref, item Item) string {
+func (c *Cache) planPath(base turnstone.TreeRef, item Item) string {
 	key := turnstone.DigestBytes([]byte(string(base.Root) + "\n" + string(item.Key)))
 	return filepath.Join(c.dir, "plans", key.Hex()+".json")
 }

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -86,7 +85,7 @@ func (c *chain) check(paths []string, n int) {
 
 func (c *chain) stack(cache *Cache, n int) []string {
 	c.t.Helper()
-	paths, release, err := cache.Stack(c.t.Context(), tree.Ref{}, c.history(n))
+	paths, release, err := cache.Stack(c.t.Context(), turnstone.TreeRef{}, c.history(n))
 	if err != nil {
 		c.t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -110,7 +109,8 @@ func TestStackOfALongHistory(t *testing.T) {
 				now.children[fmt.Sprint("turn", i)] = fileModel(strings.Repeat("t", 5000))
 				c.add(now)
 				if background {
-					if err := cache.Flatten(t.Context(), tree.Ref{}, c.history(i+1)); err != nil {
+					if err := cache.Flatten(t.Context(), turnstone.TreeRef{},
+						c.history(i+1)); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -121,7 +121,7 @@ func TestStackOfALongHistory(t *testing.T) {
 			// A known stack costs reading the newest turn.
 			c.walked = 0
 			before := c.m.Opens()
-			paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(130))
+			paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{}, c.history(130))
 			if err != nil || c.walked != 1 || c.m.Opens() != before {
 				t.Errorf("%v; %d turns walked, %d files read", err, c.walked, c.m.Opens())
 			}
@@ -131,7 +131,8 @@ func TestStackOfALongHistory(t *testing.T) {
 			}
 			// A fork from an older turn.
 			c.stack(cache, 71)
-			if paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(0)); len(paths) != 0 || err != nil {
+			if paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{},
+				c.history(0)); len(paths) != 0 || err != nil {
 				t.Errorf("of no turns: %q, %v", paths, err)
 			} else {
 				release()
@@ -241,7 +242,8 @@ func TestDamagedCache(t *testing.T) {
 			}
 			if name == "an image is a folder" {
 				defer func() { _ = os.Remove(paths[2]) }()
-				if _, _, err := cache.Stack(t.Context(), tree.Ref{}, c.history(5)); turnstone.KindOf(err) != turnstone.KindUnavailable {
+				if _, _, err := cache.Stack(t.Context(), turnstone.TreeRef{},
+					c.history(5)); turnstone.KindOf(err) != turnstone.KindUnavailable {
 					// The image could not be renamed; no wrong stack was returned.
 					c.stack(cache, 5)
 				}
@@ -266,11 +268,11 @@ func TestEvict(t *testing.T) {
 	c := smallChain(t, 6)
 	dir := filepath.Join(t.TempDir(), "images")
 	cache := New(dir, c.m, Options{Budget: 1})
-	paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(3))
+	paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{}, c.history(3))
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, releaseOther, err := cache.Stack(t.Context(), tree.Ref{}, c.history(6))
+	other, releaseOther, err := cache.Stack(t.Context(), turnstone.TreeRef{}, c.history(6))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +328,9 @@ func TestStackTogether(t *testing.T) {
 	got := make([]string, 8)
 	for i := range got {
 		wg.Go(func() {
-			paths, release, err := New(dir, c.m, Options{}).Stack(context.Background(), tree.Ref{}, historyOf([]Item{c.items[3], c.items[2], c.items[1], c.items[0]}))
+			paths, release, err := New(dir, c.m, Options{}).Stack(context.Background(),
+				turnstone.TreeRef{}, historyOf([]Item{c.items[3], c.items[2], c.items[1],
+					c.items[0]}))
 			if err != nil {
 				t.Error(err)
 				return
@@ -359,7 +363,7 @@ func TestSideTurns(t *testing.T) {
 	side := c.items[2]
 	side.Side, side.Tree = true, c.items[1].Tree
 	walked := []Item{c.items[3], side, c.items[1], c.items[0]}
-	paths, release, err := cache.Stack(t.Context(), tree.Ref{}, historyOf(walked))
+	paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{}, historyOf(walked))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,19 +378,21 @@ func TestStackErrors(t *testing.T) {
 		_ = yield(c.items[1], nil) && yield(Item{}, bad)
 	}
 	cache := New(filepath.Join(t.TempDir(), "images"), c.m, Options{})
-	if _, _, err := cache.Stack(t.Context(), tree.Ref{}, broken); !errors.Is(err, bad) {
+	if _, _, err := cache.Stack(t.Context(), turnstone.TreeRef{}, broken); !errors.Is(err, bad) {
 		t.Errorf("got %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := New(file, c.m, Options{}).Stack(t.Context(), tree.Ref{}, c.history(2)); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	if _, _, err := New(file, c.m, Options{}).Stack(t.Context(), turnstone.TreeRef{},
+		c.history(2)); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a file as the cache: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := cache.Stack(ctx, tree.Ref{}, c.history(2)); !errors.Is(err, context.Canceled) {
+	if _, _, err := cache.Stack(ctx, turnstone.TreeRef{}, c.history(2)); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -397,7 +403,7 @@ func TestRemake(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "images")
 	cache := New(dir, c.m, Options{})
 	c.stack(cache, 2)
-	paths, release, err := cache.Stack(t.Context(), tree.Ref{}, c.history(4))
+	paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{}, c.history(4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -468,13 +474,13 @@ func FuzzPlan(f *testing.F) {
 	dir := filepath.Join(f.TempDir(), "images")
 	cache := New(dir, m, Options{})
 	for n := range items {
-		_, release, err := cache.Stack(f.Context(), tree.Ref{}, historyOf(items[1-n:]))
+		_, release, err := cache.Stack(f.Context(), turnstone.TreeRef{}, historyOf(items[1-n:]))
 		if err != nil {
 			f.Fatal(err)
 		}
 		release()
 	}
-	plan := cache.planPath(tree.Ref{}, items[0])
+	plan := cache.planPath(turnstone.TreeRef{}, items[0])
 	good, err := os.ReadFile(plan)
 	if err != nil {
 		f.Fatal(err)
@@ -487,7 +493,7 @@ func FuzzPlan(f *testing.F) {
 		if err := os.WriteFile(plan, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		paths, release, err := cache.Stack(t.Context(), tree.Ref{}, historyOf(items))
+		paths, release, err := cache.Stack(t.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
 			return // an error; nothing wrong is mounted
 		}

@@ -4,9 +4,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // BenchmarkWriteFromStore reads the files from packs, where they are compressed, and verifies their
@@ -21,7 +21,7 @@ func BenchmarkWriteFromStore(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer func() { _ = s.Close() }()
-	put := func(m *model) tree.Ref {
+	put := func(m *model) turnstone.TreeRef {
 		batch, err := s.Begin(b.Context())
 		if err != nil {
 			b.Fatal(err)

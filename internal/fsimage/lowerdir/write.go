@@ -27,7 +27,8 @@ import (
 //
 // Unsupported input is an error of kind Invalid; an image larger than a slot is an error of kind
 // Exhausted.
-func Write(ctx context.Context, r tree.Reader, from, to tree.Ref, extra []File, f *os.File) error {
+func Write(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, extra []File,
+	f *os.File) error {
 	top, links, err := plan(ctx, r, from, to, extra)
 	if err != nil {
 		return err

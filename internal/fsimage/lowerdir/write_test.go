@@ -21,7 +21,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-func writeDifference(t testing.TB, r tree.Reader, from, to tree.Ref, extra ...File) *os.File {
+func writeDifference(t testing.TB, r tree.Reader, from, to turnstone.TreeRef,
+	extra ...File) *os.File {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "image")
 	if err != nil {
@@ -81,7 +82,7 @@ func everything() *model {
 func TestWriteEverything(t *testing.T) {
 	m := treetest.NewStore()
 	want := everything()
-	f := writeDifference(t, m, tree.Ref{}, want.put(t, m))
+	f := writeDifference(t, m, turnstone.TreeRef{}, want.put(t, m))
 	got := mergeLayers([]*layerFile{readLayer(t, 0, f, "fs")}, map[[2]int64]*model{})
 	compare(t, got, want)
 	st, err := f.Stat()
@@ -119,7 +120,7 @@ func TestStackIsTheTree(t *testing.T) {
 		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		now := dirModel(0o755, nil)
 		var stack []*layerFile
-		var from tree.Ref
+		var from turnstone.TreeRef
 		for i := range rapid.IntRange(1, 5).Draw(rt, "turns") {
 			now = now.clone(map[*model]*model{})
 			for range rapid.IntRange(0, 12).Draw(rt, "changes") {
@@ -195,7 +196,8 @@ func TestWriteIsDeterministic(t *testing.T) {
 	m := treetest.NewStore()
 	ref := everything().put(t, m)
 	extra := []File{{Path: "turns/1/receipt.md", Data: []byte("receipt")}, {Path: "index.md", Data: []byte("index")}}
-	a, b := writeDifference(t, m, tree.Ref{}, ref, extra...), writeDifference(t, m, tree.Ref{}, ref, extra[1], extra[0])
+	a, b := writeDifference(t, m, turnstone.TreeRef{}, ref, extra...),
+		writeDifference(t, m, turnstone.TreeRef{}, ref, extra[1], extra[0])
 	if x, y := start(t, a), start(t, b); !bytes.Equal(x, y) {
 		t.Error("the same image twice, and the bytes differ")
 	}
@@ -246,7 +248,7 @@ func TestContextFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := writeDifference(t, m, tree.Ref{}, tree.Ref{},
+	f := writeDifference(t, m, turnstone.TreeRef{}, turnstone.TreeRef{},
 		File{Path: "turns/1/receipt.md", Content: c, MTime: tree.Time{Sec: 5}}, File{Path: "turns/10/receipt.md", Data: []byte("ten")},
 		File{Path: "turns/2/step-1.stdout", Data: nil}, File{Path: "index.md", Data: []byte("old")}, File{Path: "index.md", Data: []byte("new")})
 	var got []string
@@ -283,7 +285,7 @@ type broken struct {
 	give func([]byte) io.Reader
 }
 
-func (b broken) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (b broken) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	r, err := b.Store.OpenContent(ctx, c)
 	if err != nil {
 		return nil, err
@@ -307,7 +309,8 @@ func TestWriteRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Write(t.Context(), broken{m, give}, tree.Ref{}, ref, nil, f); err == nil {
+		if err := Write(t.Context(), broken{m, give}, turnstone.TreeRef{}, ref, nil,
+			f); err == nil {
 			t.Errorf("%s: it is written", name)
 		}
 		_ = f.Close()
@@ -323,7 +326,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Write(ctx, m, tree.Ref{}, ref, nil, nil); !errors.Is(err, context.Canceled) {
+	if err := Write(ctx, m, turnstone.TreeRef{}, ref, nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

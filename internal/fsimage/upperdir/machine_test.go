@@ -57,7 +57,7 @@ func TestInSandboxes(t *testing.T) {
 	must(t, err)
 	parent, err := store.Tree(t.Context(), tmpl, w)
 	must(t, err)
-	took := map[string]tree.Ref{}
+	took := map[string]turnstone.TreeRef{}
 	for _, s := range substrates(t, h, machine) {
 		vm, client := substratetest.Clone(t, s, machine, nil)
 		if out, exit := substratetest.Shell(t, client, changes); exit.ExitCode != 0 {
@@ -103,7 +103,8 @@ func substrates(t *testing.T, h *statedir.Dir, m substrate.Machine) []substrate.
 	return []substrate.Substrate{q, g}
 }
 
-func apply(t *testing.T, w tree.Writer, parent tree.Ref, root tree.Node) tree.Ref {
+func apply(t *testing.T, w tree.Writer, parent turnstone.TreeRef,
+	root tree.Node) turnstone.TreeRef {
 	t.Helper()
 	skip := []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
 	ref, _, err := layer.Apply(t.Context(), w, parent, root, layer.Options{Skip: func(path string) bool { return slices.Contains(skip, path) }})
@@ -111,7 +112,8 @@ func apply(t *testing.T, w tree.Writer, parent tree.Ref, root tree.Node) tree.Re
 	return ref
 }
 
-func onDisk(t *testing.T, w tree.Writer, parent tree.Ref, d substrate.Disker, frozen *wire.StateFreezeResult, shape turnstone.Shape) tree.Ref {
+func onDisk(t *testing.T, w tree.Writer, parent turnstone.TreeRef, d substrate.Disker,
+	frozen *wire.StateFreezeResult, shape turnstone.Shape) turnstone.TreeRef {
 	t.Helper()
 	f, err := d.Disk()
 	must(t, err)
@@ -124,7 +126,7 @@ func onDisk(t *testing.T, w tree.Writer, parent tree.Ref, d substrate.Disker, fr
 }
 
 // difference lists entries that are in only one tree, ignoring times.
-func difference(t *testing.T, r tree.Getter, a, b tree.Ref) string {
+func difference(t *testing.T, r tree.Getter, a, b turnstone.TreeRef) string {
 	t.Helper()
 	var out strings.Builder
 	for c, err := range tree.Diff(t.Context(), r, a, b) {
@@ -153,6 +155,7 @@ type objects struct {
 }
 
 // PutContent implements tree.ContentPutter.
-func (o objects) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (o objects) PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content,
+	error) {
 	return o.contents.PutContent(ctx, r, size)
 }

@@ -14,8 +14,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
-
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone"
 )
 
 const (
@@ -75,7 +74,7 @@ func (s *Stack) serveDNSPackets(conn net.PacketConn) {
 		}
 		query := append([]byte(nil), buf[:n]...)
 		if !s.asking.enter() {
-			s.refuseLimit(&s.manyLookups, network.Refusal{Protocol: "dns",
+			s.refuseLimit(&s.manyLookups, turnstone.Refusal{Protocol: "dns",
 				Reason: "too many lookups at once"})
 			continue
 		}

@@ -26,6 +26,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
@@ -214,11 +215,11 @@ func (g *guest) dialUDP(to string) *gonet.UDPConn {
 // A journal is an Observer that keeps everything.
 type journal struct {
 	mu      sync.Mutex
-	refused []network.Refusal
+	refused []turnstone.Refusal
 	closed  []network.Connection
 }
 
-func (j *journal) Refused(r network.Refusal) {
+func (j *journal) Refused(r turnstone.Refusal) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.refused = append(j.refused, r)
@@ -231,7 +232,7 @@ func (j *journal) Closed(c network.Connection) {
 }
 
 // lastRefusal waits for a refusal.
-func (j *journal) lastRefusal(tb testing.TB) network.Refusal {
+func (j *journal) lastRefusal(tb testing.TB) turnstone.Refusal {
 	tb.Helper()
 	for range 500 {
 		j.mu.Lock()
@@ -244,7 +245,7 @@ func (j *journal) lastRefusal(tb testing.TB) network.Refusal {
 		time.Sleep(10 * time.Millisecond)
 	}
 	tb.Fatal("nothing was refused")
-	return network.Refusal{}
+	return turnstone.Refusal{}
 }
 
 // connections waits until n connections have ended.

@@ -6,8 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone"
 )
 
 // The limits of a sandbox's network bound the host's memory, descriptors, ports and goroutines
@@ -62,9 +61,9 @@ type counters struct {
 
 // Totals returns the stack's counters so far, also while Serve runs. Bytes of open connections
 // count.
-func (s *Stack) Totals() network.Totals {
+func (s *Stack) Totals() turnstone.NetworkTotals {
 	c := &s.counters
-	return network.Totals{Connections: c.connections.Load(), Sent: c.sent.Load(),
+	return turnstone.NetworkTotals{Connections: c.connections.Load(), Sent: c.sent.Load(),
 		Received: c.received.Load(),
 		Lookups:  c.lookups.Load(), Refused: c.refused.Load(), Dropped: c.dropped.Load(),
 		Untold: c.untold.Load()}
@@ -101,7 +100,7 @@ func (g *gate) enter() bool {
 func (g *gate) leave() { g.used.Add(-1) }
 
 // refuse counts and reports a refusal.
-func (s *Stack) refuse(r network.Refusal) {
+func (s *Stack) refuse(r turnstone.Refusal) {
 	s.counters.refused.Add(1)
 	if s.observer == nil {
 		return
@@ -115,7 +114,7 @@ func (s *Stack) refuse(r network.Refusal) {
 }
 
 // refuseLimit is refuse for a limit: it reports a burst once.
-func (s *Stack) refuseLimit(b *burst, r network.Refusal) {
+func (s *Stack) refuseLimit(b *burst, r turnstone.Refusal) {
 	if b.first(time.Now(), s.limits.quiet) {
 		s.refuse(r)
 		return

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/time/rate"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 )
 
@@ -39,7 +40,8 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 		return reply{code: dnsmessage.RCodeNameError}
 	}
 	refuse := func(code dnsmessage.RCode, reason string, addr netip.Addr) reply {
-		s.refuse(network.Refusal{Protocol: "dns", Host: name, Address: netip.AddrPortFrom(addr, 0),
+		s.refuse(turnstone.Refusal{Protocol: "dns", Host: name, Address: netip.AddrPortFrom(addr,
+			0),
 			Reason: reason})
 		return reply{code: code, reason: reason}
 	}
@@ -124,7 +126,7 @@ func (s *Stack) lookup(ctx context.Context, name string) ([]netip.Addr, dnsmessa
 	if e, ok := s.cache.get(name); ok {
 		return e.addrs, e.code
 	}
-	refusal := network.Refusal{Protocol: "dns", Host: name}
+	refusal := turnstone.Refusal{Protocol: "dns", Host: name}
 	if !s.zones.allow(name) {
 		refusal.Reason = "too many lookups below one domain"
 		s.refuseLimit(&s.manyZone, refusal)

@@ -7,15 +7,14 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
-
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone"
 )
 
 // refusePacket refuses packets with an unreachable address or an unsupported protocol, and reports
 // whether it did.
 func (s *Stack) refusePacket(ip header.IPv4) bool {
 	to := addressOf(ip.DestinationAddress())
-	r := network.Refusal{Protocol: "ip", Address: netip.AddrPortFrom(to, 0)}
+	r := turnstone.Refusal{Protocol: "ip", Address: netip.AddrPortFrom(to, 0)}
 	var port uint16
 	switch p := ip.TransportProtocol(); p {
 	case header.TCPProtocolNumber:
@@ -50,7 +49,7 @@ func (s *Stack) handleICMP(id stack.TransportEndpointID, pkt *stack.PacketBuffer
 	if to == s.gateway || to == s.dns {
 		return false
 	}
-	s.refuse(network.Refusal{Protocol: "icmp", Host: s.names.Latest(to),
+	s.refuse(turnstone.Refusal{Protocol: "icmp", Host: s.names.Latest(to),
 		Address: netip.AddrPortFrom(to, 0), Reason: "only TCP and UDP go out"})
 	s.reject(pkt, stack.RejectIPv4WithICMPAdminProhibited)
 	return true

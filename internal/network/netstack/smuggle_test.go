@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 	"turnstone.dev/turnstone/internal/network/proxy"
@@ -56,7 +57,7 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 			}},
 		"a secret header": {allow: "0.0.0.0/0", to: "198.51.100.1:80",
 			proxy: func() *proxy.Options {
-				return &proxy.Options{Headers: []network.SecretHeader{networktest.Header(t,
+				return &proxy.Options{Headers: []turnstone.SecretHeader{networktest.Header(t,
 					"http://api.example.com=X-Other: sesame-open")}}
 			}},
 		"opened TLS": {allow: "api.example.com", to: "198.51.100.1:443", encrypted: true,
@@ -72,7 +73,7 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 		"opened for a secret": {allow: "0.0.0.0/0", to: "198.51.100.1:443", encrypted: true,
 			proxy: func() *proxy.Options {
 				return &proxy.Options{CA: ca, Roots: roots,
-					Headers: []network.SecretHeader{networktest.Header(t,
+					Headers: []turnstone.SecretHeader{networktest.Header(t,
 						"api.example.com=X-Other: sesame-open")}}
 			}},
 	} {

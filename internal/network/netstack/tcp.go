@@ -18,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 )
 
@@ -65,7 +66,7 @@ func (s *Stack) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 // admit reserves a place for a connection to addr, or refuses it because of a limit. handled is
 // false if the guest is to be told at once.
 func (s *Stack) admit(to netip.AddrPort) (handled, admitted bool) {
-	refusal := network.Refusal{Protocol: "tcp", Host: s.names.Latest(to.Addr()), Address: to}
+	refusal := turnstone.Refusal{Protocol: "tcp", Host: s.names.Latest(to.Addr()), Address: to}
 	if !s.connections.enter() {
 		refusal.Reason = "too many connections at once"
 		s.refuseLimit(&s.manyConnections, refusal)
@@ -179,7 +180,7 @@ func (c *tcpConn) request(host string) string { return c.check.Request(host, c.s
 type counting struct{ s *Stack }
 
 // Refused implements Observer.
-func (o counting) Refused(r network.Refusal) { o.s.refuse(r) }
+func (o counting) Refused(r turnstone.Refusal) { o.s.refuse(r) }
 
 // Closed implements Observer. The Stack itself reports its connections.
 func (o counting) Closed(network.Connection) {}
@@ -338,7 +339,7 @@ func (c *tcpConn) heed(h network.Greeting) error {
 	if reason == "" {
 		return nil
 	}
-	c.s.refuse(network.Refusal{Protocol: "tcp", Host: c.host(), Address: c.to, Reason: reason})
+	c.s.refuse(turnstone.Refusal{Protocol: "tcp", Host: c.host(), Address: c.to, Reason: reason})
 	c.Reset()
 	return net.ErrClosed
 }

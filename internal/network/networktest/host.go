@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 )
 
@@ -177,7 +178,7 @@ func HTTPRequest(host string) []byte {
 func NoneOwn(netip.Addr) bool { return false }
 
 // Header parses a secret header.
-func Header(t testing.TB, text string) network.SecretHeader {
+func Header(t testing.TB, text string) turnstone.SecretHeader {
 	h, err := network.ParseSecretHeader(text)
 	if err != nil {
 		t.Fatal(err)

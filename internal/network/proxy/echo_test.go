@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 	"turnstone.dev/turnstone/internal/network/recording"
 )
@@ -54,7 +53,7 @@ func TestEchoes(t *testing.T) {
 			}()
 			api := site{name: "api.example.com", to: netip.MustParseAddrPort("192.0.2.1:80"),
 				real: l.Addr().String()}
-			p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+			p := newProxied(t, Options{Headers: []turnstone.SecretHeader{networktest.Header(t,
 				"http://api.example.com=X-Other: "+value)}}, api)
 			c := p.connect(api)
 			_, _ = io.WriteString(c,

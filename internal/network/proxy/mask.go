@@ -7,11 +7,12 @@ import (
 	"net/netip"
 	"slices"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 )
 
 // secretHeaders are the secret headers of a sandbox.
-type secretHeaders []network.SecretHeader
+type secretHeaders []turnstone.SecretHeader
 
 // of returns the headers for requests to a host. scheme "" stands for both.
 func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeaders {
@@ -29,7 +30,7 @@ func (all secretHeaders) of(scheme, host string, to netip.AddrPort) secretHeader
 func (all secretHeaders) set(to http.Header) {
 	for i, h := range all {
 		if !slices.ContainsFunc(all[:i],
-			func(o network.SecretHeader) bool { return o.Name == h.Name }) {
+			func(o turnstone.SecretHeader) bool { return o.Name == h.Name }) {
 			to.Del(h.Name)
 		}
 		to.Add(h.Name, h.Value)
@@ -43,7 +44,7 @@ func (all secretHeaders) set(to http.Header) {
 func (all secretHeaders) needles() [][]byte {
 	var needles [][]byte
 	for _, h := range all {
-		for _, v := range h.Values() {
+		for _, v := range network.HeaderTexts(h) {
 			needles = append(needles, []byte(v))
 		}
 	}

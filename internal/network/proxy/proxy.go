@@ -34,7 +34,7 @@ type Options struct {
 	Roots    *x509.CertPool   // trusted authorities of hosts; nil: the host's
 	CA       *CA              // nil: TLS is not intercepted
 	Open     bool             // all of TLS is intercepted, not only that of hosts with secrets
-	Headers  []network.SecretHeader
+	Headers  []turnstone.SecretHeader
 	Recorder *recording.Recorder // nil: no recording
 	Player   *recording.Player   // nil: no replay; otherwise no connection is dialed
 	Secrets  *secret.Set
@@ -126,7 +126,7 @@ func (c *connection) refused(reason string) { c.refusedFor(c.name, reason) }
 // refusedFor is refused for a host other than the connection's.
 func (c *connection) refusedFor(host, reason string) {
 	if o := c.p.opts.Observer; o != nil {
-		o.Refused(network.Refusal{At: time.Now(), Protocol: "tcp", Host: host, Address: c.to,
+		o.Refused(turnstone.Refusal{At: time.Now(), Protocol: "tcp", Host: host, Address: c.to,
 			Reason: network.Shorten(c.p.opts.Secrets.Mask(reason))})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 	"turnstone.dev/turnstone/internal/network/recording"
@@ -215,7 +216,7 @@ func testCA(t *testing.T) *CA {
 }
 
 func TestProxyLeavesAlone(t *testing.T) {
-	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+	p := newProxied(t, Options{Headers: []turnstone.SecretHeader{networktest.Header(t,
 		"api.example.com=Authorization: Bearer sesame-open")}})
 	guest, _ := net.Pipe()
 	if p.proxy.Intercept(t.Context(), guest,
@@ -234,7 +235,7 @@ func TestSecretHeader(t *testing.T) {
 		plain)
 	open := at("plain.example.com", "192.0.2.3:80", plain)
 	p := newProxied(t, Options{CA: ca, Roots: roots,
-		Headers: []network.SecretHeader{networktest.Header(t, "api.example.com=authorization: "+
+		Headers: []turnstone.SecretHeader{networktest.Header(t, "api.example.com=authorization: "+
 			value),
 			networktest.Header(t, "http://plain.example.com=Authorization: "+value),
 			networktest.Header(t, "web.example.com=Authorization: "+value)}}, api, web, open)
@@ -274,7 +275,7 @@ func TestSecretHeaderStaysWithItsHost(t *testing.T) {
 	plain, _ := testServer(t, false)
 	good, bad := at("api.example.com", "192.0.2.1:80", plain),
 		at("api.example.com", "198.51.100.9:80", plain)
-	p := newProxied(t, Options{Headers: []network.SecretHeader{networktest.Header(t,
+	p := newProxied(t, Options{Headers: []turnstone.SecretHeader{networktest.Header(t,
 		"http://api.example.com=X-Other: sesame-open")}}, good, bad)
 	ask := func(s site, host string) string {
 		c := p.connect(s)

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
 	"turnstone.dev/turnstone/internal/network/sniff"
@@ -63,7 +64,7 @@ type tellingDialer struct{ p *Proxy }
 
 // DialContext implements Dialer.
 func (d *tellingDialer) DialContext(_ context.Context, protocol, address string) (net.Conn, error) {
-	r := network.Refusal{At: time.Now(), Protocol: protocol, Reason: recording.NotRecorded}
+	r := turnstone.Refusal{At: time.Now(), Protocol: protocol, Reason: recording.NotRecorded}
 	r.Address, _ = netip.ParseAddrPort(address)
 	if o := d.p.opts.Observer; o != nil {
 		o.Refused(r)
@@ -80,7 +81,7 @@ func (v *tellingResolver) LookupNetIP(_ context.Context, family,
 	host string) ([]netip.Addr, error) {
 	addrs, known, err := v.p.opts.Player.Lookup(family, host)
 	if o := v.p.opts.Observer; !known && o != nil {
-		o.Refused(network.Refusal{At: time.Now(), Protocol: "dns", Host: network.BareName(host),
+		o.Refused(turnstone.Refusal{At: time.Now(), Protocol: "dns", Host: network.BareName(host),
 			Reason: recording.NotRecorded})
 	}
 	return addrs, err

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 	"turnstone.dev/turnstone/internal/network/recording"
@@ -40,7 +41,7 @@ func FuzzGuestRequests(f *testing.F) {
 		}
 		c.name = "api.example.com"
 		if mode&4 != 0 {
-			opts.Headers = []network.SecretHeader{{Scheme: c.scheme, Host: "api.example.com",
+			opts.Headers = []turnstone.SecretHeader{{Scheme: c.scheme, Host: "api.example.com",
 				Name: "X-Other", Value: "sesame"}}
 		} else {
 			j := network.NewJudge(network.Policy{Only: true,

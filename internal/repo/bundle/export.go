@@ -16,7 +16,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -194,7 +193,7 @@ func (e *exporter) first(d turnstone.Digest) bool {
 	return news
 }
 
-func (e *exporter) content(ctx context.Context, c tree.Content) error {
+func (e *exporter) content(ctx context.Context, c turnstone.Content) error {
 	objects, err := e.cs.Store.ContentObjects(ctx, c)
 	if err != nil {
 		return err
@@ -218,7 +217,7 @@ func (e *exporter) content(ctx context.Context, c tree.Content) error {
 }
 
 // elsewhere writes a content that lies in a template, if it is to be written.
-func (e *exporter) elsewhere(ctx context.Context, c tree.Content) error {
+func (e *exporter) elsewhere(ctx context.Context, c turnstone.Content) error {
 	if !e.first(c.Digest) {
 		return nil
 	}

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -52,7 +51,8 @@ func TestExportImport(t *testing.T) {
 	}
 	for n := 1; n <= 3; n++ {
 		ref := fmt.Sprintf("story@%d", n)
-		x, y := ok[*repo.TurnInfo](t)(p.Repo.Show(ctx, ref)), ok[*repo.TurnInfo](t)(q.Repo.Show(ctx, ref))
+		x, y := ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, ref)),
+			ok[*turnstone.TurnInfo](t)(q.Repo.Show(ctx, ref))
 		if x.State.Tree != y.State.Tree {
 			t.Errorf("turn %d: %v, want %v", n, y.State.Tree, x.State.Tree)
 		}
@@ -61,7 +61,7 @@ func TestExportImport(t *testing.T) {
 			t.Errorf("turn %d: got\n%q, want\n%q", n, after, before)
 		}
 	}
-	if r := ok[*repo.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
+	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
 		t.Errorf("%+v", r)
 	}
 	if rep := ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file))); rep.Fresh {
@@ -137,7 +137,7 @@ func TestImportRefuses(t *testing.T) {
 		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
 			t.Errorf("%s: left %v", what, all)
 		}
-		if r := ok[*repo.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 {
+		if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 {
 			t.Errorf("%s: left %+v", what, r.Problems)
 		}
 		_ = q.Repo.Close()

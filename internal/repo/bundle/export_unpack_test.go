@@ -16,11 +16,11 @@ import (
 )
 
 // holds makes a session whose files are /a with that content, as a file.
-func holds(t *testing.T, content func(b *store.Batch) tree.Content) []byte {
+func holds(t *testing.T, content func(b *store.Batch) turnstone.Content) []byte {
 	t.Helper()
 	ctx := t.Context()
 	p := repotest.New(t)
-	p.Leaves(p.Session("story"), func(w tree.Writer) tree.Ref {
+	p.Leaves(p.Session("story"), func(w tree.Writer) turnstone.TreeRef {
 		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, treetest.Make(t, w, treetest.Texts(map[string]string{"/a": "one"})...)))
 		d := ok[tree.Directory](t)(tree.GetDirectory(ctx, w, r.Tree))
 		d[0].Content = content(w.(*store.Batch))
@@ -29,7 +29,7 @@ func holds(t *testing.T, content func(b *store.Batch) tree.Content) []byte {
 		if r.Tree, r.Hash, err = tree.PutDirectory(ctx, w, d); err != nil {
 			t.Fatal(err)
 		}
-		return ok[tree.Ref](t)(tree.PutRoot(ctx, w, r))
+		return ok[turnstone.TreeRef](t)(tree.PutRoot(ctx, w, r))
 	})
 	var out bytes.Buffer
 	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &out))
@@ -47,11 +47,12 @@ func (zeros) Read(p []byte) (int, error) {
 // the file's own size allows.
 func TestImportUnpacksTooMuch(t *testing.T) {
 	ctx := t.Context()
-	file := holds(t, func(b *store.Batch) tree.Content {
+	file := holds(t, func(b *store.Batch) turnstone.Content {
 		one := ok[[]byte](t)(hex.DecodeString(strings.TrimPrefix(string(ok[turnstone.Digest](t)(b.Put(ctx, make([]byte, 1<<20)))), "sha256:")))
 		const n = 40 << 10
 		list := append([]byte("TURNLST1"), bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
-		return tree.Content{Digest: turnstone.DigestBytes([]byte("another")), Size: n << 20, Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
+		return turnstone.Content{Digest: turnstone.DigestBytes([]byte("another")), Size: n << 20,
+			Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
 	})
 	q := repotest.New(t)
 	_, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file))
@@ -66,8 +67,9 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 // TestImportSparse: a file of zeros, which is stored as one chunk, is no attack.
 func TestImportSparse(t *testing.T) {
 	const size = 128 << 20
-	file := holds(t, func(b *store.Batch) tree.Content {
-		return ok[tree.Content](t)(b.PutContent(t.Context(), io.LimitReader(zeros{}, size), size))
+	file := holds(t, func(b *store.Batch) turnstone.Content {
+		return ok[turnstone.Content](t)(b.PutContent(t.Context(), io.LimitReader(zeros{}, size),
+			size))
 	})
 	if len(file) > size/maxUnpacking {
 		t.Errorf("it has %d bytes: nothing is asked here", len(file))
@@ -83,12 +85,12 @@ func TestImportSparse(t *testing.T) {
 func TestImportCountsContents(t *testing.T) {
 	m := &importer{unpacked: 10 << 20}
 	for i, size := range []int64{6 << 20, 3 << 20, 2 << 20, 1 << 20, -1, 1} {
-		err := m.admit(tree.Content{Size: size, Chunks: "list"})
+		err := m.admit(turnstone.Content{Size: size, Chunks: "list"})
 		if want := i == 2 || i > 3; (err != nil) != want {
 			t.Errorf("%d, of %d bytes: %v", i, size, err)
 		}
 	}
-	if err := m.admit(tree.Content{Size: 1 << 20}); err != nil {
+	if err := m.admit(turnstone.Content{Size: 1 << 20}); err != nil {
 		t.Errorf("an object: %v", err)
 	}
 }

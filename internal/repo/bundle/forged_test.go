@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -18,24 +17,28 @@ import (
 func TestForgedTrees(t *testing.T) {
 	ctx := context.Background()
 	other := turnstone.DigestBytes([]byte("of other files"))
-	root := func(w tree.Writer, r *tree.Root) tree.Ref { return ok[tree.Ref](t)(tree.PutRoot(ctx, w, r)) }
-	edit := func(w tree.Writer, ref tree.Ref, f func(r *tree.Root)) tree.Ref {
+	root := func(w tree.Writer, r *tree.Root) turnstone.TreeRef {
+		return ok[turnstone.TreeRef](t)(tree.PutRoot(ctx, w, r))
+	}
+	edit := func(w tree.Writer, ref turnstone.TreeRef, f func(r *tree.Root)) turnstone.TreeRef {
 		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, ref))
 		f(r)
 		return root(w, r)
 	}
-	forge := map[string]func(w tree.Writer, good tree.Ref) tree.Ref{
-		"the tree's FS hash": func(_ tree.Writer, good tree.Ref) tree.Ref { return tree.Ref{Root: good.Root, Hash: other} },
-		"the top's FS hash": func(w tree.Writer, good tree.Ref) tree.Ref {
+	forge := map[string]func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef{
+		"the tree's FS hash": func(_ tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
+			return turnstone.TreeRef{Root: good.Root, Hash: other}
+		},
+		"the top's FS hash": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
 			return edit(w, good, func(r *tree.Root) { r.Hash = other })
 		},
-		"a link to nothing": func(w tree.Writer, good tree.Ref) tree.Ref {
+		"a link to nothing": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
 			return edit(w, good, func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/a", "/none"}} })
 		},
-		"a link to another": func(w tree.Writer, good tree.Ref) tree.Ref {
+		"a link to another": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
 			return edit(w, good, func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/a", "/d/b"}} })
 		},
-		"a directory's FS hash": func(w tree.Writer, good tree.Ref) tree.Ref {
+		"a directory's FS hash": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
 			return edit(w, good, func(r *tree.Root) {
 				d := ok[tree.Directory](t)(tree.GetDirectory(ctx, w, r.Tree))
 				d[0].Hash = other
@@ -49,16 +52,16 @@ func TestForgedTrees(t *testing.T) {
 	for what, lie := range forge {
 		p := repotest.New(t)
 		s := p.Session("story")
-		var good tree.Ref
-		p.Leaves(s, func(w tree.Writer) tree.Ref {
+		var good turnstone.TreeRef
+		p.Leaves(s, func(w tree.Writer) turnstone.TreeRef {
 			good = treetest.Make(t, w, treetest.Texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
 			return good
 		})
-		if r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
+		if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
 			t.Errorf("%s: before: %+v", what, r.Problems)
 		}
-		p.Leaves(s, func(w tree.Writer) tree.Ref { return lie(w, good) })
-		r := ok[*repo.FsckReport](t)(p.Repo.Fsck(ctx))
+		p.Leaves(s, func(w tree.Writer) turnstone.TreeRef { return lie(w, good) })
+		r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx))
 		if r.OK() || !strings.HasPrefix(r.Problems[0].Where, "turn 2 ") {
 			t.Errorf("%s: fsck says %+v", what, r.Problems)
 		}

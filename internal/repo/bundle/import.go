@@ -313,8 +313,8 @@ func (m *importer) verify(ctx context.Context) error {
 		seen[d] = true
 		return first
 	}
-	contents := map[tree.Content]bool{}
-	r.Content = func(ctx context.Context, c tree.Content) error {
+	contents := map[turnstone.Content]bool{}
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if contents[c] {
 			return nil
 		}
@@ -347,7 +347,7 @@ func (m *importer) named(d turnstone.Digest) bool {
 }
 
 // admit refuses a content that would have more hashed than the file, by its size, may.
-func (m *importer) admit(c tree.Content) error {
+func (m *importer) admit(c turnstone.Content) error {
 	if c.Chunks == "" {
 		return nil // it is one object, which was read as it came
 	}
@@ -363,7 +363,7 @@ func (m *importer) admit(c tree.Content) error {
 }
 
 // verifyContent reads a content that came with the file, and looks for one that did not.
-func (m *importer) verifyContent(ctx context.Context, c tree.Content) error {
+func (m *importer) verifyContent(ctx context.Context, c turnstone.Content) error {
 	if err := m.admit(c); err != nil {
 		return err
 	}

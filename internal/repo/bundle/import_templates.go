@@ -74,12 +74,12 @@ func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.
 }
 
 // leave records that the template of rec is not here.
-func (m *importer) leave(rec *repo.Record, why, hint string) {
+func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
 	m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, why, hint})
 }
 
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *repo.Record,
+func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *turnstone.TurnRecord,
 	how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,

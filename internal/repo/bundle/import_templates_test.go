@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -43,7 +42,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 		}
 	}
 	ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file)))
-	if info := ok[*repo.TurnInfo](t)(q.Repo.Show(ctx, "s@1")); info.State == nil {
+	if info := ok[*turnstone.TurnInfo](t)(q.Repo.Show(ctx, "s@1")); info.State == nil {
 		t.Errorf("%+v", info)
 	}
 	if _, err := q.Repo.Receipt(ctx, "s@1"); err != nil {
@@ -52,10 +51,10 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if _, err := q.Repo.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
-	if r := ok[*repo.FsckReport](t)(q.Repo.Fsck(ctx)); r.OK() {
+	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); r.OK() {
 		t.Error("what is missing is no problem")
 	}
-	if _, err := q.Repo.GC(ctx, repo.GCRequest{}); err != nil {
+	if _, err := q.Repo.GC(ctx, turnstone.GCRequest{}); err != nil {
 		t.Error(err)
 	}
 	// The template comes: a build of what is built already lets the store find its files.
@@ -66,7 +65,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if err := fresh.IndexTemplate(ctx, built); err != nil {
 		t.Fatal(err)
 	}
-	if r := ok[*repo.FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
+	if r := ok[*turnstone.FsckReport](t)(fresh.Fsck(ctx)); !r.OK() {
 		t.Errorf("%+v", r.Problems)
 	}
 	for path, text := range files {

@@ -75,13 +75,14 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t turnstone
 	}
 	info := m.info(t, before.Template)
 	m.report.Receipt = string(doc.Receipt(info, nil))
-	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
+	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: t.ID, Session: t.Session,
+		Number: t.Number,
 		Branch: m.report.Branch, Parents: t.Parents, Kind: turnstone.TurnKindMerge,
 		Image:    m.result.Image,
 		Template: before.Template, Shape: before.Shape, Started: m.started,
 		Millis: info.Duration.Milliseconds(), Result: turnstone.ResultPassed, State: state,
 		Layer: m.report.Layer}
-	put := func(text []byte) (tree.Content, error) {
+	put := func(text []byte) (turnstone.Content, error) {
 		return batch.PutContent(ctx, bytes.NewReader(text), int64(len(text)))
 	}
 	if rec.Document, err = put(doc.Clean()); err != nil {
@@ -103,8 +104,9 @@ func putJSON(ctx context.Context, p tree.Putter, v any) (turnstone.Digest, error
 
 // layerOf counts the differences of two trees, except directories that differ in their timestamps
 // only.
-func layerOf(ctx context.Context, g tree.Getter, a, b tree.Ref) (repo.LayerInfo, error) {
-	var l repo.LayerInfo
+func layerOf(ctx context.Context, g tree.Getter, a, b turnstone.TreeRef) (turnstone.LayerInfo,
+	error) {
+	var l turnstone.LayerInfo
 	if a == b {
 		return l, nil
 	}

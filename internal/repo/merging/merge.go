@@ -59,15 +59,15 @@ type MergeReport struct {
 	Ours    *MergeSide   `json:"ours"` // null: the branch had no turn
 	Theirs  *MergeSide   `json:"theirs"`
 
-	ID       turnstone.TurnID `json:"id,omitempty"` // of the new turn
-	Number   int              `json:"number,omitempty"`
-	Branch   string           `json:"branch,omitempty"` // whose head it is
-	Diverged bool             `json:"diverged"`         // Branch is a new one: another turn has ended on Into meanwhile
-	FSHash   turnstone.Digest `json:"fs_hash,omitempty"`
-	Layer    repo.LayerInfo   `json:"layer"`              // against Ours
-	Cwd      string           `json:"cwd,omitempty"`      // the merged working directory
-	CwdGone  string           `json:"cwd_gone,omitempty"` // the one that would have been, if it were in the merged tree
-	Receipt  string           `json:"receipt,omitempty"`
+	ID       turnstone.TurnID    `json:"id,omitempty"` // of the new turn
+	Number   int                 `json:"number,omitempty"`
+	Branch   string              `json:"branch,omitempty"` // whose head it is
+	Diverged bool                `json:"diverged"`         // Branch is a new one: another turn has ended on Into meanwhile
+	FSHash   turnstone.Digest    `json:"fs_hash,omitempty"`
+	Layer    turnstone.LayerInfo `json:"layer"`              // against Ours
+	Cwd      string              `json:"cwd,omitempty"`      // the merged working directory
+	CwdGone  string              `json:"cwd_gone,omitempty"` // the one that would have been, if it were in the merged tree
+	Receipt  string              `json:"receipt,omitempty"`
 
 	Conflicts      []merge.Conflict `json:"conflicts"` // undecided
 	Resolved       []merge.Conflict `json:"resolved"`
@@ -93,8 +93,8 @@ type merging struct {
 	base    *turnstone.Turn // nil: none
 	ours    *turnstone.Turn // nil: the branch has none
 	theirs  turnstone.Turn
-	states  [3]*repo.State // of base, ours, theirs
-	result  repo.State
+	states  [3]*turnstone.TurnState // of base, ours, theirs
+	result  turnstone.TurnState
 	report  *MergeReport
 }
 
@@ -184,7 +184,7 @@ func (m *merging) readStates(ctx context.Context) error {
 		to **MergeSide
 	}{{m.base, &m.report.Base}, {m.ours, &m.report.Ours}, {&m.theirs, &m.report.Theirs}} {
 		if s.t == nil {
-			m.states[i] = &repo.State{}
+			m.states[i] = &turnstone.TurnState{}
 			continue
 		}
 		st, err := m.cs.StateOf(ctx, *s.t)
@@ -300,7 +300,7 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	if err != nil {
 		return err
 	}
-	m.result = repo.State{Format: repo.StateFormat, Image: ours.Image, Tree: res.Tree}
+	m.result = turnstone.TurnState{Format: repo.StateFormat, Image: ours.Image, Tree: res.Tree}
 	var others []merge.Conflict
 	m.result.Env, others = merge.Env(base.Env, ours.Env, theirs.Env, opts)
 	var c *merge.Conflict

@@ -8,7 +8,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
@@ -30,9 +29,11 @@ func newMergeWorld(t *testing.T) *mergeWorld {
 // turn commits a turn on a branch, with these files and this environment.
 func (w *mergeWorld) turn(branch string, files map[string]string, env ...string) turnstone.Turn {
 	w.T.Helper()
-	return w.Commit(w.s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
+	return w.Commit(w.s, branch, func(b *store.Batch,
+		rec *turnstone.TurnRecord) turnstone.TurnState {
 		rec.Template = turnstone.DigestBytes([]byte("template"))
-		return repo.State{Image: "base", Tree: treetest.Make(w.T, b, treetest.Texts(files)...), Env: env, Cwd: "/workspace"}
+		return turnstone.TurnState{Image: "base", Tree: treetest.Make(w.T, b,
+			treetest.Texts(files)...), Env: env, Cwd: "/workspace"}
 	})
 }
 

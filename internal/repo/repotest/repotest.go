@@ -83,14 +83,15 @@ func (p *Past) Session(name string) turnstone.Session {
 
 // Commit commits a turn that leaves the state that leave returns. Leave may change the record.
 func (p *Past) Commit(s turnstone.Session, branch string,
-	leave func(b *store.Batch, rec *repo.Record) repo.State) turnstone.Turn {
+	leave func(b *store.Batch, rec *turnstone.TurnRecord) turnstone.TurnState) turnstone.Turn {
 	p.T.Helper()
 	ctx := p.T.Context()
 	t := OK[turnstone.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
 		Branch: branch, Kind: string(turnstone.TurnKindRun), Title: "a turn"}))
 	batch := OK[*store.Batch](p.T)(p.CS.Store.Begin(ctx))
 	defer func() { _ = batch.Close() }()
-	rec := &repo.Record{Format: repo.RecordFormat, ID: t.ID, Session: t.Session, Number: t.Number,
+	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: t.ID, Session: t.Session,
+		Number: t.Number,
 		Branch: branch, Parents: t.Parents, Kind: turnstone.TurnKindRun,
 		Result: turnstone.ResultPassed}
 	st := leave(batch, rec) // first: it may build a template, which contents are then looked up in
@@ -117,35 +118,36 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 }
 
 // Content puts text into b.
-func (p *Past) Content(b *store.Batch, text string) tree.Content {
+func (p *Past) Content(b *store.Batch, text string) turnstone.Content {
 	p.T.Helper()
 	in := strings.NewReader(text)
-	return OK[tree.Content](p.T)(b.PutContent(p.T.Context(), in, int64(len(text))))
+	return OK[turnstone.Content](p.T)(b.PutContent(p.T.Context(), in, int64(len(text))))
 }
 
 // Turn commits a turn that leaves these files.
 func (p *Past) Turn(s turnstone.Session, branch string, files ...treetest.File) turnstone.Turn {
 	p.T.Helper()
-	return p.Commit(s, branch, func(b *store.Batch, rec *repo.Record) repo.State {
+	return p.Commit(s, branch, func(b *store.Batch, rec *turnstone.TurnRecord) turnstone.TurnState {
 		stdout := p.Content(b, fmt.Sprintf("output of turn %d", rec.Number))
-		rec.Steps = []repo.RecordStep{
+		rec.Steps = []turnstone.RecordStep{
 			{Name: "step 1", Status: turnstone.StepPassed, Stdout: &stdout}}
-		return repo.State{Image: "base", Cwd: "/workspace", Tree: treetest.Make(p.T, b, files...),
-			Env: []string{"A=1", fmt.Sprintf("N=%d", rec.Number)}}
+		return turnstone.TurnState{Image: "base", Cwd: "/workspace",
+			Tree: treetest.Make(p.T, b, files...),
+			Env:  []string{"A=1", fmt.Sprintf("N=%d", rec.Number)}}
 	})
 }
 
 // Leaves commits a turn whose state has the tree that plant returns, which may be damaged.
-func (p *Past) Leaves(s turnstone.Session, plant func(w tree.Writer) tree.Ref) {
+func (p *Past) Leaves(s turnstone.Session, plant func(w tree.Writer) turnstone.TreeRef) {
 	p.T.Helper()
-	p.Commit(s, "main", func(b *store.Batch, _ *repo.Record) repo.State {
-		return repo.State{Image: cmp.Or(p.Image, "base"), Cwd: "/", Tree: plant(b)}
+	p.Commit(s, "main", func(b *store.Batch, _ *turnstone.TurnRecord) turnstone.TurnState {
+		return turnstone.TurnState{Image: cmp.Or(p.Image, "base"), Cwd: "/", Tree: plant(b)}
 	})
 }
 
 // Template registers a template called name, whose image has these files, and returns a function
 // that puts the image's tree.
-func (p *Past) Template(name string, files map[string]string) func(w tree.Writer) tree.Ref {
+func (p *Past) Template(name string, files map[string]string) func(w tree.Writer) turnstone.TreeRef {
 	t := p.T
 	t.Helper()
 	text := "base = \"debian:bookworm\"\nenv = { OF = \"" + name + "\" }\n"
@@ -175,9 +177,9 @@ func (p *Past) Template(name string, files map[string]string) func(w tree.Writer
 	write(filepath.Join(dir, "manifest.json"),
 		map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
 	write(filepath.Join(specs, name+".json"), spec)
-	return func(w tree.Writer) tree.Ref {
+	return func(w tree.Writer) turnstone.TreeRef {
 		tmpl := OK[*template.Template](t)(p.Repo.BuiltTemplate(t.Context(), name))
-		return OK[tree.Ref](t)(p.Repo.Templates().Tree(t.Context(), tmpl, w))
+		return OK[turnstone.TreeRef](t)(p.Repo.Templates().Tree(t.Context(), tmpl, w))
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/template/treeindex"
 )
@@ -137,7 +136,7 @@ func (f *image) HasSize(size int64) bool {
 }
 
 // OpenContent opens a content of the image, or the image.
-func (f *image) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (f *image) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	if c.Digest == f.digest {
 		return os.Open(f.root)
 	}
@@ -155,7 +154,7 @@ func (t *Contents) HasSize(size int64) bool {
 }
 
 // OpenContent opens a content of a template.
-func (t *Contents) OpenContent(ctx context.Context, c tree.Content) (io.ReadCloser, error) {
+func (t *Contents) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	in := t.find(func(in *image) bool { return in.HasContent(c.Digest) })
 	if in == nil {
 		return nil, turnstone.Errorf("executor.template", turnstone.KindNotFound, string(c.Digest),

@@ -194,11 +194,12 @@ func readExport(ctx context.Context, f *os.File, size turnstone.Bytes, b Bounds)
 
 // Apply applies the changes to the tree base, without the files that belong to the machine. It may
 // be called more than once.
-func (c *Changes) Apply(ctx context.Context, w tree.Writer, base tree.Ref, opts layer.Options) (
-	tree.Ref, layer.Stats, error) {
+func (c *Changes) Apply(ctx context.Context, w tree.Writer, base turnstone.TreeRef,
+	opts layer.Options) (
+	turnstone.TreeRef, layer.Stats, error) {
 	upper, err := c.source.open(c.upper)
 	if err != nil {
-		return tree.Ref{}, layer.Stats{}, err
+		return turnstone.TreeRef{}, layer.Stats{}, err
 	}
 	return layer.Apply(ctx, w, base, upper, c.bounds.layer(opts))
 }

@@ -33,23 +33,14 @@ type Homes struct{ dir *statedir.Dir }
 // In returns the homes in a state directory.
 func In(dir *statedir.Dir) *Homes { return &Homes{dir} }
 
-// HomeInfo describes a home.
-type HomeInfo struct {
-	Name  string           `json:"name"`
-	Bytes int64            `json:"bytes"` // occupied on disk
-	Used  time.Time        `json:"used"`  // time of the last write
-	InUse bool             `json:"in_use"`
-	Turn  turnstone.TurnID `json:"turn,omitempty"` // the current or last user
-}
-
 // A home's file has this suffix. Its lock and the ID of its user's turn are beside it.
 const suffix = ".ext4"
 
 func (h *Homes) path(name string) string { return h.dir.Path("homes", name+suffix) }
 
 // List returns the homes by name.
-func (h *Homes) List(ctx context.Context) ([]HomeInfo, error) {
-	all := []HomeInfo{}
+func (h *Homes) List(ctx context.Context) ([]turnstone.HomeInfo, error) {
+	all := []turnstone.HomeInfo{}
 	entries, err := os.ReadDir(h.dir.Path("homes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, turnstone.NewError(op, turnstone.KindUnavailable, h.dir.Path("homes"), err).
@@ -65,7 +56,8 @@ func (h *Homes) List(ctx context.Context) ([]HomeInfo, error) {
 			continue // removed meanwhile
 		}
 		path := h.path(name)
-		info := HomeInfo{Name: name, Bytes: statedir.Allocated(fi), Used: fi.ModTime().UTC(),
+		info := turnstone.HomeInfo{Name: name, Bytes: statedir.Allocated(fi),
+			Used: fi.ModTime().UTC(),
 			Turn: turnOf(path)}
 		if _, err := os.Stat(path + ".lock"); err == nil {
 			lock, err := statedir.TryAcquire(path + ".lock")

@@ -52,14 +52,15 @@ func whiteout() *treetest.Node {
 	return &treetest.Node{A: tree.Attr{Type: tree.Char}, Names: 9, ID: 77}
 }
 
-func build(t testing.TB, w tree.Writer, root *treetest.Node) tree.Ref {
+func build(t testing.TB, w tree.Writer, root *treetest.Node) turnstone.TreeRef {
 	t.Helper()
 	ref, err := tree.Build(t.Context(), w, root, tree.BuildOptions{})
 	must(t, err)
 	return ref
 }
 
-func apply(t testing.TB, w tree.Writer, parent tree.Ref, upper *treetest.Node, opts layer.Options) (tree.Ref, layer.Stats) {
+func apply(t testing.TB, w tree.Writer, parent turnstone.TreeRef, upper *treetest.Node,
+	opts layer.Options) (turnstone.TreeRef, layer.Stats) {
 	t.Helper()
 	ref, stats, err := layer.Apply(t.Context(), w, parent, upper, opts)
 	must(t, err)
@@ -338,9 +339,10 @@ func (forever) Read(b []byte) (int, error) { return min(len(b), 512), nil }
 // discarding keeps no contents.
 type discarding struct{ tree.Writer }
 
-func (discarding) PutContent(_ context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (discarding) PutContent(_ context.Context, r io.Reader, size int64) (turnstone.Content,
+	error) {
 	_, err := io.CopyN(io.Discard, r, size)
-	return tree.Content{}, err
+	return turnstone.Content{}, err
 }
 
 // Apply ends with its context, and with the first error, even while it reads an infinite file.

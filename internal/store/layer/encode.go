@@ -37,7 +37,7 @@ const (
 // Removing or replacing a directory implies the removal of everything below, which has no records.
 // Numbers are unsigned varints, seconds a signed varint (encoding/binary); paths, targets, names
 // and values are preceded by their length.
-func Encode(ctx context.Context, r tree.Getter, a, b tree.Ref, w io.Writer) error {
+func Encode(ctx context.Context, r tree.Getter, a, b turnstone.TreeRef, w io.Writer) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	e := encoder{gone: map[string]bool{}}
 	for c, err := range tree.Diff(ctx, r, a, b) {
@@ -76,7 +76,7 @@ func (e *encoder) implied(c *tree.Change) bool {
 }
 
 // Digest returns the digest of Encode's output, and "" if the output is empty.
-func Digest(ctx context.Context, r tree.Getter, a, b tree.Ref) (turnstone.Digest, error) {
+func Digest(ctx context.Context, r tree.Getter, a, b turnstone.TreeRef) (turnstone.Digest, error) {
 	if a == b {
 		return "", nil
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // flat is a tree with a line for each path that contains everything that a layer stores.
-func flat(t testing.TB, r tree.Getter, ref tree.Ref) map[string]string {
+func flat(t testing.TB, r tree.Getter, ref turnstone.TreeRef) map[string]string {
 	root, err := tree.GetRoot(t.Context(), r, ref)
 	must(t, err)
 	first := map[string]string{}

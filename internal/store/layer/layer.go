@@ -56,7 +56,8 @@ type Stats struct {
 // The error is of kind Integrity if upper is not the result of an overlay, Invalid if it contains
 // unsupported features, and Exhausted if it exceeds the limits of Options; other errors are those
 // of w and upper. Apply ends soon after ctx.
-func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node, opts Options) (tree.Ref, Stats, error) {
+func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper tree.Node,
+	opts Options) (turnstone.TreeRef, Stats, error) {
 	if opts.MaxEntries == 0 {
 		opts.MaxEntries = DefaultMaxEntries
 	}
@@ -68,7 +69,7 @@ func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node,
 	}
 	root, err := tree.GetRoot(ctx, w, parent)
 	if err != nil {
-		return tree.Ref{}, Stats{}, err
+		return turnstone.TreeRef{}, Stats{}, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -81,18 +82,19 @@ func Apply(ctx context.Context, w tree.Writer, parent tree.Ref, upper tree.Node,
 		err = ferr // the first cause; the walk's error may be a consequence
 	}
 	if err != nil {
-		return tree.Ref{}, Stats{}, err
+		return turnstone.TreeRef{}, Stats{}, err
 	}
 	return a.result(parent, root, plan)
 }
 
 // result creates the objects of the planned tree from the bottom up.
-func (a *applier) result(parent tree.Ref, old *tree.Root, plan *directory) (tree.Ref, Stats, error) {
+func (a *applier) result(parent turnstone.TreeRef, old *tree.Root,
+	plan *directory) (turnstone.TreeRef, Stats, error) {
 	groups := a.links.result()
 	a.relinked = a.links.changed(groups)
 	entry, err := a.finish("", plan)
 	if err != nil {
-		return tree.Ref{}, Stats{}, err
+		return turnstone.TreeRef{}, Stats{}, err
 	}
 	a.countLinks()
 	a.stats.Bytes = a.files.bytes.Load()

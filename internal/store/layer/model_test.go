@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
@@ -163,7 +164,7 @@ func TestApplyIsTheMergedView(t *testing.T) {
 
 // checkEncoding checks that the layer between two trees leads from one to the other, and is empty
 // only for equal trees.
-func checkEncoding(t *testing.T, r *rapid.T, w tree.Getter, a, b tree.Ref) {
+func checkEncoding(t *testing.T, r *rapid.T, w tree.Getter, a, b turnstone.TreeRef) {
 	var out bytes.Buffer
 	if err := layer.Encode(t.Context(), w, a, b, &out); err != nil {
 		r.Fatal(err)
@@ -180,6 +181,6 @@ func checkEncoding(t *testing.T, r *rapid.T, w tree.Getter, a, b tree.Ref) {
 	}
 }
 
-func dump(t *testing.T, r tree.Reader, ref tree.Ref) string {
+func dump(t *testing.T, r tree.Reader, ref turnstone.TreeRef) string {
 	return strings.Join(treetest.List(t, r, ref), "\n")
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -14,7 +15,7 @@ type content struct {
 	path    string
 	node    tree.Node
 	size    int64
-	content tree.Content // valid after readers.wait
+	content turnstone.Content // valid after readers.wait
 }
 
 // readers are the goroutines that read contents during the walk.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -44,7 +44,7 @@ func renames(rs []Rename) []string {
 func (c mergeCase) run(t *testing.T, base, ours, theirs model) *Result {
 	t.Helper()
 	w := treetest.NewStore()
-	b := tree.Ref{}
+	b := turnstone.TreeRef{}
 	if base != nil {
 		b = base.put(t, w)
 	}
@@ -53,7 +53,7 @@ func (c mergeCase) run(t *testing.T, base, ours, theirs model) *Result {
 		t.Fatal(err)
 	}
 	got := ""
-	if res.Tree != (tree.Ref{}) {
+	if res.Tree != (turnstone.TreeRef{}) {
 		got = load(t, w, res.Tree).String()
 	}
 	want := parse(t, c.want).String()

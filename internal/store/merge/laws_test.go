@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -170,10 +171,10 @@ type laws struct {
 	t                  *testing.T
 	w                  *treetest.Store
 	b, o, th           model
-	base, ours, theirs tree.Ref
+	base, ours, theirs turnstone.TreeRef
 }
 
-func (l *laws) merge(base, ours, theirs tree.Ref, opts Options) *Result {
+func (l *laws) merge(base, ours, theirs turnstone.TreeRef, opts Options) *Result {
 	res, err := Trees(l.t.Context(), l.w, base, ours, theirs, opts)
 	if err != nil {
 		l.Fatal(err)
@@ -190,7 +191,7 @@ func TestMergeWithItselfChangesNothing(t *testing.T) {
 		if res := l.merge(l.base, l.ours, l.ours, Options{}); res.Tree != l.ours {
 			l.fail("%v", describe(res.Conflicts))
 		}
-		if res := l.merge(tree.Ref{}, l.ours, l.ours, Options{}); res.Tree != l.ours {
+		if res := l.merge(turnstone.TreeRef{}, l.ours, l.ours, Options{}); res.Tree != l.ours {
 			l.fail("without a base: %v", describe(res.Conflicts))
 		}
 	})
@@ -277,7 +278,7 @@ func TestNoFileIsSilentlyLost(t *testing.T) {
 	law(t, func(l *laws) {
 		opts := Options{Default: rapid.SampledFrom([]Side{None, Ours, Theirs}).Draw(l.T, "default"), Markers: rapid.Bool().Draw(l.T, "markers")}
 		res := l.merge(l.base, l.ours, l.theirs, opts)
-		if res.Tree == (tree.Ref{}) {
+		if res.Tree == (turnstone.TreeRef{}) {
 			if len(res.Conflicts) == 0 || opts.Default != None {
 				l.fail("no tree, and %d conflicts", len(res.Conflicts))
 			}

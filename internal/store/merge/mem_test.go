@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -161,7 +162,7 @@ func (m model) String() string {
 }
 
 // put puts the tree of m.
-func (m model) put(t testing.TB, w tree.Writer) tree.Ref {
+func (m model) put(t testing.TB, w tree.Writer) turnstone.TreeRef {
 	t.Helper()
 	var files []treetest.File
 	first := map[int]string{}
@@ -192,7 +193,7 @@ func (a *thing) file(p string) treetest.File {
 }
 
 // load returns the model of a tree, and checks that its links are consistent.
-func load(t testing.TB, w Store, ref tree.Ref) model {
+func load(t testing.TB, w Store, ref turnstone.TreeRef) model {
 	t.Helper()
 	m := model{}
 	entries := map[string]*tree.Entry{}
@@ -238,7 +239,7 @@ func content(t testing.TB, w Store, p string, e *tree.Entry) string {
 }
 
 // links records the hard links of a tree, and checks them.
-func (m model) links(t testing.TB, w Store, ref tree.Ref, entries map[string]*tree.Entry) {
+func (m model) links(t testing.TB, w Store, ref turnstone.TreeRef, entries map[string]*tree.Entry) {
 	t.Helper()
 	root, err := tree.GetRoot(t.Context(), w, ref)
 	if err != nil {

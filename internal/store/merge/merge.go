@@ -143,11 +143,11 @@ type Rename struct {
 
 // A Result is the result of a merge.
 type Result struct {
-	Tree      tree.Ref   // zero if there are Conflicts
-	Conflicts []Conflict // undecided conflicts, sorted by path
-	Resolved  []Conflict // conflicts that the options decided, sorted by path
-	Merged    []string   // files that were merged by lines, sorted
-	Renames   []Rename   // sorted by From
+	Tree      turnstone.TreeRef // zero if there are Conflicts
+	Conflicts []Conflict        // undecided conflicts, sorted by path
+	Resolved  []Conflict        // conflicts that the options decided, sorted by path
+	Merged    []string          // files that were merged by lines, sorted
+	Renames   []Rename          // sorted by From
 	// RenamesSkipped reports that there were too many files to detect renames with changed content.
 	RenamesSkipped bool
 	// Unused are the paths of Options.Paths that decided nothing, sorted.

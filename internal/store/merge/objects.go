@@ -9,7 +9,7 @@ import (
 
 // This file connects the merge with the stored objects of trees.
 
-func (m *merger) readRoot(ref tree.Ref) (*tree.Root, error) {
+func (m *merger) readRoot(ref turnstone.TreeRef) (*tree.Root, error) {
 	return tree.GetRoot(m.ctx, m.w, ref)
 }
 
@@ -18,9 +18,9 @@ func (m *merger) directory(d turnstone.Digest) (tree.Directory, error) {
 }
 
 // write puts the merged tree into the store.
-func (m *merger) write(top *node, links []tree.LinkGroup) (tree.Ref, error) {
+func (m *merger) write(top *node, links []tree.LinkGroup) (turnstone.TreeRef, error) {
 	if err := m.writeDir(top); err != nil {
-		return tree.Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	root := &tree.Root{Entry: top.Entry, Links: links}
 	root.Name = ""

@@ -36,12 +36,13 @@ type merger struct {
 // trees are not read. Trees is safe for concurrent use if w is.
 //
 // The result has a tree only if every conflict was decided. Errors are those of w, and ctx's error.
-func Trees(ctx context.Context, w Store, base, ours, theirs tree.Ref, opts Options) (*Result, error) {
+func Trees(ctx context.Context, w Store, base, ours, theirs turnstone.TreeRef,
+	opts Options) (*Result, error) {
 	m := &merger{ctx: ctx, w: w, opts: opts, res: &Result{}, renamed: map[string]Kind{}, used: map[string]bool{}}
 	var err error
 	for i, r := range []struct {
 		to  **node
-		ref tree.Ref
+		ref turnstone.TreeRef
 	}{{&m.base, base}, {&m.ours, ours}, {&m.theirs, theirs}} {
 		if *r.to, m.links[i], err = m.root(r.ref); err != nil {
 			return nil, err
@@ -102,7 +103,7 @@ func sortConflicts(cs []Conflict) {
 }
 
 // root returns the top directory of ref, and its links.
-func (m *merger) root(ref tree.Ref) (*node, []tree.LinkGroup, error) {
+func (m *merger) root(ref turnstone.TreeRef) (*node, []tree.LinkGroup, error) {
 	if ref.Root == "" {
 		return nil, nil, nil
 	}

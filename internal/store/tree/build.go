@@ -46,7 +46,7 @@ type Counts struct {
 // A tree that no file system can contain (a duplicate name, a directory inside itself, more than
 // MaxDepth nested directories) is an error of kind Invalid with the path, and so is a file whose
 // size differs from its Node's. Other errors are those of the nodes and of w.
-func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (Ref, error) {
+func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (turnstone.TreeRef, error) {
 	if opts.Parallel <= 0 {
 		opts.Parallel = runtime.GOMAXPROCS(0)
 	}
@@ -70,7 +70,7 @@ func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (Ref, er
 	close(b.jobs)
 	workers.Wait()
 	if ctx.Err() != nil {
-		return Ref{}, b.cause()
+		return turnstone.TreeRef{}, b.cause()
 	}
 	r := &Root{Entry: top.entries[0], Links: b.groups()}
 	return PutRoot(ctx, w, r)
@@ -240,7 +240,8 @@ func (b *build) entries(at place, children []Child) (*frame, []Node, error) {
 			b.opts.Counts.Skipped++
 			continue
 		}
-		f.entries = append(f.entries, Entry{Name: c.Name, Attr: a, Content: Content{Size: a.Size}})
+		f.entries = append(f.entries, Entry{Name: c.Name, Attr: a,
+			Content: turnstone.Content{Size: a.Size}})
 		nodes = append(nodes, c.Node)
 	}
 	return f, nodes, nil

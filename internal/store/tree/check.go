@@ -114,7 +114,7 @@ func (e *Entry) checkFields() error {
 		return fmt.Errorf("%d is not a valid number of nanoseconds", e.MTime.Nsec)
 	case e.Size < 0 || e.Content.Size != e.Size:
 		return fmt.Errorf("size %d, with a content of %d bytes", e.Size, e.Content.Size)
-	case e.Type != File && (e.Size != 0 || e.Content != Content{}):
+	case e.Type != File && (e.Size != 0 || e.Content != turnstone.Content{}):
 		return errors.New("has a content and is not a file")
 	case e.Type != Dir && (e.Tree != "" || e.Hash != ""):
 		return errors.New("has entries and is not a directory")

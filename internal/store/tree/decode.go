@@ -111,7 +111,7 @@ func decodeBody(b []byte, e *Entry) error {
 		} else {
 			c.fail(errors.New("its size is out of range"))
 		}
-		e.Content = Content{Digest: c.digest(), Size: e.Size}
+		e.Content = turnstone.Content{Digest: c.digest(), Size: e.Size}
 		switch c.byte() {
 		case 0:
 		case 1:

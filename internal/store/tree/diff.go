@@ -27,7 +27,7 @@ type Change struct {
 // (including timestamps), content or group of names differ. Everything below a directory that
 // exists in only one tree is yielded too. The chunks of a content have no influence. Common parts
 // of the trees are neither read nor checked; an error ends the sequence.
-func Diff(ctx context.Context, g Getter, a, b Ref) iter.Seq2[Change, error] {
+func Diff(ctx context.Context, g Getter, a, b turnstone.TreeRef) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		if a.Root == b.Root {
 			return
@@ -57,9 +57,9 @@ func (stopError) Error() string { return "the caller has seen enough" }
 // twoDirs is a directory in both trees; a digest is empty if there is none.
 type twoDirs struct{ a, b turnstone.Digest }
 
-func (d *differ) roots(a, b Ref) error {
+func (d *differ) roots(a, b turnstone.TreeRef) error {
 	var heads [2]*head
-	for i, ref := range []Ref{a, b} {
+	for i, ref := range []turnstone.TreeRef{a, b} {
 		obj, err := d.g.Get(d.ctx, ref.Root)
 		if err != nil {
 			return err
@@ -82,13 +82,13 @@ func (d *differ) roots(a, b Ref) error {
 
 // compareLinks finds the paths whose groups differ. It does not read common objects of the two
 // tables.
-func (d *differ) compareLinks(a, b Ref, heads [2]*head) error {
-	for i, ref := range []Ref{a, b} {
+func (d *differ) compareLinks(a, b turnstone.TreeRef, heads [2]*head) error {
+	for i, ref := range []turnstone.TreeRef{a, b} {
 		d.links[i] = lazily(func() (map[string]LinkGroup, error) {
 			if heads[i].groups == 0 {
 				return nil, nil
 			}
-			r, err := GetRoot(d.ctx, d.g, Ref{Root: ref.Root})
+			r, err := GetRoot(d.ctx, d.g, turnstone.TreeRef{Root: ref.Root})
 			if err != nil {
 				return nil, err
 			}

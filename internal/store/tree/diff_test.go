@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-func diff(t testing.TB, g tree.Getter, a, b tree.Ref) []tree.Change {
+func diff(t testing.TB, g tree.Getter, a, b turnstone.TreeRef) []tree.Change {
 	t.Helper()
 	var out []tree.Change
 	for c, err := range tree.Diff(context.Background(), g, a, b) {
@@ -145,7 +145,7 @@ func TestDiffIsWhatTheListsSay(t *testing.T) {
 	})
 }
 
-func checkSide(rt *rapid.T, g tree.Getter, ref tree.Ref, path string, e *tree.Entry) {
+func checkSide(rt *rapid.T, g tree.Getter, ref turnstone.TreeRef, path string, e *tree.Entry) {
 	have, err := tree.Lookup(context.Background(), g, ref, path)
 	if (err == nil) != (e != nil) {
 		rt.Fatalf("%q: %v, %v", path, err, e)
@@ -156,7 +156,7 @@ func checkSide(rt *rapid.T, g tree.Getter, ref tree.Ref, path string, e *tree.En
 }
 
 // whole returns a line for each path with everything that Diff compares.
-func whole(t testing.TB, g tree.Getter, ref tree.Ref) map[string]string {
+func whole(t testing.TB, g tree.Getter, ref turnstone.TreeRef) map[string]string {
 	t.Helper()
 	ctx := context.Background()
 	r, err := tree.GetRoot(ctx, g, ref)
@@ -287,12 +287,13 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		for _, r := range []tree.Ref{ref, good} {
+		for _, r := range []turnstone.TreeRef{ref, good} {
 			if err := v.Verify(ctx, r); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := v.Verify(ctx, tree.Ref{Root: good.Root, Hash: ref.Hash}); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if err := v.Verify(ctx, turnstone.TreeRef{Root: good.Root,
+			Hash: ref.Hash}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("a tree with the FS hash of another: %v", err)
 		}
 	}
@@ -361,7 +362,7 @@ func FuzzDecodeRoot(f *testing.F) {
 }
 
 // large returns a tree of dirs directories with files each.
-func large(b *testing.B, s *treetest.Store, dirs, files int) tree.Ref {
+func large(b *testing.B, s *treetest.Store, dirs, files int) turnstone.TreeRef {
 	b.Helper()
 	ctx := context.Background()
 	content, err := s.PutContent(ctx, strings.NewReader("x"), 1)
@@ -393,7 +394,7 @@ func large(b *testing.B, s *treetest.Store, dirs, files int) tree.Ref {
 }
 
 // touched returns the tree with 10 files changed.
-func touched(b *testing.B, s *treetest.Store, ref tree.Ref) tree.Ref {
+func touched(b *testing.B, s *treetest.Store, ref turnstone.TreeRef) turnstone.TreeRef {
 	b.Helper()
 	ctx := context.Background()
 	r, err := tree.GetRoot(ctx, s, ref)

@@ -38,23 +38,23 @@ func (*Hasher) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 }
 
 // PutContent returns the digest of the data of r, and its size.
-func (s *Hasher) PutContent(ctx context.Context, r io.Reader, _ int64) (Content, error) {
+func (s *Hasher) PutContent(ctx context.Context, r io.Reader, _ int64) (turnstone.Content, error) {
 	h, _ := s.pool.Get().(*hashing)
 	defer s.pool.Put(h)
 	h.h.Reset()
 	var size int64
 	for {
 		if err := ctx.Err(); err != nil {
-			return Content{}, err
+			return turnstone.Content{}, err
 		}
 		n, err := r.Read(h.buf)
 		_, _ = h.h.Write(h.buf[:n]) // documented never to fail
 		size += int64(n)
 		if err == io.EOF { //nolint:errorlint // readers return it as it is
-			return Content{Digest: digestOf(h.h), Size: size}, nil
+			return turnstone.Content{Digest: digestOf(h.h), Size: size}, nil
 		}
 		if err != nil {
-			return Content{}, err
+			return turnstone.Content{}, err
 		}
 	}
 }

@@ -18,7 +18,7 @@ const maxSymlinks = 40
 // Lookup returns the entry at a path of the tree that ref names. It does not follow symlinks; "."
 // and ".." are processed lexically. A missing path is an error of kind NotFound that also matches
 // fs.ErrNotExist.
-func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error) {
+func Lookup(ctx context.Context, g Getter, ref turnstone.TreeRef, name string) (*Entry, error) {
 	e, err := getEntry(ctx, g, ref)
 	if err != nil {
 		return nil, err
@@ -37,7 +37,8 @@ func Lookup(ctx context.Context, g Getter, ref Ref, name string) (*Entry, error)
 // Resolve is Lookup that follows symlinks, including the last component, like a process whose root
 // is the tree's. It also returns the resolved path: absolute, without symlinks. More than 40
 // symlinks are an error of kind Invalid.
-func Resolve(ctx context.Context, g Getter, ref Ref, name string) (string, *Entry, error) {
+func Resolve(ctx context.Context, g Getter, ref turnstone.TreeRef, name string) (string, *Entry,
+	error) {
 	top, err := getEntry(ctx, g, ref)
 	if err != nil {
 		return "", nil, err

@@ -34,26 +34,26 @@ func GetDirectory(ctx context.Context, g Getter, d turnstone.Digest) (Directory,
 }
 
 // PutRoot puts r's object, and those of its links. An invalid r is an error of kind Invalid.
-func PutRoot(ctx context.Context, p Putter, r *Root) (Ref, error) {
+func PutRoot(ctx context.Context, p Putter, r *Root) (turnstone.TreeRef, error) {
 	if err := r.Check(); err != nil {
-		return Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	root, links := r.Encode()
 	for _, b := range links {
 		if _, err := p.Put(ctx, b); err != nil {
-			return Ref{}, err
+			return turnstone.TreeRef{}, err
 		}
 	}
 	d, err := p.Put(ctx, root)
 	if err != nil {
-		return Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
-	return Ref{Root: d, Hash: r.FSHash()}, nil
+	return turnstone.TreeRef{Root: d, Hash: r.FSHash()}, nil
 }
 
 // GetRoot returns the root that ref names. If ref's FS hash is not empty and differs from the
 // root's, the error is of kind Integrity.
-func GetRoot(ctx context.Context, g Getter, ref Ref) (*Root, error) {
+func GetRoot(ctx context.Context, g Getter, ref turnstone.TreeRef) (*Root, error) {
 	b, err := g.Get(ctx, ref.Root)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func GetRoot(ctx context.Context, g Getter, ref Ref) (*Root, error) {
 }
 
 // getEntry returns the top directory of the tree that ref names, without its links.
-func getEntry(ctx context.Context, g Getter, ref Ref) (*Entry, error) {
+func getEntry(ctx context.Context, g Getter, ref turnstone.TreeRef) (*Entry, error) {
 	b, err := g.Get(ctx, ref.Root)
 	if err != nil {
 		return nil, err

@@ -54,22 +54,13 @@ type Attr struct {
 	Xattrs []Xattr // sorted by name
 }
 
-// Content identifies a file's bytes.
-type Content struct {
-	Digest turnstone.Digest `json:"digest"` // SHA-256 of the whole content
-	Size   int64            `json:"size"`
-	// Chunks names the object that lists the chunks of a large file; empty if the content is a
-	// single object, whose digest is Digest.
-	Chunks turnstone.Digest `json:"chunks,omitempty"`
-}
-
 // An Entry is a name in a directory.
 type Entry struct {
 	Name string // bytes, without "/" and NUL; 1 to 255
 	Attr
-	Content Content          // for a File; Content.Size == Size
-	Tree    turnstone.Digest // for a Dir: the object with its entries
-	Hash    turnstone.Digest // for a Dir: the FS hash of its entries
+	Content turnstone.Content // for a File; Content.Size == Size
+	Tree    turnstone.Digest  // for a Dir: the object with its entries
+	Hash    turnstone.Digest  // for a Dir: the FS hash of its entries
 }
 
 // A Directory is the content of a directory, sorted by name, bytewise.
@@ -82,12 +73,6 @@ type LinkGroup []string
 type Root struct {
 	Entry             // the top directory; its Name is empty
 	Links []LinkGroup // sorted by their first paths
-}
-
-// A Ref names a Root.
-type Ref struct {
-	Root turnstone.Digest `json:"root"`    // digest of the encoded Root
-	Hash turnstone.Digest `json:"fs_hash"` // its FS hash
 }
 
 // A Getter returns the verified object that d names: an object that does not match d is an error of
@@ -104,12 +89,12 @@ type Putter interface {
 
 // A ContentPutter stores the bytes of files.
 type ContentPutter interface {
-	PutContent(ctx context.Context, r io.Reader, size int64) (Content, error)
+	PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content, error)
 }
 
 // A ContentGetter opens the bytes of files and verifies them during reading.
 type ContentGetter interface {
-	OpenContent(ctx context.Context, c Content) (io.ReadCloser, error)
+	OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCloser, error)
 }
 
 // A Reader reads trees.

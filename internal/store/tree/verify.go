@@ -12,7 +12,7 @@ import (
 // Verify reads the whole tree and computes its FS hash again. A mismatch is an error of kind
 // Integrity: a malformed object, a wrong FS hash of a directory or of the tree, a hard link to a
 // missing path or to another file. It does not read the contents. The FS hash of ref may be empty.
-func Verify(ctx context.Context, g Getter, ref Ref) error {
+func Verify(ctx context.Context, g Getter, ref turnstone.TreeRef) error {
 	return NewVerifier(g).Verify(ctx, ref)
 }
 
@@ -20,16 +20,17 @@ func Verify(ctx context.Context, g Getter, ref Ref) error {
 type Verifier struct {
 	g     Getter
 	dirs  map[turnstone.Digest]turnstone.Digest // FS hashes of directories, by object
-	trees map[Ref]bool                          // verified trees
+	trees map[turnstone.TreeRef]bool            // verified trees
 }
 
 // NewVerifier returns a Verifier that reads objects from g.
 func NewVerifier(g Getter) *Verifier {
-	return &Verifier{g: g, dirs: map[turnstone.Digest]turnstone.Digest{}, trees: map[Ref]bool{}}
+	return &Verifier{g: g, dirs: map[turnstone.Digest]turnstone.Digest{},
+		trees: map[turnstone.TreeRef]bool{}}
 }
 
 // Verify is the function Verify, except that it skips parts verified before.
-func (v *Verifier) Verify(ctx context.Context, ref Ref) error {
+func (v *Verifier) Verify(ctx context.Context, ref turnstone.TreeRef) error {
 	if v.trees[ref] {
 		return nil
 	}

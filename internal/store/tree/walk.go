@@ -15,7 +15,8 @@ import (
 // "/a-b" comes after "/a" and before "/a/c". It does not follow symlinks. If fn returns fs.SkipDir,
 // the entries below are skipped; fs.SkipAll ends the walk; any other error ends it and is returned.
 // fn may keep e.
-func Walk(ctx context.Context, g Getter, ref Ref, dir string, fn func(path string, e *Entry) error) error {
+func Walk(ctx context.Context, g Getter, ref turnstone.TreeRef, dir string,
+	fn func(path string, e *Entry) error) error {
 	e, err := Lookup(ctx, g, ref, dir)
 	if err != nil {
 		return err

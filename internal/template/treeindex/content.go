@@ -9,7 +9,6 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // A Content finds file contents in a template's root image. It opens the files on first use, and
@@ -78,7 +77,7 @@ func (c *Content) HasSize(size int64) bool {
 
 // OpenContent opens a content. A content that is not in the image is an error of kind KindNotFound.
 // The reader must verify the bytes against the digest.
-func (c *Content) OpenContent(_ context.Context, want tree.Content) (io.ReadCloser, error) {
+func (c *Content) OpenContent(_ context.Context, want turnstone.Content) (io.ReadCloser, error) {
 	var r io.ReadCloser
 	kind := turnstone.KindUnavailable
 	err := c.use(func() error {

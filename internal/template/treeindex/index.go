@@ -53,7 +53,7 @@ type indexHead struct {
 }
 
 // encodeIndex returns the index of an image.
-func encodeIndex(image turnstone.Digest, ref tree.Ref, contents []placedContent,
+func encodeIndex(image turnstone.Digest, ref turnstone.TreeRef, contents []placedContent,
 	objects [][]byte) []byte {
 	slices.SortFunc(contents, func(a, b placedContent) int { return bytes.Compare(a.digest[:], b.digest[:]) })
 	contents = slices.CompactFunc(contents, func(a, b placedContent) bool { return a.digest == b.digest })
@@ -189,7 +189,9 @@ func parseIndex(b []byte) (*Index, error) {
 // Close unmaps the index.
 func (x *Index) Close() error { return unix.Munmap(x.mapped) }
 
-func (x *Index) ref() tree.Ref { return tree.Ref{Root: digestOf(x.root), Hash: digestOf(x.hash)} }
+func (x *Index) ref() turnstone.TreeRef {
+	return turnstone.TreeRef{Root: digestOf(x.root), Hash: digestOf(x.hash)}
+}
 
 // find returns the number of a content.
 func (x *Index) find(d turnstone.Digest) (int, bool) {
@@ -253,12 +255,12 @@ func (x *Index) each(fn func(b []byte) error) error {
 }
 
 // Put puts the tree's objects into w, unless w has the root's, and returns the tree.
-func (x *Index) Put(ctx context.Context, w tree.Writer) (tree.Ref, error) {
+func (x *Index) Put(ctx context.Context, w tree.Writer) (turnstone.TreeRef, error) {
 	ref := x.ref()
 	if _, err := w.Get(ctx, ref.Root); err == nil {
 		return ref, nil
 	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
-		return tree.Ref{}, err
+		return turnstone.TreeRef{}, err
 	}
 	var last turnstone.Digest
 	err := x.each(func(b []byte) (err error) {

@@ -20,7 +20,7 @@ func FuzzTreeIndex(f *testing.F) {
 	c := placedContent{digest: rawDigest(turnstone.DigestBytes([]byte("x"))), size: 5,
 		extents: []extent{{0, 2}, {-1, 3}}}
 	d := turnstone.DigestBytes([]byte("image"))
-	f.Add(encodeIndex(d, tree.Ref{Root: d, Hash: d}, []placedContent{c},
+	f.Add(encodeIndex(d, turnstone.TreeRef{Root: d, Hash: d}, []placedContent{c},
 		[][]byte{[]byte("object")}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x, err := parseIndex(resealed(b))

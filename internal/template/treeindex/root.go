@@ -79,7 +79,8 @@ func (c *collector) Put(ctx context.Context, b []byte) (turnstone.Digest, error)
 }
 
 // PutContent records a content's positions. r is tree.Build's wrapper of imageNode.Open.
-func (c *collector) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (c *collector) PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content,
+	error) {
 	content, err := c.Hasher.PutContent(ctx, r, size)
 	if err != nil {
 		return content, err

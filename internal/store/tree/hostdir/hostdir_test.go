@@ -25,7 +25,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-func build(t testing.TB, s *treetest.Store, path string) tree.Ref {
+func build(t testing.TB, s *treetest.Store, path string) turnstone.TreeRef {
 	t.Helper()
 	d, err := Open(path)
 	if err != nil {

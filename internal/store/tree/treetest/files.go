@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -51,7 +52,7 @@ func Texts(m map[string]string) []File {
 }
 
 // Make puts a tree of files into w.
-func Make(t testing.TB, w tree.Writer, files ...File) tree.Ref {
+func Make(t testing.TB, w tree.Writer, files ...File) turnstone.TreeRef {
 	t.Helper()
 	root, err := NewNode(files...)
 	if err != nil {
@@ -61,7 +62,7 @@ func Make(t testing.TB, w tree.Writer, files ...File) tree.Ref {
 }
 
 // Build puts the tree of a file system into w.
-func Build(t testing.TB, w tree.Writer, root tree.Node) tree.Ref {
+func Build(t testing.TB, w tree.Writer, root tree.Node) turnstone.TreeRef {
 	t.Helper()
 	ref, err := tree.Build(context.Background(), w, root, tree.BuildOptions{})
 	if err != nil {
@@ -245,7 +246,7 @@ func (f *File) attr() tree.Attr {
 // List describes a tree with a line for each path, sorted bytewise: all attributes, and the content
 // of short files if g is a tree.ContentGetter. Two trees are equal if and only if their lists are,
 // where longer files are represented by their digest.
-func List(t testing.TB, g tree.Getter, ref tree.Ref) []string {
+func List(t testing.TB, g tree.Getter, ref turnstone.TreeRef) []string {
 	t.Helper()
 	ctx := context.Background()
 	root, err := tree.GetRoot(ctx, g, ref)

@@ -12,7 +12,6 @@ import (
 	"sync"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // chunked is the size in bytes above which a content gets a list of chunks, so that tests include
@@ -75,18 +74,19 @@ func (s *Store) Put(ctx context.Context, b []byte) (turnstone.Digest, error) {
 }
 
 // PutContent stores a file's bytes. A larger file gets an object that lists its chunks.
-func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (tree.Content, error) {
+func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content,
+	error) {
 	b, err := io.ReadAll(r)
 	if err != nil {
-		return tree.Content{}, err
+		return turnstone.Content{}, err
 	}
 	if int64(len(b)) != size {
-		return tree.Content{}, fmt.Errorf("treetest: a content of %d bytes was announced as one of %d", len(b), size)
+		return turnstone.Content{}, fmt.Errorf("treetest: a content of %d bytes was announced as one of %d", len(b), size)
 	}
-	c := tree.Content{Digest: turnstone.DigestBytes(b), Size: size}
+	c := turnstone.Content{Digest: turnstone.DigestBytes(b), Size: size}
 	if size > chunked {
 		if c.Chunks, err = s.Put(ctx, []byte("chunks of "+string(c.Digest))); err != nil {
-			return tree.Content{}, err
+			return turnstone.Content{}, err
 		}
 	}
 	s.mu.Lock()
@@ -96,7 +96,7 @@ func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (tree.C
 }
 
 // OpenContent opens a file's bytes.
-func (s *Store) OpenContent(_ context.Context, c tree.Content) (io.ReadCloser, error) {
+func (s *Store) OpenContent(_ context.Context, c turnstone.Content) (io.ReadCloser, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.opens++

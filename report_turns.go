@@ -1,0 +1,75 @@
+package turnstone
+
+import "time"
+
+// A ReplayReport compares a turn with its first run.
+type ReplayReport struct {
+	Of     TurnID      `json:"of"`
+	Number int         `json:"number"`
+	Turn   *TurnReport `json:"turn"` // the new one, which is in no session
+	// Same reports that nothing differs: results, exit codes, outputs, files, environment and
+	// working directory. Timestamps of files are not compared.
+	Same    bool             `json:"same"`
+	FSHash  Digest           `json:"fs_hash,omitempty"` // of the state that the first run left
+	Steps   []StepDifference `json:"steps"`
+	Changes []FileDifference `json:"files"` // in the state, by path
+	More    int              `json:"files_more,omitempty"`
+	Env     []string         `json:"env"` // names of variables
+	Cwd     bool             `json:"cwd"` // the working directories differ
+	// Template reports that the template was rebuilt in between, from another spec or with newer
+	// packages. A rebuilt template alone is no difference.
+	Template string `json:"template,omitempty"`
+	// Home is the name of the first run's home directory. The new run had none, because a home
+	// belongs to no state.
+	Home string `json:"home,omitempty"`
+}
+
+// A StepDifference is one step whose result differs.
+type StepDifference struct {
+	Name string   `json:"name"`
+	What []string `json:"what"` // "exit code: 0 before, 1 now", "standard output"
+}
+
+// A FileDifference is one path that differs between the two states.
+type FileDifference struct {
+	Path string `json:"path"`
+	What string `json:"what"` // "only before", "only now", "differs"
+}
+
+// A TurnReport is the result of running a document.
+type TurnReport struct {
+	ID        TurnID        `json:"id"`
+	Result    Result        `json:"result"`
+	Error     string        `json:"error,omitempty"` // why Result is "error"
+	Hint      string        `json:"hint,omitempty"`
+	Kind      Kind          `json:"-"` // of Error; empty when there is none
+	Substrate string        `json:"substrate"`
+	Isolation string        `json:"isolation"`
+	Machine   string        `json:"machine,omitempty"` // requested properties that the machine lacks
+	Template  Digest        `json:"template"`
+	Image     string        `json:"image"`
+	Started   time.Time     `json:"started"`
+	Duration  time.Duration `json:"-"`
+	Millis    int64         `json:"duration_ms"`
+	Phases    []Phase       `json:"phases"` // time before and after the steps
+	Receipt   string        `json:"receipt"`
+	Steps     []StepReport  `json:"steps"`
+
+	Session  string         `json:"session,omitempty"`  // its name, or its ID when it has none
+	Number   int            `json:"number,omitempty"`   // in the session
+	Branch   string         `json:"branch,omitempty"`   // whose newest turn it is
+	Diverged bool           `json:"diverged,omitempty"` // Branch is new: another turn ended first
+	Parents  []TurnID       `json:"parents,omitempty"`
+	Start    string         `json:"start,omitempty"`   // the sandbox's initial state
+	FSHash   Digest         `json:"fs_hash,omitempty"` // of the resulting state
+	State    Digest         `json:"state,omitempty"`   // the object with the TurnState
+	Record   Digest         `json:"record,omitempty"`  // the object with the TurnRecord
+	Layer    *LayerInfo     `json:"layer,omitempty"`
+	Network  *RecordNetwork `json:"network,omitempty"` // the kept data about its network
+}
+
+// A Phase is one named part of a turn's time.
+type Phase struct {
+	Name string `json:"name"`
+	Took Millis `json:"duration_ms"`
+}
