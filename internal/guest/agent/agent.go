@@ -104,7 +104,8 @@ func New(opt Options) (*Agent, error) {
 	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
 	a.configured.Store(opt.Configure == nil)
 	var err error
-	a.files = files.NewFiles(opt.Chroot, opt.FDs, func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
+	a.files = files.NewFiles(opt.Chroot, opt.FDs,
+		func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
 	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap,
 		Space: opt.Space, Keep: opt.Keep}
 	if opt.Chroot != "" {

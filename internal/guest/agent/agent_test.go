@@ -252,7 +252,8 @@ func TestPlainBash(t *testing.T) { eachMode(t, testPlainBash) }
 
 func testPlainBash(t *testing.T, harness func(*testing.T) *harness) {
 	for _, script := range []string{
-		"echo $0 | sed 's,.*/,,'; echo $#; echo ${BASH_ENV-none}; echo $LINENO; env | grep -c BASH_ENV",
+		"echo $0 | sed 's,.*/,,'; echo $#; echo ${BASH_ENV-none}; echo $LINENO; env | grep -c " +
+			"BASH_ENV",
 		"set -x; echo a; (exit 3); echo $?",
 		"set -e; trap 'echo bye $?; false; echo no' EXIT; (exit 3); echo never",
 		"trap 'echo bye $?' EXIT; exit 5",
@@ -281,7 +282,8 @@ func testPlainBash(t *testing.T, harness func(*testing.T) *harness) {
 		"kill -TERM $$",
 		"return 3; echo after",
 		"(sleep 0.01; echo bg) & wait; echo done",
-		"coproc cat; echo hi >&${COPROC[1]}; read -u ${COPROC[0]} l; echo $l; kill $COPROC_PID; wait 2>/dev/null; exit 0",
+		"coproc cat; echo hi >&${COPROC[1]}; read -u ${COPROC[0]} l; echo $l; kill $COPROC_PID; " +
+			"wait 2>/dev/null; exit 0",
 		"set -f; set -- 'a b' c; trap 'echo \"$# $1\"' EXIT",
 	} {
 		h := harness(t)

@@ -130,7 +130,8 @@ func TestReadIsKept(t *testing.T) {
 		&wire.ProcessWaitParams{ProcessID: "slow"}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "all output to be in the log", func() bool { return h.info("slow").StdoutEnd == 1_900_000 })
+	waitFor(t, "all output to be in the log",
+		func() bool { return h.info("slow").StdoutEnd == 1_900_000 })
 	kindIs(t, other.ProcessRelease(t.Context(), &wire.ProcessReleaseParams{ProcessID: "slow"}),
 		turnstone.KindInvalid)
 	for range 70 {

@@ -12,7 +12,8 @@ import (
 
 // FuzzCapture checks that no capture results in an environment that a shell could not have.
 func FuzzCapture(f *testing.F) {
-	f.Add([]byte("/tmp\n\x00declare -x A=\"a\\\"b\"\ndeclare -ix B=$'\\n\\303'\ndeclare -x C\ndeclare -ax D=([0]=\"x\")\n\x00f () \n{ \n    :\n}\ndeclare -fx f\n\x00"), true)
+	f.Add([]byte("/tmp\n\x00declare -x A=\"a\\\"b\"\ndeclare -ix B=$'\\n\\303'\ndeclare -x C\n"+
+		"declare -ax D=([0]=\"x\")\n\x00f () \n{ \n    :\n}\ndeclare -fx f\n\x00"), true)
 	f.Add([]byte("/tmp\n\x00A=1\x00B=2\n3\x00"), false)
 	f.Fuzz(func(t *testing.T, b []byte, bash bool) {
 		parse := parseSh

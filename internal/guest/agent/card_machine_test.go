@@ -62,7 +62,8 @@ func speak(t *testing.T, client *wire.Client) {
 	said := make(chan string, 1)
 	go func() {
 		out, _ := substratetest.Shell(t, client,
-			"exec 3<>/dev/udp/192.0.2.1/9; echo question >&3; timeout 30 head -n 1 <&3; cat /etc/resolv.conf")
+			"exec 3<>/dev/udp/192.0.2.1/9; echo question >&3; timeout 30 head -n 1 <&3; cat "+
+				"/etc/resolv.conf")
 		said <- out
 	}()
 	for {

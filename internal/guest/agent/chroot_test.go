@@ -108,7 +108,10 @@ func TestStartInRoot(t *testing.T) {
 // TestCopyInRoot checks that pack and unpack work in the processes' root, and nowhere else.
 func TestCopyInRoot(t *testing.T) {
 	c, root, out := chrooted(t)
-	put := func(dest string, names ...string) error { return c.Put(t.Context(), dest, tarOf(t, names...)) }
+	put := func(dest string,
+		names ...string) error {
+		return c.Put(t.Context(), dest, tarOf(t, names...))
+	}
 	read := func(name string) string {
 		b, _ := os.ReadFile(filepath.Join(root, name))
 		return string(b)

@@ -19,7 +19,9 @@ func TestTerminal(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
 	id := l.start(wire.ProcessStartParams{Terminal: &wire.ProcessTerminal{Columns: 100, Rows: 30},
-		Argv: script("trap 'stty size' WINCH; stty size; test -t 0 && test -t 1 && test -t 2 && echo tty $TERM; ps -o tty= $$ >/dev/null && : </dev/tty && echo controlled; while read -r x; do echo got $x; done; echo bye >&2")})
+		Argv: script("trap 'stty size' WINCH; stty size; test -t 0 && test -t 1 && test -t 2 && " +
+			"echo tty $TERM; ps -o tty= $$ >/dev/null && : </dev/tty && echo controlled; while " +
+			"read -r x; do echo got $x; done; echo bye >&2")})
 	see := func(text string) {
 		t.Helper()
 		all := ""
@@ -88,7 +90,9 @@ func TestTerminalOutput(t *testing.T) {
 func TestSignalTree(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
-	id := l.start(wire.ProcessStartParams{Argv: script("trap 'echo main; wait; exit 5' TERM; bash -c 'trap \"echo child; exit\" TERM; echo up; while :; do sleep 0.05; done' & wait")})
+	id := l.start(wire.ProcessStartParams{
+		Argv: script("trap 'echo main; wait; exit 5' TERM; bash -c 'trap \"echo child; exit\" " +
+			"TERM; echo up; while :; do sleep 0.05; done' & wait")})
 	if e := next[wire.ProcessOutputEvent](l); string(e.Data) != "up\n" {
 		t.Fatalf("%q", e.Data)
 	}

@@ -89,7 +89,8 @@ func (l *listener) collect(id string) collected {
 					c.first[e.Stream], at[e.Stream] = e.Offset, e.Offset
 				}
 				if e.Offset != at[e.Stream] || len(e.Data) > wire.MaxChunk {
-					l.t.Fatalf("%s goes on at %d with %d bytes, want %d", e.Stream, e.Offset, len(e.Data), at[e.Stream])
+					l.t.Fatalf("%s goes on at %d with %d bytes, want %d", e.Stream, e.Offset,
+						len(e.Data), at[e.Stream])
 				}
 				at[e.Stream] += int64(len(e.Data))
 				c.out[e.Stream] += string(e.Data)
@@ -126,19 +127,22 @@ func TestEvents(t *testing.T) {
 	l := h.listen(nil)
 	id := l.start(wire.ProcessStartParams{Argv: script("cat; echo err >&2; exit 3"), Stdin: true})
 	for _, s := range []string{"one\n", "t\x00\xffo\n"} {
-		if err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)}); err != nil {
+		err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte(s)})
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id}); err != nil {
+	err := l.ProcessCloseStdin(t.Context(), &wire.ProcessCloseStdinParams{ProcessID: id})
+	if err != nil {
 		t.Fatal(err)
 	}
 	got := l.collect(id)
-	if got.out["stdout"] != "one\nt\x00\xffo\n" || got.out["stderr"] != "err\n" || got.exit.Exit.ExitCode != 3 ||
+	if got.out["stdout"] != "one\nt\x00\xffo\n" || got.out["stderr"] != "err\n" ||
+		got.exit.Exit.ExitCode != 3 ||
 		got.exit.StdoutEnd != 9 || got.exit.StderrEnd != 4 {
 		t.Errorf("%+v %+v", got, got.exit)
 	}
-	err := l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("x")})
+	err = l.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("x")})
 	kindIs(t, err, turnstone.KindNotFound)
 	exit, err := l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id})
 	if err != nil || exit.Exit.ExitCode != 3 {
@@ -157,7 +161,9 @@ func TestAnswerFirst(t *testing.T) {
 	for range 30 {
 		s := h.open()
 		f := wire.NewFrames(s, false)
-		if err := f.WriteText([]byte(`{"id":1,"method":"Process.start","params":{"argv":["echo","hi"]}}`)); err != nil {
+		err := f.WriteText([]byte(
+			`{"id":1,"method":"Process.start","params":{"argv":["echo","hi"]}}`))
+		if err != nil {
 			t.Fatal(err)
 		}
 		var order []string
@@ -212,7 +218,8 @@ func TestReplay(t *testing.T) {
 		if tries == 0 {
 			l.start(wire.ProcessStartParams{ProcessID: "r", Argv: []string{"cat", file}})
 		} else {
-			res, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: "r", StdoutOffset: int64(len(got))})
+			res, err := l.ProcessAttach(t.Context(),
+				&wire.ProcessAttachParams{ProcessID: "r", StdoutOffset: int64(len(got))})
 			if err != nil || res.Process.ProcessID != "r" {
 				t.Fatal(err)
 			}
@@ -242,7 +249,9 @@ func TestReplayWhole(t *testing.T) {
 	const lines = 2000
 	keeper := h.listen(nil)
 	// A second attached connection that does not acknowledge blocks the process.
-	id := keeper.start(wire.ProcessStartParams{Argv: script(fmt.Sprintf("for ((i=0;i<%d;i++)); do printf '%%0512d\\n' $i; done", lines)), Window: 1})
+	id := keeper.start(wire.ProcessStartParams{
+		Argv:   script(fmt.Sprintf("for ((i=0;i<%d;i++)); do printf '%%0512d\\n' $i; done", lines)),
+		Window: 1})
 	var want strings.Builder
 	for i := range lines {
 		fmt.Fprintf(&want, "%0512d\n", i)
@@ -255,7 +264,9 @@ func TestReplayWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := c.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: int64(len(got)), StdoutStream: sid})
+		res, err := c.ProcessAttach(t.Context(),
+			&wire.ProcessAttachParams{ProcessID: id, StdoutOffset: int64(len(got)),
+				StdoutStream: sid})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -282,7 +293,8 @@ func TestReplayWhole(t *testing.T) {
 func TestLost(t *testing.T) {
 	h := newHarnessWith(t, Options{Keep: 1 << 16})
 	l := h.listen(nil)
-	id := l.start(wire.ProcessStartParams{Argv: script("head -c 1000000 /dev/zero; echo end"), Detach: true})
+	id := l.start(wire.ProcessStartParams{Argv: script("head -c 1000000 /dev/zero; echo end"),
+		Detach: true})
 	if _, err := l.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
@@ -291,17 +303,23 @@ func TestLost(t *testing.T) {
 	if kept := info.StdoutEnd - info.StdoutFirst; kept < 1<<16 || kept > 2<<16 || info.Exit == nil {
 		t.Errorf("%d bytes are kept: %+v", kept, info)
 	}
-	if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 7}); err != nil {
+	_, err := l.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 7})
+	if err != nil {
 		t.Fatal(err)
 	}
 	got := l.collect(id)
-	if len(got.lost) != 1 || got.lost[0].From != 7 || got.lost[0].To != info.StdoutFirst || got.first["stdout"] != info.StdoutFirst {
-		t.Errorf("lost %+v, output from %d; the log begins at %d", got.lost, got.first["stdout"], info.StdoutFirst)
+	if len(got.lost) != 1 || got.lost[0].From != 7 || got.lost[0].To != info.StdoutFirst ||
+		got.first["stdout"] != info.StdoutFirst {
+		t.Errorf("lost %+v, output from %d; the log begins at %d", got.lost, got.first["stdout"],
+			info.StdoutFirst)
 	}
-	if out := got.out["stdout"]; int64(len(out)) != info.StdoutEnd-info.StdoutFirst || !strings.HasSuffix(out, "\x00end\n") {
+	if out := got.out["stdout"]; int64(len(out)) != info.StdoutEnd-info.StdoutFirst ||
+		!strings.HasSuffix(out, "\x00end\n") {
 		t.Errorf("%d bytes came", len(out))
 	}
-	_, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 1 << 40})
+	_, err = l.ProcessAttach(t.Context(),
+		&wire.ProcessAttachParams{ProcessID: id, StdoutOffset: 1 << 40})
 	kindIs(t, err, turnstone.KindInvalid)
 }
 
@@ -326,7 +344,8 @@ func TestWindow(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
 	const size = 20 << 20
-	id := l.start(wire.ProcessStartParams{Argv: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Window: 100_000})
+	id := l.start(wire.ProcessStartParams{Argv: []string{"head", "-c", strconv.Itoa(size),
+		"/dev/zero"}, Window: 100_000})
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	other := l.start(wire.ProcessStartParams{Argv: script("seq 1000")})
@@ -355,7 +374,8 @@ func TestWindow(t *testing.T) {
 		t.Errorf("the heap grew by %d MiB", grown>>20)
 	}
 	ack := func(offset int64) error {
-		return l.ProcessAcknowledge(t.Context(), &wire.ProcessAcknowledgeParams{ProcessID: id, Stream: "stdout", Offset: offset})
+		return l.ProcessAcknowledge(t.Context(),
+			&wire.ProcessAcknowledgeParams{ProcessID: id, Stream: "stdout", Offset: offset})
 	}
 	kindIs(t, ack(size*2), turnstone.KindInvalid)
 	end := false
@@ -387,7 +407,8 @@ func TestSilentClient(t *testing.T) {
 	s := h.open()
 	f := wire.NewFrames(s, false)
 	for i := range 20 {
-		msg := fmt.Sprintf(`{"id":%d,"method":"Process.start","params":{"processId":"silent%d","argv":["yes"],"killOnDisconnect":true}}`, i, i)
+		msg := fmt.Sprintf(`{"id":%d,"method":"Process.start",`+
+			`"params":{"processId":"silent%d","argv":["yes"],"killOnDisconnect":true}}`, i, i)
 		if err := f.WriteText([]byte(msg)); err != nil {
 			t.Fatal(err)
 		}
@@ -421,7 +442,8 @@ func TestSilentClient(t *testing.T) {
 func TestDetach(t *testing.T) {
 	h := newHarness(t)
 	l := h.listen(nil)
-	id := l.start(wire.ProcessStartParams{ProcessID: "d.1", Argv: script("echo a; read x; echo $x; sleep 0.1; echo c"), Stdin: true})
+	id := l.start(wire.ProcessStartParams{ProcessID: "d.1",
+		Argv: script("echo a; read x; echo $x; sleep 0.1; echo c"), Stdin: true})
 	if id != "d.1" {
 		t.Fatalf("named %s", id)
 	}
@@ -431,15 +453,18 @@ func TestDetach(t *testing.T) {
 	if err := l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
-	kindIs(t, l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}), turnstone.KindNotFound)
-	if err := h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("b\n")}); err != nil {
+	kindIs(t, l.ProcessDetach(t.Context(), &wire.ProcessDetachParams{ProcessID: id}),
+		turnstone.KindNotFound)
+	err := h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id, Data: []byte("b\n")})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.ProcessWait(t.Context(), &wire.ProcessWaitParams{ProcessID: id}); err != nil {
 		t.Fatal(err)
 	}
 	other := h.listen(nil)
-	if _, err := other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+	_, err = other.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if got := other.collect(id); got.out["stdout"] != "a\nb\nc\n" {
@@ -450,10 +475,12 @@ func TestDetach(t *testing.T) {
 		t.Errorf("a detached connection got %T", v)
 	default:
 	}
-	_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: id, Argv: script("true")})
+	_, err = l.ProcessStart(t.Context(),
+		&wire.ProcessStartParams{ProcessID: id, Argv: script("true")})
 	kindIs(t, err, turnstone.KindInvalid)
 	for _, bad := range []string{"a/b", "a b", strings.Repeat("x", 65)} {
-		_, err := l.ProcessStart(t.Context(), &wire.ProcessStartParams{ProcessID: bad, Argv: script("true")})
+		_, err := l.ProcessStart(t.Context(),
+			&wire.ProcessStartParams{ProcessID: bad, Argv: script("true")})
 		kindIs(t, err, turnstone.KindInvalid)
 	}
 }
@@ -470,7 +497,8 @@ func TestManyConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := h.connect().SandboxGetVersion(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
+	_, err := h.connect().SandboxGetVersion(t.Context())
+	if turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("one too many: %v", err)
 	}
 	_ = all[0].Close()
@@ -485,19 +513,23 @@ func TestManyConnections(t *testing.T) {
 // TestNotConfigured checks that no command runs before Sandbox.configure, which works once.
 func TestNotConfigured(t *testing.T) {
 	calls := 0
-	h := newHarnessWith(t, Options{Configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
-		if calls++; p.Hostname == "bad" {
-			return nil, Invalid(wire.MethodSandboxConfigure, "hostname", "malformed")
-		}
-		return &wire.SandboxConfigureResult{Reseeded: true}, nil
-	}})
+	h := newHarnessWith(t,
+		Options{Configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult,
+			error) {
+			if calls++; p.Hostname == "bad" {
+				return nil, Invalid(wire.MethodSandboxConfigure, "hostname", "malformed")
+			}
+			return &wire.SandboxConfigureResult{Reseeded: true}, nil
+		}})
 	_, err := h.SandboxGetVersion(t.Context())
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.start(nil, "true")
 	kindIs(t, err, turnstone.KindInvalid)
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Hostname: "bad"})
 	kindIs(t, err, turnstone.KindInvalid)
-	if _, err := h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{Env: []string{"FROM=host"}}); err != nil {
+	_, err = h.SandboxConfigure(t.Context(),
+		&wire.SandboxConfigureParams{Env: []string{"FROM=host"}})
+	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = h.SandboxConfigure(t.Context(), &wire.SandboxConfigureParams{})
@@ -520,22 +552,27 @@ func TestJournal(t *testing.T) {
 	if err := l.TraceEnable(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "j", Argv: []string{"echo", "s3cret"}, Env: []string{"KEY=s3cret"}}, wire.Stdio{}); err != nil {
+	_, err := h.Start(t.Context(), wire.ProcessStartParams{ProcessID: "j",
+		Argv: []string{"echo", "s3cret"}, Env: []string{"KEY=s3cret"}}, wire.Stdio{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if e := next[wire.TraceEntryEvent](l); e.Entry.Method != "Trace.enable" {
 		t.Errorf("%+v", e)
 	}
-	if e := next[wire.TraceEntryEvent](l); e.Entry.Method != "Process.start" || e.Entry.Subject != "j" || e.Entry.Duration <= 0 {
+	if e := next[wire.TraceEntryEvent](l); e.Entry.Method != "Process.start" ||
+		e.Entry.Subject != "j" || e.Entry.Duration <= 0 {
 		t.Errorf("%+v", e)
 	}
 	_, _ = h.FileSystemStat(t.Context(), &wire.FileSystemStatParams{Path: "/nope"})
 	res, err := h.TraceGetEntries(t.Context(), &wire.TraceGetEntriesParams{After: 2})
-	if err != nil || res.First != 1 || len(res.Entries) != 1 || res.Entries[0].Error == "" || res.Entries[0].Subject != "/nope" || res.Entries[0].Sequence != 3 {
+	if err != nil || res.First != 1 || len(res.Entries) != 1 || res.Entries[0].Error == "" ||
+		res.Entries[0].Subject != "/nope" || res.Entries[0].Sequence != 3 {
 		t.Errorf("%+v %v", res, err)
 	}
 	for _, e := range h.a.journal.ring {
-		if strings.Contains(fmt.Sprint(e), "s3cret") || strings.Contains(fmt.Sprint(e), base64.StdEncoding.EncodeToString([]byte("s3cret"))) {
+		if strings.Contains(fmt.Sprint(e), "s3cret") ||
+			strings.Contains(fmt.Sprint(e), base64.StdEncoding.EncodeToString([]byte("s3cret"))) {
 			t.Errorf("the journal keeps a secret: %+v", e)
 		}
 	}
@@ -546,7 +583,8 @@ func TestJournal(t *testing.T) {
 		h.a.journal.observe("x", nil, time.Now(), nil)
 	}
 	res, err = h.TraceGetEntries(t.Context(), &wire.TraceGetEntriesParams{Limit: 5})
-	if err != nil || len(res.Entries) != 5 || res.Entries[0].Sequence != res.First || res.First < 5 {
+	if err != nil || len(res.Entries) != 5 || res.Entries[0].Sequence != res.First ||
+		res.First < 5 {
 		t.Errorf("%+v %v", res, err)
 	}
 }
@@ -559,7 +597,9 @@ func TestTyping(t *testing.T) {
 	defer func() { _ = f.Close() }()
 	start := func(id string) {
 		t.Helper()
-		if err := f.WriteText([]byte(`{"id":1,"method":"Process.start","params":{"processId":"` + id + `","argv":["cat"],"stdin":true,"detach":true}}`)); err != nil {
+		err := f.WriteText([]byte(`{"id":1,"method":"Process.start","params":{"processId":"` + id +
+			`","argv":["cat"],"stdin":true,"detach":true}}`))
+		if err != nil {
 			t.Fatal(err)
 		}
 		if _, _, err := f.Next(nil); err != nil {
@@ -580,23 +620,28 @@ func TestTyping(t *testing.T) {
 		word := fmt.Sprintf("%d ", i)
 		want.WriteString(word)
 		for _, id := range []string{"one", "two"} {
-			msg := fmt.Sprintf(`{"id":%d,"method":"Process.write","params":{"processId":"%s","data":"%s"}}`, i, id, base64.StdEncoding.EncodeToString([]byte(word)))
+			msg := fmt.Sprintf(`{"id":%d,"method":"Process.write",`+
+				`"params":{"processId":"%s","data":"%s"}}`, i, id,
+				base64.StdEncoding.EncodeToString([]byte(word)))
 			if err := f.WriteText([]byte(msg)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if i%50 == 49 {
-			waitFor(t, "the words to arrive", func() bool { return h.info("two").StdoutEnd == int64(want.Len()) })
+			waitFor(t, "the words to arrive",
+				func() bool { return h.info("two").StdoutEnd == int64(want.Len()) })
 		}
 	}
 	for _, id := range []string{"one", "two"} {
-		for _, m := range []string{`"id":7,"method":"Process.write","params":{"data":"ZW5k",`, `"id":8,"method":"Process.closeStdin","params":{`} {
+		for _, m := range []string{`"id":7,"method":"Process.write","params":{"data":"ZW5k",`,
+			`"id":8,"method":"Process.closeStdin","params":{`} {
 			if err := f.WriteText([]byte(`{` + m + `"processId":"` + id + `"}}`)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		l := h.listen(nil)
-		if _, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id}); err != nil {
+		_, err := l.ProcessAttach(t.Context(), &wire.ProcessAttachParams{ProcessID: id})
+		if err != nil {
 			t.Fatal(err)
 		}
 		if got := l.collect(id); got.out["stdout"] != want.String()+"end" {

@@ -129,7 +129,10 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 // change makes a random change below root, and ignores errors.
 func change(r *rand.Rand, root string) {
 	pick := func(names ...string) string { return names[r.IntN(len(names))] }
-	name := func() string { return pick("a", "b", "c", "a-b", "\xff", "a b", strings.Repeat("n", 200)) }
+	name := func() string {
+		return pick("a", "b", "c", "a-b", "\xff", "a b",
+			strings.Repeat("n", 200))
+	}
 	p, q := root, root
 	for _, at := range []*string{&p, &q} {
 		for range r.IntN(4) {
@@ -253,7 +256,8 @@ func TestExportGivenUp(t *testing.T) {
 	if _, err := exportDir(ctx, openDirFD(t, dir), procFDs, io.Discard); !errors.Is(err, stop) {
 		t.Error(err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); openFDs(t) > before; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(5 * time.Second); openFDs(t) > before; time.Sleep(
+		time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d descriptors, before %d", openFDs(t), before)
 		}

@@ -179,7 +179,8 @@ func TestFileSystem(t *testing.T) {
 	kindIs(t, err, turnstone.KindInvalid)
 
 	if err := h.FileSystemMkdir(ctx,
-		&wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(err) != turnstone.KindNotFound {
+		&wire.FileSystemMkdirParams{Path: "/new/x/y"}); turnstone.KindOf(
+		err) != turnstone.KindNotFound {
 		t.Errorf("mkdir without parents: %v", err)
 	}
 	for range 2 {

@@ -66,11 +66,13 @@ func TestExportOverTheWire(t *testing.T) {
 		must(t, c.Export(t.Context(), read))
 	}
 	enough := errors.New("enough")
-	if err := c.Export(t.Context(), func(r io.Reader) error { _, _ = r.Read(make([]byte, 10)); return enough }); !errors.Is(err, enough) {
+	err := c.Export(t.Context(),
+		func(r io.Reader) error { _, _ = r.Read(make([]byte, 10)); return enough })
+	if !errors.Is(err, enough) {
 		t.Errorf("given up: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	err := c.Export(ctx, func(r io.Reader) error {
+	err = c.Export(ctx, func(r io.Reader) error {
 		cancel()
 		_, err := io.Copy(io.Discard, r)
 		return err

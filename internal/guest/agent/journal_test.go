@@ -36,7 +36,8 @@ func TestEnableLeavesNothing(t *testing.T) {
 			_ = h.a.journal.Enable(t.Context(), c)
 			_ = h.a.journal.Disable(t.Context(), c)
 		}
-		waitFor(t, "the followers to end", func() bool { return runtime.NumGoroutine() <= goroutines })
+		waitFor(t, "the followers to end",
+			func() bool { return runtime.NumGoroutine() <= goroutines })
 	}
 	// The runtime keeps memory for concurrent goroutines, whose number depends on the scheduler: a
 	// leak grows each time.

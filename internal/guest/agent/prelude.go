@@ -102,7 +102,8 @@ func setsExitTrap(script string) bool {
 	if i < 0 {
 		return false
 	}
-	return regexp.MustCompile(`(?i)\bexit\b|\bsigexit\b|\b0\b|\btrap\s*($|[|;&)>\n]|-p|-P)`).MatchString(script[i:])
+	ofExit := regexp.MustCompile(`(?i)\bexit\b|\bsigexit\b|\b0\b|\btrap\s*($|[|;&)>\n]|-p|-P)`)
+	return ofExit.MatchString(script[i:])
 }
 
 // readCapture reads the state that a step's shell left. The file is untrusted: it may have any

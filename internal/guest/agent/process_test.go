@@ -313,8 +313,10 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := h.bash("cd " + in +
-		"; find . | sort | tr '\\n' ' '; test -x tree/sub/run && readlink copy/link; cmp tree/sub/b copy/link && echo same")
-	want := "./copy ./copy/a ./copy/link ./copy/sub ./copy/sub/b ./copy/sub/run ./tree ./tree/a ./tree/link ./tree/sub ./tree/sub/b ./tree/sub/run sub/b\nsame\n"
+		"; find . | sort | tr '\\n' ' '; test -x tree/sub/run && readlink copy/link; cmp " +
+		"tree/sub/b copy/link && echo same")
+	want := "./copy ./copy/a ./copy/link ./copy/sub ./copy/sub/b ./copy/sub/run ./tree ./tree/a " +
+		"./tree/link ./tree/sub ./tree/sub/b ./tree/sub/run sub/b\nsame\n"
 	want = strings.Replace(". "+want, "sub/run sub/b", "sub/run sub/b", 1)
 	if r.stdout != want {
 		t.Errorf("in the sandbox: %q %q, want %q", r.stdout, r.stderr, want)

@@ -64,7 +64,8 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 
 // attachAtStart returns a function that attaches to a process before any of its output is read.
 // Sending begins after the answer to the command.
-func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted, failed *error) func(*process.Process) {
+func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted,
+	failed *error) func(*process.Process) {
 	return func(p *process.Process) {
 		if st != nil {
 			st.p = p

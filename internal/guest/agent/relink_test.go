@@ -17,10 +17,11 @@ import (
 func TestRelink(t *testing.T) {
 	renewed := make(chan *wire.SandboxRenewParams, 4)
 	dir := t.TempDir()
-	a, err := New(Options{RunDir: dir + "/run", Cwd: dir, Renew: func(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
-		renewed <- p
-		return &wire.SandboxRenewResult{Reseeded: true}, nil
-	}})
+	a, err := New(Options{RunDir: dir + "/run", Cwd: dir,
+		Renew: func(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+			renewed <- p
+			return &wire.SandboxRenewResult{Reseeded: true}, nil
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,11 +80,13 @@ func TestRunDirInRoot(t *testing.T) {
 func TestRemovedRunDir(t *testing.T) {
 	out := t.TempDir()
 	for name, lose := range map[string]func(run string) error{
-		"removed":       func(string) error { return nil },
-		"empty":         func(run string) error { return os.Mkdir(run, 0o700) },
-		"file":          func(run string) error { return os.WriteFile(run, nil, 0o600) },
-		"dangling link": func(run string) error { return os.Symlink(filepath.Join(out, "planted"), run) },
-		"pipe":          func(run string) error { return syscall.Mkfifo(run, 0o600) },
+		"removed": func(string) error { return nil },
+		"empty":   func(run string) error { return os.Mkdir(run, 0o700) },
+		"file":    func(run string) error { return os.WriteFile(run, nil, 0o600) },
+		"dangling link": func(run string) error {
+			return os.Symlink(filepath.Join(out, "planted"), run)
+		},
+		"pipe": func(run string) error { return syscall.Mkfifo(run, 0o600) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t)

@@ -122,7 +122,8 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 					return
 				}
 				trace.Resolve(st.parsed, rep)
-				fresh = slices.DeleteFunc(rep.Records, func(r trace.Record) bool { return st.sent[r.ID] })
+				fresh = slices.DeleteFunc(rep.Records,
+					func(r trace.Record) bool { return st.sent[r.ID] })
 			}
 			if st.send(ctx, c, fresh) != nil {
 				return

@@ -15,7 +15,8 @@ import (
 // TestRecords checks that a step's commands are reported, with their places in the script.
 func TestRecords(t *testing.T) {
 	h := newTracedHarness(t)
-	const text = "echo one\nfor i in 1 2; do\n  false \"$i\"\ndone\nprintf x | wc -c\npython3 -c 'print(1)' >/dev/null\nexit 4\n"
+	const text = "echo one\nfor i in 1 2; do\n  false \"$i\"\ndone\nprintf x | wc -c\n" +
+		"python3 -c 'print(1)' >/dev/null\nexit 4\n"
 	r := h.bash(text)
 	if r.ExitCode != 4 || r.stdout != "one\n1\n" || r.finished.Untraced != "" ||
 		r.finished.StateLost {

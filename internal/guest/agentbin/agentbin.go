@@ -26,7 +26,8 @@ func Agent(file string) (Program, error) {
 	if file != "" {
 		b, err := os.ReadFile(file)
 		if err != nil {
-			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable, "agent", err).
+			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable,
+				"agent", err).
 				WithHint("unset TURN_AGENT, or set it to the path of turn-agent")
 		}
 		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil

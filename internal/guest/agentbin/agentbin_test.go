@@ -14,6 +14,7 @@ func TestDigest(t *testing.T) {
 	}
 	b, err := p.Read()
 	if err != nil || turnstone.DigestBytes(b) != p.Digest {
-		t.Errorf("%v: the program is %s, its digest says %s", err, turnstone.DigestBytes(b), p.Digest)
+		t.Errorf("%v: the program is %s, its digest says %s", err,
+			turnstone.DigestBytes(b), p.Digest)
 	}
 }

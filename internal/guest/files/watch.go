@@ -28,8 +28,9 @@ const (
 	maxDepth       = 128  // of directories below a recursive watch
 )
 
-const watchMask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE |
-	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
+const watchMask = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
+	unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | unix.IN_DELETE_SELF |
+	unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
 // A watch reports changes of a directory, or of one file, to one connection.
 type watch struct {
@@ -174,7 +175,8 @@ func (w *watch) add(dir string) error {
 	}
 	wd, werr := -1, error(nil)
 	// An open directory has a path only as a thread's working directory.
-	at, err := process.NewThread(func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Fchdir(fd)) })
+	at, err := process.NewThread(
+		func() error { return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Fchdir(fd)) })
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,8 @@ type Program struct {
 // (Documentation/driver-api/early-userspace/buffer-format.rst). The same agent and modules result
 // in the same bytes. The file is stored in dir under a name derived from its content, and verified
 // before it is returned.
-func (k *Kernel) Initramfs(ctx context.Context, dir string, agent Program) (path string, digest turnstone.Digest, err error) {
+func (k *Kernel) Initramfs(ctx context.Context, dir string,
+	agent Program) (path string, digest turnstone.Digest, err error) {
 	const op = "kernel.initramfs"
 	failed := func(err error) error {
 		return turnstone.NewError(op, turnstone.KindUnavailable, dir, err).
@@ -134,7 +135,8 @@ func writeStamp(path string, s filestamp.Stamp) error {
 func sweepInitramfs(dir, keep string) {
 	found, _ := filepath.Glob(filepath.Join(dir, "initramfs-*.cpio"))
 	for _, path := range found {
-		if fi, err := os.Stat(path); err == nil && path != keep && time.Since(fi.ModTime()) > initramfsAge {
+		if fi, err := os.Stat(path); err == nil && path != keep &&
+			time.Since(fi.ModTime()) > initramfsAge {
 			_ = os.Remove(path + ".json")
 			_ = os.Remove(path)
 		}
@@ -151,10 +153,12 @@ func (k *Kernel) writeInitramfs(out io.Writer, agent []byte) error {
 		if mode.IsDir() {
 			links = 2
 		}
-		if err := w.WriteHeader(&cpio.Header{Name: name, Mode: mode, Size: int64(len(content)), Inode: inode, Links: links}); err != nil {
+		err := w.WriteHeader(&cpio.Header{Name: name, Mode: mode, Size: int64(len(content)),
+			Inode: inode, Links: links})
+		if err != nil {
 			return err
 		}
-		_, err := w.Write(content)
+		_, err = w.Write(content)
 		return err
 	}
 	for _, dir := range []string{"dev", "modules", "newroot", "proc", "run", "sys"} {
@@ -193,7 +197,8 @@ func (k *Kernel) writeInitramfs(out io.Writer, agent []byte) error {
 func writeConsole(out io.Writer, inode int64) error {
 	var entry bytes.Buffer
 	w := cpio.NewWriter(&entry)
-	err := w.WriteHeader(&cpio.Header{Name: "dev/console", Mode: cpio.TypeChar | 0o600, Inode: inode, Links: 1})
+	err := w.WriteHeader(&cpio.Header{Name: "dev/console", Mode: cpio.TypeChar | 0o600,
+		Inode: inode, Links: 1})
 	if err != nil {
 		return err
 	}

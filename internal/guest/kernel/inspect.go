@@ -94,7 +94,8 @@ func (i *Inspected) take(ctx context.Context, name string, image []byte, modules
 	if i.Facts.Version == "" {
 		i.Facts.Version = version(image)
 	}
-	i.Kernel.Version, i.Kernel.Release, i.Kernel.Own, i.Kernel.Test = i.Facts.Version, i.Facts.Version, true, IsTest(i.Facts.Version)
+	i.Kernel.Version, i.Kernel.Release, i.Kernel.Own, i.Kernel.Test = i.Facts.Version,
+		i.Facts.Version, true, IsTest(i.Facts.Version)
 	i.Facts.Config = embeddedConfig(image)
 	if modules == "" {
 		return nil
@@ -202,9 +203,11 @@ func checkELF(image []byte) error {
 	}
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_LOAD && p.Filesz > p.Memsz {
-			return errors.New("is a damaged ELF file: a segment is larger in the file than in memory")
+			return errors.New("is a damaged ELF file: a segment is larger in the file than in " +
+				"memory")
 		}
-		if p.Type == elf.PT_LOAD && (p.Off > uint64(len(image)) || p.Filesz > uint64(len(image))-p.Off) {
+		if p.Type == elf.PT_LOAD && (p.Off > uint64(len(image)) ||
+			p.Filesz > uint64(len(image))-p.Off) {
 			return fmt.Errorf("is truncated: it has %d bytes and declares more", len(image))
 		}
 	}
@@ -239,7 +242,8 @@ func checkBzImage(image []byte) error {
 	if want > int64(len(image))+16 { // the last 16 bytes may be missing
 		return fmt.Errorf("is truncated: it has %d bytes of %d", len(image), want)
 	}
-	protocol, flags := binary.LittleEndian.Uint16(image[setupVersion:]), binary.LittleEndian.Uint16(image[setupXLoad:])
+	protocol, flags := binary.LittleEndian.Uint16(image[setupVersion:]),
+		binary.LittleEndian.Uint16(image[setupXLoad:])
 	if protocol >= xloadSince && flags&xloadKernel64 == 0 {
 		return errors.New("is for 32-bit x86, and machines are x86-64")
 	}

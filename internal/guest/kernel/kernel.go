@@ -34,8 +34,9 @@ type Kernel struct {
 
 // A Choice selects a user's kernel. The zero value selects Debian's.
 type Choice struct {
-	Image   string         // path of a vmlinux or a bzImage
-	Modules string         // path of its folder lib/modules/<release>; empty: all drivers are built in
+	Image string // path of a vmlinux or a bzImage
+	// path of its folder lib/modules/<release>; empty: all drivers are built in
+	Modules string
 	Mirrors debian.Mirrors // source of Debian's kernel
 }
 
@@ -98,7 +99,8 @@ type keptModule struct {
 //
 // Errors are *turnstone.Error: of kind Invalid for an unusable override, otherwise those of
 // fetching the package.
-func Ensure(ctx context.Context, dir string, choice Choice, progress func(string)) (*Kernel, error) {
+func Ensure(ctx context.Context, dir string, choice Choice,
+	progress func(string)) (*Kernel, error) {
 	if progress == nil {
 		progress = func(string) {}
 	}
@@ -184,7 +186,8 @@ func build(ctx context.Context, kept string, src source, progress func(string)) 
 	if err != nil {
 		return failed(err)
 	}
-	if err := filestamp.WriteFile(filepath.Join(tmp, "manifest.json"), append(b, '\n'), 0o444); err != nil {
+	err = filestamp.WriteFile(filepath.Join(tmp, "manifest.json"), append(b, '\n'), 0o444)
+	if err != nil {
 		return failed(err)
 	}
 	if err := os.RemoveAll(kept); err != nil {
@@ -227,7 +230,8 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		f.Stamp = now
 		return path, nil
 	}
-	k := &Kernel{Version: m.Version, Release: m.Release, Digest: m.Image.Stamp.Digest, Own: len(m.Sources) > 0, Test: IsTest(m.Version)}
+	k := &Kernel{Version: m.Version, Release: m.Release, Digest: m.Image.Stamp.Digest,
+		Own: len(m.Sources) > 0, Test: IsTest(m.Version)}
 	if !k.Own {
 		k.Release = k.Version // from the package's name
 	}
@@ -247,7 +251,8 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 		if err != nil {
 			return nil, err
 		}
-		k.Modules = append(k.Modules, Module{Name: m.Modules[i].Name, Path: path, Digest: m.Modules[i].Stamp.Digest})
+		k.Modules = append(k.Modules,
+			Module{Name: m.Modules[i].Name, Path: path, Digest: m.Modules[i].Stamp.Digest})
 	}
 	if changed {
 		// The files were copied or touched and are equal: store the new stamps so that the next

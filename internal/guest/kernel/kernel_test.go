@@ -69,15 +69,17 @@ func TestDebianKernel(t *testing.T) {
 		}
 		seen[m.Name] = true
 	}
-	for _, w := range []string{"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "erofs", "overlay"} {
+	for _, w := range []string{"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "erofs",
+		"overlay"} {
 		if !seen[w] {
 			t.Errorf("module %s is missing", w)
 		}
 	}
 
-	again, err := Ensure(context.Background(), filepath.Join(testhome.Dir(t), "kernel"), Choice{}, func(s string) {
-		t.Errorf("the second call works: %s", s)
-	})
+	again, err := Ensure(context.Background(), filepath.Join(testhome.Dir(t), "kernel"), Choice{},
+		func(s string) {
+			t.Errorf("the second call works: %s", s)
+		})
 	if err != nil || again.Digest != k.Digest || again.Vmlinux != k.Vmlinux {
 		t.Errorf("the second call: %+v, %v", again, err)
 	}
@@ -100,7 +102,8 @@ func TestOverride(t *testing.T) {
 	var choice Choice
 	ensure := func() (*Kernel, error) {
 		said = nil
-		return Ensure(context.Background(), dir, choice, func(what string) { said = append(said, what) })
+		return Ensure(context.Background(), dir, choice,
+			func(what string) { said = append(said, what) })
 	}
 	write(image, bzImage(pack(t, "zstd", vmlinux)))
 	choice.Image = image
@@ -110,7 +113,8 @@ func TestOverride(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(k.Vmlinux)
-	if err != nil || !bytes.Equal(got, vmlinux) || k.Digest != turnstone.DigestBytes(vmlinux) || k.Version != "6.1.0-test-amd64" || len(k.Modules) != 0 {
+	if err != nil || !bytes.Equal(got, vmlinux) || k.Digest != turnstone.DigestBytes(vmlinux) ||
+		k.Version != "6.1.0-test-amd64" || len(k.Modules) != 0 {
 		t.Fatalf("%+v, %v", k, err)
 	}
 
@@ -123,7 +127,9 @@ func TestOverride(t *testing.T) {
 	if got, _ := os.ReadFile(k.Vmlinux); !isBzImage(got) {
 		t.Error("an image that cannot be unpacked is not kept as it is")
 	}
-	if all := strings.Join(said, "\n"); !strings.Contains(all, image+" has changed since it was prepared: ") || strings.Contains(all, "whole") {
+	all := strings.Join(said, "\n")
+	if !strings.Contains(all, image+" has changed since it was prepared: ") ||
+		strings.Contains(all, "whole") {
 		t.Errorf("of an image that was changed it is said: %s", all)
 	}
 	write(image, vmlinux)
@@ -133,22 +139,28 @@ func TestOverride(t *testing.T) {
 
 	modules := filepath.Join(own, "6.2.0-own")
 	choice.Modules = own
-	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), own+": contains no kernel modules") {
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), own+": contains no kernel modules") {
 		t.Fatalf("a folder without modules: %v", err)
 	}
 	choice.Modules = modules
 	write(filepath.Join(modules, "kernel", "virtio_pci.ko"), module("depends="))
-	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "virtio_blk") {
+	if _, err = ensure(); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "virtio_blk") {
 		t.Fatalf("modules that are not complete: %v", err)
 	}
-	write(filepath.Join(modules, "modules.builtin"), []byte("a/virtio_blk.ko\na/virtio_console.ko\na/virtio_net.ko\na/erofs.ko\na/ext4.ko\na/overlay.ko\n"))
+	write(filepath.Join(modules, "modules.builtin"),
+		[]byte("a/virtio_blk.ko\na/virtio_console.ko\na/virtio_net.ko\na/erofs.ko\na/ext4.ko\n"+
+			"a/overlay.ko\n"))
 	if k, err = ensure(); err != nil || len(k.Modules) != 1 || k.Version != "6.2.0-own" {
 		t.Fatalf("%+v, %v", k, err)
 	}
 
-	for name, path := range map[string]string{"missing": filepath.Join(own, "nothing"), "a folder": own, "text": filepath.Join(modules, "modules.builtin")} {
+	for name, path := range map[string]string{"missing": filepath.Join(own, "nothing"),
+		"a folder": own, "text": filepath.Join(modules, "modules.builtin")} {
 		choice.Image = path
-		if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+		if _, err := ensure(); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -245,7 +257,8 @@ func replace(path string, content []byte) error {
 
 func TestFailureLeavesNothing(t *testing.T) {
 	dir, src := t.TempDir(), &counted{fail: errors.New("the network went away")}
-	if _, err := ensure(context.Background(), dir, src, func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
+	_, err := ensure(context.Background(), dir, src, func(string) {})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Fatal(err)
 	}
 	entries, _ := os.ReadDir(dir)
@@ -266,7 +279,8 @@ func TestInitramfs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mods, err := writeModules(filepath.Join(dir, "m"), []loaded{{"virtio", module("depends=")}, {"erofs", module("depends=virtio")}})
+	mods, err := writeModules(filepath.Join(dir, "m"),
+		[]loaded{{"virtio", module("depends=")}, {"erofs", module("depends=virtio")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +300,8 @@ func TestInitramfs(t *testing.T) {
 
 	fi, _ := os.Stat(path)
 	path2, digest2, err := k.Initramfs(ctx, out, program(agent))
-	if fi2, _ := os.Stat(path2); err != nil || path2 != path || digest2 != digest || !os.SameFile(fi, fi2) {
+	if fi2, _ := os.Stat(path2); err != nil || path2 != path || digest2 != digest ||
+		!os.SameFile(fi, fi2) {
 		t.Errorf("the second call: %s %s %v", path2, digest2, err)
 	}
 	path3, digest3, err := k.Initramfs(ctx, t.TempDir(), program(agent))
@@ -302,10 +317,12 @@ func TestInitramfs(t *testing.T) {
 	if b2, _ := os.ReadFile(path); !bytes.Equal(b, b2) {
 		t.Error("the damage is not mended")
 	}
-	if _, other, err := k.Initramfs(ctx, out, program(elfFile(nil, []byte("other")))); err != nil || other == digest {
+	if _, other, err := k.Initramfs(ctx, out, program(elfFile(nil, []byte("other")))); err != nil ||
+		other == digest {
 		t.Errorf("another agent has the same initramfs (%v)", err)
 	}
-	if _, _, err := k.Initramfs(ctx, out, program([]byte("#!/bin/sh\n"))); turnstone.KindOf(err) != turnstone.KindInvalid {
+	_, _, err = k.Initramfs(ctx, out, program([]byte("#!/bin/sh\n")))
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a script as agent: %v", err)
 	}
 	if err := replace(mods[0].Path, []byte("bad")); err != nil {
@@ -340,12 +357,18 @@ func checkArchive(t *testing.T, archive, agent []byte, mods []Module) {
 		order = append(order, h.Name)
 	}
 	want := map[string]string{
-		"init":                 cpio.FileMode(cpio.TypeReg|0o755).String() + " " + string(turnstone.DigestBytes(agent)),
-		"modules/00-virtio.ko": cpio.FileMode(cpio.TypeReg|0o444).String() + " " + string(mods[0].Digest),
-		"modules/01-erofs.ko":  cpio.FileMode(cpio.TypeReg|0o444).String() + " " + string(mods[1].Digest),
-		"dev/console":          cpio.FileMode(cpio.TypeChar|0o600).String() + " " + string(turnstone.DigestBytes(nil)),
-		"dev":                  cpio.FileMode(cpio.TypeDir|0o755).String() + " " + string(turnstone.DigestBytes(nil)),
-		"newroot":              cpio.FileMode(cpio.TypeDir|0o755).String() + " " + string(turnstone.DigestBytes(nil)),
+		"init": cpio.FileMode(cpio.TypeReg|0o755).String() + " " +
+			string(turnstone.DigestBytes(agent)),
+		"modules/00-virtio.ko": cpio.FileMode(cpio.TypeReg|0o444).String() + " " +
+			string(mods[0].Digest),
+		"modules/01-erofs.ko": cpio.FileMode(cpio.TypeReg|0o444).String() + " " +
+			string(mods[1].Digest),
+		"dev/console": cpio.FileMode(cpio.TypeChar|0o600).String() + " " +
+			string(turnstone.DigestBytes(nil)),
+		"dev": cpio.FileMode(cpio.TypeDir|0o755).String() + " " +
+			string(turnstone.DigestBytes(nil)),
+		"newroot": cpio.FileMode(cpio.TypeDir|0o755).String() + " " +
+			string(turnstone.DigestBytes(nil)),
 	}
 	for name, w := range want {
 		if found[name] != w {
@@ -360,7 +383,8 @@ func checkArchive(t *testing.T, archive, agent []byte, mods []Module) {
 
 func TestInitramfsOfDebiansKernel(t *testing.T) {
 	k := debianKernel(t)
-	path, digest, err := k.Initramfs(context.Background(), t.TempDir(), program(elfFile(nil, []byte("agent"))))
+	path, digest, err := k.Initramfs(context.Background(), t.TempDir(),
+		program(elfFile(nil, []byte("agent"))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +401,9 @@ func TestChangedWhileRead(t *testing.T) {
 	if err := os.WriteFile(o.image, append(pvhKernel(), "now"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "before"...)); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "changed while it was read") {
+	_, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "before"...))
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "changed while it was read") {
 		t.Error(err)
 	}
 	if _, err := o.keep(t.Context(), t.TempDir(), append(pvhKernel(), "now"...)); err != nil {

@@ -82,7 +82,8 @@ func openTree(root fs.FS) (*tree, error) {
 		}
 	}
 	if len(t.files)+len(t.builtin) == 0 {
-		return nil, errors.New("contains no kernel modules: no .ko file, and no modules.builtin that names a module")
+		return nil, errors.New(
+			"contains no kernel modules: no .ko file, and no modules.builtin that names a module")
 	}
 	return t, nil
 }
@@ -249,7 +250,8 @@ func writeModules(dir string, mods []loaded) ([]Module, error) {
 		if err := os.WriteFile(filepath.Join(dir, name), m.content, 0o444); err != nil {
 			return nil, err
 		}
-		out = append(out, Module{Name: m.name, Path: filepath.Join(dir, name), Digest: turnstone.DigestBytes(m.content)})
+		out = append(out, Module{Name: m.name, Path: filepath.Join(dir, name),
+			Digest: turnstone.DigestBytes(m.content)})
 	}
 	return out, nil
 }

@@ -58,15 +58,19 @@ func TestResolve(t *testing.T) {
 	fsys := fstest.MapFS{
 		"kernel/drivers/virtio/virtio.ko":      {Data: module("depends=", "name=virtio")},
 		"kernel/drivers/virtio/virtio_ring.ko": {Data: module("depends=")},
-		"kernel/virtio_pci.ko":                 {Data: module("license=GPL", "depends=virtio_ring,virtio-legacy,virtio")},
-		"kernel/virtio-legacy.ko.xz":           {Data: pack(t, "xz", module("depends="))},
-		"kernel/fs/erofs.ko.zst":               {Data: pack(t, "zstd", module("depends=libcrc32c"))},
-		"kernel/lib/libcrc32c.ko.gz":           {Data: pack(t, "gzip", module("softdep=pre: crc32c crc32c-fast post: never", "depends=crypto"))},
-		"kernel/crc32c-fast.ko":                {Data: module("depends=")},
-		"kernel/never.ko":                      {Data: module("depends=")},
-		"kernel/loop_a.ko":                     {Data: module("depends=loop_b")},
-		"kernel/loop_b.ko":                     {Data: module("depends=loop_a")},
-		"modules.builtin":                      {Data: []byte("kernel/fs/ext4/ext4.ko\nkernel/crypto/crypto.ko\n")},
+		"kernel/virtio_pci.ko": {Data: module("license=GPL",
+			"depends=virtio_ring,virtio-legacy,virtio")},
+		"kernel/virtio-legacy.ko.xz": {Data: pack(t, "xz", module("depends="))},
+		"kernel/fs/erofs.ko.zst": {Data: pack(t, "zstd",
+			module("depends=libcrc32c"))},
+		"kernel/lib/libcrc32c.ko.gz": {Data: pack(t, "gzip",
+			module("softdep=pre: crc32c crc32c-fast post: never", "depends=crypto"))},
+		"kernel/crc32c-fast.ko": {Data: module("depends=")},
+		"kernel/never.ko":       {Data: module("depends=")},
+		"kernel/loop_a.ko":      {Data: module("depends=loop_b")},
+		"kernel/loop_b.ko":      {Data: module("depends=loop_a")},
+		"modules.builtin": {Data: []byte(
+			"kernel/fs/ext4/ext4.ko\nkernel/crypto/crypto.ko\n")},
 	}
 	// Unlike payloads, xz and zstd files of modules have no size at their end.
 	for _, name := range []string{"kernel/virtio-legacy.ko.xz", "kernel/fs/erofs.ko.zst"} {
@@ -81,9 +85,12 @@ func TestResolve(t *testing.T) {
 		want []wanted
 		out  string // names in order, or the error's text
 	}{
-		{"dependencies first", []wanted{{name: "virtio_pci"}}, "virtio virtio_legacy virtio_ring virtio_pci"},
-		{"compressed, soft and built in", []wanted{{name: "ext4"}, {name: "erofs"}}, "crc32c_fast libcrc32c erofs"},
-		{"once only", []wanted{{name: "virtio"}, {name: "virtio_pci"}, {name: "virtio"}}, "virtio virtio_legacy virtio_ring virtio_pci"},
+		{"dependencies first", []wanted{{name: "virtio_pci"}},
+			"virtio virtio_legacy virtio_ring virtio_pci"},
+		{"compressed, soft and built in", []wanted{{name: "ext4"}, {name: "erofs"}},
+			"crc32c_fast libcrc32c erofs"},
+		{"once only", []wanted{{name: "virtio"}, {name: "virtio_pci"}, {name: "virtio"}},
+			"virtio virtio_legacy virtio_ring virtio_pci"},
 		{"a circle ends", []wanted{{name: "loop_a"}}, "loop_b loop_a"},
 		{"optional and missing", []wanted{{name: "vmgenid", optional: true}}, ""},
 		{"missing", []wanted{{name: "overlay"}}, "no module overlay"},
@@ -100,7 +107,8 @@ func TestResolve(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if err == nil && got != tt.out || err != nil && (tt.out == "" || !strings.Contains(got, tt.out)) {
+		if err == nil && got != tt.out ||
+			err != nil && (tt.out == "" || !strings.Contains(got, tt.out)) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.out)
 		}
 	}

@@ -29,7 +29,8 @@ const maxImage = 256 << 20
 func (c Choice) source() (source, error) {
 	if c.Image == "" {
 		if c.Modules != "" {
-			return nil, turnstone.Errorf("kernel.ensure", turnstone.KindInvalid, "TURN_KERNEL_MODULES",
+			return nil, turnstone.Errorf("kernel.ensure", turnstone.KindInvalid,
+				"TURN_KERNEL_MODULES",
 				"is set without TURN_KERNEL").
 				WithHint("set TURN_KERNEL to the image that the modules belong to, or unset both")
 		}
@@ -56,13 +57,15 @@ func (debianSource) describe() string {
 	return "downloading the guest kernel from Debian (about 70 MB, only this time)"
 }
 
-func (s debianSource) take(ctx context.Context, dir string, progress func(string)) (*manifest, error) {
+func (s debianSource) take(ctx context.Context, dir string,
+	progress func(string)) (*manifest, error) {
 	unpacked := filepath.Join(dir, "package")
 	if err := os.Mkdir(unpacked, 0o700); err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(unpacked)
-	req := debian.Request{Suite: debianSuite, Variant: "extract", Include: []string{debianPackage}, Mirrors: s.mirrors,
+	req := debian.Request{Suite: debianSuite, Variant: "extract", Include: []string{debianPackage},
+		Mirrors:  s.mirrors,
 		Progress: func(s string) { progress("guest kernel: " + s) }}
 	err := debian.Fetch(ctx, req, func(r io.Reader) error { return extract(r, unpacked) })
 	if err != nil {
@@ -70,7 +73,8 @@ func (s debianSource) take(ctx context.Context, dir string, progress func(string
 	}
 	images, err := filepath.Glob(filepath.Join(unpacked, "vmlinuz-*"))
 	if err != nil || len(images) != 1 {
-		return nil, fmt.Errorf("package %s has %d kernel images instead of one", debianPackage, len(images))
+		return nil, fmt.Errorf("package %s has %d kernel images instead of one", debianPackage,
+			len(images))
 	}
 	release := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	progress("guest kernel: unpacking " + release)
@@ -227,7 +231,8 @@ type override struct{ image, modules string }
 const ownGeneration = "3"
 
 func (o override) key() string {
-	return "own-" + ownGeneration + "-" + turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
+	return "own-" + ownGeneration + "-" +
+		turnstone.DigestBytes([]byte(o.image+"\x00"+o.modules)).Short()
 }
 
 func (o override) describe() string { return "preparing the guest kernel " + o.image }
@@ -242,7 +247,8 @@ func (o override) take(ctx context.Context, dir string, _ func(string)) (*manife
 
 func invalidOverride(subject string, err error) error {
 	return turnstone.NewError("kernel.ensure", turnstone.KindInvalid, subject, err).
-		WithHint("set TURN_KERNEL, or kernel in config.toml, to a vmlinux or bzImage for x86-64, and TURN_KERNEL_MODULES or kernel_modules to its folder lib/modules/<release>")
+		WithHint("set TURN_KERNEL, or kernel in config.toml, to a vmlinux or bzImage for x86-64, " +
+			"and TURN_KERNEL_MODULES or kernel_modules to its folder lib/modules/<release>")
 }
 
 // keep stores image, which was read from o's file, and the modules. It is an error if the file has
@@ -270,7 +276,8 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 	}
 	if source.Stamp.Digest != turnstone.DigestBytes(image) {
 		return nil, turnstone.Errorf("kernel.ensure", turnstone.KindUnavailable, o.image,
-			"the file changed while it was read").WithHint("run the command again when the file is complete")
+			"the file changed while it was read").WithHint(
+			"run the command again when the file is complete")
 	}
 	m.Sources = []keptFile{source}
 	if o.modules == "" {

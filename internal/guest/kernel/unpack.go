@@ -34,7 +34,8 @@ type format struct {
 
 func formats() []format {
 	return []format{
-		{"lz4", []byte{0x02, 0x21, 0x4c, 0x18}, true, func(r io.Reader) (io.Reader, error) { return lz4.NewReader(r), nil }},
+		{"lz4", []byte{0x02, 0x21, 0x4c, 0x18}, true,
+			func(r io.Reader) (io.Reader, error) { return lz4.NewReader(r), nil }},
 		{"gzip", []byte{0x1f, 0x8b}, false, func(r io.Reader) (io.Reader, error) {
 			z, err := gzip.NewReader(r)
 			if err == nil {
@@ -182,13 +183,15 @@ const testVersion = "tpv"
 
 // IsTest reports whether a kernel of this release is a test kernel.
 func IsTest(release string) bool {
-	return slices.Contains(strings.FieldsFunc(release, func(r rune) bool { return strings.ContainsRune("-+_~", r) }), testVersion)
+	return slices.Contains(strings.FieldsFunc(release,
+		func(r rune) bool { return strings.ContainsRune("-+_~", r) }), testVersion)
 }
 
 // isRelease reports whether s is a valid kernel release and file name.
 func isRelease(s string) bool {
 	for _, c := range s {
-		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '-' || c == '_' || c == '+' || c == '~') {
+		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' ||
+			c == '-' || c == '_' || c == '+' || c == '~') {
 			return false
 		}
 	}
@@ -212,7 +215,8 @@ func bootsByPVH(r io.ReaderAt) bool {
 			return false
 		}
 		for len(notes) >= 12 {
-			nameSize, descSize := binary.LittleEndian.Uint32(notes), binary.LittleEndian.Uint32(notes[4:])
+			nameSize, descSize := binary.LittleEndian.Uint32(notes),
+				binary.LittleEndian.Uint32(notes[4:])
 			kind := binary.LittleEndian.Uint32(notes[8:])
 			end := 12 + (int64(nameSize)+3)&^3 + (int64(descSize)+3)&^3
 			if end > int64(len(notes)) {

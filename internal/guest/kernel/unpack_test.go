@@ -151,7 +151,8 @@ func FuzzUnpack(f *testing.F) {
 	f.Add(pvhKernel())
 	f.Fuzz(func(t *testing.T, image []byte) {
 		var out limited
-		if err := unpack(&out, image); err != nil && !errors.Is(err, errKeep) && !errors.Is(err, errFull) {
+		if err := unpack(&out, image); err != nil && !errors.Is(err, errKeep) &&
+			!errors.Is(err, errFull) {
 			t.Fatalf("an error that says neither: %v", err)
 		}
 		_ = version(image)
@@ -183,10 +184,15 @@ func TestKernelNamesItself(t *testing.T) {
 		test    bool
 	}{
 		{"an ELF image", elf("Linux version 6.1.192-tpv (tpv@tpv) (gcc) #1"), "6.1.192-tpv", true},
-		{"a kernel inside a bzImage", bzImage(pack(t, "zstd", elf("%s version %s (x)\x00Linux version 6.1.192-tpv+ (a@b) #1"))), "6.1.192-tpv+", true},
-		{"another kernel", elf("Linux version is what it says\x00Linux version 6.9.0-tpvx (a@b)"), "6.9.0-tpvx", false},
+		{"a kernel inside a bzImage",
+			bzImage(pack(t, "zstd",
+				elf("%s version %s (x)\x00Linux version 6.1.192-tpv+ (a@b) #1"))),
+			"6.1.192-tpv+", true},
+		{"another kernel", elf("Linux version is what it says\x00Linux version 6.9.0-tpvx (a@b)"),
+			"6.9.0-tpvx", false},
 		{"no banner", elf("Linux version "), "", false},
-		{"a packed kernel that cannot be unpacked", bzImage([]byte("unknown")), "6.1.0-test-amd64", false},
+		{"a packed kernel that cannot be unpacked", bzImage([]byte("unknown")),
+			"6.1.0-test-amd64", false},
 	} {
 		if err := os.WriteFile(image, tt.image, 0o644); err != nil {
 			t.Fatal(err)
@@ -212,7 +218,8 @@ func TestChoice(t *testing.T) {
 		{"", "", config, config},
 		{"/env/image", "", config, Choice{Image: "/env/image"}},
 		{"", "/env/modules", config, Choice{Image: "/config/image", Modules: "/env/modules"}},
-		{"/env/image", "/env/modules", config, Choice{Image: "/env/image", Modules: "/env/modules"}},
+		{"/env/image", "/env/modules", config,
+			Choice{Image: "/env/image", Modules: "/env/modules"}},
 	} {
 		if got := (Choice{Image: tt.image, Modules: tt.modules}).Over(tt.given); got != tt.want {
 			t.Errorf("%+v: %+v", tt, got)
@@ -231,8 +238,10 @@ func FuzzBannerRelease(f *testing.F) {
 
 // TestDecoyBanner: a banner that the kernel never prints does not hide the banner of a test kernel.
 func TestDecoyBanner(t *testing.T) {
-	const stock, test = "Linux version 6.1.0-50-cloud-amd64 (x)\x00", "Linux version 6.1.192-tpv (y)\x00"
-	for image, want := range map[string]string{stock + test: "6.1.192-tpv", test + stock: "6.1.192-tpv", stock: "6.1.0-50-cloud-amd64",
+	const stock, test = "Linux version 6.1.0-50-cloud-amd64 (x)\x00",
+		"Linux version 6.1.192-tpv (y)\x00"
+	for image, want := range map[string]string{stock + test: "6.1.192-tpv",
+		test + stock: "6.1.192-tpv", stock: "6.1.0-50-cloud-amd64",
 		stock + "Linux version 5.0 (z)": "6.1.0-50-cloud-amd64"} {
 		if got := bannerRelease([]byte(image)); got != want {
 			t.Errorf("%q: %q, want %q", image, got, want)

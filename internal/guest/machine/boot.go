@@ -108,7 +108,8 @@ func boot() error {
 	if err := m.prepare(parseParams(string(cmdline))); err != nil {
 		return err
 	}
-	return m.serve(func() (io.ReadWriteCloser, error) { return openChannel(string(cmdline)) }, consoleLog)
+	return m.serve(func() (io.ReadWriteCloser, error) { return openChannel(string(cmdline)) },
+		consoleLog)
 }
 
 // ownFDs is procFDs in the agent's own /proc, which is the agent's working directory: see

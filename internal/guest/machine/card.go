@@ -100,7 +100,8 @@ func (c *card) Suspend() {
 func cardError(err error) error {
 	return turnstone.NewError(wire.MethodSandboxNetwork, turnstone.KindUnavailable, "network card",
 		err).
-		WithHint("the sandbox's network card could not be set up; run with the network off, or report this")
+		WithHint("the sandbox's network card could not be set up; run with the network off, or " +
+			"report this")
 }
 
 func linkExists(name string) bool {
@@ -243,7 +244,8 @@ func receiveFrames(tap *os.File, mtu int, in io.Reader) error {
 		if err != nil {
 			return err
 		}
-		if err := raw.Control(func(fd uintptr) { _, _ = syscall.Write(int(fd), frame) }); err != nil {
+		err = raw.Control(func(fd uintptr) { _, _ = syscall.Write(int(fd), frame) })
+		if err != nil {
 			return err
 		}
 		_, _ = r.Discard(n)

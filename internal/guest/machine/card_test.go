@@ -86,7 +86,10 @@ func TestCarry(t *testing.T) {
 				t.Fatalf("%.20q, want %.20q", got, want)
 			}
 		}
-		go func() { _, _ = host.Write(framed("three", "", string(bytes.Repeat([]byte("4"), 1500)))) }()
+		go func() {
+			_, _ = host.Write(framed("three", "",
+				string(bytes.Repeat([]byte("4"), 1500))))
+		}()
 		if got := readPacket(t, cable); got != "three" {
 			t.Fatalf("%q", got)
 		}
@@ -152,7 +155,8 @@ func TestNetworkIsRefused(t *testing.T) {
 		"no MAC":     {new(card), wire.SandboxNetworkParams{}},
 		"group MAC":  {new(card), wire.SandboxNetworkParams{MAC: "01:00:5e:00:00:01"}},
 		"long MAC":   {new(card), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56:78:90"}},
-		"MTU":        {new(card), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56", MTU: 1 << 20}},
+		"MTU": {new(card), wire.SandboxNetworkParams{MAC: "52:54:00:12:34:56",
+			MTU: 1 << 20}},
 	} {
 		a, err := agent.New(agent.Options{RunDir: t.TempDir(), Cwd: t.TempDir(), Card: tc.card})
 		if err != nil {

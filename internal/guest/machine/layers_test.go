@@ -22,14 +22,30 @@ func TestConfigureLayersAndHome(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*wire.SandboxConfigureParams){
-		"too many layers":           func(p *wire.SandboxConfigureParams) { p.Layers = make([]string, maxLayers+1) },
-		"no serial":                 func(p *wire.SandboxConfigureParams) { p.Home = &wire.SandboxHomeDisk{Path: "/root"} },
-		"a path in a serial":        func(p *wire.SandboxConfigureParams) { p.Layers = []string{"../vda"} },
-		"an empty layer":            func(p *wire.SandboxConfigureParams) { p.Layers = []string{""} },
-		"relative":                  func(p *wire.SandboxConfigureParams) { p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "root"} },
-		"root":                      func(p *wire.SandboxConfigureParams) { p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "/x/.."} },
-		"NUL":                       func(p *wire.SandboxConfigureParams) { p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "/a\x00b"} },
-		"a path in a home's serial": func(p *wire.SandboxConfigureParams) { p.Home = &wire.SandboxHomeDisk{Serial: "a/b", Path: "/root"} },
+		"too many layers": func(p *wire.SandboxConfigureParams) {
+			p.Layers = make([]string, maxLayers+1)
+		},
+		"no serial": func(p *wire.SandboxConfigureParams) {
+			p.Home = &wire.SandboxHomeDisk{Path: "/root"}
+		},
+		"a path in a serial": func(p *wire.SandboxConfigureParams) {
+			p.Layers = []string{"../vda"}
+		},
+		"an empty layer": func(p *wire.SandboxConfigureParams) {
+			p.Layers = []string{""}
+		},
+		"relative": func(p *wire.SandboxConfigureParams) {
+			p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "root"}
+		},
+		"root": func(p *wire.SandboxConfigureParams) {
+			p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "/x/.."}
+		},
+		"NUL": func(p *wire.SandboxConfigureParams) {
+			p.Home = &wire.SandboxHomeDisk{Serial: "home", Path: "/a\x00b"}
+		},
+		"a path in a home's serial": func(p *wire.SandboxConfigureParams) {
+			p.Home = &wire.SandboxHomeDisk{Serial: "a/b", Path: "/root"}
+		},
 	} {
 		p := good
 		change(&p)

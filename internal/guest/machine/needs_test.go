@@ -38,7 +38,9 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	write(k.proc+"/filesystems", list(filesystems))
 	for _, name := range filesystems {
 		take[name] = func() {
-			write(k.proc+"/filesystems", list(slices.DeleteFunc(slices.Clone(filesystems), func(n string) bool { return n == name })))
+			write(k.proc+"/filesystems",
+				list(slices.DeleteFunc(slices.Clone(filesystems),
+					func(n string) bool { return n == name })))
 		}
 	}
 	controllers := []string{"cpuset", "cpu", "memory", "pids"}
@@ -46,7 +48,8 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	for _, name := range controllers[1:] {
 		take["cgroup-"+name] = func() {
 			write(k.sys+"/fs/cgroup/cgroup.controllers",
-				strings.Join(slices.DeleteFunc(slices.Clone(controllers), func(n string) bool { return n == name }), " "))
+				strings.Join(slices.DeleteFunc(slices.Clone(controllers),
+					func(n string) bool { return n == name }), " "))
 		}
 	}
 	write(k.sys+"/devices/system/cpu/kernel_max", "511\n")
@@ -68,7 +71,8 @@ func fakeKernel(t *testing.T) (k kernelView, take map[string]func()) {
 	for name, path := range map[string]string{
 		"pid-namespaces": k.proc + "/self/ns/pid", "user-namespaces": k.proc + "/self/ns/user",
 		"modules": k.proc + "/modules",
-		"tun":     k.dev + "/net/tun", "cgroup-kill": k.sys + "/fs/cgroup/turnstone-check/cgroup.kill",
+		"tun":     k.dev + "/net/tun", "cgroup-kill": k.sys +
+			"/fs/cgroup/turnstone-check/cgroup.kill",
 	} {
 		write(path, "")
 		take[name] = func() { _ = os.Remove(path) }
@@ -115,7 +119,8 @@ func TestNeedReport(t *testing.T) {
 	k, take := fakeKernel(t)
 	take["erofs"]()
 	var lines []string
-	k.report("0123", kernelWord{release: "6.9.0-own", cpus: 2, open: true}, func(line string) { lines = append(lines, line) })
+	k.report("0123", kernelWord{release: "6.9.0-own", cpus: 2, open: true},
+		func(line string) { lines = append(lines, line) })
 	const at = "check 0123 "
 	for _, want := range []string{at + CheckHas + "ext4", at + CheckNot + "erofs",
 		at + CheckHas + "console", at + CheckEnd,

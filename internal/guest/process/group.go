@@ -43,13 +43,15 @@ type cgroup struct {
 // NewGroups creates the bounding group below root, the mount point of cgroup2.
 func NewGroups(root string, memoryMax, pidsMax int64) (*Groups, error) {
 	g := &Groups{dir: filepath.Join(root, "turn"), live: make(map[*cgroup]struct{})}
-	if err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
+	err := writeFile(filepath.Join(root, "cgroup.subtree_control"), "+memory +pids +cpu")
+	if err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids +cpu"); err != nil {
+	err = writeFile(filepath.Join(g.dir, "cgroup.subtree_control"), "+memory +pids +cpu")
+	if err != nil {
 		return nil, err
 	}
 	if err := g.Limit(memoryMax, pidsMax); err != nil {
@@ -66,7 +68,8 @@ func (g *Groups) In(s *Space) { g.hold.proc = s.proc }
 // Limit sets the limits of all processes together; zero leaves a limit unchanged.
 func (g *Groups) Limit(memoryMax, pidsMax int64) error {
 	if memoryMax > 0 {
-		if err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10)); err != nil {
+		err := writeFile(filepath.Join(g.dir, "memory.max"), strconv.FormatInt(memoryMax, 10))
+		if err != nil {
 			return err
 		}
 		g.memoryMax.Store(memoryMax)

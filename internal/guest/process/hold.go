@@ -53,7 +53,8 @@ func (h *holder) hold(ctx context.Context) error {
 			moving = true
 			// Sent again while the process runs: in gVisor, execve(2) of a program drops a pending
 			// stop (task_exec.go, endGroupStopLocked).
-			if err := syscall.Kill(p.pid, syscall.SIGSTOP); err == nil && !slices.Contains(h.held, p.pid) {
+			if err := syscall.Kill(p.pid, syscall.SIGSTOP); err == nil &&
+				!slices.Contains(h.held, p.pid) {
 				h.held = append(h.held, p.pid)
 			}
 		}

@@ -64,7 +64,8 @@ func (s *streams) openTerminal(open opener, size Terminal, owner *account) error
 	}
 	const flags = unix.O_RDWR | unix.O_NOCTTY | unix.O_CLOEXEC
 	slave := -1
-	if r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags); errno == 0 {
+	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, flags)
+	if errno == 0 {
 		slave = int(r)
 	} else { // a kernel before 4.13, or a kernel other than Linux
 		peer, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
@@ -83,7 +84,8 @@ func (s *streams) openTerminal(open opener, size Terminal, owner *account) error
 }
 
 func setSize(fd int, size Terminal) error {
-	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(size.Columns), Row: uint16(size.Rows)})
+	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ,
+		&unix.Winsize{Col: uint16(size.Columns), Row: uint16(size.Rows)})
 }
 
 func (s *streams) closeChild() {
@@ -211,15 +213,19 @@ func startError(name string, err error) error {
 	e := turnstone.NewError("Process.start", turnstone.KindInvalid, brief.Subject(name), err)
 	switch {
 	case errors.Is(err, syscall.ENOENT):
-		e.Kind, e.Hint = turnstone.KindNotFound, "check the path, and the interpreter in a script's first line"
+		e.Kind, e.Hint = turnstone.KindNotFound,
+			"check the path, and the interpreter in a script's first line"
 	case errors.Is(err, syscall.ENOEXEC):
 		e.Hint = "start a script through its interpreter, or add a #! line to the script"
 	case errors.Is(err, syscall.EACCES):
 		e.Hint = "the file is not executable"
 	case errors.Is(err, syscall.E2BIG):
 		e.Hint = "the arguments and the environment are too long; pass them in a file"
-	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENOSPC):
-		e.Kind, e.Hint = turnstone.KindExhausted, "end other processes of the sandbox, or give it more memory: it cannot start another process"
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM),
+		errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENOSPC):
+		e.Kind, e.Hint = turnstone.KindExhausted,
+			"end other processes of the sandbox, or give it more memory: it cannot start another "+
+				"process"
 	}
 	return e
 }

@@ -53,7 +53,8 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 		return longestLook, true
 	}
 	if room := limit - used; room >= 0 {
-		return min(longestLook, max(leastPause, time.Duration(float64(room)/growth*float64(time.Second)))), true
+		return min(longestLook,
+			max(leastPause, time.Duration(float64(room)/growth*float64(time.Second)))), true
 	}
 	if g.killLargest() {
 		g.settle(used)
@@ -67,7 +68,8 @@ func (g *Groups) memoryUsed() (int64, error) {
 
 // settle waits until the memory of a killed process is free again.
 func (g *Groups) settle(before int64) {
-	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); time.Sleep(leastPause) {
+	deadline := time.Now().Add(settleTime)
+	for ; time.Now().Before(deadline); time.Sleep(leastPause) {
 		used, err := g.memoryUsed()
 		if err != nil || used <= g.memoryMax.Load() || used > before+settleGrowth {
 			return
@@ -101,7 +103,8 @@ func (g *Groups) killLargest() bool {
 		of.killed.Add(-1)
 		return false
 	}
-	for deadline := time.Now().Add(deathWait); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(deathWait)
+	for ; time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if g.residentPages(largest) <= 0 {
 			break
 		}

@@ -20,7 +20,8 @@ func fakeGroups(t *testing.T, used, limit int64, pids ...int) (*Groups, *cgroup)
 	for _, pid := range pids {
 		list += strconv.Itoa(pid) + "\n"
 	}
-	for name, text := range map[string]string{"cgroup.events": "populated 1\nfrozen 0\n", "memory.current": strconv.FormatInt(used, 10) + "\n",
+	for name, text := range map[string]string{"cgroup.events": "populated 1\nfrozen 0\n",
+		"memory.current": strconv.FormatInt(used, 10) + "\n",
 		"1/cgroup.procs": "", "1/below/cgroup.procs": list} {
 		path := filepath.Join(g.dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -88,7 +89,8 @@ func TestEnforceMemory(t *testing.T) {
 
 // The free memory determines the time until the next check.
 func TestEnforcePause(t *testing.T) {
-	for used, want := range map[int64]time.Duration{0: longestLook, 1 << 40: longestLook, 1<<40 + 1<<39: longestLook, 2<<40 - 1: leastPause, 2<<40 - 40<<20: 9765625} {
+	for used, want := range map[int64]time.Duration{0: longestLook, 1 << 40: longestLook,
+		1<<40 + 1<<39: longestLook, 2<<40 - 1: leastPause, 2<<40 - 40<<20: 9765625} {
 		g, _ := fakeGroups(t, used, 2<<40)
 		if pause, again := g.enforceOnce(); pause != want || !again {
 			t.Errorf("%d: %v %v, want %v", used, pause, again, want)
@@ -98,7 +100,8 @@ func TestEnforcePause(t *testing.T) {
 	if pause, again := g.enforceOnce(); pause != longestLook || !again {
 		t.Error("without a limit")
 	}
-	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), []byte("populated 0\n"), 0o644); err != nil {
+	err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), []byte("populated 0\n"), 0o644)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, again := g.enforceOnce(); again {
@@ -116,7 +119,8 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("%q: %+v", text, got)
 		}
 	}
-	for _, bad := range []string{"", "17", "17 (bash)", "17 (bash) S", "17 (bash) S x", "17 (bash) SS 1"} {
+	for _, bad := range []string{"", "17", "17 (bash)", "17 (bash) S", "17 (bash) S x",
+		"17 (bash) SS 1"} {
 		if got, ok := parseStat(bad); ok {
 			t.Errorf("%q: %+v", bad, got)
 		}

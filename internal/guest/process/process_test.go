@@ -152,7 +152,8 @@ func TestEndedAreBounded(t *testing.T) {
 	}
 	defer func() { _ = table.Close() }()
 	for i := range 24 {
-		p, err := table.Start(Spec{ID: strconv.Itoa(i), Argv: []string{"/usr/bin/head", "-c", "3000000", "/dev/zero"}, Cwd: "/"})
+		p, err := table.Start(Spec{ID: strconv.Itoa(i),
+			Argv: []string{"/usr/bin/head", "-c", "3000000", "/dev/zero"}, Cwd: "/"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +170,8 @@ func TestEndedAreBounded(t *testing.T) {
 }
 
 func TestSignals(t *testing.T) {
-	for text, want := range map[string]syscall.Signal{"TERM": 15, "sigkill": 9, "SIGUSR1": 10, "2": 2, "64": 64} {
+	for text, want := range map[string]syscall.Signal{"TERM": 15, "sigkill": 9, "SIGUSR1": 10,
+		"2": 2, "64": 64} {
 		if got, err := ParseSignal(text); err != nil || got != want {
 			t.Errorf("%s: %v %v", text, got, err)
 		}
@@ -187,8 +189,10 @@ func TestLookupUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"passwd": "root:x:0:0:root:/root:/bin/bash\nbad line\na:x:no:1::/:\nana:x:1000:1000::/home/ana:/bin/zsh\nlow:x:1001:100:::\n",
-		"group":  "root:x:0:\nana:x:1000:\naudio:x:29:ana,low\nvideo:x:44:low\nmore:x:50:anna,ana\n",
+		"passwd": "root:x:0:0:root:/root:/bin/bash\nbad line\na:x:no:1::/:\n" +
+			"ana:x:1000:1000::/home/ana:/bin/zsh\nlow:x:1001:100:::\n",
+		"group": "root:x:0:\nana:x:1000:\naudio:x:29:ana,low\nvideo:x:44:low\n" +
+			"more:x:50:anna,ana\n",
 	} {
 		if err := os.WriteFile(filepath.Join(root, "etc", name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -201,7 +205,8 @@ func TestLookupUser(t *testing.T) {
 		"ana:video": {1000, 44, nil, "ana", "/home/ana", "/bin/zsh"},
 		"ana:7":     {1000, 7, nil, "ana", "/home/ana", "/bin/zsh"},
 		"77":        {77, 77, nil, "", "/", "/bin/sh"},
-		"a":         nil, "": nil, ":": nil, "ana:": nil, "ana:no": nil, "-1": nil, "4294967295": nil,
+		"a":         nil, "": nil, ":": nil, "ana:": nil, "ana:no": nil, "-1": nil,
+		"4294967295": nil,
 	} {
 		got, err := lookupUser(below(root), text)
 		if want == nil && err != nil {
@@ -238,14 +243,16 @@ func FuzzAccounts(f *testing.F) {
 
 func TestShorten(t *testing.T) {
 	long := strings.Repeat("ä", 3000)
-	for _, argv := range [][]string{{"a", long, "b"}, {long}, slices.Repeat([]string{""}, 5000), {"a", "b"}} {
+	for _, argv := range [][]string{{"a", long, "b"}, {long}, slices.Repeat([]string{""}, 5000),
+		{"a", "b"}} {
 		short := shorten(argv)
 		total := 0
 		for _, a := range short {
 			total += len(a) + 1
 		}
 		cut := strings.HasSuffix(short[len(short)-1], "…")
-		if total > maxArgv+len("…")+1 || !utf8.ValidString(strings.Join(short, " ")) || cut == (len(argv) == 2) {
+		if total > maxArgv+len("…")+1 || !utf8.ValidString(strings.Join(short, " ")) ||
+			cut == (len(argv) == 2) {
 			t.Errorf("%d arguments of %d bytes", len(short), total)
 		}
 	}
@@ -254,7 +261,8 @@ func TestShorten(t *testing.T) {
 // TestIdleIsCheap: a log with little data uses little memory.
 func TestIdleIsCheap(t *testing.T) {
 	pool := newChunks()
-	for _, tt := range []struct{ bytes, most int }{{0, 1 << 10}, {100, 1 << 10}, {2000, 9 << 10}, {20_000, 9<<10 + chunkSize}} {
+	for _, tt := range []struct{ bytes, most int }{{0, 1 << 10}, {100, 1 << 10}, {2000, 9 << 10},
+		{20_000, 9<<10 + chunkSize}} {
 		l := newLog(pool, keepBytes)
 		put(l, make([]byte, tt.bytes))
 		_ = l.room() // like a pump that waits for more

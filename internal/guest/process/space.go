@@ -66,7 +66,9 @@ func NewSpace(reaper Reaper, dir string, shown func() error) (*Space, error) {
 
 // Enter makes the agent's own /proc, which shows all processes, its working directory. It is not
 // mounted, because root in the sandbox could follow any path.
-func (s *Space) Enter() error { return os.NewSyscallError("fchdir", unix.Fchdir(int(s.proc.dir.Fd()))) }
+func (s *Space) Enter() error {
+	return os.NewSyscallError("fchdir", unix.Fchdir(int(s.proc.dir.Fd())))
+}
 
 // ready creates the namespace if there is none.
 func (s *Space) ready() error {
@@ -118,9 +120,11 @@ func (s *Space) begin() (pid int, ended chan struct{}, err error) {
 	}
 	defer func() { _ = unix.Close(said[0]) }()
 	pid, status, err := s.reaper.start(func() (pid int, err error) {
-		return syscall.ForkExec("self/fd/"+strconv.Itoa(program), []string{"init", s.dir}, &syscall.ProcAttr{
-			Env: []string{}, Files: []uintptr{uintptr(said[1]), uintptr(said[1]), uintptr(said[1])},
-			Sys: &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID}})
+		return syscall.ForkExec("self/fd/"+strconv.Itoa(program), []string{"init", s.dir},
+			&syscall.ProcAttr{
+				Env: []string{}, Files: []uintptr{uintptr(said[1]), uintptr(said[1]),
+					uintptr(said[1])},
+				Sys: &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID}})
 	})
 	_ = unix.Close(said[1])
 	if err != nil {

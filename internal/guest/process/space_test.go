@@ -23,9 +23,11 @@ const inSpace = "TURN_TEST_SPACE"
 func TestSpace(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), inSpace+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS,
+		Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) || strings.Contains(string(out), "cannot play a machine") {
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) ||
+		strings.Contains(string(out), "cannot play a machine") {
 		t.Skip("no namespaces: ", err, string(out))
 	}
 	if err != nil || !strings.HasSuffix(string(out), "all is well\n") {
@@ -43,7 +45,9 @@ func playMachine() (code int) {
 }
 
 func tryMachine() error {
-	if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, "")); err != nil {
+	err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("proc", "/proc", "proc", 0, ""))
+	if err != nil {
 		return fmt.Errorf("cannot play a machine: %w", err)
 	}
 	shown := 0
@@ -90,16 +94,22 @@ func killFirst(s *Space) error {
 
 func useSpace(table *Table, s *Space) error {
 	for _, tt := range []struct{ script, want string }{
-		{"echo $PPID; cat /proc/1/comm; cat /proc/1/cmdline | tr '\\0' ' '; ls /proc/1/fd | wc -l", "0\n*\ninit /proc 0\n"},
-		{"for p in /proc/[0-9]*; do readlink $p/exe; done | grep -c process.test; ls -d /proc/1/root/tmp", "0\n"},
+		{"echo $PPID; cat /proc/1/comm; cat /proc/1/cmdline | tr '\\0' ' '; ls /proc/1/fd | wc -l",
+			"0\n*\ninit /proc 0\n"},
+		{"for p in /proc/[0-9]*; do readlink $p/exe; done | grep -c process.test; ls -d " +
+			"/proc/1/root/tmp", "0\n"},
 		{"readlink /proc/1/root /proc/1/cwd", "/proc\n/proc\n"},
-		{"mkdir /tmp/p$$ && mount -t proc p /tmp/p$$ && readlink /tmp/p$$/1/exe; umount /tmp/p$$; rmdir /tmp/p$$", "/memfd:bin/init (deleted)\n"},
+		{"mkdir /tmp/p$$ && mount -t proc p /tmp/p$$ && readlink /tmp/p$$/1/exe; umount " +
+			"/tmp/p$$; rmdir /tmp/p$$", "/memfd:bin/init (deleted)\n"},
 		{"umount -l /proc; ls /proc | wc -l; mount -t proc p /proc", "0\n"},
-		{"grep CapEff /proc/1/status; echo $((0x$(sed -n 's/CapBnd:.//p' /proc/self/status) & 0x430000))", "CapEff:\t0000000000000000\n0\n"},
-		{"(sh -c 'sleep 0.05; exit 7' &); sleep 0.3; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l", "0\n"},
+		{"grep CapEff /proc/1/status; echo $((0x$(sed -n 's/CapBnd:.//p' /proc/self/status) & " +
+			"0x430000))", "CapEff:\t0000000000000000\n0\n"},
+		{"(sh -c 'sleep 0.05; exit 7' &); sleep 0.3; grep -l '^State:.Z' /proc/[0-9]*/status | " +
+			"wc -l", "0\n"},
 	} {
 		var out bytes.Buffer
-		p, err := table.Start(Spec{Argv: []string{"/bin/sh", "-c", tt.script}, Env: os.Environ(), Cwd: "/"})
+		p, err := table.Start(Spec{Argv: []string{"/bin/sh", "-c", tt.script},
+			Env: os.Environ(), Cwd: "/"})
 		if err != nil {
 			return err
 		}
@@ -119,14 +129,16 @@ func useSpace(table *Table, s *Space) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	waits, err := table.Start(Spec{Argv: []string{"/bin/sleep", "1000"}, Env: os.Environ(), Cwd: "/"})
+	waits, err := table.Start(Spec{Argv: []string{"/bin/sleep", "1000"},
+		Env: os.Environ(), Cwd: "/"})
 	if err != nil {
 		return err
 	}
 	if n := waits.Number(); n <= 1 || n == waits.PID {
 		return fmt.Errorf("the number of %d is %d", waits.PID, n)
 	}
-	p, err := table.Start(Spec{Argv: []string{"/bin/sh", "-c", "kill -9 1; kill -STOP 1; exit 3"}, Env: os.Environ(), Cwd: "/"})
+	p, err := table.Start(Spec{Argv: []string{"/bin/sh", "-c", "kill -9 1; kill -STOP 1; exit 3"},
+		Env: os.Environ(), Cwd: "/"})
 	if err != nil {
 		return err
 	}

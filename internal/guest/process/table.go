@@ -168,7 +168,8 @@ func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 func (t *Table) reserve(s *Spec) (*Process, error) {
 	const op = "Process.start"
 	if s.ID != "" && !validID(s.ID) {
-		return nil, invalid(op, s.ID, "a process's name has 1 to 64 letters, digits, '.', '_' and '-'")
+		return nil, invalid(op, s.ID,
+			"a process's name has 1 to 64 letters, digits, '.', '_' and '-'")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,15 +181,18 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 			"another process has this name").
 			WithHint("choose another name, or forget an ended process with Process.release")
 	case t.running >= maxRunning:
-		return nil, turnstone.Errorf(op, turnstone.KindExhausted, "processes", "512 processes run already").
+		return nil, turnstone.Errorf(op, turnstone.KindExhausted, "processes",
+			"512 processes run already").
 			WithHint("end some processes")
 	}
 	for s.ID == "" || t.procs[s.ID] != nil {
 		t.made++
 		s.ID = "p" + strconv.Itoa(t.made)
 	}
-	p := &Process{ID: s.ID, Argv: shorten(s.Argv), Cwd: s.Cwd, Started: time.Now(), Terminal: s.Terminal != nil, table: t,
-		ready: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}), writing: make(chan struct{}, 1)}
+	p := &Process{ID: s.ID, Argv: shorten(s.Argv), Cwd: s.Cwd, Started: time.Now(),
+		Terminal: s.Terminal != nil, table: t,
+		ready: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}),
+		writing: make(chan struct{}, 1)}
 	p.Out[1] = newLog(t.chunks, t.opt.Keep)
 	if !p.Terminal {
 		p.Out[2] = newLog(t.chunks, t.opt.Keep)
@@ -356,7 +360,8 @@ func (t *Table) Get(op turnstone.Op, id string) (*Process, error) {
 
 func notFound(op turnstone.Op, id string) error {
 	return turnstone.Errorf(op, turnstone.KindNotFound, brief.Subject(id), "no such process").
-		WithHint("list processes with Process.list; of those that have ended only the latest are kept")
+		WithHint("list processes with Process.list; of those that have ended only the latest are " +
+			"kept")
 }
 
 // List returns the processes, oldest first.
@@ -383,7 +388,8 @@ func (t *Table) Release(p *Process) error {
 	case gone:
 		return notFound("Process.release", p.ID)
 	case attached:
-		te.Err, te.Hint = errors.New("a connection is attached to it and has not received all of its output"),
+		te.Err, te.Hint = errors.New(
+			"a connection is attached to it and has not received all of its output"),
 			"read the output to its end, or detach with Process.detach"
 	}
 	return te
@@ -427,7 +433,8 @@ func shorten(argv []string) []string {
 		}
 		if left -= len(arg) + 1; left < 0 {
 			end := max(0, left+len(arg)+1)
-			return append(slices.Clone(argv[:i]), strings.Clone(strings.ToValidUTF8(arg[:min(end, len(arg))], ""))+"…")
+			return append(slices.Clone(argv[:i]),
+				strings.Clone(strings.ToValidUTF8(arg[:min(end, len(arg))], ""))+"…")
 		}
 	}
 	return argv
@@ -438,7 +445,8 @@ func validID(id string) bool {
 		return false
 	}
 	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' &&
+			c != '_' && c != '-' {
 			return false
 		}
 	}

@@ -62,7 +62,8 @@ func lookupUser(open opener, text string) (*account, error) {
 	if a.name != "" {
 		eachLine(open, "/etc/group", 4, func(f []string) bool {
 			for member := range strings.SplitSeq(f[3], ",") {
-				if gid, err := parseID(f[2]); err == nil && member == a.name && gid != a.gid && len(a.groups) < 64 {
+				if gid, err := parseID(f[2]); err == nil && member == a.name && gid != a.gid &&
+					len(a.groups) < 64 {
 					a.groups = append(a.groups, gid)
 				}
 			}
@@ -88,7 +89,8 @@ func findUser(open opener, user string) (*account, error) {
 	})
 	switch {
 	case found == nil && numberErr != nil:
-		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound, "user "+brief.Subject(user),
+		return nil, turnstone.Errorf("Process.start", turnstone.KindNotFound,
+			"user "+brief.Subject(user),
 			"no such user").
 			WithHint("see the users in the sandbox's /etc/passwd, or write a number")
 	case found == nil:
@@ -117,7 +119,8 @@ func findGroup(open opener, group string) (uint32, error) {
 		return !found
 	})
 	if !found {
-		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound, "group "+brief.Subject(group),
+		return 0, turnstone.Errorf("Process.start", turnstone.KindNotFound,
+			"group "+brief.Subject(group),
 			"no such group").
 			WithHint("see the groups in the sandbox's /etc/group, or write a number")
 	}

@@ -18,7 +18,8 @@ func benchmark(b *testing.B, script string) {
 	}{{"plain", nil}, {"traced", newTracer(b)}} {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
-				if res := runScript(b, c.tr, dir, baseEnv(dir), path); res.exit != 0 || res.report != nil && res.report.Untraced != "" {
+				if res := runScript(b, c.tr, dir, baseEnv(dir), path); res.exit != 0 ||
+					res.report != nil && res.report.Untraced != "" {
 					b.Fatalf("exit %d", res.exit)
 				}
 			}

@@ -32,7 +32,8 @@ func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
 		return turnstone.NewError("trace.check", turnstone.KindUnavailable, "bash",
 			errors.New(why)).
-			WithHint("the step runs without a trace; to trace its commands use the distribution's dynamically linked bash 4.4 to 5.3")
+			WithHint("the step runs without a trace; to trace its commands use the " +
+				"distribution's dynamically linked bash 4.4 to 5.3")
 	}
 	f, err := elf.NewFile(r)
 	if err != nil {
@@ -56,7 +57,8 @@ func Check(r io.ReaderAt) error {
 		if s.Name == "execute_command_internal" && s.Value != 0 {
 			code := make([]byte, 32)
 			if !readAt(f, s.Value, code) || !relocatable(code) {
-				return refuse("the tracer does not know the first instructions of this build's function")
+				return refuse("the tracer does not know the first instructions of this build's " +
+					"function")
 			}
 			return nil
 		}
@@ -66,7 +68,8 @@ func Check(r io.ReaderAt) error {
 
 func readAt(f *elf.File, addr uint64, b []byte) bool {
 	for _, p := range f.Progs {
-		if p.Type == elf.PT_LOAD && addr >= p.Vaddr && addr-p.Vaddr <= p.Filesz && p.Filesz-(addr-p.Vaddr) >= uint64(len(b)) {
+		if p.Type == elf.PT_LOAD && addr >= p.Vaddr && addr-p.Vaddr <= p.Filesz &&
+			p.Filesz-(addr-p.Vaddr) >= uint64(len(b)) {
 			_, err := p.ReadAt(b, int64(addr-p.Vaddr))
 			return err == nil
 		}

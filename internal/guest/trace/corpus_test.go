@@ -13,7 +13,8 @@ import (
 )
 
 // A corpus script runs in a folder of the same name both times and leaves files there.
-func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string, args ...string) (result, string) {
+func corpusRun(t *testing.T, tr *Tracer, dir, script string, env []string,
+	args ...string) (result, string) {
 	t.Helper()
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
@@ -66,7 +67,8 @@ func tree(t *testing.T, dir string) string {
 }
 
 // varying are scripts whose output contains times or process numbers: only those digits may differ.
-var varying = map[string]bool{"time": true, "kill-subshell": true, "kill-child": true, "signal-child": true,
+var varying = map[string]bool{"time": true, "kill-subshell": true, "kill-child": true,
+	"signal-child":       true,
 	"recursion-infinite": true}
 
 var digits = regexp.MustCompile(`[0-9]+`)

@@ -13,8 +13,10 @@ import (
 
 // kinds maps bash's numbers of command forms to the project's names; the last two are the tracer's
 // own.
-var kinds = [...]syntax.Kind{syntax.KindFor, syntax.KindCase, syntax.KindWhile, syntax.KindIf, syntax.KindSimple, syntax.KindFor, "", syntax.KindFunction,
-	syntax.KindWhile, syntax.KindGroup, syntax.KindArithmetic, syntax.KindTest, syntax.KindFor, syntax.KindSubshell, syntax.KindCoprocess, syntax.KindPipeline,
+var kinds = [...]syntax.Kind{syntax.KindFor, syntax.KindCase, syntax.KindWhile, syntax.KindIf,
+	syntax.KindSimple, syntax.KindFor, "", syntax.KindFunction,
+	syntax.KindWhile, syntax.KindGroup, syntax.KindArithmetic, syntax.KindTest, syntax.KindFor,
+	syntax.KindSubshell, syntax.KindCoprocess, syntax.KindPipeline,
 	syntax.KindList}
 
 // maxStateVars bounds the exported variables in a shell's state.
@@ -37,7 +39,8 @@ func decodeSite(id int, r *rawSite) (Site, bool) {
 		text = text[:len(text)-1]
 	}
 	return Site{
-		ID: id, Kind: kinds[kind], Line: max(0, int(int32(r.u32(16)))), Words: string(text), Cut: r.u32(28) != 0, Command: -1,
+		ID: id, Kind: kinds[kind], Line: max(0, int(int32(r.u32(16)))), Words: string(text),
+		Cut: r.u32(28) != 0, Command: -1,
 		Count: count(r.u64(32)), Failures: count(r.u64(40)), Time: nanoseconds(r.u64(48)),
 	}, true
 }
@@ -56,8 +59,10 @@ func (s shared) decodeRecord(id int, r *rawRecord, begin uint64, site *Site) (Re
 		Kind: site.Kind, Line: site.Line, Words: site.Words,
 		Pid: max(0, int(int32(r.u32(16)))), Child: max(0, int(int32(r.u32(20)))),
 		Flags: Flags{
-			Exited: has(flagExit), Async: has(flagAsync), PipeIn: has(flagPipeIn), PipeOut: has(flagPipeOut), Left: has(flagLeft),
-			Program: has(flagProgram), Substituted: has(flagSubstituted), Signaled: has(flagSignal), Negated: has(flagNegated), Trap: has(flagTrap),
+			Exited: has(flagExit), Async: has(flagAsync), PipeIn: has(flagPipeIn),
+			PipeOut: has(flagPipeOut), Left: has(flagLeft),
+			Program: has(flagProgram), Substituted: has(flagSubstituted), Signaled: has(flagSignal),
+			Negated: has(flagNegated), Trap: has(flagTrap),
 			Unfinished: state == recordOpen,
 		},
 	}
@@ -75,8 +80,10 @@ func (s shared) decodeRecord(id int, r *rawRecord, begin uint64, site *Site) (Re
 	if rec.Flags.Exited {
 		rec.Exit = int(r.u32(40) & 0xff)
 	}
-	rec.Stdout = decodeRange(r.u64(48), r.u64(56), state == recordClosed && has(flagOut0) && has(flagOut1))
-	rec.Stderr = decodeRange(r.u64(64), r.u64(72), state == recordClosed && has(flagErr0) && has(flagErr1))
+	rec.Stdout = decodeRange(r.u64(48), r.u64(56), state == recordClosed && has(flagOut0) &&
+		has(flagOut1))
+	rec.Stderr = decodeRange(r.u64(64), r.u64(72), state == recordClosed && has(flagErr0) &&
+		has(flagErr1))
 	rec.Stdin = s.decodeStdin(r)
 	return rec, true
 }

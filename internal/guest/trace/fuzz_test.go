@@ -26,14 +26,16 @@ func FuzzDecode(f *testing.F) {
 	f.Add(bytes.Repeat([]byte{2, 0, 0, 0, 1, 0, 0, 0}, 400))
 	script := syntax.Parse([]byte("echo a\nfor i in 1; do false; done\nif x; then y | z; fi\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r := &Recorder{mem: hostile(data), delivered: make([]bool, MaxRecords), sites: make(map[int]Site)}
+		r := &Recorder{mem: hostile(data), delivered: make([]bool, MaxRecords),
+			sites: make(map[int]Site)}
 		live := r.Drain()
 		rep := r.collect(0)
 		if len(live) > MaxRecords || len(rep.Records) > MaxRecords || len(rep.Sites) > MaxSites {
 			t.Fatal("more than there can be")
 		}
 		for _, rec := range rep.Records {
-			if rec.Parent >= rec.ID || rec.Duration < 0 || rec.Start < 0 || rec.Exit < 0 || rec.Exit > 255 {
+			if rec.Parent >= rec.ID || rec.Duration < 0 || rec.Start < 0 || rec.Exit < 0 ||
+				rec.Exit > 255 {
 				t.Fatalf("%+v", rec)
 			}
 			if rec.Stdout.Known && (rec.Stdout.Start < 0 || rec.Stdout.End < rec.Stdout.Start) {
@@ -55,8 +57,10 @@ func FuzzDecode(f *testing.F) {
 // FuzzInstruction: the decoder never claims more bytes than an instruction has, nor fewer than 5 in
 // total.
 func FuzzInstruction(f *testing.F) {
-	f.Add([]byte{0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54, 0x55, 0x53, 0x48, 0x81, 0xec, 0xc8, 0, 0, 0, 0})
-	f.Add([]byte{0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x10, 0x90, 0x90, 0x90})
+	f.Add([]byte{0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54, 0x55, 0x53, 0x48, 0x81, 0xec, 0xc8,
+		0, 0, 0, 0})
+	f.Add([]byte{0xf3, 0x0f, 0x1e, 0xfa, 0x41, 0x57, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x10, 0x90,
+		0x90, 0x90})
 	f.Fuzz(func(t *testing.T, code []byte) {
 		if n := instruction(code); n < 0 || n > 8 || n > len(code) {
 			t.Fatalf("%d bytes of % x", n, code)

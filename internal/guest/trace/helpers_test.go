@@ -35,7 +35,8 @@ func newTracer(t testing.TB) *Tracer {
 
 // baseEnv is the environment of steps in tests.
 func baseEnv(dir string) []string {
-	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C", "TERM=dumb"}
+	return []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + dir, "TMPDIR=" + dir, "LC_ALL=C",
+		"TERM=dumb"}
 }
 
 // runScript runs bash on a file in dir, traced if tr is not nil. TURN_TEST_BASH names another bash
@@ -45,7 +46,8 @@ func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...strin
 	return runAs(t, tr, dir, &syscall.SysProcAttr{Setsid: true}, env, argv...)
 }
 
-func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env []string, argv ...string) result {
+func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env []string,
+	argv ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -95,7 +97,8 @@ func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env 
 	wg.Wait()
 	pipes[0].Close()
 	pipes[1].Close()
-	res := result{stdout: out[0].String(), stderr: out[1].String(), exit: cmd.ProcessState.ExitCode()}
+	res := result{stdout: out[0].String(), stderr: out[1].String(),
+		exit: cmd.ProcessState.ExitCode()}
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		res.exit = 128 + int(ws.Signal())
 	}

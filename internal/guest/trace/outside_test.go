@@ -20,13 +20,16 @@ func TestOtherUser(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "s.sh")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, []byte("id -u; tr '\\0' '\\n' </proc/$$/environ; ls /proc/self/fd\n"), 0o644)); err != nil {
+	err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path,
+		[]byte("id -u; tr '\\0' '\\n' </proc/$$/environ; ls /proc/self/fd\n"), 0o644))
+	if err != nil {
 		t.Fatal(err)
 	}
 	nobody := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	plain := runAs(t, nil, dir, nobody, baseEnv(dir), path)
 	res := runAs(t, newTracer(t), dir, nobody, baseEnv(dir), path)
-	if res.stdout != plain.stdout || res.stderr != plain.stderr || !strings.HasPrefix(res.stdout, "65534\n") {
+	if res.stdout != plain.stdout || res.stderr != plain.stderr ||
+		!strings.HasPrefix(res.stdout, "65534\n") {
 		t.Errorf("plain %q %q, traced %q %q", plain.stdout, plain.stderr, res.stdout, res.stderr)
 	}
 	if res.report.Untraced != "" || len(res.report.Records) != 3 || res.report.State == nil {

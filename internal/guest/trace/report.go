@@ -28,7 +28,8 @@ func (r *Recorder) Finish(exit int) *Report {
 }
 
 func (r *Recorder) collect(exit int) *Report {
-	rep := &Report{Commands: count(r.mem.load64(offCommands)), Dropped: count(r.mem.load64(offDropped))}
+	rep := &Report{Commands: count(r.mem.load64(offCommands)),
+		Dropped: count(r.mem.load64(offDropped))}
 	rep.Untraced = r.mem.untraced(r.mem.load(offEnded) == 1)
 	var why string
 	if rep.State, why = r.mem.decodeState(); why != "" && rep.Untraced == "" {
@@ -55,7 +56,8 @@ func (r *Recorder) collect(exit int) *Report {
 	}
 	var ts unix.Timespec
 	var now time.Duration
-	if begin := r.mem.load64(offStart); unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil && uint64(ts.Nano()) > begin {
+	if begin := r.mem.load64(offStart); unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) == nil &&
+		uint64(ts.Nano()) > begin {
 		now = nanoseconds(uint64(ts.Nano()) - begin)
 	}
 	rep.close(main, exit, now)

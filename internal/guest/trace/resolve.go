@@ -78,8 +78,10 @@ type resolver struct {
 }
 
 func newResolver(script *syntax.Script, rep *Report) *resolver {
-	r := &resolver{script: script, at: make(map[place][]int), patterns: make(map[int]pattern), outers: make(map[int]outer),
-		cut: make(map[int]bool), matching: make(map[look][]int), within: make(map[inlook][]int), turns: make(map[turn]int), sites: make(map[int]int),
+	r := &resolver{script: script, at: make(map[place][]int), patterns: make(map[int]pattern),
+		outers: make(map[int]outer),
+		cut:    make(map[int]bool), matching: make(map[look][]int), within: make(map[inlook][]int),
+		turns: make(map[turn]int), sites: make(map[int]int),
 		words: make(map[string][]int)}
 	for i := range rep.Sites {
 		r.cut[rep.Sites[i].ID] = rep.Sites[i].Cut
@@ -304,7 +306,8 @@ func newPattern(words []string) pattern {
 		w = strings.ReplaceAll(w, "\\\n", "")
 		end := len(w)
 		for _, mark := range []string{"$(", "`", "<(", ">(", "$'", "$\"", "=(", "${"} {
-			if j := strings.Index(w, mark); j >= 0 && (mark != "${" || strings.ContainsAny(w, "(`")) {
+			if j := strings.Index(w, mark); j >= 0 &&
+				(mark != "${" || strings.ContainsAny(w, "(`")) {
 				end = min(end, j)
 			}
 		}

@@ -26,7 +26,8 @@ func TestResolveWork(t *testing.T) {
 	same := make([]wire.ShellRecord, MaxRecords)
 	odd := make([]wire.ShellRecord, MaxRecords)
 	for i := range same {
-		same[i] = wire.ShellRecord{ID: int64(i), Parent: 0, Kind: "simple", Text: "true", Line: 1, Site: int64(i % MaxSites)}
+		same[i] = wire.ShellRecord{ID: int64(i), Parent: 0, Kind: "simple", Text: "true", Line: 1,
+			Site: int64(i % MaxSites)}
 		odd[i] = same[i]
 		odd[i].Text = "echo " + strings.Repeat("x", i%MaxText)
 	}
@@ -34,7 +35,8 @@ func TestResolveWork(t *testing.T) {
 	odd[0] = same[0]
 	rep, looks := looksFor(strings.Repeat("true;", commands)+"\n", same)
 	if looks > 4*commands {
-		t.Errorf("%d comparisons for %d records of %d commands in one line", looks, len(same), commands)
+		t.Errorf("%d comparisons for %d records of %d commands in one line", looks,
+			len(same), commands)
 	}
 	if len(rep.Records) != MaxRecords || rep.Records[MaxRecords-1].Command < 0 {
 		t.Errorf("%d records, the last is %+v", len(rep.Records), rep.Records[MaxRecords-1])
@@ -52,7 +54,8 @@ func TestResolveWork(t *testing.T) {
 func TestResolveChain(t *testing.T) {
 	chain := make([]wire.ShellRecord, MaxRecords)
 	for i := range chain {
-		chain[i] = wire.ShellRecord{ID: int64(i), Parent: int64(i - 1), Kind: "list", Text: "x", Line: 1, Site: int64(i % MaxSites)}
+		chain[i] = wire.ShellRecord{ID: int64(i), Parent: int64(i - 1), Kind: "list", Text: "x",
+			Line: 1, Site: int64(i % MaxSites)}
 	}
 	chain[0].Kind, chain[0].Text = "simple", "f"
 	last := MaxRecords - 1
@@ -70,7 +73,8 @@ func TestResolveChain(t *testing.T) {
 	if around := r.outers[last]; around.caller != &rep.Records[last] {
 		t.Errorf("%+v", around)
 	}
-	if around := r.outers[last-1]; around.caller != &rep.Records[0] || around.command != rep.Records[0].Command {
+	if around := r.outers[last-1]; around.caller != &rep.Records[0] ||
+		around.command != rep.Records[0].Command {
 		t.Errorf("the one before it has %+v around it", around)
 	}
 	if n > 20*MaxRecords {
@@ -85,11 +89,15 @@ func TestFromWire(t *testing.T) {
 		{ID: 1, Parent: 0, Kind: "for", Text: "i", Line: 1, Site: 1},
 		{ID: 2, Parent: 1, Kind: "simple", Text: "echo again", Line: 1},
 		{ID: 0, Parent: -1, Kind: "list", Line: 1},
-		{ID: MaxRecords, Parent: 0, Kind: "simple"}, {ID: -1, Parent: -1, Kind: "simple"}, {ID: 3, Parent: 3, Kind: "simple"},
-		{ID: 4, Parent: 0, Site: MaxSites, Kind: "simple"}, {ID: 5, Parent: 0, Kind: "no such"}, {ID: 6, Parent: 0},
+		{ID: MaxRecords, Parent: 0, Kind: "simple"}, {ID: -1, Parent: -1, Kind: "simple"},
+		{ID: 3, Parent: 3, Kind: "simple"},
+		{ID: 4, Parent: 0, Site: MaxSites, Kind: "simple"}, {ID: 5, Parent: 0, Kind: "no such"},
+		{ID: 6, Parent: 0},
 	}, &wire.ShellFinishedEvent{Sites: []wire.ShellSite{
-		{ID: 1, Kind: "for", Text: "i"}, {ID: 1, Kind: "for", Text: "again"}, {ID: -1, Kind: "for"}, {ID: MaxSites, Kind: "for"}, {ID: 3, Kind: "for", Count: -1},
-		{ID: 4, Kind: "for", Duration: -1}, {ID: 5, Kind: "for", Line: -1}, {ID: 0, Kind: "for"}, {ID: 6, Kind: "no such"}, {ID: 7},
+		{ID: 1, Kind: "for", Text: "i"}, {ID: 1, Kind: "for", Text: "again"}, {ID: -1, Kind: "for"},
+		{ID: MaxSites, Kind: "for"}, {ID: 3, Kind: "for", Count: -1},
+		{ID: 4, Kind: "for", Duration: -1}, {ID: 5, Kind: "for", Line: -1}, {ID: 0, Kind: "for"},
+		{ID: 6, Kind: "no such"}, {ID: 7},
 	}})
 	var ids, sites []int
 	for _, r := range rep.Records {

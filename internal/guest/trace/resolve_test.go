@@ -74,7 +74,8 @@ echo a b \
 	}
 	// Every command that ran has a record; the others have none.
 	for i, c := range s.Commands {
-		ran := source(s, i) != ":" && !(c.Kind == syntax.KindGroup && c.Parent >= 0 && s.Commands[c.Parent].Kind == syntax.KindFunction)
+		ran := source(s, i) != ":" && !(c.Kind == syntax.KindGroup && c.Parent >= 0 &&
+			s.Commands[c.Parent].Kind == syntax.KindFunction)
 		if ran != (seen[i] > 0) {
 			t.Errorf("command %d, %q: ran %v, has %d records", i, source(s, i), ran, seen[i])
 		}
@@ -87,7 +88,8 @@ func TestResolveOrder(t *testing.T) {
 	for _, r := range res.find("echo c") {
 		starts = append(starts, s.Commands[r.Command].Span.Column)
 	}
-	if len(starts) != 4 || starts[0] == starts[1] || starts[0] != starts[2] || starts[1] != starts[3] {
+	if len(starts) != 4 || starts[0] == starts[1] || starts[0] != starts[2] ||
+		starts[1] != starts[3] {
 		t.Errorf("columns of the same words in a loop: %v", starts)
 	}
 	a := res.find("echo a")
@@ -106,7 +108,8 @@ eval "echo evaluated"
 trap 'echo trapped' EXIT
 `
 	res, s := resolved(t, script)
-	for _, words := range []string{"echo aliased", "echo sourced", "echo evaluated", "echo trapped"} {
+	for _, words := range []string{"echo aliased", "echo sourced", "echo evaluated",
+		"echo trapped"} {
 		if r := res.one(t, words); r.Command != -1 {
 			t.Errorf("%q is resolved to %q", words, source(s, r.Command))
 		}
@@ -114,10 +117,12 @@ trap 'echo trapped' EXIT
 }
 
 func TestResolveTrap(t *testing.T) {
-	res, s := resolved(t, `same() { echo in same; }; echo twice; trap 'echo twice; same; kill -0 $$' EXIT
+	res, s := resolved(t, `same() { echo in same; }; echo twice; `+
+		`trap 'echo twice; same; kill -0 $$' EXIT
 `)
 	twice := res.find("echo twice")
-	if len(twice) != 2 || source(s, twice[0].Command) != "echo twice" || twice[1].Command != -1 || !twice[1].Flags.Trap {
+	if len(twice) != 2 || source(s, twice[0].Command) != "echo twice" || twice[1].Command != -1 ||
+		!twice[1].Flags.Trap {
 		t.Errorf("%+v", twice)
 	}
 	if r := res.one(t, "echo in same"); source(s, r.Command) != "echo in same" || !r.Flags.Trap {

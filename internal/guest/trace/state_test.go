@@ -26,14 +26,17 @@ func TestRecordIn(t *testing.T) {
 		return fd
 	}
 	empty, fake, link := t.TempDir(), t.TempDir(), t.TempDir()
-	if err := errors.Join(os.MkdirAll(filepath.Join(fake, "proc/self/fd"), 0o755), os.Symlink("/proc", filepath.Join(link, "proc"))); err != nil {
+	err := errors.Join(os.MkdirAll(filepath.Join(fake, "proc/self/fd"), 0o755),
+		os.Symlink("/proc", filepath.Join(link, "proc")))
+	if err != nil {
 		t.Fatal(err)
 	}
 	before := countFDs(t)
 	for _, dir := range []string{empty, fake, link} {
 		fd := open(dir)
 		_, err := tr.RecordIn(fd, nil)
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "/proc") {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(err.Error(), "/proc") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -67,8 +70,10 @@ func TestStateBound(t *testing.T) {
 		t.Error("too many variables were taken")
 	}
 	copy(s[offEnv:], "/tmp\x00A=1\x00=no\x00no\x00B==\x00")
-	binary.LittleEndian.PutUint32(s[offStateLen:], uint32(len("/tmp\x00A=1\x00=no\x00no\x00B==\x00")))
-	if st, _ = s.decodeState(); st == nil || st.Cwd != "/tmp" || strings.Join(st.Env, " ") != "A=1 B==" {
+	binary.LittleEndian.PutUint32(s[offStateLen:],
+		uint32(len("/tmp\x00A=1\x00=no\x00no\x00B==\x00")))
+	if st, _ = s.decodeState(); st == nil || st.Cwd != "/tmp" ||
+		strings.Join(st.Env, " ") != "A=1 B==" {
 		t.Errorf("%+v", st)
 	}
 }

@@ -31,11 +31,14 @@ func New() (*Tracer, error) {
 		return nil, err
 	}
 	if _, err = f.Write(b); err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS,
+			unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
 	}
 	if err == nil { // the loader would complain on the step's standard error
 		var code []byte
-		if code, err = unix.Mmap(int(f.Fd()), 0, len(b), unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE); err == nil {
+		code, err = unix.Mmap(int(f.Fd()), 0, len(b), unix.PROT_READ|unix.PROT_EXEC,
+			unix.MAP_PRIVATE)
+		if err == nil {
 			err = unix.Munmap(code)
 		}
 	}
@@ -116,12 +119,15 @@ func (t *Tracer) RecordIn(root int, env []string) (*Recorder, error) {
 	}
 	// A step has no descriptor of the memory, but could open it through /proc: it must not be able
 	// to truncate the mapped file.
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	if err != nil {
 		f.Close()
 		_ = unix.Munmap(b)
 		return nil, fault("trace.record", err)
 	}
-	r := &Recorder{lib: t.lib, file: f, mem: b, delivered: make([]bool, MaxRecords), sites: make(map[int]Site)}
+	r := &Recorder{lib: t.lib, file: f, mem: b, delivered: make([]bool, MaxRecords),
+		sites: make(map[int]Site)}
 	*r.mem.word(0), *r.mem.word(4) = magic, lenShared
 	// The library's own entry is last, so that its removal restores the original value.
 	own := preload + "/proc/self/fd/3"
@@ -148,7 +154,8 @@ func checkProc(root int) error {
 	if root < 0 {
 		fd, err = unix.Open("/proc", int(flags), 0)
 	} else {
-		fd, err = unix.Openat2(root, "/proc", &unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+		fd, err = unix.Openat2(root, "/proc",
+			&unix.OpenHow{Flags: flags, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	}
 	if err != nil {
 		return err
@@ -159,7 +166,8 @@ func checkProc(root int) error {
 		return err
 	}
 	var self unix.Stat_t
-	if fs.Type != unix.PROC_SUPER_MAGIC || unix.Fstatat(fd, "self", &self, unix.AT_SYMLINK_NOFOLLOW) != nil {
+	if fs.Type != unix.PROC_SUPER_MAGIC ||
+		unix.Fstatat(fd, "self", &self, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return errors.New("it is not the kernel's /proc")
 	}
 	return nil

@@ -24,7 +24,8 @@ nonexistent_program 2>/dev/null
 f() { return 9; }
 f
 `)
-	for words, want := range map[string]int{"false": 1, "sh -c 'exit 7'": 7, "exit 3": 3, "sh -c 'kill": 137, "nonexistent": 127, "true": 1, "return 9": 9} {
+	for words, want := range map[string]int{"false": 1, "sh -c 'exit 7'": 7, "exit 3": 3,
+		"sh -c 'kill": 137, "nonexistent": 127, "true": 1, "return 9": 9} {
 		if r := res.one(t, words); !r.Flags.Exited || r.Exit != want {
 			t.Errorf("%s: exit %d, %+v; want %d", words, r.Exit, r.Flags, want)
 		}
@@ -32,7 +33,8 @@ f
 	if !res.one(t, "true").Flags.Negated {
 		t.Error("! true is not negated")
 	}
-	if !res.one(t, "sh -c 'exit").Flags.Program || res.one(t, "false").Flags.Program || res.one(t, "nonexistent").Flags.Program {
+	if !res.one(t, "sh -c 'exit").Flags.Program || res.one(t, "false").Flags.Program ||
+		res.one(t, "nonexistent").Flags.Program {
 		t.Error("what became a program is wrong")
 	}
 	if res.exit != 9 {
@@ -42,7 +44,8 @@ f
 
 func TestPipeline(t *testing.T) {
 	for _, set := range []string{"", "set -o pipefail; ", "shopt -s lastpipe; "} {
-		res := traced(t, set+`(exit 3) | sh -c 'cat; exit 4' | { cat; exit 5; } | sh -c 'kill -TERM $$' | true
+		res := traced(t, set+`(exit 3) | sh -c 'cat; exit 4' | { cat; exit 5; } | `+
+			`sh -c 'kill -TERM $$' | true
 true`)
 		stages := map[string]int{"exit 3": 3, "sh -c 'cat": 4, "exit 5": 5, "sh -c 'kill": 143}
 		for words, want := range stages {
@@ -69,7 +72,8 @@ true`)
 		if n != 5 {
 			t.Errorf("%s%d stages, want 5", set, n)
 		}
-		if want := map[bool]int{true: 143, false: 0}[strings.Contains(set, "pipefail")]; pipe.Exit != want {
+		want := map[bool]int{true: 143, false: 0}[strings.Contains(set, "pipefail")]
+		if pipe.Exit != want {
 			t.Errorf("%sthe pipeline's exit is %d, want %d", set, pipe.Exit, want)
 		}
 		if last := res.find("true"); len(last) != 2 || last[0].Exit != 0 {
@@ -86,7 +90,8 @@ true && sh -c 'exit 5' &
 wait
 sleep 3 >/dev/null 2>&1 &
 `)
-	for words, want := range map[string]int{"sh -c 'sleep": 3, "sh -c 'cat": 6, "sh -c 'exit 5": 5} {
+	for words, want := range map[string]int{"sh -c 'sleep": 3, "sh -c 'cat": 6,
+		"sh -c 'exit 5": 5} {
 		if r := res.one(t, words); r.Exit != want || !r.Flags.Exited || r.Flags.Unfinished {
 			t.Errorf("%s: %+v, want exit %d", words, r, want)
 		}
@@ -115,7 +120,8 @@ while true; do exit 6; done
 `)
 	for words, want := range map[string]int{"return 4": 4, "f": 4, "exit 6": 6, "sh -c": 8} {
 		for _, r := range res.find(words) {
-			if r.Kind == syntax.KindSimple && (r.Exit != want || !r.Flags.Exited || r.Flags.Unfinished) {
+			if r.Kind == syntax.KindSimple && (r.Exit != want || !r.Flags.Exited ||
+				r.Flags.Unfinished) {
 				t.Errorf("%s: %+v, want exit %d", words, r, want)
 			}
 		}
@@ -231,23 +237,30 @@ true
 while read l; do :; done < f
 sha256sum < /dev/null
 `)
-	for words, want := range map[string]string{"cat": "x is value\n", "read a": "raw $x\n", "read b": "plain words\n", "wc": "value\n"} {
-		if r := res.one(t, words); r.Stdin.Source != Heredoc || string(r.Stdin.Bytes) != want || r.Stdin.Size != int64(len(want)) {
+	for words, want := range map[string]string{"cat": "x is value\n", "read a": "raw $x\n",
+		"read b": "plain words\n", "wc": "value\n"} {
+		if r := res.one(t, words); r.Stdin.Source != Heredoc || string(r.Stdin.Bytes) != want ||
+			r.Stdin.Size != int64(len(want)) {
 			t.Errorf("%s: %+v, want %q", words, r.Stdin, want)
 		}
 	}
-	if in := res.one(t, "md5sum").Stdin; in.Source != Heredoc || in.Digest != turnstone.DigestBytes([]byte(big)) || in.Bytes != nil || in.Size != int64(len(big)) {
+	if in := res.one(t, "md5sum").Stdin; in.Source != Heredoc ||
+		in.Digest != turnstone.DigestBytes([]byte(big)) || in.Bytes != nil ||
+		in.Size != int64(len(big)) {
 		t.Errorf("larger document: %+v", in)
 	}
-	if in := res.one(t, "sha1sum").Stdin; in.Source != Heredoc || in.Digest != "" || in.Bytes != nil || in.Size != int64(len(huge)+1) {
+	if in := res.one(t, "sha1sum").Stdin; in.Source != Heredoc || in.Digest != "" ||
+		in.Bytes != nil || in.Size != int64(len(huge)+1) {
 		t.Errorf("huge document: %+v", in)
 	}
 	if in := res.one(t, "sort").Stdin; in.Source != File || string(in.Bytes) != "in file\n" {
 		t.Errorf("file: %+v", in)
 	}
-	for words, want := range map[string]Source{"cut": Pipe, "sum": Other, "true": Inherited, "echo a": Inherited, "sha256sum": File, "l": File} {
+	for words, want := range map[string]Source{"cut": Pipe, "sum": Other, "true": Inherited,
+		"echo a": Inherited, "sha256sum": File, "l": File} {
 		for _, r := range res.find(words) {
-			if (r.Kind == syntax.KindSimple || r.Kind == syntax.KindWhile) && r.Stdin.Source != want {
+			if (r.Kind == syntax.KindSimple || r.Kind == syntax.KindWhile) &&
+				r.Stdin.Source != want {
 				t.Errorf("%s: %+v, want %s", words, r.Stdin, want)
 			}
 		}
@@ -292,13 +305,15 @@ func TestManySites(t *testing.T) {
 	if res.report.Commands != 12001 {
 		t.Errorf("%d commands", res.report.Commands)
 	}
-	if n := len(res.report.Records); n > MaxRecords || int64(n)+res.report.Dropped != res.report.Commands {
+	if n := len(res.report.Records); n > MaxRecords ||
+		int64(n)+res.report.Dropped != res.report.Commands {
 		t.Errorf("%d records, %d dropped", n, res.report.Dropped)
 	}
 }
 
 func TestConcurrentShells(t *testing.T) {
-	res := traced(t, `for i in {1..20}; do ( for j in {1..50}; do eval "v$i=$j"; done ) & done; wait`)
+	res := traced(t, `for i in {1..20}; do ( for j in {1..50}; do eval "v$i=$j"; done ) & done; `+
+		`wait`)
 	var sites int64
 	for _, s := range res.report.Sites {
 		sites += s.Count
@@ -335,15 +350,18 @@ func TestLive(t *testing.T) {
 // TestState compares a shell's state with the report of its EXIT trap in a plain run.
 func TestState(t *testing.T) {
 	for name, script := range map[string]string{
-		"plain":      "export A=1 B='two words'; C=3; cd /tmp",
-		"odd":        "export A=$'line\\nbreak' E= ; declare -x D; export -n HOME; readonly -x R=5 2>/dev/null; declare -rx R2=x",
-		"function":   "f() { echo \"x\" | cat; }; export -f f",
-		"exit":       "export A=1; f() { local -x L=in; exit 3; }; f",
-		"errexit":    "set -eu; export A=b; cd /usr; false",
-		"link":       "mkdir d; ln -s d l; cd l",
-		"array":      "declare -ax arr=(1 2); declare -Ax h=([a]=b); export arr; export N; declare -ix I=4+5",
-		"unset":      "unset PATH HOME; export UTF=ö",
-		"shadowed":   "export X=1; cd() { :; }; export() { :; }; pwd() { :; }; env() { :; }; builtin cd /",
+		"plain": "export A=1 B='two words'; C=3; cd /tmp",
+		"odd": "export A=$'line\\nbreak' E= ; declare -x D; export -n HOME; readonly -x " +
+			"R=5 2>/dev/null; declare -rx R2=x",
+		"function": "f() { echo \"x\" | cat; }; export -f f",
+		"exit":     "export A=1; f() { local -x L=in; exit 3; }; f",
+		"errexit":  "set -eu; export A=b; cd /usr; false",
+		"link":     "mkdir d; ln -s d l; cd l",
+		"array": "declare -ax arr=(1 2); declare -Ax h=([a]=b); export arr; export N; " +
+			"declare -ix I=4+5",
+		"unset": "unset PATH HOME; export UTF=ö",
+		"shadowed": "export X=1; cd() { :; }; export() { :; }; pwd() { :; }; env() { :; }; " +
+			"builtin cd /",
 		"closed":     "export A=1; exec 0<&- 1>&- 2>&-",
 		"allexport":  "set -a; one=1; two() { :; }",
 		"background": "export A=1; sleep 0.01 & (export A=2; exit 4)",
@@ -351,7 +369,8 @@ func TestState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "w")
 			// PATH may be unset, and functions may shadow commands.
-			trap := "trap '{ builtin pwd; /usr/bin/env -0; } >\"" + filepath.Dir(dir) + "/said\"' EXIT\n"
+			trap := "trap '{ builtin pwd; /usr/bin/env -0; } >\"" + filepath.Dir(dir) +
+				"/said\"' EXIT\n"
 			corpusRun(t, nil, dir, trap+script, baseEnv(dir))
 			b, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "said"))
 			if err != nil {
@@ -365,7 +384,8 @@ func TestState(t *testing.T) {
 			if res.report.State.Cwd != cwd {
 				t.Errorf("directory %q, want %q", res.report.State.Cwd, cwd)
 			}
-			got, want := withoutUnderscore(res.report.State.Env), withoutUnderscore(strings.Split(strings.TrimSuffix(env, "\x00"), "\x00"))
+			got, want := withoutUnderscore(res.report.State.Env),
+				withoutUnderscore(strings.Split(strings.TrimSuffix(env, "\x00"), "\x00"))
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("environment\n%q, want\n%q", got, want)
 			}
@@ -400,8 +420,10 @@ func TestUserPreload(t *testing.T) {
 	if _, err := os.Stat(lib); err != nil {
 		t.Skip(err)
 	}
-	compare(t, "user-preload", script, func(dir string) []string { return append([]string{"LD_PRELOAD=" + lib}, baseEnv(dir)...) })
-	res, _ := corpusRun(t, newTracer(t), dir, script, append([]string{"LD_PRELOAD=" + lib}, baseEnv(dir)...))
+	compare(t, "user-preload", script,
+		func(dir string) []string { return append([]string{"LD_PRELOAD=" + lib}, baseEnv(dir)...) })
+	res, _ := corpusRun(t, newTracer(t), dir, script,
+		append([]string{"LD_PRELOAD=" + lib}, baseEnv(dir)...))
 	if !strings.HasPrefix(res.stdout, lib+"\n") {
 		t.Errorf("the session's own LD_PRELOAD is %q", res.stdout)
 	}

@@ -30,14 +30,17 @@ var flagNames = []struct {
 // ToWire returns r in its wire form. script, which may be nil, provides a resolved record's
 // language, span and stage.
 func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
-	w := wire.ShellRecord{ID: int64(r.ID), Parent: int64(r.Parent), Site: int64(r.Site), Command: -1, Kind: string(r.Kind),
-		Language: "bash", Text: r.Words, Line: int64(r.Line), PID: int64(r.Pid), Start: int64(r.Start), Duration: int64(r.Duration)}
+	w := wire.ShellRecord{ID: int64(r.ID), Parent: int64(r.Parent), Site: int64(r.Site),
+		Command: -1, Kind: string(r.Kind),
+		Language: "bash", Text: r.Words, Line: int64(r.Line), PID: int64(r.Pid),
+		Start: int64(r.Start), Duration: int64(r.Duration)}
 	if script != nil && r.Command >= 0 && r.Command < len(script.Commands) {
 		c := &script.Commands[r.Command]
 		w.Command, w.Language, w.Stage = int64(r.Command), c.Language, int64(c.Stage)
 		span := SpanToWire(c.Span)
 		w.Span = &span
-		if from, to := c.Span.Start, min(c.Span.End, c.Span.Start+MaxText, len(script.Source)); r.Words == "" && from >= 0 && from < to {
+		from, to := c.Span.Start, min(c.Span.End, c.Span.Start+MaxText, len(script.Source))
+		if r.Words == "" && from >= 0 && from < to {
 			// a pipeline, for which bash keeps no words
 			w.Text = strings.ToValidUTF8(string(script.Source[from:to]), "\uFFFD")
 		}
@@ -53,7 +56,8 @@ func (r *Record) ToWire(script *syntax.Script) wire.ShellRecord {
 	}
 	w.Stdout, w.Stderr = r.Stdout.toWire(), r.Stderr.toWire()
 	if r.Stdin.Source != "" {
-		w.Stdin = &wire.ShellStdin{Kind: wire.ShellStdinKind(r.Stdin.Source), Data: r.Stdin.Bytes, Digest: string(r.Stdin.Digest)}
+		w.Stdin = &wire.ShellStdin{Kind: wire.ShellStdinKind(r.Stdin.Source), Data: r.Stdin.Bytes,
+			Digest: string(r.Stdin.Digest)}
 		if r.Stdin.Size > 0 {
 			w.Stdin.Size = r.Stdin.Size
 		}
@@ -70,13 +74,15 @@ func (r Range) toWire() *wire.ShellRange {
 
 // SpanToWire returns s in its wire form.
 func SpanToWire(s syntax.Span) wire.ShellSpan {
-	return wire.ShellSpan{Start: int64(s.Start), End: int64(s.End), Line: int64(s.Line), Column: int64(s.Column),
+	return wire.ShellSpan{Start: int64(s.Start), End: int64(s.End), Line: int64(s.Line),
+		Column:  int64(s.Column),
 		EndLine: int64(s.EndLine), EndColumn: int64(s.EndColumn)}
 }
 
 // ToWire returns s in its wire form.
 func (s *Site) ToWire() wire.ShellSite {
-	return wire.ShellSite{ID: int64(s.ID), Kind: string(s.Kind), Command: int64(s.Command), Text: s.Words, Cut: s.Cut, Line: int64(s.Line),
+	return wire.ShellSite{ID: int64(s.ID), Kind: string(s.Kind), Command: int64(s.Command),
+		Text: s.Words, Cut: s.Cut, Line: int64(s.Line),
 		Count: s.Count, Failures: s.Failures, Duration: int64(s.Time)}
 }
 
@@ -110,15 +116,20 @@ func FromWire(records []wire.ShellRecord, end *wire.ShellFinishedEvent) *Report 
 }
 
 func siteFromWire(w *wire.ShellSite) (Site, bool) {
-	s := Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text), Cut: w.Cut, Command: -1,
+	s := Site{ID: int(w.ID), Kind: syntax.Kind(w.Kind), Line: int(w.Line), Words: cut(w.Text),
+		Cut: w.Cut, Command: -1,
 		Count: w.Count, Failures: w.Failures, Time: time.Duration(w.Duration)}
-	return s, known(s.Kind) && w.ID >= 0 && w.ID < MaxSites && w.Line >= 0 && w.Line <= 1<<31 && w.Count >= 0 && w.Failures >= 0 && w.Duration >= 0
+	return s, known(s.Kind) && w.ID >= 0 && w.ID < MaxSites && w.Line >= 0 && w.Line <= 1<<31 &&
+		w.Count >= 0 && w.Failures >= 0 && w.Duration >= 0
 }
 
 func recordFromWire(w *wire.ShellRecord) (Record, bool) {
-	r := Record{ID: int(w.ID), Parent: int(w.Parent), Site: int(w.Site), Command: -1, Kind: syntax.Kind(w.Kind), Line: int(w.Line),
-		Words: cut(w.Text), Pid: int(w.PID), Start: time.Duration(w.Start), Duration: time.Duration(w.Duration)}
-	if !known(r.Kind) || w.ID < 0 || w.ID >= MaxRecords || w.Parent >= w.ID || w.Parent < -1 || w.Site < 0 || w.Site >= MaxSites ||
+	r := Record{ID: int(w.ID), Parent: int(w.Parent), Site: int(w.Site), Command: -1,
+		Kind: syntax.Kind(w.Kind), Line: int(w.Line),
+		Words: cut(w.Text), Pid: int(w.PID), Start: time.Duration(w.Start),
+		Duration: time.Duration(w.Duration)}
+	if !known(r.Kind) || w.ID < 0 || w.ID >= MaxRecords || w.Parent >= w.ID || w.Parent < -1 ||
+		w.Site < 0 || w.Site >= MaxSites ||
 		w.Line < 0 || w.Line > 1<<31 || w.Start < 0 || w.Duration < 0 {
 		return r, false
 	}
