@@ -3,11 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -20,7 +19,7 @@ type checkCmd struct {
 func (c *checkCmd) Run(a *cli.App) error {
 	docs := []checked{}
 	bad := false
-	x, host, err := hostOnly(a)
+	x, host, err := a.Planner()
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
@@ -55,43 +54,24 @@ func (c *checkCmd) Run(a *cli.App) error {
 		}
 		docs = append(docs, d)
 	}
-	if c.JSON {
-		if err := a.WriteJSON(checkReport{docs}); err != nil {
-			return err
+	err = a.Result(checkReport{docs}, nil, func(w io.Writer) {
+		if !bad {
+			printChecked(w, docs)
 		}
+	})
+	if err == nil && bad {
+		err = cli.Exit(cli.ExitUsage, nil)
 	}
-	if bad {
-		return cli.Exit(cli.ExitUsage, nil)
-	}
-	if c.JSON {
-		return nil
-	}
-	for _, d := range docs {
-		for _, s := range d.Steps {
-			if _, err := terminal.Printf(a.Stdout, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language); err != nil {
-				return err
-			}
-		}
-		for _, n := range d.Needs {
-			if _, err := terminal.Printf(a.Stdout, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return err
 }
 
-// hostOnly returns an executor that plans and runs nothing, and the host's configuration. It
-// creates no state directory.
-func hostOnly(a *cli.App) (*executor.Executor, config.Config, error) {
-	dir, err := statedir.Locate(a.Env.Dir)
-	if err != nil {
-		return nil, config.Config{}, err
+func printChecked(w io.Writer, docs []checked) {
+	for _, d := range docs {
+		for _, s := range d.Steps {
+			terminal.Printf(w, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language)
+		}
+		for _, n := range d.Needs {
+			terminal.Printf(w, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What)
+		}
 	}
-	host, err := config.Load(dir)
-	if err != nil {
-		return nil, host, err
-	}
-	x, err := executor.Planner(a.Env.Options)
-	return x, host, err
 }

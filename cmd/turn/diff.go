@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -41,27 +40,16 @@ func (c *diffCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch,
-			Stat: c.Stat})
-		if err != nil {
-			return err
-		}
-		return printDiff(a, d, c.JSON, c.Patch, c.Stat)
+		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch, Stat: c.Stat})
+		return a.Result(d, err, func(w io.Writer) { printDiff(a, w, d, c.Patch, c.Stat) })
 	})
 }
 
-func printDiff(a *cli.App, d *turnstone.StateDiff, asJSON, patch, stat bool) error {
-	if asJSON {
-		return a.WriteJSON(d)
-	}
-	out := bufio.NewWriter(a.Stdout)
+func printDiff(a *cli.App, out io.Writer, d *turnstone.StateDiff, patch, stat bool) {
 	for _, f := range d.Files {
 		switch {
 		case patch && f.Patch != "":
-			if _, err := io.WriteString(out, terminal.Patch(a.Stdout, f.Patch)); err != nil {
-				return err
-			}
-			continue
+			_, _ = io.WriteString(out, terminal.Patch(a.Stdout, f.Patch)) // out keeps its error
 		case stat:
 			terminal.Println(out, changeLine(f)+"  "+statOf(f))
 		default:
@@ -72,7 +60,6 @@ func printDiff(a *cli.App, d *turnstone.StateDiff, asJSON, patch, stat bool) err
 		terminal.Println(out, statSum(d))
 	}
 	printEnv(out, d)
-	return out.Flush()
 }
 
 // changeLine describes a path's change.

@@ -2,7 +2,7 @@ package main
 
 import (
 	"errors"
-	"text/tabwriter"
+	"io"
 
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
@@ -49,26 +49,11 @@ func (c *doctorCmd) Run(a *cli.App) error {
 		report.Findings = append([]doctor.Finding{}, doctor.Check(ctx, h, doctorOptions(a))...)
 		report.Usable = doctor.Usable(report.Findings)
 	}
-	found := report.Findings
-	switch {
-	case c.JSON:
-		err = a.WriteJSON(report)
-	case c.Fix:
-		for _, f := range found {
-			if f.Fix != "" && err == nil {
-				_, err = terminal.Println(a.Stdout, f.Fix)
-			}
-		}
-	default:
-		err = printFindings(a, found)
+	err = a.Result(report, nil, func(w io.Writer) { c.print(w, report.Findings) })
+	if err == nil && !report.Usable {
+		err = cli.Exit(cli.ExitFailed, nil)
 	}
-	if err != nil {
-		return err
-	}
-	if !report.Usable {
-		return cli.Exit(cli.ExitFailed, nil)
-	}
-	return nil
+	return err
 }
 
 func doctorOptions(a *cli.App) doctor.Options {
@@ -77,13 +62,20 @@ func doctorOptions(a *cli.App) doctor.Options {
 		Jailer: o.Jailer, Substrate: o.Substrate}
 }
 
-func printFindings(a *cli.App, found []doctor.Finding) error {
-	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
+// print lists the findings, or with --fix the commands that fix them.
+func (c *doctorCmd) print(w io.Writer, found []doctor.Finding) {
+	var rows [][]any
 	for _, f := range found {
-		terminal.Printf(w, "%s\t%s\t%s\n", f.Status, f.Name, terminal.Printable(f.Detail))
-		if f.Fix != "" {
-			terminal.Printf(w, "\t\tfix: %s\n", f.Fix)
+		rows = append(rows, []any{f.Status, f.Name, f.Detail})
+		if f.Fix == "" {
+			continue
+		}
+		rows = append(rows, []any{"", "", "fix: " + f.Fix})
+		if c.Fix {
+			terminal.Println(w, f.Fix)
 		}
 	}
-	return w.Flush()
+	if !c.Fix {
+		terminal.Table(w, "", rows, func(row []any) []any { return row })
+	}
 }

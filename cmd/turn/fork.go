@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
@@ -23,13 +24,6 @@ func (c *forkCmd) Run(a *cli.App) error {
 			fork = x.ForkLive
 		}
 		b, err := fork(ctx, c.Ref, c.Branch)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(b)
-		}
-		_, err = terminal.Printf(a.Stdout, "%s %s\n", b.Name, b.Head)
-		return err
+		return a.Result(b, err, func(w io.Writer) { terminal.Println(w, b.Name, b.Head) })
 	})
 }

@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -56,38 +56,29 @@ func (c *gcCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.GC(ctx, turnstone.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous),
 			KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(rep)
-		}
-		return printGC(a, rep)
+		return a.Result(rep, err, func(w io.Writer) { printGC(w, rep) })
 	})
 }
 
-func printGC(a *cli.App, rep *turnstone.GCReport) error {
+func printGC(w io.Writer, rep *turnstone.GCReport) {
 	deleted := "deleted"
 	if rep.DryRun {
 		deleted = "would delete"
 	}
 	for _, s := range rep.Sessions {
-		if _, err := terminal.Printf(a.Stdout, "%s session %s\n", deleted, s.Label()); err != nil {
-			return err
-		}
+		terminal.Printf(w, "%s session %s\n", deleted, s.Label())
 	}
 	for _, s := range rep.Stuck {
-		if _, err := terminal.Printf(a.Stdout, "cannot remove the files of a machine: %s\n", terminal.Printable(s)); err != nil {
-			return err
-		}
+		terminal.Printf(w, "cannot remove the files of a machine: %s\n", s)
 	}
-	freed := fmt.Sprintf("; freed %s", turnstone.Bytes(max(rep.Freed, 0)).Human())
+	freed := "; freed " + turnstone.Bytes(max(rep.Freed, 0)).Human()
 	if rep.DryRun { // the savings in packs are known only after they are rewritten
 		freed = ""
 	}
-	_, err := terminal.Printf(a.Stdout, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n%d turns and %d objects stay\n",
-		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures, rep.Images, freed, rep.Remain, rep.Objects)
-	return err
+	terminal.Printf(w, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n",
+		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures,
+		rep.Images, freed)
+	terminal.Printf(w, "%d turns and %d objects stay\n", rep.Remain, rep.Objects)
 }
 
 type fsckCmd struct {
@@ -106,14 +97,7 @@ there are problems.`
 func (c *fsckCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.Fsck(ctx)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			err = a.WriteJSON(rep)
-		} else {
-			err = printFsck(a, rep)
-		}
+		err = a.Result(rep, err, func(w io.Writer) { printFsck(w, rep) })
 		if err == nil && !rep.OK() {
 			err = cli.Exit(cli.ExitFailed, nil)
 		}
@@ -121,23 +105,20 @@ func (c *fsckCmd) Run(a *cli.App) error {
 	})
 }
 
-func printFsck(a *cli.App, rep *turnstone.FsckReport) error {
-	var errs []error
+func printFsck(w io.Writer, rep *turnstone.FsckReport) {
 	for _, p := range rep.Problems {
 		repaired := ""
 		if p.Repaired {
 			repaired = " (repaired)"
 		}
-		_, err := terminal.Println(a.Stdout, terminal.Printable(p.Where+": "+p.Error)+repaired)
-		errs = append(errs, err)
+		terminal.Printf(w, "%s: %s%s\n", p.Where, p.Error, repaired)
 	}
 	if rep.More > 0 {
-		_, err := terminal.Printf(a.Stdout, "and %d more\n", rep.More)
-		errs = append(errs, err)
+		terminal.Printf(w, "and %d more\n", rep.More)
 	}
-	_, err := terminal.Printf(a.Stdout, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n", len(rep.Problems)+rep.More,
-		rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(), rep.Store.Packs, rep.Turns, rep.Sessions)
-	return errors.Join(append(errs, err)...)
+	terminal.Printf(w, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n",
+		len(rep.Problems)+rep.More, rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(),
+		rep.Store.Packs, rep.Turns, rep.Sessions)
 }
 
 type duCmd struct {
@@ -155,29 +136,22 @@ Below that: the disk usage.`
 func (c *duCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		u, err := x.Usage(ctx)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(u)
-		}
-		human := func(n int64) string { return turnstone.Bytes(n).Human() }
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN\n")
-		for _, s := range u.Sessions {
-			name := s.Name
-			if name == "" {
-				name = string(s.ID)
-			}
-			terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\n", name, s.Turns, human(s.Logical), human(s.Shared), human(s.Unique))
-		}
-		terminal.Printf(w, "all\t\t%s\t%s\t%s\n", human(u.Logical), human(u.Shared), human(u.Logical-u.Shared))
-		if err := w.Flush(); err != nil {
-			return err
-		}
-		_, err = terminal.Printf(a.Stdout, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
-			human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database),
-			human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
-		return err
+		return a.Result(u, err, func(w io.Writer) { printUsage(w, u) })
 	})
+}
+
+func printUsage(w io.Writer, u *turnstone.Usage) {
+	human := func(n int64) string { return turnstone.Bytes(n).Human() }
+	var rows [][]any
+	for _, s := range u.Sessions {
+		rows = append(rows, []any{cmp.Or(s.Name, string(s.ID)), s.Turns,
+			human(s.Logical), human(s.Shared), human(s.Unique)})
+	}
+	rows = append(rows, []any{"all", "", human(u.Logical), human(u.Shared), human(u.Logical - u.Shared)})
+	head := "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN"
+	terminal.Table(w, head, rows, func(row []any) []any { return row })
+	terminal.Printf(w, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\n",
+		human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database))
+	terminal.Printf(w, "images %s, turns %s, machines %s, homes %s, templates %s\n",
+		human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,11 +45,8 @@ func (c *hashCmd) Run(a *cli.App) error {
 	if err != nil {
 		return cli.Exit(cli.ExitAborted, err)
 	}
-	if out.Hash = ref.Hash; c.JSON {
-		return a.WriteJSON(out)
-	}
-	_, err = terminal.Println(a.Stdout, out.Hash)
-	return err
+	out.Hash = ref.Hash
+	return a.Result(out, nil, func(w io.Writer) { terminal.Println(w, out.Hash) })
 }
 
 // parseOwner parses the numbers of a user and a group, such as "1000:100".

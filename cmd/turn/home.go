@@ -2,8 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
-	"text/tabwriter"
+	"io"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -26,30 +25,17 @@ type homeLsCmd struct {
 func (c *homeLsCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		all, err := x.Homes().List(ctx)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(homesReport{all})
-		}
-		if c.Names {
-			for _, h := range all {
-				if _, err := terminal.Println(a.Stdout, h.Name); err != nil {
-					return err
+		now := time.Now()
+		return a.Result(homesReport{all}, err, func(w io.Writer) {
+			head := "HOME\tSIZE\tUSED\tTURN"
+			terminal.List(w, c.Names, head, all, func(h turnstone.HomeInfo) []any {
+				used := terminal.Ago(h.Used, now)
+				if h.InUse {
+					used = "now"
 				}
-			}
-			return nil
-		}
-		w, now := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0), time.Now()
-		terminal.Printf(w, "HOME\tSIZE\tUSED\tTURN\n")
-		for _, h := range all {
-			used := terminal.Ago(h.Used, now)
-			if h.InUse {
-				used = "now"
-			}
-			terminal.Printf(w, "%s\t%s\t%s\t%s\n", h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn)
-		}
-		return w.Flush()
+				return []any{h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn}
+			})
+		})
 	})
 }
 
@@ -88,9 +74,6 @@ func (c *homeRmCmd) Run(a *cli.App) error {
 			}
 			rep.Removed = append(rep.Removed, name)
 		}
-		if c.JSON {
-			return errors.Join(a.WriteJSON(rep), err)
-		}
-		return err
+		return a.Partial(rep, err)
 	})
 }

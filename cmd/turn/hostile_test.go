@@ -82,16 +82,16 @@ func exprText(e ast.Expr) string {
 func TestHostileNames(t *testing.T) {
 	a, read := piped(t)
 	for name, print := range map[string]func(){
-		"show": func() { _ = printTurn(a, terminaltest.Filled[turnstone.TurnInfo]()) },
+		"show": func() { printTurn(a.Stdout, terminaltest.Filled[turnstone.TurnInfo]()) },
 		"diff": func() {
 			d := terminaltest.Filled[turnstone.StateDiff]()
 			for i, s := range []turnstone.ChangeStatus{turnstone.ChangeRenamed,
 				turnstone.ChangeModified} {
 				d.Files[i].Status = s
 			}
-			_ = printDiff(a, d, false, false, false)
-			_ = printDiff(a, d, false, false, true)
-			_ = printDiff(a, d, true, false, false)
+			printDiff(a, a.Stdout, d, false, false)
+			printDiff(a, a.Stdout, d, false, true)
+			_ = a.WriteJSON(d)
 		},
 		"merge": func() {
 			r := terminaltest.Filled[executor.MergeReport]()
@@ -100,17 +100,11 @@ func TestHostileNames(t *testing.T) {
 				_, _ = io.WriteString(a.Stdout, mergeText(r, false))
 			}
 		},
-		"replay": func() {
-			_, _ = io.WriteString(a.Stdout,
-				replayText(terminaltest.Filled[turnstone.ReplayReport]()))
-		},
-		"ls": func() {
-			_, _ = terminal.Println(a.Stdout,
-				fileLine(*terminaltest.Filled[turnstone.FileInfo]()))
-		},
-		"gc":      func() { _ = printGC(a, terminaltest.Filled[turnstone.GCReport]()) },
-		"fsck":    func() { _ = printFsck(a, terminaltest.Filled[turnstone.FsckReport]()) },
-		"details": func() { _ = printDetails(a, terminaltest.Filled[template.Details]()) },
+		"replay":  func() { _, _ = io.WriteString(a.Stdout, replayText(terminaltest.Filled[turnstone.ReplayReport]())) },
+		"ls":      func() { _, _ = terminal.Println(a.Stdout, fileLine(*terminaltest.Filled[turnstone.FileInfo]())) },
+		"gc":      func() { printGC(a.Stdout, terminaltest.Filled[turnstone.GCReport]()) },
+		"fsck":    func() { printFsck(a.Stdout, terminaltest.Filled[turnstone.FsckReport]()) },
+		"details": func() { printDetails(a.Stdout, terminaltest.Filled[template.Details]()) },
 		"summary": func() { (&runCmd{}).summary(a, terminaltest.Filled[turnstone.TurnReport]()) },
 		"error": func() {
 			a.Complain(turnstone.NewError("x", turnstone.KindInvalid, terminaltest.Hostile, errors.New(terminaltest.Hostile)).

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -32,27 +32,23 @@ the beginning of its ID, its branches and tags, its result, its age and its titl
 func (c *logCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(log)
-		}
-		out := bufio.NewWriter(a.Stdout)
-		now := time.Now()
-		var g terminal.Graph
-		for _, t := range log.Turns {
-			rails, below := "", []string(nil)
-			if c.Graph {
-				rails, below = g.Turn(t.ID, t.Parents)
-			}
-			terminal.Println(out, rails+terminal.Printable(logLine(log, t, now)))
-			for _, line := range below {
-				terminal.Println(out, line)
-			}
-		}
-		return out.Flush()
+		return a.Result(log, err, func(w io.Writer) { c.print(w, log) })
 	})
+}
+
+func (c *logCmd) print(w io.Writer, log *turnstone.Graph) {
+	now := time.Now()
+	var g terminal.Graph
+	for _, t := range log.Turns {
+		rails, below := "", []string(nil)
+		if c.Graph {
+			rails, below = g.Turn(t.ID, t.Parents)
+		}
+		terminal.Println(w, rails+logLine(log, t, now))
+		for _, line := range below {
+			terminal.Println(w, line)
+		}
+	}
 }
 
 func logLine(log *turnstone.Graph, t turnstone.Turn, now time.Time) string {

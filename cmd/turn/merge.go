@@ -103,32 +103,22 @@ func (c *mergeCmd) merge(ctx context.Context, a *cli.App, x *executor.Executor) 
 
 // Run merges.
 func (c *mergeCmd) Run(a *cli.App) error {
-	ctx, stop := cli.Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, cli.ExitAborted)
-	defer stop()
-	x, err := a.Open(ctx)
-	if err != nil {
+	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+		rep, err := c.merge(ctx, a, x)
+		err = a.Result(rep, err, func(w io.Writer) {
+			text := ""
+			if c.Receipt && rep.Receipt != "" {
+				text = terminal.Text(a.Stdout, rep.Receipt)
+			} else {
+				text = mergeText(rep, c.Markers)
+			}
+			_, _ = io.WriteString(w, text) // w keeps its error
+		})
+		if err == nil && rep.Outcome == executor.MergeConflicts {
+			err = cli.Exit(cli.ExitFailed, nil)
+		}
 		return err
-	}
-	defer func() { _ = x.Close() }()
-	rep, err := c.merge(ctx, a, x)
-	if err != nil {
-		return cli.Fail(err)
-	}
-	switch {
-	case c.JSON:
-		err = a.WriteJSON(rep)
-	case c.Receipt && rep.Receipt != "":
-		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, rep.Receipt))
-	default:
-		_, err = io.WriteString(a.Stdout, mergeText(rep, c.Markers))
-	}
-	if err != nil {
-		return err
-	}
-	if rep.Outcome == executor.MergeConflicts {
-		return cli.Exit(cli.ExitFailed, nil)
-	}
-	return nil
+	})
 }
 
 // mergeText describes the result of a merge for users; markers means that they were requested.

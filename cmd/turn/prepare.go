@@ -6,7 +6,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // prepareCmd is for turn itself: it creates the images from which the next turn of a session
@@ -31,7 +30,7 @@ func (c *prepareCmd) Run(a *cli.App) error {
 // prepareNext starts prepareCmd in a separate process session. If it fails, the next turn does its
 // work.
 func prepareNext(a *cli.App, turn *turnstone.TurnReport) {
-	dir, err := statedir.Locate(a.Env.Dir)
+	dir, err := a.Locate()
 	if err != nil || turn.State == "" || a.Env.Background == "off" {
 		return
 	}

@@ -65,20 +65,18 @@ func (c *replayCmd) Run(a *cli.App) error {
 		return cli.Fail(err)
 	case err != nil:
 		return cli.Exit(cli.ExitAborted, err)
-	case c.JSON:
-		err = a.WriteJSON(rep)
-	case c.Receipt:
-		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, rep.Turn.Receipt))
-	default:
-		_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, replayText(rep)))
 	}
-	if err != nil {
-		return err
+	err = a.Result(rep, nil, func(w io.Writer) {
+		text := replayText(rep)
+		if c.Receipt {
+			text = rep.Turn.Receipt
+		}
+		_, _ = io.WriteString(w, terminal.Text(a.Stdout, text)) // w keeps its error
+	})
+	if err == nil && !rep.Same {
+		err = cli.Exit(cli.ExitFailed, nil)
 	}
-	if !rep.Same {
-		return cli.Exit(cli.ExitFailed, nil)
-	}
-	return nil
+	return err
 }
 
 // replayFiles bounds the number of files that a comparison for users names.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	"turnstone.dev/turnstone/executor"
@@ -69,10 +70,6 @@ func (c *resumeCmd) Run(a *cli.App) error {
 		if !c.Quiet {
 			terminal.Printf(a.Stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
 		}
-		if c.JSON {
-			return a.WriteJSON(info)
-		}
-		_, err = terminal.Println(a.Stdout, info.ID)
-		return err
+		return a.Result(info, nil, func(w io.Writer) { terminal.Println(w, info.ID) })
 	})
 }

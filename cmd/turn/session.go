@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -37,34 +38,23 @@ type sessionLsCmd struct {
 func (c *sessionLsCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		all, err := x.Sessions(ctx)
-		if err != nil {
-			return err
+		shown, now := slices.Clone(all), time.Now()
+		if !c.All {
+			anonymous := func(s turnstone.SessionInfo) bool { return s.Name == "" }
+			shown = slices.DeleteFunc(shown, anonymous)
 		}
-		if c.JSON {
-			return a.WriteJSON(sessionsReport{all})
+		err = a.Result(sessionsReport{all}, err, func(w io.Writer) {
+			head := "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN"
+			terminal.List(w, c.Names, head, shown, func(s turnstone.SessionInfo) []any {
+				branches := strings.Join(s.Branches, " ")
+				return []any{s.Label(), s.Turns, branches, terminal.Ago(s.Used, now), s.Title}
+			})
+		})
+		if n := len(all) - len(shown); err == nil && n > 0 && !c.Names && !c.JSON {
+			terminal.Printf(a.Stderr, "turn: %s not shown; -a shows them\n",
+				terminal.Plural(n, "anonymous session is", "anonymous sessions are"))
 		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		if !c.Names {
-			terminal.Printf(w, "SESSION\tTURNS\tBRANCHES\tUSED\tTITLE OF THE LAST TURN\n")
-		}
-		anonymous, now := 0, time.Now()
-		for _, s := range all {
-			switch {
-			case s.Name == "" && !c.All:
-				anonymous++
-			case c.Names:
-				terminal.Println(w, s.Label())
-			default:
-				terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\n", s.Label(), s.Turns, strings.Join(s.Branches, " "), terminal.Ago(s.Used, now), terminal.Printable(s.Title))
-			}
-		}
-		if err := w.Flush(); err != nil {
-			return err
-		}
-		if anonymous > 0 && !c.Names {
-			terminal.Printf(a.Stderr, "turn: %s not shown; -a shows them\n", terminal.Plural(anonymous, "anonymous session is", "anonymous sessions are"))
-		}
-		return nil
+		return err
 	})
 }
 
@@ -77,21 +67,19 @@ type sessionShowCmd struct {
 func (c *sessionShowCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		g, err := x.Session(ctx, c.Session)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(g)
-		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "session\t%s\nid\t%s\ncreated\t%s\nturns\t%d\n", g.Session.Label(), g.Session.ID, g.Session.Created.Format(time.RFC3339), len(g.Turns))
-		for _, b := range g.Branches {
-			terminal.Printf(w, "branch\t%s\t%s\n", b.Name, at(g, b.Head))
-		}
-		for _, t := range g.Tags {
-			terminal.Printf(w, "tag\t%s\t%s\n", t.Name, at(g, t.Turn))
-		}
-		return w.Flush()
+		return a.Result(g, err, func(w io.Writer) {
+			rows := [][]any{
+				{"session", g.Session.Label()}, {"id", g.Session.ID},
+				{"created", g.Session.Created.Format(time.RFC3339)}, {"turns", len(g.Turns)},
+			}
+			for _, b := range g.Branches {
+				rows = append(rows, []any{"branch", b.Name, at(g, b.Head)})
+			}
+			for _, t := range g.Tags {
+				rows = append(rows, []any{"tag", t.Name, at(g, t.Turn)})
+			}
+			terminal.Table(w, "", rows, func(row []any) []any { return row })
+		})
 	})
 }
 
@@ -136,10 +124,7 @@ func (c *sessionRmCmd) Run(a *cli.App) error {
 		}
 		rep := cli.RemovedReport{Removed: []string{}}
 		err := c.remove(ctx, x, &rep)
-		if c.JSON {
-			err = errors.Join(a.WriteJSON(rep), err)
-		}
-		return err
+		return a.Partial(rep, err)
 	})
 }
 
@@ -180,17 +165,11 @@ func (c *sessionRenameCmd) Run(a *cli.App) error {
 			return err
 		}
 		s, err := x.Rename(ctx, c.Session, c.Name)
-		if err != nil {
-			return err
-		}
 		// otherwise it is already the session at hand, or TURN_SESSION names it
-		if given == c.Session {
+		if err == nil && given == c.Session {
 			x.NoteUse(ctx, string(s.ID)) // its name has changed
 		}
-		if c.JSON {
-			return a.WriteJSON(s)
-		}
-		return nil
+		return a.Result(s, err, nil)
 	})
 }
 
@@ -204,10 +183,7 @@ type sessionTagCmd struct {
 func (c *sessionTagCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		tag, err := x.Tag(ctx, c.Ref, c.Name)
-		if err == nil && c.JSON {
-			return a.WriteJSON(tag)
-		}
-		return err
+		return a.Result(tag, err, nil)
 	})
 }
 
@@ -221,10 +197,7 @@ type sessionUntagCmd struct {
 func (c *sessionUntagCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		err := x.Untag(ctx, c.Session, c.Name)
-		if err == nil && c.JSON {
-			return a.WriteJSON(cli.RemovedReport{Removed: []string{c.Name}})
-		}
-		return err
+		return a.Result(cli.RemovedReport{Removed: []string{c.Name}}, err, nil)
 	})
 }
 
@@ -251,14 +224,10 @@ func (c *sessionExportCmd) Run(a *cli.App) error {
 			path = g.Session.Label() + ".tzst"
 		}
 		rep, err := exportTo(ctx, x, executor.ExportRequest{Session: string(g.Session.ID), Full: c.Full}, path)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(rep)
-		}
-		_, err = terminal.Printf(a.Stdout, "%s: %d turns, %d objects, %s before compression\n", terminal.Printable(path), rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
-		return err
+		return a.Result(rep, err, func(w io.Writer) {
+			terminal.Printf(w, "%s: %d turns, %d objects, %s before compression\n",
+				path, rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
+		})
 	})
 }
 
@@ -321,26 +290,31 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 		p := a.Progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As, Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
 		p.Close()
-		if err != nil {
-			if c.File != "-" {
-				err = fmt.Errorf("%s: %w", c.File, err)
-			}
-			return err
+		if err != nil && c.File != "-" {
+			err = fmt.Errorf("%s: %w", c.File, err)
 		}
-		if c.JSON {
-			return a.WriteJSON(rep)
+		if err == nil && !c.JSON && rep.Fresh && rep.Missing > 0 {
+			warnMissing(a, rep)
 		}
-		if !rep.Fresh {
-			_, err = terminal.Printf(a.Stdout, "%s was here already; turn fsck says whether all that it needs is\n", rep.Session.Label())
-			return err
-		}
-		if rep.Missing > 0 {
-			terminal.Printf(a.Stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n", rep.Missing, turnstone.Bytes(rep.MissingBytes).Human())
-			for _, t := range rep.Templates {
-				terminal.Printf(a.Stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
-			}
-		}
-		_, err = terminal.Printf(a.Stdout, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
-		return err
+		return a.Result(rep, err, func(w io.Writer) { printImport(w, rep) })
 	})
+}
+
+func printImport(w io.Writer, rep *executor.ImportReport) {
+	if !rep.Fresh {
+		terminal.Printf(w, "%s was here already; turn fsck says whether all that it needs is\n",
+			rep.Session.Label())
+		return
+	}
+	terminal.Printf(w, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)
+}
+
+// warnMissing reports the templates whose files are missing.
+func warnMissing(a *cli.App, rep *executor.ImportReport) {
+	size := turnstone.Bytes(rep.MissingBytes).Human()
+	terminal.Printf(a.Stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n",
+		rep.Missing, size)
+	for _, t := range rep.Templates {
+		terminal.Printf(a.Stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
+	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -50,30 +49,22 @@ func (c *showCmd) Run(a *cli.App) error {
 		}
 		if c.Files {
 			d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.Ref})
-			if err != nil {
-				return err
-			}
 			a.Command = "diff" // the output is that of diff
-			return printDiff(a, d, c.JSON, false, false)
+			return a.Result(d, err, func(w io.Writer) { printDiff(a, w, d, false, false) })
 		}
 		info, err := x.Show(ctx, c.Ref)
 		if err != nil {
 			return err
 		}
-		if c.JSON {
-			return a.WriteJSON(newTurnReport(info))
-		}
-		return printTurn(a, info)
+		return a.Result(newTurnReport(info), nil, func(w io.Writer) { printTurn(w, info) })
 	})
 }
 
-func printTurn(a *cli.App, i *turnstone.TurnInfo) error {
-	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-	line := func(key, value string) {
-		if value != "" {
-			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))
-		}
-	}
+func printTurn(w io.Writer, i *turnstone.TurnInfo) {
+	terminal.Fields(w, func(line func(key, value string)) { turnFields(i, line) })
+}
+
+func turnFields(i *turnstone.TurnInfo, line func(key, value string)) {
 	t := i.Turn
 	line("turn", fmt.Sprintf("%d (%s)", t.Number, t.ID))
 	line("session", i.Session.Label())
@@ -113,7 +104,6 @@ func printTurn(a *cli.App, i *turnstone.TurnInfo) error {
 		line("cwd", s.Cwd)
 		line("env", fmt.Sprintf("%d variables", len(s.Env)))
 	}
-	return w.Flush()
 }
 
 func join[T any](list []T) string {

@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"text/tabwriter"
+	"io"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -43,24 +42,13 @@ type templateLsCmd struct {
 func (c *templateLsCmd) Run(a *cli.App) error {
 	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		entries, err := s.List(ctx)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(templatesReport{append([]template.Entry{}, entries...)})
-		}
-		if c.Names {
-			for _, e := range entries {
-				terminal.Println(a.Stdout, e.Name)
-			}
-			return nil
-		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "NAME\tDIGEST\tIMAGE\tDESCRIPTION\n")
-		for _, e := range entries {
-			terminal.Printf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Digest.Short(), imageSize(e), terminal.Printable(e.Description))
-		}
-		return w.Flush()
+		report := templatesReport{append([]template.Entry{}, entries...)}
+		return a.Result(report, err, func(w io.Writer) {
+			head := "NAME\tDIGEST\tIMAGE\tDESCRIPTION"
+			terminal.List(w, c.Names, head, entries, func(e template.Entry) []any {
+				return []any{e.Name, e.Digest.Short(), imageSize(e), e.Description}
+			})
+		})
 	})
 }
 
@@ -87,14 +75,7 @@ func (c *templateBuildCmd) Run(a *cli.App) error {
 		p := a.Progress(c.Quiet, 0)
 		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock, Progress: p.Preparing, Events: p.Building})
 		p.Close()
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(t)
-		}
-		_, err = terminal.Printf(a.Stdout, "%s %s\n", t.Name, t.Digest)
-		return err
+		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
 	})
 }
 
@@ -107,23 +88,15 @@ type templateShowCmd struct {
 func (c *templateShowCmd) Run(a *cli.App) error {
 	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		d, err := s.Show(ctx, c.Template)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(d)
-		}
-		return printDetails(a, d)
+		return a.Result(d, err, func(w io.Writer) { printDetails(w, d) })
 	})
 }
 
-func printDetails(a *cli.App, d *template.Details) error {
-	w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-	line := func(key, value string) {
-		if value != "" {
-			terminal.Printf(w, "%s\t%s\n", key, terminal.Printable(value))
-		}
-	}
+func printDetails(w io.Writer, d *template.Details) {
+	terminal.Fields(w, func(line func(key, value string)) { detailFields(d, line) })
+}
+
+func detailFields(d *template.Details, line func(key, value string)) {
 	line("name", d.Name)
 	line("description", d.Description)
 	line("digest", string(d.Digest))
@@ -164,7 +137,6 @@ func printDetails(a *cli.App, d *template.Details) error {
 		line("built", d.Built.Format(time.RFC3339)+" in "+terminal.Elapsed(time.Duration(d.Template.BuildTime)))
 	}
 	line("log", d.Log)
-	return w.Flush()
 }
 
 // templatesRemoved lists the removed templates, and the sessions that were removed with them.
@@ -202,10 +174,8 @@ func (c *templateRmCmd) Run(a *cli.App) error {
 			}
 			removed = append(removed, name)
 		}
-		if c.JSON {
-			return errors.Join(a.WriteJSON(templatesRemoved{removed, sessions}), err)
-		}
-		if len(sessions) > 0 {
+		err = a.Partial(templatesRemoved{removed, sessions}, err)
+		if len(sessions) > 0 && !c.JSON {
 			terminal.Printf(a.Stderr, "turn: %s had files that were only there, and went with it\n", terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
 		}
 		return err

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"io"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -20,27 +22,23 @@ type templatePruneCmd struct {
 func (c *templatePruneCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		rep, err := x.PruneTemplates(ctx, executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(rep)
-		}
-		word := "removed"
-		if c.DryRun {
-			word = "would remove"
-		}
-		for _, b := range rep.Builds {
-			name := b.Name
-			if name == "" {
-				name = "unnamed"
-			}
-			terminal.Printf(a.Stdout, "%s %s %s, %s, built %s\n", word, terminal.Printable(name), b.Digest.Short(), turnstone.Bytes(b.Size).Human(), b.Built.Local().Format("2006-01-02 15:04"))
-		}
-		for _, s := range rep.Stays {
-			terminal.Printf(a.Stdout, "kept %s: %s\n", s.Digest.Short(), terminal.Printable(s.Why))
-		}
-		_, err = terminal.Printf(a.Stdout, "%s %d builds, %d logs, %d downloads: %s\n", word, len(rep.Builds), rep.Logs, rep.Packages.Files, turnstone.Bytes(rep.Freed).Human())
-		return err
+		return a.Result(rep, err, func(w io.Writer) { printPruned(w, rep, c.DryRun) })
 	})
+}
+
+func printPruned(w io.Writer, rep *executor.TemplatePruned, dryRun bool) {
+	word := "removed"
+	if dryRun {
+		word = "would remove"
+	}
+	size := func(n int64) string { return turnstone.Bytes(n).Human() }
+	for _, b := range rep.Builds {
+		terminal.Printf(w, "%s %s %s, %s, built %s\n", word, cmp.Or(b.Name, "unnamed"), b.Digest.Short(),
+			size(b.Size), b.Built.Local().Format("2006-01-02 15:04"))
+	}
+	for _, s := range rep.Stays {
+		terminal.Printf(w, "kept %s: %s\n", s.Digest.Short(), s.Why)
+	}
+	terminal.Printf(w, "%s %d builds, %d logs, %d downloads: %s\n",
+		word, len(rep.Builds), rep.Logs, rep.Packages.Files, size(rep.Freed))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/template"
@@ -32,13 +33,6 @@ func (c *templatePullCmd) Run(a *cli.App) error {
 			t, err = s.Ensure(ctx, spec.Name, p.Preparing)
 		}
 		p.Close()
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(t)
-		}
-		_, err = terminal.Printf(a.Stdout, "%s %s\n", t.Name, t.Digest)
-		return err
+		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
 	})
 }

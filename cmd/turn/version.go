@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"runtime"
 
 	"turnstone.dev/turnstone"
@@ -14,9 +15,8 @@ type versionCmd struct {
 
 // Run prints the version.
 func (c *versionCmd) Run(a *cli.App) error {
-	if c.JSON {
-		return a.WriteJSON(versionReport{turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH})
-	}
-	_, err := terminal.Printf(a.Stdout, "turn %s (%s, %s/%s)\n", turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	return err
+	v := versionReport{turnstone.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH}
+	return a.Result(v, nil, func(w io.Writer) {
+		terminal.Printf(w, "turn %s (%s, %s/%s)\n", v.Version, v.Go, v.OS, v.Arch)
+	})
 }

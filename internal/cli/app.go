@@ -26,7 +26,7 @@ type App struct {
 	grammar        reflect.Type
 	Kong           *kong.Kong
 	Verbose        int
-	json           bool   // the command's output is JSON, including errors
+	JSON           bool   // the command's output is JSON, including errors
 	Command        string // the running command, such as "session ls"
 	Env            Settings
 
@@ -70,10 +70,10 @@ func (a *App) Main(grammar any, args []string) int {
 		return ExitOK
 	}
 	if err != nil {
-		a.json = saysJSON(args)
+		a.JSON = saysJSON(args)
 		return a.report(Usage(err))
 	}
-	a.Verbose, a.json, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
+	a.Verbose, a.JSON, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
 	// log records before a command shows its progress, and those of commands without progress
 	a.LogTo(a.Stderr)
 	return a.report(kctx.Run(a))

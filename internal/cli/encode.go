@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"slices"
@@ -92,4 +93,29 @@ func saysJSON(args []string) bool {
 // A RemovedReport lists the removed objects, up to the first failure.
 type RemovedReport struct {
 	Removed []string `json:"removed"`
+}
+
+// Result prints v, which a call has returned with err: as JSON if the command has --json, otherwise
+// with text, which may be nil. If the call has failed, Result prints nothing and returns err.
+func (a *App) Result(v any, err error, text func(w io.Writer)) error {
+	switch {
+	case err != nil:
+		return err
+	case a.JSON:
+		return a.WriteJSON(v)
+	case text == nil:
+		return nil
+	}
+	out := bufio.NewWriter(a.Stdout) // keeps the first error
+	text(out)
+	return out.Flush()
+}
+
+// Partial prints the report v as JSON if the command has --json, even if the command has failed
+// with err: v lists what was done before. It returns err.
+func (a *App) Partial(v any, err error) error {
+	if !a.JSON {
+		return err
+	}
+	return errors.Join(a.WriteJSON(v), err)
 }

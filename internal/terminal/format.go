@@ -45,11 +45,3 @@ func Shorten(s string, n int) string {
 	}
 	return s
 }
-
-// OrDash returns s, or a dash if s is empty.
-func OrDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}

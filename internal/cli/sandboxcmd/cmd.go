@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"text/tabwriter"
+	"io"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -47,26 +47,16 @@ listed until turn sandbox rm removes them.`
 func (c *sandboxLsCmd) Run(a *cli.App) error {
 	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		all, err := s.List(ctx)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(SandboxesReport{append([]sandboxes.Info{}, all...)})
-		}
-		if c.Quiet {
-			for _, i := range all {
-				terminal.Println(a.Stdout, i.ID)
-			}
-			return nil
-		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON\n")
 		now := time.Now()
-		for _, i := range all {
-			terminal.Printf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", i.ID, terminal.OrDash(terminal.Printable(cmp.Or(i.Name, i.Label))), stateOf(i), terminal.OrDash(terminal.Printable(i.Image)),
-				terminal.Rough(now.Sub(i.Created)), timeLeft(i, now), terminal.Printable(i.Reason))
-		}
-		return w.Flush()
+		report := SandboxesReport{append([]sandboxes.Info{}, all...)}
+		return a.Result(report, err, func(w io.Writer) {
+			head := "ID\tNAME\tSTATE\tIMAGE\tAGE\tLEFT\tREASON"
+			terminal.List(w, c.Quiet, head, all, func(i sandboxes.Info) []any {
+				name, image := cmp.Or(i.Name, i.Label, "-"), cmp.Or(i.Image, "-")
+				age, left := terminal.Rough(now.Sub(i.Created)), timeLeft(i, now)
+				return []any{i.ID, name, stateOf(i), image, age, left, i.Reason}
+			})
+		})
 	})
 }
 
@@ -98,10 +88,7 @@ type sandboxStopCmd struct {
 func (c *sandboxStopCmd) Run(a *cli.App) error {
 	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
 		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
-		if c.JSON {
-			err = errors.Join(a.WriteJSON(StoppedReport{stopped}), err)
-		}
-		return err
+		return a.Partial(StoppedReport{stopped}, err)
 	})
 }
 
@@ -129,10 +116,7 @@ func (c *sandboxRmCmd) Run(a *cli.App) error {
 			}
 		}
 		removed, err := remove(ctx, s)
-		if c.JSON {
-			err = errors.Join(a.WriteJSON(cli.RemovedReport{Removed: removed}), err)
-		}
-		return err
+		return a.Partial(cli.RemovedReport{Removed: removed}, err)
 	})
 }
 

@@ -3,6 +3,7 @@ package sandboxcmd
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -99,11 +100,7 @@ func (c *sandboxCreateCmd) Run(a *cli.App) error {
 	if !c.Quiet {
 		terminal.Printf(a.Stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, terminal.Elapsed(time.Since(began)), i.Isolation)
 	}
-	if c.JSON {
-		return a.WriteJSON(i)
-	}
-	_, err = terminal.Println(a.Stdout, i.ID)
-	return err
+	return a.Result(i, nil, func(w io.Writer) { terminal.Println(w, i.ID) })
 }
 
 type sandboxHoldCmd struct {

@@ -3,9 +3,9 @@ package sandboxcmd
 import (
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -28,20 +28,15 @@ func (c *sandboxPsCmd) Run(a *cli.App) error {
 			return err
 		}
 		all, err := s.Processes(ctx, i.ID)
-		if err != nil {
-			return err
-		}
-		if c.JSON {
-			return a.WriteJSON(newProcessesReport(all))
-		}
-		w := tabwriter.NewWriter(a.Stdout, 0, 0, 2, ' ', 0)
-		terminal.Printf(w, "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND\n")
-		for _, p := range all {
+		return a.Result(newProcessesReport(all), err, func(w io.Writer) {
 			// All of this data comes from the sandbox.
-			terminal.Printf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", terminal.Printable(p.ProcessID), p.PID, processState(p), processAge(p),
-				turnstone.Bytes(max(0, p.StdoutEnd)+max(0, p.StderrEnd)).Human(), terminal.Shorten(terminal.Printable(strings.Join(p.Argv, " ")), 60))
-		}
-		return w.Flush()
+			head := "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND"
+			terminal.Table(w, head, all, func(p wire.ProcessProcessInfo) []any {
+				output := turnstone.Bytes(max(0, p.StdoutEnd) + max(0, p.StderrEnd)).Human()
+				command := terminal.Shorten(terminal.Printable(strings.Join(p.Argv, " ")), 60)
+				return []any{p.ProcessID, p.PID, processState(p), processAge(p), output, command}
+			})
+		})
 	})
 }
 
