@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/session"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -30,7 +31,7 @@ type ContextStore struct {
 	Templates *templatefiles.Contents
 
 	blobs blob.Store
-	specs func() *template.Store
+	specs Templates
 }
 
 // InTemplate reports whether a template has the content d. The store does not keep such contents.
@@ -42,17 +43,25 @@ func (cs *ContextStore) InTemplate(d turnstone.Digest) bool {
 // use.
 type Repo struct {
 	Dir       *statedir.Dir
-	Place     string                 // the bucket of the store; empty: in Dir
-	Templates func() *template.Store // with a builder of their layers
-	Fault     func(op string) error  // called before writes to the store, for tests; may be nil
+	Place     string // the bucket of the store; empty: in Dir
+	Templates Templates
+	Fault     func(op string) error // called before writes to the store, for tests; may be nil
 
 	mu   sync.Mutex
 	kept *ContextStore // nil until it is needed
 }
 
+// Templates are the templates of a state directory. *template.Store has them.
+type Templates interface {
+	Show(ctx context.Context, name string) (*template.Details, error)
+	Ensure(ctx context.Context, name string, progress func(string)) (*template.Template, error)
+	RootTree(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
+	BuiltLayers() []template.Layer
+}
+
 // New returns the repo of a state directory. Its store is in the bucket that place names, or in the
 // directory if place is empty. New opens nothing.
-func New(dir *statedir.Dir, place string, templates func() *template.Store) *Repo {
+func New(dir *statedir.Dir, place string, templates Templates) *Repo {
 	return &Repo{Dir: dir, Place: place, Templates: templates}
 }
 

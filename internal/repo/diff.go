@@ -90,7 +90,7 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore,
 
 // BuiltTemplate returns a template without building it.
 func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*template.Template, error) {
-	details, err := x.Templates().Show(ctx, name)
+	details, err := x.Templates.Show(ctx, name)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 // omitted; its user builds it again.
 func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 	var kept []template.Layer
-	for _, l := range template.NewStore(cs.Templates.Dir).BuiltLayers() {
+	for _, l := range cs.specs.BuiltLayers() {
 		has, err := cs.Store.Has(ctx, l.Tree.Root)
 		if err != nil {
 			return nil, err
@@ -44,7 +44,7 @@ func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (
 		return turnstone.TreeRef{}, err
 	}
 	defer func() { _ = batch.Close() }()
-	ref, err := cs.specs().RootTree(ctx, tmpl, batch)
+	ref, err := cs.specs.RootTree(ctx, tmpl, batch)
 	if err != nil {
 		return ref, err
 	}

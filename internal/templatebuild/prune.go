@@ -42,9 +42,10 @@ type TemplateStays struct {
 // Prune removes builds of templates that are no longer known, unless a session has files that are
 // only there, or a sandbox or another build that stays needs it. GC then removes the files of
 // layers. Prune also removes old downloads from package registries. It waits for commits of turns.
-func Prune(ctx context.Context, x *repo.Repo, req PruneRequest) (*TemplatePruned, error) {
+func Prune(ctx context.Context, x *repo.Repo, ts *template.Store,
+	req PruneRequest) (*TemplatePruned, error) {
 	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
-	locked := func() error { return prune(ctx, x, req, rep) }
+	locked := func() error { return prune(ctx, x, ts, req, rep) }
 	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
 		err = locked()
 		return rep, err
@@ -56,8 +57,7 @@ func Prune(ctx context.Context, x *repo.Repo, req PruneRequest) (*TemplatePruned
 	return rep, cs.Store.Exclusive(ctx, locked)
 }
 
-func prune(ctx context.Context, x *repo.Repo, req PruneRequest, rep *TemplatePruned) error {
-	ts := x.Templates()
+func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneRequest, rep *TemplatePruned) error {
 	needed, err := ts.Needed()
 	if err != nil {
 		return err

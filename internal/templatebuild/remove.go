@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // A Removal says how to remove a template.
@@ -26,9 +27,10 @@ type Removal struct {
 // the error is of kind Unavailable and names them, unless req says otherwise. Anonymous sessions
 // that need files of it are removed with it, and returned, unless one of their turns runs. Running
 // turns wait for it, and it waits for commits of turns.
-func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]turnstone.Session, error) {
-	remove := func() error { return x.Templates().Remove(ctx, req.Name) }
-	if on, err := x.Templates().Dependents(ctx, req.Name); err != nil {
+func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
+	req Removal) ([]turnstone.Session, error) {
+	remove := func() error { return ts.Remove(ctx, req.Name) }
+	if on, err := ts.Dependents(ctx, req.Name); err != nil {
 		return nil, err
 	} else if len(on) > 0 && !req.Force {
 		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
@@ -48,7 +50,7 @@ func Remove(ctx context.Context, x *repo.Repo, req Removal) ([]turnstone.Session
 	for range 10 {
 		var more *TemplateUse
 		err := cs.Store.Exclusive(ctx, func() error {
-			use, err := Use(ctx, x, req.Name)
+			use, err := Use(ctx, x, ts, req.Name)
 			if err != nil {
 				return err
 			}

@@ -40,9 +40,9 @@ const TimeLimit = 2 * time.Hour
 
 // Build builds a template by its name, or the spec at a path, which is registered when the build
 // succeeds, and lets x find the template's files: see template.Store.Build.
-func Build(ctx context.Context, x *repo.Repo, nameOrPath string,
+func Build(ctx context.Context, x *repo.Repo, ts *template.Store, nameOrPath string,
 	opts template.BuildOptions) (*template.Template, error) {
-	t, err := x.Templates().Build(ctx, nameOrPath, opts)
+	t, err := ts.Build(ctx, nameOrPath, opts)
 	if err == nil {
 		err = x.IndexTemplate(ctx, t)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // TemplateUse says who needs a template.
@@ -32,9 +33,10 @@ func newTemplateUse() *TemplateUse {
 
 // Use returns the sessions that need a template: a file of one of their turns is only in its image,
 // or they began on it and its spec was registered here. It reads the trees of all turns.
-func Use(ctx context.Context, x *repo.Repo, name string) (*TemplateUse, error) {
+func Use(ctx context.Context, x *repo.Repo, ts *template.Store,
+	name string) (*TemplateUse, error) {
 	use := newTemplateUse()
-	dir, own, err := templateFolder(ctx, x, name)
+	dir, own, err := templateFolder(ctx, x, ts, name)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +47,7 @@ func Use(ctx context.Context, x *repo.Repo, name string) (*TemplateUse, error) {
 	if err != nil {
 		return nil, err
 	}
-	if spec, err := x.Templates().Spec(name); err == nil {
+	if spec, err := ts.Spec(name); err == nil {
 		name = spec.Name // states name images of registries with their digest
 	}
 	return use, folderUse(ctx, cs, dir, use, name, own)
@@ -97,13 +99,13 @@ func anonymousSession(ctx context.Context, cs *repo.ContextStore, s turnstone.Se
 
 // templateFolder returns the folder of a template's image; none when another name
 // has the same image, which then stays. own tells that the spec is a user's.
-func templateFolder(ctx context.Context, x *repo.Repo,
+func templateFolder(ctx context.Context, x *repo.Repo, ts *template.Store,
 	name string) (dir string, own bool, err error) {
-	of, err := x.Templates().Show(ctx, name)
+	of, err := ts.Show(ctx, name)
 	if err != nil {
 		return "", false, err
 	}
-	all, err := x.Templates().List(ctx)
+	all, err := ts.List(ctx)
 	if err != nil {
 		return "", false, err
 	}

@@ -28,7 +28,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p.Leaves(p.Session("on-other"), others)
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	remove := func(r Removal) error {
-		gone, err := Remove(ctx, p.Repo, r)
+		gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), r)
 		if len(gone) > 0 {
 			t.Errorf("sessions went with it: %+v", gone)
 		}
@@ -42,7 +42,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	use := ok[*TemplateUse](t)(Use(ctx, p.Repo, "mine"))
+	use := ok[*TemplateUse](t)(Use(ctx, p.Repo, repotest.Templates(p.Repo), "mine"))
 	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
 		t.Errorf("%+v", use)
 	}
@@ -52,7 +52,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	if err := remove(Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
-	if names := ok[[]string](t)(p.Repo.Templates().Names()); strings.Contains(strings.Join(names, " "), "mine") {
+	if names := ok[[]string](t)(repotest.Templates(p.Repo).Names()); strings.Contains(strings.Join(names, " "), "mine") {
 		t.Errorf("it is still there: %v", names)
 	}
 	fresh := repotest.Open(p.Repo.Dir) // knows of no image that was there
@@ -99,7 +99,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, string(g.Turns[0].ID), "keep"))
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []turnstone.Session{named, tagged} {
-		gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"})
+		gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"})
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
 			t.Errorf("%+v, %v", gone, err)
 		}
@@ -108,13 +108,13 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	// A turn of it that runs keeps it.
 	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID,
 		Kind: string(turnstone.TurnKindRun)}))
-	if gone, err := Remove(ctx, p.Repo, Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
+	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if err := p.CS.DB.Abandon(ctx, runs.ID); err != nil {
 		t.Fatal(err)
 	}
-	gone := ok[[]turnstone.Session](t)(Remove(ctx, p.Repo, Removal{Name: "mine"}))
+	gone := ok[[]turnstone.Session](t)(Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"}))
 	if len(gone) != 1 || gone[0].ID != nameless.ID {
 		t.Errorf("%+v", gone)
 	}
@@ -128,7 +128,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 		t.Errorf("%+v", r.Problems)
 	}
 	// With its files copied nobody has to go.
-	if gone, err := Remove(ctx, p.Repo, Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
+	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Sessions != 1 {

@@ -79,7 +79,9 @@ func Planner(o Options) (*Executor, error) {
 func newExecutor(h *statedir.Dir, o Options) *Executor {
 	host := &Host{home: h, space: diskspace.New(h.Root), opt: o, launcher: o.launcher(h),
 		opened: proxy.NewBudget(proxy.DefaultBudget)}
-	host.repo = repo.New(h, o.Store, host.templates)
+	host.store = template.NewStore(h.Path("templates")).From(o.sources()).
+		WithLayers(host.layerBuilder())
+	host.repo = repo.New(h, o.Store, host.store)
 	return &Executor{Host: host}
 }
 

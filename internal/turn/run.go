@@ -32,14 +32,13 @@ type Host struct {
 	space    *diskspace.Disk // the one with home
 	repo     *repo.Repo      // what is kept between turns
 	launcher *sandbox.Launcher
+	store    *template.Store // with a builder of layers
 	opt      Options
 	opened   *proxy.Budget // of the connections that sandboxes have opened
 }
 
-// templates returns the templates, with what builds their layers.
-func (x *Host) templates() *template.Store {
-	return template.NewStore(x.home.Path("templates")).From(x.opt.sources()).WithLayers(x.layerBuilder())
-}
+// templates returns the templates, with a builder of their layers.
+func (x *Host) templates() *template.Store { return x.store }
 
 // context returns the context store, which is opened once.
 func (x *Host) context(ctx context.Context) (*repo.ContextStore, error) { return x.repo.Open(ctx) }
@@ -128,7 +127,7 @@ func (r *run) locate(ctx context.Context) error {
 	if r.at, err = take(ctx, cs, r.plan, r.again, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	settled, err := r.plan.On(r.at.below(), template.NewStore(cs.Templates.Dir))
+	settled, err := r.plan.On(r.at.below(), r.x.templates())
 	if err == nil {
 		r.plan, r.shape = settled, settled.Shape
 		r.setup, err = r.openNetwork(ctx)

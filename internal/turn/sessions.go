@@ -139,14 +139,19 @@ func (x *Executor) Merge(ctx context.Context, req merging.Request) (*merging.Mer
 // turn that is running is left out. The same session gives the same bytes.
 func (x *Executor) Export(ctx context.Context, req bundle.ExportRequest,
 	w io.Writer) (*bundle.ExportReport, error) {
-	return bundle.Export(ctx, x.repo, req, w)
+	return x.bundles().Export(ctx, req, w)
 }
 
 // Import reads a session that Export wrote. The file is untrusted: everything in it is checked
 // before the session appears. A session that is here already changes nothing.
 func (x *Executor) Import(ctx context.Context, req bundle.ImportRequest,
 	r io.Reader) (*bundle.ImportReport, error) {
-	return bundle.Import(ctx, x.repo, req, x.roomToImport, r)
+	return x.bundles().Import(ctx, req, r)
+}
+
+// bundles returns where sessions are exported from and imported to.
+func (x *Host) bundles() bundle.Host {
+	return bundle.Host{Repo: x.repo, Templates: x.templates(), Room: x.roomToImport}
 }
 
 // roomToImport returns an error while the disk is nearly full.

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -50,6 +51,25 @@ type exportTail struct {
 	Specs []*template.Spec `json:"specs"`
 }
 
+// Templates are the templates that exported sessions are on. *template.Store has them.
+type Templates interface {
+	Registered(name string) ([]*template.Spec, error)
+	Spec(name string) (*template.Spec, error)
+	Tree(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
+
+	// Ensure, Resolve and Adopt are those of a store that can build layers.
+	Ensure(ctx context.Context, name string, progress func(string)) (*template.Template, error)
+	Resolve(ctx context.Context, name string, progress func(string)) (*template.Spec, error)
+	Adopt(ctx context.Context, s *template.Spec, progress func(string)) (*template.Template, error)
+}
+
+// A Host is where sessions are exported from and imported to.
+type Host struct {
+	Repo      *repo.Repo
+	Templates Templates
+	Room      func() error // returns an error while the disk is nearly full
+}
+
 // ExportRequest says what to write.
 type ExportRequest struct {
 	Session string // name or ID
@@ -67,13 +87,13 @@ type ExportReport struct {
 
 // Export writes a session as one file to w: its turns, branches and tags, and all data that they
 // need. A running turn is omitted. The same session gives the same bytes.
-func Export(ctx context.Context, x *repo.Repo, req ExportRequest,
+func (h Host) Export(ctx context.Context, req ExportRequest,
 	w io.Writer) (*ExportReport, error) {
-	g, err := x.Session(ctx, req.Session)
+	g, err := h.Repo.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err
 	}
-	cs, err := x.Open(ctx)
+	cs, err := h.Repo.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +109,7 @@ func Export(ctx context.Context, x *repo.Repo, req ExportRequest,
 		return nil, err
 	}
 	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{},
-		templates: x.Templates()}
+		templates: h.Templates}
 	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
 	if err == nil {
@@ -108,7 +128,7 @@ type exporter struct {
 	seen map[turnstone.Digest]bool
 	rep  ExportReport
 
-	templates *template.Store
+	templates Templates
 	tail      exportTail
 	images    map[string]bool           // names of templates
 	machines  map[turnstone.Digest]bool // images of templates that kept machines run on

@@ -21,13 +21,13 @@ func FuzzImport(f *testing.F) {
 			return
 		}
 		file := repotest.Pack(t, []repotest.Entry{{Name: "session.json", Data: data, Kind: '0'}, {Name: "x" + string(name), Data: data, Kind: '0'}})
-		rep, err := Import(context.Background(), x, ImportRequest{}, room, bytes.NewReader(file))
+		rep, err := host(x).Import(context.Background(), ImportRequest{}, bytes.NewReader(file))
 		if err == nil {
 			t.Fatalf("an entry %q was taken: %+v", name, rep)
 		}
 		if all, err := x.Sessions(context.Background()); err != nil || len(all) != 0 {
 			t.Fatalf("left %v, %v", all, err)
 		}
-		_, _ = Import(context.Background(), x, ImportRequest{}, room, bytes.NewReader(data))
+		_, _ = host(x).Import(context.Background(), ImportRequest{}, bytes.NewReader(data))
 	})
 }

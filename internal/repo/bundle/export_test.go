@@ -27,7 +27,7 @@ func exported(t *testing.T) (p *repotest.Past, file []byte) {
 	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "story@2", "v1"))
 	p.Turn(p.Session("other"), "main", treetest.Texts(map[string]string{"/secret": "of another session"})...)
 	var out bytes.Buffer
-	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &out))
+	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
 	return p, out.Bytes()
 }
 
@@ -35,12 +35,12 @@ func TestExportImport(t *testing.T) {
 	p, file := exported(t)
 	ctx := t.Context()
 	var again bytes.Buffer
-	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &again))
+	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &again))
 	if !bytes.Equal(file, again.Bytes()) {
 		t.Error("the same session gives other bytes")
 	}
 	q := repotest.New(t)
-	rep := ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file)))
+	rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)))
 	if !rep.Fresh || rep.Turns != 3 || rep.Session.Name != "story" {
 		t.Errorf("%+v", rep)
 	}
@@ -64,18 +64,18 @@ func TestExportImport(t *testing.T) {
 	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
 		t.Errorf("%+v", r)
 	}
-	if rep := ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file))); rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file))); rep.Fresh {
 		t.Error("the second time changed something")
 	}
-	if _, err := Import(ctx, q.Repo, ImportRequest{As: "renamed"}, room, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := host(q.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("the same session under another name: %v", err)
 	}
 	r := repotest.New(t)
 	r.Session("story")
-	if _, err := Import(ctx, r.Repo, ImportRequest{}, room, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "--as") {
+	if _, err := host(r.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("the name is used: %v (%s)", err, turnstone.HintOf(err))
 	}
-	if rep := ok[*ImportReport](t)(Import(ctx, r.Repo, ImportRequest{As: "renamed"}, room, bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 	if got := string(ok[[]byte](t)(r.Repo.Receipt(ctx, "renamed@v1"))); got != "# Turn 2\n" {
@@ -130,7 +130,7 @@ func TestImportRefuses(t *testing.T) {
 	}
 	for what, bad := range cases {
 		q := repotest.New(t)
-		rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(bad))
+		rep, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(bad))
 		if k := turnstone.KindOf(err); err == nil || k == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v (%s)", what, rep, err, k)
 		}

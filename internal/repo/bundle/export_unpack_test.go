@@ -32,7 +32,7 @@ func holds(t *testing.T, content func(b *store.Batch) turnstone.Content) []byte 
 		return ok[turnstone.TreeRef](t)(tree.PutRoot(ctx, w, r))
 	})
 	var out bytes.Buffer
-	ok[*ExportReport](t)(Export(ctx, p.Repo, ExportRequest{Session: "story"}, &out))
+	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
 	return out.Bytes()
 }
 
@@ -55,7 +55,7 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 			Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
 	})
 	q := repotest.New(t)
-	_, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file))
+	_, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file))
 	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
@@ -75,7 +75,7 @@ func TestImportSparse(t *testing.T) {
 		t.Errorf("it has %d bytes: nothing is asked here", len(file))
 	}
 	q := repotest.New(t)
-	if rep := ok[*ImportReport](t)(Import(t.Context(), q.Repo, ImportRequest{}, room, bytes.NewReader(file))); !rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{}, bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 	ok[turnstone.Session](t)(q.CS.DB.Find(t.Context(), "story"))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -26,7 +27,7 @@ func TestFixture(t *testing.T) {
 		p.Turn(s, "fix/auth", treetest.Texts(map[string]string{"/workspace/list": "other\n", "/workspace/out/a.csv": "1,2\n"})...)
 		ok[turnstone.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
 		var b bytes.Buffer
-		ok[*ExportReport](t)(Export(t.Context(), p.Repo, ExportRequest{Session: "research", Full: true}, &b))
+		ok[*ExportReport](t)(host(p.Repo).Export(t.Context(), ExportRequest{Session: "research", Full: true}, &b))
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -37,12 +38,14 @@ func TestFixture(t *testing.T) {
 	}
 	defer func() { _ = f.Close() }()
 	p := repotest.New(t)
-	if rep := ok[*ImportReport](t)(Import(t.Context(), p.Repo, ImportRequest{}, room, f)); rep.Turns != 3 || !rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(p.Repo).Import(t.Context(), ImportRequest{}, f)); rep.Turns != 3 || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
 
-// room says that the disk has room.
-func room() error { return nil }
+// host returns a host with enough space.
+func host(r *repo.Repo) Host {
+	return Host{Repo: r, Templates: repotest.Templates(r), Room: func() error { return nil }}
+}

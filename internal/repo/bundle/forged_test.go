@@ -66,14 +66,14 @@ func TestForgedTrees(t *testing.T) {
 			t.Errorf("%s: fsck says %+v", what, r.Problems)
 		}
 		var file bytes.Buffer
-		if _, err := Export(ctx, p.Repo, ExportRequest{Session: "story"}, &file); err != nil {
+		if _, err := host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &file); err != nil {
 			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("%s: export: %v", what, err)
 			}
 			continue // it does not leave this place at all
 		}
 		q := repotest.New(t)
-		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if rep, err := host(q.Repo).Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {

@@ -81,10 +81,10 @@ type UnbuiltTemplate struct {
 // missing objects are errors, except contents that the file omits because a template has them: the
 // report lists those that are not here. Templates are built as req says; a failed build is no
 // error. The session appears as a whole or not at all; objects of a rejected file may take up space
-// until GC. room returns an error while the disk is nearly full.
-func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() error,
+// until GC.
+func (h Host) Import(ctx context.Context, req ImportRequest,
 	r io.Reader) (*ImportReport, error) {
-	cs, err := x.Open(ctx)
+	cs, err := h.Repo.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() er
 		return nil, notExported(err)
 	}
 	defer z.Close()
-	m := &importer{cs: cs, tr: tar.NewReader(z), room: room, objects: map[turnstone.Digest]bool{},
+	m := &importer{cs: cs, tr: tar.NewReader(z), host: h, objects: map[turnstone.Digest]bool{},
 		leftOut: map[turnstone.Digest]bool{}, missing: map[turnstone.Digest]int64{}}
 	if err := m.head(); err != nil {
 		return nil, err
@@ -122,7 +122,7 @@ func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() er
 	if err := batch.Flush(ctx); err != nil {
 		return nil, err
 	}
-	if err := readTemplates(ctx, x, m, batch, req); err != nil {
+	if err := m.readTemplates(ctx, batch, req); err != nil {
 		return nil, err
 	}
 	m.unpacked = maxUnpacked + in.read()*maxUnpacking
@@ -140,7 +140,7 @@ func Import(ctx context.Context, x *repo.Repo, req ImportRequest, room func() er
 type importer struct {
 	cs      *repo.ContextStore
 	tr      *tar.Reader
-	room    func() error
+	host    Host
 	format  int
 	graph   turnstone.Graph
 	objects map[turnstone.Digest]bool // that the file has; true: something names it
@@ -259,7 +259,7 @@ func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
 			return refused("has the object %s twice", d.Short())
 		}
 		if m.rep.Bytes >= next {
-			if err := m.room(); err != nil {
+			if err := m.host.Room(); err != nil {
 				return err
 			}
 			next = m.rep.Bytes + roomEvery

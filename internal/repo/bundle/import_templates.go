@@ -38,7 +38,7 @@ func (m *importer) readTail(h *tar.Header) error {
 // readTemplates lets the store find what lies in the templates that m's turns began
 // on: nobody may have asked for their files yet. Those that are not here are built, if
 // req wants that.
-func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.Batch,
+func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 	req ImportRequest) error {
 	progress := req.Progress
 	if progress == nil {
@@ -51,9 +51,9 @@ func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.
 			continue // verify says what is wrong with it
 		}
 		read[rec.Image] = true
-		tmpl, err := x.BuiltTemplate(ctx, rec.Image)
+		tmpl, err := m.host.Repo.BuiltTemplate(ctx, rec.Image)
 		if err != nil {
-			tmpl, err = importTemplate(ctx, x, m, rec, req.Build, progress)
+			tmpl, err = m.importTemplate(ctx, rec, req.Build, progress)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -62,7 +62,7 @@ func readTemplates(ctx context.Context, x *repo.Repo, m *importer, batch *store.
 			m.leave(rec, repo.CauseOf(err).Error(), turnstone.HintOf(err))
 			continue
 		}
-		if _, err := x.Templates().Tree(ctx, tmpl, batch); err != nil {
+		if _, err := m.host.Templates.Tree(ctx, tmpl, batch); err != nil {
 			return err
 		}
 		if tmpl.Digest != rec.Template {
@@ -79,7 +79,7 @@ func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
 }
 
 // importTemplate builds the template that rec's turn began on, if how allows it.
-func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *turnstone.TurnRecord,
+func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord,
 	how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
@@ -90,7 +90,7 @@ func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *turnsto
 	}
 	name := fmt.Sprintf("%.600s", strings.Trim(strconv.Quote(rec.Image), `"`))
 	all := "turn session import --build all"
-	ts := x.Templates()
+	ts := m.host.Templates
 	_, err := ts.Spec(rec.Image)
 	switch {
 	case err == nil && how != BuildKnown && how != BuildAll:
@@ -122,24 +122,24 @@ func importTemplate(ctx context.Context, x *repo.Repo, m *importer, rec *turnsto
 				"what that installs and runs in a sandbox is its author's choice",
 				"is not known here")
 		}
-		return adopt(ctx, x, specs[:i+1], progress)
+		return adopt(ctx, ts, specs[:i+1], progress)
 	}
 	return nil, fail("export with --full", "is not known here, and the file has no spec of it")
 }
 
 // adopt builds the last of specs, and those of the others that it lies on.
-func adopt(ctx context.Context, x *repo.Repo, specs []*template.Spec,
+func adopt(ctx context.Context, ts Templates, specs []*template.Spec,
 	progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {
-			if _, err := adopt(ctx, x, specs[:i+1], progress); err != nil {
+			if _, err := adopt(ctx, ts, specs[:i+1], progress); err != nil {
 				return nil, err
 			}
 			break
 		}
 	}
-	return x.Templates().Adopt(ctx, last, progress)
+	return ts.Adopt(ctx, last, progress)
 }
 
 // report says what is not here.

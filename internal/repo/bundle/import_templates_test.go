@@ -23,7 +23,7 @@ func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[strin
 	p.Leaves(p.Session("s"), p.Template("mine", files))
 	var out bytes.Buffer
 	req.Session = "s"
-	ok[*ExportReport](t)(Export(t.Context(), p.Repo, req, &out))
+	ok[*ExportReport](t)(host(p.Repo).Export(t.Context(), req, &out))
 	return out.Bytes(), files
 }
 
@@ -35,13 +35,13 @@ func TestImportWithoutTemplate(t *testing.T) {
 	q := repotest.New(t)
 	for _, how := range []ImportBuild{"", BuildNone, BuildKnown} {
 		r := repotest.New(t)
-		rep := ok[*ImportReport](t)(Import(ctx, r.Repo, ImportRequest{Build: how}, room, bytes.NewReader(file)))
+		rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: how}, bytes.NewReader(file)))
 		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) || len(rep.Templates) != 1 ||
 			rep.Templates[0].Name != "mine" || !strings.Contains(rep.Templates[0].Why, "not known here") || !strings.Contains(rep.Templates[0].Hint, "--build all") {
 			t.Errorf("%q: %+v", how, rep)
 		}
 	}
-	ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(file)))
+	ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)))
 	if info := ok[*turnstone.TurnInfo](t)(q.Repo.Show(ctx, "s@1")); info.State == nil {
 		t.Errorf("%+v", info)
 	}
@@ -61,7 +61,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	q.Template("mine", files)
 	fresh := repotest.Open(q.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
-	built := ok[*template.Template](t)(fresh.Templates().Build(ctx, "mine", template.BuildOptions{}))
+	built := ok[*template.Template](t)(repotest.Templates(fresh).Build(ctx, "mine", template.BuildOptions{}))
 	if err := fresh.IndexTemplate(ctx, built); err != nil {
 		t.Fatal(err)
 	}
@@ -78,11 +78,11 @@ func TestImportWithoutTemplate(t *testing.T) {
 	// Where it was before, nothing is missing; and with --full neither.
 	r := repotest.New(t)
 	r.Template("mine", files)
-	if rep := ok[*ImportReport](t)(Import(ctx, r.Repo, ImportRequest{Build: BuildKnown}, room, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: BuildKnown}, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 	full, _ := withTemplate(t, ExportRequest{Full: true})
-	if rep := ok[*ImportReport](t)(Import(ctx, repotest.New(t).Repo, ImportRequest{}, room, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	if rep := ok[*ImportReport](t)(host(repotest.New(t).Repo).Import(ctx, ImportRequest{}, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 }
@@ -115,7 +115,7 @@ func TestImportHostileTail(t *testing.T) {
 		"less left out": with(func(e *exportTail) { e.LeftOut = e.LeftOut[1:] }),
 	} {
 		q := repotest.New(t)
-		if rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
+		if rep, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
@@ -130,7 +130,7 @@ func TestImportHostileTail(t *testing.T) {
 		all.LeftOut = append(all.LeftOut, turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].Name, exportObject)))
 		entries[len(entries)-1].Data = ok[[]byte](t)(json.Marshal(all))
 		q := repotest.New(t)
-		rep, err := Import(ctx, q.Repo, ImportRequest{}, room, bytes.NewReader(repotest.Pack(t, entries)))
+		rep, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(repotest.Pack(t, entries)))
 		if err == nil && rep.Missing != 3 {
 			t.Errorf("%s: %+v", good[i].Name, rep)
 		}
@@ -144,11 +144,11 @@ func TestImportHostileTail(t *testing.T) {
 		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
 	} {
 		q := repotest.New(t)
-		rep := ok[*ImportReport](t)(Import(ctx, q.Repo, ImportRequest{Build: BuildAll}, room, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
+		rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{Build: BuildAll}, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
 		if rep.Missing != 2 || len(rep.Templates) != 1 {
 			t.Errorf("%s: %+v", what, rep)
 		}
-		for _, name := range ok[[]string](t)(q.Repo.Templates().Names()) {
+		for _, name := range ok[[]string](t)(repotest.Templates(q.Repo).Names()) {
 			if name == "mine" || name == "other" || name == "x" {
 				t.Errorf("%s: %s is registered", what, name)
 			}

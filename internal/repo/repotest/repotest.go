@@ -56,9 +56,12 @@ func Open(dir *statedir.Dir) *repo.Repo { return OpenAt(dir, "") }
 
 // OpenAt is Open of a repo whose store is at place.
 func OpenAt(dir *statedir.Dir, place string) *repo.Repo {
-	return repo.New(dir, place, func() *template.Store {
-		return template.NewStore(dir.Path("templates"))
-	})
+	return repo.New(dir, place, template.NewStore(dir.Path("templates")))
+}
+
+// Templates returns the templates of r, without a builder of layers.
+func Templates(r *repo.Repo) *template.Store {
+	return template.NewStore(r.Dir.Path("templates"))
 }
 
 // OK returns a function that returns v, and ends the test if err is not nil.
@@ -179,7 +182,7 @@ func (p *Past) Template(name string, files map[string]string) func(w tree.Writer
 	write(filepath.Join(specs, name+".json"), spec)
 	return func(w tree.Writer) turnstone.TreeRef {
 		tmpl := OK[*template.Template](t)(p.Repo.BuiltTemplate(t.Context(), name))
-		return OK[turnstone.TreeRef](t)(p.Repo.Templates().Tree(t.Context(), tmpl, w))
+		return OK[turnstone.TreeRef](t)(Templates(p.Repo).Tree(t.Context(), tmpl, w))
 	}
 }
 
