@@ -1,7 +1,7 @@
-// Command overlay makes gVisor's source with Turnstone's additions: a copy of the pinned
-// module with a few edits and a few more files. The go command does not let an overlay
-// stand in for files of its module cache, so the copy has a place of its own, and a
-// go.mod says that it replaces the module. It is run in the folder of the module runsc:
+// Command overlay creates gVisor's source with Turnstone's additions: a copy of the pinned module
+// with edits and additional files. The go command does not allow an overlay for files of its module
+// cache. Therefore the copy is a separate folder, and a go.mod replaces the module with the copy.
+// Run the command in the folder of the module runsc:
 //
 //	go run ./overlay DIR
 //	go build -modfile DIR/go.mod
@@ -20,8 +20,8 @@ import (
 
 const module = "gvisor.dev/gvisor"
 
-// added is the folder with our own files for gVisor's packages. Its name keeps the go
-// command away from it.
+// added is the folder with additional files for gVisor's packages. The go command ignores folders
+// whose names begin with an underscore.
 const added = "overlay/_gvisor"
 
 func main() {
@@ -59,7 +59,7 @@ func run(dir string) error {
 	return modFile(dir, target)
 }
 
-// modFile writes this module's go.mod with the copy in the place of gVisor's module.
+// modFile writes this module's go.mod with the copy in place of gVisor's module.
 func modFile(dir, target string) error {
 	for _, name := range []string{"go.mod", "go.sum"} {
 		b, err := os.ReadFile(name)
@@ -76,11 +76,11 @@ func modFile(dir, target string) error {
 	return nil
 }
 
-// prebuilt is a program that gVisor's module has as 47 MB of machine code, for checkpoints
-// in Google's storage. What we ship is built from source: it is left empty.
+// prebuilt is a program for checkpoints in Google's storage. gVisor's module contains 47 MB of its
+// machine code. Turnstone ships only programs that are built from source: the copy is empty.
 const prebuilt = "runsc/checkpointgofer/checkpointgofer.bin"
 
-// copyModule copies what a build needs: not the tests.
+// copyModule copies the module without its tests.
 func copyModule(source, target string) error {
 	return filepath.WalkDir(source, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() || strings.HasSuffix(path, "_test.go") {
@@ -100,7 +100,7 @@ func copyModule(source, target string) error {
 	})
 }
 
-// moduleDir returns the folder of gVisor's module, which is downloaded if need be.
+// moduleDir returns the folder of gVisor's module, and downloads the module if necessary.
 func moduleDir() (string, error) {
 	cmd := exec.Command("go", "mod", "download", "-json", module)
 	cmd.Stderr = os.Stderr
@@ -118,7 +118,7 @@ func moduleDir() (string, error) {
 	return m.Dir, nil
 }
 
-// addFiles puts our own files beside gVisor's.
+// addFiles copies the additional files to gVisor's packages.
 func addFiles(target string) error {
 	return filepath.WalkDir(added, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || e.IsDir() {
@@ -130,7 +130,7 @@ func addFiles(target string) error {
 		}
 		to := filepath.Join(target, name)
 		if _, err := os.Stat(to); err == nil {
-			return fmt.Errorf("gVisor has a file %s of its own", name)
+			return fmt.Errorf("gVisor already has a file %s", name)
 		}
 		b, err := os.ReadFile(path)
 		if err != nil {
@@ -149,7 +149,8 @@ func editFiles(target string) error {
 			return fmt.Errorf("edit %q: %w", e.name, err)
 		}
 		if n := strings.Count(string(b), e.old); n != 1 {
-			return fmt.Errorf("edit %q: its place is found %d times in %s, not once", e.name, n, e.file)
+			return fmt.Errorf("edit %q: %s contains the piece %d times, want once",
+				e.name, e.file, n)
 		}
 		if err := write(path, []byte(strings.Replace(string(b), e.old, e.new, 1))); err != nil {
 			return err
