@@ -1,7 +1,6 @@
 package firecracker
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,18 +11,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
 )
 
 // A held is the input of a process that holds a machine.
@@ -78,42 +76,7 @@ func (b *bench) killed(t *testing.T) {
 		"Layers": m.Layers, "Home": m.Home}})
 	check(t, err)
 	check(t, os.WriteFile(filepath.Join(b.dir, "held.json"), text, 0o600))
-	self, err := os.Executable()
-	check(t, err)
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+b.dir)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	check(t, err)
-	check(t, cmd.Start())
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		_ = cmd.Wait()
-		t.Fatalf("the holder says %q, %v: %s", line, err, stderr.String())
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	check(t, err)
-	if unix.Kill(pid, 0) != nil {
-		t.Fatal("its machine does not run")
-	}
-	check(t, cmd.Process.Kill())
-	_ = cmd.Wait()
-	for until := time.Now().Add(10 * time.Second); !gone(pid); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(until) {
-			t.Fatal("the machine has outlived its holder")
-		}
-	}
-}
-
-// gone reports whether a process has ended, reaped or not.
-func gone(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
+	substratetest.Killed(t, b.dir)
 }
 
 // TestKilledHolder checks that a machine does not outlive the process that holds it, and that the

@@ -22,24 +22,12 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("TURNSTONE_TEST_HOLD"); dir != "" {
-		if err := hold(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
-		if err := benchmark(mode); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	substratetest.Child(hold, benchmark)
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if standinDir != "" {
 			_ = os.RemoveAll(standinDir)

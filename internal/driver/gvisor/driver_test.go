@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -29,17 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("TURNSTONE_TEST_HOLD"); dir != "" {
-		hold(dir)
-		return
-	}
-	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
-		if err := benchmark(mode); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	substratetest.Child(hold, benchmark)
 	os.Exit(m.Run())
 }
 
@@ -182,31 +171,23 @@ func TestRace(t *testing.T) {
 
 // hold is another process: it restores a sandbox, prints the IDs of all its processes, and waits
 // for its own end.
-func hold(dir string) {
+func hold(dir string) error {
 	var m substrate.Machine
-	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
-	if err == nil {
-		m.Agent = func() ([]byte,
-			error) {
-			return os.ReadFile(os.Getenv("TURNSTONE_TEST_AGENT_FILE"))
-		}
+	if err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m); err != nil {
+		return err
 	}
-	var s *Substrate
+	m.Agent = func() ([]byte, error) { return os.ReadFile(os.Getenv("TURNSTONE_TEST_AGENT_FILE")) }
 	ctx := context.Background()
-	if err == nil {
-		s, err = New(ctx, &statedir.Dir{Root: dir},
-			Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
-	}
-	var vm substrate.Sandbox
-	if err == nil {
-		vm, err = s.Restore(ctx, m)
-	}
-	if err == nil {
-		_, _, err = substratetest.Configure(ctx, vm, m, nil)
-	}
+	s, err := New(ctx, &statedir.Dir{Root: dir}, Options{Binary: os.Getenv("TURNSTONE_TEST_RUNSC")})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return err
+	}
+	vm, err := s.Restore(ctx, m)
+	if err != nil {
+		return err
+	}
+	if _, _, err = substratetest.Configure(ctx, vm, m, nil); err != nil {
+		return err
 	}
 	fmt.Println(strings.Trim(fmt.Sprint(descendants(os.Getpid())), "[]")) // in a single write
 	select {}
@@ -250,30 +231,10 @@ func TestKilled(t *testing.T) {
 	m := testMachine(t, shared)
 	spec, agentFile := machineJSON(t, m)
 	h := &statedir.Dir{Root: t.TempDir()}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root, "TURNSTONE_TEST_MACHINE="+spec,
+	pids := substratetest.Killed(t, h.Root, "TURNSTONE_TEST_MACHINE="+spec,
 		"TURNSTONE_TEST_AGENT_FILE="+agentFile, "TURNSTONE_TEST_RUNSC="+builtRunsc(t))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	check(t, err)
-	check(t, cmd.Start())
-	defer func() { _ = cmd.Process.Kill() }()
-	line := make([]byte, 1000)
-	n, err := out.Read(line)
-	check(t, err)
-	pids := strings.Fields(string(line[:n]))
 	if len(pids) < 3 { // runsc, the sandbox, and the processes that run its code
 		t.Fatalf("there are the processes %v", pids)
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	for _, pid := range pids {
-		for until := time.Now().Add(10 * time.Second); alive(pid); time.Sleep(
-			5 * time.Millisecond) {
-			if time.Now().After(until) {
-				t.Fatalf("process %s outlives its killed parent", pid)
-			}
-		}
 	}
 	if names, _ := filepath.Glob(h.Path("sandboxes", "*", ".gvisor.filestore*")); len(names) > 0 {
 		t.Errorf("what it wrote is still there: %v", names)
@@ -285,16 +246,6 @@ func TestKilled(t *testing.T) {
 	if left, err := os.ReadDir(h.Path("sandboxes")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-}
-
-// alive distinguishes a running process from an ended process, reaped or not.
-func alive(pid string) bool {
-	b, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
 // TestClosed checks that no process is left after Close, at any moment.
@@ -311,11 +262,11 @@ func TestClosed(t *testing.T) {
 		check(t, vm.Close())
 		for _, pid := range pids {
 			// The kernel kills a child some time after its parent has ended.
-			for until := time.Now().Add(5 * time.Second); alive(strconv.Itoa(pid)) &&
+			for until := time.Now().Add(5 * time.Second); substratetest.Alive(pid) &&
 				time.Now().Before(until); {
 				time.Sleep(5 * time.Millisecond)
 			}
-			if alive(strconv.Itoa(pid)) {
+			if substratetest.Alive(pid) {
 				t.Errorf("closed after %s: process %d of %v is still there", after, pid, pids)
 			}
 		}

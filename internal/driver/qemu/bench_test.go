@@ -2,16 +2,13 @@ package qemu
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
@@ -30,12 +27,8 @@ func benchmark(mode string) error {
 		return err
 	}
 	switch mode {
-	case "floor":
-		return floor(h)
 	case "script":
 		return script(h)
-	case "memory":
-		return cloneMemory(h)
 	case "bare":
 		return bareChannel(h)
 	}
@@ -135,50 +128,6 @@ func clone(h *statedir.Dir) (*machine, error) {
 var benchNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
 	DNS: []string{network.DNS}}
 
-// runIn runs a script in a fresh clone.
-func runIn(vm *machine, script string, stdio wire.Stdio) error {
-	link, err := wire.NewLink(vm.agent, true)
-	if err != nil {
-		return err
-	}
-	stream, err := link.Open()
-	if err != nil {
-		return err
-	}
-	client := wire.NewClient(stream)
-	ctx := context.Background()
-	entropy := make([]byte, 64)
-	_, _ = rand.Read(entropy)
-	if _, err := client.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: entropy,
-		Time: time.Now().Format(time.RFC3339Nano), Scratch: scratchSerial,
-		Hostname: "floor", MachineID: "0123456789abcdef0123456789abcdef",
-		Network: &benchNetwork}); err != nil {
-		return err
-	}
-	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
-		stdio)
-	if err == nil && exit.Exit.ExitCode != 0 {
-		err = fmt.Errorf("%s: exit %d", script, exit.Exit.ExitCode)
-	}
-	return err
-}
-
-// floor is the lower bound of `turn run`. The agent runs nothing before it is configured, so the
-// configuration is included. It prints the time without the start and the end of this program, in
-// microseconds.
-func floor(h *statedir.Dir) error {
-	began := time.Now()
-	vm, err := clone(h)
-	if err == nil {
-		err = runIn(vm, "true", wire.Stdio{})
-	}
-	fmt.Println(time.Since(began).Microseconds())
-	if vm != nil {
-		_ = vm.Close()
-	}
-	return err
-}
-
 // script runs standard input as a script in a clone.
 func script(h *statedir.Dir) error {
 	text, err := io.ReadAll(os.Stdin)
@@ -186,46 +135,19 @@ func script(h *statedir.Dir) error {
 		return err
 	}
 	vm, err := clone(h)
-	if err == nil {
-		err = runIn(vm, string(text), wire.Stdio{Out: os.Stdout, Err: os.Stderr})
+	if err != nil {
+		return err
 	}
-	if vm != nil {
-		_ = vm.Close()
+	defer func() { _ = vm.Close() }()
+	ctx := context.Background()
+	client, _, err := substratetest.Configure(ctx, vm, substrate.Machine{}, &benchNetwork)
+	if err != nil {
+		return err
+	}
+	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", string(text)}},
+		wire.Stdio{Out: os.Stdout, Err: os.Stderr})
+	if err == nil && exit.Exit.ExitCode != 0 {
+		err = fmt.Errorf("%s: exit %d", text, exit.Exit.ExitCode)
 	}
 	return err
-}
-
-var rollup = regexp.MustCompile(`(?m)^(Rss|Pss|Pss_Anon|Private_Clean|Private_Dirty):\s+(\d+) kB`)
-
-// cloneMemory prints the memory of each of several clones after `true`.
-func cloneMemory(h *statedir.Dir) error {
-	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private, clean | private, dirty |\n|---|---|---|---|---|---|")
-	var vms []*machine
-	defer func() {
-		for _, vm := range vms {
-			_ = vm.Close()
-		}
-	}()
-	for range 4 {
-		vm, err := clone(h)
-		if err != nil {
-			return err
-		}
-		vms = append(vms, vm)
-		if err := runIn(vm, "true", wire.Stdio{}); err != nil {
-			return err
-		}
-	}
-	for i, vm := range vms {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", vm.PID()))
-		if err != nil {
-			return err
-		}
-		fmt.Printf("| %d ", i+1)
-		for _, m := range rollup.FindAllSubmatch(b, -1) {
-			fmt.Printf("| %s KiB ", m[2])
-		}
-		fmt.Println("|")
-	}
-	return nil
 }

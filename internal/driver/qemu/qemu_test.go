@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,17 +32,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("TURNSTONE_TEST_HOLD"); dir != "" {
-		hold(dir)
-		return
-	}
-	if mode := os.Getenv("TURNSTONE_BENCH"); mode != "" {
-		if err := benchmark(mode); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	substratetest.Child(hold, benchmark)
 	os.Exit(m.Run())
 }
 
@@ -263,21 +252,19 @@ func TestTouchedSnapshot(t *testing.T) {
 }
 
 // hold is another process: it restores a machine, prints QEMU's pid, and waits for its own end.
-func hold(dir string) {
+func hold(dir string) error {
 	var m substrate.Machine
-	err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m)
-	var s *Substrate
-	if err == nil {
-		s, err = New(context.Background(), &statedir.Dir{Root: dir},
-			Options{Kernel: m.GuestKernel()})
+	if err := json.Unmarshal([]byte(os.Getenv("TURNSTONE_TEST_MACHINE")), &m); err != nil {
+		return err
 	}
-	var vm substrate.Sandbox
-	if err == nil {
-		vm, err = s.Restore(context.Background(), m)
-	}
+	ctx := context.Background()
+	s, err := New(ctx, &statedir.Dir{Root: dir}, Options{Kernel: m.GuestKernel()})
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		return err
+	}
+	vm, err := s.Restore(ctx, m)
+	if err != nil {
+		return err
 	}
 	fmt.Println(vm.(*machine).PID())
 	select {}
@@ -288,33 +275,7 @@ func TestKilled(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
 	spec, _ := json.Marshal(m)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "TURNSTONE_TEST_HOLD="+h.Root,
-		"TURNSTONE_TEST_MACHINE="+string(spec))
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var pid int
-	if _, err := fmt.Fscan(out, &pid); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, 0); err != nil {
-		t.Fatalf("QEMU is not there to begin with: %v", err)
-	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	deadline := time.Now().Add(10 * time.Second)
-	for alive(pid) {
-		if time.Now().After(deadline) {
-			t.Fatalf("QEMU %d outlives its killed parent", pid)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	substratetest.Killed(t, h.Root, "TURNSTONE_TEST_MACHINE="+string(spec))
 	left, err := os.ReadDir(h.Path("sandboxes"))
 	// of other tests, running now
 	left = slices.DeleteFunc(left,
@@ -322,16 +283,6 @@ func TestKilled(t *testing.T) {
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
-}
-
-// alive distinguishes a running process from an ended process, reaped or not.
-func alive(pid int) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
 }
 
 func TestSweep(t *testing.T) {
