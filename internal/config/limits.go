@@ -93,7 +93,7 @@ func (s Space) Floor(total uint64) uint64 {
 const (
 	defaultTimeout   = 24 * time.Hour
 	defaultSandboxes = 256
-	defaultOutput    = 2 << 30
+	DefaultOutput    = 2 << 30
 	defaultEntries   = 5_000_000
 	leastEntries     = 256 << 10
 	entryCost        = 512 // approximate bytes of memory
@@ -157,7 +157,7 @@ func (l Limits) For(h Host) Limits {
 	l.Disk = cmp.Or(l.Disk, Size(max(disk, shape.Disk)))
 	l.Timeout = cmp.Or(l.Timeout, Time(defaultTimeout))
 	l.Sandboxes = cmp.Or(l.Sandboxes, defaultSandboxes)
-	l.Output = cmp.Or(l.Output, Size(defaultOutput))
+	l.Output = cmp.Or(l.Output, Size(DefaultOutput))
 	entries := int64(defaultEntries)
 	if h.Memory > 0 { // readers keep all entries: at most a quarter of the memory
 		entries = max(leastEntries, min(entries, int64(h.Memory)/4/entryCost))

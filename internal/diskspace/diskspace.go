@@ -16,6 +16,9 @@ import (
 // ErrLow is in the chain of an error that Check and Low return because the disk is nearly full.
 var ErrLow = errors.New("the disk is nearly full")
 
+// CheckEvery is the number of bytes between two checks of the free space by a writer.
+const CheckEvery = 16 << 20
+
 // A lowError contains the free bytes and the bytes that must stay free.
 type lowError struct{ free, floor uint64 }
 

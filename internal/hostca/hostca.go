@@ -272,20 +272,6 @@ func PEM(certs []*x509.Certificate) []byte {
 	return b.Bytes()
 }
 
-// Missing returns the certificates of certs that are not in a PEM bundle.
-func Missing(certs []*x509.Certificate, in []byte) (missing []*x509.Certificate) {
-	has := map[string]bool{}
-	for der := range certificates(in) {
-		has[string(der)] = true
-	}
-	for _, c := range certs {
-		if !has[string(c.Raw)] {
-			missing = append(missing, c)
-		}
-	}
-	return missing
-}
-
 // Name returns the name of a certificate's owner on a single line.
 func Name(c *x509.Certificate) string {
 	name := c.Subject.CommonName

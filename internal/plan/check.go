@@ -118,7 +118,7 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 		if step.Skip || step.Unparsed {
 			continue
 		}
-		fault, err := syntax.CheckAs(ctx, "", step.Language, []byte(step.Script))
+		fault, err := syntax.Check(ctx, "", step.Language, []byte(step.Script))
 		if err != nil {
 			return err
 		}

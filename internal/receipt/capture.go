@@ -22,11 +22,6 @@ import (
 const (
 	headLimit = 64 << 10 // bytes of a stream's beginning kept in memory
 	tailLimit = 64 << 10 // bytes of its end
-	// keepLimit bounds the bytes of one stream on the host's disk if no limit is set. Later bytes
-	// are counted and hashed, but not kept: a guest must not fill its host.
-	keepLimit = 2 << 30
-	// checkEvery is the number of bytes between two checks of the free space.
-	checkEvery = 16 << 20
 )
 
 // capture takes one output stream: it counts and hashes all of it, keeps both ends in memory, and
@@ -37,7 +32,9 @@ type capture struct {
 	name string // the file's name in the receipt
 	live func([]byte)
 
-	limit int64        // bytes of the file
+	// limit bounds the bytes of the file. Later bytes are counted and hashed, but not kept: a guest
+	// must not fill its host.
+	limit int64
 	floor config.Space // free space to leave on its disk
 
 	head, tail []byte
@@ -53,7 +50,7 @@ type capture struct {
 }
 
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
-	c := &capture{live: live, hash: sha256.New(), limit: keepLimit}
+	c := &capture{live: live, hash: sha256.New(), limit: config.DefaultOutput}
 	if dir != "" {
 		c.path, c.name = filepath.Join(dir, file), shown+"/"+file
 	}
@@ -105,7 +102,7 @@ func (c *capture) spill(p []byte) {
 		c.drop(fmt.Errorf("it is longer than %s", turnstone.Bytes(c.limit).Human()))
 		return
 	}
-	if c.file == nil || c.size-c.checked > checkEvery {
+	if c.file == nil || c.size-c.checked > diskspace.CheckEvery {
 		c.checked = c.size
 		if err := diskspace.Room(filepath.Dir(c.path), c.floor); err != nil {
 			c.drop(err)

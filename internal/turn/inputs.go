@@ -14,12 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
-const (
-	// keepLimit bounds what is kept of one input, in bytes.
-	keepLimit = 2 << 30
-	// checkEvery is how many bytes are written between two looks at the free space.
-	checkEvery = 16 << 20
-)
+// keepLimit bounds the kept bytes of one input.
+const keepLimit = config.DefaultOutput
 
 // An input is what was put into the sandbox before the steps, until it is kept.
 type input struct {
@@ -99,7 +95,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 	} else {
 		in.over = true
 	}
-	if err == nil && at/checkEvery != (at+int64(len(p)))/checkEvery {
+	if err == nil && at/diskspace.CheckEvery != (at+int64(len(p)))/diskspace.CheckEvery {
 		err = diskspace.Room(filepath.Dir(in.file.Name()), in.floor)
 	}
 	if err != nil {

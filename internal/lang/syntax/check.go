@@ -35,12 +35,9 @@ const (
 // whole script before running any of it, so it rejects patterns that a shopt in the script would
 // have allowed; this package's parser supports them.) The error concerns the check, never the
 // script.
-func Check(ctx context.Context, bash string, src []byte) (*Fault, error) {
-	return CheckAs(ctx, bash, "bash", src)
-}
-
-// CheckAs is Check for a shell, "bash" or "sh". For sh, bash reads the script with --posix.
-func CheckAs(ctx context.Context, bash, shell string, src []byte) (*Fault, error) {
+//
+// shell is "bash" or "sh". For sh, bash reads the script with --posix.
+func Check(ctx context.Context, bash, shell string, src []byte) (*Fault, error) {
 	// A script for sh is parsed as bash: sh may be bash, and only scripts that no shell can read
 	// are rejected.
 	b := &budget{until: time.Now().Add(maxParse)}

@@ -44,7 +44,7 @@ func TestCheck(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			f, err := Check(context.Background(), "", []byte(tt.src))
+			f, err := Check(context.Background(), "", "bash", []byte(tt.src))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,11 +64,11 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckAsSh: syntax outside of POSIX is accepted, syntax that no shell reads is rejected.
-func TestCheckAsSh(t *testing.T) {
+// TestCheckOfSh: syntax outside of POSIX is accepted, syntax that no shell reads is rejected.
+func TestCheckOfSh(t *testing.T) {
 	needBash(t)
 	for src, refused := range map[string]bool{"a=(1 2)\n": false, "[[ a ]]\n": false, "if a\n": true, "f() { a; }\n": false} {
-		if f, err := CheckAs(context.Background(), "", "sh", []byte(src)); err != nil || (f != nil) != refused {
+		if f, err := Check(context.Background(), "", "sh", []byte(src)); err != nil || (f != nil) != refused {
 			t.Errorf("%q: %v, %v", src, f, err)
 		}
 	}
@@ -77,21 +77,21 @@ func TestCheckAsSh(t *testing.T) {
 // TestCheckWithBadBash: a failure of the check is not the script's fault.
 func TestCheckWithBadBash(t *testing.T) {
 	script := []byte("fi\n")
-	f, err := Check(context.Background(), "/does/not/exist", script)
+	f, err := Check(context.Background(), "/does/not/exist", "bash", script)
 	var typed *turnstone.Error
 	if f != nil || !errors.As(err, &typed) || typed.Hint == "" {
 		t.Errorf("a bash that does not exist: %v, %v", f, err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if f, err := Check(context.Background(), "", script); f != nil || err != nil {
+	if f, err := Check(context.Background(), "", "bash", script); f != nil || err != nil {
 		t.Errorf("no bash in PATH: %v, %v", f, err)
 	}
-	if f, err := Check(context.Background(), "/bin/false", script); err != nil || f != nil {
+	if f, err := Check(context.Background(), "/bin/false", "bash", script); err != nil || f != nil {
 		t.Errorf("a bash that says nothing: %v, %v", f, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Check(ctx, needAbsolute(t), script); turnstone.KindOf(err) != turnstone.KindCanceled {
+	if _, err := Check(ctx, needAbsolute(t), "bash", script); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("canceled: %v", err)
 	}
 }
@@ -114,7 +114,7 @@ func TestCheckTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	f, err := Check(context.Background(), slow, []byte("fi\n"))
+	f, err := Check(context.Background(), slow, "bash", []byte("fi\n"))
 	if f != nil || err != nil {
 		t.Errorf("%v, %v", f, err)
 	}
@@ -133,7 +133,7 @@ func TestCheckRunsNothing(t *testing.T) {
 	}
 	t.Setenv("BASH_ENV", rc)
 	t.Setenv("ENV", rc)
-	if f, err := Check(context.Background(), "", []byte("touch "+mark+"\nset +n\ntouch "+mark+"\n$(touch "+mark+")\nfi\n")); f == nil || err != nil {
+	if f, err := Check(context.Background(), "", "bash", []byte("touch "+mark+"\nset +n\ntouch "+mark+"\n$(touch "+mark+")\nfi\n")); f == nil || err != nil {
 		t.Errorf("%v, %v", f, err)
 	}
 	if _, err := os.Stat(mark); err == nil {
@@ -171,7 +171,7 @@ func TestCorpus(t *testing.T) {
 			partial++
 			t.Logf("%s: %s", r.path, s.Partial)
 		}
-		if f, err := Check(context.Background(), bash, r.src); err != nil {
+		if f, err := Check(context.Background(), bash, "bash", r.src); err != nil {
 			t.Errorf("%s: %v", r.path, err)
 		} else if f != nil {
 			asked++

@@ -140,6 +140,3 @@ func (h *headCounter) saw(p []byte) error {
 	}
 	return nil
 }
-
-// used returns the number of places that are taken.
-func (b *Budget) used() int { return len(b.places) }

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
 	"turnstone.dev/turnstone/internal/network/networktest"
 	"turnstone.dev/turnstone/internal/network/recording"
 )
@@ -221,3 +222,6 @@ func TestHeaderOfManyFields(t *testing.T) {
 		t.Errorf("%s", b)
 	}
 }
+
+// used returns the number of places that are taken.
+func (b *Budget) used() int { return len(b.places) }

@@ -201,7 +201,7 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 	files := append(sample(), treetest.File{Path: "/other/file", Data: "x"})
 	s := treetest.NewStore()
 	empty, ref := treetest.Make(t, s), treetest.Make(t, s, files...)
-	if err := tree.Verify(ctx, s, ref); err != nil {
+	if err := tree.NewVerifier(s).Verify(ctx, ref); err != nil {
 		t.Fatal(err)
 	}
 	reached := s.Objects()
@@ -224,7 +224,7 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 		treetest.Make(t, s)
 		treetest.Make(t, s, files...)
 		s.Damage(d)
-		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if err := tree.NewVerifier(s).Verify(ctx, ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Verify: %v", err)
 		}
 		if err := tree.Walk(ctx, s, ref, "/", func(string, *tree.Entry) error { return nil }); turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -238,7 +238,7 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 			t.Errorf("Diff: %v", last)
 		}
 		s.Remove(d)
-		if err := tree.Verify(ctx, s, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
+		if err := tree.NewVerifier(s).Verify(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("Verify without it: %v", err)
 		}
 	}
@@ -271,7 +271,7 @@ func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 		if strings.Contains(name, "loops") {
 			want = turnstone.KindNotFound
 		}
-		if err := tree.Verify(ctx, s, bad); turnstone.KindOf(err) != want {
+		if err := tree.NewVerifier(s).Verify(ctx, bad); turnstone.KindOf(err) != want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

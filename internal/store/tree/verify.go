@@ -9,13 +9,6 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// Verify reads the whole tree and computes its FS hash again. A mismatch is an error of kind
-// Integrity: a malformed object, a wrong FS hash of a directory or of the tree, a hard link to a
-// missing path or to another file. It does not read the contents. The FS hash of ref may be empty.
-func Verify(ctx context.Context, g Getter, ref turnstone.TreeRef) error {
-	return NewVerifier(g).Verify(ctx, ref)
-}
-
 // A Verifier verifies trees, and their common parts once. It is not safe for concurrent use.
 type Verifier struct {
 	g     Getter
@@ -29,7 +22,10 @@ func NewVerifier(g Getter) *Verifier {
 		trees: map[turnstone.TreeRef]bool{}}
 }
 
-// Verify is the function Verify, except that it skips parts verified before.
+// Verify reads the whole tree, except the parts that v has verified, and computes its FS hash again.
+// A mismatch is an error of kind Integrity: a malformed object, a wrong FS hash of a directory or of
+// the tree, a hard link to a missing path or to another file. Verify does not read the contents. The
+// FS hash of ref may be empty.
 func (v *Verifier) Verify(ctx context.Context, ref turnstone.TreeRef) error {
 	if v.trees[ref] {
 		return nil
