@@ -421,7 +421,7 @@ func TestFullQueue(t *testing.T) {
 	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "has not accepted 16 MiB") {
 		t.Errorf("%s", e.Params)
 	}
-	if took := time.Since(began); took > WriteTime/2 {
+	if took := time.Since(began); took > writeTime/2 {
 		t.Errorf("the client was held up for %s", took)
 	}
 	if m := c.call(deafSession, "State.getSession", ""); !strings.Contains(string(m.Error), "-32001") {

@@ -55,8 +55,8 @@ const (
 	headerTime     = 10 * time.Second
 	pageTime       = 30 * time.Second // for a whole request other than a WebSocket
 	idleTime       = 30 * time.Second
-	// WriteTime is how long a client or an agent may accept no bytes before it is disconnected.
-	WriteTime = 30 * time.Second
+	// writeTime is how long a client or an agent may accept no bytes before it is disconnected.
+	writeTime = 30 * time.Second
 	// farewellTime bounds the time in which a disconnected side reads the reason.
 	farewellTime = time.Second
 )
@@ -81,7 +81,7 @@ func NewServer(opt Options) *Server {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Server{opt: opt, browser: rand.Text(), writeTime: WriteTime, pollTime: pollTime,
+	return &Server{opt: opt, browser: rand.Text(), writeTime: writeTime, pollTime: pollTime,
 		slots: make(chan struct{}, maxSockets), creating: make(chan struct{}, maxCreating),
 		sockets: make(map[*socket]struct{}), attached: make(map[turnstone.SandboxID]int)}
 }

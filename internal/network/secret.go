@@ -13,7 +13,7 @@ import (
 // Limits of a secret header's value, in bytes. A shorter value could not be masked.
 const (
 	MinHeaderValue = 4
-	MaxHeaderValue = 16 << 10
+	maxHeaderValue = 16 << 10
 )
 
 // unsettable are headers that control how, or to whom, a message is sent.
@@ -66,8 +66,8 @@ func ParseSecretHeader(text string) (turnstone.SecretHeader, error) {
 	case len(h.Value) < MinHeaderValue:
 		return fail("its value has less than %d characters, and could not be masked",
 			MinHeaderValue)
-	case len(h.Value) > MaxHeaderValue:
-		return fail("its value has more than %d bytes", MaxHeaderValue)
+	case len(h.Value) > maxHeaderValue:
+		return fail("its value has more than %d bytes", maxHeaderValue)
 	case strings.ContainsFunc(h.Value,
 		func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }):
 		return fail("its value contains a control character")

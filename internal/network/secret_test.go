@@ -29,7 +29,7 @@ func TestParseSecretHeader(t *testing.T) {
 		"10.0.0.0/8=X: sesame-open", "ftp://a.example=X: sesame-open",
 		"a.example=Host: sesame-open", "a.example=Content-Length: sesame-open", "=X: sesame-open",
 		"a.example=X Y: sesame-open", "a.example=X: sesame\r\nopen: y",
-		"a.example=X: " + strings.Repeat("s", MaxHeaderValue+1)} {
+		"a.example=X: " + strings.Repeat("s", maxHeaderValue+1)} {
 		h, err := ParseSecretHeader(text)
 		if turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%.40q: %v", text, err)

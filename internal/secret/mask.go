@@ -10,7 +10,7 @@ import (
 func (s *Set) Mask(text string) string { return s.mask(text, false) }
 
 // MaskCut is Mask for a text that may be truncated: at the end it also replaces a possible prefix
-// of a value of at least MinValue bytes.
+// of a value of at least minValue bytes.
 func (s *Set) MaskCut(text string) string { return s.mask(text, true) }
 
 func (s *Set) mask(text string, cut bool) string {
@@ -133,7 +133,7 @@ func (m *masker) Close() error { return m.end(false) }
 
 // end is Close. With cut, the held bytes count as a truncated value.
 func (m *masker) end(cut bool) error {
-	if n := m.set.find.nodes[m.state]; cut && n.depth >= MinValue {
+	if n := m.set.find.nodes[m.state]; cut && n.depth >= minValue {
 		m.add(span{len(m.held) - int(n.depth), len(m.held), n.through})
 	}
 	m.state = start

@@ -114,7 +114,7 @@ func TestPieces(t *testing.T) {
 		letter := rapid.SampledFrom([]byte(letters))
 		var pairs []string
 		for i := range rapid.IntRange(1, 5).Draw(t, "secrets") {
-			value := rapid.SliceOfN(letter, MinValue, 12).Draw(t, "value")
+			value := rapid.SliceOfN(letter, minValue, 12).Draw(t, "value")
 			if i > 0 && rapid.Bool().Draw(t, "overlaps") { // joined with the previous piece
 				_, last, _ := strings.Cut(pairs[i-1], "=")
 				value = append([]byte(last[rapid.IntRange(1, len(last)-1).Draw(t, "from"):]), value...)
@@ -153,7 +153,7 @@ func fuzzed(values, text []byte) (*Set, []byte) {
 	}
 	var pairs []string
 	for i, v := range bytes.SplitN(values, []byte("\n"), 5) {
-		if v = clean(v); len(bytes.TrimSpace(v)) >= MinValue && len(v) <= MaxValue {
+		if v = clean(v); len(bytes.TrimSpace(v)) >= minValue && len(v) <= MaxValue {
 			pairs = append(pairs, string(rune('A'+i))+"="+string(v))
 		}
 	}

@@ -18,7 +18,7 @@ import (
 
 // Limits of a secret's value in bytes. A shorter value would occur everywhere.
 const (
-	MinValue = 4
+	minValue = 4
 	MaxValue = 64 << 10
 	minLine  = 8 // minimum for a line of a value with several lines
 )
@@ -51,8 +51,8 @@ func New(pairs []string) (*Set, error) {
 				format, args...)
 		}
 		switch {
-		case len(strings.TrimSpace(value)) < MinValue:
-			return nil, fail("its value has less than %d characters and could not be masked", MinValue)
+		case len(strings.TrimSpace(value)) < minValue:
+			return nil, fail("its value has less than %d characters and could not be masked", minValue)
 		case len(value) > MaxValue:
 			return nil, fail("its value has more than %d bytes", MaxValue)
 		case strings.ContainsRune(value, 0):
@@ -109,14 +109,14 @@ func armor(line string) bool {
 }
 
 // With returns a Set that also masks and finds values under the given name that no step gets. It
-// ignores values of less than MinValue bytes. s may be nil and is unchanged.
+// ignores values of less than minValue bytes. s may be nil and is unchanged.
 func (s *Set) With(name string, values ...string) *Set {
 	more := new(Set)
 	if s != nil {
 		more.env, more.needles = slices.Clone(s.env), slices.Clone(s.needles)
 	}
 	for _, v := range values {
-		if v = strings.TrimSpace(v); len(v) >= MinValue {
+		if v = strings.TrimSpace(v); len(v) >= minValue {
 			more.add(name, v)
 		}
 	}

@@ -25,7 +25,7 @@ func TestNew(t *testing.T) {
 			if turnstone.KindOf(err) != turnstone.KindInvalid {
 				t.Fatalf("%v", err)
 			}
-			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= MinValue && strings.Contains(err.Error(), v[:MinValue]) {
+			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= minValue && strings.Contains(err.Error(), v[:minValue]) {
 				t.Errorf("the error holds the value: %v", err)
 			}
 		})

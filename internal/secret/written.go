@@ -38,7 +38,7 @@ func (s *Set) with(forms func(value string) []string) *Set {
 	}
 	for _, n := range s.needles {
 		for _, form := range forms(string(n.value)) {
-			if len(form) >= MinValue && !have[form] {
+			if len(form) >= minValue && !have[form] {
 				have[form] = true
 				w.add(n.name, form)
 			}

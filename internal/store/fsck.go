@@ -44,7 +44,7 @@ func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.Store
 		return c.sum, err
 	}
 	if c.wrongIndex {
-		if err := s.Reindex(ctx); err != nil {
+		if err := s.reindex(ctx); err != nil {
 			return c.sum, err
 		}
 	}
@@ -95,7 +95,7 @@ func (c *checker) index(ctx context.Context) error {
 		}
 	}
 	if broken {
-		return c.s.Reindex(ctx)
+		return c.s.reindex(ctx)
 	}
 	l, err := acquire(ctx, c.s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {

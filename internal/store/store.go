@@ -223,7 +223,7 @@ func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
 	}
 	for _, e := range t.entries {
 		if e.id == p.id && e != p.packEntry {
-			if err := s.Reindex(ctx); err != nil {
+			if err := s.reindex(ctx); err != nil {
 				return nil, err
 			}
 			return s.read(ctx, place{packEntry: e, pack: p.pack})
@@ -316,8 +316,8 @@ func (s *Store) repairLocked(ctx context.Context) error {
 	return s.adoptLocked(ctx, nil)
 }
 
-// Reindex rebuilds the index from the packs alone.
-func (s *Store) Reindex(ctx context.Context) error {
+// reindex rebuilds the index from the packs alone.
+func (s *Store) reindex(ctx context.Context) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
 		return err

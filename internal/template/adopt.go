@@ -105,7 +105,7 @@ func (s *Spec) reread() (*Spec, error) {
 		if err != nil {
 			return nil, err
 		}
-		if checked.Lock, err = ParseLock(b); err != nil {
+		if checked.Lock, err = parseLock(b); err != nil {
 			return nil, err
 		}
 	}

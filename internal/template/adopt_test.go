@@ -30,12 +30,12 @@ source = "x"
 func other(t testing.TB, text string) *Spec {
 	t.Helper()
 	dir := t.TempDir()
-	for name, b := range map[string]string{SpecFile: text, "x": "\x00\xff\x80binary"} {
+	for name, b := range map[string]string{specFile: text, "x": "\x00\xff\x80binary"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(b), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	spec, err := ReadSpec(dir)
+	spec, err := readSpec(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

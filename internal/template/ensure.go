@@ -57,13 +57,13 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	with := *s
 	with.events = opts.Events
 	s = &with
-	if _, image := s.imageReference(nameOrPath); !IsPath(nameOrPath) || image && !exists(nameOrPath) {
+	if _, image := s.imageReference(nameOrPath); !isPath(nameOrPath) || image && !exists(nameOrPath) {
 		if opts.Lock {
 			return nil, invalid("name the folder of a spec, such as ./mine", "is not a spec in a file, and cannot have a lock")
 		}
 		return s.Ensure(ctx, nameOrPath, opts.Progress)
 	}
-	spec, err := ReadSpec(nameOrPath)
+	spec, err := readSpec(nameOrPath)
 	if err != nil {
 		return nil, err
 	}
@@ -100,23 +100,23 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	return t, nil
 }
 
-// IsPath reports whether a user's argument is the path of a spec, and not a name.
-func IsPath(nameOrPath string) bool {
+// isPath reports whether a user's argument is the path of a spec, and not a name.
+func isPath(nameOrPath string) bool {
 	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") || nameOrPath == "."
 }
 
-// ReadSpec reads the spec in a folder, or in a file. A spec without a name gets the folder's name.
+// readSpec reads the spec in a folder, or in a file. A spec without a name gets the folder's name.
 // The files that it names must be below the folder; symlinks that lead out of it are rejected.
-func ReadSpec(path string) (*Spec, error) {
+func readSpec(path string) (*Spec, error) {
 	invalid := func(err error) error {
 		return turnstone.NewError("template.parse", turnstone.KindInvalid, path, err).
-			WithHint("name a folder with a " + SpecFile + ", or such a file")
+			WithHint("name a folder with a " + specFile + ", or such a file")
 	}
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, invalid(err)
 	}
-	dir, file := abs, SpecFile
+	dir, file := abs, specFile
 	fi, err := os.Stat(abs)
 	if err != nil {
 		return nil, invalid(err)
@@ -132,8 +132,8 @@ func ReadSpec(path string) (*Spec, error) {
 	if fi, err = root.Stat(file); err != nil {
 		return nil, invalid(err)
 	}
-	if !fi.Mode().IsRegular() || fi.Size() > MaxSpec {
-		return nil, invalid(fmt.Errorf("%s is not a regular file of at most %d bytes", file, MaxSpec))
+	if !fi.Mode().IsRegular() || fi.Size() > maxSpec {
+		return nil, invalid(fmt.Errorf("%s is not a regular file of at most %d bytes", file, maxSpec))
 	}
 	b, err := fs.ReadFile(root.FS(), file)
 	if err != nil {
@@ -145,10 +145,10 @@ func ReadSpec(path string) (*Spec, error) {
 	}
 	// names the file as the caller does
 	if fault := (*turnstone.Error)(nil); errors.As(err, &fault) {
-		_, line, _ := strings.Cut(fault.Subject, SpecFile)
+		_, line, _ := strings.Cut(fault.Subject, specFile)
 		fault.Subject = path + line
 		if dir == abs {
-			fault.Subject = filepath.Join(path, SpecFile) + line
+			fault.Subject = filepath.Join(path, specFile) + line
 		}
 	}
 	if err != nil {

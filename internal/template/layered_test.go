@@ -91,7 +91,7 @@ func writeSpec(t *testing.T, name, text string) string {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, specFile), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -228,11 +228,11 @@ func TestLock(t *testing.T) {
 	if n := len(f.builds(t)); n != 1 {
 		t.Errorf("%d builds", n)
 	}
-	b, err := os.ReadFile(filepath.Join(dir, LockFile))
+	b, err := os.ReadFile(filepath.Join(dir, lockFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lock, err := ParseLock(b); err != nil || lock.Apt["curl"] != "8.0" ||
+	if lock, err := parseLock(b); err != nil || lock.Apt["curl"] != "8.0" ||
 		lock.FSHash != locked.Layers[0].Tree.Hash {
 		t.Errorf("%+v, %v", lock, err)
 	}
@@ -257,7 +257,7 @@ func TestLock(t *testing.T) {
 		!strings.Contains(err.Error(), "FS hash") || exists(s.imageDir(locked.Digest)) {
 		t.Errorf("%v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, SpecFile),
+	if err := os.WriteFile(filepath.Join(dir, specFile),
 		[]byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -290,14 +290,14 @@ func TestLockOfAnImage(t *testing.T) {
 func TestLocksThatAreNone(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	good := "version = 1\nspec = '" + digest + "'\nfs_hash = '" + digest + "'\n"
-	if _, err := ParseLock([]byte(good)); err != nil {
+	if _, err := parseLock([]byte(good)); err != nil {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{"", "version = 2", "x", good + "more = 1",
 		good + "[apt]\n'-x' = '1'", good + "[apt]\ncurl = '1 -oX'", good + "[[pip]]\nname='x'",
 		good + "[[npm]]\nname='x'\nversion='1'\nintegrity='md5-x'",
 		strings.Replace(good, "aaa", "", 1)} {
-		if _, err := ParseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid ||
+		if _, err := parseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid ||
 			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -315,7 +315,7 @@ func FuzzParseLock(f *testing.F) {
 	}
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		l, err := ParseLock(b)
+		l, err := parseLock(b)
 		if err != nil {
 			return
 		}
@@ -323,7 +323,7 @@ func FuzzParseLock(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := ParseLock(text)
+		again, err := parseLock(text)
 		if err != nil || again.digest() != l.digest() {
 			t.Errorf("%v: %s", err, text)
 		}
@@ -413,7 +413,7 @@ func TestTwoProcessesBuildOnce(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "mine"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "mine", SpecFile),
+	if err := os.WriteFile(filepath.Join(dir, "mine", specFile),
 		[]byte("base = 'python'\npip = ['six']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -438,7 +438,7 @@ func TestKept(t *testing.T) {
 	s, _ := layered(t)
 	dir := writeSpec(t, "mine", "base = 'python'\ncommands = ['true']\n")
 	old := build(t, s, dir, BuildOptions{})
-	if err := os.WriteFile(filepath.Join(dir, SpecFile),
+	if err := os.WriteFile(filepath.Join(dir, specFile),
 		[]byte("base = 'python'\ncommands = ['false']\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

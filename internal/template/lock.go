@@ -16,8 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/template/registry"
 )
 
-// LockFile is the name of a lock, beside the spec.
-const LockFile = "template.lock"
+// lockFile is the name of a lock, beside the spec.
+const lockFile = "template.lock"
 
 // maxLock bounds a template.lock, in bytes.
 const maxLock = 4 << 20
@@ -52,17 +52,17 @@ func (l *Lock) digest() turnstone.Digest {
 // Encode returns the text of a template.lock.
 func (l *Lock) Encode() ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# Written by turn template build --lock. With it beside " + SpecFile + ", a build takes exactly these.\n")
+	b.WriteString("# Written by turn template build --lock. With it beside " + specFile + ", a build takes exactly these.\n")
 	enc := toml.NewEncoder(&b)
 	enc.Indent = ""
 	err := enc.Encode(l)
 	return b.Bytes(), err
 }
 
-// ParseLock reads a template.lock. Errors are *turnstone.Error of kind Invalid.
-func ParseLock(b []byte) (*Lock, error) {
+// parseLock reads a template.lock. Errors are *turnstone.Error of kind Invalid.
+func parseLock(b []byte) (*Lock, error) {
 	failed := func(err error) error {
-		return turnstone.NewError("template.lock", turnstone.KindInvalid, LockFile, err).
+		return turnstone.NewError("template.lock", turnstone.KindInvalid, lockFile, err).
 			WithHint("write it again with turn template build --lock")
 	}
 	if len(b) > maxLock {
@@ -100,7 +100,7 @@ func ParseLock(b []byte) (*Lock, error) {
 
 // readLock reads the lock beside a spec; nil if there is none.
 func readLock(dir fs.FS) (*Lock, error) {
-	fi, err := fs.Stat(dir, LockFile)
+	fi, err := fs.Stat(dir, lockFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -109,12 +109,12 @@ func readLock(dir fs.FS) (*Lock, error) {
 		err = fmt.Errorf("is not a regular file of at most %d bytes", maxLock)
 	}
 	if err == nil {
-		b, err = fs.ReadFile(dir, LockFile)
+		b, err = fs.ReadFile(dir, lockFile)
 	}
 	if err != nil {
-		return nil, turnstone.NewError("template.lock", turnstone.KindInvalid, LockFile, err)
+		return nil, turnstone.NewError("template.lock", turnstone.KindInvalid, lockFile, err)
 	}
-	return ParseLock(b)
+	return parseLock(b)
 }
 
 // held checks a build's result against the lock.
@@ -140,7 +140,7 @@ func (l *Lock) held(name string, got *Lock) error {
 			why += fmt.Sprintf(" and %d more", n-8)
 		}
 	}
-	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
+	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, lockFile,
 		"the files of %s differ from the lock: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why).
 		WithHint(hint)
 }

@@ -134,7 +134,7 @@ func (t *Template) over(base *Template, l Layer) {
 	maps.Copy(env, t.Env)
 	t.Env = env
 	t.Workdir, t.User = cmp.Or(t.Workdir, base.Workdir), cmp.Or(t.User, base.User)
-	t.Machine = t.Machine.Over(base.Machine)
+	t.Machine = t.Machine.over(base.Machine)
 	for _, v := range []struct {
 		to   *map[string]string
 		from map[string]string

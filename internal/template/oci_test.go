@@ -226,7 +226,7 @@ func TestSpecOnImage(t *testing.T) {
 		bashLayer(t)))
 	dir := t.TempDir()
 	text := "name = \"mine\"\nbase = \"oci:" + reg.Host + "/x:1\"\nenv = { A = \"mine\" }\n"
-	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, specFile), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := NewStore(t.TempDir())

@@ -36,31 +36,31 @@ var provided = []struct {
 	{`"@anthropic-ai/claude-code@`, []string{"claude"}},
 }
 
-// WithProgram returns the smallest built-in image that has the program, by its name, or "".
-func WithProgram(program string) string {
+// withProgram returns the smallest built-in image that has the program, by its name, or "".
+func withProgram(program string) string {
 	for _, image := range builtInOrder {
-		if HasProgram(image, program) {
+		if hasProgram(image, program) {
 			return image
 		}
 	}
 	return ""
 }
 
-// OtherWithProgram is WithProgram, except that it returns "" if image is known to have the program.
+// OtherWithProgram is withProgram, except that it returns "" if image is known to have the program.
 func OtherWithProgram(image, program string) string {
-	if HasProgram(image, program) {
+	if hasProgram(image, program) {
 		return ""
 	}
-	return WithProgram(program)
+	return withProgram(program)
 }
 
-// HasProgram reports whether the built-in image is known to have the program. It knows nothing
+// hasProgram reports whether the built-in image is known to have the program. It knows nothing
 // about the programs of every Debian, or about other images.
-func HasProgram(image, program string) bool {
+func hasProgram(image, program string) bool {
 	if !slices.Contains(builtInOrder, image) {
 		return false
 	}
-	spec, err := fs.ReadFile(builtin.FS, image+"/"+SpecFile)
+	spec, err := fs.ReadFile(builtin.FS, image+"/"+specFile)
 	if err != nil {
 		return false
 	}
@@ -71,7 +71,7 @@ func HasProgram(image, program string) bool {
 	}
 	for _, base := range builtInOrder {
 		if names(spec, `base = "`+base+`"`) {
-			return HasProgram(base, program)
+			return hasProgram(base, program)
 		}
 	}
 	return false

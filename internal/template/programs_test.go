@@ -15,7 +15,7 @@ import (
 // each package in a spec has an entry.
 func TestProvided(t *testing.T) {
 	var all, images []string
-	files, err := fs.Glob(builtin.FS, "*/"+SpecFile)
+	files, err := fs.Glob(builtin.FS, "*/"+specFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,12 +52,12 @@ func TestWithProgram(t *testing.T) {
 	for program, image := range map[string]string{"pip": "python", "python": "python",
 		"npm": "nodejs", "claude": "claude-code", "curl": "base",
 		"bash": "", "no-such": "", "": ""} {
-		if got := WithProgram(program); got != image {
+		if got := withProgram(program); got != image {
 			t.Errorf("%s: %q, want %q", program, got, image)
 		}
 	}
-	if !HasProgram("claude-code", "npm") || HasProgram("nodejs", "claude") ||
-		!HasProgram("claude-code", "curl") || HasProgram("docker.io/x", "curl") {
+	if !hasProgram("claude-code", "npm") || hasProgram("nodejs", "claude") ||
+		!hasProgram("claude-code", "curl") || hasProgram("docker.io/x", "curl") {
 		t.Error("an image has not what it lies on, or what lies on it")
 	}
 }

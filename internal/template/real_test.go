@@ -61,9 +61,9 @@ func TestBuiltInImages(t *testing.T) {
 					if _, bin := fs.Stat(img, "bin/"+program); bin == nil {
 						err = nil
 					}
-					if (err == nil) != HasProgram(name, program) {
+					if (err == nil) != hasProgram(name, program) {
 						t.Errorf("%s: %v, but HasProgram says %v", program, err,
-							HasProgram(name, program))
+							hasProgram(name, program))
 					}
 				}
 			}
@@ -173,7 +173,7 @@ func realFailure(t *testing.T, ctx context.Context, spec string, from ...Sources
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte(spec), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, specFile), []byte(spec), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s := NewStore(filepath.Join(t.TempDir(), "templates"))

@@ -46,7 +46,7 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 	if spec.User == "" {
 		spec.User = base.User
 	}
-	spec.Machine = spec.Machine.Over(base.Machine)
+	spec.Machine = spec.Machine.over(base.Machine)
 	return nil
 }
 

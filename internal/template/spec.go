@@ -25,16 +25,16 @@ import (
 
 // Limits of a spec. A larger spec is rejected.
 const (
-	MaxSpec     = 256 << 10 // bytes of a template.toml
-	MaxFile     = 16 << 20  // bytes of one file that a spec adds
-	MaxFiles    = 64 << 20  // bytes of all of them
+	maxSpec     = 256 << 10 // bytes of a template.toml
+	maxFile     = 16 << 20  // bytes of one file that a spec adds
+	maxFiles    = 64 << 20  // bytes of all of them
 	maxPackages = 2000
 	maxEntries  = 1000 // files, variables
 	maxCommand  = 64 << 10
 )
 
-// SpecFile is the name of a spec's file in its folder.
-const SpecFile = "template.toml"
+// specFile is the name of a spec's file in its folder.
+const specFile = "template.toml"
 
 // DefaultWorkdir is the working directory of steps if neither spec nor document names one.
 const DefaultWorkdir = "/workspace"
@@ -80,8 +80,8 @@ type Machine struct {
 	Disk   turnstone.Bytes `json:"disk,omitempty"`
 }
 
-// Over returns m with base's values for its zero values.
-func (m Machine) Over(base Machine) Machine {
+// over returns m with base's values for its zero values.
+func (m Machine) over(base Machine) Machine {
 	if m.CPUs == 0 {
 		m.CPUs = base.CPUs
 	}
@@ -96,7 +96,7 @@ func (m Machine) Over(base Machine) Machine {
 
 // Shape returns shape with m's values in it.
 func (m Machine) Shape(shape turnstone.Shape) turnstone.Shape {
-	m = m.Over(Machine{shape.CPUs, shape.Memory, shape.Disk})
+	m = m.over(Machine{shape.CPUs, shape.Memory, shape.Disk})
 	shape.CPUs, shape.Memory, shape.Disk = m.CPUs, m.Memory, m.Disk
 	return shape
 }
@@ -162,9 +162,9 @@ func kernels() []string { return []string{"debian"} }
 // name. dir contains the files that the spec names as source, relative to it; nil means that there
 // are none. Errors are *turnstone.Error of kind Invalid.
 func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
-	subject := SpecFile
+	subject := specFile
 	if name != "" {
-		subject = name + "/" + SpecFile
+		subject = name + "/" + specFile
 	}
 	spec, err := parse(name, b, dir)
 	if err == nil {
@@ -235,8 +235,8 @@ func lineOf(b []byte, key string) int {
 }
 
 func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
-	if len(b) > MaxSpec {
-		return nil, fmt.Errorf("is larger than %d bytes", MaxSpec)
+	if len(b) > maxSpec {
+		return nil, fmt.Errorf("is larger than %d bytes", maxSpec)
 	}
 	var t specTOML
 	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(&t)
@@ -373,8 +373,8 @@ func readFiles(list []fileTOML, dir fs.FS) ([]File, error) {
 		if err != nil {
 			return nil, wrong("files", "files: %q: %w", f.Path, err)
 		}
-		if total += len(one.Content); total > MaxFiles {
-			return nil, wrong("files", "files: more than %d bytes in total", MaxFiles)
+		if total += len(one.Content); total > maxFiles {
+			return nil, wrong("files", "files: more than %d bytes in total", maxFiles)
 		}
 		out = append(out, one)
 	}
@@ -416,8 +416,8 @@ func readFile(f fileTOML, dir fs.FS) (File, error) {
 		}
 		out.Content = content
 	}
-	if len(out.Content) > MaxFile {
-		return out, fmt.Errorf("is larger than %d bytes", MaxFile)
+	if len(out.Content) > maxFile {
+		return out, fmt.Errorf("is larger than %d bytes", maxFile)
 	}
 	return out, nil
 }
@@ -427,8 +427,8 @@ func readBounded(dir fs.FS, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !fi.Mode().IsRegular() || fi.Size() > MaxFile {
-		return nil, fmt.Errorf("source %q is not a regular file of at most %d bytes", name, MaxFile)
+	if !fi.Mode().IsRegular() || fi.Size() > maxFile {
+		return nil, fmt.Errorf("source %q is not a regular file of at most %d bytes", name, maxFile)
 	}
 	return fs.ReadFile(dir, name)
 }

@@ -19,7 +19,7 @@ import (
 var specDir = fstest.MapFS{
 	"motd":      {Data: []byte("hello\n")},
 	"sub/tool":  {Data: []byte("#!/bin/sh\n")},
-	"sub/large": {Data: make([]byte, MaxFile+1)},
+	"sub/large": {Data: make([]byte, maxFile+1)},
 }
 
 func TestParse(t *testing.T) {
@@ -125,7 +125,7 @@ func TestParseRefuses(t *testing.T) {
 		{base + "[[files]]\npath = '/x'\ncontent = ''\nmode = '77777'", "octal"},
 		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''",
 			"duplicate"},
-		{strings.Repeat("#", MaxSpec+1), "larger than"},
+		{strings.Repeat("#", maxSpec+1), "larger than"},
 	} {
 		_, err := Parse("mine", []byte(tt.spec), specDir)
 		if turnstone.KindOf(err) != turnstone.KindInvalid ||
@@ -225,7 +225,7 @@ content = "b"
 }
 
 func TestBuiltInSpecsParse(t *testing.T) {
-	names, err := fs.Glob(builtin.FS, "*/"+SpecFile)
+	names, err := fs.Glob(builtin.FS, "*/"+specFile)
 	if err != nil || len(names) < 2 {
 		t.Fatalf("%v, %v", names, err)
 	}
@@ -250,12 +250,12 @@ func TestReadSpec(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(SpecFile, "base = 'debian:bookworm'\n[[files]]\npath = '/x'\nsource = 'data'\n")
+	write(specFile, "base = 'debian:bookworm'\n[[files]]\npath = '/x'\nsource = 'data'\n")
 	write("data", "content")
 	write("other.toml", "name = 'other'\nbase = 'debian:bookworm'\n")
-	for path, name := range map[string]string{dir: "folder", filepath.Join(dir, SpecFile): "folder",
+	for path, name := range map[string]string{dir: "folder", filepath.Join(dir, specFile): "folder",
 		filepath.Join(dir, "other.toml"): "other"} {
-		spec, err := ReadSpec(path)
+		spec, err := readSpec(path)
 		if err != nil || spec.Name != name {
 			t.Errorf("%s: %+v, %v", path, spec, err)
 		}
@@ -267,7 +267,7 @@ func TestReadSpec(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, filepath.Join(dir, "nothing"), t.TempDir(), "/dev/null"} {
-		if _, err := ReadSpec(path); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := readSpec(path); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -316,7 +316,7 @@ func TestSettle(t *testing.T) {
 // name is.
 func TestReadSpecNamesTheFile(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, SpecFile)
+	file := filepath.Join(dir, specFile)
 	for text, want := range map[string]string{
 		"base = \"python\"\npackges = []":                 file + `:2: unknown key "packges"`,
 		"name = \"x\"\nbase = \"debian:trixie\"":          file + `:2: base`,
@@ -327,7 +327,7 @@ func TestReadSpecNamesTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, path := range []string{dir, file} {
-			if _, err := ReadSpec(path); err == nil || !strings.HasPrefix(err.Error(), want) {
+			if _, err := readSpec(path); err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("%s: %q: %v, want %q", path, text, err, want)
 			}
 		}

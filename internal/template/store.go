@@ -133,13 +133,13 @@ type Details struct {
 
 // Names returns the names of all known templates, sorted.
 func (s *Store) Names() ([]string, error) {
-	builtin, err := fs.Glob(s.builtin, "*/"+SpecFile)
+	builtin, err := fs.Glob(s.builtin, "*/"+specFile)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
 	for _, p := range builtin {
-		names = append(names, strings.TrimSuffix(p, "/"+SpecFile))
+		names = append(names, strings.TrimSuffix(p, "/"+specFile))
 	}
 	own, err := filepath.Glob(filepath.Join(s.dir, "specs", "*.json"))
 	if err != nil {
@@ -178,7 +178,7 @@ func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err
 // written returns the spec called name as written, without values of its base.
 func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if nameRule.MatchString(name) {
-		b, err := fs.ReadFile(s.builtin, name+"/"+SpecFile)
+		b, err := fs.ReadFile(s.builtin, name+"/"+specFile)
 		if err == nil {
 			dir, err := fs.Sub(s.builtin, name)
 			if err != nil {

@@ -289,7 +289,7 @@ func TestRegisteredSpecs(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, SpecFile), []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, specFile), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -302,7 +302,7 @@ func TestRegisteredSpecs(t *testing.T) {
 		got.Name != "tools" {
 		t.Errorf("%+v, want %+v", got, first)
 	}
-	if _, err := s.Build(ctx, dir+"/"+SpecFile, BuildOptions{}); err != nil || n.Load() != 1 {
+	if _, err := s.Build(ctx, dir+"/"+specFile, BuildOptions{}); err != nil || n.Load() != 1 {
 		t.Errorf("%d builds of one spec (%v)", n.Load(), err)
 	}
 	list, err := s.List(ctx)

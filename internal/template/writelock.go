@@ -17,7 +17,7 @@ func lockFits(spec *Spec) error {
 	if spec.Lock == nil || spec.Lock.Spec == spec.unlocked().Digest() {
 		return nil
 	}
-	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, LockFile,
+	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, lockFile,
 		"is for another spec: the spec, or a template below it, has changed since").
 		WithHint("write it again with turn template build --lock, or remove it")
 }
@@ -31,7 +31,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 		return err
 	}
 	failed := func(err error) error {
-		return turnstone.NewError("template.lock", turnstone.KindUnavailable, LockFile, err)
+		return turnstone.NewError("template.lock", turnstone.KindUnavailable, lockFile, err)
 	}
 	m, err := s.manifest(t.Digest)
 	if err != nil {
@@ -49,14 +49,14 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress
 	if err != nil {
 		return failed(err)
 	}
-	if lock, err = ParseLock(b); err != nil { // in the form that the next build reads
+	if lock, err = parseLock(b); err != nil { // in the form that the next build reads
 		return err
 	}
 	dir := path
 	if fi, err := os.Stat(path); err == nil && !fi.IsDir() {
 		dir = filepath.Dir(path)
 	}
-	if err := filestamp.WriteFile(filepath.Join(dir, LockFile), b, 0o644); err != nil {
+	if err := filestamp.WriteFile(filepath.Join(dir, lockFile), b, 0o644); err != nil {
 		return failed(err)
 	}
 	spec.Lock = lock

@@ -75,8 +75,8 @@ type KernelNeed struct {
 	Detail  string `json:"detail,omitempty"`
 }
 
-// Status grades n: a need of a single substrate is not fatal by itself.
-func (n KernelNeed) Status() doctor.Status {
+// status grades n: a need of a single substrate is not fatal by itself.
+func (n KernelNeed) status() doctor.Status {
 	switch {
 	case n.Presence == Missing && n.Level == need.Always:
 		return doctor.StatusFail
@@ -274,7 +274,7 @@ func (r *KernelReport) Findings() []doctor.Finding {
 	}
 	found = append(found, r.separation())
 	for _, n := range r.Needs {
-		found = append(found, doctor.Finding{Name: n.Name, Status: n.Status(), Detail: n.line()})
+		found = append(found, doctor.Finding{Name: n.Name, Status: n.status(), Detail: n.line()})
 	}
 	return append(found, r.substrate("qemu", need.QEMU),
 		r.substrate("firecracker", need.Firecracker))

@@ -24,8 +24,8 @@ const (
 	checkEnd    = "ends"
 )
 
-// ErrNoEnd means that a report has no end yet.
-var ErrNoEnd = errors.New("the agent's report is incomplete")
+// errNoEnd means that a report has no end yet.
+var errNoEnd = errors.New("the agent's report is incomplete")
 
 // A KernelReport is the agent's report on its kernel.
 type KernelReport struct {
@@ -39,7 +39,7 @@ type KernelReport struct {
 const maxRelease = 64
 
 // Report returns the report with this nonce from the text of a console. Lines with another nonce,
-// or without a nonce, are not the agent's. With ErrNoEnd the report is only partial.
+// or without a nonce, are not the agent's. With errNoEnd the report is only partial.
 func Report(text, nonce string) (r KernelReport, err error) {
 	r.Has = map[string]bool{}
 	for line := range strings.Lines(text) {
@@ -53,7 +53,7 @@ func Report(text, nonce string) (r KernelReport, err error) {
 		}
 		r.add(said)
 	}
-	return r, ErrNoEnd
+	return r, errNoEnd
 }
 
 // add records a line.

@@ -31,10 +31,10 @@ func TestReport(t *testing.T) {
 		r.Release != "6.9.0-own" || r.CPUs != 2 || !r.Open {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if _, err := Report(text, "17"); !errors.Is(err, ErrNoEnd) {
+	if _, err := Report(text, "17"); !errors.Is(err, errNoEnd) {
 		t.Error("a report without an end is whole")
 	}
-	if _, err := Report(text+"turnstone-agent: check 17 ends", "17"); !errors.Is(err, ErrNoEnd) {
+	if _, err := Report(text+"turnstone-agent: check 17 ends", "17"); !errors.Is(err, errNoEnd) {
 		t.Error("a report whose last line is cut is whole")
 	}
 }
@@ -56,7 +56,7 @@ func TestForeignReport(t *testing.T) {
 				"\r\n"
 		})).Draw(t, "lines")
 		noise := strings.Join(lines, "")
-		if r, err := Report(noise, nonce); !errors.Is(err, ErrNoEnd) || len(r.Has) > 0 || r.Open ||
+		if r, err := Report(noise, nonce); !errors.Is(err, errNoEnd) || len(r.Has) > 0 || r.Open ||
 			r.Release != "" || r.CPUs != 0 {
 			t.Fatalf("%+v, %v of %q", r, err, noise)
 		}
@@ -64,7 +64,7 @@ func TestForeignReport(t *testing.T) {
 		if r, err := Report(own, nonce); err != nil || len(r.Has) != 1 || !r.Has["ext4"] || r.Open {
 			t.Fatalf("%+v, %v of %q", r, err, own)
 		}
-		if _, err := Report(own, ""); !errors.Is(err, ErrNoEnd) {
+		if _, err := Report(own, ""); !errors.Is(err, errNoEnd) {
 			t.Fatal("a report is taken without a nonce")
 		}
 	})

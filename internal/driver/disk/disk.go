@@ -46,16 +46,16 @@ func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir,
 	if err := tmp.Truncate(int64(size)); err != nil {
 		return "", err
 	}
-	if err := Format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O",
+	if err := format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O",
 		"^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
 		return "", err
 	}
 	return path, os.Rename(tmp.Name(), path)
 }
 
-// Format creates an ext4 file system in the file at path, with args for mke2fs. Without mke2fs, the
+// format creates an ext4 file system in the file at path, with args for mke2fs. Without mke2fs, the
 // error is of kind Unavailable and has a hint.
-func Format(ctx context.Context, op turnstone.Op, path string, args ...string) error {
+func format(ctx context.Context, op turnstone.Op, path string, args ...string) error {
 	program, err := host.FindSystem("mke2fs")
 	if err != nil {
 		return turnstone.NewError(op, turnstone.KindUnavailable, "mke2fs", err).

@@ -121,7 +121,7 @@ func TestBlank(t *testing.T) {
 }
 
 func TestNoMke2fs(t *testing.T) {
-	err := Format(t.Context(), "test.disk", filepath.Join(t.TempDir(), "none"))
+	err := format(t.Context(), "test.disk", filepath.Join(t.TempDir(), "none"))
 	if err == nil {
 		t.Error("a file that is not there became a disk")
 	}

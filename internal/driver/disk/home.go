@@ -34,7 +34,7 @@ func MakeHome(ctx context.Context, path string, size turnstone.Bytes) (err error
 	if err := f.Truncate(int64(size)); err != nil {
 		return fail(err)
 	}
-	err = Format(ctx, "qemu.disk", path, "-b", "4096", "-J", "size=4",
+	err = format(ctx, "qemu.disk", path, "-b", "4096", "-J", "size=4",
 		"-O", "^resize_inode,uninit_bg,sparse_super2")
 	if err != nil {
 		return err

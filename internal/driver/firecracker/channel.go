@@ -155,7 +155,7 @@ func (m *machine) attempt(ctx context.Context) (net.Conn, error) {
 // host then expects back (package agent, Hello).
 const (
 	hello     = "turnstone "
-	helloSize = 16
+	HelloSize = 16
 )
 
 // greet asks Firecracker for a connection to a port of the guest's vsock, with a line of text
@@ -171,7 +171,7 @@ func greet(conn net.Conn, port uint32) error {
 	if err := checkOK(line); err != nil {
 		return err
 	}
-	var nonce, back [helloSize]byte
+	var nonce, back [HelloSize]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	if _, err := conn.Write(append([]byte(hello), nonce[:]...)); err != nil {
 		return err

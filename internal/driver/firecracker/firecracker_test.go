@@ -23,7 +23,7 @@ import (
 // other.
 func TestAgreement(t *testing.T) {
 	if agentPort != guestmachine.VsockPort || hello != guestmachine.Hello ||
-		helloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial ||
+		HelloSize != guestmachine.HelloSize || rootName != guestmachine.RootSerial ||
 		console.ReadyLine != guestmachine.ReadyLine {
 		t.Error("host and agent differ")
 	}

@@ -91,10 +91,10 @@ func look(hostFile string) report {
 	}
 	try("write the root", os.WriteFile("/new", nil, 0o600))
 	try("write libraries", os.WriteFile("/usr/lib/new", nil, 0o600))
-	again, err := os.OpenFile(fmt.Sprintf("%s/%d", OwnFiles, fdImage), os.O_RDWR, 0)
+	again, err := os.OpenFile(fmt.Sprintf("%s/%d", ownFiles, fdImage), os.O_RDWR, 0)
 	_ = again.Close()
 	try("open for writing what is open for reading", err)
-	if entries, _ := os.ReadDir(OwnFiles); len(entries) > 0 {
+	if entries, _ := os.ReadDir(ownFiles); len(entries) > 0 {
 		r.Worked = append(r.Worked, "list descriptors")
 	}
 	try("find another process", unix.Kill(-1, 0))
@@ -225,7 +225,7 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 		if err := dec.Decode(&r); err != nil {
 			_ = cmd.Wait()
 			t.Fatalf("no report: %v; it said %q: %v", err, said,
-				Failure(strings.TrimSpace(said.String()), cmd.ProcessState.ExitCode()))
+				startFailure(strings.TrimSpace(said.String()), cmd.ProcessState.ExitCode()))
 		}
 		return r
 	}, func() { _ = release.Close() }
@@ -354,7 +354,7 @@ func TestFails(t *testing.T) {
 	if err == nil {
 		err = cmd.Wait()
 	}
-	failure := Failure(out.String(), cmd.ProcessState.ExitCode())
+	failure := startFailure(out.String(), cmd.ProcessState.ExitCode())
 	if err == nil || !errors.Is(failure, syscall.ENOENT) ||
 		!strings.Contains(failure.Error(), "bind "+gone) {
 		t.Errorf("%v: %v", err, failure)
@@ -364,7 +364,7 @@ func TestFails(t *testing.T) {
 			t.Errorf("%s can be shown", at)
 		}
 	}
-	if Failure("turnstone-jail: x\nmore", 1) != nil || Failure("other", 1) != nil {
+	if startFailure("turnstone-jail: x\nmore", 1) != nil || startFailure("other", 1) != nil {
 		t.Error("what another program says is taken for a jail's failure")
 	}
 }

@@ -41,7 +41,7 @@ type Jail struct {
 	// UnixSockets allows sockets of the family AF_UNIX. In namespaces the program can connect only
 	// to sockets in its Places.
 	UnixSockets bool
-	// Sealed jails have no OwnFiles from the start.
+	// Sealed jails have no ownFiles from the start.
 	Sealed bool
 	// Groups are the host's group IDs of root's program, for devices of the host.
 	Groups []int
@@ -63,8 +63,8 @@ type Program struct {
 const flags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
 	unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
-// OwnFiles is the folder where the program sees its own descriptors as files until Seal.
-const OwnFiles = "/proc/self/fd"
+// ownFiles is the folder where the program sees its own descriptors as files until Seal.
+const ownFiles = "/proc/self/fd"
 
 // Command returns the command that starts p, with its SysProcAttr and its ExtraFiles. The process
 // becomes p when the jail is complete; an earlier failure is on its standard error, see Failure.
@@ -100,7 +100,7 @@ func (j Jail) Command(p Program) (cmd *exec.Cmd, release func(), err error) {
 		drop()
 		return nil, nil, err
 	}
-	cmd = exec.Command(fmt.Sprintf("%s/%d", OwnFiles, in.own))
+	cmd = exec.Command(fmt.Sprintf("%s/%d", ownFiles, in.own))
 	cmd.Args = []string{filepath.Base(p.Path)}
 	cmd.ExtraFiles = append(append(append([]*os.File{}, p.Files...), first), made...)
 	cmd.Dir, cmd.Env = "/", []string{}
@@ -261,15 +261,15 @@ func FailureOf(stderr string, wait error) error {
 	if !errors.As(wait, &exit) {
 		return nil
 	}
-	return Failure(stderr, exit.ExitCode())
+	return startFailure(stderr, exit.ExitCode())
 }
 
 // marker begins the message that a process writes to standard error when its jail fails.
 const marker = "turnstone-jail: "
 
-// Failure returns why a jail could not be created, from the process's standard error and exit
+// startFailure returns why a jail could not be created, from the process's standard error and exit
 // status; nil if the jail did not fail.
-func Failure(stderr string, status int) error {
+func startFailure(stderr string, status int) error {
 	what, ok := strings.CutPrefix(strings.TrimSpace(stderr), marker)
 	if !ok || strings.ContainsRune(what, '\n') {
 		return nil

@@ -23,7 +23,7 @@ func run(t interface{ Fatal(...any) }, code *program) (stdout, stderr string, st
 		t.Fatal(err)
 	}
 	defer func() { _ = f.Close() }()
-	cmd := exec.Command(OwnFiles + "/3")
+	cmd := exec.Command(ownFiles + "/3")
 	cmd.ExtraFiles = []*os.File{f}
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
@@ -56,7 +56,7 @@ func TestProgram(t *testing.T) {
 		if out != want {
 			t.Fatalf("wrote %q, want %q", out, want)
 		}
-		failure := Failure(said, status)
+		failure := startFailure(said, status)
 		if fails < 0 {
 			if status != 0 || said != "" || failure != nil {
 				t.Fatalf("status %d, %q", status, said)

@@ -56,8 +56,8 @@ func (j Jail) root(code *program, path string, in inherited) error {
 		return err
 	}
 	if !j.Sealed {
-		p.folder(OwnFiles)
-		p.bind(OwnFiles, OwnFiles, 0)
+		p.folder(ownFiles)
+		p.bind(ownFiles, ownFiles, 0)
 	}
 	code.call("chdir", unix.SYS_CHDIR, code.text(mountpoint))
 	// The old root is mounted over the new root, and unmounted there: pivot_root(2).
@@ -190,7 +190,7 @@ func locked(at string) (uint64, error) {
 // within reports whether path is dir or below.
 func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// Seal removes OwnFiles from the jail of the process pid, because opening a descriptor by that name
+// Seal removes ownFiles from the jail of the process pid, because opening a descriptor by that name
 // could give other rights than the descriptor has. The caller seals the jail after the program has
 // opened its files, and before anything hostile runs in it.
 func Seal(ctx context.Context, pid int) error {
@@ -210,14 +210,14 @@ func Seal(ctx context.Context, pid int) error {
 	code := new(program)
 	code.call("enter the user namespace", unix.SYS_SETNS, 3, unix.CLONE_NEWUSER)
 	code.call("enter the mount namespace", unix.SYS_SETNS, 4, unix.CLONE_NEWNS)
-	code.call("umount "+OwnFiles, unix.SYS_UMOUNT2, code.text(OwnFiles), unix.MNT_DETACH)
+	code.call("umount "+ownFiles, unix.SYS_UMOUNT2, code.text(ownFiles), unix.MNT_DETACH)
 	code.exit()
 	first, err := executable(code.elf())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = first.Close() }()
-	cmd := exec.Command(fmt.Sprintf("%s/%d", OwnFiles, 3+len(spaces)))
+	cmd := exec.Command(fmt.Sprintf("%s/%d", ownFiles, 3+len(spaces)))
 	cmd.ExtraFiles = append(spaces, first)
 	cmd.Env, cmd.Dir = []string{}, "/"
 	var said bytes.Buffer

@@ -199,15 +199,15 @@ func (p *Process) NotSnapshotted(ctx context.Context, op turnstone.Op, dir strin
 		return err
 	}
 	e = turnstone.Classify(op, turnstone.KindUnavailable, string(p.id), err,
-		MakeRoom(filepath.Dir(dir)))
+		makeRoom(filepath.Dir(dir)))
 	if ctx.Err() != nil {
 		e.Kind, e.Hint = turnstone.KindCanceled, ""
 	}
 	return e
 }
 
-// MakeRoom returns the hint for a full disk.
-func MakeRoom(dir string) string { return "free some space on the disk that contains " + dir }
+// makeRoom returns the hint for a full disk.
+func makeRoom(dir string) string { return "free some space on the disk that contains " + dir }
 
 // Fault converts err, the failure of a driver's operation in the state directory dir, to a
 // *turnstone.Error; a *turnstone.Error stays unchanged, and nil stays nil. hint is used if the
@@ -216,7 +216,7 @@ func Fault(op turnstone.Op, driver, dir string, err error, hint string) error {
 	if err == nil || turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	e := turnstone.Classify(op, turnstone.KindUnavailable, driver, err, MakeRoom(dir))
+	e := turnstone.Classify(op, turnstone.KindUnavailable, driver, err, makeRoom(dir))
 	if e.Kind == turnstone.KindUnavailable {
 		e.Hint = hint
 	}

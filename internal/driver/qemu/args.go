@@ -25,7 +25,7 @@ const (
 
 const (
 	scratchSerial = "scratch"
-	rootSerial    = "root"
+	RootSerial    = "root"
 	portName      = "turnstone.agent"
 	machineType   = "q35"
 )
@@ -94,7 +94,7 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 		"-add-fd", fmt.Sprintf("fd=%d,set=1", fdRoot),
 		"-add-fd", fmt.Sprintf("fd=%d,set=2", fdScratch),
 		"-blockdev", "driver=file,node-name=root,filename=/dev/fdset/1,read-only=on,locking=off",
-		"-device", "virtio-blk-pci,drive=root,serial=" + rootSerial,
+		"-device", "virtio-blk-pci,drive=root,serial=" + RootSerial,
 		"-blockdev", "driver=file,node-name=scratch,filename=/dev/fdset/2,locking=off," +
 			"discard=unmap,cache.no-flush=on",
 		"-device", "virtio-blk-pci,drive=scratch,serial=" + scratchSerial,

@@ -73,7 +73,7 @@ func write(b *testing.B, r tree.Reader, ref turnstone.TreeRef, size int64) {
 	defer func() { _ = f.Close() }()
 	b.SetBytes(size)
 	for b.Loop() {
-		if err := errors.Join(f.Truncate(0), Write(b.Context(), r, turnstone.TreeRef{}, ref, nil,
+		if err := errors.Join(f.Truncate(0), writeImage(b.Context(), r, turnstone.TreeRef{}, ref, nil,
 			f)); err != nil {
 			b.Fatal(err)
 		}

@@ -248,7 +248,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil { // it is in use: see sweep
 		return 0, unavailable(c.dir, err)
 	}
-	if err := Write(ctx, c.r, s.From, s.To, extra, f); err != nil {
+	if err := writeImage(ctx, c.r, s.From, s.To, extra, f); err != nil {
 		if turnstone.IsFull(err) {
 			return 0, unavailable(c.dir, err)
 		}

@@ -16,7 +16,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Write writes the image of the difference between two trees to f, which must be empty, and extends
+// writeImage writes the image of the difference between two trees to f, which must be empty, and extends
 // it to the size of a slot. The zero Ref is the empty tree. The same input results in the same
 // bytes; zeros in files become holes.
 //
@@ -27,7 +27,7 @@ import (
 //
 // Unsupported input is an error of kind Invalid; an image larger than a slot is an error of kind
 // Exhausted.
-func Write(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, extra []File,
+func writeImage(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, extra []File,
 	f *os.File) error {
 	top, links, err := plan(ctx, r, from, to, extra)
 	if err != nil {

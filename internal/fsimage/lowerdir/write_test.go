@@ -29,7 +29,7 @@ func writeDifference(t testing.TB, r tree.Reader, from, to turnstone.TreeRef,
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	if err := Write(t.Context(), r, from, to, extra, f); err != nil {
+	if err := writeImage(t.Context(), r, from, to, extra, f); err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != substrate.SlotSize {
@@ -131,7 +131,7 @@ func TestStackIsTheTree(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			if err := Write(t.Context(), m, from, to, nil, f); err != nil {
+			if err := writeImage(t.Context(), m, from, to, nil, f); err != nil {
 				rt.Fatal(err)
 			}
 			stack = append([]*layerFile{readLayer(t, i, f, "fs")}, stack...)
@@ -309,7 +309,7 @@ func TestWriteRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Write(t.Context(), broken{m, give}, turnstone.TreeRef{}, ref, nil,
+		if err := writeImage(t.Context(), broken{m, give}, turnstone.TreeRef{}, ref, nil,
 			f); err == nil {
 			t.Errorf("%s: it is written", name)
 		}
@@ -326,7 +326,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Write(ctx, m, turnstone.TreeRef{}, ref, nil, nil); !errors.Is(err, context.Canceled) {
+	if err := writeImage(ctx, m, turnstone.TreeRef{}, ref, nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

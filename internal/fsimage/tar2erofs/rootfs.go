@@ -19,8 +19,8 @@ import (
 
 // Limits of an image. A tar stream that exceeds them is rejected.
 const (
-	MaxName    = 255       // bytes of a path segment, as in Linux
-	MaxPath    = 4095      // bytes of a path
+	maxName    = 255       // bytes of a path segment, as in Linux
+	maxPath    = 4095      // bytes of a path
 	maxTarget  = 4095      // bytes of a symlink's target
 	maxXattrs  = 32 << 10  // bytes of a file's extended attributes, including names
 	maxEntries = 4_000_000 // files, folders and links
@@ -363,7 +363,7 @@ func cleanPath(name string) (string, error) {
 	refuse := func(why string) (string, error) {
 		return "", fmt.Errorf("the path %.200q %s", name, why)
 	}
-	if len(name) > MaxPath {
+	if len(name) > maxPath {
 		return refuse("is too long")
 	}
 	if strings.HasPrefix(name, "/") {
@@ -378,7 +378,7 @@ func cleanPath(name string) (string, error) {
 		case segment == "" || segment == ".":
 		case segment == "..":
 			return refuse("leaves the root")
-		case len(segment) > MaxName:
+		case len(segment) > maxName:
 			return refuse("has a segment that is too long")
 		default:
 			segments = append(segments, segment)

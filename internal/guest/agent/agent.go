@@ -50,8 +50,8 @@ type Options struct {
 	Renew func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)
 }
 
-// DefaultEnv is the initial environment of every process.
-func DefaultEnv() []string {
+// defaultEnv is the initial environment of every process.
+func defaultEnv() []string {
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=/root", "LANG=C.UTF-8", "USER=root", "SHELL=/bin/bash", "TERM=dumb",
@@ -96,7 +96,7 @@ func New(opt Options) (*Agent, error) {
 		opt.Cwd = "/workspace"
 	}
 	if opt.Env == nil {
-		opt.Env = DefaultEnv()
+		opt.Env = defaultEnv()
 	}
 	if opt.FDs == "" {
 		opt.FDs = procFDs

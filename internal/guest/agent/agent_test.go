@@ -293,7 +293,7 @@ func testPlainBash(t *testing.T, harness func(*testing.T) *harness) {
 		if err := os.WriteFile(file, []byte(script), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		stdout, stderr, code := plain(t, dir, DefaultEnv(), "/bin/bash", file)
+		stdout, stderr, code := plain(t, dir, defaultEnv(), "/bin/bash", file)
 		norm := func(s, path string) string { return strings.ReplaceAll(s, path, "SCRIPT") }
 		path := filepath.Join(h.dir, "run", "1-s.sh")
 		if got.ExitCode != code || norm(got.stdout, path) != norm(stdout, file) ||

@@ -79,7 +79,7 @@ func TestNoProcInRoot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rec := a.shell.recorder("bash", DefaultEnv())
+		rec := a.shell.recorder("bash", defaultEnv())
 		rep := rec.finish(0)
 		if rec.captures() != tt.traced || !tt.traced && !strings.Contains(rep.Untraced, "/proc") {
 			t.Errorf("in %s: traced is %v, %q", tt.root, rec.captures(), rep.Untraced)

@@ -26,7 +26,7 @@ import (
 
 // Names that the host and the guest share.
 const (
-	PortName   = "turnstone.agent"        // of the virtio-serial port
+	portName   = "turnstone.agent"        // of the virtio-serial port
 	RootSerial = "root"                   // of the block device with the template's root image
 	ReadyLine  = "turnstone-agent: ready" // on the console, when the agent waits for the host
 	// on the console after the agent's name, before the reason of a failed start

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GVisorScratch is the name that a gVisor sandbox gives the file system that takes its writes.
-const GVisorScratch = "scratch"
+// gvisorScratch is the name that a gVisor sandbox gives the file system that takes its writes.
+const gvisorScratch = "scratch"
 
 // BootGVisor is Boot for a gVisor container. It must run as the container's first process, "/init
 // gvisor". The host has set up the container as follows:
@@ -79,7 +79,7 @@ func bootGVisor(say func(string)) error {
 	}
 	m.groups.EnforceMemory()
 	m.disks.GVisor, m.card.passing = true, true
-	if err := m.prepare(params{scratch: GVisorScratch}); err != nil {
+	if err := m.prepare(params{scratch: gvisorScratch}); err != nil {
 		return err
 	}
 	return m.serve(func() (io.ReadWriteCloser, error) { return &pipes{in: 0, out: 1}, nil }, say)

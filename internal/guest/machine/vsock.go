@@ -220,7 +220,7 @@ func openChannel(cmdline string) (io.ReadWriteCloser, error) {
 		}
 		return NewListenerPort(l), nil
 	}
-	return openPort(PortName)
+	return openPort(portName)
 }
 
 // diskNames returns the names of the disks vda, vdb and so on, on a machine whose disks cannot have

@@ -140,15 +140,15 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	}
 }
 
-// MaxWrite bounds a single Write.
-const MaxWrite = 1 << 20
+// maxWrite bounds a single Write.
+const maxWrite = 1 << 20
 
 // Write writes to standard input or the terminal, and returns when all bytes were accepted. Writes
 // run one after another.
 func (p *Process) Write(ctx context.Context, data []byte) error {
 	const op = "Process.write"
 	switch {
-	case len(data) > MaxWrite:
+	case len(data) > maxWrite:
 		return invalid(op, p.ID, "more than 1 MiB at once")
 	case p.stdin == nil:
 		return invalid(op, p.ID, "the process was started without standard input")

@@ -105,11 +105,11 @@ func (s shared) decodeStdin(r *rawRecord) Stdin {
 		return in
 	}
 	in.Size = int64(size)
-	if uint64(n) != size || n > MaxInput || uint64(off)+uint64(n) > lenAux {
+	if uint64(n) != size || n > maxInput || uint64(off)+uint64(n) > lenAux {
 		return in
 	}
 	seen := bytes.Clone(s[offAux+int(off) : offAux+int(off)+int(n)])
-	if n <= ShownInput {
+	if n <= shownInput {
 		in.Bytes = append([]byte{}, seen...)
 	} else {
 		in.Digest = turnstone.DigestBytes(seen)
@@ -122,12 +122,12 @@ func (s shared) decodeState() (*State, string) {
 	switch s.load(offState) {
 	case 1:
 	case 2:
-		return nil, fmt.Sprintf("the exported variables take more than %d MiB", MaxState>>20)
+		return nil, fmt.Sprintf("the exported variables take more than %d MiB", maxState>>20)
 	default:
 		return nil, ""
 	}
 	n := s.load(offStateLen)
-	if n == 0 || n > MaxState || s[offEnv+int(n)-1] != 0 {
+	if n == 0 || n > maxState || s[offEnv+int(n)-1] != 0 {
 		return nil, "the shell's state is damaged"
 	}
 	// The step could have written 4 million empty strings. Invalid entries get no string, and the

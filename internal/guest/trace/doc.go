@@ -19,12 +19,12 @@ import (
 // Limits of a step. Counts continue beyond the limits.
 const (
 	MaxRecords = 10_000   // records of a step
-	MaxPerSite = 100      // records of a Site
+	maxPerSite = 100      // records of a Site
 	MaxSites   = 4096     // distinct commands of a step
 	MaxText    = 200      // bytes of a command's words
-	MaxState   = 4 << 20  // bytes of exported variables and working directory
-	MaxInput   = 64 << 10 // bytes of standard input that are examined
-	ShownInput = 1 << 10  // bytes of standard input in a record
+	maxState   = 4 << 20  // bytes of exported variables and working directory
+	maxInput   = 64 << 10 // bytes of standard input that are examined
+	shownInput = 1 << 10  // bytes of standard input in a record
 )
 
 // A Report lists the commands that a step's shell ran.
@@ -100,7 +100,7 @@ const (
 type Stdin struct {
 	Source Source
 	Size   int64 // in bytes; -1 if unknown
-	// the complete input if it was observed and is no longer than ShownInput
+	// the complete input if it was observed and is no longer than shownInput
 	Bytes  []byte
 	Digest turnstone.Digest // if the complete input was observed and is longer; otherwise empty
 }

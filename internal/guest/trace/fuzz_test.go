@@ -41,7 +41,7 @@ func FuzzDecode(f *testing.F) {
 			if rec.Stdout.Known && (rec.Stdout.Start < 0 || rec.Stdout.End < rec.Stdout.Start) {
 				t.Fatalf("%+v", rec)
 			}
-			if len(rec.Words) > MaxText || len(rec.Stdin.Bytes) > ShownInput {
+			if len(rec.Words) > MaxText || len(rec.Stdin.Bytes) > shownInput {
 				t.Fatalf("%+v", rec)
 			}
 		}

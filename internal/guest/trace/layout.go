@@ -36,7 +36,7 @@ const (
 	offAux     = offRecords + MaxRecords*lenRecord + 2304
 	lenAux     = 1 << 20
 	offEnv     = offAux + lenAux
-	lenShared  = offEnv + MaxState
+	lenShared  = offEnv + maxState
 )
 
 // The library's start status.

@@ -60,9 +60,9 @@ func TestLayout(t *testing.T) {
 	}
 	for expr, want := range map[string]int{"sizeof(struct shared)": lenShared,
 		"sizeof(struct stream)": lenStream, "offsetof(struct stream, count)": 8,
-		"MAX_SITES": MaxSites, "MAX_RECORDS": MaxRecords, "PER_SITE": MaxPerSite, "TEXT": MaxText,
-		"AUX": lenAux, "STATE": MaxState,
-		"INPUT": MaxInput, "NAME": lenName, "odd_command": reasonOddCommand, "f_trap": flagTrap,
+		"MAX_SITES": MaxSites, "MAX_RECORDS": MaxRecords, "PER_SITE": maxPerSite, "TEXT": MaxText,
+		"AUX": lenAux, "STATE": maxState,
+		"INPUT": maxInput, "NAME": lenName, "odd_command": reasonOddCommand, "f_trap": flagTrap,
 		"f_out0": flagOut0, "k_list": len(kinds) - 1,
 		"in_other": len(sources) - 1, "rec_closed": recordClosed} {
 		is(expr, want)

@@ -54,7 +54,7 @@ func TestRecordIn(t *testing.T) {
 func TestStateBound(t *testing.T) {
 	s := make(shared, lenShared)
 	binary.LittleEndian.PutUint32(s[offState:], 1)
-	binary.LittleEndian.PutUint32(s[offStateLen:], MaxState)
+	binary.LittleEndian.PutUint32(s[offStateLen:], maxState)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	st, why := s.decodeState()
@@ -62,8 +62,8 @@ func TestStateBound(t *testing.T) {
 	if st == nil || len(st.Env) != 0 || why != "" {
 		t.Errorf("%+v %q", st, why)
 	}
-	if grown := after.TotalAlloc - before.TotalAlloc; grown > 2*MaxState {
-		t.Errorf("%d MiB for %d", grown>>20, MaxState>>20)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 2*maxState {
+		t.Errorf("%d MiB for %d", grown>>20, maxState>>20)
 	}
 	copy(s[offEnv:], "/tmp\x00"+strings.Repeat("A=\x00", maxStateVars+1))
 	if st, why = s.decodeState(); st != nil || why == "" {

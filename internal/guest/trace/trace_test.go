@@ -289,8 +289,8 @@ for ((i=0; i<300; i++)); do /bin/false; done
 	if ext.Count != 300 || ext.Failures != 300 || ext.Time <= 0 {
 		t.Errorf("external: %+v", ext)
 	}
-	if n := len(res.find("/bin/false")); n != MaxPerSite {
-		t.Errorf("%d records, want %d", n, MaxPerSite)
+	if n := len(res.find("/bin/false")); n != maxPerSite {
+		t.Errorf("%d records, want %d", n, maxPerSite)
 	}
 	if r := res.report; r.Commands != 1302 || r.Dropped != 1302-int64(len(r.Records)) {
 		t.Errorf("%d commands, %d dropped, %d records", r.Commands, r.Dropped, len(r.Records))

@@ -149,7 +149,7 @@ func recordFromWire(w *wire.ShellRecord) (Record, bool) {
 		if d, err := turnstone.ParseDigest(s.Digest); err == nil {
 			r.Stdin.Digest = d
 		}
-		if len(r.Stdin.Bytes) > ShownInput {
+		if len(r.Stdin.Bytes) > shownInput {
 			r.Stdin.Bytes = nil
 		}
 	}

@@ -31,7 +31,7 @@ func check(t *testing.T, steps []Step, found []Finding) {
 	}
 	for _, f := range found {
 		span(f.Step, f.Span)
-		if len(f.Frames) > MaxFrames {
+		if len(f.Frames) > maxFrames {
 			t.Errorf("%d frames", len(f.Frames))
 		}
 		for i, frame := range f.Frames {
@@ -40,7 +40,7 @@ func check(t *testing.T, steps []Step, found []Finding) {
 				t.Errorf("the finding %+v is not its innermost frame", f)
 			}
 		}
-		if f.Message == "" || len(f.Message) > MaxMessage || !utf8.ValidString(f.Message) || strings.ContainsAny(f.Message, "\n\r\t\x00\x1b\x7f\u202e\u2028") {
+		if f.Message == "" || len(f.Message) > maxMessage || !utf8.ValidString(f.Message) || strings.ContainsAny(f.Message, "\n\r\t\x00\x1b\x7f\u202e\u2028") {
 			t.Errorf("the message %q", f.Message)
 		}
 		if f.Tool == "" || strings.ContainsAny(f.Tool, "\n\x1b\x00") {

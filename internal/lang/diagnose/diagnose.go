@@ -22,8 +22,8 @@ import (
 // Limits of a Find.
 const (
 	MaxStderr  = 64 << 10 // bytes of standard error that are read, from the end
-	MaxMessage = 300      // bytes of a message
-	MaxFrames  = 32       // positions of a finding, innermost first
+	maxMessage = 300      // bytes of a message
+	maxFrames  = 32       // positions of a finding, innermost first
 	maxReports = 64       // messages that are examined, from the end
 	maxNames   = 1024     // file names that are looked up for a failure
 	maxFound   = 16       // findings of a failure
@@ -254,7 +254,7 @@ func (c *search) finding(r report) (Finding, bool) {
 		last := frames[len(frames)-1]
 		f.Step, f.Span = last.Step, last.Span
 		if len(r.frames) > 1 {
-			f.Frames = frames[max(0, len(frames)-MaxFrames):]
+			f.Frames = frames[max(0, len(frames)-maxFrames):]
 		}
 		return f, true
 	}
@@ -277,7 +277,7 @@ func (c *search) finding(r report) (Finding, bool) {
 
 func (c *search) locateAll(tool string, frames []frame) []Frame {
 	var found []Frame
-	for _, f := range slices.Backward(frames[max(0, len(frames)-4*MaxFrames):]) {
+	for _, f := range slices.Backward(frames[max(0, len(frames)-4*maxFrames):]) {
 		if c.budget--; c.budget < 0 {
 			break
 		}

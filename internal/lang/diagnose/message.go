@@ -8,10 +8,10 @@ import (
 	"turnstone.dev/turnstone/internal/brief"
 )
 
-// oneLine returns s as a message: a line of valid UTF-8 with at most MaxMessage bytes, without
+// oneLine returns s as a message: a line of valid UTF-8 with at most maxMessage bytes, without
 // control and format characters and without escape sequences.
 func oneLine(s string) string {
-	s = s[:min(len(s), 4*MaxMessage)]
+	s = s[:min(len(s), 4*maxMessage)]
 	s = strings.Map(func(r rune) rune {
 		switch {
 		case r == utf8.RuneError:
@@ -24,10 +24,10 @@ func oneLine(s string) string {
 		return r
 	}, s)
 	s = brief.Line(s)
-	if len(s) <= MaxMessage {
+	if len(s) <= maxMessage {
 		return s
 	}
-	end := MaxMessage - len("…")
+	end := maxMessage - len("…")
 	for end > 0 && !utf8.RuneStart(s[end]) {
 		end--
 	}

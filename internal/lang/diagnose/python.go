@@ -32,7 +32,7 @@ func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 		frames, message, next := pyBlock(ls, i)
 		if len(r.frames) > 0 {
 			r.earlier = append(r.earlier, r.frames...)
-			r.earlier = r.earlier[max(0, len(r.earlier)-4*MaxFrames):]
+			r.earlier = r.earlier[max(0, len(r.earlier)-4*maxFrames):]
 		}
 		r.frames, i = frames, next
 		if message != "" {

@@ -42,7 +42,7 @@ func Check(ctx context.Context, bash, shell string, src []byte) (*Fault, error) 
 	// are rejected.
 	b := &budget{until: time.Now().Add(maxParse)}
 	_, fault := readShell(src, "bash", b, func(*stmt) bool { return true })
-	if fault == nil || len(src) > MaxScript {
+	if fault == nil || len(src) > maxScript {
 		return nil, nil
 	}
 	if bash == "" {

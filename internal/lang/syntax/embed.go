@@ -118,7 +118,7 @@ func (w *walker) options(rule *compiledRule, words []*sh.Word) found {
 	for _, word := range words[f.end:] {
 		f.operand(w.wordCode(word))
 	}
-	f.choose(&rule.Rule)
+	f.choose(&rule.languageRule)
 	return f
 }
 
@@ -153,7 +153,7 @@ func (f *found) operand(c *code) {
 }
 
 // choose selects the code among the operands and standard input.
-func (f *found) choose(rule *Rule) {
+func (f *found) choose(rule *languageRule) {
 	// ssh runs all of its words joined: only a single word is code without changes.
 	joined := rule.First && rule.Operand == 2 && len(f.operands) > 2
 	if first := rule.Operand - 1; first >= 0 && !f.instead && len(f.code) == 0 && !joined && first < len(f.operands) {
@@ -210,7 +210,7 @@ func (w *walker) files(c *Command, rule *compiledRule, args []*sh.Word, redirs [
 		}
 	}
 	for _, name := range names {
-		if language := Endings()[path.Ext(name)]; language != "" {
+		if language := endings()[path.Ext(name)]; language != "" {
 			w.addCode(c, language, name, body)
 			return
 		}

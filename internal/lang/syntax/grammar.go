@@ -111,7 +111,7 @@ func treeFaults(t *tree.Tree) []codeFault {
 		default:
 			descend = n.HasError()
 		}
-		if len(faults) == MaxFaults {
+		if len(faults) == maxFaults {
 			break
 		}
 		if descend && cursor.GotoFirstChild() {

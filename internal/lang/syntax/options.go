@@ -27,7 +27,7 @@ type optionTable map[string]option
 
 // A compiledRule is a rule with split lists.
 type compiledRule struct {
-	Rule
+	languageRule
 	options optionTable
 }
 
@@ -45,8 +45,8 @@ type stemRule struct {
 // theRules returns the compiled rules, which are built on first use.
 var theRules = sync.OnceValue(func() *ruleBook {
 	book := &ruleBook{exact: map[string]*compiledRule{}}
-	for _, r := range Rules() {
-		c := &compiledRule{Rule: r, options: optionTable{}}
+	for _, r := range languageRules() {
+		c := &compiledRule{languageRule: r, options: optionTable{}}
 		c.options.put(r.Values, valueOption)
 		c.options.put(r.Code, codeOption)
 		c.options.put(r.Instead, insteadOption)

@@ -9,9 +9,9 @@ import (
 
 // Limits of a script. The rest is not parsed, and Script.Partial reports that.
 const (
-	MaxScript   = 16 << 20 // bytes
-	MaxCommands = 200_000  // each costs some 300 bytes
-	MaxFaults   = 20       // in a script, and in each piece of embedded code
+	maxScript   = 16 << 20 // bytes
+	maxCommands = 200_000  // each costs some 300 bytes
+	maxFaults   = 20       // in a script, and in each piece of embedded code
 
 	maxParse    = 30 * time.Second // of a Parse, wall clock
 	maxEmbedded = 4 << 20          // bytes of embedded code that are parsed in a script
@@ -28,10 +28,10 @@ func Parse(src []byte) *Script { return ParseAs(src, "bash") }
 func ParseAs(src []byte, shell string) *Script {
 	p := &scriptParser{
 		script: &Script{Source: src, Commands: []Command{}},
-		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar, embedded: maxEmbedded, commands: MaxCommands},
+		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar, embedded: maxEmbedded, commands: maxCommands},
 	}
-	if len(src) > MaxScript {
-		p.partial(fmt.Sprintf("the script has %d bytes; the limit for parsing is %d", len(src), MaxScript))
+	if len(src) > maxScript {
+		p.partial(fmt.Sprintf("the script has %d bytes; the limit for parsing is %d", len(src), maxScript))
 		return p.script
 	}
 	p.lines = newLineIndex(src)
@@ -66,7 +66,7 @@ func (p *scriptParser) shell(src []byte, shell string) {
 	})
 	switch {
 	case p.budget.commands <= 0:
-		p.partial(fmt.Sprintf("the script has more than %d commands", MaxCommands))
+		p.partial(fmt.Sprintf("the script has more than %d commands", maxCommands))
 	case fault == nil:
 	case fault.limit:
 		p.partial(fault.message)
@@ -83,7 +83,7 @@ func (p *scriptParser) partial(why string) {
 }
 
 func (p *scriptParser) fault(start, end int, message string) {
-	if len(p.script.Faults) < MaxFaults {
+	if len(p.script.Faults) < maxFaults {
 		p.script.Faults = append(p.script.Faults, Fault{Span: p.lines.span(start, end), Message: message})
 	}
 }

@@ -90,7 +90,7 @@ func TestHostile(t *testing.T) {
 			}
 		})
 	}
-	if s := Parse(make([]byte, MaxScript+1)); s.Partial == "" || len(s.Commands) > 0 {
+	if s := Parse(make([]byte, maxScript+1)); s.Partial == "" || len(s.Commands) > 0 {
 		t.Error("a script that is too large was parsed")
 	}
 }

@@ -1,12 +1,12 @@
 package syntax
 
-// A Rule defines the language of a program that a command names, and the position of its code in
+// A languageRule defines the language of a program that a command names, and the position of its code in
 // the command. To support another program, add a line to the table below, an example to
 // rules_test.go, and the line that the test then prints to docs/shell.md.
 //
 // Lists are words separated by blanks. An option in Values or Instead can have a count, "--arg:2":
 // that many words follow it.
-type Rule struct {
+type languageRule struct {
 	Programs string // names, without their folder; "python*" matches any version: python3.12
 	Language string // "" for a program that runs its arguments
 	Code     string // options whose value is code
@@ -30,9 +30,9 @@ type Rule struct {
 	File string
 }
 
-// Rules returns the table. The first rule with a program's name counts.
-func Rules() []Rule {
-	return []Rule{
+// languageRules returns the table. The first rule with a program's name counts.
+func languageRules() []languageRule {
+	return []languageRule{
 		{Programs: "python* pypy*", Language: "python", Code: "-c", Values: "-W -X --check-hash-based-pycs", Instead: "-m", First: true, Stdin: 1},
 		{Programs: "node nodejs", Language: "javascript", Code: "-e --eval -p --print -pe", Values: "-r --require --import -C --conditions --env-file", First: true, Stdin: 1},
 		{Programs: "deno", Language: "javascript"},
@@ -64,8 +64,8 @@ func Rules() []Rule {
 	}
 }
 
-// Endings returns the language of each file name extension.
-func Endings() map[string]string {
+// endings returns the language of each file name extension.
+func endings() map[string]string {
 	return map[string]string{
 		".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".json": "json",
 		".rb": "ruby", ".sql": "sql", ".sh": "bash", ".bash": "bash", ".awk": "awk", ".sed": "sed",

@@ -124,7 +124,7 @@ func TestRules(t *testing.T) {
 
 // TestEveryRuleHasAnExample keeps the table above complete.
 func TestEveryRuleHasAnExample(t *testing.T) {
-	for _, r := range Rules() {
+	for _, r := range languageRules() {
 		found := false
 		for _, name := range strings.Fields(r.Programs) {
 			name = strings.TrimSuffix(name, "*")
@@ -160,7 +160,7 @@ func codeList(s string) string {
 
 func ruleLines() []string {
 	var out []string
-	for _, r := range Rules() {
+	for _, r := range languageRules() {
 		var where []string
 		if r.Code != "" {
 			where = append(where, codeList(r.Code))
@@ -211,7 +211,7 @@ func ruleLines() []string {
 
 func endingLines() []string {
 	byLanguage := map[string][]string{}
-	for ending, language := range Endings() {
+	for ending, language := range endings() {
 		byLanguage[language] = append(byLanguage[language], ending)
 	}
 	var out []string

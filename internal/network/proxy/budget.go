@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// OpenedCost is the maximum memory of a connection in this process while its TLS is intercepted or
+// openedCost is the maximum memory of a connection in this process while its TLS is intercepted or
 // its requests are checked, in bytes. TestOpenedCost measures it.
-const OpenedCost = 1 << 20
+const openedCost = 1 << 20
 
 // DefaultBudget is the memory that all such connections of a process share, in bytes.
 const DefaultBudget = 256 << 20
@@ -26,7 +26,7 @@ type Budget struct {
 
 // NewBudget returns a Budget of the given size, in bytes.
 func NewBudget(bytes int64) *Budget {
-	return &Budget{places: make(chan struct{}, max(1, bytes/OpenedCost))}
+	return &Budget{places: make(chan struct{}, max(1, bytes/openedCost))}
 }
 
 // Share returns a Budget for a sandbox: half of b, and also counted in b, so that no sandbox uses

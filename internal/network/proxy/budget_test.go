@@ -37,7 +37,7 @@ func TestOpenedCost(t *testing.T) {
 	upstream := testCA(t)
 	site, roots := stallingServer(t, upstream, "HTTP/1.1 200 OK\r\n"+wideHead(maxAnswer*9/10))
 	p := newProxied(t, Options{CA: testCA(t), Open: true, Roots: roots,
-		Budget: NewBudget(n * OpenedCost)}, site.site)
+		Budget: NewBudget(n * openedCost)}, site.site)
 	runtime.GC()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -60,8 +60,8 @@ func TestOpenedCost(t *testing.T) {
 	each := (int64(after.HeapInuse+after.StackInuse) - int64(before.HeapInuse+
 		before.StackInuse)) / n
 	t.Logf("%d bytes each, of guest, proxy and host together", each)
-	if each > OpenedCost {
-		t.Errorf("a connection takes %d bytes, and %d are counted", each, int64(OpenedCost))
+	if each > openedCost {
+		t.Errorf("a connection takes %d bytes, and %d are counted", each, int64(openedCost))
 	}
 }
 
@@ -108,7 +108,7 @@ func stallingServer(t *testing.T, ca *CA, answer string) (stallingSite, *x509.Ce
 // has places, in all sandboxes together and in a single sandbox, and that the others wait.
 func TestBudgetIsShared(t *testing.T) {
 	const places = 8
-	whole := NewBudget(places * OpenedCost)
+	whole := NewBudget(places * openedCost)
 	var now, most atomic.Int64
 	var all sync.WaitGroup
 	shares := []*Budget{whole.Share(), whole.Share(), whole.Share()}
@@ -153,7 +153,7 @@ func TestProxyKeepsToItsBudget(t *testing.T) {
 	plain, _ := testServer(t, false)
 	rec, _ := recordInto(t, recording.Options{})
 	web := at("web.example.com", "192.0.2.2:80", plain)
-	p := newProxied(t, Options{Recorder: rec, Budget: NewBudget(OpenedCost)}, web)
+	p := newProxied(t, Options{Recorder: rec, Budget: NewBudget(openedCost)}, web)
 	first := p.connect(web)
 	ask := func(c net.Conn) error {
 		_, _ = c.Write(networktest.HTTPRequest("web.example.com"))

@@ -106,7 +106,7 @@ func (p *Player) Lookup(family, host string) (addrs []netip.Addr, known bool, er
 }
 
 // Opened reports whether the recording has answers that came over TLS: see Recording.Opened.
-func (p *Player) Opened() bool { return p.Rec.Opened() }
+func (p *Player) Opened() bool { return p.Rec.opened() }
 
 // Rules returns at most limit rules that open what is in the recording: no connection leaves the
 // host.

@@ -20,7 +20,7 @@ import (
 // Options are the parameters of NewRecorder.
 type Options struct {
 	Out     io.Writer    // receives the bytes; one goroutine at a time writes
-	Limit   int64        // bytes; 0: MaxRecorded
+	Limit   int64        // bytes; 0: defaultMost
 	Secrets *secret.Set  // masked in the recording; may be nil
 	Room    func() error // called at intervals: may more be written? may be nil
 }
@@ -44,9 +44,9 @@ type Recorder struct {
 // NewRecorder returns an empty Recorder.
 func NewRecorder(opts Options) *Recorder {
 	if opts.Limit <= 0 {
-		opts.Limit = MaxRecorded
+		opts.Limit = defaultMost
 	}
-	return &Recorder{opts: opts, rec: Recording{Format: Format}, open: map[*StreamRecord]struct{}{}}
+	return &Recorder{opts: opts, rec: Recording{Format: recordingFormat}, open: map[*StreamRecord]struct{}{}}
 }
 
 // Finish ends the recording and returns it. Later traffic is not recorded.

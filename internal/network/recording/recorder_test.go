@@ -234,9 +234,9 @@ func TestManyTexts(t *testing.T) {
 		"lookup": {Lookups: []Lookup{{Network: "ip", Name: "n", Addresses: []netip.Addr{},
 			Error: "e", NotFound: true}}},
 	} {
-		rec.Format = Format
+		rec.Format = recordingFormat
 		b, _ := json.Marshal(rec)
-		empty, _ := json.Marshal(Recording{Format: Format})
+		empty, _ := json.Marshal(Recording{Format: recordingFormat})
 		if n := values(b) - values(empty); n > 12 {
 			t.Errorf("an entry for %s has %d values: %s", what, n, b)
 		}
@@ -363,8 +363,8 @@ func TestRecordingFacts(t *testing.T) {
 		{Recording{Answers: []Request{{URL: "http://a/"}}}, 0, false},
 		{Recording{Answers: []Request{{URL: "http://a/"}, {URL: "https://a/"}}}, 0, true},
 	} {
-		if c.rec.Encrypted() != c.encrypted || c.rec.Opened() != c.opened {
-			t.Errorf("%+v: %d encrypted, opened %t", c.rec, c.rec.Encrypted(), c.rec.Opened())
+		if c.rec.Encrypted() != c.encrypted || c.rec.opened() != c.opened {
+			t.Errorf("%+v: %d encrypted, opened %t", c.rec, c.rec.Encrypted(), c.rec.opened())
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Format is the version of an encoded Recording.
-const Format = 1
+// recordingFormat is the version of an encoded Recording.
+const recordingFormat = 1
 
 // A Recording is what a turn got from its network: an index, as JSON, of a second file with the
 // bytes. docs/network.md describes it.
@@ -77,7 +77,7 @@ type Request struct {
 
 // Limits of a recording.
 const (
-	MaxRecorded      = 1 << 30 // bytes, by default
+	defaultMost      = 1 << 30 // bytes, by default
 	maxEntries       = 50_000  // of each kind
 	maxPieces        = 500_000 // in all
 	maxUnrecorded    = 50
@@ -107,9 +107,9 @@ func Decode(index []byte, size int64) (*Recording, error) {
 	if err := json.Unmarshal(index, r); err != nil {
 		return fail("its index cannot be read: %w", err)
 	}
-	if r.Format != Format {
+	if r.Format != recordingFormat {
 		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable,
-			"the recording", "is of format %d, and this program knows %d", r.Format, Format).
+			"the recording", "is of format %d, and this program knows %d", r.Format, recordingFormat).
 			WithHint("use the turn that made it")
 	}
 	if r.Bytes != size {
@@ -230,9 +230,9 @@ func (r *Recording) Encrypted() int {
 	return n
 }
 
-// Opened reports whether the recording has answers that came over TLS, which require a guest that
+// opened reports whether the recording has answers that came over TLS, which require a guest that
 // trusts Turnstone's certificate authority.
-func (r *Recording) Opened() bool {
+func (r *Recording) opened() bool {
 	for i := range r.Answers {
 		if strings.HasPrefix(r.Answers[i].URL, "https:") {
 			return true

@@ -89,7 +89,7 @@ func FuzzRecording(f *testing.F) {
 // TestPlayerRules checks that a recording's rules open its destinations, and only single ports of
 // the host's loopback.
 func TestPlayerRules(t *testing.T) {
-	rec := &Recording{Format: Format,
+	rec := &Recording{Format: recordingFormat,
 		Answers: []Request{{Address: netip.MustParseAddrPort("10.0.2.2:8080")},
 			{Address: netip.MustParseAddrPort("10.1.2.3:80")}},
 		Lookups: []Lookup{{Name: "a", Addresses: []netip.Addr{netip.MustParseAddr("192.168.1.1"),
@@ -112,7 +112,7 @@ func TestIndexOfManyValues(t *testing.T) {
 	if _, err := Decode([]byte(index), 0); err == nil || !strings.Contains(err.Error(), "values") {
 		t.Error(err)
 	}
-	r := &Recording{Format: Format, Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`,
+	r := &Recording{Format: recordingFormat, Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`,
 		Status: 200}}}
 	b, err := json.Marshal(r)
 	if err != nil {

@@ -23,8 +23,8 @@ import (
 
 const op turnstone.Op = "executor.home"
 
-// Size is the largest size of a home. Its file occupies only the size of its contents.
-const Size turnstone.Bytes = 32 << 30
+// diskSize is the largest size of a home. Its file occupies only the size of its contents.
+const diskSize turnstone.Bytes = 32 << 30
 
 // Homes are the home directories of one state directory. Its methods are safe for concurrent use,
 // also by several processes.
@@ -152,7 +152,7 @@ func (h *Homes) Acquire(ctx context.Context, req Request, progress func(string))
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		fresh := path + ".new"
 		_ = os.Remove(fresh) // left by a killed process
-		if err = disk.MakeHome(ctx, fresh, Size); err == nil {
+		if err = disk.MakeHome(ctx, fresh, diskSize); err == nil {
 			err = os.Rename(fresh, path)
 		}
 		if err != nil {

@@ -34,7 +34,7 @@ func TestAcquire(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all, err := h.List(t.Context()); err != nil || len(all) != 1 || all[0].Name != "work" ||
-		!all[0].InUse || all[0].Turn != use.Turn || all[0].Bytes >= int64(Size)/100 {
+		!all[0].InUse || all[0].Turn != use.Turn || all[0].Bytes >= int64(diskSize)/100 {
 		t.Errorf("while it is in use: %+v, %v", all, err)
 	}
 	err = h.Remove(t.Context(), "work")

@@ -24,12 +24,12 @@ type Options struct {
 	// Check is called for each used entry of the upper directory before its content is read; an
 	// error ends Apply. Only a single goroutine calls it. It may be nil.
 	Check func(path string, a *tree.Attr) error
-	// MaxEntries bounds the number of entries; 0 is DefaultMaxEntries.
+	// MaxEntries bounds the number of entries; 0 is defaultMaxEntries.
 	MaxEntries int
 	// MaxMeta bounds the total bytes of paths, link targets and extended attributes; 0 is
-	// DefaultMaxMeta.
+	// defaultMaxMeta.
 	MaxMeta int64
-	// MaxFile bounds the bytes of a file, including holes; 0 is no bound.
+	// maxFile bounds the bytes of a file, including holes; 0 is no bound.
 	MaxFile int64
 	// Parallel is the number of files read concurrently; 0 is the number of CPUs.
 	Parallel int
@@ -37,8 +37,8 @@ type Options struct {
 
 // Default limits of Apply.
 const (
-	DefaultMaxEntries       = 8 << 20
-	DefaultMaxMeta    int64 = 1 << 30
+	defaultMaxEntries       = 8 << 20
+	defaultMaxMeta    int64 = 1 << 30
 )
 
 // Stats summarizes a layer. The counts are of paths.
@@ -59,10 +59,10 @@ type Stats struct {
 func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper tree.Node,
 	opts Options) (turnstone.TreeRef, Stats, error) {
 	if opts.MaxEntries == 0 {
-		opts.MaxEntries = DefaultMaxEntries
+		opts.MaxEntries = defaultMaxEntries
 	}
 	if opts.MaxMeta == 0 {
-		opts.MaxMeta = DefaultMaxMeta
+		opts.MaxMeta = defaultMaxMeta
 	}
 	if opts.Parallel <= 0 {
 		opts.Parallel = runtime.GOMAXPROCS(0)

@@ -13,11 +13,11 @@ import (
 // Limits of a tree: Linux's limits (limits.h, xattr(7), makedev(3)), and bounds against hostile
 // trees.
 const (
-	MaxName       = 255       // bytes of an entry's name
+	maxName       = 255       // bytes of an entry's name
 	MaxTarget     = 4095      // bytes of a symlink's target
-	MaxXattrName  = 255       // bytes of an extended attribute's name, with its namespace
-	MaxXattrValue = 64 << 10  // bytes of an extended attribute's value
-	MaxXattrs     = 1 << 20   // total bytes of an entry's names and values
+	maxXattrName  = 255       // bytes of an extended attribute's name, with its namespace
+	maxXattrValue = 64 << 10  // bytes of an extended attribute's value
+	maxXattrs     = 1 << 20   // total bytes of an entry's names and values
 	MaxDepth      = 4096      // nested directories
 	MaxMajor      = 1<<12 - 1 // of a device
 	MaxMinor      = 1<<20 - 1 // of a device
@@ -36,8 +36,8 @@ func KeptXattr(name string) bool {
 		strings.HasPrefix(name, "trusted.") && !strings.HasPrefix(name, "trusted.overlay.")
 }
 
-// HashedXattr reports whether the FS hash covers an extended attribute.
-func HashedXattr(name string) bool {
+// hashedXattr reports whether the FS hash covers an extended attribute.
+func hashedXattr(name string) bool {
 	return name == "security.capability" || strings.HasPrefix(name, "user.")
 }
 
@@ -76,8 +76,8 @@ func CheckName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("a name is empty")
-	case len(name) > MaxName:
-		return fmt.Errorf("a name has %d bytes, more than %d", len(name), MaxName)
+	case len(name) > maxName:
+		return fmt.Errorf("a name has %d bytes, more than %d", len(name), maxName)
 	case name == "." || name == "..":
 		return fmt.Errorf("%q is not a valid name", name)
 	case strings.IndexByte(name, '/') >= 0 || strings.IndexByte(name, 0) >= 0:
@@ -134,18 +134,18 @@ func checkXattrs(xattrs []Xattr) error {
 	sum, last := 0, ""
 	for _, x := range xattrs {
 		switch {
-		case x.Name == "" || len(x.Name) > MaxXattrName || strings.IndexByte(x.Name, 0) >= 0:
+		case x.Name == "" || len(x.Name) > maxXattrName || strings.IndexByte(x.Name, 0) >= 0:
 			return fmt.Errorf("%q is not a valid name of an extended attribute", x.Name)
 		case x.Name <= last:
 			return fmt.Errorf("the extended attribute %q is a duplicate, or not sorted", x.Name)
-		case len(x.Value) > MaxXattrValue:
-			return fmt.Errorf("the extended attribute %q has %d bytes, more than %d", x.Name, len(x.Value), MaxXattrValue)
+		case len(x.Value) > maxXattrValue:
+			return fmt.Errorf("the extended attribute %q has %d bytes, more than %d", x.Name, len(x.Value), maxXattrValue)
 		}
 		last = x.Name
 		sum += len(x.Name) + len(x.Value)
 	}
-	if sum > MaxXattrs {
-		return fmt.Errorf("extended attributes of %d bytes, more than %d", sum, MaxXattrs)
+	if sum > maxXattrs {
+		return fmt.Errorf("extended attributes of %d bytes, more than %d", sum, maxXattrs)
 	}
 	return nil
 }

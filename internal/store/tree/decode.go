@@ -65,7 +65,7 @@ func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 		return nil, nil, false, nil
 	}
 	c := cursor{b: r.b}
-	name, body = c.bytes(MaxName), c.bytes(math.MaxInt32)
+	name, body = c.bytes(maxName), c.bytes(math.MaxInt32)
 	if c.err != nil {
 		return nil, nil, false, c.err
 	}
@@ -141,8 +141,8 @@ func decodeXattrs(c *cursor, e *Entry) {
 	}
 	e.Xattrs = make([]Xattr, 0, n)
 	for range n {
-		x := Xattr{Name: string(c.bytes(MaxXattrName))}
-		x.Value = append([]byte{}, c.bytes(MaxXattrValue)...)
+		x := Xattr{Name: string(c.bytes(maxXattrName))}
+		x.Value = append([]byte{}, c.bytes(maxXattrValue)...)
 		if c.err != nil {
 			return
 		}

@@ -304,7 +304,7 @@ func (s *sideBySide) skipEqual() {
 	a, b := s.raw[0].b, s.raw[1].b
 	for {
 		c := cursor{b: a}
-		name := c.bytes(MaxName)
+		name := c.bytes(maxName)
 		c.bytes(math.MaxInt32)
 		n := len(a) - len(c.b)
 		if c.err != nil || n > len(b) || !bytes.Equal(a[:n], b[:n]) {

@@ -17,9 +17,9 @@ const (
 	hashBuffer = 32 << 10 // in bytes
 )
 
-// FSHash returns the FS hash of the entries of a directory as defined in docs/fs-hash.md. d must
+// fsHash returns the FS hash of the entries of a directory as defined in docs/fs-hash.md. d must
 // pass Check; the hashes of its subdirectories are trusted.
-func (d Directory) FSHash() turnstone.Digest {
+func (d Directory) fsHash() turnstone.Digest {
 	h := newFSHasher(dirPrefix)
 	for i := range d {
 		h.bytes(d[i].Name)
@@ -28,8 +28,8 @@ func (d Directory) FSHash() turnstone.Digest {
 	return h.sum()
 }
 
-// FSHash returns the FS hash of the whole tree. r must pass Check; r.Hash is trusted.
-func (r *Root) FSHash() turnstone.Digest {
+// fsHash returns the FS hash of the whole tree. r must pass Check; r.Hash is trusted.
+func (r *Root) fsHash() turnstone.Digest {
 	h := newFSHasher(rootPrefix)
 	h.node(&r.Entry)
 	h.uint64(uint64(len(r.Links)))
@@ -81,13 +81,13 @@ func (h *fsHasher) node(e *Entry) {
 func (h *fsHasher) xattrs(xattrs []Xattr) {
 	n := uint32(0)
 	for i := range xattrs {
-		if HashedXattr(xattrs[i].Name) {
+		if hashedXattr(xattrs[i].Name) {
 			n++
 		}
 	}
 	h.uint32(n)
 	for i := range xattrs {
-		if x := &xattrs[i]; HashedXattr(x.Name) {
+		if x := &xattrs[i]; hashedXattr(x.Name) {
 			h.bytes(x.Name)
 			h.uint32(uint32(len(x.Value)))
 			h.buf = append(h.buf, x.Value...)

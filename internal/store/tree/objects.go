@@ -16,7 +16,7 @@ func PutDirectory(ctx context.Context, p Putter, d Directory) (tree, hash turnst
 	if tree, err = p.Put(ctx, d.Encode()); err != nil {
 		return "", "", err
 	}
-	return tree, d.FSHash(), nil
+	return tree, d.fsHash(), nil
 }
 
 // GetDirectory returns the directory whose object is d. A malformed object is an error of kind
@@ -48,7 +48,7 @@ func PutRoot(ctx context.Context, p Putter, r *Root) (turnstone.TreeRef, error) 
 	if err != nil {
 		return turnstone.TreeRef{}, err
 	}
-	return turnstone.TreeRef{Root: d, Hash: r.FSHash()}, nil
+	return turnstone.TreeRef{Root: d, Hash: r.fsHash()}, nil
 }
 
 // GetRoot returns the root that ref names. If ref's FS hash is not empty and differs from the
@@ -62,7 +62,7 @@ func GetRoot(ctx context.Context, g Getter, ref turnstone.TreeRef) (*Root, error
 	if err != nil {
 		return nil, named(ref.Root, err)
 	}
-	if have := r.FSHash(); ref.Hash != "" && have != ref.Hash {
+	if have := r.fsHash(); ref.Hash != "" && have != ref.Hash {
 		return nil, damaged("tree.get", string(ref.Root), fmt.Errorf("has the FS hash %s, not %s", have, ref.Hash))
 	}
 	return r, nil

@@ -61,7 +61,7 @@ func (v *Verifier) dir(ctx context.Context, e *Entry, name string, depth int) er
 				}
 			}
 		}
-		hash = d.FSHash()
+		hash = d.fsHash()
 		v.dirs[e.Tree] = hash
 	}
 	if hash != e.Hash {

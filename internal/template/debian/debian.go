@@ -24,13 +24,13 @@ import (
 
 // Default addresses of packages, unless Mirrors names others.
 const (
-	DefaultMirror         = "http://deb.debian.org/debian"
-	DefaultSecurityMirror = "http://deb.debian.org/debian-security"
+	defaultMirror         = "http://deb.debian.org/debian"
+	defaultSecurityMirror = "http://deb.debian.org/debian-security"
 )
 
-// Keyring contains the keys with which Debian signs its archive. The image's sources.list names it
+// keyring contains the keys with which Debian signs its archive. The image's sources.list names it
 // too, at the path of the package debian-archive-keyring, so that images do not depend on the host.
-const Keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 // Epoch is the time of generated files, and the latest time of any file in an image:
 // 2026-01-01T00:00:00Z. It is the SOURCE_DATE_EPOCH of every run
@@ -134,8 +134,8 @@ func check() (mode string, err error) {
 	if _, err := lookPath("mmdebstrap"); err != nil {
 		return "", missing("the program mmdebstrap", installHint)
 	}
-	if _, err := os.Stat(Keyring); err != nil {
-		return "", missing(Keyring,
+	if _, err := os.Stat(keyring); err != nil {
+		return "", missing(keyring,
 			"install Debian's archive keys: sudo apt install debian-archive-keyring")
 	}
 	if os.Geteuid() == 0 {
@@ -191,7 +191,7 @@ func (m Mirrors) check() error {
 		if strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '[' || r == ']' }) {
 			return turnstone.Errorf("debian.fetch", turnstone.KindInvalid, name,
 				"%q is not the address of a mirror", v).
-				WithHint("set it to an address such as " + DefaultMirror)
+				WithHint("set it to an address such as " + defaultMirror)
 		}
 	}
 	return nil
@@ -201,7 +201,7 @@ func (m Mirrors) check() error {
 // archive, its updates and its security fixes.
 func (m Mirrors) Sources(suite string) []string {
 	line := func(url, suite string) string {
-		return fmt.Sprintf("deb [signed-by=%s] %s %s main", Keyring, url, suite)
+		return fmt.Sprintf("deb [signed-by=%s] %s %s main", keyring, url, suite)
 	}
 	at := m.Addresses()
 	return []string{line(at[0], suite), line(at[0], suite+"-updates"),
@@ -211,8 +211,8 @@ func (m Mirrors) Sources(suite string) []string {
 // Addresses returns the addresses of the main archive and of its security fixes.
 func (m Mirrors) Addresses() []string {
 	return []string{
-		cmp.Or(strings.TrimRight(m.Main, "/"), DefaultMirror),
-		cmp.Or(strings.TrimRight(m.Security, "/"), DefaultSecurityMirror),
+		cmp.Or(strings.TrimRight(m.Main, "/"), defaultMirror),
+		cmp.Or(strings.TrimRight(m.Security, "/"), defaultSecurityMirror),
 	}
 }
 

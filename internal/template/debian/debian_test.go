@@ -84,7 +84,7 @@ func TestHasRange(t *testing.T) {
 func TestSourcesOfMirrors(t *testing.T) {
 	got := strings.Join(Mirrors{Main: "http://mirror.example/debian/"}.Sources("bookworm"), "\n")
 	for _, want := range []string{"http://mirror.example/debian bookworm main",
-		"http://mirror.example/debian bookworm-updates main", DefaultSecurityMirror +
+		"http://mirror.example/debian bookworm-updates main", defaultSecurityMirror +
 			" bookworm-security main"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
@@ -127,7 +127,7 @@ func TestEnvironment(t *testing.T) {
 // stand replaces mmdebstrap with a shell script.
 func stand(t *testing.T, script string) {
 	t.Helper()
-	if _, err := os.Stat(Keyring); err != nil {
+	if _, err := os.Stat(keyring); err != nil {
 		t.Skip("no Debian archive keys on this machine")
 	}
 	dir := t.TempDir()

@@ -303,7 +303,7 @@ func TestOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range MaxLayers + 1 {
+	for range maxLayers + 1 {
 		many = append(many, one[0])
 	}
 	reg.Push(t, "many:1", ocitest.ImageOf(t, ocitest.Config{}, many...))

@@ -6,7 +6,7 @@ import (
 
 // Bounds of one image. A larger image is rejected.
 const (
-	MaxLayers = 512
+	maxLayers = 512
 	parallel  = 3 // layers that are downloaded concurrently
 	// bytes of a manifest, an index or a config; registries accept no larger ones
 	maxManifest = 4 << 20

@@ -175,8 +175,8 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 
 // layers returns the layers in a manifest.
 func layers(m *v1.Manifest) ([]Layer, error) {
-	if len(m.Layers) > MaxLayers {
-		return nil, unusable("", "it has %d layers; the limit is %d", len(m.Layers), MaxLayers)
+	if len(m.Layers) > maxLayers {
+		return nil, unusable("", "it has %d layers; the limit is %d", len(m.Layers), maxLayers)
 	}
 	var out []Layer
 	var total int64

@@ -15,8 +15,8 @@ import (
 // DefaultLimit is the default size limit of the cache, in bytes.
 const DefaultLimit = 4 << 30
 
-// DefaultMost is the default limit for the downloads of one build, in bytes.
-const DefaultMost = 32 << 30
+// defaultMost is the default limit for the downloads of one build, in bytes.
+const defaultMost = 32 << 30
 
 // note names a file without a known digest by its digest, so that it is verified when it is used
 // again, and returns its path.

@@ -31,18 +31,18 @@ import (
 
 // The registries, unless Options name others.
 const (
-	DefaultPip = "https://pypi.org/simple"
-	DefaultNpm = "https://registry.npmjs.org"
+	defaultPip = "https://pypi.org/simple"
+	defaultNpm = "https://registry.npmjs.org"
 )
 
 // Options configure a Server. Cache is required.
 type Options struct {
 	Cache string // folder of downloads; created if missing
 	Limit int64  // size limit of the cache after Close, in bytes; default DefaultLimit
-	Most  int64  // limit for the downloads of one build, in bytes; default DefaultMost
+	Most  int64  // limit for the downloads of one build, in bytes; default defaultMost
 
-	Pip string   // address of an index, as in pip's --index-url; default DefaultPip
-	Npm string   // address of a registry; default DefaultNpm
+	Pip string   // address of an index, as in pip's --index-url; default defaultPip
+	Npm string   // address of a registry; default defaultNpm
 	Apt []string // addresses of archives for the proxy, such as http://deb.debian.org/debian
 
 	Locked bool // offer only the files below
@@ -103,12 +103,12 @@ const (
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	o.Pip, o.Npm = cmp.Or(o.Pip, DefaultPip), cmp.Or(o.Npm, DefaultNpm)
+	o.Pip, o.Npm = cmp.Or(o.Pip, defaultPip), cmp.Or(o.Npm, defaultNpm)
 	if o.Limit == 0 {
 		o.Limit = DefaultLimit
 	}
 	if o.Most == 0 {
-		o.Most = DefaultMost
+		o.Most = defaultMost
 	}
 	if o.Idle == 0 {
 		o.Idle = time.Minute
@@ -159,7 +159,7 @@ func upstream(what, address string) (*url.URL, error) {
 	}
 	if err != nil {
 		return nil, turnstone.NewError("registry.new", turnstone.KindInvalid, what,
-			withoutAddress(err)).WithHint("set " + what + " to an address as " + DefaultPip)
+			withoutAddress(err)).WithHint("set " + what + " to an address as " + defaultPip)
 	}
 	return u, nil
 }
