@@ -131,7 +131,8 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 		}
 		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
 			"is lost, with the sessions; the store still has the turns' data (%s)", pack.Name).
-			WithHint("restore a copy of the file, or move the store's packs away to start with an empty store; receipts are in turns/ beside it")
+			WithHint("restore a copy of the file, or move the store's packs away to start " +
+				"with an empty store; receipts are in turns/ beside it")
 	}
 	return nil
 }
@@ -223,7 +224,8 @@ func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Dig
 		return turnstone.NewError(turnstone.Op("executor."+what), turnstone.KindIntegrity,
 			"the "+what+" of a turn",
 			err).
-			WithHint("list all missing data with turn fsck; if the turn was kept elsewhere, set TURN_STORE to that place")
+			WithHint("list all missing data with turn fsck; " +
+				"if the turn was kept elsewhere, set TURN_STORE to that place")
 	}
 	if err != nil {
 		return err

@@ -200,7 +200,8 @@ func findRenames(all []comparison) []comparison {
 		if len(from) == 0 {
 			continue
 		}
-		k := max(0, slices.IndexFunc(from, func(j int) bool { return path.Base(all[j].Path) == path.Base(c.Path) }))
+		k := max(0, slices.IndexFunc(from,
+			func(j int) bool { return path.Base(all[j].Path) == path.Base(c.Path) }))
 		j := from[k]
 		gone[c.new.Content.Digest] = slices.Delete(from, k, k+1)
 		joined[j] = true

@@ -100,13 +100,14 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 		seen[d] = true
 		return news
 	}
-	r := &Reach{In: cs, Object: first, Verify: tree.NewVerifier(cs.Store), Failed: func(what string, err error) error {
-		if ctx.Err() != nil {
-			return err
-		}
-		addProblem(rep, turnstone.FsckProblem{Where: what, Error: err.Error()})
-		return nil
-	}}
+	r := &Reach{In: cs, Object: first, Verify: tree.NewVerifier(cs.Store),
+		Failed: func(what string, err error) error {
+			if ctx.Err() != nil {
+				return err
+			}
+			addProblem(rep, turnstone.FsckProblem{Where: what, Error: err.Error()})
+			return nil
+		}}
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if !first(c.Digest) {
 			return nil

@@ -49,10 +49,11 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if req.DryRun {
 		err = cs.wouldSweep(ctx, rep)
 	} else {
-		rep.Store, err = cs.Store.Sweep(ctx, func(ctx context.Context, keep func(turnstone.Digest) bool) error {
-			rep.Remain, err = cs.mark(ctx, nil, keep)
-			return err
-		})
+		rep.Store, err = cs.Store.Sweep(ctx,
+			func(ctx context.Context, keep func(turnstone.Digest) bool) error {
+				rep.Remain, err = cs.mark(ctx, nil, keep)
+				return err
+			})
 		rep.Objects = rep.Store.Kept
 	}
 	if err != nil {
@@ -96,13 +97,15 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 		records[l.Tree.Root] = true
 	}
 	var freed int64
-	rep.Images, freed, err = cs.Images.Prune(func(r turnstone.ImageRecipe) bool { return records[r.Newest] }, rep.DryRun)
+	needed := func(r turnstone.ImageRecipe) bool { return records[r.Newest] }
+	rep.Images, freed, err = cs.Images.Prune(needed, rep.DryRun)
 	rep.Freed += freed
 	return err
 }
 
 // mark calls keep for all data that the turns of all sessions need, except the sessions in without.
-func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool, keep func(turnstone.Digest) bool) (turns int, err error) {
+func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool,
+	keep func(turnstone.Digest) bool) (turns int, err error) {
 	r := &Reach{In: cs, Object: keep, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.gc", turnstone.KindOf(err), what, err).
 			WithHint("list all damage with turn fsck; nothing was deleted from the store")

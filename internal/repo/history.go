@@ -121,13 +121,14 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (turnst
 func (cs *ContextStore) item(ctx context.Context, t turnstone.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number,
 		t.ID, t.Branch, t.Result, t.Title)
-	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: brief.Line(line), Context: func(ctx context.Context) ([]lowerdir.File, error) {
-		rec, err := cs.Record(ctx, t)
-		if err != nil {
-			return nil, err
-		}
-		return contextFiles(rec), nil
-	}}
+	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: brief.Line(line),
+		Context: func(ctx context.Context) ([]lowerdir.File, error) {
+			rec, err := cs.Record(ctx, t)
+			if err != nil {
+				return nil, err
+			}
+			return contextFiles(rec), nil
+		}}
 }
 
 // contextFiles are the files of one turn in /context.

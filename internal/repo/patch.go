@@ -58,7 +58,9 @@ func (cs *ContextStore) compareText(ctx context.Context, c *comparison, patch bo
 }
 
 // hasText reports whether a patch can contain e.
-func hasText(e *tree.Entry) bool { return e != nil && (e.Type == tree.File || e.Type == tree.Symlink) }
+func hasText(e *tree.Entry) bool {
+	return e != nil && (e.Type == tree.File || e.Type == tree.Symlink)
+}
 
 func sameContent(a, b *tree.Entry) bool {
 	return a != nil && b != nil && a.Type == b.Type && a.Content.Digest == b.Content.Digest &&

@@ -183,5 +183,6 @@ func (cs *ContextStore) openContent(ctx context.Context, st *turnstone.TurnState
 	}
 	return nil, turnstone.Errorf("executor.open", turnstone.KindUnavailable, path,
 		"its content is not here: %w", err).
-		WithHint(fmt.Sprintf("build the template again with turn template build %.200s if the content is in it; turn fsck lists all missing data", st.Image))
+		WithHint(fmt.Sprintf("build the template again with turn template build %.200s if the "+
+			"content is in it; turn fsck lists all missing data", st.Image))
 }

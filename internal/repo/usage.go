@@ -92,7 +92,8 @@ func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
 
 func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn) error {
 	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
-	r := &Reach{In: c.cs, Object: func(d turnstone.Digest) bool { return c.add(i, d, 0) }, Got: c.measured(i),
+	add := func(d turnstone.Digest) bool { return c.add(i, d, 0) }
+	r := &Reach{In: c.cs, Object: add, Got: c.measured(i),
 		Failed: func(what string, err error) error {
 			return turnstone.NewError("executor.usage", turnstone.KindOf(err), what, err).
 				WithHint("list all damage with turn fsck")

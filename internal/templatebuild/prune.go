@@ -26,10 +26,10 @@ type PruneRequest struct {
 type TemplatePruned struct {
 	DryRun   bool             `json:"dry_run"`
 	Builds   []template.Kept  `json:"builds"`
-	Stays    []TemplateStays  `json:"stays"` // that no known template stands for, and are needed all the same
+	Stays    []TemplateStays  `json:"stays"` // builds of no known template that are needed
 	Logs     int              `json:"logs"`
-	Packages registry.Trimmed `json:"packages"`    // of the cache of what came from package registries
-	Images   int64            `json:"image_bytes"` // of downloaded layers of registries' images
+	Packages registry.Trimmed `json:"packages"`    // of the cache of package registries
+	Images   int64            `json:"image_bytes"` // of downloaded layers of images
 	Freed    int64            `json:"freed_bytes"`
 }
 
@@ -57,7 +57,8 @@ func Prune(ctx context.Context, x *repo.Repo, ts *template.Store,
 	return rep, cs.Store.Exclusive(ctx, locked)
 }
 
-func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneRequest, rep *TemplatePruned) error {
+func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneRequest,
+	rep *TemplatePruned) error {
 	needed, err := ts.Needed()
 	if err != nil {
 		return err
@@ -77,7 +78,7 @@ func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneReque
 		}
 	}
 	needed, uses = template.Closure(kept, needed), template.Closure(kept, uses)
-	// Layers first: an image may have been there for one of them only.
+	// Layers come first: an image may be needed by a layer only.
 	for _, layers := range []bool{true, false} {
 		for _, k := range kept {
 			if (k.Layer != nil) != layers || needed[k.Digest] {
@@ -117,17 +118,17 @@ func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneReque
 	return err
 }
 
-// packagesKept is how long a download that nobody used is kept at least.
+// packagesKept is the least time for which an unused download is kept.
 const packagesKept = 30 * 24 * time.Hour
 
-// stays says who needs a build that no known template stands for; empty: nobody.
+// stays returns the reason why a build of no known template stays; empty: none.
 func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnstone.Digest]bool,
 	rep *TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}
 	if k.Layer != nil {
-		return "", nil // its files are in the store, where what turns need stays
+		return "", nil // its files are in the store, which keeps all that turns need
 	}
 	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -137,11 +138,11 @@ func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnston
 		return "", err
 	}
 	use := newTemplateUse()
-	// What a tag stood for may be gone from its registry: sessions on it keep it.
+	// The image of a tag may no longer be in its registry: sessions on it keep it.
 	if err := folderUse(ctx, cs, k.Dir, use, k.Name, template.IsImage(k.Name)); err != nil {
 		return "", err
 	}
-	// Nobody named what is removed here: anonymous sessions count as others.
+	// The user did not name this build, so anonymous sessions count as well.
 	if all := append(use.Sessions, use.Anonymous...); len(all) > 0 {
 		var names []string
 		for _, s := range all[:min(len(all), 5)] {
@@ -161,8 +162,8 @@ func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnston
 	return "has files of a template's layer that are nowhere else", nil
 }
 
-// layersNeed tells whether a layer of a template, but those in gone, has a file that is
-// only in the image in dir.
+// layersNeed reports whether a layer of a template, except those in gone, has a file that is only
+// in the image in dir.
 func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string,
 	gone map[turnstone.Digest]bool) (bool, error) {
 	layers, err := cs.Layers(ctx)

@@ -36,7 +36,8 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
 			"template "+req.Name,
 			"is below other templates: %s", strings.Join(on, ", ")).
-			WithHint("remove them first; --force removes it all the same, and they are built anew when they are needed")
+			WithHint("remove them first; --force removes it all the same, " +
+				"and they are built anew when they are needed")
 	}
 	if _, err := os.Stat(x.Dir.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
 		return nil, remove()
@@ -46,7 +47,7 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 		return nil, err
 	}
 	var gone []turnstone.Session
-	// What is kept while files are copied may need more of them.
+	// A commit during the copy may need more of the image's files.
 	for range 10 {
 		var more *TemplateUse
 		err := cs.Store.Exclusive(ctx, func() error {
@@ -61,7 +62,7 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 			case !req.Keep && len(use.Sessions) > 0:
 				return inUse(req.Name, use)
 			}
-			// First the sessions: without the image they would be damaged.
+			// The sessions are removed first: without the image they would be damaged.
 			for _, s := range use.Anonymous {
 				if err := cs.DB.Remove(ctx, s.ID); err != nil &&
 					turnstone.KindOf(err) != turnstone.KindNotFound {
@@ -84,7 +85,7 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 		WithHint("try again when fewer turns run")
 }
 
-// inUse says who needs a template.
+// inUse returns the error that names the sessions that need a template.
 func inUse(name string, use *TemplateUse) error {
 	const most = 5
 	var names []string
@@ -101,10 +102,12 @@ func inUse(name string, use *TemplateUse) error {
 	}
 	return turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
 		"is needed by sessions, which %s: %s", why, strings.Join(names, ", ")).
-		WithHint("turn session rm and turn gc remove a session; --keep-files copies the files into the store first; --force removes the image, and damages these sessions")
+		WithHint("turn session rm and turn gc remove a session; " +
+			"--keep-files copies the files into the store first; " +
+			"--force removes the image, and damages these sessions")
 }
 
-// copyIn puts what sessions need of a template's image into the store.
+// copyIn puts the files that sessions need from a template's image into the store.
 func copyIn(ctx context.Context, cs *repo.ContextStore, use *TemplateUse) error {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 
 // TemplateUse says who needs a template.
 type TemplateUse struct {
-	Sessions []turnstone.Session // that need files of its image, or began on a spec that only this host has
+	Sessions []turnstone.Session // that need its image, or a spec that only this host has
 	Files    int                 // contents of theirs that are in no other place
 	Bytes    int64               // of these
 	// Anonymous are sessions without a name and a tag that need files of its image: no
@@ -53,8 +53,8 @@ func Use(ctx context.Context, x *repo.Repo, ts *template.Store,
 	return use, folderUse(ctx, cs, dir, use, name, own)
 }
 
-// folderUse adds to use who needs the image in dir, and who stands on the template name
-// when its spec is a user's.
+// folderUse adds to use the sessions that need the image in dir, and, if own, the sessions that
+// began on the template called name.
 func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse,
 	name string, own bool) error {
 	all, err := cs.DB.List(ctx)
@@ -87,7 +87,7 @@ func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *Temp
 	return nil
 }
 
-// anonymousSession tells whether s has neither a name nor a tag: gc forgets it after a while.
+// anonymousSession reports whether s has neither a name nor a tag: gc removes it after some time.
 func anonymousSession(ctx context.Context, cs *repo.ContextStore, s turnstone.Session) (bool,
 	error) {
 	if s.Name != "" {
@@ -97,8 +97,8 @@ func anonymousSession(ctx context.Context, cs *repo.ContextStore, s turnstone.Se
 	return len(tags) == 0, err
 }
 
-// templateFolder returns the folder of a template's image; none when another name
-// has the same image, which then stays. own tells that the spec is a user's.
+// templateFolder returns the folder of a template's image; empty if another template has the same
+// image, which then stays. own reports that a user registered the spec.
 func templateFolder(ctx context.Context, x *repo.Repo, ts *template.Store,
 	name string) (dir string, own bool, err error) {
 	of, err := ts.Show(ctx, name)
@@ -117,16 +117,16 @@ func templateFolder(ctx context.Context, x *repo.Repo, ts *template.Store,
 	return x.Dir.Path("templates", of.Digest.Hex()), !of.BuiltIn, nil
 }
 
-// A templateUser finds who needs the image in dir.
+// A templateUser finds the sessions that need the image in dir.
 type templateUser struct {
 	cs   *repo.ContextStore
 	dir  string
-	free map[turnstone.Digest]bool // objects that need nothing of it, nor what they name
+	free map[turnstone.Digest]bool // objects that need nothing of it, directly or indirectly
 
 	contents map[turnstone.Digest]turnstone.Content // that are found to be needed
 }
 
-// session goes through all that s needs.
+// session reads the trees of s.
 func (u *templateUser) session(ctx context.Context, s turnstone.Session, own bool,
 	name string) (needs bool, err error) {
 	turns, err := u.cs.DB.Turns(ctx, s.ID)

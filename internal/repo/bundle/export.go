@@ -20,15 +20,14 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// An exported session is one file: tar, compressed with zstd. Its first entry is
-// session.json, an exportHead; then comes objects/<hex> for each object that the
-// session needs, which <hex> is the SHA-256 of. An object comes after one that
-// names it. The last entry is templates.json, an exportTail. docs/sessions.md
-// describes it.
+// An exported session is one file: tar, compressed with zstd. Its first entry is session.json, an
+// exportHead. An entry objects/<hex> follows for each object that the session needs; <hex> is the
+// object's SHA-256. An object follows an object that names it. The last entry is templates.json, an
+// exportTail. docs/sessions.md describes the format.
 
 const (
-	// exportFormat is 3 where the file has trees of a kept machine's images, which programs that
-	// know 2 take for objects that nothing names. 1 had no tail.
+	// Format 3 has trees of a kept machine's images, which are unreferenced objects to programs
+	// that know format 2. Format 1 had no tail.
 	exportFormat = 3
 	withoutTrees = 2
 	exportHeadAt = "session.json"
@@ -42,12 +41,11 @@ type exportHead struct {
 	turnstone.Graph
 }
 
-// An exportTail is what the file says of the templates that the session's turns began on.
+// An exportTail describes the templates that the session's turns began on.
 type exportTail struct {
-	// LeftOut are the contents that are in no object of the file, because they lie in a
-	// template's image; sorted.
+	// LeftOut are the contents that the file omits because a template's image has them; sorted.
 	LeftOut []turnstone.Digest `json:"left_out"`
-	// Specs are those that a user registered, each after what it lies on.
+	// Specs are the specs that a user registered, each after its base.
 	Specs []*template.Spec `json:"specs"`
 }
 
@@ -73,7 +71,7 @@ type Host struct {
 // ExportRequest says what to write.
 type ExportRequest struct {
 	Session string // name or ID
-	// Full also writes what lies in the template, for machines that have another one.
+	// Full also writes contents of the template, for hosts that have another template.
 	Full bool
 }
 
@@ -160,7 +158,7 @@ func (e *exporter) writeAll(ctx context.Context, g *turnstone.Graph) error {
 	return e.writeTail(e.images)
 }
 
-// look notes what templates and images g's turns need, and returns the format that they take.
+// look records the templates and images that g's turns need, and returns the format that they need.
 func (e *exporter) look(ctx context.Context, g *turnstone.Graph) (format int, err error) {
 	e.images, e.machines, format = map[string]bool{}, map[turnstone.Digest]bool{}, withoutTrees
 	for _, t := range g.Turns {
@@ -184,14 +182,14 @@ func (e *exporter) look(ctx context.Context, g *turnstone.Graph) (format int, er
 	return format, nil
 }
 
-// writeTail writes the last entry; the templates are called images.
+// writeTail writes the last entry. images are the names of the templates.
 func (e *exporter) writeTail(images map[string]bool) error {
 	slices.Sort(e.tail.LeftOut)
 	written := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(images)) {
 		specs, err := e.templates.Registered(name)
 		if err != nil {
-			continue // what is damaged here cannot be given to others; the files can
+			continue // a damaged spec is not exported; the files are
 		}
 		for _, s := range specs {
 			if !written[s.Name] {
@@ -236,7 +234,7 @@ func (e *exporter) content(ctx context.Context, c turnstone.Content) error {
 	return nil
 }
 
-// elsewhere writes a content that lies in a template, if it is to be written.
+// elsewhere writes a content of a template, or adds it to the omitted contents.
 func (e *exporter) elsewhere(ctx context.Context, c turnstone.Content) error {
 	if !e.first(c.Digest) {
 		return nil
@@ -263,7 +261,7 @@ func (e *exporter) write(d turnstone.Digest, b []byte) error {
 	return e.entry(exportObject+d.Hex(), b)
 }
 
-// entry writes an entry without anything of the time and the user.
+// entry writes an entry without the time and the user.
 func (e *exporter) entry(name string, b []byte) error {
 	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(b)),
 		Format: tar.FormatUSTAR}

@@ -22,16 +22,16 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Bounds of what is imported: the file is untrusted.
+// Bounds of an import, because the file is untrusted.
 const (
 	maxExportHead   = 64 << 20
 	maxExportTail   = 192 << 20
 	maxExportWindow = 64 << 20 // of zstd: what its decoder may hold
 	roomEvery       = 64 << 20 // bytes of objects, after which the disk's room is looked at again
 
-	// A list of chunks can name one chunk many times, and every byte of a content is hashed:
-	// all contents together may have so many bytes, and as many times the file's own. Zeros,
-	// of sparse files and of the memory of machines, are what is repeated.
+	// A list of chunks can name one chunk many times, and every byte of a content is hashed. All
+	// contents together may have maxUnpacked bytes, plus maxUnpacking times the file's size. Zeros
+	// of sparse files and of machines' memory repeat most.
 	maxUnpacked  = 32 << 30
 	maxUnpacking = 1024
 )
@@ -43,14 +43,14 @@ type ImportRequest struct {
 	Progress func(string) // told of what is built; may be nil
 }
 
-// ImportBuild says which of the templates that are not here an import builds.
+// ImportBuild selects the missing templates that an import builds.
 type ImportBuild string
 
-// The values of ImportBuild. What a file says of templates is as untrusted as the file.
+// The values of ImportBuild. The specs in a file are as untrusted as the file.
 const (
 	BuildNone  ImportBuild = "none"
 	BuildKnown ImportBuild = "known" // those that this host has the same spec of
-	BuildAll   ImportBuild = "all"   // also by the specs in the file, and images of registries that it names
+	BuildAll   ImportBuild = "all"   // also those that only the file has a spec of, and images
 )
 
 // ImportReport says what was imported.
@@ -153,7 +153,7 @@ type importer struct {
 	unpacked int64 // bytes that contents in chunks may yet have together
 }
 
-// A counting reader knows how much was read.
+// A counting reader counts the bytes that were read.
 type counting struct {
 	r io.Reader
 	n atomic.Int64 // the decoder reads on its own
@@ -165,7 +165,7 @@ func (c *counting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// read is how much was, at most so much that a multiple of it is a number.
+// read returns the number of bytes, bounded so that a multiple does not overflow.
 func (c *counting) read() int64 { return min(c.n.Load(), 1<<50) }
 
 func notExported(err error) error {
@@ -213,7 +213,7 @@ func (m *importer) head() error {
 	return session.CheckGraph(&m.graph)
 }
 
-// known tells whether the session is here already.
+// known reports whether the session is here already.
 func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 	m.rep.Session = m.graph.Session
 	has, err := m.cs.DB.Has(ctx, &m.graph)
@@ -280,7 +280,7 @@ func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
 	}
 }
 
-// objectName returns which object an entry says that it is.
+// objectName returns the digest in an entry's name.
 func objectName(h *tar.Header) (turnstone.Digest, error) {
 	hexed, ok := strings.CutPrefix(h.Name, exportObject)
 	raw, err := hex.DecodeString(hexed)
@@ -294,7 +294,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 	return turnstone.Digest("sha256:" + hexed), nil
 }
 
-// verify goes through all that the session names.
+// verify reads all data that the session names.
 func (m *importer) verify(ctx context.Context) error {
 	seen := map[turnstone.Digest]bool{}
 	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store),
@@ -337,7 +337,7 @@ func (m *importer) verify(ctx context.Context) error {
 	return nil
 }
 
-// named notes that something names the object d.
+// named records that something names the object d, and reports whether the file has it.
 func (m *importer) named(d turnstone.Digest) bool {
 	_, ours := m.objects[d]
 	if ours {
@@ -346,23 +346,23 @@ func (m *importer) named(d turnstone.Digest) bool {
 	return ours
 }
 
-// admit refuses a content that would have more hashed than the file, by its size, may.
+// admit rejects a content if the contents up to it have more bytes than the file's size allows.
 func (m *importer) admit(c turnstone.Content) error {
 	if c.Chunks == "" {
-		return nil // it is one object, which was read as it came
+		return nil // it is one object, which copy has read
 	}
 	if c.Size < 0 || c.Size > m.unpacked {
 		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
 			"unpacks to more than %s and %d times its own size: a content of %s is too much",
 			turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
-			WithHint("a session with so much that repeats, as in sparse files, cannot be moved so: " +
-				"export one without those files")
+			WithHint("a session with so much that repeats, as in sparse files, " +
+				"cannot be moved so: export one without those files")
 	}
 	m.unpacked -= c.Size
 	return nil
 }
 
-// verifyContent reads a content that came with the file, and looks for one that did not.
+// verifyContent reads a content that is in the file, and looks up other contents.
 func (m *importer) verifyContent(ctx context.Context, c turnstone.Content) error {
 	if err := m.admit(c); err != nil {
 		return err
@@ -402,7 +402,7 @@ func (m *importer) verifyContent(ctx context.Context, c turnstone.Content) error
 	return errors.Join(err, in.Close())
 }
 
-// sameAsRecord checks what the session says of t against t's own record.
+// sameAsRecord compares t in the session with t's record.
 func (m *importer) sameAsRecord(ctx context.Context, t turnstone.Turn) error {
 	if t.Record == "" {
 		return nil

@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// readTail reads what the file says of templates.
+// readTail reads the last entry, which describes templates.
 func (m *importer) readTail(h *tar.Header) error {
 	if h.Typeflag != tar.TypeReg || h.Size > maxExportTail || m.tail != nil {
 		return refused("has %s twice, or not as a file of at most %s", exportTailAt,
@@ -35,9 +35,8 @@ func (m *importer) readTail(h *tar.Header) error {
 	return nil
 }
 
-// readTemplates lets the store find what lies in the templates that m's turns began
-// on: nobody may have asked for their files yet. Those that are not here are built, if
-// req wants that.
+// readTemplates lets the store find the files of the templates that m's turns began on, which may
+// have no index yet. Templates that are not here are built if req asks for it.
 func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 	req ImportRequest) error {
 	progress := req.Progress
@@ -48,7 +47,7 @@ func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 	for _, t := range m.graph.Turns {
 		rec, err := m.cs.Record(ctx, t)
 		if err != nil || read[rec.Image] {
-			continue // verify says what is wrong with it
+			continue // verify reports the error
 		}
 		read[rec.Image] = true
 		tmpl, err := m.host.Repo.BuiltTemplate(ctx, rec.Image)
@@ -78,7 +77,7 @@ func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
 	m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, why, hint})
 }
 
-// importTemplate builds the template that rec's turn began on, if how allows it.
+// importTemplate builds the template that rec's turn began on if how allows it.
 func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord,
 	how ImportBuild, progress func(string)) (*template.Template, error) {
 	fail := func(hint, format string, args ...any) error {
@@ -127,7 +126,7 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 	return nil, fail("export with --full", "is not known here, and the file has no spec of it")
 }
 
-// adopt builds the last of specs, and those of the others that it lies on.
+// adopt builds the last of specs, and its bases among the others.
 func adopt(ctx context.Context, ts Templates, specs []*template.Spec,
 	progress func(string)) (*template.Template, error) {
 	last := specs[len(specs)-1]
@@ -142,7 +141,7 @@ func adopt(ctx context.Context, ts Templates, specs []*template.Spec,
 	return ts.Adopt(ctx, last, progress)
 }
 
-// report says what is not here.
+// report adds the missing contents and templates to the report.
 func (m *importer) report() {
 	for _, size := range m.missing {
 		m.rep.Missing++
@@ -153,7 +152,7 @@ func (m *importer) report() {
 	}
 }
 
-// toGetTemplates says how what the file leaves out can be had.
+// toGetTemplates is the hint that says how to get the contents that the file omits.
 func (m *importer) toGetTemplates() string {
 	how := "build the same one here"
 	for i, t := range m.unbuilt[:min(len(m.unbuilt), 5)] {

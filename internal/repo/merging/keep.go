@@ -22,7 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// keep makes the merge a turn of its own, and moves the branch.
+// keep commits the merge as a turn, and moves the branch.
 func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into,
 		Parent: &m.ours.ID, Second: &m.theirs.ID,
@@ -143,14 +143,15 @@ func onlyTouched(a, b *tree.Entry) bool {
 
 // title is the name of the turn in lists.
 func (m *merging) title() string {
-	return cmp.Or(brief.Line(m.req.Message), fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
+	return cmp.Or(brief.Line(m.req.Message),
+		fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
 }
 
 // maxRows bounds a table in a receipt; --json has all.
 const maxRows = 500
 
-// document returns the merge as a markdown document without steps. File names are untrusted: each is
-// on one line and escaped.
+// document returns the merge as a markdown document without steps. File names are untrusted: each
+// is on one line and escaped.
 func (m *merging) document() string {
 	r := m.report
 	var b strings.Builder
@@ -170,7 +171,8 @@ func (m *merging) document() string {
 			codeSpan(r.CwdGone), codeSpan(r.Cwd))
 	}
 	if r.RenamesSkipped {
-		b.WriteString("\nThere was too much to look through for renamed files whose content changed.\n")
+		b.WriteString("\nThere was too much to look through for renamed files whose content " +
+			"changed.\n")
 	}
 	conflict := func(c merge.Conflict) []string {
 		return []string{conflictPath(c), string(c.Kind), shortDigest(c.Base), shortDigest(c.Ours),
@@ -188,7 +190,7 @@ func (m *merging) document() string {
 	return b.String()
 }
 
-// mergeTable writes a section with a table, if there are rows.
+// mergeTable writes a section with a table; nothing without rows.
 func mergeTable[T any](b *strings.Builder, heading, columns string, rows []T,
 	cells func(T) []string) {
 	if len(rows) == 0 {
@@ -225,7 +227,7 @@ func shortDigest(e *tree.Entry) string {
 	return codeSpan(merge.DigestOf(e).Short())
 }
 
-// codeSpan writes s as code in a table's cell.
+// codeSpan returns s as code in a table's cell.
 func codeSpan(s string) string {
 	s = brief.Clip(s, 1024)
 	unprintable := func(r rune) bool { return !unicode.IsPrint(r) }
@@ -243,7 +245,7 @@ func codeSpan(s string) string {
 	return fence + " " + s + " " + fence
 }
 
-// plainText makes s text that is no markdown.
+// plainText returns s as text without markdown and without unprintable characters.
 func plainText(s string) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(s, "\uFFFD") {

@@ -22,8 +22,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Request says what to merge. Default, Paths and Markers are those of merge.Options. docs/merge.md
-// has the rules.
+// A Request says what to merge. Default, Paths and Markers are those of merge.Options.
+// docs/merge.md has the rules.
 type Request struct {
 	// From is the turn to merge: a reference as session.DB.Resolve takes it, or a branch, a tag or
 	// a number if the session is named or can be found by the branch.
@@ -177,7 +177,7 @@ func (m *merging) locate(ctx context.Context) error {
 	return m.readStates(ctx)
 }
 
-// readStates reads what the turns left.
+// readStates reads the states of the three turns.
 func (m *merging) readStates(ctx context.Context) error {
 	for i, s := range []struct {
 		t  *turnstone.Turn
@@ -224,7 +224,8 @@ func (m *merging) from(ctx context.Context) (turnstone.Turn, error) {
 		if err != nil {
 			return turnstone.Turn{}, err
 		}
-		if slices.ContainsFunc(branches, func(b turnstone.Branch) bool { return b.Name == branch }) {
+		named := func(b turnstone.Branch) bool { return b.Name == branch }
+		if slices.ContainsFunc(branches, named) {
 			found = append(found, s)
 		}
 	}
@@ -250,9 +251,9 @@ func (m *merging) invalid(subject string, err error, hint string) error {
 	return turnstone.NewError("executor.merge", turnstone.KindInvalid, subject, err).WithHint(hint)
 }
 
-// lockHead keeps turns of the session from ending until unlock is called (see run.land).
+// lockHead prevents commits of the session's turns until unlock is called.
 func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
-	leases, err := m.x.Dir.MkdirAll("leases") // no turn may have been started here yet
+	leases, err := m.x.Dir.MkdirAll("leases") // it is missing before the first turn
 	if err != nil {
 		return nil, err
 	}
@@ -332,7 +333,7 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	return err
 }
 
-// unused refuses a path that was to be decided and has no conflict: it is probably misspelt.
+// unused rejects a path in the request that has no conflict: it is probably misspelt.
 func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
 	unused := res.Unused
 	for p := range m.req.Paths {
@@ -357,7 +358,7 @@ func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
 	return m.invalid(unused[0], errors.New("there is no conflict to decide"), hint)
 }
 
-// settleCwd makes the working directory one that there is: the nearest above.
+// settleCwd sets the working directory to its nearest existing parent.
 func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 	cwd := path.Clean("/" + m.result.Cwd)
 	for ; cwd != "/"; cwd = path.Dir(cwd) {
@@ -377,7 +378,7 @@ func (m *merging) settleCwd(ctx context.Context, g tree.Getter) error {
 	return nil
 }
 
-// info is what the receipt's front matter says.
+// info returns the front matter of the receipt.
 func (m *merging) info(t turnstone.Turn, template turnstone.Digest) document.TurnInfo {
 	return document.TurnInfo{ID: t.ID, Started: m.started, Duration: time.Since(m.started),
 		Template: template, Image: m.result.Image, Result: turnstone.ResultPassed,

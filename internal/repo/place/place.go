@@ -25,7 +25,8 @@ import (
 // store's local data. where is s3://BUCKET/PREFIX, or empty for a folder in dir. A bucket that
 // belongs to another state directory is an error of kind Unavailable, because the gc of each knows
 // only its own turns. fault is called before each write to a folder, for tests; it may be nil.
-func Open(ctx context.Context, dir *statedir.Dir, where string, fault func(op string) error) (at blob.Store, folder string, err error) {
+func Open(ctx context.Context, dir *statedir.Dir, where string,
+	fault func(op string) error) (at blob.Store, folder string, err error) {
 	if where == "" {
 		s, err := local.Open(dir.Path("store", "blobs"), local.Options{Fault: fault})
 		if err != nil {
@@ -69,7 +70,9 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	wrap := func(err error) error {
 		hint := turnstone.HintOf(err)
 		if hint == "" {
-			hint = "TURN_STORE says that the store is there: see that the bucket can be reached, or unset it to keep turns in the state directory"
+			hint = "TURN_STORE says that the store is there: " +
+				"see that the bucket can be reached, " +
+				"or unset it to keep turns in the state directory"
 		}
 		return turnstone.NewError("executor.claim", turnstone.KindOf(err), where, err).
 			WithHint(hint)
@@ -94,7 +97,8 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
 			"is the store of another state directory, whose gc would delete this one's data").
-			WithHint(fmt.Sprintf("give each TURN_HOME a prefix of its own, or, when the other one is gone, delete %s%s there", claims, other))
+			WithHint(fmt.Sprintf("give each TURN_HOME a prefix of its own, or, "+
+				"when the other one is gone, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }

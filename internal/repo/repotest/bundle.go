@@ -31,7 +31,8 @@ func Unpack(t testing.TB, file []byte) []Entry {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, Entry{Name: h.Name, Data: OK[[]byte](t)(io.ReadAll(tr)), Kind: h.Typeflag})
+		all = append(all, Entry{Name: h.Name, Data: OK[[]byte](t)(io.ReadAll(tr)),
+			Kind: h.Typeflag})
 	}
 }
 

@@ -150,7 +150,8 @@ func (p *Past) Leaves(s turnstone.Session, plant func(w tree.Writer) turnstone.T
 
 // Template registers a template called name, whose image has these files, and returns a function
 // that puts the image's tree.
-func (p *Past) Template(name string, files map[string]string) func(w tree.Writer) turnstone.TreeRef {
+func (p *Past) Template(name string,
+	files map[string]string) func(w tree.Writer) turnstone.TreeRef {
 	t := p.T
 	t.Helper()
 	text := "base = \"debian:bookworm\"\nenv = { OF = \"" + name + "\" }\n"
