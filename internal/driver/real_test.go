@@ -38,7 +38,8 @@ func TestUnprovenDrivers(t *testing.T) {
 			t.Fatalf("%s: %+v", name, d)
 		}
 		if err := d.Trials[0].Err; !d.Trials[0].Unproven() &&
-			turnstone.HintOf(err) != "sudo apt-get install --no-install-recommends qemu-system-x86" {
+			turnstone.HintOf(err) != "sudo apt-get install --no-install-recommends "+
+				"qemu-system-x86" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

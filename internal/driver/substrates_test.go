@@ -106,9 +106,11 @@ func TestChooseTells(t *testing.T) {
 		{everything, Auto, Needs{Home: true}, ""},
 		{everything[1:], Auto, Needs{Home: true}, ""},
 		{everything[2:], Auto, Needs{Home: true},
-			"substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: firecracker, qemu"},
+			"substrate qemu, TCG: gvisor has no disk for a persistent home; suitable: " +
+				"firecracker, qemu"},
 		{everything[2:], Auto, Needs{MicroVM: true},
-			"substrate qemu, TCG: gvisor is not a microVM, which `isolation: microvm` requires; suitable: firecracker, qemu"},
+			"substrate qemu, TCG: gvisor is not a microVM, which `isolation: microvm` requires; " +
+				"suitable: firecracker, qemu"},
 		{everything[2:], Auto, Needs{}, ""},
 		{everything[2:], QEMU, Needs{Home: true}, "substrate qemu, TCG: qemu (KVM): "},
 		{everything[1:], QEMU, Needs{Home: true}, ""},
@@ -159,7 +161,8 @@ func TestTestKernel(t *testing.T) {
 			"firecracker KVM"},
 		{everything, QEMU, Needs{}, substrate.KernelKind{Own: true, Test: true}, nil, "qemu KVM"},
 		{everything, QEMU, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
-			"nothing here can run a sandbox: qemu (KVM) boots a test kernel, which does not satisfy `isolation: microvm`; qemu (TCG) boots"},
+			"nothing here can run a sandbox: qemu (KVM) boots a test kernel, which does not " +
+				"satisfy `isolation: microvm`; qemu (TCG) boots"},
 		{everything, Auto, Needs{MicroVM: true}, substrate.KernelKind{Own: true, Test: true}, nil,
 			"unset TURN_KERNEL"},
 		{everything, GVisor, Needs{}, substrate.KernelKind{}, broken, "gvisor "},

@@ -65,7 +65,8 @@ func TestHostAuthorities(t *testing.T) {
 		t.Errorf("over the image's: %q", left)
 	}
 	// Switched off, in a replay, and on a host without authorities.
-	for what, n := range map[string]*Link{"off": NewLink(Rules{Spec: turnstone.NetworkSpec{NoHostCA: true}},
+	for what, n := range map[string]*Link{"off": NewLink(
+		Rules{Spec: turnstone.NetworkSpec{NoHostCA: true}},
 		nil), "a replay": {player: recording.NewPlayer(&recording.Recording{}, nil, nil)}} {
 		if more, err := n.Trust(host, env); err != nil || len(more) != 0 || len(n.HostCA) != 0 {
 			t.Errorf("%s: %q, %v", what, more, err)

@@ -47,12 +47,15 @@ func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*
 		return nil, fail(turnstone.KindInvalid, "export the session again", err)
 	}
 	if _, err := fs.Stat(s.builtin, checked.Name); err == nil {
-		return nil, fail(turnstone.KindInvalid, "", errors.New("is the name of a built-in template"))
+		return nil, fail(turnstone.KindInvalid, "",
+			errors.New("is the name of a built-in template"))
 	}
 	have, err := s.registered(checked.Name)
 	switch {
 	case err == nil && !same(have, checked):
-		return nil, fail(turnstone.KindInvalid, "remove the existing template first, or do without the files", errors.New("another template has this name here"))
+		return nil, fail(turnstone.KindInvalid,
+			"remove the existing template first, or do without the files",
+			errors.New("another template has this name here"))
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, err
 	}
@@ -68,11 +71,13 @@ func same(a, b *Spec) bool {
 
 // reread checks a spec as if it were read from a file.
 func (s *Spec) reread() (*Spec, error) {
-	t := specTOML{Name: s.Name, Description: s.Description, Base: s.Base, Packages: s.Packages, Pip: s.Pip, Npm: s.Npm,
+	t := specTOML{Name: s.Name, Description: s.Description, Base: s.Base, Packages: s.Packages,
+		Pip: s.Pip, Npm: s.Npm,
 		Commands: s.Commands, Env: s.Env, Workdir: s.Workdir, User: s.User}
 	for _, f := range s.Files {
 		content := string(f.Content)
-		t.Files = append(t.Files, fileTOML{Path: f.Path, Content: &content, Mode: strconv.FormatUint(uint64(f.Mode), 8)})
+		t.Files = append(t.Files, fileTOML{Path: f.Path, Content: &content,
+			Mode: strconv.FormatUint(uint64(f.Mode), 8)})
 	}
 	if s.Machine.CPUs != 0 {
 		t.Machine.CPUs = &s.Machine.CPUs

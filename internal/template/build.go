@@ -71,12 +71,14 @@ type built struct {
 }
 
 // buildImage builds spec's image into the empty file out.
-func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
+func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
+	progress func(string)) (*built, error) {
 	epoch := time.Unix(debian.Epoch, 0).UTC()
 	w := tar2erofs.New(out, tar2erofs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
 	var status bytes.Buffer
-	req := debian.Request{Suite: strings.TrimPrefix(spec.Base, "debian:"), Variant: "minbase", Include: spec.Packages,
-		Slim: true, Log: log, Progress: progress, Mirrors: spec.mirrors}
+	req := debian.Request{Suite: strings.TrimPrefix(spec.Base, "debian:"), Variant: "minbase",
+		Include: spec.Packages,
+		Slim:    true, Log: log, Progress: progress, Mirrors: spec.mirrors}
 	replaced := map[string]bool{}
 	for _, f := range spec.Files {
 		replaced[strings.TrimPrefix(f.Path, "/")] = true
@@ -114,7 +116,8 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 // and the spec's files.
 func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	file := func(name string, mode int64, content []byte) error {
-		return w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: mode,
+		return w.Add(&tar.Header{Typeflag: tar.TypeReg,
+			Name: strings.TrimPrefix(name, "/"), Mode: mode,
 			Size: int64(len(content)), ModTime: epoch}, bytes.NewReader(content))
 	}
 	own := map[string]bool{}
@@ -128,7 +131,8 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	// The agent gives each sandbox its own files; programs that look earlier see these.
 	for _, f := range []File{
 		{"/etc/hostname", 0o644, []byte("turn\n")},
-		{"/etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")},
+		{"/etc/hosts", 0o644,
+			[]byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")},
 		{"/etc/resolv.conf", 0o644, nil},
 		{"/etc/machine-id", 0o444, nil},
 	} {

@@ -19,7 +19,8 @@ import (
 )
 
 // A builder writes spec's image to the empty file out.
-type builder func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error)
+type builder func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
+	progress func(string)) (*built, error)
 
 // Ensure returns the template called name. It builds the template if there is no image, or if its
 // image is damaged. Concurrent calls, also in several processes, build it once; the others wait and
@@ -49,7 +50,8 @@ type BuildOptions struct {
 // name of a built-in template. A registered spec of the same name is replaced. With a template.lock
 // beside the spec, the build uses the versions in the lock, and fails with kind Integrity if its
 // files differ.
-func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions) (*Template, error) {
+func (s *Store) Build(ctx context.Context, nameOrPath string,
+	opts BuildOptions) (*Template, error) {
 	invalid := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("template.build", turnstone.KindInvalid, nameOrPath,
 			format, args...).WithHint(hint)
@@ -57,9 +59,11 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 	with := *s
 	with.events = opts.Events
 	s = &with
-	if _, image := s.imageReference(nameOrPath); !isPath(nameOrPath) || image && !exists(nameOrPath) {
+	if _, image := s.imageReference(nameOrPath); !isPath(nameOrPath) ||
+		image && !exists(nameOrPath) {
 		if opts.Lock {
-			return nil, invalid("name the folder of a spec, such as ./mine", "is not a spec in a file, and cannot have a lock")
+			return nil, invalid("name the folder of a spec, such as ./mine",
+				"is not a spec in a file, and cannot have a lock")
 		}
 		return s.Ensure(ctx, nameOrPath, opts.Progress)
 	}
@@ -68,7 +72,8 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 		return nil, err
 	}
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
-		return nil, invalid("give the spec another name", "%s is the name of a built-in template", spec.Name)
+		return nil, invalid("give the spec another name",
+			"%s is the name of a built-in template", spec.Name)
 	}
 	lock := lockFits
 	if opts.Lock {
@@ -78,7 +83,8 @@ func (s *Store) Build(ctx context.Context, nameOrPath string, opts BuildOptions)
 }
 
 // buildSpec builds a spec, and registers it after success.
-func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) error, progress func(string)) (*Template, error) {
+func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) error,
+	progress func(string)) (*Template, error) {
 	if err := s.pullBase(ctx, spec, progress); err != nil {
 		return nil, err
 	}
@@ -102,7 +108,8 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 
 // isPath reports whether a user's argument is the path of a spec, and not a name.
 func isPath(nameOrPath string) bool {
-	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") || nameOrPath == "."
+	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") ||
+		nameOrPath == "."
 }
 
 // readSpec reads the spec in a folder, or in a file. A spec without a name gets the folder's name.
@@ -133,7 +140,8 @@ func readSpec(path string) (*Spec, error) {
 		return nil, invalid(err)
 	}
 	if !fi.Mode().IsRegular() || fi.Size() > maxSpec {
-		return nil, invalid(fmt.Errorf("%s is not a regular file of at most %d bytes", file, maxSpec))
+		return nil, invalid(fmt.Errorf("%s is not a regular file of at most %d bytes",
+			file, maxSpec))
 	}
 	b, err := fs.ReadFile(root.FS(), file)
 	if err != nil {
@@ -174,7 +182,8 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return nil, err
 	}
 	digest := spec.Digest()
-	lock, err := statedir.Acquire(ctx, s.lockPath(digest), func() { say("waiting for another process that builds it") })
+	lock, err := statedir.Acquire(ctx, s.lockPath(digest),
+		func() { say("waiting for another process that builds it") })
 	if err != nil {
 		return nil, err
 	}
@@ -245,7 +254,8 @@ func (s *Store) setAside(spec turnstone.Digest, tmp string, root turnstone.Diges
 	var was manifest
 	b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
 	index := filepath.Join(dir, "root.tree")
-	if err != nil || json.Unmarshal(b, &was) != nil || !exists(index) || !exists(filepath.Join(dir, "root.erofs")) || !validDigest(was.Root.Digest) {
+	if err != nil || json.Unmarshal(b, &was) != nil || !exists(index) ||
+		!exists(filepath.Join(dir, "root.erofs")) || !validDigest(was.Root.Digest) {
 		return os.RemoveAll(dir)
 	}
 	if was.Root.Digest == root {
@@ -280,17 +290,20 @@ func (s *Store) begin(spec *Spec) (*work, error) {
 		return nil, err
 	}
 	var err error
-	if w.log, err = os.OpenFile(s.logPath(w.digest), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err != nil {
+	w.log, err = os.OpenFile(s.logPath(w.digest), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
 		_ = os.Remove(w.tmp)
 		return nil, err
 	}
-	fmt.Fprintf(w.log, "building template %s (%s) at %s\n", spec.Name, w.digest, w.start.UTC().Format(time.RFC3339))
+	fmt.Fprintf(w.log, "building template %s (%s) at %s\n", spec.Name, w.digest,
+		w.start.UTC().Format(time.RFC3339))
 	return w, nil
 }
 
 func (w *work) end(err error) {
 	if err != nil {
-		fmt.Fprintf(w.log, "failed after %s: %v\n", time.Since(w.start).Round(time.Millisecond), err)
+		fmt.Fprintf(w.log, "failed after %s: %v\n",
+			time.Since(w.start).Round(time.Millisecond), err)
 	}
 	_ = w.log.Close()
 	_ = os.RemoveAll(w.tmp)
@@ -360,7 +373,8 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 
 // buildRoot builds a root image into out. Debian's packages come through a cache, which still has
 // them after an interrupted build.
-func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File, say func(string)) (*built, error) {
+func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File,
+	say func(string)) (*built, error) {
 	tell := &teller{name: w.spec.Name, start: w.start, events: s.events}
 	saying := func(what string) { say(what); tell.say(what) }
 	if strings.HasPrefix(w.spec.Base, ociBase) {
@@ -426,7 +440,8 @@ func (s *Store) failure(spec *Spec, err error) error {
 			out.Subject, out.Hint, out.Err = "image "+spec.Name, typed.Hint, typed.Err
 		}
 	case turnstone.IsFull(err):
-		out.Kind, out.Hint = turnstone.KindExhausted, "free some disk space below "+s.dir+", or move TURN_HOME"
+		out.Kind, out.Hint = turnstone.KindExhausted,
+			"free some disk space below "+s.dir+", or move TURN_HOME"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		out.Kind = turnstone.KindCanceled
 	}

@@ -26,7 +26,8 @@ func (e Event) String() string {
 	if e.Item == "" {
 		return "template " + e.Template + ": " + e.Phase
 	}
-	line := fmt.Sprintf("template %s: %s: %s, %s", e.Template, e.Phase, e.Item, turnstone.Bytes(e.Done).Human())
+	line := fmt.Sprintf("template %s: %s: %s, %s", e.Template, e.Phase, e.Item,
+		turnstone.Bytes(e.Done).Human())
 	if e.Total > 0 {
 		line += " of " + turnstone.Bytes(e.Total).Human()
 	}

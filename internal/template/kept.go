@@ -149,7 +149,8 @@ func (s *Store) PruneLogs(older time.Duration, dry bool) (int, error) {
 	for _, log := range logs {
 		hex := strings.TrimSuffix(filepath.Base(log), ".log")
 		fi, err := os.Stat(log)
-		if err != nil || needed[turnstone.Digest("sha256:"+hex)] || exists(filepath.Join(s.dir, hex)) || time.Since(fi.ModTime()) < older {
+		if err != nil || needed[turnstone.Digest("sha256:"+hex)] ||
+			exists(filepath.Join(s.dir, hex)) || time.Since(fi.ModTime()) < older {
 			continue
 		}
 		n++

@@ -130,7 +130,8 @@ func TestNoBuilderOfLayers(t *testing.T) {
 func TestLayersLieOnOneAnother(t *testing.T) {
 	s, f := layered(t)
 	one := build(t, s, writeSpec(t, "one",
-		"base = 'python'\npip = ['six']\nenv = { A = '1', LANG = 'C' }\nworkdir = '/one'\nuser = 'app'\n[machine]\nmemory = '1GiB'\n"), BuildOptions{})
+		"base = 'python'\npip = ['six']\nenv = { A = '1', LANG = 'C' }\nworkdir = '/one'\n"+
+			"user = 'app'\n[machine]\nmemory = '1GiB'\n"), BuildOptions{})
 	two := build(t, s, writeSpec(t, "two",
 		"base = 'one'\ncommands = ['true']\nenv = { A = '2' }\n[machine]\ncpus = 2\n"),
 		BuildOptions{})
@@ -151,7 +152,9 @@ func TestLayersLieOnOneAnother(t *testing.T) {
 		t.Errorf("%+v", two)
 	}
 	if again := build(t, s,
-		writeSpec(t, "one", "pip = ['six', 'six']\nbase = 'python'\nenv = { LANG = 'C', A = '1' }\nuser = 'app'\nworkdir = '/one'\n[machine]\nmemory = '1024MiB'\n"), BuildOptions{}); again.Digest != one.Digest {
+		writeSpec(t, "one", "pip = ['six', 'six']\nbase = 'python'\n"+
+			"env = { LANG = 'C', A = '1' }\nuser = 'app'\nworkdir = '/one'\n[machine]\n"+
+			"memory = '1024MiB'\n"), BuildOptions{}); again.Digest != one.Digest {
 		t.Error("the same spec, written in another way, has another digest")
 	}
 	if got := f.builds(t); len(got) != 2 {

@@ -52,7 +52,8 @@ func (l *Lock) digest() turnstone.Digest {
 // Encode returns the text of a template.lock.
 func (l *Lock) Encode() ([]byte, error) {
 	var b bytes.Buffer
-	b.WriteString("# Written by turn template build --lock. With it beside " + specFile + ", a build takes exactly these.\n")
+	b.WriteString("# Written by turn template build --lock. With it beside " + specFile +
+		", a build takes exactly these.\n")
 	enc := toml.NewEncoder(&b)
 	enc.Indent = ""
 	err := enc.Encode(l)
@@ -74,15 +75,19 @@ func parseLock(b []byte) (*Lock, error) {
 	case err != nil:
 		return nil, failed(err)
 	case l.Version != lockVersion:
-		return nil, failed(fmt.Errorf("has version %d; this program supports %d", l.Version, lockVersion))
+		return nil, failed(fmt.Errorf("has version %d; this program supports %d", l.Version,
+			lockVersion))
 	case len(undecoded) > 0:
 		return nil, failed(fmt.Errorf("unknown key %q", undecoded[0].String()))
 	case !validDigest(l.Spec) || !validDigest(l.FSHash):
 		return nil, failed(errors.New("spec and fs_hash must be digests"))
 	}
 	for name, version := range l.Apt {
-		if !packageRule.MatchString(name) || strings.ContainsFunc(version, func(r rune) bool { return r <= ' ' || r > '~' }) || version == "" {
-			return nil, failed(fmt.Errorf("apt: %q = %q is not a version of a package", name, version))
+		if !packageRule.MatchString(name) ||
+			strings.ContainsFunc(version, func(r rune) bool { return r <= ' ' || r > '~' }) ||
+			version == "" {
+			return nil, failed(fmt.Errorf("apt: %q = %q is not a version of a package",
+				name, version))
 		}
 	}
 	for _, f := range l.Pip {
@@ -133,15 +138,19 @@ func (l *Lock) held(name string, got *Lock) error {
 			differ = append(differ, fmt.Sprintf("%s, now %s", p, got.Apt[p]))
 		}
 	}
-	why, hint := "with the same packages", "change the command of the spec whose results differ between builds"
+	why, hint := "with the same packages",
+		"change the command of the spec whose results differ between builds"
 	if n := len(differ); n > 0 {
-		why, hint = "other packages: "+strings.Join(differ[:min(n, 8)], "; "), "name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), or update the lock with --lock: the archive has changed"
+		why, hint = "other packages: "+strings.Join(differ[:min(n, 8)], "; "),
+			"name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), "+
+				"or update the lock with --lock: the archive has changed"
 		if n > 8 {
 			why += fmt.Sprintf(" and %d more", n-8)
 		}
 	}
 	return turnstone.Errorf("template.lock", turnstone.KindIntegrity, lockFile,
-		"the files of %s differ from the lock: FS hash %s, locked %s (%s)", name, got.FSHash.Short(), l.FSHash.Short(), why).
+		"the files of %s differ from the lock: FS hash %s, locked %s (%s)", name,
+		got.FSHash.Short(), l.FSHash.Short(), why).
 		WithHint(hint)
 }
 

@@ -23,7 +23,8 @@ func (s *Store) canBuild(spec *Spec) error {
 }
 
 // makeLayer builds the layered spec on base. The caller holds the digest's lock.
-func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say func(string)) (err error) {
+func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template,
+	say func(string)) (err error) {
 	w, err := s.begin(spec)
 	if err != nil {
 		return err
@@ -39,13 +40,16 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say f
 		defer func() { _ = reg.Close() }()
 	}
 	m := &manifest{}
-	req := LayerRequest{Name: spec.Name, Base: base, Files: spec.Files, Env: append(buildEnv(reg, addr), spec.env()...), Port: addr,
-		Shape: buildShape(spec), Temp: map[string][]byte{"apt.conf": aptConf(reg, addr)}, Log: w.log, Skip: skipped, Settle: settled, Say: saying}
+	req := LayerRequest{Name: spec.Name, Base: base, Files: spec.Files,
+		Env: append(buildEnv(reg, addr), spec.env()...), Port: addr,
+		Shape: buildShape(spec), Temp: map[string][]byte{"apt.conf": aptConf(reg, addr)},
+		Log: w.log, Skip: skipped, Settle: settled, Say: saying}
 	if !spec.NoNetwork && len(spec.Network) > 0 {
 		req.Allow = spec.Network
 		if ca, _ := (hostca.Host{}).Bundle(); ca != nil {
 			req.Temp["ca.pem"] = ca
-			for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"} {
+			for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT",
+				"CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"} {
 				req.Env = append(req.Env, name+"="+buildDir+"/ca.pem")
 			}
 		}
@@ -53,7 +57,8 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template, say f
 	req.Steps = layerSteps(spec, reg, func(all map[string]string) { m.Packages = all })
 	return s.layers.Build(ctx, req, func(l Layer) error {
 		l.Spec = w.digest
-		lock := &Lock{Version: lockVersion, Spec: spec.unlocked().Digest(), FSHash: l.Tree.Hash, Apt: m.Packages}
+		lock := &Lock{Version: lockVersion, Spec: spec.unlocked().Digest(), FSHash: l.Tree.Hash,
+			Apt: m.Packages}
 		if reg != nil {
 			lock.Pip, lock.Npm = reg.Pips(), reg.Npms()
 		}
@@ -78,14 +83,16 @@ func (s *Spec) env() []string {
 func buildShape(spec *Spec) turnstone.Shape {
 	shape := spec.Machine.Shape(turnstone.DefaultShape())
 	def := turnstone.DefaultShape()
-	shape.CPUs, shape.Memory, shape.Disk = max(shape.CPUs, def.CPUs), max(shape.Memory, def.Memory), max(shape.Disk, def.Disk)
+	shape.CPUs, shape.Memory, shape.Disk = max(shape.CPUs, def.CPUs), max(shape.Memory, def.Memory),
+		max(shape.Disk, def.Disk)
 	shape.Network = !spec.NoNetwork
 	return shape
 }
 
 // openRegistry starts the server that replaces the package registries during the build; nil if the
 // build may use none.
-func (s *Store) openRegistry(spec *Spec, log io.Writer, tell *teller) (*registry.Server, net.Addr, error) {
+func (s *Store) openRegistry(spec *Spec, log io.Writer,
+	tell *teller) (*registry.Server, net.Addr, error) {
 	if spec.NoNetwork {
 		return nil, nil, nil
 	}

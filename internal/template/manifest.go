@@ -41,7 +41,8 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, err
 	if err != nil {
 		return nil, err
 	}
-	t := &Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env, Workdir: spec.Workdir, User: spec.User,
+	t := &Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env,
+		Workdir: spec.Workdir, User: spec.User,
 		Machine: spec.Machine, Built: m.Built, BuildTime: turnstone.Millis(m.BuildTime)}
 	t.versions(m.Lock)
 	if low := spec.below(); low != nil {

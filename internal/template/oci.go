@@ -64,7 +64,8 @@ func (s *Store) Pull(ctx context.Context, name string, progress func(string)) (*
 	return s.resolveImage(ctx, name, 0, progress)
 }
 
-func (s *Store) resolveImage(ctx context.Context, name string, age time.Duration, progress func(string)) (*Spec, error) {
+func (s *Store) resolveImage(ctx context.Context, name string, age time.Duration,
+	progress func(string)) (*Spec, error) {
 	ref, ok := s.imageReference(name)
 	if !ok {
 		return s.Spec(name)
@@ -132,7 +133,8 @@ func CheckName(name string) error {
 		return err
 	}
 	if !nameRule.MatchString(name) {
-		return turnstone.Errorf("template.name", turnstone.KindInvalid, fmt.Sprintf("image %.200q", name),
+		return turnstone.Errorf("template.name", turnstone.KindInvalid,
+			fmt.Sprintf("image %.200q", name),
 			"is not the name of a template").
 			WithHint("turn template ls lists them; an image of a registry is written NAME:TAG")
 	}
@@ -158,7 +160,8 @@ func SameImage(asked, stands string) bool {
 
 // pull returns the spec of an image. It asks the registry if the image is unknown, or if the last
 // answer is older than age.
-func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, progress func(string)) (*Spec, error) {
+func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration,
+	progress func(string)) (*Spec, error) {
 	if progress == nil {
 		progress = func(string) {}
 	}
@@ -173,17 +176,20 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration, 
 	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
 	if s.anonymous && turnstone.KindOf(pullErr) == turnstone.KindNotFound {
 		pullErr = turnstone.NewError("template.pull", turnstone.KindNotFound, "", pullErr).
-			WithHint("a document's image is asked for without your credentials; to use them, give it with --image " + ref.String())
+			WithHint("a document's image is asked for without your credentials; to use them, " +
+				"give it with --image " + ref.String())
 	}
 	if pullErr != nil {
 		if err != nil || ctx.Err() != nil || age == 0 {
 			return nil, pullErr
 		}
-		progress(fmt.Sprintf("%v: using %s as of %s", pullErr, ref, kept.Checked.Local().Format("2006-01-02 15:04")))
+		progress(fmt.Sprintf("%v: using %s as of %s", pullErr, ref,
+			kept.Checked.Local().Format("2006-01-02 15:04")))
 		return spec, nil
 	}
 	if err := s.keepImage(ref, img); err != nil {
-		return nil, turnstone.NewError("template.pull", turnstone.KindUnavailable, "image "+ref.String(),
+		return nil, turnstone.NewError("template.pull", turnstone.KindUnavailable,
+			"image "+ref.String(),
 			err).WithHint("make sure that " + s.dir + " can be written")
 	}
 	return s.imageSpec(ref, img)
@@ -202,7 +208,8 @@ func (s *Store) refPath(reference string) string {
 }
 
 func (s *Store) imagePath(repository string, manifest turnstone.Digest) string {
-	return s.ociPath("images", turnstone.DigestBytes([]byte(repository+"@"+string(manifest))).Hex()+".json")
+	return s.ociPath("images",
+		turnstone.DigestBytes([]byte(repository+"@"+string(manifest))).Hex()+".json")
 }
 
 // keepImage records a reference's image, under the reference itself and under the reference with
@@ -214,11 +221,13 @@ func (s *Store) keepImage(ref oci.Reference, img *oci.Image) error {
 		}
 	}
 	pinned := ref.WithDigest(img.Digest)
-	if err := writeJSON(s.imagePath(ref.Repository(), img.Manifest), ociImage{pinned.String(), *img}); err != nil {
+	err := writeJSON(s.imagePath(ref.Repository(), img.Manifest), ociImage{pinned.String(), *img})
+	if err != nil {
 		return err
 	}
 	for _, name := range slices.Compact([]string{pinned.String(), ref.String()}) {
-		rec := ociRef{name, img.Digest, img.Manifest, time.Now().UTC().Truncate(time.Second), s.anonymous || s.wasPublic(name, img.Digest)}
+		rec := ociRef{name, img.Digest, img.Manifest, time.Now().UTC().Truncate(time.Second),
+			s.anonymous || s.wasPublic(name, img.Digest)}
 		if err := writeJSON(s.refPath(name), rec); err != nil {
 			return err
 		}
@@ -283,8 +292,10 @@ const (
 // imageSpec returns the spec of an image: its name has the registry's digest, and its base has the
 // manifest for this platform.
 func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
-	spec := &Spec{Name: ref.WithDigest(img.Digest).String(), Description: "image of the registry " + ref.Registry(),
-		Base: ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{}, Env: map[string]string{},
+	spec := &Spec{Name: ref.WithDigest(img.Digest).String(),
+		Description: "image of the registry " + ref.Registry(),
+		Base:        ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{},
+		Env:     map[string]string{},
 		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
 	total := 0
 	for _, kv := range img.Env {
@@ -303,7 +314,8 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 }
 
 // buildOCI is the builder for specs of imageSpec.
-func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, progress func(string)) (*built, error) {
+func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir string,
+	log io.Writer, progress func(string)) (*built, error) {
 	base, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
 		return nil, err
@@ -322,8 +334,11 @@ func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir 
 	for i, l := range img.Layers {
 		fmt.Fprintf(log, "layer %d of %d: %s, %d bytes\n", i+1, len(img.Layers), l.Digest, l.Size)
 	}
-	res, err := client.Unpack(ctx, oci.Request{Image: img, Out: out, TempDir: tempDir, Workdir: spec.Workdir, Log: log,
-		Bash: func(ctx context.Context) ([]byte, error) { return s.staticBash(ctx, log, progress) }})
+	res, err := client.Unpack(ctx, oci.Request{Image: img, Out: out, TempDir: tempDir,
+		Workdir: spec.Workdir, Log: log,
+		Bash: func(ctx context.Context) ([]byte, error) {
+			return s.staticBash(ctx, log, progress)
+		}})
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +365,8 @@ func (s *Store) pulledNames() ([]string, error) {
 		}
 		ref, err := oci.ParseReference(rec.Reference)
 		switch {
-		case err != nil || s.refPath(rec.Reference) != s.ociPath("refs", e.Name()) || !s.isPulled(ref):
+		case err != nil || s.refPath(rec.Reference) != s.ociPath("refs", e.Name()) ||
+			!s.isPulled(ref):
 		case ref.Digest() != "":
 			pinned[rec.Reference] = true
 		default:
@@ -382,7 +398,8 @@ func (s *Store) forgetPulled(name string) error {
 	if err != nil {
 		rec = &ociRef{Digest: ref.Digest()}
 	}
-	for _, gone := range slices.Compact([]string{ref.String(), ref.WithDigest(rec.Digest).String()}) {
+	for _, gone := range slices.Compact([]string{ref.String(),
+		ref.WithDigest(rec.Digest).String()}) {
 		if err := os.Remove(s.refPath(gone)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -408,7 +425,8 @@ func (s *Store) keptBash() []byte {
 			continue
 		}
 		b, err := os.ReadFile(path)
-		if err == nil && bytes.HasPrefix(b, []byte("\x7fELF")) && "bash-"+turnstone.DigestBytes(b).Hex() == filepath.Base(path) {
+		if err == nil && bytes.HasPrefix(b, []byte("\x7fELF")) &&
+			"bash-"+turnstone.DigestBytes(b).Hex() == filepath.Base(path) {
 			return b
 		}
 	}

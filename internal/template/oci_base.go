@@ -42,7 +42,8 @@ func (s *Spec) label() string {
 func baseReference(spec *Spec) (oci.Reference, error) {
 	ref, err := oci.ParseReference(strings.TrimPrefix(spec.Base, ociBase))
 	if err != nil {
-		return ref, turnstone.NewError("template.base", turnstone.KindInvalid, "template "+spec.Name,
+		return ref, turnstone.NewError("template.base", turnstone.KindInvalid,
+			"template "+spec.Name,
 			err).WithHint("write the base as oci:python:3.12, or with its digest")
 	}
 	return ref, nil

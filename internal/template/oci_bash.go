@@ -17,7 +17,8 @@ import (
 
 // staticBash returns a bash that runs without any library, for images without bash. It is Debian's,
 // which apt verifies; it is downloaded once.
-func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(string)) ([]byte, error) {
+func (s *Store) staticBash(ctx context.Context, log io.Writer,
+	progress func(string)) ([]byte, error) {
 	if b := s.keptBash(); b != nil {
 		return b, nil
 	}
@@ -31,7 +32,8 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 	}
 	progress("the image has no bash: getting Debian's static one (some seconds, only this time)")
 	var program []byte
-	req := debian.Request{Suite: "bookworm", Variant: "extract", Include: []string{bashPackage}, Log: log,
+	req := debian.Request{Suite: "bookworm", Variant: "extract",
+		Include: []string{bashPackage}, Log: log,
 		Mirrors: s.sources.mirrors()}
 	err = debian.Fetch(ctx, req, func(r io.Reader) error {
 		for tr := tar.NewReader(r); ; {
@@ -42,7 +44,8 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 			if err != nil {
 				return err
 			}
-			if strings.TrimPrefix(path.Clean("/"+hdr.Name), "/") != bashFile || hdr.Typeflag != tar.TypeReg {
+			if strings.TrimPrefix(path.Clean("/"+hdr.Name), "/") != bashFile ||
+				hdr.Typeflag != tar.TypeReg {
 				continue
 			}
 			if hdr.Size > maxBash {
@@ -67,7 +70,8 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer, progress func(str
 		}
 		return nil, turnstone.Errorf("template.bash", kind, "the image has no bash",
 			"steps require bash, and Debian's static bash is not available: %w", err).
-			WithHint("use an image with bash, or make sure that Debian's mirror can be reached (TURN_DEBIAN_MIRROR)")
+			WithHint("use an image with bash, or make sure that Debian's mirror can be reached " +
+				"(TURN_DEBIAN_MIRROR)")
 	}
 	return program, nil
 }

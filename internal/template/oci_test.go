@@ -238,7 +238,8 @@ func TestSpecOnImage(t *testing.T) {
 		tmpl.Name != "mine" {
 		t.Errorf("%+v", tmpl)
 	}
-	again, err := NewStore(s.dir).Ensure(ctx, "mine", func(what string) { t.Errorf("built again: %s", what) })
+	again, err := NewStore(s.dir).Ensure(ctx, "mine",
+		func(what string) { t.Errorf("built again: %s", what) })
 	if err != nil || again.Digest != tmpl.Digest {
 		t.Errorf("%+v, %v", again, err)
 	}

@@ -39,7 +39,8 @@ func TestProvided(t *testing.T) {
 		}
 	}
 	for _, p := range provided {
-		if !slices.ContainsFunc(all, func(spec string) bool { return names([]byte(spec), p.named) }) {
+		if !slices.ContainsFunc(all,
+			func(spec string) bool { return names([]byte(spec), p.named) }) {
 			t.Errorf("no spec names %s any more", p.named)
 		}
 	}

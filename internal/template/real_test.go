@@ -42,8 +42,10 @@ func realTemplate(t *testing.T, name string) (*Template, fs.FS) {
 
 func TestBuiltInImages(t *testing.T) {
 	for name, programs := range map[string][]string{
-		"base":   {"usr/bin/bash", "usr/bin/dash", "usr/bin/apt-get", "usr/bin/curl", "usr/bin/jq", "usr/bin/ps", "usr/bin/ip", "usr/bin/xz", "usr/bin/unzip"},
-		"python": {"usr/bin/bash", "usr/bin/curl", "usr/bin/python3", "usr/bin/python", "usr/bin/pip", "usr/lib/python3.11/venv/__init__.py"},
+		"base": {"usr/bin/bash", "usr/bin/dash", "usr/bin/apt-get", "usr/bin/curl", "usr/bin/jq",
+			"usr/bin/ps", "usr/bin/ip", "usr/bin/xz", "usr/bin/unzip"},
+		"python": {"usr/bin/bash", "usr/bin/curl", "usr/bin/python3", "usr/bin/python",
+			"usr/bin/pip", "usr/lib/python3.11/venv/__init__.py"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tmpl, img := realTemplate(t, name)

@@ -26,15 +26,18 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 			WithHint(hint)
 	}
 	if slices.Contains(above, spec.Base) {
-		return fail(turnstone.KindInvalid, "one of them needs another base", "the bases form a cycle: %s", strings.Join(append(above, spec.Base), " on "))
+		return fail(turnstone.KindInvalid, "one of them needs another base",
+			"the bases form a cycle: %s", strings.Join(append(above, spec.Base), " on "))
 	}
 	if len(above) > maxBases {
-		return fail(turnstone.KindInvalid, "put some of them into one spec", "more than %d templates are based on one another", maxBases)
+		return fail(turnstone.KindInvalid, "put some of them into one spec",
+			"more than %d templates are based on one another", maxBases)
 	}
 	base, _, err := s.find(spec.Base, above)
 	if err != nil {
 		var typed *turnstone.Error
-		if errors.As(err, &typed) && typed.Op == "template.find" && typed.Kind == turnstone.KindNotFound {
+		if errors.As(err, &typed) && typed.Op == "template.find" &&
+			typed.Kind == turnstone.KindNotFound {
 			return fail(turnstone.KindNotFound, typed.Hint, "base %q is not known", spec.Base)
 		}
 		return err

@@ -204,7 +204,9 @@ func wrong(key, format string, args ...any) error {
 }
 
 // typeRule matches the decoder's message for a value of the wrong type.
-var typeRule = lazyregexp.New(`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch for .*: expected (table))`)
+var typeRule = lazyregexp.New(
+	`\(last key "([^"]+)"\): (?:incompatible types: .* destination has type (\w+)|type mismatch ` +
+		`for .*: expected (table))`)
 
 // wrongType returns the expected type of a key's value, in terms of TOML and not of Go.
 func wrongType(err error) error {
@@ -212,7 +214,8 @@ func wrongType(err error) error {
 	if m == nil {
 		return err
 	}
-	want := map[string]string{"slice": "a list", "map": "a table", "struct": "a table", "string": "a string", "integer": "a whole number"}[m[2]]
+	want := map[string]string{"slice": "a list", "map": "a table", "struct": "a table",
+		"string": "a string", "integer": "a whole number"}[m[2]]
 	if want == "" {
 		want = "a " + m[2] + m[3]
 	}
@@ -257,15 +260,18 @@ func (t *specTOML) spec(name string, dir fs.FS) (_ *Spec, err error) {
 	if name == "" {
 		name = t.Name
 	}
-	s := &Spec{Name: name, Description: t.Description, Base: t.Base, Env: t.Env, Workdir: t.Workdir, User: t.User}
+	s := &Spec{Name: name, Description: t.Description, Base: t.Base, Env: t.Env, Workdir: t.Workdir,
+		User: t.User}
 	switch {
 	case name == "":
 		return nil, errors.New(`"name" is missing`)
 	case !nameRule.MatchString(name):
-		return nil, wrong("name", "name %q: want lower-case letters, digits, '.', '_' and '-', at most 63", name)
+		return nil, wrong("name",
+			"name %q: want lower-case letters, digits, '.', '_' and '-', at most 63", name)
 	case t.Name != "" && t.Name != name:
 		return nil, wrong("name", "name is %q, but the template is called %q", t.Name, name)
-	case strings.ContainsFunc(s.Description, func(r rune) bool { return r < ' ' }) || len(s.Description) > 500:
+	case strings.ContainsFunc(s.Description, func(r rune) bool { return r < ' ' }) ||
+		len(s.Description) > 500:
 		return nil, wrong("description", "description: want one line of at most 500 bytes")
 	}
 	if err := checkBase(s); err != nil {
@@ -299,8 +305,10 @@ func checkBase(s *Spec) error {
 	case slices.Contains(bases(), s.Base):
 		return nil
 	case strings.HasPrefix(s.Base, ociBase):
-		if ref := s.Base[len(ociBase):]; ref == "" || len(ref) > 1000 || strings.ContainsFunc(ref, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return wrong("base", "base %q: want oci: and the reference of an image, such as oci:python:3.12", s.Base)
+		if ref := s.Base[len(ociBase):]; ref == "" || len(ref) > 1000 ||
+			strings.ContainsFunc(ref, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return wrong("base",
+				"base %q: want oci: and the reference of an image, such as oci:python:3.12", s.Base)
 		}
 		return nil
 	case !nameRule.MatchString(s.Base):
@@ -320,7 +328,8 @@ func (s *Spec) onTemplate() bool {
 func knownKeys(md toml.MetaData) error {
 	if undecoded := md.Undecoded(); len(undecoded) > 0 {
 		key := undecoded[0]
-		known := []string{"name", "description", "base", "packages", "pip", "npm", "commands", "env", "files", "workdir", "user", "kernel", "machine", "network"}
+		known := []string{"name", "description", "base", "packages", "pip", "npm", "commands",
+			"env", "files", "workdir", "user", "kernel", "machine", "network"}
 		switch {
 		case len(key) > 1 && key[0] == "files":
 			known = []string{"path", "content", "source", "mode"}
@@ -356,7 +365,8 @@ func checkEnv(env map[string]string) error {
 			return wrong("env", "env: %q is not the name of a variable", k)
 		}
 		if strings.ContainsAny(v, "\x00\n") || len(v) > 32<<10 {
-			return wrong("env", "env: the value of %s contains a line end or a zero byte, or is too long", k)
+			return wrong("env", "env: the value of %s contains a line end or a zero byte, or is "+
+				"too long", k)
 		}
 	}
 	return nil
@@ -398,7 +408,8 @@ func readFile(f fileTOML, dir fs.FS) (File, error) {
 	if f.Mode != "" {
 		mode, err := strconv.ParseUint(f.Mode, 8, 32)
 		if err != nil || mode > 0o7777 {
-			return out, fmt.Errorf("mode %q: want an octal number in quotes, such as \"0755\"", f.Mode)
+			return out, fmt.Errorf("mode %q: want an octal number in quotes, such as \"0755\"",
+				f.Mode)
 		}
 		out.Mode = turnstone.Mode(mode)
 	}
@@ -434,5 +445,6 @@ func readBounded(dir fs.FS, name string) ([]byte, error) {
 }
 
 func cleanAbsolute(p string) bool {
-	return len(p) <= 1024 && strings.HasPrefix(p, "/") && path.Clean(p) == p && !strings.ContainsAny(p, "\x00\n")
+	return len(p) <= 1024 && strings.HasPrefix(p, "/") && path.Clean(p) == p &&
+		!strings.ContainsAny(p, "\x00\n")
 }

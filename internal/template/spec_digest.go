@@ -37,9 +37,11 @@ func (s *Spec) Digest() turnstone.Digest {
 		Network      []string         `json:"network,omitempty"`
 		NoNetwork    bool             `json:"no_network,omitempty"`
 		Lock         turnstone.Digest `json:"lock,omitempty"`
-	}{Builder: builderVersion, Architecture: "amd64", Base: s.Base, Packages: append([]string{}, s.Packages...),
-		Env: map[string]string{}, Files: []file{}, Workdir: s.Workdir,
-		BaseDigest: s.BaseDigest, Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, User: s.User, Machine: s.Machine,
+	}{Builder: builderVersion, Architecture: "amd64", Base: s.Base,
+		Packages: append([]string{}, s.Packages...),
+		Env:      map[string]string{}, Files: []file{}, Workdir: s.Workdir,
+		BaseDigest: s.BaseDigest, Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, User: s.User,
+		Machine: s.Machine,
 		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest()}
 	if s.layered() {
 		canonical.LayerBuilder = layerBuilderVersion
@@ -51,7 +53,8 @@ func (s *Spec) Digest() turnstone.Digest {
 		canonical.Env[k] = v
 	}
 	for _, f := range s.Files {
-		canonical.Files = append(canonical.Files, file{f.Path, uint32(f.Mode), turnstone.DigestBytes(f.Content)})
+		canonical.Files = append(canonical.Files,
+			file{f.Path, uint32(f.Mode), turnstone.DigestBytes(f.Content)})
 	}
 	h := sha256.New()
 	enc := json.NewEncoder(h)

@@ -13,19 +13,26 @@ import (
 
 var (
 	// pipRule is a requirement by name (PEP 508), without markers and addresses.
-	pipRule = lazyregexp.New(`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
+	pipRule = lazyregexp.New(
+		`^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._-]+(?:,[A-Za-z0-9._-]+)*\])?(?:(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+(?:,(?:===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_-]+)*)?$`)
 	// npmRule is a package of the registry, with a version, a range or a tag.
-	npmRule = lazyregexp.New(`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
+	npmRule = lazyregexp.New(
+		`^(?:@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(?:@[A-Za-z0-9^~<>=][A-Za-z0-9.^~<>=*+_-]*)?$`)
 	// userRule is a user in the form of Process.start: a name or number, and an optional group.
-	userRule = lazyregexp.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
+	userRule = lazyregexp.New(
+		`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?$`)
 )
 
 // readMore reads the keys of layered templates.
 func (s *Spec) readMore(t *specTOML) (err error) {
-	if s.Pip, err = requirements("pip", "a package of pip, such as requests or pandas==2.2.3", t.Pip, pipRule); err != nil {
+	s.Pip, err = requirements("pip", "a package of pip, such as requests or pandas==2.2.3",
+		t.Pip, pipRule)
+	if err != nil {
 		return err
 	}
-	if s.Npm, err = requirements("npm", "a package of npm, such as typescript or @scope/name@1.2.3", t.Npm, npmRule); err != nil {
+	s.Npm, err = requirements("npm", "a package of npm, such as typescript or @scope/name@1.2.3",
+		t.Npm, npmRule)
+	if err != nil {
 		return err
 	}
 	if len(t.Commands) > maxEntries {
@@ -33,7 +40,9 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 	}
 	for i, c := range t.Commands {
 		if strings.TrimSpace(c) == "" || strings.ContainsRune(c, 0) || len(c) > maxCommand {
-			return wrong("commands", "commands: number %d is empty, contains a zero byte, or has more than %d bytes", i+1, maxCommand)
+			return wrong("commands",
+				"commands: number %d is empty, contains a zero byte, or has more than %d bytes",
+				i+1, maxCommand)
 		}
 	}
 	s.Commands = slices.Clone(t.Commands)
@@ -42,7 +51,8 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 	}
 	if t.Kernel != "" && !slices.Contains(kernels(), t.Kernel) {
 		near, _ := suggest.Nearest(t.Kernel, kernels())
-		return wrong("kernel", "kernel %q is not known; the nearest known kernel: %q", t.Kernel, near)
+		return wrong("kernel", "kernel %q is not known; the nearest known kernel: %q",
+			t.Kernel, near)
 	}
 	if err := s.Machine.read(t.Machine); err != nil {
 		return err
@@ -76,7 +86,8 @@ func (m *Machine) read(t machineTOML) error {
 		key  string
 		text *string
 		to   []*turnstone.Bytes
-	}{{"memory", t.Memory, []*turnstone.Bytes{&m.Memory, &shape.Memory}}, {"disk", t.Disk, []*turnstone.Bytes{&m.Disk, &shape.Disk}}} {
+	}{{"memory", t.Memory, []*turnstone.Bytes{&m.Memory, &shape.Memory}},
+		{"disk", t.Disk, []*turnstone.Bytes{&m.Disk, &shape.Disk}}} {
 		if f.text == nil {
 			continue
 		}
@@ -123,13 +134,15 @@ func (s *Spec) readNetwork(v any) error {
 		s.Network = slices.Compact(s.Network)
 		return nil
 	default:
-		return wrong("network", `network: want "off", or a list of hosts, not %s`, fmt.Sprintf("%T", v))
+		return wrong("network", `network: want "off", or a list of hosts, not %s`,
+			fmt.Sprintf("%T", v))
 	}
 }
 
 // layered reports whether the spec is built in a sandbox of the template below it.
 func (s *Spec) layered() bool {
-	return s.onTemplate() || len(s.Pip)+len(s.Npm)+len(s.Commands) > 0 || strings.HasPrefix(s.Base, ociBase) && len(s.Packages)+len(s.Files) > 0
+	return s.onTemplate() || len(s.Pip)+len(s.Npm)+len(s.Commands) > 0 ||
+		strings.HasPrefix(s.Base, ociBase) && len(s.Packages)+len(s.Files) > 0
 }
 
 // lower returns the spec below a layered spec whose base is not a named template: the base, with

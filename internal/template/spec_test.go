@@ -274,7 +274,8 @@ func TestReadSpec(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add("base = 'debian:bookworm'\npackages = ['curl']\nenv = { A = 'b' }\n[[files]]\npath = '/x'\nsource = 'motd'\n")
+	f.Add("base = 'debian:bookworm'\npackages = ['curl']\nenv = { A = 'b' }\n[[files]]\n" +
+		"path = '/x'\nsource = 'motd'\n")
 	f.Add("[env]\nA = 1979-05-27T07:32:00Z\n")
 	f.Add("files = [{path = '/a', content = '''\nx'''}]\nname = \"\\u0000\"")
 	f.Fuzz(func(t *testing.T, text string) {

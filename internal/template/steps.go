@@ -27,19 +27,26 @@ const buildDir = "/run/turn-build"
 // buildEnv is the environment of a build's steps, in addition to their base's.
 func buildEnv(reg *registry.Server, addr net.Addr) []string {
 	env := []string{
-		"HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=/tmp", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", debian.Epoch),
-		"DEBIAN_FRONTEND=noninteractive", "APT_CONFIG=" + buildDir + "/apt.conf", "APT_LISTCHANGES_FRONTEND=none",
-		"PIP_NO_CACHE_DIR=1", "PIP_NO_COMPILE=1", "PIP_NO_INPUT=1", "PIP_PROGRESS_BAR=off", "PIP_DEFAULT_TIMEOUT=900", "PIP_RETRIES=0",
-		"PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_BREAK_SYSTEM_PACKAGES=1", "PIP_ROOT_USER_ACTION=ignore",
+		"HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=/tmp",
+		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", debian.Epoch),
+		"DEBIAN_FRONTEND=noninteractive", "APT_CONFIG=" + buildDir + "/apt.conf",
+		"APT_LISTCHANGES_FRONTEND=none",
+		"PIP_NO_CACHE_DIR=1", "PIP_NO_COMPILE=1", "PIP_NO_INPUT=1", "PIP_PROGRESS_BAR=off",
+		"PIP_DEFAULT_TIMEOUT=900", "PIP_RETRIES=0",
+		"PIP_DISABLE_PIP_VERSION_CHECK=1", "PIP_BREAK_SYSTEM_PACKAGES=1",
+		"PIP_ROOT_USER_ACTION=ignore",
 		"PYTHONDONTWRITEBYTECODE=1", "PYTHONHASHSEED=0",
-		"npm_config_cache=/tmp/npm", "npm_config_update_notifier=false", "npm_config_fund=false", "npm_config_audit=false",
-		"npm_config_fetch_timeout=900000", "npm_config_fetch_retries=0", "npm_config_replace_registry_host=never", "npm_config_progress=false",
+		"npm_config_cache=/tmp/npm", "npm_config_update_notifier=false", "npm_config_fund=false",
+		"npm_config_audit=false",
+		"npm_config_fetch_timeout=900000", "npm_config_fetch_retries=0",
+		"npm_config_replace_registry_host=never", "npm_config_progress=false",
 	}
 	if reg == nil {
 		return append(env, "PIP_NO_INDEX=1", "npm_config_offline=true")
 	}
 	host := guestHost(addr)
-	return append(env, "PIP_INDEX_URL="+reg.PipIndex(host), "PIP_TRUSTED_HOST="+network.Gateway, "npm_config_registry="+reg.NpmRegistry(host),
+	return append(env, "PIP_INDEX_URL="+reg.PipIndex(host), "PIP_TRUSTED_HOST="+network.Gateway,
+		"npm_config_registry="+reg.NpmRegistry(host),
 		"no_proxy="+network.Gateway, "NO_PROXY="+network.Gateway)
 }
 
@@ -119,8 +126,11 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 		steps = append(steps, *step)
 	}
 	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{cmp.Or(spec.Workdir, DefaultWorkdir)}))
-	steps = append(steps, LayerStep{Name: "listing packages", Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || true`,
-		Done: func(out []byte) error { apt(installedList(out)); return nil }, Failed: failed("listing packages")})
+	steps = append(steps, LayerStep{Name: "listing packages",
+		Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || ` +
+			`true`,
+		Done:   func(out []byte) error { apt(installedList(out)); return nil },
+		Failed: failed("listing packages")})
 	return steps
 }
 
@@ -152,7 +162,8 @@ func installedList(out []byte) map[string]string {
 	all := map[string]string{}
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
-		if len(f) == 3 && strings.HasPrefix(f[2], "ii") && packageRule.MatchString(f[0]) && len(all) < 100_000 {
+		if len(f) == 3 && strings.HasPrefix(f[2], "ii") && packageRule.MatchString(f[0]) &&
+			len(all) < 100_000 {
 			all[f[0]] = f[1]
 		}
 	}
@@ -170,7 +181,8 @@ func skipped(path string) bool {
 			}
 		}
 	}
-	return path == "/var/lib/dbus/machine-id" || strings.HasSuffix(path, "/node_modules/.package-lock.json")
+	return path == "/var/lib/dbus/machine-id" ||
+		strings.HasSuffix(path, "/node_modules/.package-lock.json")
 }
 
 // settled normalizes times: no file of a template is later than the epoch.
@@ -189,22 +201,46 @@ type symptom struct {
 
 func symptoms() []symptom {
 	return []symptom{
-		{regexp.MustCompile(`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`), turnstone.KindExhausted, "give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
-		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`), turnstone.KindUnavailable, "name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), or update the lock with --lock: the archive has changed"},
-		{regexp.MustCompile(`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`), turnstone.KindInvalid, "check the name at https://packages.debian.org, and that it is in section main"},
-		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://pypi.org; a package may also not be made for this Python"},
-		{regexp.MustCompile(`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions have conflicting dependencies`), turnstone.KindInvalid, "remove one of the packages from the spec: they conflict"},
-		{regexp.MustCompile(`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) notarget No matching version found for [^\n]*`), turnstone.KindInvalid, "check the name and the version at https://www.npmjs.com"},
-		{regexp.MustCompile(`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not signed`), turnstone.KindIntegrity, "try again later, or use another registry: the download does not match the registry or the lock"},
-		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.KindInvalid, "docs/templates.md says what each built-in template has"},
+		{regexp.MustCompile(
+			`No space left on device|ENOSPC[^\n]*|You don't have enough free space[^\n]*`),
+			turnstone.KindExhausted,
+			"give the build a larger disk: [machine] disk = \"16GiB\" in the spec"},
+		{regexp.MustCompile(`E: Version '[^']*' for '[^']*' was not found`),
+			turnstone.KindUnavailable,
+			"name a snapshot of Debian's archive with TURN_DEBIAN_MIRROR (snapshot.debian.org), " +
+				"or update the lock with --lock: the archive has changed"},
+		{regexp.MustCompile(
+			`E: Unable to locate package \S+|E: Package '?\S+'? has no installation candidate`),
+			turnstone.KindInvalid,
+			"check the name at https://packages.debian.org, and that it is in section main"},
+		{regexp.MustCompile(`No matching distribution found for [^\n]*`), turnstone.KindInvalid,
+			"check the name and the version at https://pypi.org; a package may also not be made " +
+				"for this Python"},
+		{regexp.MustCompile(
+			`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions ` +
+				`have conflicting dependencies`), turnstone.KindInvalid, "remove one of the packages from the spec: they conflict"},
+		{regexp.MustCompile(
+			`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) ` +
+				`notarget No matching version found for ` +
+				`[^\n]*`), turnstone.KindInvalid, "check the name and the version at " +
+			"https://www.npmjs.com"},
+		{regexp.MustCompile(
+			`Hash Sum mismatch|THESE PACKAGES DO NOT MATCH THE HASHES|EINTEGRITY[^\n]*|is not ` +
+				`signed`), turnstone.KindIntegrity, "try again later, or use another registry: " +
+			"the download does not match the registry or the lock"},
+		{regexp.MustCompile(`the base has no [^\n]*`), turnstone.KindInvalid,
+			"docs/templates.md says what each built-in template has"},
 	}
 }
 
 // noNetworkHint is for builds without a network, which may be the cause of their failure.
-const noNetworkHint = `the spec says network = "off": then not even the package registries can be reached`
+const noNetworkHint = `the spec says network = "off": then not even the package registries can ` +
+	`be reached`
 
 // unreached matches programs' messages about an unreachable host.
-var unreached = lazyregexp.New(`(?i)could not resolve|name resolution|unable to resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
+var unreached = lazyregexp.New(
+	`(?i)could not resolve|name resolution|unable to ` +
+		`resolve|ENOTFOUND|EAI_AGAIN|getaddrinfo|connection refused|network is unreachable`)
 
 // tailLines is the number of lines of a step's output in its error.
 const tailLines = 4
@@ -221,9 +257,11 @@ func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Ser
 	}
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(text); found != "" {
-			out.Kind, out.Hint, out.Err = s.kind, s.hint, errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
+			out.Kind, out.Hint, out.Err = s.kind, s.hint,
+				errors.New(strings.TrimSpace(strings.TrimPrefix(found, "E: ")))
 			// programs do not know the reason
-			if spec.NoNetwork && s.kind == turnstone.KindInvalid && !strings.HasPrefix(found, "the base has no") {
+			if spec.NoNetwork && s.kind == turnstone.KindInvalid &&
+				!strings.HasPrefix(found, "the base has no") {
 				out.Hint = noNetworkHint
 			}
 			return out
@@ -236,7 +274,8 @@ func stepError(spec *Spec, what string, exit int, tail []byte, reg *registry.Ser
 	case spec.NoNetwork:
 		out.Hint = noNetworkHint
 	case unreached.MatchString(text):
-		out.Hint = `a build reaches the package registries only: name what else it needs in the spec, as network = ["example.com"]`
+		out.Hint = `a build reaches the package registries only: name what else it needs in the ` +
+			`spec, as network = ["example.com"]`
 	}
 	return out
 }

@@ -61,7 +61,8 @@ func (s Sources) mirrors() debian.Mirrors {
 // layered template that is not built is an error of kind Unavailable at once, before anything below
 // it is built.
 func NewStore(dir string) *Store {
-	return &Store{dir: dir, builtin: builtin.FS, build: buildImage, packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
+	return &Store{dir: dir, builtin: builtin.FS, build: buildImage,
+		packages: filepath.Join(filepath.Dir(dir), "cache", "packages"),
 		registry: func(o registry.Options) registry.Options { return o }}
 }
 
@@ -164,7 +165,10 @@ func (s *Store) Spec(name string) (*Spec, error) {
 	return spec, err
 }
 
-func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) { return s.find(name, nil) }
+func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) {
+	return s.find(
+		name, nil)
+}
 
 // find is lookup for callers that come from the templates above.
 func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err error) {
@@ -208,7 +212,8 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if near, edits := suggest.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
-	return nil, false, turnstone.Errorf("template.find", turnstone.KindNotFound, fmt.Sprintf("image %q", name),
+	return nil, false, turnstone.Errorf("template.find", turnstone.KindNotFound,
+		fmt.Sprintf("image %q", name),
 		"is not known").WithHint(hint + "; turn template build makes one from a spec")
 }
 
@@ -254,7 +259,8 @@ func (s *Store) List(ctx context.Context) ([]Entry, error) {
 
 // needed returns the digests of all known templates except those that without selects, and of all
 // templates below them.
-func (s *Store) needed(without func(name string, spec *Spec) bool) (map[turnstone.Digest]bool, error) {
+func (s *Store) needed(without func(name string,
+	spec *Spec) bool) (map[turnstone.Digest]bool, error) {
 	names, err := s.Names()
 	if err != nil {
 		return nil, err
@@ -276,7 +282,8 @@ func (s *Store) needed(without func(name string, spec *Spec) bool) (map[turnston
 }
 
 func (s *Store) entry(ctx context.Context, spec *Spec, builtin bool) Entry {
-	e := Entry{Name: spec.Name, Description: spec.Description, Digest: spec.Digest(), BuiltIn: builtin, Base: spec.Base}
+	e := Entry{Name: spec.Name, Description: spec.Description, Digest: spec.Digest(),
+		BuiltIn: builtin, Base: spec.Base}
 	if t, err := s.load(ctx, spec, false); err == nil {
 		e.Ready, e.Size, e.Built = true, t.Size, t.Built
 	}
@@ -321,7 +328,8 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 			return failed(err)
 		}
 	} else if !builtin {
-		if err := os.Remove(filepath.Join(s.dir, "specs", name+".json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := os.Remove(filepath.Join(s.dir, "specs", name+".json")); err != nil &&
+			!errors.Is(err, fs.ErrNotExist) {
 			return failed(err)
 		}
 	}

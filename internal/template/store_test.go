@@ -26,7 +26,8 @@ func counting(t *testing.T) (*Store, *atomic.Int32) {
 	t.Helper()
 	var n atomic.Int32
 	s := NewStore(filepath.Join(t.TempDir(), "templates"))
-	s.build = func(_ context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, _ func(string)) (*built, error) {
+	s.build = func(_ context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
+		_ func(string)) (*built, error) {
 		n.Add(1)
 		fmt.Fprintln(log, "the builder's words")
 		w := tar2erofs.New(out, tar2erofs.Options{TempDir: tempDir})
@@ -75,7 +76,8 @@ func TestEnsureBuildsOnce(t *testing.T) {
 func TestManyAtOnceBuildOnce(t *testing.T) {
 	s, n := counting(t)
 	quick := s.build
-	s.build = func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer, p func(string)) (*built, error) {
+	s.build = func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
+		p func(string)) (*built, error) {
 		time.Sleep(50 * time.Millisecond)
 		return quick(ctx, spec, out, tempDir, log, p)
 	}
@@ -189,7 +191,8 @@ func TestFailedBuildsLeaveNothing(t *testing.T) {
 		{errors.New("something else"), turnstone.KindUnavailable, ".log"},
 		{context.Canceled, turnstone.KindCanceled, ""},
 	} {
-		s.build = func(_ context.Context, _ *Spec, out *os.File, _ string, log io.Writer, _ func(string)) (*built, error) {
+		s.build = func(_ context.Context, _ *Spec, out *os.File, _ string, log io.Writer,
+			_ func(string)) (*built, error) {
 			_, _ = out.WriteString("half an image")
 			fmt.Fprintln(log, "what went wrong")
 			return nil, tt.err
@@ -263,7 +266,8 @@ func TestLeftoversAreSwept(t *testing.T) {
 func TestUnknownImage(t *testing.T) {
 	s, _ := counting(t)
 	for name, hint := range map[string]string{
-		"pyhton":                   "did you mean python? the images are base, claude-code, nodejs, python",
+		"pyhton": "did you mean python? the images are base, claude-code, " +
+			"nodejs, python",
 		"nothing-like-it":          "the images are base, claude-code, nodejs, python",
 		"../../etc":                "the images are base, claude-code, nodejs, python",
 		"":                         "the images are base, claude-code, nodejs, python",
@@ -293,7 +297,8 @@ func TestRegisteredSpecs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("base = 'debian:bookworm'\npackages = ['git']\n[[files]]\npath = '/etc/x'\ncontent = 'x'\n")
+	write("base = 'debian:bookworm'\npackages = ['git']\n[[files]]\npath = '/etc/x'\n" +
+		"content = 'x'\n")
 	first, err := s.Build(ctx, dir, BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -381,8 +386,10 @@ func TestDamagedRegistration(t *testing.T) {
 }
 
 func TestInstalled(t *testing.T) {
-	got := installed("Package: bash\nStatus: install ok installed\nVersion: 5.2-1\nDescription: a shell\n Package: not this\n\n" +
-		"Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n\nPackage: last\nVersion: 2:3~rc1\nStatus: install ok installed")
+	got := installed("Package: bash\nStatus: install ok installed\nVersion: 5.2-1\n" +
+		"Description: a shell\n Package: not this\n\n" +
+		"Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n\nPackage: last\n" +
+		"Version: 2:3~rc1\nStatus: install ok installed")
 	if len(got) != 2 || got["bash"] != "5.2-1" || got["last"] != "2:3~rc1" {
 		t.Errorf("%v", got)
 	}

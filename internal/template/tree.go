@@ -71,7 +71,8 @@ func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, e
 	if err := s.makeDirs(); err != nil {
 		return nil, err
 	}
-	lock, err := statedir.Acquire(ctx, filepath.Join(s.dir, "locks", t.RootDigest.Hex()+".tree.lock"), nil)
+	lock, err := statedir.Acquire(ctx,
+		filepath.Join(s.dir, "locks", t.RootDigest.Hex()+".tree.lock"), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -119,8 +119,9 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 			Size: 5}); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
-	if _, err := content.OpenContent(ctx, turnstone.Content{Digest: turnstone.DigestBytes([]byte("#!")),
-		Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if _, err := content.OpenContent(ctx,
+		turnstone.Content{Digest: turnstone.DigestBytes([]byte("#!")),
+			Size: 5}); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("%v", err)
 	}
 }
@@ -193,7 +194,11 @@ func TestDamagedTreeIndexIsMadeAgain(t *testing.T) {
 		"version": func(b []byte) []byte { b[7]++; return b },
 		"header":  func(b []byte) []byte { b[120] ^= 1; return b },
 		"root":    func(b []byte) []byte { b[len(b)-1] ^= 1; return b },
-		"length":  func(b []byte) []byte { copy(b[bytes.LastIndex(b, []byte("r\x01"))-8:], "\xff\xff\xff\xff"); return b },
+		"length": func(b []byte) []byte {
+			copy(b[bytes.LastIndex(b, []byte("r\x01"))-8:],
+				"\xff\xff\xff\xff")
+			return b
+		},
 	} {
 		if err := os.WriteFile(filepath.Join(filepath.Dir(tmpl.Root), "root.tree"),
 			damage(bytes.Clone(good)), 0o600); err != nil {

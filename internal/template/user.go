@@ -67,7 +67,9 @@ func userStep(user string) *LayerStep {
 	}
 	script := ""
 	for path, name := range want {
-		script += "found=; while IFS=: read -r name _; do [ \"$name\" !=" + quote([]string{name}) + " ] || found=1; done </" + path + "; [ \"$found\" ]\n"
+		script += "found=; while IFS=: read -r name _; do [ \"$name\" !=" + quote([]string{name}) +
+			" ] || found=1; done </" + path + "; [ \"$found\" ]\n"
 	}
-	return &LayerStep{Name: "looking for user " + user, Script: script, Failed: func(int, []byte) error { return noUser(user) }}
+	return &LayerStep{Name: "looking for user " + user, Script: script,
+		Failed: func(int, []byte) error { return noUser(user) }}
 }

@@ -16,9 +16,11 @@ import (
 // TestUserHasToBeThere checks that a missing user is an error of the build, and not of each turn.
 func TestUserHasToBeThere(t *testing.T) {
 	s, _ := counting(t)
-	s.build = func(_ context.Context, _ *Spec, out *os.File, tempDir string, _ io.Writer, _ func(string)) (*built, error) {
+	s.build = func(_ context.Context, _ *Spec, out *os.File, tempDir string, _ io.Writer,
+		_ func(string)) (*built, error) {
 		w := tar2erofs.New(out, tar2erofs.Options{TempDir: tempDir})
-		for name, text := range map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\napp:x:7:7::/:/bin/sh\n", "etc/group": "staff:x:50:\n"} {
+		for name, text := range map[string]string{"etc/passwd": "root:x:0:0::/root:/bin/sh\n" +
+			"app:x:7:7::/:/bin/sh\n", "etc/group": "staff:x:50:\n"} {
 			if err := w.Add(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(text))},
 				strings.NewReader(text)); err != nil {
 				return nil, err

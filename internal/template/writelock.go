@@ -24,7 +24,8 @@ func lockFits(spec *Spec) error {
 
 // writeLock builds spec without its lock, writes the result as a lock beside it, and sets spec's
 // lock to it. The build counts for the locked spec too.
-func (s *Store) writeLock(ctx context.Context, path string, spec *Spec, progress func(string)) error {
+func (s *Store) writeLock(ctx context.Context, path string, spec *Spec,
+	progress func(string)) error {
 	free := spec.unlocked()
 	t, err := s.ensure(ctx, free, progress)
 	if err != nil {

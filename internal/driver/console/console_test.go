@@ -66,7 +66,8 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("%q after %q changes it", later, said)
 		}
 		switch want := fault(); {
-		case said == oops && want != "the guest kernel panicked: VFS: Unable to mount root fs on unknown-block(0,0)":
+		case said == oops &&
+			want != "the guest kernel panicked: VFS: Unable to mount root fs on unknown-block(0,0)":
 			t.Fatalf("%q", want)
 		case strings.HasPrefix(said, "turnstone-agent: failed") &&
 			want != "the guest's agent does not start: no virtio":

@@ -23,10 +23,14 @@ func TestAgentsWords(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	const text = "[    0.1] x\r\nturnstone-agent: check 17 has erofs\r\nhalf a lineturnstone-agent: check 17 lacks tun\r\n" +
-		"turnstone-agent: check 17 has \x1b[2J\r\nturnstone-agent: check 17 lacks never-heard-of\r\nturnstone-agent: check 17 is odd\r\n" +
-		"turnstone-agent: check 17 kernel 6.9.0-own\r\nturnstone-agent: check 17 cpus 2\r\nturnstone-agent: check 17 open\r\n"
-	r, err := Report(text+"turnstone-agent: check 17 ends\r\nturnstone-agent: check 17 has overlay\r\n", "17")
+	const text = "[    0.1] x\r\nturnstone-agent: check 17 has erofs\r\n" +
+		"half a lineturnstone-agent: check 17 lacks tun\r\n" +
+		"turnstone-agent: check 17 has \x1b[2J\r\n" +
+		"turnstone-agent: check 17 lacks never-heard-of\r\nturnstone-agent: check 17 is odd\r\n" +
+		"turnstone-agent: check 17 kernel 6.9.0-own\r\nturnstone-agent: check 17 cpus 2\r\n" +
+		"turnstone-agent: check 17 open\r\n"
+	r, err := Report(text+
+		"turnstone-agent: check 17 ends\r\nturnstone-agent: check 17 has overlay\r\n", "17")
 	if err != nil || len(r.Has) != 2 || !r.Has["erofs"] || r.Has["tun"] ||
 		r.Release != "6.9.0-own" || r.CPUs != 2 || !r.Open {
 		t.Errorf("%+v, %v", r, err)
@@ -72,7 +76,8 @@ func TestForeignReport(t *testing.T) {
 
 // FuzzReport checks that any report names known needs only, and is a printable line.
 func FuzzReport(f *testing.F) {
-	f.Add("turnstone-agent: check 0 has erofs\r\nturnstone-agent: check 0 lacks tun\nturnstone-agent: check 0 kernel \x1b\r\nturnstone-agent: check 0 ends\r\n")
+	f.Add("turnstone-agent: check 0 has erofs\r\nturnstone-agent: check 0 lacks tun\n" +
+		"turnstone-agent: check 0 kernel \x1b\r\nturnstone-agent: check 0 ends\r\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		r, _ := Report(text, "0")
 		for name := range r.Has {

@@ -83,7 +83,8 @@ func TestAwait(t *testing.T) {
 			t.Errorf("%q: %v", tt.said, err)
 		}
 	}
-	const log = "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Received a VcpuEvent::Resume message with immediate_exit enabled.\n"
+	const log = "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Received a " +
+		"VcpuEvent::Resume message with immediate_exit enabled.\n"
 	for said, want := range map[string]string{
 		log: "", "so far\n" + log + log: "so far", "so far\r\n" + log + "\r\n\r\n": "so far",
 		"half a li" + log: "half a li", log + "then": "then",
@@ -125,7 +126,8 @@ func TestLogIsNotTheGuests(t *testing.T) {
 				open += "part"
 				all.WriteString("part")
 			case "log":
-				log := "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Invalid MMIO read @ 0xfffffffd:0x1"
+				log := "2026-11-22T04:00:01.123456789 [sb-06h03:fc_vcpu 0:WARN] Invalid MMIO " +
+					"read @ 0xfffffffd:0x1"
 				n := rapid.SampledFrom([]int{0, 400, 2000}).Draw(t, "long")
 				log += strings.Repeat(".", n) + "\n"
 				all.WriteString(log)

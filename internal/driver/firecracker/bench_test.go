@@ -91,7 +91,8 @@ func BenchmarkSnapshot(b *testing.B) {
 			var still time.Duration
 			for range b.N {
 				b.StopTimer()
-				vm := ran(b, s, m, "for i in {1..20}; do /bin/true; done; head -c 8M /dev/urandom > /dev/shm/x")
+				vm := ran(b, s, m, "for i in {1..20}; do /bin/true; done; head -c 8M "+
+					"/dev/urandom > /dev/shm/x")
 				vm.memory.holes = holes
 				b.StartTimer()
 				check(b, vm.Snapshot(context.Background(), b.TempDir()+"/vm"))

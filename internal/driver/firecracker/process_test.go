@@ -179,7 +179,8 @@ func TestChannel(t *testing.T) {
 func TestExplain(t *testing.T) {
 	m := newMachine(turnstone.NewSandboxID(), &cell{})
 	_, _ = m.Console.Write([]byte(
-		"2026-01-01T00:00:00.0 [sb-1:main:WARN] never mind\n2026-01-01T00:00:00.0 [sb-1:main:ERROR] Kvm error: no \x1b access\n" +
+		"2026-01-01T00:00:00.0 [sb-1:main:WARN] never mind\n" +
+			"2026-01-01T00:00:00.0 [sb-1:main:ERROR] Kvm error: no \x1b access\n" +
 			"2026-01-01T00:00:00.0 [sb-1:main:ERROR] Firecracker exiting with error. exit_code=1\n"))
 	_, _ = m.stderr.Write([]byte("Error: RunWithApi(MicroVMStoppedWithError(GenericError))\n"))
 	err := exec.Command("/bin/sh", "-c", "exit 1").Run()

@@ -123,7 +123,8 @@ func TestRealBalloon(t *testing.T) {
 	t.Logf("clone %s, full %s, %s after the file was removed %s", before, full,
 		time.Since(began).Round(10*time.Millisecond), anonymous(t, pid))
 	// the returned memory can be used again
-	shell(t, client, "head -c 200M /dev/zero | tr '\\0' x > /dev/shm/y; ! tr -d x < /dev/shm/y | grep -q .")
+	shell(t, client, "head -c 200M /dev/zero | tr '\\0' x > /dev/shm/y; ! tr -d x < /dev/shm/y | "+
+		"grep -q .")
 }
 
 // TestRealEntropy checks that the guest has its own source of entropy: virtio-rng.
@@ -131,7 +132,8 @@ func TestRealEntropy(t *testing.T) {
 	s, m := started(t)
 	_, client := substratetest.Clone(t, s, m, nil)
 	out, exit := substratetest.Shell(t, client,
-		"cat /sys/class/misc/hw_random/rng_current; head -c 32 /dev/hwrng | od -An -tx1 -w32; head -c 32 /dev/hwrng | od -An -tx1 -w32")
+		"cat /sys/class/misc/hw_random/rng_current; head -c 32 /dev/hwrng | od -An -tx1 -w32; "+
+			"head -c 32 /dev/hwrng | od -An -tx1 -w32")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if exit.ExitCode != 0 || len(lines) != 3 || !strings.HasPrefix(lines[0], "virtio_rng") ||
 		len(strings.TrimSpace(lines[1])) != 32*3-1 || lines[1] == lines[2] {

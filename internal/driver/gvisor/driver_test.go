@@ -443,7 +443,8 @@ func TestUsable(t *testing.T) {
 	}
 	// A failure is forgotten, because hosts are repaired; of a crash the first line counts.
 	check(t, os.WriteFile(fake,
-		[]byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; exit 2\n"), 0o755))
+		[]byte("#!/bin/sh\nprintf 'panic: out of luck\\n\\ngoroutine 1\\n\\tmain.go:7\\n' >&2; "+
+			"exit 2\n"), 0o755))
 	if ok, why := s.Usable(t.Context()); ok || !strings.Contains(why, "cannot create a namespace") {
 		t.Errorf("a no is not remembered: %v, %q", ok, why)
 	}

@@ -118,11 +118,15 @@ func TestImages(t *testing.T) {
 	// mode.
 	run("devices", "stat -c '%F %t %T %s' /x/null /x/disk",
 		"character special file 1 3 0\nblock special file 103 1 0\n")
-	run("a small program", "/x/tiny; echo $?; cp /x/tiny /tmp/copy; cmp /x/tiny /tmp/copy && /tmp/copy; echo $?", "42\n42\n")
+	run("a small program",
+		"/x/tiny; echo $?; cp /x/tiny /tmp/copy; cmp /x/tiny /tmp/copy && /tmp/copy; echo $?",
+		"42\n42\n")
 	run("a file of two blocks",
 		"wc -c < /x/big; tail -c 5 /x/big; md5sum < /x/big | cut -c1-3 >/dev/null", "4992\nbcdef")
 	run("attributes are copied up", `touch /x/tiny; /x/tiny; echo $?`, "42\n")
 	attributes("after the copy", `print get("/x/tiny", "user.a"), " ", list("/x/tiny")`,
 		"one security.capability,user.a")
-	run("eight at once", `for i in 1 2 3 4 5 6 7 8; do /x/tiny & p="$p $!"; done; for j in $p; do wait $j; echo -n "$? "; done`, strings.Repeat("42 ", 8))
+	run("eight at once",
+		`for i in 1 2 3 4 5 6 7 8; do /x/tiny & p="$p $!"; done; for j in $p; do wait $j; `+
+			`echo -n "$? "; done`, strings.Repeat("42 ", 8))
 }

@@ -209,7 +209,8 @@ func imprison(t *testing.T, j Jail) (cmd *exec.Cmd, next func() report, letGo fu
 	}
 	said := new(bytes.Buffer)
 	cmd.Stderr = said
-	runtime.LockOSThread() // the prisoner ends with the thread that starts it, and Seal ends its own
+	// the prisoner ends with the thread that starts it, and Seal ends its own
+	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	err = cmd.Start()
 	done()

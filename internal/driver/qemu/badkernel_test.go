@@ -140,7 +140,8 @@ func TestBothReasons(t *testing.T) {
 		}
 		if !errors.Is(err, why) || turnstone.KindOf(err) != turnstone.KindDead ||
 			!strings.HasSuffix(err.Error(),
-				"KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no tables") {
+				"KVM: the guest hangs; and without it, under TCG: the guest kernel panicked: no "+
+					"tables") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -164,7 +165,8 @@ func TestPanicOfARunningGuest(t *testing.T) {
 	err := m.explain(nil)
 	if strings.Contains(err.Error(), "panicked") || turnstone.HintOf(err) != "" ||
 		!strings.HasSuffix(err.Error(),
-			`the guest shut its machine down; its console says: "Kernel panic - not syncing: ?[2Jforged"`) {
+			`the guest shut its machine down; its console says: "Kernel panic - not syncing: `+
+				`?[2Jforged"`) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

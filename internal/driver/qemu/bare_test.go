@@ -81,7 +81,10 @@ func bareChannel(h *statedir.Dir) error {
 			struct{ io.Reader }{io.LimitReader(port, bareSize)}, make([]byte, 256<<10))
 		read <- n
 	}()
-	script := fmt.Sprintf(`set -eo pipefail; for p in /sys/class/virtio-ports/*; do if [ $(cat $p/name) = bare ]; then mknod /tmp/port c $(tr : ' ' < $p/dev); fi; done; head -c %d /dev/zero | cat > /tmp/port`, bareSize)
+	script := fmt.Sprintf(
+		`set -eo pipefail; for p in /sys/class/virtio-ports/*; do if [ $(cat $p/name) = bare ]; `+
+			`then mknod /tmp/port c $(tr : ' ' < $p/dev); fi; done; `+
+			`head -c %d /dev/zero | cat > /tmp/port`, bareSize)
 	var said strings.Builder
 	end, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
 		wire.Stdio{Out: &said, Err: &said})

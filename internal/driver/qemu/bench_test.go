@@ -144,7 +144,8 @@ func script(h *statedir.Dir) error {
 	if err != nil {
 		return err
 	}
-	exit, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", string(text)}},
+	exit, err := client.Start(ctx,
+		wire.ProcessStartParams{Argv: []string{"bash", "-c", string(text)}},
 		wire.Stdio{Out: os.Stdout, Err: os.Stderr})
 	if err == nil && exit.Exit.ExitCode != 0 {
 		err = fmt.Errorf("%s: exit %d", text, exit.Exit.ExitCode)

@@ -17,7 +17,8 @@ import (
 )
 
 func TestNextModel(t *testing.T) {
-	const abort = "\nqemu-system-x86_64: ../../target/i386/kvm/kvm.c:3213: kvm_buf_set_msrs: Assertion `ret == cpu->kvm_msr_buf->nmsrs' failed.\n"
+	const abort = "\nqemu-system-x86_64: ../../target/i386/kvm/kvm.c:3213: kvm_buf_set_msrs: " +
+		"Assertion `ret == cpu->kvm_msr_buf->nmsrs' failed.\n"
 	for _, tt := range []struct{ model, said, next, why string }{
 		{"host", "qemu-system-x86_64: error: failed to set MSR 0x10a to 0x8000000" + abort,
 			"host,-arch-capabilities", "failed to set MSR 0x10a to 0x8000000"},

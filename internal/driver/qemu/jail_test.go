@@ -24,7 +24,8 @@ import (
 // intended matches the expected open files of a machine's QEMU: its sockets, its files, and its
 // own.
 var intended = regexp.MustCompile(
-	`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub .*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
+	`^(/dev/null|/dev/kvm|/kvm|(socket|pipe):\[\d+\]|anon_inode:.*|/memfd:turnstone-stub ` +
+		`.*|.*/(ram|scratch|#\d+|root\.[a-z0-9]+|layer-[^/]*)( \(deleted\))?)$`)
 
 // TestJail checks that QEMU has its own namespaces, an empty root, no rights and only the machine's
 // descriptors, and that it cannot reopen them.

@@ -79,7 +79,8 @@ var (
 )
 
 // forgedReport is the output of a kernel that imitates the agent, and uses all of its words.
-const forgedReport = "turnstone-agent: check has erofs\nturnstone-agent: check ends\nturnstone-agent: check 0123 ends\n"
+const forgedReport = "turnstone-agent: check has erofs\nturnstone-agent: check ends\n" +
+	"turnstone-agent: check 0123 ends\n"
 
 // TestKernelCheckReplacesTheCPU checks that a rejected virtual CPU is no verdict on the kernel,
 // which then starts and is judged by its output, which is no report.
@@ -125,7 +126,8 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	const second = time.Second
-	forged := "turnstone-agent: check has erofs\nturnstone-agent: check has \x1b]0;x\a\nturnstone-agent: check lacks tun\nturnstone-agent: check en"
+	forged := "turnstone-agent: check has erofs\nturnstone-agent: check has \x1b]0;x\a\n" +
+		"turnstone-agent: check lacks tun\nturnstone-agent: check en"
 	for _, tt := range []struct {
 		name           string
 		kernel         []byte
@@ -135,7 +137,8 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		{"halts", tinyKernel(halt, ""), second, 60 * second,
 			"prints nothing on the serial console for 1s; the console is empty"},
 		{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), second,
-			60 * second, `prints nothing on the serial console for 1s; the console ends: "hello ?[2J"`},
+			60 * second, `prints nothing on the serial console for 1s; ` +
+				`the console ends: "hello ?[2J"`},
 		{"panics at once", tinyKernel(join(printThen, halt),
 			"[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second,
 			"the guest kernel panicked: no ??tables"},

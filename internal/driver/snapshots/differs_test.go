@@ -25,7 +25,8 @@ func TestDiffers(t *testing.T) {
 		{false, []Part{Shapes(shape, shape), Agents(digest, digest), Roots(digest, digest)},
 			"version of turn"},
 		{false, []Part{Shapes(shape, more)},
-			"shape (1 CPUs, 1.0 GiB of memory, 4.0 GiB of disk, network true; now 2 CPUs, 1.0 GiB of memory, 4.0 GiB of disk, network true)"},
+			"shape (1 CPUs, 1.0 GiB of memory, 4.0 GiB of disk, network true; now 2 CPUs, 1.0 " +
+				"GiB of memory, 4.0 GiB of disk, network true)"},
 		{false, []Part{Agents(digest, other)}, "version of turn: its agent (" + digest.Short() +
 			", now " + other.Short() + ")"},
 	} {

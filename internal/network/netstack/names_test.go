@@ -375,7 +375,8 @@ func TestInterceptor(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	want := "198.51.100.1:80 api.example.com, 198.51.100.2:22 ssh.example.com, 198.51.100.9:443 any.example, 198.51.100.9:444 any.example"
+	want := "198.51.100.1:80 api.example.com, 198.51.100.2:22 ssh.example.com, 198.51.100.9:443 " +
+		"any.example, 198.51.100.9:444 any.example"
 	if got := strings.Join(seen, ", "); got != want {
 		t.Fatal(got)
 	}
@@ -448,11 +449,13 @@ func FuzzGreeting(f *testing.F) {
 // HTTP/2.
 func TestRequestsInOtherForms(t *testing.T) {
 	for first, want := range map[string]int{
-		"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n":                                                                      200,
-		"GET http://api.example.com/ HTTP/1.1\r\nHost: evil.example\r\n\r\n":                                                                         200,
-		"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n":                                                                      405,
-		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n": 200,
-		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket, TLS/1.0\r\n\r\n":                                      200,
+		"GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n": 200,
+		"GET http://api.example.com/ HTTP/1.1\r\nHost: evil.example\r\n\r\n":    200,
+		"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n": 405,
+		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\n" +
+			"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n": 200,
+		"GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\n" +
+			"Upgrade: websocket, TLS/1.0\r\n\r\n": 200,
 	} {
 		w := newWorld(t, Options{Policy: network.Policy{Only: true, Allow: networktest.Rules(t,
 			"api.example.com")}})
@@ -493,7 +496,9 @@ func upgrading(c net.Conn) {
 			return
 		}
 		if to := req.Header.Get("Upgrade"); to != "" {
-			_, _ = fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", to)
+			_, _ = fmt.Fprintf(c,
+				"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n",
+				to)
 			continue
 		}
 		text := "hello from " + req.Host

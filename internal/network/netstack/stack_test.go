@@ -386,7 +386,8 @@ func TestStackWithin(t *testing.T) {
 				w.host.Listen(fmt.Sprintf("%s:%d", a, port), func(c net.Conn) {
 					defer c.Close()
 					if n, _ := c.Read(make([]byte, 1)); n == 1 {
-						_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"))
+						_, _ = c.Write([]byte(
+							"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"))
 					}
 				})
 			}

@@ -146,8 +146,10 @@ func blockHosts(lines []string) (all []string) {
 var Smuggling = []string{
 	"%[1]sGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"%[1]sGET http://evil.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
-	"%[1]sCONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-	"%[1]sCONNECT api.example.com:80 HTTP/1.1\r\nHost: api.example.com\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"%[1]sCONNECT evil.example:80 HTTP/1.1\r\nHost: evil.example\r\n\r\nGET / HTTP/1.1\r\n" +
+		"Host: evil.example\r\n\r\n",
+	"%[1]sCONNECT api.example.com:80 HTTP/1.1\r\nHost: api.example.com\r\n\r\nGET / HTTP/1.1\r\n" +
+		"Host: evil.example\r\n\r\n",
 	"%[1]s\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"\r\n|%[1]sGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"\n\n|GE|T / HTTP/1.1\nHost: evil.example\n\n",
@@ -159,8 +161,10 @@ var Smuggling = []string{
 	"%[1]sGET / HTTP/1.1\r\nHost:\r\n evil.example\r\n\r\n",
 	"G|E|T| / HTTP/1.1\r\nHo|st: evil.example\r\n\r\n",
 	"%[1]sPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n|GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 3\r\n" +
+		"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" +
+		"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"%[1]sGET / HTTP/1.0\r\n\r\n",
 	"%[1]sGET http://evil.example/\r\n",
 	"%[1]sPOST /E\r\nHost: evil.example\r\n\r\n",
@@ -172,7 +176,8 @@ var Smuggling = []string{
 	"%[1]sOPTIONS rtsp://x/ RTSP/1.0\r\nHost: evil.example\r\n\r\n",
 	"%[1]sGET http://evil.example/ RTSP/1.0\r\n\r\n",
 	"PROXY TCP4 192.0.2.1 192.0.2.2 1 80\r\n%[1]sGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
-	"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c            |GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c            |GET / HTTP/1.1\r\nHost: evil.example\r\n" +
+		"\r\n",
 	"hello\r\n|GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 	"hello\r\nPOST E\r\nHost: evil.example\r\n\r\n",
 	"hello\r\n|PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n evil.example",
@@ -185,7 +190,8 @@ var Smuggling = []string{
 	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com:80,evil.example\r\n\r\n",
 	"%[1]sGET / HTTP/1.1\r\nHost: [api.example.com]:evil.example\r\n\r\n",
 	"%[1]sGET / HTTP/1.1\r\nHost: [api.example.com]\r\n\r\n",
-	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket h2c\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+	"%[1]sGET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\n" +
+		"Upgrade: websocket h2c\r\n\r\nGET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
 }
 
 // GoodRequest is a request that every policy of these tests allows.

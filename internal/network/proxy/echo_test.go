@@ -22,11 +22,14 @@ import (
 func TestEchoes(t *testing.T) {
 	const value = "sesame-open-0123456789"
 	for what, answer := range map[string]string{
-		"no answer at all":     "%s\r\n\r\n",
-		"a status of it":       "HTTP/1.1 %s no\r\n\r\n",
-		"hints":                "HTTP/1.1 103 Early Hints\r\nLink: <%s>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
-		"trailers":             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n2\r\nok\r\n0\r\nX-Sum: %s\r\n\r\n",
-		"unannounced trailers": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: %s\r\n\r\n",
+		"no answer at all": "%s\r\n\r\n",
+		"a status of it":   "HTTP/1.1 %s no\r\n\r\n",
+		"hints": "HTTP/1.1 103 Early Hints\r\nLink: <%s>\r\n\r\n" +
+			"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
+		"trailers": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n" +
+			"Trailer: X-Sum\r\n\r\n2\r\nok\r\n0\r\nX-Sum: %s\r\n\r\n",
+		"unannounced trailers": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n" +
+			"0\r\nX-Sum: %s\r\n\r\n",
 	} {
 		t.Run(what, func(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -57,7 +60,8 @@ func TestEchoes(t *testing.T) {
 				"http://api.example.com=X-Other: "+value)}}, api)
 			c := p.connect(api)
 			_, _ = io.WriteString(c,
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTE: trailers\r\nConnection: close\r\n\r\n")
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTE: trailers\r\nConnection: close\r\n"+
+					"\r\n")
 			b, _ := io.ReadAll(c)
 			if sent := <-got; sent != value {
 				t.Fatalf("the host got %q", sent)

@@ -28,7 +28,8 @@ func TestHalfClosed(t *testing.T) {
 	for _, request := range []string{
 		"GET / HTTP/1.1\r\nHost: web.example.com\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: web.example.com\r\nContent-Length: 4\r\n\r\nbody",
-		"POST / HTTP/1.1\r\nHost: web.example.com\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+		"POST / HTTP/1.1\r\nHost: web.example.com\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n" +
+			"body\r\n0\r\n\r\n",
 	} {
 		for range 60 {
 			c := p.connect(web)

@@ -326,7 +326,8 @@ func TestOpenedTLS(t *testing.T) {
 			t.Errorf("%d %s", status, body)
 		}
 	}
-	if _, body := p.get(c, "https://api.example.com:443/stream"); body != "part 0\npart 1\npart 2\n" {
+	_, body := p.get(c, "https://api.example.com:443/stream")
+	if body != "part 0\npart 1\npart 2\n" {
 		t.Errorf("streamed: %q", body)
 	}
 	if _, body := p.get(c, "https://api.example.com:443/broken"); !strings.HasPrefix(body,
@@ -352,7 +353,8 @@ func TestUpgrade(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"+
+			"Upgrade: echo\r\n\r\n")
 		rw.Flush()
 		line, _ := rw.ReadString('\n')
 		fmt.Fprint(rw, "said ", line)
@@ -363,7 +365,8 @@ func TestUpgrade(t *testing.T) {
 	web := at("ws.example.com", "192.0.2.2:80", s)
 	p := newProxied(t, Options{Recorder: rec}, web)
 	c := p.connect(web)
-	fmt.Fprint(c, "GET /ws HTTP/1.1\r\nHost: ws.example.com\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	fmt.Fprint(c, "GET /ws HTTP/1.1\r\nHost: ws.example.com\r\nConnection: Upgrade\r\n"+
+		"Upgrade: echo\r\n\r\n")
 	in := bufio.NewReader(c)
 	res, err := http.ReadResponse(in, nil)
 	if err != nil || res.StatusCode != 101 {

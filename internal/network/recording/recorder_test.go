@@ -258,7 +258,8 @@ func TestPlay(t *testing.T) {
 		var data bytes.Buffer
 		set := rapid.SampledFrom([]*secret.Set{nil, secrets}).Draw(t, "secrets")
 		r := NewRecorder(Options{Out: &data, Secrets: set})
-		words := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "bc\n", "sesame-open", "ses"}), 1, 5)
+		words := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "bc\n", "sesame-open", "ses"}), 1,
+			5)
 		s := r.Stream(Stream{Host: "a.example", Address: there, Protocol: ProtocolTCP})
 		var sent, received []string
 		for range rapid.IntRange(1, 4).Draw(t, "runs") {

@@ -29,7 +29,8 @@ func TestDecodeRefuses(t *testing.T) {
 			turnstone.KindIntegrity},
 		"wraps": {`{"format":1,"bytes":5,"requests":[{"status":200,"response":[{"at":1,"size":9223372036854775807}]}]}`, 5, turnstone.KindIntegrity},
 		"status of a failed answer": {
-			`{"format":1,"requests":[{"status":42,"failed":"cut off"}]}`, 0, turnstone.KindIntegrity},
+			`{"format":1,"requests":[{"status":42,"failed":"cut off"}]}`, 0,
+			turnstone.KindIntegrity},
 		"status": {`{"format":1,"requests":[{"status":99}]}`, 0, turnstone.KindIntegrity},
 		"header": {`{"format":1,"requests":[{"status":200,"header":{"A":["b\r\nc: d"]}}]}`, 0,
 			turnstone.KindIntegrity},

@@ -150,7 +150,8 @@ func check() (mode string, err error) {
 	return "unshare", nil
 }
 
-const installHint = "install the programs that build templates: sudo apt install mmdebstrap uidmap debian-archive-keyring"
+const installHint = "install the programs that build templates: sudo apt install mmdebstrap " +
+	"uidmap debian-archive-keyring"
 
 // arguments returns the command line of mmdebstrap, without the program itself.
 func arguments(mode string, req Request) []string {
@@ -276,7 +277,8 @@ const stopGrace = 20 * time.Second
 
 // start starts mmdebstrap. wait returns when it has ended; stop signals it to end, and kills it if
 // it does not. Both may be called many times.
-func start(args, env []string, stdout *os.File, log *transcript) (wait func() error, stop func(), err error) {
+func start(args, env []string, stdout *os.File,
+	log *transcript) (wait func() error, stop func(), err error) {
 	program, err := lookPath("mmdebstrap")
 	if err != nil {
 		return nil, nil, err

@@ -21,7 +21,8 @@ func TestExplain(t *testing.T) {
 	}{
 		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n",
 			"Unable to locate package nosuchthing", turnstone.KindInvalid, "packages.debian.org"},
-		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\nE: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.KindUnavailable, "http_proxy"},
+		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\n" +
+			"E: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.KindUnavailable, "http_proxy"},
 		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device",
 			turnstone.KindExhausted, "TMPDIR"},
 		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9",
@@ -144,10 +145,11 @@ func TestFetchPassesTheStreamAndItsEnd(t *testing.T) {
 	stand(t, "printf hello; echo \"epoch $SOURCE_DATE_EPOCH\" >&2")
 	var got []byte
 	var log strings.Builder
-	err := Fetch(context.Background(), Request{Suite: "bookworm", Variant: "minbase", Log: &log}, func(r io.Reader) (err error) {
-		got, err = io.ReadAll(r)
-		return err
-	})
+	err := Fetch(context.Background(), Request{Suite: "bookworm", Variant: "minbase", Log: &log},
+		func(r io.Reader) (err error) {
+			got, err = io.ReadAll(r)
+			return err
+		})
 	if err != nil || string(got) != "hello" || !strings.Contains(log.String(), "epoch 1767225600") {
 		t.Fatalf("%q, %v, log %q", got, err, log.String())
 	}

@@ -108,17 +108,30 @@ func symptoms() []symptom {
 			turnstone.KindExhausted,
 			"free some disk space; packages are unpacked in " + tempDir() +
 				", which TMPDIR moves elsewhere"},
-		{regexp.MustCompile(`Unable to locate package \S+|Package '?\S+'? has no installation candidate|Couldn't find any package by \S+ '[^']*'`), turnstone.KindInvalid,
+		{regexp.MustCompile(
+			`Unable to locate package \S+|Package '?\S+'? has no installation candidate|Couldn't ` +
+				`find any package by \S+ '[^']*'`), turnstone.KindInvalid,
 			"check the name at https://packages.debian.org, and that it is in section main"},
-		{regexp.MustCompile(`Temporary failure resolving[^\n]*|Could not resolve[^\n]*|Could not connect[^\n]*|Cannot initiate the connection[^\n]*|Unable to connect[^\n]*|Connection (?:timed out|refused|failed)[^\n]*|Network is unreachable`), turnstone.KindUnavailable,
-			"check the network; behind a proxy set http_proxy, and TURN_DEBIAN_MIRROR names another mirror"},
-		{regexp.MustCompile(`NO_PUBKEY \S+|BADSIG[^\n]*|EXPKEYSIG[^\n]*|The repository '[^']*' is not signed|Hash Sum mismatch`), turnstone.KindIntegrity,
-			"update Debian's archive keys (sudo apt install debian-archive-keyring), or try another TURN_DEBIAN_MIRROR"},
+		{regexp.MustCompile(
+			`Temporary failure resolving[^\n]*|Could not resolve[^\n]*|Could not ` +
+				`connect[^\n]*|Cannot initiate the connection[^\n]*|Unable to ` +
+				`connect[^\n]*|Connection (?:timed out|refused|failed)[^\n]*|Network is ` +
+				`unreachable`), turnstone.KindUnavailable,
+			"check the network; behind a proxy set http_proxy, and TURN_DEBIAN_MIRROR names " +
+				"another mirror"},
+		{regexp.MustCompile(
+			`NO_PUBKEY \S+|BADSIG[^\n]*|EXPKEYSIG[^\n]*|The repository '[^']*' is not ` +
+				`signed|Hash Sum mismatch`), turnstone.KindIntegrity,
+			"update Debian's archive keys (sudo apt install debian-archive-keyring), or try " +
+				"another TURN_DEBIAN_MIRROR"},
 		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`),
 			turnstone.KindUnavailable,
 			"the mirror does not have it: try again later, or name another with TURN_DEBIAN_MIRROR"},
-		{regexp.MustCompile(`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`), turnstone.KindUnavailable,
-			"this machine forbids user namespaces: see sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns, or build the template as root"},
+		{regexp.MustCompile(
+			`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`),
+			turnstone.KindUnavailable,
+			"this machine forbids user namespaces: see sysctl kernel.unprivileged_userns_clone " +
+				"and kernel.apparmor_restrict_unprivileged_userns, or build the template as root"},
 		{regexp.MustCompile(`unmet dependencies|held broken packages`), turnstone.KindInvalid,
 			"remove one of the packages from the spec: they conflict"},
 	}
@@ -172,7 +185,9 @@ func checkSubordinateIDs(files ...string) error {
 		}
 		return turnstone.Errorf("debian.fetch", turnstone.KindUnavailable, file,
 			"user %s has no range of subordinate IDs there", me.Username).
-			WithHint(fmt.Sprintf("give the user one: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 %s", me.Username))
+			WithHint(fmt.Sprintf(
+				"give the user one: sudo usermod --add-subuids 100000-165535 --add-subgids "+
+					"100000-165535 %s", me.Username))
 	}
 	return nil
 }

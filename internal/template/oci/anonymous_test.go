@@ -18,7 +18,8 @@ import (
 // and without credentials.
 func TestAnonymous(t *testing.T) {
 	asked := 0
-	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	srv := httptest.NewServer(
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
 	defer srv.Close()
 	at := strings.TrimPrefix(srv.URL, "http://")
 	c := New(Options{Dir: t.TempDir(), Anonymous: true, Stall: 5 * time.Second, Retries: -1,

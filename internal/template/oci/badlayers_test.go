@@ -120,15 +120,17 @@ func TestBadLayers(t *testing.T) {
 		packed, plain []byte
 		kind          turnstone.Kind
 	}{
-		"other content":       {ocitest.Gzip(t, good), []byte("other"), turnstone.KindIntegrity},
-		"cut gzip":            {ocitest.Gzip(t, good)[:40], good, turnstone.KindInvalid},
-		"no gzip":             {[]byte{0x1f, 0x8b, 1, 2, 3}, good, turnstone.KindInvalid},
-		"no zstd":             {[]byte{0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3}, good, turnstone.KindInvalid},
-		"text":                {[]byte(random(3000)), []byte(random(3000)), turnstone.KindInvalid},
-		"cut tar":             {good[:300], good[:300], turnstone.KindInvalid},
-		"nothing":             {nil, nil, ""},
-		"plain":               {good, good, ""},
-		"two gzip streams":    {append(ocitest.Gzip(t, good[:512]), ocitest.Gzip(t, good[512:])...), good, ""},
+		"other content": {ocitest.Gzip(t, good), []byte("other"), turnstone.KindIntegrity},
+		"cut gzip":      {ocitest.Gzip(t, good)[:40], good, turnstone.KindInvalid},
+		"no gzip":       {[]byte{0x1f, 0x8b, 1, 2, 3}, good, turnstone.KindInvalid},
+		"no zstd": {[]byte{0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3}, good,
+			turnstone.KindInvalid},
+		"text":    {[]byte(random(3000)), []byte(random(3000)), turnstone.KindInvalid},
+		"cut tar": {good[:300], good[:300], turnstone.KindInvalid},
+		"nothing": {nil, nil, ""},
+		"plain":   {good, good, ""},
+		"two gzip streams": {append(ocitest.Gzip(t, good[:512]), ocitest.Gzip(t, good[512:])...),
+			good, ""},
 		"data behind the end": {append(good, "more"...), append(good, "more"...), ""},
 	} {
 		reg := ocitest.Serve(t, nil)

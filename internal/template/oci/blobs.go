@@ -56,7 +56,8 @@ func (s *session) blob(ctx context.Context, d turnstone.Digest, size int64,
 		return nil, false, err
 	}
 	lockPath := c.path("locks", d.Hex()+".lock")
-	lock, err := statedir.Acquire(ctx, lockPath, func() { c.opts.Progress("waiting for another process that pulls a part of the image") })
+	lock, err := statedir.Acquire(ctx, lockPath,
+		func() { c.opts.Progress("waiting for another process that pulls a part of the image") })
 	if err != nil {
 		return nil, false, err
 	}

@@ -91,7 +91,8 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 		if err != nil {
 			return false, turnstone.NewError("oci.login", turnstone.KindInvalid, ref.Registry(),
 				clean(err)).
-				WithHint("the Docker config (docker login writes it) cannot be used for this registry")
+				WithHint("the Docker config (docker login writes it) cannot be used for this " +
+					"registry")
 		}
 		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth,
 			g, []string{ref.repo.Scope(transport.PullScope)})
@@ -107,12 +108,13 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 		}
 		return nil, ref.failed(err)
 	}
-	s.http = &http.Client{Transport: s.trans, CheckRedirect: func(_ *http.Request, via []*http.Request) error {
-		if len(via) > maxRedirects {
-			return errRedirects
-		}
-		return nil
-	}}
+	s.http = &http.Client{Transport: s.trans,
+		CheckRedirect: func(_ *http.Request, via []*http.Request) error {
+			if len(via) > maxRedirects {
+				return errRedirects
+			}
+			return nil
+		}}
 	return s, nil
 }
 

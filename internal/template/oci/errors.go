@@ -38,7 +38,8 @@ func unusable(hint, format string, args ...any) error {
 
 // retry calls f until it succeeds, fails permanently, or has failed too often in a row. A call that
 // reports progress resets the count of failures.
-func (c *Client) retry(ctx context.Context, f func(ctx context.Context) (progress bool, err error)) error {
+func (c *Client) retry(ctx context.Context,
+	f func(ctx context.Context) (progress bool, err error)) error {
 	failures := 0
 	for attempt := 0; ; attempt++ {
 		progress, err := f(ctx)

@@ -179,7 +179,9 @@ func (t *fsTree) makeDir(dir *node, name string) (*node, error) {
 
 func (t *fsTree) charge(n int) error {
 	if t.meta += int64(n); t.meta > t.limits.meta {
-		return &contentError{why: fmt.Sprintf("the names and attributes of the image's files have more than %d bytes", t.limits.meta)}
+		return &contentError{
+			why: fmt.Sprintf("the names and attributes of the image's files have more than %d "+
+				"bytes", t.limits.meta)}
 	}
 	return nil
 }

@@ -54,13 +54,14 @@ func newGuard(ref Reference, patience time.Duration, strange bool) *guard {
 
 // transport returns a transport that calls check with the address of each connection.
 func (g *guard) transport(patience time.Duration, check func(netip.Addr) error) *http.Transport {
-	dialer := &net.Dialer{Timeout: min(patience, 20*time.Second), Control: func(_, address string, _ syscall.RawConn) error {
-		at, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return refuse("%s is not an address", address)
-		}
-		return check(at.Addr().Unmap())
-	}}
+	dialer := &net.Dialer{Timeout: min(patience, 20*time.Second),
+		Control: func(_, address string, _ syscall.RawConn) error {
+			at, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return refuse("%s is not an address", address)
+			}
+			return check(at.Addr().Unmap())
+		}}
 	return &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: dialer.DialContext, ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: min(patience, 20*time.Second), ResponseHeaderTimeout: patience,
@@ -109,7 +110,8 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	case req.URL.Scheme == "https":
 	case req.URL.Scheme == "http" && own && g.ref.loopback():
 	default:
-		return nil, refuse("%s requires a connection without TLS, which is allowed only for a registry on this machine", req.URL.Host)
+		return nil, refuse("%s requires a connection without TLS, which is allowed only for a "+
+			"registry on this machine", req.URL.Host)
 	}
 	if !own && loopbackHost(host) {
 		return nil, refuse("the registry leads to %s, which is this machine", req.URL.Host)
@@ -157,7 +159,8 @@ func (g *guard) resolves(ctx context.Context, host string) error {
 // refuses rejects a registry that is not on the Internet, for callers without permission for
 // others.
 func (g *guard) refuses(where string) error {
-	return &refusal{why: fmt.Sprintf("the registry is at %s, which is not allowed for a document's image", where),
+	return &refusal{why: fmt.Sprintf(
+		"the registry is at %s, which is not allowed for a document's image", where),
 		hint: "give it with --image, or name the registry in [images] of config.toml"}
 }
 

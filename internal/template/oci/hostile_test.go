@@ -72,7 +72,9 @@ func TestFaults(t *testing.T) {
 			}
 			next.ServeHTTP(w, r)
 		}, turnstone.KindUnavailable, "answers 502"},
-		{"500 at first", every(3, func(w http.ResponseWriter) { http.Error(w, "no", http.StatusServiceUnavailable) }), "", ""},
+		{"500 at first", every(3,
+			func(w http.ResponseWriter) { http.Error(w, "no", http.StatusServiceUnavailable) }), "",
+			""},
 		{"no login", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
 			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"go away"}]}`,
@@ -192,22 +194,24 @@ func TestFaults(t *testing.T) {
 			}
 			next.ServeHTTP(w, r)
 		}, turnstone.KindUnavailable, "circles"},
-		{"tokens from the cloud's metadata", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-			w.Header().Set("WWW-Authenticate",
-				`Bearer realm="http://169.254.169.254/token",service="x"`)
-			w.WriteHeader(http.StatusUnauthorized)
-		}, turnstone.KindUnavailable, "169.254.169.254"},
+		{"tokens from the cloud's metadata",
+			func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+				w.Header().Set("WWW-Authenticate",
+					`Bearer realm="http://169.254.169.254/token",service="x"`)
+				w.WriteHeader(http.StatusUnauthorized)
+			}, turnstone.KindUnavailable, "169.254.169.254"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var on atomic.Bool
-			reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
-				if on.Load() {
-					c.fault(w, r, next)
-				} else {
-					next.ServeHTTP(w, r)
-				}
-			}).wrap)
+			reg := ocitest.Serve(t,
+				fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+					if on.Load() {
+						c.fault(w, r, next)
+					} else {
+						next.ServeHTTP(w, r)
+					}
+				}).wrap)
 			reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, bash, big)))
 			on.Store(true)
 			cl := client(t)
@@ -281,7 +285,9 @@ func TestOthers(t *testing.T) {
 	layer := ocitest.Tar(t, bash)
 	arm := ocitest.Image(t, ocitest.Config{Architecture: "arm64"}, layer)
 	amd := ocitest.Image(t, ocitest.Config{}, layer)
-	index := func(of ...mutate.IndexAddendum) v1.ImageIndex { return mutate.AppendManifests(empty.Index, of...) }
+	index := func(of ...mutate.IndexAddendum) v1.ImageIndex {
+		return mutate.AppendManifests(empty.Index, of...)
+	}
 	on := func(img mutate.Appendable, os, arch, variant string) mutate.IndexAddendum {
 		return mutate.IndexAddendum{Add: img,
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch,
@@ -397,7 +403,9 @@ func TestCredentials(t *testing.T) {
 	}).wrap)
 	dir := t.TempDir()
 	t.Setenv("DOCKER_CONFIG", dir)
-	config, err := json.Marshal(map[string]any{"auths": map[string]any{reg.Host: map[string]string{"username": "me", "password": secret}}})
+	config, err := json.Marshal(
+		map[string]any{"auths": map[string]any{reg.Host: map[string]string{"username": "me",
+			"password": secret}}})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600)
 	}

@@ -89,7 +89,9 @@ func (s *stream) drain() error {
 }
 
 // errBomb reports a layer with an excessive compression ratio.
-var errBomb = &contentError{why: fmt.Sprintf("it is more than %d times as large unpacked as packed: a decompression bomb", maxRatio)}
+var errBomb = &contentError{
+	why: fmt.Sprintf("it is more than %d times as large unpacked as packed: a decompression bomb",
+		maxRatio)}
 
 // bounded passes on at most left bytes.
 type bounded struct {

@@ -239,10 +239,12 @@ func TestAttributes(t *testing.T) {
 			ocitest.File("etc/passwd",
 				"root:x:0:0::/root:/bin/sh\nana:x:1000:1001::/home/ana:/bin/sh\n"),
 			ocitest.File("etc/group", "staff:x:50:\n"),
-			ocitest.Entry{Header: tar.Header{Name: "suid", Mode: 0o4755, Uid: 7, Gid: 8, ModTime: when,
-				Format: tar.FormatPAX,
+			ocitest.Entry{Header: tar.Header{Name: "suid", Mode: 0o4755, Uid: 7, Gid: 8,
+				ModTime: when,
+				Format:  tar.FormatPAX,
 				PAXRecords: map[string]string{"SCHILY.xattr.user.color": "red",
-					"SCHILY.xattr.security.selinux": "host", "SCHILY.xattr.user.overlay.opaque": "y"}},
+					"SCHILY.xattr.security.selinux":    "host",
+					"SCHILY.xattr.user.overlay.opaque": "y"}},
 				Content: "s"},
 			ocitest.Entry{Header: tar.Header{Typeflag: tar.TypeChar, Name: "null", Mode: 0o666,
 				Devmajor: 1, Devminor: 3}},
@@ -251,7 +253,8 @@ func TestAttributes(t *testing.T) {
 			ocitest.Entry{Header: tar.Header{Name: odd, Format: tar.FormatGNU}, Content: "o"},
 			ocitest.File("dev/sda", "content"), ocitest.File("proc/x", ""),
 			ocitest.File("etc/hostname", "of the builder"), ocitest.File("tmp/kept", "k"),
-			ocitest.Link("suid2", "suid"), ocitest.Symlink("sl", "nowhere"), ocitest.Link("sl2", "sl"),
+			ocitest.Link("suid2", "suid"), ocitest.Symlink("sl", "nowhere"),
+			ocitest.Link("sl2", "sl"),
 		))
 	if err != nil {
 		t.Fatal(err)

@@ -220,7 +220,8 @@ func (s *Server) explain(address string, err error) error {
 	var typed *turnstone.Error
 	out := turnstone.NewError("registry.fetch", turnstone.KindUnavailable, place(address),
 		withoutAddress(err)).
-		WithHint("check the network; behind a proxy set https_proxy; PIP_INDEX_URL, npm_config_registry and TURN_DEBIAN_MIRROR name other registries")
+		WithHint("check the network; behind a proxy set https_proxy; PIP_INDEX_URL, " +
+			"npm_config_registry and TURN_DEBIAN_MIRROR name other registries")
 	switch {
 	case errors.As(err, &typed):
 		return err
@@ -228,7 +229,8 @@ func (s *Server) explain(address string, err error) error {
 		(status.code == http.StatusNotFound || status.code == http.StatusGone):
 		out.Kind, out.Hint = turnstone.KindNotFound, ""
 	case errors.As(err, &status):
-		out.Hint = "try again later, or name another registry with PIP_INDEX_URL, npm_config_registry or TURN_DEBIAN_MIRROR: the registry failed, or requires a password"
+		out.Hint = "try again later, or name another registry with PIP_INDEX_URL, " +
+			"npm_config_registry or TURN_DEBIAN_MIRROR: the registry failed, or requires a password"
 	case errors.Is(err, errIdle):
 		out.Kind = turnstone.KindTimeout
 	}
@@ -289,7 +291,8 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	if res.ContentLength >= 0 {
 		size = have + res.ContentLength
 	}
-	p := &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), done: have, size: size, alive: func() { idle.Reset(s.opts.Idle) }}
+	p := &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), done: have, size: size,
+		alive: func() { idle.Reset(s.opts.Idle) }}
 	n, err := io.Copy(part, io.LimitReader(p, min(maxFile+1-have, s.opts.Most+1-s.taken.Load())))
 	switch {
 	case s.taken.Add(n) > s.opts.Most:
@@ -363,7 +366,8 @@ func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, s
 	if res.StatusCode != http.StatusOK {
 		return nil, "", &errStatus{res.StatusCode, res.Status}
 	}
-	p := &progressReader{s: s, r: res.Body, name: path.Base(strings.TrimSuffix(req.URL.Path, "/")), size: -1, alive: func() { idle.Reset(s.opts.Idle) }}
+	p := &progressReader{s: s, r: res.Body, name: path.Base(strings.TrimSuffix(req.URL.Path, "/")),
+		size: -1, alive: func() { idle.Reset(s.opts.Idle) }}
 	b, err := io.ReadAll(io.LimitReader(p, maxIndex+1))
 	if err != nil {
 		return nil, "", cause(ctx, err)

@@ -7,7 +7,8 @@ import (
 
 func FuzzParsePip(f *testing.F) {
 	f.Add("text/html", []byte(`<a href="../x-1.0.tar.gz#sha256=00">x</a>`))
-	f.Add(pipJSON, []byte(`{"files":[{"filename":"x-1.0.tar.gz","url":"x","hashes":{"sha256":"00"},"yanked":"why"}]}`))
+	f.Add(pipJSON, []byte(
+		`{"files":[{"filename":"x-1.0.tar.gz","url":"x","hashes":{"sha256":"00"},"yanked":"why"}]}`))
 	at, err := url.Parse("https://user:pw@example.com/simple/x/")
 	if err != nil {
 		f.Fatal(err)

@@ -32,13 +32,14 @@ func newGuard(idle time.Duration, registries ...*url.URL) *guard {
 
 // transport returns a transport that calls check with the address of each connection.
 func transport(idle time.Duration, check func(netip.Addr) error) *http.Transport {
-	dialer := &net.Dialer{Timeout: 20 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
-		at, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return err
-		}
-		return check(at.Addr().Unmap())
-	}}
+	dialer := &net.Dialer{Timeout: 20 * time.Second,
+		Control: func(_, address string, _ syscall.RawConn) error {
+			at, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return err
+			}
+			return check(at.Addr().Unmap())
+		}}
 	return &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true,
 		DialContext:         dialer.DialContext,
 		TLSHandshakeTimeout: 20 * time.Second, ResponseHeaderTimeout: idle,

@@ -16,7 +16,11 @@ import (
 // TestGuard checks that a registry cannot redirect to this machine, unless it is on this machine
 // itself.
 func TestGuard(t *testing.T) {
-	inner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("secret")) }))
+	inner := httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter,
+			_ *http.Request) {
+			_, _ = w.Write([]byte("secret"))
+		}))
 	defer inner.Close()
 	outer := httptest.NewServer(http.RedirectHandler(inner.URL, http.StatusFound))
 	defer outer.Close()

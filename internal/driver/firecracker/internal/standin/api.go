@@ -184,7 +184,8 @@ func (v *vmm) handle(method, path string, body []byte) (any, error) {
 			return nil, v.load(body)
 		}
 		if !started {
-			return nil, says("The requested operation is not supported before starting the microVM.")
+			return nil, says("The requested operation is not supported before starting the " +
+				"microVM.")
 		}
 		return nil, v.create(body)
 	}

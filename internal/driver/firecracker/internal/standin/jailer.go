@@ -58,7 +58,8 @@ func jail(args []string) error {
 	}
 	note(map[string]any{"jailer": args, "pid": os.Getpid()})
 	name := filepath.Base(opt["--exec-file"])
-	root := filepath.Join(cmp.Or(opt["--chroot-base-dir"], "/srv/jailer"), name, opt["--id"], "root")
+	root := filepath.Join(cmp.Or(opt["--chroot-base-dir"], "/srv/jailer"), name,
+		opt["--id"], "root")
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return err
 	}

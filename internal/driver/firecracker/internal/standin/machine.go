@@ -59,7 +59,8 @@ func (v *vmm) start() error {
 		time.Sleep(20 * time.Millisecond)
 		switch v.fault {
 		case "panic":
-			fmt.Print("[    0.1] Kernel panic - not syncing: VFS: Unable to mount \x1b[2J root fs\r\n")
+			fmt.Print("[    0.1] Kernel panic - not syncing: VFS: Unable to mount \x1b[2J root " +
+				"fs\r\n")
 			os.Exit(0)
 		case "panic and hang":
 			fmt.Print("[    0.1] Kernel panic - not syncing: No working init found\r\n")
