@@ -5,84 +5,94 @@ package executor
 import (
 	"context"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/plan"
-	"turnstone.dev/turnstone/internal/repo/bundle"
-	"turnstone.dev/turnstone/internal/repo/merging"
-	"turnstone.dev/turnstone/internal/templatebuild"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/turn"
 )
 
-type (
-	Ask = plan.Ask
+// DefaultImage is the image of a document that names none.
+const DefaultImage = plan.DefaultImage
 
-	CommandRequest = turn.CommandRequest
-
-	Executor      = turn.Executor
-	ExportReport  = bundle.ExportReport
-	ExportRequest = bundle.ExportRequest
-
-	Host          = turn.Host
-	ImportBuild   = bundle.ImportBuild
-	ImportReport  = bundle.ImportReport
-	ImportRequest = bundle.ImportRequest
-
-	MergeOutcome = merging.MergeOutcome
-	MergeReport  = merging.MergeReport
-	MergeRequest = merging.Request
-	MergeSide    = merging.MergeSide
-	Observer     = turn.Observer
-	Options      = turn.Options
-
-	ReplayOptions  = turn.ReplayOptions
-	Request        = plan.Request
-	ResumeRequest  = turn.ResumeRequest
-	Sandbox        = turn.Sandbox
-	SandboxRequest = turn.SandboxRequest
-
-	TemplatePrune   = templatebuild.PruneRequest
-	TemplatePruned  = templatebuild.TemplatePruned
-	TemplateRemoval = templatebuild.Removal
-	TemplateStays   = templatebuild.TemplateStays
-	TemplateUse     = templatebuild.TemplateUse
-	Transfer        = document.Transfer
-
-	UnbuiltTemplate = bundle.UnbuiltTemplate
-)
-
-const (
-	DefaultImage = plan.DefaultImage
-
-	MergeDone        = merging.MergeDone
-	MergeUpToDate    = merging.MergeUpToDate
-	MergeFastForward = merging.MergeFastForward
-	MergeConflicts   = merging.MergeConflicts
-	BuildNone        = bundle.BuildNone
-	BuildKnown       = bundle.BuildKnown
-	BuildAll         = bundle.BuildAll
-)
+// An Executor runs turns, and keeps them, with one state directory. It is safe for concurrent use.
+type Executor struct {
+	turns *turn.Runner
+	repo  *repo.Repo
+}
 
 // Open returns an executor on the state directory that o names. The caller must Close it. An
 // error is of kind Invalid where another user could write to the state directory, and of
 // kind Unavailable where it cannot be made.
-func Open(ctx context.Context, o Options) (*Executor, error) { return turn.Open(ctx, o) }
+func Open(_ context.Context, o Options) (*Executor, error) { return of(turn.Open(turn.Options(o))) }
 
-// Planner returns an executor for Check alone: it makes no state directory.
-func Planner(o Options) (*Executor, error) { return turn.Planner(o) }
+// Planner returns an executor for Check and Asks alone: it makes no state directory. An error is of
+// kind Invalid where the host's configuration cannot be read.
+func Planner(o Options) (*Executor, error) { return of(turn.Planner(turn.Options(o))) }
 
-// CheckScripts asks bash's parser whether it would refuse a step.
+func of(r *turn.Runner, err error) (*Executor, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &Executor{turns: r, repo: r.Repo()}, nil
+}
+
+// Close closes the context store, if it was opened. Turns that still run through x count as
+// interrupted.
+func (x *Executor) Close() error { return x.turns.Close() }
+
+// Run runs one turn and returns it with its receipt. An error without a Turn means that nothing
+// was started: of kind Invalid or KindNotFound, that the request is wrong. A turn that began
+// always comes back, its Result telling how it ended; when ctx is cancelled it is "error" and the
+// receipt says at which step. obs may be nil.
+func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*turnstone.TurnReport, error) {
+	return x.turns.Run(ctx, plan.Request(req), obs)
+}
+
+// Replay runs the turn that ref names again, in a clean sandbox on the state of its parent, with
+// what was given to it: the document, files, environment. The new turn becomes part of no
+// session.
+func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (
+	*turnstone.ReplayReport, error) {
+	return x.turns.Replay(ctx, ref, turn.ReplayOptions(opts), obs)
+}
+
+// Exec runs one command in a new sandbox and returns its exit code, 128+n when signal n ended it.
+// Every error means that the command's own exit code is not known. preparing is called before what
+// can take long; it may be nil.
+func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (
+	int, error) {
+	return x.turns.Exec(ctx, turn.CommandRequest(req), preparing)
+}
+
+// Check looks for what no run of doc could have: on any machine, and on this host with its limits,
+// its locked policy and the files that are there. dir and piped are as in Request. It starts
+// nothing, and makes no state directory.
+func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
+	return x.turns.Check(doc, dir, piped)
+}
+
+// Asks lists what doc asks for and a run on this host, without any flags, would not grant; and the
+// session that it needs. piped says that doc came through a pipe.
+func (x *Executor) Asks(doc *document.Document, piped bool) ([]turnstone.Ask, error) {
+	return x.turns.Asks(doc, piped)
+}
+
+// CheckScripts says if a step's script cannot run at all, because bash refuses to read it. Steps
+// that are skipped or unparsed are not looked at. The error is a document.SyntaxErrors; it is
+// another one when the check itself failed.
 func CheckScripts(ctx context.Context, doc *document.Document) error {
 	return plan.CheckScripts(ctx, doc)
 }
 
-// CheckFront reports what no turn could grant.
-func CheckFront(doc *document.Document) error { return plan.CheckFront(doc) }
+// Shape returns the machine that the template or image called image asks for; empty stands for
+// the default image. An unknown template has the default; a later look-up reports it.
+func (x *Executor) Shape(image string) turnstone.Shape { return x.turns.Shape(image) }
 
-// CutPath cuts a reference at the path of a file.
-func CutPath(arg string) (ref, file string, ok bool) { return turn.CutPath(arg) }
+// DefaultNetwork reports whether a sandbox of which nothing is said has a network on this host.
+// The error is of kind Invalid when the host's policy cannot be read.
+func (x *Executor) DefaultNetwork() (bool, error) { return x.turns.DefaultNetwork() }
 
-// Asks lists what a document asks for and its caller must grant.
-func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
-	return plan.Asks(doc, piped, host)
-}
+// ReceiptFile returns the path of a turn's receipt in the state directory, or "" where there is
+// none.
+func (x *Executor) ReceiptFile(id turnstone.TurnID) string { return x.turns.ReceiptFile(id) }

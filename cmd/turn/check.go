@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -19,7 +20,7 @@ type checkCmd struct {
 func (c *checkCmd) Run(a *cli.App) error {
 	docs := []checked{}
 	bad := false
-	x, host, err := a.Planner()
+	x, err := executor.Planner(a.Env.Options)
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
@@ -31,6 +32,10 @@ func (c *checkCmd) Run(a *cli.App) error {
 		if err == nil {
 			err = executor.CheckScripts(context.Background(), doc)
 		}
+		var needs []turnstone.Ask
+		if err == nil {
+			needs, err = x.Asks(doc, file == "-")
+		}
 		if err != nil {
 			var exit *cli.ExitError
 			if errors.As(err, &exit) && exit.Err != nil {
@@ -39,7 +44,7 @@ func (c *checkCmd) Run(a *cli.App) error {
 			bad = true
 			if c.JSON {
 				body := cli.NewErrorBody(err)
-				docs = append(docs, checked{File: file, Steps: []checkedStep{}, Needs: []executor.Ask{}, Error: &body})
+				docs = append(docs, checked{File: file, Steps: []checkedStep{}, Needs: []turnstone.Ask{}, Error: &body})
 				continue
 			}
 			a.Complain(err)
@@ -48,7 +53,7 @@ func (c *checkCmd) Run(a *cli.App) error {
 		if len(doc.Steps) == 0 {
 			warnNoSteps(a, file)
 		}
-		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]executor.Ask{}, executor.Asks(doc, file == "-", host)...)}
+		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]turnstone.Ask{}, needs...)}
 		for _, s := range doc.Steps {
 			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})
 		}

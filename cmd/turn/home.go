@@ -24,7 +24,7 @@ type homeLsCmd struct {
 // Run lists the homes.
 func (c *homeLsCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
-		all, err := x.Homes().List(ctx)
+		all, err := x.Homes(ctx)
 		now := time.Now()
 		return a.Result(homesReport{all}, err, func(w io.Writer) {
 			head := "HOME\tSIZE\tUSED\tTURN"
@@ -62,14 +62,14 @@ func (c *homeRmCmd) Run(a *cli.App) error {
 		var err error
 		for _, name := range c.Homes { // a missing home is a mistake: nothing is removed then
 			if err == nil {
-				err = x.Homes().Has(ctx, name)
+				err = x.HasHome(ctx, name)
 			}
 		}
 		for _, name := range c.Homes {
 			if err != nil {
 				break
 			}
-			if err = x.Homes().Remove(ctx, name); err != nil {
+			if err = x.RemoveHome(ctx, name); err != nil {
 				break
 			}
 			rep.Removed = append(rep.Removed, name)

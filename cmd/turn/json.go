@@ -2,7 +2,6 @@ package main
 
 import (
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
@@ -31,8 +30,8 @@ type checked struct {
 	File  string        `json:"file"`
 	Steps []checkedStep `json:"steps"` // empty if there are faults
 	// the grants by flags that a run on this host needs
-	Needs []executor.Ask `json:"needs"`
-	Error *cli.ErrorBody `json:"error,omitempty"` // its faults
+	Needs []turnstone.Ask `json:"needs"`
+	Error *cli.ErrorBody  `json:"error,omitempty"` // its faults
 }
 
 type checkedStep struct {

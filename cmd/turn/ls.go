@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -18,7 +19,7 @@ type statePath struct{ ref, path string }
 
 // UnmarshalText is called by kong.
 func (p *statePath) UnmarshalText(text []byte) error {
-	ref, path, ok := executor.CutPath(string(text))
+	ref, path, ok := strings.Cut(string(text), ":")
 	if !ok || ref == "" {
 		return fmt.Errorf("%q: write TURN:PATH, such as research@2:/workspace/out.csv", text)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
@@ -95,18 +94,3 @@ func (a *App) Expand(ctx context.Context, x *executor.Executor, refs ...*string)
 
 // Locate returns the path of the state directory, which need not exist.
 func (a *App) Locate() (string, error) { return statedir.Locate(a.Env.Dir) }
-
-// Planner returns an executor that plans and runs nothing, and the host's configuration. It creates
-// no state directory.
-func (a *App) Planner() (*executor.Executor, config.Config, error) {
-	dir, err := a.Locate()
-	if err != nil {
-		return nil, config.Config{}, err
-	}
-	host, err := config.Load(dir)
-	if err != nil {
-		return nil, host, err
-	}
-	x, err := executor.Planner(a.Env.Options)
-	return x, host, err
-}

@@ -82,17 +82,17 @@ func unnamed(req Request, name string) string {
 // Asks lists what doc asks for and a run on a host with this configuration, and without
 // any flags, would not grant; and the session that it needs. piped says that doc came
 // through a pipe.
-func Asks(doc *document.Document, piped bool, host config.Config) []Ask {
+func Asks(doc *document.Document, piped bool, host config.Config) []turnstone.Ask {
 	a := &Authority{Request: Request{Document: doc, Piped: piped}, Host: Host{Config: host}}
-	var all []Ask
+	var all []turnstone.Ask
 	if what := a.needsSession(); what != "" {
-		all = append(all, Ask{What: what + ", of a session", Flag: "--session NAME"})
+		all = append(all, turnstone.Ask{What: what + ", of a session", Flag: "--session NAME"})
 		a.Request.Session = "NAME"
 	}
 	all = append(all, a.missing()...)
 	if a.otherRecording() {
 		of := doc.Front.NetworkRules.ReplayOf
-		all = append(all, Ask{Key: "network", What: "network: replay: " + of + ", of another session", Flag: "--network replay=" + of})
+		all = append(all, turnstone.Ask{Key: "network", What: "network: replay: " + of + ", of another session", Flag: "--network replay=" + of})
 	}
 	return all
 }

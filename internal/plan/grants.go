@@ -15,21 +15,13 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// An Ask is something that a document asks for and that only its caller, or the host's
-// configuration, grants.
-type Ask struct {
-	Key  string `json:"key"`  // that grants it as it stands: one of config.GrantKeys; empty: none does
-	What string `json:"what"` // as front matter has it: "session: research"
-	Flag string `json:"flag"` // of turn run that grants it: "--session research"
-}
-
 // A claim is one field of document.FrontMatter or document.NetworkRules, and whether a
 // document can widen with it what a turn may do. A test holds that every field has one.
 type claim struct {
 	field string
 	key   string // of config.GrantKeys; empty: the field only narrows, and why says how
 	why   string
-	asks  func(a *Authority) []Ask // what is not granted; Key is filled in
+	asks  func(a *Authority) []turnstone.Ask // what is not granted; Key is filled in
 }
 
 // frontClaims classifies all that a document can ask for. docs/security.md has the same table.
@@ -79,8 +71,8 @@ func (a *Authority) Granted(key string) bool {
 }
 
 // missing lists what is asked for and not granted, in the order of frontClaims.
-func (a *Authority) missing() []Ask {
-	var all []Ask
+func (a *Authority) missing() []turnstone.Ask {
+	var all []turnstone.Ask
 	for _, c := range frontClaims() {
 		if c.asks == nil || a.Granted(c.key) {
 			continue
@@ -103,7 +95,7 @@ func (a *Authority) Check(only ...string) error {
 				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
 		}
 	}
-	missing := slices.DeleteFunc(a.missing(), func(ask Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
+	missing := slices.DeleteFunc(a.missing(), func(ask turnstone.Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
 	if len(missing) == 0 {
 		return nil
 	}
@@ -143,20 +135,20 @@ func clipList(list []string) []string {
 }
 
 // named is the ask of one name, which a flag or a pattern of the host grants.
-func named(key, asked, flag string, patterns []string) []Ask {
+func named(key, asked, flag string, patterns []string) []turnstone.Ask {
 	if asked == "" || flag != "" || slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, asked); return ok }) {
 		return nil
 	}
-	return []Ask{{What: key + ": " + asked, Flag: "--" + key + " " + asked}}
+	return []turnstone.Ask{{What: key + ": " + asked, Flag: "--" + key + " " + asked}}
 }
 
-func (a *Authority) session() []Ask {
+func (a *Authority) session() []turnstone.Ask {
 	return named("session", a.front().Session, a.Request.Session, a.Host.Documents.Sessions)
 }
 
 // branch asks for another branch than main of a session that the caller named: a session
 // that the host grants is granted with its branches.
-func (a *Authority) branch() []Ask {
+func (a *Authority) branch() []turnstone.Ask {
 	front := a.front()
 	if front.Branch == DefaultBranch || a.Request.Session == "" && len(a.session()) == 0 {
 		return nil
@@ -164,12 +156,12 @@ func (a *Authority) branch() []Ask {
 	return named("branch", front.Branch, a.Request.Branch, nil)
 }
 
-func (a *Authority) home() []Ask {
+func (a *Authority) home() []turnstone.Ask {
 	return named("home", a.front().Home, a.Request.Home, a.Host.Documents.Homes)
 }
 
 // lifetime: a paused machine holds memory of the host after its turn.
-func (a *Authority) lifetime() []Ask {
+func (a *Authority) lifetime() []turnstone.Ask {
 	if a.front().Lifetime != turnstone.LifetimeSession {
 		return nil
 	}
@@ -177,7 +169,7 @@ func (a *Authority) lifetime() []Ask {
 }
 
 // snapshot: a kept machine takes as much disk as the machine has memory, for each turn.
-func (a *Authority) snapshot() []Ask {
+func (a *Authority) snapshot() []turnstone.Ask {
 	if a.front().Snapshot != document.SnapshotVM {
 		return nil
 	}
@@ -186,26 +178,26 @@ func (a *Authority) snapshot() []Ask {
 
 // files: a document from a pipe has no folder; the caller's directory is not its own. A
 // flag that adds the same file does not answer what the document asks for.
-func (a *Authority) files() []Ask {
+func (a *Authority) files() []turnstone.Ask {
 	if !a.Request.Piped {
 		return nil
 	}
-	var asks []Ask
+	var asks []turnstone.Ask
 	for _, f := range a.front().Files {
-		asks = append(asks, Ask{What: "files: " + f, Flag: "--grant files"})
+		asks = append(asks, turnstone.Ask{What: "files: " + f, Flag: "--grant files"})
 	}
 	return asks
 }
 
 // image: a registry that is not on the Internet, which turn itself would ask. Others are
 // asked without the user's credentials: see Anonymous.
-func (a *Authority) image() []Ask {
+func (a *Authority) image() []turnstone.Ask {
 	front := a.front()
 	if a.Request.Image != "" || !template.IsImage(front.Image) || a.registry(front.Image) {
 		return nil
 	}
 	if why := template.ClosedRegistry(front.Image); why != "" {
-		return []Ask{{What: "image: " + front.Image + " (" + why + ")", Flag: "--image " + front.Image}}
+		return []turnstone.Ask{{What: "image: " + front.Image + " (" + why + ")", Flag: "--image " + front.Image}}
 	}
 	return nil
 }
@@ -238,34 +230,34 @@ func configured(host Host, image string) bool {
 }
 
 // network: a host whose default is off.
-func (a *Authority) network() []Ask {
+func (a *Authority) network() []turnstone.Ask {
 	if on := a.front().Network; on == nil || !*on || a.Request.Network != nil || a.Host.Network.Default != "off" || a.replays() {
 		return nil
 	}
 	rules := a.front().NetworkRules
 	switch {
 	case rules == nil:
-		return []Ask{{What: "network: on", Flag: "--network on"}}
+		return []turnstone.Ask{{What: "network: on", Flag: "--network on"}}
 	case rules.Record: // with another mode the caller would take the recording away
-		return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network record"}}
+		return []turnstone.Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network record"}}
 	}
-	return []Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network on"}}
+	return []turnstone.Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network on"}}
 }
 
 // allow lists the rules that open what is closed to sandboxes. A rule with a name, which
 // would open private addresses, opens public ones only: see documentsPolicy.
-func (a *Authority) allow() []Ask {
+func (a *Authority) allow() []turnstone.Ask {
 	if !a.ownRules() || a.replays() {
 		return nil
 	}
 	given := a.rules()
-	var asks []Ask
+	var asks []turnstone.Ask
 	for _, text := range a.front().NetworkRules.Allow {
 		r, err := network.ParseRule(text)
 		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, func(g network.Rule) bool { return ruleWithin(g, r) }) {
 			continue // a rule that is wrong is reported where policies are read
 		}
-		asks = append(asks, Ask{What: "network: allow: " + text, Flag: "--allow " + text})
+		asks = append(asks, turnstone.Ask{What: "network: allow: " + text, Flag: "--allow " + text})
 	}
 	return asks
 }

@@ -13,7 +13,7 @@ import (
 // Check is plan.CheckFront and what doc could not have on this host: its limits, its locked
 // policy, files that are not there. dir and piped are as in Request. It starts nothing, and
 // makes no state directory.
-func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
+func (x *Runner) Check(doc *document.Document, dir string, piped bool) error {
 	if err := plan.CheckFront(doc); err != nil {
 		return err
 	}
@@ -37,4 +37,13 @@ func existing(dir string) string {
 		}
 		dir = filepath.Dir(dir)
 	}
+}
+
+// Asks lists what a run of doc on this host, without any flags, would not grant: see plan.Asks.
+func (x *Runner) Asks(doc *document.Document, piped bool) ([]turnstone.Ask, error) {
+	host, err := x.config()
+	if err != nil {
+		return nil, err
+	}
+	return plan.Asks(doc, piped, host), nil
 }

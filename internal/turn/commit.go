@@ -149,7 +149,7 @@ func (r *run) layerOf(ctx context.Context, l *collected, base turnstone.TreeRef,
 func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (turnstone.TreeRef, error) {
 	if r.paused != nil {
 		if r.paused.Base == (turnstone.TreeRef{}) { // the template
-			ref, err := r.x.templates().Tree(ctx, s.Template, w)
+			ref, err := r.x.Templates().Tree(ctx, s.Template, w)
 			r.paused.Base = ref
 			return ref, err
 		}
@@ -158,7 +158,7 @@ func (r *run) base(ctx context.Context, s *Sandbox, w tree.Writer) (turnstone.Tr
 	if r.at.state != nil {
 		return r.at.state.Tree, nil
 	}
-	return r.x.templates().Tree(ctx, s.Template, w)
+	return r.x.Templates().Tree(ctx, s.Template, w)
 }
 
 // A leakWatch looks for secrets in what a state would keep.

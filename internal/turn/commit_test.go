@@ -26,13 +26,13 @@ import (
 
 // end runs the end of a turn on session s as Run does, with these files in the place
 // of those that a machine has changed.
-func end(t *testing.T, x *Executor, files map[string]string) (*run, error) {
+func end(t *testing.T, x *Runner, files map[string]string) (*run, error) {
 	t.Helper()
 	return endWith(t, x, files, nil)
 }
 
 // endWith is end of a turn whose machine was kept.
-func endWith(t *testing.T, x *Executor, files map[string]string, vm *vmSnapshot) (*run, error) {
+func endWith(t *testing.T, x *Runner, files map[string]string, vm *vmSnapshot) (*run, error) {
 	t.Helper()
 	ctx := t.Context()
 	r := &run{x: x, plan: &plan.Plan{Image: "base", Session: "s", Branch: plan.DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: newStopwatch()}
@@ -79,10 +79,10 @@ func whole(t *testing.T, dir string) (kept int) {
 	ctx := t.Context()
 	x := New(&statedir.Dir{Root: dir})
 	defer func() { _ = x.Close() }()
-	if rep := ok[*turnstone.FsckReport](t)(x.Fsck(ctx)); !rep.OK() {
+	if rep := ok[*turnstone.FsckReport](t)(x.repo.Fsck(ctx)); !rep.OK() {
 		t.Errorf("fsck: %+v", rep.Problems)
 	}
-	g := ok[*turnstone.Graph](t)(x.Session(ctx, "s"))
+	g := ok[*turnstone.Graph](t)(x.repo.Session(ctx, "s"))
 	var newest turnstone.TurnID
 	slices.Reverse(g.Turns) // the oldest first
 	for _, turn := range g.Turns {
@@ -96,11 +96,11 @@ func whole(t *testing.T, dir string) (kept int) {
 				t.Errorf("turn %d stands on %q, not on %q", turn.Number, turn.Parent(), newest)
 			}
 			newest, kept = turn.ID, kept+1
-			if err := x.ListFiles(ctx, string(turn.ID), "/", true,
+			if err := x.repo.ListFiles(ctx, string(turn.ID), "/", true,
 				func(turnstone.FileInfo) error { return nil }); err != nil {
 				t.Error(err)
 			}
-			if b, err := x.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {
+			if b, err := x.repo.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {
 				t.Errorf("turn %d: %v\n%s", turn.Number, err, b)
 			}
 		}
@@ -123,7 +123,7 @@ func faultAt(n int, fail func() error) func(string) error {
 
 // sameReceipt checks that r's receipt is the same in the state directory, in the turn that is
 // returned and in the turn's record, if there is one.
-func sameReceipt(t *testing.T, x *Executor, r *run) {
+func sameReceipt(t *testing.T, x *Runner, r *run) {
 	t.Helper()
 	want := r.turn().Receipt
 	if !strings.Contains(want, string(r.info.Result)) {
@@ -135,7 +135,7 @@ func sameReceipt(t *testing.T, x *Executor, r *run) {
 	if r.recordDigest == "" {
 		return
 	}
-	if b, err := x.Receipt(t.Context(), string(r.info.ID)); err != nil || string(b) != want {
+	if b, err := x.repo.Receipt(t.Context(), string(r.info.ID)); err != nil || string(b) != want {
 		t.Errorf("the record has %q (%v), and the turn %q", b, err, want)
 	}
 }
@@ -218,7 +218,7 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if _, err := os.Stat(dir + "/context.db"); err == nil {
-			if _, err := New(&statedir.Dir{Root: dir}).Session(t.Context(), "s"); err == nil {
+			if _, err := New(&statedir.Dir{Root: dir}).repo.Session(t.Context(), "s"); err == nil {
 				now := whole(t, dir)
 				if code == 0 && now != kept+1 || now < kept || now > kept+1 {
 					t.Errorf("write %d: %d turns are kept, and %d before", n, now, kept)
@@ -291,7 +291,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}
 	}
-	if all := ok[[]turnstone.SessionInfo](t)(p.x.Sessions(ctx)); len(all) != 0 {
+	if all := ok[[]turnstone.SessionInfo](t)(p.x.repo.Sessions(ctx)); len(all) != 0 {
 		t.Errorf("%+v", all)
 	}
 }
@@ -306,9 +306,9 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Turn(s, "main")
-	ok[turnstone.Branch](t)(p.x.Fork(ctx, "s@1", "b"))
+	ok[turnstone.Branch](t)(p.x.repo.Fork(ctx, "s@1", "b"))
 	for _, path := range []string{p.x.pausedPath(s.ID, "main"), p.x.pausedPath(s.ID, "b"), p.x.pausedPath(other.ID, "main")} {
-		h := &pausedMachine{x: p.x.Host, path: path, Sandbox: turnstone.NewSandboxID()}
+		h := &pausedMachine{x: p.x, path: path, Sandbox: turnstone.NewSandboxID()}
 		if err := h.write(); err != nil {
 			t.Fatal(err)
 		}

@@ -38,9 +38,9 @@ type CommandRequest struct {
 
 // Exec runs one command and returns its exit code, 128+n when signal n ended it.
 // Every error means that the command's own exit code is not known. preparing may be nil.
-func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+func (x *Runner) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
 	preparing = orQuiet(preparing)
-	spec, err := x.templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing)
+	spec, err := x.Templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing)
 	if err != nil {
 		return 0, err
 	}

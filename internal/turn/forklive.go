@@ -19,7 +19,7 @@ import (
 // ForkLive is Fork for the newest turn of a branch whose machine stays between
 // turns (lifetime: session): the new branch gets a clone of that machine, with its
 // processes and its memory, paused as it is.
-func (x *Host) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
+func (x *Runner) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
 	cs, t, err := x.repo.Resolve(ctx, ref)
 	if err != nil {
 		return turnstone.Branch{}, err
@@ -102,7 +102,7 @@ func (h *pausedMachine) adopt(ctx context.Context, cs *repo.ContextStore, t turn
 
 // endPaused ends the machines that a session keeps: of one branch, or, where branch is
 // empty, of all. One that a turn uses is left to it.
-func (x *Host) endPaused(ctx context.Context, s turnstone.SessionID, branch string) error {
+func (x *Runner) endPaused(ctx context.Context, s turnstone.SessionID, branch string) error {
 	paths := []string{x.pausedPath(s, branch)}
 	if branch == "" {
 		all, err := os.ReadDir(x.home.Path("machines"))
@@ -124,7 +124,7 @@ func (x *Host) endPaused(ctx context.Context, s turnstone.SessionID, branch stri
 	return errors.Join(errs...)
 }
 
-func (x *Host) endPausedAt(ctx context.Context, path string) error {
+func (x *Runner) endPausedAt(ctx context.Context, path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return nil
 	}
@@ -144,12 +144,12 @@ func (x *Host) endPausedAt(ctx context.Context, path string) error {
 
 // pausedPath is where the machine of a session's branch is written down. No name has a
 // "+", so that no two branches have one file.
-func (x *Host) pausedPath(s turnstone.SessionID, branch string) string {
+func (x *Runner) pausedPath(s turnstone.SessionID, branch string) string {
 	return filepath.Join(x.home.Path("machines"), string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
 // pausedAt returns the paused machine that has the state of turn t. Its lock is held.
-func (x *Host) pausedAt(ctx context.Context, t turnstone.Turn) (*pausedMachine, error) {
+func (x *Runner) pausedAt(ctx context.Context, t turnstone.Turn) (*pausedMachine, error) {
 	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound, fmt.Sprintf("turn %d", t.Number),
 		"no machine stands on it").
 		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")

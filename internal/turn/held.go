@@ -35,7 +35,7 @@ type pausedMachine struct {
 	// Rules is what the host said of networks when its own was made; empty: not known.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 
-	x     *Host
+	x     *Runner
 	path  string
 	lock  *statedir.Lock // one turn at a time
 	spent bool           // it does not stay: it was ended to take the turn's files
@@ -51,7 +51,7 @@ func (r *run) openPaused(ctx context.Context, su setup) (*Sandbox, error) {
 	if _, err := r.x.home.MkdirAll("machines"); err != nil {
 		return nil, err
 	}
-	h := &pausedMachine{x: r.x.Host, path: r.x.pausedPath(r.at.session.ID, r.plan.Branch), store: sandboxes.NewStore(r.x.home)}
+	h := &pausedMachine{x: r.x, path: r.x.pausedPath(r.at.session.ID, r.plan.Branch), store: sandboxes.NewStore(r.x.home)}
 	var err error
 	if h.lock, err = statedir.TryAcquire(h.path + ".lock"); err != nil {
 		return nil, err
@@ -305,7 +305,7 @@ func (h *pausedMachine) resume(ctx context.Context) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	tmpl, err := h.x.templates().Ensure(ctx, info.Image, func(string) {})
+	tmpl, err := h.x.Templates().Ensure(ctx, info.Image, func(string) {})
 	if err != nil && info.Root != "" { // it needs no more than its image
 		tmpl, err = h.x.templateOn(ctx, info.Image, info.Root)
 	}

@@ -18,7 +18,7 @@ const opHolder turnstone.Op = "executor.holder"
 
 // holder returns the command that keeps sandboxes which outlive this process: that of the
 // options, else the turn that is installed. The error is of kind Unavailable.
-func (x *Host) holder(ctx context.Context) (sandboxes.Holder, error) {
+func (x *Runner) holder(ctx context.Context) (sandboxes.Holder, error) {
 	h := x.opt.Holder
 	if h.Path == "" {
 		path, err := findTurn(ctx)

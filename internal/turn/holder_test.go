@@ -30,7 +30,7 @@ func TestHolder(t *testing.T) {
 		}
 		t.Setenv("PATH", dir)
 		h := &statedir.Dir{Root: t.TempDir()}
-		got, err := newExecutor(h, Options{Runsc: "/srv/runsc"}).holder(t.Context())
+		got, err := newRunner(h, Options{Runsc: "/srv/runsc"}).holder(t.Context())
 		if c.want == "" {
 			if err != nil || got.Path != filepath.Join(dir, "turn") || strings.Join(got.Args, " ") != "turn sandbox hold" || strings.Join(got.Env, " ") != "TURN_RUNSC=/srv/runsc" {
 				t.Errorf("%s: %+v, %v", name, got, err)
@@ -42,7 +42,7 @@ func TestHolder(t *testing.T) {
 		}
 	}
 	own := sandboxes.Holder{Path: "/srv/holder", Args: []string{"holder"}, Env: []string{"A=b"}}
-	got, err := newExecutor(&statedir.Dir{Root: t.TempDir()}, Options{Holder: own, Store: "s3://x"}).holder(t.Context())
+	got, err := newRunner(&statedir.Dir{Root: t.TempDir()}, Options{Holder: own, Store: "s3://x"}).holder(t.Context())
 	if err != nil || got.Path != own.Path || strings.Join(got.Env, " ") != "TURN_STORE=s3://x A=b" {
 		t.Errorf("%+v, %v", got, err)
 	}

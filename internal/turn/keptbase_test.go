@@ -24,7 +24,7 @@ import (
 
 // kept is a machine that was kept as the difference from base, which is written again each
 // time that wrote counts.
-func kept(t *testing.T, x *Executor, memory string, base []byte, wrote *int) *vmSnapshot {
+func kept(t *testing.T, x *Runner, memory string, base []byte, wrote *int) *vmSnapshot {
 	t.Helper()
 	vm := &vmSnapshot{dir: t.TempDir(), release: func() {}, packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
 	notes := ok[string](t)(x.home.MkdirAll("cache", "bases"))
@@ -47,13 +47,13 @@ func TestBaseLives(t *testing.T) {
 	keep := func(memory, name string) *turnstone.TurnRecord {
 		t.Helper()
 		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
-		ok[turnstone.Session](t)(p.x.Rename(ctx, "s", name))
+		ok[turnstone.Session](t)(p.x.repo.Rename(ctx, "s", name))
 		return ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 			r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
-		ok[*turnstone.GCReport](t)(p.x.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
+		ok[*turnstone.GCReport](t)(p.x.repo.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
 	read := func(p *past, rec *turnstone.TurnRecord, name string) ([]byte, error) {
 		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
@@ -74,7 +74,7 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times: %+v, %+v", wrote, one.VM, two.VM)
 	}
 	var file bytes.Buffer
-	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
+	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
 	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "a"))
 	gc(p)
 	whole(p, two)
@@ -88,7 +88,7 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times", wrote)
 	}
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(there.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
+	ok[*bundle.ImportReport](t)(there.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
 	gc(there)
 	whole(there, two)
 	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
@@ -104,7 +104,7 @@ func TestBaseLives(t *testing.T) {
 		with[i].Data = append([]byte("x"), e.Data...)
 		without := append(append([]repotest.Entry{}, entries[:i]...), entries[i+1:]...)
 		for what, bad := range map[string][]repotest.Entry{"another": with, "missing": without} {
-			if _, err := newPast(t).x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
+			if _, err := newPast(t).x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
 				t.Errorf("a chunk is %s, and it was imported", what)
 			}
 		}
@@ -126,7 +126,7 @@ func TestMachineImage(t *testing.T) {
 	wrote := 0
 	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
 	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
-	vm.image, vm.below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.templates().Tree(ctx, tmpl, batch))}
+	vm.image, vm.below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.Templates().Tree(ctx, tmpl, batch))}
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -146,16 +146,16 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	var left, full bytes.Buffer
-	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
-	ok[*bundle.ExportReport](t)(p.x.Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
+	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
+	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
-	if _, err := p.x.RemoveTemplate(ctx, templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
+	if _, err := templatebuild.Remove(ctx, p.x.repo, p.x.Templates(), templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
-	if _, err := p.x.RemoveTemplate(ctx, templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
+	if _, err := templatebuild.Remove(ctx, p.x.repo, p.x.Templates(), templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
 	found(p)
@@ -166,10 +166,10 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(there.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
+	ok[*bundle.ImportReport](t)(there.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
 	found(there)
 	without := newPast(t)
-	if rep := ok[*bundle.ImportReport](t)(without.x.Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
+	if rep := ok[*bundle.ImportReport](t)(without.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
 	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {

@@ -23,7 +23,7 @@ const rootsAge = 30 * 24 * time.Hour
 
 // keptTemplate returns the template that the kept machine of rec ran on: the one of that name,
 // if it has the same image; else that image, wherever it is here, without a template around it.
-func (x *Host) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
+func (x *Runner) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
 	anonymous bool, progress func(string)) (*template.Template, error) {
 	want := rec.VM.Image
 	fits := func(t *template.Template) bool {
@@ -63,11 +63,11 @@ func (x *Host) keptTemplate(ctx context.Context, cs *repo.ContextStore, rec *tur
 
 // templateOn returns a template called name that has the image root. It need not be one that
 // that name stands for today.
-func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
+func (x *Runner) templateOn(ctx context.Context, name string, root turnstone.Digest) (*template.Template, error) {
 	if t, err := x.repo.BuiltTemplate(ctx, name); err == nil && t.RootDigest == root {
 		return t, nil
 	}
-	path, err := x.templates().Image(ctx, root)
+	path, err := x.Templates().Image(ctx, root)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		path, err = x.extracted(ctx, root)
 	}
@@ -79,18 +79,18 @@ func (x *Host) templateOn(ctx context.Context, name string, root turnstone.Diges
 		return nil, err
 	}
 	t := &template.Template{Name: name, Root: path, RootDigest: root, Size: st.Size()}
-	if spec, err := x.templates().Spec(name); err == nil { // for commands that are run in it from outside
+	if spec, err := x.Templates().Spec(name); err == nil { // for commands that are run in it from outside
 		t.Env, t.Workdir, t.User = spec.Env, spec.Workdir, spec.User
 	}
 	return t, nil
 }
 
-func (x *Host) rootPath(root turnstone.Digest) string {
+func (x *Runner) rootPath(root turnstone.Digest) string {
 	return x.home.Path("cache", "roots", root.Hex()+".erofs")
 }
 
 // extracted returns the path of an image that extractImage has written, if it is whole.
-func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, error) {
+func (x *Runner) extracted(ctx context.Context, root turnstone.Digest) (string, error) {
 	path := x.rootPath(root)
 	var st filestamp.Stamp
 	b, err := os.ReadFile(path + ".json")
@@ -116,8 +116,8 @@ func (x *Host) extracted(ctx context.Context, root turnstone.Digest) (string, er
 // extractImage makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func (x *Host) extractImage(ctx context.Context, cs *repo.ContextStore, c turnstone.Content) error {
-	if _, err := x.templates().Image(ctx, c.Digest); err == nil {
+func (x *Runner) extractImage(ctx context.Context, cs *repo.ContextStore, c turnstone.Content) error {
+	if _, err := x.Templates().Image(ctx, c.Digest); err == nil {
 		return nil
 	}
 	if _, err := x.extracted(ctx, c.Digest); err == nil {

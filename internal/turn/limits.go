@@ -10,7 +10,7 @@ import (
 )
 
 // facts reads what a plan has to know of this host.
-func (x *Host) facts() (plan.Host, error) {
+func (x *Runner) facts() (plan.Host, error) {
 	c, err := x.config()
 	if err != nil {
 		return plan.Host{}, err
@@ -21,7 +21,7 @@ func (x *Host) facts() (plan.Host, error) {
 }
 
 // bounds limit what is read of the sandbox of p.
-func (x *Host) bounds(p *plan.Plan) collect.Bounds {
+func (x *Runner) bounds(p *plan.Plan) collect.Bounds {
 	return collect.Bounds{Dir: x.home, Limits: p.Host.Limits, Room: p.Host.Room}
 }
 

@@ -15,7 +15,7 @@ func trusts(l *netplan.Link) sandbox.Trust {
 }
 
 // hostRules names what the host says of networks today: see netplan.RulesOf.
-func (x *Host) hostRules() (turnstone.Digest, error) {
+func (x *Runner) hostRules() (turnstone.Digest, error) {
 	c, err := x.config()
 	if err != nil {
 		return "", err
@@ -25,7 +25,7 @@ func (x *Host) hostRules() (turnstone.Digest, error) {
 
 // stillHostRules is was where the host still says that, else empty: a machine was made
 // meanwhile, and nobody knows by which rules.
-func (x *Host) stillHostRules(was turnstone.Digest) turnstone.Digest {
+func (x *Runner) stillHostRules(was turnstone.Digest) turnstone.Digest {
 	if now, err := x.hostRules(); err != nil || now != was {
 		return ""
 	}
@@ -34,7 +34,7 @@ func (x *Host) stillHostRules(was turnstone.Digest) turnstone.Digest {
 
 // DefaultNetwork tells whether a sandbox of which nothing is said has a network here.
 // The error is of kind Invalid when the host's policy cannot be read.
-func (x *Host) DefaultNetwork() (bool, error) {
+func (x *Runner) DefaultNetwork() (bool, error) {
 	host, err := x.config()
 	return host.Network.Default != "off", err
 }

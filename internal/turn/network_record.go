@@ -41,7 +41,7 @@ type tape struct {
 func (t *tape) close() { t.spool.close() }
 
 // newSpool makes an empty one in a folder of the home.
-func (x *Executor) newSpool() (spool, error) {
+func (x *Runner) newSpool() (spool, error) {
 	dir, err := x.home.MkdirAll("sandboxes")
 	if err != nil {
 		return spool{}, err

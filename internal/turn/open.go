@@ -41,13 +41,13 @@ type setup struct {
 }
 
 // setup gets ready the network of a sandbox of p.
-func (x *Host) setup(p *plan.Plan) (setup, error) {
+func (x *Runner) setup(p *plan.Plan) (setup, error) {
 	return x.trusting(p, netplan.NewLink(p.Net, x.opened.Share()), nil)
 }
 
 // trusting returns what a sandbox of p is started with whose network link serves. before is
 // the environment that p's comes on top of.
-func (x *Host) trusting(p *plan.Plan, link *netplan.Link, before []string) (setup, error) {
+func (x *Runner) trusting(p *plan.Plan, link *netplan.Link, before []string) (setup, error) {
 	su := setup{plan: p, env: p.Env, link: link}
 	if !p.Shape.Network {
 		return su, nil
@@ -58,7 +58,7 @@ func (x *Host) trusting(p *plan.Plan, link *netplan.Link, before []string) (setu
 }
 
 // openAt makes a sandbox on the state of at's parent.
-func (x *Host) openAt(ctx context.Context, su setup, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
+func (x *Runner) openAt(ctx context.Context, su setup, at *branchPoint, progress func(string), clock *stopwatch) (*Sandbox, error) {
 	req, err := x.request(ctx, su, progress, clock)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (x *Host) openAt(ctx context.Context, su setup, at *branchPoint, progress f
 
 // below puts into m what a sandbox on at's state lies on. It all stays until
 // release is called.
-func (x *Host) below(ctx context.Context, su setup, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
+func (x *Runner) below(ctx context.Context, su setup, at *branchPoint, tmpl *template.Template, m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
 	if p := su.plan; p.Home != "" {
 		use := userhome.Request{Name: p.Home, Turn: su.turn, Timeout: p.Timeout}

@@ -16,7 +16,7 @@ import (
 type past struct {
 	*repotest.Past
 	t  *testing.T
-	x  *Executor
+	x  *Runner
 	cs *repo.ContextStore
 }
 
@@ -34,8 +34,8 @@ func newPast(t *testing.T) *past {
 
 // New returns an executor on h. Its options are those that the tests of a whole host set in the
 // environment; its holder is this program: see TestMain.
-func New(h *statedir.Dir) *Executor {
-	return newExecutor(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
+func New(h *statedir.Dir) *Runner {
+	return newRunner(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
 		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES"),
 		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}})
 }

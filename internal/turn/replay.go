@@ -26,7 +26,7 @@ type ReplayOptions struct {
 // Replay runs the turn that ref names again, in a clean sandbox on the state of
 // its parent, with what was given to it: the document, files, environment. The new
 // turn becomes part of no session.
-func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions,
+func (x *Runner) Replay(ctx context.Context, ref string, opts ReplayOptions,
 	obs Observer) (*turnstone.ReplayReport, error) {
 	cs, err := x.context(ctx)
 	if err != nil {

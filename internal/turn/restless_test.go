@@ -155,7 +155,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 			t.Errorf("its machine is left: %+v", i)
 		}
 	}
-	g := ok[*turnstone.Graph](t)(x.Session(t.Context(), label))
+	g := ok[*turnstone.Graph](t)(x.repo.Session(t.Context(), label))
 	if _, err := os.Stat(x.pausedPath(g.Session.ID, plan.DefaultBranch)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a machine is written down: %v", err)
 	}

@@ -23,11 +23,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// An Executor runs turns with the state of one home. It is safe for concurrent use.
-type Executor struct{ *Host }
-
-// A Host starts sandboxes.
-type Host struct {
+// A Runner starts sandboxes, and runs turns in them, with the state of one state directory. It is
+// safe for concurrent use.
+type Runner struct {
 	home     *statedir.Dir
 	space    *diskspace.Disk // the one with home
 	repo     *repo.Repo      // what is kept between turns
@@ -37,23 +35,22 @@ type Host struct {
 	opened   *proxy.Budget // of the connections that sandboxes have opened
 }
 
-// templates returns the templates, with a builder of their layers.
-func (x *Host) templates() *template.Store { return x.store }
+func (x *Runner) templates() *template.Store { return x.store }
 
 // context returns the context store, which is opened once.
-func (x *Host) context(ctx context.Context) (*repo.ContextStore, error) { return x.repo.Open(ctx) }
+func (x *Runner) context(ctx context.Context) (*repo.ContextStore, error) { return x.repo.Open(ctx) }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn
 // means that nothing was started: of kind Invalid or KindNotFound, that the request
 // is wrong. A turn that began always comes back, its Result telling how it ended;
 // when ctx is cancelled it is "error" and the receipt says at which step. obs may be nil.
-func (x *Executor) Run(ctx context.Context, req plan.Request, obs Observer) (*turnstone.TurnReport,
+func (x *Runner) Run(ctx context.Context, req plan.Request, obs Observer) (*turnstone.TurnReport,
 	error) {
 	return x.run(ctx, req, nil, obs)
 }
 
 // run is Run. again is the turn that req repeats, if any.
-func (x *Executor) run(ctx context.Context, req plan.Request, again *replayOf,
+func (x *Runner) run(ctx context.Context, req plan.Request, again *replayOf,
 	obs Observer) (*turnstone.TurnReport, error) {
 	r, err := x.begin(ctx, req, again, obs)
 	if err != nil {
@@ -66,7 +63,7 @@ func (x *Executor) run(ctx context.Context, req plan.Request, again *replayOf,
 
 // begin returns the turn that req asks for with its place in its session, before anything is
 // started. The caller closes it.
-func (x *Executor) begin(ctx context.Context, req plan.Request, again *replayOf, obs Observer) (_ *run, err error) {
+func (x *Runner) begin(ctx context.Context, req plan.Request, again *replayOf, obs Observer) (_ *run, err error) {
 	if obs == nil {
 		obs = silent{}
 	}
@@ -127,7 +124,7 @@ func (r *run) locate(ctx context.Context) error {
 	if r.at, err = take(ctx, cs, r.plan, r.again, r.info.ID, title(r.doc)); err != nil {
 		return err
 	}
-	settled, err := r.plan.On(r.at.below(), r.x.templates())
+	settled, err := r.plan.On(r.at.below(), r.x.Templates())
 	if err == nil {
 		r.plan, r.shape = settled, settled.Shape
 		r.setup, err = r.openNetwork(ctx)
@@ -155,7 +152,7 @@ func (r *run) openSteps() {
 
 // run is one turn on its way.
 type run struct {
-	x       *Executor
+	x       *Runner
 	plan    *plan.Plan
 	again   *replayOf // the turn that this one repeats; nil: none
 	setup   setup     // of its sandbox

@@ -225,7 +225,7 @@ func TestDisobedience(t *testing.T) {
 	if err != nil || turn.Result != turnstone.ResultTimedOut || turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
 		t.Fatalf("run: %v, %+v", err, turn)
 	}
-	in, err := x.OpenFile(t.Context(), string(turn.ID), "/var/kept")
+	in, err := x.repo.OpenFile(t.Context(), string(turn.ID), "/var/kept")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -14,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
 )
 
 // A Sandbox is a machine that was restored, made its own and is ready for work.
@@ -22,7 +25,7 @@ type Sandbox = sandbox.Sandbox
 
 // request returns what a sandbox is started with. It is where the first run on a machine
 // spends its minutes.
-func (x *Host) request(ctx context.Context, su setup, progress func(string), clock *stopwatch) (sandbox.Request, error) {
+func (x *Runner) request(ctx context.Context, su setup, progress func(string), clock *stopwatch) (sandbox.Request, error) {
 	p := su.plan
 	tmpl := p.Template
 	if tmpl == nil {
@@ -40,15 +43,15 @@ func (x *Host) request(ctx context.Context, su setup, progress func(string), clo
 
 // templatesFor is templates, with registries asked as a stranger would ask where nobody
 // that may name one named the image.
-func (x *Host) templatesFor(anonymous bool) *template.Store {
+func (x *Runner) templatesFor(anonymous bool) *template.Store {
 	if anonymous {
-		return x.templates().Anonymous()
+		return x.Templates().Anonymous()
 	}
-	return x.templates()
+	return x.Templates()
 }
 
 // config reads the host's configuration.
-func (x *Host) config() (config.Config, error) { return config.Load(x.home.Root) }
+func (x *Runner) config() (config.Config, error) { return config.Load(x.home.Root) }
 
 // A SandboxRequest is one sandbox to create. Zero values are the defaults.
 type SandboxRequest struct {
@@ -78,12 +81,12 @@ type SandboxRequest struct {
 
 // Create makes a sandbox of its own for the caller. preparing is called before
 // what can take long; it may be nil.
-func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
+func (x *Runner) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (*Sandbox, error) {
 	preparing = orQuiet(preparing)
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {
-		if spec, err = x.templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
+		if spec, err = x.Templates().Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
 			return nil, err
 		}
 	}
@@ -104,7 +107,7 @@ func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(st
 		return nil, err
 	}
 	if b := at.below(); b != nil {
-		p = p.At(*b, host.StrangersImage(b.Image, x.templates()))
+		p = p.At(*b, host.StrangersImage(b.Image, x.Templates()))
 	}
 	su, err := x.setup(p)
 	if err != nil {
@@ -113,9 +116,29 @@ func (x *Host) Create(ctx context.Context, req SandboxRequest, preparing func(st
 	return x.openAt(ctx, su, at, preparing, newStopwatch())
 }
 
+// OpenMachine creates the machine of a sandbox for its holder. It is a sandboxes.Opener.
+func (x *Runner) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	var none sandboxes.Details
+	s, err := x.Create(ctx, SandboxRequest{Image: spec.Image, Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
+		Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"),
+		From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
+	if err != nil {
+		return nil, none, err
+	}
+	t := s.Template
+	if t.Workdir != "" && spec.From == "" && spec.On == "" {
+		if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: t.Workdir}); err != nil {
+			_ = s.Close()
+			return nil, none, err
+		}
+	}
+	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size), Substrate: s.Substrate(),
+		Isolation: s.Isolation(), Workdir: t.Workdir, User: t.User}, nil
+}
+
 // standOn returns what a sandbox on the turn that ref names begins with; no ref
 // stands for the template.
-func (x *Host) standOn(ctx context.Context, ref string) (*branchPoint, error) {
+func (x *Runner) standOn(ctx context.Context, ref string) (*branchPoint, error) {
 	if ref == "" {
 		return &branchPoint{}, nil
 	}
@@ -134,7 +157,7 @@ func (x *Host) standOn(ctx context.Context, ref string) (*branchPoint, error) {
 
 // revive starts a clone of the machine that Snapshot or Keep has written, which was
 // one of p's, and gives it an identity of its own.
-func (x *Host) revive(ctx context.Context, p *plan.Plan, req SandboxRequest, progress func(string)) (_ *Sandbox, err error) {
+func (x *Runner) revive(ctx context.Context, p *plan.Plan, req SandboxRequest, progress func(string)) (_ *Sandbox, err error) {
 	var tmpl *template.Template
 	if req.Root != "" {
 		if tmpl, err = x.templateOn(ctx, req.Image, req.Root); err != nil {
@@ -166,7 +189,7 @@ func (x *Host) revive(ctx context.Context, p *plan.Plan, req SandboxRequest, pro
 }
 
 // unpack makes a folder to restore from of what Keep has written of a machine like src's.
-func (x *Host) unpack(ctx context.Context, src *sandbox.Source, kept substrate.PackedFiles) (dir string, remove func(), err error) {
+func (x *Runner) unpack(ctx context.Context, src *sandbox.Source, kept substrate.PackedFiles) (dir string, remove func(), err error) {
 	k, err := src.Keeper()
 	if err != nil {
 		return "", nil, err

@@ -14,7 +14,7 @@ import (
 )
 
 // layerBuilder builds templates' layers in sandboxes of x.
-func (x *Host) layerBuilder() templatebuild.Builder {
+func (x *Runner) layerBuilder() templatebuild.Builder {
 	return templatebuild.Builder{
 		Start: x.startBuild,
 		Store: func(ctx context.Context) (*store.Store, error) {
@@ -26,13 +26,13 @@ func (x *Host) layerBuilder() templatebuild.Builder {
 		},
 		Tree: func(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef,
 			error) {
-			return x.templates().Tree(ctx, t, w)
+			return x.Templates().Tree(ctx, t, w)
 		},
 	}
 }
 
 // startBuild starts the sandbox of a build.
-func (x *Host) startBuild(ctx context.Context, req template.LayerRequest) (*Sandbox, collect.Bounds, error) {
+func (x *Runner) startBuild(ctx context.Context, req template.LayerRequest) (*Sandbox, collect.Bounds, error) {
 	none := collect.Bounds{}
 	cs, err := x.context(ctx)
 	if err != nil {

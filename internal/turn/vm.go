@@ -34,7 +34,7 @@ type ResumeRequest struct {
 
 // Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
 // processes that ran, in a sandbox that stays. progress may be nil.
-func (x *Host) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
+func (x *Runner) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (sandboxes.Info, error) {
 	host, err := x.facts()
 	if err != nil {
 		return sandboxes.Info{}, err
@@ -83,7 +83,7 @@ func within(allow []string, rules *document.NetworkRules) bool {
 }
 
 // resume is Resume into a sandbox that spec names, with the network that spec has, if any.
-func (x *Host) resume(ctx context.Context, host plan.Host, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
+func (x *Runner) resume(ctx context.Context, host plan.Host, req ResumeRequest, spec sandboxes.Spec, progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
 	cs, err := x.context(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (x *Host) resume(ctx context.Context, host plan.Host, req ResumeRequest, sp
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.
-func (x *Host) layersBelow(ctx context.Context,
+func (x *Runner) layersBelow(ctx context.Context,
 	rec *turnstone.TurnRecord) (layers []template.Layer) {
 	if rec.VM.Image == nil { // of an older program
 		if tmpl, err := x.repo.BuiltTemplate(ctx, rec.Image); err == nil {
@@ -164,7 +164,7 @@ func (x *Host) layersBelow(ctx context.Context,
 }
 
 // unpackVM makes a folder that a machine can be restored from.
-func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextStore,
+func (x *Runner) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextStore,
 	rec *turnstone.TurnRecord, layers []string, progress func(string)) (dir string, remove func(),
 	err error) {
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
@@ -173,7 +173,7 @@ func (x *Host) unpackVM(ctx context.Context, host plan.Host, cs *repo.ContextSto
 	}
 	ctx, stop := x.space.Watch(ctx, host.Limits.FreeSpace)
 	defer stop()
-	anonymous := host.StrangersImage(rec.Image, x.templates())
+	anonymous := host.StrangersImage(rec.Image, x.Templates())
 	p, err := plan.ForSandbox(plan.Sandbox{Image: rec.Image, Anonymous: anonymous, Shape: rec.Shape, Fixed: true,
 		Substrate: rec.Substrate, Kept: true, Rules: &netplan.Rules{}}, host)
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
@@ -82,7 +81,7 @@ func (e *EnvVar) UnmarshalText(text []byte) error {
 }
 
 // A transfer is PATH[:DEST].
-type transfer executor.Transfer
+type transfer document.Transfer
 
 // UnmarshalText is called by kong.
 func (t *transfer) UnmarshalText(text []byte) error {
@@ -91,10 +90,10 @@ func (t *transfer) UnmarshalText(text []byte) error {
 	return err
 }
 
-func Transfers(from []transfer) []executor.Transfer {
-	var to []executor.Transfer
+func Transfers(from []transfer) []document.Transfer {
+	var to []document.Transfer
 	for _, t := range from {
-		to = append(to, executor.Transfer(t))
+		to = append(to, document.Transfer(t))
 	}
 	return to
 }

@@ -6,17 +6,13 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
-	"turnstone.dev/turnstone/wire"
 )
 
 type sandboxCreateCmd struct {
@@ -142,18 +138,6 @@ func opener(a *cli.App) sandboxes.Opener {
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}
-		sb, err := x.Create(ctx, executor.SandboxRequest{Image: spec.Image, Env: append(slices.Clone(spec.Env), spec.Secrets...), Shape: spec.Shape,
-			Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"), From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
-		if err != nil {
-			return nil, sandboxes.Details{}, err
-		}
-		if dir := sb.Template.Workdir; dir != "" && spec.From == "" && spec.On == "" {
-			if err := sb.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: dir}); err != nil {
-				_ = sb.Close()
-				return nil, sandboxes.Details{}, err
-			}
-		}
-		return sb, sandboxes.Details{Template: sb.Template.Digest, TemplateSize: turnstone.Bytes(sb.Template.Size),
-			Substrate: sb.Substrate(), Isolation: sb.Isolation(), Workdir: sb.Template.Workdir, User: sb.Template.User}, nil
+		return x.OpenMachine(ctx, id, spec, progress)
 	}
 }

@@ -1,0 +1,93 @@
+package executor
+
+import (
+	"io"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+)
+
+// A Request is one turn to run. Values that are zero leave the document's word, and then the
+// default, in force.
+type Request struct {
+	Document *document.Document
+	Dir      string // what the document's files: are relative to, and may not leave
+	Piped    bool   // Dir is the caller's, and not the document's, which came through a pipe
+	// Grant are keys of front matter, such as "network": what the document asks for there
+	// is granted as it stands. The other fields say what their caller grants by itself.
+	Grant   []string
+	Image   string
+	Env     []string // KEY=VALUE
+	Add     []document.Transfer
+	Get     []document.Transfer
+	Timeout time.Duration
+	CPUs    int
+	Memory  turnstone.Bytes
+	Disk    turnstone.Bytes
+	Network *bool
+	// NetworkRules come beside the document's: see docs/network.md. With Network the mode
+	// (Record, Replay) is theirs, and not the document's.
+	NetworkRules  *document.NetworkRules
+	SecretHeaders []string // "HOST=Name: value", sent in requests to that host only
+	Substrate     string   // "auto" or a substrate's name
+	Commands      bool     // the receipt lists all commands of each step
+
+	Session  string             // name or ID; empty: an anonymous one
+	Branch   string             // default "main"
+	Lifetime turnstone.Lifetime // of the sandbox
+	Home     string             // a persistent home directory
+	Snapshot document.Snapshot  // what is kept of the machine
+	Secrets  []string           // NAME=VALUE: in the steps' environment, and nowhere else
+}
+
+// An Observer is told of a turn's progress while it runs. Its methods are called
+// from several goroutines, one call at a time for each step's stream; a slow
+// observer slows the step down.
+type Observer interface {
+	// Preparing is called before work that can take long, "building template
+	// python", and with what is to be known beside the steps, as a file that was
+	// left out. It is one line of text, for people.
+	Preparing(what string)
+	StepStarted(step *document.Step)
+	StepOutput(step *document.Step, stream turnstone.Stream, p []byte)
+	StepFinished(step *document.Step, report turnstone.StepReport)
+}
+
+// ReplayOptions are what a replay is given besides what is kept of the turn.
+type ReplayOptions struct {
+	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
+	Substrate string   // a substrate's name; empty: what ran the turn
+	Grant     []string // as in Request: a record may be imported, and grants no more than a document
+}
+
+// A CommandRequest is one command to run in a fresh sandbox.
+type CommandRequest struct {
+	Argv     []string
+	Image    string // default "base"
+	Env      []string
+	Cwd      string
+	Add, Get []document.Transfer
+	Timeout  time.Duration
+	Shape    turnstone.Shape        // zero: the default
+	Network  *turnstone.NetworkSpec // rules of its network; nil: the host's
+	// HostNetwork says that nobody said whether there is to be a network, so the host's
+	// default counts, and not Shape.Network.
+	HostNetwork bool
+	Substrate   string
+	Stdin       io.Reader // nil: nothing
+	Stdout      io.Writer
+	Stderr      io.Writer
+}
+
+// A ResumeRequest is one kept machine to start. What it says of the network is its caller's word.
+type ResumeRequest struct {
+	Ref  string
+	Name string        // of the sandbox
+	TTL  time.Duration // 0: for ever
+	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
+	// the host's authorities count.
+	Grant        []string
+	Network      *bool
+	NetworkRules *document.NetworkRules
+}

@@ -1,0 +1,59 @@
+package executor
+
+import (
+	"context"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/turn"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A SandboxRequest is one sandbox to create. Zero values are the defaults.
+type SandboxRequest struct {
+	Image     string   // default "base"
+	Env       []string // KEY=VALUE, for all of its processes
+	Shape     turnstone.Shape
+	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
+	Substrate string                 // "auto" or a substrate's name
+	On        string                 // the turn on whose state it begins; empty: none
+}
+
+// A Sandbox is a running sandbox, which ends with this process. It is safe for concurrent use.
+type Sandbox struct{ s *sandbox.Sandbox }
+
+// Create creates a sandbox for the caller, who must Close it. preparing is called before what can
+// take long; it may be nil.
+func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (
+	*Sandbox, error) {
+	s, err := x.turns.Create(ctx, turn.SandboxRequest{Image: req.Image, Env: req.Env,
+		Shape: req.Shape, Network: req.Network, Substrate: req.Substrate, On: req.On}, preparing)
+	if err != nil {
+		return nil, err
+	}
+	return &Sandbox{s}, nil
+}
+
+// ID returns the sandbox's ID.
+func (s *Sandbox) ID() turnstone.SandboxID { return s.s.ID() }
+
+// Client speaks to the sandbox's agent.
+func (s *Sandbox) Client() *wire.Client { return s.s.Client() }
+
+// Close ends the sandbox.
+func (s *Sandbox) Close() error { return s.s.Close() }
+
+// OpenMachine creates the machine of a sandbox that outlives its caller, for the process that
+// holds the sandbox: it is a sandboxes.Opener.
+func (x *Executor) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
+	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	return x.turns.OpenMachine(ctx, id, spec, progress)
+}
+
+// Resume starts the machine that a turn was kept with (snapshot: vm), with the processes that ran,
+// in a sandbox that stays. progress may be nil.
+func (x *Executor) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (
+	sandboxes.Info, error) {
+	return x.turns.Resume(ctx, turn.ResumeRequest(req), progress)
+}
