@@ -22,12 +22,16 @@ func TestDiffOfStates(t *testing.T) {
 	p := repotest.New(t)
 	s := p.Session("s")
 	many := strings.Repeat("line\n", 20)
-	before := append(treetest.Texts(map[string]string{"/a/same": "same", "/a/edited": many + "old\n" + many, "/a/gone": "gone\n", "/a/moved": "moved\n" + many,
+	before := append(treetest.Texts(map[string]string{"/a/same": "same",
+		"/a/edited": many + "old\n" + many, "/a/gone": "gone\n", "/a/moved": "moved\n" + many,
 		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n", "/a/two words": "1\n"}),
-		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o644}, treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 3})
-	after := append(treetest.Texts(map[string]string{"/a/same": "same", "/a/edited": many + "new\n" + many, "/a/came": "came\n", "/b/moved": "moved\n" + many,
+		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o644},
+		treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 3})
+	after := append(treetest.Texts(map[string]string{"/a/same": "same",
+		"/a/edited": many + "new\n" + many, "/a/came": "came\n", "/b/moved": "moved\n" + many,
 		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n", "/a/two words": "2\n"}),
-		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o755}, treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 5},
+		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o755},
+		treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 5},
 		treetest.File{Path: "/a/turns", Target: "same"})
 	p.Turn(s, "main", before...)
 	p.Turn(s, "main", after...)
@@ -45,8 +49,10 @@ func TestDiffOfStates(t *testing.T) {
 		}
 	}
 	want := []string{
-		`M /a/blob [content] +0 -0 true`, `A /a/came [] +1 -0 false`, `M /a/dev [device] +0 -0 false`, `M /a/edited [content] +1 -1 false`,
-		`D /a/gone [] +0 -1 false`, `M /a/mode [mode] +0 -0 false`, `M /a/no-newline [content] +1 -1 false`, `T /a/turns [] +1 -1 false`,
+		`M /a/blob [content] +0 -0 true`, `A /a/came [] +1 -0 false`,
+		`M /a/dev [device] +0 -0 false`, `M /a/edited [content] +1 -1 false`,
+		`D /a/gone [] +0 -1 false`, `M /a/mode [mode] +0 -0 false`,
+		`M /a/no-newline [content] +1 -1 false`, `T /a/turns [] +1 -1 false`,
 		`M /a/two words [content] +1 -1 false`,
 		"M /a/we\"ird\n [content] +1 -1 false", `A /b [] +0 -0 false`, `R /a/moved -> /b/moved [] +0 -0 false`,
 	}
@@ -56,7 +62,8 @@ func TestDiffOfStates(t *testing.T) {
 	if len(d.Env) != 1 || d.Env[0].Name != "N" || d.Cwd != nil {
 		t.Errorf("environment: %+v, %+v", d.Env, d.Cwd)
 	}
-	for _, line := range []string{"--- a/a/two words\t\n", "--- /dev/null\n+++ b/a/came\n@@ -0,0 +1,1 @@\n", "+++ /dev/null\n@@ -1,1 +0,0 @@\n"} {
+	for _, line := range []string{"--- a/a/two words\t\n",
+		"--- /dev/null\n+++ b/a/came\n@@ -0,0 +1,1 @@\n", "+++ /dev/null\n@@ -1,1 +0,0 @@\n"} {
 		if !strings.Contains(patch, line) {
 			t.Errorf("%q is not in\n%s", line, patch)
 		}
@@ -66,7 +73,8 @@ func TestDiffOfStates(t *testing.T) {
 		t.Skip("git is not installed")
 	}
 	dir := t.TempDir()
-	if err := copyout.Copy(t.Context(), p.Repo, "s@1", "/a", dir+"/", func(string, string) {}); err != nil {
+	if err := copyout.Copy(t.Context(), p.Repo, "s@1", "/a", dir+"/",
+		func(string, string) {}); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("git", "apply", "-")
@@ -74,7 +82,8 @@ func TestDiffOfStates(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("git apply: %v\n%s\n%s", err, out, patch)
 	}
-	for file, want := range map[string]string{"a/edited": many + "new\n" + many, "a/came": "came\n", "b/moved": "moved\n" + many, "a/no-newline": "y", "a/we\"ird\n": "w2\n"} {
+	for file, want := range map[string]string{"a/edited": many + "new\n" + many, "a/came": "came\n",
+		"b/moved": "moved\n" + many, "a/no-newline": "y", "a/we\"ird\n": "w2\n"} {
 		if b, err := os.ReadFile(filepath.Join(dir, file)); err != nil || string(b) != want {
 			t.Errorf("%s: %q, %v", file, b, err)
 		}

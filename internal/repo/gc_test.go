@@ -23,11 +23,14 @@ func TestWeekOfTurns(t *testing.T) {
 	s := p.Session("s")
 	day := func(n int) time.Time { return time.Now().Add(time.Duration(n) * 24 * time.Hour) }
 	for n := range 4 {
-		p.Turn(s, "main", treetest.Texts(map[string]string{"/kept": fmt.Sprint("kept ", n), "/big": repotest.Random(2<<20, 3)})...)
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/kept": fmt.Sprint("kept ", n),
+			"/big": repotest.Random(2<<20, 3)})...)
 	}
 	ok[turnstone.Branch](t)(p.Repo.Fork(ctx, "s@2", "side"))
-	side := p.Turn(s, "side", treetest.Texts(map[string]string{"/side": "only here", "/blob": repotest.Random(2<<20, 9)})...)
-	anonymous := p.Turn(p.Session(""), "main", treetest.Texts(map[string]string{"/anonymous": "only here too"})...)
+	side := p.Turn(s, "side", treetest.Texts(map[string]string{"/side": "only here",
+		"/blob": repotest.Random(2<<20, 9)})...)
+	anonymous := p.Turn(p.Session(""), "main",
+		treetest.Texts(map[string]string{"/anonymous": "only here too"})...)
 	folder := filepath.Join(p.Repo.Dir.Root, "turns", string(anonymous.ID))
 	kept := filepath.Join(p.Repo.Dir.Root, "turns",
 		string(ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, "s@1")).Turn.ID))
@@ -53,7 +56,8 @@ func TestWeekOfTurns(t *testing.T) {
 		}
 		return rep
 	}
-	if rep := gc(day(0), false); len(rep.Sessions)+len(rep.Turns)+rep.Store.Objects+rep.Folders != 0 || rep.Remain != 6 {
+	rep := gc(day(0), false)
+	if len(rep.Sessions)+len(rep.Turns)+rep.Store.Objects+rep.Folders != 0 || rep.Remain != 6 {
 		t.Errorf("day 0: %+v", rep)
 	}
 	// The would-be report is what then happens.
@@ -62,10 +66,12 @@ func TestWeekOfTurns(t *testing.T) {
 		t.Fatal("a dry run deleted")
 	}
 	did := gc(day(8), false)
-	if len(did.Sessions) != 1 || len(did.Turns) != 1 || did.Store.Objects == 0 || did.Folders != 2 || only("only here too") {
+	if len(did.Sessions) != 1 || len(did.Turns) != 1 || did.Store.Objects == 0 ||
+		did.Folders != 2 || only("only here too") {
 		t.Errorf("day 8: %+v", did)
 	}
-	if len(would.Sessions) != 1 || would.Store.Objects != did.Store.Objects || would.Folders != did.Folders || would.Remain != did.Remain || would.Objects != did.Objects {
+	if len(would.Sessions) != 1 || would.Store.Objects != did.Store.Objects ||
+		would.Folders != did.Folders || would.Remain != did.Remain || would.Objects != did.Objects {
 		t.Errorf("announced %+v, did %+v", would, did)
 	}
 	for dir, there := range map[string]bool{folder: false, stray: false, kept: true} {
@@ -103,7 +109,8 @@ func TestGCBesideTurns(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		for ctx.Err() == nil {
-			if _, err := p.Repo.GC(t.Context(), turnstone.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
+			if _, err := p.Repo.GC(t.Context(),
+				turnstone.GCRequest{Now: time.Now().Add(time.Hour)}); err != nil {
 				done <- err
 				return
 			}
@@ -113,7 +120,8 @@ func TestGCBesideTurns(t *testing.T) {
 	s := p.Session("s")
 	for n := range 15 {
 		// What was deleted comes back, too.
-		p.Turn(s, "main", treetest.Texts(map[string]string{"/a": fmt.Sprint(n % 3), "/b": fmt.Sprint(n)})...)
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/a": fmt.Sprint(n % 3),
+			"/b": fmt.Sprint(n)})...)
 		if n%4 == 3 {
 			ok[turnstone.Session](t)(p.Repo.RemoveSession(t.Context(), "s"))
 			s = p.Session("s")
@@ -140,7 +148,8 @@ func TestUsageOfTheSame(t *testing.T) {
 	}
 	u := ok[*turnstone.Usage](t)(p.Repo.Usage(t.Context()))
 	for _, su := range u.Sessions {
-		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical || su.Logical < u.Sessions[0].Logical-1000 {
+		if su.Unique < 0 || su.Shared < su.Unique || su.Unique+su.Shared != su.Logical ||
+			su.Logical < u.Sessions[0].Logical-1000 {
 			t.Errorf("%+v", su)
 		}
 	}
@@ -150,17 +159,22 @@ func TestFsckAndUsage(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
 	s, other := p.Session("s"), p.Session("other")
-	p.Turn(s, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1), "/own": repotest.Random(200<<10, 2)})...)
+	p.Turn(s, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1),
+		"/own": repotest.Random(200<<10, 2)})...)
 	p.Turn(s, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1)})...)
-	p.Turn(other, "main", treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1)})...)
+	p.Turn(other, "main",
+		treetest.Texts(map[string]string{"/shared": repotest.Random(100<<10, 1)})...)
 	u := ok[*turnstone.Usage](t)(p.Repo.Usage(ctx))
 	for _, su := range u.Sessions {
-		if want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]; su.Logical < want || su.Logical > want+20<<10 || su.Unique+su.Shared != su.Logical ||
+		want := map[string]int64{"s": 300 << 10, "other": 100 << 10}[su.Name]
+		if su.Logical < want || su.Logical > want+20<<10 ||
+			su.Unique+su.Shared != su.Logical ||
 			su.Shared < 100<<10 || su.Shared > 110<<10 {
 			t.Errorf("%+v", su)
 		}
 	}
-	if u.Logical < 300<<10 || u.Logical > 330<<10 || u.Store.Bytes < u.Logical || u.Store.Stored == 0 || u.Database == 0 {
+	if u.Logical < 300<<10 || u.Logical > 330<<10 || u.Store.Bytes < u.Logical ||
+		u.Store.Stored == 0 || u.Database == 0 {
 		t.Errorf("%+v", u)
 	}
 	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Turns != 3 ||
@@ -258,7 +272,8 @@ func TestGCPrunesImages(t *testing.T) {
 func TestGCDryRunCountsExpired(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
-	turn := p.Turn(p.Session(""), "main", treetest.Texts(map[string]string{"/a": repotest.Random(100<<10, 1)})...)
+	turn := p.Turn(p.Session(""), "main",
+		treetest.Texts(map[string]string{"/a": repotest.Random(100<<10, 1)})...)
 	cs, at, _, err := p.Repo.ResolveState(ctx, string(turn.ID))
 	if err != nil {
 		t.Fatal(err)

@@ -41,10 +41,12 @@ func TestExpand(t *testing.T) {
 			t.Errorf("%q: %q, want %q", ref, got, want)
 		}
 	}
-	if got := expand("-", "other") + expand("turn-1", "s_"+string(other.ID)[2:]) + expand("-", "none"); got != "otherother@turn-1error: not_found" {
+	if got := expand("-", "other") + expand("turn-1", "s_"+string(other.ID)[2:]) +
+		expand("-", "none"); got != "otherother@turn-1error: not_found" {
 		t.Error(got)
 	}
-	for _, ref := range []string{"-", "-@1", "turn-1", string(p.Turn(other, "main").ID), "none", ""} {
+	for _, ref := range []string{"-", "-@1", "turn-1", string(p.Turn(other, "main").ID), "none",
+		""} {
 		if p.Repo.NoteUse(ctx, ref); expand("-", "") != "research" {
 			t.Errorf("%s made another session the one at hand", ref)
 		}
@@ -54,12 +56,15 @@ func TestExpand(t *testing.T) {
 		t.Error(got)
 	}
 	anonymous := p.Session("")
-	if p.Repo.NoteUse(ctx, string(anonymous.ID)+"@1"); expand("-@1", "") != string(anonymous.ID)+"@1" {
+	p.Repo.NoteUse(ctx, string(anonymous.ID)+"@1")
+	if expand("-@1", "") != string(anonymous.ID)+"@1" {
 		t.Error(expand("-@1", ""))
 	}
 	ok[turnstone.Session](t)(p.Repo.RemoveSession(ctx, string(anonymous.ID)))
-	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed", string(anonymous.ID)} {
-		if err := os.WriteFile(p.Repo.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid())), []byte(text), 0o600); err != nil {
+	for _, text := range []string{"", "../../etc/passwd", strings.Repeat("s", 1000), "renamed",
+		string(anonymous.ID)} {
+		if err := os.WriteFile(p.Repo.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid())),
+			[]byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if got := expand("-", ""); got != "error: not_found" {
@@ -79,12 +84,15 @@ func TestReferencesToNumbers(t *testing.T) {
 	ok[turnstone.Branch](t)(p.Repo.Fork(ctx, "s@1", "fix/auth"))
 	third := p.Turn(s, "fix/auth")
 	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "s@fix/auth", "v1/rc"))
-	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first, "s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first, "s@v1/rc": third, "s": second} {
+	for ref, want := range map[string]turnstone.Turn{"s@1": first, "s@turn-1": first,
+		"s@turn-2~1": first, "s@turn-2~": first, "s@fix/auth": third, "s@fix/auth~1": first,
+		"s@v1/rc": third, "s": second} {
 		if i := ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, ref)); i.Turn.ID != want.ID {
 			t.Errorf("%s: turn %d", ref, i.Turn.Number)
 		}
 	}
-	for _, ref := range []string{"s@turn-9", "s@turn-99999999999999999999", "s@turn-0", "s@fix", "s@fix/", "s@/fix"} {
+	for _, ref := range []string{"s@turn-9", "s@turn-99999999999999999999", "s@turn-0", "s@fix",
+		"s@fix/", "s@/fix"} {
 		if _, err := p.Repo.Show(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("%s: %v", ref, err)
 		}
@@ -126,7 +134,8 @@ func TestNoteUseInParallel(t *testing.T) {
 		})
 	}
 	for range 200 {
-		if got := ok[string](t)(p.Repo.Expand(t.Context(), "-", "")); !strings.Contains("abc", got) {
+		got := ok[string](t)(p.Repo.Expand(t.Context(), "-", ""))
+		if !strings.Contains("abc", got) {
 			t.Errorf("%q", got)
 		}
 	}

@@ -29,7 +29,8 @@ func TestLostSessions(t *testing.T) {
 		}
 		for range 2 { // the first time leaves nothing that deceives the second
 			x := repotest.Open(p.Repo.Dir)
-			if _, err := x.GC(t.Context(), turnstone.GCRequest{}); turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+			_, err := x.GC(t.Context(), turnstone.GCRequest{})
+			if turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 				t.Errorf("%s: %v", what, err)
 			}
 			_ = x.Close()
@@ -60,7 +61,8 @@ func TestFsckWithoutSessions(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			p := repotest.New(t)
 			ctx := t.Context()
-			p.Turn(p.Session("s"), "main", treetest.Texts(map[string]string{"/a": repotest.Random(300<<10, 4)})...)
+			p.Turn(p.Session("s"), "main",
+				treetest.Texts(map[string]string{"/a": repotest.Random(300<<10, 4)})...)
 			if rep := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !rep.OK() ||
 				rep.Store.Objects == 0 {
 				t.Fatalf("%+v", rep)
@@ -82,7 +84,8 @@ func TestFsckWithoutSessions(t *testing.T) {
 				}
 				return db, pack, rep
 			}
-			if db, pack, rep := fsck(); !db || pack || rep.OK() || rep.Store.Objects == 0 || rep.Store.Packs != len(packs) {
+			if db, pack, rep := fsck(); !db || pack || rep.OK() || rep.Store.Objects == 0 ||
+				rep.Store.Packs != len(packs) {
 				t.Errorf("%+v", rep)
 			}
 			for _, path := range packs {

@@ -22,7 +22,8 @@ func TestRecordThatIsNotThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := p.Repo.Receipt(t.Context(), "s@1")
-	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }

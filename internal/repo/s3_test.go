@@ -57,7 +57,8 @@ func TestStoreInABucket(t *testing.T) {
 
 	// Another state directory has no business there.
 	other := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, place)
-	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "prefix of its own") {
+	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	other.Place = "s3://turns/team/b"
@@ -98,7 +99,9 @@ func TestNoBucket(t *testing.T) {
 	defer func() { _ = x.Close() }()
 	start := time.Now()
 	_, err := x.Sessions(t.Context())
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "s3://turns/x") || !strings.Contains(turnstone.HintOf(err), "AWS_ENDPOINT_URL_S3") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "s3://turns/x") ||
+		!strings.Contains(turnstone.HintOf(err), "AWS_ENDPOINT_URL_S3") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)

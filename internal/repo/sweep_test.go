@@ -22,12 +22,16 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 	ctx := t.Context()
 	folder := func(id turnstone.TurnID) string {
 		dir := ok[string](t)(p.Repo.Dir.MkdirAll("turns", string(id)))
-		if err := os.WriteFile(filepath.Join(dir, "step-1.stdout"), []byte("x"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "step-1.stdout"), []byte("x"),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		return dir
 	}
-	gone, kept := folder(p.Turn(p.Session("o"), "main", treetest.Texts(map[string]string{"/a": "x"})...).ID), folder(p.Turn(p.Session("other"), "main", treetest.Texts(map[string]string{"/a": "x"})...).ID)
+	gone, kept := folder(p.Turn(p.Session("o"), "main",
+		treetest.Texts(map[string]string{"/a": "x"})...).ID),
+		folder(p.Turn(p.Session("other"), "main",
+			treetest.Texts(map[string]string{"/a": "x"})...).ID)
 	runs := folder(turnstone.NewTurnID())
 	lock := ok[*os.File](t)(repo.LockFolder(runs, syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()
@@ -74,15 +78,20 @@ func TestGCSweepsCaptures(t *testing.T) {
 	}
 	// One is killed: another handle of the database that is closed without an end.
 	db := ok[*session.DB](t)(session.Open(ctx, p.Repo.Dir.Path("context.db")))
-	killed := ok[turnstone.Turn](t)(db.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
-	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
+	killed := ok[turnstone.Turn](t)(db.Start(ctx,
+		session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
+	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx,
+		session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	of := map[string]string{"done": folder(done.ID), "killed": folder(killed.ID), "runs": folder(runs.ID), "replay": folder(turnstone.NewTurnID()), "replay that runs": folder(turnstone.NewTurnID())}
+	of := map[string]string{"done": folder(done.ID), "killed": folder(killed.ID),
+		"runs": folder(runs.ID), "replay": folder(turnstone.NewTurnID()),
+		"replay that runs": folder(turnstone.NewTurnID())}
 	lock := ok[*os.File](t)(repo.LockFolder(of["replay that runs"], syscall.LOCK_EX))
 	defer func() { _ = lock.Close() }()
-	all := []string{".receipt.md.123", "other", "receipt.md", "receipt.md.new", "step-1.stdout", "step-2.stderr", "step-2.stdout"}
+	all := []string{".receipt.md.123", "other", "receipt.md", "receipt.md.new", "step-1.stdout",
+		"step-2.stderr", "step-2.stdout"}
 	some := []string{"other", "receipt.md", "step-1.stdout"}
 	for _, dry := range []bool{true, false} {
 		if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,

@@ -21,7 +21,8 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
 	large := repotest.Random(2<<20, 3)
-	files := p.Template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two", "/large": large})
+	files := p.Template("mine", map[string]string{"/etc/own": "only here", "/etc/both": "in two",
+		"/large": large})
 	others := p.Template("other", map[string]string{"/etc/both": "in two", "/x": "of the other"})
 	p.Template("unused", map[string]string{"/y": "of none"})
 	p.Leaves(p.Session("on-mine"), files)
@@ -38,7 +39,8 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		t.Errorf("what nobody needs: %v", err)
 	}
 	err := remove(Removal{Name: "mine"})
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "on-mine") || strings.Contains(err.Error(), "on-other") ||
 		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -76,10 +78,13 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx))
-	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") || !strings.Contains(r.Problems[1].Where, "/x") {
+	if r.OK() || len(r.Problems) != 2 || !strings.Contains(r.Problems[0].Where, "/etc/both") ||
+		!strings.Contains(r.Problems[1].Where, "/x") {
 		t.Errorf("%+v", r.Problems)
 	}
-	if err := copyout.Copy(ctx, p.Repo, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil); turnstone.KindOf(err) != turnstone.KindNotFound && turnstone.KindOf(err) != turnstone.KindUnavailable {
+	err = copyout.Copy(ctx, p.Repo, "on-other", "/x", filepath.Join(t.TempDir(), "x"), nil)
+	if turnstone.KindOf(err) != turnstone.KindNotFound &&
+		turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("%v", err)
 	}
 }
@@ -100,7 +105,9 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
 	for _, s := range []turnstone.Session{named, tagged} {
 		gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"})
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), s.Label()) || strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+			!strings.Contains(err.Error(), s.Label()) ||
+			strings.Contains(err.Error(), nameless.Label()) || len(gone) > 0 {
 			t.Errorf("%+v, %v", gone, err)
 		}
 		ok[turnstone.Session](t)(p.Repo.RemoveSession(ctx, string(s.ID)))
@@ -108,17 +115,21 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	// A turn of it that runs keeps it.
 	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID,
 		Kind: string(turnstone.TurnKindRun)}))
-	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || len(gone) > 0 {
+	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo),
+		Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if err := p.CS.DB.Abandon(ctx, runs.ID); err != nil {
 		t.Fatal(err)
 	}
-	gone := ok[[]turnstone.Session](t)(Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "mine"}))
+	gone := ok[[]turnstone.Session](t)(Remove(ctx, p.Repo, repotest.Templates(p.Repo),
+		Removal{Name: "mine"}))
 	if len(gone) != 1 || gone[0].ID != nameless.ID {
 		t.Errorf("%+v", gone)
 	}
-	if _, err := p.Repo.Session(ctx, string(nameless.ID)); turnstone.KindOf(err) != turnstone.KindNotFound {
+	_, err := p.Repo.Session(ctx, string(nameless.ID))
+	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("%v", err)
 	}
 	if all := ok[[]turnstone.SessionInfo](t)(p.Repo.Sessions(ctx)); len(all) != 1 {
@@ -128,7 +139,8 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 		t.Errorf("%+v", r.Problems)
 	}
 	// With its files copied nobody has to go.
-	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo), Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
+	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo),
+		Removal{Name: "other", Keep: true}); err != nil || len(gone) > 0 {
 		t.Errorf("%+v, %v", gone, err)
 	}
 	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() || r.Sessions != 1 {

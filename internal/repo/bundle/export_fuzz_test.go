@@ -14,13 +14,15 @@ import (
 func FuzzImport(f *testing.F) {
 	x := repotest.New(f).Repo
 	f.Add([]byte("session.json"), []byte("{}"))
-	f.Add([]byte("session.json"), []byte(`{"format":1,"session":{"id":"s_000000000000000000"},"turns":[{"id":"t_000000000000000000"}]}`))
+	f.Add([]byte("session.json"),
+		[]byte(`{"format":1,"session":{"id":"s_000000000000000000"},"turns":[{"id":"t_000000000000000000"}]}`))
 	f.Add([]byte("objects/"+turnstone.DigestBytes(nil).Hex()), []byte("x"))
 	f.Fuzz(func(t *testing.T, name, data []byte) {
 		if len(name) > 90 || bytes.IndexByte(name, 0) >= 0 {
 			return
 		}
-		file := repotest.Pack(t, []repotest.Entry{{Name: "session.json", Data: data, Kind: '0'}, {Name: "x" + string(name), Data: data, Kind: '0'}})
+		file := repotest.Pack(t, []repotest.Entry{{Name: "session.json", Data: data, Kind: '0'},
+			{Name: "x" + string(name), Data: data, Kind: '0'}})
 		rep, err := host(x).Import(context.Background(), ImportRequest{}, bytes.NewReader(file))
 		if err == nil {
 			t.Fatalf("an entry %q was taken: %+v", name, rep)

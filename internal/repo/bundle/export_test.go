@@ -20,12 +20,15 @@ func exported(t *testing.T) (p *repotest.Past, file []byte) {
 	p = repotest.New(t)
 	ctx := t.Context()
 	s := p.Session("story")
-	p.Turn(s, "main", treetest.Texts(map[string]string{"/w/a": "one", "/w/d/e/f": "deep", "/w/big": repotest.Random(3<<20, 7)})...)
+	p.Turn(s, "main", treetest.Texts(map[string]string{"/w/a": "one", "/w/d/e/f": "deep",
+		"/w/big": repotest.Random(3<<20, 7)})...)
 	ok[turnstone.Branch](t)(p.Repo.Fork(ctx, "story@1", "side"))
 	p.Turn(s, "side", treetest.Texts(map[string]string{"/w/a": "side"})...)
-	p.Turn(s, "main", append(treetest.Texts(map[string]string{"/w/a": "two", "/w/d/e/f": "deep"}), treetest.File{Path: "/w/link", Target: "a"})...)
+	p.Turn(s, "main", append(treetest.Texts(map[string]string{"/w/a": "two", "/w/d/e/f": "deep"}),
+		treetest.File{Path: "/w/link", Target: "a"})...)
 	ok[turnstone.Tag](t)(p.Repo.Tag(ctx, "story@2", "v1"))
-	p.Turn(p.Session("other"), "main", treetest.Texts(map[string]string{"/secret": "of another session"})...)
+	p.Turn(p.Session("other"), "main",
+		treetest.Texts(map[string]string{"/secret": "of another session"})...)
 	var out bytes.Buffer
 	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
 	return p, out.Bytes()
@@ -56,7 +59,8 @@ func TestExportImport(t *testing.T) {
 		if x.State.Tree != y.State.Tree {
 			t.Errorf("turn %d: %v, want %v", n, y.State.Tree, x.State.Tree)
 		}
-		before, after := treetest.List(t, p.CS.Store, x.State.Tree), treetest.List(t, q.CS.Store, y.State.Tree)
+		before := treetest.List(t, p.CS.Store, x.State.Tree)
+		after := treetest.List(t, q.CS.Store, y.State.Tree)
 		if !slices.Equal(before, after) {
 			t.Errorf("turn %d: got\n%q, want\n%q", n, after, before)
 		}
@@ -64,25 +68,31 @@ func TestExportImport(t *testing.T) {
 	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
 		t.Errorf("%+v", r)
 	}
-	if rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file))); rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{},
+		bytes.NewReader(file))); rep.Fresh {
 		t.Error("the second time changed something")
 	}
-	if _, err := host(q.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid {
+	_, err := host(q.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file))
+	if turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("the same session under another name: %v", err)
 	}
 	r := repotest.New(t)
 	r.Session("story")
-	if _, err := host(r.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "--as") {
+	_, err = host(r.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file))
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("the name is used: %v (%s)", err, turnstone.HintOf(err))
 	}
-	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{As: "renamed"},
+		bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 	if got := string(ok[[]byte](t)(r.Repo.Receipt(ctx, "renamed@v1"))); got != "# Turn 2\n" {
 		t.Errorf("receipt: %q", got)
 	}
 	// Nothing of another session came with it.
-	if g := r.CS; ok[bool](t)(g.Store.Has(ctx, turnstone.DigestBytes([]byte("of another session")))) {
+	if g := r.CS; ok[bool](t)(g.Store.Has(ctx,
+		turnstone.DigestBytes([]byte("of another session")))) {
 		t.Error("it has a file of another session")
 	}
 }
@@ -96,7 +106,8 @@ func TestImportRefuses(t *testing.T) {
 		t.Fatalf("%d entries", len(good))
 	}
 	object := func(b []byte) repotest.Entry {
-		return repotest.Entry{Name: "objects/" + turnstone.DigestBytes(b).Hex(), Data: b, Kind: tar.TypeReg}
+		return repotest.Entry{Name: "objects/" + turnstone.DigestBytes(b).Hex(), Data: b,
+			Kind: tar.TypeReg}
 	}
 	head := func(f func(h *exportHead)) repotest.Entry {
 		var h exportHead
@@ -104,29 +115,45 @@ func TestImportRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		f(&h)
-		return repotest.Entry{Name: "session.json", Data: ok[[]byte](t)(json.Marshal(h)), Kind: tar.TypeReg}
+		return repotest.Entry{Name: "session.json", Data: ok[[]byte](t)(json.Marshal(h)),
+			Kind: tar.TypeReg}
 	}
 	cases := map[string][]byte{
-		"empty":             nil,
-		"not zstd":          []byte("hello"),
-		"cut off":           file[:len(file)/2],
-		"no head":           repotest.Pack(t, good[1:]),
-		"head is JSON":      repotest.Pack(t, append([]repotest.Entry{{Name: "session.json", Data: []byte("{"), Kind: tar.TypeReg}}, good[1:]...)),
-		"a newer format":    repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) { h.Format = 99 })}, good[1:]...)),
-		"a stranger's turn": repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) { h.Turns[0].Record = h.Turns[1].Record })}, good[1:]...)),
-		"another result":    repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) { h.Turns[0].Result = turnstone.ResultFailed })}, good[1:]...)),
-		"another parent":    repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) { h.Turns[0].Parents = nil })}, good[1:]...)),
-		"unreferenced":      repotest.Pack(t, append(slices.Clone(good), object([]byte("nobody names me")))),
-		"twice":             repotest.Pack(t, append(slices.Clone(good), good[3])),
-		"a path":            repotest.Pack(t, append(slices.Clone(good), repotest.Entry{Name: "objects/../../x", Kind: tar.TypeReg})),
-		"a link":            repotest.Pack(t, append(slices.Clone(good), repotest.Entry{Name: good[3].Name, Kind: tar.TypeSymlink})),
-		"huge":              repotest.Pack(t, append(slices.Clone(good), repotest.Entry{Name: object([]byte("x")).Name, Kind: tar.TypeReg, Size: 1 << 40})),
+		"empty":    nil,
+		"not zstd": []byte("hello"),
+		"cut off":  file[:len(file)/2],
+		"no head":  repotest.Pack(t, good[1:]),
+		"head is JSON": repotest.Pack(t,
+			append([]repotest.Entry{{Name: "session.json", Data: []byte("{"), Kind: tar.TypeReg}},
+				good[1:]...)),
+		"a newer format": repotest.Pack(t,
+			append([]repotest.Entry{head(func(h *exportHead) { h.Format = 99 })}, good[1:]...)),
+		"a stranger's turn": repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) {
+			h.Turns[0].Record = h.Turns[1].Record
+		})}, good[1:]...)),
+		"another result": repotest.Pack(t, append([]repotest.Entry{head(func(h *exportHead) {
+			h.Turns[0].Result = turnstone.ResultFailed
+		})}, good[1:]...)),
+		"another parent": repotest.Pack(t,
+			append([]repotest.Entry{head(func(h *exportHead) { h.Turns[0].Parents = nil })},
+				good[1:]...)),
+		"unreferenced": repotest.Pack(t,
+			append(slices.Clone(good), object([]byte("nobody names me")))),
+		"twice": repotest.Pack(t, append(slices.Clone(good), good[3])),
+		"a path": repotest.Pack(t,
+			append(slices.Clone(good), repotest.Entry{Name: "objects/../../x", Kind: tar.TypeReg})),
+		"a link": repotest.Pack(t,
+			append(slices.Clone(good), repotest.Entry{Name: good[3].Name, Kind: tar.TypeSymlink})),
+		"huge": repotest.Pack(t,
+			append(slices.Clone(good),
+				repotest.Entry{Name: object([]byte("x")).Name, Kind: tar.TypeReg, Size: 1 << 40})),
 	}
 	for i := 1; i < len(good); i++ {
 		damaged := slices.Clone(good)
 		damaged[i].Data = append([]byte("x"), good[i].Data...)
 		cases[fmt.Sprintf("object %d damaged", i)] = repotest.Pack(t, damaged)
-		cases[fmt.Sprintf("object %d missing", i)] = repotest.Pack(t, slices.Delete(slices.Clone(good), i, i+1))
+		cases[fmt.Sprintf("object %d missing", i)] = repotest.Pack(t,
+			slices.Delete(slices.Clone(good), i, i+1))
 	}
 	for what, bad := range cases {
 		q := repotest.New(t)

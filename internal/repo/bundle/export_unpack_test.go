@@ -21,7 +21,8 @@ func holds(t *testing.T, content func(b *store.Batch) turnstone.Content) []byte 
 	ctx := t.Context()
 	p := repotest.New(t)
 	p.Leaves(p.Session("story"), func(w tree.Writer) turnstone.TreeRef {
-		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w, treetest.Make(t, w, treetest.Texts(map[string]string{"/a": "one"})...)))
+		r := ok[*tree.Root](t)(tree.GetRoot(ctx, w,
+			treetest.Make(t, w, treetest.Texts(map[string]string{"/a": "one"})...)))
 		d := ok[tree.Directory](t)(tree.GetDirectory(ctx, w, r.Tree))
 		d[0].Content = content(w.(*store.Batch))
 		d[0].Size = d[0].Content.Size
@@ -50,13 +51,15 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 	file := holds(t, func(b *store.Batch) turnstone.Content {
 		one := ok[[]byte](t)(hex.DecodeString(strings.TrimPrefix(string(ok[turnstone.Digest](t)(b.Put(ctx, make([]byte, 1<<20)))), "sha256:")))
 		const n = 40 << 10
-		list := append([]byte("TURNLST1"), bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
+		list := append([]byte("TURNLST1"),
+			bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
 		return turnstone.Content{Digest: turnstone.DigestBytes([]byte("another")), Size: n << 20,
 			Chunks: ok[turnstone.Digest](t)(b.Put(ctx, list))}
 	})
 	q := repotest.New(t)
 	_, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file))
-	if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
+	if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		!strings.Contains(err.Error(), "unpacks to more than") || turnstone.HintOf(err) == "" {
 		t.Errorf("a file of %d bytes: %v", len(file), err)
 	}
 	if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
@@ -75,7 +78,8 @@ func TestImportSparse(t *testing.T) {
 		t.Errorf("it has %d bytes: nothing is asked here", len(file))
 	}
 	q := repotest.New(t)
-	if rep := ok[*ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{}, bytes.NewReader(file))); !rep.Fresh {
+	if rep := ok[*ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{},
+		bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 	ok[turnstone.Session](t)(q.CS.DB.Find(t.Context(), "story"))

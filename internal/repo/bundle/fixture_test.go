@@ -21,13 +21,17 @@ func TestFixture(t *testing.T) {
 	if *update {
 		p := repotest.New(t)
 		s := p.Session("research")
-		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\n", "/workspace/out/a.csv": "1,2\n"})...)
-		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\nsecond\n", "/workspace/b": "b\n"})...)
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\n",
+			"/workspace/out/a.csv": "1,2\n"})...)
+		p.Turn(s, "main", treetest.Texts(map[string]string{"/workspace/list": "first\nsecond\n",
+			"/workspace/b": "b\n"})...)
 		ok[turnstone.Branch](t)(p.Repo.Fork(t.Context(), "research@1", "fix/auth"))
-		p.Turn(s, "fix/auth", treetest.Texts(map[string]string{"/workspace/list": "other\n", "/workspace/out/a.csv": "1,2\n"})...)
+		p.Turn(s, "fix/auth", treetest.Texts(map[string]string{"/workspace/list": "other\n",
+			"/workspace/out/a.csv": "1,2\n"})...)
 		ok[turnstone.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
 		var b bytes.Buffer
-		ok[*ExportReport](t)(host(p.Repo).Export(t.Context(), ExportRequest{Session: "research", Full: true}, &b))
+		ok[*ExportReport](t)(host(p.Repo).Export(t.Context(),
+			ExportRequest{Session: "research", Full: true}, &b))
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +42,8 @@ func TestFixture(t *testing.T) {
 	}
 	defer func() { _ = f.Close() }()
 	p := repotest.New(t)
-	if rep := ok[*ImportReport](t)(host(p.Repo).Import(t.Context(), ImportRequest{}, f)); rep.Turns != 3 || !rep.Fresh {
+	rep := ok[*ImportReport](t)(host(p.Repo).Import(t.Context(), ImportRequest{}, f))
+	if rep.Turns != 3 || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}
 }

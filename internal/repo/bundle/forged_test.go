@@ -33,10 +33,14 @@ func TestForgedTrees(t *testing.T) {
 			return edit(w, good, func(r *tree.Root) { r.Hash = other })
 		},
 		"a link to nothing": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
-			return edit(w, good, func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/a", "/none"}} })
+			return edit(w, good, func(r *tree.Root) {
+				r.Links = []tree.LinkGroup{{"/d/a", "/none"}}
+			})
 		},
 		"a link to another": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
-			return edit(w, good, func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/a", "/d/b"}} })
+			return edit(w, good, func(r *tree.Root) {
+				r.Links = []tree.LinkGroup{{"/d/a", "/d/b"}}
+			})
 		},
 		"a directory's FS hash": func(w tree.Writer, good turnstone.TreeRef) turnstone.TreeRef {
 			return edit(w, good, func(r *tree.Root) {
@@ -54,7 +58,8 @@ func TestForgedTrees(t *testing.T) {
 		s := p.Session("story")
 		var good turnstone.TreeRef
 		p.Leaves(s, func(w tree.Writer) turnstone.TreeRef {
-			good = treetest.Make(t, w, treetest.Texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
+			good = treetest.Make(t, w,
+				treetest.Texts(map[string]string{"/d/a": "one", "/d/b": "two"})...)
 			return good
 		})
 		if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); !r.OK() {
@@ -73,7 +78,8 @@ func TestForgedTrees(t *testing.T) {
 			continue // it does not leave this place at all
 		}
 		q := repotest.New(t)
-		if rep, err := host(q.Repo).Import(ctx, ImportRequest{}, &file); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		rep, err := host(q.Repo).Import(ctx, ImportRequest{}, &file)
+		if turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("%s: import: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {

@@ -35,9 +35,12 @@ func TestImportWithoutTemplate(t *testing.T) {
 	q := repotest.New(t)
 	for _, how := range []ImportBuild{"", BuildNone, BuildKnown} {
 		r := repotest.New(t)
-		rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: how}, bytes.NewReader(file)))
-		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) || len(rep.Templates) != 1 ||
-			rep.Templates[0].Name != "mine" || !strings.Contains(rep.Templates[0].Why, "not known here") || !strings.Contains(rep.Templates[0].Hint, "--build all") {
+		rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: how},
+			bytes.NewReader(file)))
+		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) ||
+			len(rep.Templates) != 1 || rep.Templates[0].Name != "mine" ||
+			!strings.Contains(rep.Templates[0].Why, "not known here") ||
+			!strings.Contains(rep.Templates[0].Hint, "--build all") {
 			t.Errorf("%q: %+v", how, rep)
 		}
 	}
@@ -48,7 +51,9 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if _, err := q.Repo.Receipt(ctx, "s@1"); err != nil {
 		t.Error(err)
 	}
-	if _, err := q.Repo.OpenFile(ctx, "s@1", "/etc/own"); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "turn template build mine") {
+	_, err := q.Repo.OpenFile(ctx, "s@1", "/etc/own")
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "turn template build mine") {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
 	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); r.OK() {
@@ -61,7 +66,8 @@ func TestImportWithoutTemplate(t *testing.T) {
 	q.Template("mine", files)
 	fresh := repotest.Open(q.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
-	built := ok[*template.Template](t)(repotest.Templates(fresh).Build(ctx, "mine", template.BuildOptions{}))
+	built := ok[*template.Template](t)(repotest.Templates(fresh).Build(ctx, "mine",
+		template.BuildOptions{}))
 	if err := fresh.IndexTemplate(ctx, built); err != nil {
 		t.Fatal(err)
 	}
@@ -78,11 +84,13 @@ func TestImportWithoutTemplate(t *testing.T) {
 	// Where it was before, nothing is missing; and with --full neither.
 	r := repotest.New(t)
 	r.Template("mine", files)
-	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: BuildKnown}, bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: BuildKnown},
+		bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 	full, _ := withTemplate(t, ExportRequest{Full: true})
-	if rep := ok[*ImportReport](t)(host(repotest.New(t).Repo).Import(ctx, ImportRequest{}, bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
+	if rep := ok[*ImportReport](t)(host(repotest.New(t).Repo).Import(ctx, ImportRequest{},
+		bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 }
@@ -97,7 +105,8 @@ func TestImportHostileTail(t *testing.T) {
 		t.Fatal(good[last].Name)
 	}
 	var tail exportTail
-	if err := json.Unmarshal(good[last].Data, &tail); err != nil || len(tail.LeftOut) != 2 || len(tail.Specs) != 1 {
+	if err := json.Unmarshal(good[last].Data, &tail); err != nil || len(tail.LeftOut) != 2 ||
+		len(tail.Specs) != 1 {
 		t.Fatal(tail, err)
 	}
 	with := func(change func(*exportTail)) []byte {
@@ -109,13 +118,16 @@ func TestImportHostileTail(t *testing.T) {
 		return repotest.Pack(t, entries)
 	}
 	for what, bad := range map[string][]byte{
-		"no tail":       repotest.Pack(t, good[:last]),
-		"two":           repotest.Pack(t, append(slices.Clone(good), good[last])),
-		"a link":        repotest.Pack(t, append(slices.Clone(good[:last]), repotest.Entry{Name: exportTailAt, Kind: tar.TypeSymlink})),
+		"no tail": repotest.Pack(t, good[:last]),
+		"two":     repotest.Pack(t, append(slices.Clone(good), good[last])),
+		"a link": repotest.Pack(t,
+			append(slices.Clone(good[:last]),
+				repotest.Entry{Name: exportTailAt, Kind: tar.TypeSymlink})),
 		"less left out": with(func(e *exportTail) { e.LeftOut = e.LeftOut[1:] }),
 	} {
 		q := repotest.New(t)
-		if rep, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
+		if rep, err := host(q.Repo).Import(ctx, ImportRequest{},
+			bytes.NewReader(bad)); err == nil || turnstone.KindOf(err) == turnstone.KindInternal {
 			t.Errorf("%s: %+v, %v", what, rep, err)
 		}
 		if all := ok[[]turnstone.SessionInfo](t)(q.Repo.Sessions(ctx)); len(all) != 0 {
@@ -127,10 +139,12 @@ func TestImportHostileTail(t *testing.T) {
 		entries := slices.Delete(slices.Clone(good), i, i+1)
 		var all exportTail
 		_ = json.Unmarshal(good[last].Data, &all)
-		all.LeftOut = append(all.LeftOut, turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].Name, exportObject)))
+		all.LeftOut = append(all.LeftOut,
+			turnstone.Digest("sha256:"+strings.TrimPrefix(good[i].Name, exportObject)))
 		entries[len(entries)-1].Data = ok[[]byte](t)(json.Marshal(all))
 		q := repotest.New(t)
-		rep, err := host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(repotest.Pack(t, entries)))
+		rep, err := host(q.Repo).Import(ctx, ImportRequest{},
+			bytes.NewReader(repotest.Pack(t, entries)))
 		if err == nil && rep.Missing != 3 {
 			t.Errorf("%s: %+v", good[i].Name, rep)
 		}
@@ -144,7 +158,8 @@ func TestImportHostileTail(t *testing.T) {
 		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
 	} {
 		q := repotest.New(t)
-		rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{Build: BuildAll}, bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
+		rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{Build: BuildAll},
+			bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
 		if rep.Missing != 2 || len(rep.Templates) != 1 {
 			t.Errorf("%s: %+v", what, rep)
 		}

@@ -96,7 +96,8 @@ func TestMergeMakesATurn(t *testing.T) {
 		t.Fatalf("a dry run: %+v, %d turns", dry, w.turns())
 	}
 	rep := w.merge(Request{From: "explore", Into: "main"})
-	if rep.Outcome != MergeDone || rep.Number != 4 || rep.Branch != "main" || rep.Diverged || rep.Layer.Added != 1 || rep.Layer.Changed != 1 || rep.FSHash != dry.FSHash {
+	if rep.Outcome != MergeDone || rep.Number != 4 || rep.Branch != "main" || rep.Diverged ||
+		rep.Layer.Added != 1 || rep.Layer.Changed != 1 || rep.FSHash != dry.FSHash {
 		t.Fatalf("%+v", rep)
 	}
 	if got := w.file("research", "/workspace/a"); got != "ONE\n2\nTHREE\n" {
@@ -108,7 +109,8 @@ func TestMergeMakesATurn(t *testing.T) {
 		info.Record.Kind != turnstone.TurnKindMerge || info.Turn.Kind != "merge" {
 		t.Errorf("%+v", info.Turn)
 	}
-	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" || info.State.Tree.Hash != rep.FSHash {
+	if !slices.Equal(info.State.Env, []string{"A=2", "B=2"}) || info.State.Cwd != "/workspace" ||
+		info.State.Tree.Hash != rep.FSHash {
 		t.Errorf("%+v", info.State)
 	}
 	receipt, err := w.Repo.Receipt(t.Context(), "research@4")
@@ -117,7 +119,8 @@ func TestMergeMakesATurn(t *testing.T) {
 	if err != nil || len(doc.Steps) != 0 {
 		t.Fatalf("the receipt is no document: %v", err)
 	}
-	for _, want := range []string{"# Merge explore into main", "merged: " + string(theirs.ID), "parent: " + string(ours.ID), "| `/workspace/a` |", string(rep.FSHash), "1 added, 1 changed"} {
+	for _, want := range []string{"# Merge explore into main", "merged: " + string(theirs.ID),
+		"parent: " + string(ours.ID), "| `/workspace/a` |", string(rep.FSHash), "1 added, 1 changed"} {
 		if !strings.Contains(string(receipt), want) {
 			t.Errorf("the receipt lacks %q:\n%s", want, receipt)
 		}
@@ -126,10 +129,12 @@ func TestMergeMakesATurn(t *testing.T) {
 		t.Errorf("again: %+v", rep)
 	}
 	// explore has nothing of its own any more.
-	if rep := w.merge(Request{From: "main", Into: "research@explore"}); rep.Outcome != MergeFastForward || w.turns() != 4 {
+	rep = w.merge(Request{From: "main", Into: "research@explore"})
+	if rep.Outcome != MergeFastForward || w.turns() != 4 {
 		t.Errorf("back: %+v", rep)
 	}
-	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil || b.Head != info.Turn.ID {
+	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil ||
+		b.Head != info.Turn.ID {
 		t.Errorf("explore: %+v, %v", b, err)
 	}
 }
@@ -141,17 +146,22 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	w.turn("explore", files("2\n"), "A=2")
 	ours := w.turn("main", files("3\n"), "A=3")
 	rep := w.merge(Request{From: "research@explore"})
-	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 || rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" || w.turns() != 3 {
+	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 ||
+		rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" ||
+		w.turns() != 3 {
 		t.Fatalf("%+v", rep)
 	}
 	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
 		t.Errorf("main: %+v, %v", b, err)
 	}
-	_, err := Merge(t.Context(), w.Repo, Request{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
+	_, err := Merge(t.Context(), w.Repo,
+		Request{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
 		t.Errorf("a path without a conflict: %v (%s)", err, turnstone.HintOf(err))
 	}
-	rep = w.merge(Request{From: "explore", Markers: true, Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
+	rep = w.merge(Request{From: "explore", Markers: true,
+		Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
 	if rep.Outcome != MergeDone || len(rep.Resolved) != 2 {
 		t.Fatalf("%+v", rep)
 	}
@@ -164,7 +174,8 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	if !slices.Equal(info.State.Env, []string{"A=2"}) || info.Turn.Title != "both | `of` them" {
 		t.Errorf("%v, %q", info.State.Env, info.Turn.Title)
 	}
-	if !strings.Contains(rep.Receipt, "| content |") || !strings.Contains(rep.Receipt, "| markers |") {
+	if !strings.Contains(rep.Receipt, "| content |") ||
+		!strings.Contains(rep.Receipt, "| markers |") {
 		t.Errorf("the receipt:\n%s", rep.Receipt)
 	}
 }
@@ -209,7 +220,8 @@ func TestMergeFindsTheSession(t *testing.T) {
 		}
 	}
 	for _, req := range []Request{
-		{From: "explore"}, {From: "research@explore"}, {From: "explore", Session: "research"}, {From: "2", Session: "research"},
+		{From: "explore"}, {From: "research@explore"},
+		{From: "explore", Session: "research"}, {From: "2", Session: "research"},
 		{From: "explore", Into: "research@main"}, {From: "explore~0"},
 	} {
 		req.DryRun = true
@@ -223,7 +235,9 @@ func TestMergeFindsTheSession(t *testing.T) {
 	w.s = other
 	w.fork(w.turn("main", files("1\n")), "explore")
 	_, err = Merge(t.Context(), w.Repo, Request{From: "explore"})
-	if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "other@explore") || !strings.Contains(turnstone.HintOf(err), "research@explore") {
+	if turnstone.KindOf(err) != turnstone.KindInvalid ||
+		!strings.Contains(turnstone.HintOf(err), "other@explore") ||
+		!strings.Contains(turnstone.HintOf(err), "research@explore") {
 		t.Errorf("two sessions: %v (%s)", err, turnstone.HintOf(err))
 	}
 	_, err = Merge(t.Context(), w.Repo, Request{From: "other@explore", Into: first.Name + "@main"})
@@ -256,7 +270,8 @@ func TestMergesRace(t *testing.T) {
 	branches := map[string]bool{}
 	for range n {
 		if rep := <-reports; rep != nil {
-			if rep.Diverged == (rep.Branch == "main") || !strings.Contains(rep.Receipt, "branch: "+rep.Branch+"\n") {
+			if rep.Diverged == (rep.Branch == "main") ||
+				!strings.Contains(rep.Receipt, "branch: "+rep.Branch+"\n") {
 				t.Errorf("%+v", rep)
 			}
 			branches[fmt.Sprint(rep.Branch, rep.Number)] = true
@@ -274,14 +289,16 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 	w.turn("explore", map[string]string{"b": "x"}) // /workspace is gone, and nobody looked
 	w.turn("main", files("1\n", "c", "x"))
 	rep := w.merge(Request{From: "explore"})
-	if rep.Outcome != MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" || !strings.Contains(rep.Receipt, "is not in the merged tree") {
+	if rep.Outcome != MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" ||
+		!strings.Contains(rep.Receipt, "is not in the merged tree") {
 		t.Errorf("%+v", rep)
 	}
 }
 
 // Whatever files are called, the receipt is a document without steps.
 func TestMergeReceiptOfAnyNames(t *testing.T) {
-	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---", "<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
+	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---",
+		"<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
 		m := &merging{req: Request{From: "x", Into: "main", Message: name}, report: &MergeReport{Ours: &MergeSide{}, Theirs: &MergeSide{},
 			Merged: []string{"/" + name}, Renames: []merge.Rename{{From: "/" + name, To: "/b"}}, CwdGone: "/" + name, Cwd: "/",
 			Resolved: []merge.Conflict{{Path: "/" + name, Kind: merge.KindLinks, Detail: name, OursPath: name}}}}
