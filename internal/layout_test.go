@@ -30,6 +30,7 @@ var tooLarge = []string{
 // ends in /... stands for everything below, too. After "directly " only their own imports count.
 var mustNotImport = map[string][]string{
 	"internal/repo/...": {"internal/driver/...", "directly substrate/...", "wire/...", "sandboxes/...", "internal/sandbox/...", "executor/..."},
+	"internal/plan":     {"internal/turn", "internal/repo/...", "executor/..."},
 	"internal/lang/...": {"document", "internal/template/...", "internal/repo/...", "executor/...", "wire/..."},
 }
 
