@@ -24,7 +24,8 @@ type entry struct {
 }
 
 func file(name, body string) entry {
-	return entry{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}, body}
+	return entry{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644,
+		Size: int64(len(body))}, body}
 }
 func dir(name string) entry {
 	return entry{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
@@ -78,7 +79,8 @@ func list(t testing.TB, dir string) []string {
 
 // TestDestination is the table of destinations.
 func TestDestination(t *testing.T) {
-	tree := []entry{dir("src/"), file("src/a", "A"), dir("src/d/"), file("src/d/b", "B"), link("src/l", "d/b")}
+	tree := []entry{dir("src/"), file("src/a", "A"), dir("src/d/"),
+		file("src/d/b", "B"), link("src/l", "d/b")}
 	for _, tt := range []struct {
 		name    string
 		entries []entry
@@ -86,21 +88,30 @@ func TestDestination(t *testing.T) {
 		dest    string
 		want    []string
 	}{
-		{"into a folder", tree, nil, ".", []string{"src/", "src/a", "src/d/", "src/d/b", "src/l -> d/b"}},
-		{"into a folder that is made", tree, nil, "x/y/", []string{"x/", "x/y/", "x/y/src/", "x/y/src/a", "x/y/src/d/", "x/y/src/d/b", "x/y/src/l -> d/b"}},
-		{"renamed", tree, nil, "x/new", []string{"x/", "x/new/", "x/new/a", "x/new/d/", "x/new/d/b", "x/new/l -> d/b"}},
-		{"file into a folder", []entry{file("f", "F")}, func(d string) { _ = os.Mkdir(d+"/x", 0o755) }, "x", []string{"x/", "x/f"}},
+		{"into a folder", tree, nil, ".",
+			[]string{"src/", "src/a", "src/d/", "src/d/b", "src/l -> d/b"}},
+		{"into a folder that is made", tree, nil, "x/y/",
+			[]string{"x/", "x/y/", "x/y/src/", "x/y/src/a", "x/y/src/d/", "x/y/src/d/b",
+				"x/y/src/l -> d/b"}},
+		{"renamed", tree, nil, "x/new", []string{"x/", "x/new/", "x/new/a", "x/new/d/",
+			"x/new/d/b", "x/new/l -> d/b"}},
+		{"file into a folder", []entry{file("f", "F")},
+			func(d string) { _ = os.Mkdir(d+"/x", 0o755) }, "x", []string{"x/", "x/f"}},
 		{"file renamed", []entry{file("f", "F")}, nil, "g", []string{"g"}},
-		{"file over a file", []entry{file("f", "F")}, func(d string) { _ = os.WriteFile(d+"/g", []byte("old"), 0o600) }, "g", []string{"g"}},
-		{"file over a link", []entry{file("f", "F")}, func(d string) { _ = os.Symlink("/etc/hostname", d+"/g") }, "g", []string{"g"}},
-		{"folder over a link", tree[:2], func(d string) { _ = os.Symlink("/etc", d+"/src") }, ".", []string{"src/", "src/a"}},
+		{"file over a file", []entry{file("f", "F")},
+			func(d string) { _ = os.WriteFile(d+"/g", []byte("old"), 0o600) }, "g", []string{"g"}},
+		{"file over a link", []entry{file("f", "F")},
+			func(d string) { _ = os.Symlink("/etc/hostname", d+"/g") }, "g", []string{"g"}},
+		{"folder over a link", tree[:2], func(d string) { _ = os.Symlink("/etc", d+"/src") }, ".",
+			[]string{"src/", "src/a"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := t.TempDir()
 			if tt.prepare != nil {
 				tt.prepare(d)
 			}
-			if err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)), d+"/"+tt.dest, Limits{}); err != nil {
+			if err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)),
+				d+"/"+tt.dest, Limits{}); err != nil {
 				t.Fatal(err)
 			}
 			if got := list(t, d); !slices.Equal(got, tt.want) {
@@ -112,7 +123,8 @@ func TestDestination(t *testing.T) {
 
 // TestHostile: what no stream may do.
 func TestHostile(t *testing.T) {
-	big := entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3000}, strings.Repeat("x", 3000)}
+	big := entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: 3000},
+		strings.Repeat("x", 3000)}
 	for _, tt := range []struct {
 		name    string
 		entries []entry
@@ -129,23 +141,39 @@ func TestHostile(t *testing.T) {
 		{"link out", []entry{link("l", "/etc")}, "", nil, 1},
 		{"link up", []entry{link("l", "../x")}, "", nil, 1},
 		{"link through", []entry{dir("d/"), link("d/l", "../d/../../x")}, "", []string{"d/"}, 1},
-		{"write through a link out", []entry{link("l", ".."), file("l/x", "x")}, "", []string{"l/", "l/x"}, 1},
-		{"write through a link in", []entry{dir("t/d/"), link("t/l", "d"), file("t/l/x", "x")}, turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
-		{"folder through a link in", []entry{dir("t/d/"), link("t/l", "d"), dir("t/l/x/")}, turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
-		{"link to a neighbour", []entry{dir("out/"), link("out/report.csv", "../.env")}, "", []string{"out/"}, 1},
-		{"link up and down again", []entry{dir("out/"), link("out/l", "../out/x")}, "", []string{"out/"}, 1},
+		{"write through a link out", []entry{link("l", ".."), file("l/x", "x")}, "",
+			[]string{"l/", "l/x"}, 1},
+		{"write through a link in", []entry{dir("t/d/"), link("t/l", "d"), file("t/l/x", "x")},
+			turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
+		{"folder through a link in", []entry{dir("t/d/"), link("t/l", "d"), dir("t/l/x/")},
+			turnstone.KindInvalid, []string{"t/", "t/d/", "t/l -> d"}, 0},
+		{"link to a neighbour", []entry{dir("out/"), link("out/report.csv", "../.env")}, "",
+			[]string{"out/"}, 1},
+		{"link up and down again", []entry{dir("out/"), link("out/l", "../out/x")}, "",
+			[]string{"out/"}, 1},
 		{"link instead of the copy", []entry{link("out", "x")}, "", nil, 1},
-		{"link to the copy itself", []entry{dir("out/"), link("out/l", ".")}, "", []string{"out/", "out/l -> ."}, 0},
-		{"link in the copy", []entry{file("out/d/x", "x"), link("out/d/l", "../m/y")}, "", []string{"out/", "out/d/", "out/d/l -> ../m/y", "out/d/x"}, 0},
-		{"link up after a name", []entry{dir("out/"), link("out/l", "d/../x")}, "", []string{"out/"}, 1},
-		{"hard link to a link", []entry{link("t/l", "x"), {tar.Header{Name: "t/h", Typeflag: tar.TypeLink, Linkname: "t/l"}, ""}}, "", []string{"t/", "t/l -> x"}, 1},
-		{"hard link", []entry{{tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}, ""}}, "", nil, 1},
-		{"device", []entry{{tar.Header{Name: "c", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}, ""}}, "", nil, 1},
+		{"link to the copy itself", []entry{dir("out/"), link("out/l", ".")}, "",
+			[]string{"out/", "out/l -> ."}, 0},
+		{"link in the copy", []entry{file("out/d/x", "x"), link("out/d/l", "../m/y")}, "",
+			[]string{"out/", "out/d/", "out/d/l -> ../m/y", "out/d/x"}, 0},
+		{"link up after a name", []entry{dir("out/"), link("out/l", "d/../x")}, "",
+			[]string{"out/"}, 1},
+		{"hard link to a link", []entry{link("t/l", "x"),
+			{tar.Header{Name: "t/h", Typeflag: tar.TypeLink, Linkname: "t/l"}, ""}}, "",
+			[]string{"t/", "t/l -> x"}, 1},
+		{"hard link",
+			[]entry{{tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}, ""}}, "",
+			nil, 1},
+		{"device", []entry{{tar.Header{Name: "c", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3},
+			""}}, "", nil, 1},
 		{"pipe", []entry{{tar.Header{Name: "p", Typeflag: tar.TypeFifo}, ""}}, "", nil, 1},
-		{"too many", []entry{file("1", ""), file("2", ""), file("3", ""), file("4", "")}, turnstone.KindExhausted, []string{"1", "2", "3"}, 0},
+		{"too many", []entry{file("1", ""), file("2", ""), file("3", ""), file("4", "")},
+			turnstone.KindExhausted, []string{"1", "2", "3"}, 0},
 		{"too large", []entry{big}, turnstone.KindExhausted, nil, 0},
-		{"too deep", []entry{file(strings.Repeat("a/", 300)+"x", "x")}, turnstone.KindInvalid, nil, 0},
-		{"file over a folder", []entry{dir("d/"), file("d/x", ""), file("d", "x")}, turnstone.KindInvalid, []string{"d/", "d/x"}, 0},
+		{"too deep", []entry{file(strings.Repeat("a/", 300)+"x", "x")},
+			turnstone.KindInvalid, nil, 0},
+		{"file over a folder", []entry{dir("d/"), file("d/x", ""), file("d", "x")},
+			turnstone.KindInvalid, []string{"d/", "d/x"}, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			outer := t.TempDir()
@@ -212,20 +240,25 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	if err := Pack(t.Context(), io.Discard, "/no/such", ""); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
+	if err := Pack(t.Context(), io.Discard, "/no/such",
+		""); turnstone.KindOf(err) != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 		t.Errorf("pack: %v", err)
 	}
-	if err := Pack(t.Context(), io.Discard, "/", ""); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if err := Pack(t.Context(), io.Discard, "/",
+		""); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("pack of the root: %v", err)
 	}
 	whole := stream(t, file("f", strings.Repeat("x", 5000)))
 	for _, n := range []int{1, 511, 700, 5000} {
-		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(), Limits{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(),
+			Limits{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("cut off at %d: %v", n, err)
 		}
 	}
 	sent := &turnstone.Error{Kind: turnstone.KindNotFound}
-	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}), t.TempDir(), Limits{}); !errors.Is(err, sent) && turnstone.KindOf(err) != turnstone.KindNotFound {
+	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}),
+		t.TempDir(), Limits{}); !errors.Is(err, sent) &&
+		turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("a sender's error: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -248,7 +281,8 @@ func TestSparse(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	want := make([]byte, 3<<20)
 	copy(want[1<<20+77:], "in the middle")
-	for name, b := range map[string][]byte{"middle": want, "zeros": make([]byte, 2<<20), "odd": append(make([]byte, 10_000), 'x'), "empty": nil} {
+	for name, b := range map[string][]byte{"middle": want, "zeros": make([]byte, 2<<20),
+		"odd": append(make([]byte, 10_000), 'x'), "empty": nil} {
 		if err := os.WriteFile(filepath.Join(src, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -280,12 +314,14 @@ func TestSparse(t *testing.T) {
 // A disk that is almost full is reported before it is full.
 func TestRoom(t *testing.T) {
 	src := t.TempDir()
-	if err := os.WriteFile(filepath.Join(src, "a"), bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(src, "a"),
+		bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
-	err := Unpack(t.Context(), r, t.TempDir(), Limits{Room: func(string) error { return syscall.ENOSPC }})
+	err := Unpack(t.Context(), r, t.TempDir(),
+		Limits{Room: func(string) error { return syscall.ENOSPC }})
 	_ = r.Close()
 	if turnstone.KindOf(err) != turnstone.KindExhausted {
 		t.Error(err)
@@ -307,7 +343,8 @@ func TestPackRootStaysInside(t *testing.T) {
 	}
 	defer func() { _ = root.Close() }()
 	var b bytes.Buffer
-	if err := PackRoot(t.Context(), &b, root, "data", "data"); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := PackRoot(t.Context(), &b, root, "data", "data"); err == nil ||
+		bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Errorf("%v, %q", err, b.Bytes())
 	}
 }

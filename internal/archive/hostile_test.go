@@ -44,11 +44,13 @@ func newGround(t testing.TB, users ...entry) *ground {
 	g.must(t, os.WriteFile(filepath.Join(g.dest, ".env"), []byte("secret"), 0o600))
 	for _, e := range users {
 		at := filepath.Join(g.dest, e.Name)
-		if parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Dir(at))); err == nil && !strings.HasPrefix(filepath.Dir(at), parent) {
+		if parent, err := filepath.EvalSymlinks(filepath.Dir(filepath.Dir(at))); err == nil &&
+			!strings.HasPrefix(filepath.Dir(at), parent) {
 			continue // reached through another link, so under a different name
 		}
 		_ = os.MkdirAll(filepath.Dir(at), 0o755)
-		if parent, err := filepath.EvalSymlinks(filepath.Dir(at)); err != nil || parent != filepath.Dir(at) {
+		if parent, err := filepath.EvalSymlinks(filepath.Dir(at)); err != nil ||
+			parent != filepath.Dir(at) {
 			continue
 		}
 		switch e.Typeflag {
@@ -182,7 +184,8 @@ func (g *ground) check(t interface {
 func (g *ground) run(t *testing.T, copies []copyTo) {
 	before := g.state(g.dest)
 	for _, c := range copies {
-		_ = Unpack(t.Context(), bytes.NewReader(c.stream), filepath.Join(g.dest, c.dest), Limits{Entries: 40, Bytes: 1 << 20})
+		_ = Unpack(t.Context(), bytes.NewReader(c.stream), filepath.Join(g.dest, c.dest),
+			Limits{Entries: 40, Bytes: 1 << 20})
 	}
 	if diff := changed(before, g.state(g.dest)); len(diff) > 0 {
 		t.Errorf("unpacking changed %q", diff)
@@ -197,22 +200,42 @@ func TestLinksStayInside(t *testing.T) {
 		copies [][]entry
 		want   []string // links of out/ that exist in the end
 	}{
-		"a neighbour":               {nil, [][]entry{{d("out/"), l("out/report.csv", "../.env")}}, nil},
-		"absolute":                  {nil, [][]entry{{d("out/"), l("out/l", "/etc/passwd")}}, nil},
-		"a chain":                   {nil, [][]entry{{l("out/a", "b"), l("out/b", "..")}}, []string{"a"}},
-		"a chain in a folder":       {nil, [][]entry{{l("out/d/a", "b/.."), l("out/d/b", ".."), l("out/d/c", "b/../../.env")}}, []string{"d/b"}},
-		"a folder that shrinks":     {nil, [][]entry{{d("out/d/e/"), l("out/l", "d/e/../../../.env")}, {l("out/d/e", "..")}}, []string{"d/e"}},
-		"a folder replaced later":   {nil, [][]entry{{d("out/d/"), d("out/d/e/"), l("out/d/e/l", "../../x"), l("out/s", "d/e/l")}, {l("out/d/e2", "../..")}}, []string{"d/e/l", "s"}},
-		"the users' own":            {[]entry{l("out/etc", "../..")}, [][]entry{{d("out/"), l("out/l", "etc/.env")}}, []string{"etc"}},
-		"the users' own, later":     {[]entry{l("out/sub/etc", "../../..")}, [][]entry{{l("out/x", "y/etc/.env")}, {l("out/y", "sub")}}, []string{"sub/etc", "x"}},
-		"the users' own, by folder": {[]entry{l("out/sub/etc", "../../..")}, [][]entry{{l("out/x", "y/z/etc/.env")}, {l("out/y/z", "../sub")}}, []string{"sub/etc", "x"}},
-		"beside the users' own":     {[]entry{l("out/etc", "../..")}, [][]entry{{f("out/d/x", ""), l("out/l", "d/x"), l("out/d/m", "../l")}}, []string{"d/m", "etc", "l"}},
-		"in the users' own place":   {[]entry{l("out/etc", "../..")}, [][]entry{{l("out/a", "etc"), l("out/etc", "d")}}, []string{"a", "etc"}},
-		"held back, then a file":    {[]entry{l("out/etc", "../..")}, [][]entry{{l("out/a", "b"), f("out/a", "x")}}, []string{"etc"}},
-		"held back, twice":          {[]entry{l("out/etc", "../..")}, [][]entry{{l("out/a", "etc"), l("out/a", "b")}}, []string{"etc"}},
-		"held back, then below it":  {[]entry{l("out/etc", "../..")}, [][]entry{{l("out/a/l", "../x"), l("out/a", "d/e")}}, []string{"a", "etc"}},
-		"a long chain":              {nil, [][]entry{append(chain(300), link("out/300", "x"))}, nil},
-		"a long chain, users' own":  {[]entry{l("out/etc", "../..")}, [][]entry{append(chain(300), l("out/300", "etc/.env"))}, []string{"etc"}},
+		"a neighbour": {nil,
+			[][]entry{{d("out/"), l("out/report.csv", "../.env")}}, nil},
+		"absolute": {nil, [][]entry{{d("out/"), l("out/l", "/etc/passwd")}}, nil},
+		"a chain": {nil,
+			[][]entry{{l("out/a", "b"), l("out/b", "..")}}, []string{"a"}},
+		"a chain in a folder": {nil,
+			[][]entry{{l("out/d/a", "b/.."), l("out/d/b", ".."), l("out/d/c", "b/../../.env")}},
+			[]string{"d/b"}},
+		"a folder that shrinks": {nil,
+			[][]entry{{d("out/d/e/"), l("out/l", "d/e/../../../.env")},
+				{l("out/d/e", "..")}}, []string{"d/e"}},
+		"a folder replaced later": {nil,
+			[][]entry{{d("out/d/"), d("out/d/e/"), l("out/d/e/l", "../../x"), l("out/s", "d/e/l")},
+				{l("out/d/e2", "../..")}}, []string{"d/e/l", "s"}},
+		"the users' own": {[]entry{l("out/etc", "../..")},
+			[][]entry{{d("out/"), l("out/l", "etc/.env")}}, []string{"etc"}},
+		"the users' own, later": {[]entry{l("out/sub/etc", "../../..")},
+			[][]entry{{l("out/x", "y/etc/.env")}, {l("out/y", "sub")}}, []string{"sub/etc", "x"}},
+		"the users' own, by folder": {[]entry{l("out/sub/etc", "../../..")},
+			[][]entry{{l("out/x", "y/z/etc/.env")}, {l("out/y/z", "../sub")}},
+			[]string{"sub/etc", "x"}},
+		"beside the users' own": {[]entry{l("out/etc", "../..")},
+			[][]entry{{f("out/d/x", ""), l("out/l", "d/x"), l("out/d/m", "../l")}},
+			[]string{"d/m", "etc", "l"}},
+		"in the users' own place": {[]entry{l("out/etc", "../..")},
+			[][]entry{{l("out/a", "etc"), l("out/etc", "d")}}, []string{"a", "etc"}},
+		"held back, then a file": {[]entry{l("out/etc", "../..")},
+			[][]entry{{l("out/a", "b"), f("out/a", "x")}}, []string{"etc"}},
+		"held back, twice": {[]entry{l("out/etc", "../..")},
+			[][]entry{{l("out/a", "etc"), l("out/a", "b")}}, []string{"etc"}},
+		"held back, then below it": {[]entry{l("out/etc", "../..")},
+			[][]entry{{l("out/a/l", "../x"), l("out/a", "d/e")}}, []string{"a", "etc"}},
+		"a long chain": {nil,
+			[][]entry{append(chain(300), link("out/300", "x"))}, nil},
+		"a long chain, users' own": {[]entry{l("out/etc", "../..")},
+			[][]entry{append(chain(300), l("out/300", "etc/.env"))}, []string{"etc"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGround(t, tt.users...)
@@ -222,7 +245,8 @@ func TestLinksStayInside(t *testing.T) {
 				copies = append(copies, copyTo{"", stream(t, entries...)})
 			}
 			for _, c := range copies {
-				if err := Unpack(t.Context(), bytes.NewReader(c.stream), g.dest, Limits{}); err != nil {
+				if err := Unpack(t.Context(), bytes.NewReader(c.stream),
+					g.dest, Limits{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -252,8 +276,9 @@ func chain(n int) (all []entry) {
 // There are few hostileNames, so that entries collide.
 var (
 	hostileNames   = []string{"a", "b", "c", "x", ".env", "A", "canary"}
-	hostileTargets = []string{"..", "..", "a", "b", "c", "x", "t", ".", "", ".env", "canary", "dest", "A"}
-	hostileTops    = []string{"t", "u", "T"}
+	hostileTargets = []string{"..", "..", "a", "b", "c", "x", "t", ".", "",
+		".env", "canary", "dest", "A"}
+	hostileTops = []string{"t", "u", "T"}
 )
 
 // A chooser returns numbers below n.
@@ -409,7 +434,8 @@ func TestModes(t *testing.T) {
 	f.Mode, wide.Mode, bare.Mode = 0o6777, 0o3777, 0o055
 	there, private := dir("t/there/"), file("t/private", "x")
 	there.Mode, private.Mode = 0o777, 0o600
-	b := stream(t, wide, f, bare, file("t/bare/x", ""), there, file("t/there/x", ""), private, file("t/made/x", ""))
+	b := stream(t, wide, f, bare, file("t/bare/x", ""), there, file("t/there/x", ""),
+		private, file("t/made/x", ""))
 	for _, trusted := range []bool{false, true} {
 		d := t.TempDir()
 		if err := os.MkdirAll(d+"/t/there", 0o700); err != nil {
@@ -421,14 +447,19 @@ func TestModes(t *testing.T) {
 		if err := Unpack(t.Context(), bytes.NewReader(b), d, Limits{Trusted: trusted}); err != nil {
 			t.Fatal(err)
 		}
-		want := map[string]fs.FileMode{"d/f": 0o750, "d": 0o750 | fs.ModeDir | fs.ModeSticky, "bare": 0o050 | fs.ModeDir, "there": 0o500 | fs.ModeDir, "private": 0o600, "made": 0o750 | fs.ModeDir}
+		want := map[string]fs.FileMode{"d/f": 0o750, "d": 0o750 | fs.ModeDir | fs.ModeSticky,
+			"bare": 0o050 | fs.ModeDir, "there": 0o500 | fs.ModeDir, "private": 0o600,
+			"made": 0o750 | fs.ModeDir}
 		if trusted {
-			want = map[string]fs.FileMode{"d/f": 0o777, "d": 0o777 | fs.ModeDir | fs.ModeSticky, "bare": 0o055 | fs.ModeDir, "there": 0o777 | fs.ModeDir, "private": 0o600, "made": 0o750 | fs.ModeDir}
+			want = map[string]fs.FileMode{"d/f": 0o777, "d": 0o777 | fs.ModeDir | fs.ModeSticky,
+				"bare": 0o055 | fs.ModeDir, "there": 0o777 | fs.ModeDir, "private": 0o600,
+				"made": 0o750 | fs.ModeDir}
 		}
 		for name, mode := range want {
 			st, err := os.Lstat(filepath.Join(d, "t", name))
 			if err != nil || st.Mode() != mode {
-				t.Errorf("trusted %v, %s: mode %v, want %v: %v", trusted, name, st.Mode(), mode, err)
+				t.Errorf("trusted %v, %s: mode %v, want %v: %v", trusted,
+					name, st.Mode(), mode, err)
 			}
 		}
 		_, _ = os.Chmod(d+"/t/bare", 0o700), os.Chmod(d+"/t/there", 0o700)
@@ -438,7 +469,8 @@ func TestModes(t *testing.T) {
 // A file that is sparse at its source stays sparse for any read size.
 func TestSparseInSmallReads(t *testing.T) {
 	const size = 64 << 20
-	b := stream(t, entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: size}, string(make([]byte, size))})
+	b := stream(t, entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: size},
+		string(make([]byte, size))})
 	d := t.TempDir()
 	if err := Unpack(t.Context(), &smallReads{b, 33_001}, d, Limits{}); err != nil {
 		t.Fatal(err)

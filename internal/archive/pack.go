@@ -27,7 +27,8 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 		name = filepath.Base(filepath.Clean(hostPath))
 	}
 	if name == "/" || name == "." || name == ".." {
-		return packError(hostPath, turnstone.KindInvalid, errors.New("the path has no name of its own"), "name the file or folder itself")
+		return packError(hostPath, turnstone.KindInvalid,
+			errors.New("the path has no name of its own"), "name the file or folder itself")
 	}
 	real, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -56,7 +57,8 @@ func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name strin
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			return packError(filepath.Join(root.Name(), file), kindOf(err), cause(err), "check its permissions")
+			return packError(filepath.Join(root.Name(), file), kindOf(err),
+				cause(err), "check its permissions")
 		}
 		rel, err := filepath.Rel(start, file)
 		if err != nil {
@@ -89,7 +91,8 @@ func (p *packer) entry(file, name string, d fs.DirEntry) error {
 	if err != nil {
 		return p.fail(file, kindOf(err), cause(err), "")
 	}
-	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	h := &tar.Header{Name: name, Mode: int64(info.Mode().Perm()),
+		ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if info.Mode()&fs.ModeSticky != 0 {
 		h.Mode |= 0o1000
 	}
@@ -126,12 +129,15 @@ func (p *packer) file(file string, h *tar.Header) error {
 	if err := p.tw.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{p.tw}, ctxReader{p.ctx, io.LimitReader(f, h.Size)}, p.buf)
+	n, err := io.CopyBuffer(struct{ io.Writer }{p.tw},
+		ctxReader{p.ctx, io.LimitReader(f, h.Size)}, p.buf)
 	if err != nil {
 		return err
 	}
 	if n < h.Size {
-		return p.fail(file, turnstone.KindUnavailable, fmt.Errorf("the file became shorter while it was read"), "try again when no program writes to the file")
+		return p.fail(file, turnstone.KindUnavailable,
+			fmt.Errorf("the file became shorter while it was read"),
+			"try again when no program writes to the file")
 	}
 	return nil
 }

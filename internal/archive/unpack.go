@@ -61,7 +61,8 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	if limits.Skipped == nil {
 		limits.Skipped = func(string, string) {}
 	}
-	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10), tops: map[string]*topLevel{}}
+	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10),
+		tops: map[string]*topLevel{}}
 	dir := dest
 	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
 		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
@@ -126,7 +127,8 @@ func (u *unpacker) all(tr *tar.Reader) error {
 			return u.broken(err)
 		}
 		if u.entries++; u.entries > u.lim.Entries {
-			return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %d files", u.lim.Entries), "copy a smaller folder")
+			return u.fail(u.dest, turnstone.KindExhausted,
+				fmt.Errorf("more than %d files", u.lim.Entries), "copy a smaller folder")
 		}
 		name, err := u.place(h.Name)
 		if err != nil {
@@ -144,7 +146,8 @@ func (u *unpacker) broken(err error) error {
 	if errors.As(err, &te) {
 		return err
 	}
-	return u.fail(u.dest, turnstone.KindInvalid, fmt.Errorf("the archive is damaged or truncated: %w", err), "")
+	return u.fail(u.dest, turnstone.KindInvalid,
+		fmt.Errorf("the archive is damaged or truncated: %w", err), "")
 }
 
 // place validates a name and returns its path below the root.
@@ -331,7 +334,8 @@ func (u *unpacker) noLinks(dir string) error {
 
 func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
 	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
-		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes), "copy less data at a time")
+		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes),
+			"copy less data at a time")
 	}
 	u.bytes += h.Size
 	if err := u.clear(name); err != nil {
@@ -402,7 +406,9 @@ func kindOfWrite(err error) turnstone.Kind {
 		return turnstone.KindExhausted
 	case errors.Is(err, errNoName), errors.Is(err, errThroughLink):
 		return turnstone.KindInvalid
-	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.ELOOP):
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR),
+		errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST),
+		errors.Is(err, syscall.ELOOP):
 		return turnstone.KindInvalid
 	}
 	return turnstone.KindUnavailable

@@ -35,7 +35,8 @@ func TestClipKeepsWholeCharacters(t *testing.T) {
 		if !utf8.ValidString(got) || len(got) > max(len(s), n+len("…")) {
 			t.Fatalf("Clip(%q, %d) = %q", s, n, got)
 		}
-		if cut, ok := strings.CutSuffix(got, "…"); got != s && (!ok || !strings.HasPrefix(s, cut) || len(cut)+utf8.UTFMax <= n) {
+		if cut, ok := strings.CutSuffix(got, "…"); got != s &&
+			(!ok || !strings.HasPrefix(s, cut) || len(cut)+utf8.UTFMax <= n) {
 			t.Fatalf("Clip(%q, %d) = %q", s, n, got)
 		}
 	})

@@ -37,7 +37,8 @@ type browser struct {
 
 func (s *Server) serveBrowser(w http.ResponseWriter, r *http.Request) {
 	s.upgrade(w, r, func(c *socket) {
-		b := &browser{srv: s, socket: c, sessions: make(map[string]*session), channels: make(map[uint32]*session)}
+		b := &browser{srv: s, socket: c, sessions: make(map[string]*session),
+			channels: make(map[uint32]*session)}
 		near, far := net.Pipe()
 		d := wire.NewDispatcher()
 		t := &targets{b: b}
@@ -87,7 +88,9 @@ func (b *browser) read() error {
 	}
 }
 
-func broken(code int, reason string) error { return &wire.ProtocolError{Code: code, Reason: reason} }
+func broken(code int, reason string) error {
+	return &wire.ProtocolError{Code: code, Reason: reason}
+}
 
 // protocolError is RFC 6455's status for a protocol violation.
 const protocolError = 1002
@@ -102,7 +105,8 @@ func (b *browser) message(p []byte) error {
 		return err
 	}
 	if m.ID == nil || m.Method == "" {
-		return broken(protocolError, "a message from a client is not a command: it does not have both id and method")
+		return broken(protocolError,
+			"a message from a client is not a command: it does not have both id and method")
 	}
 	s := b.find(m.SessionID)
 	if s == nil {

@@ -21,19 +21,22 @@ import (
 // frames whose stream numbers are the same in both.
 func TestFlatSessions(t *testing.T) {
 	s := serve(t, nil)
-	ids := []turnstone.SandboxID{s.backend.add("one", echoAgent).ID, s.backend.add("two", echoAgent).ID}
+	ids := []turnstone.SandboxID{s.backend.add("one", echoAgent).ID,
+		s.backend.add("two", echoAgent).ID}
 	c := s.openBrowser(t)
 	var sessions []string
 	var channels []uint32
 	for _, id := range ids {
 		session, channel := c.attach(id)
-		if e := c.event("Target.attachedToTarget"); e.SessionID != "" || !strings.Contains(string(e.Params), session) {
+		if e := c.event("Target.attachedToTarget"); e.SessionID != "" ||
+			!strings.Contains(string(e.Params), session) {
 			t.Errorf("%s", e.Params)
 		}
 		sessions, channels = append(sessions, session), append(channels, channel)
 	}
 	for _, session := range sessions {
-		if m := c.call(session, "State.getSession", ""); !strings.Contains(string(m.Result), `"cwd":"/`) {
+		if m := c.call(session, "State.getSession",
+			""); !strings.Contains(string(m.Result), `"cwd":"/`) {
 			t.Errorf("%s %s", m.Result, m.Error)
 		}
 		if e := c.event("FileSystem.changed"); e.SessionID != session {
@@ -41,9 +44,12 @@ func TestFlatSessions(t *testing.T) {
 		}
 	}
 	for n, session := range sessions {
-		c.send(fmt.Sprintf(`{"id":%d,"method":"FileSystem.write","params":{"path":"/f","stream":7},"sessionId":%q}`, 100+n, session))
+		c.send(
+			fmt.Sprintf(
+				`{"id":%d,"method":"FileSystem.write","params":{"path":"/f","stream":7},"sessionId":%q}`, 100+n, session))
 		text := []byte("for " + session)
-		for _, f := range []wire.Frame{{Channel: channels[n], Stream: 7, Data: text}, {Kind: 1, Channel: channels[n], Stream: 7, Offset: uint64(len(text))}} {
+		for _, f := range []wire.Frame{{Channel: channels[n], Stream: 7, Data: text},
+			{Kind: 1, Channel: channels[n], Stream: 7, Offset: uint64(len(text))}} {
 			if err := c.f.WriteBinary(f.Head(), f.Data); err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +68,10 @@ func TestFlatSessions(t *testing.T) {
 		}
 	}
 	for n, session := range sessions {
-		c.send(fmt.Sprintf(`{"id":%d,"method":"FileSystem.read","params":{"path":"/f","stream":9},"sessionId":%q}`, 200+n, session))
+		c.send(
+			fmt.Sprintf(
+				`{"id":%d,"method":"FileSystem.read","params":{"path":"/f","stream":9},"sessionId":%q}`,
+				200+n, session))
 	}
 	got := map[uint32]string{}
 	for ends := 0; ends < 2; {
@@ -83,10 +92,12 @@ func TestFlatSessions(t *testing.T) {
 		}
 	}
 	// After the detachment the session is gone and the other session remains.
-	if m := c.call("", "Target.detachFromTarget", fmt.Sprintf(`{"sessionId":%q}`, sessions[0])); m.Error != nil {
+	if m := c.call("", "Target.detachFromTarget",
+		fmt.Sprintf(`{"sessionId":%q}`, sessions[0])); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
-	if m := c.call(sessions[0], "State.getSession", ""); !strings.Contains(string(m.Error), "-32001") {
+	if m := c.call(sessions[0], "State.getSession",
+		""); !strings.Contains(string(m.Error), "-32001") {
 		t.Errorf("%s", m.Error)
 	}
 	if m := c.call(sessions[1], "State.getSession", ""); m.Error != nil {
@@ -107,24 +118,28 @@ func TestTargets(t *testing.T) {
 	if e := c.event("Target.targetCreated"); !strings.Contains(string(e.Params), string(a.ID)) {
 		t.Errorf("%s", e.Params)
 	}
-	m := c.call("", "Target.createTarget", `{"name":"two","memory":536870912,"network":false,"env":["A=b"],"ttl":1.5}`)
+	m := c.call("", "Target.createTarget",
+		`{"name":"two","memory":536870912,"network":false,"env":["A=b"],"ttl":1.5}`)
 	var created wire.TargetCreateTargetResult
 	if err := json.Unmarshal(m.Result, &created); err != nil {
 		t.Fatalf("%s %s", m.Result, m.Error)
 	}
-	if sp := s.backend.specs[0]; sp.Shape.Memory != 512<<20 || sp.Shape.Network || sp.TTL != 1500*time.Millisecond || sp.Image != "base" || sp.Env[0] != "A=b" {
+	if sp := s.backend.specs[0]; sp.Shape.Memory != 512<<20 || sp.Shape.Network ||
+		sp.TTL != 1500*time.Millisecond || sp.Image != "base" || sp.Env[0] != "A=b" {
 		t.Errorf("%+v", sp)
 	}
 	if e := c.event("Target.targetCreated"); !strings.Contains(string(e.Params), created.TargetID) {
 		t.Errorf("%s", e.Params)
 	}
 	session, _ := c.attach(turnstone.SandboxID(created.TargetID))
-	if e := c.event("Target.targetInfoChanged"); !strings.Contains(string(e.Params), `"attached":true`) {
+	if e := c.event("Target.targetInfoChanged"); !strings.Contains(string(e.Params),
+		`"attached":true`) {
 		t.Errorf("%s", e.Params)
 	}
 	m = c.call("", "Target.getTargets", "")
 	var all wire.TargetGetTargetsResult
-	if err := json.Unmarshal(m.Result, &all); err != nil || len(all.TargetInfos) != 2 || all.TargetInfos[0].Attached || !all.TargetInfos[1].Attached {
+	if err := json.Unmarshal(m.Result, &all); err != nil || len(all.TargetInfos) != 2 ||
+		all.TargetInfos[0].Attached || !all.TargetInfos[1].Attached {
 		t.Errorf("%s", m.Result)
 	}
 	s.backend.set(a.ID, sandboxes.StateFailed, "it died")
@@ -134,7 +149,8 @@ func TestTargets(t *testing.T) {
 	if m := c.call("", "Target.closeTarget", fmt.Sprintf(`{"targetId":%q}`, created.TargetID)); !strings.Contains(string(m.Result), "true") {
 		t.Errorf("%s %s", m.Result, m.Error)
 	}
-	if e := c.event("Target.targetDestroyed"); !strings.Contains(string(e.Params), created.TargetID) {
+	if e := c.event("Target.targetDestroyed"); !strings.Contains(string(e.Params),
+		created.TargetID) {
 		t.Errorf("%s", e.Params)
 	}
 	for params, want := range map[string]string{
@@ -145,12 +161,15 @@ func TestTargets(t *testing.T) {
 		fmt.Sprintf(`{"targetId":%q,"flatten":"yes"}`, a.ID):       "flatten",
 		fmt.Sprintf(`{"targetId":["%s"],"flatten":true}`, session): "targetId",
 	} {
-		if m := c.call("", "Target.attachToTarget", params); !strings.Contains(string(m.Error), want) {
+		if m := c.call("", "Target.attachToTarget",
+			params); !strings.Contains(string(m.Error), want) {
 			t.Errorf("%s: %s, want %q", params, m.Error, want)
 		}
 	}
-	for _, params := range []string{`{"ttl":-1}`, `{"ttl":1e300}`, `{"cpus":-1}`, `{"memory":1}`, `{"name":"a b"}`, `{"env":["x"]}`} {
-		if m := c.call("", "Target.createTarget", params); !strings.Contains(string(m.Error), "invalid") {
+	for _, params := range []string{`{"ttl":-1}`, `{"ttl":1e300}`, `{"cpus":-1}`, `{"memory":1}`,
+		`{"name":"a b"}`, `{"env":["x"]}`} {
+		if m := c.call("", "Target.createTarget",
+			params); !strings.Contains(string(m.Error), "invalid") {
 			t.Errorf("%s: %s %s", params, m.Result, m.Error)
 		}
 	}
@@ -166,7 +185,9 @@ func TestSessionLimit(t *testing.T) {
 	}
 	refused := func(c *client, id turnstone.SandboxID, why string) {
 		t.Helper()
-		if m := c.call("", "Target.attachToTarget", fmt.Sprintf(`{"targetId":%q,"flatten":true}`, id)); !strings.Contains(string(m.Error), why) {
+		if m := c.call("", "Target.attachToTarget",
+			fmt.Sprintf(`{"targetId":%q,"flatten":true}`, id)); !strings.Contains(
+			string(m.Error), why) {
 			t.Errorf("%s %s, want %q", m.Result, m.Error, why)
 		}
 	}
@@ -216,10 +237,14 @@ func TestSandboxEnds(t *testing.T) {
 	s.backend.set(a.ID, sandboxes.StateFailed, "out of memory")
 	close(die)
 	e := c.event("Target.detachedFromTarget")
-	if !strings.Contains(string(e.Params), dying) || !strings.Contains(string(e.Params), "the sandbox is failed: out of memory") {
+	if !strings.Contains(string(e.Params), dying) ||
+		!strings.Contains(string(e.Params), "the sandbox is failed: out of memory") {
 		t.Errorf("%s", e.Params)
 	}
-	if n := slices.IndexFunc(c.seen, func(m wire.Message) bool { return m.ID != nil && *m.ID == 501 }); n < 0 || !strings.Contains(string(c.seen[n].Error), "out of memory") {
+	if n := slices.IndexFunc(c.seen, func(m wire.Message) bool {
+		return m.ID != nil &&
+			*m.ID == 501
+	}); n < 0 || !strings.Contains(string(c.seen[n].Error), "out of memory") {
 		t.Errorf("the command that waited: %+v", c.seen)
 	}
 	if m := c.call(living, "State.getSession", ""); m.Error != nil {
@@ -234,18 +259,38 @@ func TestHostileSandbox(t *testing.T) {
 		send    func(f *wire.Frames) error
 		survive bool // the session survives, and the message is dropped; otherwise the session ends
 	}{
-		"an answer that nobody asked for": {func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":77,"result":{}}`)) }, true},
-		"another session's event":         {func(f *wire.Frames) error { return f.WriteText([]byte(`{"method":"X.y","sessionId":"other"}`)) }, true},
+		"an answer that nobody asked for": {
+			func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":77,"result":{}}`)) }, true},
+		"another session's event": {
+			func(f *wire.Frames) error {
+				return f.WriteText(
+					[]byte(`{"method":"X.y","sessionId":"other"}`))
+			}, true},
 		"an event of the server's": {func(f *wire.Frames) error {
-			return f.WriteText([]byte(`{"method":"Target.detachedFromTarget","params":{"sessionId":"x"}}`))
+			return f.WriteText(
+				[]byte(`{"method":"Target.detachedFromTarget","params":{"sessionId":"x"}}`))
 		}, false},
-		"a command":            {func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":1,"method":"Target.getTargets"}`)) }, false},
-		"no UTF-8":             {func(f *wire.Frames) error { return f.WriteText([]byte("{\"method\":\"X.\xff\"}")) }, false},
-		"no JSON":              {func(f *wire.Frames) error { return f.WriteText([]byte(`hello`)) }, false},
-		"too deep":             {func(f *wire.Frames) error { return f.WriteText([]byte(strings.Repeat("[", 1000))) }, false},
-		"a frame with a name":  {func(f *wire.Frames) error { return f.WriteBinary(wire.Frame{Channel: 2, Stream: 1}.Head()) }, false},
-		"a frame that is none": {func(f *wire.Frames) error { return f.WriteBinary([]byte("short")) }, false},
-		"nothing of the kind":  {func(f *wire.Frames) error { return f.Farewell(nil) }, false},
+		"a command": {
+			func(f *wire.Frames) error {
+				return f.WriteText(
+					[]byte(`{"id":1,"method":"Target.getTargets"}`))
+			}, false},
+		"no UTF-8": {
+			func(f *wire.Frames) error { return f.WriteText([]byte("{\"method\":\"X.\xff\"}")) },
+			false},
+		"no JSON": {func(f *wire.Frames) error { return f.WriteText([]byte(`hello`)) },
+			false},
+		"too deep": {
+			func(f *wire.Frames) error { return f.WriteText([]byte(strings.Repeat("[", 1000))) },
+			false},
+		"a frame with a name": {
+			func(f *wire.Frames) error {
+				return f.WriteBinary(wire.Frame{Channel: 2,
+					Stream: 1}.Head())
+			}, false},
+		"a frame that is none": {
+			func(f *wire.Frames) error { return f.WriteBinary([]byte("short")) }, false},
+		"nothing of the kind": {func(f *wire.Frames) error { return f.Farewell(nil) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, nil)
@@ -287,27 +332,38 @@ func TestClientFaults(t *testing.T) {
 		return func(c *client) { _ = ws.WriteHeader(c.conn, h) }
 	}
 	text := func(p string) func(*client) { return func(c *client) { _ = c.f.WriteText([]byte(p)) } }
-	frame := func(f wire.Frame) func(*client) { return func(c *client) { _ = c.f.WriteBinary(f.Head()) } }
+	frame := func(f wire.Frame) func(*client) {
+		return func(c *client) {
+			_ = c.f.WriteBinary(f.Head())
+		}
+	}
 	for name, tt := range map[string]struct {
 		send   func(*client)
 		code   int
 		reason string
 	}{
-		"no JSON":               {text("hello"), 1002, "not a JSON"},
-		"no object":             {text("[]"), 1002, "not a JSON object"},
-		"no method":             {text(`{"id":1}`), 1002, "not a command"},
-		"no id":                 {text(`{"method":"Target.getTargets"}`), 1002, "not a command"},
-		"an id that is none":    {text(`{"id":"1","method":"Target.getTargets"}`), 1002, "not a JSON object"},
-		"too deep":              {text(strings.Repeat(`{"a":`, 100)), 1002, "nested deeper"},
-		"no UTF-8":              {text("{\"id\":1,\"method\":\"\xff\"}"), 1007, "UTF-8"},
-		"no channel":            {frame(wire.Frame{Stream: 1}), 1002, "unknown session"},
-		"a channel of nobody":   {frame(wire.Frame{Channel: 9, Stream: 1}), 1002, "unknown session"},
-		"a frame that is none":  {func(c *client) { _ = c.f.WriteBinary([]byte("x")) }, 1002, "shorter than"},
-		"a reserved opcode":     {head(ws.Header{Fin: true, OpCode: 5, Masked: true}), 1002, "opcode"},
-		"an unknown extension":  {head(ws.Header{Fin: true, Rsv: 4, OpCode: ws.OpText, Masked: true}), 1002, "extension"},
-		"a message without end": {head(ws.Header{Fin: true, OpCode: ws.OpText, Masked: true, Length: 1 << 40}), 1009, "longer than"},
-		"a large binary frame":  {head(ws.Header{Fin: true, OpCode: ws.OpBinary, Masked: true, Length: 1 << 20}), 1009, "longer than"},
-		"a farewell":            {func(c *client) { _ = c.f.Farewell(nil) }, 1000, ""},
+		"no JSON":   {text("hello"), 1002, "not a JSON"},
+		"no object": {text("[]"), 1002, "not a JSON object"},
+		"no method": {text(`{"id":1}`), 1002, "not a command"},
+		"no id":     {text(`{"method":"Target.getTargets"}`), 1002, "not a command"},
+		"an id that is none": {text(`{"id":"1","method":"Target.getTargets"}`),
+			1002, "not a JSON object"},
+		"too deep":   {text(strings.Repeat(`{"a":`, 100)), 1002, "nested deeper"},
+		"no UTF-8":   {text("{\"id\":1,\"method\":\"\xff\"}"), 1007, "UTF-8"},
+		"no channel": {frame(wire.Frame{Stream: 1}), 1002, "unknown session"},
+		"a channel of nobody": {frame(wire.Frame{Channel: 9, Stream: 1}), 1002,
+			"unknown session"},
+		"a frame that is none": {func(c *client) { _ = c.f.WriteBinary([]byte("x")) },
+			1002, "shorter than"},
+		"a reserved opcode": {head(ws.Header{Fin: true, OpCode: 5, Masked: true}), 1002,
+			"opcode"},
+		"an unknown extension": {head(ws.Header{Fin: true, Rsv: 4, OpCode: ws.OpText,
+			Masked: true}), 1002, "extension"},
+		"a message without end": {head(ws.Header{Fin: true, OpCode: ws.OpText, Masked: true,
+			Length: 1 << 40}), 1009, "longer than"},
+		"a large binary frame": {head(ws.Header{Fin: true, OpCode: ws.OpBinary, Masked: true,
+			Length: 1 << 20}), 1009, "longer than"},
+		"a farewell": {func(c *client) { _ = c.f.Farewell(nil) }, 1000, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := s.openBrowser(t)
@@ -329,7 +385,8 @@ func TestClientFaults(t *testing.T) {
 // TestFlood: a client that sends without reading is disconnected, and meanwhile no other client has
 // to wait.
 func TestFlood(t *testing.T) {
-	for name, open := range map[string]func(*testing.T, *testServer, sandboxes.Info) (*client, string){
+	for name, open := range map[string]func(*testing.T, *testServer,
+		sandboxes.Info) (*client, string){
 		"a session's": func(t *testing.T, s *testServer, a sandboxes.Info) (*client, string) {
 			c := s.openBrowser(t)
 			session, _ := c.attach(a.ID)
@@ -391,7 +448,8 @@ func TestSandboxThatDoesNotRead(t *testing.T) {
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
-	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "accepted no data for 300ms") {
+	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params),
+		"accepted no data for 300ms") {
 		t.Errorf("%s", e.Params)
 	}
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
@@ -418,13 +476,15 @@ func TestFullQueue(t *testing.T) {
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
 	}
-	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), "has not accepted 16 MiB") {
+	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params),
+		"has not accepted 16 MiB") {
 		t.Errorf("%s", e.Params)
 	}
 	if took := time.Since(began); took > writeTime/2 {
 		t.Errorf("the client was held up for %s", took)
 	}
-	if m := c.call(deafSession, "State.getSession", ""); !strings.Contains(string(m.Error), "-32001") {
+	if m := c.call(deafSession, "State.getSession",
+		""); !strings.Contains(string(m.Error), "-32001") {
 		t.Errorf("%s", m.Error)
 	}
 }
@@ -442,7 +502,8 @@ func TestTooManyPending(t *testing.T) {
 	for err == nil && m != nil && m.ID == nil {
 		m, _, err = c.next()
 	}
-	if err != nil || m == nil || *m.ID != 1000+maxPending || !strings.Contains(string(m.Error), "too many") {
+	if err != nil || m == nil || *m.ID != 1000+maxPending ||
+		!strings.Contains(string(m.Error), "too many") {
 		t.Errorf("%+v, %v", m, err)
 	}
 }

@@ -15,7 +15,8 @@ func loose(f *testing.F) (*session, *wire.Frames) {
 	f.Cleanup(func() { _ = near.Close() })
 	s := NewServer(Options{Backend: &backend{}, Token: "t"})
 	p := newPatient(near, nil, time.Minute)
-	b := &browser{srv: s, socket: &socket{Frames: wire.NewFrames(p, false), conn: p}, sessions: map[string]*session{}, channels: map[uint32]*session{}}
+	b := &browser{srv: s, socket: &socket{Frames: wire.NewFrames(p, false), conn: p},
+		sessions: map[string]*session{}, channels: map[uint32]*session{}}
 	agent, _ := net.Pipe()
 	one := newSession(b, agent)
 	one.id, one.channel, b.last = "S", 5, 5
@@ -81,7 +82,8 @@ func FuzzSandbox(f *testing.F) {
 				<-passed
 				return
 			}
-			if got.SessionID != "S" || got.ID != nil && *got.ID != 7 || got.ID != nil && got.Method != "" {
+			if got.SessionID != "S" || got.ID != nil && *got.ID != 7 ||
+				got.ID != nil && got.Method != "" {
 				t.Errorf("the client saw %s", m.data)
 			}
 		} else if fr, err := wire.ParseFrame(m.data); err != nil || fr.Channel != 5 {

@@ -25,7 +25,8 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok 
 	path, ok = s.authorize(r)
 	if !ok {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		http.Error(w, "a token is required: the token that the server printed at its start", http.StatusUnauthorized)
+		http.Error(w, "a token is required: the token that the server printed at its start",
+			http.StatusUnauthorized)
 		return "", false
 	}
 	return path, true
@@ -49,7 +50,8 @@ func (s *Server) hostAllowed(r *http.Request) bool {
 	if port != localPort {
 		return false
 	}
-	if strings.EqualFold(host, "localhost") || s.opt.Host != "" && strings.EqualFold(host, s.opt.Host) {
+	if strings.EqualFold(host, "localhost") || s.opt.Host != "" &&
+		strings.EqualFold(host, s.opt.Host) {
 		return true
 	}
 	ip, err := netip.ParseAddr(host)
@@ -84,7 +86,8 @@ func (s *Server) authorize(r *http.Request) (path string, ok bool) {
 			ok = s.isToken(t) || ok
 		}
 	}
-	if scheme, t, found := strings.Cut(r.Header.Get("Authorization"), " "); found && strings.EqualFold(scheme, "Bearer") {
+	if scheme, t, found := strings.Cut(r.Header.Get("Authorization"), " "); found &&
+		strings.EqualFold(scheme, "Bearer") {
 		ok = s.isToken(strings.TrimSpace(t)) || ok
 	}
 	return path, ok

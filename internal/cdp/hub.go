@@ -90,14 +90,16 @@ func NewServer(opt Options) *Server {
 // returns nil.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := &http.Server{
-		Handler: http.HandlerFunc(s.handle), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime,
-		ReadTimeout: pageTime, WriteTimeout: pageTime, IdleTimeout: idleTime,
+		Handler: http.HandlerFunc(s.handle), MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: headerTime,
+		ReadTimeout:       pageTime, WriteTimeout: pageTime, IdleTimeout: idleTime,
 		// reports faults of clients
 		ErrorLog: slog.NewLogLogger(s.opt.Log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
 	defer stop()
-	err := h.Serve(&limitListener{Listener: l, slots: make(chan struct{}, maxConnections), done: make(chan struct{})})
+	err := h.Serve(&limitListener{Listener: l, slots: make(chan struct{}, maxConnections),
+		done: make(chan struct{})})
 	_ = h.Close()
 	s.mu.Lock()
 	open := s.sockets

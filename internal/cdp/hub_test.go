@@ -66,7 +66,8 @@ func (b *backend) Dial(_ context.Context, id turnstone.SandboxID) (net.Conn, err
 	return near, nil
 }
 
-func (b *backend) Create(_ context.Context, spec sandboxes.Spec, _ func(string)) (sandboxes.Info, error) {
+func (b *backend) Create(_ context.Context, spec sandboxes.Spec,
+	_ func(string)) (sandboxes.Info, error) {
 	b.mu.Lock()
 	b.specs = append(b.specs, spec)
 	b.mu.Unlock()
@@ -93,7 +94,8 @@ func (b *backend) set(id turnstone.SandboxID, state sandboxes.State, reason stri
 func (b *backend) add(name string, agent func(net.Conn)) sandboxes.Info {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i := sandboxes.Info{ID: turnstone.NewSandboxID(), Name: name, Image: "base", State: sandboxes.StateReady}
+	i := sandboxes.Info{ID: turnstone.NewSandboxID(), Name: name, Image: "base",
+		State: sandboxes.StateReady}
 	b.infos = append(b.infos, i)
 	if b.agents == nil {
 		b.agents = map[turnstone.SandboxID]func(net.Conn){}
@@ -114,7 +116,8 @@ func echoAgent(c net.Conn) {
 
 type stateServer struct{ wire.StateServer }
 
-func (stateServer) GetSession(ctx context.Context, c *wire.Conn) (*wire.StateGetSessionResult, error) {
+func (stateServer) GetSession(ctx context.Context,
+	c *wire.Conn) (*wire.StateGetSessionResult, error) {
 	_ = c.EmitFileSystemChanged(ctx, &wire.FileSystemChangedEvent{WatchID: "w"})
 	return &wire.StateGetSessionResult{Cwd: "/<&>", Env: []string{}}, nil
 }
@@ -125,7 +128,8 @@ type fileServer struct {
 	data []byte
 }
 
-func (f *fileServer) Write(_ context.Context, c *wire.Conn, p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
+func (f *fileServer) Write(_ context.Context, c *wire.Conn,
+	p *wire.FileSystemWriteParams) (*wire.FileSystemWriteResult, error) {
 	r, err := c.Receiver(p.Stream)
 	if err != nil {
 		return nil, err
@@ -137,7 +141,8 @@ func (f *fileServer) Write(_ context.Context, c *wire.Conn, p *wire.FileSystemWr
 	return &wire.FileSystemWriteResult{Size: int64(len(b))}, err
 }
 
-func (f *fileServer) Read(_ context.Context, c *wire.Conn, p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
+func (f *fileServer) Read(_ context.Context, c *wire.Conn,
+	p *wire.FileSystemReadParams) (*wire.FileSystemReadResult, error) {
 	s, err := c.Sender(p.Stream)
 	if err != nil {
 		return nil, err
@@ -145,7 +150,8 @@ func (f *fileServer) Read(_ context.Context, c *wire.Conn, p *wire.FileSystemRea
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	_, err = s.Write(f.data)
-	return &wire.FileSystemReadResult{Size: int64(len(f.data)), Eof: true}, errors.Join(err, s.Close())
+	return &wire.FileSystemReadResult{Size: int64(len(f.data)), Eof: true},
+		errors.Join(err, s.Close())
 }
 
 // A testServer is a server on its own port.
@@ -190,15 +196,16 @@ func serve(t *testing.T, change func(*Server)) *testServer {
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, l) }()
-	ts := &testServer{Server: s, backend: b, addr: l.Addr().String(), log: log, stop: sync.OnceFunc(func() {
-		cancel()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-		if strings.Contains(log.String(), s.opt.Token) {
-			t.Error("the token is in the log")
-		}
-	})}
+	ts := &testServer{Server: s, backend: b, addr: l.Addr().String(), log: log,
+		stop: sync.OnceFunc(func() {
+			cancel()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			if strings.Contains(log.String(), s.opt.Token) {
+				t.Error("the token is in the log")
+			}
+		})}
 	t.Cleanup(ts.stop)
 	return ts
 }
@@ -324,7 +331,8 @@ func (c *client) wantClosed(code int, reason string) {
 			continue
 		}
 		var closed *wire.ClosedError
-		if !errors.As(err, &closed) || closed.Code != code || !strings.Contains(closed.Reason, reason) {
+		if !errors.As(err, &closed) || closed.Code != code ||
+			!strings.Contains(closed.Reason, reason) {
 			c.t.Errorf("closed with %v, want %d %q", err, code, reason)
 		}
 		return
@@ -390,18 +398,24 @@ func TestAdmission(t *testing.T) {
 		{"localhost", page, []string{bearer, "Host: localhost:" + port}, 200},
 		{"another loopback address", page, []string{bearer, "Host: 127.0.0.2:" + port}, 200},
 		{"IPv6 loopback", page, []string{bearer, "Host: [::1]:" + port}, 200},
-		{"a name that was made to point here", page, []string{bearer, "Host: evil.example:" + port}, 403},
-		{"a name that ends like one of ours", page, []string{bearer, "Host: localhost.evil.example:" + port}, 403},
+		{"a name that was made to point here", page,
+			[]string{bearer, "Host: evil.example:" + port}, 403},
+		{"a name that ends like one of ours", page,
+			[]string{bearer, "Host: localhost.evil.example:" + port}, 403},
 		{"another address", page, []string{bearer, "Host: 192.0.2.1:" + port}, 403},
 		{"another port", page, []string{bearer, "Host: 127.0.0.1:1"}, 403},
 		{"no port", page, []string{bearer, "Host: 127.0.0.1"}, 403},
 		{"its own page", page, []string{bearer, "Origin: http://" + s.addr}, 200},
 		{"another page", page, []string{bearer, "Origin: https://evil.example"}, 403},
 		{"a page without an origin", page, []string{bearer, "Origin: null"}, 403},
-		{"another server of this machine", page, []string{bearer, "Origin: http://127.0.0.1:1"}, 403},
-		{"two origins", page, []string{bearer, "Origin: http://" + s.addr, "Origin: http://evil.example"}, 403},
-		{"a page's WebSocket", "/" + token + browserPath + s.browser, []string{"Origin: http://evil.example", "Upgrade: websocket",
-			"Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="}, 403},
+		{"another server of this machine", page,
+			[]string{bearer, "Origin: http://127.0.0.1:1"}, 403},
+		{"two origins", page, []string{bearer, "Origin: http://" + s.addr,
+			"Origin: http://evil.example"}, 403},
+		{"a page's WebSocket", "/" + token + browserPath + s.browser,
+			[]string{"Origin: http://evil.example", "Upgrade: websocket",
+				"Connection: Upgrade", "Sec-WebSocket-Version: 13",
+				"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="}, 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, body := s.get(t, "GET", tt.path, tt.headers...)
@@ -431,10 +445,12 @@ func TestPages(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &pages); err != nil || len(pages) != 2 {
 		t.Fatalf("%s: %v", body, err)
 	}
-	if p := pages[0]; p.ID != string(a.ID) || p.Title != "one" || p.Socket != "ws://"+s.addr+"/"+s.opt.Token+"/devtools/page/"+p.ID {
+	if p := pages[0]; p.ID != string(a.ID) || p.Title != "one" ||
+		p.Socket != "ws://"+s.addr+"/"+s.opt.Token+"/devtools/page/"+p.ID {
 		t.Errorf("%+v", p)
 	}
-	if p := pages[1]; p.Socket != "" || p.State != sandboxes.StateFailed || p.Description != "it died" {
+	if p := pages[1]; p.Socket != "" || p.State != sandboxes.StateFailed ||
+		p.Description != "it died" {
 		t.Errorf("%+v", p)
 	}
 	if _, again := s.get(t, "GET", "/"+s.opt.Token+"/json"); again != body {
@@ -445,7 +461,8 @@ func TestPages(t *testing.T) {
 		t.Error("the descriptor is another one")
 	}
 	_, body = s.get(t, "GET", "/"+s.opt.Token+"/json/version")
-	if !strings.Contains(body, "ws://"+s.addr+"/"+s.opt.Token+"/devtools/browser/"+s.browser) || !strings.Contains(body, `"turnstone/`) {
+	if !strings.Contains(body, "ws://"+s.addr+"/"+s.opt.Token+"/devtools/browser/"+s.browser) ||
+		!strings.Contains(body, `"turnstone/`) {
 		t.Error(body)
 	}
 	for id, want := range map[turnstone.SandboxID]int{"sb_none": 404, b.ID: 410} {
@@ -460,7 +477,8 @@ func TestPage(t *testing.T) {
 	s := serve(t, nil)
 	a := s.backend.add("one", echoAgent)
 	events := make(chan wire.Event, 10)
-	c := wire.NewConn(s.open(t, pagePath+string(a.ID)), wire.Options{Masked: true, OnEvent: func(e wire.Event) { events <- e }})
+	c := wire.NewConn(s.open(t, pagePath+string(a.ID)),
+		wire.Options{Masked: true, OnEvent: func(e wire.Event) { events <- e }})
 	defer func() { _ = c.Close() }()
 	res, err := c.StateGetSession(t.Context())
 	if err != nil || res.Cwd != "/<&>" {
@@ -479,7 +497,8 @@ func TestPage(t *testing.T) {
 		_, _ = w.Write(data)
 		_ = w.Close()
 	}()
-	if _, err := c.FileSystemWrite(t.Context(), &wire.FileSystemWriteParams{Path: "/f", Stream: id}); err != nil {
+	if _, err := c.FileSystemWrite(t.Context(),
+		&wire.FileSystemWriteParams{Path: "/f", Stream: id}); err != nil {
 		t.Fatal(err)
 	}
 	id = c.NewStream()
@@ -487,7 +506,10 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _, _ = c.FileSystemRead(t.Context(), &wire.FileSystemReadParams{Path: "/f", Stream: id}) }()
+	go func() {
+		_, _ = c.FileSystemRead(t.Context(),
+			&wire.FileSystemReadParams{Path: "/f", Stream: id})
+	}()
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes of %d, %v", len(got), len(data), err)
 	}

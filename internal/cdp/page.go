@@ -22,7 +22,8 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 	s.upgrade(w, r, func(c *socket) {
 		if !s.attach(id) {
 			_ = conn.Close()
-			c.leave(tryAgainLater, "this server has reached its limit of connections to the sandbox")
+			c.leave(tryAgainLater,
+				"this server has reached its limit of connections to the sandbox")
 			return
 		}
 		defer s.detach(id)
@@ -35,7 +36,8 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 				s.quit(c, readErr)
 			}
 			if errors.Is(writeErr, os.ErrDeadlineExceeded) {
-				s.opt.Log.Info("a sandbox accepted no data and was disconnected", "sandbox", id, "limit", s.writeTime)
+				s.opt.Log.Info("a sandbox accepted no data and was disconnected",
+					"sandbox", id, "limit", s.writeTime)
 				c.leave(goingAway, "the sandbox accepted no data for "+s.writeTime.String())
 			} // otherwise the agent's own closing frame arrives in the other direction
 		})

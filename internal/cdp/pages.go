@@ -45,7 +45,8 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	case browserPath + s.browser:
 		s.serveBrowser(w, r)
 	default:
-		http.Error(w, "no such page; the pages are /json/version, /json/list and /json/protocol", http.StatusNotFound)
+		http.Error(w, "no such page; the pages are /json/version, /json/list and /json/protocol",
+			http.StatusNotFound)
 	}
 }
 
@@ -84,7 +85,8 @@ func (s *Server) serveList(w http.ResponseWriter, r *http.Request) {
 	}
 	pages := []page{}
 	for _, i := range all {
-		p := page{ID: string(i.ID), Type: targetType, Title: i.Title(), Description: i.Reason, URL: targetURL(i.ID), State: i.State}
+		p := page{ID: string(i.ID), Type: targetType, Title: i.Title(), Description: i.Reason,
+			URL: targetURL(i.ID), State: i.State}
 		if i.State == sandboxes.StateReady || i.State == sandboxes.StateRunning {
 			p.Socket = s.address(r, pagePath+string(i.ID))
 		}

@@ -36,7 +36,8 @@ type session struct {
 
 func newSession(b *browser, conn net.Conn) *session {
 	p := newPatient(conn, nil, b.srv.writeTime)
-	return &session{b: b, conn: conn, frames: wire.NewFrames(p, false), queue: newQueue(), pending: make(map[int64]int)}
+	return &session{b: b, conn: conn, frames: wire.NewFrames(p, false), queue: newQueue(),
+		pending: make(map[int64]int)}
 }
 
 // start starts to pass messages in both directions.
@@ -70,7 +71,8 @@ func (s *session) pass(i item) bool {
 	}
 	added, full := s.queue.offer(i)
 	if full {
-		s.b.srv.opt.Log.Info("a sandbox does not accept its data and its session was ended", "sandbox", s.target)
+		s.b.srv.opt.Log.Info("a sandbox does not accept its data and its session was ended",
+			"sandbox", s.target)
 		s.end(fmt.Sprintf("the sandbox has not accepted %d MiB", maxQueue>>20))
 	}
 	return added
@@ -109,7 +111,8 @@ func (s *session) send() {
 			return
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			s.b.srv.opt.Log.Info("a sandbox accepted no data and its session was ended", "sandbox", s.target, "limit", s.b.srv.writeTime)
+			s.b.srv.opt.Log.Info("a sandbox accepted no data and its session was ended", "sandbox",
+				s.target, "limit", s.b.srv.writeTime)
 			s.end("the sandbox accepted no data for " + s.b.srv.writeTime.String())
 			return
 		}
@@ -141,7 +144,8 @@ func (s *session) receive() {
 		}
 		var broken *wire.ProtocolError
 		if errors.As(err, &broken) {
-			s.b.srv.opt.Log.Warn("a sandbox violated the protocol and its session was ended", "sandbox", s.target, "reason", broken.Reason)
+			s.b.srv.opt.Log.Warn("a sandbox violated the protocol and its session was ended",
+				"sandbox", s.target, "reason", broken.Reason)
 			s.end("the sandbox violated the protocol: " + broken.Reason)
 			return
 		}
@@ -216,12 +220,14 @@ func (s *session) end(reason string) {
 		}
 		slices.Sort(pending)
 		for _, id := range pending {
-			if s.b.refuse(&wire.Message{ID: &id, SessionID: s.id}, serverError, "the session has ended: "+reason) != nil {
+			if s.b.refuse(&wire.Message{ID: &id, SessionID: s.id}, serverError,
+				"the session has ended: "+reason) != nil {
 				return
 			}
 		}
-		_ = s.b.conn.EmitTargetDetachedFromTarget(s.b.conn.Context(), &wire.TargetDetachedFromTargetEvent{
-			SessionID: s.id, TargetID: string(s.target), Reason: reason})
+		_ = s.b.conn.EmitTargetDetachedFromTarget(s.b.conn.Context(),
+			&wire.TargetDetachedFromTargetEvent{
+				SessionID: s.id, TargetID: string(s.target), Reason: reason})
 	})
 }
 

@@ -85,7 +85,8 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request, serve func(*soc
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		http.Error(w, "the server has reached its limit of connections", http.StatusServiceUnavailable)
+		http.Error(w, "the server has reached its limit of connections",
+			http.StatusServiceUnavailable)
 		return
 	}
 	defer func() { <-s.slots }()
@@ -137,13 +138,16 @@ func (s *Server) quit(c *socket, err error) {
 	var closed *wire.ClosedError
 	switch {
 	case errors.As(err, &broken):
-		s.opt.Log.Info("a client violated the protocol and was disconnected", "reason", broken.Reason)
+		s.opt.Log.Info("a client violated the protocol and was disconnected",
+			"reason", broken.Reason)
 		c.leave(broken.Code, broken.Reason)
 	case errors.As(err, &closed), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		c.leave(0, "")
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		s.opt.Log.Info("a client accepted no data for too long and was disconnected", "limit", s.writeTime)
-		c.leave(int(ws.StatusPolicyViolation), "the client accepted no data for "+s.writeTime.String())
+		s.opt.Log.Info("a client accepted no data for too long and was disconnected",
+			"limit", s.writeTime)
+		c.leave(int(ws.StatusPolicyViolation),
+			"the client accepted no data for "+s.writeTime.String())
 	default:
 		c.leave(goingAway, err.Error())
 	}

@@ -67,7 +67,8 @@ func TestStockClient(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	token, served := cdp.NewToken(), make(chan error, 1)
 	go func() { served <- cdp.NewServer(cdp.Options{Backend: b, Token: token}).Serve(ctx, l) }()
-	out, err := cdptest.Client(ctx, "testdata/client.js", port, token, string(b.ids[0]), string(b.ids[1]))
+	out, err := cdptest.Client(ctx, "testdata/client.js", port, token,
+		string(b.ids[0]), string(b.ids[1]))
 	t.Logf("%s", out)
 	if err != nil {
 		t.Error(err)

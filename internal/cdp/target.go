@@ -34,8 +34,10 @@ type targets struct {
 var _ wire.TargetServer = (*targets)(nil)
 
 func (t *targets) info(i sandboxes.Info) wire.TargetTargetInfo {
-	return wire.TargetTargetInfo{TargetID: string(i.ID), Type: targetType, Title: i.Title(), URL: targetURL(i.ID),
-		Attached: t.b.srv.isAttached(i.ID), State: wire.TargetTargetInfoState(i.State), Reason: i.Reason}
+	return wire.TargetTargetInfo{TargetID: string(i.ID), Type: targetType,
+		Title: i.Title(), URL: targetURL(i.ID),
+		Attached: t.b.srv.isAttached(i.ID),
+		State:    wire.TargetTargetInfoState(i.State), Reason: i.Reason}
 }
 
 func (t *targets) list(ctx context.Context) ([]wire.TargetTargetInfo, error) {
@@ -48,7 +50,8 @@ func (t *targets) list(ctx context.Context) ([]wire.TargetTargetInfo, error) {
 }
 
 // GetTargets implements wire.TargetServer.
-func (t *targets) GetTargets(ctx context.Context, _ *wire.Conn) (*wire.TargetGetTargetsResult, error) {
+func (t *targets) GetTargets(ctx context.Context,
+	_ *wire.Conn) (*wire.TargetGetTargetsResult, error) {
 	infos, err := t.list(ctx)
 	if err != nil {
 		return nil, err
@@ -57,7 +60,8 @@ func (t *targets) GetTargets(ctx context.Context, _ *wire.Conn) (*wire.TargetGet
 }
 
 // SetDiscoverTargets implements wire.TargetServer.
-func (t *targets) SetDiscoverTargets(ctx context.Context, c *wire.Conn, p *wire.TargetSetDiscoverTargetsParams) error {
+func (t *targets) SetDiscoverTargets(ctx context.Context, c *wire.Conn,
+	p *wire.TargetSetDiscoverTargetsParams) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !p.Discover {
@@ -108,7 +112,8 @@ func (t *targets) watch(ctx context.Context, c *wire.Conn, known map[string]wire
 }
 
 // announce reports the differences between now and the known sandboxes, and updates the latter.
-func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTargetInfo, now []wire.TargetTargetInfo) error {
+func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTargetInfo,
+	now []wire.TargetTargetInfo) error {
 	there := map[string]bool{}
 	for _, i := range now {
 		there[i.TargetID] = true
@@ -119,7 +124,8 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 		case !seen:
 			err = c.EmitTargetTargetCreated(ctx, &wire.TargetTargetCreatedEvent{TargetInfo: i})
 		case old != i:
-			err = c.EmitTargetTargetInfoChanged(ctx, &wire.TargetTargetInfoChangedEvent{TargetInfo: i})
+			err = c.EmitTargetTargetInfoChanged(ctx,
+				&wire.TargetTargetInfoChangedEvent{TargetInfo: i})
 		}
 		if err != nil {
 			return err
@@ -130,7 +136,8 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 			continue
 		}
 		delete(known, id)
-		if err := c.EmitTargetTargetDestroyed(ctx, &wire.TargetTargetDestroyedEvent{TargetID: id}); err != nil {
+		if err := c.EmitTargetTargetDestroyed(ctx,
+			&wire.TargetTargetDestroyedEvent{TargetID: id}); err != nil {
 			return err
 		}
 	}
@@ -138,9 +145,11 @@ func announce(ctx context.Context, c *wire.Conn, known map[string]wire.TargetTar
 }
 
 // AttachToTarget implements wire.TargetServer.
-func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.TargetAttachToTargetParams) (*wire.TargetAttachToTargetResult, error) {
+func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn,
+	p *wire.TargetAttachToTargetParams) (*wire.TargetAttachToTargetResult, error) {
 	if !p.Flatten {
-		return nil, turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindInvalid, "flatten",
+		return nil, turnstone.Errorf(wire.MethodTargetAttachToTarget,
+			turnstone.KindInvalid, "flatten",
 			"sessions are flat").WithHint("set flatten: true")
 	}
 	id := turnstone.SandboxID(p.TargetID)
@@ -155,7 +164,8 @@ func (t *targets) AttachToTarget(ctx context.Context, c *wire.Conn, p *wire.Targ
 		return nil, err
 	}
 	if i, err := t.b.srv.opt.Backend.Get(id); err == nil {
-		_ = c.EmitTargetAttachedToTarget(ctx, &wire.TargetAttachedToTargetEvent{SessionID: s.id, TargetInfo: t.info(i)})
+		_ = c.EmitTargetAttachedToTarget(ctx,
+			&wire.TargetAttachedToTargetEvent{SessionID: s.id, TargetInfo: t.info(i)})
 	}
 	// The agent's first messages must not precede the answer, which tells the client the session.
 	wire.AfterReply(ctx, s.start)
@@ -171,7 +181,8 @@ func (b *browser) add(s *session) error {
 			nil)
 	}
 	if len(b.sessions) > maxSessions || b.last == 1<<32-1 {
-		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection",
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted,
+			"sessions of this connection",
 			"the limit of %d is reached", maxSessions).
 			WithHint("detach from a sandbox, or open another connection")
 	}
@@ -182,12 +193,14 @@ func (b *browser) add(s *session) error {
 		}
 	}
 	if own >= maxPerTarget {
-		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this connection with "+string(s.target),
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted,
+			"sessions of this connection with "+string(s.target),
 			"the limit of %d is reached", maxPerTarget).
 			WithHint("detach from a sandbox; a single session can run many commands concurrently")
 	}
 	if !b.srv.attach(s.target) {
-		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted, "sessions of this server with "+string(s.target),
+		return turnstone.Errorf(wire.MethodTargetAttachToTarget, turnstone.KindExhausted,
+			"sessions of this server with "+string(s.target),
 			"the limit of %d is reached", maxAttached).
 			WithHint("wait until another client detaches")
 	}
@@ -198,10 +211,12 @@ func (b *browser) add(s *session) error {
 }
 
 // DetachFromTarget implements wire.TargetServer.
-func (t *targets) DetachFromTarget(_ context.Context, _ *wire.Conn, p *wire.TargetDetachFromTargetParams) error {
+func (t *targets) DetachFromTarget(_ context.Context, _ *wire.Conn,
+	p *wire.TargetDetachFromTargetParams) error {
 	s := t.b.find(p.SessionID)
 	if s == nil || s.id == "" {
-		return turnstone.NewError(wire.MethodTargetDetachFromTarget, turnstone.KindNotFound, fmt.Sprintf("session %.80s", p.SessionID),
+		return turnstone.NewError(wire.MethodTargetDetachFromTarget, turnstone.KindNotFound,
+			fmt.Sprintf("session %.80s", p.SessionID),
 			nil)
 	}
 	s.end("")
@@ -209,7 +224,8 @@ func (t *targets) DetachFromTarget(_ context.Context, _ *wire.Conn, p *wire.Targ
 }
 
 // CreateTarget implements wire.TargetServer.
-func (t *targets) CreateTarget(ctx context.Context, _ *wire.Conn, p *wire.TargetCreateTargetParams) (*wire.TargetCreateTargetResult, error) {
+func (t *targets) CreateTarget(ctx context.Context, _ *wire.Conn,
+	p *wire.TargetCreateTargetParams) (*wire.TargetCreateTargetResult, error) {
 	srv := t.b.srv
 	spec, err := specOf(p, srv.opt.Image)
 	if err != nil {
@@ -246,7 +262,8 @@ func specOf(p *wire.TargetCreateTargetParams, image string) (sandboxes.Spec, err
 	if p.Network != nil {
 		shape.Network = *p.Network
 	}
-	spec := sandboxes.Spec{Name: p.Name, Image: p.Image, Env: p.Env, Shape: shape, Substrate: "auto"}
+	spec := sandboxes.Spec{Name: p.Name, Image: p.Image, Env: p.Env,
+		Shape: shape, Substrate: "auto"}
 	if spec.Image == "" {
 		spec.Image = image
 	}
@@ -259,7 +276,8 @@ func specOf(p *wire.TargetCreateTargetParams, image string) (sandboxes.Spec, err
 }
 
 // CloseTarget implements wire.TargetServer.
-func (t *targets) CloseTarget(ctx context.Context, _ *wire.Conn, p *wire.TargetCloseTargetParams) (*wire.TargetCloseTargetResult, error) {
+func (t *targets) CloseTarget(ctx context.Context, _ *wire.Conn,
+	p *wire.TargetCloseTargetParams) (*wire.TargetCloseTargetResult, error) {
 	if err := t.b.srv.opt.Backend.Remove(ctx, turnstone.SandboxID(p.TargetID)); err != nil {
 		return nil, err
 	}

@@ -87,14 +87,16 @@ func Load(dir string) (Config, error) {
 	}
 	defer func() { _ = f.Close() }()
 	if err := private(f); err != nil {
-		return fail(err, "run: chmod go-w "+path+", or write the file again as the user that runs turn")
+		return fail(err,
+			"run: chmod go-w "+path+", or write the file again as the user that runs turn")
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return fail(err, "make the file readable for you")
 	}
 	if len(b) > maxFile {
-		return fail(fmt.Errorf("it is larger than %s", turnstone.Bytes(maxFile).Human()), "shorten the file")
+		return fail(fmt.Errorf("it is larger than %s", turnstone.Bytes(maxFile).Human()),
+			"shorten the file")
 	}
 	c, err := Parse(string(b))
 	if err != nil {

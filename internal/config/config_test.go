@@ -53,14 +53,17 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := c.Limits.For(Host{CPUs: 2, Memory: 8 << 30, Disk: 100 << 30})
-	if l.CPUs != 4 || l.Memory != 2<<30 || l.Disk != 8<<30 || time.Duration(l.Timeout) != 2*time.Hour || l.Sandboxes != 8 ||
-		l.Output != 1<<20 || l.Entries != 1000 || l.FileSize != 1<<30 || l.FreeSpace.Floor(1000) != 100 {
+	if l.CPUs != 4 || l.Memory != 2<<30 || l.Disk != 8<<30 ||
+		time.Duration(l.Timeout) != 2*time.Hour || l.Sandboxes != 8 ||
+		l.Output != 1<<20 || l.Entries != 1000 || l.FileSize != 1<<30 ||
+		l.FreeSpace.Floor(1000) != 100 {
 		t.Errorf("limits are %+v", l)
 	}
 	if c.GuestKernel() != (kernel.Choice{Image: "/srv/vmlinux", Modules: "/srv/modules/6.9.0"}) {
 		t.Errorf("the kernel is %+v", c.GuestKernel())
 	}
-	if !c.Network.Locked || c.Documents.Sessions[0] != "ci-*" || c.Images.Registries[0] != "registry.corp.example:5000" {
+	if !c.Network.Locked || c.Documents.Sessions[0] != "ci-*" ||
+		c.Images.Registries[0] != "registry.corp.example:5000" {
 		t.Errorf("read as %+v", c)
 	}
 }
@@ -114,7 +117,8 @@ func TestLoad(t *testing.T) {
 	}
 	refused := func(want string) {
 		t.Helper()
-		if _, err := Load(dir); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
+		if _, err := Load(dir); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), want) || turnstone.HintOf(err) == "" {
 			t.Errorf("gives %v, want %q", err, want)
 		}
 	}
@@ -163,19 +167,24 @@ func TestLoad(t *testing.T) {
 func TestDefaultLimits(t *testing.T) {
 	shape := turnstone.DefaultShape()
 	rapid.Check(t, func(t *rapid.T) {
-		h := Host{CPUs: rapid.IntRange(1, 512).Draw(t, "cpus"), Memory: turnstone.Bytes(rapid.Int64Range(0, 1<<50).Draw(t, "memory")),
-			Disk: turnstone.Bytes(rapid.Int64Range(0, 1<<60).Draw(t, "disk"))}
+		h := Host{CPUs: rapid.IntRange(1, 512).Draw(t, "cpus"),
+			Memory: turnstone.Bytes(rapid.Int64Range(0, 1<<50).Draw(t, "memory")),
+			Disk:   turnstone.Bytes(rapid.Int64Range(0, 1<<60).Draw(t, "disk"))}
 		l := Limits{}.For(h)
-		if l.CPUs < shape.CPUs || turnstone.Bytes(l.Memory) < shape.Memory || turnstone.Bytes(l.Disk) < shape.Disk {
+		if l.CPUs < shape.CPUs || turnstone.Bytes(l.Memory) < shape.Memory ||
+			turnstone.Bytes(l.Disk) < shape.Disk {
 			t.Fatalf("%+v refuses the default shape", l)
 		}
-		if l.CPUs > turnstone.MaxCPUs || h.Disk > 8<<30 && turnstone.Bytes(l.Disk) > h.Disk || h.Memory > 2<<30 && turnstone.Bytes(l.Memory) > h.Memory {
+		if l.CPUs > turnstone.MaxCPUs || h.Disk > 8<<30 && turnstone.Bytes(l.Disk) > h.Disk ||
+			h.Memory > 2<<30 && turnstone.Bytes(l.Memory) > h.Memory {
 			t.Fatalf("%+v is more than %+v has", l, h)
 		}
-		if l.Timeout <= 0 || l.Sandboxes <= 0 || l.Output <= 0 || l.Entries <= 0 || l.FileSize <= 0 {
+		if l.Timeout <= 0 || l.Sandboxes <= 0 || l.Output <= 0 ||
+			l.Entries <= 0 || l.FileSize <= 0 {
 			t.Fatalf("%+v leaves a limit open", l)
 		}
-		if l.Entries > defaultEntries || h.Memory > 1<<30 && l.Entries*entryCost > int64(h.Memory)/4 {
+		if l.Entries > defaultEntries || h.Memory > 1<<30 &&
+			l.Entries*entryCost > int64(h.Memory)/4 {
 			t.Fatalf("%d entries in %d bytes of memory", l.Entries, h.Memory)
 		}
 		total := rapid.Uint64Range(0, 1<<60).Draw(t, "total")
@@ -194,7 +203,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		l := c.Limits.For(HostOf("/"))
-		if l.CPUs < 1 || l.Entries < 1 || l.Entries > maxEntries || l.Sandboxes < 1 || l.Memory < Size(turnstone.MinMemory) {
+		if l.CPUs < 1 || l.Entries < 1 || l.Entries > maxEntries || l.Sandboxes < 1 ||
+			l.Memory < Size(turnstone.MinMemory) {
 			t.Errorf("%q gives %s", text, fmt.Sprintf("%+v", l))
 		}
 	})

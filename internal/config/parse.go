@@ -75,10 +75,13 @@ func (c *Config) check() error {
 	for _, key := range c.Documents.Grant {
 		if !slices.Contains(GrantKeys, key) {
 			nearest, _ := suggest.Nearest(key, GrantKeys)
-			return fmt.Errorf("documents.grant: %q cannot be granted; the nearest key that can is %q", key, nearest)
+			return fmt.Errorf(
+				"documents.grant: %q cannot be granted; the nearest key that can is %q", key,
+				nearest)
 		}
 	}
-	for what, list := range map[string][]string{"sessions": c.Documents.Sessions, "homes": c.Documents.Homes} {
+	for what, list := range map[string][]string{"sessions": c.Documents.Sessions,
+		"homes": c.Documents.Homes} {
 		for _, pattern := range list {
 			if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
 				return fmt.Errorf("documents.%s: %q is not a pattern of names", what, pattern)
@@ -97,7 +100,8 @@ func (c *Config) check() error {
 }
 
 func (c *Config) checkKernel() error {
-	for key, path := range map[string]string{"kernel": c.Kernel, "kernel_modules": c.KernelModules} {
+	for key, path := range map[string]string{"kernel": c.Kernel,
+		"kernel_modules": c.KernelModules} {
 		if path != "" && !filepath.IsAbs(path) {
 			return fmt.Errorf("%s: %q is not an absolute path", key, path)
 		}

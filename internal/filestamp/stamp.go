@@ -148,7 +148,8 @@ func SyncDir(dir string) error {
 }
 
 func (s Stamp) same(t Stamp) bool {
-	return s.Size == t.Size && s.Inode == t.Inode && s.MtimeNs == t.MtimeNs && s.CtimeNs == t.CtimeNs
+	return s.Size == t.Size && s.Inode == t.Inode &&
+		s.MtimeNs == t.MtimeNs && s.CtimeNs == t.CtimeNs
 }
 
 func stat(f *os.File) (Stamp, error) {
@@ -164,7 +165,8 @@ func fromInfo(fi os.FileInfo) (Stamp, error) {
 	if !ok {
 		return Stamp{}, fmt.Errorf("%s: the system reports no inode", fi.Name())
 	}
-	return Stamp{Size: fi.Size(), Inode: st.Ino, MtimeNs: st.Mtim.Nano(), CtimeNs: st.Ctim.Nano()}, nil
+	return Stamp{Size: fi.Size(), Inode: st.Ino, MtimeNs: st.Mtim.Nano(),
+		CtimeNs: st.Ctim.Nano()}, nil
 }
 
 // contextReader ends a long read when its context ends.

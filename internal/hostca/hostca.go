@@ -38,13 +38,16 @@ const (
 )
 
 // systemFiles are the files in which distributions store all trusted certificates of the host.
-var systemFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
+var systemFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+	"/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
 // systemDirs are folders with the certificates of systemFiles in separate files.
 var systemDirs = []string{"/etc/ssl/certs", "/etc/pki/tls/certs"}
 
 // stock are the distributions' own public authorities, some of which Mozilla has dropped since.
-var stock = []string{"/usr/share/ca-certificates/mozilla/*", "/usr/share/pki/ca-trust-source/ca-bundle.trust.p11-kit", "/usr/share/pki/trust/ca-certificates-mozilla.trust.p11-kit"}
+var stock = []string{"/usr/share/ca-certificates/mozilla/*",
+	"/usr/share/pki/ca-trust-source/ca-bundle.trust.p11-kit",
+	"/usr/share/pki/trust/ca-certificates-mozilla.trust.p11-kit"}
 
 // A Host is the system whose certificates are read. The zero Host is this process's system.
 type Host struct {
@@ -209,7 +212,8 @@ func certificates(text []byte) iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for len(text) > 0 {
 			var block *pem.Block
-			if block, text = pem.Decode(text); block == nil || block.Type == "CERTIFICATE" && !yield(block.Bytes) {
+			if block, text = pem.Decode(text); block == nil ||
+				block.Type == "CERTIFICATE" && !yield(block.Bytes) {
 				return
 			}
 		}
@@ -229,7 +233,8 @@ func (h Host) remembered(path string) ([]*x509.Certificate, bool) {
 		return nil, false
 	}
 	var m memory
-	if b, err := os.ReadFile(h.Cache); err != nil || json.Unmarshal(b, &m) != nil || m.Path != path || !m.Stamp.Fresh(path) {
+	if b, err := os.ReadFile(h.Cache); err != nil || json.Unmarshal(b, &m) != nil ||
+		m.Path != path || !m.Stamp.Fresh(path) {
 		return nil, false
 	}
 	var own []*x509.Certificate

@@ -25,7 +25,9 @@ func authority(t testing.TB, name string) (cert, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +36,8 @@ func authority(t testing.TB, name string) (cert, key []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: b})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: b})
 }
 
 func public() []byte {
@@ -78,12 +81,15 @@ func TestOwn(t *testing.T) {
 	if got := h.Own(); len(got) != 0 {
 		t.Errorf("of the public ones: %s", names(got))
 	}
-	write(t, system, public(), []byte("-----BEGIN CERTIFICATE-----\nbm9uZQ==\n-----END CERTIFICATE-----\n"), key, company, company)
+	write(t, system, public(),
+		[]byte("-----BEGIN CERTIFICATE-----\nbm9uZQ==\n-----END CERTIFICATE-----\n"),
+		key, company, company)
 	own := h.Own()
 	if got := names(own); got != "Company  [2J CA" {
 		t.Errorf("of a company: %q", got)
 	}
-	if b := PEM(own); !bytes.Contains(b, company) || bytes.Contains(b, []byte("PRIVATE")) || bytes.ContainsRune(b, 0x1b) {
+	if b := PEM(own); !bytes.Contains(b, company) || bytes.Contains(b, []byte("PRIVATE")) ||
+		bytes.ContainsRune(b, 0x1b) {
 		t.Errorf("written: %s", b)
 	}
 	if got := missing(own, append(public(), company...)); len(got) != 0 {
@@ -92,7 +98,8 @@ func TestOwn(t *testing.T) {
 	if got := missing(own, public()); len(got) != 1 {
 		t.Errorf("missing: %s", names(got))
 	}
-	env["SSL_CERT_DIR"] = "/etc/ssl/certs:" + filepath.Dir(write(t, filepath.Join(root, "more/second.pem"), second))
+	env["SSL_CERT_DIR"] = "/etc/ssl/certs:" +
+		filepath.Dir(write(t, filepath.Join(root, "more/second.pem"), second))
 	write(t, filepath.Join(root, "more/readme"), []byte("no certificate"))
 	if got := names(h.Own()); got != "Company  [2J CA, Second" {
 		t.Errorf("with a folder: %q", got)
@@ -119,7 +126,8 @@ func TestOwnIsBounded(t *testing.T) {
 		many = append(many, c)
 	}
 	path := write(t, filepath.Join(root, "many.pem"), many...)
-	h := Host{Root: root, Getenv: func(name string) string { return map[string]string{"SSL_CERT_FILE": path}[name] }}
+	h := Host{Root: root,
+		Getenv: func(name string) string { return map[string]string{"SSL_CERT_FILE": path}[name] }}
 	if got := len(h.Own()); got != maxOwn {
 		t.Errorf("%d certificates", got)
 	}
@@ -134,9 +142,11 @@ func TestOwnIsRemembered(t *testing.T) {
 	root := t.TempDir()
 	company, _ := authority(t, "Company")
 	dropped, _ := authority(t, "Dropped by Mozilla")
-	path := write(t, filepath.Join(root, "etc/ssl/certs/ca-certificates.crt"), public(), dropped, company)
+	path := write(t, filepath.Join(root, "etc/ssl/certs/ca-certificates.crt"),
+		public(), dropped, company)
 	write(t, filepath.Join(root, "usr/share/ca-certificates/mozilla/dropped.crt"), dropped)
-	h := Host{Root: root, Getenv: func(string) string { return "" }, Cache: filepath.Join(root, "cache")}
+	h := Host{Root: root, Getenv: func(string) string { return "" },
+		Cache: filepath.Join(root, "cache")}
 	for range 2 {
 		if got := names(h.Own()); got != "Company" {
 			t.Errorf("%q", got)
@@ -178,8 +188,13 @@ func FuzzOwn(f *testing.F) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		own := Host{Root: t.TempDir(), Getenv: func(name string) string { return map[string]string{"SSL_CERT_FILE": path}[name] }}.Own()
-		if text := PEM(own); bytes.Contains(text, []byte("KEY-----")) || len(missing(own, text)) != 0 {
+		own := Host{Root: t.TempDir(),
+			Getenv: func(name string) string {
+				return map[string]string{
+					"SSL_CERT_FILE": path}[name]
+			}}.Own()
+		if text := PEM(own); bytes.Contains(text, []byte("KEY-----")) ||
+			len(missing(own, text)) != 0 {
 			t.Fatalf("%q becomes %q", b, text)
 		}
 	})

@@ -61,7 +61,8 @@ func (a *automaton) add(i int32) {
 		next := a.child(n, b)
 		if next == 0 {
 			next = int32(len(a.nodes))
-			a.nodes = append(a.nodes, node{sibling: a.nodes[n].child, depth: a.nodes[n].depth + 1, through: i, b: b})
+			a.nodes = append(a.nodes,
+				node{sibling: a.nodes[n].child, depth: a.nodes[n].depth + 1, through: i, b: b})
 			a.nodes[n].child = next
 			if n == start {
 				a.root[b] = next

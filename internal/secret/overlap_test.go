@@ -32,7 +32,8 @@ func TestOverlap(t *testing.T) {
 
 // TestMarks: the replacement of a value contains no value.
 func TestMarks(t *testing.T) {
-	for pair, want := range map[string]string{"A=secret": "[hidden]", "A=[secret A]": "[hidden]", "A=normal": "[secret A]"} {
+	for pair, want := range map[string]string{"A=secret": "[hidden]", "A=[secret A]": "[hidden]",
+		"A=normal": "[secret A]"} {
 		_, value, _ := strings.Cut(pair, "=")
 		if got := set(t, pair).Mask(value); got != want {
 			t.Errorf("%s: %s", pair, got)
@@ -81,7 +82,8 @@ func sound(s *Set, text, cuts []byte) error {
 		return fmt.Errorf("in pieces %q, whole %q, of %q", out.String(), whole, text)
 	}
 	in := covered(s, text)
-	if there := slices.Contains(in, true); there != (scan.Found() != "") || there != (s.In(string(text)) != "") {
+	if there := slices.Contains(in, true); there != (scan.Found() != "") ||
+		there != (s.In(string(text)) != "") {
 		return fmt.Errorf("the scanner has found %q in %q", scan.Found(), text)
 	}
 	// Marks contain a byte that the texts here do not contain.
@@ -99,12 +101,14 @@ func sound(s *Set, text, cuts []byte) error {
 		got = strings.ReplaceAll(got, "\x01\x01", "\x01")
 	}
 	if got != want.String() {
-		return fmt.Errorf("%q became %q, without marks %q, want %q", text, out.String(), got, want.String())
+		return fmt.Errorf("%q became %q, without marks %q, want %q", text,
+			out.String(), got, want.String())
 	}
 	return nil
 }
 
-var marksOut = strings.NewReplacer("[secret A]", "\x01", "[secret B]", "\x01", "[secret C]", "\x01", "[secret D]", "\x01", "[secret E]", "\x01")
+var marksOut = strings.NewReplacer("[secret A]", "\x01", "[secret B]", "\x01", "[secret C]", "\x01",
+	"[secret D]", "\x01", "[secret E]", "\x01")
 
 // For any division of a text into writes, no byte of a value gets through, and every other byte
 // does.
@@ -117,7 +121,8 @@ func TestPieces(t *testing.T) {
 			value := rapid.SliceOfN(letter, minValue, 12).Draw(t, "value")
 			if i > 0 && rapid.Bool().Draw(t, "overlaps") { // joined with the previous piece
 				_, last, _ := strings.Cut(pairs[i-1], "=")
-				value = append([]byte(last[rapid.IntRange(1, len(last)-1).Draw(t, "from"):]), value...)
+				value = append([]byte(last[rapid.IntRange(1, len(last)-1).Draw(t, "from"):]),
+					value...)
 			}
 			pairs = append(pairs, string(rune('A'+i))+"="+string(value))
 		}
@@ -158,7 +163,9 @@ func fuzzed(values, text []byte) (*Set, []byte) {
 		}
 	}
 	s, err := New(pairs)
-	if err != nil || len(pairs) == 0 || slices.ContainsFunc(s.marks, func(m string) bool { return !strings.HasPrefix(m, "[secret ") }) {
+	if err != nil || len(pairs) == 0 || slices.ContainsFunc(s.marks, func(m string) bool {
+		return !strings.HasPrefix(m, "[secret ")
+	}) {
 		return nil, nil
 	}
 	return s, clean(text)
@@ -175,7 +182,8 @@ func FuzzWriter(f *testing.F) {
 		if err := sound(s, text, cuts); err != nil {
 			t.Error(err)
 		}
-		for _, form := range []string{s.Written().Mask(string(text)), s.Written().MaskCut(string(text)), s.MaskCut(string(text))} {
+		for _, form := range []string{s.Written().Mask(string(text)),
+			s.Written().MaskCut(string(text)), s.MaskCut(string(text))} {
 			for _, part := range strings.Split(form, "[secret ") {
 				if s.In(strings.TrimLeft(part, "ABCDE]")) != "" && s.In(part) != "" {
 					t.Errorf("%q is left of %q", form, text)
@@ -223,11 +231,15 @@ func TestWritten(t *testing.T) {
 	const value = "a\"b<c\t d'é\\x"
 	s := set(t, "A="+value, "B=Line-one-XY\nLine-two-XY", "C=Upper-Case")
 	for _, text := range []string{
-		fmt.Sprintf("%q", value), fmt.Sprintf("%+q", value), jsonOf(value, true), jsonOf(value, false), strings.Join(strings.Fields(value), " "),
-		strings.ReplaceAll(value, "'", `'\''`), bash(t, `printf %q "$1"`, value), bash(t, `set -x; : "$1"`, value), bash(t, `"no $1"`, value),
-		bash(t, `printf %q "$1"`, "Line-one-XY\nLine-two-XY"), `Line-one-XY\nLine-two-XY`, "Line-one-XY Line-two-XY", value,
+		fmt.Sprintf("%q", value), fmt.Sprintf("%+q", value), jsonOf(value, true),
+		jsonOf(value, false), strings.Join(strings.Fields(value), " "),
+		strings.ReplaceAll(value, "'", `'\''`), bash(t, `printf %q "$1"`, value),
+		bash(t, `set -x; : "$1"`, value), bash(t, `"no $1"`, value),
+		bash(t, `printf %q "$1"`, "Line-one-XY\nLine-two-XY"), `Line-one-XY\nLine-two-XY`,
+		"Line-one-XY Line-two-XY", value,
 	} {
-		if got := s.Written().Mask(text); !strings.Contains(got, "[secret ") || s.Written().In(got) != "" {
+		if got := s.Written().Mask(text); !strings.Contains(got, "[secret ") ||
+			s.Written().In(got) != "" {
 			t.Errorf("%s: %s", text, got)
 		}
 	}
@@ -243,7 +255,8 @@ func TestWritten(t *testing.T) {
 	if plain := set(t, "A=plain-value"); plain.Hosts() != plain {
 		t.Error("a value that is written in one way only has others")
 	}
-	if (*Set)(nil).Written() != nil || (*Set)(nil).Hosts() != nil || s.Written().Written() != s.Written() {
+	if (*Set)(nil).Written() != nil || (*Set)(nil).Hosts() != nil ||
+		s.Written().Written() != s.Written() {
 		t.Error("there is more to write down")
 	}
 }

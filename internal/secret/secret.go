@@ -52,7 +52,8 @@ func New(pairs []string) (*Set, error) {
 		}
 		switch {
 		case len(strings.TrimSpace(value)) < minValue:
-			return nil, fail("its value has less than %d characters and could not be masked", minValue)
+			return nil, fail("its value has less than %d characters and could not be masked",
+				minValue)
 		case len(value) > MaxValue:
 			return nil, fail("its value has more than %d bytes", MaxValue)
 		case strings.ContainsRune(value, 0):
@@ -99,13 +100,18 @@ func (s *Set) seal() {
 		w.written = func() *Set { return w } // nothing is written
 		return w
 	})
-	s.hosts = sync.OnceValue(func() *Set { return s.with(func(v string) []string { return []string{strings.ToLower(v)} }) })
+	s.hosts = sync.OnceValue(func() *Set {
+		return s.with(func(v string) []string {
+			return []string{strings.ToLower(v)}
+		})
+	})
 }
 
 // armor reports whether a line is the first or last line of a key file (RFC 7468). All keys of a
 // kind share these lines, so they would match other keys.
 func armor(line string) bool {
-	return (strings.HasPrefix(line, "-----BEGIN ") || strings.HasPrefix(line, "-----END ")) && strings.HasSuffix(line, "-----")
+	return (strings.HasPrefix(line, "-----BEGIN ") || strings.HasPrefix(line, "-----END ")) &&
+		strings.HasSuffix(line, "-----")
 }
 
 // With returns a Set that also masks and finds values under the given name that no step gets. It

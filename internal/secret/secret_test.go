@@ -25,7 +25,8 @@ func TestNew(t *testing.T) {
 			if turnstone.KindOf(err) != turnstone.KindInvalid {
 				t.Fatalf("%v", err)
 			}
-			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= minValue && strings.Contains(err.Error(), v[:minValue]) {
+			if _, v, _ := strings.Cut(pairs[0], "="); len(v) >= minValue &&
+				strings.Contains(err.Error(), v[:minValue]) {
 				t.Errorf("the error holds the value: %v", err)
 			}
 		})
@@ -44,7 +45,8 @@ func set(t interface{ Fatal(...any) }, pairs ...string) *Set {
 }
 
 func TestMask(t *testing.T) {
-	s := set(t, "TOKEN=s3cr3t-value", "LONG=s3cr3t-value-and-more", "KEY=-----BEGIN-----\nabcdefgh12345678\n-----END-----\n", "A=aaaa")
+	s := set(t, "TOKEN=s3cr3t-value", "LONG=s3cr3t-value-and-more",
+		"KEY=-----BEGIN-----\nabcdefgh12345678\n-----END-----\n", "A=aaaa")
 	for in, want := range map[string]string{
 		"":                         "",
 		"x s3cr3t-value y":         "x [secret TOKEN] y",
@@ -90,7 +92,8 @@ func TestArmor(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		key: "[secret KEY]\n", "x MC4CAQAwBQYDK2Vw": "x [secret KEY]",
-		"-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE KEY-----\n": "-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE KEY-----\n",
+		"-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE " +
+			"KEY-----\n": "-----BEGIN PRIVATE KEY-----\nother\n-----END PRIVATE KEY-----\n",
 	} {
 		if got := s.Mask(text); got != want {
 			t.Errorf("%q: %q", text, got)
@@ -105,8 +108,9 @@ func TestMaskCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	for text, want := range map[string]string{
-		"x abcdefghij": "x [secret A]", "x abcdefghi": "x [secret A]", "x abcdefghij abcd": "x [secret A] [secret A]",
-		"x abc": "x abc", "abcdefghi x": "abcdefghi x", "": "",
+		"x abcdefghij": "x [secret A]", "x abcdefghi": "x [secret A]",
+		"x abcdefghij abcd": "x [secret A] [secret A]",
+		"x abc":             "x abc", "abcdefghi x": "abcdefghi x", "": "",
 	} {
 		if got := s.MaskCut(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)

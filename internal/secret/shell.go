@@ -10,10 +10,16 @@ import (
 // quotes.
 func shellForms(v string) []string {
 	return append(wordForms(v),
-		inSingle(v), strings.ReplaceAll(v, "'", `'"'"'`), ansiC(v, false), ansiC(v, true), doubleQuoted(v),
+		inSingle(v), strings.ReplaceAll(v, "'", `'"'"'`), ansiC(v, false),
+		ansiC(v, true), doubleQuoted(v),
 		// the last form: [[ a =~ "$V" ]] under set -x
 		backslashed(v, false), backslashed(v, true), escaped(v, `.[\()*+?{|^$`),
-		eachBackslashed(v, func(string) int { return 1 }), eachBackslashed(v, func(rest string) int { _, n := utf8.DecodeRuneInString(rest); return n }))
+		eachBackslashed(v, func(string) int { return 1 }),
+		eachBackslashed(v, func(rest string) int {
+			_,
+				n := utf8.DecodeRuneInString(rest)
+			return n
+		}))
 }
 
 // wordForms returns the forms of a value that the shell splits into words and quotes word by word:
@@ -49,7 +55,10 @@ func wordForms(v string) []string {
 		}
 		forms = append(forms, join(" ", backslash), join("\n", backslash),
 			bare(join(" ", func(_ int, w string) string { return orC(w, singleQuoted(w)) })),
-			join(" ", func(i int, w string) string { return fmt.Sprintf("[%d]=", i) + orC(w, `"`+doubleQuoted(w)+`"`) })[len("[0]="):])
+			join(" ", func(i int, w string) string {
+				return fmt.Sprintf("[%d]=", i) +
+					orC(w, `"`+doubleQuoted(w)+`"`)
+			})[len("[0]="):])
 		// The text directly before the first word can change whether quotes are necessary, and so
 		// can the text after the last word.
 		for _, before := range []string{"", ";", "x"} {
@@ -99,7 +108,8 @@ func bare(s string) string {
 
 // needsQuotes reports whether set -x quotes a word (lib/sh/shquote.c: sh_contains_shell_metas).
 func needsQuotes(s string) bool {
-	return strings.ContainsAny(s, " \t\n'\"\\|&;()<>!{}*[?]^$`") || leading(s) != "" || strings.Contains(s, ":~") || strings.Contains(s, "=~")
+	return strings.ContainsAny(s, " \t\n'\"\\|&;()<>!{}*[?]^$`") || leading(s) != "" ||
+		strings.Contains(s, ":~") || strings.Contains(s, "=~")
 }
 
 // leading returns what printf %q writes before a word only because of its first byte.
@@ -149,7 +159,8 @@ func escaped(s, chars string) string {
 func backslashed(s string, tilde bool) string {
 	var b strings.Builder
 	for i, c := range []byte(s) {
-		if strings.IndexByte("\t\n !\"$&'()*,;<>?[\\]^`{|}", c) >= 0 || tilde && c == '~' && i > 0 && (s[i-1] == ':' || s[i-1] == '=') {
+		if strings.IndexByte("\t\n !\"$&'()*,;<>?[\\]^`{|}", c) >= 0 || tilde && c == '~' &&
+			i > 0 && (s[i-1] == ':' || s[i-1] == '=') {
 			b.WriteByte('\\')
 		}
 		b.WriteByte(c)

@@ -62,13 +62,16 @@ func TestBashWrites(t *testing.T) {
 				t.Errorf("%q: %v: %s", value, err, out)
 			}
 			got := strings.ReplaceAll(s.Written().Mask(string(out)), "[secret A]", "#")
-			got = strings.ReplaceAll(strings.NewReplacer("'", "", `"`, "", `\`, "", "$", "").Replace(got), "# \n", "#\n")
+			got = strings.ReplaceAll(strings.NewReplacer("'", "", `"`, "", `\`, "", "$",
+				"").Replace(got), "# \n", "#\n")
 			if got != wroteDown {
 				t.Errorf("%q in %s: %s\nof\n%s", value, locale, got, out)
 			}
 		}
 	}
-	for _, value := range []string{"p&ss$XYZZYrd", "pa$sXYZZY\"q\\w`z", "foo bXYZZY$r baz", "~abc:~d=~e", "' aaaa", "aaaa '", "it's a\tqu\"ote", "$o.[m]e (r)e+{g}e^x|", "h\u00e9ll\u00f6 w\u00f6rld"} {
+	for _, value := range []string{"p&ss$XYZZYrd", "pa$sXYZZY\"q\\w`z", "foo bXYZZY$r baz",
+		"~abc:~d=~e", "' aaaa", "aaaa '", "it's a\tqu\"ote", "$o.[m]e (r)e+{g}e^x|",
+		"h\u00e9ll\u00f6 w\u00f6rld"} {
 		check(t, value)
 	}
 	rapid.Check(t, func(t *rapid.T) {
@@ -81,7 +84,8 @@ func TestBashWrites(t *testing.T) {
 func TestWordsAlone(t *testing.T) {
 	s := set(t, "A=correct horse's password").Written()
 	for text, want := range map[string]string{
-		"+ true correct 'horse'\\''s' password": "+ true [secret A]", "the password of horse's": "the password of horse's",
+		"+ true correct 'horse'\\''s' password": "+ true [secret A]",
+		"the password of horse's":               "the password of horse's",
 	} {
 		if got := s.Mask(text); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
@@ -92,7 +96,8 @@ func TestWordsAlone(t *testing.T) {
 // TestStripWritten: a variable that contains a quoted value is removed.
 func TestStripWritten(t *testing.T) {
 	s := set(t, "A=p&ss'$XYZZYrd")
-	kept, dropped := s.Strip([]string{`COPY='p&ss'\''$XYZZYrd'`, `P=declare -x A="p&ss'\$XYZZYrd"`, `p\&ss\'\$XYZZYrd=1`, "B=2"})
+	kept, dropped := s.Strip([]string{`COPY='p&ss'\''$XYZZYrd'`, `P=declare -x A="p&ss'\$XYZZYrd"`,
+		`p\&ss\'\$XYZZYrd=1`, "B=2"})
 	if len(kept) != 1 || kept[0] != "B=2" || len(dropped) != 3 {
 		t.Errorf("kept %q, dropped %q", kept, dropped)
 	}

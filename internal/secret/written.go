@@ -54,14 +54,17 @@ func (s *Set) with(forms func(value string) []string) *Set {
 func writtenForms(value string) []string {
 	unquote := func(s string) string { return strings.TrimSuffix(strings.TrimPrefix(s, `"`), `"`) }
 	all := []string{value}
-	for _, v := range []string{strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value), strings.Join(strings.Fields(value), " ")} {
+	for _, v := range []string{strings.ToValidUTF8(value, "\uFFFD"), eachInvalid(value),
+		strings.Join(strings.Fields(value), " ")} {
 		if !slices.Contains(all, v) {
 			all = append(all, v)
 		}
 	}
 	for _, v := range slices.Clone(all) {
-		all = append(all, unquote(strconv.Quote(v)), unquote(strconv.QuoteToASCII(v)), unquote(jsonOf(v, true)), unquote(jsonOf(v, false)),
-			url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "\n", `\n`), strings.ReplaceAll(v, "\n", " "))
+		all = append(all, unquote(strconv.Quote(v)), unquote(strconv.QuoteToASCII(v)),
+			unquote(jsonOf(v, true)), unquote(jsonOf(v, false)),
+			url.QueryEscape(v), url.PathEscape(v), strings.ReplaceAll(v, "\n", `\n`),
+			strings.ReplaceAll(v, "\n", " "))
 		all = append(all, shellForms(v)...)
 	}
 	return all

@@ -34,14 +34,16 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 || h.Path("x", "y") != filepath.Join(dir, "x", "y") {
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 ||
+		h.Path("x", "y") != filepath.Join(dir, "x", "y") {
 		t.Errorf("%v, %v", st, err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(file); turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
+	if _, err := Open(file); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		turnstone.HintOf(err) == "" {
 		t.Errorf("a file as home: %v", err)
 	}
 }
@@ -58,7 +60,9 @@ func TestLock(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	told := 0
-	if l, err := Acquire(ctx, path, func() { told++ }); l != nil || turnstone.KindOf(err) != turnstone.KindCanceled || !errors.Is(err, context.DeadlineExceeded) {
+	if l, err := Acquire(ctx, path, func() { told++ }); l != nil ||
+		turnstone.KindOf(err) != turnstone.KindCanceled ||
+		!errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("waiting for a held lock: %v, %v", l, err)
 	}
 	if told != 1 {

@@ -144,7 +144,8 @@ func privateGroup() int {
 	}
 	for line := range strings.Lines(string(b)) {
 		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) == 4 && f[0] == u.Username && f[2] == u.Gid && (f[3] == "" || f[3] == u.Username) {
+		if len(f) == 4 && f[0] == u.Username && f[2] == u.Gid &&
+			(f[3] == "" || f[3] == u.Username) {
 			if gid, err := strconv.Atoi(f[2]); err == nil {
 				return gid
 			}

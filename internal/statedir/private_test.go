@@ -47,23 +47,31 @@ func TestOpenRefusesOthers(t *testing.T) {
 		dir  string
 		says string // empty: accepted
 	}{
-		"private":                   {mkdir(t, 0o700, top, "a"), ""},
-		"readable":                  {mkdir(t, 0o755, top, "b"), ""},
-		"writable":                  {mkdir(t, 0o777, top, "c"), "other users can write " + filepath.Join(top, "c") + " (mode 0777)"},
-		"writable by others alone":  {mkdir(t, 0o702, top, "d"), "other users can write"},
-		"writable parent":           {mkdir(t, 0o700, mkdir(t, 0o777, top, "e"), "x"), "other users can write " + filepath.Join(top, "e")},
-		"sticky parent":             {mkdir(t, 0o700, mkdir(t, 0o777|os.ModeSticky, top, "f"), "x"), ""},
-		"sticky parent's parent":    {mkdir(t, 0o700, mkdir(t, 0o777|os.ModeSticky, top, "g"), "x", "y"), ""},
-		"link":                      {link(t, filepath.Join(top, "a"), top, "h"), ""},
-		"link to what others write": {link(t, filepath.Join(top, "c"), top, "i"), "other users can write"},
-		"link through others":       {link(t, "../a", mkdir(t, 0o777, top, "j"), "x"), "other users can write " + filepath.Join(top, "j")},
-		"link out of others":        {filepath.Join(link(t, "..", mkdir(t, 0o700, top, "k"), "x"), "a"), ""},
+		"private":  {mkdir(t, 0o700, top, "a"), ""},
+		"readable": {mkdir(t, 0o755, top, "b"), ""},
+		"writable": {mkdir(t, 0o777, top, "c"), "other users can write " +
+			filepath.Join(top, "c") + " (mode 0777)"},
+		"writable by others alone": {mkdir(t, 0o702, top, "d"), "other users can write"},
+		"writable parent": {mkdir(t, 0o700, mkdir(t, 0o777, top, "e"), "x"),
+			"other users can write " + filepath.Join(top, "e")},
+		"sticky parent": {mkdir(t, 0o700,
+			mkdir(t, 0o777|os.ModeSticky, top, "f"), "x"), ""},
+		"sticky parent's parent": {mkdir(t, 0o700,
+			mkdir(t, 0o777|os.ModeSticky, top, "g"), "x", "y"), ""},
+		"link": {link(t, filepath.Join(top, "a"), top, "h"), ""},
+		"link to what others write": {link(t, filepath.Join(top, "c"), top, "i"),
+			"other users can write"},
+		"link through others": {link(t, "../a", mkdir(t, 0o777, top, "j"), "x"),
+			"other users can write " + filepath.Join(top, "j")},
+		"link out of others": {
+			filepath.Join(link(t, "..", mkdir(t, 0o700, top, "k"), "x"), "a"), ""},
 	} {
 		err := openAt(t, c.dir)
 		switch {
 		case c.says == "" && err != nil:
 			t.Errorf("%s: %v", name, err)
-		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == ""):
+		case c.says != "" &&
+			(err == nil || !strings.Contains(err.Error(), c.says) || turnstone.HintOf(err) == ""):
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}
 	}
@@ -96,7 +104,9 @@ func TestOpenRefusesOwners(t *testing.T) {
 		}
 	}
 	for _, path := range []string{dir, below, planted, led} {
-		if err := openAt(t, path); err == nil || !strings.Contains(err.Error(), "belongs to user 4242") || turnstone.KindOf(err) != turnstone.KindInvalid {
+		if err := openAt(t, path); err == nil ||
+			!strings.Contains(err.Error(), "belongs to user 4242") ||
+			turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -61,7 +61,8 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 		l.release()
 		return nil, err
 	}
-	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2), objects: map[id]*pending{}}
+	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2),
+		objects: map[id]*pending{}}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.idle = sync.NewCond(&b.mu)
 	return b, nil

@@ -23,7 +23,8 @@ import (
 func cpu(b *testing.B, before syscall.Rusage, n int64) {
 	var now syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &now)
-	sec := time.Duration(now.Utime.Nano() - before.Utime.Nano() + now.Stime.Nano() - before.Stime.Nano()).Seconds()
+	sec := time.Duration(now.Utime.Nano() - before.Utime.Nano() +
+		now.Stime.Nano() - before.Stime.Nano()).Seconds()
 	b.ReportMetric(sec*1e3/float64(b.N), "cpu-ms/op")
 	b.ReportMetric(float64(n)*float64(b.N)/1e6/sec, "MB/cpu-s")
 }
@@ -67,7 +68,8 @@ func BenchmarkPutSmall(b *testing.B) {
 	putAndHash(b, files, sum)
 	b.Run("floor-zstd", func(b *testing.B) {
 		b.SetBytes(sum)
-		enc, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderCRC(false))
+		enc, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest),
+			zstd.WithEncoderCRC(false))
 		before := usage()
 		var buf []byte
 		for b.Loop() {
@@ -113,7 +115,8 @@ func putAll(b *testing.B, batch *store.Batch, files [][]byte) {
 	for g := range 2 {
 		wg.Go(func() {
 			for i := g; i < len(files); i += 2 {
-				if _, err := batch.PutContent(b.Context(), bytes.NewReader(files[i]), int64(len(files[i]))); err != nil {
+				if _, err := batch.PutContent(b.Context(), bytes.NewReader(files[i]),
+					int64(len(files[i]))); err != nil {
 					b.Error(err)
 					return
 				}
@@ -159,7 +162,9 @@ func BenchmarkCommit(b *testing.B) {
 	}
 	for name, object := range map[string]func(i int) []byte{
 		"nothing-new": func(i int) []byte { return []byte(strconv.Itoa(i)) },
-		"one-object":  func(i int) []byte { return []byte("new " + strconv.Itoa(i) + b.Name() + strconv.Itoa(b.N)) },
+		"one-object": func(i int) []byte {
+			return []byte("new " + strconv.Itoa(i) + b.Name() + strconv.Itoa(b.N))
+		},
 	} {
 		b.Run(name, func(b *testing.B) {
 			for i := 0; b.Loop(); i++ {

@@ -119,7 +119,8 @@ func (s *Store) openContent(ctx context.Context, c turnstone.Content, get getter
 		return nil, err
 	}
 	if c.Size < 0 || c.Size > maxContent {
-		return nil, damaged(op, string(c.Digest), fmt.Errorf("a content cannot have %d bytes", c.Size))
+		return nil, damaged(op, string(c.Digest),
+			fmt.Errorf("a content cannot have %d bytes", c.Size))
 	}
 	r := &contentReader{ctx: ctx, get: get, want: want, left: c.Size}
 	if c.Chunks != "" {
@@ -151,7 +152,8 @@ func (s *Store) openContent(ctx context.Context, c turnstone.Content, get getter
 		return nil, err
 	}
 	if int64(len(b)) != c.Size {
-		return nil, damaged(op, string(c.Digest), fmt.Errorf("the content has %d bytes, not %d", len(b), c.Size))
+		return nil, damaged(op, string(c.Digest),
+			fmt.Errorf("the content has %d bytes, not %d", len(b), c.Size))
 	}
 	r.have = b
 	return r, nil
@@ -209,7 +211,8 @@ func (r *contentReader) WriteTo(w io.Writer) (int64, error) {
 func (r *contentReader) next() error {
 	if r.left == 0 {
 		if r.sum != nil && id(r.sum.Sum(nil)) != r.want {
-			return damaged("store.open", string(r.want.digest()), errors.New("its chunks are those of another content"))
+			return damaged("store.open", string(r.want.digest()),
+				errors.New("its chunks are those of another content"))
 		}
 		return io.EOF
 	}
@@ -220,7 +223,8 @@ func (r *contentReader) next() error {
 		return err
 	}
 	if len(b) != int(c.size) {
-		return damaged("store.open", string(c.id.digest()), fmt.Errorf("the chunk has %d bytes, not %d", len(b), c.size))
+		return damaged("store.open", string(c.id.digest()),
+			fmt.Errorf("the chunk has %d bytes, not %d", len(b), c.size))
 	}
 	_, _ = r.sum.Write(b)
 	r.have = b

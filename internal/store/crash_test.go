@@ -95,7 +95,8 @@ func runChild(t *testing.T, c crash) bool {
 	if err == nil {
 		return strings.Contains(out.String(), "done")
 	}
-	if state, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || state.Signal() != syscall.SIGKILL {
+	if state, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok ||
+		state.Signal() != syscall.SIGKILL {
 		t.Fatalf("the child failed by itself: %v\n%s", err, errs.String())
 	}
 	return false
@@ -170,7 +171,8 @@ func TestCrashSweep(t *testing.T) {
 		u, err := s.Usage(t.Context())
 		check(t, err)
 		if u.Objects != 150 {
-			t.Errorf("killed at %d: %d objects are there after the next sweep, want 150", n, u.Objects)
+			t.Errorf("killed at %d: %d objects are there after the next sweep, want 150", n,
+				u.Objects)
 		}
 		if n > 200 {
 			t.Fatal("a sweep does not end")

@@ -74,7 +74,9 @@ func (s *Store) setBad(all map[id]bool) error {
 		return nil
 	}
 	var text bytes.Buffer
-	for _, i := range slices.SortedFunc(maps.Keys(all), func(a, b id) int { return bytes.Compare(a[:], b[:]) }) {
+	for _, i := range slices.SortedFunc(maps.Keys(all), func(a, b id) int {
+		return bytes.Compare(a[:], b[:])
+	}) {
 		text.WriteString(string(i.digest()) + "\n")
 	}
 	if err := s.index.fault("damaged-write"); err != nil {

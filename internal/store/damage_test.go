@@ -68,7 +68,8 @@ func TestDamagedPack(t *testing.T) {
 			continue
 		}
 		bad++
-		if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), string(turnstone.DigestBytes(o))) ||
+		if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+			!strings.Contains(err.Error(), string(turnstone.DigestBytes(o))) ||
 			!strings.Contains(err.Error(), "packs/") {
 			t.Errorf("a damaged object: %v", err)
 		}
@@ -78,7 +79,8 @@ func TestDamagedPack(t *testing.T) {
 	}
 	r, err := s.OpenContent(t.Context(), large)
 	check(t, err)
-	if n, err := io.Copy(io.Discard, r); turnstone.KindOf(err) != turnstone.KindIntegrity || n >= large.Size {
+	if n, err := io.Copy(io.Discard, r); turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		n >= large.Size {
 		t.Errorf("a damaged content: %d bytes, %v", n, err)
 	}
 	check(t, r.Close())
@@ -87,7 +89,8 @@ func TestDamagedPack(t *testing.T) {
 	s = open(t, root)
 	sum, err := s.Fsck(t.Context(), func(p store.Problem) { found = append(found, p) })
 	check(t, err)
-	if len(found) != 2 || sum.Problems != 2 || found[0].Object == "" || found[0].Pack == "" || found[1].Pack == found[0].Pack {
+	if len(found) != 2 || sum.Problems != 2 || found[0].Object == "" || found[0].Pack == "" ||
+		found[1].Pack == found[0].Pack {
 		t.Errorf("fsck found %+v", found)
 	}
 	s = open(t, root) // other processes know it too
@@ -165,7 +168,8 @@ func TestDamagedFrame(t *testing.T) {
 		damage(t, packs[0], flip)
 		s := open(t, root)
 		_, err := s.Get(t.Context(), d)
-		if turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "does not match its digest") {
+		if turnstone.KindOf(err) != turnstone.KindIntegrity ||
+			!strings.Contains(err.Error(), "does not match its digest") {
 			t.Errorf("byte %d: %v", i, err)
 		}
 		check(t, s.Close())
@@ -218,9 +222,10 @@ func TestWrongChunks(t *testing.T) {
 	one, two := putContent(t, b, noise(3<<20, 1)), putContent(t, b, noise(3<<20, 2))
 	check(t, b.Flush(t.Context()))
 	for what, c := range map[string]turnstone.Content{
-		"chunks of another":  {Digest: one.Digest, Size: one.Size, Chunks: two.Chunks},
-		"another size":       {Digest: one.Digest, Size: one.Size - 1, Chunks: one.Chunks},
-		"a list that is not": {Digest: one.Digest, Size: one.Size, Chunks: put(t, b, []byte("not a list"))},
+		"chunks of another": {Digest: one.Digest, Size: one.Size, Chunks: two.Chunks},
+		"another size":      {Digest: one.Digest, Size: one.Size - 1, Chunks: one.Chunks},
+		"a list that is not": {Digest: one.Digest, Size: one.Size,
+			Chunks: put(t, b, []byte("not a list"))},
 		"a wrong small size": {Digest: put(t, b, []byte("abc")), Size: 2},
 		"a negative size":    {Digest: one.Digest, Size: -5, Chunks: one.Chunks},
 	} {
@@ -251,7 +256,8 @@ func TestAlternate(t *testing.T) {
 	for _, seek := range []bool{false, true} {
 		root := t.TempDir()
 		s := open(t, root)
-		a := &image{has: map[turnstone.Digest][]byte{turnstone.DigestBytes(small): small, turnstone.DigestBytes(large): large}}
+		a := &image{has: map[turnstone.Digest][]byte{turnstone.DigestBytes(small): small,
+			turnstone.DigestBytes(large): large}}
 		s.AddAlternate(a)
 		b := begin(t, s)
 		for _, p := range [][]byte{small, large} {
@@ -276,9 +282,11 @@ func TestAlternate(t *testing.T) {
 		other := noise(4<<20, 2)
 		wantContent(t, b, putContent(t, b, other), other)
 		for _, p := range [][]byte{small, large} {
-			for what, now := range map[string][]byte{"changed": append(p[:len(p)-1:len(p)-1], 'x'), "shorter": p[:len(p)-1], "longer": append(p[:len(p):len(p)], 1)} {
+			for what, now := range map[string][]byte{"changed": append(p[:len(p)-1:len(p)-1], 'x'),
+				"shorter": p[:len(p)-1], "longer": append(p[:len(p):len(p)], 1)} {
 				a.has[turnstone.DigestBytes(p)] = now
-				r, err := s.OpenContent(t.Context(), turnstone.Content{Digest: turnstone.DigestBytes(p), Size: int64(len(p))})
+				r, err := s.OpenContent(t.Context(),
+					turnstone.Content{Digest: turnstone.DigestBytes(p), Size: int64(len(p))})
 				if err == nil {
 					_, err = io.Copy(io.Discard, r)
 					check(t, r.Close())

@@ -43,7 +43,9 @@ const (
 // An id is a binary digest of an object or of a pack's table.
 type id [32]byte
 
-func (i id) digest() turnstone.Digest { return turnstone.Digest("sha256:" + hex.EncodeToString(i[:])) }
+func (i id) digest() turnstone.Digest {
+	return turnstone.Digest("sha256:" + hex.EncodeToString(i[:]))
+}
 
 func parseID(op turnstone.Op, d turnstone.Digest) (id, error) {
 	var i id
@@ -100,7 +102,8 @@ func encodeTable(entries []packEntry) ([]byte, id) {
 // tableSize returns the size of the table and the trailer, from the trailer of a pack of size
 // bytes.
 func tableSize(trailer []byte, size int64) (int64, error) {
-	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd || binary.LittleEndian.Uint32(trailer[4:]) != 0 {
+	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd ||
+		binary.LittleEndian.Uint32(trailer[4:]) != 0 {
 		return 0, errors.New("the end of the pack is missing")
 	}
 	n := int64(binary.LittleEndian.Uint32(trailer))*packEntrySize + packTrailerSize
@@ -130,8 +133,10 @@ func decodeTable(b []byte, name id, size int64) ([]packEntry, error) {
 	entries := make([]packEntry, 0, len(table)/packEntrySize)
 	for ; len(table) > 0; table = table[packEntrySize:] {
 		e := packEntry{id: id(table[:32]), off: binary.LittleEndian.Uint32(table[32:]),
-			stored: binary.LittleEndian.Uint32(table[36:]), size: binary.LittleEndian.Uint32(table[40:])}
-		if int64(e.off) < int64(len(packMagic)) || int64(e.off)+int64(e.stored) > end || e.check() != nil {
+			stored: binary.LittleEndian.Uint32(table[36:]),
+			size:   binary.LittleEndian.Uint32(table[40:])}
+		if int64(e.off) < int64(len(packMagic)) ||
+			int64(e.off)+int64(e.stored) > end || e.check() != nil {
 			return nil, fmt.Errorf("the offset of object %s is outside the pack", e.id.digest())
 		}
 		entries = append(entries, e)

@@ -82,7 +82,8 @@ func (c *checker) index(ctx context.Context) error {
 	}
 	broken := len(v.broken) > 0
 	for _, name := range v.broken {
-		c.problem(Problem{Segment: name, Repaired: true, Err: errors.New("the file is not a segment of an index")})
+		c.problem(Problem{Segment: name, Repaired: true,
+			Err: errors.New("the file is not a segment of an index")})
 	}
 	for _, seg := range v.segs {
 		// Read again from disk: the copy in memory was valid when it was read.
@@ -202,7 +203,8 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 			c.mu.Lock()
 			c.wrongIndex = true
 			c.mu.Unlock()
-			c.problem(Problem{Pack: info.Name, Repaired: true, Err: errors.New("the index does not match the pack")})
+			c.problem(Problem{Pack: info.Name, Repaired: true,
+				Err: errors.New("the index does not match the pack")})
 		}
 	case turnstone.KindOf(err) == turnstone.KindIntegrity:
 		c.problem(Problem{Pack: info.Name, Err: err})
@@ -220,7 +222,8 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 		stored, err := r.next(e)
 		if err == nil {
 			_, err = c.s.codec.decode(stored, e)
-		} else if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable || kind == turnstone.KindCanceled {
+		} else if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable ||
+			kind == turnstone.KindCanceled {
 			return err
 		}
 		if err != nil {
@@ -237,7 +240,8 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 
 func sameEntries(a, b []packEntry) bool {
 	byID := func(x, y packEntry) int { return bytes.Compare(x.id[:], y.id[:]) }
-	return slices.Equal(slices.SortedFunc(slices.Values(a), byID), slices.SortedFunc(slices.Values(b), byID))
+	return slices.Equal(slices.SortedFunc(slices.Values(a), byID),
+		slices.SortedFunc(slices.Values(b), byID))
 }
 
 // A packScan reads a pack's objects sequentially.

@@ -13,7 +13,8 @@ import (
 // Any accepted input encodes to the same bytes: there is already a single encoding.
 
 func FuzzTable(f *testing.F) {
-	entries := []packEntry{{id: sha256.Sum256([]byte("a")), off: 8, stored: 3, size: 10}, {id: sha256.Sum256([]byte("b")), off: 11, stored: 5, size: 5}}
+	entries := []packEntry{{id: sha256.Sum256([]byte("a")), off: 8, stored: 3, size: 10},
+		{id: sha256.Sum256([]byte("b")), off: 11, stored: 5, size: 5}}
 	table, _ := encodeTable(entries)
 	f.Add(table, int64(16))
 	f.Add(table[:20], int64(16))
@@ -40,7 +41,8 @@ func FuzzTable(f *testing.F) {
 }
 
 func FuzzList(f *testing.F) {
-	f.Add(encodeList([]chunk{{id: sha256.Sum256([]byte("a")), size: 70_000}, {size: 1}}), int64(70_001))
+	f.Add(encodeList([]chunk{{id: sha256.Sum256([]byte("a")), size: 70_000}, {size: 1}}),
+		int64(70_001))
 	f.Add(encodeList(nil), int64(0))
 	f.Fuzz(func(t *testing.T, b []byte, size int64) {
 		chunks, err := decodeList(b, size)
@@ -62,7 +64,8 @@ func segmentFile(t testing.TB) []byte {
 	t.Helper()
 	p := &newPack{packInfo: packInfo{id: id{1}, size: 1 << 20, raw: 1 << 21, objects: 200}}
 	for i := range 200 {
-		p.entries = append(p.entries, packEntry{id: sha256.Sum256([]byte{byte(i)}), off: uint32(8 + i), stored: 1, size: 1})
+		p.entries = append(p.entries, packEntry{id: sha256.Sum256([]byte{byte(i)}),
+			off: uint32(8 + i), stored: 1, size: 1})
 	}
 	encodeTable(p.entries) // sorts them
 	var b bytes.Buffer
@@ -111,10 +114,12 @@ func withSums(b []byte) []byte {
 	if start > int64(len(b)) {
 		return b
 	}
-	sum := crc32.Update(crc32.Checksum(b[:segHeaderSize-4], castagnoli), castagnoli, b[segHeaderSize:start])
+	sum := crc32.Update(crc32.Checksum(b[:segHeaderSize-4], castagnoli),
+		castagnoli, b[segHeaderSize:start])
 	binary.LittleEndian.PutUint32(b[segHeaderSize-4:], sum)
 	for blocks := b[start:]; len(blocks) >= blockSize; blocks = blocks[blockSize:] {
-		binary.LittleEndian.PutUint32(blocks[blockSize-4:], crc32.Checksum(blocks[:blockSize-4], castagnoli))
+		binary.LittleEndian.PutUint32(blocks[blockSize-4:],
+			crc32.Checksum(blocks[:blockSize-4], castagnoli))
 	}
 	return b
 }
@@ -122,13 +127,18 @@ func withSums(b []byte) []byte {
 // TestSegmentFind finds the entries of a segment of many blocks, also if ids are not evenly spread.
 func TestSegmentFind(t *testing.T) {
 	for name, make := range map[string]func(i int) id{
-		"even": func(i int) id { return sha256.Sum256([]byte{byte(i), byte(i >> 8), byte(i >> 16)}) },
-		"low":  func(i int) id { return id{30: byte(i >> 8), 31: byte(i)} },
-		"high": func(i int) id {
-			return id{0: 255, 1: 255, 2: 255, 3: 255, 20: byte(i >> 16), 30: byte(i >> 8), 31: byte(i)}
+		"even": func(i int) id {
+			return sha256.Sum256([]byte{byte(i), byte(i >> 8), byte(i >> 16)})
 		},
-		"twice":  func(i int) id { return id{0: byte(i >> 9), 1: byte(i >> 1)} },
-		"halves": func(i int) id { return id{0: byte(i%2) * 255, 29: byte(i >> 16), 30: byte(i >> 8), 31: byte(i)} },
+		"low": func(i int) id { return id{30: byte(i >> 8), 31: byte(i)} },
+		"high": func(i int) id {
+			return id{0: 255, 1: 255, 2: 255, 3: 255, 20: byte(i >> 16),
+				30: byte(i >> 8), 31: byte(i)}
+		},
+		"twice": func(i int) id { return id{0: byte(i >> 9), 1: byte(i >> 1)} },
+		"halves": func(i int) id {
+			return id{0: byte(i%2) * 255, 29: byte(i >> 16), 30: byte(i >> 8), 31: byte(i)}
+		},
 	} {
 		for _, n := range []int{1, 84, 85, 86, 170, 171, 4_000} {
 			p := &newPack{packInfo: packInfo{id: id{1}, size: 1 << 20, objects: uint32(n)}}

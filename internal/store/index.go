@@ -188,7 +188,8 @@ func (x *index) add(ctx context.Context, packs []*newPack) error {
 
 // replace writes a segment with the contents of the segments old and the new packs, except packs
 // for which drop returns true, and removes old. The caller holds lockIndex.
-func (x *index) replace(ctx context.Context, old []*segment, packs []*newPack, drop func(pack id) bool) error {
+func (x *index) replace(ctx context.Context, old []*segment, packs []*newPack,
+	drop func(pack id) bool) error {
 	infos, known := []packInfo{}, map[id]bool{}
 	take := func(p packInfo) {
 		if !known[p.id] && (drop == nil || !drop(p.id)) {
@@ -299,7 +300,8 @@ func (w faultWriter) Write(p []byte) (int, error) {
 }
 
 // merge yields the places of sorted sources in order, without duplicates, that want accepts.
-func merge(ctx context.Context, sources []iter.Seq2[place, error], want func(place) bool) iter.Seq2[place, error] {
+func merge(ctx context.Context, sources []iter.Seq2[place, error],
+	want func(place) bool) iter.Seq2[place, error] {
 	return func(yield func(place, error) bool) {
 		type head struct {
 			place
@@ -327,7 +329,8 @@ func merge(ctx context.Context, sources []iter.Seq2[place, error], want func(pla
 				}
 			}
 			h := heads[least]
-			if (n == 0 || comparePlaces(h.place, last) != 0) && want(h.place) && !yield(h.place, nil) {
+			if (n == 0 || comparePlaces(h.place, last) != 0) &&
+				want(h.place) && !yield(h.place, nil) {
 				return
 			}
 			last = h.place

@@ -72,7 +72,8 @@ type cutter struct {
 }
 
 func newCutter() (*cutter, error) {
-	c := &cutter{options: chunkers.ChunkerOpts{MinSize: minChunk, NormalSize: normalChunk, MaxSize: maxChunk}}
+	c := &cutter{options: chunkers.ChunkerOpts{MinSize: minChunk,
+		NormalSize: normalChunk, MaxSize: maxChunk}}
 	return c, c.algorithm.Setup(&c.options)
 }
 
@@ -96,13 +97,15 @@ type splitter struct {
 }
 
 // putChunks stores the chunks of src.
-func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing, size int64) ([]chunk, error) {
+func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing,
+	size int64) ([]chunk, error) {
 	cut, err := newCutter()
 	if err != nil {
 		return nil, err
 	}
 	// The background sets the chunks' digests: their memory must not move.
-	s := &splitter{b: b, cut: cut, whole: whole, tokens: make(chan struct{}, maxArenas), chunks: make([]chunk, 0, size/minChunk+1)}
+	s := &splitter{b: b, cut: cut, whole: whole, tokens: make(chan struct{}, maxArenas),
+		chunks: make([]chunk, 0, size/minChunk+1)}
 	err = s.split(ctx, src)
 	if werr := s.wait(); err == nil {
 		err = werr

@@ -144,5 +144,6 @@ func (p *pack) add(i id, stored []byte, size int) packEntry {
 
 // indexed returns the index's data of the finished pack.
 func (p *pack) indexed() *newPack {
-	return &newPack{packInfo: packInfo{id: p.id, size: p.data.n, raw: p.raw, objects: uint32(len(p.entries))}, entries: p.entries}
+	return &newPack{packInfo: packInfo{id: p.id, size: p.data.n, raw: p.raw,
+		objects: uint32(len(p.entries))}, entries: p.entries}
 }

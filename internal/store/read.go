@@ -145,7 +145,8 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 			size = info.Size
 		}
 		if size < 0 {
-			return nil, turnstone.Errorf(op, turnstone.KindNotFound, name, "the pack does not exist")
+			return nil, turnstone.Errorf(op, turnstone.KindNotFound, name,
+				"the pack does not exist")
 		}
 	}
 	if size < int64(len(packMagic))+packTrailerSize || size > 2*maxPack {
@@ -170,7 +171,8 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 	if err != nil {
 		return bad(err)
 	}
-	t := &newPack{packInfo: packInfo{id: pack, size: size, objects: uint32(len(entries))}, entries: entries}
+	t := &newPack{packInfo: packInfo{id: pack, size: size,
+		objects: uint32(len(entries))}, entries: entries}
 	for _, e := range entries {
 		t.raw += int64(e.size)
 	}
@@ -204,7 +206,8 @@ func (c *codec) decoder() (*zstd.Decoder, error) {
 	defer c.mu.Unlock()
 	var err error
 	if c.dec == nil {
-		c.dec, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(c.cores), zstd.WithDecodeAllCapLimit(true),
+		c.dec, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(c.cores),
+			zstd.WithDecodeAllCapLimit(true),
 			zstd.WithDecoderMaxMemory(2*maxObject))
 	}
 	return c.dec, err
@@ -219,7 +222,8 @@ func (c *codec) close() {
 	}
 }
 
-// errDigest reports an object whose stored bytes were changed, whether they still decompress or not.
+// errDigest reports an object whose stored bytes were changed, whether they still decompress or
+// not.
 var errDigest = errors.New("the object does not match its digest")
 
 // decode returns the verified object e from its stored form. It allocates at most e.size bytes,

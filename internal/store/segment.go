@@ -103,8 +103,10 @@ func readSegment(f *os.File, name string) (*segment, error) {
 	s := &segment{name: name, f: f, entries: int(entries), start: start,
 		packs: make([]packInfo, 0, packs), blocks: make([]atomic.Pointer[block], blocks)}
 	for ; len(table) > 0; table = table[segPackSize:] {
-		s.packs = append(s.packs, packInfo{id: id(table[:32]), size: int64(binary.LittleEndian.Uint64(table[32:])),
-			raw: int64(binary.LittleEndian.Uint64(table[40:])), objects: binary.LittleEndian.Uint32(table[48:])})
+		s.packs = append(s.packs, packInfo{id: id(table[:32]),
+			size:    int64(binary.LittleEndian.Uint64(table[32:])),
+			raw:     int64(binary.LittleEndian.Uint64(table[40:])),
+			objects: binary.LittleEndian.Uint32(table[48:])})
 	}
 	return s, nil
 }
@@ -291,7 +293,8 @@ func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, 
 		head = binary.LittleEndian.AppendUint64(head, uint64(p.raw))
 		head = binary.LittleEndian.AppendUint64(head, uint64(p.objects))
 	}
-	sum := crc32.Update(crc32.Checksum(head[:segHeaderSize-4], castagnoli), castagnoli, head[segHeaderSize:])
+	sum := crc32.Update(crc32.Checksum(head[:segHeaderSize-4], castagnoli),
+		castagnoli, head[segHeaderSize:])
 	binary.LittleEndian.PutUint32(head[segHeaderSize-4:], sum)
 	if _, err := w.Write(head); err != nil {
 		return err
@@ -299,7 +302,8 @@ func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, 
 	var b block
 	flush := func() error {
 		binary.LittleEndian.PutUint32(b.b[blockSize-8:], uint32(b.n))
-		binary.LittleEndian.PutUint32(b.b[blockSize-4:], crc32.Checksum(b.b[:blockSize-4], castagnoli))
+		binary.LittleEndian.PutUint32(b.b[blockSize-4:],
+			crc32.Checksum(b.b[:blockSize-4], castagnoli))
 		_, err := w.Write(b.b[:])
 		b = block{}
 		return err

@@ -63,7 +63,8 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 		return nil, turnstone.NewError("store.open", turnstone.KindUnavailable, dir, err).
 			WithHint("use a folder that you can write")
 	}
-	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault}, cores: runtime.GOMAXPROCS(0)}
+	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault},
+		cores: runtime.GOMAXPROCS(0)}
 	s.packs.init(blobs)
 	s.codec.cores = s.cores
 	s.slabs.New = func() any { return new([slabSize]byte) }
@@ -267,7 +268,8 @@ func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error
 		}
 		t, err := s.readTable(ctx, p, info.Size)
 		if err != nil {
-			if kind := turnstone.KindOf(err); kind != turnstone.KindIntegrity && kind != turnstone.KindNotFound {
+			if kind := turnstone.KindOf(err); kind != turnstone.KindIntegrity &&
+				kind != turnstone.KindNotFound {
 				return err
 			}
 			if bad != nil {

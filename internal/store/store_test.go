@@ -136,7 +136,8 @@ func fsckClean(t testing.TB, s *fixture) turnstone.StoreSummary {
 // samples has an example of each kind of content.
 func samples() [][]byte {
 	return [][]byte{{}, []byte("x"), text(4000, 1), noise(4000, 1), text(1<<20, 2), noise(1<<20, 2),
-		text(1<<20+1, 3), noise(5_000_000, 4), make([]byte, 9_000_000), bytes.Repeat(noise(70_000, 5), 60)}
+		text(1<<20+1, 3), noise(5_000_000, 4), make([]byte, 9_000_000),
+		bytes.Repeat(noise(70_000, 5), 60)}
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -146,7 +147,8 @@ func TestRoundTrip(t *testing.T) {
 	var contents []turnstone.Content
 	for _, p := range samples() {
 		c := putContent(t, b, p)
-		if want := turnstone.DigestBytes(p); c.Digest != want || c.Size != int64(len(p)) || (c.Chunks != "") != (len(p) > 1<<20) {
+		if want := turnstone.DigestBytes(p); c.Digest != want || c.Size != int64(len(p)) ||
+			(c.Chunks != "") != (len(p) > 1<<20) {
 			t.Errorf("content of %d bytes is %+v", len(p), c)
 		}
 		contents = append(contents, c)
@@ -274,7 +276,8 @@ func TestWrongSizes(t *testing.T) {
 			}
 		}
 	}
-	if _, err := b.PutContent(t.Context(), strings.NewReader(""), -1); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := b.PutContent(t.Context(), strings.NewReader(""),
+		-1); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a negative size: %v", err)
 	}
 	cause := errors.New("the disk is gone")

@@ -216,7 +216,8 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 				err = damaged("store.sweep", string(e.id.digest()), derr)
 			}
 		}
-		if kind := turnstone.KindOf(err); err != nil && kind != turnstone.KindIntegrity && kind != turnstone.KindInvalid && kind != turnstone.KindNotFound {
+		if kind := turnstone.KindOf(err); err != nil && kind != turnstone.KindIntegrity &&
+			kind != turnstone.KindInvalid && kind != turnstone.KindNotFound {
 			return false, err
 		}
 		if err != nil {

@@ -53,7 +53,8 @@ func TestSweep(t *testing.T) {
 	check(t, err)
 	after, err := s.Usage(t.Context())
 	check(t, err)
-	if after.Objects != 10 || got.Kept != 10 || got.PacksRemoved != 1 || got.PacksMade != 1 || got.Objects != before.Objects-10 ||
+	if after.Objects != 10 || got.Kept != 10 || got.PacksRemoved != 1 || got.PacksMade != 1 ||
+		got.Objects != before.Objects-10 ||
 		got.Freed != before.Stored-after.Stored {
 		t.Errorf("%+v left %+v of %+v", got, after, before)
 	}
@@ -102,20 +103,21 @@ func TestSweepMark(t *testing.T) {
 	}
 	wantObject(t, s, []byte("one"))
 	calls := 0
-	_, err := s.Sweep(t.Context(), func(ctx context.Context, keep func(turnstone.Digest) bool) error {
-		if calls++; calls == 1 { // a commit during marking
-			b := begin(t, s)
-			put(t, b, []byte("two"))
-			check(t, b.Flush(t.Context()))
-			check(t, b.Close())
-			if !keep(one) || keep(one) {
-				t.Error("keep does not tell the first call")
+	_, err := s.Sweep(t.Context(),
+		func(ctx context.Context, keep func(turnstone.Digest) bool) error {
+			if calls++; calls == 1 { // a commit during marking
+				b := begin(t, s)
+				put(t, b, []byte("two"))
+				check(t, b.Flush(t.Context()))
+				check(t, b.Close())
+				if !keep(one) || keep(one) {
+					t.Error("keep does not tell the first call")
+				}
+				return nil
 			}
+			keep(turnstone.DigestBytes([]byte("two")))
 			return nil
-		}
-		keep(turnstone.DigestBytes([]byte("two")))
-		return nil
-	})
+		})
 	check(t, err)
 	wantObject(t, s, []byte("one"))
 	wantObject(t, s, []byte("two"))
@@ -138,7 +140,8 @@ func TestSweepWaits(t *testing.T) {
 		if calls++; calls == 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			if _, err := s.Begin(ctx); turnstone.KindOf(err) != turnstone.KindTimeout || turnstone.HintOf(err) == "" {
+			if _, err := s.Begin(ctx); turnstone.KindOf(err) != turnstone.KindTimeout ||
+				turnstone.HintOf(err) == "" {
 				t.Errorf("a batch beside a sweep: %v", err)
 			}
 		}
@@ -158,14 +161,15 @@ func TestSweepBeside(t *testing.T) {
 	sweeper := open(t, root)
 	sweeps.Go(func() {
 		for {
-			_, err := sweeper.Sweep(t.Context(), func(_ context.Context, keep func(turnstone.Digest) bool) error {
-				mu.Lock()
-				defer mu.Unlock()
-				for _, p := range needed {
-					keep(turnstone.DigestBytes(p))
-				}
-				return nil
-			})
+			_, err := sweeper.Sweep(t.Context(),
+				func(_ context.Context, keep func(turnstone.Digest) bool) error {
+					mu.Lock()
+					defer mu.Unlock()
+					for _, p := range needed {
+						keep(turnstone.DigestBytes(p))
+					}
+					return nil
+				})
 			if err != nil {
 				t.Errorf("sweep: %v", err)
 			}
@@ -206,7 +210,8 @@ func TestSweepBeside(t *testing.T) {
 					t.Errorf("close: %v", err)
 				}
 				got, err := s.Get(t.Context(), turnstone.DigestBytes(mine))
-				if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound || err == nil && !bytes.Equal(got, mine) {
+				if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound ||
+					err == nil && !bytes.Equal(got, mine) {
 					t.Errorf("get: %v", err)
 				}
 			}

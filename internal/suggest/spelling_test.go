@@ -13,11 +13,13 @@ func TestNearest(t *testing.T) {
 		nearest string
 		edits   int
 	}{
-		"image": {"image", 0}, "IMAGE": {"image", 0}, "imgae": {"image", 2}, "timout": {"timeout", 1}, "": {"image", 5},
+		"image": {"image", 0}, "IMAGE": {"image", 0}, "imgae": {"image", 2},
+		"timout": {"timeout", 1}, "": {"image", 5},
 		"memory" + strings.Repeat("y", 1<<20): {"memory", 58},
 	} {
 		if got, edits := Nearest(word, known); got != want.nearest || edits != want.edits {
-			t.Errorf("%.20q: %s by %d edits, want %s by %d", word, got, edits, want.nearest, want.edits)
+			t.Errorf("%.20q: %s by %d edits, want %s by %d", word, got,
+				edits, want.nearest, want.edits)
 		}
 	}
 	if got, _ := Nearest("x", nil); got != "" {
@@ -30,7 +32,8 @@ func TestDistance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.StringMatching(`[a-c]{0,8}`)
 		a, b, c := word.Draw(t, "a"), word.Draw(t, "b"), word.Draw(t, "c")
-		if d := distance(a, b); d != distance(b, a) || (d == 0) != (a == b) || distance(a, c) > d+distance(b, c) {
+		if d := distance(a, b); d != distance(b, a) || (d == 0) != (a == b) ||
+			distance(a, c) > d+distance(b, c) {
 			t.Fatalf("%q to %q is %d", a, b, d)
 		}
 		if distance(a, a+"x") != 1 {

@@ -44,7 +44,8 @@ func findRunsc(t testing.TB) {
 	if path == "" || strings.HasSuffix(os.Getenv("PATH"), ":"+filepath.Dir(path)) {
 		return
 	}
-	for name, value := range map[string]string{"TURN_RUNSC": path, "PATH": os.Getenv("PATH") + ":" + filepath.Dir(path)} {
+	for name, value := range map[string]string{"TURN_RUNSC": path, "PATH": os.Getenv("PATH") +
+		":" + filepath.Dir(path)} {
 		if err := os.Setenv(name, value); err != nil {
 			t.Fatal(err)
 		}

@@ -50,7 +50,8 @@ func install(ctx context.Context) (string, error) {
 	if err := errors.Join(os.RemoveAll(tmp), os.MkdirAll(tmp, 0o700)); err != nil {
 		return "", err
 	}
-	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", tmp, "--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--fetch-retries", "1", stockClient, webSockets)
+	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", tmp, "--no-audit", "--no-fund",
+		"--ignore-scripts", "--save-exact", "--fetch-retries", "1", stockClient, webSockets)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("npm install: %w\n%s", err, out)
 	}

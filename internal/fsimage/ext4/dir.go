@@ -10,7 +10,8 @@ import (
 )
 
 // fileTypes maps a directory entry's type number to the file's type.
-var fileTypes = [...]uint16{0, modeFile, modeDir, modeChar, modeBlock, modeFIFO, modeSocket, modeLink}
+var fileTypes = [...]uint16{0, modeFile, modeDir, modeChar, modeBlock,
+	modeFIFO, modeSocket, modeLink}
 
 // Children returns a directory's entries, sorted by name, without "." and "..". Their nodes are
 // *Inode, and are already read.
@@ -31,7 +32,8 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 		if err != nil {
 			return nil, err
 		}
-		if e.kind != 0 && n.fs.filetype && (int(e.kind) >= len(fileTypes) || fileTypes[e.kind] != child.mode&modeType) {
+		if e.kind != 0 && n.fs.filetype &&
+			(int(e.kind) >= len(fileTypes) || fileTypes[e.kind] != child.mode&modeType) {
 			return nil, corrupt("directory %d has the wrong type for inode %d", n.ino, e.ino)
 		}
 		if child.attr.Type == tree.Dir {
@@ -41,7 +43,8 @@ func (n *Inode) Children(ctx context.Context) ([]tree.Child, error) {
 		}
 		// A file with a link count of 1 has a single name, so that many names cannot share its
 		// content and make it expensive to read.
-		if first && child.links == 1 && child.attr.Type != tree.Dir && !n.fs.named.take(uint64(e.ino), 1) {
+		if first && child.links == 1 && child.attr.Type != tree.Dir &&
+			!n.fs.named.take(uint64(e.ino), 1) {
 			return nil, corrupt("inode %d has a link count of 1 and two names", e.ino)
 		}
 		out = append(out, tree.Child{Name: e.name, Node: child})
@@ -167,7 +170,8 @@ func (l *lister) block(b []byte) error {
 
 func (l *lister) add(e dirEntry) error {
 	if l.seen < 2 {
-		if want := [...]string{".", ".."}[l.seen]; e.name != want || l.seen == 0 && e.ino != l.n.ino {
+		if want := [...]string{".", ".."}[l.seen]; e.name != want ||
+			l.seen == 0 && e.ino != l.n.ino {
 			return corrupt("directory %d begins with %q", l.n.ino, e.name)
 		}
 		l.seen++
@@ -177,7 +181,8 @@ func (l *lister) add(e dirEntry) error {
 		return corrupt("directory %d has an entry %q", l.n.ino, e.name)
 	}
 	if l.count && l.n.fs.entries.Add(1) > l.n.fs.opts.Entries {
-		return exhausted("remove files that the next turn does not need", "more than %d files", l.n.fs.opts.Entries)
+		return exhausted("remove files that the next turn does not need",
+			"more than %d files", l.n.fs.opts.Entries)
 	}
 	l.entries = append(l.entries, e)
 	return nil

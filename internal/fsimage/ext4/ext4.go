@@ -62,13 +62,15 @@ var _ tree.Node = (*Inode)(nil)
 func corrupt(format string, args ...any) error {
 	return turnstone.Errorf("ext4.read", turnstone.KindIntegrity, "the sandbox's disk",
 		format, args...).
-		WithHint("the file system of this sandbox is damaged, or a program in it wrote to the disk directly; its content cannot be kept")
+		WithHint("the file system of this sandbox is damaged, or a program in it wrote to the " +
+			"disk directly; its content cannot be kept")
 }
 
 func unsupported(format string, args ...any) error {
 	return turnstone.Errorf("ext4.read", turnstone.KindInvalid, "the sandbox's disk",
 		format, args...).
-		WithHint("do not change the features of the sandbox's scratch disk: a feature of its file system is not supported")
+		WithHint("do not change the features of the sandbox's scratch disk: a feature of its " +
+			"file system is not supported")
 }
 
 func exhausted(hint, format string, args ...any) error {

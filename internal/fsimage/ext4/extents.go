@@ -66,13 +66,16 @@ func (m *mapper) add(logical, start, n uint64, written bool) error {
 	}
 	if k := len(m.extents) - 1; k >= 0 {
 		last := &m.extents[k]
-		if last.logical+last.length == logical && (start == 0 && last.start == 0 || start != 0 && last.start != 0 && last.start+last.length == start) {
+		if last.logical+last.length == logical &&
+			(start == 0 && last.start == 0 || start != 0 && last.start != 0 &&
+				last.start+last.length == start) {
 			last.length += n
 			return nil
 		}
 	}
 	if len(m.extents) >= maxExtents {
-		return exhausted("copy the file to a new file with fewer extents and remove the old file", "inode %d has more than %d extents", m.n.ino, maxExtents)
+		return exhausted("copy the file to a new file with fewer extents and remove the old file",
+			"inode %d has more than %d extents", m.n.ino, maxExtents)
 	}
 	m.extents = append(m.extents, extent{logical, n, start})
 	return nil
@@ -104,7 +107,8 @@ func (m *mapper) node(b []byte, limit int) error {
 		if !written {
 			length -= maxWritten
 		}
-		if err := m.add(uint64(le.Uint32(e)), uint64(le.Uint16(e[6:]))<<32|uint64(le.Uint32(e[8:])), length, written); err != nil {
+		if err := m.add(uint64(le.Uint32(e)), uint64(le.Uint16(e[6:]))<<32|uint64(le.Uint32(e[8:])),
+			length, written); err != nil {
 			return err
 		}
 	}

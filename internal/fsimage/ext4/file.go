@@ -31,10 +31,13 @@ func (n *Inode) OpenFile() (*File, error) {
 	}
 	f := &File{fs: n.fs, extents: m.extents, size: n.size}
 	if m.first {
-		if holes := n.size - f.allocated(); n.fs.holes.Add(holes) > n.fs.opts.Holes || holes > n.fs.opts.Holes {
+		if holes := n.size - f.allocated(); n.fs.holes.Add(holes) > n.fs.opts.Holes ||
+			holes > n.fs.opts.Holes {
 			n.fs.holes.Add(-holes)
-			return nil, exhausted("remove the largest sparse files, or make them smaller with truncate",
-				"sparse files with holes of more than %s in total", turnstone.Bytes(n.fs.opts.Holes))
+			return nil, exhausted(
+				"remove the largest sparse files, or make them smaller with truncate",
+				"sparse files with holes of more than %s in total",
+				turnstone.Bytes(n.fs.opts.Holes))
 		}
 	}
 	return f, nil

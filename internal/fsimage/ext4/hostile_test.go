@@ -33,7 +33,8 @@ func small(t testing.TB, options ...string) []byte {
 	if os.Geteuid() == 0 {
 		privilegedSmall(t, src)
 	}
-	path := mkfs(t, 1<<20, append([]string{"-d", src, "-b", "1024", "-N", "64", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg"}, options...)...)
+	path := mkfs(t, 1<<20, append([]string{"-d", src, "-b", "1024", "-N", "64", "-O",
+		"^has_journal,^resize_inode,^metadata_csum,uninit_bg"}, options...)...)
 	b, err := os.ReadFile(path)
 	must(t, err)
 	return b
@@ -50,7 +51,8 @@ func holesAt(t testing.TB, path string) {
 }
 
 func privilegedSmall(t testing.TB, dir string) {
-	for name, value := range map[string]string{"user.a": "1", "trusted.overlay.opaque": "y", "user.large": strings.Repeat("v", 300)} {
+	for name, value := range map[string]string{"user.a": "1", "trusted.overlay.opaque": "y",
+		"user.large": strings.Repeat("v", 300)} {
 		must(t, unix.Lsetxattr(join(dir, "dir"), name, []byte(value), 0))
 	}
 }
@@ -101,16 +103,26 @@ func TestHostileImages(t *testing.T) {
 		text string
 		edit func(t *testing.T, b []byte)
 	}{
-		{"no magic", turnstone.KindIntegrity, "no ext4", func(_ *testing.T, b []byte) { b[1024+0x38] = 0 }},
-		{"journal", turnstone.KindInvalid, "requires a replay", func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
-		{"inline data", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x61] |= 0x80 }},
-		{"bigalloc", turnstone.KindInvalid, "features", func(_ *testing.T, b []byte) { b[1024+0x65] |= 2 }},
-		{"huge blocks", turnstone.KindIntegrity, "block size", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x18:], 31) }},
-		{"many blocks", turnstone.KindIntegrity, "do not fit", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+4:], 1<<31) }},
-		{"no groups", turnstone.KindIntegrity, "groups", func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x20:], 0) }},
-		{"tiny inodes", turnstone.KindIntegrity, "inodes of", func(_ *testing.T, b []byte) { le.PutUint16(b[1024+0x58:], 4) }},
-		{"many inodes", turnstone.KindIntegrity, "inodes in", func(_ *testing.T, b []byte) { le.PutUint32(b[1024:], 1<<31) }},
-		{"table outside", turnstone.KindIntegrity, "inode table", func(_ *testing.T, b []byte) { le.PutUint32(b[2*1024+8:], 1<<30) }},
+		{"no magic", turnstone.KindIntegrity, "no ext4",
+			func(_ *testing.T, b []byte) { b[1024+0x38] = 0 }},
+		{"journal", turnstone.KindInvalid, "requires a replay",
+			func(_ *testing.T, b []byte) { b[1024+0x60] |= 4 }},
+		{"inline data", turnstone.KindInvalid, "features",
+			func(_ *testing.T, b []byte) { b[1024+0x61] |= 0x80 }},
+		{"bigalloc", turnstone.KindInvalid, "features",
+			func(_ *testing.T, b []byte) { b[1024+0x65] |= 2 }},
+		{"huge blocks", turnstone.KindIntegrity, "block size",
+			func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x18:], 31) }},
+		{"many blocks", turnstone.KindIntegrity, "do not fit",
+			func(_ *testing.T, b []byte) { le.PutUint32(b[1024+4:], 1<<31) }},
+		{"no groups", turnstone.KindIntegrity, "groups",
+			func(_ *testing.T, b []byte) { le.PutUint32(b[1024+0x20:], 0) }},
+		{"tiny inodes", turnstone.KindIntegrity, "inodes of",
+			func(_ *testing.T, b []byte) { le.PutUint16(b[1024+0x58:], 4) }},
+		{"many inodes", turnstone.KindIntegrity, "inodes in",
+			func(_ *testing.T, b []byte) { le.PutUint32(b[1024:], 1<<31) }},
+		{"table outside", turnstone.KindIntegrity, "inode table",
+			func(_ *testing.T, b []byte) { le.PutUint32(b[2*1024+8:], 1<<30) }},
 		{"cycle", turnstone.KindIntegrity, "two names", func(t *testing.T, b []byte) {
 			e := entryOf(t, dirBlock(t, b, "/dir"), "sub")
 			le.PutUint32(e, uint32(find(t, b, "/dir")))
@@ -127,50 +139,96 @@ func TestHostileImages(t *testing.T) {
 		{"wrong type", turnstone.KindIntegrity, "has the wrong type", func(t *testing.T, b []byte) {
 			entryOf(t, dirBlock(t, b, "/"), "file")[7] = 2
 		}},
-		{"slash", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = '/' }},
-		{"nul", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = 0 }},
+		{"slash", turnstone.KindIntegrity, "has an entry",
+			func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = '/' }},
+		{"nul", turnstone.KindIntegrity, "has an entry",
+			func(t *testing.T, b []byte) { entryOf(t, dirBlock(t, b, "/"), "file")[9] = 0 }},
 		{"dots", turnstone.KindIntegrity, "has an entry", func(t *testing.T, b []byte) {
 			copy(entryOf(t, dirBlock(t, b, "/dir"), "sub")[6:], "\x02\x02..")
 		}},
-		{"same name", turnstone.KindIntegrity, "two entries", func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
-		{"entry of nothing", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0) }},
-		{"entry too long", turnstone.KindIntegrity, "an entry of", func(t *testing.T, b []byte) { le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 2000) }},
-		{"inode outside", turnstone.KindIntegrity, "is referenced", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31) }},
-		{"inode of the file system", turnstone.KindIntegrity, "is referenced", func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
-		{"free inode", turnstone.KindIntegrity, "and free", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
-		{"no type", turnstone.KindIntegrity, "mode", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
-		{"huge file", turnstone.KindExhausted, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0x10 }},
-		{"negative size", turnstone.KindIntegrity, "size", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0xff }},
-		{"huge directory", turnstone.KindIntegrity, "holes", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/dir"))[6] = 0x10 }},
-		{"shared blocks", turnstone.KindIntegrity, "another file has too", func(t *testing.T, b []byte) {
-			copy(inodeAt(b, find(t, b, "/dir/second"))[0x28:0x28+60], inodeAt(b, find(t, b, "/file"))[0x28:])
-		}},
-		{"blocks outside", turnstone.KindIntegrity, "has blocks", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 1<<20) }},
-		{"blocks of the file system", turnstone.KindIntegrity, "the file system itself", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 2) }},
-		{"deep tree", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+6] = 6 }},
+		{"same name", turnstone.KindIntegrity, "two entries",
+			func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
+		{"entry of nothing", turnstone.KindIntegrity, "an entry of",
+			func(t *testing.T, b []byte) {
+				le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0)
+			}},
+		{"entry too long", turnstone.KindIntegrity, "an entry of",
+			func(t *testing.T, b []byte) {
+				le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 2000)
+			}},
+		{"inode outside", turnstone.KindIntegrity, "is referenced",
+			func(t *testing.T, b []byte) {
+				le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31)
+			}},
+		{"inode of the file system", turnstone.KindIntegrity, "is referenced",
+			func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
+		{"free inode", turnstone.KindIntegrity, "and free",
+			func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
+		{"no type", turnstone.KindIntegrity, "mode",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
+		{"huge file", turnstone.KindExhausted, "holes",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0x10 }},
+		{"negative size", turnstone.KindIntegrity, "size",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x6f] = 0xff }},
+		{"huge directory", turnstone.KindIntegrity, "holes",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/dir"))[6] = 0x10 }},
+		{"shared blocks", turnstone.KindIntegrity, "another file has too",
+			func(t *testing.T, b []byte) {
+				copy(inodeAt(b, find(t, b, "/dir/second"))[0x28:0x28+60],
+					inodeAt(b, find(t, b, "/file"))[0x28:])
+			}},
+		{"blocks outside", turnstone.KindIntegrity, "has blocks",
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 1<<20)
+			}},
+		{"blocks of the file system", turnstone.KindIntegrity, "the file system itself",
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x28+20:], 2)
+			}},
+		{"deep tree", turnstone.KindIntegrity, "extent tree",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+6] = 6 }},
 		{"tree of itself", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) {
 			// The block of the tree becomes an index of the same depth that names itself.
 			root := inodeAt(b, find(t, b, "/sparse"))[0x28:]
 			block := le.Uint32(root[16:])
 			copy(b[block*1024:], root[:60])
 		}},
-		{"many entries", turnstone.KindIntegrity, "extent tree", func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+2] = 5 }},
-		{"extent of nothing", turnstone.KindIntegrity, "overlapping", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x28+16:], 0) }},
-		{"time", turnstone.KindIntegrity, "nanoseconds", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x88:], 0xffffffff) }},
-		{"more bytes", turnstone.KindIntegrity, "more bytes", func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x80:], 0xfffc) }},
-		{"attribute block outside", turnstone.KindIntegrity, "attributes in block", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30) }},
-		{"attribute block of something", turnstone.KindIntegrity, "has other content", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
-		{"target of nothing", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
-		{"target with a NUL", turnstone.KindIntegrity, "NUL", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
-		{"huge target", turnstone.KindIntegrity, "target", func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
+		{"many entries", turnstone.KindIntegrity, "extent tree",
+			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[0x28+2] = 5 }},
+		{"extent of nothing", turnstone.KindIntegrity, "overlapping",
+			func(t *testing.T, b []byte) {
+				le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x28+16:], 0)
+			}},
+		{"time", turnstone.KindIntegrity, "nanoseconds",
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x88:], 0xffffffff)
+			}},
+		{"more bytes", turnstone.KindIntegrity, "more bytes",
+			func(t *testing.T, b []byte) {
+				le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x80:], 0xfffc)
+			}},
+		{"attribute block outside", turnstone.KindIntegrity, "attributes in block",
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30)
+			}},
+		{"attribute block of something", turnstone.KindIntegrity, "has other content",
+			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
+		{"target of nothing", turnstone.KindIntegrity, "target",
+			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
+		{"target with a NUL", turnstone.KindIntegrity, "NUL",
+			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
+		{"huge target", turnstone.KindIntegrity, "target",
+			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := bytes.Clone(image)
 			tc.edit(t, b)
 			began := time.Now()
 			_, err := list(t.Context(), b)
-			if err == nil || turnstone.KindOf(err) != tc.kind || !strings.Contains(err.Error(), tc.text) || turnstone.HintOf(err) == "" {
-				t.Errorf("error %q of kind %s (hint %q), want %s with %q", err, turnstone.KindOf(err), turnstone.HintOf(err), tc.kind, tc.text)
+			if err == nil || turnstone.KindOf(err) != tc.kind ||
+				!strings.Contains(err.Error(), tc.text) || turnstone.HintOf(err) == "" {
+				t.Errorf("error %q of kind %s (hint %q), want %s with %q", err,
+					turnstone.KindOf(err), turnstone.HintOf(err), tc.kind, tc.text)
 			}
 			if took := time.Since(began); took > 2*time.Second {
 				t.Errorf("it took %s", took)
@@ -228,7 +286,8 @@ func TestLookup(t *testing.T) {
 		f, err := a.OpenFile()
 		must(t, err)
 		got := make([]byte, 16)
-		if n, err := f.ReadAt(got, f.Size()-10); n != 10 || err != io.EOF || string(got[:n]) != "t content " {
+		if n, err := f.ReadAt(got, f.Size()-10); n != 10 || err != io.EOF ||
+			string(got[:n]) != "t content " {
 			t.Errorf("read %q, %v", got[:n], err)
 		}
 	}
@@ -249,7 +308,8 @@ func TestBounds(t *testing.T) {
 	for _, opts := range []ext4.Options{{Holes: 1000}, {Entries: 3}} {
 		fs, err := ext4.OpenOptions(bytes.NewReader(b), int64(len(b)), opts)
 		must(t, err)
-		if _, err := imageLines(t.Context(), fs); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
+		if _, err := imageLines(t.Context(),
+			fs); turnstone.KindOf(err) != turnstone.KindExhausted || turnstone.HintOf(err) == "" {
 			t.Errorf("%+v: %v", opts, err)
 		}
 	}
@@ -278,7 +338,8 @@ func FuzzImage(f *testing.F) {
 				b[(place<<2|int(e[0]>>6))%(256<<10)] = e[3]
 			}
 		}
-		fs, err := ext4.OpenOptions(bytes.NewReader(b), int64(len(b)), ext4.Options{Holes: 64 << 20})
+		fs, err := ext4.OpenOptions(bytes.NewReader(b), int64(len(b)),
+			ext4.Options{Holes: 64 << 20})
 		if err != nil {
 			return
 		}

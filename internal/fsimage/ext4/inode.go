@@ -65,7 +65,8 @@ func (n *Inode) Attr() (tree.Attr, error) {
 // inode reads an inode.
 func (fs *FS) inode(ino uint32) (*Inode, error) {
 	if ino > fs.inodes || ino < firstInode && ino != rootInode {
-		return nil, corrupt("inode %d is referenced and the file system has only %d", ino, fs.inodes)
+		return nil, corrupt("inode %d is referenced and the file system has only %d", ino,
+			fs.inodes)
 	}
 	var buf [256]byte // Linux's size; larger inodes only have more space for attributes
 	raw := buf[:]
@@ -74,7 +75,8 @@ func (fs *FS) inode(ino uint32) (*Inode, error) {
 	}
 	raw = raw[:fs.inodeSize]
 	table := fs.tables[(ino-1)/fs.inodesPerGroup]
-	if err := fs.readMeta(raw, int64(table)*fs.blockSize+int64((ino-1)%fs.inodesPerGroup)*fs.inodeSize); err != nil {
+	if err := fs.readMeta(raw,
+		int64(table)*fs.blockSize+int64((ino-1)%fs.inodesPerGroup)*fs.inodeSize); err != nil {
 		return nil, err
 	}
 	n := &Inode{fs: fs, ino: ino}
@@ -216,7 +218,8 @@ func (fs *FS) readMeta(b []byte, off int64) error {
 	defer s.mu.Unlock()
 	if s.piece != piece+1 {
 		s.piece = 0
-		s.data = append(s.data[:0], make([]byte, min(pieceSize, int64(fs.blocks)*fs.blockSize-piece*pieceSize))...)
+		s.data = append(s.data[:0],
+			make([]byte, min(pieceSize, int64(fs.blocks)*fs.blockSize-piece*pieceSize))...)
 		if err := readFull(fs.r, s.data, piece*pieceSize); err != nil {
 			return err
 		}

@@ -15,7 +15,9 @@ import (
 )
 
 // scratchOptions are those of a sandbox's scratch disk (internal/driver/qemu/scratch.go).
-var scratchOptions = []string{"-m", "0", "-b", "4096", "-i", "8192", "-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0"}
+var scratchOptions = []string{"-m", "0", "-b", "4096", "-i", "8192", "-O",
+	"^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E",
+	"lazy_itable_init=1,nodiscard,root_owner=0:0"}
 
 // mkfs makes a file system in a file that is removed with the test.
 func mkfs(t testing.TB, size int64, options ...string) string {
@@ -43,7 +45,8 @@ func mount(t testing.TB, image string) string {
 		t.Skip("mounting takes root")
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-o", "loop,noatime,nodev", image, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", "loop,noatime,nodev", image,
+		dir).CombinedOutput(); err != nil {
 		t.Skipf("no loop mounts here: %s", out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
@@ -95,7 +98,8 @@ func everything(t *testing.T, dir string, sparse int64) {
 	write(".wh.odd", 3)
 	for _, n := range []int{1, 58, 59, 60, 61, 255, 1023, 4000} {
 		// more than a block
-		if err := os.Symlink(strings.Repeat("t", n), at(fmt.Sprintf("link-%d", n))); !errors.Is(err, unix.ENAMETOOLONG) {
+		if err := os.Symlink(strings.Repeat("t", n),
+			at(fmt.Sprintf("link-%d", n))); !errors.Is(err, unix.ENAMETOOLONG) {
 			must(t, err)
 		}
 	}
@@ -118,7 +122,8 @@ func everything(t *testing.T, dir string, sparse int64) {
 
 // times sets times before 1970, after 2038, and with nanoseconds.
 func times(t *testing.T, dir string) {
-	for i, sec := range []int64{-2147483648, -1, 0, 1, 2147483647, 2147483648, 4294967296, 10737418239, 12884901888} {
+	for i, sec := range []int64{-2147483648, -1, 0, 1, 2147483647, 2147483648, 4294967296,
+		10737418239, 12884901888} {
 		path := join(dir, fmt.Sprintf("time-%d", i))
 		must(t, os.WriteFile(path, nil, 0o644))
 		ts := []unix.Timespec{{Sec: sec, Nsec: 1}, {Sec: sec, Nsec: 999999999}}
@@ -141,29 +146,37 @@ func holes(t *testing.T, path string, size int64) {
 // privileged creates files that only root can create.
 func privileged(t *testing.T, dir string) {
 	at := func(name string) string { return join(dir, name) }
-	for i, dev := range [][2]uint32{{0, 0}, {1, 3}, {255, 255}, {256, 1}, {8, 256}, {4095, 1048575}} {
+	for i, dev := range [][2]uint32{{0, 0}, {1, 3}, {255, 255}, {256, 1},
+		{8, 256}, {4095, 1048575}} {
 		kind := uint32(unix.S_IFCHR)
 		if i%2 == 1 {
 			kind = unix.S_IFBLK
 		}
-		must(t, unix.Mknod(at(fmt.Sprintf("device-%d", i)), kind|0o600, int(unix.Mkdev(dev[0], dev[1]))))
+		must(t, unix.Mknod(at(fmt.Sprintf("device-%d", i)), kind|0o600,
+			int(unix.Mkdev(dev[0], dev[1]))))
 	}
 	must(t, unix.Lchown(at("file-4097"), 70000, 4000000000))
 	must(t, unix.Lchown(at("link-1"), 65536, 65535))
-	set := func(name, attr string, value []byte) { must(t, unix.Lsetxattr(at(name), attr, value, 0)) }
+	set := func(name, attr string, value []byte) {
+		must(t, unix.Lsetxattr(at(name), attr, value, 0))
+	}
 	set("file-0", "user.note", []byte("hello"))
 	set("file-0", "user.empty", nil)
 	set("file-0", "user."+strings.Repeat("x", 250), []byte("long name"))
 	set("file-1", "user.large", bytes.Repeat([]byte("v"), 900)) // in its own block
-	set("file-4095", "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
+	set("file-4095", "security.capability",
+		[]byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"))
 	set("empty", "trusted.overlay.opaque", []byte("y"))
 	set("empty", "user.dir", []byte("d"))
 	set("link-1", "trusted.on-a-link", []byte("t"))
 	set("fifo", "trusted.on-a-fifo", []byte("f"))
 	entry := func(tag, perm uint16, id uint32) []byte {
-		return []byte{byte(tag), byte(tag >> 8), byte(perm), 0, byte(id), byte(id >> 8), byte(id >> 16), byte(id >> 24)}
+		return []byte{byte(tag), byte(tag >> 8), byte(perm), 0, byte(id), byte(id >> 8),
+			byte(id >> 16), byte(id >> 24)}
 	}
-	acl := bytes.Join([][]byte{{2, 0, 0, 0}, entry(1, 7, 0xffffffff), entry(2, 5, 70000), entry(4, 5, 0xffffffff), entry(8, 1, 7), entry(16, 7, 0xffffffff), entry(32, 0, 0xffffffff)}, nil)
+	acl := bytes.Join([][]byte{{2, 0, 0, 0}, entry(1, 7, 0xffffffff), entry(2, 5, 70000),
+		entry(4, 5, 0xffffffff), entry(8, 1, 7), entry(16, 7, 0xffffffff),
+		entry(32, 0, 0xffffffff)}, nil)
 	set("file-65536", "system.posix_acl_access", acl)
 	set("empty", "system.posix_acl_default", acl)
 }
@@ -174,7 +187,8 @@ func TestReadsWhatLinuxWrote(t *testing.T) {
 		"scratch": scratchOptions,
 		"1k":      {"-b", "1024", "-O", "^has_journal"},
 		"plain":   {"-E", "lazy_itable_init=1"},
-		"ext3":    {"-O", "^has_journal,^extent,^64bit,^flex_bg,^extra_isize,^metadata_csum", "-I", "128"},
+		"ext3": {"-O", "^has_journal,^extent,^64bit,^flex_bg,^extra_isize,^metadata_csum", "-I",
+			"128"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := mkfs(t, 1<<30, options...)
@@ -182,7 +196,8 @@ func TestReadsWhatLinuxWrote(t *testing.T) {
 			if name == "ext3" {
 				ordinary(t, dir)
 			} else {
-				everything(t, dir, map[bool]int64{true: 5 << 30, false: 300 << 20}[name == "scratch" && !testing.Short()])
+				everything(t, dir, map[bool]int64{true: 5 << 30,
+					false: 300 << 20}[name == "scratch" && !testing.Short()])
 			}
 			fragmented(t, dir)
 			crowded(t, join(dir, "crowd"), 3000)
@@ -233,7 +248,8 @@ func fragmented(t *testing.T, dir string) {
 func crowded(t testing.TB, dir string, n int) {
 	must(t, os.Mkdir(dir, 0o755))
 	for i := range n {
-		must(t, os.WriteFile(fmt.Sprintf("%s/%d-%s", dir, i, strings.Repeat("z", i%100)), nil, 0o644))
+		must(t, os.WriteFile(fmt.Sprintf("%s/%d-%s", dir, i,
+			strings.Repeat("z", i%100)), nil, 0o644))
 	}
 	for i := 0; i < n; i += 7 {
 		must(t, os.Remove(fmt.Sprintf("%s/%d-%s", dir, i, strings.Repeat("z", i%100))))

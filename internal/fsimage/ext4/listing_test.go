@@ -27,7 +27,8 @@ type line struct {
 
 func format(a tree.Attr, names uint32) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d %04o %d:%d %d.%09d size=%d dev=%d,%d %q names=%d", a.Type, a.Mode, a.UID, a.GID, a.MTime.Sec, a.MTime.Nsec, a.Size, a.Major, a.Minor, a.Target, names)
+	fmt.Fprintf(&b, "%d %04o %d:%d %d.%09d size=%d dev=%d,%d %q names=%d", a.Type, a.Mode, a.UID,
+		a.GID, a.MTime.Sec, a.MTime.Nsec, a.Size, a.Major, a.Minor, a.Target, names)
 	for _, x := range a.Xattrs {
 		fmt.Fprintf(&b, " %s=%x", x.Name, x.Value)
 	}
@@ -100,7 +101,8 @@ func hostLines(t *testing.T, root string) []line {
 		var st unix.Stat_t
 		must(t, unix.Lstat(full, &st))
 		l := line{path: path, ino: st.Ino}
-		a := tree.Attr{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid, MTime: tree.Time{Sec: st.Mtim.Sec, Nsec: int32(st.Mtim.Nsec)}}
+		a := tree.Attr{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid,
+			MTime: tree.Time{Sec: st.Mtim.Sec, Nsec: int32(st.Mtim.Nsec)}}
 		names := uint32(st.Nlink)
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFDIR:

@@ -139,7 +139,8 @@ func (fs *FS) geometry(sb []byte, size int64) (descSize int64, groups uint64, er
 	descSize = 32
 	if le.Uint32(sb[0x60:])&incompat64bit != 0 {
 		fs.blocks |= uint64(le.Uint32(sb[0x150:])) << 32
-		if descSize = int64(le.Uint16(sb[0xfe:])); descSize < 64 || descSize > fs.blockSize || descSize&(descSize-1) != 0 {
+		if descSize = int64(le.Uint16(sb[0xfe:])); descSize < 64 || descSize > fs.blockSize ||
+			descSize&(descSize-1) != 0 {
 			return 0, 0, corrupt("group descriptors of %d bytes", descSize)
 		}
 	}
@@ -151,10 +152,13 @@ func (fs *FS) geometry(sb []byte, size int64) (descSize int64, groups uint64, er
 	bits := uint64(8 * fs.blockSize) // a bitmap has a single block
 	switch {
 	case fs.blocks > uint64(size/fs.blockSize):
-		return 0, 0, corrupt("%d blocks of %d bytes do not fit into %d bytes", fs.blocks, fs.blockSize, size)
-	case fs.firstBlock > 1 || fs.firstBlock >= fs.blocks || (fs.blockSize == 1024) != (fs.firstBlock == 1):
+		return 0, 0, corrupt("%d blocks of %d bytes do not fit into %d bytes",
+			fs.blocks, fs.blockSize, size)
+	case fs.firstBlock > 1 || fs.firstBlock >= fs.blocks ||
+		(fs.blockSize == 1024) != (fs.firstBlock == 1):
 		return 0, 0, corrupt("its first block is %d of %d", fs.firstBlock, fs.blocks)
-	case perGroup == 0 || perGroup > bits || fs.inodesPerGroup == 0 || uint64(fs.inodesPerGroup) > bits:
+	case perGroup == 0 || perGroup > bits || fs.inodesPerGroup == 0 ||
+		uint64(fs.inodesPerGroup) > bits:
 		return 0, 0, corrupt("groups of %d blocks and %d inodes", perGroup, fs.inodesPerGroup)
 	case fs.inodeSize < 128 || fs.inodeSize > fs.blockSize || fs.inodeSize&(fs.inodeSize-1) != 0:
 		return 0, 0, corrupt("inodes of %d bytes", fs.inodeSize)
@@ -175,7 +179,8 @@ func (fs *FS) groups(sb []byte, descSize int64, groups uint64) error {
 		return corrupt("descriptors of %d groups do not fit", groups)
 	}
 	fs.meta = append(fs.meta, span{0, start + length})
-	perTable := (uint64(fs.inodesPerGroup)*uint64(fs.inodeSize) + uint64(fs.blockSize) - 1) / uint64(fs.blockSize)
+	perTable := (uint64(fs.inodesPerGroup)*uint64(fs.inodeSize) +
+		uint64(fs.blockSize) - 1) / uint64(fs.blockSize)
 	b := make([]byte, groups*uint64(descSize))
 	if err := readFull(fs.r, b, int64(start)*fs.blockSize); err != nil {
 		return err
@@ -244,7 +249,8 @@ func (fs *FS) claim(ino uint32, start, n uint64) error {
 	case start >= fs.blocks || n > fs.blocks-start:
 		return corrupt("inode %d has blocks %d+%d of %d", ino, start, n, fs.blocks)
 	case fs.isMeta(start, n):
-		return corrupt("inode %d has blocks %d+%d, which belong to the file system itself", ino, start, n)
+		return corrupt("inode %d has blocks %d+%d, which belong to the file system itself", ino,
+			start, n)
 	case !fs.claimed.take(start, n):
 		return corrupt("inode %d has blocks %d+%d, which another file has too", ino, start, n)
 	}

@@ -24,7 +24,8 @@ const (
 	aclDefault = 3
 )
 
-var xattrPrefixes = [...]string{1: "user.", aclAccess: "system.posix_acl_access", aclDefault: "system.posix_acl_default", 4: "trusted.", 6: "security."}
+var xattrPrefixes = [...]string{1: "user.", aclAccess: "system.posix_acl_access",
+	aclDefault: "system.posix_acl_default", 4: "trusted.", 6: "security."}
 
 // xattrs returns all extended attributes, sorted by name: those in the inode, and those in a block
 // that files can share.
@@ -71,7 +72,8 @@ func (n *Inode) xattrBlock() ([]tree.Xattr, error) {
 		return nil, fmt.Errorf("attributes of inode %d: %w", n.ino, err)
 	}
 	if le.Uint32(b) != xattrMagic || le.Uint32(b[8:]) != 1 {
-		return nil, corrupt("inode %d has attributes in block %d, which has other content", n.ino, n.acl)
+		return nil, corrupt("inode %d has attributes in block %d, which has other content", n.ino,
+			n.acl)
 	}
 	out, err := n.parseXattrs(b[xattrHead:], b)
 	if err != nil {
@@ -105,14 +107,16 @@ func (n *Inode) parseXattrs(entries, values []byte) (out []tree.Xattr, err error
 		switch {
 		case inode != 0:
 			return nil, unsupported("inode %d has an extended attribute in another inode", n.ino)
-		case bytes.IndexByte(name, 0) >= 0 || uint64(size) > uint64(len(values)), off > len(values)-int(size):
+		case bytes.IndexByte(name, 0) >= 0 ||
+			uint64(size) > uint64(len(values)), off > len(values)-int(size):
 			return nil, damaged()
 		}
 		b = b[min(len(b), (xattrEntry+length+3)&^3):]
 		if index >= len(xattrPrefixes) || xattrPrefixes[index] == "" {
 			continue
 		}
-		x := tree.Xattr{Name: xattrPrefixes[index] + string(name), Value: bytes.Clone(values[off : off+int(size)])}
+		x := tree.Xattr{Name: xattrPrefixes[index] + string(name),
+			Value: bytes.Clone(values[off : off+int(size)])}
 		acl := index == aclAccess || index == aclDefault
 		if len(x.Name) > 255 || acl != (length == 0) {
 			return nil, damaged()

@@ -27,7 +27,8 @@ func BenchmarkWrite(b *testing.B) {
 	b.Run("1 GiB", func(b *testing.B) {
 		const size = 1 << 30
 		r := pattern{Store: treetest.NewStore(), size: size}
-		file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: size}, digest: "of the pattern"}
+		file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: size},
+			digest: "of the pattern"}
 		root := dirModel(0o755, map[string]*model{"big": file})
 		ref := root.put(b, r)
 		write(b, r, ref, size)
@@ -73,8 +74,9 @@ func write(b *testing.B, r tree.Reader, ref turnstone.TreeRef, size int64) {
 	defer func() { _ = f.Close() }()
 	b.SetBytes(size)
 	for b.Loop() {
-		if err := errors.Join(f.Truncate(0), writeImage(b.Context(), r, turnstone.TreeRef{}, ref, nil,
-			f)); err != nil {
+		if err := errors.Join(f.Truncate(0),
+			writeImage(b.Context(), r, turnstone.TreeRef{}, ref, nil,
+				f)); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -119,7 +121,8 @@ func BenchmarkStack(b *testing.B) {
 	for i := range 5 {
 		now = now.clone(map[*model]*model{})
 		now.children[fmt.Sprint("f", i)] = fileModel("x")
-		items = append([]Item{{Key: turnstone.DigestBytes(fmt.Append(nil, i)), Number: i + 1, Tree: now.put(b, m), Context: contextOf(i + 1)}}, items...)
+		items = append([]Item{{Key: turnstone.DigestBytes(fmt.Append(nil, i)), Number: i + 1,
+			Tree: now.put(b, m), Context: contextOf(i + 1)}}, items...)
 		_, release, err := cache.Stack(b.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
 			b.Fatal(err)

@@ -23,10 +23,12 @@ import (
 
 var keyRule = lazyregexp.New(`^[0-9a-f]{64}$`)
 
-var errLost = errors.New("an image was removed right after its creation; is the budget of images large enough?")
+var errLost = errors.New(
+	"an image was removed right after its creation; is the budget of images large enough?")
 
 func unavailable(path string, err error) error {
-	return turnstone.Classify("image.cache", turnstone.KindUnavailable, path, err, "free some space on the disk that contains "+path)
+	return turnstone.Classify("image.cache", turnstone.KindUnavailable, path, err,
+		"free some space on the disk that contains "+path)
 }
 
 // A sidecar is a file beside an image that describes it.
@@ -145,7 +147,8 @@ func (c *Cache) make(ctx context.Context, s *segment, h *walk) error {
 			return err
 		}
 		if !ok {
-			return unavailable(c.dir, fmt.Errorf("the history has %d turns less than before", s.Turns-i))
+			return unavailable(c.dir,
+				fmt.Errorf("the history has %d turns less than before", s.Turns-i))
 		}
 		items = append(items, item)
 	}
@@ -210,7 +213,8 @@ const indexTurns = 100
 func indexFile(h *walk) (File, error) {
 	var b strings.Builder
 	b.WriteString("# What happened before\n\n" +
-		"Each turn's receipt is in turns/<number>/receipt.md, the full outputs of its steps beside it. The newest turn comes first.\n\n")
+		"Each turn's receipt is in turns/<number>/receipt.md, the full outputs of its steps " +
+		"beside it. The newest turn comes first.\n\n")
 	lines := 0
 	for i := 0; ; i++ {
 		item, ok, err := h.at(i)

@@ -42,7 +42,8 @@ type difference struct {
 // plan returns the image's top directory, and the names that share an inode.
 func plan(ctx context.Context, r tree.Getter, from, to turnstone.TreeRef, extra []File) (*node,
 	[]tar2erofs.Link, error) {
-	d := &difference{ctx: ctx, r: r, groups: make(map[string]tree.LinkGroup), forced: make(map[string]bool)}
+	d := &difference{ctx: ctx, r: r, groups: make(map[string]tree.LinkGroup),
+		forced: make(map[string]bool)}
 	old, next, err := d.roots(from, to)
 	if err != nil {
 		return nil, nil, err
@@ -72,7 +73,8 @@ func plan(ctx context.Context, r tree.Getter, from, to turnstone.TreeRef, extra 
 
 // roots reads both trees' roots. An empty tree's root has no type.
 func (d *difference) roots(from, to turnstone.TreeRef) (old, next *tree.Root, err error) {
-	old, next = new(tree.Root), &tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}}
+	old, next = new(tree.Root),
+		&tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}}
 	if from.Root != "" {
 		if old, err = tree.GetRoot(d.ctx, d.r, from); err != nil {
 			return nil, nil, err
@@ -246,9 +248,13 @@ func (d *difference) entry(path string, old, next *tree.Entry) (n *node, lower b
 // same reports whether two entries are indistinguishable to a reader. The storage of a content has
 // no influence.
 func same(a, b *tree.Entry) bool {
-	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.MTime == b.MTime && a.Size == b.Size &&
-		a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor && a.Content.Digest == b.Content.Digest && a.Tree == b.Tree &&
-		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool { return x.Name == y.Name && string(x.Value) == string(y.Value) })
+	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID &&
+		a.MTime == b.MTime && a.Size == b.Size &&
+		a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor &&
+		a.Content.Digest == b.Content.Digest && a.Tree == b.Tree &&
+		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool {
+			return x.Name == y.Name && string(x.Value) == string(y.Value)
+		})
 }
 
 // node returns the node of e without children.
@@ -260,12 +266,15 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 	if d.files++; d.files > maxFiles || d.paths > maxPaths || len(path) > maxPath {
 		return nil, tooMany()
 	}
-	if path != "" && (e.Name == "" || e.Name == "." || e.Name == ".." || len(e.Name) > 255 || strings.ContainsAny(e.Name, "/\x00")) {
+	if path != "" && (e.Name == "" || e.Name == "." || e.Name == ".." || len(e.Name) > 255 ||
+		strings.ContainsAny(e.Name, "/\x00")) {
 		return nil, invalid(path, "has a name that is not valid for a file")
 	}
 	n := &node{name: e.Name, target: e.Target, mode: fs.FileMode(e.Mode & 0o777),
-		stat: erofs.Stat{UID: e.UID, GID: e.GID, Mtime: uint64(e.MTime.Sec), MtimeNs: uint32(e.MTime.Nsec), Nlink: 1}}
-	for bit, flag := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		stat: erofs.Stat{UID: e.UID, GID: e.GID, Mtime: uint64(e.MTime.Sec),
+			MtimeNs: uint32(e.MTime.Nsec), Nlink: 1}}
+	for bit, flag := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid,
+		0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
 		if e.Mode&bit != 0 {
 			n.mode |= flag
 		}
@@ -276,7 +285,8 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 	total := 0
 	for _, x := range e.Xattrs {
 		total += len(x.Name) + len(x.Value) + 8
-		if strings.HasPrefix(x.Name, privateXattr) || len(x.Name) > 255 || len(x.Value) > maxXattr || total > maxXattrs {
+		if strings.HasPrefix(x.Name, privateXattr) || len(x.Name) > 255 ||
+			len(x.Value) > maxXattr || total > maxXattrs {
 			return nil, invalid(path, "has an unsupported extended attribute: "+x.Name)
 		}
 		if n.stat.Xattrs == nil {

@@ -59,8 +59,10 @@ func TestInTheGuest(t *testing.T) {
 		etc := dirModel(0o700, nil)
 		etc.attr.MTime = tree.Time{Sec: 1_600_000_000, Nsec: 500_000_000}
 		root := dirModel(0o751, map[string]*model{"t": state, "etc": etc})
-		root.attr.UID, root.attr.Xattrs = 3, []tree.Xattr{{Name: "user.root", Value: []byte("kept")}}
-		items = append([]Item{{Key: turnstone.DigestBytes([]byte{byte(i)}), Number: i + 1, Tree: root.put(t, m), Line: fmt.Sprintf("turn %d", i+1),
+		root.attr.UID, root.attr.Xattrs = 3,
+			[]tree.Xattr{{Name: "user.root", Value: []byte("kept")}}
+		items = append([]Item{{Key: turnstone.DigestBytes([]byte{byte(i)}), Number: i + 1,
+			Tree: root.put(t, m), Line: fmt.Sprintf("turn %d", i+1),
 			Context: contextOf(i + 1)}}, items...)
 		paths, release, err := c.Stack(t.Context(), turnstone.TreeRef{}, historyOf(items))
 		if err != nil {
@@ -72,15 +74,20 @@ func TestInTheGuest(t *testing.T) {
 	if len(machine.Layers) != 3 {
 		t.Fatalf("layers: %q", machine.Layers)
 	}
-	network := wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway, DNS: []string{network.DNS}}
+	network := wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
+		DNS: []string{network.DNS}}
 	_, client := substratetest.Clone(t, s, machine, &network)
 	out, exit := substratetest.Shell(t, client, listScript)
 	if exit.ExitCode != 0 {
 		t.Fatalf("exit %d: %.2000q", exit.ExitCode, out)
 	}
 	compare(t, parseListing(t, out), last)
-	out, _ = substratetest.Shell(t, client, "cat /context/index.md /context/turns/*/receipt.md; ls -d /usr/bin/env; stat -c '%a %u %.1Y' / /etc; perl -e 'my $v = \" \" x 9; my $n = \"user.root\"; my $p = \"/\"; print substr($v, 0, syscall(191, $p, $n, $v, 9)), \"\\n\"'")
-	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n/usr/bin/env\n751 3 1700000000.0\n700 0 1600000000.5\nkept\n"; !strings.HasSuffix(out, want) {
+	out, _ = substratetest.Shell(t, client,
+		"cat /context/index.md /context/turns/*/receipt.md; ls -d /usr/bin/env; stat -c '%a %u "+
+			"%.1Y' / /etc; perl -e 'my $v = \" \" x 9; my $n = \"user.root\"; my $p = \"/\"; print "+
+			"substr($v, 0, syscall(191, $p, $n, $v, 9)), \"\\n\"'")
+	if want := "- turn 3\n- turn 2\n- turn 1\nreceipt 1\nreceipt 2\nreceipt 3\n/usr/bin/env\n751 " +
+		"3 1700000000.0\n700 0 1600000000.5\nkept\n"; !strings.HasSuffix(out, want) {
 		t.Errorf("/context: %q", out)
 	}
 }
@@ -95,7 +102,8 @@ func TestLargeFileInTheGuest(t *testing.T) {
 	}
 	const zeros, end = 5 << 30, "the end"
 	m := ending{treetest.NewStore(), zeros, end}
-	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: zeros + int64(len(end))}, digest: "of the ending"}
+	file := &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: zeros + int64(len(end))},
+		digest: "of the ending"}
 	f := writeDifference(t, m, turnstone.TreeRef{}, dirModel(0o755,
 		map[string]*model{"big": file}).put(t, m))
 	if st, err := f.Stat(); err != nil || onDisk(st) > 1<<20 {
@@ -103,7 +111,9 @@ func TestLargeFileInTheGuest(t *testing.T) {
 	}
 	machine.Layers = []string{f.Name()}
 	_, client := substratetest.Clone(t, s, machine, nil)
-	if out, _ := substratetest.Shell(t, client, "stat -c %s /big; tail -c 7 /big; head -c 4 /big | od -An -tx1"); out != fmt.Sprintf("%d\nthe end 00 00 00 00\n", zeros+7) {
+	if out, _ := substratetest.Shell(t, client,
+		"stat -c %s /big; tail -c 7 /big; head -c 4 /big | od -An -tx1"); out != fmt.Sprintf(
+		"%d\nthe end 00 00 00 00\n", zeros+7) {
 		t.Errorf("got %q", out)
 	}
 }
@@ -121,7 +131,8 @@ func (e ending) PutContent(context.Context, io.Reader, int64) (turnstone.Content
 }
 
 func (e ending) OpenContent(context.Context, turnstone.Content) (io.ReadCloser, error) {
-	return io.NopCloser(io.MultiReader(io.LimitReader(zeroReader{}, e.zeros), strings.NewReader(e.text))), nil
+	return io.NopCloser(io.MultiReader(io.LimitReader(zeroReader{}, e.zeros),
+		strings.NewReader(e.text))), nil
 }
 
 type zeroReader struct{}
@@ -133,7 +144,8 @@ func (zeroReader) Read(b []byte) (int, error) {
 
 func contextOf(n int) func(context.Context) ([]File, error) {
 	return func(context.Context) ([]File, error) {
-		return []File{{Path: fmt.Sprintf("turns/%d/receipt.md", n), Data: fmt.Appendf(nil, "receipt %d\n", n)}}, nil
+		return []File{{Path: fmt.Sprintf("turns/%d/receipt.md", n),
+			Data: fmt.Appendf(nil, "receipt %d\n", n)}}, nil
 	}
 }
 
@@ -154,13 +166,16 @@ func parseListing(t *testing.T, out string) *model {
 	number := func(s string, base int) int64 { return parseNumber(t, s, base) }
 	byPath, byInode := map[string]*model{}, map[string]*model{}
 	digests := map[*model]string{}
-	types := map[string]tree.Type{"d": tree.Dir, "f": tree.File, "l": tree.Symlink, "c": tree.Char, "b": tree.Block, "p": tree.FIFO}
+	types := map[string]tree.Type{"d": tree.Dir, "f": tree.File, "l": tree.Symlink, "c": tree.Char,
+		"b": tree.Block, "p": tree.FIFO}
 	for len(fields) > 1 {
 		switch fields[0] {
 		case "F":
 			sec, frac, _ := strings.Cut(fields[6], ".")
-			m := &model{attr: tree.Attr{Type: types[fields[2]], Mode: uint32(number(fields[3], 8)), UID: uint32(number(fields[4], 10)), GID: uint32(number(fields[5], 10)),
-				MTime: tree.Time{Sec: number(sec, 10), Nsec: int32(number(frac[:9], 10))}, Target: fields[8]}}
+			m := &model{attr: tree.Attr{Type: types[fields[2]], Mode: uint32(number(fields[3], 8)),
+				UID: uint32(number(fields[4], 10)), GID: uint32(number(fields[5], 10)),
+				MTime:  tree.Time{Sec: number(sec, 10), Nsec: int32(number(frac[:9], 10))},
+				Target: fields[8]}}
 			path := strings.TrimSuffix(fields[1], "/")
 			if m.attr.Type == tree.Dir {
 				m.children = map[string]*model{}
@@ -180,7 +195,8 @@ func parseListing(t *testing.T, out string) *model {
 			fields = fields[3:]
 		case "D":
 			m := byPath[strings.TrimPrefix(fields[1], "/t")]
-			m.attr.Major, m.attr.Minor = uint32(number(fields[2], 16)), uint32(number(fields[3], 16))
+			m.attr.Major, m.attr.Minor = uint32(number(fields[2], 16)),
+				uint32(number(fields[3], 16))
 			fields = fields[4:]
 		case "X":
 			m := byPath[strings.TrimPrefix(fields[1], "/t")]
@@ -191,7 +207,9 @@ func parseListing(t *testing.T, out string) *model {
 			has := func(x tree.Xattr) bool { return x.Name == fields[2] }
 			if !slices.ContainsFunc(m.attr.Xattrs, has) { // it may have several names
 				m.attr.Xattrs = append(m.attr.Xattrs, tree.Xattr{Name: fields[2], Value: value})
-				slices.SortFunc(m.attr.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
+				slices.SortFunc(m.attr.Xattrs, func(a, b tree.Xattr) int {
+					return strings.Compare(a.Name, b.Name)
+				})
 			}
 			fields = fields[4:]
 		default:

@@ -23,11 +23,13 @@ func dirModel(mode uint32, children map[string]*model) *model {
 	if children == nil {
 		children = map[string]*model{}
 	}
-	return &model{attr: tree.Attr{Type: tree.Dir, Mode: mode, MTime: tree.Time{Sec: 1_700_000_000}}, children: children}
+	return &model{attr: tree.Attr{Type: tree.Dir, Mode: mode, MTime: tree.Time{Sec: 1_700_000_000}},
+		children: children}
 }
 
 func fileModel(content string) *model {
-	return &model{attr: tree.Attr{Type: tree.File, Mode: 0o644, MTime: tree.Time{Sec: 1_700_000_001, Nsec: 5}, Size: int64(len(content))}, content: content}
+	return &model{attr: tree.Attr{Type: tree.File, Mode: 0o644,
+		MTime: tree.Time{Sec: 1_700_000_001, Nsec: 5}, Size: int64(len(content))}, content: content}
 }
 
 // clone copies m; links stay linked.
@@ -99,7 +101,8 @@ func (m *model) collect(path string, paths map[*model][]string) {
 // describe returns the line of a file. names are all names of the file.
 func describe(path string, a *tree.Attr, digest string, names []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%q type=%d mode=%o owner=%d:%d mtime=%d.%09d", path, a.Type, a.Mode, a.UID, a.GID, a.MTime.Sec, a.MTime.Nsec)
+	fmt.Fprintf(&b, "%q type=%d mode=%o owner=%d:%d mtime=%d.%09d", path, a.Type, a.Mode, a.UID,
+		a.GID, a.MTime.Sec, a.MTime.Nsec)
 	if a.Type == tree.File {
 		fmt.Fprintf(&b, " size=%d content=%.12s", a.Size, digest)
 	}

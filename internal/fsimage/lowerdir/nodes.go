@@ -103,12 +103,14 @@ func (f *files) ReadLink(path string) (string, error) {
 // info is a node as fs.FileInfo and fs.DirEntry.
 type info struct{ *node }
 
-func (i info) Name() string               { return i.name }
-func (i info) Size() int64                { return i.size }
-func (i info) Mode() fs.FileMode          { return i.mode }
-func (i info) Type() fs.FileMode          { return i.mode.Type() }
-func (i info) IsDir() bool                { return i.mode.IsDir() }
-func (i info) ModTime() time.Time         { return time.Unix(int64(i.stat.Mtime), int64(i.stat.MtimeNs)) }
+func (i info) Name() string      { return i.name }
+func (i info) Size() int64       { return i.size }
+func (i info) Mode() fs.FileMode { return i.mode }
+func (i info) Type() fs.FileMode { return i.mode.Type() }
+func (i info) IsDir() bool       { return i.mode.IsDir() }
+func (i info) ModTime() time.Time {
+	return time.Unix(int64(i.stat.Mtime), int64(i.stat.MtimeNs))
+}
 func (i info) Sys() any                   { return &i.stat }
 func (i info) Info() (fs.FileInfo, error) { return i, nil }
 

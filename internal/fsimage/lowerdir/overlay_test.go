@@ -59,8 +59,10 @@ func readFile(t testing.TB, img fs.FS, path string, d fs.DirEntry, number int64)
 	st := fi.Sys().(*erofs.Stat)
 	l := &layerFile{image: number, ino: st.Ino, children: map[string]*layerFile{}}
 	mode := st.Mode // fi.Mode() drops setuid, setgid and sticky
-	l.attr = tree.Attr{Mode: uint32(mode.Perm()), UID: st.UID, GID: st.GID, MTime: tree.Time{Sec: int64(st.Mtime), Nsec: int32(st.MtimeNs)}}
-	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
+	l.attr = tree.Attr{Mode: uint32(mode.Perm()), UID: st.UID, GID: st.GID,
+		MTime: tree.Time{Sec: int64(st.Mtime), Nsec: int32(st.MtimeNs)}}
+	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: 0o4000,
+		fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {
 		if mode&flag != 0 {
 			l.attr.Mode |= bit
 		}
@@ -101,9 +103,12 @@ func readFile(t testing.TB, img fs.FS, path string, d fs.DirEntry, number int64)
 			l.opaque = value == "y"
 			continue
 		}
-		l.attr.Xattrs = append(l.attr.Xattrs, tree.Xattr{Name: strings.TrimSuffix(name, "."), Value: []byte(value)})
+		l.attr.Xattrs = append(l.attr.Xattrs,
+			tree.Xattr{Name: strings.TrimSuffix(name, "."), Value: []byte(value)})
 	}
-	slices.SortFunc(l.attr.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(l.attr.Xattrs, func(a, b tree.Xattr) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 	return l
 }
 

@@ -112,7 +112,8 @@ func (c *Cache) build(ctx context.Context, base turnstone.TreeRef, h *walk,
 		if len(segments) > 0 {
 			from = segments[len(segments)-1].To
 		}
-		segments = append(slices.Clone(segments), segment{From: from, To: newest.Tree, Newest: newest.Key, Turns: n})
+		segments = append(slices.Clone(segments),
+			segment{From: from, To: newest.Tree, Newest: newest.Key, Turns: n})
 	}
 	segments = shorten(segments, c.opts.MaxStack, background)
 	if top := &segments[len(segments)-1]; top.Image == "" {
@@ -152,7 +153,8 @@ func merge(segments []segment, limit int, rent bool) []segment {
 	if start == len(segments)-1 {
 		return segments
 	}
-	joined := segment{From: segments[start].From, To: segments[len(segments)-1].To, Newest: segments[len(segments)-1].Newest}
+	joined := segment{From: segments[start].From, To: segments[len(segments)-1].To,
+		Newest: segments[len(segments)-1].Newest}
 	for _, s := range segments[start:] {
 		joined.Turns += s.Turns
 	}
@@ -199,7 +201,8 @@ func (c *Cache) recall(base turnstone.TreeRef, item Item) (*stacking, bool) {
 		return nil, false
 	}
 	var s stacking
-	if json.Unmarshal(b, &s) != nil || s.Format != planFormat || len(s.Segments) == 0 || !s.leads(base, item) {
+	if json.Unmarshal(b, &s) != nil || s.Format != planFormat ||
+		len(s.Segments) == 0 || !s.leads(base, item) {
 		return nil, false
 	}
 	touch(path)

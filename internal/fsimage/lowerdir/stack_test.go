@@ -34,7 +34,8 @@ func newChain(t *testing.T) *chain { return &chain{t: t, m: treetest.NewStore()}
 func (c *chain) add(state *model) {
 	n := len(c.items) + 1
 	key := turnstone.DigestBytes(fmt.Appendf(nil, "turn %d of %s", n, c.t.Name()))
-	c.items = append(c.items, Item{Key: key, Number: n, Tree: state.put(c.t, c.m), Line: fmt.Sprintf("turn %d", n), Context: contextOf(n)})
+	c.items = append(c.items, Item{Key: key, Number: n, Tree: state.put(c.t, c.m),
+		Line: fmt.Sprintf("turn %d", n), Context: contextOf(n)})
 	c.states = append(c.states, state)
 }
 
@@ -78,7 +79,8 @@ func (c *chain) check(paths []string, n int) {
 		}
 	}
 	index := context.children["index.md"].content
-	if !strings.Contains(index, fmt.Sprintf("- turn %d\n", n)) || strings.Count(index, "\n- turn ") != min(n, indexTurns) {
+	if !strings.Contains(index, fmt.Sprintf("- turn %d\n", n)) ||
+		strings.Count(index, "\n- turn ") != min(n, indexTurns) {
 		c.t.Errorf("index of %d turns: %.300q", n, index)
 	}
 }
@@ -144,14 +146,18 @@ func TestStackOfALongHistory(t *testing.T) {
 // The cost per byte of keeping the stack short grows slower than the history.
 func TestRentOrBuy(t *testing.T) {
 	for _, background := range []bool{true, false} {
-		t.Run(fmt.Sprintf("background %v", background), func(t *testing.T) { testRentOrBuy(t, background) })
+		t.Run(fmt.Sprintf("background %v", background), func(t *testing.T) {
+			testRentOrBuy(t, background)
+		})
 	}
 }
 
 func testRentOrBuy(t *testing.T, background bool) {
 	for n, most := range map[int]float64{20: 3, 100: 5, 500: 8, 2000: 12} {
 		for name, size := range map[string]func(i int) int64{
-			"equal": func(int) int64 { return 20 }, "random": func(i int) int64 { return int64(i*7919%100 + 1) },
+			"equal": func(int) int64 { return 20 }, "random": func(i int) int64 {
+				return int64(i*7919%100 + 1)
+			},
 			"large first": func(i int) int64 { return max(1, 1000-int64(i)*1000) },
 		} {
 			var segments []segment
@@ -200,18 +206,28 @@ func smallChain(t *testing.T, n int) *chain {
 func TestDamagedCache(t *testing.T) {
 	c := smallChain(t, 5)
 	for name, damage := range map[string]func(dir string, paths []string) error{
-		"an image is gone":     func(_ string, p []string) error { return os.Remove(p[1]) },
-		"the lowest is gone":   func(_ string, p []string) error { return os.Remove(p[0]) },
-		"an image is cut":      func(_ string, p []string) error { return os.Truncate(p[2], 4096) },
-		"an image is written":  func(_ string, p []string) error { return overwriteAt(p[2], 1030) },
-		"an image is a folder": func(_ string, p []string) error { return errors.Join(os.Remove(p[2]), os.Mkdir(p[2], 0o700)) },
-		"no sidecar":           func(_ string, p []string) error { return os.Remove(p[4] + ".json") },
-		"bad sidecar":          func(_ string, p []string) error { return os.WriteFile(p[4]+".json", []byte("{"), 0o600) },
-		"no plans":             func(dir string, _ []string) error { return os.RemoveAll(filepath.Join(dir, "plans")) },
+		"an image is gone":    func(_ string, p []string) error { return os.Remove(p[1]) },
+		"the lowest is gone":  func(_ string, p []string) error { return os.Remove(p[0]) },
+		"an image is cut":     func(_ string, p []string) error { return os.Truncate(p[2], 4096) },
+		"an image is written": func(_ string, p []string) error { return overwriteAt(p[2], 1030) },
+		"an image is a folder": func(_ string, p []string) error {
+			return errors.Join(os.Remove(p[2]), os.Mkdir(p[2], 0o700))
+		},
+		"no sidecar": func(_ string, p []string) error {
+			return os.Remove(p[4] + ".json")
+		},
+		"bad sidecar": func(_ string, p []string) error {
+			return os.WriteFile(p[4]+".json", []byte("{"), 0o600)
+		},
+		"no plans": func(dir string, _ []string) error {
+			return os.RemoveAll(filepath.Join(dir, "plans"))
+		},
 		"bad plans": func(dir string, _ []string) error {
 			all, _ := filepath.Glob(filepath.Join(dir, "plans", "*"))
 			for _, p := range all {
-				if err := os.WriteFile(p, []byte(`{"format":1,"segments":[{"image":"../../x","turns":1}]}`), 0o600); err != nil {
+				if err := os.WriteFile(p,
+					[]byte(`{"format":1,"segments":[{"image":"../../x","turns":1}]}`),
+					0o600); err != nil {
 					return err
 				}
 			}
@@ -455,11 +471,13 @@ func TestRemake(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := cache.Remake(t.Context(), recipes, c.history(1)); turnstone.KindOf(err) != turnstone.KindNotFound {
+	if _, _, err := cache.Remake(t.Context(), recipes,
+		c.history(1)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("with too short a history: %v", err)
 	}
 	recipes[0].To = c.items[3].Tree
-	if _, _, err := cache.Remake(t.Context(), recipes, c.history(5)); turnstone.KindOf(err) != turnstone.KindIntegrity {
+	if _, _, err := cache.Remake(t.Context(), recipes,
+		c.history(5)); turnstone.KindOf(err) != turnstone.KindIntegrity {
 		t.Errorf("a recipe that was changed: %v", err)
 	}
 }
@@ -470,7 +488,8 @@ func FuzzPlan(f *testing.F) {
 	first := dirModel(0o755, map[string]*model{"f": fileModel("one")})
 	second := first.clone(map[*model]*model{})
 	second.children["g"] = fileModel("two")
-	items := []Item{{Key: turnstone.DigestBytes([]byte("2")), Number: 2, Tree: second.put(f, m)}, {Key: turnstone.DigestBytes([]byte("1")), Number: 1, Tree: first.put(f, m)}}
+	items := []Item{{Key: turnstone.DigestBytes([]byte("2")), Number: 2, Tree: second.put(f, m)},
+		{Key: turnstone.DigestBytes([]byte("1")), Number: 1, Tree: first.put(f, m)}}
 	dir := filepath.Join(f.TempDir(), "images")
 	cache := New(dir, m, Options{})
 	for n := range items {

@@ -39,6 +39,8 @@ func BenchmarkWriteFromStore(b *testing.B) {
 		b.ReportMetric(float64(20000*b.N)/b.Elapsed().Seconds(), "files/s")
 	})
 	b.Run("256 MiB", func(b *testing.B) {
-		write(b, s, put(dirModel(0o755, map[string]*model{"big": fileModel(randomText(256 << 20))})), 256<<20)
+		write(b, s,
+			put(dirModel(0o755, map[string]*model{"big": fileModel(randomText(256 << 20))})),
+			256<<20)
 	})
 }

@@ -16,9 +16,9 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// writeImage writes the image of the difference between two trees to f, which must be empty, and extends
-// it to the size of a slot. The zero Ref is the empty tree. The same input results in the same
-// bytes; zeros in files become holes.
+// writeImage writes the image of the difference between two trees to f, which must be empty, and
+// extends it to the size of a slot. The zero Ref is the empty tree. The same input results in the
+// same bytes; zeros in files become holes.
 //
 // fs/ is an overlay's lower directory that turns from into to
 // (Documentation/filesystems/overlayfs.rst): each entry that differs, its parent directories, a
@@ -140,5 +140,6 @@ func split(b []byte, off int64) (zeros, data int) {
 
 // isHole reports whether b begins with a block of zeros.
 func isHole(b []byte, off int64) bool {
-	return off%blockSize == 0 && len(b) >= blockSize && b[0] == 0 && bytes.Equal(b[1:blockSize], b[:blockSize-1])
+	return off%blockSize == 0 && len(b) >= blockSize && b[0] == 0 &&
+		bytes.Equal(b[1:blockSize], b[:blockSize-1])
 }

@@ -46,8 +46,10 @@ func everything() *model {
 	setuid.attr.Mode, setuid.attr.UID, setuid.attr.GID = 0o6755, 1000, 100_000
 	capable := fileModel("x")
 	capable.attr.Xattrs = []tree.Xattr{
-		{Name: "security.capability", Value: []byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}},
-		{Name: "user.empty", Value: nil}, {Name: "user.long", Value: bytes.Repeat([]byte{0xff, 0}, 1000)},
+		{Name: "security.capability", Value: []byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0,
+			0, 0, 0, 0, 0, 0, 0, 0, 0}},
+		{Name: "user.empty", Value: nil},
+		{Name: "user.long", Value: bytes.Repeat([]byte{0xff, 0}, 1000)},
 	}
 	sparse := fileModel(strings.Repeat("\x00", 1<<20) + "end" + strings.Repeat("\x00", 5000))
 	old := fileModel("")
@@ -56,7 +58,8 @@ func everything() *model {
 	future.attr.MTime = tree.Time{Sec: 1 << 33, Nsec: 1}
 	big := dirModel(0o700, nil)
 	for i := range 600 {
-		big.children[fmt.Sprintf("%04d-%s", i, strings.Repeat("n", i%200))] = fileModel(strings.Repeat("z", i*13))
+		big.children[fmt.Sprintf("%04d-%s", i, strings.Repeat("n", i%200))] = fileModel(
+			strings.Repeat("z", i*13))
 	}
 	deep := dirModel(0o755, nil)
 	for at, i := deep, 0; i < 18; i++ {
@@ -65,17 +68,23 @@ func everything() *model {
 		at = next
 	}
 	node := func(kind tree.Type, major, minor uint32) *model {
-		return &model{attr: tree.Attr{Type: kind, Mode: 0o640, Major: major, Minor: minor, MTime: tree.Time{Sec: 7}}}
+		return &model{attr: tree.Attr{Type: kind, Mode: 0o640, Major: major, Minor: minor,
+			MTime: tree.Time{Sec: 7}}}
 	}
 	link := func(target string) *model {
-		return &model{attr: tree.Attr{Type: tree.Symlink, Mode: 0o777, Target: target, MTime: tree.Time{Sec: 8}}}
+		return &model{attr: tree.Attr{Type: tree.Symlink, Mode: 0o777, Target: target,
+			MTime: tree.Time{Sec: 8}}}
 	}
 	return dirModel(0o755, map[string]*model{
-		"a": linked, "sub": dirModel(0o2755, map[string]*model{"b": linked, "c": linked}), "setuid": setuid, "capable": capable,
-		"sparse": sparse, "old": old, "future": future, "big": big, "deep": deep, "empty": dirModel(0o755, nil),
-		"null": node(tree.Char, 1, 3), "disk": node(tree.Block, 259, 70000), "pipe": node(tree.FIFO, 0, 0),
+		"a": linked, "sub": dirModel(0o2755, map[string]*model{"b": linked, "c": linked}),
+		"setuid": setuid, "capable": capable,
+		"sparse": sparse, "old": old, "future": future, "big": big, "deep": deep,
+		"empty": dirModel(0o755, nil),
+		"null":  node(tree.Char, 1, 3), "disk": node(tree.Block, 259, 70000),
+		"pipe": node(tree.FIFO, 0, 0),
 		"link": link("../a b\xff"), "long": link(strings.Repeat("l/", 2000)),
-		"\xff\xfe": fileModel("not UTF-8"), strings.Repeat("N", 255): fileModel("long name"), " \n\t*": fileModel("odd"),
+		"\xff\xfe": fileModel("not UTF-8"), strings.Repeat("N", 255): fileModel("long name"),
+		" \n\t*": fileModel("odd"),
 	})
 }
 
@@ -161,7 +170,8 @@ func mutate(r *rand.Rand, m *model) {
 	name := string(rune('a' + r.IntN(5)))
 	switch r.IntN(10) {
 	case 0, 1, 2:
-		d.children[name] = fileModel(strings.Repeat("x", r.IntN(3)*r.IntN(3000)) + fmt.Sprint(r.IntN(50)))
+		d.children[name] = fileModel(strings.Repeat("x", r.IntN(3)*r.IntN(3000)) +
+			fmt.Sprint(r.IntN(50)))
 	case 3, 4:
 		d.children[name] = dirModel(0o755, nil)
 	case 5:
@@ -195,7 +205,8 @@ func sortedNames(d *model) []string {
 func TestWriteIsDeterministic(t *testing.T) {
 	m := treetest.NewStore()
 	ref := everything().put(t, m)
-	extra := []File{{Path: "turns/1/receipt.md", Data: []byte("receipt")}, {Path: "index.md", Data: []byte("index")}}
+	extra := []File{{Path: "turns/1/receipt.md", Data: []byte("receipt")},
+		{Path: "index.md", Data: []byte("index")}}
 	a, b := writeDifference(t, m, turnstone.TreeRef{}, ref, extra...),
 		writeDifference(t, m, turnstone.TreeRef{}, ref, extra[1], extra[0])
 	if x, y := start(t, a), start(t, b); !bytes.Equal(x, y) {
@@ -237,7 +248,8 @@ func TestWriteLittle(t *testing.T) {
 		t.Errorf("at the top: %s", got)
 	}
 	// No change: only the root.
-	if l := readLayer(t, 0, writeDifference(t, m, to, to), "fs"); len(l.children) != 0 || l.attr.Mode != 0o755 {
+	if l := readLayer(t, 0, writeDifference(t, m, to, to), "fs"); len(l.children) != 0 ||
+		l.attr.Mode != 0o755 {
 		t.Errorf("%+v", l)
 	}
 }
@@ -249,8 +261,10 @@ func TestContextFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := writeDifference(t, m, turnstone.TreeRef{}, turnstone.TreeRef{},
-		File{Path: "turns/1/receipt.md", Content: c, MTime: tree.Time{Sec: 5}}, File{Path: "turns/10/receipt.md", Data: []byte("ten")},
-		File{Path: "turns/2/step-1.stdout", Data: nil}, File{Path: "index.md", Data: []byte("old")}, File{Path: "index.md", Data: []byte("new")})
+		File{Path: "turns/1/receipt.md", Content: c, MTime: tree.Time{Sec: 5}},
+		File{Path: "turns/10/receipt.md", Data: []byte("ten")},
+		File{Path: "turns/2/step-1.stdout", Data: nil}, File{Path: "index.md", Data: []byte("old")},
+		File{Path: "index.md", Data: []byte("new")})
 	var got []string
 	top := readLayer(t, 0, f, "context")
 	var walk func(path string, l *layerFile)
@@ -264,7 +278,9 @@ func TestContextFiles(t *testing.T) {
 	}
 	walk("", top)
 	slices.Sort(got)
-	if s := strings.Join(got, " "); s != "/index.md=new /turns/1/receipt.md=stored /turns/10/receipt.md=ten /turns/2/step-1.stdout=" {
+	if s := strings.Join(got,
+		" "); s != "/index.md=new /turns/1/receipt.md=stored /turns/10/receipt.md=ten "+
+		"/turns/2/step-1.stdout=" {
 		t.Error(s)
 	}
 	for _, bad := range []string{"", "/x", "../x", "a/../b", "a//b", "."} {
@@ -296,11 +312,14 @@ func (b broken) OpenContent(ctx context.Context, c turnstone.Content) (io.ReadCl
 
 func TestWriteRefuses(t *testing.T) {
 	m := treetest.NewStore()
-	ref := dirModel(0o755, map[string]*model{"f": fileModel(strings.Repeat("content", 2000)), "g": fileModel("small")}).put(t, m)
+	ref := dirModel(0o755, map[string]*model{"f": fileModel(strings.Repeat("content", 2000)),
+		"g": fileModel("small")}).put(t, m)
 	bad := errors.New("it is damaged")
 	for name, give := range map[string]func([]byte) io.Reader{
 		"short": func(b []byte) io.Reader { return bytes.NewReader(b[1:]) },
-		"long":  func(b []byte) io.Reader { return io.MultiReader(bytes.NewReader(b), strings.NewReader("x")) },
+		"long": func(b []byte) io.Reader {
+			return io.MultiReader(bytes.NewReader(b), strings.NewReader("x"))
+		},
 		"error at the end": func(b []byte) io.Reader {
 			return io.MultiReader(bytes.NewReader(b), errReader{bad})
 		},
@@ -317,7 +336,8 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	for name, e := range map[string]tree.Attr{
 		"whiteout": {Type: tree.Char, Mode: 0o600},
-		"opaque":   {Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: opaqueXattr, Value: []byte("y")}}},
+		"opaque": {Type: tree.FIFO,
+			Xattrs: []tree.Xattr{{Name: opaqueXattr, Value: []byte("y")}}},
 	} {
 		d := difference{ctx: t.Context()}
 		if _, err := d.node("/x", &tree.Entry{Name: "x", Attr: e}); turnstone.KindOf(err) != turnstone.KindInvalid {
@@ -326,7 +346,8 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := writeImage(ctx, m, turnstone.TreeRef{}, ref, nil, nil); !errors.Is(err, context.Canceled) {
+	if err := writeImage(ctx, m, turnstone.TreeRef{}, ref, nil,
+		nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

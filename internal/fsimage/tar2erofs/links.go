@@ -95,7 +95,8 @@ func openImage(f interface {
 	if _, err := f.ReadAt(sb[:], superOffset); err != nil {
 		return nil, err
 	}
-	if binary.LittleEndian.Uint32(sb[:]) != superMagic || sb[superBlockBits] < 9 || sb[superBlockBits] > 16 {
+	if binary.LittleEndian.Uint32(sb[:]) != superMagic ||
+		sb[superBlockBits] < 9 || sb[superBlockBits] > 16 {
 		return nil, errors.New("no superblock")
 	}
 	size := int64(1) << sb[superBlockBits]
@@ -162,7 +163,8 @@ func (img *image) readDir(nid uint64) (map[string]slot, error) {
 			if i := bytes.IndexByte(name, 0); i >= 0 { // the last name of a block is padded
 				name = name[:i]
 			}
-			names[string(name)] = slot{offset: offset + block + int64(at), nid: binary.LittleEndian.Uint64(b[at:])}
+			names[string(name)] = slot{offset: offset + block + int64(at),
+				nid: binary.LittleEndian.Uint64(b[at:])}
 		}
 	}
 	return names, nil

@@ -100,7 +100,8 @@ func New(file *os.File, opts Options) *Writer {
 // entry's path, clean and without a leading slash, and may replace *content to read the file's
 // bytes on their way. A path that is absolute, leaves the root or leads through something other
 // than a folder is rejected.
-func (w *Writer) AddTar(r io.Reader, keep func(path string, hdr *tar.Header, content *io.Reader) bool) error {
+func (w *Writer) AddTar(r io.Reader, keep func(path string, hdr *tar.Header,
+	content *io.Reader) bool) error {
 	for tr := tar.NewReader(r); ; {
 		hdr, err := tr.Next()
 		if err == io.EOF {
@@ -161,12 +162,14 @@ func (w *Writer) add(path string, hdr *tar.Header, content io.Reader) error {
 		err = w.addFile(path, hdr.Size, content)
 	case tar.TypeSymlink:
 		e.mode = typeSymlink | 0o777
-		if hdr.Linkname == "" || len(hdr.Linkname) > maxTarget || strings.ContainsRune(hdr.Linkname, 0) {
+		if hdr.Linkname == "" || len(hdr.Linkname) > maxTarget ||
+			strings.ContainsRune(hdr.Linkname, 0) {
 			return errors.New("its target is empty, too long, or contains a zero byte")
 		}
 		err = w.fsys.Symlink(hdr.Linkname, "/"+path)
 	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		e.mode = map[byte]uint16{tar.TypeChar: typeChar, tar.TypeBlock: typeBlock, tar.TypeFifo: typeFifo}[hdr.Typeflag] | perm
+		e.mode = map[byte]uint16{tar.TypeChar: typeChar, tar.TypeBlock: typeBlock,
+			tar.TypeFifo: typeFifo}[hdr.Typeflag] | perm
 		var dev uint32
 		if dev, err = device(hdr); err == nil {
 			err = w.fsys.Mknod("/"+path, e.mode, dev)
@@ -332,13 +335,15 @@ func (w *Writer) attributes(e *entry, hdr *tar.Header) error {
 // keptXattr reports whether an attribute belongs to the content of a tree. Other attributes, such
 // as security.selinux, belong to the building host.
 func keptXattr(name string) bool {
-	return name == "security.capability" || strings.HasPrefix(name, "user.") && len(name) > len("user.")
+	return name == "security.capability" || strings.HasPrefix(name, "user.") &&
+		len(name) > len("user.")
 }
 
 // fileMode converts the bits that Chmod takes.
 func fileMode(mode uint16) fs.FileMode {
 	m := fs.FileMode(mode & 0o777)
-	for bit, flag := range map[uint16]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+	for bit, flag := range map[uint16]fs.FileMode{0o4000: fs.ModeSetuid,
+		0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
 		if mode&bit != 0 {
 			m |= flag
 		}

@@ -70,7 +70,8 @@ func build(t testing.TB, archive []byte) (string, error) {
 }
 
 func entryOf(kind byte, name string, mode int64) file {
-	return file{Header: tar.Header{Typeflag: kind, Name: name, Mode: mode, ModTime: time.Unix(1600000000, 123456789)}}
+	return file{Header: tar.Header{Typeflag: kind, Name: name, Mode: mode,
+		ModTime: time.Unix(1600000000, 123456789)}}
 }
 
 // everything is a tree with an example of each feature that an image has to keep.
@@ -80,7 +81,8 @@ func everything() []file {
 	files := []file{
 		entryOf(tar.TypeDir, "./", 0o755),
 		entryOf(tar.TypeDir, "./bin/", 0o755),
-		with(entryOf(tar.TypeReg, "./bin/su", 0o4755), func(f *file) { f.content = "setuid program"; f.Gid = 5 }),
+		with(entryOf(tar.TypeReg, "./bin/su", 0o4755),
+			func(f *file) { f.content = "setuid program"; f.Gid = 5 }),
 		with(entryOf(tar.TypeReg, "./bin/ping", 0o755), func(f *file) {
 			f.content = "capable"
 			f.PAXRecords = map[string]string{
@@ -89,32 +91,54 @@ func everything() []file {
 				"SCHILY.xattr.security.selinux":    "the host's",
 			}
 		}),
-		with(entryOf(tar.TypeLink, "./bin/ping6", 0o755), func(f *file) { f.Linkname = "./bin/ping" }),
-		with(entryOf(tar.TypeLink, "./a-link", 0o755), func(f *file) { f.Linkname = "./bin/ping6" }),
+		with(entryOf(tar.TypeLink, "./bin/ping6", 0o755), func(f *file) {
+			f.Linkname = "./bin/ping"
+		}),
+		with(entryOf(tar.TypeLink, "./a-link", 0o755), func(f *file) {
+			f.Linkname = "./bin/ping6"
+		}),
 		entryOf(tar.TypeDir, "./tmp/", 0o1777),
 		entryOf(tar.TypeDir, "./mail/", 0o2775),
-		with(entryOf(tar.TypeChar, "./tmp/null", 0o666), func(f *file) { f.Devmajor, f.Devminor = 1, 3 }),
-		with(entryOf(tar.TypeBlock, "./tmp/disk", 0o660), func(f *file) { f.Devmajor, f.Devminor = 259, 300 }),
+		with(entryOf(tar.TypeChar, "./tmp/null", 0o666), func(f *file) {
+			f.Devmajor, f.Devminor = 1, 3
+		}),
+		with(entryOf(tar.TypeBlock, "./tmp/disk", 0o660), func(f *file) {
+			f.Devmajor, f.Devminor = 259, 300
+		}),
 		entryOf(tar.TypeFifo, "./tmp/pipe", 0o600),
 		with(entryOf(tar.TypeSymlink, "./lib", 0o777), func(f *file) { f.Linkname = "usr/lib" }),
 		with(entryOf(tar.TypeLink, "./lib-again", 0o777), func(f *file) { f.Linkname = "lib" }),
-		with(entryOf(tar.TypeSymlink, "./far", 0o777), func(f *file) { f.Linkname = strings.Repeat("../x", 900) }),
-		with(entryOf(tar.TypeReg, "./"+long, 0o600), func(f *file) { f.content = "long"; f.Uid, f.Gid = 70000, 1<<20 }),
+		with(entryOf(tar.TypeSymlink, "./far", 0o777), func(f *file) {
+			f.Linkname = strings.Repeat("../x", 900)
+		}),
+		with(entryOf(tar.TypeReg, "./"+long, 0o600),
+			func(f *file) { f.content = "long"; f.Uid, f.Gid = 70000, 1<<20 }),
 		entryOf(tar.TypeReg, "./empty", 0o644),
-		with(entryOf(tar.TypeReg, "./block", 0o644), func(f *file) { f.content = strings.Repeat("b", 4096) }),
-		with(entryOf(tar.TypeReg, "./big", 0o644), func(f *file) { f.content = strings.Repeat("0123456789abcdef", 100_003) }),
-		with(entryOf(tar.TypeReg, "./late", 0o644), func(f *file) { f.ModTime = latest.Add(time.Hour) }),
+		with(entryOf(tar.TypeReg, "./block", 0o644), func(f *file) {
+			f.content = strings.Repeat("b", 4096)
+		}),
+		with(entryOf(tar.TypeReg, "./big", 0o644), func(f *file) {
+			f.content = strings.Repeat("0123456789abcdef", 100_003)
+		}),
+		with(entryOf(tar.TypeReg, "./late", 0o644), func(f *file) {
+			f.ModTime = latest.Add(time.Hour)
+		}),
 		with(entryOf(tar.TypeReg, "./implied/deep/file", 0o644), func(f *file) { f.content = "x" }),
 		entryOf(tar.TypeDir, "./many/", 0o755),
 		entryOf(tar.TypeDir, "./\xff\xfe-not-utf8/", 0o755),
-		with(entryOf(tar.TypeReg, "./\xff\xfe-not-utf8/\x80", 0o644), func(f *file) { f.content = "bytes" }),
-		with(entryOf(tar.TypeLink, "./\xff\xfe-not-utf8/\x81", 0o644), func(f *file) { f.Linkname = "./\xff\xfe-not-utf8/\x80" }),
+		with(entryOf(tar.TypeReg, "./\xff\xfe-not-utf8/\x80", 0o644), func(f *file) {
+			f.content = "bytes"
+		}),
+		with(entryOf(tar.TypeLink, "./\xff\xfe-not-utf8/\x81", 0o644), func(f *file) {
+			f.Linkname = "./\xff\xfe-not-utf8/\x80"
+		}),
 	}
 	for i := range 1500 { // a folder of many blocks with many links
 		f := entryOf(tar.TypeReg, fmt.Sprintf("./many/file-with-a-longer-name-%04d", i), 0o644)
 		f.content = fmt.Sprint(i)
 		if i%100 == 99 {
-			f.Typeflag, f.Linkname, f.content = tar.TypeLink, fmt.Sprintf("many/file-with-a-longer-name-%04d", i-99), ""
+			f.Typeflag, f.Linkname, f.content = tar.TypeLink,
+				fmt.Sprintf("many/file-with-a-longer-name-%04d", i-99), ""
 		}
 		files = append(files, f)
 	}
@@ -149,7 +173,8 @@ func want(t *testing.T, files []file) map[string]seen {
 			out[path] = out[to]
 			continue
 		}
-		s := seen{uid: uint32(f.Uid), gid: uint32(f.Gid), mtime: f.ModTime, size: int64(len(f.content)), mode: uint32(f.Mode)}
+		s := seen{uid: uint32(f.Uid), gid: uint32(f.Gid), mtime: f.ModTime,
+			size: int64(len(f.content)), mode: uint32(f.Mode)}
 		if s.mtime.After(latest) {
 			s.mtime = latest
 		}
@@ -199,8 +224,10 @@ func compare(t *testing.T, files []file, see func(path string) (seen, error)) {
 		if w.mode&typeMask == typeDir {
 			got.size = 0
 		}
-		if got.mode != w.mode || got.uid != w.uid || got.gid != w.gid || got.rdev != w.rdev || got.size != w.size ||
-			!got.mtime.Equal(w.mtime) || got.target != w.target || got.content != w.content || fmt.Sprint(got.xattrs) != fmt.Sprint(w.xattrs) {
+		if got.mode != w.mode || got.uid != w.uid || got.gid != w.gid ||
+			got.rdev != w.rdev || got.size != w.size ||
+			!got.mtime.Equal(w.mtime) || got.target != w.target || got.content != w.content ||
+			fmt.Sprint(got.xattrs) != fmt.Sprint(w.xattrs) {
 			t.Errorf("%.60q:\n got %+v\nwant %+v", path, got, w)
 		}
 	}
@@ -210,7 +237,8 @@ func compare(t *testing.T, files []file, see func(path string) (seen, error)) {
 		for _, path := range g {
 			got, err := see(path)
 			if err != nil || got.ino != inodes[g[0]] || int(got.nlink) != len(g) {
-				t.Errorf("%q: inode %d with %d names, want inode %d with %d (%v)", path, got.ino, got.nlink, inodes[g[0]], len(g), err)
+				t.Errorf("%q: inode %d with %d names, want inode %d with %d (%v)", path, got.ino,
+					got.nlink, inodes[g[0]], len(g), err)
 			}
 		}
 	}
@@ -240,7 +268,8 @@ func TestRoundTripThroughTheLibrary(t *testing.T) {
 			readable = append(readable, f)
 		}
 	}
-	readable = append(readable, file{Header: tar.Header{Typeflag: tar.TypeDir, Name: "implied/deep", Mode: 0o755, ModTime: latest}})
+	readable = append(readable, file{Header: tar.Header{Typeflag: tar.TypeDir, Name: "implied/deep",
+		Mode: 0o755, ModTime: latest}})
 	for i := range readable {
 		// its reader ignores the bits above; the kernel's test covers them
 		readable[i].Mode &= 0o777
@@ -259,7 +288,8 @@ func seeLibrary(img fs.FS, path string) (seen, error) {
 		return seen{}, err
 	}
 	st := fi.Sys().(*erofs.Stat)
-	s := seen{uid: st.UID, gid: st.GID, nlink: uint32(st.Nlink), ino: uint64(st.Ino), size: fi.Size(),
+	s := seen{uid: st.UID, gid: st.GID, nlink: uint32(st.Nlink),
+		ino: uint64(st.Ino), size: fi.Size(),
 		mtime: time.Unix(int64(st.Mtime), int64(st.MtimeNs)), mode: uint32(fi.Mode().Perm())}
 	if len(st.Xattrs) > 0 {
 		s.xattrs = st.Xattrs
@@ -296,7 +326,8 @@ func TestRoundTripThroughTheKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := mount(t, path)
-	files = append(files, file{Header: tar.Header{Typeflag: tar.TypeDir, Name: "implied/deep", Mode: 0o755, ModTime: latest}})
+	files = append(files, file{Header: tar.Header{Typeflag: tar.TypeDir, Name: "implied/deep",
+		Mode: 0o755, ModTime: latest}})
 	compare(t, files, func(path string) (seen, error) { return seeKernel(root, path) })
 	n := 0
 	err = filepath.WalkDir(root, func(string, fs.DirEntry, error) error { n++; return nil })
@@ -315,8 +346,10 @@ func mount(t *testing.T, path string) string {
 		t.Skip("this kernel has no EROFS")
 	}
 	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", path, dir).CombinedOutput(); err != nil {
-		if bytes.Contains(out, []byte("permission denied")) || bytes.Contains(out, []byte("loop device")) {
+	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", path,
+		dir).CombinedOutput(); err != nil {
+		if bytes.Contains(out, []byte("permission denied")) ||
+			bytes.Contains(out, []byte("loop device")) {
 			t.Skipf("no loop mounts here: %s", out)
 		}
 		t.Fatalf("mount: %v: %s", err, out)
@@ -338,9 +371,11 @@ func seeKernel(root, path string) (seen, error) {
 	if err := syscall.Lstat(full, &st); err != nil {
 		return seen{}, err
 	}
-	s := seen{mode: st.Mode, uid: st.Uid, gid: st.Gid, nlink: uint32(st.Nlink), ino: st.Ino, size: st.Size, mtime: time.Unix(st.Mtim.Unix())}
+	s := seen{mode: st.Mode, uid: st.Uid, gid: st.Gid, nlink: uint32(st.Nlink), ino: st.Ino,
+		size: st.Size, mtime: time.Unix(st.Mtim.Unix())}
 	if major, minor := unix.Major(st.Rdev), unix.Minor(st.Rdev); st.Rdev != 0 {
-		s.rdev, _ = device(&tar.Header{Typeflag: tar.TypeChar, Devmajor: int64(major), Devminor: int64(minor)})
+		s.rdev, _ = device(&tar.Header{Typeflag: tar.TypeChar,
+			Devmajor: int64(major), Devminor: int64(minor)})
 	}
 	var err error
 	switch st.Mode & typeMask {
@@ -358,7 +393,8 @@ func seeKernel(root, path string) (seen, error) {
 	}
 	names := make([]byte, 4096)
 	n, _ := unix.Llistxattr(full, names)
-	for name := range strings.SplitSeq(strings.TrimRight(string(names[:max(n, 0)]), "\x00"), "\x00") {
+	for name := range strings.SplitSeq(strings.TrimRight(string(names[:max(n, 0)]),
+		"\x00"), "\x00") {
 		if name == "" {
 			continue
 		}
@@ -416,25 +452,32 @@ func TestHostileEntries(t *testing.T) {
 		return f
 	}
 	for name, files := range map[string][]file{
-		"leaves the root":           {entryOf(tar.TypeReg, "../../etc/passwd", 0o644)},
-		"leaves it in the middle":   {entryOf(tar.TypeReg, "a/../../b", 0o644)},
-		"is absolute":               {entryOf(tar.TypeReg, "/etc/passwd", 0o644)},
-		"through a symlink":         {symlink("out", "/etc"), entryOf(tar.TypeReg, "out/passwd", 0o644)},
-		"through a file":            {entryOf(tar.TypeReg, "f", 0o644), entryOf(tar.TypeReg, "f/x", 0o644)},
-		"folder over a symlink":     {symlink("out", "/etc"), entryOf(tar.TypeDir, "out", 0o755)},
-		"twice":                     {entryOf(tar.TypeReg, "f", 0o644), entryOf(tar.TypeReg, "./f", 0o644)},
-		"file over a folder":        {entryOf(tar.TypeDir, "d", 0o755), entryOf(tar.TypeReg, "d", 0o644)},
-		"link to nothing":           {link("l", "nothing")},
-		"link to itself":            {link("l", "l")},
-		"link out":                  {link("l", "../../etc/passwd")},
-		"link to a folder":          {entryOf(tar.TypeDir, "d", 0o755), link("l", "d")},
-		"root as a file":            {entryOf(tar.TypeSymlink, ".", 0o644)},
-		"name too long":             {entryOf(tar.TypeReg, strings.Repeat("n", 256), 0o644)},
-		"path too long":             {entryOf(tar.TypeReg, strings.Repeat("n/", 2100)+"n", 0o644)},
-		"target too long":           {symlink("l", strings.Repeat("t", 5000))},
-		"device number":             {{Header: tar.Header{Typeflag: tar.TypeChar, Name: "d", Devmajor: 1 << 20}}},
-		"attributes without bound":  {{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f", PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("x", 64<<10)}}}},
-		"more bytes than the limit": {{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f"}, content: strings.Repeat("x", 65<<20)}},
+		"leaves the root":         {entryOf(tar.TypeReg, "../../etc/passwd", 0o644)},
+		"leaves it in the middle": {entryOf(tar.TypeReg, "a/../../b", 0o644)},
+		"is absolute":             {entryOf(tar.TypeReg, "/etc/passwd", 0o644)},
+		"through a symlink": {symlink("out", "/etc"),
+			entryOf(tar.TypeReg, "out/passwd", 0o644)},
+		"through a file": {entryOf(tar.TypeReg, "f", 0o644),
+			entryOf(tar.TypeReg, "f/x", 0o644)},
+		"folder over a symlink": {symlink("out", "/etc"), entryOf(tar.TypeDir, "out", 0o755)},
+		"twice": {entryOf(tar.TypeReg, "f", 0o644),
+			entryOf(tar.TypeReg, "./f", 0o644)},
+		"file over a folder": {entryOf(tar.TypeDir, "d", 0o755),
+			entryOf(tar.TypeReg, "d", 0o644)},
+		"link to nothing":  {link("l", "nothing")},
+		"link to itself":   {link("l", "l")},
+		"link out":         {link("l", "../../etc/passwd")},
+		"link to a folder": {entryOf(tar.TypeDir, "d", 0o755), link("l", "d")},
+		"root as a file":   {entryOf(tar.TypeSymlink, ".", 0o644)},
+		"name too long":    {entryOf(tar.TypeReg, strings.Repeat("n", 256), 0o644)},
+		"path too long":    {entryOf(tar.TypeReg, strings.Repeat("n/", 2100)+"n", 0o644)},
+		"target too long":  {symlink("l", strings.Repeat("t", 5000))},
+		"device number": {
+			{Header: tar.Header{Typeflag: tar.TypeChar, Name: "d", Devmajor: 1 << 20}}},
+		"attributes without bound": {{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f",
+			PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("x", 64<<10)}}}},
+		"more bytes than the limit": {{Header: tar.Header{Typeflag: tar.TypeReg, Name: "f"},
+			content: strings.Repeat("x", 65<<20)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := build(t, pack(t, files)); err == nil {

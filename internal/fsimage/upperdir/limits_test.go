@@ -16,10 +16,12 @@ import (
 // For any size of a disk, reading has absolute bounds.
 func TestBoundsAreAbsolute(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := Options{Bytes: rapid.Int64Range(0, 1<<62).Draw(t, "bytes"), Entries: rapid.IntRange(0, 1<<62).Draw(t, "entries")}
+		o := Options{Bytes: rapid.Int64Range(0, 1<<62).Draw(t, "bytes"),
+			Entries: rapid.IntRange(0, 1<<62).Draw(t, "entries")}
 		given := o.Entries
 		o.defaults()
-		if o.Entries < 1 || given == 0 && o.Entries > mostEntries || given > 0 && o.Entries > given || o.FileSize > defaultFile || o.Meta > defaultMeta {
+		if o.Entries < 1 || given == 0 && o.Entries > mostEntries || given > 0 &&
+			o.Entries > given || o.FileSize > defaultFile || o.Meta > defaultMeta {
 			t.Fatalf("%+v", o)
 		}
 	})
@@ -36,7 +38,8 @@ func (e *endless) Read(b []byte) (int, error) {
 		w := tar.NewWriter(&e.buf)
 		h := &tar.Header{Name: "./", Typeflag: tar.TypeDir}
 		if e.n > 0 {
-			h = &tar.Header{Name: "f" + strings.Repeat("x", e.n%50) + string(rune('a'+e.n%26)) + itoa(e.n), Typeflag: tar.TypeReg}
+			h = &tar.Header{Name: "f" + strings.Repeat("x", e.n%50) + string(rune('a'+e.n%26)) +
+				itoa(e.n), Typeflag: tar.TypeReg}
 		}
 		e.n++
 		if err := w.WriteHeader(h); err != nil {
@@ -58,8 +61,10 @@ func itoa(n int) string {
 // An infinite guest is stopped by the number of its entries, on the largest disk.
 func TestEndlessExport(t *testing.T) {
 	e := &endless{}
-	_, err := Read(t.Context(), e, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Entries: 20_000})
-	if turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "more than 20000 of them") {
+	_, err := Read(t.Context(), e, t.TempDir(),
+		Options{Bytes: int64(turnstone.MaxDisk), Entries: 20_000})
+	if turnstone.KindOf(err) != turnstone.KindExhausted ||
+		!strings.Contains(err.Error(), "more than 20000 of them") {
 		t.Errorf("after %d entries: %v", e.n, err)
 	}
 	if e.n > 30_000 {
@@ -70,8 +75,9 @@ func TestEndlessExport(t *testing.T) {
 // A file is rejected by its announced size, before any of it is read.
 func TestLargeFile(t *testing.T) {
 	for name, h := range map[string]*tar.Header{
-		"whole":  {Name: "a", Typeflag: tar.TypeReg, Size: 2 << 40},
-		"sparse": {Name: "a", Typeflag: tar.TypeReg, PAXRecords: map[string]string{recordSize: "2199023255552", recordSparse: ""}},
+		"whole": {Name: "a", Typeflag: tar.TypeReg, Size: 2 << 40},
+		"sparse": {Name: "a", Typeflag: tar.TypeReg,
+			PAXRecords: map[string]string{recordSize: "2199023255552", recordSparse: ""}},
 	} {
 		var buf bytes.Buffer
 		w := tar.NewWriter(&buf)
@@ -80,8 +86,10 @@ func TestLargeFile(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk), Holes: 4 << 40})
-		if turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "a file of more than 1.0 TiB") {
+		_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(),
+			Options{Bytes: int64(turnstone.MaxDisk), Holes: 4 << 40})
+		if turnstone.KindOf(err) != turnstone.KindExhausted ||
+			!strings.Contains(err.Error(), "a file of more than 1.0 TiB") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -98,7 +106,8 @@ func TestLongPath(t *testing.T) {
 		path := ""
 		for len(path) < length {
 			path += strings.Repeat("d", min(200, length-len(path)))
-			h := &tar.Header{Name: path + "/", Typeflag: tar.TypeDir, Mode: 0o755, Format: tar.FormatPAX}
+			h := &tar.Header{Name: path + "/", Typeflag: tar.TypeDir,
+				Mode: 0o755, Format: tar.FormatPAX}
 			if err := w.WriteHeader(h); err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +119,9 @@ func TestLongPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Read(t.Context(), &buf, t.TempDir(), Options{Bytes: int64(turnstone.MaxDisk)})
-		if ok && err != nil || !ok && (turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "nested so deep")) {
+		if ok && err != nil || !ok &&
+			(turnstone.KindOf(err) != turnstone.KindExhausted ||
+				!strings.Contains(err.Error(), "nested so deep")) {
 			t.Errorf("%d: %v", length, err)
 		}
 	}
@@ -126,17 +137,19 @@ func TestRoom(t *testing.T) {
 	asked := 0
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
-	for _, h := range []*tar.Header{{Name: "./", Typeflag: tar.TypeDir}, {Name: "a", Typeflag: tar.TypeReg, Size: 64 << 20}} {
+	for _, h := range []*tar.Header{{Name: "./", Typeflag: tar.TypeDir},
+		{Name: "a", Typeflag: tar.TypeReg, Size: 64 << 20}} {
 		if err := w.WriteHeader(h); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(), Options{Room: func() error {
-		if asked++; asked > 3 {
-			return full
-		}
-		return nil
-	}})
+	_, err := Read(t.Context(), io.MultiReader(&buf, zeros{}), t.TempDir(),
+		Options{Room: func() error {
+			if asked++; asked > 3 {
+				return full
+			}
+			return nil
+		}})
 	if !errors.Is(err, full) || asked != 4 {
 		t.Errorf("asked %d times: %v", asked, err)
 	}

@@ -67,7 +67,8 @@ func TestInSandboxes(t *testing.T) {
 		must(t, err)
 		var u *upperdir.Dir
 		must(t, client.Export(t.Context(), func(r io.Reader) (err error) {
-			u, err = upperdir.Read(t.Context(), r, t.TempDir(), upperdir.Options{Bytes: int64(machine.Shape.Disk)})
+			u, err = upperdir.Read(t.Context(), r, t.TempDir(),
+				upperdir.Options{Bytes: int64(machine.Shape.Disk)})
 			return err
 		}))
 		took[s.Name()] = apply(t, w, parent, u.Root())
@@ -76,7 +77,8 @@ func TestInSandboxes(t *testing.T) {
 		}
 		must(t, u.Close())
 		must(t, client.StateThaw(t.Context()))
-		if out, _ := substratetest.Shell(t, client, "echo after > /after; cat /after"); out != "after\n" {
+		if out, _ := substratetest.Shell(t, client,
+			"echo after > /after; cat /after"); out != "after\n" {
 			t.Errorf("%s: after the export: %q", s.Name(), out)
 		}
 		must(t, vm.Close())
@@ -87,7 +89,8 @@ func TestInSandboxes(t *testing.T) {
 	}
 	for _, name := range names[1:] {
 		if took[name].Hash != took[names[0]].Hash {
-			t.Errorf("%s and %s differ:\n%s", names[0], name, difference(t, w, took[names[0]], took[name]))
+			t.Errorf("%s and %s differ:\n%s", names[0], name,
+				difference(t, w, took[names[0]], took[name]))
 		}
 	}
 }
@@ -107,7 +110,8 @@ func apply(t *testing.T, w tree.Writer, parent turnstone.TreeRef,
 	root tree.Node) turnstone.TreeRef {
 	t.Helper()
 	skip := []string{"/etc/hostname", "/etc/hosts", "/etc/machine-id", "/etc/resolv.conf"}
-	ref, _, err := layer.Apply(t.Context(), w, parent, root, layer.Options{Skip: func(path string) bool { return slices.Contains(skip, path) }})
+	ref, _, err := layer.Apply(t.Context(), w, parent, root,
+		layer.Options{Skip: func(path string) bool { return slices.Contains(skip, path) }})
 	must(t, err)
 	return ref
 }

@@ -110,7 +110,8 @@ func (d *reader) cause(in *counter, err error) error {
 		return in.err
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return integrity("the stream", "it is truncated")
-	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong), errors.Is(err, tar.ErrInsecurePath):
+	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong),
+		errors.Is(err, tar.ErrInsecurePath):
 		return integrity("the stream", "%w", err)
 	}
 	return err
@@ -123,10 +124,12 @@ func (d *reader) entry(h *tar.Header) error {
 	}
 	d.last = nil
 	if d.entries++; d.entries > d.opts.Entries {
-		return exhausted("the sandbox's files", "remove files that the next turn does not need", "more than %d of them were changed", d.opts.Entries)
+		return exhausted("the sandbox's files", "remove files that the next turn does not need",
+			"more than %d of them were changed", d.opts.Entries)
 	}
 	if len(h.Name) > maxPath+1 { // a directory's name has a trailing slash
-		return exhausted("/"+h.Name, "remove the directory before the turn ends", "directories are nested so deep that a path has more than %d bytes", maxPath)
+		return exhausted("/"+h.Name, "remove the directory before the turn ends",
+			"directories are nested so deep that a path has more than %d bytes", maxPath)
 	}
 	if err := d.count(h); err != nil {
 		return err
@@ -150,7 +153,8 @@ func (d *reader) entry(h *tar.Header) error {
 	dir.kids = append(dir.kids, tree.Child{Name: name, Node: n})
 	if h.Typeflag == tar.TypeDir {
 		if len(d.open) > tree.MaxDepth {
-			return exhausted(path, "remove directories that are nested very deep", "directories that are nested more than %d deep", tree.MaxDepth)
+			return exhausted(path, "remove directories that are nested very deep",
+				"directories that are nested more than %d deep", tree.MaxDepth)
 		}
 		d.open = append(d.open, openDir{path + "/", n})
 	}
@@ -168,7 +172,8 @@ func (d *reader) count(h *tar.Header) error {
 		}
 	}
 	if d.meta > d.opts.Meta {
-		return exhausted("the sandbox's files", "remove files that the next turn does not need, or their extended attributes",
+		return exhausted("the sandbox's files",
+			"remove files that the next turn does not need, or their extended attributes",
 			"names and attributes of more than %s", turnstone.Bytes(d.opts.Meta))
 	}
 	return nil
@@ -225,14 +230,16 @@ func (d *reader) node(path string, h *tar.Header) (*node, error) {
 	if h.Typeflag == tar.TypeLink {
 		n := d.linked[h.Linkname]
 		if n == nil {
-			return nil, integrity(path, "a hard link to %q, which does not exist", brief.Subject(h.Linkname))
+			return nil, integrity(path, "a hard link to %q, which does not exist",
+				brief.Subject(h.Linkname))
 		}
 		n.names++
 		return n, nil
 	}
 	d.ids++
 	n := &node{id: d.ids, names: 1, spool: d.spool.f}
-	n.attr = tree.Attr{Mode: uint32(h.Mode & 0o7777), MTime: tree.Time{Sec: h.ModTime.Unix(), Nsec: int32(h.ModTime.Nanosecond())}}
+	n.attr = tree.Attr{Mode: uint32(h.Mode & 0o7777),
+		MTime: tree.Time{Sec: h.ModTime.Unix(), Nsec: int32(h.ModTime.Nanosecond())}}
 	var err error
 	if n.attr.UID, n.attr.GID, err = owner(path, h); err != nil {
 		return nil, err
@@ -249,7 +256,8 @@ func (d *reader) node(path string, h *tar.Header) (*node, error) {
 		err = d.file(path, n, h)
 	case tar.TypeSymlink:
 		n.attr.Type, n.attr.Target = tree.Symlink, h.Linkname
-		if h.Linkname == "" || len(h.Linkname) > tree.MaxTarget || strings.IndexByte(h.Linkname, 0) >= 0 {
+		if h.Linkname == "" || len(h.Linkname) > tree.MaxTarget ||
+			strings.IndexByte(h.Linkname, 0) >= 0 {
 			err = integrity(path, "a link with a target of %d bytes", len(h.Linkname))
 		}
 	case tar.TypeFifo:
@@ -259,7 +267,8 @@ func (d *reader) node(path string, h *tar.Header) (*node, error) {
 		if h.Typeflag == tar.TypeBlock {
 			n.attr.Type = tree.Block
 		}
-		if h.Devmajor < 0 || h.Devmajor > tree.MaxMajor || h.Devminor < 0 || h.Devminor > tree.MaxMinor {
+		if h.Devmajor < 0 || h.Devmajor > tree.MaxMajor || h.Devminor < 0 ||
+			h.Devminor > tree.MaxMinor {
 			err = integrity(path, "a device %d/%d", h.Devmajor, h.Devminor)
 		}
 		n.attr.Major, n.attr.Minor = uint32(h.Devmajor), uint32(h.Devminor)
@@ -409,7 +418,8 @@ func (d *reader) countHoles(path string) error {
 }
 
 func (d *reader) tooLarge(path string) error {
-	return exhausted(path, "make the file smaller, or remove it", "a file of more than %s", turnstone.Bytes(d.opts.FileSize).Human())
+	return exhausted(path, "make the file smaller, or remove it", "a file of more than %s",
+		turnstone.Bytes(d.opts.FileSize).Human())
 }
 
 func (d *reader) tooManyHoles(path string) error {
@@ -420,11 +430,13 @@ func (d *reader) tooManyHoles(path string) error {
 // part copies the next p.length bytes of the stream to the spool.
 func (d *reader) part(path string, n *node, p part) error {
 	if d.data += p.length; d.data > d.opts.Bytes || p.length > d.opts.Bytes {
-		return exhausted(path, "remove files that the next turn does not need", "files of more than %s in total", turnstone.Bytes(d.opts.Bytes))
+		return exhausted(path, "remove files that the next turn does not need",
+			"files of more than %s in total", turnstone.Bytes(d.opts.Bytes))
 	}
 	p.at = d.spool.end()
 	// Continues the previous part, such as in a file with many entries.
-	if k := len(n.parts); k > 0 && n.parts[k-1].offset+n.parts[k-1].length == p.offset && n.parts[k-1].at+n.parts[k-1].length == p.at {
+	if k := len(n.parts); k > 0 && n.parts[k-1].offset+n.parts[k-1].length == p.offset &&
+		n.parts[k-1].at+n.parts[k-1].length == p.at {
 		n.parts[k-1].length += p.length
 	} else {
 		n.parts = append(n.parts, p)

@@ -118,16 +118,20 @@ func (u *Dir) Root() tree.Node { return u.root }
 func (u *Dir) Close() error { return u.spool.Close() }
 
 func integrity(subject, format string, args ...any) error {
-	return turnstone.Errorf("upper.read", turnstone.KindIntegrity, brief.Subject(subject), format, args...).
-		WithHint("run the turn again: the sandbox's report of its changes is invalid and cannot be kept")
+	return turnstone.Errorf("upper.read", turnstone.KindIntegrity,
+		brief.Subject(subject), format, args...).
+		WithHint(
+			"run the turn again: the sandbox's report of its changes is invalid and cannot be kept")
 }
 
 func exhausted(subject, hint, format string, args ...any) error {
-	return turnstone.Errorf("upper.read", turnstone.KindExhausted, brief.Subject(subject), format, args...).
+	return turnstone.Errorf("upper.read", turnstone.KindExhausted,
+		brief.Subject(subject), format, args...).
 		WithHint(hint)
 }
 
 func unavailable(dir string, err error) error {
 	return turnstone.NewError("upper.read", turnstone.KindUnavailable, dir, err).
-		WithHint("free some disk space, which the sandbox's changes need temporarily, or set TURN_HOME to a larger disk")
+		WithHint("free some disk space, which the sandbox's changes need temporarily, or set " +
+			"TURN_HOME to a larger disk")
 }

@@ -10,10 +10,13 @@ import (
 
 var (
 	bashLine    = lazy(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
-	bashHeredoc = lazy("^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
-	bashToken   = lazy("near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
-	dashLine    = lazy(`^(.{1,255}?): (\d+): (.*)$`)
-	dashToken   = lazy(`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
+	bashHeredoc = lazy(
+		"^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
+	bashToken = lazy(
+		"near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
+	dashLine  = lazy(`^(.{1,255}?): (\d+): (.*)$`)
+	dashToken = lazy(
+		`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
 )
 
 // scanBash parses a message of bash: "NAME: line N: message", where NAME is the script's path as
@@ -72,7 +75,9 @@ func scanDash(c *search, ls []string, i int) (report, int, bool) {
 // shellFrame returns the code that a shell's name refers to.
 func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 	for i, s := range c.d.steps[:c.step+1] {
-		if s.Script != nil && s.Path != "" && (s.Path == name || (!path.IsAbs(name) && path.Base(s.Path) == path.Clean(name) && !c.hasFile(name))) {
+		if s.Script != nil && s.Path != "" &&
+			(s.Path == name || (!path.IsAbs(name) && path.Base(s.Path) == path.Clean(name) &&
+				!c.hasFile(name))) {
 			return frame{from: script, step: i}, true
 		}
 	}
@@ -98,7 +103,8 @@ func bashWords(message string) []string {
 	}
 	words := slices.Clone(parts[:len(parts)-1])
 	slices.Reverse(words)
-	if n := len(words); n > 0 && (strings.HasSuffix(message, "unbound variable") || strings.HasSuffix(message, "not set")) {
+	if n := len(words); n > 0 &&
+		(strings.HasSuffix(message, "unbound variable") || strings.HasSuffix(message, "not set")) {
 		words = append([]string{"$" + words[0], "${" + words[0]}, words...)
 	}
 	return words
@@ -118,7 +124,8 @@ func (c *search) locateScript(f frame) Frame {
 	if f.step == c.step && c.command >= 0 {
 		cmd := c.clip(c.step, c.script.Commands[c.command].Span)
 		if cmd.Start < to && from < cmd.End {
-			areas = [][2]int{{max(from, cmd.Start), min(to, cmd.End)}, {from, to}, {cmd.Start, min(cmd.End, cmd.Start+maxLine)}}
+			areas = [][2]int{{max(from, cmd.Start), min(to, cmd.End)}, {from, to},
+				{cmd.Start, min(cmd.End, cmd.Start+maxLine)}}
 		}
 	}
 	if cmd, ok := c.covering(f.step, from, to); ok {
@@ -150,7 +157,8 @@ func (c *search) locateScript(f frame) Frame {
 func (c *search) covering(step, from, to int) (syntax.Span, bool) {
 	best := -1
 	for _, i := range c.d.indexes[step].ending(from, to) {
-		if cmd := &c.d.steps[step].Script.Commands[i]; cmd.Span.Start < from && (best < 0 || i < best) {
+		if cmd := &c.d.steps[step].Script.Commands[i]; cmd.Span.Start < from &&
+			(best < 0 || i < best) {
 			best = i
 		}
 	}
@@ -166,7 +174,8 @@ func (c *search) starting(f frame) (syntax.Span, bool) {
 	if len(f.words) == 0 || f.words[0] == "" {
 		return syntax.Span{}, false
 	}
-	found := c.only(onlyKey{f.step, -1, f.words[0]}, c.d.indexes[f.step].programs(f.words[0]), func(*syntax.Command) bool { return true })
+	found := c.only(onlyKey{f.step, -1, f.words[0]}, c.d.indexes[f.step].programs(f.words[0]),
+		func(*syntax.Command) bool { return true })
 	if found < 0 {
 		return syntax.Span{}, false
 	}
@@ -181,7 +190,8 @@ func (c *search) starting(f frame) (syntax.Span, bool) {
 // simpleOn returns the only simple command that begins on a line, preferably of the failing
 // command: its part on the line.
 func (c *search) simpleOn(step, from, to int) (syntax.Span, bool) {
-	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to), func(cmd *syntax.Command) bool { return cmd.Kind == syntax.KindSimple })
+	found := c.only(onlyKey{step, from, ""}, c.d.indexes[step].beginning(from, to),
+		func(cmd *syntax.Command) bool { return cmd.Kind == syntax.KindSimple })
 	if found < 0 {
 		return syntax.Span{}, false
 	}

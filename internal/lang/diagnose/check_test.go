@@ -24,8 +24,10 @@ func check(t *testing.T, steps []Step, found []Finding) {
 		if s.Start < 0 || s.Start > s.End || s.End > len(src) {
 			t.Fatalf("the span %+v is not in the script of %d bytes", s, len(src))
 		}
-		if s.Line != 1+bytes.Count(src[:s.Start], []byte("\n")) || s.EndLine != 1+bytes.Count(src[:s.End], []byte("\n")) ||
-			s.Column != s.Start-bytes.LastIndexByte(src[:s.Start], '\n') || s.EndColumn != s.End-bytes.LastIndexByte(src[:s.End], '\n') {
+		if s.Line != 1+bytes.Count(src[:s.Start], []byte("\n")) ||
+			s.EndLine != 1+bytes.Count(src[:s.End], []byte("\n")) ||
+			s.Column != s.Start-bytes.LastIndexByte(src[:s.Start], '\n') ||
+			s.EndColumn != s.End-bytes.LastIndexByte(src[:s.End], '\n') {
 			t.Errorf("lines and columns of %+v are wrong", s)
 		}
 	}
@@ -40,7 +42,8 @@ func check(t *testing.T, steps []Step, found []Finding) {
 				t.Errorf("the finding %+v is not its innermost frame", f)
 			}
 		}
-		if f.Message == "" || len(f.Message) > maxMessage || !utf8.ValidString(f.Message) || strings.ContainsAny(f.Message, "\n\r\t\x00\x1b\x7f\u202e\u2028") {
+		if f.Message == "" || len(f.Message) > maxMessage || !utf8.ValidString(f.Message) ||
+			strings.ContainsAny(f.Message, "\n\r\t\x00\x1b\x7f\u202e\u2028") {
 			t.Errorf("the message %q", f.Message)
 		}
 		if f.Tool == "" || strings.ContainsAny(f.Tool, "\n\x1b\x00") {

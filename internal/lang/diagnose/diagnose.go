@@ -116,7 +116,9 @@ func (d *Diagnoser) Find(step int, f Failure) []Finding {
 		if len(found) == maxFound {
 			break
 		}
-		if finding, ok := c.finding(r); ok && !slices.ContainsFunc(found, func(o Finding) bool { return same(o, finding) }) {
+		if finding, ok := c.finding(r); ok && !slices.ContainsFunc(found, func(o Finding) bool {
+			return same(o, finding)
+		}) {
 			found = append(found, finding)
 		}
 	}
@@ -154,7 +156,9 @@ type search struct {
 }
 
 func (d *Diagnoser) newSearch(step, command int) *search {
-	c := &search{d: d, step: step, command: command, script: d.steps[step].Script, budget: maxLocated, known: map[string]bool{}, onlys: map[onlyKey]int{}, words: map[string]bool{}}
+	c := &search{d: d, step: step, command: command, script: d.steps[step].Script,
+		budget: maxLocated, known: map[string]bool{}, onlys: map[onlyKey]int{},
+		words: map[string]bool{}}
 	if c.command < 0 || c.command >= len(c.script.Commands) {
 		c.command = -1
 	}
@@ -163,7 +167,8 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 	c.function = make([]bool, len(c.script.Commands))
 	pipeline := c.command
 	if c.command >= 0 {
-		if p := c.script.Commands[c.command].Parent; p >= 0 && p < c.command && c.script.Commands[p].Kind == syntax.KindPipeline {
+		if p := c.script.Commands[c.command].Parent; p >= 0 && p < c.command &&
+			c.script.Commands[p].Kind == syntax.KindPipeline {
 			pipeline = p
 		}
 	}
@@ -176,7 +181,8 @@ func (d *Diagnoser) newSearch(step, command int) *search {
 	if c.command >= 0 {
 		span := c.clip(c.step, c.script.Commands[c.command].Span)
 		text := c.script.Source[span.Start:min(span.End, span.Start+maxLine)]
-		for _, word := range strings.FieldsFunc(string(text), func(r rune) bool { return strings.ContainsRune(" \t\n\"'<>|&;()=", r) }) {
+		for _, word := range strings.FieldsFunc(string(text),
+			func(r rune) bool { return strings.ContainsRune(" \t\n\"'<>|&;()=", r) }) {
 			c.words[path.Clean(word)] = true
 		}
 	}

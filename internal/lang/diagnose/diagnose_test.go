@@ -18,9 +18,11 @@ import (
 )
 
 var (
-	update  = flag.Bool("update", false, "write what is found into the files of testdata")
-	record  = flag.Bool("record", false, "run the tools again and keep what they write; needs all of them")
-	pythons = flag.String("pythons", "/opt/pythons", "with -record: a directory with one installation of Python for each version")
+	update = flag.Bool("update", false, "write what is found into the files of testdata")
+	record = flag.Bool("record", false,
+		"run the tools again and keep what they write; needs all of them")
+	pythons = flag.String("pythons", "/opt/pythons",
+		"with -record: a directory with one installation of Python for each version")
 )
 
 // The location of a step's script and files in a sandbox.
@@ -94,7 +96,8 @@ func (r *recording) steps() []Step {
 	var steps []Step
 	for i, s := range r.scripts {
 		steps = append(steps, Step{
-			Name: fmt.Sprintf("step-%d", i+1), Path: fmt.Sprintf("%s/%d.sh", runDir, i+1), Dir: workspace,
+			Name: fmt.Sprintf("step-%d", i+1),
+			Path: fmt.Sprintf("%s/%d.sh", runDir, i+1), Dir: workspace,
 			Script: syntax.ParseAs([]byte(s), r.shell()),
 		})
 	}
@@ -165,7 +168,8 @@ func show(steps []Step, found []Finding) string {
 	var b strings.Builder
 	place := func(step int, s syntax.Span) string {
 		text := string(steps[step].Script.Source[s.Start:s.End])
-		return fmt.Sprintf("step %d, %d:%d-%d:%d %q", step+1, s.Line, s.Column, s.EndLine, s.EndColumn, text)
+		return fmt.Sprintf("step %d, %d:%d-%d:%d %q", step+1, s.Line, s.Column,
+			s.EndLine, s.EndColumn, text)
 	}
 	for _, f := range found {
 		fmt.Fprintf(&b, "%s: %s\n  %s\n", f.Tool, f.Message, place(f.Step, f.Span))

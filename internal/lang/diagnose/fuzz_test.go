@@ -44,17 +44,21 @@ func FuzzFind(f *testing.F) {
 func TestWrongScripts(t *testing.T) {
 	src := []byte("python3 - <<EOF\nx\nEOF\n")
 	span := func(from, to int) syntax.Span { return syntax.Span{Start: from, End: to} }
-	bad := []syntax.Span{span(-1, 5), span(5, 2), span(0, 999), span(math.MaxInt, math.MinInt), span(0, len(src))}
+	bad := []syntax.Span{span(-1, 5), span(5, 2), span(0, 999),
+		span(math.MaxInt, math.MinInt), span(0, len(src))}
 	var commands []syntax.Command
 	for i, s := range bad {
-		commands = append(commands, syntax.Command{ID: i, Parent: len(bad) - i, Kind: syntax.KindSimple, Program: "python3", Span: s,
-			Embedded: []syntax.Embedded{{Language: "python", Span: s}, {Language: "python", Span: s, File: "a.py"}},
+		commands = append(commands, syntax.Command{ID: i, Parent: len(bad) - i,
+			Kind: syntax.KindSimple, Program: "python3", Span: s,
+			Embedded: []syntax.Embedded{{Language: "python", Span: s},
+				{Language: "python", Span: s, File: "a.py"}},
 			Heredocs: []syntax.Heredoc{{Span: s}, {Span: span(16, 18)}}})
 	}
 	steps := []Step{{}, {Path: "/a.sh", Script: &syntax.Script{Source: src, Commands: commands}}}
 	d := Steps(steps)
 	for _, stderr := range []string{
-		"  File \"<stdin>\", line 1\nSyntaxError: x", "  File \"a.py\", line 2\nSyntaxError: x", "/a.sh: line 99: x: y", "/a.sh: line 0: x", "python3: no",
+		"  File \"<stdin>\", line 1\nSyntaxError: x", "  File \"a.py\", line 2\nSyntaxError: x",
+		"/a.sh: line 99: x: y", "/a.sh: line 0: x", "python3: no",
 	} {
 		for command := -2; command < 9; command++ {
 			check(t, steps, d.Find(1, Failure{Command: command, Stderr: []byte(stderr)}))
@@ -78,30 +82,44 @@ func cpuTime(t *testing.T) time.Duration {
 
 // TestBounds: long output and large scripts take little processor time.
 func TestBounds(t *testing.T) {
-	big := strings.Repeat("echo 'some text'\n", 600_000) + "python3 - <<'EOF'\n" + strings.Repeat("f()\n", 100_000) + "EOF\n"
+	big := strings.Repeat("echo 'some text'\n", 600_000) + "python3 - <<'EOF'\n" +
+		strings.Repeat("f()\n", 100_000) + "EOF\n"
 	many := strings.Repeat("python3 -c 'f()'\n", 20_000)
-	scripts := map[string]*syntax.Script{"large": {Source: []byte(big)}, "many": {Source: []byte(many)}}
+	scripts := map[string]*syntax.Script{"large": {Source: []byte(big)},
+		"many": {Source: []byte(many)}}
 	large := scripts["large"]
 	body := strings.Index(big, "f()")
-	large.Commands = []syntax.Command{{ID: 0, Parent: -1, Kind: syntax.KindSimple, Program: "python3", Span: syntax.Span{Start: body - 18, End: len(big)},
-		Embedded: []syntax.Embedded{{Language: "python", Span: syntax.Span{Start: body, End: len(big) - 4}, Verbatim: true}},
-		Heredocs: []syntax.Heredoc{{Span: syntax.Span{Start: body, End: len(big) - 4}, Verbatim: true}}}}
+	large.Commands = []syntax.Command{{ID: 0, Parent: -1, Kind: syntax.KindSimple,
+		Program: "python3", Span: syntax.Span{Start: body - 18, End: len(big)},
+		Embedded: []syntax.Embedded{{Language: "python",
+			Span: syntax.Span{Start: body, End: len(big) - 4}, Verbatim: true}},
+		Heredocs: []syntax.Heredoc{{Span: syntax.Span{Start: body, End: len(big) - 4},
+			Verbatim: true}}}}
 	for i := range 20_000 {
 		at := i * len("python3 -c 'f()'\n")
-		scripts["many"].Commands = append(scripts["many"].Commands, syntax.Command{ID: i, Parent: i - 1, Kind: syntax.KindSimple, Program: "python3",
-			Span:     syntax.Span{Start: at, End: at + 16},
-			Embedded: []syntax.Embedded{{Language: "python", Span: syntax.Span{Start: at + 12, End: at + 15}, Verbatim: i%2 == 0, File: []string{"", "a.py"}[i/2%2]}}})
+		scripts["many"].Commands = append(scripts["many"].Commands,
+			syntax.Command{ID: i, Parent: i - 1, Kind: syntax.KindSimple, Program: "python3",
+				Span: syntax.Span{Start: at, End: at + 16},
+				Embedded: []syntax.Embedded{{Language: "python",
+					Span: syntax.Span{Start: at + 12, End: at + 15}, Verbatim: i%2 == 0,
+					File: []string{"", "a.py"}[i/2%2]}}})
 	}
 	outputs := map[string]string{
-		"a line without end":  strings.Repeat("x", 1<<20),
-		"frames":              "Traceback (most recent call last):\n" + strings.Repeat("  File \"<stdin>\", line 100000, in f\n", 2000) + "E: x\n",
-		"frames in a file":    "Traceback (most recent call last):\n" + strings.Repeat("  File \"a.py\", line 1, in f\n", 2000) + "E: x\n",
-		"tracebacks":          strings.Repeat("Traceback (most recent call last):\n  File \"<string>\", line 1\nE: x\n", 1000),
-		"chained":             strings.Repeat("Traceback (most recent call last):\n  File \"<stdin>\", line 1\nE: x\n\n"+pyDuring+"\n\n", 700),
-		"bash":                strings.Repeat("/a.sh: line 600000: a: b: c: d\n", 3000),
-		"empty lines":         strings.Repeat("\n", 64<<10),
-		"node's heads":        strings.Repeat("[eval]:1\n", 8000),
-		"sqlite":              strings.Repeat("Error: in prepare, near \"a\": no\n  f() f() f()\n  ^--- error here\n", 900),
+		"a line without end": strings.Repeat("x", 1<<20),
+		"frames": "Traceback (most recent call last):\n" +
+			strings.Repeat("  File \"<stdin>\", line 100000, in f\n", 2000) + "E: x\n",
+		"frames in a file": "Traceback (most recent call last):\n" +
+			strings.Repeat("  File \"a.py\", line 1, in f\n", 2000) + "E: x\n",
+		"tracebacks": strings.Repeat(
+			"Traceback (most recent call last):\n  File \"<string>\", line 1\nE: x\n", 1000),
+		"chained": strings.Repeat(
+			"Traceback (most recent call last):\n  File \"<stdin>\", line 1\nE: x\n\n"+pyDuring+"\n\n",
+			700),
+		"bash":         strings.Repeat("/a.sh: line 600000: a: b: c: d\n", 3000),
+		"empty lines":  strings.Repeat("\n", 64<<10),
+		"node's heads": strings.Repeat("[eval]:1\n", 8000),
+		"sqlite": strings.Repeat(
+			"Error: in prepare, near \"a\": no\n  f() f() f()\n  ^--- error here\n", 900),
 		"colons":              strings.Repeat(":", 64<<10),
 		"blanks and brackets": strings.Repeat("   at (", 9000),
 	}

@@ -46,12 +46,17 @@ func (x *index) load() {
 			if c.Program != "" {
 				x.named[c.Program] = append(x.named[c.Program], i)
 			}
-			if c.Kind == syntax.KindSimple && within(c.Span, len(src)) && bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
+			if c.Kind == syntax.KindSimple && within(c.Span, len(src)) &&
+				bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
 				x.goes = append(x.goes, i)
 			}
 		}
-		slices.SortStableFunc(x.starts, func(a, b int) int { return commands[a].Span.Start - commands[b].Span.Start })
-		slices.SortStableFunc(x.goes, func(a, b int) int { return commands[a].Span.End - commands[b].Span.End })
+		slices.SortStableFunc(x.starts, func(a, b int) int {
+			return commands[a].Span.Start - commands[b].Span.Start
+		})
+		slices.SortStableFunc(x.goes, func(a, b int) int {
+			return commands[a].Span.End - commands[b].Span.End
+		})
 	})
 }
 
@@ -103,7 +108,9 @@ func (x *index) place(at int) (line, column int) {
 func (x *index) beginning(from, to int) []int {
 	x.load()
 	at := func(offset int) int {
-		return sort.Search(len(x.starts), func(i int) bool { return x.script.Commands[x.starts[i]].Span.Start >= offset })
+		return sort.Search(len(x.starts), func(i int) bool {
+			return x.script.Commands[x.starts[i]].Span.Start >= offset
+		})
 	}
 	first := at(from)
 	return x.starts[first:max(first, at(to))]
@@ -114,7 +121,9 @@ func (x *index) beginning(from, to int) []int {
 func (x *index) ending(from, to int) []int {
 	x.load()
 	at := func(offset int) int {
-		return sort.Search(len(x.goes), func(i int) bool { return x.script.Commands[x.goes[i]].Span.End > offset })
+		return sort.Search(len(x.goes), func(i int) bool {
+			return x.script.Commands[x.goes[i]].Span.End > offset
+		})
 	}
 	first := at(from)
 	return x.goes[first:max(first, at(to))]

@@ -51,11 +51,13 @@ func TestIndex(t *testing.T) {
 		for n := range len(src) + 4 {
 			from, to, ok := x.line(start, end, n)
 			if f, o, k := walked(src[start:end], n); f != from || o != to || k != ok {
-				t.Fatalf("line %d of %q is %d to %d, %v; want %d to %d, %v", n, src[start:end], from, to, ok, f, o, k)
+				t.Fatalf("line %d of %q is %d to %d, %v; want %d to %d, %v", n,
+					src[start:end], from, to, ok, f, o, k)
 			}
 		}
 		line, column := x.place(start)
-		if line != 1+bytes.Count(src[:start], []byte("\n")) || column != start-bytes.LastIndexByte(src[:start], '\n') {
+		if line != 1+bytes.Count(src[:start], []byte("\n")) ||
+			column != start-bytes.LastIndexByte(src[:start], '\n') {
 			t.Fatalf("byte %d of %q is at %d:%d", start, src, line, column)
 		}
 	}
@@ -74,7 +76,8 @@ func TestManyMessages(t *testing.T) {
 		best := time.Hour
 		for range 3 {
 			began := time.Now()
-			found := d.Find(0, Failure{Command: lines - 1, ExitCode: 1, Stderr: []byte(said.String())})
+			found := d.Find(0, Failure{Command: lines - 1, ExitCode: 1,
+				Stderr: []byte(said.String())})
 			best = min(best, time.Since(began))
 			if len(found) != min(messages, maxFound) || found[0].Span.Line != lines-messages+1 {
 				t.Fatalf("%d findings, the first %+v", len(found), found[0])

@@ -6,7 +6,8 @@ import (
 )
 
 var (
-	nodeHead  = lazy(`^((?:file://)?(?:/[^:]*/)?\[(?:eval|stdin)\d*\]|(?:file://)?/[^:]+|node:[\w/.:-]+|evalmachine\.<anonymous>|<anonymous_script>):(\d+)$`)
+	nodeHead = lazy(
+		`^((?:file://)?(?:/[^:]*/)?\[(?:eval|stdin)\d*\]|(?:file://)?/[^:]+|node:[\w/.:-]+|evalmachine\.<anonymous>|<anonymous_script>):(\d+)$`)
 	nodeStack = lazy(`^\s+at (?:.*\()?((?:file://)?[^()\s][^()]*?):(\d+):(\d+)\)?(?: \{)?$`)
 	nodeError = lazy(`^(?:Uncaught )?(?:[A-Z]\w*(?:Error|Exception|Warning|Rejection)\b|Error\b)`)
 )
@@ -47,7 +48,8 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 		if m == nil || nodeSource(m[1]) == nowhere {
 			continue
 		}
-		f := frame{from: nodeSource(m[1]), name: m[1], line: number(m[2]), column: number(m[3]), mark: -1}
+		f := frame{from: nodeSource(m[1]), name: m[1], line: number(m[2]),
+			column: number(m[3]), mark: -1}
 		if head != nil && head.name == f.name && head.line == f.line {
 			f.quote, f.mark, f.markEnd = head.quote, head.mark, head.markEnd
 			if f.markEnd <= f.mark+1 {
@@ -59,7 +61,8 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 	slices.Reverse(r.frames)
 	if head != nil && head.from != nowhere {
 		r.earlier = []frame{*head}
-		if strings.HasPrefix(r.message, "SyntaxError") && !slices.ContainsFunc(r.frames, func(f frame) bool { return f.name == head.name }) {
+		if strings.HasPrefix(r.message, "SyntaxError") &&
+			!slices.ContainsFunc(r.frames, func(f frame) bool { return f.name == head.name }) {
 			r.frames = append(r.frames, *head) // code that never ran is in no stack
 		}
 	}
@@ -84,7 +87,8 @@ func nodeSource(name string) source {
 		return argument
 	case strings.HasSuffix(name, "]") && strings.Contains(name, "[stdin"):
 		return input
-	case strings.HasPrefix(name, "node:"), strings.HasPrefix(name, "<"), strings.HasPrefix(name, "evalmachine"), strings.Contains(name, "-wrapper"):
+	case strings.HasPrefix(name, "node:"), strings.HasPrefix(name, "<"),
+		strings.HasPrefix(name, "evalmachine"), strings.Contains(name, "-wrapper"):
 		return nowhere
 	}
 	return file

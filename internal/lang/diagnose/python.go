@@ -113,7 +113,9 @@ func pyChained(ls []string, i int) (int, bool) {
 		if line == pyDuring || line == pyCause {
 			for i++; i < len(ls) && strings.TrimSpace(pyText(ls[i])) == ""; i++ {
 			}
-			return i, i < len(ls) && (strings.HasSuffix(pyText(ls[i]), pyTraceback) || pyFrame().MatchString(pyText(ls[i])))
+			return i, i < len(ls) &&
+				(strings.HasSuffix(pyText(ls[i]), pyTraceback) ||
+					pyFrame().MatchString(pyText(ls[i])))
 		}
 		if strings.HasSuffix(line, pyTraceback) {
 			break

@@ -69,8 +69,11 @@ func (d *Diagnoser) addRegions(step int) {
 			if !within(e.Span, len(src)) {
 				continue
 			}
-			r := region{step: step, command: id, language: e.Language, start: e.Span.Start, end: e.Span.End, verbatim: e.Verbatim}
-			h := slices.IndexFunc(c.Heredocs, func(h syntax.Heredoc) bool { return h.Span.Start <= r.start && r.end <= h.Span.End })
+			r := region{step: step, command: id, language: e.Language, start: e.Span.Start,
+				end: e.Span.End, verbatim: e.Verbatim}
+			h := slices.IndexFunc(c.Heredocs, func(h syntax.Heredoc) bool {
+				return h.Span.Start <= r.start && r.end <= h.Span.End
+			})
 			switch {
 			case e.File != "":
 				r.from, r.name, r.path = file, e.File, absolute(s.Dir, e.File)
@@ -82,12 +85,15 @@ func (d *Diagnoser) addRegions(step int) {
 			d.regions = append(d.regions, r)
 		}
 		for _, h := range c.Heredocs {
-			if within(h.Span, len(src)) && !slices.ContainsFunc(c.Embedded, func(e syntax.Embedded) bool {
-				return h.Span.Start <= e.Span.Start && e.Span.End <= h.Span.End
-			}) {
-				r := region{step: step, command: id, from: data, start: h.Span.Start, end: h.Span.End, verbatim: h.Verbatim}
+			if within(h.Span, len(src)) &&
+				!slices.ContainsFunc(c.Embedded, func(e syntax.Embedded) bool {
+					return h.Span.Start <= e.Span.Start && e.Span.End <= h.Span.End
+				}) {
+				r := region{step: step, command: id, from: data, start: h.Span.Start,
+					end: h.Span.End, verbatim: h.Verbatim}
 				head := src[c.Span.Start:min(max(c.Span.Start, r.start), c.Span.End)]
-				if m := target().FindSubmatch(head[:min(len(head), maxLine)]); m != nil && !h.String {
+				if m := target().FindSubmatch(head[:min(len(head), maxLine)]); m != nil &&
+					!h.String {
 					r.from, r.name, r.path = file, string(m[1]), absolute(s.Dir, string(m[1]))
 					r.appended = appends(head, r.name)
 				}
@@ -112,7 +118,9 @@ func (r *region) fill(src []byte, c syntax.Command, heredoc bool) {
 	r.escapes = r.start >= 2 && src[r.start-1] == '\'' && src[r.start-2] == '$'
 }
 
-func within(s syntax.Span, size int) bool { return 0 <= s.Start && s.Start <= s.End && s.End <= size }
+func within(s syntax.Span, size int) bool {
+	return 0 <= s.Start && s.Start <= s.End && s.End <= size
+}
 
 // appends reports whether a command writes to the end of the file name.
 func appends(command []byte, name string) bool {
@@ -139,12 +147,17 @@ func (c *search) candidates(tool string, f frame) []region {
 		return c.files(f.name)
 	}
 	speaks := func(r region) bool {
-		return (r.from == f.from || (f.from == code && (r.from == argument || r.from == input))) && slices.Contains(languages[tool], r.language)
+		return (r.from == f.from || (f.from == code && (r.from == argument || r.from == input))) &&
+			slices.Contains(languages[tool], r.language)
 	}
 	if f.from == data {
-		speaks = func(r region) bool { return r.from == data || (r.from == input && r.language == "json") }
+		speaks = func(r region) bool {
+			return r.from == data || (r.from == input && r.language == "json")
+		}
 	}
-	named := func(r region) bool { return r.from == file && r.name != "" && c.words[path.Clean(r.name)] }
+	named := func(r region) bool {
+		return r.from == file && r.name != "" && c.words[path.Clean(r.name)]
+	}
 	// A program can be read from a pipe: cat <<EOF | python3. Then the here-document's reader is
 	// unknown.
 	piped := func(r region) bool { return (f.from == input || f.from == code) && r.from == data }
@@ -188,14 +201,16 @@ func (c *search) nearest(is func(region) bool) []region {
 
 // foreign matches paths of installed code, whose names may equal an author's names, such as
 // index.js.
-var foreign = lazy(`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
+var foreign = lazy(
+	`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
 
 // files returns the code that was written to a file, by its path, or by its name if only one file
 // has the name. Of several writes the last counts, preceded by the writes that it was appended to.
 func (c *search) files(name string) []region {
 	name = strings.TrimPrefix(name, "file://")
 	later := func(r region) bool { // written after the failing command ran
-		return r.step > c.step || (r.step == c.step && c.command >= 0 && r.command > c.command && !c.function[c.command])
+		return r.step > c.step ||
+			(r.step == c.step && c.command >= 0 && r.command > c.command && !c.function[c.command])
 	}
 	abs := absolute(c.d.steps[c.step].Dir, name)
 	var exact, byBase []region
@@ -227,7 +242,8 @@ func (c *search) files(name string) []region {
 // wholeCode returns the span of a tool's code, if it is a single piece.
 func (c *search) wholeCode(tool string) (syntax.Span, bool) {
 	found := c.nearest(func(r region) bool {
-		return (r.from == argument || r.from == input) && slices.Contains(languages[tool], r.language)
+		return (r.from == argument || r.from == input) &&
+			slices.Contains(languages[tool], r.language)
 	})
 	if len(found) != 1 || !c.inside[found[0].command] {
 		return syntax.Span{}, false
@@ -375,7 +391,8 @@ func findWord(s, w string) int {
 		}
 		at += from
 		after := at + len(w)
-		if !(at > 0 && isWordByte(s[at-1]) && isWordByte(w[0])) && !(after < len(s) && isWordByte(s[after]) && isWordByte(w[len(w)-1])) {
+		if !(at > 0 && isWordByte(s[at-1]) && isWordByte(w[0])) &&
+			!(after < len(s) && isWordByte(s[after]) && isWordByte(w[len(w)-1])) {
 			return at
 		}
 		from = at + 1
@@ -383,7 +400,8 @@ func findWord(s, w string) int {
 }
 
 func isWordByte(c byte) bool {
-	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= utf8.RuneSelf
+	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' ||
+		c >= 'A' && c <= 'Z' || c >= utf8.RuneSelf
 }
 
 func isBlank(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }

@@ -14,7 +14,8 @@ type scanner func(c *search, ls []string, i int) (r report, next int, ok bool)
 
 // scanners are tried in this order: unmistakable messages first.
 func scanners() []scanner {
-	return []scanner{scanPython, scanNode, scanJQ, scanPsql, scanSQLite, scanAwk, scanBash, scanDash, scanRuby, scanPerl, scanPlace}
+	return []scanner{scanPython, scanNode, scanJQ, scanPsql, scanSQLite, scanAwk, scanBash,
+		scanDash, scanRuby, scanPerl, scanPlace}
 }
 
 // scan returns the messages in ls, in order.

@@ -5,19 +5,25 @@ import (
 )
 
 var (
-	jqCompile = lazy(`^jq: error: (.*?) at <(?:top-level|unknown)>(?:, line (\d+)(?:, column (\d+))?)?:?$`)
-	jqRun     = lazy(`^jq: error \(at [^)]*\)(?: \(not a string\))?:? (.*)$`)
-	jqInput   = lazy(`^(?:jq: )?(?:parse error|error \(at [^)]*\)): (.*) at line (\d+), column (\d+)$`)
-	jqName    = lazy(`^([\w:$]+)(?:/\d+)? is not defined`)
+	jqCompile = lazy(
+		`^jq: error: (.*?) at <(?:top-level|unknown)>(?:, line (\d+)(?:, column (\d+))?)?:?$`)
+	jqRun   = lazy(`^jq: error \(at [^)]*\)(?: \(not a string\))?:? (.*)$`)
+	jqInput = lazy(
+		`^(?:jq: )?(?:parse error|error \(at [^)]*\)): (.*) at line (\d+), column (\d+)$`)
+	jqName = lazy(`^([\w:$]+)(?:/\d+)? is not defined`)
 
 	psqlError = lazy(`^(?:psql:(.{1,255}?):(\d+): )?(ERROR|FATAL|PANIC|WARNING|error): +(.*)$`)
 	psqlLine  = lazy(`^LINE (\d+): `)
 
-	sqliteError = lazy(`^(?:Parse error|Runtime error|Error)(?::? (?:near|in) line (\d+))?(?::? (?:in prepare|stepping),?)?:? (.*)$`)
-	sqliteNear  = lazy(`near "(.*)": |no such (?:table|column|function|collation sequence): (\S+)|unrecognized token: "(.*)"|table (\S+) |\bon (\S+)$`)
+	sqliteError = lazy(
+		`^(?:Parse error|Runtime error|Error)(?::? (?:near|in) line (\d+))?(?::? (?:in prepare|stepping),?)?:? (.*)$`)
+	sqliteNear = lazy(
+		`near "(.*)": |no such (?:table|column|function|collation sequence): (\S+)|unrecognized token: "(.*)"|table (\S+) |\bon (\S+)$`)
 
-	awkLine  = lazy(`^(?:\S*/)?(gawk|mawk|nawk|awk|original-awk|busybox): (?:(.{1,255}?): ?)??(?:source )?(?:line )?(\d+): ?(.*)$`)
-	awkPlain = lazy(`^(?:\S*/)?(?:gawk|mawk|nawk|awk|original-awk): (?:fatal: |error: |run time error: )?(.*)$`)
+	awkLine = lazy(
+		`^(?:\S*/)?(gawk|mawk|nawk|awk|original-awk|busybox): (?:(.{1,255}?): ?)??(?:source )?(?:line )?(\d+): ?(.*)$`)
+	awkPlain = lazy(
+		`^(?:\S*/)?(?:gawk|mawk|nawk|awk|original-awk): (?:fatal: |error: |run time error: )?(.*)$`)
 
 	awkNear  = lazy(`near (\S+)$`)
 	perlName = lazy(`"([$@%&]?[\w:]+)"`)
@@ -42,11 +48,13 @@ func scanJQ(_ *search, ls []string, i int) (report, int, bool) {
 		if w := jqName().FindStringSubmatch(m[1]); w != nil {
 			f.words = []string{w[1]}
 		}
-		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
+		return report{tool: "jq", message: m[1], frames: []frame{f},
+			whole: true, code: true}, i + 1, true
 	}
 	if m := jqInput().FindStringSubmatch(line); m != nil {
 		f := frame{from: data, line: number(m[2]), mark: -1}
-		return report{tool: "jq", message: m[1], frames: []frame{f}, whole: true, code: true}, i + 1, true
+		return report{tool: "jq", message: m[1], frames: []frame{f},
+			whole: true, code: true}, i + 1, true
 	}
 	if m := jqRun().FindStringSubmatch(line); m != nil {
 		return report{tool: "jq", message: m[1], whole: true, code: true}, i + 1, true
@@ -120,7 +128,8 @@ func scanSQLite(c *search, ls []string, i int) (report, int, bool) {
 		f.words = w[1:]
 	}
 	next := i + 1
-	if quote, carets := at(ls, i+1), at(ls, i+2); strings.HasPrefix(quote, "  ") && strings.Contains(carets, "error here") {
+	if quote, carets := at(ls, i+1), at(ls, i+2); strings.HasPrefix(quote, "  ") &&
+		strings.Contains(carets, "error here") {
 		column := strings.IndexByte(carets, '^')
 		f.quote = strings.TrimSpace(quote)
 		if column >= 2 && isASCII(quote) {
@@ -146,14 +155,17 @@ func scanAwk(c *search, ls []string, i int) (report, int, bool) {
 		return report{tool: "awk", message: p[1], whole: true, code: true, rank: 1}, i + 1, true
 	}
 	f := frame{from: argument, line: number(m[3]), mark: -1}
-	if name := strings.TrimSpace(m[2]); name != "" && name != "cmd. line" && name != "syntax error at" {
+	if name := strings.TrimSpace(m[2]); name != "" && name != "cmd. line" &&
+		name != "syntax error at" {
 		f.from, f.name = file, name
 	}
-	r := report{tool: "awk", message: strings.TrimPrefix(m[4], "error: "), whole: f.from == argument, code: true}
+	r := report{tool: "awk", message: strings.TrimPrefix(m[4], "error: "),
+		whole: f.from == argument, code: true}
 	next := i + 1
 	prefix := ls[i][:len(ls[i])-len(m[4])]
 	if below, ok := strings.CutPrefix(at(ls, i+1), prefix); ok {
-		if column := strings.IndexByte(below, '^'); column >= 0 && strings.TrimSpace(below[:column]) == "" {
+		if column := strings.IndexByte(below, '^'); column >= 0 &&
+			strings.TrimSpace(below[:column]) == "" {
 			f.quoteOf(m[4], below[:column+1])
 			r.message = strings.TrimLeft(below[column:], "^ ")
 			next++
@@ -222,7 +234,8 @@ func scanRuby(c *search, ls []string, i int) (report, int, bool) {
 	var outer []frame
 	for ; i < len(ls); i++ {
 		if m := rubyFrom().FindStringSubmatch(ls[i]); m != nil {
-			outer = append(outer, frame{from: rubySource(m[1]), name: m[1], line: number(m[2]), mark: -1})
+			outer = append(outer, frame{from: rubySource(m[1]), name: m[1],
+				line: number(m[2]), mark: -1})
 		} else if !strings.HasPrefix(ls[i], "\t") {
 			break
 		}

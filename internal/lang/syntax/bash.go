@@ -35,7 +35,8 @@ const (
 
 // readShell parses src and passes the statements of the top level to take until take returns false.
 // It returns the end of the last statement, and the reason if it did not reach the end of src.
-func readShell(src []byte, shell string, b *budget, take func(*stmt) bool) (end int, fault *shellFault) {
+func readShell(src []byte, shell string, b *budget,
+	take func(*stmt) bool) (end int, fault *shellFault) {
 	text := plain(src)
 	skip := 0
 	for range maxHeredocEnds {
@@ -60,7 +61,8 @@ func readShell(src []byte, shell string, b *budget, take func(*stmt) bool) (end 
 }
 
 // readStatements is a run of the parser. It sets done to the end of the last statement passed on.
-func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool, done *int) (end int, fault *shellFault) {
+func readStatements(text []byte, shell string, b *budget, take func(*stmt) bool,
+	done *int) (end int, fault *shellFault) {
 	variant := sh.LangBash
 	if shell == "sh" {
 		variant = sh.LangPOSIX
@@ -104,7 +106,8 @@ const maxQueue = 4096
 
 func (q *statementQueue) add(s *stmt) bool {
 	start := min(int(s.Pos().Offset()), len(q.text))
-	if len(q.pending) >= maxQueue || q.last < start && bytes.IndexByte(q.text[q.last:start], '\n') >= 0 {
+	if len(q.pending) >= maxQueue || q.last < start &&
+		bytes.IndexByte(q.text[q.last:start], '\n') >= 0 {
 		if !q.flush() {
 			return false
 		}
@@ -133,7 +136,8 @@ func faultOf(err error) *shellFault {
 	case errors.As(err, &parse):
 		return &shellFault{at: int(parse.Pos.Offset()), message: parse.Text}
 	case errors.As(err, &lang):
-		return &shellFault{at: int(lang.Pos.Offset()), message: lang.Feature + " are not known to this shell"}
+		return &shellFault{at: int(lang.Pos.Offset()), message: lang.Feature +
+			" are not known to this shell"}
 	}
 	return &shellFault{message: err.Error()}
 }
@@ -217,7 +221,8 @@ const maxHeredocEnds = 4
 // position of its operator.
 func unclosedHeredoc(text []byte, fault *shellFault) ([]byte, bool) {
 	const prefix = "unclosed here-document"
-	if len(fault.message) < len(prefix) || fault.message[:len(prefix)] != prefix || fault.at >= len(text) {
+	if len(fault.message) < len(prefix) || fault.message[:len(prefix)] != prefix ||
+		fault.at >= len(text) {
 		return nil, false
 	}
 	rest := bytes.TrimPrefix(text[fault.at:], []byte("<<"))

@@ -19,7 +19,8 @@ type realScript struct {
 // realScripts returns the system's shell scripts, up to limit.
 func realScripts(limit int) []realScript {
 	var out []realScript
-	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info", "/usr/share", "/usr/lib"} {
+	for _, dir := range []string{"/usr/bin", "/usr/sbin", "/etc/init.d", "/var/lib/dpkg/info",
+		"/usr/share", "/usr/lib"} {
 		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || len(out) >= limit || !d.Type().IsRegular() {
 				return nil
@@ -85,7 +86,9 @@ func BenchmarkParse(b *testing.B) {
 
 // BenchmarkParseEmbedded is the worst case in ordinary use: nearly all of the script is Python.
 func BenchmarkParseEmbedded(b *testing.B) {
-	src := []byte("python3 - <<'EOF'\n" + strings.Repeat("def f(a, b):\n    return [x * a for x in range(b) if x % 3]\n\n", 500) + "EOF\n")
+	src := []byte("python3 - <<'EOF'\n" +
+		strings.Repeat("def f(a, b):\n    return [x * a for x in range(b) if x % 3]\n\n", 500) +
+		"EOF\n")
 	b.SetBytes(int64(len(src)))
 	for b.Loop() {
 		Parse(src)
@@ -94,7 +97,8 @@ func BenchmarkParseEmbedded(b *testing.B) {
 
 // BenchmarkParseShort is a step of a few lines.
 func BenchmarkParseShort(b *testing.B) {
-	src := []byte("set -euo pipefail\ncd /workspace\ncurl -sf https://example.org/a.json | jq '.items[] | .name' > names\nwc -l names\n")
+	src := []byte("set -euo pipefail\ncd /workspace\ncurl -sf https://example.org/a.json | jq " +
+		"'.items[] | .name' > names\nwc -l names\n")
 	b.SetBytes(int64(len(src)))
 	for b.Loop() {
 		Parse(src)

@@ -63,10 +63,12 @@ func Check(ctx context.Context, bash, shell string, src []byte) (*Fault, error) 
 }
 
 // askBash returns bash's message about a script, or "" if bash accepts the script.
-func askBash(ctx context.Context, bash, shell string, src []byte, options ...string) (string, error) {
+func askBash(ctx context.Context, bash, shell string, src []byte,
+	options ...string) (string, error) {
 	failed := func(err error) error {
 		return turnstone.NewError("syntax.check", turnstone.KindUnavailable, bash, err).
-			WithHint("put a working bash in PATH, or mark the step as unparsed to run it without this check")
+			WithHint("put a working bash in PATH, or mark the step as unparsed to run it without " +
+				"this check")
 	}
 	script, err := scriptFile(src)
 	if err != nil {
@@ -165,9 +167,11 @@ func checkFault(src []byte, said string, other *shellFault) *Fault {
 		if line == otherLine {
 			return &Fault{Span: lines.span(at, at), Message: message}
 		}
-		if strings.Contains(message, "unexpected end of file") || strings.Contains(message, "unexpected EOF") {
+		if strings.Contains(message, "unexpected end of file") ||
+			strings.Contains(message, "unexpected EOF") {
 			// bash reports the end; the other parser reports the unclosed construct.
-			return &Fault{Span: lines.span(at, at), Message: message + " (" + printable(other.message) + ")"}
+			return &Fault{Span: lines.span(at, at), Message: message + " (" +
+				printable(other.message) + ")"}
 		}
 		start, end := lineBounds(src, lines, line)
 		return &Fault{Span: lines.span(start, end), Message: message}

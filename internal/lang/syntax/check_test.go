@@ -31,11 +31,13 @@ func TestCheck(t *testing.T) {
 	}{
 		{"empty", "", 0, 0, ""},
 		{"sound", "for i in a; do b; done\n", 0, 0, ""},
-		{"a word that belongs elsewhere", "a\nfi\n", 2, 1, "syntax error near unexpected token `fi'"},
+		{"a word that belongs elsewhere", "a\nfi\n", 2, 1,
+			"syntax error near unexpected token `fi'"},
 		{"indented", "a\n\n  )\nx", 3, 3, "syntax error near unexpected token `)'"},
 		{"never closed", "echo a\necho b; if x\n", 2, 9, "unexpected end of file"},
 		{"a quote", "a\necho 'abc\ndef\n", 2, 6, "unexpected EOF while looking for matching"},
-		{"on another line", "case x in\na) b\nc) d;;\nesac\n", 3, 2, "syntax error near unexpected token `)'"},
+		{"on another line", "case x in\na) b\nc) d;;\nesac\n", 3, 2,
+			"syntax error near unexpected token `)'"},
 		{"only the parser here", "! ! true\n", 0, 0, ""},
 		{"pattern after shopt", "shopt -s extglob\necho !(a)\n", 0, 0, ""},
 		{"a here-document without end", "cat <<E\nx", 0, 0, ""},
@@ -54,8 +56,10 @@ func TestCheck(t *testing.T) {
 				}
 				return
 			}
-			if f.Span.Line != tt.line || f.Span.Column != tt.column || !strings.Contains(f.Message, tt.message) {
-				t.Errorf("%d:%d %q, want %d:%d %q", f.Span.Line, f.Span.Column, f.Message, tt.line, tt.column, tt.message)
+			if f.Span.Line != tt.line || f.Span.Column != tt.column ||
+				!strings.Contains(f.Message, tt.message) {
+				t.Errorf("%d:%d %q, want %d:%d %q", f.Span.Line, f.Span.Column, f.Message,
+					tt.line, tt.column, tt.message)
 			}
 			if strings.ContainsAny(f.Message, "\x1b\n") {
 				t.Errorf("message %q", f.Message)
@@ -67,8 +71,10 @@ func TestCheck(t *testing.T) {
 // TestCheckOfSh: syntax outside of POSIX is accepted, syntax that no shell reads is rejected.
 func TestCheckOfSh(t *testing.T) {
 	needBash(t)
-	for src, refused := range map[string]bool{"a=(1 2)\n": false, "[[ a ]]\n": false, "if a\n": true, "f() { a; }\n": false} {
-		if f, err := Check(context.Background(), "", "sh", []byte(src)); err != nil || (f != nil) != refused {
+	for src, refused := range map[string]bool{"a=(1 2)\n": false, "[[ a ]]\n": false,
+		"if a\n": true, "f() { a; }\n": false} {
+		if f, err := Check(context.Background(), "", "sh", []byte(src)); err != nil ||
+			(f != nil) != refused {
 			t.Errorf("%q: %v, %v", src, f, err)
 		}
 	}
@@ -91,7 +97,8 @@ func TestCheckWithBadBash(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Check(ctx, needAbsolute(t), "bash", script); turnstone.KindOf(err) != turnstone.KindCanceled {
+	if _, err := Check(ctx, needAbsolute(t), "bash",
+		script); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("canceled: %v", err)
 	}
 }
@@ -133,7 +140,9 @@ func TestCheckRunsNothing(t *testing.T) {
 	}
 	t.Setenv("BASH_ENV", rc)
 	t.Setenv("ENV", rc)
-	if f, err := Check(context.Background(), "", "bash", []byte("touch "+mark+"\nset +n\ntouch "+mark+"\n$(touch "+mark+")\nfi\n")); f == nil || err != nil {
+	if f, err := Check(context.Background(), "", "bash",
+		[]byte("touch "+mark+"\nset +n\ntouch "+mark+"\n$(touch "+mark+")\nfi\n")); f == nil ||
+		err != nil {
 		t.Errorf("%v, %v", f, err)
 	}
 	if _, err := os.Stat(mark); err == nil {
@@ -160,7 +169,8 @@ func TestCorpus(t *testing.T) {
 			code += len(c.Embedded)
 			for _, e := range c.Embedded {
 				if len(e.Faults) > 0 {
-					t.Logf("%s:%d: %s: %s", r.path, e.Faults[0].Span.Line, e.Language, e.Faults[0].Message)
+					t.Logf("%s:%d: %s: %s", r.path, e.Faults[0].Span.Line,
+						e.Language, e.Faults[0].Message)
 				}
 			}
 		}
@@ -180,7 +190,8 @@ func TestCorpus(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d scripts, %d commands, %d pieces of code, %d scripts partial, %d refused", len(scripts), commands, code, partial, asked)
+	t.Logf("%d scripts, %d commands, %d pieces of code, %d scripts partial, %d refused",
+		len(scripts), commands, code, partial, asked)
 	if partial > len(scripts)/20 {
 		t.Errorf("%d of %d scripts are not parsed to the end", partial, len(scripts))
 	}

@@ -156,13 +156,15 @@ func (f *found) operand(c *code) {
 func (f *found) choose(rule *languageRule) {
 	// ssh runs all of its words joined: only a single word is code without changes.
 	joined := rule.First && rule.Operand == 2 && len(f.operands) > 2
-	if first := rule.Operand - 1; first >= 0 && !f.instead && len(f.code) == 0 && !joined && first < len(f.operands) {
+	if first := rule.Operand - 1; first >= 0 && !f.instead && len(f.code) == 0 &&
+		!joined && first < len(f.operands) {
 		f.code = append(f.code, f.operands[first])
 		if rule.Rest {
 			f.code = append(f.code, f.operands[first+1:]...)
 		}
 	}
-	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !f.instead && (f.dash || f.forced || len(f.operands) < rule.Stdin)
+	f.stdin = rule.Stdin > 0 && len(f.code) == 0 && !f.instead &&
+		(f.dash || f.forced || len(f.operands) < rule.Stdin)
 }
 
 // stdin returns the code of the here-document or here-string on standard input.
@@ -226,7 +228,8 @@ func (w *walker) addCode(c *Command, language, file string, code *code) {
 	if code.end <= code.start {
 		return
 	}
-	e := Embedded{Language: language, File: file, Span: w.span(code.start, code.end), Verbatim: code.verbatim && w.src.verbatim()}
+	e := Embedded{Language: language, File: file, Span: w.span(code.start, code.end),
+		Verbatim: code.verbatim && w.src.verbatim()}
 	at := len(*into)
 	*into = append(*into, e)
 	exact := code.exact && w.src.exact()
@@ -246,7 +249,9 @@ func (w *walker) addCode(c *Command, language, file string, code *code) {
 		return
 	}
 	for _, f := range faults {
-		(*into)[at].Faults = append((*into)[at].Faults, Fault{Span: w.p.lines.span(code.place(f.start), code.placeEnd(f.start, f.end)), Message: f.message})
+		(*into)[at].Faults = append((*into)[at].Faults,
+			Fault{Span: w.p.lines.span(code.place(f.start), code.placeEnd(f.start, f.end)),
+				Message: f.message})
 	}
 }
 
@@ -264,7 +269,8 @@ func (w *walker) embeddedShell(c *code, into *[]Embedded) (faults []codeFault, p
 		return nil, false
 	}
 	w.p.budget.embedded -= len(c.data)
-	inner := &walker{p: w.p, into: into, src: &source{data: c.data, outer: c, depth: w.src.depth + 1}}
+	inner := &walker{p: w.p, into: into,
+		src: &source{data: c.data, outer: c, depth: w.src.depth + 1}}
 	_, fault := readShell(c.data, "bash", w.p.budget, func(s *stmt) bool {
 		inner.stmt(s, -1, 0)
 		return true

@@ -70,7 +70,8 @@ func grammarOf(language string) func() unsafe.Pointer {
 
 // withTree parses src and passes the tree to use. It returns false if there is no tree, such as
 // after a timeout.
-func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration, use func(*tree.Tree)) bool {
+func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration,
+	use func(*tree.Tree)) bool {
 	plainAllocator()
 	parser := tree.NewParser()
 	defer parser.Close()
@@ -105,7 +106,8 @@ func treeFaults(t *tree.Tree) []codeFault {
 		descend := false
 		switch {
 		case n.IsMissing():
-			faults = append(faults, codeFault{int(n.StartByte()), int(n.EndByte()), "missing " + n.Kind()})
+			faults = append(faults, codeFault{int(n.StartByte()),
+				int(n.EndByte()), "missing " + n.Kind()})
 		case n.IsError():
 			faults = append(faults, codeFault{int(n.StartByte()), int(n.EndByte()), "syntax error"})
 		default:

@@ -73,7 +73,8 @@ func (b *ruleBook) find(name string) *compiledRule {
 		return nil
 	}
 	for _, s := range b.stems {
-		if strings.HasPrefix(name, s.stem) && strings.Trim(name[len(s.stem):], "0123456789.") == "" {
+		if strings.HasPrefix(name, s.stem) &&
+			strings.Trim(name[len(s.stem):], "0123456789.") == "" {
 			return s.rule
 		}
 	}

@@ -28,10 +28,12 @@ func Parse(src []byte) *Script { return ParseAs(src, "bash") }
 func ParseAs(src []byte, shell string) *Script {
 	p := &scriptParser{
 		script: &Script{Source: src, Commands: []Command{}},
-		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar, embedded: maxEmbedded, commands: maxCommands},
+		budget: &budget{until: time.Now().Add(maxParse), grammars: maxGrammar,
+			embedded: maxEmbedded, commands: maxCommands},
 	}
 	if len(src) > maxScript {
-		p.partial(fmt.Sprintf("the script has %d bytes; the limit for parsing is %d", len(src), maxScript))
+		p.partial(fmt.Sprintf("the script has %d bytes; the limit for parsing is %d",
+			len(src), maxScript))
 		return p.script
 	}
 	p.lines = newLineIndex(src)
@@ -84,7 +86,8 @@ func (p *scriptParser) partial(why string) {
 
 func (p *scriptParser) fault(start, end int, message string) {
 	if len(p.script.Faults) < maxFaults {
-		p.script.Faults = append(p.script.Faults, Fault{Span: p.lines.span(start, end), Message: message})
+		p.script.Faults = append(p.script.Faults,
+			Fault{Span: p.lines.span(start, end), Message: message})
 	}
 }
 
@@ -112,7 +115,9 @@ func (p *scriptParser) order() {
 		}
 		p.script.Commands = sorted
 	}
-	slices.SortStableFunc(p.script.Faults, func(a, b Fault) int { return a.Span.Start - b.Span.Start })
+	slices.SortStableFunc(p.script.Faults, func(a, b Fault) int {
+		return a.Span.Start - b.Span.Start
+	})
 }
 
 // A lineIndex holds the offsets of a text's lines.

@@ -59,13 +59,16 @@ func TestCommands(t *testing.T) {
 		{"assignments", "a=1 b+=2", `simple "a=1 b+=2"`},
 		{"assignments before a program", "a=1 b=$c d", `simple "a=1 b=$c d"`},
 		{"not and time", "! a; time b; time -p c", `simple "a"|simple "b"|simple "c"`},
-		{"pipeline", "a | b |& c", `pipeline "a | b |& c"|  simple/1 "a"|  simple/2 "b"|  simple/3 "c"`},
+		{"pipeline", "a | b |& c",
+			`pipeline "a | b |& c"|  simple/1 "a"|  simple/2 "b"|  simple/3 "c"`},
 		{"pipeline that is not", "! a | b", `pipeline "a | b"|  simple/1 "a"|  simple/2 "b"`},
 		{"list", "a && b || c", `list "a && b || c"|  simple "a"|  simple "b"|  simple "c"`},
-		{"list of pipelines", "a | b && c &", `list "a | b && c"|  pipeline "a | b"|    simple/1 "a"|    simple/2 "b"|  simple "c"`},
+		{"list of pipelines", "a | b && c &",
+			`list "a | b && c"|  pipeline "a | b"|    simple/1 "a"|    simple/2 "b"|  simple "c"`},
 		{"for", "for i in $(a) b; do c; done <f",
 			`for "for i in $(a) b; do c; done <f"|  simple$ "a"|  simple "c"`},
-		{"for with an expression", "for ((i=$(a);i<3;i++)); do b; done", `for "for ((i=$(a);i<3;i++)); do b; done"|  simple$ "a"|  simple "b"`},
+		{"for with an expression", "for ((i=$(a);i<3;i++)); do b; done",
+			`for "for ((i=$(a);i<3;i++)); do b; done"|  simple$ "a"|  simple "b"`},
 		{"select", "select x in a; do b; done", `for "select x in a; do b; done"|  simple "b"`},
 		{"while and until", "while a; do b; done; until c; do d; done",
 			`while "while a; do b; done"|  simple "a"|  simple "b"|while "until c; do d; done"|  simple "c"|  simple "d"`},
@@ -73,17 +76,26 @@ func TestCommands(t *testing.T) {
 			`if "if a; then b; elif c; then d; else e; fi"|  simple "a"|  simple "b"|  simple "c"|  simple "d"|  simple "e"`},
 		{"case", "case $(a) in b|$(c)) d;; *) e; f;; esac",
 			`case "case $(a) in b|$(c)) d;; *) e; f;; esac"|  simple$ "a"|  simple$ "c"|  simple "d"|  simple "e"|  simple "f"`},
-		{"group and subshell", "{ a; } >f; (b)", `group "{ a; } >f"|  simple "a"|subshell "(b)"|  simple "b"`},
-		{"function", "f() { a; }; function g (b)", `function "f() { a; }"|  group "{ a; }"|    simple "a"|function "function g (b)"|  subshell "(b)"|    simple "b"`},
+		{"group and subshell", "{ a; } >f; (b)",
+			`group "{ a; } >f"|  simple "a"|subshell "(b)"|  simple "b"`},
+		{"function", "f() { a; }; function g (b)",
+			`function "f() { a; }"|  group "{ a; }"|    simple "a"|function "function g (b)"|  subshell "(b)"|    simple "b"`},
 		{"arithmetic", "((i += $(a)))", `arithmetic "((i += $(a)))"|  simple$ "a"`},
-		{"test", "[[ -n $(a) && ( ! b = $(c) ) ]]", `test "[[ -n $(a) && ( ! b = $(c) ) ]]"|  simple$ "a"|  simple$ "c"`},
+		{"test", "[[ -n $(a) && ( ! b = $(c) ) ]]",
+			`test "[[ -n $(a) && ( ! b = $(c) ) ]]"|  simple$ "a"|  simple$ "c"`},
 		{"coproc", "coproc x { a; }", `coproc "coproc x { a; }"|  group "{ a; }"|    simple "a"`},
-		{"declarations", "export A=$(a) B; declare -a c=(1 2); let x=1+2", `simple "export A=$(a) B"|  simple$ "a"|simple "declare -a c=(1 2)"|simple "let x=1+2"`},
+		{"declarations", "export A=$(a) B; declare -a c=(1 2); let x=1+2",
+			`simple "export A=$(a) B"|  simple$ "a"|simple "declare -a c=(1 2)"|simple "let x=1+2"`},
 		{"substitutions", "echo \"$(a `b`)\" <(c) ${x:-$(d)} $((1+$(e)))",
-			"simple \"echo \\\"$(a `b`)\\\" <(c) ${x:-$(d)} $((1+$(e)))\"|  simple$ \"a `b`\"|    simple$ \"b\"|  simple$ \"c\"|  simple$ \"d\"|  simple$ \"e\""},
-		{"backquotes in backquotes", "echo `a \\`b c\\``", "simple \"echo `a \\\\`b c\\\\``\"|  simple$ \"a \\\\`b c\\\\`\" [\"a\" \"`b c\\\\`\"]|    simple$ \"b c\""},
-		{"a loop in a substitution", "x=$(for i in a; do b; done)", `simple "x=$(for i in a; do b; done)"|  for$ "for i in a; do b; done"|    simple$ "b"`},
-		{"backslash and newline", "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h", `simple "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h" ["a" "bc" "'d\\\ne'" "\"fg\"" "h"]`},
+			"simple \"echo \\\"$(a `b`)\\\" <(c) ${x:-$(d)} $((1+$(e)))\"|  simple$ \"a `b`\"|   " +
+				" simple$ \"b\"|  simple$ \"c\"|  simple$ \"d\"|  simple$ \"e\""},
+		{"backquotes in backquotes", "echo `a \\`b c\\``",
+			"simple \"echo `a \\\\`b c\\\\``\"|  simple$ \"a \\\\`b c\\\\`\" [\"a\" \"`b c\\\\`\"]|  " +
+				"  simple$ \"b c\""},
+		{"a loop in a substitution", "x=$(for i in a; do b; done)",
+			`simple "x=$(for i in a; do b; done)"|  for$ "for i in a; do b; done"|    simple$ "b"`},
+		{"backslash and newline", "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h",
+			`simple "a b\\\nc 'd\\\ne' \"f\\\ng\" \\\n h" ["a" "bc" "'d\\\ne'" "\"fg\"" "h"]`},
 		{"quotes are kept", `echo 'a' "b $c" \d $'e\n'`, `simple "echo 'a' \"b $c\" \\d $'e\\n'"`},
 		{"not UTF-8", "a \xff\xfe; b", `simple "a \xff\xfe"|simple "b"`},
 		{"NUL", "a\x00b; c", `simple "a\x00b"|simple "c"`},
@@ -91,13 +103,19 @@ func TestCommands(t *testing.T) {
 		{"bytes and columns", "echo é; b", `simple "echo é"|simple "b"`},
 		{"here-documents", "cat <<A <<'B' | g 3<<-C\na $(x) \nA\nb\nB\n\tc\n\tC\nd",
 			`pipeline "cat <<A <<'B' | g 3<<-C"|  simple/1 "cat <<A <<'B'" ["cat"] <<0"a $(x) \n" <<0v"b\n"|  simple/2 "g 3<<-C" ["g"] <<3"\tc\n"|    simple$ "x"|simple "d"`},
-		{"a here-document without expansions", "cat <<A\nb\nA\n", `simple "cat <<A" ["cat"] <<0v"b\n"`},
+		{"a here-document without expansions", "cat <<A\nb\nA\n",
+			`simple "cat <<A" ["cat"] <<0v"b\n"`},
 		{"an empty here-document", "cat <<A\nA\nb", `simple "cat <<A" ["cat"]|simple "b"`},
-		{"a here-document in a loop", "while a; do cat <<A; done\nb\nA\n", `while "while a; do cat <<A; done"|  simple "a"|  simple "cat <<A" ["cat"] <<0v"b\n"`},
-		{"here-documents of one line", "cat <<A; cat <<B; c\na\nA\nb\nB\nd", `simple "cat <<A" ["cat"] <<0v"a\n"|simple "cat <<B" ["cat"] <<0v"b\n"|simple "c"|simple "d"`},
-		{"here-string", "cat <<<'a b' 4<<< $c", `simple "cat <<<'a b' 4<<< $c" ["cat"] <<0sv"a b" <<4s"$c"`},
-		{"a here-document that never ends", "a\ncat <<'E F'\nb\n", `simple "a"|simple "cat <<'E F'" ["cat"] <<0v"b\n"`},
-		{"an extended pattern", "shopt -s extglob\nls !(a|b)", `simple "shopt -s extglob"|simple "ls !(a|b)"`},
+		{"a here-document in a loop", "while a; do cat <<A; done\nb\nA\n",
+			`while "while a; do cat <<A; done"|  simple "a"|  simple "cat <<A" ["cat"] <<0v"b\n"`},
+		{"here-documents of one line", "cat <<A; cat <<B; c\na\nA\nb\nB\nd",
+			`simple "cat <<A" ["cat"] <<0v"a\n"|simple "cat <<B" ["cat"] <<0v"b\n"|simple "c"|simple "d"`},
+		{"here-string", "cat <<<'a b' 4<<< $c",
+			`simple "cat <<<'a b' 4<<< $c" ["cat"] <<0sv"a b" <<4s"$c"`},
+		{"a here-document that never ends", "a\ncat <<'E F'\nb\n",
+			`simple "a"|simple "cat <<'E F'" ["cat"] <<0v"b\n"`},
+		{"an extended pattern", "shopt -s extglob\nls !(a|b)",
+			`simple "shopt -s extglob"|simple "ls !(a|b)"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,7 +132,8 @@ func TestCommands(t *testing.T) {
 
 // splitTop breaks an expected outline before commands of the top level.
 func splitTop(s string) string {
-	for _, k := range []Kind{KindSimple, KindPipeline, KindList, KindFor, KindWhile, KindIf, KindCase, KindGroup, KindSubshell, KindFunction, KindArithmetic, KindTest, KindCoprocess} {
+	for _, k := range []Kind{KindSimple, KindPipeline, KindList, KindFor, KindWhile, KindIf,
+		KindCase, KindGroup, KindSubshell, KindFunction, KindArithmetic, KindTest, KindCoprocess} {
 		s = strings.ReplaceAll(s, "|"+string(k)+" ", "\n"+string(k)+" ")
 	}
 	return s
@@ -125,7 +144,8 @@ func checkScript(t *testing.T, s *Script) {
 	t.Helper()
 	lines := newLineIndex(s.Source)
 	span := func(what string, sp Span) bool {
-		if sp.Start < 0 || sp.End < sp.Start || sp.End > len(s.Source) || sp != lines.span(sp.Start, sp.End) {
+		if sp.Start < 0 || sp.End < sp.Start || sp.End > len(s.Source) ||
+			sp != lines.span(sp.Start, sp.End) {
 			t.Errorf("%s: bad span %+v of %d bytes", what, sp, len(s.Source))
 			return false
 		}
@@ -151,7 +171,8 @@ func checkScript(t *testing.T, s *Script) {
 		}
 		if len(c.Words) > 0 && !continued &&
 			!bytes.Contains(s.Source[c.Span.Start:c.Span.End], []byte(c.Words[0])) {
-			t.Errorf("%s: %q does not stand in %q", what, c.Words[0], s.Source[c.Span.Start:c.Span.End])
+			t.Errorf("%s: %q does not stand in %q", what, c.Words[0],
+				s.Source[c.Span.Start:c.Span.End])
 		}
 		for _, h := range c.Heredocs {
 			span(what+" here-document", h.Span)
@@ -188,7 +209,8 @@ func inside(s *Script, sp Span, parent int) bool {
 func TestSpans(t *testing.T) {
 	s := Parse([]byte("a\n  é b | c\nd"))
 	want := []Span{
-		{0, 1, 1, 1, 1, 2}, {4, 12, 2, 3, 2, 11}, {4, 8, 2, 3, 2, 7}, {11, 12, 2, 10, 2, 11}, {13, 14, 3, 1, 3, 2},
+		{0, 1, 1, 1, 1, 2}, {4, 12, 2, 3, 2, 11}, {4, 8, 2, 3, 2, 7},
+		{11, 12, 2, 10, 2, 11}, {13, 14, 3, 1, 3, 2},
 	}
 	want[1].EndColumn, want[3].Column, want[3].EndColumn = 11, 10, 11
 	for i, c := range s.Commands {
@@ -203,7 +225,8 @@ func TestSpans(t *testing.T) {
 
 func TestProgram(t *testing.T) {
 	for src, want := range map[string]string{
-		"echo a": "echo", "'ec'ho a": "echo", `\ls`: "ls", "$x a": "", "a=1": "", "export a": "export", "x=1 y": "y", "e*": "", `"a b" c`: "a b",
+		"echo a": "echo", "'ec'ho a": "echo", `\ls`: "ls", "$x a": "", "a=1": "",
+		"export a": "export", "x=1 y": "y", "e*": "", `"a b" c`: "a b",
 	} {
 		if got := Parse([]byte(src)).Commands[0].Program; got != want {
 			t.Errorf("%s: program %q, want %q", src, got, want)

@@ -68,7 +68,8 @@ func (r *recovery) walk(t *tree.Tree) {
 // statementKind maps the tree's statement kinds to this package's kinds.
 func statementKind(kind string) Kind {
 	switch kind {
-	case "command", "declaration_command", "unset_command", "variable_assignment", "variable_assignments":
+	case "command", "declaration_command", "unset_command",
+		"variable_assignment", "variable_assignments":
 		return KindSimple
 	case "pipeline":
 		return KindPipeline

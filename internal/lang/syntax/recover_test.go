@@ -12,10 +12,13 @@ func TestRecover(t *testing.T) {
 		found     []string // lines of the outline, without their indentation
 		partial   bool
 	}{
-		{"bash takes it", "! ! a\nb | c", []string{`simple "a"`, `pipeline "b | c"`, `simple/2 "c"`}, false},
-		{"before and after", "a\nfor; do\nb x\n(c)\n", []string{`simple "a"`, `simple "b x"`, `subshell "(c)"`, `simple "c"`}, true},
+		{"bash takes it", "! ! a\nb | c",
+			[]string{`simple "a"`, `pipeline "b | c"`, `simple/2 "c"`}, false},
+		{"before and after", "a\nfor; do\nb x\n(c)\n",
+			[]string{`simple "a"`, `simple "b x"`, `subshell "(c)"`, `simple "c"`}, true},
 		{"a quote that never ends", "a\nb 'c", []string{`simple "a"`}, true},
-		{"a loop that never ends", "a\nwhile b; do\nc | d\n", []string{`simple "a"`, `simple "b"`, `pipeline "c | d"`}, true},
+		{"a loop that never ends", "a\nwhile b; do\nc | d\n",
+			[]string{`simple "a"`, `simple "b"`, `pipeline "c | d"`}, true},
 		{"a stray end", "a\nfi\nb\n", []string{`simple "a"`, `simple "b"`}, true},
 		{"nothing but faults", ") ) )", nil, true},
 	}

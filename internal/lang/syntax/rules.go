@@ -1,7 +1,7 @@
 package syntax
 
-// A languageRule defines the language of a program that a command names, and the position of its code in
-// the command. To support another program, add a line to the table below, an example to
+// A languageRule defines the language of a program that a command names, and the position of its
+// code in the command. To support another program, add a line to the table below, an example to
 // rules_test.go, and the line that the test then prints to docs/shell.md.
 //
 // Lists are words separated by blanks. An option in Values or Instead can have a count, "--arg:2":
@@ -33,29 +33,51 @@ type languageRule struct {
 // languageRules returns the table. The first rule with a program's name counts.
 func languageRules() []languageRule {
 	return []languageRule{
-		{Programs: "python* pypy*", Language: "python", Code: "-c", Values: "-W -X --check-hash-based-pycs", Instead: "-m", First: true, Stdin: 1},
-		{Programs: "node nodejs", Language: "javascript", Code: "-e --eval -p --print -pe", Values: "-r --require --import -C --conditions --env-file", First: true, Stdin: 1},
+		{Programs: "python* pypy*", Language: "python", Code: "-c",
+			Values: "-W -X --check-hash-based-pycs", Instead: "-m", First: true, Stdin: 1},
+		{Programs: "node nodejs", Language: "javascript", Code: "-e --eval -p --print -pe",
+			Values: "-r --require --import -C --conditions --env-file", First: true, Stdin: 1},
 		{Programs: "deno", Language: "javascript"},
-		{Programs: "ruby*", Language: "ruby", Code: "-e", Values: "-r -I -C -E --encoding", First: true, Stdin: 1},
+		{Programs: "ruby*", Language: "ruby", Code: "-e",
+			Values: "-r -I -C -E --encoding", First: true, Stdin: 1},
 		{Programs: "perl*", Language: "perl", Code: "-e -E", Values: "-I", First: true, Stdin: 1},
-		{Programs: "psql", Language: "sql", Code: "-c --command", Values: "-d --dbname -f --file -h --host -p --port -U --username -v --set --variable -F -R -P -T -o --output -L --log-file", Stdin: 99},
-		{Programs: "sqlite sqlite3", Language: "sql", Values: "-cmd:1 -init:1 -separator:1 -newline:1 -nullvalue:1 -vfs:1 -maxsize:1 -mmap:1", Operand: 2, Rest: true, Stdin: 2},
-		{Programs: "mysql mariadb", Language: "sql", Code: "-e --execute", Values: "-u --user -h --host -P --port -D --database -S --socket", Stdin: 99},
-		{Programs: "jq gojq jaq", Language: "jq", Values: "--indent -L --arg:2 --argjson:2 --slurpfile:2 --rawfile:2 --argfile:2", Instead: "-f --from-file", Operand: 1},
-		{Programs: "awk gawk mawk nawk original-awk goawk", Language: "awk", Code: "-e --source", Values: "-F --field-separator -v --assign -i --include -l --load", Instead: "-f --file", Operand: 1, First: true},
-		{Programs: "sed gsed", Language: "sed", Code: "-e --expression", Values: "-l --line-length", Instead: "-f --file", Operand: 1},
-		{Programs: "bash sh dash ash ksh", Language: "bash", Code: "-c", Values: "-o -O +O --init-file --rcfile", First: true, Stdin: 1, Force: "-s"},
-		{Programs: "ssh", Language: "bash", Values: "-b -B -c -D -E -e -F -I -i -J -L -l -m -O -o -P -p -Q -R -S -W -w", Operand: 2, First: true, Stdin: 2},
+		{Programs: "psql", Language: "sql", Code: "-c --command",
+			Values: "-d --dbname -f --file -h --host -p --port -U --username -v --set --variable -F " +
+				"-R -P -T -o --output -L --log-file", Stdin: 99},
+		{Programs: "sqlite sqlite3", Language: "sql",
+			Values:  "-cmd:1 -init:1 -separator:1 -newline:1 -nullvalue:1 -vfs:1 -maxsize:1 -mmap:1",
+			Operand: 2, Rest: true, Stdin: 2},
+		{Programs: "mysql mariadb", Language: "sql", Code: "-e --execute",
+			Values: "-u --user -h --host -P --port -D --database -S --socket", Stdin: 99},
+		{Programs: "jq gojq jaq", Language: "jq",
+			Values:  "--indent -L --arg:2 --argjson:2 --slurpfile:2 --rawfile:2 --argfile:2",
+			Instead: "-f --from-file", Operand: 1},
+		{Programs: "awk gawk mawk nawk original-awk goawk", Language: "awk", Code: "-e --source",
+			Values: "-F --field-separator -v --assign -i --include -l --load", Instead: "-f --file",
+			Operand: 1, First: true},
+		{Programs: "sed gsed", Language: "sed", Code: "-e --expression", Values: "-l --line-length",
+			Instead: "-f --file", Operand: 1},
+		{Programs: "bash sh dash ash ksh", Language: "bash", Code: "-c",
+			Values: "-o -O +O --init-file --rcfile", First: true, Stdin: 1, Force: "-s"},
+		{Programs: "ssh", Language: "bash",
+			Values: "-b -B -c -D -E -e -F -I -i -J -L -l -m -O -o -P -p -Q -R -S -W -w", Operand: 2,
+			First: true, Stdin: 2},
 
 		{Programs: "env", Prefix: true, Values: "-u --unset -C --chdir -S", First: true},
-		{Programs: "sudo doas", Prefix: true, Values: "-u --user -g --group -h --host -p --prompt -C --close-from -D --chdir -R --chroot -r --role -t --type -T --command-timeout -U --other-user", First: true},
-		{Programs: "timeout", Prefix: true, Skip: 1, Values: "-k --kill-after -s --signal", First: true},
+		{Programs: "sudo doas", Prefix: true,
+			Values: "-u --user -g --group -h --host -p --prompt -C --close-from -D --chdir -R " +
+				"--chroot -r --role -t --type -T --command-timeout -U --other-user", First: true},
+		{Programs: "timeout", Prefix: true, Skip: 1,
+			Values: "-k --kill-after -s --signal", First: true},
 		{Programs: "nice", Prefix: true, Values: "-n --adjustment", First: true},
 		{Programs: "ionice", Prefix: true, Values: "-c --class -n --classdata", First: true},
-		{Programs: "xargs", Prefix: true, Values: "-a --arg-file -d --delimiter -E -I -L -n --max-args -P --max-procs -s --max-chars --process-slot-var", First: true},
+		{Programs: "xargs", Prefix: true,
+			Values: "-a --arg-file -d --delimiter -E -I -L -n --max-args -P --max-procs -s " +
+				"--max-chars --process-slot-var", First: true},
 		{Programs: "time", Prefix: true, Values: "-f --format -o --output", First: true},
 		{Programs: "exec", Prefix: true, Values: "-a", First: true},
-		{Programs: "stdbuf", Prefix: true, Values: "-i --input -o --output -e --error", First: true},
+		{Programs: "stdbuf", Prefix: true,
+			Values: "-i --input -o --output -e --error", First: true},
 		{Programs: "command builtin nohup setsid unbuffer", Prefix: true, First: true},
 
 		{Programs: "cat", File: ">"},
@@ -67,7 +89,8 @@ func languageRules() []languageRule {
 // endings returns the language of each file name extension.
 func endings() map[string]string {
 	return map[string]string{
-		".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript", ".json": "json",
+		".py": "python", ".js": "javascript", ".mjs": "javascript",
+		".cjs": "javascript", ".json": "json",
 		".rb": "ruby", ".sql": "sql", ".sh": "bash", ".bash": "bash", ".awk": "awk", ".sed": "sed",
 		".pl": "perl", ".pm": "perl", ".jq": "jq",
 	}

@@ -26,7 +26,8 @@ func codeOf(s *Script) string {
 				text += " in " + e.File
 			}
 			for _, f := range e.Faults {
-				text += fmt.Sprintf(" fault %d:%d %q", f.Span.Line, f.Span.Column, s.Source[f.Span.Start:f.Span.End])
+				text += fmt.Sprintf(" fault %d:%d %q", f.Span.Line, f.Span.Column,
+					s.Source[f.Span.Start:f.Span.End])
 			}
 			out = append(out, text)
 		}
@@ -80,7 +81,8 @@ var ruleExamples = []struct{ src, language, want string }{
 	{`bash -euo pipefail -c 'if a'`, "bash", `bash v "if a" fault 1:24 ""`},
 	{"sh -s a <<'EOF'\nb\nEOF\n", "bash", `bash v "b\n"`},
 	{`bash -c "python3 -c 'x = 1'"`, "bash", `bash v "python3 -c 'x = 1'"|python v "x = 1"`},
-	{`bash -c "python3 -c \"x = (\""`, "bash", `bash "python3 -c \\\"x = (\\\""|python "x = (" fault 1:23 "x = ("`},
+	{`bash -c "python3 -c \"x = (\""`, "bash",
+		`bash "python3 -c \\\"x = (\\\""|python "x = (" fault 1:23 "x = ("`},
 	{`bash -c "cd $a && jq '.['"`, "bash", `bash ? "cd $a && jq '.['"|jq ? ".["`},
 	{`ssh -p 22 host 'cd a && jq .b'`, "bash", `bash v "cd a && jq .b"|jq v ".b"`},
 	{`ssh host ls -l`, "bash", ``},
@@ -96,7 +98,8 @@ var ruleExamples = []struct{ src, language, want string }{
 	{"cat <<EOF >>/x/a.json\n{\"a\": $b}\nEOF\n", "bash", `json ? "{\"a\": $b}\n" in /x/a.json`},
 	{"cat >a.txt <<EOF\nx\nEOF\n", "bash", ``},
 	{"cat b >a.py <<EOF\nx\nEOF\n", "bash", ``},
-	{"cat <<-'EOF' >a.sh\n\tjq '.['\n\tEOF\n", "bash", `bash "\tjq '.['\n" in a.sh|jq ".[" fault 2:8 ""`},
+	{"cat <<-'EOF' >a.sh\n\tjq '.['\n\tEOF\n", "bash",
+		`bash "\tjq '.['\n" in a.sh|jq ".[" fault 2:8 ""`},
 	{"sudo tee -a a.js <<'EOF'\nf(1)\nEOF\n", "bash", `javascript v "f(1)\n" in a.js`},
 	{"dd of=a.rb <<'EOF'\nputs 1\nEOF\n", "bash", `ruby v "puts 1\n" in a.rb`},
 	{`echo python -c 'x'`, "bash", ``},
@@ -129,7 +132,8 @@ func TestEveryRuleHasAnExample(t *testing.T) {
 		for _, name := range strings.Fields(r.Programs) {
 			name = strings.TrimSuffix(name, "*")
 			for _, e := range ruleExamples {
-				found = found || strings.Contains(" "+e.src, " "+name) || strings.Contains(e.src, "/"+name)
+				found = found || strings.Contains(" "+e.src, " "+name) ||
+					strings.Contains(e.src, "/"+name)
 			}
 		}
 		if !found {
@@ -181,7 +185,8 @@ func ruleLines() []string {
 		case r.Stdin > 50:
 			where = append(where, "standard input")
 		case r.Stdin > 0:
-			where = append(where, fmt.Sprintf("standard input, with fewer than %d operands", r.Stdin))
+			where = append(where,
+				fmt.Sprintf("standard input, with fewer than %d operands", r.Stdin))
 		}
 		if r.Force != "" {
 			where = append(where, "standard input with "+codeList(r.Force))
@@ -198,13 +203,17 @@ func ruleLines() []string {
 		language := r.Language
 		switch {
 		case r.Prefix && r.Skip > 0:
-			language, where = "of its command", append(where, fmt.Sprintf("the command after options, %d operand and variables", r.Skip))
+			language, where = "of its command",
+				append(where,
+					fmt.Sprintf("the command after options, %d operand and variables", r.Skip))
 		case r.Prefix:
-			language, where = "of its command", append(where, "the command after options and variables")
+			language, where = "of its command",
+				append(where, "the command after options and variables")
 		case language == "":
 			language = "bash"
 		}
-		out = append(out, fmt.Sprintf("| %s | %s | %s |", codeList(r.Programs), language, strings.Join(where, "; ")))
+		out = append(out, fmt.Sprintf("| %s | %s | %s |", codeList(r.Programs), language,
+			strings.Join(where, "; ")))
 	}
 	return out
 }
@@ -217,7 +226,8 @@ func endingLines() []string {
 	var out []string
 	for language, endings := range byLanguage {
 		slices.Sort(endings)
-		out = append(out, fmt.Sprintf("| %s | %s |", language, codeList(strings.Join(endings, " "))))
+		out = append(out, fmt.Sprintf("| %s | %s |", language,
+			codeList(strings.Join(endings, " "))))
 	}
 	slices.Sort(out)
 	return out

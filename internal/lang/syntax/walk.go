@@ -28,7 +28,8 @@ func (w *walker) open(kind Kind, parent, stage int) int {
 	}
 	id := len(w.p.script.Commands)
 	w.p.script.Commands = append(w.p.script.Commands, Command{
-		ID: id, Parent: parent, Kind: kind, Stage: stage, Language: "bash", Substituted: w.subst > 0, Tested: w.tested > 0,
+		ID: id, Parent: parent, Kind: kind, Stage: stage, Language: "bash",
+		Substituted: w.subst > 0, Tested: w.tested > 0,
 	})
 	return id
 }
@@ -141,7 +142,8 @@ func (w *walker) binary(s *sh.Stmt, root *sh.BinaryCmd, parent, stage int) (star
 	for len(todo) > 0 {
 		part := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		if b, ok := part.Cmd.(*sh.BinaryCmd); ok && isPipe(b.Op) == pipe && !part.Negated && len(part.Redirs) == 0 {
+		if b, ok := part.Cmd.(*sh.BinaryCmd); ok && isPipe(b.Op) == pipe &&
+			!part.Negated && len(part.Redirs) == 0 {
 			todo = append(todo, b.Y, b.X)
 			continue
 		}

@@ -101,7 +101,8 @@ func Error(op turnstone.Op, name string, err error) error {
 		e.Kind = turnstone.KindCanceled
 	case errors.Is(err, context.DeadlineExceeded):
 		e.Kind = turnstone.KindTimeout
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR),
+		errors.Is(err, syscall.EISDIR):
 		e.Kind = turnstone.KindNotFound
 	case turnstone.IsFull(err):
 		e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space, such as with `turn gc`"

@@ -89,7 +89,8 @@ func skip(path string) bool { return identity[path] }
 func TestUntouched(t *testing.T) {
 	w := &counting{Writer: treetest.NewStore()}
 	for name, parent := range map[string]map[string]string{
-		"template":      {"/etc/hostname": "template", "/etc/passwd": "root", "/usr/bin/true": "ELF"},
+		"template": {"/etc/hostname": "template",
+			"/etc/passwd": "root", "/usr/bin/true": "ELF"},
 		"no identity":   {"/etc/passwd": "root"},
 		"no etc at all": {"/bin/true": "ELF"},
 	} {
@@ -126,7 +127,8 @@ func TestIdentityStaysTheParents(t *testing.T) {
 	upper := files(map[string]string{"/etc/hostname": "sandbox", "/etc/group": "wheel"})
 	upper.At("/etc").AddXattr("trusted.overlay.opaque", "y")
 	got, stats := apply(t, w, build(t, w, files(parent)), upper, layer.Options{Skip: skip})
-	want := build(t, w, files(map[string]string{"/etc/hostname": "template", "/etc/group": "wheel"}))
+	want := build(t, w,
+		files(map[string]string{"/etc/hostname": "template", "/etc/group": "wheel"}))
 	if got != want || stats != (layer.Stats{Added: 1, Removed: 1, Bytes: 5}) {
 		t.Errorf("%s\n%+v", dump(t, w, got), stats)
 	}
@@ -158,7 +160,8 @@ func TestTimesOfTheAgentsDirectories(t *testing.T) {
 
 func TestWhiteouts(t *testing.T) {
 	w := treetest.NewStore()
-	ref := build(t, w, files(map[string]string{"/a": "1", "/b": "1", "/c": "1", "/d/x/y": "1", "/e": "1"}))
+	ref := build(t, w,
+		files(map[string]string{"/a": "1", "/b": "1", "/c": "1", "/d/x/y": "1", "/e": "1"}))
 	upper := files(map[string]string{"/b": "", "/keep": ""})
 	upper.Set("a", whiteout())
 	upper.Set("d", whiteout())
@@ -189,17 +192,22 @@ func TestHardLinks(t *testing.T) {
 		}
 		return root
 	}
-	ref := build(t, w, linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b", "/d/c"))
+	ref := build(t, w, linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}),
+		"/a", "/b", "/d/c"))
 	for name, tc := range map[string]struct {
 		upper, want *treetest.Node
 		stats       layer.Stats
 	}{
 		"copied up, leaves the group": {files(map[string]string{"/a": "1"}),
-			linked(files(map[string]string{"/a": "1", "/b": "1", "/d/x": "", "/z": "1"}), "/b", "/d/c"), layer.Stats{Changed: 3, Bytes: 1}},
-		"all copied up": {linked(files(map[string]string{"/a": "1", "/d/": ""}), "/a", "/b", "/d/c"),
-			linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b", "/d/c"), layer.Stats{Bytes: 1}},
+			linked(files(map[string]string{"/a": "1", "/b": "1", "/d/x": "", "/z": "1"}), "/b",
+				"/d/c"), layer.Stats{Changed: 3, Bytes: 1}},
+		"all copied up": {linked(files(map[string]string{"/a": "1", "/d/": ""}),
+			"/a", "/b", "/d/c"),
+			linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b", "/d/c"),
+			layer.Stats{Bytes: 1}},
 		"another name": {linked(files(map[string]string{"/z": "1"}), "/z", "/zz"),
-			linked(linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b", "/d/c"), "/z", "/zz"), layer.Stats{Added: 1, Changed: 1, Bytes: 1}},
+			linked(linked(files(map[string]string{"/a": "1", "/d/x": "", "/z": "1"}), "/a", "/b",
+				"/d/c"), "/z", "/zz"), layer.Stats{Added: 1, Changed: 1, Bytes: 1}},
 	} {
 		got, stats := apply(t, w, ref, tc.upper, layer.Options{})
 		if want := build(t, w, tc.want); got != want || stats != tc.stats {
@@ -243,19 +251,24 @@ func TestRefused(t *testing.T) {
 		opts  layer.Options
 		kind  turnstone.Kind
 	}{
-		"redirect":     {upper: with("trusted.overlay.redirect"), kind: turnstone.KindInvalid},
-		"metacopy":     {upper: with("trusted.overlay.metacopy"), kind: turnstone.KindInvalid},
-		"a file":       {upper: files(map[string]string{"f": ""}).At("f"), kind: turnstone.KindIntegrity},
-		"slash":        {upper: odd("a/b"), kind: turnstone.KindIntegrity},
-		"nul":          {upper: odd("a\x00"), kind: turnstone.KindIntegrity},
-		"dots":         {upper: odd(".."), kind: turnstone.KindIntegrity},
-		"no name":      {upper: odd(""), kind: turnstone.KindIntegrity},
-		"long name":    {upper: odd(strings.Repeat("n", 256)), kind: turnstone.KindIntegrity},
-		"deep":         {upper: deep, kind: turnstone.KindExhausted},
-		"many entries": {upper: files(map[string]string{"a": "", "b": "", "c": ""}), opts: layer.Options{MaxEntries: 3}, kind: turnstone.KindExhausted},
-		"large file":   {upper: files(map[string]string{"a": "12345"}), opts: layer.Options{MaxFile: 4}, kind: turnstone.KindExhausted},
-		"long names":   {upper: files(map[string]string{strings.Repeat("n", 100): ""}), opts: layer.Options{MaxMeta: 99}, kind: turnstone.KindExhausted},
-		"attributes":   {upper: with("user.x"), opts: layer.Options{MaxMeta: 20}, kind: turnstone.KindExhausted},
+		"redirect": {upper: with("trusted.overlay.redirect"), kind: turnstone.KindInvalid},
+		"metacopy": {upper: with("trusted.overlay.metacopy"), kind: turnstone.KindInvalid},
+		"a file": {upper: files(map[string]string{"f": ""}).At("f"),
+			kind: turnstone.KindIntegrity},
+		"slash":     {upper: odd("a/b"), kind: turnstone.KindIntegrity},
+		"nul":       {upper: odd("a\x00"), kind: turnstone.KindIntegrity},
+		"dots":      {upper: odd(".."), kind: turnstone.KindIntegrity},
+		"no name":   {upper: odd(""), kind: turnstone.KindIntegrity},
+		"long name": {upper: odd(strings.Repeat("n", 256)), kind: turnstone.KindIntegrity},
+		"deep":      {upper: deep, kind: turnstone.KindExhausted},
+		"many entries": {upper: files(map[string]string{"a": "", "b": "", "c": ""}),
+			opts: layer.Options{MaxEntries: 3}, kind: turnstone.KindExhausted},
+		"large file": {upper: files(map[string]string{"a": "12345"}),
+			opts: layer.Options{MaxFile: 4}, kind: turnstone.KindExhausted},
+		"long names": {upper: files(map[string]string{strings.Repeat("n", 100): ""}),
+			opts: layer.Options{MaxMeta: 99}, kind: turnstone.KindExhausted},
+		"attributes": {upper: with("user.x"), opts: layer.Options{MaxMeta: 20},
+			kind: turnstone.KindExhausted},
 	} {
 		_, _, err := layer.Apply(t.Context(), w, ref, tc.upper, tc.opts)
 		if err == nil || turnstone.KindOf(err) != tc.kind || turnstone.HintOf(err) == "" {
@@ -268,7 +281,8 @@ func TestRefused(t *testing.T) {
 func TestHooks(t *testing.T) {
 	w := treetest.NewStore()
 	ref := build(t, w, files(map[string]string{"/etc/hostname": "template"}))
-	upper := files(map[string]string{"/etc/hostname": "sandbox", "/a": "the content", "/l": "->target"})
+	upper := files(map[string]string{"/etc/hostname": "sandbox",
+		"/a": "the content", "/l": "->target"})
 	upper.At("/a").AddXattr("user.note", "value")
 	upper.At("/a").AddXattr("trusted.overlay.origin", "x")
 	upper.Set("b", upper.At("/a"))
@@ -297,7 +311,8 @@ func TestHooks(t *testing.T) {
 	if len(contents) != 1 || contents["/a"].String() != "the content" {
 		t.Errorf("inspected %v", contents)
 	}
-	if got, want := strings.Join(seen, "|"), "/ |/a user.note=value|/b user.note=value|/etc |/l target"; got != want {
+	if got, want := strings.Join(seen, "|"),
+		"/ |/a user.note=value|/b user.note=value|/etc |/l target"; got != want {
 		t.Errorf("checked %q", got)
 	}
 	refused := errors.New("a secret")
@@ -353,12 +368,14 @@ func TestEnds(t *testing.T) {
 	upper.Set("endless", endless{upper.At("/endless")})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, _, err := layer.Apply(ctx, w, ref, upper, layer.Options{}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, _, err := layer.Apply(ctx, w, ref, upper, layer.Options{}); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("error %v", err)
 	}
 	upper.Set("z", files(map[string]string{"f": ""}).At("f"))
 	upper.At("/z").AddXattr("trusted.overlay.redirect", "x")
-	if _, _, err := layer.Apply(t.Context(), w, ref, upper, layer.Options{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, _, err := layer.Apply(t.Context(), w, ref, upper,
+		layer.Options{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("error %v", err)
 	}
 }

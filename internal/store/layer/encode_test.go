@@ -138,12 +138,15 @@ func difference(got, want map[string]string) string {
 // The bytes of a layer and its digest do not change between versions.
 func TestEncodingIsTheSameForEver(t *testing.T) {
 	w := treetest.NewStore()
-	before := build(t, w, files(map[string]string{"/a/x": "1", "/a-b": "2", "/gone/y/z": "3", "/same": "4", "/was": "5"}))
-	after := files(map[string]string{"/a/x": "changed", "/a/new": "", "/link": "->a/x", "/same": "4", "/was/now/dir": ""})
+	before := build(t, w, files(map[string]string{"/a/x": "1", "/a-b": "2", "/gone/y/z": "3",
+		"/same": "4", "/was": "5"}))
+	after := files(map[string]string{"/a/x": "changed", "/a/new": "", "/link": "->a/x",
+		"/same": "4", "/was/now/dir": ""})
 	after.At("/a/x").AddXattr("user.note", "v")
 	after.Set("other", after.At("/a/x"))
 	after.At("/a/x").Names = 2
-	after.Set("device", &treetest.Node{A: tree.Attr{Type: tree.Block, Mode: 0o660, GID: 6, Major: 8, Minor: 1, MTime: tree.Time{Sec: -1}}, ID: 999, Names: 1})
+	after.Set("device", &treetest.Node{A: tree.Attr{Type: tree.Block, Mode: 0o660, GID: 6, Major: 8,
+		Minor: 1, MTime: tree.Time{Sec: -1}}, ID: 999, Names: 1})
 	ref := build(t, w, after)
 	var b bytes.Buffer
 	must(t, layer.Encode(t.Context(), w, before, ref, &b))
@@ -154,7 +157,8 @@ func TestEncodingIsTheSameForEver(t *testing.T) {
 	}
 	d, err := layer.Digest(t.Context(), w, before, ref)
 	must(t, err)
-	const want = turnstone.Digest("sha256:240503bee33abf4d45885f15a9f263093f090f5eb42597c792b8820d0b2770f2")
+	const want = turnstone.Digest(
+		"sha256:240503bee33abf4d45885f15a9f263093f090f5eb42597c792b8820d0b2770f2")
 	if d != turnstone.DigestBytes(b.Bytes()) || d != want {
 		t.Errorf("digest %s, want %s:\n%q", d, want, b.Bytes())
 	}

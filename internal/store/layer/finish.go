@@ -31,7 +31,8 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 		case it.file != nil:
 			it.entry.Content = it.file.content
 			// The parent may have the same bytes in other chunks, or in a template's image.
-			if it.old != nil && it.old.Type == tree.File && it.old.Content.Digest == it.entry.Content.Digest {
+			if it.old != nil && it.old.Type == tree.File &&
+				it.old.Content.Digest == it.entry.Content.Digest {
 				it.entry.Content = it.old.Content
 			}
 		}
@@ -43,7 +44,9 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 	if d.old == nil {
 		return a.put(e, out)
 	}
-	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return a.Name == b.Name }) {
+	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool {
+		return a.Name == b.Name
+	}) {
 		// Its time is the start of the sandbox: with unchanged names, only the agent has changed
 		// it.
 		e.MTime = d.old.MTime
@@ -86,7 +89,8 @@ func (a *applier) countDirectory(path string, d *directory) error {
 		switch {
 		case it.old == nil:
 			a.count(&a.stats.Added, path+"/"+name)
-		case !it.entry.Attr.Equal(&it.old.Attr) || it.entry.Type == tree.File && it.entry.Content != it.old.Content:
+		case !it.entry.Attr.Equal(&it.old.Attr) || it.entry.Type == tree.File &&
+			it.entry.Content != it.old.Content:
 			a.count(&a.stats.Changed, path+"/"+name)
 			if it.entry.Type != tree.Dir {
 				if err := a.countBelow(path, it.old); err != nil {
@@ -135,5 +139,6 @@ func (a *applier) countLinks() {
 
 // equal reports whether two entries are the same file in all properties that a tree stores.
 func equal(a, b *tree.Entry) bool {
-	return a.Name == b.Name && a.Attr.Equal(&b.Attr) && a.Content == b.Content && a.Tree == b.Tree && a.Hash == b.Hash
+	return a.Name == b.Name && a.Attr.Equal(&b.Attr) && a.Content == b.Content &&
+		a.Tree == b.Tree && a.Hash == b.Hash
 }

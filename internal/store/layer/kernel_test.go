@@ -29,12 +29,15 @@ func scratch(t testing.TB) (image, dir string) {
 	image, dir = filepath.Join(t.TempDir(), "disk.ext4"), t.TempDir()
 	must(t, os.WriteFile(image, nil, 0o600))
 	must(t, os.Truncate(image, 1<<30))
-	mke2fs := exec.Command("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-b", "4096", "-i", "8192",
-		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", image)
+	mke2fs := exec.Command("/usr/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-m", "0",
+		"-b", "4096", "-i", "8192",
+		"-O", "^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2", "-E",
+		"lazy_itable_init=1,nodiscard,root_owner=0:0", image)
 	if out, err := mke2fs.CombinedOutput(); err != nil {
 		t.Skipf("mke2fs: %v: %s", err, out)
 	}
-	if out, err := exec.Command("mount", "-o", "loop,nodev", image, dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mount", "-o", "loop,nodev", image,
+		dir).CombinedOutput(); err != nil {
 		t.Skipf("no loop mounts here: %s", out)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
@@ -62,7 +65,9 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 	for range 60 {
 		act(t, r, at("lower"))
 	}
-	opts := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=off,metacopy=off,index=off,xino=off", at("lower"), at("upper"), at("work"))
+	opts := fmt.Sprintf(
+		"lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=off,metacopy=off,index=off,xino=off",
+		at("lower"), at("upper"), at("work"))
 	if err := unix.Mount("overlay", at("merged"), "overlay", unix.MS_NODEV, opts); err != nil {
 		t.Skipf("no overlay here: %v", err)
 	}
@@ -95,7 +100,8 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 	got, stats, err := layer.Apply(t.Context(), w, parent, upper, layer.Options{})
 	must(t, err)
 	if got != want {
-		t.Errorf("%+v\ngot\n%s\nwant\n%s\nparent\n%s", stats, dump(t, w, got), dump(t, w, want), dump(t, w, parent))
+		t.Errorf("%+v\ngot\n%s\nwant\n%s\nparent\n%s", stats, dump(t, w, got),
+			dump(t, w, want), dump(t, w, parent))
 	}
 }
 
@@ -143,7 +149,8 @@ func act(t *testing.T, r *rand.Rand, root string) {
 	case 8:
 		_ = os.Symlink(data[:min(len(data), 90)]+"t", p)
 	case 9:
-		if err := os.Rename(p, q); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) && !errors.As(err, new(*os.LinkError)) {
+		if err := os.Rename(p, q); err != nil && !errors.Is(err, os.ErrNotExist) &&
+			!errors.Is(err, os.ErrExist) && !errors.As(err, new(*os.LinkError)) {
 			t.Fatal(err)
 		}
 	case 10, 11:
@@ -152,9 +159,11 @@ func act(t *testing.T, r *rand.Rand, root string) {
 		_ = os.Chmod(p, os.FileMode(0o600|r.IntN(64)))
 		_ = os.Lchown(p, r.IntN(2), 70000)
 	case 13:
-		_ = unix.Lsetxattr(p, pick("user.a", "user.b", "trusted.c"), []byte(data[:min(len(data), 50)]), 0)
+		_ = unix.Lsetxattr(p, pick("user.a", "user.b", "trusted.c"),
+			[]byte(data[:min(len(data), 50)]), 0)
 	case 14:
-		_ = unix.Mknod(p, pick2(r, unix.S_IFIFO, unix.S_IFCHR, unix.S_IFBLK, unix.S_IFSOCK)|0o600, int(unix.Mkdev(uint32(1+r.IntN(300)), 3)))
+		_ = unix.Mknod(p, pick2(r, unix.S_IFIFO, unix.S_IFCHR, unix.S_IFBLK, unix.S_IFSOCK)|0o600,
+			int(unix.Mkdev(uint32(1+r.IntN(300)), 3)))
 	case 15:
 		// Copied up, unchanged.
 		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err == nil {

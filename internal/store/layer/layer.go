@@ -73,7 +73,8 @@ func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper t
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a := &applier{ctx: ctx, w: w, opts: opts, links: newLinks(root.Links), files: newReaders(ctx, cancel, w, opts)}
+	a := &applier{ctx: ctx, w: w, opts: opts, links: newLinks(root.Links),
+		files: newReaders(ctx, cancel, w, opts)}
 	plan, err := a.top(&root.Entry, upper)
 	if err != nil {
 		cancel(err)
@@ -115,10 +116,12 @@ func integrity(path, format string, args ...any) error {
 
 func unsupported(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindInvalid, path, format, args...).
-		WithHint("a program in the sandbox changed the disk below its file system; run the turn again without it")
+		WithHint("a program in the sandbox changed the disk below its file system; run the turn " +
+			"again without it")
 }
 
 func exhausted(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindExhausted, path, format, args...).
-		WithHint("at the end of the turn, remove files that the next turn does not need, such as caches and build results")
+		WithHint("at the end of the turn, remove files that the next turn does not need, such as " +
+			"caches and build results")
 }

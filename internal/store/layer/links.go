@@ -42,7 +42,8 @@ func (l *links) hide(path string) {
 	if i := from(path); i < len(l.paths) && l.paths[i].path == path {
 		l.hidden[i] = true
 	}
-	for i := from(path + "/"); i < len(l.paths) && strings.HasPrefix(l.paths[i].path, path+"/"); i++ {
+	for i := from(path + "/"); i < len(l.paths) &&
+		strings.HasPrefix(l.paths[i].path, path+"/"); i++ {
 		l.hidden[i] = true
 	}
 }

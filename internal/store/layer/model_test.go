@@ -38,8 +38,10 @@ func change(t *rapid.T, o *overlay) {
 	d := o.dir(path, true)
 	there := d.children[name]
 	data := rapid.SampledFrom([]string{"", "x", "y", "long content"}).Draw(t, "data")
-	op := rapid.SampledFrom([]string{"write", "write", "mkdir", "mkdir", "mkdir", "remove", "remove",
-		"symlink", "fifo", "device", "socket", "chmod", "copy", "link", "link", "rename", "xattr", "again", "again"}).Draw(t, "op")
+	op := rapid.SampledFrom([]string{"write", "write", "mkdir", "mkdir",
+		"mkdir", "remove", "remove",
+		"symlink", "fifo", "device", "socket", "chmod", "copy", "link", "link", "rename", "xattr",
+		"again", "again"}).Draw(t, "op")
 	set := func(n *merged) {
 		d.children[name] = n
 		o.touch(d)
@@ -73,7 +75,8 @@ func change(t *rapid.T, o *overlay) {
 		n := o.node(tree.Dir, "")
 		n.attr = there.attr
 		for _, c := range slices.Sorted(maps.Keys(there.children)) {
-			if old := there.children[c]; old.attr.Type == tree.File && rapid.Bool().Draw(t, "same") {
+			if old := there.children[c]; old.attr.Type == tree.File &&
+				rapid.Bool().Draw(t, "same") {
 				o.inos++
 				again := *old
 				again.upper, again.ino = true, o.inos
@@ -140,7 +143,8 @@ func TestApplyIsTheMergedView(t *testing.T) {
 			r.Fatal(err)
 		}
 		if got != want {
-			r.Fatalf("got\n%s\nwant\n%s\nparent\n%s", dump(t, w, got), dump(t, w, want), dump(t, w, parent))
+			r.Fatalf("got\n%s\nwant\n%s\nparent\n%s", dump(t, w, got),
+				dump(t, w, want), dump(t, w, parent))
 		}
 		var counted layer.Stats
 		for c, err := range tree.Diff(ctx, w, parent, got) {

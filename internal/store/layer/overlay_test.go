@@ -34,7 +34,9 @@ func newOverlay() *overlay {
 func (o *overlay) node(typ tree.Type, data string) *merged {
 	o.clock++
 	o.inos++
-	n := &merged{attr: tree.Attr{Type: typ, Mode: 0o644, MTime: tree.Time{Sec: 1700000000 + o.clock, Nsec: int32(o.clock)}}, data: []byte(data), upper: true, ino: o.inos}
+	n := &merged{attr: tree.Attr{Type: typ, Mode: 0o644,
+		MTime: tree.Time{Sec: 1700000000 + o.clock, Nsec: int32(o.clock)}}, data: []byte(data),
+		upper: true, ino: o.inos}
 	if typ == tree.Dir {
 		n.attr.Mode, n.children = 0o755, map[string]*merged{}
 	}

@@ -35,13 +35,15 @@ type readers struct {
 	err  error // the first error
 }
 
-func newReaders(ctx context.Context, cancel context.CancelCauseFunc, w tree.Writer, opts Options) *readers {
+func newReaders(ctx context.Context, cancel context.CancelCauseFunc,
+	w tree.Writer, opts Options) *readers {
 	return &readers{ctx: ctx, cancel: cancel, w: w, opts: opts, linked: map[uint64]*content{}}
 }
 
 // read starts reading a file's content. Files with several names are read once. Only a single
 // goroutine calls read.
-func (r *readers) read(path string, n tree.Node, ino uint64, names uint32, size int64) (*content, error) {
+func (r *readers) read(path string, n tree.Node, ino uint64, names uint32,
+	size int64) (*content, error) {
 	if names > 1 {
 		if c := r.linked[ino]; c != nil {
 			return c, nil

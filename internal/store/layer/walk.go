@@ -73,9 +73,11 @@ func (a *applier) top(old *tree.Entry, upper tree.Node) (*directory, error) {
 
 // directory plans a directory at path, which is "" for the top. old is the parent's directory at
 // path, or nil; hidden means that old does not show through.
-func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.Entry, hidden bool, depth int) (*directory, error) {
+func (a *applier) directory(path string, n tree.Node, e tree.Entry, old *tree.Entry, hidden bool,
+	depth int) (*directory, error) {
 	if depth > tree.MaxDepth {
-		return nil, exhausted(brief.Clip(path, 256), "directories that are nested more than %d deep", tree.MaxDepth)
+		return nil, exhausted(brief.Clip(path, 256),
+			"directories that are nested more than %d deep", tree.MaxDepth)
 	}
 	d := &directory{entry: e, old: old}
 	children, err := n.Children(a.ctx)
@@ -141,7 +143,8 @@ func (a *applier) skipsAll(path string, children []tree.Child) bool {
 }
 
 // child plans an entry of the upper directory. old is the parent's entry, or nil.
-func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry, hidden bool, depth int) error {
+func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry,
+	hidden bool, depth int) error {
 	if err := a.ctx.Err(); err != nil {
 		return context.Cause(a.ctx)
 	}
@@ -179,7 +182,8 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 	} else if old != nil {
 		a.links.hide(path)
 	}
-	if it.dir, err = a.directory(path, c.Node, it.entry, base, hidden || notes.opaque, depth+1); err != nil {
+	if it.dir, err = a.directory(path, c.Node, it.entry, base,
+		hidden || notes.opaque, depth+1); err != nil {
 		return err
 	}
 	// otherwise only the agent has created it
@@ -198,7 +202,8 @@ func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
 	ino, names := n.Inode()
 	if names > 1 {
 		if a.meta += int64(len(path)); a.meta > a.opts.MaxMeta {
-			return nil, exhausted(path, "hard links with more than %d bytes of paths", a.opts.MaxMeta)
+			return nil, exhausted(path,
+				"hard links with more than %d bytes of paths", a.opts.MaxMeta)
 		}
 		a.links.add(ino, path)
 	}

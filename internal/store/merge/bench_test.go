@@ -13,7 +13,8 @@ import (
 func large(files int) model {
 	m := model{}
 	for i := range files {
-		m[fmt.Sprintf("d%02d/e%02d/f%03d", i/10_000%20, i/100%100, i%100)] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("file ", i%50)}
+		m[fmt.Sprintf("d%02d/e%02d/f%03d", i/10_000%20, i/100%100, i%100)] = &thing{
+			attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("file ", i%50)}
 	}
 	return m
 }
@@ -23,7 +24,8 @@ func (m model) change(n, offset, dirs int) model {
 	out := maps.Clone(m)
 	for i := range n {
 		p := fmt.Sprintf("d%02d/e%02d/f%03d", (i*3+offset)%dirs, (i*7+offset)%100, offset)
-		out[p] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: fmt.Sprint("changed ", offset)}
+		out[p] = &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644},
+			data: fmt.Sprint("changed ", offset)}
 	}
 	return out
 }

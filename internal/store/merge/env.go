@@ -25,7 +25,8 @@ func Env(base, ours, theirs []string, opts Options) (merged []string, conflicts 
 		}
 	}
 	for name := range names {
-		v, c := value(EnvPrefix+name, KindEnv, lookup(b, name), lookup(o, name), lookup(t, name), opts)
+		v, c := value(EnvPrefix+name, KindEnv, lookup(b, name),
+			lookup(o, name), lookup(t, name), opts)
 		if c != nil {
 			conflicts = append(conflicts, *c)
 		}
@@ -56,7 +57,8 @@ func value(path string, kind Kind, base, ours, theirs *string, opts Options) (*s
 	case equal(ours, base):
 		return theirs, nil
 	}
-	c := &Conflict{Path: path, Kind: kind, Base: valueEntry(base), Ours: valueEntry(ours), Theirs: valueEntry(theirs)}
+	c := &Conflict{Path: path, Kind: kind, Base: valueEntry(base), Ours: valueEntry(ours),
+		Theirs: valueEntry(theirs)}
 	switch opts.side(path) {
 	case Ours:
 		c.Resolution = TookOurs

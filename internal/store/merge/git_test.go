@@ -23,7 +23,8 @@ type repo struct{ dir string }
 
 func (r repo) git(t testing.TB, stdin string, args ...string) (string, int) {
 	t.Helper()
-	cmd := exec.Command("git", append([]string{"-c", "merge.directoryRenames=false", "-c", "merge.renames=true"}, args...)...)
+	cmd := exec.Command("git", append([]string{"-c", "merge.directoryRenames=false", "-c",
+		"merge.renames=true"}, args...)...)
 	cmd.Dir, cmd.Stdin = r.dir, strings.NewReader(stdin)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -40,13 +41,15 @@ func (r repo) git(t testing.TB, stdin string, args ...string) (string, int) {
 
 // fastImport writes a model as a commit in the format of git fast-import.
 func fastImport(w *strings.Builder, m model, mark, parent int) {
-	fmt.Fprintf(w, "commit refs/heads/m%d\nmark :%d\ncommitter T <t@example.com> 0 +0000\ndata 0\n", mark, mark)
+	fmt.Fprintf(w, "commit refs/heads/m%d\nmark :%d\ncommitter T <t@example.com> 0 +0000\ndata 0\n",
+		mark, mark)
 	if parent != 0 {
 		fmt.Fprintf(w, "from :%d\n", parent)
 	}
 	w.WriteString("deleteall\n")
 	for _, p := range slices.Sorted(maps.Keys(m)) {
-		fmt.Fprintf(w, "M %s inline %s\ndata %d\n%s\n", gitMode(m[p]), p, len(gitData(m[p])), gitData(m[p]))
+		fmt.Fprintf(w, "M %s inline %s\ndata %d\n%s\n", gitMode(m[p]), p,
+			len(gitData(m[p])), gitData(m[p]))
 	}
 	w.WriteByte('\n')
 }
@@ -93,7 +96,8 @@ func (m model) list() string {
 			continue // git has no empty directories
 		}
 		data := gitData(m[p])
-		fmt.Fprintf(&b, "%s blob %x\t%s\n", gitMode(m[p]), sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(data), data)), p)
+		fmt.Fprintf(&b, "%s blob %x\t%s\n", gitMode(m[p]),
+			sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(data), data)), p)
 	}
 	return b.String()
 }
@@ -111,7 +115,8 @@ func (m model) gitEdit(t *rapid.T, label string) model {
 		all := slices.Sorted(maps.Keys(m))
 		op := rapid.IntRange(0, 8).Draw(t, "op")
 		if len(all) == 0 || op == 0 {
-			m.set(paths.Draw(t, "path"), &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: line() + line()})
+			m.set(paths.Draw(t, "path"),
+				&thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}, data: line() + line()})
 			continue
 		}
 		p := rapid.SampledFrom(all).Draw(t, "of")
@@ -126,7 +131,8 @@ func (m model) gitEdit(t *rapid.T, label string) model {
 		case op == 4 && th.attr.Type == tree.File:
 			th.attr.Mode ^= 0o111
 		case op == 5:
-			m.set(p, &thing{attr: tree.Attr{Type: tree.Symlink, Mode: 0o777, Target: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "target")}})
+			m.set(p, &thing{attr: tree.Attr{Type: tree.Symlink, Mode: 0o777,
+				Target: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "target")}})
 		case th.attr.Type == tree.File:
 			lines := strings.SplitAfter(th.data, "\n")
 			lines = lines[:len(lines)-1]
@@ -161,7 +167,8 @@ func TestTreesAsGit(t *testing.T) {
 		}
 		ours, theirs := base.gitEdit(rt, "ours"), base.gitEdit(rt, "theirs")
 		w := treetest.NewStore()
-		res, err := Trees(t.Context(), w, base.put(t, w), ours.put(t, w), theirs.put(t, w), Options{})
+		res, err := Trees(t.Context(), w, base.put(t, w), ours.put(t, w),
+			theirs.put(t, w), Options{})
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -173,7 +180,8 @@ func TestTreesAsGit(t *testing.T) {
 			conflicts++
 		}
 		if want := r.merge(t, base, ours, theirs); got != want {
-			rt.Fatalf("-- base\n%s\n-- ours\n%s\n-- theirs\n%s\n-- got %q\n%s\n-- git\n%s", base, ours, theirs, describe(res.Conflicts), got, want)
+			rt.Fatalf("-- base\n%s\n-- ours\n%s\n-- theirs\n%s\n-- got %q\n%s\n-- git\n%s", base,
+				ours, theirs, describe(res.Conflicts), got, want)
 		}
 	})
 	if clean == 0 || conflicts == 0 {
@@ -186,7 +194,9 @@ func TestSimilarityAsGit(t *testing.T) {
 	r := repo{t.TempDir()}
 	r.git(t, "", "init", "-q", "-b", "none")
 	rapid.Check(t, func(rt *rapid.T) {
-		line := rapid.Map(rapid.IntRange(0, 30), func(n int) string { return strings.Repeat(fmt.Sprint(n, " "), n+1) + "\n" })
+		line := rapid.Map(rapid.IntRange(0, 30), func(n int) string {
+			return strings.Repeat(fmt.Sprint(n, " "), n+1) + "\n"
+		})
 		one := strings.Join(rapid.SliceOfN(line, 1, 12).Draw(rt, "one"), "")
 		two := strings.Join(rapid.SliceOfN(line, 1, 12).Draw(rt, "two"), "")
 		if one == two {

@@ -17,7 +17,8 @@ import (
 
 // There are few names, so that the sides collide often.
 var (
-	drawPath = rapid.SampledFrom([]string{"a", "b", "c", "d", "d/a", "d/b", "d/e", "d/e/a", "e", "e/a", "e/b", "\xff", "d/e/\xfe"})
+	drawPath = rapid.SampledFrom([]string{"a", "b", "c", "d", "d/a", "d/b", "d/e", "d/e/a", "e",
+		"e/a", "e/b", "\xff", "d/e/\xfe"})
 	drawText = rapid.Custom(func(t *rapid.T) string {
 		switch rapid.IntRange(0, 5).Draw(t, "kind") {
 		case 0:
@@ -25,16 +26,19 @@ var (
 		case 1:
 			return "\x00" + rapid.StringMatching("[a-c]{1,3}").Draw(t, "binary")
 		}
-		lines := rapid.SliceOfN(rapid.SampledFrom([]string{"one", "two", "three", "four", "five"}), 0, 8).Draw(t, "lines")
+		lines := rapid.SliceOfN(rapid.SampledFrom([]string{"one", "two", "three", "four", "five"}),
+			0, 8).Draw(t, "lines")
 		return string(join(lines, true))
 	})
 	drawThing = rapid.Custom(func(t *rapid.T) *thing {
 		th := &thing{attr: tree.Attr{Type: tree.File, Mode: 0o644}}
 		switch rapid.IntRange(0, 11).Draw(t, "type") {
 		case 0:
-			th.attr = tree.Attr{Type: tree.Symlink, Mode: 0o777, Target: rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "target")}
+			th.attr = tree.Attr{Type: tree.Symlink, Mode: 0o777,
+				Target: rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "target")}
 		case 1:
-			th.attr = tree.Attr{Type: tree.Char, Mode: 0o644, Major: 1, Minor: uint32(rapid.IntRange(3, 5).Draw(t, "minor"))}
+			th.attr = tree.Attr{Type: tree.Char, Mode: 0o644, Major: 1,
+				Minor: uint32(rapid.IntRange(3, 5).Draw(t, "minor"))}
 		case 2:
 			th.attr.Type = tree.FIFO
 		case 3:
@@ -56,7 +60,8 @@ func drawAttrs(t *rapid.T, th *thing) {
 	case 2:
 		th.attr.GID = uint32(rapid.IntRange(1, 2).Draw(t, "gid"))
 	case 3:
-		th.attr.Xattrs = []tree.Xattr{{Name: "user.a", Value: []byte(rapid.SampledFrom([]string{"1", "2"}).Draw(t, "value"))}}
+		th.attr.Xattrs = []tree.Xattr{{Name: "user.a",
+			Value: []byte(rapid.SampledFrom([]string{"1", "2"}).Draw(t, "value"))}}
 	case 4:
 		th.attr.MTime.Sec = int64(rapid.IntRange(1, 5).Draw(t, "mtime"))
 	}
@@ -74,7 +79,9 @@ func (m model) set(p string, th *thing) {
 }
 
 func (m model) remove(p string) {
-	maps.DeleteFunc(m, func(q string, _ *thing) bool { return q == p || strings.HasPrefix(q, p+"/") })
+	maps.DeleteFunc(m, func(q string, _ *thing) bool {
+		return q == p || strings.HasPrefix(q, p+"/")
+	})
 }
 
 // copy copies a model; names of the same file stay together.
@@ -183,7 +190,8 @@ func (l *laws) merge(base, ours, theirs turnstone.TreeRef, opts Options) *Result
 }
 
 func (l *laws) fail(format string, args ...any) {
-	l.Fatalf("%s\n-- base\n%s\n-- ours\n%s\n-- theirs\n%s", fmt.Sprintf(format, args...), l.b, l.o, l.th)
+	l.Fatalf("%s\n-- base\n%s\n-- ours\n%s\n-- theirs\n%s",
+		fmt.Sprintf(format, args...), l.b, l.o, l.th)
 }
 
 func TestMergeWithItselfChangesNothing(t *testing.T) {
@@ -233,7 +241,8 @@ func whole(c Conflict) string {
 		}
 		return fmt.Sprintf("%v %s", e.Attr, e.Content.Digest.Short())
 	}
-	return fmt.Sprintf("%q %s %s %s %s (%s) %s (%s) %s (%s)", c.Path, c.Kind, c.Detail, c.Resolution, e(c.Base), c.BasePath, e(c.Ours), c.OursPath, e(c.Theirs), c.TheirsPath)
+	return fmt.Sprintf("%q %s %s %s %s (%s) %s (%s) %s (%s)", c.Path, c.Kind, c.Detail,
+		c.Resolution, e(c.Base), c.BasePath, e(c.Ours), c.OursPath, e(c.Theirs), c.TheirsPath)
 }
 
 func TestOrderOfSidesDoesNotMatter(t *testing.T) {
@@ -243,13 +252,17 @@ func TestOrderOfSidesDoesNotMatter(t *testing.T) {
 		case 0:
 			opts, swapped = Options{Default: Ours}, Options{Default: Theirs}
 		case 1:
-			opts, swapped = Options{Paths: map[string]Side{"/d": Ours}}, Options{Paths: map[string]Side{"/d": Theirs}}
+			opts, swapped = Options{Paths: map[string]Side{"/d": Ours}},
+				Options{Paths: map[string]Side{"/d": Theirs}}
 		}
-		one, two := l.merge(l.base, l.ours, l.theirs, opts), l.merge(l.base, l.theirs, l.ours, swapped)
+		one, two := l.merge(l.base, l.ours, l.theirs, opts),
+			l.merge(l.base, l.theirs, l.ours, swapped)
 		if one.Tree != two.Tree {
-			l.fail("the trees differ:\n%s\n-- and\n%s", load(t, l.w, one.Tree), load(t, l.w, two.Tree))
+			l.fail("the trees differ:\n%s\n-- and\n%s",
+				load(t, l.w, one.Tree), load(t, l.w, two.Tree))
 		}
-		for _, d := range [][2][]Conflict{{one.Conflicts, two.Conflicts}, {one.Resolved, two.Resolved}} {
+		for _, d := range [][2][]Conflict{{one.Conflicts, two.Conflicts},
+			{one.Resolved, two.Resolved}} {
 			var want []string
 			for _, c := range d[1] {
 				want = append(want, whole(c))
@@ -276,7 +289,8 @@ func touches(cs []Conflict, p string) bool {
 
 func TestNoFileIsSilentlyLost(t *testing.T) {
 	law(t, func(l *laws) {
-		opts := Options{Default: rapid.SampledFrom([]Side{None, Ours, Theirs}).Draw(l.T, "default"), Markers: rapid.Bool().Draw(l.T, "markers")}
+		opts := Options{Default: rapid.SampledFrom([]Side{None, Ours, Theirs}).Draw(l.T, "default"),
+			Markers: rapid.Bool().Draw(l.T, "markers")}
 		res := l.merge(l.base, l.ours, l.theirs, opts)
 		if res.Tree == (turnstone.TreeRef{}) {
 			if len(res.Conflicts) == 0 || opts.Default != None {
@@ -293,7 +307,8 @@ func TestNoFileIsSilentlyLost(t *testing.T) {
 			side, other model
 		}{{l.o, l.th}, {l.th, l.o}} {
 			for p, th := range s.side {
-				if got[p] != nil || th.attr.Type == tree.Dir || touches(res.Resolved, p) || renamed[p] {
+				if got[p] != nil || th.attr.Type == tree.Dir ||
+					touches(res.Resolved, p) || renamed[p] {
 					continue
 				}
 				if s.other[p] != nil && s.other[p].attr.Type != tree.Dir {
@@ -326,7 +341,9 @@ func TestResultComesFromTheSides(t *testing.T) {
 		for p, th := range got {
 			if th.attr.Type == tree.File && !texts[th.data] && !slices.Contains(res.Merged, "/"+p) {
 				// a new name of a file whose lines were merged
-				if !slices.ContainsFunc(res.Merged, func(q string) bool { return got[q[1:]] != nil && got[q[1:]].data == th.data }) {
+				if !slices.ContainsFunc(res.Merged, func(q string) bool {
+					return got[q[1:]] != nil && got[q[1:]].data == th.data
+				}) {
 					l.fail("the content of %q comes from nowhere: %q", p, th.data)
 				}
 			}
@@ -364,7 +381,8 @@ func TestEnvironmentLaws(t *testing.T) {
 			rt.Fatalf("the order matters: %q and %q", one, two)
 		}
 		for _, c := range x {
-			if _, undecided := Env(b, o, th, Options{Paths: map[string]Side{c.Path: Theirs}}); len(undecided) != len(x) {
+			if _, undecided := Env(b, o, th,
+				Options{Paths: map[string]Side{c.Path: Theirs}}); len(undecided) != len(x) {
 				rt.Fatalf("%q decided: %d of %d", c.Path, len(undecided), len(x))
 			}
 		}

@@ -39,7 +39,8 @@ func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
 	}
 	out := &node{Entry: value.Entry}
 	attr := m.mergeAttrs(p, b, o, t)
-	out.Mode, out.UID, out.GID, out.MTime, out.Xattrs = attr.Mode, attr.UID, attr.GID, attr.MTime, attr.Xattrs
+	out.Mode, out.UID, out.GID, out.MTime, out.Xattrs = attr.Mode, attr.UID,
+		attr.GID, attr.MTime, attr.Xattrs
 	return out, nil
 }
 
@@ -183,9 +184,12 @@ func (m *merger) read(n *node) ([]byte, error) {
 // mergeAttrs merges everything except content and type, field by field. b may be nil.
 func (m *merger) mergeAttrs(p string, b, o, t *node) tree.Attr {
 	out := o.Attr
-	out.Mode = mergeField(m, p, KindMode, "", b, o, t, func(a *tree.Attr) (uint32, bool) { return a.Mode, true }).v
-	out.UID = mergeField(m, p, KindOwner, "user", b, o, t, func(a *tree.Attr) (uint32, bool) { return a.UID, true }).v
-	out.GID = mergeField(m, p, KindOwner, "group", b, o, t, func(a *tree.Attr) (uint32, bool) { return a.GID, true }).v
+	out.Mode = mergeField(m, p, KindMode, "", b, o, t,
+		func(a *tree.Attr) (uint32, bool) { return a.Mode, true }).v
+	out.UID = mergeField(m, p, KindOwner, "user", b, o, t,
+		func(a *tree.Attr) (uint32, bool) { return a.UID, true }).v
+	out.GID = mergeField(m, p, KindOwner, "group", b, o, t,
+		func(a *tree.Attr) (uint32, bool) { return a.GID, true }).v
 	out.MTime = mergeTime(b, o, t)
 	out.Xattrs = m.mergeXattrs(p, b, o, t)
 	return out
@@ -197,7 +201,8 @@ type field[T comparable] struct {
 	ok bool
 }
 
-func mergeField[T comparable](m *merger, p string, kind Kind, detail string, b, o, t *node, get func(*tree.Attr) (T, bool)) field[T] {
+func mergeField[T comparable](m *merger, p string, kind Kind, detail string, b, o, t *node,
+	get func(*tree.Attr) (T, bool)) field[T] {
 	of := func(n *node) field[T] {
 		if n == nil {
 			return field[T]{}
@@ -237,7 +242,9 @@ func (m *merger) mergeXattrs(p string, b, o, t *node) []tree.Xattr {
 	var out []tree.Xattr
 	for _, name := range slices.Compact(all) {
 		f := mergeField(m, p, KindXattr, name, b, o, t, func(a *tree.Attr) (string, bool) {
-			i, ok := slices.BinarySearchFunc(a.Xattrs, name, func(x tree.Xattr, name string) int { return strings.Compare(x.Name, name) })
+			i, ok := slices.BinarySearchFunc(a.Xattrs, name, func(x tree.Xattr, name string) int {
+				return strings.Compare(x.Name, name)
+			})
 			if !ok {
 				return "", false
 			}

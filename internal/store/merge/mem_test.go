@@ -139,7 +139,8 @@ func parseWord(t testing.TB, th *thing, word string) {
 	case key == "t":
 		th.attr.MTime.Sec = int64(number(value, 10))
 	case kind == "x":
-		th.attr.Xattrs = append(th.attr.Xattrs, tree.Xattr{Name: strings.TrimPrefix(key, "x:"), Value: []byte(value)})
+		th.attr.Xattrs = append(th.attr.Xattrs,
+			tree.Xattr{Name: strings.TrimPrefix(key, "x:"), Value: []byte(value)})
 	default:
 		t.Fatalf("what is %q?", word)
 	}
@@ -180,7 +181,8 @@ func (m model) put(t testing.TB, w tree.Writer) turnstone.TreeRef {
 }
 
 func (a *thing) file(p string) treetest.File {
-	f := treetest.File{Path: p, Type: a.attr.Type, Mode: a.attr.Mode, UID: a.attr.UID, GID: a.attr.GID,
+	f := treetest.File{Path: p, Type: a.attr.Type, Mode: a.attr.Mode,
+		UID: a.attr.UID, GID: a.attr.GID,
 		MTime: a.attr.MTime.Sec, Nsec: a.attr.MTime.Nsec, Data: a.data, Target: a.attr.Target,
 		Major: a.attr.Major, Minor: a.attr.Minor, Xattrs: map[string]string{}}
 	if f.Mode == 0 {

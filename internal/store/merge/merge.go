@@ -183,7 +183,8 @@ type VersionJSON struct {
 func (c Conflict) MarshalJSON() ([]byte, error) {
 	return json.Marshal(ConflictJSON{
 		Path: c.Path, Kind: c.Kind, Detail: c.Detail, Resolution: c.Resolution,
-		Base: version(c.Base, c.BasePath), Ours: version(c.Ours, c.OursPath), Theirs: version(c.Theirs, c.TheirsPath),
+		Base: version(c.Base, c.BasePath), Ours: version(c.Ours, c.OursPath),
+		Theirs: version(c.Theirs, c.TheirsPath),
 	})
 }
 
@@ -192,7 +193,8 @@ func version(e *tree.Entry, path string) *VersionJSON {
 		return nil
 	}
 	return &VersionJSON{
-		Path: path, Type: typeName(e.Type), Mode: fmt.Sprintf("%04o", e.Mode), UID: e.UID, GID: e.GID,
+		Path: path, Type: typeName(e.Type), Mode: fmt.Sprintf("%04o", e.Mode),
+		UID: e.UID, GID: e.GID,
 		Size: e.Size, Target: e.Target, Major: e.Major, Minor: e.Minor, Digest: DigestOf(e),
 	}
 }

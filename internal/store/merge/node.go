@@ -36,7 +36,8 @@ func identical(a, b *node) bool {
 // sameLeafOrDir reports whether a and b are the same except for timestamps and the content of
 // directories.
 func sameLeafOrDir(a, b *node) bool {
-	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && sameXattrs(a.Xattrs, b.Xattrs) && sameValue(a, b)
+	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID &&
+		sameXattrs(a.Xattrs, b.Xattrs) && sameValue(a, b)
 }
 
 // sameValue reports whether a and b, of the same type, have the same content, target or numbers. It
@@ -54,7 +55,9 @@ func sameValue(a, b *node) bool {
 }
 
 func sameXattrs(a, b []tree.Xattr) bool {
-	return slices.EqualFunc(a, b, func(x, y tree.Xattr) bool { return x.Name == y.Name && string(x.Value) == string(y.Value) })
+	return slices.EqualFunc(a, b, func(x, y tree.Xattr) bool {
+		return x.Name == y.Name && string(x.Value) == string(y.Value)
+	})
 }
 
 // kids returns n's children; none if n is nil or not a directory.

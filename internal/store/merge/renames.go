@@ -49,7 +49,8 @@ func (m *merger) followRenames() error {
 		var err error
 		switch {
 		case byOurs && byTheirs && o.to == t.to:
-			err = m.follow(Rename{From: a, To: o.to, Side: "both", Similarity: min(o.percent, t.percent)}, m.ours)
+			err = m.follow(Rename{From: a, To: o.to, Side: "both",
+				Similarity: min(o.percent, t.percent)}, m.ours)
 		case byOurs && byTheirs:
 			err = m.oneToTwo(a, o, t)
 		case byOurs:
@@ -244,12 +245,14 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 		if err := m.move(m.theirs, t.to, o.to, m.ours); err != nil {
 			return err
 		}
-		return m.follow(Rename{From: a, To: o.to, Side: Ours.String(), Similarity: o.percent}, m.ours)
+		return m.follow(Rename{From: a, To: o.to, Side: Ours.String(),
+			Similarity: o.percent}, m.ours)
 	case Theirs:
 		if err := m.move(m.ours, o.to, t.to, m.theirs); err != nil {
 			return err
 		}
-		return m.follow(Rename{From: a, To: t.to, Side: Theirs.String(), Similarity: t.percent}, m.theirs)
+		return m.follow(Rename{From: a, To: t.to, Side: Theirs.String(),
+			Similarity: t.percent}, m.theirs)
 	}
 	// There will be no result. The rest must not appear as further conflicts.
 	for _, f := range []candidate{{a, m.base}, {o.to, m.ours}, {t.to, m.theirs}} {

@@ -40,7 +40,8 @@ func (m *merger) detect(sources map[string]*node, root *node) (map[string]found,
 	byPath := func(a, b candidate) int { return strings.Compare(a.path, b.path) }
 	slices.SortFunc(from, byPath)
 	slices.SortFunc(targets, byPath)
-	s := &search{m: m, out: map[string]found{}, taken: map[string]bool{}, prints: map[string][]chunk{}}
+	s := &search{m: m, out: map[string]found{}, taken: map[string]bool{},
+		prints: map[string][]chunk{}}
 	s.exact(from, targets)
 	return s.out, s.similar(s.left(from), s.leftTargets(targets))
 }
@@ -60,7 +61,8 @@ func (s *search) match(a, b candidate, percent int) {
 }
 
 func (s *search) left(from []candidate) []candidate {
-	return slices.DeleteFunc(slices.Clone(from), func(c candidate) bool { _, ok := s.out[c.path]; return ok })
+	return slices.DeleteFunc(slices.Clone(from),
+		func(c candidate) bool { _, ok := s.out[c.path]; return ok })
 }
 
 func (s *search) leftTargets(to []candidate) []candidate {

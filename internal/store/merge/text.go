@@ -22,7 +22,8 @@ const (
 
 // isText reports whether b supports merging by lines and markers.
 func isText(b []byte) bool {
-	return len(b) <= maxText && bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) && bytes.Count(b, []byte{'\n'}) < maxLines
+	return len(b) <= maxText && bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) &&
+		bytes.Count(b, []byte{'\n'}) < maxLines
 }
 
 // names are the names of the three versions in markers.
@@ -156,7 +157,8 @@ func differences(base, side []int32) []hunk {
 			continue
 		}
 		for _, part := range diff.Hunks(base[h.PosX:h.EndX], side[h.PosY:h.EndY], diff.Context(0)) {
-			found = append(found, hunk{span{h.PosX + part.PosX, h.PosX + part.EndX}, span{h.PosY + part.PosY, h.PosY + part.EndY}})
+			found = append(found, hunk{span{h.PosX + part.PosX, h.PosX + part.EndX},
+				span{h.PosY + part.PosY, h.PosY + part.EndY}})
 		}
 	}
 	return found
@@ -173,7 +175,8 @@ func slide(h hunk, base, side []int32, end int) hunk {
 		lines, s = base, h.base
 	}
 	for n := 0; h.base.to < end && lines[s.from+n] == base[h.base.to]; n++ {
-		h.base.from, h.base.to, h.side.from, h.side.to = h.base.from+1, h.base.to+1, h.side.from+1, h.side.to+1
+		h.base.from, h.base.to, h.side.from, h.side.to = h.base.from+1, h.base.to+1,
+			h.side.from+1, h.side.to+1
 	}
 	return h
 }

@@ -24,7 +24,8 @@ func gitMergeFile(t testing.TB, dir string, base, ours, theirs []byte) ([]byte, 
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.Command("git", "merge-file", "-p", "--diff3", "-L", "ours", "-L", "base", "-L", "theirs", "ours", "base", "theirs")
+	cmd := exec.Command("git", "merge-file", "-p", "--diff3", "-L", "ours", "-L", "base", "-L",
+		"theirs", "ours", "base", "theirs")
 	cmd.Dir = dir
 	out, err := cmd.Output()
 	var exit *exec.ExitError
@@ -54,8 +55,8 @@ func join(lines []string, final bool) []byte {
 	return []byte(s)
 }
 
-// If all lines differ, there is already a unique smallest difference, so git must produce the same text,
-// conflicts and markers included.
+// If all lines differ, there is already a unique smallest difference, so git must produce the same
+// text, conflicts and markers included.
 func TestTextAsGit(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -84,7 +85,8 @@ func TestTextAsGit(t *testing.T) {
 		want, conflict := gitMergeFile(t, dir, base, ours, theirs)
 		got, conflicts := mergeText(base, ours, theirs, testNames)
 		if conflict != (conflicts > 0) || !bytes.Equal(got, want) {
-			rt.Fatalf("base %q\nours %q\ntheirs %q\n got %q (%d conflicts)\nwant %q", base, ours, theirs, got, conflicts, want)
+			rt.Fatalf("base %q\nours %q\ntheirs %q\n got %q (%d conflicts)\nwant %q", base, ours,
+				theirs, got, conflicts, want)
 		}
 	})
 }
@@ -108,7 +110,8 @@ func TestTextLaws(t *testing.T) {
 		lines := rapid.SliceOfN(line, 0, 12).Draw(rt, "base")
 		final := rapid.Bool().Draw(rt, "final")
 		base := join(lines, final)
-		ours, theirs := join(changed(rt, lines, line, "ours"), final), join(changed(rt, lines, line, "theirs"), final)
+		ours, theirs := join(changed(rt, lines, line, "ours"), final),
+			join(changed(rt, lines, line, "theirs"), final)
 		same := func(what string, want []byte, b, o, th []byte) {
 			if got, n := mergeText(b, o, th, testNames); n != 0 || !bytes.Equal(got, want) {
 				rt.Fatalf("%s: base %q ours %q theirs %q: %q, %d conflicts", what, b, o, th, got, n)
@@ -120,11 +123,13 @@ func TestTextLaws(t *testing.T) {
 		one, n := mergeText(base, ours, theirs, testNames)
 		two, m := mergeText(base, theirs, ours, testNames)
 		if n != m || n == 0 && !bytes.Equal(one, two) {
-			rt.Fatalf("the order matters: base %q ours %q theirs %q: %q and %q", base, ours, theirs, one, two)
+			rt.Fatalf("the order matters: base %q ours %q theirs %q: %q and %q",
+				base, ours, theirs, one, two)
 		}
 		if n == 0 {
 			known := map[string]bool{}
-			for l := range strings.SplitSeq(strings.Join([]string{string(base), string(ours), string(theirs)}, "\n"), "\n") {
+			for l := range strings.SplitSeq(
+				strings.Join([]string{string(base), string(ours), string(theirs)}, "\n"), "\n") {
 				known[l] = true
 			}
 			for l := range strings.SplitSeq(string(one), "\n") {
@@ -148,7 +153,8 @@ func TestTextMarkers(t *testing.T) {
 		{"both append", "a\n", "a\nb\n", "a\nc\n"},
 		{"both append the same", "a\n", "a\nb\n", "a\nb\n"},
 		{"a newline at the end, on one side", "a\nb", "a\nb\n", "A\nb"},
-		{"moved block", "f {\n}\n\ng {\n}\n", "f {\n}\n\nh {\n}\n\ng {\n}\n", "f {\n}\n\ng {\n x\n}\n"},
+		{"moved block", "f {\n}\n\ng {\n}\n", "f {\n}\n\nh {\n}\n\ng {\n}\n",
+			"f {\n}\n\ng {\n x\n}\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want, _ := gitMergeFile(t, dir, []byte(c.base), []byte(c.ours), []byte(c.theirs))
@@ -191,7 +197,8 @@ func TestLongTexts(t *testing.T) {
 			theirs = append(append(theirs, line...), "theirs\n"...)
 			want = append(append(want, line...), "theirs\n"...)
 		default:
-			ours, theirs, want = append(ours, line...), append(theirs, line...), append(want, line...)
+			ours, theirs, want = append(ours, line...),
+				append(theirs, line...), append(want, line...)
 		}
 	}
 	if got, n := mergeText(base, ours, theirs, testNames); n > 0 || !bytes.Equal(got, want) {

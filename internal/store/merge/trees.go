@@ -38,7 +38,8 @@ type merger struct {
 // The result has a tree only if every conflict was decided. Errors are those of w, and ctx's error.
 func Trees(ctx context.Context, w Store, base, ours, theirs turnstone.TreeRef,
 	opts Options) (*Result, error) {
-	m := &merger{ctx: ctx, w: w, opts: opts, res: &Result{}, renamed: map[string]Kind{}, used: map[string]bool{}}
+	m := &merger{ctx: ctx, w: w, opts: opts, res: &Result{},
+		renamed: map[string]Kind{}, used: map[string]bool{}}
 	var err error
 	for i, r := range []struct {
 		to  **node
@@ -210,7 +211,9 @@ func (m *merger) mergeDirs(p string, b, o, t *node) (*node, error) {
 
 // sameKids reports whether a merged directory equals a side's directory. Both lists have been read.
 func sameKids(side, merged []*node) bool {
-	return slices.EqualFunc(side, merged, func(a, b *node) bool { return a == b || identical(a, b) && a.Name == b.Name })
+	return slices.EqualFunc(side, merged, func(a, b *node) bool {
+		return a == b || identical(a, b) && a.Name == b.Name
+	})
 }
 
 // mergeGone merges a directory with its absence: side still has it, as n, the other does not.

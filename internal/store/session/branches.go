@@ -44,7 +44,8 @@ func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (t
 
 // SetHead sets the head of a branch to to if its current head is from (empty: no head); otherwise
 // the error is of kind Unavailable.
-func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string, from, to turnstone.TurnID) error {
+func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string,
+	from, to turnstone.TurnID) error {
 	return db.write(ctx, func(tx *sql.Tx) error {
 		b, err := branch(ctx, tx, s, name)
 		if err != nil {
@@ -75,7 +76,8 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 		if _, err := branch(ctx, tx, s, name); err != nil {
 			return err
 		}
-		running, err := turns(ctx, tx, "WHERE session = ? AND branch = ? AND status = 'running' LIMIT 1", s, name)
+		running, err := turns(ctx, tx,
+			"WHERE session = ? AND branch = ? AND status = 'running' LIMIT 1", s, name)
 		if err != nil {
 			return err
 		}
@@ -113,7 +115,8 @@ func (db *DB) Tag(ctx context.Context, of turnstone.Turn, name string) (turnston
 			return err
 		}
 		if used != "" {
-			return taken(used, name, "choose another name, or remove the old tag with turn session untag")
+			return taken(used, name,
+				"choose another name, or remove the old tag with turn session untag")
 		}
 		return insertTag(ctx, tx, t)
 	})
@@ -173,11 +176,14 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 	if known, err := sessions(ctx, q, "WHERE id = ?", s); err == nil && len(known) == 1 {
 		label = known[0].Label()
 	}
-	e := turnstone.Errorf("session.branch", turnstone.KindNotFound, fmt.Sprintf("%s@%.80s", label, name),
+	e := turnstone.Errorf("session.branch", turnstone.KindNotFound,
+		fmt.Sprintf("%s@%.80s", label, name),
 		"there is no such branch").
-		WithHint(meant(name, names, fmt.Sprintf("create the branch with turn fork %s@NUMBER --branch %.80s", label, name)))
+		WithHint(meant(name, names,
+			fmt.Sprintf("create the branch with turn fork %s@NUMBER --branch %.80s", label, name)))
 	if len(all) == 0 {
-		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"), "turn session ls lists the sessions"
+		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"),
+			"turn session ls lists the sessions"
 	}
 	return turnstone.Branch{}, e
 }
@@ -193,13 +199,17 @@ func branches(ctx context.Context, q querier, clause string, args ...any) ([]tur
 }
 
 func insertBranch(ctx context.Context, tx *sql.Tx, b turnstone.Branch) error {
-	_, err := tx.ExecContext(ctx, "INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
-		b.Session, b.Name, sql.NullString{String: string(b.Head), Valid: b.Head != ""}, stamp(b.Created))
+	_, err := tx.ExecContext(ctx,
+		"INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
+		b.Session, b.Name, sql.NullString{String: string(b.Head),
+			Valid: b.Head != ""}, stamp(b.Created))
 	return dbError("branch", b.Name, err)
 }
 
-func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string, to turnstone.TurnID) error {
-	_, err := tx.ExecContext(ctx, "UPDATE branches SET head = ? WHERE session = ? AND name = ?", to, s, name)
+func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string,
+	to turnstone.TurnID) error {
+	_, err := tx.ExecContext(ctx,
+		"UPDATE branches SET head = ? WHERE session = ? AND name = ?", to, s, name)
 	return dbError("branch", name, err)
 }
 
@@ -213,6 +223,8 @@ func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnsto
 }
 
 func insertTag(ctx context.Context, tx *sql.Tx, t turnstone.Tag) error {
-	_, err := tx.ExecContext(ctx, "INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name, t.Turn, stamp(t.Created))
+	_, err := tx.ExecContext(ctx,
+		"INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name,
+		t.Turn, stamp(t.Created))
 	return dbError("tag", t.Name, err)
 }

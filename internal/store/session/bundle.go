@@ -34,7 +34,8 @@ func CheckGraph(g *turnstone.Graph) error {
 	}
 	numbers, used := map[turnstone.TurnID]int{}, map[int]bool{}
 	for _, t := range g.Turns {
-		if !validTurnID(t.ID) || numbers[t.ID] != 0 || t.Number < 1 || t.Number >= maxNumber || used[t.Number] {
+		if !validTurnID(t.ID) || numbers[t.ID] != 0 || t.Number < 1 ||
+			t.Number >= maxNumber || used[t.Number] {
 			return fail("has a turn %q with the impossible number %d", t.ID, t.Number)
 		}
 		numbers[t.ID], used[t.Number] = t.Number, true
@@ -76,7 +77,8 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 	if t.Status != turnstone.TurnDone {
 		return errors.New("is not done")
 	}
-	if !slices.Contains([]turnstone.Result{turnstone.ResultPassed, turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError}, t.Result) {
+	if !slices.Contains([]turnstone.Result{turnstone.ResultPassed, turnstone.ResultFailed,
+		turnstone.ResultTimedOut, turnstone.ResultError}, t.Result) {
 		return fmt.Errorf("has the result %q", t.Result)
 	}
 	if t.Title != cut(t.Title, maxTitle) || t.Kind != cut(t.Kind, 20) {
@@ -125,7 +127,8 @@ func (db *DB) Has(ctx context.Context, g *turnstone.Graph) (bool, error) {
 }
 
 func hasGraph(ctx context.Context, q querier, g *turnstone.Graph) (bool, error) {
-	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?", g.Session.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
+	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?",
+		g.Session.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
 		if err != nil {
 			return false, err
 		}
@@ -176,7 +179,8 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) err
 		}
 	}
 	s := g.Session
-	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
+	_, err := tx.ExecContext(ctx,
+		"INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
 		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, stamp(s.Created), next)
 	if err != nil {
 		return dbError("import", string(s.ID), err)

@@ -29,7 +29,8 @@ func (db *DB) Check(ctx context.Context) ([]string, error) {
 		return nil, dbError("check", db.path, err)
 	}
 	_ = rows.Close()
-	foreign, err := db.sql.QueryContext(ctx, `SELECT "table", parent, count(*) FROM pragma_foreign_key_check GROUP BY 1, 2`)
+	foreign, err := db.sql.QueryContext(ctx,
+		`SELECT "table", parent, count(*) FROM pragma_foreign_key_check GROUP BY 1, 2`)
 	if err != nil {
 		return nil, dbError("check", db.path, err)
 	}

@@ -59,7 +59,8 @@ func Open(ctx context.Context, path string) (*DB, error) {
 		return nil, dbError("open", path, err)
 	}
 	pool.SetMaxOpenConns(1)
-	db := &DB{sql: pool, path: path, leases: filepath.Join(filepath.Dir(path), "leases"), now: time.Now,
+	db := &DB{sql: pool, path: path,
+		leases: filepath.Join(filepath.Dir(path), "leases"), now: time.Now,
 		held: map[turnstone.TurnID]*statedir.Lock{}}
 	if err := db.migrate(ctx); err != nil {
 		return nil, errors.Join(err, pool.Close())
@@ -114,7 +115,8 @@ func (db *DB) version(ctx context.Context) (int, error) {
 	}
 	if version > schemaVersion || version < 0 {
 		return 0, turnstone.Errorf("session.open", turnstone.KindUnavailable, db.path,
-			"is of version %d, and this program supports versions up to %d", version, schemaVersion).
+			"is of version %d, and this program supports versions up to %d",
+			version, schemaVersion).
 			WithHint("use the newer turn that created it, or another TURN_HOME")
 	}
 	return version, nil
@@ -160,7 +162,8 @@ type querier interface {
 // query runs a query and reads each row with scan. It reads all rows before it returns because
 // there is only a single connection. Without an error the result is not nil. op is the operation of
 // errors.
-func query[T any](ctx context.Context, q querier, op string, scan func(*sql.Rows) (T, error), text string, args ...any) ([]T, error) {
+func query[T any](ctx context.Context, q querier, op string,
+	scan func(*sql.Rows) (T, error), text string, args ...any) ([]T, error) {
 	rows, err := q.QueryContext(ctx, text, args...)
 	if err != nil {
 		return nil, dbError(op, "", err)
@@ -188,19 +191,25 @@ func dbError(op, path string, err error) error {
 	if errors.As(err, &se) {
 		switch se.Code() & 0xff {
 		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-			e.Kind, e.Hint = turnstone.KindUnavailable, "another process holds the database for long; try again"
+			e.Kind, e.Hint = turnstone.KindUnavailable,
+				"another process holds the database for long; try again"
 		case sqlite3.SQLITE_FULL:
 			e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space, such as with turn gc"
 		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.KindIntegrity, "restore a copy of the file, or recover it with sqlite3; receipts are in turns/ beside it"
-		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
-			e.Kind, e.Hint = turnstone.KindUnavailable, "check the permissions and the disk of the state directory"
+			e.Kind, e.Hint = turnstone.KindIntegrity,
+				"restore a copy of the file, or recover it with sqlite3; receipts are in turns/ "+
+					"beside it"
+		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
+			sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
+			e.Kind, e.Hint = turnstone.KindUnavailable,
+				"check the permissions and the disk of the state directory"
 		}
 	}
 	var pe *os.PathError
 	switch {
 	case errors.As(err, &pe):
-		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, pe.Err, "check the permissions of the state directory"
+		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, pe.Err,
+			"check the permissions of the state directory"
 	case errors.Is(err, context.Canceled):
 		e.Kind = turnstone.KindCanceled
 	case errors.Is(err, context.DeadlineExceeded):

@@ -102,7 +102,8 @@ func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*turnstone.Grap
 	if g.Turns, err = turns(ctx, tx, "WHERE session = ? ORDER BY number DESC", s); err != nil {
 		return nil, err
 	}
-	if g.Branches, err = branches(ctx, tx, "WHERE session = ? ORDER BY name <> 'main', name", s); err != nil {
+	if g.Branches, err = branches(ctx, tx,
+		"WHERE session = ? ORDER BY name <> 'main', name", s); err != nil {
 		return nil, err
 	}
 	g.Tags, err = tags(ctx, tx, "WHERE session = ? ORDER BY name", s)

@@ -40,7 +40,8 @@ func TestImport(t *testing.T) {
 	third := open(t, t.TempDir())
 	must[turnstone.Session](t)(third.Create(ctx, "s"))
 	_, err = third.Import(ctx, g)
-	if wantKind(t, "the name is used", err, turnstone.KindInvalid); !strings.Contains(turnstone.HintOf(err), "--as") {
+	if wantKind(t, "the name is used", err,
+		turnstone.KindInvalid); !strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	for what, harm := range map[string]func(g *turnstone.Graph){
@@ -49,13 +50,19 @@ func TestImport(t *testing.T) {
 		"turn ID":    func(g *turnstone.Graph) { g.Turns[0].ID = "t_x" },
 		"turn twice": func(g *turnstone.Graph) { g.Turns[0] = g.Turns[1] },
 		"number":     func(g *turnstone.Graph) { g.Turns[0].Number = 1 << 40 },
-		"cycle":      func(g *turnstone.Graph) { g.Turns[3].Parents = []turnstone.TurnID{g.Turns[0].ID} },
-		"own parent": func(g *turnstone.Graph) { g.Turns[0].Parents = []turnstone.TurnID{g.Turns[0].ID} },
+		"cycle": func(g *turnstone.Graph) {
+			g.Turns[3].Parents = []turnstone.TurnID{g.Turns[0].ID}
+		},
+		"own parent": func(g *turnstone.Graph) {
+			g.Turns[0].Parents = []turnstone.TurnID{g.Turns[0].ID}
+		},
 		"three parents": func(g *turnstone.Graph) {
 			g.Turns[0].Parents = []turnstone.TurnID{t1.ID,
 				t2.ID, t3.ID}
 		},
-		"unknown parent":  func(g *turnstone.Graph) { g.Turns[0].Parents = []turnstone.TurnID{turnstone.NewTurnID()} },
+		"unknown parent": func(g *turnstone.Graph) {
+			g.Turns[0].Parents = []turnstone.TurnID{turnstone.NewTurnID()}
+		},
 		"running":         func(g *turnstone.Graph) { g.Turns[0].Status = turnstone.TurnRunning },
 		"result":          func(g *turnstone.Graph) { g.Turns[0].Result = "fine" },
 		"digest":          func(g *turnstone.Graph) { g.Turns[0].Record = "sha256:../x" },
@@ -74,7 +81,9 @@ func TestImport(t *testing.T) {
 		"branch twice":    func(g *turnstone.Graph) { g.Branches[0].Name = g.Branches[1].Name },
 		"branch and tag":  func(g *turnstone.Graph) { g.Tags[0].Name = Main },
 		"tag":             func(g *turnstone.Graph) { g.Tags[0].Turn = turnstone.NewTurnID() },
-		"other session":   func(g *turnstone.Graph) { g.Turns[0].Session = turnstone.NewSessionID() },
+		"other session": func(g *turnstone.Graph) {
+			g.Turns[0].Session = turnstone.NewSessionID()
+		},
 		"state no record": func(g *turnstone.Graph) { g.Turns[0].Record = "" },
 	} {
 		bad := must[*turnstone.Graph](t)(from.Graph(ctx, s.ID))

@@ -82,7 +82,9 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 	}
 	defer l.Release()
 	err = db.write(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = 'running'",
+		_, err := tx.ExecContext(ctx,
+			"UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = "+
+				"'running'",
 			turnstone.ResultError, stamp(db.now()), id)
 		return dbError("reap", string(id), err)
 	})

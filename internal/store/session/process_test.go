@@ -53,7 +53,9 @@ func play(role, dir string) error {
 			if p := t.Parent(); p != "" {
 				head = &p
 			}
-			branch, diverged, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: head})
+			branch, diverged, err := db.Finish(ctx,
+				Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: digest(string(t.ID)),
+					MoveBranch: true, ExpectedHead: head})
 			if err != nil {
 				return err
 			}
@@ -74,7 +76,8 @@ func play(role, dir string) error {
 				return err
 			}
 			head := t.Parent()
-			if _, _, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: &head}); err != nil {
+			if _, _, err := db.Finish(ctx, Finish{Turn: t.ID, Result: turnstone.ResultPassed,
+				Record: digest(string(t.ID)), MoveBranch: true, ExpectedHead: &head}); err != nil {
 				return err
 			}
 			fmt.Println("done", t.ID)
@@ -126,7 +129,8 @@ func TestRace(t *testing.T) {
 	s := must[turnstone.Session](t)(db.Find(t.Context(), "s"))
 	g := must[*turnstone.Graph](t)(db.Graph(t.Context(), s.ID))
 	if len(ids) != processes*each || len(g.Turns) != len(ids) || g.Turns[0].Number != len(ids) {
-		t.Errorf("%d turns were told, %d are there, the last is number %d", len(ids), len(g.Turns), g.Turns[0].Number)
+		t.Errorf("%d turns were told, %d are there, the last is number %d", len(ids),
+			len(g.Turns), g.Turns[0].Number)
 	}
 	if len(g.Branches) != 1+len(ids)-onMain {
 		t.Errorf("%d branches, %d turns on main", len(g.Branches), onMain)
@@ -226,7 +230,8 @@ func TestKilledAnywhere(t *testing.T) {
 			if err != nil {
 				break
 			}
-			done = append(done, turnstone.TurnID(strings.TrimPrefix(strings.TrimSpace(line), "done ")))
+			done = append(done,
+				turnstone.TurnID(strings.TrimPrefix(strings.TrimSpace(line), "done ")))
 		}
 		_ = cmd.Wait()
 		said += len(done)
@@ -281,15 +286,19 @@ func TestMigrations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := old.Exec(string(text) + fmt.Sprintf(";PRAGMA user_version = %d", v)); err != nil {
+			if _, err := old.Exec(string(text) +
+				fmt.Sprintf(";PRAGMA user_version = %d", v)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		// In the format of version 1.
 		for _, stmt := range []string{
-			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', 'old', 1, 2)",
-			"INSERT INTO turns VALUES ('t_000000000000000000', 's_000000000000000000', 1, 'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
-			"INSERT INTO branches VALUES ('s_000000000000000000', 'main', 't_000000000000000000', 1)",
+			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', " +
+				"'old', 1, 2)",
+			"INSERT INTO turns VALUES ('t_000000000000000000', 's_000000000000000000', 1, " +
+				"'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
+			"INSERT INTO branches VALUES ('s_000000000000000000', 'main', " +
+				"'t_000000000000000000', 1)",
 		} {
 			if _, err := old.Exec(stmt); err != nil {
 				t.Fatal(err)
@@ -326,11 +335,13 @@ func TestRefusedDatabases(t *testing.T) {
 	}
 	_ = db.Close()
 	_, err := Open(t.Context(), filepath.Join(newer, "context.db"))
-	if wantKind(t, "a newer version", err, turnstone.KindUnavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
+	if wantKind(t, "a newer version", err,
+		turnstone.KindUnavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	damaged := filepath.Join(t.TempDir(), "context.db")
-	if err := os.WriteFile(damaged, []byte(strings.Repeat("this is no database ", 400)), 0o600); err != nil {
+	if err := os.WriteFile(damaged, []byte(strings.Repeat("this is no database ", 400)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err = Open(t.Context(), damaged)
@@ -357,7 +368,8 @@ func FuzzResolve(f *testing.F) {
 			func() (turnstone.Turn, error) { return db.ResolveIn(context.Background(), s.ID, ref) },
 		} {
 			x, err := resolve()
-			if k := turnstone.KindOf(err); err != nil && k != turnstone.KindInvalid && k != turnstone.KindNotFound {
+			if k := turnstone.KindOf(err); err != nil && k != turnstone.KindInvalid &&
+				k != turnstone.KindNotFound {
 				t.Errorf("%q: %v", ref, err)
 			}
 			if err == nil && x.Session != s.ID {

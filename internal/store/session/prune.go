@@ -46,7 +46,8 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 			}
 		}
 		for _, s := range gone.Sessions {
-			if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID); err != nil {
+			if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?",
+				s.ID); err != nil {
 				return dbError("prune", string(s.ID), err)
 			}
 		}

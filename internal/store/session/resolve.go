@@ -109,7 +109,8 @@ func splitUp(ref string) (base string, up int, err error) {
 func malformed(ref string) error {
 	return turnstone.Errorf("session.resolve", turnstone.KindInvalid, fmt.Sprintf("%.100q", ref),
 		"names no turn").
-		WithHint("write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and ~K for its parents")
+		WithHint("write SESSION, SESSION@NUMBER, SESSION@BRANCH, SESSION@TAG or a turn's ID, and " +
+			"~K for its parents")
 }
 
 // sel resolves the text after "@".
@@ -185,13 +186,15 @@ func (db *DB) byNumber(ctx context.Context, s turnstone.Session, number int) (tu
 // byID finds a turn by its ID or a prefix of its ID.
 func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (turnstone.Turn,
 	error) {
-	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound, fmt.Sprintf("%.80s", ref),
+	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound,
+		fmt.Sprintf("%.80s", ref),
 		"there is no such turn").WithHint("turn log SESSION lists a session's turns")
 	if len(ref) < minPrefix {
 		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
 		return turnstone.Turn{}, unknown
 	}
-	found, err := turns(ctx, db.sql, "WHERE id >= ? AND id < ? AND (session = ? OR ? = '') LIMIT 2", ref, ref+"~", in, in)
+	found, err := turns(ctx, db.sql, "WHERE id >= ? AND id < ? AND (session = ? OR ? = '') LIMIT 2",
+		ref, ref+"~", in, in)
 	switch {
 	case err != nil:
 		return turnstone.Turn{}, err

@@ -34,6 +34,7 @@ func CheckName(what, name string) error {
 	default:
 		return nil
 	}
-	return turnstone.Errorf("session.name", turnstone.KindInvalid, fmt.Sprintf("%s %.120q", what, name),
+	return turnstone.Errorf("session.name", turnstone.KindInvalid,
+		fmt.Sprintf("%s %.120q", what, name),
 		"is not a name").WithHint(hint)
 }

@@ -64,8 +64,9 @@ func finish(t testing.TB, db *DB, turn turnstone.Turn) turnstone.Turn {
 	if p := turn.Parent(); p != "" {
 		head = &p
 	}
-	_, _, err := db.Finish(t.Context(), Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: digest("record " + string(turn.ID)),
-		State: digest("state " + string(turn.ID)), MoveBranch: true, ExpectedHead: head})
+	_, _, err := db.Finish(t.Context(), Finish{Turn: turn.ID, Result: turnstone.ResultPassed,
+		Record: digest("record " + string(turn.ID)),
+		State:  digest("state " + string(turn.ID)), MoveBranch: true, ExpectedHead: head})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,8 @@ func TestSessions(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	db := open(t, dir)
 	a := must[turnstone.Session](t)(db.Create(ctx, "research"))
-	if st, err := os.Stat(filepath.Join(dir, "context.db")); err != nil || st.Mode().Perm() != 0o600 {
+	if st, err := os.Stat(filepath.Join(dir, "context.db")); err != nil ||
+		st.Mode().Perm() != 0o600 {
 		t.Errorf("mode: %v, %v", st.Mode(), err)
 	}
 	for _, f := range []string{"context.db-wal", "context.db-shm"} {
@@ -96,7 +98,8 @@ func TestSessions(t *testing.T) {
 		}
 	}
 	_, err = db.Find(ctx, "reserch")
-	if wantKind(t, "a misspelt name", err, turnstone.KindNotFound); !strings.Contains(turnstone.HintOf(err), "research") {
+	if wantKind(t, "a misspelt name", err,
+		turnstone.KindNotFound); !strings.Contains(turnstone.HintOf(err), "research") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	_, err = db.Ensure(ctx, "s_0000000000000000")
@@ -113,8 +116,10 @@ func TestSessions(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for name, ok := range map[string]bool{"a": true, "A.b_c-9": true, "9": true, strings.Repeat("x", 64): true,
-		"": false, ".a": false, "-a": false, "a b": false, "a@b": false, "a~1": false, "a:b": false, "a/b": false, "ä": false,
+	for name, ok := range map[string]bool{"a": true, "A.b_c-9": true, "9": true,
+		strings.Repeat("x", 64): true,
+		"":                      false, ".a": false, "-a": false, "a b": false, "a@b": false, "a~1": false,
+		"a:b": false, "a/b": false, "ä": false,
 		strings.Repeat("x", 65): false, "t_abc": false, "s_abc": false, "a\n": false} {
 		if err := CheckName("session", name); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)
@@ -125,7 +130,8 @@ func TestNames(t *testing.T) {
 // TestNamesOfDigits: a number after "@" is a turn's number.
 func TestNamesOfDigits(t *testing.T) {
 	for _, what := range []string{"branch", "tag"} {
-		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(turnstone.HintOf(err), "number") {
+		if err := CheckName(what, "12"); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(turnstone.HintOf(err), "number") {
 			t.Errorf("%s 12: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 		if err := CheckName(what, "12a"); err != nil {
@@ -216,7 +222,8 @@ func TestDiverging(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		branch, really, err := db.Finish(ctx, Finish{Turn: x.ID, Result: turnstone.ResultPassed, Record: digest("r"), MoveBranch: true, ExpectedHead: &base.ID})
+		branch, really, err := db.Finish(ctx, Finish{Turn: x.ID, Result: turnstone.ResultPassed,
+			Record: digest("r"), MoveBranch: true, ExpectedHead: &base.ID})
 		if err != nil || branch != name || really != diverged {
 			t.Fatalf("%s %v, %v; said before: %s %v", branch, really, err, name, diverged)
 		}
@@ -237,11 +244,13 @@ func TestDiverging(t *testing.T) {
 	long := strings.Repeat("l", turnstone.MaxBranch)
 	must[turnstone.Branch](t)(db.Fork(ctx, base, long))
 	c := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Branch: long}))
-	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long), turnstone.KindUnavailable)
+	wantKind(t, "deleting a branch in use", db.DeleteBranch(ctx, s.ID, long),
+		turnstone.KindUnavailable)
 	if err := db.SetHead(ctx, s.ID, long, base.ID, a.ID); err != nil {
 		t.Fatal(err)
 	}
-	wantKind(t, "a head that moved", db.SetHead(ctx, s.ID, long, base.ID, a.ID), turnstone.KindUnavailable)
+	wantKind(t, "a head that moved", db.SetHead(ctx, s.ID, long, base.ID, a.ID),
+		turnstone.KindUnavailable)
 	if branch, diverged := end(c); !diverged || CheckName("branch", branch) != nil {
 		t.Errorf("%s, %v", branch, diverged)
 	}
@@ -259,10 +268,13 @@ func TestResolve(t *testing.T) {
 	t4 := grow(t, db, s, Main, t2.ID, t3.ID) // a merge
 	empty := must[turnstone.Session](t)(db.Create(ctx, "empty"))
 	for ref, want := range map[string]turnstone.Turn{
-		"research": t4, "research~1": t2, "research~": t2, "research~~": t1, "research~1~1": t1, "research~0": t4,
-		"research@1": t1, "research@3": t3, "research@3~1": t1, "research@main": t4, "research@main~2": t1,
+		"research": t4, "research~1": t2, "research~": t2, "research~~": t1,
+		"research~1~1": t1, "research~0": t4,
+		"research@1": t1, "research@3": t3, "research@3~1": t1,
+		"research@main": t4, "research@main~2": t1,
 		"research@explore": t3, "research@explore~1": t1, "research@v1": t1,
-		string(t3.ID): t3, string(t3.ID) + "~1": t1, string(s.ID) + "@2": t2, string(s.ID): t4, "research@" + string(t2.ID): t2,
+		string(t3.ID): t3, string(t3.ID) + "~1": t1, string(s.ID) + "@2": t2, string(s.ID): t4,
+		"research@" + string(t2.ID): t2,
 	} {
 		if got, err := db.Resolve(ctx, ref); err != nil || got.ID != want.ID {
 			t.Errorf("%s: turn %d, %v; want %d", ref, got.Number, err, want.Number)
@@ -275,11 +287,16 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	for ref, kind := range map[string]turnstone.Kind{
-		"": turnstone.KindInvalid, "~1": turnstone.KindInvalid, "research@": turnstone.KindInvalid, "research~x": turnstone.KindInvalid, "research~-1": turnstone.KindInvalid,
+		"": turnstone.KindInvalid, "~1": turnstone.KindInvalid, "research@": turnstone.KindInvalid,
+		"research~x": turnstone.KindInvalid, "research~-1": turnstone.KindInvalid,
 		"research~99999999999999999999": turnstone.KindInvalid,
-		"research@9":                    turnstone.KindNotFound, "research@0": turnstone.KindNotFound, "research@none": turnstone.KindNotFound, "research~3": turnstone.KindNotFound,
-		"@1": turnstone.KindNotFound, "none": turnstone.KindNotFound, "t_": turnstone.KindNotFound, "t_abc": turnstone.KindNotFound, "t_zzzzzzzz": turnstone.KindNotFound,
-		empty.Name: turnstone.KindNotFound, "research@explore@1": turnstone.KindNotFound, "research@%": turnstone.KindNotFound,
+		"research@9":                    turnstone.KindNotFound,
+		"research@0":                    turnstone.KindNotFound, "research@none": turnstone.KindNotFound,
+		"research~3": turnstone.KindNotFound,
+		"@1":         turnstone.KindNotFound, "none": turnstone.KindNotFound, "t_": turnstone.KindNotFound,
+		"t_abc": turnstone.KindNotFound, "t_zzzzzzzz": turnstone.KindNotFound,
+		empty.Name: turnstone.KindNotFound, "research@explore@1": turnstone.KindNotFound,
+		"research@%":              turnstone.KindNotFound,
 		strings.Repeat("~", 2000): turnstone.KindInvalid, "t_' OR 1=1": turnstone.KindNotFound,
 	} {
 		_, err := db.Resolve(ctx, ref)
@@ -327,12 +344,14 @@ func TestHistory(t *testing.T) {
 		break
 	}
 	for _, c := range []struct{ a, b, base turnstone.Turn }{
-		{t2, t3, t1}, {t4, t3, t1}, {t5, t4, t4}, {t5, t3, t3}, {t5, t6, t4}, {t5, t7, t4}, {t1, t1, t1}, {t1, t7, t1},
+		{t2, t3, t1}, {t4, t3, t1}, {t5, t4, t4}, {t5, t3, t3}, {t5, t6, t4}, {t5, t7, t4},
+		{t1, t1, t1}, {t1, t7, t1},
 	} {
 		for _, pair := range [][2]turnstone.Turn{{c.a, c.b}, {c.b, c.a}} {
 			base, found, err := db.MergeBase(ctx, pair[0], pair[1])
 			if err != nil || !found || base.ID != c.base.ID {
-				t.Errorf("base of %d and %d: %d, %v, %v; want %d", pair[0].Number, pair[1].Number, base.Number, found, err, c.base.Number)
+				t.Errorf("base of %d and %d: %d, %v, %v; want %d", pair[0].Number, pair[1].Number,
+					base.Number, found, err, c.base.Number)
 			}
 		}
 	}
@@ -350,7 +369,8 @@ func TestHistory(t *testing.T) {
 		t.Errorf("of two roots: %v, %v", found, err)
 	}
 	g := must[*turnstone.Graph](t)(db.Graph(ctx, s.ID))
-	if len(g.Turns) != 8 || g.Turns[0].ID != root.ID || len(g.Branches) != 2 || g.Branches[0].Name != Main {
+	if len(g.Turns) != 8 || g.Turns[0].ID != root.ID || len(g.Branches) != 2 ||
+		g.Branches[0].Name != Main {
 		t.Errorf("%+v", g)
 	}
 }
@@ -400,7 +420,8 @@ func TestWeek(t *testing.T) {
 				"side"))
 			side = grow(t, db, s, "side")
 			loose = must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
-			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.ResultError, Record: digest("loose")}); err != nil {
+			if _, _, err := db.Finish(ctx, Finish{Turn: loose.ID, Result: turnstone.ResultError,
+				Record: digest("loose")}); err != nil {
 				t.Fatal(err)
 			}
 		case 2:
@@ -460,7 +481,9 @@ func TestFreeName(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
-	base := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,110}|turn`).Filter(func(s string) bool { return CheckName("branch", s) == nil })
+	base := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,110}|turn`).Filter(func(s string) bool {
+		return CheckName("branch", s) == nil
+	})
 	rapid.Check(t, func(t *rapid.T) {
 		b, n := base.Draw(t, "base"), rapid.IntRange(1, 1<<31).Draw(t, "number")
 		name, err := freeName(ctx, db.sql, s.ID, b, n)
@@ -472,8 +495,10 @@ func TestFreeName(t *testing.T) {
 		}
 	})
 	// the last branch is from an older program
-	for _, b := range []string{"turn", strings.Repeat("a/", 49) + "bb", strings.Repeat("a", 97) + "..."} {
-		if name, err := freeName(ctx, db.sql, s.ID, b, 6); err != nil || CheckName("branch", name) != nil {
+	for _, b := range []string{"turn", strings.Repeat("a/", 49) + "bb",
+		strings.Repeat("a", 97) + "..."} {
+		if name, err := freeName(ctx, db.sql, s.ID, b, 6); err != nil ||
+			CheckName("branch", name) != nil {
 			t.Errorf("%q: %q, %v", b, name, err)
 		}
 	}

@@ -77,7 +77,9 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req Star
 			return err
 		}
 	}
-	err = tx.QueryRowContext(ctx, "UPDATE sessions SET next = next + 1 WHERE id = ? RETURNING next - 1", t.Session).Scan(&t.Number)
+	err = tx.QueryRowContext(ctx,
+		"UPDATE sessions SET next = next + 1 WHERE id = ? RETURNING next - 1",
+		t.Session).Scan(&t.Number)
 	if err != nil {
 		return dbError("start", string(t.Session), err)
 	}
@@ -101,13 +103,16 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 }
 
 func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
-	_, err := tx.ExecContext(ctx, "INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
-		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State, stamp(t.Started), stamp(t.Ended))
+	_, err := tx.ExecContext(ctx,
+		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State,
+		stamp(t.Started), stamp(t.Ended))
 	if err != nil {
 		return dbError("start", string(t.ID), err)
 	}
 	for i, p := range t.Parents {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO parents (turn, position, parent) VALUES (?,?,?)", t.ID, i, p); err != nil {
+		if _, err := tx.ExecContext(ctx,
+			"INSERT INTO parents (turn, position, parent) VALUES (?,?,?)", t.ID, i, p); err != nil {
 			return dbError("start", string(t.ID), err)
 		}
 	}
@@ -147,7 +152,8 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			}
 		}
 		_, err = tx.ExecContext(ctx,
-			"UPDATE turns SET status = 'done', result = ?, record = ?, state = ?, branch = ?, ended = ? WHERE id = ?",
+			"UPDATE turns SET status = 'done', result = ?, record = ?, state = ?, branch = ?, "+
+				"ended = ? WHERE id = ?",
 			f.Result, f.Record, f.State, onBranch, stamp(db.now()), t.ID)
 		return dbError("finish", string(t.ID), err)
 	})
@@ -192,7 +198,8 @@ func landing(ctx context.Context, q querier, t turnstone.Turn, onto string,
 
 // Landing returns the branch that Finish would move to a running turn, for callers that must record
 // it before. The result is valid while the caller prevents other changes of the session's branches.
-func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string, expected *turnstone.TurnID) (name string, diverged bool, err error) {
+func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string,
+	expected *turnstone.TurnID) (name string, diverged bool, err error) {
 	t, err := turn(ctx, db.sql, id)
 	if err != nil {
 		return "", false, err
@@ -227,14 +234,16 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 
 // freeName returns "<base>-<number>" as a name that is unused in the session and not reserved for
 // turns.
-func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string, number int) (string, error) {
+func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string,
+	number int) (string, error) {
 	for i := 0; ; i++ {
 		suffix := fmt.Sprintf("-%d", number)
 		if i > 0 {
 			suffix += fmt.Sprintf("-%d", i+1)
 		}
 		// A truncated name must not leave a segment with an invalid ending.
-		name := strings.TrimRight(base[:min(len(base), turnstone.MaxBranch-len(suffix))], "/._-") + suffix
+		name := strings.TrimRight(base[:min(len(base), turnstone.MaxBranch-len(suffix))], "/._-") +
+			suffix
 		if turnstone.ReadsAsTurn(name) {
 			continue
 		}
@@ -245,14 +254,16 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 	}
 }
 
-const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, started, ended"
+const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, " +
+	"started, ended"
 
 // turns returns the turns that an SQL clause selects.
 func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Turn, error) {
 	return query(ctx, q, "read", func(rows *sql.Rows) (t turnstone.Turn, err error) {
 		var started, ended int64
 		var parents string
-		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status, &t.Result, &t.Record, &t.State,
+		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status,
+			&t.Result, &t.Record, &t.State,
 			&started, &ended, &parents)
 		t.Started, t.Ended, t.Parents = moment(started), moment(ended), []turnstone.TurnID{}
 		for p := range strings.FieldsSeq(parents) {

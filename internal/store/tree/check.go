@@ -57,7 +57,9 @@ func (a *Attr) Normalize() {
 	if a.Type != Char && a.Type != Block {
 		a.Major, a.Minor = 0, 0
 	}
-	a.Xattrs = slices.DeleteFunc(slices.Clone(a.Xattrs), func(x Xattr) bool { return !KeptXattr(x.Name) })
+	a.Xattrs = slices.DeleteFunc(slices.Clone(a.Xattrs), func(x Xattr) bool {
+		return !KeptXattr(x.Name)
+	})
 	if len(a.Xattrs) == 0 {
 		a.Xattrs = nil
 	}
@@ -66,9 +68,12 @@ func (a *Attr) Normalize() {
 
 // Equal reports whether a and b are the same, including timestamps.
 func (a *Attr) Equal(b *Attr) bool {
-	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.MTime == b.MTime &&
+	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID &&
+		a.GID == b.GID && a.MTime == b.MTime &&
 		a.Size == b.Size && a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor &&
-		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
+		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y Xattr) bool {
+			return x.Name == y.Name && bytes.Equal(x.Value, y.Value)
+		})
 }
 
 // CheckName reports why the name of an entry is invalid.
@@ -97,7 +102,8 @@ func (e *Entry) check() error {
 			return errors.New("a directory's digests are malformed")
 		}
 	case File:
-		if !wellFormed(e.Content.Digest) || e.Content.Chunks != "" && !wellFormed(e.Content.Chunks) {
+		if !wellFormed(e.Content.Digest) || e.Content.Chunks != "" &&
+			!wellFormed(e.Content.Chunks) {
 			return errors.New("a file's digest is malformed")
 		}
 	}
@@ -121,7 +127,9 @@ func (e *Entry) checkFields() error {
 	case (e.Target != "") != (e.Type == Symlink):
 		return errors.New("only a symlink can have a target, and must have one")
 	case len(e.Target) > MaxTarget || strings.IndexByte(e.Target, 0) >= 0:
-		return fmt.Errorf("a symlink's target has %d bytes, or contains a NUL byte; the limit is %d", len(e.Target), MaxTarget)
+		return fmt.Errorf(
+			"a symlink's target has %d bytes, or contains a NUL byte; the limit is %d",
+			len(e.Target), MaxTarget)
 	case e.Type != Char && e.Type != Block && (e.Major != 0 || e.Minor != 0):
 		return errors.New("has device numbers and is not a device")
 	case e.Major > MaxMajor || e.Minor > MaxMinor:
@@ -139,7 +147,8 @@ func checkXattrs(xattrs []Xattr) error {
 		case x.Name <= last:
 			return fmt.Errorf("the extended attribute %q is a duplicate, or not sorted", x.Name)
 		case len(x.Value) > maxXattrValue:
-			return fmt.Errorf("the extended attribute %q has %d bytes, more than %d", x.Name, len(x.Value), maxXattrValue)
+			return fmt.Errorf("the extended attribute %q has %d bytes, more than %d", x.Name,
+				len(x.Value), maxXattrValue)
 		}
 		last = x.Name
 		sum += len(x.Name) + len(x.Value)
@@ -243,5 +252,6 @@ func invalid(op turnstone.Op, subject string, err error) error {
 
 func damaged(op turnstone.Op, subject string, err error) error {
 	return turnstone.NewError(op, turnstone.KindIntegrity, subject, err).
-		WithHint("run turn fsck to find all damaged objects; another program, or another version of this program, wrote this object")
+		WithHint("run turn fsck to find all damaged objects; another program, or another version " +
+			"of this program, wrote this object")
 }

@@ -73,7 +73,8 @@ func (r *rawDir) next() (name, body []byte, ok bool, err error) {
 		return nil, nil, false, err
 	}
 	if r.last != nil && bytes.Compare(name, r.last) <= 0 {
-		return nil, nil, false, fmt.Errorf("%q follows %q: entries are sorted and unique", name, r.last)
+		return nil, nil, false, fmt.Errorf(
+			"%q follows %q: entries are sorted and unique", name, r.last)
 	}
 	r.b, r.last = c.b, name
 	return name, body, true, nil

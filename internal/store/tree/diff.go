@@ -268,7 +268,8 @@ func (d *differ) entry(dir, name string, bodies [2][]byte) (twoDirs, error) {
 		}
 	}
 	old, now := es[0], es[1]
-	differs := old == nil || now == nil || !old.Attr.Equal(&now.Attr) || old.Content.Digest != now.Content.Digest
+	differs := old == nil || now == nil || !old.Attr.Equal(&now.Attr) ||
+		old.Content.Digest != now.Content.Digest
 	if !differs {
 		_, differs = slices.BinarySearch(d.relinked, path)
 	}
@@ -354,7 +355,8 @@ func (c Change) String() string {
 	}
 	line := sign + " " + c.Path
 	if !slices.Equal(c.OldLinks, c.NewLinks) {
-		line += " links(" + strings.Join(c.OldLinks, " ") + " → " + strings.Join(c.NewLinks, " ") + ")"
+		line += " links(" + strings.Join(c.OldLinks, " ") + " → " +
+			strings.Join(c.NewLinks, " ") + ")"
 	}
 	return line
 }

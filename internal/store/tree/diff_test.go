@@ -56,7 +56,9 @@ func TestDiff(t *testing.T) {
 		return out
 	}
 	without := func(prefix string) []treetest.File {
-		return slices.DeleteFunc(slices.Clone(base), func(f treetest.File) bool { return strings.HasPrefix(f.Path, prefix) })
+		return slices.DeleteFunc(slices.Clone(base), func(f treetest.File) bool {
+			return strings.HasPrefix(f.Path, prefix)
+		})
 	}
 	for _, test := range []struct {
 		name  string
@@ -65,19 +67,29 @@ func TestDiff(t *testing.T) {
 	}{
 		{"nothing", base, []string{}},
 		{"content", edit("/d/x", func(f *treetest.File) { f.Data = "z" }), []string{"~ /d/x"}},
-		{"mode", edit("/d/sub/y", func(f *treetest.File) { f.Mode = 0o600 }), []string{"~ /d/sub/y"}},
+		{"mode", edit("/d/sub/y", func(f *treetest.File) { f.Mode = 0o600 }),
+			[]string{"~ /d/sub/y"}},
 		{"time", edit("/a", func(f *treetest.File) { f.Nsec = 1 }), []string{"~ /a"}},
 		{"top", edit("/", func(f *treetest.File) { f.MTime = 2 }), []string{"~ /"}},
 		{"removed directory", without("/d/"), []string{"- /d", "- /d/sub", "- /d/sub/y", "- /d/x"}},
-		{"added, in order", append(slices.Clone(base), treetest.File{Path: "/d/sub/z"}, treetest.File{Path: "/d!"}, treetest.File{Path: "/d/a"}),
+		{"added, in order", append(slices.Clone(base), treetest.File{Path: "/d/sub/z"},
+			treetest.File{Path: "/d!"}, treetest.File{Path: "/d/a"}),
 			[]string{"+ /d!", "+ /d/a", "+ /d/sub/z"}},
-		{"directory becomes a file", append(without("/d/"), treetest.File{Path: "/d"}), []string{"~ /d", "- /d/sub", "- /d/sub/y", "- /d/x"}},
-		{"file becomes a directory", append(without("/a"), treetest.File{Path: "/a/b/c"}), []string{"~ /a", "+ /a/b", "+ /a/b/c"}},
-		{"both are changed", edit("/l1", func(f *treetest.File) { f.Data = "other" }), []string{"~ /l1", "~ /l2"}},
-		{"link becomes a copy", edit("/l2", func(f *treetest.File) { f.Link, f.Data = "", "linked" }),
+		{"directory becomes a file", append(without("/d/"), treetest.File{Path: "/d"}),
+			[]string{"~ /d", "- /d/sub", "- /d/sub/y", "- /d/x"}},
+		{"file becomes a directory", append(without("/a"), treetest.File{Path: "/a/b/c"}),
+			[]string{"~ /a", "+ /a/b", "+ /a/b/c"}},
+		{"both are changed", edit("/l1", func(f *treetest.File) { f.Data = "other" }),
+			[]string{"~ /l1", "~ /l2"}},
+		{"link becomes a copy", edit("/l2", func(f *treetest.File) {
+			f.Link, f.Data = "", "linked"
+		}),
 			[]string{"~ /l1 links(/l1 /l2 → )", "~ /l2 links(/l1 /l2 → )"}},
-		{"a third name, below", append(slices.Clone(base), treetest.File{Path: "/d/sub/l3", Link: "/l1"}),
-			[]string{"+ /d/sub/l3 links( → /d/sub/l3 /l1 /l2)", "~ /l1 links(/l1 /l2 → /d/sub/l3 /l1 /l2)", "~ /l2 links(/l1 /l2 → /d/sub/l3 /l1 /l2)"}},
+		{"a third name, below", append(slices.Clone(base),
+			treetest.File{Path: "/d/sub/l3", Link: "/l1"}),
+			[]string{"+ /d/sub/l3 links( → /d/sub/l3 /l1 /l2)",
+				"~ /l1 links(/l1 /l2 → /d/sub/l3 /l1 /l2)",
+				"~ /l2 links(/l1 /l2 → /d/sub/l3 /l1 /l2)"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := treetest.NewStore()
@@ -97,9 +109,13 @@ func TestDiff(t *testing.T) {
 // names of their files are grouped differently.
 func TestDiffGoesIntoEqualDirectories(t *testing.T) {
 	s := treetest.NewStore()
-	same := func(path, link string) treetest.File { return treetest.File{Path: path, Data: "same", Link: link} }
-	a := treetest.Make(t, s, same("/d/1", ""), same("/d/2", "/d/1"), same("/e/3", ""), same("/e/4", "/e/3"), same("/f/5", ""))
-	b := treetest.Make(t, s, same("/d/1", ""), same("/d/2", ""), same("/e/3", "/d/1"), same("/e/4", "/d/2"), same("/f/5", ""))
+	same := func(path, link string) treetest.File {
+		return treetest.File{Path: path, Data: "same", Link: link}
+	}
+	a := treetest.Make(t, s, same("/d/1", ""), same("/d/2", "/d/1"), same("/e/3", ""),
+		same("/e/4", "/e/3"), same("/f/5", ""))
+	b := treetest.Make(t, s, same("/d/1", ""), same("/d/2", ""), same("/e/3", "/d/1"),
+		same("/e/4", "/d/2"), same("/f/5", ""))
 	got := lines(diff(t, s, a, b))
 	want := []string{"~ /d/1 links(/d/1 /d/2 → /d/1 /e/3)", "~ /d/2 links(/d/1 /d/2 → /d/2 /e/4)",
 		"~ /e/3 links(/e/3 /e/4 → /d/1 /e/3)", "~ /e/4 links(/e/3 /e/4 → /d/2 /e/4)"}
@@ -150,7 +166,8 @@ func checkSide(rt *rapid.T, g tree.Getter, ref turnstone.TreeRef, path string, e
 	if (err == nil) != (e != nil) {
 		rt.Fatalf("%q: %v, %v", path, err, e)
 	}
-	if e != nil && (!have.Attr.Equal(&e.Attr) || have.Content != e.Content || have.Tree != e.Tree || have.Hash != e.Hash) {
+	if e != nil && (!have.Attr.Equal(&e.Attr) || have.Content != e.Content ||
+		have.Tree != e.Tree || have.Hash != e.Hash) {
 		rt.Fatalf("%q: %v, not %v", path, e, have)
 	}
 }
@@ -224,7 +241,8 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 		treetest.Make(t, s)
 		treetest.Make(t, s, files...)
 		s.Damage(d)
-		if err := tree.NewVerifier(s).Verify(ctx, ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if err := tree.NewVerifier(s).Verify(ctx,
+			ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Verify: %v", err)
 		}
 		if err := tree.Walk(ctx, s, ref, "/", func(string, *tree.Entry) error { return nil }); turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -238,7 +256,8 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 			t.Errorf("Diff: %v", last)
 		}
 		s.Remove(d)
-		if err := tree.NewVerifier(s).Verify(ctx, ref); turnstone.KindOf(err) != turnstone.KindNotFound {
+		if err := tree.NewVerifier(s).Verify(ctx,
+			ref); turnstone.KindOf(err) != turnstone.KindNotFound {
 			t.Errorf("Verify without it: %v", err)
 		}
 	}
@@ -247,16 +266,27 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 func TestVerifyFindsWhatIsNotTrue(t *testing.T) {
 	ctx := context.Background()
 	s := treetest.NewStore()
-	ref := treetest.Make(t, s, treetest.File{Path: "/d/f", Data: "1"}, treetest.File{Path: "/d/g", Data: "2"}, treetest.File{Path: "/e/f", Data: "1"})
+	ref := treetest.Make(t, s, treetest.File{Path: "/d/f", Data: "1"},
+		treetest.File{Path: "/d/g", Data: "2"}, treetest.File{Path: "/e/f", Data: "1"})
 	for name, lie := range map[string]func(r *tree.Root){
-		"directory's hash":     func(r *tree.Root) { r.Hash = turnstone.DigestBytes(nil) },
-		"link to nothing":      func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/none"}} },
-		"link to another":      func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/g"}} },
-		"link of a directory":  func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d", "/e"}} },
-		"link below a file":    func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/g/f"}} },
-		"link below a link":    func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/f/f"}} },
-		"name in two groups":   func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/e/f"}, {"/d/g", "/e/f"}} },
-		"directory that loops": func(r *tree.Root) { r.Tree = turnstone.DigestBytes([]byte("none")) },
+		"directory's hash": func(r *tree.Root) { r.Hash = turnstone.DigestBytes(nil) },
+		"link to nothing": func(r *tree.Root) {
+			r.Links = []tree.LinkGroup{{"/d/f", "/none"}}
+		},
+		"link to another":     func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d/f", "/d/g"}} },
+		"link of a directory": func(r *tree.Root) { r.Links = []tree.LinkGroup{{"/d", "/e"}} },
+		"link below a file": func(r *tree.Root) {
+			r.Links = []tree.LinkGroup{{"/d/f", "/d/g/f"}}
+		},
+		"link below a link": func(r *tree.Root) {
+			r.Links = []tree.LinkGroup{{"/d/f", "/d/f/f"}}
+		},
+		"name in two groups": func(r *tree.Root) {
+			r.Links = []tree.LinkGroup{{"/d/f", "/e/f"}, {"/d/g", "/e/f"}}
+		},
+		"directory that loops": func(r *tree.Root) {
+			r.Tree = turnstone.DigestBytes([]byte("none"))
+		},
 	} {
 		r, err := tree.GetRoot(ctx, s, ref)
 		if err != nil {
@@ -340,7 +370,8 @@ func FuzzDecodeRoot(f *testing.F) {
 	for i := range 2000 {
 		links = append(links, tree.LinkGroup{fmt.Sprintf("/a/%05d", i), fmt.Sprintf("/b/%05d", i)})
 	}
-	r := tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir}, Tree: turnstone.DigestBytes(nil), Hash: turnstone.DigestBytes(nil)}, Links: links}
+	r := tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir},
+		Tree: turnstone.DigestBytes(nil), Hash: turnstone.DigestBytes(nil)}, Links: links}
 	root, chunks := r.Encode()
 	f.Add(root, chunks[0])
 	f.Add(root, chunk)
@@ -373,10 +404,12 @@ func large(b *testing.B, s *treetest.Store, dirs, files int) turnstone.TreeRef {
 	for i := range dirs {
 		var d tree.Directory
 		for j := range files {
-			d = append(d, tree.Entry{Name: fmt.Sprintf("file-%06d", j), Attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: 1,
-				MTime: tree.Time{Sec: int64(i*files + j)}}, Content: content})
+			d = append(d, tree.Entry{Name: fmt.Sprintf("file-%06d", j),
+				Attr: tree.Attr{Type: tree.File, Mode: 0o644, Size: 1,
+					MTime: tree.Time{Sec: int64(i*files + j)}}, Content: content})
 		}
-		e := tree.Entry{Name: fmt.Sprintf("dir-%06d", i), Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}
+		e := tree.Entry{Name: fmt.Sprintf("dir-%06d", i),
+			Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}}
 		if e.Tree, e.Hash, err = tree.PutDirectory(ctx, s, d); err != nil {
 			b.Fatal(err)
 		}

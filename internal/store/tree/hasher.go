@@ -24,7 +24,8 @@ type hashing struct {
 
 // NewHasher returns a Hasher. Its methods are safe for concurrent use.
 func NewHasher() *Hasher {
-	return &Hasher{pool: sync.Pool{New: func() any { return &hashing{sha256.New(), make([]byte, 256<<10)} }}}
+	return &Hasher{
+		pool: sync.Pool{New: func() any { return &hashing{sha256.New(), make([]byte, 256<<10)} }}}
 }
 
 // Get always returns an error of kind NotFound.

@@ -81,7 +81,8 @@ func appendGroup(out []byte, g LinkGroup) []byte {
 
 // endsChunk reports whether g is the last group in an object of size bytes including g.
 func endsChunk(size int, g LinkGroup) bool {
-	return size > maxLinkChunk || size > minLinkChunk && crc32.ChecksumIEEE([]byte(g[0]))&linkCutMask == 0
+	return size > maxLinkChunk || size > minLinkChunk &&
+		crc32.ChecksumIEEE([]byte(g[0]))&linkCutMask == 0
 }
 
 // A head is a root without its links, and the location of the links.
@@ -177,13 +178,15 @@ func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, er
 }
 
 // read appends the chunk's groups to groups.
-func (k *linkChunk) read(get func(turnstone.Digest) ([]byte, error), groups []LinkGroup) ([]LinkGroup, error) {
+func (k *linkChunk) read(get func(turnstone.Digest) ([]byte, error),
+	groups []LinkGroup) ([]LinkGroup, error) {
 	b, err := get(k.object)
 	if err != nil {
 		return nil, err
 	}
 	if len(b) < 2 || b[0] != linksMagic || b[1] != formatVersion {
-		return nil, damaged("tree.decode", string(k.object), errors.New("is not a table of hard links, or is of another version"))
+		return nil, damaged("tree.decode", string(k.object),
+			errors.New("is not a table of hard links, or is of another version"))
 	}
 	if groups, err = decodeGroups(groups, b[2:], k.groups); err != nil {
 		return nil, damaged("tree.decode", string(k.object), err)

@@ -9,7 +9,8 @@ import (
 
 // PutDirectory puts d's object and returns its name and the FS hash of d's entries: the values of
 // Entry.Tree and Entry.Hash of d's own entry. An invalid d is an error of kind Invalid.
-func PutDirectory(ctx context.Context, p Putter, d Directory) (tree, hash turnstone.Digest, err error) {
+func PutDirectory(ctx context.Context, p Putter, d Directory) (tree,
+	hash turnstone.Digest, err error) {
 	if err := d.Check(); err != nil {
 		return "", "", err
 	}
@@ -63,7 +64,8 @@ func GetRoot(ctx context.Context, g Getter, ref turnstone.TreeRef) (*Root, error
 		return nil, named(ref.Root, err)
 	}
 	if have := r.fsHash(); ref.Hash != "" && have != ref.Hash {
-		return nil, damaged("tree.get", string(ref.Root), fmt.Errorf("has the FS hash %s, not %s", have, ref.Hash))
+		return nil, damaged("tree.get", string(ref.Root),
+			fmt.Errorf("has the FS hash %s, not %s", have, ref.Hash))
 	}
 	return r, nil
 }

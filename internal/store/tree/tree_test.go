@@ -50,7 +50,8 @@ func TestBuildHoldsAllThatAFileIs(t *testing.T) {
 		`c 0666 0:0 @0.0 /dev/null 1,3`,
 		`f 0644 0:0 @0.0 /` + strings.Repeat("n", 255) + ` ""`,
 		`p 0600 0:0 @0.0 /p`,
-		`f 0644 0:0 @0.0 "/\xff\xfe" 100000 ` + turnstone.DigestBytes(bytes.Repeat([]byte("0123456789"), 10000)).Short(),
+		`f 0644 0:0 @0.0 "/\xff\xfe" 100000 ` +
+			turnstone.DigestBytes(bytes.Repeat([]byte("0123456789"), 10000)).Short(),
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -140,18 +141,24 @@ func TestTheHashCoversWhatItSays(t *testing.T) {
 		return hash(c)
 	}
 	differs := map[string]turnstone.Digest{
-		"name":             change(func(f *treetest.File) { f.Path = "/g" }),
-		"directory":        change(func(f *treetest.File) { f.Path = "/d/f" }),
-		"type":             change(func(f *treetest.File) { f.Type = tree.FIFO }),
-		"mode":             change(func(f *treetest.File) { f.Mode = 0o4644 }),
-		"uid":              change(func(f *treetest.File) { f.UID = 1 }),
-		"gid":              change(func(f *treetest.File) { f.GID = 1 }),
-		"content":          change(func(f *treetest.File) { f.Data = "dat0" }),
-		"size":             change(func(f *treetest.File) { f.Data = "" }),
-		"user xattr":       change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "2"} }),
-		"user xattr name":  change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.b": "1"} }),
-		"no xattr":         change(func(f *treetest.File) { f.Xattrs = nil }),
-		"capability":       change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "1", "security.capability": "x"} }),
+		"name":      change(func(f *treetest.File) { f.Path = "/g" }),
+		"directory": change(func(f *treetest.File) { f.Path = "/d/f" }),
+		"type":      change(func(f *treetest.File) { f.Type = tree.FIFO }),
+		"mode":      change(func(f *treetest.File) { f.Mode = 0o4644 }),
+		"uid":       change(func(f *treetest.File) { f.UID = 1 }),
+		"gid":       change(func(f *treetest.File) { f.GID = 1 }),
+		"content":   change(func(f *treetest.File) { f.Data = "dat0" }),
+		"size":      change(func(f *treetest.File) { f.Data = "" }),
+		"user xattr": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "2"}
+		}),
+		"user xattr name": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.b": "1"}
+		}),
+		"no xattr": change(func(f *treetest.File) { f.Xattrs = nil }),
+		"capability": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "1", "security.capability": "x"}
+		}),
 		"symlink":          hash(treetest.File{Path: "/f", Target: "x"}),
 		"symlink's target": hash(treetest.File{Path: "/f", Target: "y"}),
 		"device":           hash(treetest.File{Path: "/f", Type: tree.Char, Major: 1}),
@@ -160,11 +167,13 @@ func TestTheHashCoversWhatItSays(t *testing.T) {
 		"block device":     hash(treetest.File{Path: "/f", Type: tree.Block, Major: 1}),
 		"top mode":         hash(base, treetest.File{Path: "/", Mode: 0o700}),
 		"top owner":        hash(base, treetest.File{Path: "/", UID: 1}),
-		"top xattr":        hash(base, treetest.File{Path: "/", Xattrs: map[string]string{"user.a": ""}}),
-		"another name":     hash(base, treetest.File{Path: "/g", Link: "/f"}),
-		"a copy":           hash(base, treetest.File{Path: "/g", Data: "data", Xattrs: base.Xattrs}),
-		"an empty dir":     hash(base, treetest.File{Path: "/g/"}),
-		"nothing":          hash(base),
+		"top xattr": hash(base,
+			treetest.File{Path: "/", Xattrs: map[string]string{"user.a": ""}}),
+		"another name": hash(base, treetest.File{Path: "/g", Link: "/f"}),
+		"a copy": hash(base,
+			treetest.File{Path: "/g", Data: "data", Xattrs: base.Xattrs}),
+		"an empty dir": hash(base, treetest.File{Path: "/g/"}),
+		"nothing":      hash(base),
 	}
 	seen := map[turnstone.Digest]string{}
 	for what, h := range differs {
@@ -174,12 +183,20 @@ func TestTheHashCoversWhatItSays(t *testing.T) {
 		seen[h] = what
 	}
 	same := map[string]turnstone.Digest{
-		"mtime":       change(func(f *treetest.File) { f.MTime, f.Nsec = 5, 6 }),
-		"top mtime":   hash(base, treetest.File{Path: "/", MTime: 9}),
-		"trusted":     change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "1", "trusted.x": "x"} }),
-		"acl":         change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "1", "system.posix_acl_access": "x"} }),
-		"not kept":    change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "1", "security.selinux": "x"} }),
-		"of overlays": change(func(f *treetest.File) { f.Xattrs = map[string]string{"user.a": "1", "trusted.overlay.origin": "x"} }),
+		"mtime":     change(func(f *treetest.File) { f.MTime, f.Nsec = 5, 6 }),
+		"top mtime": hash(base, treetest.File{Path: "/", MTime: 9}),
+		"trusted": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "1", "trusted.x": "x"}
+		}),
+		"acl": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "1", "system.posix_acl_access": "x"}
+		}),
+		"not kept": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "1", "security.selinux": "x"}
+		}),
+		"of overlays": change(func(f *treetest.File) {
+			f.Xattrs = map[string]string{"user.a": "1", "trusted.overlay.origin": "x"}
+		}),
 	}
 	for what, h := range same {
 		if h != differs["nothing"] {
@@ -196,9 +213,11 @@ func TestLinksBeyondOneObject(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755}, Tree: d, Hash: h}}
+		r := &tree.Root{Entry: tree.Entry{Attr: tree.Attr{Type: tree.Dir, Mode: 0o755},
+			Tree: d, Hash: h}}
 		for i := range n {
-			r.Links = append(r.Links, tree.LinkGroup{fmt.Sprintf("/a/%07d", i), fmt.Sprintf("/b/%07d", i)})
+			r.Links = append(r.Links, tree.LinkGroup{fmt.Sprintf("/a/%07d", i),
+				fmt.Sprintf("/b/%07d", i)})
 		}
 		return r
 	}
@@ -209,7 +228,8 @@ func TestLinksBeyondOneObject(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := tree.GetRoot(ctx, s, ref)
-		if err != nil || len(got.Links) != n || !slices.EqualFunc(got.Links, r.Links, slices.Equal[tree.LinkGroup]) {
+		if err != nil || len(got.Links) != n ||
+			!slices.EqualFunc(got.Links, r.Links, slices.Equal[tree.LinkGroup]) {
 			t.Fatalf("%d groups: %v, %d came back", n, err, len(got.Links))
 		}
 	}
@@ -227,10 +247,12 @@ func TestLinksBeyondOneObject(t *testing.T) {
 
 func TestBuildRefusesWhatNoFileSystemHas(t *testing.T) {
 	dir := func(kids ...tree.Child) *treetest.Node {
-		return &treetest.Node{A: tree.Attr{Type: tree.Dir, Mode: 0o755}, ID: rand.Uint64(), Names: 1, Kids: kids}
+		return &treetest.Node{A: tree.Attr{Type: tree.Dir, Mode: 0o755},
+			ID: rand.Uint64(), Names: 1, Kids: kids}
 	}
 	file := func(size int64, data string) *treetest.Node {
-		return &treetest.Node{A: tree.Attr{Type: tree.File, Size: size}, ID: rand.Uint64(), Names: 1, Data: []byte(data)}
+		return &treetest.Node{A: tree.Attr{Type: tree.File, Size: size}, ID: rand.Uint64(),
+			Names: 1, Data: []byte(data)}
 	}
 	attr := func(a tree.Attr) tree.Node { return &treetest.Node{A: a, ID: rand.Uint64(), Names: 1} }
 	loop := dir()
@@ -247,28 +269,57 @@ func TestBuildRefusesWhatNoFileSystemHas(t *testing.T) {
 		want string
 		kind turnstone.Kind
 	}{
-		{"loop", loop, "/d/again: is a directory with two paths, or inside itself", turnstone.KindInvalid},
+		{"loop", loop, "/d/again: is a directory with two paths, or inside itself",
+			turnstone.KindInvalid},
 		{"too deep", deep, "is more than 4096 directories deep", turnstone.KindInvalid},
 		{"file at the top", file(0, ""), "/: is not a directory", turnstone.KindInvalid},
-		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")}, tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries with the name "x"`, turnstone.KindInvalid},
-		{"no name", dir(tree.Child{Name: "", Node: file(0, "")}), "a name is empty", turnstone.KindInvalid},
-		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}), `".." is not a valid name`, turnstone.KindInvalid},
-		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}), "contains a slash", turnstone.KindInvalid},
-		{"long name", dir(tree.Child{Name: strings.Repeat("x", 256), Node: file(0, "")}), "more than 255", turnstone.KindInvalid},
-		{"short content", dir(tree.Child{Name: "f", Node: file(5, "1234")}), "/f: its size changed", turnstone.KindInvalid},
-		{"long content", dir(tree.Child{Name: "f", Node: file(5, "123456")}), "/f: its size changed", turnstone.KindInvalid},
-		{"negative size", dir(tree.Child{Name: "f", Node: file(-1, "")}), "/f: size -1", turnstone.KindInvalid},
-		{"unknown type", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: 9})}), "/f: unknown type 9", turnstone.KindInvalid},
-		{"symlink to nothing", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}), "/f: only a symlink can have a target, and must have one", turnstone.KindInvalid},
-		{"device numbers", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Char, Major: 4096})}), "/f: 4096:0 are no", turnstone.KindInvalid},
-		{"time", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}), "/f: -1 is not a valid number", turnstone.KindInvalid},
-		{"attribute twice", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a"}, {Name: "user.a"}}})}), "/f: the extended attribute", turnstone.KindInvalid},
-		{"large attribute", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.FIFO, Xattrs: []tree.Xattr{{Name: "user.a", Value: make([]byte, 1<<17)}}})}), "/f: the extended attribute", turnstone.KindInvalid},
-		{"failing disk", dir(tree.Child{Name: "f", Node: broken}), `/: "f": multiple Read calls`, turnstone.KindUnavailable},
+		{"name twice", dir(tree.Child{Name: "x", Node: file(0, "")},
+			tree.Child{Name: "x", Node: file(0, "")}), `/: has two entries with the name "x"`,
+			turnstone.KindInvalid},
+		{"no name", dir(tree.Child{Name: "", Node: file(0, "")}),
+			"a name is empty", turnstone.KindInvalid},
+		{"dots", dir(tree.Child{Name: "..", Node: file(0, "")}),
+			`".." is not a valid name`, turnstone.KindInvalid},
+		{"slash", dir(tree.Child{Name: "a/b", Node: file(0, "")}),
+			"contains a slash", turnstone.KindInvalid},
+		{"long name", dir(tree.Child{Name: strings.Repeat("x", 256), Node: file(0, "")}),
+			"more than 255", turnstone.KindInvalid},
+		{"short content", dir(tree.Child{Name: "f", Node: file(5, "1234")}),
+			"/f: its size changed", turnstone.KindInvalid},
+		{"long content", dir(tree.Child{Name: "f", Node: file(5, "123456")}),
+			"/f: its size changed", turnstone.KindInvalid},
+		{"negative size", dir(tree.Child{Name: "f", Node: file(-1, "")}),
+			"/f: size -1", turnstone.KindInvalid},
+		{"unknown type", dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: 9})}),
+			"/f: unknown type 9", turnstone.KindInvalid},
+		{"symlink to nothing",
+			dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Symlink})}),
+			"/f: only a symlink can have a target, and must have one", turnstone.KindInvalid},
+		{"device numbers",
+			dir(tree.Child{Name: "f", Node: attr(tree.Attr{Type: tree.Char, Major: 4096})}),
+			"/f: 4096:0 are no", turnstone.KindInvalid},
+		{"time",
+			dir(tree.Child{Name: "f",
+				Node: attr(tree.Attr{Type: tree.FIFO, MTime: tree.Time{Nsec: -1}})}),
+			"/f: -1 is not a valid number", turnstone.KindInvalid},
+		{"attribute twice",
+			dir(tree.Child{Name: "f",
+				Node: attr(tree.Attr{Type: tree.FIFO,
+					Xattrs: []tree.Xattr{{Name: "user.a"}, {Name: "user.a"}}})}), "/f: the extended attribute",
+			turnstone.KindInvalid},
+		{"large attribute",
+			dir(tree.Child{Name: "f",
+				Node: attr(tree.Attr{Type: tree.FIFO,
+					Xattrs: []tree.Xattr{{Name: "user.a", Value: make([]byte, 1<<17)}}})}),
+			"/f: the extended attribute", turnstone.KindInvalid},
+		{"failing disk", dir(tree.Child{Name: "f", Node: broken}), `/: "f": multiple Read calls`,
+			turnstone.KindUnavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := tree.Build(context.Background(), treetest.NewStore(), test.root, tree.BuildOptions{})
-			if err == nil || !strings.Contains(err.Error(), test.want) || turnstone.KindOf(err) != test.kind {
+			_, err := tree.Build(context.Background(), treetest.NewStore(),
+				test.root, tree.BuildOptions{})
+			if err == nil || !strings.Contains(err.Error(), test.want) ||
+				turnstone.KindOf(err) != test.kind {
 				t.Errorf("%v (%s), want %q (%s)", err, turnstone.KindOf(err), test.want, test.kind)
 			}
 		})
@@ -289,11 +340,13 @@ func TestBuildSkipsAndCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (tree.Counts{Dirs: 3, Files: 4, Symlinks: 1, Others: 2, Links: 1, Skipped: 2, Bytes: 100002}); counts != want {
+	if want := (tree.Counts{Dirs: 3, Files: 4, Symlinks: 1, Others: 2, Links: 1, Skipped: 2,
+		Bytes: 100002}); counts != want {
 		t.Errorf("%+v, want %+v", counts, want)
 	}
 	for _, line := range treetest.List(t, s, ref) {
-		if !strings.Contains(line, " 42:") || strings.Contains(line, "disk") || strings.Contains(line, "socket") {
+		if !strings.Contains(line, " 42:") || strings.Contains(line, "disk") ||
+			strings.Contains(line, "socket") {
 			t.Error(line)
 		}
 	}
@@ -306,7 +359,8 @@ func TestBuildEndsWithItsContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := tree.Build(ctx, treetest.NewStore(), n, tree.BuildOptions{}); turnstone.KindOf(err) != turnstone.KindCanceled {
+	if _, err := tree.Build(ctx, treetest.NewStore(), n,
+		tree.BuildOptions{}); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("%v", err)
 	}
 }
@@ -344,14 +398,16 @@ func TestLookupAndResolve(t *testing.T) {
 			if got == "" {
 				got = "/"
 			}
-		} else if turnstone.KindOf(err) != turnstone.KindNotFound || !errors.Is(err, fs.ErrNotExist) {
+		} else if turnstone.KindOf(err) != turnstone.KindNotFound ||
+			!errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("Lookup %q: %v", name, err)
 		}
 		if p, _, err := tree.Resolve(ctx, s, ref, name); err == nil {
 			got += " " + p
 		} else {
 			got += " -"
-			if k := turnstone.KindOf(err); name == "/loop" && k != turnstone.KindInvalid || name != "/loop" && k != turnstone.KindNotFound {
+			if k := turnstone.KindOf(err); name == "/loop" && k != turnstone.KindInvalid ||
+				name != "/loop" && k != turnstone.KindNotFound {
 				t.Errorf("Resolve %q: %v", name, err)
 			}
 		}
@@ -370,7 +426,8 @@ func TestWalkIsSortedAndCanStop(t *testing.T) {
 		if err := tree.Walk(ctx, s, ref, "/", func(p string, e *tree.Entry) error {
 			paths = append(paths, p)
 			have, err := tree.Lookup(ctx, s, ref, p)
-			if err != nil || !have.Attr.Equal(&e.Attr) || have.Content != e.Content || have.Tree != e.Tree {
+			if err != nil || !have.Attr.Equal(&e.Attr) ||
+				have.Content != e.Content || have.Tree != e.Tree {
 				rt.Fatalf("%q: %v", p, err)
 			}
 			return nil
@@ -393,10 +450,12 @@ func TestWalkIsSortedAndCanStop(t *testing.T) {
 		})
 		return paths, err
 	}
-	if got, err := visit("/bin/", "", nil); err != nil || !slices.Equal(got, []string{"/bin", "/bin/sh", "/bin/sh2"}) {
+	if got, err := visit("/bin/", "", nil); err != nil ||
+		!slices.Equal(got, []string{"/bin", "/bin/sh", "/bin/sh2"}) {
 		t.Errorf("%q %v", got, err)
 	}
-	if got, err := visit("/", "/bin", fs.SkipDir); err != nil || slices.Contains(got, "/bin/sh") || !slices.Contains(got, "/p") {
+	if got, err := visit("/", "/bin", fs.SkipDir); err != nil || slices.Contains(got, "/bin/sh") ||
+		!slices.Contains(got, "/p") {
 		t.Errorf("SkipDir: %q %v", got, err)
 	}
 	if got, err := visit("/", "/bin/sh", fs.SkipAll); err != nil || len(got) != 4 {

@@ -24,7 +24,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-var update = flag.Bool("update", false, "write testdata/fs-hash.json anew, with the files that are in this test")
+var update = flag.Bool("update", false,
+	"write testdata/fs-hash.json anew, with the files that are in this test")
 
 // A vector is a tree and its FS hash as defined in docs/fs-hash.md.
 type vector struct {
@@ -66,7 +67,8 @@ func (v *vector) list(t testing.TB) []treetest.File {
 		g := treetest.File{Path: unhex(t, f.Path), Link: unhex(t, f.Link)}
 		if g.Link == "" {
 			g.Type, g.Mode, g.UID, g.GID = typeNames[f.Type], *f.Mode, *f.UID, *f.GID
-			g.Data, g.Target, g.Major, g.Minor, g.MTime = unhex(t, f.Content), unhex(t, f.Target), f.Major, f.Minor, f.MTime
+			g.Data, g.Target, g.Major, g.Minor, g.MTime = unhex(t, f.Content),
+				unhex(t, f.Target), f.Major, f.Minor, f.MTime
 			if g.Mode == 0 {
 				g.Mode = treetest.NoMode
 			}
@@ -110,7 +112,8 @@ func TestVectors(t *testing.T) {
 		t.Skip("the second implementation needs python3")
 	}
 	out, err := exec.Command(python, "testdata/fs_hash.py", file).CombinedOutput()
-	if want := fmt.Sprintf("%d of %d vectors agree\n", len(vectors), len(vectors)); err != nil || string(out) != want {
+	if want := fmt.Sprintf("%d of %d vectors agree\n", len(vectors), len(vectors)); err != nil ||
+		string(out) != want {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -129,7 +132,8 @@ func TestHashIsWhatTheReferenceSays(t *testing.T) {
 // names with the package.
 func reference(files []treetest.File) turnstone.Digest {
 	byPath, groups := written(files)
-	all := slices.Concat([]byte("turnstone fs root 1\n"), referenceNode(byPath, "/"), u32(0), u32(uint32(len(groups))))
+	all := slices.Concat([]byte("turnstone fs root 1\n"), referenceNode(byPath, "/"),
+		u32(0), u32(uint32(len(groups))))
 	var table [][]string
 	for to, others := range groups {
 		g := append([]string{to}, others...)
@@ -243,18 +247,32 @@ func writeVectors(t *testing.T, file string) {
 	}{
 		{"an empty directory", []treetest.File{{Path: "/"}}},
 		{"one file", []treetest.File{{Path: "/"}, {Path: "/hello", Data: "hello\n"}}},
-		{"an empty file of nobody, without permissions", []treetest.File{{Path: "/", Mode: 0o700, UID: 65534}, {Path: "/f", Mode: treetest.NoMode, UID: 65534, GID: 65534}}},
-		{"directories in each other, and order around the slash", []treetest.File{{Path: "/"}, {Path: "/a/"}, {Path: "/a-b", Data: "-"}, {Path: "/a/b/"},
-			{Path: "/a/b/c", Data: "c"}, {Path: "/a.b", Data: "."}, {Path: "/a0", Data: "0"}}},
-		{"times make no difference: as one file", []treetest.File{{Path: "/", MTime: 1}, {Path: "/hello", Data: "hello\n", MTime: -5}}},
-		{"every type", []treetest.File{{Path: "/"}, {Path: "/s", Target: "../else where"}, {Path: "/c", Type: tree.Char, Mode: 0o620, Major: 4, Minor: 1048575, GID: 5},
-			{Path: "/b", Type: tree.Block, Mode: 0o660, Major: 4095}, {Path: "/p", Type: tree.FIFO, Mode: 0o622}, {Path: "/f", Mode: 0o4755, Data: "\x00"}, {Path: "/d/", Mode: 0o1777}}},
-		{"names that are not UTF-8, and a long one", []treetest.File{{Path: "/"}, {Path: "/\xff\xfe"}, {Path: "/\x01\n"}, {Path: "/" + strings.Repeat("n", 255)}}},
-		{"extended attributes", []treetest.File{{Path: "/", Xattrs: map[string]string{"user.top": "1"}}, {Path: "/f", Xattrs: map[string]string{"user.b": "\x00\xff", "user.a": "",
-			"security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", "trusted.not": "covered", "system.posix_acl_access": "not covered"}}}},
-		{"hard links", []treetest.File{{Path: "/"}, {Path: "/d/"}, {Path: "/z", Data: "one"}, {Path: "/d/y", Link: "/z"}, {Path: "/a", Link: "/d/y"},
-			{Path: "/s1", Target: "x"}, {Path: "/d/s2", Link: "/s1"}, {Path: "/copy", Data: "one"}}},
-		{"a file of 5000 bytes", []treetest.File{{Path: "/"}, {Path: "/f", Data: strings.Repeat("0123456789", 500)}}},
+		{"an empty file of nobody, without permissions",
+			[]treetest.File{{Path: "/", Mode: 0o700, UID: 65534},
+				{Path: "/f", Mode: treetest.NoMode, UID: 65534, GID: 65534}}},
+		{"directories in each other, and order around the slash",
+			[]treetest.File{{Path: "/"}, {Path: "/a/"}, {Path: "/a-b", Data: "-"}, {Path: "/a/b/"},
+				{Path: "/a/b/c", Data: "c"}, {Path: "/a.b", Data: "."}, {Path: "/a0", Data: "0"}}},
+		{"times make no difference: as one file",
+			[]treetest.File{{Path: "/", MTime: 1}, {Path: "/hello", Data: "hello\n", MTime: -5}}},
+		{"every type", []treetest.File{{Path: "/"}, {Path: "/s", Target: "../else where"},
+			{Path: "/c", Type: tree.Char, Mode: 0o620, Major: 4, Minor: 1048575, GID: 5},
+			{Path: "/b", Type: tree.Block, Mode: 0o660, Major: 4095},
+			{Path: "/p", Type: tree.FIFO, Mode: 0o622}, {Path: "/f", Mode: 0o4755, Data: "\x00"},
+			{Path: "/d/", Mode: 0o1777}}},
+		{"names that are not UTF-8, and a long one",
+			[]treetest.File{{Path: "/"}, {Path: "/\xff\xfe"}, {Path: "/\x01\n"},
+				{Path: "/" + strings.Repeat("n", 255)}}},
+		{"extended attributes",
+			[]treetest.File{{Path: "/", Xattrs: map[string]string{"user.top": "1"}},
+				{Path: "/f", Xattrs: map[string]string{"user.b": "\x00\xff", "user.a": "",
+					"security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00", "trusted.not": "covered", "system.posix_acl_access": "not covered"}}}},
+		{"hard links", []treetest.File{{Path: "/"}, {Path: "/d/"}, {Path: "/z", Data: "one"},
+			{Path: "/d/y", Link: "/z"}, {Path: "/a", Link: "/d/y"},
+			{Path: "/s1", Target: "x"}, {Path: "/d/s2", Link: "/s1"},
+			{Path: "/copy", Data: "one"}}},
+		{"a file of 5000 bytes", []treetest.File{{Path: "/"},
+			{Path: "/f", Data: strings.Repeat("0123456789", 500)}}},
 	}
 	var out []vector
 	for _, set := range sets {
@@ -284,7 +302,8 @@ func flatten(t *testing.T, v *vector, p string, n *treetest.Node, seen map[*tree
 		return
 	}
 	seen[n] = p
-	f := vectorFile{Path: h(p), Mode: &n.A.Mode, UID: &n.A.UID, GID: &n.A.GID, Content: hex.EncodeToString(n.Data), Target: h(n.A.Target),
+	f := vectorFile{Path: h(p), Mode: &n.A.Mode, UID: &n.A.UID, GID: &n.A.GID,
+		Content: hex.EncodeToString(n.Data), Target: h(n.A.Target),
 		Major: n.A.Major, Minor: n.A.Minor, MTime: n.A.MTime.Sec}
 	for name, typ := range typeNames {
 		if typ == n.A.Type {

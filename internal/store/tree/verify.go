@@ -22,10 +22,10 @@ func NewVerifier(g Getter) *Verifier {
 		trees: map[turnstone.TreeRef]bool{}}
 }
 
-// Verify reads the whole tree, except the parts that v has verified, and computes its FS hash again.
-// A mismatch is an error of kind Integrity: a malformed object, a wrong FS hash of a directory or of
-// the tree, a hard link to a missing path or to another file. Verify does not read the contents. The
-// FS hash of ref may be empty.
+// Verify reads the whole tree, except the parts that v has verified, and computes its FS hash
+// again. A mismatch is an error of kind Integrity: a malformed object, a wrong FS hash of a
+// directory or of the tree, a hard link to a missing path or to another file. Verify does not read
+// the contents. The FS hash of ref may be empty.
 func (v *Verifier) Verify(ctx context.Context, ref turnstone.TreeRef) error {
 	if v.trees[ref] {
 		return nil
@@ -48,7 +48,8 @@ func (v *Verifier) dir(ctx context.Context, e *Entry, name string, depth int) er
 	hash, ok := v.dirs[e.Tree]
 	if !ok {
 		if depth > MaxDepth {
-			return damaged("tree.verify", string(e.Tree), fmt.Errorf("is more than %d directories deep", MaxDepth))
+			return damaged("tree.verify", string(e.Tree),
+				fmt.Errorf("is more than %d directories deep", MaxDepth))
 		}
 		d, err := v.directory(ctx, e)
 		if err != nil {
@@ -65,7 +66,8 @@ func (v *Verifier) dir(ctx context.Context, e *Entry, name string, depth int) er
 		v.dirs[e.Tree] = hash
 	}
 	if hash != e.Hash {
-		return damaged("tree.verify", string(e.Tree), fmt.Errorf("the directory %q has the FS hash %s, not %s", name, hash, e.Hash))
+		return damaged("tree.verify", string(e.Tree),
+			fmt.Errorf("the directory %q has the FS hash %s, not %s", name, hash, e.Hash))
 	}
 	return nil
 }
@@ -122,7 +124,8 @@ func (n *linkName) add(p string, group int) error {
 
 // linksIn checks the names of hard links in and below a directory. first has each group's first
 // entry.
-func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *linkName, groups []LinkGroup, first []*Entry) error {
+func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *linkName,
+	groups []LinkGroup, first []*Entry) error {
 	d, err := v.directory(ctx, at)
 	if err != nil {
 		return err
@@ -140,20 +143,24 @@ func (v *Verifier) linksIn(ctx context.Context, at *Entry, path string, names *l
 		case n.group == 0 && e.Type == Dir:
 			err = v.linksIn(ctx, e, p, n, groups, first)
 		case n.group == 0:
-			err = damaged("tree.verify", p, errors.New("is not a directory, and the root lists hard links in it"))
+			err = damaged("tree.verify", p,
+				errors.New("is not a directory, and the root lists hard links in it"))
 		case e.Type == Dir:
 			err = damaged("tree.verify", p, errors.New("is a directory among hard links"))
 		case first[n.group-1] == nil:
 			first[n.group-1] = e
 		case !first[n.group-1].Attr.Equal(&e.Attr) || first[n.group-1].Content != e.Content:
-			err = damaged("tree.verify", p, fmt.Errorf("is not the same file as the others of the hard link %q", groups[n.group-1][0]))
+			err = damaged("tree.verify", p,
+				fmt.Errorf("is not the same file as the others of the hard link %q",
+					groups[n.group-1][0]))
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if found < len(names.names) {
-		return damaged("tree.verify", path+"/", errors.New("does not contain all of the hard links that the root lists in it"))
+		return damaged("tree.verify", path+"/",
+			errors.New("does not contain all of the hard links that the root lists in it"))
 	}
 	return nil
 }

@@ -48,7 +48,9 @@ func (w *walker) walk(path string, dir turnstone.Digest, depth int) error {
 		return err
 	}
 	var due pending[turnstone.Digest]
-	visit := func(name string, d turnstone.Digest) error { return w.walk(path+"/"+name, d, depth+1) }
+	visit := func(name string, d turnstone.Digest) error {
+		return w.walk(path+"/"+name, d, depth+1)
+	}
 	for {
 		name, body, ok, err := raw.next()
 		if err != nil {
@@ -78,7 +80,8 @@ func getRaw(ctx context.Context, g Getter, dir turnstone.Digest, depth int) (raw
 		return rawDir{}, turnstone.NewError("tree.walk", turnstone.KindCanceled, "", err)
 	}
 	if depth > MaxDepth {
-		return rawDir{}, damaged("tree.walk", string(dir), fmt.Errorf("is more than %d directories deep", MaxDepth))
+		return rawDir{}, damaged("tree.walk", string(dir),
+			fmt.Errorf("is more than %d directories deep", MaxDepth))
 	}
 	b, err := g.Get(ctx, dir)
 	if err != nil {
@@ -102,14 +105,17 @@ type pendingItem[T any] struct {
 	what T
 }
 
-func (p *pending[T]) push(name string, what T) { p.items = append(p.items, pendingItem[T]{name, what}) }
+func (p *pending[T]) push(name string, what T) {
+	p.items = append(p.items, pendingItem[T]{name, what})
+}
 
 // before calls visit for the directories whose content precedes name; if more is false, for all
 // remaining directories.
 func (p *pending[T]) before(name []byte, more bool, visit func(string, T) error) error {
 	for len(p.items) > 0 {
 		it := p.items[len(p.items)-1]
-		if rest, ok := bytes.CutPrefix(name, []byte(it.name)); more && ok && len(rest) > 0 && rest[0] < '/' {
+		if rest, ok := bytes.CutPrefix(name, []byte(it.name)); more && ok &&
+			len(rest) > 0 && rest[0] < '/' {
 			return nil
 		}
 		p.items = p.items[:len(p.items)-1]

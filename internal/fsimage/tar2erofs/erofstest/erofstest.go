@@ -23,8 +23,9 @@ func Write(t testing.TB, path string, files []treetest.File) {
 		t.Fatal(err)
 	}
 	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
-	types := map[tree.Type]byte{tree.File: tar.TypeReg, tree.Dir: tar.TypeDir, tree.Symlink: tar.TypeSymlink,
-		tree.Char: tar.TypeChar, tree.Block: tar.TypeBlock, tree.FIFO: tar.TypeFifo}
+	types := map[tree.Type]byte{tree.File: tar.TypeReg, tree.Dir: tar.TypeDir,
+		tree.Symlink: tar.TypeSymlink,
+		tree.Char:    tar.TypeChar, tree.Block: tar.TypeBlock, tree.FIFO: tar.TypeFifo}
 	node, err := treetest.NewNode(files...)
 	if err != nil {
 		t.Fatal(err)
@@ -40,8 +41,10 @@ func Write(t testing.TB, path string, files []treetest.File) {
 	}
 	for _, f := range files {
 		n := at(f.Path)
-		h := &tar.Header{Name: "./" + strings.TrimPrefix(f.Path, "/"), Typeflag: types[n.A.Type], Mode: int64(n.A.Mode), Uid: int(n.A.UID), Gid: int(n.A.GID),
-			Size: n.A.Size, ModTime: time.Unix(n.A.MTime.Sec, int64(n.A.MTime.Nsec)), Linkname: n.A.Target,
+		h := &tar.Header{Name: "./" + strings.TrimPrefix(f.Path, "/"), Typeflag: types[n.A.Type],
+			Mode: int64(n.A.Mode), Uid: int(n.A.UID), Gid: int(n.A.GID),
+			Size: n.A.Size, ModTime: time.Unix(n.A.MTime.Sec, int64(n.A.MTime.Nsec)),
+			Linkname: n.A.Target,
 			Devmajor: int64(n.A.Major), Devminor: int64(n.A.Minor), PAXRecords: map[string]string{}}
 		for _, x := range n.A.Xattrs {
 			h.PAXRecords["SCHILY.xattr."+x.Name] = string(x.Value)

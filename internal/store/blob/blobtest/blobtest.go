@@ -83,7 +83,8 @@ func wantKind(t *testing.T, what string, err error, kind turnstone.Kind) {
 	t.Helper()
 	var e *turnstone.Error
 	if !errors.As(err, &e) || turnstone.KindOf(err) != kind {
-		t.Errorf("%s: got %v (%T, kind %s), want kind %s", what, err, err, turnstone.KindOf(err), kind)
+		t.Errorf("%s: got %v (%T, kind %s), want kind %s", what, err, err,
+			turnstone.KindOf(err), kind)
 	}
 }
 
@@ -95,8 +96,10 @@ func random(n int) []byte {
 
 func roundTrip(t *testing.T, s blob.Store) {
 	for name, b := range map[string][]byte{
-		"plain": []byte("x"), "a/b/c/d": []byte("deep"), "empty": {}, "e/empty": {}, "bytes": random(300_000),
-		"odd names/ä +%&=?#~'\"()*!:;,$@": []byte("odd"), strings.Repeat("n", 200) + "/" + strings.Repeat("m", 200): []byte("long"),
+		"plain": []byte("x"), "a/b/c/d": []byte("deep"), "empty": {},
+		"e/empty": {}, "bytes": random(300_000),
+		"odd names/ä +%&=?#~'\"()*!:;,$@": []byte("odd"), strings.Repeat("n", 200) + "/" +
+			strings.Repeat("m", 200): []byte("long"),
 	} {
 		put(t, s, name, b)
 		if got := get(t, s, name, 0, -1); !bytes.Equal(got, b) {
@@ -109,7 +112,8 @@ func ranges(t *testing.T, s blob.Store) {
 	b := random(10_000)
 	put(t, s, "r", b)
 	put(t, s, "empty", nil)
-	for _, r := range [][2]int64{{0, 10_000}, {0, 1}, {9_999, 1}, {10_000, 0}, {10_000, -1}, {1, -1}, {5_000, 2_500}, {0, 0}} {
+	for _, r := range [][2]int64{{0, 10_000}, {0, 1}, {9_999, 1}, {10_000, 0}, {10_000, -1},
+		{1, -1}, {5_000, 2_500}, {0, 0}} {
 		want := b[r[0]:]
 		if r[1] >= 0 {
 			want = want[:r[1]]
@@ -119,7 +123,8 @@ func ranges(t *testing.T, s blob.Store) {
 		}
 		if rr, ok := s.(blob.RangeReader); ok {
 			got := make([]byte, len(want))
-			if err := rr.ReadAt(t.Context(), "r", got, r[0]); err != nil || !bytes.Equal(got, want) {
+			if err := rr.ReadAt(t.Context(), "r", got, r[0]); err != nil ||
+				!bytes.Equal(got, want) {
 				t.Errorf("ReadAt of range %v: %v, or wrong bytes", r, err)
 			}
 		}
@@ -127,7 +132,8 @@ func ranges(t *testing.T, s blob.Store) {
 	if got := get(t, s, "empty", 0, 0); len(got) != 0 {
 		t.Error("an empty blob has bytes")
 	}
-	for _, r := range [][2]int64{{0, 10_001}, {10_001, -1}, {10_001, 0}, {-1, 5}, {9_999, 2}, {1 << 62, 1 << 62}} {
+	for _, r := range [][2]int64{{0, 10_001}, {10_001, -1}, {10_001, 0}, {-1, 5},
+		{9_999, 2}, {1 << 62, 1 << 62}} {
 		rd, err := s.Get(t.Context(), "r", r[0], r[1])
 		wantKind(t, fmt.Sprint("range ", r), err, turnstone.KindInvalid)
 		if err == nil {
@@ -135,8 +141,10 @@ func ranges(t *testing.T, s blob.Store) {
 		}
 	}
 	if rr, ok := s.(blob.RangeReader); ok {
-		wantKind(t, "ReadAt beyond the end", rr.ReadAt(t.Context(), "r", make([]byte, 2), 9_999), turnstone.KindInvalid)
-		wantKind(t, "ReadAt before the start", rr.ReadAt(t.Context(), "r", make([]byte, 2), -1), turnstone.KindInvalid)
+		wantKind(t, "ReadAt beyond the end", rr.ReadAt(t.Context(), "r", make([]byte, 2), 9_999),
+			turnstone.KindInvalid)
+		wantKind(t, "ReadAt before the start", rr.ReadAt(t.Context(), "r", make([]byte, 2), -1),
+			turnstone.KindInvalid)
 	}
 }
 
@@ -146,7 +154,8 @@ func absent(t *testing.T, s blob.Store) {
 		_, err := s.Get(t.Context(), name, 0, -1)
 		wantKind(t, "Get of "+name, err, turnstone.KindNotFound)
 		if rr, ok := s.(blob.RangeReader); ok {
-			wantKind(t, "ReadAt of "+name, rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindNotFound)
+			wantKind(t, "ReadAt of "+name, rr.ReadAt(t.Context(), name, make([]byte, 1), 0),
+				turnstone.KindNotFound)
 		}
 		if err := s.Remove(t.Context(), name); err != nil {
 			t.Errorf("Remove(%q): %v", name, err)
@@ -158,14 +167,19 @@ func absent(t *testing.T, s blob.Store) {
 }
 
 func hostileNames(t *testing.T, s blob.Store) {
-	for _, name := range []string{"", ".", "..", "../x", "a/../b", "a/..", "/etc/passwd", "a//b", "a/", "a\x00b", "a\nb",
-		`a\b`, ".hidden", "a/.tmp", "\xff", strings.Repeat("x", 256), strings.Repeat("x/", 300) + "x"} {
-		wantKind(t, fmt.Sprintf("Put(%q)", name), s.Put(t.Context(), name, strings.NewReader("x"), 1), turnstone.KindInvalid)
+	for _, name := range []string{"", ".", "..", "../x", "a/../b", "a/..", "/etc/passwd",
+		"a//b", "a/", "a\x00b", "a\nb",
+		`a\b`, ".hidden", "a/.tmp", "\xff", strings.Repeat("x", 256),
+		strings.Repeat("x/", 300) + "x"} {
+		wantKind(t, fmt.Sprintf("Put(%q)", name),
+			s.Put(t.Context(), name, strings.NewReader("x"), 1), turnstone.KindInvalid)
 		_, err := s.Get(t.Context(), name, 0, -1)
 		wantKind(t, fmt.Sprintf("Get(%q)", name), err, turnstone.KindInvalid)
-		wantKind(t, fmt.Sprintf("Remove(%q)", name), s.Remove(t.Context(), name), turnstone.KindInvalid)
+		wantKind(t, fmt.Sprintf("Remove(%q)", name),
+			s.Remove(t.Context(), name), turnstone.KindInvalid)
 		if rr, ok := s.(blob.RangeReader); ok {
-			wantKind(t, fmt.Sprintf("ReadAt(%q)", name), rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindInvalid)
+			wantKind(t, fmt.Sprintf("ReadAt(%q)", name),
+				rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindInvalid)
 		}
 	}
 	for _, prefix := range []string{"..", "../", "/", "/etc/", "a/../"} {
@@ -240,7 +254,8 @@ func cancelled(t *testing.T, s blob.Store) {
 	defer cancel()
 	err := s.Put(ctx, "n", io.LimitReader(&endless{n: 4 << 20, do: cancel}, 256<<20), 256<<20)
 	wantKind(t, "a put cancelled midway", err, turnstone.KindCanceled)
-	wantKind(t, "a put cancelled before", s.Put(ctx, "m", strings.NewReader("x"), 1), turnstone.KindCanceled)
+	wantKind(t, "a put cancelled before", s.Put(ctx, "m", strings.NewReader("x"), 1),
+		turnstone.KindCanceled)
 	if got := names(t, s, ""); len(got) != 0 {
 		t.Errorf("they left %q", got)
 	}
@@ -339,7 +354,8 @@ func removal(t *testing.T, s blob.Store) {
 			_, err := s.Get(t.Context(), name, 0, -1)
 			wantKind(t, "Get after Remove", err, turnstone.KindNotFound)
 			if rr, ok := s.(blob.RangeReader); ok {
-				wantKind(t, "ReadAt after Remove", rr.ReadAt(t.Context(), name, make([]byte, 1), 0), turnstone.KindNotFound)
+				wantKind(t, "ReadAt after Remove", rr.ReadAt(t.Context(), name, make([]byte, 1), 0),
+					turnstone.KindNotFound)
 			}
 		}
 	}

@@ -27,7 +27,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 }
 
 // walk yields the blobs below dir that begin with prefix; false means stop.
-func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(blob.Info, error) bool) bool {
+func (s *Store) walk(ctx context.Context, dir, prefix string,
+	yield func(blob.Info, error) bool) bool {
 	const op = "blob.list"
 	fail := func(err error) bool {
 		yield(blob.Info{}, blob.Error(op, dir, err))

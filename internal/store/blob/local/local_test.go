@@ -30,7 +30,9 @@ func open(t *testing.T, dir string, opts local.Options) *local.Store {
 }
 
 func TestConformance(t *testing.T) {
-	blobtest.Run(t, func(t *testing.T) blob.Store { return open(t, filepath.Join(t.TempDir(), "new"), local.Options{}) })
+	blobtest.Run(t, func(t *testing.T) blob.Store {
+		return open(t, filepath.Join(t.TempDir(), "new"), local.Options{})
+	})
 }
 
 // TestFault fails each operation of a put in turn: the result is complete or absent, and the next
@@ -50,7 +52,8 @@ func TestFault(t *testing.T) {
 		}})
 		err := s.Put(t.Context(), "a/b", strings.NewReader("text"), 4)
 		if err == nil {
-			if want := []string{"create", "write", "fsync", "mkdir", "fsync-dir", "rename", "fsync-dir"}; !slices.Equal(ops, want) {
+			if want := []string{"create", "write", "fsync", "mkdir", "fsync-dir", "rename",
+				"fsync-dir"}; !slices.Equal(ops, want) {
 				t.Errorf("a put does %q, want %q", ops, want)
 			}
 			return

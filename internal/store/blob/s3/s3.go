@@ -40,7 +40,8 @@ type Options struct {
 func ParseURL(s string) (Options, error) {
 	bad := func(err error) (Options, error) {
 		return Options{}, turnstone.NewError("s3.parse", turnstone.KindInvalid, s, err).
-			WithHint("write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL_S3 for an endpoint other than AWS")
+			WithHint("write s3://BUCKET/PREFIX, and set AWS_ENDPOINT_URL_S3 for an endpoint " +
+				"other than AWS")
 	}
 	u, err := url.Parse(s)
 	if err != nil {
@@ -60,7 +61,8 @@ func ParseURL(s string) (Options, error) {
 	e := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	if e != "" {
 		u, err := url.Parse(e)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || strings.Trim(u.Path, "/") != "" {
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" ||
+			strings.Trim(u.Path, "/") != "" {
 			return bad(fmt.Errorf("the endpoint %q is not http://HOST or https://HOST", e))
 		}
 		o.Endpoint, o.Insecure = u.Host, u.Scheme == "http"
@@ -88,7 +90,8 @@ func Open(o Options) (*Store, error) {
 		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
 		&credentials.IAM{Client: &http.Client{Timeout: 5 * time.Second}},
 	})
-	c, err := minio.NewCore(o.Endpoint, &minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
+	c, err := minio.NewCore(o.Endpoint,
+		&minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
 	if err != nil {
 		return nil, turnstone.NewError("blob.open", turnstone.KindInvalid, o.Endpoint, err).
 			WithHint("write the endpoint as a host, or HOST:PORT")
@@ -252,7 +255,8 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 }
 
 // request requests a range and verifies that the answer is the complete range.
-func (s *Store) request(ctx context.Context, op turnstone.Op, name string, off, n int64) (io.ReadCloser, int64, error) {
+func (s *Store) request(ctx context.Context, op turnstone.Op, name string,
+	off, n int64) (io.ReadCloser, int64, error) {
 	var o minio.GetObjectOptions
 	var err error
 	switch {
@@ -283,7 +287,8 @@ func (s *Store) request(ctx context.Context, op turnstone.Op, name string, off, 
 }
 
 // empty is Get of zero bytes at an offset that must be inside the blob or at its end.
-func (s *Store) empty(ctx context.Context, op turnstone.Op, name string, off int64) (io.ReadCloser, error) {
+func (s *Store) empty(ctx context.Context, op turnstone.Op, name string,
+	off int64) (io.ReadCloser, error) {
 	size, err := s.size(ctx, op, name)
 	if err == nil {
 		_, err = blob.Range(op, name, off, 0, size)
@@ -357,7 +362,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			yield(blob.Info{}, blob.Error(op, prefix, err))
 			return
 		}
-		for o := range s.client.ListObjectsIter(short, s.bucket, minio.ListObjectsOptions{Prefix: s.prefix + prefix, Recursive: true}) {
+		for o := range s.client.ListObjectsIter(short, s.bucket,
+			minio.ListObjectsOptions{Prefix: s.prefix + prefix, Recursive: true}) {
 			if o.Err != nil {
 				yield(blob.Info{}, s.fail(ctx, op, prefix, o.Err))
 				return
@@ -382,8 +388,10 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
 	}
-	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name, minio.RemoveObjectOptions{}))
-	if turnstone.KindOf(err) == turnstone.KindNotFound && minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
+	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name,
+		minio.RemoveObjectOptions{}))
+	if turnstone.KindOf(err) == turnstone.KindNotFound &&
+		minio.ToErrorResponse(errors.Unwrap(err)).Code != minio.NoSuchBucket {
 		return nil
 	}
 	return err
@@ -394,7 +402,8 @@ func (s *Store) Check(ctx context.Context) error {
 	const op = "blob.check"
 	ok, err := s.client.BucketExists(ctx, s.bucket)
 	if err == nil && !ok {
-		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "the bucket does not exist", StatusCode: http.StatusNotFound}
+		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "the bucket does not exist",
+			StatusCode: http.StatusNotFound}
 	}
 	return s.fail(ctx, op, s.bucket, err)
 }
@@ -418,7 +427,8 @@ func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err erro
 	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
 		e.Kind = turnstone.KindNotFound
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
-		e.Hint = "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws/credentials)"
+		e.Hint = "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " +
+			"~/.aws/credentials)"
 	case r.StatusCode == 0:
 		e.Hint = "check that the endpoint is reachable: AWS_ENDPOINT_URL_S3, or else AWS's own"
 	}

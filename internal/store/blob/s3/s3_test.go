@@ -63,7 +63,8 @@ func TestConformance(t *testing.T) {
 	n := 0
 	blobtest.Run(t, func(t *testing.T) blob.Store {
 		n++
-		return open(t, s3.Options{Endpoint: addr, Bucket: "conformance", Prefix: fmt.Sprintf("a/prefix-%d", n)})
+		return open(t, s3.Options{Endpoint: addr, Bucket: "conformance",
+			Prefix: fmt.Sprintf("a/prefix-%d", n)})
 	})
 }
 
@@ -80,14 +81,17 @@ func TestErrors(t *testing.T) {
 		"put":    none.Put(t.Context(), "x", strings.NewReader("1"), 1),
 		"remove": none.Remove(t.Context(), "x"),
 	} {
-		if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "bucket") {
-			t.Errorf("%s without a bucket: %v (%s, %q)", what, err, turnstone.KindOf(err), turnstone.HintOf(err))
+		if turnstone.KindOf(err) != turnstone.KindNotFound ||
+			!strings.Contains(turnstone.HintOf(err), "bucket") {
+			t.Errorf("%s without a bucket: %v (%s, %q)", what, err,
+				turnstone.KindOf(err), turnstone.HintOf(err))
 		}
 	}
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong-"+secretKey)
 	refused := open(t, s3.Options{Endpoint: addr, Bucket: "here"})
 	_, err := refused.Get(t.Context(), "x", 0, -1)
-	if turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "credentials") {
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "credentials") {
 		t.Errorf("wrong credentials: %v (%q)", err, turnstone.HintOf(err))
 	}
 	if strings.Contains(fmt.Sprint(err, turnstone.HintOf(err)), secretKey) {
@@ -168,27 +172,33 @@ func TestRetries(t *testing.T) {
 	proxy.refuse.Store(1 << 20)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if err := s.Put(ctx, "y", strings.NewReader("1"), 1); turnstone.KindOf(err) != turnstone.KindTimeout {
+	if err := s.Put(ctx, "y", strings.NewReader("1"),
+		1); turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("a server that always refuses: %v", err)
 	}
 }
 
 func TestParseURL(t *testing.T) {
-	for _, v := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} {
+	for _, v := range []string{"AWS_REGION", "AWS_DEFAULT_REGION",
+		"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} {
 		t.Setenv(v, "")
 	}
 	o, err := s3.ParseURL("s3://b/some/prefix/")
-	if want := (s3.Options{Endpoint: "s3.amazonaws.com", Bucket: "b", Prefix: "some/prefix"}); err != nil || o != want {
+	if want := (s3.Options{Endpoint: "s3.amazonaws.com", Bucket: "b",
+		Prefix: "some/prefix"}); err != nil || o != want {
 		t.Errorf("got %+v, %v", o, err)
 	}
 	t.Setenv("AWS_ENDPOINT_URL", "http://localhost:9000/")
 	t.Setenv("AWS_REGION", "eu-north-1")
 	o, err = s3.ParseURL("s3://b")
-	if want := (s3.Options{Endpoint: "localhost:9000", Insecure: true, Region: "eu-north-1", Bucket: "b"}); err != nil || o != want {
+	if want := (s3.Options{Endpoint: "localhost:9000", Insecure: true, Region: "eu-north-1",
+		Bucket: "b"}); err != nil || o != want {
 		t.Errorf("got %+v, %v", o, err)
 	}
-	for _, bad := range []string{"", "b", "s3:", "s3://", "http://b", "s3://user:pw@b", "s3://b/../c", "s3://b?x=1", "s3://b/a//c", ":"} {
-		if _, err := s3.ParseURL(bad); turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+	for _, bad := range []string{"", "b", "s3:", "s3://", "http://b", "s3://user:pw@b",
+		"s3://b/../c", "s3://b?x=1", "s3://b/a//c", ":"} {
+		if _, err := s3.ParseURL(bad); turnstone.KindOf(err) != turnstone.KindInvalid ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}

@@ -45,7 +45,8 @@ func Open(path string) (*Dir, error) {
 		d.fd = fd
 		var st unix.Stat_t
 		if err = unix.Fstat(fd, &st); err == nil {
-			err = d.fill(&st, func() (string, error) { return "", nil }, fmt.Sprintf("/proc/self/fd/%d/.", fd))
+			err = d.fill(&st, func() (string, error) { return "", nil },
+				fmt.Sprintf("/proc/self/fd/%d/.", fd))
 		}
 		if err != nil {
 			_ = unix.Close(fd)
@@ -126,9 +127,11 @@ func (n *node) fail(err error) error {
 	}
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		out.Kind, out.Hint = turnstone.KindNotFound, "choose an existing folder that no program removes meanwhile"
+		out.Kind, out.Hint = turnstone.KindNotFound,
+			"choose an existing folder that no program removes meanwhile"
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
-		out.Hint = "make the whole folder readable: change its permissions, or run this as its owner or as root"
+		out.Hint = "make the whole folder readable: change its permissions, or run this as its " +
+			"owner or as root"
 	case errors.Is(err, unix.ENOTDIR) && n.parent == nil:
 		out.Hint = "name a folder"
 	case errors.Is(err, errChanged), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
@@ -230,7 +233,9 @@ func xattrs(path string) ([]tree.Xattr, error) {
 		if !tree.KeptXattr(name) {
 			continue
 		}
-		value, err := grown(nil, func(b []byte) (int, error) { return unix.Lgetxattr(path, name, b) })
+		value, err := grown(nil, func(b []byte) (int, error) {
+			return unix.Lgetxattr(path, name, b)
+		})
 		if errors.Is(err, unix.ENODATA) {
 			continue // removed meanwhile
 		}
@@ -281,7 +286,8 @@ func (n *node) open(flags int) (int, error) {
 // unchanged file.
 func (n *node) is(st *unix.Stat_t) bool {
 	now := stampOf(st)
-	return now.inode == n.stamp.inode && (n.attr.Type == tree.Dir || now == n.stamp && st.Mode&unix.S_IFMT == unix.S_IFREG)
+	return now.inode == n.stamp.inode &&
+		(n.attr.Type == tree.Dir || now == n.stamp && st.Mode&unix.S_IFMT == unix.S_IFREG)
 }
 
 // Open implements tree.Node.

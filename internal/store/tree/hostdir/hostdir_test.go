@@ -69,7 +69,8 @@ func TestAFolderIsWhatItSeems(t *testing.T) {
 		xattr = ` user.note="hi\x00"`
 	}
 	device := unix.Mknod(p("zero"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) == nil
-	for _, name := range []string{"sub/file", "\xff\xfe", strings.Repeat("n", 255), "fifo", "sub", "", "zero"} {
+	for _, name := range []string{"sub/file", "\xff\xfe", strings.Repeat("n", 255),
+		"fifo", "sub", "", "zero"} {
 		_ = os.Chtimes(p(name), when, when)
 	}
 	owner := fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())
@@ -148,7 +149,8 @@ func TestSparseFiles(t *testing.T) {
 			must(t, err, r.Close())
 			b, err := os.ReadFile(path)
 			must(t, err)
-			if want := turnstone.DigestBytes(b); n != test.size || hex.EncodeToString(h.Sum(nil)) != want.Hex() {
+			if want := turnstone.DigestBytes(b); n != test.size ||
+				hex.EncodeToString(h.Sum(nil)) != want.Hex() {
 				t.Errorf("%d bytes, %x, want %s", n, h.Sum(nil), want)
 			}
 		})
@@ -181,13 +183,15 @@ func TestDeepPaths(t *testing.T) {
 
 func TestOpenWithoutOpenat2(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(dir, "a/b"), 0o700), os.WriteFile(filepath.Join(dir, "a/b/c"), []byte("x"), 0o600),
+	must(t, os.MkdirAll(filepath.Join(dir, "a/b"), 0o700),
+		os.WriteFile(filepath.Join(dir, "a/b/c"), []byte("x"), 0o600),
 		os.Symlink("b", filepath.Join(dir, "a/l")), os.Symlink("c", filepath.Join(dir, "a/b/l")))
 	top, err := unix.Open(dir, unix.O_DIRECTORY, 0)
 	must(t, err)
 	defer unix.Close(top)
 	for _, open := range []func(int, string, int) (int, error){openNames, openStep, openBelow} {
-		for path, want := range map[string]error{"a/b/c": nil, "a/l/c": unix.ENOTDIR, "a/b/l": unix.ELOOP, "a/b/none": unix.ENOENT, "a/b/c/d": unix.ENOTDIR} {
+		for path, want := range map[string]error{"a/b/c": nil, "a/l/c": unix.ENOTDIR,
+			"a/b/l": unix.ELOOP, "a/b/none": unix.ENOENT, "a/b/c/d": unix.ENOTDIR} {
 			fd, err := open(top, path, unix.O_RDONLY)
 			if err == nil {
 				must(t, unix.Close(fd))
@@ -208,9 +212,12 @@ func TestChangesAreNoticed(t *testing.T) {
 		"replaced": func(p string) error {
 			return errors.Join(os.WriteFile(p+"2", []byte("data"), 0o600), os.Rename(p+"2", p))
 		},
-		"symlink": func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
+		"symlink": func(p string) error {
+			return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p))
+		},
 		"dir linked": func(p string) error {
-			return errors.Join(os.Rename(filepath.Dir(p), filepath.Dir(p)+"2"), os.Symlink("d2", filepath.Dir(p)))
+			return errors.Join(os.Rename(filepath.Dir(p), filepath.Dir(p)+"2"),
+				os.Symlink("d2", filepath.Dir(p)))
 		},
 		"gone":   os.Remove,
 		"a fifo": func(p string) error { return errors.Join(os.Remove(p), unix.Mkfifo(p, 0o600)) },
@@ -218,7 +225,8 @@ func TestChangesAreNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "d/f")
-			must(t, os.Mkdir(filepath.Join(dir, "d"), 0o700), os.WriteFile(path, []byte("data"), 0o600))
+			must(t, os.Mkdir(filepath.Join(dir, "d"), 0o700),
+				os.WriteFile(path, []byte("data"), 0o600))
 			top, err := Open(dir)
 			must(t, err)
 			defer top.Close()
@@ -233,7 +241,8 @@ func TestChangesAreNoticed(t *testing.T) {
 					err = cerr
 				}
 			}
-			if k := turnstone.KindOf(err); k != turnstone.KindUnavailable && k != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
+			if k := turnstone.KindOf(err); k != turnstone.KindUnavailable &&
+				k != turnstone.KindNotFound || turnstone.HintOf(err) == "" {
 				t.Errorf("%v (%s, %q)", err, k, turnstone.HintOf(err))
 			}
 		})
@@ -302,7 +311,8 @@ func TestWhatCannotBeOpened(t *testing.T) {
 		filepath.Join(dir, "file"): {turnstone.KindUnavailable, "file: not a directory"},
 	} {
 		_, err := Open(path)
-		if turnstone.KindOf(err) != want.kind || err == nil || !strings.HasSuffix(err.Error(), want.text) || turnstone.HintOf(err) == "" {
+		if turnstone.KindOf(err) != want.kind || err == nil ||
+			!strings.HasSuffix(err.Error(), want.text) || turnstone.HintOf(err) == "" {
 			t.Errorf("%v (%s)", err, turnstone.KindOf(err))
 		}
 	}
@@ -324,7 +334,8 @@ func TestUnreadableFileIsNamed(t *testing.T) {
 		copied := filepath.Join(dir, "test")
 		b, err := os.ReadFile(exe)
 		must(t, err, os.WriteFile(copied, b, 0o755), os.Chmod(dir, 0o777))
-		out, err := exec.Command("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "TMPDIR="+dir,
+		out, err := exec.Command("setpriv", "--reuid=65534", "--regid=65534",
+			"--clear-groups", "env", "TMPDIR="+dir,
 			copied, "-test.run=^TestUnreadableFileIsNamed$", "-test.v").CombinedOutput()
 		if errors.Is(err, exec.ErrNotFound) {
 			t.Skip("setpriv is not installed")
@@ -340,7 +351,9 @@ func TestUnreadableFileIsNamed(t *testing.T) {
 	must(t, err)
 	defer d.Close()
 	_, err = tree.Build(t.Context(), tree.NewHasher(), d, tree.BuildOptions{})
-	if !errors.Is(err, unix.EACCES) || !strings.Contains(err.Error(), filepath.Join(dir, "secret")) || !strings.Contains(turnstone.HintOf(err), "permissions") {
+	if !errors.Is(err, unix.EACCES) ||
+		!strings.Contains(err.Error(), filepath.Join(dir, "secret")) ||
+		!strings.Contains(turnstone.HintOf(err), "permissions") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 }
@@ -352,14 +365,16 @@ func BenchmarkHash(b *testing.B) {
 		sub := filepath.Join(dir, fmt.Sprint(i))
 		must(b, os.Mkdir(sub, 0o700))
 		for j := range 100 {
-			must(b, os.WriteFile(filepath.Join(sub, fmt.Sprint(j)), []byte(strings.Repeat(fmt.Sprint(i, j), 300)), 0o600))
+			must(b, os.WriteFile(filepath.Join(sub, fmt.Sprint(j)),
+				[]byte(strings.Repeat(fmt.Sprint(i, j), 300)), 0o600))
 		}
 	}
 	b.ReportAllocs()
 	for b.Loop() {
 		d, err := Open(dir)
 		must(b, err)
-		if _, err := tree.Build(context.Background(), tree.NewHasher(), d, tree.BuildOptions{}); err != nil {
+		if _, err := tree.Build(context.Background(), tree.NewHasher(), d,
+			tree.BuildOptions{}); err != nil {
 			b.Fatal(err)
 		}
 		must(b, d.Close())

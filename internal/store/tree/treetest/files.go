@@ -117,7 +117,9 @@ func (n *Node) At(p string) *Node {
 
 // Set adds a child to a directory at its position by name, or replaces the child with that name.
 func (n *Node) Set(name string, kid tree.Node) {
-	i, there := slices.BinarySearchFunc(n.Kids, name, func(c tree.Child, name string) int { return strings.Compare(c.Name, name) })
+	i, there := slices.BinarySearchFunc(n.Kids, name, func(c tree.Child, name string) int {
+		return strings.Compare(c.Name, name)
+	})
 	if there {
 		n.Kids[i].Node = kid
 		return
@@ -128,7 +130,9 @@ func (n *Node) Set(name string, kid tree.Node) {
 // AddXattr adds an extended attribute at its position by name, even if the name exists.
 func (n *Node) AddXattr(name, value string) {
 	n.A.Xattrs = append(n.A.Xattrs, tree.Xattr{Name: name, Value: []byte(value)})
-	slices.SortStableFunc(n.A.Xattrs, func(a, b tree.Xattr) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(n.A.Xattrs, func(a, b tree.Xattr) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 }
 
 // NewNode returns the top directory of a file system with files, in any order except that links
@@ -145,7 +149,9 @@ func NewNode(files ...File) (*Node, error) {
 		}
 	}
 	for _, n := range m.nodes {
-		slices.SortFunc(n.Kids, func(a, b tree.Child) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(n.Kids, func(a, b tree.Child) int {
+			return strings.Compare(a.Name, b.Name)
+		})
 	}
 	return root, nil
 }
@@ -212,7 +218,8 @@ func (m *maker) add(f *File) error {
 }
 
 func (f *File) attr() tree.Attr {
-	a := tree.Attr{Type: f.Type, Mode: f.Mode, UID: f.UID, GID: f.GID, MTime: tree.Time{Sec: f.MTime, Nsec: f.Nsec},
+	a := tree.Attr{Type: f.Type, Mode: f.Mode, UID: f.UID, GID: f.GID,
+		MTime:  tree.Time{Sec: f.MTime, Nsec: f.Nsec},
 		Target: f.Target, Major: f.Major, Minor: f.Minor}
 	if a.Type == 0 {
 		switch {
@@ -277,7 +284,8 @@ func List(t testing.TB, g tree.Getter, ref turnstone.TreeRef) []string {
 // Line describes an entry in the format of List, without its hard links.
 func Line(ctx context.Context, g tree.Getter, p string, e *tree.Entry) (string, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%c %04o %d:%d @%d.%d %s", "?dflcbp"[min(e.Type, 6)], e.Mode, e.UID, e.GID, e.MTime.Sec, e.MTime.Nsec, quoted(p))
+	fmt.Fprintf(&b, "%c %04o %d:%d @%d.%d %s", "?dflcbp"[min(e.Type, 6)], e.Mode, e.UID, e.GID,
+		e.MTime.Sec, e.MTime.Nsec, quoted(p))
 	for _, x := range e.Xattrs {
 		fmt.Fprintf(&b, " %s=%q", x.Name, x.Value)
 	}

@@ -81,7 +81,8 @@ func (s *Store) PutContent(ctx context.Context, r io.Reader, size int64) (turnst
 		return turnstone.Content{}, err
 	}
 	if int64(len(b)) != size {
-		return turnstone.Content{}, fmt.Errorf("treetest: a content of %d bytes was announced as one of %d", len(b), size)
+		return turnstone.Content{},
+			fmt.Errorf("treetest: a content of %d bytes was announced as one of %d", len(b), size)
 	}
 	c := turnstone.Content{Digest: turnstone.DigestBytes(b), Size: size}
 	if size > chunked {

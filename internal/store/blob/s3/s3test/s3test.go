@@ -78,7 +78,8 @@ func build(t testing.TB, module string) string {
 		t.Skip("the go command, which builds the S3 server, is not in PATH")
 	}
 	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", tmp, "github.com/versity/versitygw/cmd/versitygw")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", tmp,
+		"github.com/versity/versitygw/cmd/versitygw")
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -93,7 +94,8 @@ func Bucket(t testing.TB, addr, name string) {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", AccessKey)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", SecretKey)
-	c, err := minio.New(addr, &minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, "")})
+	c, err := minio.New(addr,
+		&minio.Options{Creds: credentials.NewStaticV4(AccessKey, SecretKey, "")})
 	check(t, err)
 	check(t, c.MakeBucket(t.Context(), name, minio.MakeBucketOptions{}))
 }
