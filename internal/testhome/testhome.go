@@ -1,5 +1,5 @@
-// Package testhome says where the tests of all packages keep what is costly to
-// make. It imports nothing of the project, so that every package's tests can.
+// Package testhome names the directory in which the tests of all packages keep files that are
+// costly to create. It imports no package of the project, so the tests of every package can use it.
 package testhome
 
 import (
@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Dir returns $TURN_TEST_HOME, else turnstone-test in the user's cache folder, and
-// makes it. With -short the test is skipped: what needs it downloads packages or
+// Dir returns $TURN_TEST_HOME, or turnstone-test in the user's cache folder, and creates the
+// directory. With -short, Dir skips the test: a test with this directory downloads packages or
 // starts a machine.
 func Dir(t testing.TB) string {
 	t.Helper()
@@ -32,7 +32,7 @@ func Dir(t testing.TB) string {
 	return dir
 }
 
-// findRunsc lets the tests find runsc where TURN_RUNSC says, else where the build puts it: a
+// findRunsc lets the tests find runsc at TURN_RUNSC, or else where the build puts runsc: a
 // driver looks beside the program and in PATH, and a test's program is elsewhere. Programs that
 // a test starts, such as turn, get TURN_RUNSC. Its folder comes last in PATH: a turn that was built
 // there must not take the place of the one that a script tests.
@@ -52,7 +52,7 @@ func findRunsc(t testing.TB) {
 	}
 }
 
-// built returns the runsc that the build has made, or "".
+// built returns the path of the runsc that the build created, or "".
 func built() string {
 	dir, err := os.Getwd()
 	if err != nil {
