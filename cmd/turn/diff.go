@@ -122,4 +122,4 @@ func printEnv(out io.Writer, d *turnstone.StateDiff) {
 }
 
 // errTwoForms is the cause if several output formats are requested.
-var errTwoForms = errors.New("ask for one of --receipt, --files and --json")
+var errTwoForms = errors.New("--receipt cannot be used with --files or --json")

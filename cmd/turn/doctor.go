@@ -21,7 +21,7 @@ type doctorCmd struct {
 // Validate is called by kong.
 func (c *doctorCmd) Validate() error {
 	if c.KernelModules != "" && c.Kernel == "" {
-		return errors.New("--kernel-modules: give --kernel too")
+		return errors.New("--kernel-modules requires --kernel")
 	}
 	return nil
 }

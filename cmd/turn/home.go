@@ -51,8 +51,8 @@ type homeRmCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *homeRmCmd) Help() string {
-	return `What is in a home is in no session and no export: it is gone. A home that a turn
-uses is not removed. When there is no home of one of the names, none is removed.`
+	return `The files are deleted: no session and no export contains them. A home that a turn
+uses is not removed. If a name is unknown, no home is removed.`
 }
 
 // Run removes the homes, in order, up to the first failure.

@@ -133,16 +133,18 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 	into := r.Session + "@" + r.Into
 	switch r.Outcome {
 	case executor.MergeUpToDate:
-		terminal.Printf(&b, "%s has turn %d already\n", into, r.Theirs.Number)
+		terminal.Printf(&b, "%s already contains turn %d\n", into, r.Theirs.Number)
 	case executor.MergeFastForward:
-		terminal.Printf(&b, "%s %s to turn %d: there was nothing of its own to merge\n", into, would("moved", "would move"), r.Theirs.Number)
+		terminal.Printf(&b, "%s %s to turn %d: a fast-forward\n", into,
+			would("moved", "would move"), r.Theirs.Number)
 	case executor.MergeConflicts:
 		conflictsText(&b, r.Conflicts)
 		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
 		if markers {
-			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs: there are no markers for these"
+			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs; these conflicts cannot have markers"
 		}
-		terminal.Printf(&b, "%s; nothing was kept. Decide with "+ways+"\n", terminal.Plural(len(r.Conflicts), "conflict", "conflicts"))
+		terminal.Printf(&b, "%s; nothing was stored; resolve with "+ways+"\n",
+			terminal.Plural(len(r.Conflicts), "conflict", "conflicts"))
 	case executor.MergeDone:
 		if r.DryRun {
 			terminal.Printf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
@@ -162,7 +164,8 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 			terminal.Printf(&b, "  the working directory %s no longer exists: %s\n", terminal.Name(r.CwdGone), terminal.Name(r.Cwd))
 		}
 		if r.Diverged {
-			terminal.Printf(&b, "another turn has ended on %s meanwhile: this one is the head of a new branch, %s\n", r.Into, r.Branch)
+			terminal.Printf(&b, "another turn on %s ended first: this turn is the head of the new branch %s\n",
+				r.Into, r.Branch)
 		}
 	}
 	if r.RenamesSkipped {

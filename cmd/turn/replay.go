@@ -97,7 +97,7 @@ func replayText(rep *turnstone.ReplayReport) string {
 	}
 	terminal.Printf(&b, "turn %d: differs\n", rep.Number)
 	if rep.Template != "" {
-		terminal.Printf(&b, "  the template was built anew: %s\n", rep.Template)
+		terminal.Printf(&b, "  the template was rebuilt: %s\n", rep.Template)
 	}
 	for _, s := range rep.Steps {
 		terminal.Printf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))

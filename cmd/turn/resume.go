@@ -53,7 +53,7 @@ func (c *resumeCmd) Validate() error {
 // Run starts the machine.
 func (c *resumeCmd) Run(a *cli.App) error {
 	if c.TTL != nil && *c.TTL < 0 {
-		return cli.Exit(cli.ExitUsage, errors.New("--ttl: it is negative"))
+		return cli.Exit(cli.ExitUsage, errors.New("--ttl must not be negative"))
 	}
 	ttl := sandboxes.DefaultTTL
 	if c.TTL != nil {

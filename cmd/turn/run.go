@@ -81,7 +81,7 @@ func (c *runCmd) Validate() error {
 	case c.Write && c.Output != "":
 		return errors.New("-w and -o cannot be used together")
 	case c.Write && c.File == "-":
-		return errors.New("-w needs a file: standard input cannot be written")
+		return errors.New("-w requires a file: standard input cannot be written")
 	case c.Session != nil && *c.Session == "":
 		return errors.New("--session: the name is empty")
 	}
@@ -95,7 +95,7 @@ func (c *runCmd) Run(a *cli.App) error {
 		return err
 	}
 	if c.Branch != "" && c.session() == "" && doc.Front.Session == "" {
-		return cli.Usage(errors.New("--branch needs --session: it is a session's branch"))
+		return cli.Usage(errors.New("--branch requires --session"))
 	}
 	out, err := c.output(doc)
 	if err != nil {
@@ -222,7 +222,7 @@ func (c *runCmd) deliver(a *cli.App, turn *turnstone.TurnReport, out *cli.Output
 func undelivered(x *executor.Executor, turn *turnstone.TurnReport, err error) error {
 	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
 	if kept := x.ReceiptFile(turn.ID); kept != "" {
-		e.Hint = "it is kept in " + kept
+		e.Hint = "read it in " + kept
 	}
 	return e
 }
@@ -230,7 +230,8 @@ func undelivered(x *executor.Executor, turn *turnstone.TurnReport, err error) er
 // summary ends the progress with one line about the whole turn.
 func (c *runCmd) summary(a *cli.App, turn *turnstone.TurnReport) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
-		defer terminal.Printf(a.Stderr, "turn: another turn came first: this one is the head of the new branch %s\n", turn.Branch)
+		defer terminal.Printf(a.Stderr, "turn: another turn ended first: this turn is the head of the new branch %s\n",
+			turn.Branch)
 	}
 	if c.Quiet {
 		return
@@ -301,7 +302,8 @@ func readDocument(a *cli.App, path string) (*document.Document, error) {
 
 // warnNoSteps reports a document that would pass because nothing in it runs.
 func warnNoSteps(a *cli.App, name string) {
-	terminal.Printf(a.Stderr, "turn: %s has no steps: what runs is in fenced blocks called bash or sh\n", terminal.Name(name))
+	terminal.Printf(a.Stderr, "turn: %s has no steps: a step is a fenced block with the language bash or sh\n",
+		terminal.Name(name))
 }
 
 func unreadable(name string, err error) error {

@@ -102,16 +102,15 @@ type sessionRmCmd struct {
 // Validate is called by kong.
 func (c *sessionRmCmd) Validate() error {
 	if c.Branch != "" && len(c.Sessions) > 1 {
-		return errors.New("--branch is of one session")
+		return errors.New("--branch applies to one session only")
 	}
 	return nil
 }
 
 // Help is shown below the flags' summary.
 func (c *sessionRmCmd) Help() string {
-	return `The turns' data uses disk space until turn gc; their long outputs until
-turn gc --keep-anonymous 0s, or 7 days. A session with a running turn
-is not removed.`
+	return `turn gc deletes the data of the turns. Long outputs are deleted after 7 days, or by
+turn gc --keep-anonymous 0s. A session with a running turn is not removed.`
 }
 
 // Run removes the sessions, in order, up to the first failure.
@@ -265,14 +264,13 @@ type sessionImportCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *sessionImportCmd) Help() string {
-	return `Every object is verified against its digest, and every digest against its references.
-A damaged or invalid file creates no session. Importing the same file again changes
-nothing.
+	return `The digest of every object and all references are verified. A damaged or invalid
+file creates no session. A second import of the same file changes nothing.
 
-Files of a template that is missing here come with the template. Built-in templates,
-and others that are known here, are built; --build all also builds the specs in the
-file, which run commands of their author, and pulls images of registries. Files that
-are still missing are reported, and everything else is imported.`
+The file may refer to files of templates. Missing templates are built if they are
+built in or known here. --build all also builds the specs in the file, which run
+commands of the file's author, and pulls images of registries. The rest is imported
+even if a template stays missing; the missing files are reported.`
 }
 
 // Run imports the session.
@@ -302,7 +300,7 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 
 func printImport(w io.Writer, rep *executor.ImportReport) {
 	if !rep.Fresh {
-		terminal.Printf(w, "%s was here already; turn fsck says whether all that it needs is\n",
+		terminal.Printf(w, "%s exists already; verify its data with turn fsck\n",
 			rep.Session.Label())
 		return
 	}
@@ -312,7 +310,7 @@ func printImport(w io.Writer, rep *executor.ImportReport) {
 // warnMissing reports the templates whose files are missing.
 func warnMissing(a *cli.App, rep *executor.ImportReport) {
 	size := turnstone.Bytes(rep.MissingBytes).Human()
-	terminal.Printf(a.Stderr, "turn: %d files (%s) are in missing templates, and cannot be read until these are built:\n",
+	terminal.Printf(a.Stderr, "turn: %d files (%s) cannot be read until their templates are built:\n",
 		rep.Missing, size)
 	for _, t := range rep.Templates {
 		terminal.Printf(a.Stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)

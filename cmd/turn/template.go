@@ -176,7 +176,8 @@ func (c *templateRmCmd) Run(a *cli.App) error {
 		}
 		err = a.Partial(templatesRemoved{removed, sessions}, err)
 		if len(sessions) > 0 && !c.JSON {
-			terminal.Printf(a.Stderr, "turn: %s had files that were only there, and went with it\n", terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
+			terminal.Printf(a.Stderr, "turn: removed %s whose files were only in the template\n",
+				terminal.Plural(len(sessions), "anonymous session", "anonymous sessions"))
 		}
 		return err
 	})

@@ -38,7 +38,7 @@ type App struct {
 func Main(grammar any, onJSON func(command string, doc []byte)) int {
 	collectLater()
 	if err := subprocess.CloseOnExec(); err != nil {
-		terminal.Println(os.Stderr, "turn: descriptors that turn has inherited: "+err.Error())
+		terminal.Println(os.Stderr, "turn: inherited file descriptors: "+err.Error())
 		return ExitAborted
 	}
 	// A reader that disconnects causes a write error, not the end of the process: the sandbox must
@@ -146,7 +146,7 @@ func sizeMapper() kong.Option {
 				return err
 			}
 			if size == 0 {
-				return fmt.Errorf("%q is not a size for a sandbox", text)
+				return fmt.Errorf("%q: the size must not be zero", text)
 			}
 			target.SetInt(int64(size))
 			return nil

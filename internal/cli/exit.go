@@ -61,11 +61,11 @@ func CodeOf(err error) int {
 
 // Usage adds a hint at the help to kong's error.
 func Usage(err error) error {
-	hint := "turn --help lists the commands"
+	hint := "list the commands with turn --help"
 	var parse *kong.ParseError
 	if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
 		if words := commandWords(parse.Context); words != "" {
-			hint = "turn " + words + " --help lists the flags"
+			hint = "list the flags with turn " + words + " --help"
 		}
 	}
 	err = turnstone.NewError("usage", turnstone.KindInvalid, "", err).WithHint(hint)

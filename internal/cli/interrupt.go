@@ -34,7 +34,7 @@ func Interruptible(tell func(string), code int) (context.Context, func()) {
 				}
 				sig, _ := s.(syscall.Signal)
 				cancel(Interruption{sig})
-				tell("interrupted, stopping; once more to stop at once")
+				tell("interrupted, stopping; interrupt again to stop at once")
 			}
 		}
 	}()

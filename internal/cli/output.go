@@ -46,7 +46,7 @@ func NewOutput(path string) (*Output, error) {
 		o.owner, _ = info.Sys().(*syscall.Stat_t)
 	}
 	if err := unix.Access(filepath.Dir(o.path), unix.W_OK|unix.X_OK); err != nil {
-		return nil, o.fail(err, "the folder must exist and be writable")
+		return nil, o.fail(err, "name a file in a folder that exists and is writable")
 	}
 	return o, nil
 }
@@ -67,7 +67,7 @@ func (o *Output) Write(data []byte) error {
 			return err
 		}
 		if !bytes.Equal(now, o.Old) {
-			return errors.New("the file changed while the turn ran, and was left as it is")
+			return errors.New("the file changed during the turn and was not replaced")
 		}
 	}
 	tmp, err := os.CreateTemp(filepath.Dir(o.path), "."+filepath.Base(o.path)+".*.tmp")

@@ -28,7 +28,7 @@ type ForSandbox struct {
 // Validate is called by kong.
 func (f *ForSandbox) Validate() error {
 	if f.Timeout != nil && *f.Timeout <= 0 {
-		return fmt.Errorf("--timeout: %s is no time to run in", *f.Timeout)
+		return fmt.Errorf("--timeout: %s is not a positive time", *f.Timeout)
 	}
 	shape := f.Shape(turnstone.DefaultShape())
 	if err := shape.Validate(); err != nil {

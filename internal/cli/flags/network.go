@@ -45,7 +45,7 @@ func (f *ForNetwork) ValidateWithoutTurn() error {
 // contradiction rejects rules for a network that is off.
 func (f *ForNetwork) contradiction() error {
 	if f.Network.set && !f.Network.on && len(f.Allow) > 0 {
-		return errors.New("--allow: --network is off")
+		return errors.New("--allow cannot be used with --network off")
 	}
 	return nil
 }
@@ -145,8 +145,9 @@ func (f *ForNetwork) SecretHeaders() ([]string, error) {
 			value, there := os.LookupEnv(variable)
 			if !ok || !there {
 				return nil, turnstone.Errorf("run", turnstone.KindInvalid, fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
-					"there is no value, and no such variable in the environment").
-					WithHint("write HOST=NAME=VARIABLE, and export VARIABLE first: a value on the command line can be seen by others")
+					"no value is given, and the variable is not set").
+					WithHint("write HOST=NAME=VARIABLE, and export VARIABLE first; " +
+						"other users can see a value on the command line")
 			}
 			text = host + "=" + name + ": " + value
 		}

@@ -16,8 +16,9 @@ func ReadSecrets(given []string) ([]string, error) {
 			value, there := os.LookupEnv(name)
 			if !there {
 				return nil, turnstone.Errorf("run", turnstone.KindInvalid, "--secret "+name,
-					"there is no such variable in the environment").
-					WithHint("export it first: a value on the command line can be seen by others")
+					"the variable is not set").
+					WithHint("export the variable first; " +
+						"other users can see a value on the command line")
 			}
 			s = name + "=" + value
 		}

@@ -52,7 +52,8 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 	case errors.Is(context.Cause(ctx), syscall.EPIPE):
 		return cli.Exit(128+int(syscall.SIGPIPE), nil)
 	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.KindNotFound:
-		fault.Hint = "turn sandbox ps " + c.Sandbox + " lists the processes; of those that have ended only the latest are kept"
+		fault.Hint = "list the processes with turn sandbox ps " + c.Sandbox +
+			"; of ended processes only the latest are listed"
 		return cli.Exit(cli.ExitUsage, err)
 	}
 	return sandboxVerdict(ctx, "", exit, err)

@@ -22,15 +22,17 @@ type sandboxCpCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *sandboxCpCmd) Help() string {
-	return `One of the two paths is in a sandbox: the sandbox's ID, the beginning of its ID, or its
-name, then a colon, and an absolute path. If the destination is a folder, or ends in a
-slash, the copy is in it, under its own name; otherwise the copy gets the destination's
-name, and replaces an existing file. A local path that contains a colon begins with ./
-or /. With - one file is copied.
+	return `Exactly one path is in a sandbox. Write it as SANDBOX:PATH with an ID, an ID prefix or
+a name, and an absolute path. Write a local path that contains a colon with ./ or / at
+its beginning.
 
-A named symlink is followed; symlinks below a folder stay symlinks. Files from a
-sandbox are untrusted: symlinks that lead out of the copied folder, devices and
-set-user-ID bits are not copied. Modes are subject to the umask.`
+If the destination is a folder or ends in a slash, the copy is created in it and keeps
+its name. Otherwise the copy gets the name of the destination, and replaces an existing
+file. - copies one file.
+
+A symlink that is named as the source is followed; symlinks below a folder are copied
+as symlinks. Files from a sandbox are untrusted: symlinks that lead out of the copied
+folder, devices and set-user-ID bits are not copied. Modes are subject to the umask.`
 }
 
 // A place is one end of a copy.
@@ -65,11 +67,11 @@ func (c *sandboxCpCmd) ends() (src, dst place, err error) {
 	}
 	switch {
 	case src.sandbox == "" && dst.sandbox == "":
-		err = errors.New("one of the two is in a sandbox: write it as SANDBOX:/PATH")
+		err = errors.New("no path is in a sandbox: write one path as SANDBOX:/PATH")
 	case src.sandbox != "" && dst.sandbox != "":
-		err = errors.New("only one of the two is in a sandbox: copy by way of this machine")
+		err = errors.New("both paths are in a sandbox: copy to this machine first")
 	case src.path == "-" && strings.HasSuffix(dst.path, "/"):
-		err = errors.New("standard input has no name: write the file's")
+		err = errors.New("standard input has no name: write the name of the file")
 	}
 	return
 }

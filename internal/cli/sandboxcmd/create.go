@@ -121,7 +121,7 @@ func (c *sandboxHoldCmd) Run(a *cli.App) error {
 	reports := os.NewFile(reportsFD, "reports")
 	if st, err := reports.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
 		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"this command is for turn itself").WithHint("turn sandbox create makes a sandbox"))
+			"only turn itself starts this command").WithHint("use turn sandbox create"))
 
 	}
 	err = a.Sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(a), a.Stdin, reports, log)

@@ -50,11 +50,11 @@ sandbox failed; 2 if the command line is invalid.`
 func (c *sandboxExecCmd) Validate() error {
 	switch {
 	case c.Timeout != nil && *c.Timeout <= 0:
-		return fmt.Errorf("--timeout: %s is no time to run in", *c.Timeout)
+		return fmt.Errorf("--timeout: %s is not a positive time", *c.Timeout)
 	case c.JSON && (c.Terminal || c.Detach):
-		return errors.New("--json cannot be used with -t or -d: it prints what a command wrote until its end")
+		return errors.New("--json cannot be used with -t or -d: it prints the output when the command ends")
 	case c.Timeout != nil && c.Detach:
-		return errors.New("--timeout and -d cannot be used together: nobody would be there to kill the command")
+		return errors.New("--timeout cannot be used with -d: turn ends before it could kill the command")
 	}
 	return nil
 }
@@ -67,7 +67,7 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	}
 	if len(argv) == 0 {
 		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("turn sandbox exec SANDBOX -- CMD…"))
+			"no command to run").WithHint("write turn sandbox exec SANDBOX -- CMD…"))
 
 	}
 	h, err := a.StateDir()

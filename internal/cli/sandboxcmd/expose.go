@@ -51,7 +51,7 @@ func (c *sandboxExposeCmd) Run(a *cli.App) error {
 		}
 		if !i.Shape.Network { // otherwise every connection would fail separately
 			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable, "sandbox "+i.Title(),
-				"it has no network").WithHint("create it with the network on")
+				"it has no network").WithHint("create the sandbox with --network on")
 		}
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 		if err != nil {

@@ -41,7 +41,7 @@ func (c *sandboxForkCmd) fork() sandboxes.Fork {
 // Validate is called by kong.
 func (c *sandboxForkCmd) Validate() error {
 	if c.TTL < 0 {
-		return errors.New("--ttl: that is no time to live")
+		return errors.New("--ttl must not be negative")
 	}
 	return c.fork().Check()
 }

@@ -51,7 +51,7 @@ func (c *ExecCmd) Run(a *cli.App) error {
 	}
 	if len(argv) == 0 {
 		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("turn exec -- CMD…"))
+			"no command to run").WithHint("write turn exec -- CMD…"))
 
 	}
 	rules, err := c.ForNetwork.Spec()

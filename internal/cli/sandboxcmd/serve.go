@@ -34,7 +34,7 @@ create, use and remove all sandboxes. Pass it as the beginning of the path, as
 func (c *sandboxServeCmd) Validate() error {
 	host, port, err := net.SplitHostPort(c.Listen)
 	if err == nil && host == "" {
-		err = errors.New("say on which address")
+		err = errors.New("the host is missing")
 	}
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
@@ -51,7 +51,7 @@ func (c *sandboxServeCmd) Run(a *cli.App) error {
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
 			return turnstone.NewError("sandbox.serve", turnstone.KindUnavailable, c.Listen, err).
-				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 takes one that is free")
+				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 selects a free port")
 		}
 		host, _, _ := net.SplitHostPort(c.Listen) // Validate has checked it
 		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
@@ -59,7 +59,8 @@ func (c *sandboxServeCmd) Run(a *cli.App) error {
 			opt.Host = host
 		}
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
-			terminal.Println(a.Stderr, "turn: others can reach this address, and the token and all data travel in clear; an SSH tunnel to a loopback address is safer")
+			terminal.Println(a.Stderr, "turn: other machines can reach this address, and nothing is encrypted; "+
+				"an SSH tunnel to a loopback address is safer")
 		}
 		terminal.Printf(a.Stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = cdp.NewServer(opt).Serve(ctx, l)
