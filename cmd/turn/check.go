@@ -44,7 +44,8 @@ func (c *checkCmd) Run(a *cli.App) error {
 			bad = true
 			if c.JSON {
 				body := cli.NewErrorBody(err)
-				docs = append(docs, checked{File: file, Steps: []checkedStep{}, Needs: []turnstone.Ask{}, Error: &body})
+				docs = append(docs, checked{File: file, Steps: []checkedStep{},
+					Needs: []turnstone.Ask{}, Error: &body})
 				continue
 			}
 			a.Complain(err)

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
@@ -30,7 +30,8 @@ const (
 
 // Run copies the file or folder.
 func (c *cpCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+	refs := []*string{&c.Path.ref}
+	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
 		rep := copyReport{Skipped: []skipped{}}
 		most := maxSkips
 		if c.JSON {
@@ -43,7 +44,7 @@ func (c *cpCmd) Run(a *cli.App) error {
 			}
 			rep.Skipped = append(rep.Skipped, skipped{name, why})
 			if !c.JSON {
-				terminal.Println(a.Stderr, "turn: "+terminal.Printable(fmt.Sprintf("%q: %s", name, why)))
+				terminal.Printf(a.Stderr, "turn: %s: %s\n", strconv.Quote(name), why)
 			}
 		})
 		switch {

@@ -40,7 +40,8 @@ func (c *diffCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch, Stat: c.Stat})
+		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch,
+			Stat: c.Stat})
 		return a.Result(d, err, func(w io.Writer) { printDiff(a, w, d, c.Patch, c.Stat) })
 	})
 }
@@ -102,7 +103,9 @@ func statSum(d *turnstone.StateDiff) string {
 	for _, f := range d.Files {
 		plus, minus = plus+f.Plus, minus+f.Minus
 	}
-	return fmt.Sprintf("%s changed, %s added, %d removed", terminal.Plural(len(d.Files), "path", "paths"), terminal.Plural(plus, "line", "lines"), minus)
+	return fmt.Sprintf("%s changed, %s added, %d removed",
+		terminal.Plural(len(d.Files), "path", "paths"),
+		terminal.Plural(plus, "line", "lines"), minus)
 }
 
 func printEnv(out io.Writer, d *turnstone.StateDiff) {
@@ -113,7 +116,8 @@ func printEnv(out io.Writer, d *turnstone.StateDiff) {
 		case e.New == nil:
 			terminal.Println(out, "D env "+terminal.Name(e.Name)+"="+terminal.Name(*e.Old))
 		default:
-			terminal.Printf(out, "M env %s=%s -> %s\n", terminal.Name(e.Name), terminal.Name(*e.Old), terminal.Name(*e.New))
+			terminal.Printf(out, "M env %s=%s -> %s\n",
+				terminal.Name(e.Name), terminal.Name(*e.Old), terminal.Name(*e.New))
 		}
 	}
 	if d.Cwd != nil {

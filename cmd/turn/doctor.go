@@ -58,8 +58,8 @@ func (c *doctorCmd) Run(a *cli.App) error {
 
 func doctorOptions(a *cli.App) doctor.Options {
 	o := a.Env
-	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc, Firecracker: o.Firecracker,
-		Jailer: o.Jailer, Substrate: o.Substrate}
+	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc,
+		Firecracker: o.Firecracker, Jailer: o.Jailer, Substrate: o.Substrate}
 }
 
 // print lists the findings, or with --fix the commands that fix them.

@@ -75,9 +75,10 @@ func printGC(w io.Writer, rep *turnstone.GCReport) {
 	if rep.DryRun { // the savings in packs are known only after they are rewritten
 		freed = ""
 	}
-	terminal.Printf(w, "%s %d sessions, %d turns, %d objects, %d folders and %d outputs of turns, %d images%s\n",
-		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects, rep.Folders, rep.Captures,
-		rep.Images, freed)
+	terminal.Printf(w, "%s %d sessions, %d turns, %d objects, ",
+		deleted, len(rep.Sessions), len(rep.Turns), rep.Store.Objects)
+	terminal.Printf(w, "%d folders and %d outputs of turns, %d images%s\n",
+		rep.Folders, rep.Captures, rep.Images, freed)
 	terminal.Printf(w, "%d turns and %d objects stay\n", rep.Remain, rep.Objects)
 }
 
@@ -147,11 +148,13 @@ func printUsage(w io.Writer, u *turnstone.Usage) {
 		rows = append(rows, []any{cmp.Or(s.Name, string(s.ID)), s.Turns,
 			human(s.Logical), human(s.Shared), human(s.Unique)})
 	}
-	rows = append(rows, []any{"all", "", human(u.Logical), human(u.Shared), human(u.Logical - u.Shared)})
+	unique := u.Logical - u.Shared
+	rows = append(rows, []any{"all", "", human(u.Logical), human(u.Shared), human(unique)})
 	head := "SESSION\tTURNS\tSIZE\tSHARED\tITS OWN"
 	terminal.Table(w, head, rows, func(row []any) []any { return row })
-	terminal.Printf(w, "\nOn disk: %s in %d packs of %d objects (%s before compression), database %s,\n",
-		human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes), human(u.Database))
-	terminal.Printf(w, "images %s, turns %s, machines %s, homes %s, templates %s\n",
-		human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes), human(u.Templates))
+	terminal.Printf(w, "\nOn disk: %s in %d packs of %d objects (%s before compression), ",
+		human(u.Store.Stored), u.Store.Packs, u.Store.Objects, human(u.Store.Bytes))
+	terminal.Printf(w, "database %s,\nimages %s, turns %s, machines %s, homes %s, templates %s\n",
+		human(u.Database), human(u.Images), human(u.Turns), human(u.Machines), human(u.Homes),
+		human(u.Templates))
 }

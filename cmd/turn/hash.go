@@ -31,7 +31,7 @@ func (c *hashCmd) Run(a *cli.App) error {
 		}
 		opts.Adjust = func(at *tree.Attr) { at.UID, at.GID = uid, gid }
 	}
-	ctx, stop := cli.Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, cli.ExitAborted)
+	ctx, stop := cli.Interruptible(a.Say, cli.ExitAborted)
 	defer stop()
 	dir, err := hostdir.Open(c.Dir)
 	if err != nil {
@@ -55,7 +55,7 @@ func parseOwner(s string) (uid, gid uint32, err error) {
 	u, uerr := strconv.ParseUint(user, 10, 32)
 	g, gerr := strconv.ParseUint(group, 10, 32)
 	if !ok || uerr != nil || gerr != nil {
-		return 0, 0, fmt.Errorf("--owner: %q is not an owner: write the numbers of a user and a group, such as 0:0", s)
+		return 0, 0, fmt.Errorf("--owner: %q is not UID:GID: write two numbers, such as 0:0", s)
 	}
 	return uint32(u), uint32(g), nil
 }

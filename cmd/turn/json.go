@@ -91,7 +91,7 @@ type hashReport struct {
 
 // A doctorReport is the output of turn doctor.
 type doctorReport struct {
-	Usable   bool                      `json:"usable"` // turns can run here, or machines with the kernel
+	Usable   bool                      `json:"usable"` // turns, or machines with the kernel, can run
 	Findings []doctor.Finding          `json:"findings"`
 	Kernel   *kernelcheck.KernelReport `json:"kernel,omitempty"` // with --kernel
 }

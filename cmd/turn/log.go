@@ -56,7 +56,8 @@ func logLine(log *turnstone.Graph, t turnstone.Turn, now time.Time) string {
 	if t.Kind == string(turnstone.TurnKindMerge) {
 		kind = "merge, "
 	}
-	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind, outcome(t), terminal.Ago(t.Started, now), t.Title)
+	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind,
+		outcome(t), terminal.Ago(t.Started, now), t.Title)
 }
 
 // shortID returns a prefix of a turn's ID that is unique in practice: the time in milliseconds, and

@@ -43,7 +43,8 @@ cp copies every name unchanged.`
 
 // Run lists files of a state.
 func (c *lsCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+	refs := []*string{&c.Path.ref}
+	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
 		out := bufio.NewWriter(a.Stdout)
 		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive,
 			func(f turnstone.FileInfo) error {
@@ -67,14 +68,16 @@ func fileLine(f turnstone.FileInfo) string {
 	if f.Target != "" {
 		target = " -> " + terminal.Name(f.Target)
 	}
-	return fmt.Sprintf("%s %5d:%-5d %10s %s %s%s", modeOf(f), f.UID, f.GID, turnstone.Bytes(f.Size).Human(),
-		f.MTime.Format(time.DateTime), terminal.Name(f.Path), target)
+	return fmt.Sprintf("%s %5d:%-5d %10s %s %s%s", modeOf(f), f.UID, f.GID,
+		turnstone.Bytes(f.Size).Human(), f.MTime.Format(time.DateTime), terminal.Name(f.Path),
+		target)
 }
 
 // modeOf returns type and permissions as in ls -l: "lrwxrwxrwx", "drwxrwxrwt".
 func modeOf(f turnstone.FileInfo) string {
 	mode := []byte("-rwxrwxrwx")
-	if t, ok := map[string]byte{"dir": 'd', "symlink": 'l', "char": 'c', "block": 'b', "fifo": 'p'}[f.Type]; ok {
+	types := map[string]byte{"dir": 'd', "symlink": 'l', "char": 'c', "block": 'b', "fifo": 'p'}
+	if t, ok := types[f.Type]; ok {
 		mode[0] = t
 	}
 	for i := range 9 {
@@ -104,7 +107,8 @@ type catCmd struct {
 
 // Run prints a file of a state.
 func (c *catCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Path.ref}, func(ctx context.Context, x *executor.Executor) error {
+	refs := []*string{&c.Path.ref}
+	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
 		in, err := x.OpenFile(ctx, c.Path.ref, c.Path.path)
 		if err != nil {
 			return err

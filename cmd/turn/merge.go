@@ -58,8 +58,9 @@ func (r *resolution) UnmarshalText(text []byte) error {
 		return fmt.Errorf("%q: write PATH=ours or PATH=theirs", text)
 	}
 	r.path = string(text[:i])
-	if r.path != merge.CwdPath && !strings.HasPrefix(r.path, merge.EnvPrefix) && !strings.HasPrefix(r.path, "/") {
-		return fmt.Errorf("%q: write the path as it is listed: it begins with / or env:, or is cwd", r.path)
+	isFile, isEnv := strings.HasPrefix(r.path, "/"), strings.HasPrefix(r.path, merge.EnvPrefix)
+	if r.path != merge.CwdPath && !isFile && !isEnv {
+		return fmt.Errorf("%q: a path begins with / or env:, or is cwd", r.path)
 	}
 	if len(r.path) > 1 {
 		r.path = strings.TrimSuffix(r.path, "/")
@@ -70,8 +71,9 @@ func (r *resolution) UnmarshalText(text []byte) error {
 }
 
 func (c *mergeCmd) request() executor.MergeRequest {
-	req := executor.MergeRequest{From: c.From, Into: c.Into, Session: c.Session, Markers: c.Markers, NoFF: c.NoFF, DryRun: c.DryRun,
-		Message: c.Message, Paths: map[string]merge.Side{}}
+	req := executor.MergeRequest{From: c.From, Into: c.Into, Session: c.Session,
+		Markers: c.Markers, NoFF: c.NoFF, DryRun: c.DryRun, Message: c.Message,
+		Paths: map[string]merge.Side{}}
 	switch {
 	case c.Ours:
 		req.Default = merge.Ours
@@ -85,7 +87,9 @@ func (c *mergeCmd) request() executor.MergeRequest {
 }
 
 // merge merges. FROM is in the session at hand only if no session is named.
-func (c *mergeCmd) merge(ctx context.Context, a *cli.App, x *executor.Executor) (*executor.MergeReport, error) {
+func (c *mergeCmd) merge(
+	ctx context.Context, a *cli.App, x *executor.Executor,
+) (*executor.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
 	if c.Session == "" || strings.HasPrefix(c.From, "-") || strings.HasPrefix(c.From, "@") {
@@ -141,15 +145,18 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 		conflictsText(&b, r.Conflicts)
 		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
 		if markers {
-			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs; these conflicts cannot have markers"
+			ways = "--resolve PATH=ours or PATH=theirs, --ours, or --theirs; " +
+				"these conflicts cannot have markers"
 		}
 		terminal.Printf(&b, "%s; nothing was stored; resolve with "+ways+"\n",
 			terminal.Plural(len(r.Conflicts), "conflict", "conflicts"))
 	case executor.MergeDone:
 		if r.DryRun {
-			terminal.Printf(&b, "turn %d would be merged into %s: %s\n", r.Theirs.Number, into, mergeChanges(r))
+			terminal.Printf(&b, "turn %d would be merged into %s: %s\n",
+				r.Theirs.Number, into, mergeChanges(r))
 		} else {
-			terminal.Printf(&b, "turn %d: merged turn %d into %s@%s: %s\n", r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
+			terminal.Printf(&b, "turn %d: merged turn %d into %s@%s: %s\n",
+				r.Number, r.Theirs.Number, r.Session, r.Branch, mergeChanges(r))
 		}
 		for _, p := range r.Merged {
 			terminal.Printf(&b, "  %s: lines merged\n", terminal.Name(p))
@@ -161,15 +168,17 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 			terminal.Printf(&b, "  %s: %s, %s\n", terminal.Name(c.Path), c.Kind, c.Resolution)
 		}
 		if r.CwdGone != "" {
-			terminal.Printf(&b, "  the working directory %s no longer exists: %s\n", terminal.Name(r.CwdGone), terminal.Name(r.Cwd))
+			terminal.Printf(&b, "  the working directory %s no longer exists: %s\n",
+				terminal.Name(r.CwdGone), terminal.Name(r.Cwd))
 		}
 		if r.Diverged {
-			terminal.Printf(&b, "another turn on %s ended first: this turn is the head of the new branch %s\n",
-				r.Into, r.Branch)
+			terminal.Printf(&b, "another turn on %s ended first: ", r.Into)
+			terminal.Printf(&b, "this turn is the head of the new branch %s\n", r.Branch)
 		}
 	}
 	if r.RenamesSkipped {
-		terminal.Println(&b, "the search for renamed files whose content changed was skipped: there was too much to search")
+		terminal.Println(&b,
+			"too many files changed: the search for renamed and changed files was skipped")
 	}
 	return b.String()
 }
@@ -191,7 +200,11 @@ func conflictsText(b *strings.Builder, all []merge.Conflict) {
 		for _, v := range []struct {
 			who, path string
 			e         *tree.Entry
-		}{{"base", c.BasePath, c.Base}, {"ours", c.OursPath, c.Ours}, {"theirs", c.TheirsPath, c.Theirs}} {
+		}{
+			{"base", c.BasePath, c.Base},
+			{"ours", c.OursPath, c.Ours},
+			{"theirs", c.TheirsPath, c.Theirs},
+		} {
 			what := versionText(v.e)
 			if v.path != "" {
 				what += " at " + terminal.Name(v.path)

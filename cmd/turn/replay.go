@@ -53,7 +53,8 @@ func (c *replayCmd) Run(a *cli.App) error {
 	given := c.Ref
 	var rep *turnstone.ReplayReport
 	if err = a.Expand(ctx, x, &c.Ref); err == nil {
-		rep, err = x.Replay(ctx, c.Ref, executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}, p)
+		opt := executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant}
+		rep, err = x.Replay(ctx, c.Ref, opt, p)
 	}
 	if rep != nil {
 		x.NoteUse(ctx, given)
@@ -86,10 +87,11 @@ const replayFiles = 50
 func replayText(rep *turnstone.ReplayReport) string {
 	var b strings.Builder
 	if rep.Home != "" {
-		terminal.Printf(&b, "home %s belongs to no state, and was not mounted\n", terminal.Printable(rep.Home))
+		terminal.Printf(&b, "home %s belongs to no state, and was not mounted\n", rep.Home)
 	}
 	if rep.Same {
-		terminal.Printf(&b, "turn %d: the same again: steps, outputs, files, environment\n", rep.Number)
+		terminal.Printf(&b, "turn %d: the same again: ", rep.Number)
+		terminal.Println(&b, "steps, outputs, files, environment")
 		if rep.FSHash != "" {
 			terminal.Printf(&b, "fs %s\n", rep.FSHash)
 		}

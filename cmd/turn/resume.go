@@ -61,14 +61,16 @@ func (c *resumeCmd) Run(a *cli.App) error {
 	}
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl, Grant: c.Grant,
+		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl,
+			Grant:   c.Grant,
 			Network: c.network().On(), NetworkRules: c.network().Rules()}, p.Preparing)
 		p.Close()
 		if err != nil {
 			return err
 		}
 		if !c.Quiet {
-			terminal.Printf(a.Stderr, "sandbox %s: %s, %s\n", info.Title(), info.State, info.Isolation)
+			terminal.Printf(a.Stderr, "sandbox %s: %s, %s\n",
+				info.Title(), info.State, info.Isolation)
 		}
 		return a.Result(info, nil, func(w io.Writer) { terminal.Println(w, info.ID) })
 	})

@@ -144,7 +144,9 @@ func (c *runCmd) session() string {
 }
 
 // expand expands references to the session at hand. A session in TURN_SESSION need not exist yet.
-func (c *runCmd) expand(ctx context.Context, a *cli.App, x *executor.Executor, req *executor.Request) error {
+func (c *runCmd) expand(
+	ctx context.Context, a *cli.App, x *executor.Executor, req *executor.Request,
+) error {
 	if named := a.Env.Session; req.Session == "-" && named != "" {
 		req.Session = named
 	}
@@ -166,8 +168,10 @@ func documentDir(file string) string {
 // request converts the flags to the executor's request.
 func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
 	req := executor.Request{
-		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant, Image: c.Image, Env: c.Environ(), Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
-		Memory: c.Memory, Disk: c.Disk, Network: c.On(), NetworkRules: c.Rules(), Substrate: c.Substrate, Commands: c.Commands,
+		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant,
+		Image: c.Image, Env: c.Environ(), Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
+		Memory: c.Memory, Disk: c.Disk, Network: c.On(), NetworkRules: c.Rules(),
+		Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: turnstone.Lifetime(c.Lifetime),
 		Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
 	}
@@ -230,7 +234,8 @@ func undelivered(x *executor.Executor, turn *turnstone.TurnReport, err error) er
 // summary ends the progress with one line about the whole turn.
 func (c *runCmd) summary(a *cli.App, turn *turnstone.TurnReport) {
 	if turn.Diverged { // also with -q: the next turn on the old branch does not follow this one
-		defer terminal.Printf(a.Stderr, "turn: another turn ended first: this turn is the head of the new branch %s\n",
+		defer terminal.Printf(a.Stderr,
+			"turn: another turn ended first: this turn is the head of the new branch %s\n",
 			turn.Branch)
 	}
 	if c.Quiet {
@@ -302,7 +307,8 @@ func readDocument(a *cli.App, path string) (*document.Document, error) {
 
 // warnNoSteps reports a document that would pass because nothing in it runs.
 func warnNoSteps(a *cli.App, name string) {
-	terminal.Printf(a.Stderr, "turn: %s has no steps: a step is a fenced block with the language bash or sh\n",
+	terminal.Printf(a.Stderr,
+		"turn: %s has no steps: a step is a fenced block with the language bash or sh\n",
 		terminal.Name(name))
 }
 

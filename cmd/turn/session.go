@@ -128,7 +128,9 @@ func (c *sessionRmCmd) Run(a *cli.App) error {
 }
 
 // remove adds the removed sessions to rep.
-func (c *sessionRmCmd) remove(ctx context.Context, x *executor.Executor, rep *cli.RemovedReport) error {
+func (c *sessionRmCmd) remove(
+	ctx context.Context, x *executor.Executor, rep *cli.RemovedReport,
+) error {
 	if c.Branch != "" {
 		err := x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
 		if err == nil {
@@ -211,7 +213,8 @@ type sessionExportCmd struct {
 func (c *sessionExportCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
 		if c.Output == "-" {
-			_, err := x.Export(ctx, executor.ExportRequest{Session: c.Session, Full: c.Full}, a.Stdout)
+			req := executor.ExportRequest{Session: c.Session, Full: c.Full}
+			_, err := x.Export(ctx, req, a.Stdout)
 			return err
 		}
 		g, err := x.Session(ctx, c.Session)
@@ -222,7 +225,8 @@ func (c *sessionExportCmd) Run(a *cli.App) error {
 		if path == "" {
 			path = g.Session.Label() + ".tzst"
 		}
-		rep, err := exportTo(ctx, x, executor.ExportRequest{Session: string(g.Session.ID), Full: c.Full}, path)
+		req := executor.ExportRequest{Session: string(g.Session.ID), Full: c.Full}
+		rep, err := exportTo(ctx, x, req, path)
 		return a.Result(rep, err, func(w io.Writer) {
 			terminal.Printf(w, "%s: %d turns, %d objects, %s before compression\n",
 				path, rep.Turns, rep.Objects, turnstone.Bytes(rep.Bytes).Human())
@@ -231,7 +235,9 @@ func (c *sessionExportCmd) Run(a *cli.App) error {
 }
 
 // exportTo writes the file as a whole, or not at all.
-func exportTo(ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string) (*executor.ExportReport, error) {
+func exportTo(
+	ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string,
+) (*executor.ExportReport, error) {
 	unwritable := func(err error) error {
 		return turnstone.Errorf("export", turnstone.KindInvalid, path,
 			"cannot be written: %w", err).WithHint("name another file with -o")
@@ -286,7 +292,8 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 	}
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As, Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
+		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As,
+			Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
 		p.Close()
 		if err != nil && c.File != "-" {
 			err = fmt.Errorf("%s: %w", c.File, err)
@@ -310,8 +317,8 @@ func printImport(w io.Writer, rep *executor.ImportReport) {
 // warnMissing reports the templates whose files are missing.
 func warnMissing(a *cli.App, rep *executor.ImportReport) {
 	size := turnstone.Bytes(rep.MissingBytes).Human()
-	terminal.Printf(a.Stderr, "turn: %d files (%s) cannot be read until their templates are built:\n",
-		rep.Missing, size)
+	terminal.Printf(a.Stderr,
+		"turn: %d files (%s) cannot be read until their templates are built:\n", rep.Missing, size)
 	for _, t := range rep.Templates {
 		terminal.Printf(a.Stderr, "turn: template %s: %s\nhint: %s\n", t.Name, t.Why, t.Hint)
 	}

@@ -29,7 +29,8 @@ func withTemplates(a *cli.App, f func(ctx context.Context, s *template.Store) er
 		return err
 	}
 	s := template.NewStore(h.Path("templates")).From(template.Sources{
-		Debian: a.Env.DebianMirror, DebianSecurity: a.Env.DebianSecurityMirror, Pip: a.Env.PipIndex, Npm: a.Env.NpmRegistry})
+		Debian: a.Env.DebianMirror, DebianSecurity: a.Env.DebianSecurityMirror,
+		Pip: a.Env.PipIndex, Npm: a.Env.NpmRegistry})
 	return a.Do(func(ctx context.Context) error { return f(ctx, s) })
 }
 
@@ -73,7 +74,8 @@ type templateBuildCmd struct {
 func (c *templateBuildCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock, Progress: p.Preparing, Events: p.Building})
+		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock,
+			Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
 	})
@@ -128,13 +130,15 @@ func detailFields(d *template.Details, line func(key, value string)) {
 	if d.Template != nil {
 		line("packages", fmt.Sprintf("%d in all", len(d.Template.Packages)))
 		for _, l := range d.Template.Layers {
-			line("layer", fmt.Sprintf("%s, %d files, %s", l.Spec.Short(), l.Files, turnstone.Bytes(l.Bytes).Human()))
+			line("layer", fmt.Sprintf("%s, %d files, %s",
+				l.Spec.Short(), l.Files, turnstone.Bytes(l.Bytes).Human()))
 		}
 		for _, kv := range d.Template.EnvList() {
 			line("env", kv)
 		}
 		line("root", d.Template.Root)
-		line("built", d.Built.Format(time.RFC3339)+" in "+terminal.Elapsed(time.Duration(d.Template.BuildTime)))
+		took := terminal.Elapsed(time.Duration(d.Template.BuildTime))
+		line("built", d.Built.Format(time.RFC3339)+" in "+took)
 	}
 	line("log", d.Log)
 }
@@ -165,7 +169,8 @@ func (c *templateRmCmd) Run(a *cli.App) error {
 		var err error
 		for _, name := range c.Templates {
 			var gone []turnstone.Session
-			gone, err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name, Keep: c.KeepFiles, Force: c.Force})
+			gone, err = x.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name,
+				Keep: c.KeepFiles, Force: c.Force})
 			for _, s := range gone {
 				sessions = append(sessions, s.ID)
 			}

@@ -21,7 +21,8 @@ type templatePruneCmd struct {
 // Run removes the builds.
 func (c *templatePruneCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
-		rep, err := x.PruneTemplates(ctx, executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
+		rep, err := x.PruneTemplates(ctx,
+			executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
 		return a.Result(rep, err, func(w io.Writer) { printPruned(w, rep, c.DryRun) })
 	})
 }
@@ -33,8 +34,9 @@ func printPruned(w io.Writer, rep *executor.TemplatePruned, dryRun bool) {
 	}
 	size := func(n int64) string { return turnstone.Bytes(n).Human() }
 	for _, b := range rep.Builds {
-		terminal.Printf(w, "%s %s %s, %s, built %s\n", word, cmp.Or(b.Name, "unnamed"), b.Digest.Short(),
-			size(b.Size), b.Built.Local().Format("2006-01-02 15:04"))
+		terminal.Printf(w, "%s %s %s, %s, built %s\n", word,
+			cmp.Or(b.Name, "unnamed"), b.Digest.Short(), size(b.Size),
+			b.Built.Local().Format("2006-01-02 15:04"))
 	}
 	for _, s := range rep.Stays {
 		terminal.Printf(w, "kept %s: %s\n", s.Digest.Short(), s.Why)

@@ -44,7 +44,8 @@ func Main(grammar any, onJSON func(command string, doc []byte)) int {
 	// A reader that disconnects causes a write error, not the end of the process: the sandbox must
 	// be removed first.
 	signal.Ignore(syscall.SIGPIPE)
-	a := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, onJSON: onJSON, Env: environment(os.Getenv)}
+	a := &App{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		onJSON: onJSON, Env: environment(os.Getenv)}
 	if a.Env.Substrate == "" {
 		_ = os.Unsetenv("TURN_SUBSTRATE") // kong would use the empty value
 	}
@@ -97,7 +98,8 @@ func NewParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error)
 	exited := new(bool)
 	p, err := kong.New(grammar,
 		kong.Name("turn"),
-		kong.Description("Run the shell steps of a markdown document in a sandbox and write the results back into it.\n\n"+
+		kong.Description("Run the shell steps of a markdown document in a sandbox "+
+			"and write the results back into it.\n\n"+
 			"\"turn help environment\" lists the environment variables."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { *exited = true }),
@@ -130,7 +132,8 @@ func (a *App) Progress(quiet bool, steps int) *terminal.Progress {
 // its arguments; the sanitizer covers the rest.
 func (a *App) LogTo(w io.Writer) {
 	level := slog.LevelWarn - slog.Level(4*a.Verbose)
-	slog.SetDefault(slog.New(slog.NewTextHandler(terminal.Cleaner(w), &slog.HandlerOptions{Level: level})))
+	h := slog.NewTextHandler(terminal.Cleaner(w), &slog.HandlerOptions{Level: level})
+	slog.SetDefault(slog.New(h))
 }
 
 // sizeMapper parses sizes in the form of the whole project.

@@ -50,7 +50,9 @@ func (c *capturedOutput) Write(p []byte) (int, error) {
 func (c *capturedOutput) read() (string, turnstone.OutputInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.text.String(), turnstone.OutputInfo{Bytes: c.bytes, Digest: turnstone.Digest("sha256:" + hex.EncodeToString(c.sum.Sum(nil))), Truncated: c.bytes > int64(c.text.Len())}
+	digest := turnstone.Digest("sha256:" + hex.EncodeToString(c.sum.Sum(nil)))
+	return c.text.String(), turnstone.OutputInfo{Bytes: c.bytes, Digest: digest,
+		Truncated: c.bytes > int64(c.text.Len())}
 }
 
 // A CapturedCommand is a command whose outputs are printed as JSON.
@@ -61,11 +63,13 @@ type CapturedCommand struct {
 }
 
 func NewCapturedCommand(argv []string) *CapturedCommand {
-	return &CapturedCommand{argv: argv, began: time.Now(), Stdout: capturedOutput{sum: sha256.New()}, Stderr: capturedOutput{sum: sha256.New()}}
+	return &CapturedCommand{argv: argv, began: time.Now(),
+		Stdout: capturedOutput{sum: sha256.New()}, Stderr: capturedOutput{sum: sha256.New()}}
 }
 
 func (c *CapturedCommand) report(exitCode int) CommandReport {
-	r := CommandReport{Argv: c.argv, ExitCode: exitCode, Duration: turnstone.Millis(time.Since(c.began))}
+	took := turnstone.Millis(time.Since(c.began))
+	r := CommandReport{Argv: c.argv, ExitCode: exitCode, Duration: took}
 	r.Stdout, r.StdoutInfo = c.Stdout.read()
 	r.Stderr, r.StderrInfo = c.Stderr.read()
 	return r

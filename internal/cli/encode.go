@@ -39,7 +39,8 @@ type faultReport struct {
 }
 
 func NewErrorBody(err error) ErrorBody {
-	b := ErrorBody{Kind: turnstone.KindOf(err), Message: strings.TrimRight(err.Error(), "\n"), Hint: turnstone.HintOf(err)}
+	b := ErrorBody{Kind: turnstone.KindOf(err), Message: strings.TrimRight(err.Error(), "\n"),
+		Hint: turnstone.HintOf(err)}
 	var typed *turnstone.Error
 	if errors.As(err, &typed) {
 		b.Op, b.Subject = typed.Op, typed.Subject

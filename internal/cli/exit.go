@@ -88,7 +88,8 @@ func (a *App) report(err error) int {
 	}
 	var typed *turnstone.Error
 	var write *fs.PathError
-	if !errors.As(err, &typed) && errors.As(err, &write) && write.Path == a.Stdout.Name() && errors.Is(err, syscall.EPIPE) {
+	if !errors.As(err, &typed) && errors.As(err, &write) && write.Path == a.Stdout.Name() &&
+		errors.Is(err, syscall.EPIPE) {
 		// like a program that the signal ended: there is no reader
 		return 128 + int(syscall.SIGPIPE)
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// GrammarFor returns a command line for kong, as a pointer to whole or to a struct that has only one
-// of its commands: kong takes 4 ms to read all of them, and most runs of turn need one. If help may
-// be printed, or no command is named, it returns the whole command line.
+// GrammarFor returns a command line for kong, as a pointer to whole or to a struct that has only
+// one of its commands: kong takes 4 ms to read all of them, and most runs of turn need one. If help
+// may be printed, or no command is named, it returns the whole command line.
 func GrammarFor(whole reflect.Type, args []string) any {
 	i := slices.IndexFunc(args, func(arg string) bool { return !strings.HasPrefix(arg, "-") })
 	if i < 0 || args[i] == "help" || args[i] == "completion" || asksForHelp(args) {
@@ -36,7 +36,8 @@ func GrammarFor(whole reflect.Type, args []string) any {
 // asksForHelp reports whether kong may interpret one of the arguments as --help.
 func asksForHelp(args []string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
-		return strings.HasPrefix(arg, "--h") || strings.HasPrefix(arg, "-") && !strings.HasPrefix(arg, "--") && strings.Contains(arg, "h")
+		short := strings.HasPrefix(arg, "-") && !strings.HasPrefix(arg, "--")
+		return strings.HasPrefix(arg, "--h") || short && strings.Contains(arg, "h")
 	})
 }
 

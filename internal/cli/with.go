@@ -10,10 +10,10 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// Do calls f with a context that the user can cancel. An error of f without an exit status gets that
-// of an error before anything was started.
+// Do calls f with a context that the user can cancel. An error of f without an exit status gets the
+// status of an error before anything was started.
 func (a *App) Do(f func(ctx context.Context) error) error {
-	ctx, stop := Interruptible(func(s string) { terminal.Println(a.Stderr, "turn: "+s) }, ExitAborted)
+	ctx, stop := Interruptible(a.Say, ExitAborted)
 	defer stop()
 	err := f(ctx)
 	var exit *ExitError
@@ -22,6 +22,9 @@ func (a *App) Do(f func(ctx context.Context) error) error {
 	}
 	return Fail(err)
 }
+
+// Say prints one line of turn's own text on standard error.
+func (a *App) Say(what string) { terminal.Println(a.Stderr, "turn: "+what) }
 
 // WithExecutor is do with an executor.
 func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
@@ -67,7 +70,9 @@ func (a *App) Sandboxes(h *statedir.Dir) *sandboxes.Store {
 // WithRefs is WithExecutor for a command whose arguments refs name sessions or turns. It expands
 // references to the session at hand; after success, and also if the command reports a negative
 // result by its exit status alone, the session of the first reference becomes the session at hand.
-func (a *App) WithRefs(refs []*string, f func(ctx context.Context, x *executor.Executor) error) error {
+func (a *App) WithRefs(
+	refs []*string, f func(ctx context.Context, x *executor.Executor) error,
+) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		given := *refs[0]
 		if err := a.Expand(ctx, x, refs...); err != nil {

@@ -3,6 +3,7 @@ package completion
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -50,7 +51,8 @@ func completions(node *kong.Node, path string) []completion {
 		c.flags = append(c.flags, group...)
 	}
 	for _, p := range node.Positional {
-		c.files = c.files || p.Name == "file" || p.Name == "cmd" || p.Name == "dir" || p.Name == "dest" || node.Name == "build"
+		takesFiles := slices.Contains([]string{"file", "cmd", "dir", "dest"}, p.Name)
+		c.files = c.files || takesFiles || node.Name == "build"
 		c.images = c.images || p.Name == "template"
 		c.commands = c.commands || p.Name == "command"
 		c.sandboxes = c.sandboxes || p.Name == "sandbox"
@@ -221,7 +223,9 @@ func bashCompletion(b *strings.Builder, all []completion) {
 		}
 		files := ""
 		if c.refs { // the part before the last "@" is already typed
-			files = "; [[ $ref != *@* || $ref == \"$cur\" ]] || COMPREPLY=($(compgen -W \"$(" + bashRefs + ")\" -- \"$ref\")) COMPREPLY=(\"${COMPREPLY[@]#\"${ref%@*}@\"}\")"
+			files = "; [[ $ref != *@* || $ref == \"$cur\" ]] || " +
+				"COMPREPLY=($(compgen -W \"$(" + bashRefs + ")\" -- \"$ref\")) " +
+				"COMPREPLY=(\"${COMPREPLY[@]#\"${ref%@*}@\"}\")"
 		}
 		if c.copies { // a path follows the colon
 			files = "; [[ ${COMPREPLY[*]} != *: ]] || compopt -o nospace 2>/dev/null || true"
@@ -242,7 +246,8 @@ func fishCompletion(b *strings.Builder, all []completion) {
 	for _, c := range all {
 		when := fishCondition(c)
 		for _, w := range c.words {
-			fmt.Fprintf(b, "complete -c turn -n %s -a %s -d %s\n", fishQuote(when), fishQuote(w.name), fishQuote(w.help))
+			fmt.Fprintf(b, "complete -c turn -n %s -a %s -d %s\n",
+				fishQuote(when), fishQuote(w.name), fishQuote(w.help))
 		}
 		if c.files || c.copies {
 			fmt.Fprintf(b, "complete -c turn -n %s -F\n", fishQuote(when))
@@ -251,7 +256,8 @@ func fishCompletion(b *strings.Builder, all []completion) {
 			if c.refs {
 				list = fishRefs
 			}
-			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n", fishQuote(when), fishQuote("("+list+")"))
+			fmt.Fprintf(b, "complete -c turn -n %s -a %s\n",
+				fishQuote(when), fishQuote("("+list+")"))
 		}
 		for _, f := range c.flags {
 			fmt.Fprintf(b, "complete -c turn -n %s -l %s", fishQuote(when), f.Name)

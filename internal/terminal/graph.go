@@ -15,7 +15,9 @@ type Graph struct {
 
 // Turn returns the rails of the line of the turn id, ending in a space, and the lines that follow
 // it. Turns come with the highest number first.
-func (g *Graph) Turn(id turnstone.TurnID, parents []turnstone.TurnID) (rails string, below []string) {
+func (g *Graph) Turn(
+	id turnstone.TurnID, parents []turnstone.TurnID,
+) (rails string, below []string) {
 	at := slices.Index(g.columns, id)
 	if at < 0 {
 		at = len(g.columns)

@@ -153,7 +153,8 @@ func (p *Progress) StepFinished(step *document.Step, r turnstone.StepReport) {
 	if !began {
 		before = p.title(step) + ": "
 	}
-	p.say("%s%s (%s)", before, p.paint(color, text), Elapsed(time.Duration(r.Millis)*time.Millisecond))
+	took := Elapsed(time.Duration(r.Millis) * time.Millisecond)
+	p.say("%s%s (%s)", before, p.paint(color, text), took)
 }
 
 // Say prints one line of turn's own text.
@@ -252,7 +253,7 @@ func (p *Progress) draw() {
 	if !p.style.live || p.style.quiet || p.what == "" {
 		return
 	}
-	line := fmt.Sprintf("%s %s", p.what, Elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond)))
+	line := p.what + " " + Elapsed(p.now().Sub(p.since).Truncate(100*time.Millisecond))
 	if p.detail != "" {
 		line += " " + p.detail
 	}

@@ -155,7 +155,8 @@ func (s *sanitizer) csi(cmd ansi.Cmd, params ansi.Params) {
 // visible reports whether r shows only itself: no C1 control, and none of the marks that reorder
 // the text around them (CVE-2021-42574).
 func visible(r rune) bool {
-	return !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) && r != '\u2028' && r != '\u2029'
+	bidi := unicode.Is(unicode.Bidi_Control, r)
+	return !unicode.IsControl(r) && !bidi && r != '\u2028' && r != '\u2029'
 }
 
 // Printable is clean for one short text that must not move the cursor or end the line, such as an
@@ -176,7 +177,9 @@ func Printable(text string) string {
 // Name returns a file's name, or another word of a sandbox, on one line: unchanged, or quoted like
 // a string in Go if it contains invisible characters, or looks like a quoted name.
 func Name(name string) string {
-	if !utf8.ValidString(name) || strings.HasPrefix(name, `"`) || strings.ContainsFunc(name, func(r rune) bool { return !visible(r) }) {
+	hidden := func(r rune) bool { return !visible(r) }
+	if !utf8.ValidString(name) || strings.HasPrefix(name, `"`) ||
+		strings.ContainsFunc(name, hidden) {
 		return strconv.Quote(name)
 	}
 	return name

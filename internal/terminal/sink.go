@@ -81,7 +81,9 @@ func NewSink(f *os.File, p *Progress, fail context.CancelCauseFunc) *sink {
 }
 
 // NewRawSink returns a sink for a command that controls the terminal f.
-func NewRawSink(f *os.File, fail context.CancelCauseFunc) *sink { return &sink{file: f, fail: fail} }
+func NewRawSink(f *os.File, fail context.CancelCauseFunc) *sink {
+	return &sink{file: f, fail: fail}
+}
 
 // Write implements io.Writer.
 func (s *sink) Write(b []byte) (int, error) {

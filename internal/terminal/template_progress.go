@@ -37,7 +37,8 @@ func bar(e template.Event) string {
 	var b strings.Builder
 	if e.Total > 0 {
 		done := int(min(e.Done, e.Total) * barWidth / e.Total)
-		Printf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done), min(e.Done, e.Total)*100/e.Total)
+		Printf(&b, "[%s%s] %3d%% ", strings.Repeat("#", done), strings.Repeat(" ", barWidth-done),
+			min(e.Done, e.Total)*100/e.Total)
 	}
 	Printf(&b, "%s %s", Printable(e.Item), turnstone.Bytes(e.Done).Human())
 	if e.Rate > 0 {

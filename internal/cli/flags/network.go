@@ -33,8 +33,8 @@ func (f *ForNetwork) On() *bool {
 	return nil
 }
 
-// ValidateWithoutTurn checks the flags of a sandbox in which no turn runs: only the traffic of turns
-// is recorded.
+// ValidateWithoutTurn checks the flags of a sandbox in which no turn runs: only traffic of turns is
+// recorded.
 func (f *ForNetwork) ValidateWithoutTurn() error {
 	if f.Network.Rules.Record || f.Network.Rules.Replay {
 		return errors.New("--network: record and replay are for turns")
@@ -98,7 +98,8 @@ type NetworkMode struct {
 func (m *NetworkMode) UnmarshalText(text []byte) error {
 	word, turn, named := strings.Cut(string(text), "=")
 	on, rules, ok := document.NetworkMode(word)
-	if !ok || slices.Contains([]string{"true", "false", "yes", "no"}, strings.ToLower(word)) || named && (word != "replay" || turn == "") {
+	truth := slices.Contains([]string{"true", "false", "yes", "no"}, strings.ToLower(word))
+	if !ok || truth || named && (word != "replay" || turn == "") {
 		return fmt.Errorf("%q is none of on, off, record, replay and replay=TURN", text)
 	}
 	*m = NetworkMode{set: true, on: on}
@@ -144,7 +145,8 @@ func (f *ForNetwork) SecretHeaders() ([]string, error) {
 			}
 			value, there := os.LookupEnv(variable)
 			if !ok || !there {
-				return nil, turnstone.Errorf("run", turnstone.KindInvalid, fmt.Sprintf("--secret-header %.80s=%.80s", host, name),
+				subject := fmt.Sprintf("--secret-header %.80s=%.80s", host, name)
+				return nil, turnstone.Errorf("run", turnstone.KindInvalid, subject,
 					"no value is given, and the variable is not set").
 					WithHint("write HOST=NAME=VARIABLE, and export VARIABLE first; " +
 						"other users can see a value on the command line")

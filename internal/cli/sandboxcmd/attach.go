@@ -32,7 +32,8 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 		return cli.Exit(cli.ExitExec, err)
 	}
 	s := a.Sandboxes(h)
-	ctx, stop := cli.Interruptible(func(string) { terminal.Println(a.Stderr, "turn: the process continues") }, cli.ExitExec)
+	tell := func(string) { terminal.Println(a.Stderr, "turn: the process continues") }
+	ctx, stop := cli.Interruptible(tell, cli.ExitExec)
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
@@ -40,10 +41,11 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 	if err != nil {
 		return sandboxVerdict(ctx, "", wire.ProcessExit{}, err)
 	}
-	stdout, stderr := terminal.NewSink(a.Stdout, nil, broken), terminal.NewSink(a.Stderr, nil, broken)
-	exit, err := s.Attach(ctx, i.ID, c.Process, stdout, stderr, func(stream wire.ProcessStream, n int64) {
+	lost := func(stream wire.ProcessStream, n int64) {
 		terminal.Printf(a.Stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
-	})
+	}
+	exit, err := s.Attach(ctx, i.ID, c.Process, terminal.NewSink(a.Stdout, nil, broken),
+		terminal.NewSink(a.Stderr, nil, broken), lost)
 	var fault *turnstone.Error
 	var sig cli.Interruption
 	switch {
@@ -51,7 +53,8 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 		return cli.Exit(128+int(sig.Signal), nil)
 	case errors.Is(context.Cause(ctx), syscall.EPIPE):
 		return cli.Exit(128+int(syscall.SIGPIPE), nil)
-	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach && fault.Kind == turnstone.KindNotFound:
+	case errors.As(err, &fault) && fault.Op == wire.MethodProcessAttach &&
+		fault.Kind == turnstone.KindNotFound:
 		fault.Hint = "list the processes with turn sandbox ps " + c.Sandbox +
 			"; of ended processes only the latest are listed"
 		return cli.Exit(cli.ExitUsage, err)

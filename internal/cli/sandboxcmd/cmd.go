@@ -1,5 +1,5 @@
-// Package sandboxcmd has the commands that run in sandboxes without a turn: turn exec, and those below
-// turn sandbox.
+// Package sandboxcmd has the commands that run in sandboxes without a turn: turn exec, and those
+// below turn sandbox.
 package sandboxcmd
 
 import (
@@ -141,7 +141,10 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]str
 
 // each finds all sandboxes before it calls do with any of them, and returns the IDs of those for
 // which do succeeded.
-func each(ctx context.Context, s *sandboxes.Store, refs []string, do func(context.Context, turnstone.SandboxID) error) ([]string, error) {
+func each(
+	ctx context.Context, s *sandboxes.Store, refs []string,
+	do func(context.Context, turnstone.SandboxID) error,
+) ([]string, error) {
 	done := []string{}
 	var ids []turnstone.SandboxID
 	for _, ref := range refs {

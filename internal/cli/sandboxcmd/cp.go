@@ -52,7 +52,8 @@ func parsePlace(text string) (place, error) {
 		return place{path: text}, nil
 	}
 	if !path.IsAbs(m[2]) {
-		return place{}, fmt.Errorf("%s: a path in a sandbox is absolute, such as %s:/workspace/%s", text, m[1], m[2])
+		return place{}, fmt.Errorf("%s: a path in a sandbox is absolute, such as %s:/workspace/%s",
+			text, m[1], m[2])
 	}
 	return place{sandbox: m[1], path: m[2]}, nil
 }
@@ -105,7 +106,9 @@ func (c *sandboxCpCmd) Run(a *cli.App) error {
 	})
 }
 
-func (c *sandboxCpCmd) copy(ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, src, dst place) error {
+func (c *sandboxCpCmd) copy(
+	ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, src, dst place,
+) error {
 	switch {
 	case src.path == "-":
 		return s.WriteFile(ctx, id, dst.path, a.Stdin)
@@ -114,5 +117,6 @@ func (c *sandboxCpCmd) copy(ctx context.Context, a *cli.App, s *sandboxes.Store,
 	case dst.path == "-":
 		return s.ReadFile(ctx, id, src.path, terminal.NewSink(a.Stdout, nil, func(error) {}))
 	}
-	return s.Download(ctx, id, src.path, dst.path, func(what string) { terminal.Println(a.Stderr, "turn: "+terminal.Printable(what)) })
+	skipped := func(what string) { terminal.Println(a.Stderr, "turn: "+what) }
+	return s.Download(ctx, id, src.path, dst.path, skipped)
 }

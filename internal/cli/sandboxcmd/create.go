@@ -45,7 +45,8 @@ could not be created.`
 // spec converts the flags to the library's spec, with a machine as base for values that they do not
 // set.
 func (c *sandboxCreateCmd) spec(base turnstone.Shape) sandboxes.Spec {
-	f := flags.ForSandbox{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk, ForNetwork: c.ForNetwork, Env: c.Env}
+	f := flags.ForSandbox{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk,
+		ForNetwork: c.ForNetwork, Env: c.Env}
 	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: f.Environ(), Shape: f.Shape(base),
 		Substrate: c.Substrate, TTL: c.TTL}
 }
@@ -94,7 +95,9 @@ func (c *sandboxCreateCmd) Run(a *cli.App) error {
 		return cli.Fail(err)
 	}
 	if !c.Quiet {
-		terminal.Printf(a.Stderr, "sandbox %s: %s in %s, %s\n", i.Title(), i.State, terminal.Elapsed(time.Since(began)), i.Isolation)
+		took := terminal.Elapsed(time.Since(began))
+		terminal.Printf(a.Stderr, "sandbox %s: %s in %s, %s\n",
+			i.Title(), i.State, took, i.Isolation)
 	}
 	return a.Result(i, nil, func(w io.Writer) { terminal.Println(w, i.ID) })
 }
@@ -133,7 +136,9 @@ func (c *sandboxHoldCmd) Run(a *cli.App) error {
 
 // opener creates machines with the executor.
 func opener(a *cli.App) sandboxes.Opener {
-	return func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	return func(
+		ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string),
+	) (sandboxes.Machine, sandboxes.Details, error) {
 		x, err := a.Open(ctx)
 		if err != nil {
 			return nil, sandboxes.Details{}, err

@@ -52,9 +52,11 @@ func (c *sandboxExecCmd) Validate() error {
 	case c.Timeout != nil && *c.Timeout <= 0:
 		return fmt.Errorf("--timeout: %s is not a positive time", *c.Timeout)
 	case c.JSON && (c.Terminal || c.Detach):
-		return errors.New("--json cannot be used with -t or -d: it prints the output when the command ends")
+		return errors.New("--json cannot be used with -t or -d: " +
+			"it prints the output when the command ends")
 	case c.Timeout != nil && c.Detach:
-		return errors.New("--timeout cannot be used with -d: turn ends before it could kill the command")
+		return errors.New("--timeout and -d cannot be used together: " +
+			"turn ends before it could kill the command")
 	}
 	return nil
 }
@@ -86,10 +88,12 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	if err != nil {
 		return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 	}
-	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: (&flags.ForSandbox{Env: c.Env}).Environ()}
+	env := (&flags.ForSandbox{Env: c.Env}).Environ()
+	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: env}
 	if c.Terminal {
 		cmd.Terminal = terminalSize(a)
-		if t := os.Getenv("TERM"); t != "" && !slices.ContainsFunc(cmd.Env, func(e string) bool { return strings.HasPrefix(e, "TERM=") }) {
+		isTerm := func(e string) bool { return strings.HasPrefix(e, "TERM=") }
+		if t := os.Getenv("TERM"); t != "" && !slices.ContainsFunc(cmd.Env, isTerm) {
 			cmd.Env = append(cmd.Env, "TERM="+t)
 		}
 	}
@@ -122,8 +126,12 @@ var errTimeUp = errors.New("the time is up")
 
 // attached runs a command that uses this process's streams; its outputs go to captured, if that is
 // not nil.
-func (c *sandboxExecCmd) attached(ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, cmd sandboxes.Command, captured *cli.CapturedCommand, cancel context.CancelCauseFunc) (wire.ProcessExit, error) {
-	cmd.Stdout, cmd.Stderr = terminal.NewSink(a.Stdout, nil, cancel), terminal.NewSink(a.Stderr, nil, cancel)
+func (c *sandboxExecCmd) attached(
+	ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID,
+	cmd sandboxes.Command, captured *cli.CapturedCommand, cancel context.CancelCauseFunc,
+) (wire.ProcessExit, error) {
+	cmd.Stdout = terminal.NewSink(a.Stdout, nil, cancel)
+	cmd.Stderr = terminal.NewSink(a.Stderr, nil, cancel)
 	if captured != nil {
 		cmd.Stdout, cmd.Stderr = &captured.Stdout, &captured.Stderr
 	}
@@ -137,8 +145,8 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *cli.App, s *sandboxes.
 		if onTerminal {
 			old, err := term.MakeRaw(int(a.Stdin.Fd()))
 			if err != nil {
-				return wire.ProcessExit{}, turnstone.NewError("sandbox.exec", turnstone.KindUnavailable, "terminal",
-					err)
+				return wire.ProcessExit{}, turnstone.NewError("sandbox.exec",
+					turnstone.KindUnavailable, "terminal", err)
 			}
 			defer func() { _ = term.Restore(int(a.Stdin.Fd()), old) }()
 		}
@@ -154,7 +162,8 @@ func (c *sandboxExecCmd) attached(ctx context.Context, a *cli.App, s *sandboxes.
 func forwardSignals(cancel context.CancelCauseFunc) (<-chan string, func()) {
 	signals, forward, done := make(chan os.Signal, 4), make(chan string, 1), make(chan struct{})
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	names := map[os.Signal]string{syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP"}
+	names := map[os.Signal]string{
+		syscall.SIGINT: "INT", syscall.SIGTERM: "TERM", syscall.SIGHUP: "HUP"}
 	go func() {
 		for n := 0; ; n++ {
 			select {

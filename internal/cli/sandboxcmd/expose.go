@@ -50,8 +50,9 @@ func (c *sandboxExposeCmd) Run(a *cli.App) error {
 			return err
 		}
 		if !i.Shape.Network { // otherwise every connection would fail separately
-			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable, "sandbox "+i.Title(),
-				"it has no network").WithHint("create the sandbox with --network on")
+			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable,
+				"sandbox "+i.Title(), "it has no network").
+				WithHint("create the sandbox with --network on")
 		}
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 		if err != nil {
@@ -62,7 +63,8 @@ func (c *sandboxExposeCmd) Run(a *cli.App) error {
 			_ = l.Close()
 			return err
 		}
-		err = s.Expose(ctx, i.ID, uint16(c.Port), l, func(err error) { terminal.Println(a.Stderr, "turn: "+terminal.Printable(err.Error())) })
+		tell := func(err error) { terminal.Println(a.Stderr, "turn: "+err.Error()) }
+		err = s.Expose(ctx, i.ID, uint16(c.Port), l, tell)
 		var sig cli.Interruption
 		if errors.As(context.Cause(ctx), &sig) {
 			return nil // the usual end

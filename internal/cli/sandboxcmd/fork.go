@@ -64,7 +64,8 @@ func (c *sandboxForkCmd) Run(a *cli.App) error {
 			failed = errors.Join(failed, err)
 		})
 		if !c.Quiet && len(all) > 0 {
-			terminal.Printf(a.Stderr, "sandbox %s: %d of %d clones in %s\n", i.Title(), len(all), c.N, terminal.Elapsed(time.Since(began)))
+			terminal.Printf(a.Stderr, "sandbox %s: %d of %d clones in %s\n",
+				i.Title(), len(all), c.N, terminal.Elapsed(time.Since(began)))
 		}
 		return errors.Join(err, failed)
 	})

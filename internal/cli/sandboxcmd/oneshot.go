@@ -3,7 +3,6 @@ package sandboxcmd
 import (
 	"context"
 	"errors"
-	"slices"
 	"syscall"
 
 	"golang.org/x/term"
@@ -68,7 +67,8 @@ func (c *ExecCmd) Run(a *cli.App) error {
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
 	req := executor.CommandRequest{
-		Argv: argv, Image: c.Image, Env: c.Environ(), Cwd: c.Cwd, Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
+		Argv: argv, Image: c.Image, Env: c.Environ(), Cwd: c.Cwd,
+		Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
 		Shape: c.Shape(x.Shape(c.Image)), Substrate: c.Substrate,
 		Network: rules, HostNetwork: c.ForNetwork.On() == nil,
 		Stdout: terminal.NewSink(a.Stdout, p, broken),
@@ -98,21 +98,25 @@ func execVerdict(ctx context.Context, code int, err error) error {
 	cause := context.Cause(ctx)
 	var sig cli.Interruption
 	var fault *turnstone.Error
+	errors.As(err, &fault)
+	is := func(op turnstone.Op, kind turnstone.Kind) bool {
+		return fault != nil && fault.Op == op && fault.Kind == kind
+	}
 	switch {
 	case errors.As(cause, &sig):
 		return cli.Exit(128+int(sig.Signal), cause)
-	case errors.As(err, &fault) && fault.Op == "executor.exec" && fault.Kind == turnstone.KindTimeout:
+	case is("executor.exec", turnstone.KindTimeout):
 		return cli.Exit(cli.ExitTimeout, err)
-	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound:
+	case is(wire.MethodProcessStart, turnstone.KindNotFound):
 		return cli.Exit(cli.ExitNotFound, err)
-	case fault != nil && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindInvalid:
+	case is(wire.MethodProcessStart, turnstone.KindInvalid):
 		return cli.Exit(cli.ExitNoExec, err)
 	case errors.Is(cause, syscall.EPIPE):
 		// like a program that the signal ended: there is no reader
 		return cli.Exit(128+int(syscall.SIGPIPE), nil)
-	case fault != nil && fault.Kind == turnstone.KindInvalid && slices.Contains([]turnstone.Op{"executor.network", "network.policy", "network.rule"}, fault.Op):
-		return cli.Exit(cli.ExitUsage, err)
-	case fault != nil && (fault.Op == "executor.plan" || fault.Op == "substrates.choose" && fault.Kind == turnstone.KindInvalid || fault.Op == "template.find" && fault.Kind == turnstone.KindNotFound):
+	case is("executor.network", turnstone.KindInvalid), is("network.policy", turnstone.KindInvalid),
+		is("network.rule", turnstone.KindInvalid), is("substrates.choose", turnstone.KindInvalid),
+		is("template.find", turnstone.KindNotFound), fault != nil && fault.Op == "executor.plan":
 		return cli.Exit(cli.ExitUsage, err)
 	case cause != nil && err != nil:
 		return cli.Exit(cli.ExitExec, cause)

@@ -92,11 +92,13 @@ func newProcessesReport(all []wire.ProcessProcessInfo) ProcessesReport {
 	for _, p := range all {
 		// from the sandbox: zero if it is not a time
 		started, _ := time.Parse(time.RFC3339Nano, p.Started)
-		out := processReport{Process: p.ProcessID, Argv: slices.Concat([]string{}, p.Argv), Cwd: p.Cwd, PID: p.PID, Started: started, Terminal: p.Terminal,
-			Attached: p.Attached, StdoutFirst: p.StdoutFirst, StdoutEnd: p.StdoutEnd, StderrFirst: p.StderrFirst, StderrEnd: p.StderrEnd}
+		out := processReport{Process: p.ProcessID, Argv: slices.Concat([]string{}, p.Argv),
+			Cwd: p.Cwd, PID: p.PID, Started: started, Terminal: p.Terminal, Attached: p.Attached,
+			StdoutFirst: p.StdoutFirst, StdoutEnd: p.StdoutEnd,
+			StderrFirst: p.StderrFirst, StderrEnd: p.StderrEnd}
 		if e := p.Exit; e != nil {
-			out.Exit = &exitReport{Code: e.ExitCode, Signal: e.Signal, OOMKilled: e.OOMKilled, DiskFull: e.DiskFull, Killed: e.Killed,
-				Duration: turnstone.Millis(e.Duration)}
+			out.Exit = &exitReport{Code: e.ExitCode, Signal: e.Signal, OOMKilled: e.OOMKilled,
+				DiskFull: e.DiskFull, Killed: e.Killed, Duration: turnstone.Millis(e.Duration)}
 		}
 		r.Processes = append(r.Processes, out)
 	}

@@ -54,15 +54,19 @@ func (c *sandboxServeCmd) Run(a *cli.App) error {
 				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 selects a free port")
 		}
 		host, _, _ := net.SplitHostPort(c.Listen) // Validate has checked it
-		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage, Log: slog.Default()}
+		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage,
+			Log: slog.Default()}
 		if _, err := netip.ParseAddr(host); err != nil {
 			opt.Host = host
 		}
 		if t, ok := l.Addr().(*net.TCPAddr); !ok || !t.IP.IsLoopback() {
-			terminal.Println(a.Stderr, "turn: other machines can reach this address, and nothing is encrypted; "+
-				"an SSH tunnel to a loopback address is safer")
+			terminal.Println(a.Stderr,
+				"turn: other machines can reach this address, and nothing is encrypted; "+
+					"an SSH tunnel to a loopback address is safer")
 		}
-		terminal.Printf(a.Stderr, "turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes\nhttp://%s/%s/json/list\n", l.Addr(), opt.Token)
+		terminal.Println(a.Stderr,
+			"turn: serving sandboxes; Ctrl-C stops the server, not the sandboxes")
+		terminal.Printf(a.Stderr, "http://%s/%s/json/list\n", l.Addr(), opt.Token)
 		err = cdp.NewServer(opt).Serve(ctx, l)
 		var sig cli.Interruption
 		if errors.As(context.Cause(ctx), &sig) && err == nil {
