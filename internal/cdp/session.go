@@ -202,7 +202,7 @@ func (s *session) frame(p []byte) error {
 	return s.b.socket.WriteBinary(f.Head(), f.Data)
 }
 
-// end ends the session. Commands that wait get an error; if there is a reason, the client is told.
+// end ends the session. Waiting commands get an error, and the client gets the reason if any.
 func (s *session) end(reason string) {
 	s.once.Do(func() {
 		s.queue.close()

@@ -1,6 +1,6 @@
-// Package lazyregexp compiles the regular expressions of package variables when they are
-// used first, as the package of this name in Go's own tree does. Most processes use few
-// of them, and all of them together took longer than the rest of a program's start.
+// Package lazyregexp compiles the regular expressions of package variables at their first use, like
+// the package of this name in Go's source. Most processes use few of the expressions, and compiling
+// all of them takes longer than the rest of a program's start.
 package lazyregexp
 
 import (
@@ -10,12 +10,12 @@ import (
 	"sync"
 )
 
-// A Regexp is a regular expression that is compiled when it is used first. Its methods
-// are those of regexp.Regexp, and are safe for concurrent use.
+// A Regexp is a regular expression that is compiled at its first use. Its methods are those of
+// regexp.Regexp, and are safe for concurrent use.
 type Regexp struct{ compiled func() *regexp.Regexp }
 
-// New returns a Regexp for a pattern. In tests it is compiled at once, so that a pattern
-// that is wrong panics there and not at its first use.
+// New returns a Regexp for a pattern. In tests, New compiles the pattern, so that an invalid
+// pattern panics there and not at its first use.
 func New(pattern string) *Regexp {
 	r := &Regexp{sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })}
 	if len(os.Args) > 0 && strings.HasSuffix(os.Args[0], ".test") {

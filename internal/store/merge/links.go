@@ -7,8 +7,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// Names of a file (hard links) merge as sets: two names are the same file in the result if both
-// sides say so, or if one side says so and the base did not. A side without both names has no
+// Names of a file (hard links) merge as sets: two names are the same file in the result if they are
+// the same file on both sides, or on one side but not in the base. A side without both names has no
 // influence.
 
 // A linker merges the groups of names.
