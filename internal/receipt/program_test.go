@@ -5,7 +5,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/guest/trace"
-	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
 // TestImageHint checks shells' messages about a missing program, and the images that have it.
@@ -53,7 +53,7 @@ func TestImageHint(t *testing.T) {
 func noteAfter(t *testing.T, image, note string, failures ...turnstone.FailureReport) string {
 	t.Helper()
 	doc := parse(t, "```bash\ntrue\n```\n")
-	s := New(Options{Document: doc, Image: func(program string) string { return template.OtherWithProgram(image, program) }})
+	s := New(Options{Document: doc, Image: func(program string) string { return builtin.OtherWithProgram(image, program) }})
 	st := s.Start(doc.Steps[0])
 	s.commands[0] = &commands{failures: failures, report: &trace.Report{}}
 	st.res.Status, st.res.Note = turnstone.StepFailed, note

@@ -15,6 +15,7 @@ import (
 	"github.com/erofs/go-erofs"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/builtin"
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
@@ -57,15 +58,15 @@ func TestBuiltInImages(t *testing.T) {
 					t.Errorf("%s: %v", p, err)
 				}
 			}
-			for _, p := range provided { // the claims of hints about images are true
-				for _, program := range p.programs {
+			for _, p := range builtin.Provisions() { // the claims of hints about images are true
+				for _, program := range p.Programs {
 					_, err := fs.Stat(img, "usr/bin/"+program)
 					if _, bin := fs.Stat(img, "bin/"+program); bin == nil {
 						err = nil
 					}
-					if (err == nil) != hasProgram(name, program) {
+					if (err == nil) != builtin.HasProgram(name, program) {
 						t.Errorf("%s: %v, but HasProgram says %v", program, err,
-							hasProgram(name, program))
+							builtin.HasProgram(name, program))
 					}
 				}
 			}

@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
-	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/builtin"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -96,7 +96,7 @@ func (x *Runner) Exec(ctx context.Context, req CommandRequest, preparing func(st
 func hintImage(image, program string, err error) error {
 	var fault *turnstone.Error
 	if errors.As(err, &fault) && fault.Op == wire.MethodProcessStart && fault.Kind == turnstone.KindNotFound && fault.Subject == program {
-		if other := template.OtherWithProgram(image, program); other != "" {
+		if other := builtin.OtherWithProgram(image, program); other != "" {
 			fault.Hint = fmt.Sprintf("--image %s has %s", other, program)
 		}
 	}

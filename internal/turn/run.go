@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/template/builtin"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -147,7 +148,7 @@ func (r *run) openSteps() {
 	p := r.plan
 	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd, Commands: p.Commands,
 		Dir: r.dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID), Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
-		Image: func(program string) string { return template.OtherWithProgram(p.Image, program) }, Output: r.obs.StepOutput})
+		Image: func(program string) string { return builtin.OtherWithProgram(p.Image, program) }, Output: r.obs.StepOutput})
 }
 
 // run is one turn on its way.

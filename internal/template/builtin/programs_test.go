@@ -1,4 +1,4 @@
-package template
+package builtin
 
 import (
 	"errors"
@@ -8,30 +8,27 @@ import (
 	"strings"
 	"testing"
 
-	"turnstone.dev/turnstone/internal/template/builtin"
+	"github.com/BurntSushi/toml"
 )
 
 // TestProvided compares the list of programs with the specs: each entry is named in a spec, and
 // each package in a spec has an entry.
 func TestProvided(t *testing.T) {
 	var all, images []string
-	files, err := fs.Glob(builtin.FS, "*/"+specFile)
+	files, err := fs.Glob(FS, "*/template.toml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
 		images = append(images, path.Dir(file))
-		spec, err := fs.ReadFile(builtin.FS, file)
-		parsed, _, perr := NewStore(t.TempDir()).written(path.Dir(file))
-		if err := errors.Join(err, perr); err != nil {
+		spec, err := fs.ReadFile(FS, file)
+		var parsed struct{ Packages, Npm []string }
+		if err := errors.Join(err, toml.Unmarshal(spec, &parsed)); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, string(spec))
 		for _, p := range append(parsed.Packages, parsed.Npm...) {
-			if !slices.ContainsFunc(provided, func(e struct {
-				named    string
-				programs []string
-			}) bool {
+			if !slices.ContainsFunc(provided, func(e Provision) bool {
 				return strings.HasPrefix(`"`+p+`"`, e.named)
 			}) {
 				t.Errorf("%s: package %s: say which programs it has", file, p)
@@ -41,7 +38,7 @@ func TestProvided(t *testing.T) {
 	for _, p := range provided {
 		if !slices.ContainsFunc(all,
 			func(spec string) bool { return names([]byte(spec), p.named) }) {
-			t.Errorf("no spec names %s any more", p.named)
+			t.Errorf("no spec names %s now", p.named)
 		}
 	}
 	if order := slices.Sorted(slices.Values(builtInOrder)); !slices.Equal(order, images) {
@@ -57,8 +54,8 @@ func TestWithProgram(t *testing.T) {
 			t.Errorf("%s: %q, want %q", program, got, image)
 		}
 	}
-	if !hasProgram("claude-code", "npm") || hasProgram("nodejs", "claude") ||
-		!hasProgram("claude-code", "curl") || hasProgram("docker.io/x", "curl") {
+	if !HasProgram("claude-code", "npm") || HasProgram("nodejs", "claude") ||
+		!HasProgram("claude-code", "curl") || HasProgram("docker.io/x", "curl") {
 		t.Error("an image has not what it lies on, or what lies on it")
 	}
 }

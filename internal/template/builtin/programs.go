@@ -1,23 +1,25 @@
-package template
+package builtin
 
 import (
 	"bytes"
 	"io/fs"
 	"slices"
-
-	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
 // builtInOrder lists the built-in images, each after its base and before larger images.
 var builtInOrder = []string{"base", "python", "nodejs", "claude-code"}
 
-// provided lists the programs of each name in a built-in spec: a package, or a part of a command. A
-// name that is no longer in the spec provides nothing. Tests compare the list with the specs, and
-// with the images if these are built.
-var provided = []struct {
-	named    string
-	programs []string
-}{
+// A Provision lists the programs that a name in a built-in spec provides.
+type Provision struct {
+	named    string // a package, or a part of a command
+	Programs []string
+}
+
+// Provisions returns the list of programs. A name that is no longer in the spec provides nothing.
+// Tests compare the list with the specs, and with the images if these are built.
+func Provisions() []Provision { return provided }
+
+var provided = []Provision{
 	{`"ca-certificates"`, nil},
 	{`"curl"`, []string{"curl"}},
 	{`"iproute2"`, []string{"ip", "ss"}},
@@ -39,7 +41,7 @@ var provided = []struct {
 // withProgram returns the smallest built-in image that has the program, by its name, or "".
 func withProgram(program string) string {
 	for _, image := range builtInOrder {
-		if hasProgram(image, program) {
+		if HasProgram(image, program) {
 			return image
 		}
 	}
@@ -48,30 +50,30 @@ func withProgram(program string) string {
 
 // OtherWithProgram is withProgram, except that it returns "" if image is known to have the program.
 func OtherWithProgram(image, program string) string {
-	if hasProgram(image, program) {
+	if HasProgram(image, program) {
 		return ""
 	}
 	return withProgram(program)
 }
 
-// hasProgram reports whether the built-in image is known to have the program. It knows nothing
+// HasProgram reports whether the built-in image is known to have the program. It knows nothing
 // about the programs of every Debian, or about other images.
-func hasProgram(image, program string) bool {
+func HasProgram(image, program string) bool {
 	if !slices.Contains(builtInOrder, image) {
 		return false
 	}
-	spec, err := fs.ReadFile(builtin.FS, image+"/"+specFile)
+	spec, err := fs.ReadFile(FS, image+"/template.toml")
 	if err != nil {
 		return false
 	}
 	for _, p := range provided {
-		if slices.Contains(p.programs, program) && names(spec, p.named) {
+		if slices.Contains(p.Programs, program) && names(spec, p.named) {
 			return true
 		}
 	}
 	for _, base := range builtInOrder {
 		if names(spec, `base = "`+base+`"`) {
-			return hasProgram(base, program)
+			return HasProgram(base, program)
 		}
 	}
 	return false
