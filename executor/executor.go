@@ -1,5 +1,17 @@
 // Package executor runs turns: it is the place where documents, templates and
 // substrates meet.
+//
+// A program that embeds this package ships two programs for Linux beside its own:
+//
+//   - turn-agent, which runs inside of each sandbox. "make build" embeds the agent in the package
+//     internal/guest/agentbin of the checkout. The agent is not in git, so a module from a module
+//     proxy has none: name a file in Options.AgentFile.
+//   - runsc, the gVisor of this project, which "make build" writes to bin/runsc. Put runsc beside
+//     the program or into PATH, or name a file in Options.Runsc. gVisor's own runsc is rejected.
+//     A host with QEMU, or with Firecracker and KVM, needs no runsc.
+//
+// Both must be of the version of the module. A sandbox that outlives the program also requires
+// the command turn of this version: see Options.Holder.
 package executor
 
 import (

@@ -15,9 +15,10 @@ type Options struct {
 	// credentials of a bucket come from the variables AWS_* of the environment.
 	Store string
 
-	// Paths of programs. Default: runsc beside the running program, then in PATH; firecracker
-	// in PATH; jailer, which only root uses, beside firecracker, then in PATH.
-	Runsc, Firecracker, Jailer string
+	// Paths of programs. Default: runsc beside the running program, then in PATH; QEMU's
+	// qemu-system-x86_64 in PATH and in the system's directories; firecracker in PATH; jailer,
+	// which only root uses, beside firecracker, then in PATH.
+	Runsc, QEMU, Firecracker, Jailer string
 	// AgentFile is the path of the program turn-agent, which runs inside of sandboxes.
 	// Default: the agent that the build has embedded. "make build" embeds the agent; a module
 	// from a module proxy has none.

@@ -38,7 +38,8 @@ func (c *doctorCmd) Run(a *cli.App) error {
 	if c.Kernel != "" {
 		p := a.Progress(c.JSON, 0)
 		report.Kernel, err = kernelcheck.Check(ctx, h, kernelcheck.Options{Image: c.Kernel,
-			Modules: c.KernelModules, AgentFile: a.Env.AgentFile, Progress: p.Preparing})
+			Modules: c.KernelModules, AgentFile: a.Env.AgentFile, QEMU: a.Env.QEMU,
+			Progress: p.Preparing})
 		p.Close()
 		if err != nil {
 			return err
@@ -59,7 +60,7 @@ func (c *doctorCmd) Run(a *cli.App) error {
 func doctorOptions(a *cli.App) doctor.Options {
 	o := a.Env
 	return doctor.Options{Kernel: o.Kernel, KernelModules: o.KernelModules, Runsc: o.Runsc,
-		Firecracker: o.Firecracker, Jailer: o.Jailer, Substrate: o.Substrate}
+		QEMU: o.QEMU, Firecracker: o.Firecracker, Jailer: o.Jailer, Substrate: o.Substrate}
 }
 
 // print lists the findings, or with --fix the commands that fix them.

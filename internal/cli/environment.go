@@ -31,6 +31,7 @@ var Variables = []Variable{
 	{"TURN_BACKGROUND", "Start no background work if the value is off.",
 		func(s *Settings) *string { return &s.Background }},
 	{"TURN_RUNSC", "Run this runsc.", func(s *Settings) *string { return &s.Runsc }},
+	{"TURN_QEMU", "Run this qemu-system-x86_64.", func(s *Settings) *string { return &s.QEMU }},
 	{"TURN_FIRECRACKER", "Run this firecracker.",
 		func(s *Settings) *string { return &s.Firecracker }},
 	{"TURN_JAILER", "Run this jailer of Firecracker.",

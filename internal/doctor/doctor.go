@@ -33,9 +33,10 @@ type Finding struct {
 
 // Options are the settings of turns on this machine, besides config.toml.
 type Options struct {
-	Kernel, KernelModules      string // TURN_KERNEL and TURN_KERNEL_MODULES
-	Runsc, Firecracker, Jailer string // TURN_RUNSC, TURN_FIRECRACKER and TURN_JAILER
-	Substrate                  string // TURN_SUBSTRATE; empty: auto
+	Kernel, KernelModules string // TURN_KERNEL and TURN_KERNEL_MODULES
+	Runsc, QEMU           string // TURN_RUNSC and TURN_QEMU
+	Firecracker, Jailer   string // TURN_FIRECRACKER and TURN_JAILER
+	Substrate             string // TURN_SUBSTRATE; empty: auto
 }
 
 // kernel returns the kernel that guests boot; config is that of config.toml.
@@ -44,7 +45,7 @@ func (o Options) kernel(config kernel.Choice) kernel.Choice {
 }
 
 func (o Options) programs() driver.Programs {
-	return driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}
+	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker, Jailer: o.Jailer}
 }
 
 // Check runs all checks. It starts programs only to ask for their versions, and a single empty

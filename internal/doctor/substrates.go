@@ -49,7 +49,8 @@ func (c *checker) look(ctx context.Context) scene {
 	s := scene{asked: cmp.Or(c.opt.Substrate, driver.Auto), guestErr: c.guestErr}
 	s.decision = c.chooser().Decide(ctx, s.asked, driver.Needs{})
 	s.fc = c.lookAtFirecracker(ctx)
-	if q, err := qemu.New(ctx, c.home, qemu.Options{Kernel: c.guest}); err != nil {
+	if q, err := qemu.New(ctx, c.home,
+		qemu.Options{Binary: c.opt.QEMU, Kernel: c.guest}); err != nil {
 		s.qemu.err = err
 	} else {
 		s.qemu.version, s.qemu.jail, s.qemu.kvm = q.Version(), q.Jail(),
@@ -248,7 +249,11 @@ func (c *checker) qemu(s scene) []Finding {
 		if s.runs() {
 			status = StatusWarn
 		}
-		return one("qemu", status, brief.Line(s.qemu.err.Error()),
+		detail := brief.Line(s.qemu.err.Error())
+		if c.opt.QEMU != "" {
+			return one("qemu", status, "TURN_QEMU="+c.opt.QEMU+": "+detail, "unset TURN_QEMU")
+		}
+		return one("qemu", status, detail,
 			"sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -333,5 +334,16 @@ func TestRestrictedFirecracker(t *testing.T) {
 				t.Errorf("%s: %+v", fc, f)
 			}
 		}
+	}
+}
+
+// TestNamedQEMU checks that a QEMU that cannot run is reported with the variable that names it.
+func TestNamedQEMU(t *testing.T) {
+	c := machineOf(t, 0, nil)
+	c.opt.QEMU = filepath.Join(t.TempDir(), "none")
+	f := c.qemu(c.look(t.Context()))[0]
+	if f.Status == StatusOK || f.Fix != "unset TURN_QEMU" ||
+		!strings.HasPrefix(f.Detail, "TURN_QEMU="+c.opt.QEMU) {
+		t.Errorf("%+v", f)
 	}
 }

@@ -41,7 +41,8 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 // translated opens QEMU, with or without KVM.
 func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel,
 	before error) (substrate.Substrate, error) {
-	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel, Fallback: before})
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Binary: c.Programs.QEMU,
+		Kernel: kernel, Fallback: before})
 	if err != nil { // a nil *Substrate is not a nil Substrate
 		return nil, err
 	}
@@ -52,7 +53,8 @@ func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel,
 // proof needs a kernel and up to a minute.
 func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 	_ error) (substrate.Substrate, error) {
-	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Kernel: kernel})
+	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Binary: c.Programs.QEMU,
+		Kernel: kernel})
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +66,9 @@ func (c *Chooser) accelerated(ctx context.Context, kernel substrate.GuestKernel,
 		if m, err := c.machine(ctx); err != nil {
 			return nil, err
 		} else if m != nil {
-			if s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Probe: m}); err != nil {
+			s, err = qemu.New(ctx, c.Home, qemu.Options{Progress: c.say,
+				Binary: c.Programs.QEMU, Probe: m})
+			if err != nil {
 				return nil, err
 			}
 			if s.Accelerated() {

@@ -42,6 +42,7 @@ type Needs struct {
 // the program: see the drivers' Options.
 type Programs struct {
 	Runsc       string // gVisor's program
+	QEMU        string // QEMU's system emulator
 	Firecracker string
 	Jailer      string // Firecracker's jailer
 }

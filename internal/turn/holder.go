@@ -66,7 +66,7 @@ func (o Options) Environ() []string {
 	var env []string
 	for _, v := range []struct{ name, value string }{
 		{"TURN_STORE", o.Store},
-		{"TURN_RUNSC", o.Runsc}, {"TURN_FIRECRACKER", o.Firecracker}, {"TURN_JAILER", o.Jailer},
+		{"TURN_RUNSC", o.Runsc}, {"TURN_QEMU", o.QEMU}, {"TURN_FIRECRACKER", o.Firecracker}, {"TURN_JAILER", o.Jailer},
 		{"TURN_AGENT", o.AgentFile}, {"TURN_KERNEL", o.Kernel}, {"TURN_KERNEL_MODULES", o.KernelModules},
 		{"TURN_DEBIAN_MIRROR", o.DebianMirror}, {"TURN_DEBIAN_SECURITY_MIRROR", o.DebianSecurityMirror},
 		{"PIP_INDEX_URL", o.PipIndex}, {"npm_config_registry", o.NpmRegistry},

@@ -23,7 +23,7 @@ import (
 // Options are executor.Options, which has their documentation.
 type Options struct {
 	Dir, Store                                                string
-	Runsc, Firecracker, Jailer                                string
+	Runsc, QEMU, Firecracker, Jailer                          string
 	AgentFile                                                 string
 	Kernel, KernelModules                                     string
 	DebianMirror, DebianSecurityMirror, PipIndex, NpmRegistry string
@@ -102,7 +102,7 @@ func (o Options) launcher(h *statedir.Dir) *sandbox.Launcher {
 
 // programs are the paths of the programs that substrates run.
 func (o Options) programs() driver.Programs {
-	return driver.Programs{Runsc: o.Runsc, Firecracker: o.Firecracker, Jailer: o.Jailer}
+	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker, Jailer: o.Jailer}
 }
 
 // kernel is the kernel that guests boot: the options' before the host's.

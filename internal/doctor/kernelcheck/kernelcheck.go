@@ -105,6 +105,7 @@ type Options struct {
 	Image     string       // a vmlinux or a bzImage
 	Modules   string       // its folder lib/modules/<release>; empty: none
 	AgentFile string       // the agent; empty: the embedded one
+	QEMU      string       // QEMU's system emulator; empty: found in PATH
 	Progress  func(string) // called before slow operations
 }
 
@@ -136,7 +137,7 @@ func Check(ctx context.Context, h *statedir.Dir, o Options) (*KernelReport, erro
 // kernel can be said.
 func (r *KernelReport) boot(ctx context.Context, h *statedir.Dir, o Options,
 	k *kernel.Inspected) (map[string]bool, error) {
-	q, err := qemu.New(ctx, h, qemu.Options{})
+	q, err := qemu.New(ctx, h, qemu.Options{Binary: o.QEMU})
 	if err != nil {
 		r.Boot.Why = brief.Line(err.Error())
 		return nil, ctx.Err()

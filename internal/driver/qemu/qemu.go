@@ -78,11 +78,15 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 			return nil, turnstone.NewError("qemu.new", turnstone.KindUnavailable, binaryName, err).
 				WithHint("sudo apt-get install --no-install-recommends qemu-system-x86")
 		}
-		if s.binary, err = filepath.EvalSymlinks(path); err != nil {
-			s.binary = path
-		}
+		s.binary = path
+	}
+	if path, err := filepath.EvalSymlinks(s.binary); err == nil {
+		s.binary = path
 	}
 	var err error
+	if s.binary, err = filepath.Abs(s.binary); err != nil {
+		return nil, turnstone.NewError("qemu.new", turnstone.KindUnavailable, s.binary, err)
+	}
 	if s.version, err = s.readVersion(ctx); err != nil {
 		return nil, err
 	}
