@@ -8,7 +8,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/tree/treetest"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -41,8 +40,6 @@ func New(h *statedir.Dir) *Runner {
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
-
-func texts(m map[string]string) []treetest.File { return treetest.Texts(m) }
 
 func random(n int, seed byte) string { return repotest.Random(n, seed) }
 

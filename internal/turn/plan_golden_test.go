@@ -152,12 +152,10 @@ func TestPlansGolden(t *testing.T) {
 func goldenPlan(t *testing.T, c goldenCase) []string {
 	t.Helper()
 	p := newPast(t)
-	limits, rest := goldenLimits, c.host
+	limits, rest := goldenLimits, ""
 	if before, _, ok := strings.Cut(c.host, "["); ok {
 		rest = strings.TrimPrefix(c.host, before)
 		c.host = before
-	} else {
-		rest = ""
 	}
 	for line := range strings.Lines(c.host) {
 		key, _, _ := strings.Cut(line, " ")

@@ -36,8 +36,6 @@ type Runner struct {
 	opened   *proxy.Budget // of the connections that sandboxes have opened
 }
 
-func (x *Runner) templates() *template.Store { return x.store }
-
 // context returns the context store, which is opened once.
 func (x *Runner) context(ctx context.Context) (*repo.ContextStore, error) { return x.repo.Open(ctx) }
 

@@ -13,7 +13,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -276,9 +275,6 @@ func (a *Agent) path(p string) string {
 	}
 	return a.opt.Chroot + "/" + p
 }
-
-// procFD returns the kernel's name for an open file.
-func (a *Agent) procFD(fd int) string { return a.opt.FDs + strconv.Itoa(fd) }
 
 func Invalid(op turnstone.Op, subject, msg string) error {
 	return turnstone.NewError(op, turnstone.KindInvalid, brief.Subject(subject), errors.New(msg))

@@ -78,8 +78,8 @@ func withTree(grammar func() unsafe.Pointer, src []byte, left time.Duration,
 	if err := parser.SetLanguage(tree.NewLanguage(grammar())); err != nil {
 		return false
 	}
-	// lint:ignore SA1019 the callback that is to replace it calls Go for every hundred operations
-	// of the parser
+	// The callback that is to replace it calls Go for every hundred operations of the parser.
+	//lint:ignore SA1019 see above
 	parser.SetTimeoutMicros(uint64(left.Microseconds()))
 	t := parser.ParseWithOptions(func(at int, _ tree.Point) []byte {
 		// The binding copies its input, and asks again whenever the parser goes back.

@@ -147,6 +147,7 @@ func checkAnswer(t *rapid.T, p *Player, s *said) {
 	a := p.Answer(s.method, s.url, "")
 	if a == nil || p.Answer(s.method, s.url, "") != nil {
 		t.Fatalf("%s is not answered once", s.url)
+		return
 	}
 	if a.Status != s.status || (a.Failed == "") != s.whole {
 		t.Fatalf("%s: %+v, want status %d, whole %t", s.url, a, s.status, s.whole)
