@@ -62,8 +62,7 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*turnsto
 }
 
 // Replay runs the turn that ref names again, in a clean sandbox on the state of its parent, with
-// what was given to it: the document, files, environment. The new turn becomes part of no
-// session.
+// the same document, files and environment. The new turn becomes part of no session.
 func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (
 	*turnstone.ReplayReport, error) {
 	return x.turns.Replay(ctx, ref, turn.ReplayOptions(opts), obs)

@@ -54,7 +54,7 @@ type Observer interface {
 	StepFinished(step *document.Step, report turnstone.StepReport)
 }
 
-// ReplayOptions are what a replay is given besides what is kept of the turn.
+// ReplayOptions are the options of a replay; the rest comes from the stored turn.
 type ReplayOptions struct {
 	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
 	Substrate string   // a substrate's name; empty: what ran the turn

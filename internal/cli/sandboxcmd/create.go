@@ -125,7 +125,6 @@ func (c *sandboxHoldCmd) Run(a *cli.App) error {
 	if st, err := reports.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
 		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
 			"only turn itself starts this command").WithHint("use turn sandbox create"))
-
 	}
 	err = a.Sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(a), a.Stdin, reports, log)
 	if err != nil {

@@ -63,14 +63,9 @@ func (c *sandboxExecCmd) Validate() error {
 
 // Run runs the command.
 func (c *sandboxExecCmd) Run(a *cli.App) error {
-	argv := c.Cmd
-	if len(argv) > 0 && argv[0] == "--" {
-		argv = argv[1:]
-	}
-	if len(argv) == 0 {
-		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("write turn sandbox exec SANDBOX -- CMD…"))
-
+	argv, err := argvOf(c.Cmd, "turn sandbox exec SANDBOX -- CMD…")
+	if err != nil {
+		return err
 	}
 	h, err := a.StateDir()
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
+// An ExecCmd is turn exec.
 type ExecCmd struct {
 	flags.ForSandbox
 	Cwd   string `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
@@ -42,16 +43,24 @@ func (c *ExecCmd) Validate() error {
 	return c.ForSandbox.Validate() // kong calls only the outermost
 }
 
+// argvOf returns the command to run, without the "--" before it. Without a command the error says
+// what to write.
+func argvOf(cmd []string, write string) ([]string, error) {
+	if len(cmd) > 0 && cmd[0] == "--" {
+		cmd = cmd[1:]
+	}
+	if len(cmd) == 0 {
+		return nil, cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"no command to run").WithHint("write "+write))
+	}
+	return cmd, nil
+}
+
 // Run runs the command.
 func (c *ExecCmd) Run(a *cli.App) error {
-	argv := c.Cmd
-	if len(argv) > 0 && argv[0] == "--" {
-		argv = argv[1:]
-	}
-	if len(argv) == 0 {
-		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
-			"no command to run").WithHint("write turn exec -- CMD…"))
-
+	argv, err := argvOf(c.Cmd, "turn exec -- CMD…")
+	if err != nil {
+		return err
 	}
 	rules, err := c.ForNetwork.Spec()
 	if err != nil {
