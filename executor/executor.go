@@ -19,9 +19,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/engine"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/turn"
 )
 
 // DefaultImage is the image of a document that names none.
@@ -29,43 +29,43 @@ const DefaultImage = plan.DefaultImage
 
 // An Executor runs turns, and keeps them, with one state directory. It is safe for concurrent use.
 type Executor struct {
-	turns *turn.Runner
-	repo  *repo.Repo
+	engine *engine.Engine
+	repo   *repo.Repo
 }
 
 // Open returns an executor on the state directory that o names. The caller must Close it. An
 // error is of kind Invalid where another user could write to the state directory, and of
 // kind Unavailable where it cannot be made.
-func Open(_ context.Context, o Options) (*Executor, error) { return of(turn.Open(turn.Options(o))) }
+func Open(_ context.Context, o Options) (*Executor, error) { return of(engine.Open(engine.Options(o))) }
 
 // Planner returns an executor for Check and Asks alone: it makes no state directory. An error is of
 // kind Invalid where the host's configuration cannot be read.
-func Planner(o Options) (*Executor, error) { return of(turn.Planner(turn.Options(o))) }
+func Planner(o Options) (*Executor, error) { return of(engine.Planner(engine.Options(o))) }
 
-func of(r *turn.Runner, err error) (*Executor, error) {
+func of(e *engine.Engine, err error) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Executor{turns: r, repo: r.Repo()}, nil
+	return &Executor{engine: e, repo: e.Repo}, nil
 }
 
 // Close closes the context store, if it was opened. Turns that still run through x count as
 // interrupted.
-func (x *Executor) Close() error { return x.turns.Close() }
+func (x *Executor) Close() error { return x.engine.Close() }
 
 // Run runs one turn and returns it with its receipt. An error without a Turn means that nothing
 // was started: of kind Invalid or KindNotFound, that the request is wrong. A turn that began
 // always comes back, its Result telling how it ended; when ctx is cancelled it is "error" and the
 // receipt says at which step. obs may be nil.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*turnstone.TurnReport, error) {
-	return x.turns.Run(ctx, plan.Request(req), obs)
+	return x.engine.Run(ctx, plan.Request(req), obs)
 }
 
 // Replay runs the turn that ref names again, in a clean sandbox on the state of its parent, with
 // the same document, files and environment. The new turn becomes part of no session.
 func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (
 	*turnstone.ReplayReport, error) {
-	return x.turns.Replay(ctx, ref, turn.ReplayOptions(opts), obs)
+	return x.engine.Replay(ctx, ref, engine.ReplayOptions(opts), obs)
 }
 
 // Exec runs one command in a new sandbox and returns its exit code, 128+n when signal n ended it.
@@ -73,20 +73,24 @@ func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, o
 // can take long; it may be nil.
 func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (
 	int, error) {
-	return x.turns.Exec(ctx, turn.CommandRequest(req), preparing)
+	return x.engine.Exec(ctx, engine.CommandRequest(req), preparing)
 }
 
 // Check looks for what no run of doc could have: on any machine, and on this host with its limits,
 // its locked policy and the files that are there. dir and piped are as in Request. It starts
 // nothing, and makes no state directory.
 func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
-	return x.turns.Check(doc, dir, piped)
+	return plan.CheckOn(x.engine.Dir.Root, doc, dir, piped)
 }
 
 // Asks lists what doc asks for and a run on this host, without any flags, would not grant; and the
 // session that it needs. piped says that doc came through a pipe.
 func (x *Executor) Asks(doc *document.Document, piped bool) ([]turnstone.Ask, error) {
-	return x.turns.Asks(doc, piped)
+	host, err := x.engine.Config()
+	if err != nil {
+		return nil, err
+	}
+	return plan.Asks(doc, piped, host), nil
 }
 
 // CheckScripts says if a step's script cannot run at all, because bash refuses to read it. Steps
@@ -98,12 +102,12 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 
 // Shape returns the machine that the template or image called image asks for; empty stands for
 // the default image. An unknown template has the default; a later look-up reports it.
-func (x *Executor) Shape(image string) turnstone.Shape { return x.turns.Shape(image) }
+func (x *Executor) Shape(image string) turnstone.Shape { return x.engine.Shape(image) }
 
 // DefaultNetwork reports whether a sandbox of which nothing is said has a network on this host.
 // The error is of kind Invalid when the host's policy cannot be read.
-func (x *Executor) DefaultNetwork() (bool, error) { return x.turns.DefaultNetwork() }
+func (x *Executor) DefaultNetwork() (bool, error) { return x.engine.DefaultNetwork() }
 
 // ReceiptFile returns the path of a turn's receipt in the state directory, or "" where there is
 // none.
-func (x *Executor) ReceiptFile(id turnstone.TurnID) string { return x.turns.ReceiptFile(id) }
+func (x *Executor) ReceiptFile(id turnstone.TurnID) string { return x.engine.ReceiptFile(id) }

@@ -1,7 +1,7 @@
 package executor
 
 import (
-	"turnstone.dev/turnstone/internal/turn"
+	"turnstone.dev/turnstone/internal/engine"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -41,4 +41,4 @@ type Options struct {
 
 // Environ returns o as the variables that the command turn reads, for a holder. The state
 // directory is not among them: it is an argument.
-func (o Options) Environ() []string { return turn.Options(o).Environ() }
+func (o Options) Environ() []string { return engine.Options(o).Environ() }

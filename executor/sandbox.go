@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/engine"
 	"turnstone.dev/turnstone/internal/sandbox"
-	"turnstone.dev/turnstone/internal/turn"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -27,7 +27,7 @@ type Sandbox struct{ s *sandbox.Sandbox }
 // take long; it may be nil.
 func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (
 	*Sandbox, error) {
-	s, err := x.turns.Create(ctx, turn.SandboxRequest{Image: req.Image, Env: req.Env,
+	s, err := x.engine.Create(ctx, engine.CreateRequest{Image: req.Image, Env: req.Env,
 		Shape: req.Shape, Network: req.Network, Substrate: req.Substrate, On: req.On}, preparing)
 	if err != nil {
 		return nil, err
@@ -48,12 +48,12 @@ func (s *Sandbox) Close() error { return s.s.Close() }
 // holds the sandbox: it is a sandboxes.Opener.
 func (x *Executor) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-	return x.turns.OpenMachine(ctx, id, spec, progress)
+	return x.engine.OpenMachine(ctx, id, spec, progress)
 }
 
 // Resume starts the machine that a turn was kept with (snapshot: vm), with the processes that ran,
 // in a sandbox that stays. progress may be nil.
 func (x *Executor) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (
 	sandboxes.Info, error) {
-	return x.turns.Resume(ctx, turn.ResumeRequest(req), progress)
+	return x.engine.Resume(ctx, engine.ResumeRequest(req), progress)
 }

@@ -89,7 +89,7 @@ func (x *Executor) Fork(ctx context.Context, ref, name string) (turnstone.Branch
 // session): the new branch gets a clone of that machine, with its processes and its memory, paused
 // as it is.
 func (x *Executor) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
-	return x.turns.ForkLive(ctx, ref, name)
+	return x.engine.ForkLive(ctx, ref, name)
 }
 
 // Tag gives the turn that ref names a name that stays with the turn.
@@ -110,13 +110,13 @@ func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (turnstone
 // RemoveSession removes a session, and ends its paused machines. GC frees the space that its turns
 // take up.
 func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
-	return x.turns.RemoveSession(ctx, nameOrID)
+	return x.engine.RemoveSession(ctx, nameOrID)
 }
 
 // RemoveBranch removes a branch of a session, and ends its paused machine. Its turns stay until GC
 // removes them.
 func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
-	return x.turns.RemoveBranch(ctx, nameOrID, branch)
+	return x.engine.RemoveBranch(ctx, nameOrID, branch)
 }
 
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
@@ -130,14 +130,14 @@ func (x *Executor) Merge(ctx context.Context, req merging.Request) (*merging.Mer
 // turn that is running is left out. The same session gives the same bytes.
 func (x *Executor) Export(ctx context.Context, req bundle.ExportRequest,
 	w io.Writer) (*bundle.ExportReport, error) {
-	return x.turns.Bundles().Export(ctx, req, w)
+	return x.engine.Bundles().Export(ctx, req, w)
 }
 
 // Import reads a session that Export wrote. The file is untrusted: everything in it is checked
 // before the session appears. A session that is here already changes nothing.
 func (x *Executor) Import(ctx context.Context, req bundle.ImportRequest,
 	r io.Reader) (*bundle.ImportReport, error) {
-	return x.turns.Bundles().Import(ctx, req, r)
+	return x.engine.Bundles().Import(ctx, req, r)
 }
 
 // GC deletes unreachable data: see GCRequest. It may run beside turns, imports and other calls of

@@ -12,33 +12,33 @@ import (
 // build succeeds: see template.Store.Build.
 func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
 	opts template.BuildOptions) (*template.Template, error) {
-	return templatebuild.Build(ctx, x.repo, x.turns.Templates(), nameOrPath, opts)
+	return templatebuild.Build(ctx, x.repo, x.engine.Templates, nameOrPath, opts)
 }
 
 // RemoveTemplate removes a template that no session needs, and returns the anonymous sessions that
 // were removed with it: see templatebuild.Remove.
 func (x *Executor) RemoveTemplate(ctx context.Context,
 	req templatebuild.Removal) ([]turnstone.Session, error) {
-	return templatebuild.Remove(ctx, x.repo, x.turns.Templates(), req)
+	return templatebuild.Remove(ctx, x.repo, x.engine.Templates, req)
 }
 
 // PruneTemplates removes builds of templates that are no longer known or needed.
 func (x *Executor) PruneTemplates(ctx context.Context,
 	req templatebuild.PruneRequest) (*templatebuild.TemplatePruned, error) {
-	return templatebuild.Prune(ctx, x.repo, x.turns.Templates(), req)
+	return templatebuild.Prune(ctx, x.repo, x.engine.Templates, req)
 }
 
 // Homes lists the persistent home directories.
 func (x *Executor) Homes(ctx context.Context) ([]turnstone.HomeInfo, error) {
-	return x.turns.Homes().List(ctx)
+	return x.engine.Homes().List(ctx)
 }
 
 // HasHome returns an error of kind NotFound when there is no home of this name.
 func (x *Executor) HasHome(ctx context.Context, name string) error {
-	return x.turns.Homes().Has(ctx, name)
+	return x.engine.Homes().Has(ctx, name)
 }
 
 // RemoveHome removes a home that no turn uses.
 func (x *Executor) RemoveHome(ctx context.Context, name string) error {
-	return x.turns.Homes().Remove(ctx, name)
+	return x.engine.Homes().Remove(ctx, name)
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -17,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/substrate"
 )
 
 const (
@@ -186,6 +188,16 @@ func (p *Plan) Needs() driver.Needs {
 	return driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
 		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
+}
+
+// RunsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
+// asks for.
+func (p *Plan) RunsOn(name, isolation string) bool {
+	if p.Driver != "" && p.Driver != driver.Auto && p.Driver != name {
+		return false
+	}
+	return p.Isolation != document.IsolationMicroVM ||
+		strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
 }
 
 // Granted reports whether what the document asks for under key is granted as it stands. A plan

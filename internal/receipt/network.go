@@ -37,7 +37,7 @@ func (st *Step) Network(facts turnstone.NetworkFacts) {
 			continue
 		}
 		one := turnstone.RefusalReport{Protocol: f.Protocol, Host: s.host(f.Host),
-			Target: s.host(targetOf(f.Host, f.Address)), Reason: s.line(f.Reason), Count: f.Count}
+			Target: s.host(targetOf(f.Host, f.Address)), Reason: s.Line(f.Reason), Count: f.Count}
 		if f.Address.IsValid() {
 			one.Address = f.Address.String()
 		}
@@ -56,7 +56,7 @@ func (st *Step) Network(facts turnstone.NetworkFacts) {
 }
 
 // host is line for a text with the name of a host.
-func (s *Steps) host(text string) string { return s.line(s.opts.Secrets.Hosts().Mask(text)) }
+func (s *Steps) host(text string) string { return s.Line(s.opts.Secrets.Hosts().Mask(text)) }
 
 func nothingHappened(n *turnstone.NetworkReport) bool {
 	return n.Connections == 0 && n.Sent == 0 && n.Received == 0 && len(n.Refused) == 0 &&

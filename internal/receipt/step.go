@@ -97,7 +97,7 @@ func (st *Step) analyse(end *wire.StepEnd) {
 func (st *Step) Exited(end *wire.StepEnd) {
 	code := int(end.Exit.ExitCode)
 	st.res.ExitCode, st.res.Status, st.res.Note = &code, turnstone.StepPassed,
-		st.steps.line(exitNote(end))
+		st.steps.Line(exitNote(end))
 	if code != 0 {
 		st.res.Status = turnstone.StepFailed
 	}
@@ -109,7 +109,7 @@ func (st *Step) TimedOut(note string) {
 }
 
 // Cut sets the note of a step whose end is unknown.
-func (st *Step) Cut(why error) { st.res.Note = st.steps.line(why.Error()) }
+func (st *Step) Cut(why error) { st.res.Note = st.steps.Line(why.Error()) }
 
 // Status returns the step's current status.
 func (st *Step) Status() turnstone.Status { return st.res.Status }

@@ -130,7 +130,7 @@ func (s *Steps) Receipt(info *document.TurnInfo) []byte {
 			Note:     "what it did is not kept, because the receipt would hold the secret " + name}
 		s.commands[i], s.networks[i], s.outputs[i] = nil, nil, [2]*capture{}
 	}
-	info.Error, info.Network = s.line(info.Error), s.line(info.Network)
+	info.Error, info.Network = s.Line(info.Error), s.Line(info.Network)
 	return s.doc.Receipt(*info, s.results)
 }
 
@@ -163,5 +163,5 @@ func describe(o document.Output) (string, turnstone.OutputInfo) {
 	return text, turnstone.OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
 }
 
-// line masks secrets and folds text to one line.
-func (s *Steps) line(text string) string { return brief.Line(s.opts.Secrets.Written().Mask(text)) }
+// Line masks secrets and folds text to one line.
+func (s *Steps) Line(text string) string { return brief.Line(s.opts.Secrets.Written().Mask(text)) }

@@ -14,8 +14,12 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/turn/place"
 )
 
 // A noisyMachine is a machine in which something besides the agent writes to the
@@ -47,9 +51,9 @@ func TestBrokenChannel(t *testing.T) {
 		"a frame of no known version": "hello, host, how are you?",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, r, sandbox, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+			m, r, s, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
-			result, err := r.runSteps(t.Context(), t.Context(), sandbox)
+			result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 			if result != turnstone.ResultError || turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
@@ -58,7 +62,7 @@ func TestBrokenChannel(t *testing.T) {
 				t.Errorf("%+v", []document.StepResult{first, second})
 			}
 			if strings.Contains(name, "nobody waits") {
-				_ = sandbox.Close() // only the connection was broken
+				_ = s.Close() // only the connection was broken
 			}
 			<-m.done
 			closeAll()
@@ -71,7 +75,7 @@ func TestBrokenChannel(t *testing.T) {
 func TestSilentAgent(t *testing.T) {
 	m, r, s, closeAll := runNoisy(t, "```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 		func(m *noisyMachine) { m.silent.Store(true) })
-	result, err := r.runSteps(t.Context(), t.Context(), s)
+	result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {
 		t.Errorf("%s: %v", result, err)
 	}
@@ -79,16 +83,19 @@ func TestSilentAgent(t *testing.T) {
 	if first.Status != turnstone.StepTimeout || second.Status == turnstone.StepPassed {
 		t.Errorf("%+v", []document.StepResult{first, second})
 	}
-	if _, err := r.collect(t.Context(), s, r.x.bounds(r.plan)); turnstone.KindOf(err) != turnstone.KindDead {
+	if _, _, err := r.collect(t.Context(), s, 1); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("collect: %v", err)
 	}
 	<-m.done
 	closeAll()
 }
 
+// roomy tells that the host's disk is not full.
+func roomy() error { return nil }
+
 // runNoisy makes a turn with an agent in this process. then is called at the first step's
 // first output. closeAll waits for the agent to end.
-func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run, s *Sandbox, closeAll func()) {
+func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run, s *sandbox.Sandbox, closeAll func()) {
 	t.Helper()
 	m = &noisyMachine{done: make(chan struct{})}
 	m.host, m.guest = net.Pipe()
@@ -99,23 +106,25 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	}
 	served := make(chan struct{})
 	go func() { _ = a.Serve(context.Background(), silenced{m.guest, &m.silent}); close(served) }()
-	x := New(&statedir.Dir{Root: t.TempDir()})
-	x.launcher.KillGrace = time.Second
-	if s, err = x.launcher.Connect(m, &template.Template{}); err != nil {
+	x := testRunner(&statedir.Dir{Root: t.TempDir()})
+	x.host.Launcher.KillGrace = time.Second
+	if s, err = x.host.Launcher.Connect(m, &template.Template{}); err != nil {
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{x: x, plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
-		clock: newStopwatch()}
+	r = &run{host: x.host, at: &place.Place{Base: provision.Base{Context: &repo.ContextStore{}}}, plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+		clock: provision.NewStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
-	r.openFolder()
+	if r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID); err != nil {
+		t.Fatal(err)
+	}
 	r.openSteps()
 	return m, r, s, func() {
 		<-served
 		if err := a.Close(); err != nil {
 			t.Error(err)
 		}
-		r.closeFolder()
+		r.folder.Close()
 	}
 }
 

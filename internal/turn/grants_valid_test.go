@@ -32,7 +32,7 @@ func TestWrongBeforeAsked(t *testing.T) {
 		c.req.Document = parse(t, "---\n"+front+"\n---\n")
 		for _, keys := range [][]string{nil, config.GrantKeys} {
 			c.req.Grant = keys
-			turn, err := New(&statedir.Dir{Root: t.TempDir()}).Run(t.Context(), c.req, &observer{})
+			turn, err := testRunner(&statedir.Dir{Root: t.TempDir()}).Run(t.Context(), c.req, &observer{})
 			if turn != nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) || strings.Contains(turnstone.HintOf(err), "--grant") {
 				t.Errorf("%q with %v: %v (%s), want %q", front, keys, err, turnstone.HintOf(err), c.says)
 			}

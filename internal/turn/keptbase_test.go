@@ -15,27 +15,41 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/repo/rootimage"
 	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/templatebuild"
+	"turnstone.dev/turnstone/internal/turn/paused"
+	"turnstone.dev/turnstone/internal/turn/snapshot"
 	"turnstone.dev/turnstone/substrate"
 )
 
 // kept is a machine that was kept as the difference from base, which is written again each
 // time that wrote counts.
-func kept(t *testing.T, x *Runner, memory string, base []byte, wrote *int) *vmSnapshot {
+func kept(t *testing.T, memory string, base []byte, wrote *int) snapshot.Parts {
 	t.Helper()
-	vm := &vmSnapshot{dir: t.TempDir(), release: func() {}, packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
-	notes := ok[string](t)(x.home.MkdirAll("cache", "bases"))
-	vm.base = &machineBase{vm.packed.Base, notes, func(_ context.Context, out string) ([]string, error) {
+	p := snapshot.Parts{Dir: t.TempDir(), Release: func() {},
+		Packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
+	p.WriteBase = func(_ context.Context, out string) ([]string, error) {
 		*wrote++
 		return []string{"base"}, errors.Join(os.Mkdir(out, 0o700), os.WriteFile(filepath.Join(out, "base"), base, 0o600))
-	}}
-	if err := errors.Join(os.Mkdir(filepath.Join(vm.dir, "vm"), 0o700), os.WriteFile(filepath.Join(vm.dir, "vm", "memory"), []byte(memory), 0o600)); err != nil {
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(p.Dir, "vm"), 0o700), os.WriteFile(filepath.Join(p.Dir, "vm", "memory"), []byte(memory), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	return vm
+	return p
+}
+
+// of returns the snapshot of parts.
+func of(t *testing.T, x *Runner, parts snapshot.Parts) *snapshot.Snapshot {
+	t.Helper()
+	return ok[*snapshot.Snapshot](t)(snapshot.Of(x.host.Dir, parts))
+}
+
+// bundles returns what exports and imports sessions of x.
+func bundles(x *Runner) bundle.Host {
+	return bundle.Host{Repo: x.host.Repo, Templates: x.host.Templates, Room: func() error { return nil }}
 }
 
 // TestBaseLives: what kept machines differ from is stored once, goes with an export, and stays
@@ -46,17 +60,17 @@ func TestBaseLives(t *testing.T) {
 	wrote, base := 0, []byte(random(3<<20, 7))
 	keep := func(memory, name string) *turnstone.TurnRecord {
 		t.Helper()
-		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, kept(t, p.x, memory, base, &wrote)))
-		ok[turnstone.Session](t)(p.x.repo.Rename(ctx, "s", name))
+		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, of(t, p.x, kept(t, memory, base, &wrote))))
+		ok[turnstone.Session](t)(p.x.host.Repo.Rename(ctx, "s", name))
 		return ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 			r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
-		ok[*turnstone.GCReport](t)(p.x.repo.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
+		ok[*turnstone.GCReport](t)(p.x.host.Repo.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
 	read := func(p *past, rec *turnstone.TurnRecord, name string) ([]byte, error) {
-		f, err := machineFiles{ctx, p.cs, rec.VM}.Open(name)
+		f, err := snapshot.Stored(ctx, p.cs.Store, rec.VM).Open(name)
 		if err != nil {
 			return nil, err
 		}
@@ -74,11 +88,11 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times: %+v, %+v", wrote, one.VM, two.VM)
 	}
 	var file bytes.Buffer
-	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
-	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "a"))
+	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
+	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "a"))
 	gc(p)
 	whole(p, two)
-	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "b"))
+	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "b"))
 	gc(p)
 	if b, err := read(p, two, "base"); err == nil {
 		t.Errorf("nothing needs the base any more, and it has %d bytes", len(b))
@@ -88,7 +102,7 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times", wrote)
 	}
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(there.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
+	ok[*bundle.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
 	gc(there)
 	whole(there, two)
 	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
@@ -104,12 +118,18 @@ func TestBaseLives(t *testing.T) {
 		with[i].Data = append([]byte("x"), e.Data...)
 		without := append(append([]repotest.Entry{}, entries[:i]...), entries[i+1:]...)
 		for what, bad := range map[string][]repotest.Entry{"another": with, "missing": without} {
-			if _, err := newPast(t).x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
+			if _, err := bundles(newPast(t).x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
 				t.Errorf("a chunk is %s, and it was imported", what)
 			}
 		}
 		break
 	}
+}
+
+// keptTemplate returns the template that the kept machine of rec ran on.
+func keptTemplate(ctx context.Context, x *Runner, rec *turnstone.TurnRecord) (*template.Template,
+	error) {
+	return rootimage.Kept(ctx, x.host.Repo, x.host.Templates, rec, func(string) {})
 }
 
 // TestMachineImage: the template's image that a kept machine runs on stays as long as it is
@@ -119,24 +139,24 @@ func TestMachineImage(t *testing.T) {
 	ctx := t.Context()
 	files := p.Template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.Leaves(p.Session("x"), files)
-	tmpl := ok[*template.Template](t)(p.x.repo.BuiltTemplate(ctx, "mine"))
-	image := turnstone.Content{Digest: tmpl.RootDigest, Size: ok[int64](t)(fileSize(tmpl.Root))}
+	tmpl := ok[*template.Template](t)(p.x.host.Repo.BuiltTemplate(ctx, "mine"))
+	image := turnstone.Content{Digest: tmpl.RootDigest, Size: ok[os.FileInfo](t)(os.Stat(tmpl.Root)).Size()}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
-	ok[turnstone.Session](t)(p.x.RemoveSession(ctx, "x"))
+	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "x"))
 	wrote := 0
-	vm := kept(t, p.x, "memory", []byte("base"), &wrote)
+	parts := kept(t, "memory", []byte("base"), &wrote)
 	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
-	vm.image, vm.below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.Templates().Tree(ctx, tmpl, batch))}
+	parts.Image, parts.Below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.host.Templates.Tree(ctx, tmpl, batch))}
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
-	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, vm))
+	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, of(t, p.x, parts)))
 	rec := ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 		r.info.ID))))
 	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
 	found := func(p *past) {
 		t.Helper()
-		got, err := p.x.keptTemplate(ctx, p.cs, rec, false, func(string) {})
+		got, err := keptTemplate(ctx, p.x, rec)
 		if err != nil {
 			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 		}
@@ -146,44 +166,44 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	var left, full bytes.Buffer
-	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
-	ok[*bundle.ExportReport](t)(p.x.Bundles().Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
+	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
+	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
 	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
-	if _, err := templatebuild.Remove(ctx, p.x.repo, p.x.Templates(), templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
+	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates, templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
-	if _, err := templatebuild.Remove(ctx, p.x.repo, p.x.Templates(), templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
+	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates, templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
 	found(p)
 	// A touched copy is not used; it is made anew.
-	path := p.x.rootPath(image.Digest)
+	path := p.x.host.Dir.Path("cache", "roots", image.Digest.Hex()+".erofs")
 	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("another"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	found(p)
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(there.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
+	ok[*bundle.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
 	found(there)
 	without := newPast(t)
-	if rep := ok[*bundle.ImportReport](t)(without.x.Bundles().Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
+	if rep := ok[*bundle.ImportReport](t)(bundles(without.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
-	if _, err := without.x.keptTemplate(ctx, without.cs, rec, false, func(string) {}); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
+	if _, err := keptTemplate(ctx, without.x, rec); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
 		t.Errorf("an image that is nowhere: %v", err)
 	}
 	other := newPast(t) // a template of that name with another image
 	other.Template("mine", map[string]string{"/etc/own": "other"})
-	_, err := other.x.keptTemplate(ctx, other.cs, rec, false, func(string) {})
-	if now := ok[*template.Template](t)(other.x.repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+	_, err := keptTemplate(ctx, other.x, rec)
+	if now := ok[*template.Template](t)(other.x.host.Repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}
 	rec.VM.Image = &turnstone.Content{Digest: "sha256:../../../etc/passwd"}
-	if _, err := p.x.keptTemplate(ctx, p.cs, rec, false, func(string) {}); err == nil {
+	if _, err := keptTemplate(ctx, p.x, rec); err == nil {
 		t.Error("a digest that is none")
 	}
 }

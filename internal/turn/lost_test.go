@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -21,9 +22,9 @@ import (
 // TestReceiptIsSynced: the receipt and what it names are made durable, and when that
 // fails, or a receipt cannot be written at all, it is said.
 func TestReceiptIsSynced(t *testing.T) {
-	x := New(&statedir.Dir{Root: t.TempDir()})
+	x := testRunner(&statedir.Dir{Root: t.TempDir()})
 	var synced []string
-	x.repo.Fault = func(op string) error {
+	x.host.Repo.Fault = func(op string) error {
 		if op == "turns.sync" {
 			synced = append(synced, op)
 			return syscall.EIO
@@ -31,10 +32,10 @@ func TestReceiptIsSynced(t *testing.T) {
 		return nil
 	}
 	told := &tellings{}
-	r := &run{x: x, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: newStopwatch()}
+	r := &run{host: x.host, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: provision.NewStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
-	r.openFolder()
-	defer r.closeFolder()
+	r.folder = ok[*repo.TurnFolder](t)(x.host.Repo.OpenTurnFolder(r.info.ID))
+	defer r.folder.Close()
 	r.plan.Host.Limits.Output = 1 << 20
 	r.openSteps()
 	running := r.steps.Start(r.doc.Steps[0])
@@ -43,7 +44,7 @@ func TestReceiptIsSynced(t *testing.T) {
 	if err := r.steps.Sync(); err != nil {
 		t.Error(err)
 	}
-	if _, err := repo.LockFolder(r.dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if _, err := repo.LockFolder(r.folder.Dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
 		t.Errorf("the folder of a turn that runs is not locked: %v", err)
 	}
 	r.checkpoint()
@@ -54,13 +55,13 @@ func TestReceiptIsSynced(t *testing.T) {
 	if len(told.said) != 1 || !strings.Contains(told.said[0], "input/output error") {
 		t.Errorf("%q", told.said)
 	}
-	if err := os.Remove(filepath.Join(r.dir, "step-1.stdout")); err != nil {
+	if err := os.Remove(filepath.Join(r.folder.Dir, "step-1.stdout")); err != nil {
 		t.Fatal(err)
 	}
 	if r.keepReceipt(); len(told.said) != 2 || !strings.Contains(told.said[1], "step-1.stdout") {
 		t.Errorf("a file that is gone: %q", told.said)
 	}
-	if err := os.RemoveAll(r.dir); err != nil {
+	if err := os.RemoveAll(r.folder.Dir); err != nil {
 		t.Fatal(err)
 	}
 	r.checkpoint()

@@ -5,10 +5,11 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // A past is a state directory with turns that are made without machines.
@@ -21,25 +22,26 @@ type past struct {
 
 func newPast(t *testing.T) *past {
 	t.Helper()
-	x := New(&statedir.Dir{Root: t.TempDir()})
+	x := testRunner(&statedir.Dir{Root: t.TempDir()})
 	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
+		if err := x.host.Repo.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	p := repotest.On(t, x.repo)
+	p := repotest.On(t, x.host.Repo)
 	return &past{Past: p, t: t, x: x, cs: p.CS}
 }
 
-// New returns an executor on h. Its options are those that the tests of a whole host set in the
-// environment; its holder is this program: see TestMain.
-func New(h *statedir.Dir) *Runner {
-	return newRunner(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
-		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES"),
-		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}})
+// testRunner returns a runner on h. Its options are those that the tests of a whole host set in the
+// environment.
+func testRunner(h *statedir.Dir) *Runner {
+	return New(host.New(h, host.Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
+		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES")}, nil))
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
+
+func texts(m map[string]string) []treetest.File { return treetest.Texts(m) }
 
 func random(n int, seed byte) string { return repotest.Random(n, seed) }
 

@@ -34,7 +34,7 @@ type goldenCase struct {
 	name   string
 	front  string // of the document
 	req    plan.Request
-	again  *replayOf            // the turn that req repeats
+	again  *Repeat              // the turn that req repeats
 	host   string               // of config.toml, beside goldenLimits
 	parent *turnstone.TurnState // session "s" ends with a turn that left it
 }
@@ -98,7 +98,7 @@ func goldenCases(dir string) []goldenCase {
 		{name: "a secret header of a snapshot", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
 		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: plan.Request{Env: []string{"A=1"}, Substrate: "gvisor",
 			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}},
-			again: &replayOf{inputs: []turnstone.RecordInput{{Dest: "/x"}}}},
+			again: &Repeat{Inputs: []turnstone.RecordInput{{Dest: "/x"}}}},
 		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
 			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
 			req: plan.Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
@@ -162,7 +162,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 		kept := slices.DeleteFunc(slices.Collect(strings.Lines(limits)), func(l string) bool { return strings.HasPrefix(l, key+" ") })
 		limits = strings.Join(kept, "") + strings.TrimSuffix(line, "\n") + "\n"
 	}
-	if err := os.WriteFile(p.x.home.Path(config.File), []byte(limits+rest), 0o600); err != nil {
+	if err := os.WriteFile(p.x.host.Dir.Path(config.File), []byte(limits+rest), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if c.parent != nil {
@@ -171,11 +171,11 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
 	r, err := p.x.begin(t.Context(), c.req, c.again, &observer{})
 	if err != nil {
-		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.home.Root, "HOME"), "kind " + string(turnstone.KindOf(err)),
-			"hint " + strings.ReplaceAll(turnstone.HintOf(err), p.x.home.Root, "HOME")}
+		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.host.Dir.Root, "HOME"), "kind " + string(turnstone.KindOf(err)),
+			"hint " + strings.ReplaceAll(turnstone.HintOf(err), p.x.host.Dir.Root, "HOME")}
 	}
 	defer r.close()
-	defer r.at.abandon(t.Context())
+	defer r.at.Abandon(t.Context())
 	var lines []string
 	for _, line := range describePlan(t, r) {
 		lines = append(lines, strings.ReplaceAll(line, string(r.info.ID), "TURN"))
@@ -217,7 +217,7 @@ func (p *past) state(s turnstone.Session, st turnstone.TurnState) {
 // describePlan says what the turn r begins with, a line for each thing that is not zero.
 func describePlan(t *testing.T, r *run) []string {
 	t.Helper()
-	p, n, link := r.plan, &r.plan.Net, r.setup.link
+	p, n, link := r.plan, &r.plan.Net, r.setup.Link
 	if link == nil {
 		link = &netplan.Link{}
 	}
@@ -258,15 +258,15 @@ func describePlan(t *testing.T, r *run) []string {
 		value any
 	}{
 		{"image", p.Image}, {"asked", p.Asked}, {"anonymous", p.Anonymous}, {"shape", fmt.Sprintf("%+v", p.Shape)}, {"wants", wanted},
-		{"env", r.setup.env}, {"given", p.Given}, {"cwd", p.Cwd}, {"timeout", p.Timeout}, {"timed", p.Timed},
+		{"env", r.setup.Env}, {"given", p.Given}, {"cwd", p.Cwd}, {"timeout", p.Timeout}, {"timed", p.Timed},
 		{"add", files(p.Add)}, {"get", files(p.Get)}, {"driver", p.Driver}, {"live", p.Live}, {"kept", p.Kept}, {"needs", fmt.Sprintf("%+v", p.Needs())},
 		{"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session}, {"branch", p.Branch}, {"lifetime", string(p.Lifetime)},
-		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()}, {"its environment", p.Secrets.Env()}, {"turn", string(r.setup.turn)},
+		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()}, {"its environment", p.Secrets.Env()}, {"turn", string(r.setup.Turn)},
 		{"limits", fmt.Sprintf("%+v", p.Host.Limits)}, {"looks at the disk", p.Host.Room != nil},
 		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)}, {"network: policy", fmt.Sprintf("%+v", n.Policy)},
 		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record}, {"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
 		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()}, {"network: authority", link.CA != nil},
-		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.recorder != nil}, {"network: budget", r.setup.link != nil},
+		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.Recording()}, {"network: budget", r.setup.Link != nil},
 		{"network: outer", fmt.Sprint(outer)}, {"network: bundle", link.Bundle},
 		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
 		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},

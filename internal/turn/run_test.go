@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/sandbox/command"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -61,7 +62,7 @@ func step(attrs, script string) string { return "```bash " + attrs + "\n" + scri
 func runDoc(t *testing.T, ctx context.Context, req plan.Request,
 	obs *observer) *turnstone.TurnReport {
 	t.Helper()
-	turn, err := New(turntest.Home(t)).Run(ctx, req, obs)
+	turn, err := testRunner(turntest.Home(t)).Run(ctx, req, obs)
 	if err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -202,8 +203,8 @@ func TestTurns(t *testing.T) {
 
 // TestKillGrace: a step that was killed in time leaves the machine to the next.
 func TestKillGrace(t *testing.T) {
-	x := New(turntest.Home(t))
-	x.launcher.KillGrace = 2 * time.Second
+	x := testRunner(turntest.Home(t))
+	x.host.Launcher.KillGrace = 2 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b", "sleep 5; echo alive")
 	turn, err := x.Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
 	if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[1].Stdout != "alive\n" {
@@ -214,10 +215,10 @@ func TestKillGrace(t *testing.T) {
 // TestDisobedience: root of a sandbox moves its shell out of the step's control group. Its
 // time limit ends it all the same, and what it did before is kept.
 func TestDisobedience(t *testing.T) {
-	x := New(turntest.Home(t))
-	x.launcher.KillGrace = 2 * time.Second
+	x := testRunner(turntest.Home(t))
+	x.host.Launcher.KillGrace = 2 * time.Second
 	const escape = "echo kept > /var/kept; mkdir /sys/fs/cgroup/out && echo $$ > /sys/fs/cgroup/out/cgroup.procs && while :; do sleep 1; done"
-	_, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"bash", "-c", escape}, Timeout: 2 * time.Second, Stdout: io.Discard, Stderr: io.Discard}, func(string) {})
+	_, err := command.Run(t.Context(), x.host, command.Request{Argv: []string{"bash", "-c", escape}, Timeout: 2 * time.Second, Stdout: io.Discard, Stderr: io.Discard}, func(string) {})
 	if turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("exec: %v", err)
 	}
@@ -225,7 +226,7 @@ func TestDisobedience(t *testing.T) {
 	if err != nil || turn.Result != turnstone.ResultTimedOut || turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
 		t.Fatalf("run: %v, %+v", err, turn)
 	}
-	in, err := x.repo.OpenFile(t.Context(), string(turn.ID), "/var/kept")
+	in, err := x.host.Repo.OpenFile(t.Context(), string(turn.ID), "/var/kept")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +348,7 @@ func TestGetAfterFailure(t *testing.T) {
 }
 
 func TestUnknownImage(t *testing.T) {
-	_, err := New(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
+	_, err := testRunner(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, ""), Image: "pyhton"}, &observer{})
 	if turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err)+err.Error(), "python") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
@@ -381,28 +382,11 @@ func TestManyAtOnce(t *testing.T) {
 	for i := range 6 {
 		wg.Go(func() {
 			doc := step("name=a", fmt.Sprintf("echo %d > f; sleep 0.5; cat f", i))
-			turn, err := New(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
+			turn, err := testRunner(turntest.Home(t)).Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
 			if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[0].Stdout != fmt.Sprintln(i) {
 				t.Errorf("turn %d: %v, %+v", i, err, turn)
 			}
 		})
 	}
 	wg.Wait()
-}
-
-func TestExec(t *testing.T) {
-	x := New(turntest.Home(t))
-	var out, errOut strings.Builder
-	code, err := x.Exec(t.Context(), CommandRequest{Argv: []string{"sh", "-c", "cat; echo $K >&2; exit 9"}, Env: []string{"K=v"},
-		Stdin: strings.NewReader("in"), Stdout: &out, Stderr: &errOut}, func(string) {})
-	if err != nil || code != 9 || out.String() != "in" || errOut.String() != "v\n" {
-		t.Errorf("%d, %v, %q, %q", code, err, out.String(), errOut.String())
-	}
-	_, err = x.Exec(t.Context(), CommandRequest{Argv: []string{"sleep", "600"}, Timeout: time.Second, Stdout: &out, Stderr: &errOut}, func(string) {})
-	if turnstone.KindOf(err) != turnstone.KindTimeout {
-		t.Errorf("a command beyond its time: %v", err)
-	}
-	if _, err := x.Exec(t.Context(), CommandRequest{}, func(string) {}); turnstone.KindOf(err) != turnstone.KindInvalid {
-		t.Errorf("no command: %v", err)
-	}
 }

@@ -19,3 +19,11 @@ type Observer interface {
 	StepOutput(step *document.Step, stream turnstone.Stream, p []byte)
 	StepFinished(step *document.Step, report turnstone.StepReport)
 }
+
+// silent is an Observer that ignores what it is told.
+type silent struct{}
+
+func (silent) Preparing(string)                                    {}
+func (silent) StepStarted(*document.Step)                          {}
+func (silent) StepOutput(*document.Step, turnstone.Stream, []byte) {}
+func (silent) StepFinished(*document.Step, turnstone.StepReport)   {}

@@ -1,0 +1,131 @@
+// Package engine puts together, for one state directory, all that runs in sandboxes: turns, replays,
+// commands, sandboxes of their own, kept and paused machines, and builds of templates.
+package engine
+
+import (
+	"context"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandbox/command"
+	"turnstone.dev/turnstone/internal/sandbox/userhome"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/templatebuild/buildsandbox"
+	"turnstone.dev/turnstone/internal/turn"
+	"turnstone.dev/turnstone/internal/turn/paused"
+	"turnstone.dev/turnstone/internal/turn/replay"
+	"turnstone.dev/turnstone/internal/turn/resume"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// Requests of the operations.
+type (
+	Options        = host.Options
+	CommandRequest = command.Request
+	CreateRequest  = provision.CreateRequest
+	ResumeRequest  = resume.Request
+	ReplayOptions  = replay.Options
+)
+
+// An Engine is a host with its runner of turns. It is safe for concurrent use.
+type Engine struct {
+	*host.Host
+	*turn.Runner
+}
+
+// Open returns the engine of the state directory that o names. The caller must Close it. An error
+// is of kind Invalid where another user could write to the state directory, and of kind Unavailable
+// where it cannot be made.
+func Open(o Options) (*Engine, error) {
+	dir, err := o.Open()
+	if err != nil {
+		return nil, err
+	}
+	return New(dir, o), nil
+}
+
+// Planner returns an engine for plans alone: it makes no state directory.
+func Planner(o Options) (*Engine, error) {
+	dir, err := o.Locate()
+	if err != nil {
+		return nil, err
+	}
+	return New(dir, o), nil
+}
+
+// New returns the engine of the state directory dir.
+func New(dir *statedir.Dir, o Options) *Engine {
+	h := host.New(dir, o, buildsandbox.Builder)
+	return &Engine{h, turn.New(h)}
+}
+
+// Close closes the context store, if it was opened. Turns that still run count as interrupted.
+func (x *Engine) Close() error { return x.Repo.Close() }
+
+// Replay runs the turn that ref names again: see replay.Run.
+func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs turn.Observer) (
+	*turnstone.ReplayReport, error) {
+	cs, err := x.Context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return replay.Run(ctx, x.Runner, cs, ref, opts, obs)
+}
+
+// Exec runs one command: see command.Run.
+func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+	return command.Run(ctx, x.Host, req, preparing)
+}
+
+// Create makes a sandbox of its own for the caller: see provision.Create.
+func (x *Engine) Create(ctx context.Context, req CreateRequest, preparing func(string)) (
+	*sandbox.Sandbox, error) {
+	return provision.Create(ctx, x.Host, req, preparing)
+}
+
+// OpenMachine creates the machine of a sandbox for its holder. It is a sandboxes.Opener.
+func (x *Engine) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
+	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	return provision.OpenMachine(ctx, x.Host, id, spec, progress)
+}
+
+// Resume starts the machine that a turn was kept with: see resume.Resume.
+func (x *Engine) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (
+	sandboxes.Info, error) {
+	return resume.Resume(ctx, x.Host, req, progress)
+}
+
+// ForkLive makes a branch with a clone of a paused machine: see paused.ForkLive.
+func (x *Engine) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
+	return paused.ForkLive(ctx, x.Host, ref, name)
+}
+
+// RemoveSession removes a session, and ends its paused machines.
+func (x *Engine) RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	return paused.RemoveSession(ctx, x.Host, nameOrID)
+}
+
+// RemoveBranch removes a branch of a session, and ends its paused machine.
+func (x *Engine) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
+	return paused.RemoveBranch(ctx, x.Host, nameOrID, branch)
+}
+
+// Homes returns the persistent home directories.
+func (x *Engine) Homes() *userhome.Homes { return userhome.In(x.Dir) }
+
+// Bundles returns what exports and imports sessions. It imports nothing while the disk is nearly
+// full.
+func (x *Engine) Bundles() bundle.Host {
+	room := func() error {
+		c, err := x.Config()
+		if err != nil {
+			return err
+		}
+		return diskspace.Room(x.Dir.Root, c.Limits.FreeSpace)
+	}
+	return bundle.Host{Repo: x.Repo, Templates: x.Templates, Room: room}
+}

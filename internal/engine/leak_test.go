@@ -1,0 +1,87 @@
+package engine
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/turntest"
+)
+
+// TestNothingIsLeft: turns of all ends leave no goroutine, no open file and no
+// temporary one in a process that runs many.
+func TestNothingIsLeft(t *testing.T) {
+	shared := turntest.Home(t)
+	h := &statedir.Dir{Root: t.TempDir()}
+	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
+		if err := os.Symlink(shared.Path(part), h.Path(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := goleak.IgnoreCurrent()
+	x := testEngine(h)
+	file := h.Path("value")
+	if err := os.WriteFile(file, []byte("tok-5f3a-XYZZY"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := func() (paths []string) {
+		for _, e := range ok[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd")) {
+			to, _ := os.Readlink("/proc/self/fd/" + e.Name())
+			if !strings.HasPrefix(to, h.Path("store")) { // which keeps a bounded number of packs open
+				paths = append(paths, to)
+			}
+		}
+		slices.Sort(paths)
+		return paths
+	}
+	turns := func() {
+		var passed string
+		for result, req := range map[turnstone.Result]plan.Request{
+			turnstone.ResultPassed:   {Document: parse(t, step("", "echo x > f"))},
+			turnstone.ResultFailed:   {Document: parse(t, step("", "rm f; exit 1"))},
+			turnstone.ResultTimedOut: {Document: parse(t, step("timeout=1s", "sleep 60"))},
+			turnstone.ResultError:    {Document: parse(t, step("", "cat value")), Add: []document.Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
+		} {
+			req.Session = "s"
+			turn, err := x.Run(t.Context(), req, &observer{})
+			if err != nil || turn.Result != result {
+				t.Fatalf("%v, %+v, want %s", err, turn, result)
+			}
+			if result == turnstone.ResultPassed {
+				passed = string(turn.ID)
+			}
+		}
+		turn := ok[*turnstone.TurnReport](t)(x.Run(t.Context(),
+			plan.Request{Document: parse(t, step("", "sleep 99 &")), Session: "v",
+				Snapshot: document.SnapshotVM}, &observer{}))
+		if turn.Result != turnstone.ResultPassed {
+			t.Errorf("%+v", turn)
+		}
+		if rep := ok[*turnstone.ReplayReport](t)(x.Replay(t.Context(), passed, ReplayOptions{},
+			&observer{})); !rep.Same {
+			t.Errorf("%+v", rep)
+		}
+	}
+	turns() // what stays open for as long as the executor is
+	files := open()
+	turns()
+	if now := open(); len(now) > len(files) {
+		t.Errorf("open are\n%s\nand before\n%s", strings.Join(now, "\n"), strings.Join(files, "\n"))
+	}
+	if err := x.Close(); err != nil {
+		t.Error(err)
+	}
+	goleak.VerifyNone(t, before)
+	for _, dir := range []string{"sandboxes", "leases"} {
+		if left, _ := os.ReadDir(h.Path(dir)); len(left) > 0 {
+			t.Errorf("%s: %v", dir, left)
+		}
+	}
+}

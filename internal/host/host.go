@@ -1,0 +1,123 @@
+// Package host assembles what turns and sandboxes of one state directory are made with: the host's
+// configuration and limits, its templates, the stored turns, and the programs that run machines.
+package host
+
+import (
+	"cmp"
+	"context"
+	"os"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/network/proxy"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template"
+)
+
+// A Host is one state directory on this machine. Its fields do not change after New, so that it is
+// safe for concurrent use. Tests replace parts of Space, Repo and Launcher before the first use.
+type Host struct {
+	Dir       *statedir.Dir
+	Space     *diskspace.Disk // the disk that contains Dir
+	Repo      *repo.Repo      // what is kept between turns
+	Launcher  *sandbox.Launcher
+	Templates *template.Store // with a builder of layers
+
+	options Options
+	opened  *proxy.Budget // of the connections that sandboxes have opened
+}
+
+// New returns the host of the state directory dir. layers returns what builds the layers of
+// templates; nil: nothing builds them. New opens nothing.
+func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder) *Host {
+	h := &Host{Dir: dir, Space: diskspace.New(dir.Root), Launcher: o.launcher(dir), options: o,
+		opened: proxy.NewBudget(proxy.DefaultBudget)}
+	h.Templates = template.NewStore(dir.Path("templates")).From(o.sources())
+	if layers != nil {
+		h.Templates = h.Templates.WithLayers(layers(h))
+	}
+	h.Repo = repo.New(dir, o.Store, h.Templates)
+	return h
+}
+
+// Context returns the context store, which is opened once.
+func (h *Host) Context(ctx context.Context) (*repo.ContextStore, error) { return h.Repo.Open(ctx) }
+
+// Config reads the host's configuration.
+func (h *Host) Config() (config.Config, error) { return config.Load(h.Dir.Root) }
+
+// Facts reads what a plan has to know of this host.
+func (h *Host) Facts() (plan.Host, error) {
+	c, err := h.Config()
+	if err != nil {
+		return plan.Host{}, err
+	}
+	limits := c.Limits.For(config.HostOf(h.Dir.Root))
+	room := func() error { return h.Space.Check(limits.FreeSpace, 1) }
+	return plan.Host{Config: c, Limits: limits, Room: room}, nil
+}
+
+// Bounds limit what is read of the sandbox of p. Parts is the share of the free space that must
+// stay free: 1 for all of it, 2 for half of it.
+func (h *Host) Bounds(p *plan.Plan, parts uint64) collect.Bounds {
+	b := collect.Bounds{Dir: h.Dir, Limits: p.Host.Limits, Room: p.Host.Room}
+	if parts > 1 {
+		b.Room = func() error { return h.Space.Check(b.Limits.FreeSpace, parts) }
+	}
+	return b
+}
+
+// Watch returns a context that ends when the host's disk is nearly full; low then returns the
+// reason. stop ends the watch.
+func (h *Host) Watch(ctx context.Context, p *plan.Plan) (watched context.Context,
+	low func() error, stop func()) {
+	watched, stop = h.Space.Watch(ctx, p.Host.Limits.FreeSpace)
+	return watched, func() error { return diskspace.Low(watched) }, stop
+}
+
+// TemplatesFor returns the templates. If anonymous is set, registries are asked without the user's
+// credentials, because nobody who may name the image named it.
+func (h *Host) TemplatesFor(anonymous bool) *template.Store {
+	if anonymous {
+		return h.Templates.Anonymous()
+	}
+	return h.Templates
+}
+
+// Link returns a network link that serves rules, with a share of the host's connections.
+func (h *Host) Link(rules netplan.Rules) *netplan.Link {
+	return netplan.NewLink(rules, h.opened.Share())
+}
+
+// Kernel returns the kernel that guests boot: the options' before the host's.
+func (h *Host) Kernel(c config.Config) kernel.Choice {
+	return kernel.Choice{Image: h.options.Kernel, Modules: h.options.KernelModules,
+		Mirrors: h.options.mirrors()}.Over(c.GuestKernel())
+}
+
+// Shape returns the machine that the template or image called image asks for; empty stands for
+// plan.DefaultImage. An unknown template has the default; a later look-up reports it.
+func (h *Host) Shape(image string) turnstone.Shape {
+	shape := turnstone.DefaultShape()
+	if spec, err := h.Templates.Spec(cmp.Or(image, plan.DefaultImage)); err == nil {
+		shape = spec.Machine.Shape(shape)
+	}
+	return shape
+}
+
+// ReceiptFile returns the path of a turn's receipt in the state directory, or "" where there
+// is none.
+func (h *Host) ReceiptFile(turn turnstone.TurnID) string {
+	path := h.Dir.Path("turns", string(turn), "receipt.md")
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}

@@ -1,0 +1,81 @@
+package provision
+
+import (
+	"context"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/template/builtin"
+)
+
+// A Base is the turn on whose state a sandbox begins. The zero Base is the template.
+type Base struct {
+	Context *repo.ContextStore   // may be nil where Parent is
+	Parent  *turnstone.Turn      // nil: the template
+	State   *turnstone.TurnState // the parent's
+}
+
+// On returns the base that the turn t is; nil stands for the template.
+func On(ctx context.Context, cs *repo.ContextStore, t *turnstone.Turn) (Base, error) {
+	base := Base{Context: cs, Parent: t}
+	var err error
+	if t != nil {
+		base.State, err = cs.State(ctx, t.State)
+	}
+	return base, err
+}
+
+// named returns the base that ref names; no ref stands for the template.
+func named(ctx context.Context, h *host.Host, ref string) (Base, error) {
+	if ref == "" {
+		return Base{}, nil
+	}
+	cs, err := h.Context(ctx)
+	if err != nil {
+		return Base{}, err
+	}
+	t, err := cs.DB.Resolve(ctx, ref)
+	if err != nil {
+		return Base{}, err
+	}
+	return On(ctx, cs, &t)
+}
+
+// Below returns what the plan of a turn of a session inherits; nil: it begins on its template.
+func (b Base) Below(s turnstone.Session) *plan.Below {
+	if b.State == nil {
+		return nil
+	}
+	return &plan.Below{Session: s.Label(), Image: b.State.Image, Cwd: b.State.Cwd}
+}
+
+// A Stopwatch records the phases of a turn.
+type Stopwatch struct {
+	last   time.Time
+	Phases []turnstone.Phase
+}
+
+// NewStopwatch returns a stopwatch that runs.
+func NewStopwatch() *Stopwatch { return &Stopwatch{last: time.Now()} }
+
+// Lap ends the phase name.
+func (w *Stopwatch) Lap(name string) {
+	now := time.Now()
+	took := now.Sub(w.last)
+	w.last = now
+	w.Phases = append(w.Phases, turnstone.Phase{Name: name, Took: turnstone.Millis(took)})
+}
+
+// Quietly returns tell, or a function that ignores what it is told where tell is nil.
+func Quietly(tell func(string)) func(string) {
+	if tell == nil {
+		return func(string) {}
+	}
+	return tell
+}
+
+// ImageWith returns another image than image that has program; empty: none is known.
+func ImageWith(image, program string) string { return builtin.OtherWithProgram(image, program) }

@@ -1,0 +1,157 @@
+package provision
+
+import (
+	"cmp"
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/repo/rootimage"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A CreateRequest is one sandbox to create. Zero values are the defaults.
+type CreateRequest struct {
+	Image     string   // default plan.DefaultImage
+	Env       []string // KEY=VALUE, for all of its processes
+	Shape     turnstone.Shape
+	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
+	Substrate string                 // "auto" or a substrate's name
+	Hostname  string                 // default: its ID
+	// From is a folder that Snapshot has written of a sandbox with this Image and
+	// Shape: the new one goes on where that one was, and Env is left out. It is
+	// needed until Create returns.
+	From string
+	// Kept is a folder with the files that Keep has written, of a sandbox with this
+	// Image and Shape, and KeptLayers are the images that it has named: the new one goes
+	// on where that one was. Both are needed until Create returns.
+	Kept       string
+	KeptLayers []string
+	// Root is the template's image that the sandbox of From or Kept had; empty: the one that
+	// the template has today.
+	Root turnstone.Digest
+	// On is the turn on whose state it begins; Env comes on top. Empty: none.
+	On string
+	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	Live bool
+}
+
+// Create makes a sandbox of its own for the caller. preparing is called before
+// what can take long; it may be nil.
+func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func(string)) (
+	*sandbox.Sandbox, error) {
+	preparing = Quietly(preparing)
+	spec := &template.Spec{Name: req.Image}
+	var err error
+	if req.Root == "" {
+		if spec, err = h.Templates.Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
+			return nil, err
+		}
+	}
+	facts, err := h.Facts()
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine, Shape: req.Shape, Substrate: req.Substrate,
+		Live: req.Live, Hostname: req.Hostname, Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
+	if err != nil {
+		return nil, err
+	}
+	if req.From != "" || req.Kept != "" {
+		return revive(ctx, h, p, req, preparing)
+	}
+	base, err := named(ctx, h, req.On)
+	if err != nil {
+		return nil, err
+	}
+	if b := base.Below(turnstone.Session{}); b != nil {
+		p = p.At(*b, facts.StrangersImage(b.Image, h.Templates))
+	}
+	su, err := Prepare(h, p)
+	if err != nil {
+		return nil, err
+	}
+	return Start(ctx, h, su, base, preparing, NewStopwatch())
+}
+
+// OpenMachine creates the machine of a sandbox for its holder.
+func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec sandboxes.Spec,
+	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	var none sandboxes.Details
+	s, err := Create(ctx, h, CreateRequest{Image: spec.Image, Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
+		Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"),
+		From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
+	if err != nil {
+		return nil, none, err
+	}
+	t := s.Template
+	if t.Workdir != "" && spec.From == "" && spec.On == "" {
+		if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: t.Workdir}); err != nil {
+			_ = s.Close()
+			return nil, none, err
+		}
+	}
+	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size), Substrate: s.Substrate(),
+		Isolation: s.Isolation(), Workdir: t.Workdir, User: t.User}, nil
+}
+
+// revive starts a clone of the machine that Snapshot or Keep has written, which was
+// one of p's, and gives it an identity of its own.
+func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
+	progress func(string)) (_ *sandbox.Sandbox, err error) {
+	var tmpl *template.Template
+	if req.Root != "" {
+		if tmpl, err = rootimage.Template(ctx, h.Repo, h.Templates, req.Image, req.Root); err != nil {
+			return nil, err
+		}
+	}
+	su, err := Prepare(h, p.Reviving(req.From == "", tmpl))
+	if err != nil {
+		return nil, err
+	}
+	start, err := Request(ctx, h, su, progress, NewStopwatch())
+	if err != nil {
+		return nil, err
+	}
+	src, err := h.Launcher.Find(ctx, start)
+	if err != nil {
+		return nil, err
+	}
+	src.Machine.Layers = req.KeptLayers
+	dir := req.From
+	if dir == "" {
+		var remove func()
+		if dir, remove, err = Unpack(ctx, h, src, substrate.PackedDir(req.Kept)); err != nil {
+			return nil, err
+		}
+		defer remove()
+	}
+	return h.Launcher.Revive(ctx, start, src, dir)
+}
+
+// Unpack makes a folder to restore from of what Keep has written of a machine like src's.
+func Unpack(ctx context.Context, h *host.Host, src *sandbox.Source, kept substrate.PackedFiles) (
+	dir string, remove func(), err error) {
+	k, err := src.Keeper()
+	if err != nil {
+		return "", nil, err
+	}
+	tmp, remove, err := sandboxes.NewStore(h.Dir).Folder()
+	if err != nil {
+		return "", nil, err
+	}
+	dir = filepath.Join(tmp, "vm")
+	if err := k.Unpack(ctx, src.Machine, kept, dir); err != nil {
+		remove()
+		return "", nil, err
+	}
+	return dir, remove, nil
+}

@@ -1,0 +1,151 @@
+// Package provision starts the sandboxes that plans ask for: on a template or on the state of a
+// turn, with their network, their home directory and their environment.
+package provision
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandbox/userhome"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Setup is what a sandbox is started with. It does not change once it is made.
+type Setup struct {
+	Plan *plan.Plan
+	Turn turnstone.TurnID // that it is for; empty: for none
+	Env  []string         // of the sandbox's processes: the plan's, and what the link adds
+	Link *netplan.Link    // serves the plan's network; nil: there is none
+}
+
+// Prepare gets ready the network of a sandbox of p.
+func Prepare(h *host.Host, p *plan.Plan) (Setup, error) {
+	return Trusting(h, p, h.Link(p.Net), nil)
+}
+
+// Trusting returns what a sandbox of p is started with whose network link serves. before is
+// the environment that p's comes on top of.
+func Trusting(h *host.Host, p *plan.Plan, link *netplan.Link, before []string) (Setup, error) {
+	su := Setup{Plan: p, Env: p.Env, Link: link}
+	if !p.Shape.Network {
+		return su, nil
+	}
+	more, err := link.Trust(netplan.Authorities(h.Dir), slices.Concat(before, p.Env))
+	su.Env = slices.Concat(p.Env, more)
+	return su, err
+}
+
+// Trust returns what the sandbox's guest trusts beside its image's certificates.
+func (su Setup) Trust() sandbox.Trust {
+	if su.Link == nil {
+		return sandbox.Trust{}
+	}
+	return sandbox.Trust{CA: su.Link.CA, Host: su.Link.HostCA, Bundle: su.Link.Bundle}
+}
+
+// Start makes a sandbox on the state of base.
+func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func(string),
+	clock *Stopwatch) (*sandbox.Sandbox, error) {
+	req, err := Request(ctx, h, su, progress, clock)
+	if err != nil {
+		return nil, err
+	}
+	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
+		return below(ctx, h, su, base, req.Template, m, progress)
+	}
+	s, err := h.Launcher.Start(ctx, req)
+	if err != nil || base.State == nil {
+		return s, err
+	}
+	if err := SetSession(ctx, s, su.Plan.Cwd, base.State.Env, req.Env); err != nil {
+		err = s.CauseOf(err)
+		_ = s.Close()
+		return nil, err
+	}
+	clock.Lap("environment")
+	return s, nil
+}
+
+// Request returns what a sandbox is started with. It is where the first run on a machine
+// spends its minutes.
+func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
+	clock *Stopwatch) (sandbox.Request, error) {
+	p := su.Plan
+	tmpl := p.Template
+	if tmpl == nil {
+		var err error
+		if tmpl, err = h.TemplatesFor(p.Anonymous).Ensure(ctx, p.Image, progress); err != nil {
+			return sandbox.Request{}, err
+		}
+	}
+	clock.Lap("template")
+	return sandbox.Request{Template: tmpl, Image: p.Image, Shape: p.Shape,
+		Env: su.Link.GiveWay(su.Env, tmpl.EnvList()), Hostname: p.Hostname,
+		Network: sandbox.Network{Options: su.Link.Options, Trust: su.Trust()},
+		Driver:  p.Driver, Needs: p.Needs(), Kernel: h.Kernel(p.Host.Config),
+		Slots: p.Host.Limits.Sandboxes, Progress: progress, Lap: clock.Lap}, nil
+}
+
+// below puts into m what a sandbox on base lies on. It all stays until release is called.
+func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *template.Template,
+	m *substrate.Machine, progress func(string)) (release func(), err error) {
+	release = func() {}
+	if p := su.Plan; p.Home != "" {
+		use := userhome.Request{Name: p.Home, Turn: su.Turn, Timeout: p.Timeout}
+		if m.Home, release, err = userhome.In(h.Dir).Acquire(ctx, use, progress); err != nil {
+			return nil, err
+		}
+	}
+	if base.State == nil && len(tmpl.Layers) == 0 {
+		return release, nil
+	}
+	unlock := release
+	cs := base.Context
+	if cs == nil {
+		cs, err = h.Context(ctx)
+	}
+	var root turnstone.TreeRef
+	if err == nil {
+		root, err = cs.RootTree(ctx, tmpl)
+	}
+	if err == nil {
+		m.Layers, release, err = cs.Images.Stack(ctx, root, cs.History(ctx, base.Parent, tmpl.Layers))
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	free := release
+	return func() { free(); unlock() }, nil
+}
+
+// SetSession gives the shell of s the directory cwd and the environment env, with the variables of
+// more in the place of its own.
+func SetSession(ctx context.Context, s *sandbox.Sandbox, cwd string, env, more []string) error {
+	return s.Client().StateSetSession(ctx,
+		&wire.StateSetSessionParams{Cwd: cwd, Env: mergeEnv(env, more)})
+}
+
+// mergeEnv returns base with the variables of more in the place of its own.
+func mergeEnv(base, more []string) []string {
+	at := map[string]int{}
+	var env []string
+	for _, kv := range append(append([]string(nil), base...), more...) {
+		name, _, _ := strings.Cut(kv, "=")
+		if i, ok := at[name]; ok {
+			env[i] = kv
+			continue
+		}
+		at[name] = len(env)
+		env = append(env, kv)
+	}
+	return env
+}

@@ -1,0 +1,157 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/turn/paused"
+	"turnstone.dev/turnstone/internal/turn/snapshot"
+	"turnstone.dev/turnstone/internal/turn/state"
+)
+
+// open makes a sandbox for the turn, on the state that it begins with.
+func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
+	su := r.setup
+	su.Env = slices.Concat(su.Env, r.plan.Secrets.Env())
+	r.info.Start = "the template"
+	if r.at.Parent != nil {
+		r.info.Start = fmt.Sprintf("turn %d", r.at.Parent.Number)
+	}
+	if r.plan.Lifetime != turnstone.LifetimeSession {
+		if r.skipsPaused() {
+			r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
+		}
+		return provision.Start(ctx, r.host, su, r.at.Base, r.obs.Preparing, r.clock)
+	}
+	o, err := paused.Open(ctx, r.host, paused.Turn{Setup: su, At: r.at.Base, Session: r.at.Session,
+		Start: r.info.Start, Tell: r.obs.Preparing, Clock: r.clock})
+	r.info.Start, r.shape = o.Start, o.Shape
+	if r.paused = o.Machine; r.paused != nil {
+		r.info.Lifetime = turnstone.LifetimeSession
+	}
+	return o.Sandbox, err
+}
+
+// skipsPaused tells whether a machine of the session stands where the turn begins, which
+// has a sandbox of its own.
+func (r *run) skipsPaused() bool {
+	return !r.at.Replay && r.at.Parent != nil &&
+		paused.StandsOn(r.host, r.at.Session.ID, r.plan.Branch, r.at.Parent.ID)
+}
+
+// settlePaused ends the turn's use of the session's machine: it stays when the turn is
+// what the next one of its branch begins on. When the turn had a sandbox of its own, the
+// machine that stands on its parent is of no use any more, and ends.
+func (r *run) settlePaused(ctx context.Context, kept bool) {
+	if r.paused != nil {
+		r.paused.Settle(ctx, r.info.ID, kept && !r.diverged, r.obs.Preparing)
+		return
+	}
+	if kept && !r.diverged && r.skipsPaused() {
+		_ = paused.End(ctx, r.host, r.at.Session.ID, r.plan.Branch) // gc finds what this leaves
+	}
+}
+
+// collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
+// where that was asked for, and its files, also where the machine cannot be kept.
+func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) error {
+	var unkept error
+	if r.plan.Snapshot == document.SnapshotVM {
+		if r.snapshot, unkept = snapshot.Take(ctx, r.host.Dir, r.at.Context, s); unkept == nil {
+			r.info.Snapshot = document.SnapshotVM
+		} else if canceled(ctx) {
+			return sandbox.Interrupted(ctx, unkept, "while its machine was kept")
+		}
+		r.clock.Lap("snapshot")
+	}
+	left, unpaused, err := r.collect(ctx, s, 1)
+	if r.clock.Lap("collect"); unkept == nil {
+		unkept = unpaused
+	}
+	switch {
+	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Ended() && r.info.Result != turnstone.ResultPassed:
+		// It had to be ended to end the step, and what it changed with it.
+		r.noteStateLost()
+		left = nil
+	case err != nil && unkept != nil:
+		return fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
+	case err != nil:
+		return sandbox.Interrupted(ctx, err, "while what the turn changed was taken")
+	}
+	if r.collected = left; unkept != nil {
+		r.dropSnapshot(unkept)
+	}
+	return nil
+}
+
+// collect takes the state out of the sandbox s, whose steps are over, into a new batch. The machine
+// ends, unless it is the session's; unpaused is why that one did not stand still. parts is as in
+// host.Bounds.
+func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (left *state.Collected,
+	unpaused, err error) {
+	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store, Templates: r.host.Templates,
+		Parent: r.at.State, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
+		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing}
+	switch {
+	case r.paused != nil:
+		req.Base, req.Pause = r.paused.Base, r.paused.Pause
+	case r.at.State != nil:
+		req.Base = r.at.State.Tree
+	}
+	left, unpaused, err = state.Collect(ctx, s, req)
+	if r.paused != nil && left != nil {
+		r.paused.Base = left.Base
+	}
+	return left, unpaused, err
+}
+
+// salvage keeps what the steps did until the host's disk was nearly full, if there is room
+// for it, and returns why the turn ended.
+func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) error {
+	left, _, err := r.collect(ctx, s, 2) // the rest is for others
+	r.clock.Lap("collect")
+	if err != nil {
+		return turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
+			"%w; what the turn changed is not kept: %w", low, err).WithHint(turnstone.HintOf(low))
+	}
+	r.collected = left
+	return low
+}
+
+// dropSnapshot says that the turn's machine is not kept, and why. The turn's files are.
+func (r *run) dropSnapshot(err error) {
+	r.snapshot.Remove()
+	r.snapshot, r.info.Snapshot, r.info.Lifetime = nil, "", ""
+	if err = snapshotError(err); r.info.Result != turnstone.ResultPassed {
+		if r.info.Error == "" { // the step is the news
+			r.setError(err)
+		}
+		return
+	}
+	r.fail(err)
+}
+
+func snapshotError(err error) error {
+	return turnstone.NewError("executor.keep", turnstone.KindOf(err), "its machine is not kept",
+		err).WithHint(turnstone.HintOf(err))
+}
+
+// putMachine puts the turn's machine into the store. Where that fails, the turn is kept
+// without it.
+func (r *run) putMachine(ctx context.Context) error {
+	if r.snapshot == nil {
+		return nil
+	}
+	if err := r.snapshot.Put(ctx, r.at.Context.Store); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
+		r.dropSnapshot(err)
+	}
+	return nil
+}

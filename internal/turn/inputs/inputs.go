@@ -1,0 +1,153 @@
+// Package inputs copies a turn's files into its sandbox, and keeps a copy of them for whoever runs
+// the turn again.
+package inputs
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/store"
+)
+
+// keepLimit bounds the kept bytes of one input.
+const keepLimit = config.DefaultOutput
+
+// Inputs are what is put into a turn's sandbox before its steps.
+type Inputs struct {
+	// Replayed are those of the turn that this one repeats, which come before Files.
+	Replayed []turnstone.RecordInput
+	Files    []sandbox.Transfer
+	Dir      string       // the turn's folder, where copies are made; empty: none are
+	Floor    config.Space // that a copy leaves free on its disk
+	Secrets  *secret.Set  // an input that holds one is not kept
+
+	added []*input
+}
+
+// An input is what was put into the sandbox before the steps, until it is kept.
+type input struct {
+	dest string
+	file *os.File // a tar stream; it has no name any more
+	over bool     // it was too large to be kept, and cannot be replayed
+	scan *secret.Scanner
+
+	floor config.Space // that the copy leaves free on its disk
+}
+
+// Put copies the inputs into s. What is replayed is read from.
+func (in *Inputs) Put(ctx context.Context, s *sandbox.Sandbox, from *store.Store) error {
+	defer s.Guard(ctx)()
+	for _, r := range in.Replayed {
+		c, err := from.OpenContent(ctx, r.Tar)
+		if err == nil {
+			err = s.Client().Put(ctx, r.Dest, c)
+			_ = c.Close()
+		}
+		if err != nil {
+			return s.CauseOf(err)
+		}
+	}
+	for _, t := range in.Files {
+		one := &input{dest: t.Dest, floor: in.Floor}
+		in.added = append(in.added, one)
+		if err := s.Add(ctx, t, one.writer(in.Dir, in.Secrets)); err != nil {
+			return s.CauseOf(err)
+		}
+	}
+	return nil
+}
+
+// writer returns where the copy goes. One that cannot be kept is no reason not to
+// run the turn.
+// One that holds the value of a secret, in any form of Written, is not kept.
+func (in *input) writer(dir string, secrets *secret.Set) io.Writer {
+	in.over = true
+	if dir == "" {
+		return io.Discard
+	}
+	f, err := os.CreateTemp(dir, ".input-*")
+	if err != nil {
+		return io.Discard
+	}
+	in.over, in.scan = false, secrets.Written().Scanner()
+	_ = os.Remove(f.Name())
+	in.file = f
+	return (*inputWriter)(in)
+}
+
+type inputWriter input
+
+// Write implements io.Writer; it never fails.
+func (in *inputWriter) Write(p []byte) (int, error) {
+	if in.over {
+		return len(p), nil
+	}
+	if _, _ = in.scan.Write(p); in.scan.Found() != "" {
+		in.over = true
+		_ = in.file.Truncate(0) // what came before may be the beginning of it
+		return len(p), nil
+	}
+	at, err := in.file.Seek(0, io.SeekCurrent)
+	if err == nil && at+int64(len(p)) <= keepLimit {
+		_, err = in.file.Write(p)
+	} else {
+		in.over = true
+	}
+	if err == nil && at/diskspace.CheckEvery != (at+int64(len(p)))/diskspace.CheckEvery {
+		err = diskspace.Room(filepath.Dir(in.file.Name()), in.floor)
+	}
+	if err != nil {
+		in.over = true
+	}
+	return len(p), nil
+}
+
+// Keep puts the inputs into the batch. It tells why one is not kept.
+func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
+	[]turnstone.RecordInput, error) {
+	kept := slices.Clone(in.Replayed)
+	for _, in := range in.added {
+		if in.over {
+			why := ""
+			if in.scan != nil && in.scan.Found() != "" {
+				why = ", for it holds the secret " + in.scan.Found()
+			}
+			tell("a copy of what was put to " + in.dest + " is not kept" + why + ": the turn cannot be replayed")
+			kept = append(kept, turnstone.RecordInput{Dest: in.dest})
+			continue
+		}
+		size, err := in.file.Seek(0, io.SeekEnd)
+		if err == nil {
+			_, err = in.file.Seek(0, io.SeekStart)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c, err := b.PutContent(ctx, in.file, size)
+		if err != nil {
+			return nil, err
+		}
+		kept = append(kept, turnstone.RecordInput{Dest: in.dest, Tar: c})
+	}
+	return kept, nil
+}
+
+// Close frees the copies. in may be nil.
+func (in *Inputs) Close() {
+	if in == nil {
+		return
+	}
+	for _, one := range in.added {
+		if one.file != nil {
+			_ = one.file.Close()
+		}
+	}
+}

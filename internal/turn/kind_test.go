@@ -1,0 +1,22 @@
+package turn
+
+import (
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
+)
+
+// TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
+func TestTurnKeepsKind(t *testing.T) {
+	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead} {
+		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: provision.NewStopwatch(), folder: &repo.TurnFolder{}}
+		r.openSteps()
+		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
+		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.ResultError {
+			t.Errorf("%s: %+v", kind, turn)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package paused
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/repo/rootimage"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandbox/collect"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Machine is the machine of a session's branch, which a holder keeps between turns:
+// paused, with its processes and its memory. It is written down in a file.
+type Machine struct {
+	Sandbox turnstone.SandboxID `json:"sandbox"`
+	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
+	Base    turnstone.TreeRef   `json:"base"` // that its disk's changes are on
+	// Rules is what the host said of networks when its own was made; empty: not known.
+	Rules turnstone.Digest `json:"rules,omitempty"`
+
+	host  *host.Host
+	path  string
+	lock  *statedir.Lock // one turn at a time
+	spent bool           // it does not stay: it was ended to take the turn's files
+	store *sandboxes.Store
+
+	mu  sync.Mutex // for ctl: who guards a turn ends its machine from beside it
+	ctl *sandboxes.Control
+}
+
+func (h *Machine) write() error {
+	b, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	return filestamp.WriteFile(h.path, b, 0o600)
+}
+
+// remove ends the machine and forgets it.
+func (h *Machine) remove(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	h.control(nil)
+	if h.Sandbox != "" {
+		_ = h.store.Remove(ctx, h.Sandbox)
+	}
+	_ = os.Remove(h.path)
+	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", turnstone.TreeRef{}, ""
+}
+
+// control makes c the connection to the machine's holder, and ends the one before.
+func (h *Machine) control(c *sandboxes.Control) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctl != nil {
+		_ = h.ctl.Close()
+	}
+	h.ctl = c
+}
+
+// resume lets the machine go on, if it stood still, and connects to it.
+func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
+	info, err := h.store.Get(h.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	if info.State.Final() {
+		return nil, turnstone.Errorf("executor.held", turnstone.KindDead, "sandbox "+string(h.Sandbox),
+			"is %s", info.State)
+	}
+	ctl, err := h.store.Control(ctx, h.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	h.control(ctl)
+	if err := ctl.Resume(ctx); err != nil {
+		return nil, err
+	}
+	conn, err := h.store.Dial(ctx, h.Sandbox)
+	if err != nil {
+		return nil, err
+	}
+	tmpl, err := h.host.Templates.Ensure(ctx, info.Image, func(string) {})
+	if err != nil && info.Root != "" { // it needs no more than its image
+		tmpl, err = rootimage.Template(ctx, h.host.Repo, h.host.Templates, info.Image, info.Root)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	if info.Template != "" && info.Template != tmpl.Digest { // it was built anew since
+		was := *tmpl
+		was.Digest, tmpl = info.Template, &was
+	}
+	m, client := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}, wire.NewClient(conn)
+	go func() {
+		<-client.Done()
+		m.end()
+	}()
+	about := sandbox.About{Substrate: info.Substrate, Isolation: info.Isolation, Shape: info.Shape}
+	return h.host.Launcher.Attach(tmpl, info.Image, m, about, client), nil
+}
+
+// A pausedSandbox is a machine that belongs to a holder, as a sandbox.Machine.
+type pausedSandbox struct {
+	paused *Machine
+	id     turnstone.SandboxID
+	once   sync.Once
+	done   chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+}
+
+func (m *pausedSandbox) end() { m.once.Do(func() { close(m.done) }) }
+
+func (m *pausedSandbox) ID() turnstone.SandboxID { return m.id }
+func (m *pausedSandbox) Done() <-chan struct{}   { return m.done }
+
+// Err asks the holder's records why the machine ended.
+func (m *pausedSandbox) Err() error {
+	select {
+	case <-m.done:
+	default:
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	if info, err := m.paused.store.Get(m.id); err == nil && info.Reason != "" {
+		return turnstone.NewError("executor.held", turnstone.KindDead, string(info.ID),
+			errors.New(info.Reason))
+	}
+	return turnstone.Errorf("executor.held", turnstone.KindDead, string(m.id),
+		"its connection ended")
+}
+
+// Close ends the machine: nobody closes one that is to stay.
+func (m *pausedSandbox) Close() error {
+	m.mu.Lock()
+	closed := m.closed
+	m.closed = true
+	m.mu.Unlock()
+	if !closed {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		m.paused.control(nil)
+		_ = m.paused.store.Stop(ctx, m.id)
+	}
+	m.end()
+	return nil
+}
+
+// TakeNetwork is Sandbox.TakeNetwork by way of the machine's holder.
+func (m *pausedSandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool) {
+	m.paused.mu.Lock()
+	ctl := m.paused.ctl
+	m.paused.mu.Unlock()
+	select {
+	case <-m.done:
+		return turnstone.NetworkFacts{}, false
+	default:
+	}
+	if ctl == nil {
+		return turnstone.NetworkFacts{}, false
+	}
+	f, err := ctl.Network(ctx)
+	return f, err == nil
+}
+
+// Pause pauses the machine, whose sandbox is s, and returns what it has changed. The turn of a
+// machine that cannot be paused, as unpaused says, goes without it: see giveUp.
+func (h *Machine) Pause(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (
+	c *collect.Changes, unpaused, err error) {
+	ctx, cancel := context.WithTimeout(ctx, collect.TimeLimit)
+	defer cancel()
+	defer s.Guard(ctx)()
+	h.mu.Lock()
+	ctl := h.ctl
+	h.mu.Unlock()
+	res, err := s.Client().StateGetSession(ctx)
+	if err == nil && ctl == nil {
+		err = turnstone.Errorf("executor.held", turnstone.KindDead, string(s.ID()), "was ended")
+	}
+	if err != nil {
+		return nil, nil, s.CauseOf(err)
+	}
+	st, unpaused := ctl.Pause(ctx)
+	if unpaused != nil {
+		c, err = h.giveUp(ctx, b)
+		return c, unpaused, err
+	}
+	d, err := ctl.Disk(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err = collect.OfPaused(ctx, s, d, st.Upper, res.Cwd, res.Env, b)
+	return c, nil, err
+}
+
+// giveUp takes what the turn leaves out of a machine that cannot be paused, and ends the machine.
+// What has died leaves nothing.
+func (h *Machine) giveUp(ctx context.Context, b collect.Bounds) (*collect.Changes, error) {
+	h.spent = true
+	s, err := h.resume(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = s.Close() }()
+	h.mu.Lock()
+	ctl := h.ctl
+	h.mu.Unlock()
+	return collect.Take(ctx, s, ctl.Disk, b)
+}

@@ -1,0 +1,129 @@
+// Package place gives a turn its place in the tree of its session, and moves the session's branch
+// when the turn ends.
+package place
+
+import (
+	"context"
+	"os"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/session"
+)
+
+// A Place is where a turn stands in the tree of its session. It does not change once it is taken.
+type Place struct {
+	provision.Base // the parent, on whose state the turn begins
+	Session        turnstone.Session
+	Turn           turnstone.Turn
+	Replay         bool // it is in no session
+}
+
+// A Request names the place of a turn.
+type Request struct {
+	ID              turnstone.TurnID
+	Title           string
+	Session, Branch string // empty: the turn gets a session of its own
+	// Replay: the turn repeats another, with these parents, and is in no session.
+	Replay  bool
+	Parents []turnstone.TurnID
+}
+
+// Take gives a turn its place, and its number, before anything is started. A turn without a
+// session gets one of its own.
+func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, error) {
+	at := &Place{Base: provision.Base{Context: cs}}
+	var err error
+	if req.Replay {
+		at.Replay, at.Turn = true, turnstone.Turn{ID: req.ID, Parents: req.Parents,
+			Kind: string(turnstone.TurnKindRun), Title: req.Title}
+		return at, at.readParent(ctx)
+	}
+	if req.Session != "" {
+		find := cs.DB.Ensure
+		if req.Branch != plan.DefaultBranch {
+			find = cs.DB.Find // a session that is new has none but main, and is not to begin with a mistake
+		}
+		if at.Session, err = find(ctx, req.Session); err != nil {
+			return nil, err
+		}
+	}
+	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
+		Branch: req.Branch, Kind: string(turnstone.TurnKindRun), Title: req.Title})
+	if err != nil {
+		return nil, err
+	}
+	at.Session.ID = at.Turn.Session
+	if err := at.readParent(ctx); err != nil {
+		at.Abandon(ctx)
+		return nil, err
+	}
+	return at, nil
+}
+
+func (at *Place) readParent(ctx context.Context) error {
+	id := at.Turn.Parent()
+	if id == "" {
+		return nil
+	}
+	parent, err := at.Context.DB.Turn(ctx, id)
+	if err != nil {
+		return err
+	}
+	at.Base, err = provision.On(ctx, at.Context, &parent)
+	return err
+}
+
+// Below is what the plan of a turn at this place inherits; nil: it begins on its template.
+func (at *Place) Below() *plan.Below { return at.Base.Below(at.Session) }
+
+// Abandon gives the place up, because the turn does not begin.
+func (at *Place) Abandon(ctx context.Context) {
+	if !at.Replay {
+		_ = at.Context.DB.Abandon(context.WithoutCancel(ctx), at.Turn.ID)
+	}
+}
+
+// Lock finds out which branch will end with this turn, so that the receipt can say it, and keeps
+// others from moving it until unlock is called. The branch is another than the one asked for where
+// the turn has diverged: another turn came first.
+func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (branch string,
+	diverged bool, unlock func(), err error) {
+	path := dir.Path("leases", string(at.Session.ID)+".head")
+	lock, err := statedir.Acquire(ctx, path, nil)
+	if err != nil {
+		return "", false, nil, err
+	}
+	unlock = func() {
+		_ = os.Remove(path) // while it is held; else there would be one of each session
+		lock.Release()
+	}
+	branch, diverged, err = at.Context.DB.Landing(ctx, at.Turn.ID, asked, at.head())
+	if err != nil {
+		unlock()
+		return "", false, nil, err
+	}
+	return branch, diverged, unlock, nil
+}
+
+// head is the turn that the branch has to end with for this one to come next.
+func (at *Place) head() *turnstone.TurnID {
+	if at.Parent == nil {
+		return nil
+	}
+	return &at.Parent.ID
+}
+
+// Finish ends the turn with its result, its record and its state; an empty state moves no branch.
+func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
+	state turnstone.Digest) error {
+	if at.Replay {
+		return nil
+	}
+	_, _, err := at.Context.DB.Finish(ctx, session.Finish{Turn: at.Turn.ID, Result: result,
+		Record: record, State: state, MoveBranch: state != "", ExpectedHead: at.head()})
+	return err
+}

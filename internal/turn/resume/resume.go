@@ -1,0 +1,206 @@
+// Package resume starts the machines that turns were kept with.
+package resume
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/rootimage"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/internal/turn/netrecord"
+	"turnstone.dev/turnstone/internal/turn/snapshot"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// A Request is one kept machine to start. What it says of the network is its caller's word.
+type Request struct {
+	Ref  string
+	Name string        // of the sandbox
+	TTL  time.Duration // 0: for ever
+	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
+	// the host's authorities count.
+	Grant        []string
+	Network      *bool
+	NetworkRules *document.NetworkRules
+}
+
+// Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
+// processes that ran, in a sandbox that stays. progress may be nil.
+func Resume(ctx context.Context, h *host.Host, req Request, progress func(string)) (
+	sandboxes.Info, error) {
+	facts, err := h.Facts()
+	if err != nil {
+		return sandboxes.Info{}, err
+	}
+	return Into(ctx, h, facts, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, provision.Quietly(progress))
+}
+
+// resumedNetwork is what a resumed machine asks of its network. The record and the document
+// that was run, src, may be imported: what they ask for is judged as turn run would judge the
+// document today, with req for its flags.
+func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
+	req Request) (*turnstone.NetworkSpec, error) {
+	doc, err := document.Parse("turn.md", src)
+	if err != nil { // of another version: it asks for nothing
+		doc = &document.Document{}
+	}
+	doc.Name = req.Ref
+	if r := doc.Front.NetworkRules; r != nil {
+		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
+	}
+	a := &plan.Authority{Host: facts, Request: plan.Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
+	if err := a.Check("network"); err != nil {
+		return nil, err
+	}
+	given := document.NetworkRules{}
+	if req.NetworkRules != nil {
+		given = *req.NetworkRules
+	}
+	s := netrecord.Spec(rec.Network)
+	asked := &turnstone.NetworkSpec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny),
+		given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
+	// What is granted is what the document says, which can be read before; its record may say more.
+	asked.Asked = !a.Granted("network") || !within(s.Allow, doc.Front.NetworkRules)
+	if given.HasAllow {
+		asked.Allow, asked.Only, asked.Asked = given.Allow, true, false
+	}
+	if !a.ResumesNetwork() {
+		asked.Allow, asked.Only = nil, true // its card is part of the machine, and nobody answers
+	}
+	return asked, nil
+}
+
+// within tells whether a document's rules have all of allow.
+func within(allow []string, rules *document.NetworkRules) bool {
+	return !slices.ContainsFunc(allow, func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
+}
+
+// Into is Resume into a sandbox that spec names, with the network that spec has, if any.
+func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec sandboxes.Spec,
+	progress func(string)) (sandboxes.Info, error) {
+	var none sandboxes.Info
+	cs, err := h.Context(ctx)
+	if err != nil {
+		return none, err
+	}
+	t, err := cs.DB.Resolve(ctx, req.Ref)
+	if err != nil {
+		return none, err
+	}
+	rec, err := cs.Record(ctx, t)
+	if err != nil {
+		return none, err
+	}
+	if rec.VM == nil {
+		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+			"its machine was not kept").
+			WithHint("run it with snapshot: vm, or begin a turn on its files")
+	}
+	if !rec.Shape.Network && req.Network != nil && *req.Network {
+		return none, turnstone.Errorf("executor.resume", turnstone.KindInvalid, "network: on",
+			"the machine was kept without a network card").WithHint("begin a turn on its files")
+	}
+	if spec.Network == nil && rec.Shape.Network {
+		src, err := cs.Read(ctx, rec.Document, document.MaxFile)
+		if err != nil {
+			return none, err
+		}
+		if spec.Network, err = resumedNetwork(facts, rec, src, req); err != nil {
+			return none, err
+		}
+	}
+	var below lowerdir.History = func(func(lowerdir.Item, error) bool) {}
+	layers := layersBelow(ctx, h, rec) // its disk lies on what it began with
+	if layers != nil {
+		below = cs.History(ctx, nil, layers)
+	}
+	if p := t.Parent(); p != "" {
+		parent, err := cs.DB.Turn(ctx, p)
+		if err != nil {
+			return none, err
+		}
+		below = cs.History(ctx, &parent, layers)
+	}
+	paths, release, err := cs.Images.Remake(ctx, rec.VM.Layers, below)
+	if err != nil {
+		return none, err
+	}
+	defer release()
+	dir, remove, err := unpack(ctx, h, facts, cs, rec, paths, progress)
+	if err != nil {
+		return none, err
+	}
+	defer remove()
+	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, cmp.Or(rec.Substrate, "auto"), dir
+	if rec.VM.Image != nil {
+		spec.Root = rec.VM.Image.Digest
+	}
+	store := sandboxes.NewStore(h.Dir)
+	if store.Holder, err = h.Holder(ctx); err != nil {
+		return none, err
+	}
+	return store.Create(ctx, spec, progress)
+}
+
+// layersBelow are the template's layers, below the first turn of rec's session.
+func layersBelow(ctx context.Context, h *host.Host,
+	rec *turnstone.TurnRecord) (layers []template.Layer) {
+	if rec.VM.Image == nil { // of an older program
+		if tmpl, err := h.Repo.BuiltTemplate(ctx, rec.Image); err == nil {
+			return tmpl.Layers
+		}
+	}
+	for _, ref := range rec.VM.Below {
+		layers = append(layers, template.Layer{Tree: ref})
+	}
+	return layers
+}
+
+// unpack makes a folder that a machine can be restored from.
+func unpack(ctx context.Context, h *host.Host, facts plan.Host, cs *repo.ContextStore,
+	rec *turnstone.TurnRecord, layers []string, progress func(string)) (dir string, remove func(),
+	err error) {
+	if err := rec.Shape.Validate(); err != nil { // the record may be imported
+		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
+			err).WithHint("begin a turn on its files")
+	}
+	ctx, stop := h.Space.Watch(ctx, facts.Limits.FreeSpace)
+	defer stop()
+	anonymous := facts.StrangersImage(rec.Image, h.Templates)
+	p, err := plan.ForSandbox(plan.Sandbox{Image: rec.Image, Anonymous: anonymous, Shape: rec.Shape, Fixed: true,
+		Substrate: rec.Substrate, Kept: true, Rules: &netplan.Rules{}}, facts)
+	if err != nil {
+		return "", nil, err
+	}
+	tmpl, err := rootimage.Kept(ctx, h.Repo, h.TemplatesFor(anonymous), rec, progress)
+	if err != nil {
+		return "", nil, err
+	}
+	req, err := provision.Request(ctx, h, provision.Setup{Plan: p.Reviving(true, tmpl)}, progress,
+		provision.NewStopwatch())
+	if err != nil {
+		return "", nil, err
+	}
+	src, err := h.Launcher.Find(ctx, req)
+	if err != nil {
+		return "", nil, err
+	}
+	src.Machine.Layers = layers
+	dir, remove, err = provision.Unpack(ctx, h, src, snapshot.Stored(ctx, cs.Store, rec.VM))
+	if low := diskspace.Low(ctx); err != nil && low != nil {
+		err = low
+	}
+	return dir, remove, err
+}

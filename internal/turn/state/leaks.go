@@ -1,0 +1,73 @@
+package state
+
+import (
+	"io"
+	"slices"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/store/tree"
+)
+
+// A leakWatch looks for secrets in what a state would keep.
+type leakWatch struct {
+	secrets *secret.Set
+	mu      sync.Mutex
+	scans   map[string]*secret.Scanner
+}
+
+// newLeakWatch returns one that finds secrets in all forms in which they are masked.
+func newLeakWatch(secrets *secret.Set) *leakWatch { return &leakWatch{secrets: secrets.Written()} }
+
+func (w *leakWatch) inspect(path string) io.Writer {
+	if w.secrets == nil {
+		return nil
+	}
+	c := w.secrets.Scanner()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.scans == nil {
+		w.scans = map[string]*secret.Scanner{}
+	}
+	w.scans[path] = c
+	return c
+}
+
+func (w *leakWatch) check(path string, a *tree.Attr) error {
+	if w.secrets == nil {
+		return nil
+	}
+	texts := []string{path, a.Target}
+	for _, x := range a.Xattrs {
+		texts = append(texts, x.Name, string(x.Value))
+	}
+	for _, text := range texts {
+		if name := w.secrets.In(text); name != "" {
+			return Leaked(w.secrets.Mask(path), name)
+		}
+	}
+	return nil
+}
+
+// found reports the first file, by path, that holds a value.
+func (w *leakWatch) found() error {
+	var paths []string
+	for path, c := range w.scans {
+		if c.Found() != "" {
+			paths = append(paths, path)
+		}
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	slices.Sort(paths)
+	return Leaked(paths[0], w.scans[paths[0]].Found())
+}
+
+// Leaked is the error about the secret called name in what a turn would keep.
+func Leaked(where, name string) error {
+	return turnstone.Errorf("executor.commit", turnstone.KindInvalid, where,
+		"%w (%s); what the turn changed is not kept", secret.ErrFound, name).
+		WithHint("a step wrote it there: let the steps read it from their environment, and remove the file before the turn ends")
+}

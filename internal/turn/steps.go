@@ -1,0 +1,134 @@
+package turn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/receipt"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/wire"
+)
+
+// runSteps runs the steps in order. An error means that the turn was cut off.
+func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sandbox.Sandbox) (
+	turnstone.Result, error) {
+	result, reason := turnstone.ResultPassed, ""
+	first := true
+	for _, step := range r.doc.Steps {
+		switch {
+		case reason != "":
+			r.steps.Skip(step, reason)
+			continue
+		case step.Skip:
+			r.steps.Skip(step, "skipped by its author")
+			continue
+		}
+		running := r.steps.Start(step)
+		r.info.Error = "the executor ended during " + step.Name
+		r.checkpoint()
+		r.obs.StepStarted(step)
+		err := r.runStep(turnCtx, s, step, running, first)
+		first = false
+		r.noteNetwork(ctx, s, running)
+		if low := diskLow(); err != nil && low != nil {
+			err = low // and not what the step's end looked like
+		}
+		if err != nil {
+			err = sandbox.Interrupted(ctx, s.CauseOf(err), "during "+step.Name)
+			running.Cut(err)
+		}
+		r.obs.StepFinished(step, running.Finish())
+		if err != nil {
+			return turnstone.ResultError, err
+		}
+		if running.Status() == turnstone.StepPassed {
+			continue
+		}
+		overall := turnCtx.Err() != nil
+		if step.ContinueOnError && !overall {
+			continue
+		}
+		result, reason = turnstone.ResultFailed, step.Name+" failed"
+		if running.Status() == turnstone.StepTimeout {
+			result, reason = turnstone.ResultTimedOut, step.Name+" timed out"
+		}
+		if overall {
+			reason = "the turn's time was up"
+		}
+	}
+	return result, nil
+}
+
+// runStep runs one step. An error means that the machine did not tell how the step ended.
+func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *document.Step, running *receipt.Step, first bool) error {
+	ctx := turnCtx
+	if step.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(turnCtx, step.Timeout)
+		defer cancel()
+	}
+	release := s.Guard(ctx)
+	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
+	if first {
+		params.Cwd = r.plan.Cwd
+	}
+	if step.Cwd != "" {
+		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)
+	}
+	params.Spans = new(bool) // the script is parsed here
+	end, err := s.Client().Execute(ctx, params, step.Script, running.Begin(), running.Records)
+	release() // what follows takes the host's time, not the guest's
+	running.End(end)
+	exit := end.Exit
+	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	if deadline && (err != nil || exit.Killed) {
+		running.TimedOut(r.timeoutNote(turnCtx, step))
+		if err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Err() == nil {
+			return turnstone.Errorf("executor.step", turnstone.KindDead, step.Name,
+				"could not be killed in time; its machine was")
+		} else if err != nil && turnstone.KindOf(err) == turnstone.KindDead {
+			return err
+		}
+		return nil
+	}
+	if err == nil && exit.Killed {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	running.Exited(end)
+	return nil
+}
+
+func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
+	if turnCtx.Err() != nil {
+		return fmt.Sprintf("killed: the turn's %s were up", r.plan.Timeout)
+	}
+	return fmt.Sprintf("killed after %s", step.Timeout)
+}
+
+// beginNetwork leaves out of account what happened before the first step: a machine
+// that stays has had other turns.
+func (r *run) beginNetwork(ctx context.Context, s *sandbox.Sandbox) {
+	if !r.shape.Network {
+		return
+	}
+	if f, ok := s.TakeNetwork(ctx); ok {
+		r.steps.BeginNetwork(f.Totals)
+	}
+}
+
+// noteNetwork puts what a step did on the network into its result.
+func (r *run) noteNetwork(ctx context.Context, s *sandbox.Sandbox, step *receipt.Step) {
+	if !r.shape.Network {
+		return
+	}
+	if f, ok := s.TakeNetwork(ctx); ok {
+		step.Network(f)
+	}
+}
