@@ -80,7 +80,7 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 // its locked policy and the files that are there. dir and piped are as in Request. It starts
 // nothing, and makes no state directory.
 func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
-	return plan.CheckOn(x.engine.Dir.Root, doc, dir, piped)
+	return plan.Check(x.engine.Dir.Root, doc, dir, piped)
 }
 
 // Asks lists what doc asks for and a run on this host, without any flags, would not grant; and the

@@ -1,5 +1,5 @@
-// Package engine puts together, for one state directory, all that runs in sandboxes: turns, replays,
-// commands, sandboxes of their own, kept and paused machines, and builds of templates.
+// Package engine puts together all operations of one state directory that run sandboxes: turns,
+// replays, commands, sandboxes of their own, kept and paused machines, and builds of templates.
 package engine
 
 import (
@@ -77,7 +77,8 @@ func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs
 }
 
 // Exec runs one command: see command.Run.
-func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (int, error) {
+func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (
+	int, error) {
 	return command.Run(ctx, x.Host, req, preparing)
 }
 

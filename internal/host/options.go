@@ -40,7 +40,8 @@ func (o Options) Locate() (*statedir.Dir, error) {
 
 // sources are the addresses that packages come from.
 func (o Options) sources() template.Sources {
-	return template.Sources{Debian: o.DebianMirror, DebianSecurity: o.DebianSecurityMirror, Pip: o.PipIndex, Npm: o.NpmRegistry}
+	return template.Sources{Debian: o.DebianMirror, DebianSecurity: o.DebianSecurityMirror,
+		Pip: o.PipIndex, Npm: o.NpmRegistry}
 }
 
 func (o Options) mirrors() debian.Mirrors {
@@ -56,5 +57,6 @@ func (o Options) launcher(h *statedir.Dir) *sandbox.Launcher {
 
 // programs are the paths of the programs that substrates run.
 func (o Options) programs() driver.Programs {
-	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker, Jailer: o.Jailer}
+	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker,
+		Jailer: o.Jailer}
 }

@@ -50,9 +50,9 @@ func checkFront(doc *document.Document) error {
 	return net.Fits(p.networkUse())
 }
 
-// Check looks for what the document of req could not have on this host: its limits, its locked
+// checkHost looks for what the document of req could not have on this host: its limits, its locked
 // policy, files that are not there. It starts nothing.
-func Check(req Request, host Host) error {
+func checkHost(req Request, host Host) error {
 	req.Session = unnamed(req, "s") // Asks says that one is needed
 	a := &Authority{Request: req, Host: host}
 	if err := a.Valid(); err != nil {

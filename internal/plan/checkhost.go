@@ -9,17 +9,17 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 )
 
-// CheckOn is CheckFront and what doc could not have on the host with the state directory root: its
+// Check is CheckFront and what doc could not have on the host with the state directory root: its
 // limits, its locked policy, files that are not there. dir and piped are as in Request. It starts
 // nothing, and makes no state directory.
-func CheckOn(root string, doc *document.Document, dir string, piped bool) error {
+func Check(root string, doc *document.Document, dir string, piped bool) error {
 	if err := CheckFront(doc); err != nil {
 		return err
 	}
 	c, err := config.Load(root)
 	if err == nil {
 		host := Host{Config: c, Limits: c.Limits.For(config.HostOf(existing(root)))}
-		err = Check(Request{Document: doc, Dir: dir, Piped: piped}, host)
+		err = checkHost(Request{Document: doc, Dir: dir, Piped: piped}, host)
 	}
 	if err != nil {
 		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).

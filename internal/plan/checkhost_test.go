@@ -52,7 +52,7 @@ func TestCheckHost(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		err := CheckOn(h.Root, parse(t, "---\n"+front+"\n---\n"), dir, c.piped)
+		err := Check(h.Root, parse(t, "---\n"+front+"\n---\n"), dir, c.piped)
 		if c.says == "" && err != nil || c.says != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%q: %v, want %q", front, err, c.says)
 		}

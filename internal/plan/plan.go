@@ -197,7 +197,8 @@ func (p *Plan) RunsOn(name, isolation string) bool {
 		return false
 	}
 	return p.Isolation != document.IsolationMicroVM ||
-		strings.HasPrefix(isolation, "microvm ") && !strings.Contains(isolation, substrate.TestKernel)
+		strings.HasPrefix(isolation, "microvm ") &&
+			!strings.Contains(isolation, substrate.TestKernel)
 }
 
 // Granted reports whether what the document asks for under key is granted as it stands. A plan

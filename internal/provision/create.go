@@ -52,7 +52,8 @@ func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func
 	spec := &template.Spec{Name: req.Image}
 	var err error
 	if req.Root == "" {
-		if spec, err = h.Templates.Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
+		if spec, err = h.Templates.Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage),
+			preparing); err != nil {
 			return nil, err
 		}
 	}
@@ -60,7 +61,8 @@ func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func
 	if err != nil {
 		return nil, err
 	}
-	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine, Shape: req.Shape, Substrate: req.Substrate,
+	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine,
+		Shape: req.Shape, Substrate: req.Substrate,
 		Live: req.Live, Hostname: req.Hostname, Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
 	if err != nil {
 		return nil, err
@@ -86,20 +88,24 @@ func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func
 func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 	var none sandboxes.Details
-	s, err := Create(ctx, h, CreateRequest{Image: spec.Image, Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
-		Network: spec.Network, Substrate: spec.Substrate, Hostname: strings.ReplaceAll(string(id), "_", "-"),
-		From: spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
+	s, err := Create(ctx, h, CreateRequest{Image: spec.Image,
+		Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
+		Network: spec.Network, Substrate: spec.Substrate,
+		Hostname: strings.ReplaceAll(string(id), "_", "-"),
+		From:     spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
 	if err != nil {
 		return nil, none, err
 	}
 	t := s.Template
 	if t.Workdir != "" && spec.From == "" && spec.On == "" {
-		if err := s.Client().StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: t.Workdir}); err != nil {
+		if err := s.Client().StateSetSession(ctx,
+			&wire.StateSetSessionParams{Cwd: t.Workdir}); err != nil {
 			_ = s.Close()
 			return nil, none, err
 		}
 	}
-	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size), Substrate: s.Substrate(),
+	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size),
+		Substrate: s.Substrate(),
 		Isolation: s.Isolation(), Workdir: t.Workdir, User: t.User}, nil
 }
 
@@ -109,7 +115,8 @@ func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	progress func(string)) (_ *sandbox.Sandbox, err error) {
 	var tmpl *template.Template
 	if req.Root != "" {
-		if tmpl, err = rootimage.Template(ctx, h.Repo, h.Templates, req.Image, req.Root); err != nil {
+		if tmpl, err = rootimage.Template(ctx, h.Repo, h.Templates, req.Image,
+			req.Root); err != nil {
 			return nil, err
 		}
 	}

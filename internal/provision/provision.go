@@ -117,7 +117,8 @@ func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *templat
 		root, err = cs.RootTree(ctx, tmpl)
 	}
 	if err == nil {
-		m.Layers, release, err = cs.Images.Stack(ctx, root, cs.History(ctx, base.Parent, tmpl.Layers))
+		m.Layers, release, err = cs.Images.Stack(ctx, root,
+			cs.History(ctx, base.Parent, tmpl.Layers))
 	}
 	if err != nil {
 		unlock()

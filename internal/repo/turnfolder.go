@@ -34,7 +34,8 @@ func (x *Repo) OpenTurnFolder(id turnstone.TurnID) (*TurnFolder, error) {
 		return dir, err
 	}
 	dir, err := open()
-	for n := 0; n < 5 && (err != nil && errors.Is(err, fs.ErrNotExist) || err == nil && !isAt(f.lock, dir)); n++ {
+	for n := 0; n < 5 && (err != nil && errors.Is(err, fs.ErrNotExist) || err == nil &&
+		!isAt(f.lock, dir)); n++ {
 		f.Close() // a gc that keeps nothing came between: no turn had it yet
 		dir, err = open()
 	}

@@ -142,8 +142,8 @@ func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 	return err
 }
 
-// MostToGet bounds the bytes that can be copied out of s: all that there can be in a machine of that
-// shape, except holes, because a sparse file is longer than its disk.
+// MostToGet bounds the bytes that can be copied out of s: all that there can be in a machine of
+// that shape, except holes, because a sparse file is longer than its disk.
 func (s *Sandbox) MostToGet(shape turnstone.Shape) turnstone.Bytes {
 	return shape.Disk + turnstone.Bytes(s.Template.Size)
 }

@@ -99,7 +99,8 @@ func (r *run) record(ctx context.Context, l *state.Collected) (*turnstone.TurnRe
 	rec.VM = r.snapshot.Ref()
 	var err error
 	if r.shape.Network {
-		if rec.Network, err = r.tape.Keep(ctx, l.Batch, &r.plan.Net.Asked, r.obs.Preparing); err != nil {
+		if rec.Network, err = r.tape.Keep(ctx, l.Batch, &r.plan.Net.Asked,
+			r.obs.Preparing); err != nil {
 			return nil, err
 		}
 	}
@@ -150,7 +151,8 @@ func (r *run) checkpoint() {
 	err := r.folder.Checkpoint(r.steps.Receipt(&r.info))
 	if err != nil && !r.told {
 		r.told = true
-		r.obs.Preparing("the receipt is not kept in the state directory while the turn runs: " + err.Error())
+		r.obs.Preparing("the receipt is not kept in the state directory while the turn runs: " +
+			err.Error())
 	}
 }
 
@@ -161,6 +163,7 @@ func (r *run) keepReceipt() {
 		return
 	}
 	if err := r.folder.Keep(r.receipt, r.steps.Sync); err != nil {
-		r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " + err.Error())
+		r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " +
+			err.Error())
 	}
 }

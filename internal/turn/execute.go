@@ -74,7 +74,8 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) error {
 		unkept = unpaused
 	}
 	switch {
-	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Ended() && r.info.Result != turnstone.ResultPassed:
+	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Ended() &&
+		r.info.Result != turnstone.ResultPassed:
 		// It had to be ended to end the step, and what it changed with it.
 		r.noteStateLost()
 		left = nil
@@ -94,8 +95,9 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) error {
 // host.Bounds.
 func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (left *state.Collected,
 	unpaused, err error) {
-	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store, Templates: r.host.Templates,
-		Parent: r.at.State, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
+	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store,
+		Templates: r.host.Templates,
+		Parent:    r.at.State, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
 		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing}
 	switch {
 	case r.paused != nil:

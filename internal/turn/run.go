@@ -77,7 +77,8 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	if err := a.Check(); err != nil {
 		return nil, err
 	}
-	spec, err := x.host.TemplatesFor(a.Anonymous()).Resolve(ctx, cmp.Or(req.Image, req.Document.Front.Image, plan.DefaultImage), obs.Preparing)
+	spec, err := x.host.TemplatesFor(a.Anonymous()).Resolve(ctx,
+		cmp.Or(req.Image, req.Document.Front.Image, plan.DefaultImage), obs.Preparing)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,8 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	if err != nil {
 		return nil, err
 	}
-	r := &run{host: x.host, plan: p, again: again, doc: req.Document, clock: provision.NewStopwatch()}
+	r := &run{host: x.host, plan: p, again: again, doc: req.Document,
+		clock: provision.NewStopwatch()}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -95,10 +97,12 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 		return nil, err
 	}
 	r.obs = maskedObserver{obs, p.Secrets.Written().Mask}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image, Result: turnstone.ResultError}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image,
+		Result: turnstone.ResultError}
 	r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID)
 	if err != nil {
-		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " + err.Error())
+		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " +
+			err.Error())
 	}
 	// Also when the caller has given up by now: a turn that was asked for has a receipt.
 	if err := r.locate(context.WithoutCancel(ctx)); err != nil {
@@ -123,7 +127,8 @@ func (r *run) locate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	req := place.Request{ID: r.info.ID, Title: title(r.doc), Session: r.plan.Session, Branch: r.plan.Branch}
+	req := place.Request{ID: r.info.ID, Title: title(r.doc), Session: r.plan.Session,
+		Branch: r.plan.Branch}
 	if r.again != nil {
 		req.Replay, req.Parents = true, r.again.Parents
 	}
@@ -168,9 +173,14 @@ func (r *run) openSteps() {
 	if r.again != nil {
 		r.inputs.Replayed = r.again.Inputs
 	}
-	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd, Commands: p.Commands,
-		Dir: r.folder.Dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID), Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
-		Image: func(program string) string { return provision.ImageWith(p.Image, program) }, Output: r.obs.StepOutput})
+	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd,
+		Commands: p.Commands,
+		Dir:      r.folder.Dir, Shown: "$TURN_HOME/turns/" +
+			string(r.info.ID), Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
+		Image: func(program string) string {
+			return provision.ImageWith(p.Image,
+				program)
+		}, Output: r.obs.StepOutput})
 }
 
 // run is one turn on its way.
@@ -221,7 +231,8 @@ func (r *run) finish(ctx context.Context) {
 	err := r.commit(ctx, r.collected)
 	r.settlePaused(ctx, err == nil && r.collected != nil)
 	if err != nil {
-		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err), "what the turn left is not kept",
+		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
+			"what the turn left is not kept",
 			err).WithHint(turnstone.HintOf(err)))
 		r.receipt = nil // it says something else now
 		r.commitWithoutState()
@@ -270,7 +281,8 @@ func (r *run) runInSandbox(ctx context.Context) error {
 	if err := r.inputs.Put(turnCtx, s, r.at.Context.Store); err != nil {
 		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
 			r.info.Result = turnstone.ResultTimedOut
-			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added", r.plan.Timeout)
+			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added",
+				r.plan.Timeout)
 			return nil
 		}
 		return sandbox.Interrupted(ctx, err, "while files were added")

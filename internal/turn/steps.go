@@ -64,7 +64,8 @@ func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sa
 }
 
 // runStep runs one step. An error means that the machine did not tell how the step ended.
-func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *document.Step, running *receipt.Step, first bool) error {
+func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *document.Step,
+	running *receipt.Step, first bool) error {
 	ctx := turnCtx
 	if step.Timeout > 0 {
 		var cancel context.CancelFunc
@@ -72,7 +73,8 @@ func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *documen
 		defer cancel()
 	}
 	release := s.Guard(ctx)
-	params := wire.ShellExecuteParams{Name: step.Name, Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
+	params := wire.ShellExecuteParams{Name: step.Name,
+		Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
 	if first {
 		params.Cwd = r.plan.Cwd
 	}

@@ -21,8 +21,8 @@ import (
 // Builder returns what builds templates' layers in sandboxes of h.
 func Builder(h *host.Host) template.LayerBuilder {
 	return templatebuild.Builder{
-		Start: func(ctx context.Context, req template.LayerRequest) (*sandbox.Sandbox, collect.Bounds,
-			error) {
+		Start: func(ctx context.Context, req template.LayerRequest) (
+			*sandbox.Sandbox, collect.Bounds, error) {
 			return start(ctx, h, req)
 		},
 		Store: func(ctx context.Context) (*store.Store, error) {
@@ -52,15 +52,17 @@ func start(ctx context.Context, h *host.Host, req template.LayerRequest) (*sandb
 		return nil, none, err
 	}
 	rules := netplan.Rules{Spec: turnstone.NetworkSpec{DNS: facts.Network.DNS}}
-	if rules.Policy, err = Policy(netplan.Host(facts.Network), req.Allow, req.Port); err != nil {
+	if rules.Policy, err = policy(netplan.Host(facts.Network), req.Allow, req.Port); err != nil {
 		return nil, none, err
 	}
-	p, err := plan.ForSandbox(plan.Sandbox{Image: req.Base.Name, Template: req.Base, Cwd: "/", Shape: req.Shape, Rules: &rules}, facts)
+	p, err := plan.ForSandbox(plan.Sandbox{Image: req.Base.Name, Template: req.Base, Cwd: "/",
+		Shape: req.Shape, Rules: &rules}, facts)
 	if err != nil {
 		return nil, none, err
 	}
 	su := provision.Setup{Plan: p, Link: netplan.NewLink(rules, nil)}
 	req.Say("starting a sandbox")
-	s, err := provision.Start(ctx, h, su, provision.Base{Context: cs}, req.Say, provision.NewStopwatch())
+	s, err := provision.Start(ctx, h, su, provision.Base{Context: cs}, req.Say,
+		provision.NewStopwatch())
 	return s, h.Bounds(p, 1), err
 }

@@ -10,9 +10,9 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Policy returns the network policy of a build, which allows its package registries at port, and
+// policy returns the network policy of a build, which allows its package registries at port, and
 // the hosts in its spec. The host's policy for turns restricts the hosts in the spec too.
-func Policy(host netplan.Host, allow []string, port net.Addr) (network.Policy, error) {
+func policy(host netplan.Host, allow []string, port net.Addr) (network.Policy, error) {
 	if host.Locked && host.Default == "off" && len(allow) > 0 {
 		return network.Policy{Only: true},
 			netplan.Locked("network: "+allow[0], errors.New("the host's policy is off"))

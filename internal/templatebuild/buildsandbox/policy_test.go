@@ -11,15 +11,15 @@ import (
 
 func TestPolicy(t *testing.T) {
 	port := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4711}
-	p, err := Policy(netplan.Host{}, []string{"example.org:443"}, port)
+	p, err := policy(netplan.Host{}, []string{"example.org:443"}, port)
 	if err != nil || !p.Only || len(p.Allow) != 1 || len(p.Own) != 1 || p.Own[0].Port != 4711 ||
 		!p.Own[0].Prefix.Contains(netip.MustParseAddr("127.0.0.1")) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if p, err := Policy(netplan.Host{}, nil, nil); err != nil || !p.Only || len(p.Allow) != 0 {
+	if p, err := policy(netplan.Host{}, nil, nil); err != nil || !p.Only || len(p.Allow) != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := Policy(netplan.Host{}, []string{"not a host"}, nil); err == nil {
+	if _, err := policy(netplan.Host{}, []string{"not a host"}, nil); err == nil {
 		t.Error("a rule that is none")
 	}
 }
@@ -45,7 +45,7 @@ func TestPolicyOfTheHost(t *testing.T) {
 		"locked off":           {host: netplan.Host{Locked: true, Default: "off"}, allow: []string{"example.org"}, err: true},
 		"locked off, no rules": {host: netplan.Host{Locked: true, Default: "off"}},
 	} {
-		p, err := Policy(c.host, c.allow, port)
+		p, err := policy(c.host, c.allow, port)
 		if (err != nil) != c.err {
 			t.Errorf("%s: %v", what, err)
 		}

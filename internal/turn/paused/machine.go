@@ -75,7 +75,8 @@ func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, err
 	}
 	if info.State.Final() {
-		return nil, turnstone.Errorf("executor.held", turnstone.KindDead, "sandbox "+string(h.Sandbox),
+		return nil, turnstone.Errorf("executor.held", turnstone.KindDead,
+			"sandbox "+string(h.Sandbox),
 			"is %s", info.State)
 	}
 	ctl, err := h.store.Control(ctx, h.Sandbox)
@@ -102,7 +103,8 @@ func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 		was := *tmpl
 		was.Digest, tmpl = info.Template, &was
 	}
-	m, client := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}, wire.NewClient(conn)
+	m := &pausedSandbox{paused: h, id: h.Sandbox, done: make(chan struct{})}
+	client := wire.NewClient(conn)
 	go func() {
 		<-client.Done()
 		m.end()

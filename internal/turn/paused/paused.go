@@ -1,5 +1,5 @@
-// Package paused keeps the machine of a session's branch between turns, paused with its processes and
-// its memory: a turn with lifetime: session resumes it, and ForkLive clones it.
+// Package paused keeps the machine of a session's branch between turns, paused with its processes
+// and its memory: a turn with lifetime: session resumes it, and ForkLive clones it.
 package paused
 
 import (
@@ -154,7 +154,8 @@ func matches(p *plan.Plan, m sandboxes.Info, rules turnstone.Digest) bool {
 	if !p.Wants.Fit(m.Shape) || !p.RunsOn(m.Substrate, m.Isolation) {
 		return false
 	}
-	return !m.Shape.Network || p.Shape.Network && p.Net.Host != "" && p.Net.Host == rules && p.Net.Asked.Same(m.Network)
+	return !m.Shape.Network || p.Shape.Network && p.Net.Host != "" && p.Net.Host == rules &&
+		p.Net.Asked.Same(m.Network)
 }
 
 // restore restores the machine that the turn below was kept with, or returns nil when there is none
@@ -165,7 +166,8 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, nil
 	}
 	rec, err := t.At.Context.Record(ctx, *t.At.Parent)
-	if err != nil || rec.VM == nil || !p.RunsOn(rec.Substrate, rec.Isolation) || !p.Wants.Fit(rec.Shape) || rec.Shape.Network && !p.Shape.Network {
+	if err != nil || rec.VM == nil || !p.RunsOn(rec.Substrate, rec.Isolation) ||
+		!p.Wants.Fit(rec.Shape) || rec.Shape.Network && !p.Shape.Network {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk lies on what it began with
@@ -174,7 +176,8 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 		}
 	}
 	info, err := resume.Into(ctx, h.host, p.Host, resume.Request{Ref: string(rec.ID)},
-		sandboxes.Spec{TTL: lifetime, Network: &p.Net.Asked, Label: label(t.Session, p.Branch)}, t.Tell)
+		sandboxes.Spec{TTL: lifetime, Network: &p.Net.Asked,
+			Label: label(t.Session, p.Branch)}, t.Tell)
 	if err != nil {
 		t.Tell("the machine of the turn below cannot be used: " + err.Error())
 		h.Base = turnstone.TreeRef{}
@@ -251,7 +254,8 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 	h.Sandbox, h.Turn = info.ID, ""
 	if !p.RunsOn(info.Substrate, info.Isolation) { // a holder knows of names only
 		h.remove(ctx)
-		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal, "the session's machine",
+		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal,
+			"the session's machine",
 			"it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation).
 			WithHint("name a --substrate")
 	}
@@ -265,7 +269,8 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 
 // Settle ends a turn's use of the machine, which stays where stays is set: the next turn of its
 // branch begins on turn. It tells why a machine does not stay.
-func (h *Machine) Settle(ctx context.Context, turn turnstone.TurnID, stays bool, tell func(string)) {
+func (h *Machine) Settle(ctx context.Context, turn turnstone.TurnID, stays bool,
+	tell func(string)) {
 	defer h.lock.Release()
 	if !stays || h.spent || h.Sandbox == "" {
 		h.remove(ctx)

@@ -1,5 +1,5 @@
-// Package state takes what a turn leaves for the next one out of its sandbox: files, environment and
-// working directory, without secrets.
+// Package state takes what a turn leaves for the next one out of its sandbox: files, environment
+// and working directory, without secrets.
 package state
 
 import (
@@ -49,7 +49,8 @@ type Collected struct {
 
 // Collect takes the state out of the sandbox s, whose steps are over, into a new batch. unpaused is
 // why Request.Pause has not paused the machine.
-func Collect(ctx context.Context, s *sandbox.Sandbox, req Request) (l *Collected, unpaused, err error) {
+func Collect(ctx context.Context, s *sandbox.Sandbox, req Request) (l *Collected, unpaused,
+	err error) {
 	changes, unpaused, err := req.freeze(ctx, s)
 	if err != nil {
 		return nil, unpaused, err
