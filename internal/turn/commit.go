@@ -13,72 +13,87 @@ import (
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
+// committed is a turn as it is kept. It does not change.
+type committed struct {
+	record, state turnstone.Digest // empty: there is none
+	layer         turnstone.LayerInfo
+	network       *turnstone.RecordNetwork
+	diverged      bool   // another turn came first: its branch is a new one
+	receipt       []byte // the same in the turn's folder, in the record and in the report
+}
+
 // commit writes the turn's record and moves its branch. l is nil when the turn left
 // no state. What it changes in r.info is in the receipt that it keeps.
-func (r *run) commit(ctx context.Context, l *state.Collected) (err error) {
+func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err error) {
 	if l == nil {
 		l = &state.Collected{}
 		if l.Batch, err = r.at.Context.Store.Begin(ctx); err != nil {
-			return err
+			return c, err
 		}
 	}
 	defer func() { _ = l.Batch.Close() }()
 	if !r.at.Replay && l.State != "" {
 		branch, diverged, unlock, err := r.at.Lock(ctx, r.host.Dir, r.plan.Branch)
 		if err != nil {
-			return err
+			return c, err
 		}
 		defer unlock()
-		r.info.Branch, r.diverged = branch, diverged
+		r.info.Branch, c.diverged = branch, diverged
 	}
 	if err := r.putMachine(ctx); err != nil {
-		return err
+		return c, err
 	}
 	r.info.FSHash, r.info.Layer, r.info.Changes = l.Tree.Hash, l.Layer.Digest, l.Layer.String()
 	if err := r.tape.Search(r.plan.Secrets); err != nil {
-		return err
+		return c, err
 	}
-	r.layer, r.info.Network = l.Layer, r.networkInfo()
-	rec, err := r.record(ctx, l)
-	if err != nil {
-		return err
+	c.layer, r.info.Network = l.Layer, r.networkInfo()
+	rec, text, err := r.record(ctx, l)
+	if c.receipt = text; err != nil {
+		return c, err
 	}
+	c.network = rec.Network
 	guests := *rec
 	guests.Image = "" // with a digest in it
 	if name := receipt.LeakIn(r.plan.Secrets.Written(), &guests); name != "" {
-		return state.Leaked("the turn's record", name)
+		return c, state.Leaked("the turn's record", name)
 	}
 	b, err := json.Marshal(rec)
 	if err != nil {
-		return err
+		return c, err
 	}
 	digest, err := l.Batch.Put(ctx, b)
 	if err != nil {
-		return err
+		return c, err
 	}
 	if err := l.Batch.Flush(ctx); err != nil {
-		return err
+		return c, err
 	}
-	r.recordDigest, r.stateDigest = digest, l.State
-	return r.at.Finish(ctx, r.info.Result, digest, l.State)
+	c.record, c.state = digest, l.State
+	return c, r.at.Finish(ctx, r.info.Result, digest, l.State)
 }
 
 // commitWithoutState keeps a turn whose state could not be kept as one that left none. When
 // not even that can be written, it is in the session without a record.
-func (r *run) commitWithoutState() {
+func (r *run) commitWithoutState() committed {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r.collected, r.layer, r.stateDigest, r.recordDigest = nil, turnstone.LayerInfo{}, "", ""
 	r.info.FSHash, r.info.Layer, r.info.Changes = "", "", ""
-	r.info.Branch, r.diverged = r.plan.Branch, false
-	if err := r.commit(ctx, nil); err != nil {
+	r.info.Branch = r.plan.Branch
+	c, err := r.commit(ctx, nil)
+	if err != nil {
 		_ = r.at.Finish(ctx, r.info.Result, "", "")
 	}
+	if c.receipt == nil {
+		c.receipt = r.steps.Receipt(&r.info)
+	}
+	return c
 }
 
-// record puts all that is kept of the turn beside its state into the batch.
-func (r *run) record(ctx context.Context, l *state.Collected) (*turnstone.TurnRecord, error) {
-	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.Session.ID,
+// record puts all that is kept of the turn beside its state into the batch. text is the receipt.
+func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.TurnRecord,
+	text []byte, err error) {
+	rec = &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.Session.ID,
 		Number: r.at.Turn.Number, Branch: r.info.Branch,
 		Parents: r.at.Turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
 		Template: r.info.Template, Substrate: r.info.Substrate,
@@ -90,36 +105,34 @@ func (r *run) record(ctx context.Context, l *state.Collected) (*turnstone.TurnRe
 		return err
 	}
 	if err := put(&rec.Document, r.doc.Clean()); err != nil {
-		return nil, err
+		return nil, text, err
 	}
-	r.receipt = r.steps.Receipt(&r.info)
-	if err := put(&rec.Receipt, r.receipt); err != nil {
-		return nil, err
+	text = r.steps.Receipt(&r.info)
+	if err := put(&rec.Receipt, text); err != nil {
+		return nil, text, err
 	}
 	rec.VM = r.snapshot.Ref()
-	var err error
 	if r.shape.Network {
 		if rec.Network, err = r.tape.Keep(ctx, l.Batch, &r.plan.Net.Asked,
 			r.obs.Preparing); err != nil {
-			return nil, err
+			return nil, text, err
 		}
 	}
-	r.network = rec.Network
 	if rec.Inputs, err = r.inputs.Keep(ctx, l.Batch, r.obs.Preparing); err != nil {
-		return nil, err
+		return nil, text, err
 	}
 	for _, step := range r.doc.Steps {
 		res := r.steps.Result(step)
 		out := turnstone.RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
 		if out.Stdout, err = r.putOutput(ctx, l, step, turnstone.Stdout); err != nil {
-			return nil, err
+			return nil, text, err
 		}
 		if out.Stderr, err = r.putOutput(ctx, l, step, turnstone.Stderr); err != nil {
-			return nil, err
+			return nil, text, err
 		}
 		rec.Steps = append(rec.Steps, out)
 	}
-	return rec, nil
+	return rec, text, nil
 }
 
 // putOutput keeps all of an output; nil when it is empty or not kept.
@@ -158,11 +171,11 @@ func (r *run) checkpoint() {
 
 // keepReceipt makes the turn's last receipt durable in its folder, with the outputs that it names.
 // That it cannot be written is said: the caller still gets the receipt.
-func (r *run) keepReceipt() {
+func (r *run) keepReceipt(text []byte) {
 	if r.folder.Dir == "" {
 		return
 	}
-	if err := r.folder.Keep(r.receipt, r.steps.Sync); err != nil {
+	if err := r.folder.Keep(text, r.steps.Sync); err != nil {
 		r.obs.Preparing("the receipt, or a long output, may not be kept in the state directory: " +
 			err.Error())
 	}

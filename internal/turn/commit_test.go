@@ -26,15 +26,21 @@ import (
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
+// An ended turn is kept as c.
+type ended struct {
+	*run
+	c committed
+}
+
 // end runs the end of a turn on session s as Run does, with these files in the place
 // of those that a machine has changed.
-func end(t *testing.T, x *Runner, files map[string]string) (*run, error) {
+func end(t *testing.T, x *Runner, files map[string]string) (*ended, error) {
 	t.Helper()
 	return endWith(t, x, files, nil)
 }
 
 // endWith is end of a turn whose machine was kept.
-func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snapshot) (*run, error) {
+func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snapshot) (*ended, error) {
 	t.Helper()
 	ctx := t.Context()
 	r := &run{host: x.host, tape: &netrecord.Tape{}, plan: &plan.Plan{Image: "base", Session: "s", Branch: plan.DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: provision.NewStopwatch()}
@@ -67,12 +73,11 @@ func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snap
 		return nil, err
 	}
 	r.openSteps()
-	if r.collected, r.snapshot = l, vm; vm != nil {
+	if r.snapshot = vm; vm != nil {
 		r.info.Snapshot = document.SnapshotVM
 	}
 	defer func() { r.snapshot.Remove() }()
-	r.finish(ctx)
-	return r, nil
+	return &ended{r, r.finish(ctx, l)}, nil
 }
 
 // whole checks that each turn of s is there as a whole or left nothing, that main
@@ -126,16 +131,16 @@ func faultAt(n int, fail func() error) func(string) error {
 
 // sameReceipt checks that r's receipt is the same in the state directory, in the turn that is
 // returned and in the turn's record, if there is one.
-func sameReceipt(t *testing.T, x *Runner, r *run) {
+func sameReceipt(t *testing.T, x *Runner, r *ended) {
 	t.Helper()
-	want := r.turn().Receipt
+	want := r.report(r.c).Receipt
 	if !strings.Contains(want, string(r.info.Result)) {
 		t.Errorf("no receipt of a turn that ended with %s: %q", r.info.Result, want)
 	}
 	if b, err := os.ReadFile(filepath.Join(r.folder.Dir, "receipt.md")); err != nil || string(b) != want {
 		t.Errorf("the file is %q (%v), and the turn has %q", b, err, want)
 	}
-	if r.recordDigest == "" {
+	if r.c.record == "" {
 		return
 	}
 	if b, err := x.host.Repo.Receipt(t.Context(), string(r.info.ID)); err != nil || string(b) != want {
@@ -161,7 +166,7 @@ func TestCommitFaults(t *testing.T) {
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
 		case err != nil || r.info.Result == turnstone.ResultPassed:
-		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" || r.diverged:
+		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" || r.c.diverged:
 			t.Errorf("write %d: %+v", n, r.info)
 		default:
 			failed++

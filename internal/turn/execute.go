@@ -2,6 +2,7 @@ package turn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -13,6 +14,77 @@ import (
 	"turnstone.dev/turnstone/internal/turn/snapshot"
 	"turnstone.dev/turnstone/internal/turn/state"
 )
+
+// execute runs the turn's steps in a sandbox, and returns what they left there; nil: nothing. left
+// can be set with an error.
+func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
+	// Until the first step is reached the receipt on disk says that this was
+	// where the executor ended, should it be killed.
+	r.info.Error = "the executor ended before the first step"
+	r.checkpoint()
+	s, err := r.open(ctx)
+	if err != nil {
+		return nil, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
+	}
+	defer func() {
+		if r.paused == nil || left == nil { // else the session's machine stands still
+			_ = s.Close()
+		}
+		r.clock.Lap("close")
+	}()
+	r.info.Template, r.info.Substrate, r.info.Isolation, r.info.Machine = s.Template.Digest, s.Substrate(), s.Isolation(), s.Fewer()
+	r.beginNetwork(ctx, s)
+	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
+	defer cancel()
+	turnCtx, diskLow, unwatch := r.host.Watch(timed, r.plan)
+	defer unwatch()
+	if err := r.inputs.Put(turnCtx, s, r.at.Context.Store); err != nil {
+		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
+			r.info.Result = turnstone.ResultTimedOut
+			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added",
+				r.plan.Timeout)
+			return nil, nil
+		}
+		return nil, sandbox.Interrupted(ctx, err, "while files were added")
+	}
+	if len(r.plan.Add) > 0 {
+		r.clock.Lap("add")
+	}
+	result, err := r.runSteps(ctx, turnCtx, diskLow, s)
+	r.clock.Lap("steps")
+	if low := diskLow(); low != nil && err != nil && s.Err() == nil && !canceled(ctx) {
+		return r.salvage(ctx, s, low)
+	}
+	if err != nil {
+		return nil, err
+	}
+	missed := s.GetAll(ctx, r.plan.Get, s.MostToGet(r.shape), r.obs.Preparing)
+	if missed != nil {
+		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
+	}
+	if len(r.plan.Get) > 0 {
+		r.clock.Lap("get")
+	}
+	r.info.Result, r.info.Error = result, ""
+	if s.Err() == nil && !canceled(ctx) {
+		if left, err = r.collectAll(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	if missed != nil && result != turnstone.ResultPassed && !canceled(ctx) {
+		// What a failed step did not make cannot be fetched: the step is the news.
+		r.setError(missed)
+		return left, nil
+	}
+	return left, missed
+}
+
+// noteStateLost says, in the receipt too, that there is no state.
+func (r *run) noteStateLost() {
+	const what = "what the turn changed is lost with its machine, which did not obey"
+	r.obs.Preparing(what)
+	r.steps.AddToTimeout(what)
+}
 
 // open makes a sandbox for the turn, on the state that it begins with.
 func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
@@ -44,28 +116,28 @@ func (r *run) skipsPaused() bool {
 		paused.StandsOn(r.host, r.at.Session.ID, r.plan.Branch, r.at.Parent.ID)
 }
 
-// settlePaused ends the turn's use of the session's machine: it stays when the turn is
-// what the next one of its branch begins on. When the turn had a sandbox of its own, the
+// settlePaused ends the turn's use of the session's machine: it stays where stays says that the turn
+// is what the next one of its branch begins on. When the turn had a sandbox of its own, the
 // machine that stands on its parent is of no use any more, and ends.
-func (r *run) settlePaused(ctx context.Context, kept bool) {
+func (r *run) settlePaused(ctx context.Context, stays bool) {
 	if r.paused != nil {
-		r.paused.Settle(ctx, r.info.ID, kept && !r.diverged, r.obs.Preparing)
+		r.paused.Settle(ctx, r.info.ID, stays, r.obs.Preparing)
 		return
 	}
-	if kept && !r.diverged && r.skipsPaused() {
+	if stays && r.skipsPaused() {
 		_ = paused.End(ctx, r.host, r.at.Session.ID, r.plan.Branch) // gc finds what this leaves
 	}
 }
 
 // collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
 // where that was asked for, and its files, also where the machine cannot be kept.
-func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) error {
+func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collected, error) {
 	var unkept error
 	if r.plan.Snapshot == document.SnapshotVM {
 		if r.snapshot, unkept = snapshot.Take(ctx, r.host.Dir, r.at.Context, s); unkept == nil {
 			r.info.Snapshot = document.SnapshotVM
 		} else if canceled(ctx) {
-			return sandbox.Interrupted(ctx, unkept, "while its machine was kept")
+			return nil, sandbox.Interrupted(ctx, unkept, "while its machine was kept")
 		}
 		r.clock.Lap("snapshot")
 	}
@@ -80,14 +152,14 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) error {
 		r.noteStateLost()
 		left = nil
 	case err != nil && unkept != nil:
-		return fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
+		return nil, fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
 	case err != nil:
-		return sandbox.Interrupted(ctx, err, "while what the turn changed was taken")
+		return nil, sandbox.Interrupted(ctx, err, "while what the turn changed was taken")
 	}
-	if r.collected = left; unkept != nil {
+	if unkept != nil {
 		r.dropSnapshot(unkept)
 	}
-	return nil
+	return left, nil
 }
 
 // collect takes the state out of the sandbox s, whose steps are over, into a new batch. The machine
@@ -114,15 +186,15 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 
 // salvage keeps what the steps did until the host's disk was nearly full, if there is room
 // for it, and returns why the turn ended.
-func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) error {
+func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) (*state.Collected,
+	error) {
 	left, _, err := r.collect(ctx, s, 2) // the rest is for others
 	r.clock.Lap("collect")
 	if err != nil {
-		return turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
+		return nil, turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
 			"%w; what the turn changed is not kept: %w", low, err).WithHint(turnstone.HintOf(low))
 	}
-	r.collected = left
-	return low
+	return left, low
 }
 
 // dropSnapshot says that the turn's machine is not kept, and why. The turn's files are.

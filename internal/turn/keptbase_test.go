@@ -60,7 +60,7 @@ func TestBaseLives(t *testing.T) {
 	wrote, base := 0, []byte(random(3<<20, 7))
 	keep := func(memory, name string) *turnstone.TurnRecord {
 		t.Helper()
-		r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": memory}, of(t, p.x, kept(t, memory, base, &wrote))))
+		r := ok[*ended](t)(endWith(t, p.x, map[string]string{"/file": memory}, of(t, p.x, kept(t, memory, base, &wrote))))
 		ok[turnstone.Session](t)(p.x.host.Repo.Rename(ctx, "s", name))
 		return ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 			r.info.ID))))
@@ -150,7 +150,7 @@ func TestMachineImage(t *testing.T) {
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
-	r := ok[*run](t)(endWith(t, p.x, map[string]string{"/file": "x"}, of(t, p.x, parts)))
+	r := ok[*ended](t)(endWith(t, p.x, map[string]string{"/file": "x"}, of(t, p.x, parts)))
 	rec := ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 		r.info.ID))))
 	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same

@@ -15,7 +15,7 @@ func TestTurnKeepsKind(t *testing.T) {
 		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: provision.NewStopwatch(), folder: &repo.TurnFolder{}}
 		r.openSteps()
 		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
-		if turn := r.turn(); turn.Kind != kind || turn.Result != turnstone.ResultError {
+		if turn := r.report(committed{}); turn.Kind != kind || turn.Result != turnstone.ResultError {
 			t.Errorf("%s: %+v", kind, turn)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/turn/inputs"
 	"turnstone.dev/turnstone/internal/turn/netrecord"
 	"turnstone.dev/turnstone/internal/turn/paused"
@@ -55,8 +53,7 @@ func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 		return nil, err
 	}
 	defer r.close()
-	r.execute(ctx)
-	return r.turn(), nil
+	return r.run(ctx), nil
 }
 
 // begin returns the turn that req asks for with its place in its session, before anything is
@@ -185,63 +182,54 @@ func (r *run) openSteps() {
 
 // run is one turn on its way.
 type run struct {
-	host    *host.Host
-	plan    *plan.Plan
-	again   *Repeat         // the turn that this one repeats; nil: none
-	setup   provision.Setup // of its sandbox
-	doc     *document.Document
-	obs     Observer
-	clock   *provision.Stopwatch
-	folder  *repo.TurnFolder // where the turn's files are kept
-	told    bool             // that the receipt cannot be written
-	info    document.TurnInfo
-	hint    string
-	kind    turnstone.Kind // of what ended it early
-	steps   *receipt.Steps
-	receipt []byte // the last one, as it is kept; nil before
+	host   *host.Host
+	plan   *plan.Plan
+	again  *Repeat // the turn that this one repeats; nil: none
+	doc    *document.Document
+	obs    Observer
+	clock  *provision.Stopwatch
+	folder *repo.TurnFolder // where the turn's files are kept
+	at     *place.Place
+	setup  provision.Setup // of its sandbox
+	tape   *netrecord.Tape // of the network
+	steps  *receipt.Steps
+	inputs *inputs.Inputs // files that are added
 
-	tape                      *netrecord.Tape          // of the network
-	network                   *turnstone.RecordNetwork // what is kept
-	at                        *place.Place
-	collected                 *state.Collected   // what is to be kept; nil when there is no state
-	shape                     turnstone.Shape    // of the machine, once there is one
-	paused                    *paused.Machine    // the session's machine; nil: the turn has one of its own
-	snapshot                  *snapshot.Snapshot // the machine as it was at the end; nil: it was not asked for
-	inputs                    *inputs.Inputs     // files that are added
-	diverged                  bool               // another turn came first: its branch is a new one
-	layer                     turnstone.LayerInfo
-	recordDigest, stateDigest turnstone.Digest
+	info document.TurnInfo
+	hint string
+	kind turnstone.Kind // of what ended it early
+	told bool           // that the receipt cannot be written
+
+	shape    turnstone.Shape    // of the machine, once there is one
+	paused   *paused.Machine    // the session's machine; nil: the turn has one of its own
+	snapshot *snapshot.Snapshot // the machine as it was at the end; nil: it was not asked for
 }
 
-// execute is the turn from end to end. What ends it early is in r.info afterwards.
-func (r *run) execute(ctx context.Context) {
-	err := r.runInSandbox(ctx)
+// run is the turn from end to end, with its report. What ends it early is in r.info afterwards.
+func (r *run) run(ctx context.Context) *turnstone.TurnReport {
+	left, err := r.execute(ctx)
 	r.info.Duration = time.Since(r.info.Started)
 	if err != nil {
 		r.fail(err)
 	}
-	r.finish(ctx)
+	return r.report(r.finish(ctx, left))
 }
 
-// finish keeps the turn, and what it left.
-func (r *run) finish(ctx context.Context) {
+// finish keeps the turn, and what it left; nil: it left no state.
+func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	// What it did is kept also when the caller has given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepLimitTime)
 	defer cancel()
-	err := r.commit(ctx, r.collected)
-	r.settlePaused(ctx, err == nil && r.collected != nil)
+	c, err := r.commit(ctx, left)
+	r.settlePaused(ctx, err == nil && left != nil && !c.diverged)
 	if err != nil {
 		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
-			"what the turn left is not kept",
-			err).WithHint(turnstone.HintOf(err)))
-		r.receipt = nil // it says something else now
-		r.commitWithoutState()
+			"what the turn left is not kept", err).WithHint(turnstone.HintOf(err)))
+		c = r.commitWithoutState()
 	}
-	if r.receipt == nil {
-		r.receipt = r.steps.Receipt(&r.info)
-	}
-	r.keepReceipt()
+	r.keepReceipt(c.receipt)
 	r.clock.Lap("keep")
+	return c
 }
 
 // keepLimitTime bounds how long a turn's record may take to be written.
@@ -257,83 +245,15 @@ func (r *run) setError(err error) {
 	r.info.Error, r.hint, r.kind = r.steps.Line(err.Error()), r.steps.Line(turnstone.HintOf(err)), turnstone.KindOf(err)
 }
 
-func (r *run) runInSandbox(ctx context.Context) error {
-	// Until the first step is reached the receipt on disk says that this was
-	// where the executor ended, should it be killed.
-	r.info.Error = "the executor ended before the first step"
-	r.checkpoint()
-	s, err := r.open(ctx)
-	if err != nil {
-		return sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
-	}
-	defer func() {
-		if r.paused == nil || r.collected == nil { // else the session's machine stands still
-			_ = s.Close()
-		}
-		r.clock.Lap("close")
-	}()
-	r.info.Template, r.info.Substrate, r.info.Isolation, r.info.Machine = s.Template.Digest, s.Substrate(), s.Isolation(), s.Fewer()
-	r.beginNetwork(ctx, s)
-	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
-	defer cancel()
-	turnCtx, diskLow, unwatch := r.host.Watch(timed, r.plan)
-	defer unwatch()
-	if err := r.inputs.Put(turnCtx, s, r.at.Context.Store); err != nil {
-		if ctx.Err() == nil && errors.Is(turnCtx.Err(), context.DeadlineExceeded) {
-			r.info.Result = turnstone.ResultTimedOut
-			r.info.Error = fmt.Sprintf("the turn's %s were up while files were added",
-				r.plan.Timeout)
-			return nil
-		}
-		return sandbox.Interrupted(ctx, err, "while files were added")
-	}
-	if len(r.plan.Add) > 0 {
-		r.clock.Lap("add")
-	}
-	result, err := r.runSteps(ctx, turnCtx, diskLow, s)
-	r.clock.Lap("steps")
-	if low := diskLow(); low != nil && err != nil && s.Err() == nil && !canceled(ctx) {
-		return r.salvage(ctx, s, low)
-	}
-	if err != nil {
-		return err
-	}
-	missed := s.GetAll(ctx, r.plan.Get, s.MostToGet(r.shape), r.obs.Preparing)
-	if missed != nil {
-		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
-	}
-	if len(r.plan.Get) > 0 {
-		r.clock.Lap("get")
-	}
-	r.info.Result, r.info.Error = result, ""
-	if s.Err() == nil && !canceled(ctx) {
-		if err := r.collectAll(ctx, s); err != nil {
-			return err
-		}
-	}
-	if missed != nil && result != turnstone.ResultPassed && !canceled(ctx) {
-		// What a failed step did not make cannot be fetched: the step is the news.
-		r.setError(missed)
-		return nil
-	}
-	return missed
-}
-
-// noteStateLost says, in the receipt too, that there is no state.
-func (r *run) noteStateLost() {
-	const what = "what the turn changed is lost with its machine, which did not obey"
-	r.obs.Preparing(what)
-	r.steps.AddToTimeout(what)
-}
-
-func (r *run) turn() *turnstone.TurnReport {
+// report is what the caller gets of the turn.
+func (r *run) report(c committed) *turnstone.TurnReport {
 	return &turnstone.TurnReport{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error,
 		Hint: r.hint, Kind: r.kind,
 		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
 		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
-		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: r.diverged, Parents: r.info.Parents,
-		Start: r.info.Start, FSHash: r.info.FSHash, State: r.stateDigest, Record: r.recordDigest, Layer: &r.layer,
-		Network: r.network, Phases: r.clock.Phases, Receipt: string(r.receipt), Steps: r.steps.Reports()}
+		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: c.diverged, Parents: r.info.Parents,
+		Start: r.info.Start, FSHash: r.info.FSHash, State: c.state, Record: c.record, Layer: &c.layer,
+		Network: c.network, Phases: r.clock.Phases, Receipt: string(c.receipt), Steps: r.steps.Reports()}
 }
 
 // A maskedObserver tells what is told of a turn without its secrets. What steps
