@@ -24,9 +24,11 @@ func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 		path, err := findTurn(ctx)
 		if err != nil {
 			return holder, turnstone.NewError(opHolder, turnstone.KindUnavailable, "turn", err).
-				WithHint("install turn " + turnstone.Version + ", or set Options.Holder: a process of its own keeps the sandbox")
+				WithHint("install turn " + turnstone.Version +
+					", or set Options.Holder: a process of its own keeps the sandbox")
 		}
-		holder = sandboxes.Holder{Path: path, Args: []string{"turn", "sandbox", "hold"}, Env: holder.Env}
+		holder = sandboxes.Holder{Path: path, Args: []string{"turn", "sandbox", "hold"},
+			Env: holder.Env}
 	}
 	holder.Env = slices.Concat(h.options.Environ(), holder.Env)
 	return holder, nil
@@ -37,7 +39,8 @@ func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 func findTurn(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("turn")
 	if self, selfErr := os.Executable(); selfErr == nil {
-		if beside, besideErr := exec.LookPath(filepath.Join(filepath.Dir(self), "turn")); besideErr == nil && beside != self {
+		beside, besideErr := exec.LookPath(filepath.Join(filepath.Dir(self), "turn"))
+		if besideErr == nil && beside != self {
 			path, err = beside, nil
 		}
 	}
@@ -55,7 +58,8 @@ func findTurn(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s version: %w", path, err)
 	}
 	if is.Version != turnstone.Version {
-		return "", fmt.Errorf("%s is version %q, and version %s is needed", path, is.Version, turnstone.Version)
+		return "", fmt.Errorf("%s is version %q, and version %s is needed", path, is.Version,
+			turnstone.Version)
 	}
 	return path, nil
 }
@@ -66,9 +70,12 @@ func (o Options) Environ() []string {
 	var env []string
 	for _, v := range []struct{ name, value string }{
 		{"TURN_STORE", o.Store},
-		{"TURN_RUNSC", o.Runsc}, {"TURN_QEMU", o.QEMU}, {"TURN_FIRECRACKER", o.Firecracker}, {"TURN_JAILER", o.Jailer},
-		{"TURN_AGENT", o.AgentFile}, {"TURN_KERNEL", o.Kernel}, {"TURN_KERNEL_MODULES", o.KernelModules},
-		{"TURN_DEBIAN_MIRROR", o.DebianMirror}, {"TURN_DEBIAN_SECURITY_MIRROR", o.DebianSecurityMirror},
+		{"TURN_RUNSC", o.Runsc}, {"TURN_QEMU", o.QEMU},
+		{"TURN_FIRECRACKER", o.Firecracker}, {"TURN_JAILER", o.Jailer},
+		{"TURN_AGENT", o.AgentFile},
+		{"TURN_KERNEL", o.Kernel}, {"TURN_KERNEL_MODULES", o.KernelModules},
+		{"TURN_DEBIAN_MIRROR", o.DebianMirror},
+		{"TURN_DEBIAN_SECURITY_MIRROR", o.DebianSecurityMirror},
 		{"PIP_INDEX_URL", o.PipIndex}, {"npm_config_registry", o.NpmRegistry},
 	} {
 		if v.value != "" {

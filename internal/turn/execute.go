@@ -62,10 +62,9 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	if missed != nil {
 		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
 	}
-	if len(r.plan.Get) > 0 {
+	if r.info.Result, r.info.Error = result, ""; len(r.plan.Get) > 0 {
 		r.clock.Lap("get")
 	}
-	r.info.Result, r.info.Error = result, ""
 	if s.Err() == nil && !canceled(ctx) {
 		if left, err = r.collectAll(ctx, s); err != nil {
 			return nil, err

@@ -46,14 +46,16 @@ func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *tur
 	}
 	t, err := templates.Ensure(ctx, rec.Image, progress)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
-		err = turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+		err = turnstone.Errorf("executor.resume", turnstone.KindNotFound,
+			fmt.Sprintf("turn %d", rec.Number),
 			"its machine ran on a template that is not here: %w", err).
 			WithHint("turn session import --build all builds it by the spec in the file, and turn session export --full carries its image along")
 	}
 	if err != nil || fits(t) {
 		return t, err
 	}
-	e := turnstone.Errorf("executor.resume", turnstone.KindUnavailable, fmt.Sprintf("turn %d", rec.Number),
+	e := turnstone.Errorf("executor.resume", turnstone.KindUnavailable,
+		fmt.Sprintf("turn %d", rec.Number),
 		"template %s is not the one that its machine was made of (%s, now %s)", rec.Image, rec.Template.Short(), t.Digest.Short()).
 		WithHint("begin a turn on its files")
 	if want != nil {
@@ -108,7 +110,8 @@ func extracted(ctx context.Context, dir *statedir.Dir, root turnstone.Digest) (s
 		err = errors.New("it is another one")
 	}
 	if err != nil {
-		return "", turnstone.Errorf("executor.resume", turnstone.KindNotFound, "image "+root.Short(),
+		return "", turnstone.Errorf("executor.resume", turnstone.KindNotFound,
+			"image "+root.Short(),
 			"is not here: %w", err).
 			WithHint("build the template that it is of, or import the session as turn session export --full writes it")
 	}
@@ -120,7 +123,8 @@ func extracted(ctx context.Context, dir *statedir.Dir, root turnstone.Digest) (s
 // extract makes the image c a file, unless a template has it or that was done before. One
 // that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
 // have come with an imported session.
-func extract(ctx context.Context, r *repo.Repo, templates *template.Store, c turnstone.Content) error {
+func extract(ctx context.Context, r *repo.Repo, templates *template.Store,
+	c turnstone.Content) error {
 	if _, err := templates.Image(ctx, c.Digest); err == nil {
 		return nil
 	}
@@ -132,7 +136,8 @@ func extract(ctx context.Context, r *repo.Repo, templates *template.Store, c tur
 		return err
 	}
 	if has, err := cs.Store.Has(ctx, c.Digest); err != nil || !has {
-		return errors.Join(err, turnstone.Errorf("executor.resume", turnstone.KindNotFound, "image "+c.Digest.Short(),
+		return errors.Join(err, turnstone.Errorf("executor.resume", turnstone.KindNotFound,
+			"image "+c.Digest.Short(),
 			"is not here"))
 	}
 	dir, err := r.Dir.MkdirAll("cache", "roots")

@@ -120,7 +120,8 @@ func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 			if in.scan != nil && in.scan.Found() != "" {
 				why = ", for it holds the secret " + in.scan.Found()
 			}
-			tell("a copy of what was put to " + in.dest + " is not kept" + why + ": the turn cannot be replayed")
+			tell("a copy of what was put to " + in.dest + " is not kept" + why +
+				": the turn cannot be replayed")
 			kept = append(kept, turnstone.RecordInput{Dest: in.dest})
 			continue
 		}

@@ -157,12 +157,14 @@ func (req *Request) recorded(ctx context.Context) (*turnstone.TurnRecord, error)
 		}
 		rec, err := cs.Record(ctx, t)
 		if err == nil && (rec.Network == nil || rec.Network.Index == nil) {
-			return nil, none("run it with network: record", "turn %d (%s) has no recording", rec.Number, rec.ID)
+			return nil, none("run it with network: record", "turn %d (%s) has no recording",
+				rec.Number, rec.ID)
 		}
 		return rec, err
 	}
 	if req.At.Parent == nil {
-		return nil, none("run a turn with network: record first, in the same session, or name the turn with replay:", "there is no turn below that could have been recorded")
+		return nil, none("run a turn with network: record first, in the same session, "+
+			"or name the turn with replay:", "there is no turn below that could have been recorded")
 	}
 	return nearestRecording(ctx, cs, *req.At.Parent, none)
 }
@@ -174,7 +176,9 @@ func (req *Request) replayable(t turnstone.Turn) error {
 	if req.Plan.Net.Mode.Named || req.Plan.Granted("network") || own {
 		return nil
 	}
-	return plan.NotGranted(req.Name, "network: replay: "+req.Plan.Net.Mode.ReplayOf+", of another session", "--network replay="+req.Plan.Net.Mode.ReplayOf, "network")
+	ref := req.Plan.Net.Mode.ReplayOf
+	return plan.NotGranted(req.Name, "network: replay: "+ref+", of another session",
+		"--network replay="+ref, "network")
 }
 
 // nearestRecording goes from parent to parent, beginning with t.
@@ -189,7 +193,8 @@ func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Tu
 			return rec, nil
 		}
 		if len(t.Parents) == 0 {
-			return nil, none("run one with network: record, or name another turn with replay:", "no turn below has a recording")
+			return nil, none("run one with network: record, or name another turn with replay:",
+				"no turn below has a recording")
 		}
 		if t, err = cs.DB.Turn(ctx, t.Parents[0]); err != nil {
 			return nil, err
@@ -298,7 +303,8 @@ func Spec(n *turnstone.RecordNetwork) turnstone.NetworkSpec {
 // Rules are those of a turn that repeats rec's. What was recorded is replayed.
 func Rules(n *turnstone.RecordNetwork, rec *turnstone.TurnRecord) *document.NetworkRules {
 	s := Spec(n)
-	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open, NoHostCA: s.NoHostCA}
+	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open,
+		NoHostCA: s.NoHostCA}
 	switch {
 	case n == nil:
 	case n.Index != nil:

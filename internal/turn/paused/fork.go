@@ -44,17 +44,19 @@ func ForkLive(ctx context.Context, h *host.Host, ref, name string) (turnstone.Br
 	if from.store.Holder, err = h.Holder(ctx); err != nil {
 		return turnstone.Branch{}, err
 	}
-	clones, err := from.store.Fork(ctx, from.Sandbox, sandboxes.Fork{Count: 1, TTL: lifetime, Label: label(s, name)}, nil)
+	clones, err := from.store.Fork(ctx, from.Sandbox,
+		sandboxes.Fork{Count: 1, TTL: lifetime, Label: label(s, name)}, nil)
 	if err != nil {
 		return turnstone.Branch{}, err
 	}
-	to := &Machine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: h.StillRules(rules), host: h, store: from.store,
-		path: pathOf(h.Dir, t.Session, name)}
+	to := &Machine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: h.StillRules(rules),
+		host: h, store: from.store, path: pathOf(h.Dir, t.Session, name)}
 	return to.adopt(ctx, cs, t, name)
 }
 
 // branchFree is an error when name is no name, or one that a branch has.
-func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionID, name string) error {
+func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionID,
+	name string) error {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.fork", turnstone.KindInvalid, "branch", format, args...).
 			WithHint(hint)
@@ -108,7 +110,8 @@ func End(ctx context.Context, h *host.Host, s turnstone.SessionID, branch string
 	if branch == "" {
 		all, err := os.ReadDir(h.Dir.Path("machines"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return turnstone.NewError("executor.remove", turnstone.KindUnavailable, h.Dir.Path("machines"),
+			return turnstone.NewError("executor.remove", turnstone.KindUnavailable,
+				h.Dir.Path("machines"),
 				err)
 		}
 		paths = nil
@@ -146,15 +149,18 @@ func endAt(ctx context.Context, h *host.Host, path string) error {
 // pathOf is where the machine of a session's branch is written down. No name has a
 // "+", so that no two branches have one file.
 func pathOf(h *statedir.Dir, s turnstone.SessionID, branch string) string {
-	return filepath.Join(h.Path("machines"), string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
+	return filepath.Join(h.Path("machines"),
+		string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
 // at returns the paused machine that has the state of turn t. Its lock is held.
 func at(ctx context.Context, h *host.Host, t turnstone.Turn) (*Machine, error) {
-	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound, fmt.Sprintf("turn %d", t.Number),
+	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound,
+		fmt.Sprintf("turn %d", t.Number),
 		"no machine stands on it").
 		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")
-	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir), path: pathOf(h.Dir, t.Session, t.Branch)}
+	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir),
+		path: pathOf(h.Dir, t.Session, t.Branch)}
 	if _, err := os.Stat(m.path); err != nil {
 		return nil, none
 	}

@@ -87,12 +87,14 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	front.CPUs, front.Memory, front.Disk, front.Network = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk, &rec.Shape.Network
 	req := &plan.Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
 	if s := netrecord.Spec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
-		return nil, fail(turnstone.KindInvalid, "with network: record a turn can be replayed without them",
+		return nil, fail(turnstone.KindInvalid,
+			"with network: record a turn can be replayed without them",
 			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
 	}
 	for _, in := range rec.Inputs {
 		if in.Tar.Digest == "" {
-			return nil, fail(turnstone.KindInvalid, "", "what was put to %s was not kept: it was too large, or held a secret", in.Dest)
+			return nil, fail(turnstone.KindInvalid, "",
+				"what was put to %s was not kept: it was too large, or held a secret", in.Dest)
 		}
 	}
 	var given []string
@@ -101,7 +103,8 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	}
 	for _, name := range rec.Secrets {
 		if !slices.Contains(given, name) {
-			return nil, fail(turnstone.KindInvalid, "give it again with --secret "+name, "it was given the secret %s, which was not kept", name)
+			return nil, fail(turnstone.KindInvalid, "give it again with --secret "+name,
+				"it was given the secret %s, which was not kept", name)
 		}
 	}
 	return req, nil
@@ -180,9 +183,11 @@ func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *tu
 
 // sameButTime compares two entries as the FS hash does, without what is below them.
 func sameButTime(a, b *tree.Entry) bool {
-	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID && a.Content.Digest == b.Content.Digest &&
+	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID &&
+		a.Content.Digest == b.Content.Digest &&
 		a.Target == b.Target && a.Major == b.Major && a.Minor == b.Minor &&
-		slices.EqualFunc(a.Xattrs, b.Xattrs, func(x, y tree.Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
+		slices.EqualFunc(a.Xattrs, b.Xattrs,
+			func(x, y tree.Xattr) bool { return x.Name == y.Name && bytes.Equal(x.Value, y.Value) })
 }
 
 func differences(a, b turnstone.RecordStep) []string {
@@ -196,7 +201,8 @@ func differences(a, b turnstone.RecordStep) []string {
 		}
 		return fmt.Sprint(*c)
 	}; code(a.ExitCode) != code(b.ExitCode) {
-		what = append(what, fmt.Sprintf("exit code %s before, %s now", code(a.ExitCode), code(b.ExitCode)))
+		what = append(what, fmt.Sprintf("exit code %s before, %s now", code(a.ExitCode),
+			code(b.ExitCode)))
 	}
 	digest := func(c *turnstone.Content) turnstone.Digest {
 		if c == nil {

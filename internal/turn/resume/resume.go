@@ -44,7 +44,8 @@ func Resume(ctx context.Context, h *host.Host, req Request, progress func(string
 	if err != nil {
 		return sandboxes.Info{}, err
 	}
-	return Into(ctx, h, facts, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL}, provision.Quietly(progress))
+	return Into(ctx, h, facts, req, sandboxes.Spec{Name: req.Name, TTL: req.TTL},
+		provision.Quietly(progress))
 }
 
 // resumedNetwork is what a resumed machine asks of its network. The record and the document
@@ -60,7 +61,9 @@ func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
 	if r := doc.Front.NetworkRules; r != nil {
 		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
 	}
-	a := &plan.Authority{Host: facts, Request: plan.Request{Document: doc, Grant: req.Grant, Network: req.Network, NetworkRules: req.NetworkRules}}
+	a := &plan.Authority{Host: facts,
+		Request: plan.Request{Document: doc, Grant: req.Grant, Network: req.Network,
+			NetworkRules: req.NetworkRules}}
 	if err := a.Check("network"); err != nil {
 		return nil, err
 	}
@@ -84,7 +87,8 @@ func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
 
 // within tells whether a document's rules have all of allow.
 func within(allow []string, rules *document.NetworkRules) bool {
-	return !slices.ContainsFunc(allow, func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
+	return !slices.ContainsFunc(allow,
+		func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
 }
 
 // Into is Resume into a sandbox that spec names, with the network that spec has, if any.
@@ -104,7 +108,8 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 		return none, err
 	}
 	if rec.VM == nil {
-		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound, fmt.Sprintf("turn %d", rec.Number),
+		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound,
+			fmt.Sprintf("turn %d", rec.Number),
 			"its machine was not kept").
 			WithHint("run it with snapshot: vm, or begin a turn on its files")
 	}
@@ -121,17 +126,9 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 			return none, err
 		}
 	}
-	var below lowerdir.History = func(func(lowerdir.Item, error) bool) {}
-	layers := layersBelow(ctx, h, rec) // its disk lies on what it began with
-	if layers != nil {
-		below = cs.History(ctx, nil, layers)
-	}
-	if p := t.Parent(); p != "" {
-		parent, err := cs.DB.Turn(ctx, p)
-		if err != nil {
-			return none, err
-		}
-		below = cs.History(ctx, &parent, layers)
+	below, err := history(ctx, h, cs, t, rec)
+	if err != nil {
+		return none, err
 	}
 	paths, release, err := cs.Images.Remake(ctx, rec.VM.Layers, below)
 	if err != nil {
@@ -143,7 +140,8 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 		return none, err
 	}
 	defer remove()
-	spec.Image, spec.Shape, spec.Substrate, spec.From = rec.Image, rec.Shape, cmp.Or(rec.Substrate, "auto"), dir
+	spec.Image, spec.Shape, spec.From = rec.Image, rec.Shape, dir
+	spec.Substrate = cmp.Or(rec.Substrate, "auto")
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
 	}
@@ -152,6 +150,21 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 		return none, err
 	}
 	return store.Create(ctx, spec, progress)
+}
+
+// history yields what the machine of turn t, whose record is rec, lies on: what the turn began
+// with.
+func history(ctx context.Context, h *host.Host, cs *repo.ContextStore, t turnstone.Turn,
+	rec *turnstone.TurnRecord) (lowerdir.History, error) {
+	layers := layersBelow(ctx, h, rec)
+	if p := t.Parent(); p != "" {
+		parent, err := cs.DB.Turn(ctx, p)
+		return cs.History(ctx, &parent, layers), err
+	}
+	if layers != nil {
+		return cs.History(ctx, nil, layers), nil
+	}
+	return func(func(lowerdir.Item, error) bool) {}, nil
 }
 
 // layersBelow are the template's layers, below the first turn of rec's session.
@@ -173,13 +186,15 @@ func unpack(ctx context.Context, h *host.Host, facts plan.Host, cs *repo.Context
 	rec *turnstone.TurnRecord, layers []string, progress func(string)) (dir string, remove func(),
 	err error) {
 	if err := rec.Shape.Validate(); err != nil { // the record may be imported
-		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity, fmt.Sprintf("turn %d", rec.Number),
+		return "", nil, turnstone.NewError("executor.resume", turnstone.KindIntegrity,
+			fmt.Sprintf("turn %d", rec.Number),
 			err).WithHint("begin a turn on its files")
 	}
 	ctx, stop := h.Space.Watch(ctx, facts.Limits.FreeSpace)
 	defer stop()
 	anonymous := facts.StrangersImage(rec.Image, h.Templates)
-	p, err := plan.ForSandbox(plan.Sandbox{Image: rec.Image, Anonymous: anonymous, Shape: rec.Shape, Fixed: true,
+	p, err := plan.ForSandbox(plan.Sandbox{Image: rec.Image, Anonymous: anonymous, Shape: rec.Shape,
+		Fixed:     true,
 		Substrate: rec.Substrate, Kept: true, Rules: &netplan.Rules{}}, facts)
 	if err != nil {
 		return "", nil, err
