@@ -41,6 +41,9 @@ func holdMain(home string, id turnstone.SandboxID, fault string) error {
 	h := &statedir.Dir{Root: home}
 	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := testEngine(h)
+		if fault == "" {
+			return x.OpenMachine(ctx, id, spec, progress)
+		}
 		x.Launcher.Wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
 		s, err := x.Create(ctx, CreateRequest{Image: spec.Image, Shape: spec.Shape, Network: spec.Network, Substrate: spec.Substrate, On: spec.On, Live: spec.Live}, progress)
 		if err != nil {

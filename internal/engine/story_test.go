@@ -1,0 +1,61 @@
+package engine
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// TestMachinesOfASession: a session's machine is resumed by its next turn and cloned by ForkLive;
+// a machine that a turn was kept with is started by Resume; a replay repeats a turn without them.
+func TestMachinesOfASession(t *testing.T) {
+	x := testEngine(turntest.Home(t))
+	label := "story-" + strings.ToLower(string(turnstone.NewTurnID()))
+	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
+	run := func(req plan.Request, script, shows string) *turnstone.TurnReport {
+		t.Helper()
+		req.Document, req.Session = parse(t, step("", script)), label
+		turn := ok[*turnstone.TurnReport](t)(x.Run(t.Context(), req, &observer{}))
+		if turn.Result != turnstone.ResultPassed || turn.Steps[0].Stdout != shows {
+			t.Fatalf("%s: %s (%s)\n%s", turn.Result, turn.Error, turn.Hint, turn.Receipt)
+		}
+		return turn
+	}
+	stays := plan.Request{Lifetime: turnstone.LifetimeSession}
+	const put = "echo memory >/dev/shm/f; echo disk >f; export V=1"
+	const read, all = "cat /dev/shm/f f; echo $V", "memory\ndisk\n1\n"
+	first := run(stays, put, "")
+	if second := run(stays, read, all); second.Start != "the paused machine of turn 1" {
+		t.Errorf("the second turn begins on %s", second.Start)
+	}
+	ok[turnstone.Branch](t)(x.ForkLive(t.Context(), label, "other"))
+	stays.Branch = "other"
+	if third := run(stays, read, all); third.Start != "the paused machine of turn 2" {
+		t.Errorf("the turn of the clone begins on %s", third.Start)
+	}
+	own := run(plan.Request{}, "cat f; ls /dev/shm", "disk\n")
+	if own.Start != "turn 2" {
+		t.Errorf("the turn with a machine of its own begins on %s", own.Start)
+	}
+	kept := run(plan.Request{Snapshot: document.SnapshotVM}, put, "")
+	info := ok[sandboxes.Info](t)(x.Resume(t.Context(), ResumeRequest{Ref: string(kept.ID),
+		TTL: time.Hour}, nil))
+	if err := sandboxes.NewStore(x.Dir).Remove(t.Context(), info.ID); err != nil {
+		t.Error(err)
+	}
+	stays.Branch = ""
+	if next := run(stays, read, all); !strings.HasPrefix(next.Start, "the kept machine of turn ") {
+		t.Errorf("the turn after the kept one begins on %s", next.Start)
+	}
+	rep := ok[*turnstone.ReplayReport](t)(x.Replay(t.Context(), string(first.ID), ReplayOptions{},
+		&observer{}))
+	if !rep.Same {
+		t.Errorf("the replay differs: %+v", rep)
+	}
+}
