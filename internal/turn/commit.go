@@ -97,8 +97,10 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 		Number: r.at.Turn.Number, Branch: r.info.Branch,
 		Parents: r.at.Turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
 		Template: r.info.Template, Substrate: r.info.Substrate,
-		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started, Millis: r.info.Duration.Milliseconds(),
-		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given, Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
+		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started,
+		Millis: r.info.Duration.Milliseconds(),
+		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given,
+		Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
 		State: l.State, Layer: l.Layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
 	put := func(to *turnstone.Content, b []byte) (err error) {
 		*to, err = l.Batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))

@@ -32,7 +32,8 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 		}
 		r.clock.Lap("close")
 	}()
-	r.info.Template, r.info.Substrate, r.info.Isolation, r.info.Machine = s.Template.Digest, s.Substrate(), s.Isolation(), s.Fewer()
+	r.info.Template, r.info.Machine = s.Template.Digest, s.Fewer()
+	r.info.Substrate, r.info.Isolation = s.Substrate(), s.Isolation()
 	r.beginNetwork(ctx, s)
 	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
 	defer cancel()
@@ -58,10 +59,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	if err != nil {
 		return nil, err
 	}
-	missed := s.GetAll(ctx, r.plan.Get, s.MostToGet(r.shape), r.obs.Preparing)
-	if missed != nil {
-		missed = sandbox.Interrupted(ctx, missed, "while files were fetched")
-	}
+	missed := r.getAll(ctx, s)
 	if r.info.Result, r.info.Error = result, ""; len(r.plan.Get) > 0 {
 		r.clock.Lap("get")
 	}
@@ -85,6 +83,15 @@ func (r *run) noteStateLost() {
 	r.steps.AddToTimeout(what)
 }
 
+// getAll copies what the plan gets out of the sandbox.
+func (r *run) getAll(ctx context.Context, s *sandbox.Sandbox) error {
+	err := s.GetAll(ctx, r.plan.Get, s.MostToGet(r.shape), r.obs.Preparing)
+	if err != nil {
+		err = sandbox.Interrupted(ctx, err, "while files were fetched")
+	}
+	return err
+}
+
 // open makes a sandbox for the turn, on the state that it begins with.
 func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 	su := r.setup
@@ -95,7 +102,8 @@ func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 	}
 	if r.plan.Lifetime != turnstone.LifetimeSession {
 		if r.skipsPaused() {
-			r.obs.Preparing("the session's paused machine is not used: this turn has lifetime: turn")
+			r.obs.Preparing("the session's paused machine is not used: " +
+				"this turn has lifetime: turn")
 		}
 		return provision.Start(ctx, r.host, su, r.at.Base, r.obs.Preparing, r.clock)
 	}
@@ -115,8 +123,8 @@ func (r *run) skipsPaused() bool {
 		paused.StandsOn(r.host, r.at.Session.ID, r.plan.Branch, r.at.Parent.ID)
 }
 
-// settlePaused ends the turn's use of the session's machine: it stays where stays says that the turn
-// is what the next one of its branch begins on. When the turn had a sandbox of its own, the
+// settlePaused ends the turn's use of the session's machine: it stays where stays says that the
+// turn is what the next one of its branch begins on. When the turn had a sandbox of its own, the
 // machine that stands on its parent is of no use any more, and ends.
 func (r *run) settlePaused(ctx context.Context, stays bool) {
 	if r.paused != nil {

@@ -142,7 +142,8 @@ func (r *run) locate(ctx context.Context) error {
 		return err
 	}
 	r.info.Image = r.plan.Image
-	r.info.Session, r.info.Number, r.info.Branch, r.info.Parents = r.at.Session.Label(), r.at.Turn.Number, r.plan.Branch, r.at.Turn.Parents
+	r.info.Session, r.info.Branch = r.at.Session.Label(), r.plan.Branch
+	r.info.Number, r.info.Parents = r.at.Turn.Number, r.at.Turn.Parents
 	r.info.Secrets, r.info.Home = r.plan.Secrets.Names(), r.plan.Home
 	r.openSteps()
 	r.clock.Lap("session")
@@ -242,18 +243,20 @@ func (r *run) fail(err error) {
 
 // setError keeps what err says.
 func (r *run) setError(err error) {
-	r.info.Error, r.hint, r.kind = r.steps.Line(err.Error()), r.steps.Line(turnstone.HintOf(err)), turnstone.KindOf(err)
+	r.info.Error, r.hint = r.steps.Line(err.Error()), r.steps.Line(turnstone.HintOf(err))
+	r.kind = turnstone.KindOf(err)
 }
 
 // report is what the caller gets of the turn.
 func (r *run) report(c committed) *turnstone.TurnReport {
-	return &turnstone.TurnReport{ID: r.info.ID, Result: r.info.Result, Error: r.info.Error,
-		Hint: r.hint, Kind: r.kind,
-		Substrate: r.info.Substrate, Isolation: r.info.Isolation, Machine: r.info.Machine, Template: r.info.Template, Image: r.info.Image,
-		Started: r.info.Started, Duration: r.info.Duration, Millis: r.info.Duration.Milliseconds(),
-		Session: r.info.Session, Number: r.info.Number, Branch: r.info.Branch, Diverged: c.diverged, Parents: r.info.Parents,
-		Start: r.info.Start, FSHash: r.info.FSHash, State: c.state, Record: c.record, Layer: &c.layer,
-		Network: c.network, Phases: r.clock.Phases, Receipt: string(c.receipt), Steps: r.steps.Reports()}
+	i := &r.info
+	return &turnstone.TurnReport{ID: i.ID, Result: i.Result, Error: i.Error, Hint: r.hint,
+		Kind: r.kind, Substrate: i.Substrate, Isolation: i.Isolation, Machine: i.Machine, Template: i.Template,
+		Image: i.Image, Started: i.Started, Duration: i.Duration, Millis: i.Duration.Milliseconds(),
+		Session: i.Session, Number: i.Number, Branch: i.Branch, Diverged: c.diverged,
+		Parents: i.Parents, Start: i.Start, FSHash: i.FSHash, State: c.state, Record: c.record,
+		Layer: &c.layer, Network: c.network, Phases: r.clock.Phases, Receipt: string(c.receipt),
+		Steps: r.steps.Reports()}
 }
 
 // A maskedObserver tells what is told of a turn without its secrets. What steps
