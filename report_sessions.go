@@ -98,3 +98,43 @@ type SessionInfo struct {
 	Used     time.Time `json:"used"` // start of its newest turn, or its creation
 	Title    string    `json:"title,omitempty"`
 }
+
+// ExportReport counts the exported data of a session.
+type ExportReport struct {
+	Session Session `json:"session"`
+	Turns   int     `json:"turns"`
+	Objects int     `json:"objects"`
+	Bytes   int64   `json:"bytes"` // of the objects, uncompressed
+}
+
+// ImportBuild selects the missing templates that an import builds.
+type ImportBuild string
+
+// The values of ImportBuild. The specs in a file are as untrusted as the file.
+const (
+	BuildNone  ImportBuild = "none"
+	BuildKnown ImportBuild = "known" // templates whose spec this host has
+	BuildAll   ImportBuild = "all"   // also those that only the file has a spec of, and images
+)
+
+// ImportReport counts the imported data of a session.
+type ImportReport struct {
+	Session Session `json:"session"`
+	Fresh   bool    `json:"fresh"` // false: the session existed, and nothing was changed
+	Turns   int     `json:"turns"`
+	Objects int     `json:"objects"`
+	Bytes   int64   `json:"bytes"`
+	// Missing counts the files that are in missing templates. They can be read as soon as the
+	// templates are built.
+	Missing      int               `json:"missing"`
+	MissingBytes int64             `json:"missing_bytes"`
+	Templates    []UnbuiltTemplate `json:"templates"` // the missing templates
+}
+
+// An UnbuiltTemplate is a missing template on which turns of an imported session began.
+type UnbuiltTemplate struct {
+	Name   string `json:"name"`
+	Digest Digest `json:"digest"` // of its spec
+	Why    string `json:"why"`
+	Hint   string `json:"hint"`
+}

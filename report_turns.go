@@ -45,7 +45,7 @@ type TurnReport struct {
 	Kind      Kind          `json:"-"` // of Error; empty when there is none
 	Substrate string        `json:"substrate"`
 	Isolation string        `json:"isolation"`
-	Machine   string        `json:"machine,omitempty"` // requested properties that the machine lacks
+	Machine   string        `json:"machine,omitempty"` // what was requested and is missing
 	Template  Digest        `json:"template"`
 	Image     string        `json:"image"`
 	Started   time.Time     `json:"started"`

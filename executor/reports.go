@@ -7,29 +7,15 @@ import (
 )
 
 type (
-	ExportReport    = bundle.ExportReport
-	ExportRequest   = bundle.ExportRequest
-	ImportBuild     = bundle.ImportBuild
-	ImportReport    = bundle.ImportReport
-	ImportRequest   = bundle.ImportRequest
-	MergeOutcome    = merging.MergeOutcome
-	MergeReport     = merging.MergeReport
-	MergeRequest    = merging.Request
-	MergeSide       = merging.MergeSide
-	TemplatePrune   = templatebuild.PruneRequest
-	TemplatePruned  = templatebuild.TemplatePruned
-	TemplateRemoval = templatebuild.Removal
-	TemplateStays   = templatebuild.TemplateStays
-	TemplateUse     = templatebuild.TemplateUse
-	UnbuiltTemplate = bundle.UnbuiltTemplate
-)
+	ExportRequest = bundle.ExportRequest
 
-const (
-	MergeDone        = merging.MergeDone
-	MergeUpToDate    = merging.MergeUpToDate
-	MergeFastForward = merging.MergeFastForward
-	MergeConflicts   = merging.MergeConflicts
-	BuildNone        = bundle.BuildNone
-	BuildKnown       = bundle.BuildKnown
-	BuildAll         = bundle.BuildAll
+	ImportRequest = bundle.ImportRequest
+
+	MergeRequest = merging.Request
+
+	TemplatePrune = templatebuild.PruneRequest
+
+	TemplateRemoval = templatebuild.Removal
+
+	TemplateUse = templatebuild.TemplateUse
 )

@@ -122,21 +122,21 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
 // directory. With undecided conflicts it keeps nothing, and the report has them. An error means
 // that nothing was kept; of kind Invalid or KindNotFound, that the request is wrong.
-func (x *Executor) Merge(ctx context.Context, req merging.Request) (*merging.MergeReport, error) {
+func (x *Executor) Merge(ctx context.Context, req merging.Request) (*turnstone.MergeReport, error) {
 	return merging.Merge(ctx, x.repo, req)
 }
 
 // Export writes a session as one file to w: its turns, branches and tags, and all that they need. A
 // turn that is running is left out. The same session gives the same bytes.
 func (x *Executor) Export(ctx context.Context, req bundle.ExportRequest,
-	w io.Writer) (*bundle.ExportReport, error) {
+	w io.Writer) (*turnstone.ExportReport, error) {
 	return x.engine.Bundles().Export(ctx, req, w)
 }
 
 // Import reads a session that Export wrote. The file is untrusted: everything in it is checked
 // before the session appears. A session that is here already changes nothing.
 func (x *Executor) Import(ctx context.Context, req bundle.ImportRequest,
-	r io.Reader) (*bundle.ImportReport, error) {
+	r io.Reader) (*turnstone.ImportReport, error) {
 	return x.engine.Bundles().Import(ctx, req, r)
 }
 

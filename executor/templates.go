@@ -11,7 +11,7 @@ import (
 // BuildTemplate builds a template by its name, or the spec at a path, which is registered when the
 // build succeeds: see template.Store.Build.
 func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
-	opts template.BuildOptions) (*template.Template, error) {
+	opts template.BuildOptions) (*turnstone.Template, error) {
 	return templatebuild.Build(ctx, x.repo, x.engine.Templates, nameOrPath, opts)
 }
 
@@ -24,7 +24,7 @@ func (x *Executor) RemoveTemplate(ctx context.Context,
 
 // PruneTemplates removes builds of templates that are no longer known or needed.
 func (x *Executor) PruneTemplates(ctx context.Context,
-	req templatebuild.PruneRequest) (*templatebuild.TemplatePruned, error) {
+	req templatebuild.PruneRequest) (*turnstone.TemplatePruned, error) {
 	return templatebuild.Prune(ctx, x.repo, x.engine.Templates, req)
 }
 

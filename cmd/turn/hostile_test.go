@@ -15,7 +15,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/template"
@@ -94,8 +93,9 @@ func TestHostileNames(t *testing.T) {
 			_ = a.WriteJSON(d)
 		},
 		"merge": func() {
-			r := terminaltest.Filled[executor.MergeReport]()
-			for _, o := range []executor.MergeOutcome{executor.MergeConflicts, executor.MergeDone, executor.MergeUpToDate, executor.MergeFastForward} {
+			r := terminaltest.Filled[turnstone.MergeReport]()
+			for _, o := range []turnstone.MergeOutcome{turnstone.MergeConflicts,
+				turnstone.MergeDone, turnstone.MergeUpToDate, turnstone.MergeFastForward} {
 				r.Outcome = o
 				_, _ = io.WriteString(a.Stdout, mergeText(r, false))
 			}

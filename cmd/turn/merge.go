@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/merge"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -48,7 +48,7 @@ such turn, or the command line is invalid; 3 the merge failed.`
 // A resolution is PATH=ours or PATH=theirs.
 type resolution struct {
 	path string
-	side merge.Side
+	side turnstone.Side
 }
 
 // UnmarshalText is called by kong.
@@ -66,19 +66,19 @@ func (r *resolution) UnmarshalText(text []byte) error {
 		r.path = strings.TrimSuffix(r.path, "/")
 	}
 	var err error
-	r.side, err = merge.ParseSide(string(text[i+1:]))
+	r.side, err = turnstone.ParseSide(string(text[i+1:]))
 	return err
 }
 
 func (c *mergeCmd) request() executor.MergeRequest {
 	req := executor.MergeRequest{From: c.From, Into: c.Into, Session: c.Session,
 		Markers: c.Markers, NoFF: c.NoFF, DryRun: c.DryRun, Message: c.Message,
-		Paths: map[string]merge.Side{}}
+		Paths: map[string]turnstone.Side{}}
 	switch {
 	case c.Ours:
-		req.Default = merge.Ours
+		req.Default = turnstone.SideOurs
 	case c.Theirs:
-		req.Default = merge.Theirs
+		req.Default = turnstone.SideTheirs
 	}
 	for _, r := range c.Resolve {
 		req.Paths[r.path] = r.side
@@ -89,7 +89,7 @@ func (c *mergeCmd) request() executor.MergeRequest {
 // merge merges. FROM is in the session at hand only if no session is named.
 func (c *mergeCmd) merge(
 	ctx context.Context, a *cli.App, x *executor.Executor,
-) (*executor.MergeReport, error) {
+) (*turnstone.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
 	if c.Session == "" || strings.HasPrefix(c.From, "-") || strings.HasPrefix(c.From, "@") {
@@ -118,7 +118,7 @@ func (c *mergeCmd) Run(a *cli.App) error {
 			}
 			_, _ = io.WriteString(w, text) // w keeps its error
 		})
-		if err == nil && rep.Outcome == executor.MergeConflicts {
+		if err == nil && rep.Outcome == turnstone.MergeConflicts {
 			err = cli.Exit(cli.ExitFailed, nil)
 		}
 		return err
@@ -126,7 +126,7 @@ func (c *mergeCmd) Run(a *cli.App) error {
 }
 
 // mergeText describes the result of a merge for users; markers means that they were requested.
-func mergeText(r *executor.MergeReport, markers bool) string {
+func mergeText(r *turnstone.MergeReport, markers bool) string {
 	var b strings.Builder
 	would := func(did, would string) string {
 		if r.DryRun {
@@ -136,12 +136,12 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 	}
 	into := r.Session + "@" + r.Into
 	switch r.Outcome {
-	case executor.MergeUpToDate:
+	case turnstone.MergeUpToDate:
 		terminal.Printf(&b, "%s already contains turn %d\n", into, r.Theirs.Number)
-	case executor.MergeFastForward:
+	case turnstone.MergeFastForward:
 		terminal.Printf(&b, "%s %s to turn %d: a fast-forward\n", into,
 			would("moved", "would move"), r.Theirs.Number)
-	case executor.MergeConflicts:
+	case turnstone.MergeConflicts:
 		conflictsText(&b, r.Conflicts)
 		ways := "--resolve PATH=ours or PATH=theirs, --ours, --theirs, or --markers"
 		if markers {
@@ -150,7 +150,7 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 		}
 		terminal.Printf(&b, "%s; nothing was stored; resolve with "+ways+"\n",
 			terminal.Plural(len(r.Conflicts), "conflict", "conflicts"))
-	case executor.MergeDone:
+	case turnstone.MergeDone:
 		if r.DryRun {
 			terminal.Printf(&b, "turn %d would be merged into %s: %s\n",
 				r.Theirs.Number, into, mergeChanges(r))
@@ -183,7 +183,7 @@ func mergeText(r *executor.MergeReport, markers bool) string {
 	return b.String()
 }
 
-func mergeChanges(r *executor.MergeReport) string {
+func mergeChanges(r *turnstone.MergeReport) string {
 	if s := r.Layer.String(); s != "" {
 		return s
 	}
@@ -191,23 +191,19 @@ func mergeChanges(r *executor.MergeReport) string {
 }
 
 // conflictsText lists conflicts: path, kind, and the three versions.
-func conflictsText(b *strings.Builder, all []merge.Conflict) {
+func conflictsText(b *strings.Builder, all []turnstone.Conflict) {
 	for _, c := range all {
 		terminal.Printf(b, "%s: %s", terminal.Name(c.Path), c.Kind)
 		if c.Detail != "" {
 			terminal.Printf(b, " (%s)", terminal.Name(c.Detail))
 		}
 		for _, v := range []struct {
-			who, path string
-			e         *tree.Entry
-		}{
-			{"base", c.BasePath, c.Base},
-			{"ours", c.OursPath, c.Ours},
-			{"theirs", c.TheirsPath, c.Theirs},
-		} {
-			what := versionText(v.e)
-			if v.path != "" {
-				what += " at " + terminal.Name(v.path)
+			who string
+			*turnstone.ConflictVersion
+		}{{"base", c.Base}, {"ours", c.Ours}, {"theirs", c.Theirs}} {
+			what := versionText(v.ConflictVersion)
+			if v.ConflictVersion != nil && v.Path != "" {
+				what += " at " + terminal.Name(v.Path)
 			}
 			terminal.Printf(b, "  %s %s", v.who, what)
 		}
@@ -216,17 +212,17 @@ func conflictsText(b *strings.Builder, all []merge.Conflict) {
 }
 
 // versionText returns a version in short: a value or a symlink's target, otherwise a digest.
-func versionText(e *tree.Entry) string {
+func versionText(v *turnstone.ConflictVersion) string {
 	switch {
-	case e == nil:
+	case v == nil:
 		return "-"
-	case e.Type != 0 && e.Type != tree.Symlink:
-		return merge.DigestOf(e).Short()
+	case v.Type != "" && v.Type != "symlink":
+		return v.Digest.Short()
 	}
-	if value := []rune(e.Target); len(value) > maxValue {
+	if value := []rune(v.Target); len(value) > maxValue {
 		return strconv.Quote(string(value[:maxValue])) + "…"
 	}
-	return strconv.Quote(e.Target)
+	return strconv.Quote(v.Target)
 }
 
 // maxValue bounds the part of a value that a conflict shows, in runes.

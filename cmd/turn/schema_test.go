@@ -23,13 +23,11 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
-	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -43,7 +41,7 @@ var printed = map[string]reflect.Type{
 	"replay": reflect.TypeFor[turnstone.ReplayReport](),
 	"log":    reflect.TypeFor[turnstone.Graph](), "show": reflect.TypeFor[turnReport](),
 	"diff": reflect.TypeFor[turnstone.StateDiff](),
-	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[executor.MergeReport](),
+	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[turnstone.MergeReport](),
 	"ls": reflect.TypeFor[turnstone.FileInfo](),
 	"cp": reflect.TypeFor[copyReport](), "resume": reflect.TypeFor[sandboxes.Info](),
 	"session ls":     reflect.TypeFor[sessionsReport](),
@@ -52,17 +50,24 @@ var printed = map[string]reflect.Type{
 	"session rename": reflect.TypeFor[turnstone.Session](),
 	"session tag":    reflect.TypeFor[turnstone.Tag](),
 	"session untag":  reflect.TypeFor[cli.RemovedReport](),
-	"session export": reflect.TypeFor[executor.ExportReport](), "session import": reflect.TypeFor[executor.ImportReport](),
-	"gc": reflect.TypeFor[turnstone.GCReport](), "fsck": reflect.TypeFor[turnstone.FsckReport](),
+	"session export": reflect.TypeFor[turnstone.ExportReport](),
+	"session import": reflect.TypeFor[turnstone.ImportReport](),
+	"gc":             reflect.TypeFor[turnstone.GCReport](),
+	"fsck":           reflect.TypeFor[turnstone.FsckReport](),
 	"du":             reflect.TypeFor[turnstone.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxcmd.SandboxesReport](), "sandbox ps": reflect.TypeFor[sandboxcmd.ProcessesReport](),
 	"exec": reflect.TypeFor[cli.CommandReport](), "sandbox exec": reflect.TypeFor[cli.CommandReport](),
 	"sandbox stop": reflect.TypeFor[sandboxcmd.StoppedReport](), "sandbox rm": reflect.TypeFor[cli.RemovedReport](),
-	"sandbox fork": reflect.TypeFor[sandboxes.Info](),
-	"template ls":  reflect.TypeFor[templatesReport](), "template build": reflect.TypeFor[template.Template](), "template pull": reflect.TypeFor[template.Template](),
-	"template show": reflect.TypeFor[template.Details](), "template prune": reflect.TypeFor[executor.TemplatePruned](), "template rm": reflect.TypeFor[templatesRemoved](),
-	"home ls": reflect.TypeFor[homesReport](), "home rm": reflect.TypeFor[cli.RemovedReport](),
-	"hash": reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
+	"sandbox fork":   reflect.TypeFor[sandboxes.Info](),
+	"template ls":    reflect.TypeFor[templatesReport](),
+	"template build": reflect.TypeFor[turnstone.Template](),
+	"template pull":  reflect.TypeFor[turnstone.Template](),
+	"template show":  reflect.TypeFor[template.Details](),
+	"template prune": reflect.TypeFor[turnstone.TemplatePruned](),
+	"template rm":    reflect.TypeFor[templatesRemoved](),
+	"home ls":        reflect.TypeFor[homesReport](),
+	"home rm":        reflect.TypeFor[cli.RemovedReport](),
+	"hash":           reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
 	"": reflect.TypeFor[cli.ErrorReport](),
 }
 
@@ -86,8 +91,8 @@ var words = map[reflect.Type][]string{
 	reflect.TypeFor[sandboxes.State](): wordsOf(sandboxes.StateCreating,
 		sandboxes.StateReady, sandboxes.StateRunning, sandboxes.StateStopped,
 		sandboxes.StateFailed),
-	reflect.TypeFor[executor.MergeOutcome](): wordsOf(executor.MergeDone,
-		executor.MergeFastForward, executor.MergeUpToDate, executor.MergeConflicts),
+	reflect.TypeFor[turnstone.MergeOutcome](): wordsOf(turnstone.MergeDone,
+		turnstone.MergeFastForward, turnstone.MergeUpToDate, turnstone.MergeConflicts),
 	reflect.TypeFor[turnstone.ChangeStatus](): wordsOf(turnstone.ChangeAdded,
 		turnstone.ChangeModified, turnstone.ChangeDeleted, turnstone.ChangeRetyped,
 		turnstone.ChangeRenamed),
@@ -135,14 +140,19 @@ func schemaOf(command string) (map[string]any, error) {
 
 // defNames are the names in schemas of types that have another name in Go.
 var defNames = map[reflect.Type]string{
-	reflect.TypeFor[turnstone.TurnReport]():   "Turn",
-	reflect.TypeFor[turnstone.TurnState]():    "State",
-	reflect.TypeFor[turnstone.TreeRef]():      "Ref",
-	reflect.TypeFor[turnstone.ImageRecipe]():  "Recipe",
-	reflect.TypeFor[turnstone.NetworkSpec]():  "Spec",
-	reflect.TypeFor[turnstone.StoreSummary](): "Summary",
-	reflect.TypeFor[turnstone.StoreSwept]():   "Swept",
-	reflect.TypeFor[turnstone.StoreUsage]():   "Usage",
+	reflect.TypeFor[turnstone.TurnReport]():      "Turn",
+	reflect.TypeFor[turnstone.TurnState]():       "State",
+	reflect.TypeFor[turnstone.TreeRef]():         "Ref",
+	reflect.TypeFor[turnstone.ImageRecipe]():     "Recipe",
+	reflect.TypeFor[turnstone.NetworkSpec]():     "Spec",
+	reflect.TypeFor[turnstone.StoreSummary]():    "Summary",
+	reflect.TypeFor[turnstone.Conflict]():        "ConflictJSON",
+	reflect.TypeFor[turnstone.ConflictVersion](): "VersionJSON",
+	reflect.TypeFor[turnstone.MergeRename]():     "Rename",
+	reflect.TypeFor[turnstone.KeptBuild]():       "Kept",
+	reflect.TypeFor[turnstone.TemplateLayer]():   "Layer",
+	reflect.TypeFor[turnstone.StoreSwept]():      "Swept",
+	reflect.TypeFor[turnstone.StoreUsage]():      "Usage",
 }
 
 func (m *schemaMaker) of(t reflect.Type) any {
@@ -151,9 +161,6 @@ func (m *schemaMaker) of(t reflect.Type) any {
 	}
 	if list, ok := words[t]; ok {
 		return map[string]any{"type": "string", "enum": list}
-	}
-	if t == reflect.TypeFor[merge.Conflict]() {
-		t = reflect.TypeFor[merge.ConflictJSON]()
 	}
 	if t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) {
 		return map[string]any{"type": "string"}

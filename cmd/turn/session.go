@@ -237,7 +237,7 @@ func (c *sessionExportCmd) Run(a *cli.App) error {
 // exportTo writes the file as a whole, or not at all.
 func exportTo(
 	ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string,
-) (*executor.ExportReport, error) {
+) (*turnstone.ExportReport, error) {
 	unwritable := func(err error) error {
 		return turnstone.Errorf("export", turnstone.KindInvalid, path,
 			"cannot be written: %w", err).WithHint("name another file with -o")
@@ -293,7 +293,7 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As,
-			Build: executor.ImportBuild(c.Build), Progress: p.Preparing}, in)
+			Build: turnstone.ImportBuild(c.Build), Progress: p.Preparing}, in)
 		p.Close()
 		if err != nil && c.File != "-" {
 			err = fmt.Errorf("%s: %w", c.File, err)
@@ -305,7 +305,7 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 	})
 }
 
-func printImport(w io.Writer, rep *executor.ImportReport) {
+func printImport(w io.Writer, rep *turnstone.ImportReport) {
 	if !rep.Fresh {
 		terminal.Printf(w, "%s exists already; verify its data with turn fsck\n",
 			rep.Session.Label())
@@ -315,7 +315,7 @@ func printImport(w io.Writer, rep *executor.ImportReport) {
 }
 
 // warnMissing reports the templates whose files are missing.
-func warnMissing(a *cli.App, rep *executor.ImportReport) {
+func warnMissing(a *cli.App, rep *turnstone.ImportReport) {
 	size := turnstone.Bytes(rep.MissingBytes).Human()
 	terminal.Printf(a.Stderr,
 		"turn: %d files (%s) cannot be read until their templates are built:\n", rep.Missing, size)

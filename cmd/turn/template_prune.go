@@ -27,7 +27,7 @@ func (c *templatePruneCmd) Run(a *cli.App) error {
 	})
 }
 
-func printPruned(w io.Writer, rep *executor.TemplatePruned, dryRun bool) {
+func printPruned(w io.Writer, rep *turnstone.TemplatePruned, dryRun bool) {
 	word := "removed"
 	if dryRun {
 		word = "would remove"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -28,7 +29,7 @@ func (c *templatePullCmd) Run(a *cli.App) error {
 	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		p := a.Progress(c.Quiet, 0)
 		spec, err := s.Pull(ctx, c.Image, p.Preparing)
-		var t *template.Template
+		var t *turnstone.Template
 		if err == nil {
 			t, err = s.Ensure(ctx, spec.Name, p.Preparing)
 		}

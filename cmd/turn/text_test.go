@@ -6,9 +6,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/store/merge"
-	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 func TestModes(t *testing.T) {
@@ -55,10 +52,14 @@ func TestReplayTextIsShort(t *testing.T) {
 
 // TestConflictsShowValues checks that a variable and a symlink show the value, not its digest.
 func TestConflictsShowValues(t *testing.T) {
-	value := func(v string, typ tree.Type) *tree.Entry { return &tree.Entry{Attr: tree.Attr{Type: typ, Target: v}} }
-	r := &executor.MergeReport{Outcome: executor.MergeConflicts, Conflicts: []merge.Conflict{
-		{Path: "env:A", Kind: merge.KindEnv, Ours: value("one\n", 0), Theirs: value(strings.Repeat("x", 100), 0)},
-		{Path: "/l", Kind: merge.KindSymlink, Base: value("b", tree.Symlink), Ours: value("o", tree.Symlink), Theirs: value("t", tree.Symlink)},
+	value := func(v, typ string) *turnstone.ConflictVersion {
+		return &turnstone.ConflictVersion{Type: typ, Target: v}
+	}
+	r := &turnstone.MergeReport{Outcome: turnstone.MergeConflicts, Conflicts: []turnstone.Conflict{
+		{Path: "env:A", Kind: turnstone.ConflictEnv, Ours: value("one\n", ""),
+			Theirs: value(strings.Repeat("x", 100), "")},
+		{Path: "/l", Kind: turnstone.ConflictSymlink, Base: value("b", "symlink"),
+			Ours: value("o", "symlink"), Theirs: value("t", "symlink")},
 	}}
 	got := mergeText(r, true)
 	for _, want := range []string{`base -  ours "one\n"  theirs "` + strings.Repeat("x", 40) + `"…`, `base "b"  ours "o"  theirs "t"`} {

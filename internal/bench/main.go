@@ -62,9 +62,9 @@ type bench struct {
 	dir                  string
 
 	home      *statedir.Dir
-	template  *template.Template // base
-	isolation string             // of substrate
-	peer      *peer              // of the part substrates
+	template  *turnstone.Template // base
+	isolation string              // of substrate
+	peer      *peer               // of the part substrates
 }
 
 func (b *bench) all(ctx context.Context) error {

@@ -56,7 +56,7 @@ func (p *Plan) At(below Below, anonymous bool) *Plan {
 
 // Reviving returns a copy of a sandbox's plan whose machine is cloned from one that was paused, or
 // kept. t is what its image stands for; nil: it is looked up.
-func (p *Plan) Reviving(kept bool, t *template.Template) *Plan {
+func (p *Plan) Reviving(kept bool, t *turnstone.Template) *Plan {
 	n := *p
 	n.Live, n.Kept, n.Template = true, kept, t
 	return &n

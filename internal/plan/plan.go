@@ -17,7 +17,6 @@ import (
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -38,9 +37,9 @@ type Plan struct {
 	Host Host // that it was made for
 
 	Image     string
-	Template  *template.Template // what Image stands for; nil: it is looked up, and built
-	Anonymous bool               // only a document names Image: see template.Store.Anonymous
-	Asked     string             // the image that the caller or the document names; may be empty
+	Template  *turnstone.Template // what Image stands for; nil: it is looked up, and built
+	Anonymous bool                // only a document names Image: see template.Store.Anonymous
+	Asked     string              // the image that the caller or the document names; may be empty
 
 	Shape     turnstone.Shape
 	Wants     Wants              // of the machine
@@ -208,9 +207,9 @@ func (p *Plan) Granted(key string) bool { return p.authority == nil || p.authori
 // A Sandbox is a sandbox to plan that runs no document. Zero values are the defaults.
 type Sandbox struct {
 	Image     string
-	Template  *template.Template // what Image stands for; nil: it is looked up, and built
-	Anonymous bool               // as in Plan
-	Machine   template.Machine   // of the template, where Shape is zero
+	Template  *turnstone.Template // what Image stands for; nil: it is looked up, and built
+	Anonymous bool                // as in Plan
+	Machine   turnstone.Machine   // of the template, where Shape is zero
 	Shape     turnstone.Shape
 	Fixed     bool // Shape is not made smaller where the host gives less
 	Substrate string

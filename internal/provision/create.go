@@ -113,7 +113,7 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 // one of p's, and gives it an identity of its own.
 func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	progress func(string)) (_ *sandbox.Sandbox, err error) {
-	var tmpl *template.Template
+	var tmpl *turnstone.Template
 	if req.Root != "" {
 		if tmpl, err = rootimage.Template(ctx, h.Repo, h.Templates, req.Image,
 			req.Root); err != nil {

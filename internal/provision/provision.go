@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/userhome"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -95,7 +94,7 @@ func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 }
 
 // below puts into m what a sandbox on base lies on. It all stays until release is called.
-func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *template.Template,
+func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *turnstone.Template,
 	m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
 	if p := su.Plan; p.Home != "" {

@@ -54,9 +54,9 @@ type Repo struct {
 // Templates are the templates of a state directory. *template.Store has them.
 type Templates interface {
 	Show(ctx context.Context, name string) (*template.Details, error)
-	Ensure(ctx context.Context, name string, progress func(string)) (*template.Template, error)
-	RootTree(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
-	BuiltLayers() []template.Layer
+	Ensure(ctx context.Context, name string, progress func(string)) (*turnstone.Template, error)
+	RootTree(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
+	BuiltLayers() []turnstone.TemplateLayer
 }
 
 // New returns the repo of a state directory. Its store is in the bucket that place names, or in the

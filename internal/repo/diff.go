@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 // A comparison is a FileChange with its entries; nil: absent.
@@ -89,7 +88,7 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore,
 }
 
 // BuiltTemplate returns a template without building it.
-func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*template.Template, error) {
+func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*turnstone.Template, error) {
 	details, err := x.Templates.Show(ctx, name)
 	if err != nil {
 		return nil, err

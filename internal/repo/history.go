@@ -8,7 +8,6 @@ import (
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 // History yields parent and the turns below it, in the order of a sandbox's images: from parent to
@@ -17,7 +16,7 @@ import (
 // because the merge has their other files. The template's layers come last, so that all turns on
 // the template share their images.
 func (cs *ContextStore) History(ctx context.Context, parent *turnstone.Turn,
-	layers []template.Layer) lowerdir.History {
+	layers []turnstone.TemplateLayer) lowerdir.History {
 	return func(yield func(lowerdir.Item, error) bool) {
 		more := true
 		each := func(item lowerdir.Item, err error) bool {

@@ -5,7 +5,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 func ref(text string) turnstone.TreeRef {
@@ -16,7 +15,7 @@ func ref(text string) turnstone.TreeRef {
 // TestHistoryEndsWithTheTemplate checks that the layers of a template are below all turns, the
 // topmost first, that a layer without changes needs no image, and that a caller may stop.
 func TestHistoryEndsWithTheTemplate(t *testing.T) {
-	layers := []template.Layer{{Tree: ref("a")}, {Tree: ref("b")}, {Tree: ref("b")},
+	layers := []turnstone.TemplateLayer{{Tree: ref("a")}, {Tree: ref("b")}, {Tree: ref("b")},
 		{Tree: ref("c")}}
 	history := (&repo.ContextStore{}).History(t.Context(), nil, layers)
 	var got []turnstone.TreeRef

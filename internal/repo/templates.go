@@ -5,14 +5,13 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 // Layers returns the layers of all built templates, including templates whose spec has changed
 // since: the store keeps all data that they need. A layer that was built with another store is
 // omitted; its user builds it again.
-func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
-	var kept []template.Layer
+func (cs *ContextStore) Layers(ctx context.Context) ([]turnstone.TemplateLayer, error) {
+	var kept []turnstone.TemplateLayer
 	for _, l := range cs.specs.BuiltLayers() {
 		has, err := cs.Store.Has(ctx, l.Tree.Root)
 		if err != nil {
@@ -28,7 +27,7 @@ func (cs *ContextStore) Layers(ctx context.Context) ([]template.Layer, error) {
 // templateTree returns the tree of a template. It puts missing directories of the tree into the
 // store, and lets the store find the template's files.
 func (cs *ContextStore) templateTree(ctx context.Context,
-	tmpl *template.Template) (turnstone.TreeRef, error) {
+	tmpl *turnstone.Template) (turnstone.TreeRef, error) {
 	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
 		ref = tmpl.Layers[n-1].Tree
@@ -37,7 +36,7 @@ func (cs *ContextStore) templateTree(ctx context.Context,
 }
 
 // RootTree is templateTree for the template's root image only, without its layers.
-func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (turnstone.TreeRef,
+func (cs *ContextStore) RootTree(ctx context.Context, tmpl *turnstone.Template) (turnstone.TreeRef,
 	error) {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
@@ -53,7 +52,7 @@ func (cs *ContextStore) RootTree(ctx context.Context, tmpl *template.Template) (
 
 // IndexTemplate lets the store find the files of a template that was just built: an imported
 // session may need them.
-func (x *Repo) IndexTemplate(ctx context.Context, t *template.Template) error {
+func (x *Repo) IndexTemplate(ctx context.Context, t *turnstone.Template) error {
 	if _, err := os.Stat(x.Dir.Path("context.db")); err != nil {
 		return nil // there is no session yet
 	}

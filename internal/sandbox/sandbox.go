@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -19,7 +18,7 @@ import (
 // A Sandbox is a machine that was restored, has its own identity and is ready for work. The caller
 // must Close it. Its methods are safe for concurrent use.
 type Sandbox struct {
-	Template *template.Template
+	Template *turnstone.Template
 	Image    string // the requested name
 
 	machine Machine
@@ -71,7 +70,7 @@ type About struct {
 
 // Attach returns a sandbox for a machine that another process has started and configured, and
 // client, which is connected to its agent. This process can neither pause nor clone the sandbox.
-func (l *Launcher) Attach(tmpl *template.Template, image string, m Machine, about About,
+func (l *Launcher) Attach(tmpl *turnstone.Template, image string, m Machine, about About,
 	client *wire.Client) *Sandbox {
 	return &Sandbox{Template: tmpl, Image: image, machine: m, about: about, grace: l.KillGrace,
 		client: client}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -70,7 +69,7 @@ func sandboxOf(agent *configurable, m substrate.Machine) (s *Sandbox, served cha
 		_ = link.Close()
 	}()
 	return &Sandbox{machine: guest{done: make(chan struct{}), near: near}, source: m,
-		port: wire.NewPort(near, true), Template: &template.Template{}}, served
+		port: wire.NewPort(near, true), Template: &turnstone.Template{}}, served
 }
 
 // TestUnconfirmedReseed checks that a clone that does not confirm its own random numbers is not

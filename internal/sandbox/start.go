@@ -17,7 +17,6 @@ import (
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -43,7 +42,7 @@ func New(dir *statedir.Dir) *Launcher { return &Launcher{Dir: dir, KillGrace: ki
 
 // A Request describes a sandbox to start.
 type Request struct {
-	Template *template.Template
+	Template *turnstone.Template
 	Image    string // the requested name
 	Shape    turnstone.Shape
 	Env      []string // in addition to the template's
@@ -211,7 +210,7 @@ func (l *Launcher) of(vm substrate.Sandbox, m substrate.Machine, req *Request) *
 }
 
 // Connect returns a sandbox of vm, whose agent needs no configuration.
-func (l *Launcher) Connect(vm substrate.Sandbox, tmpl *template.Template) (*Sandbox, error) {
+func (l *Launcher) Connect(vm substrate.Sandbox, tmpl *turnstone.Template) (*Sandbox, error) {
 	s := l.of(vm, substrate.Machine{}, &Request{Template: tmpl})
 	return s, s.dial()
 }

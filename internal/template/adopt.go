@@ -37,7 +37,8 @@ func (s *Store) Registered(name string) ([]*Spec, error) {
 // Adopt builds a spec from another machine, and registers it under its name. The spec may be
 // hostile: it is checked like a spec that Parse reads. A name that stands for another spec here is
 // an error of kind Invalid.
-func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
+func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*turnstone.Template,
+	error) {
 	fail := func(kind turnstone.Kind, hint string, err error) error {
 		return turnstone.NewError("template.adopt", kind, fmt.Sprintf("template %.100q", spec.Name),
 			err).WithHint(hint)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -49,7 +50,7 @@ func TestImagesThatTurnsMayNeedStay(t *testing.T) {
 	}
 	aside := old
 	aside.Root = filepath.Join(s.imageDir(old.RootDigest), "root.erofs")
-	c := aside.Content()
+	c := ContentOf(&aside)
 	defer func() { _ = c.Close() }()
 	e, err := tree.Lookup(ctx, objects, ref, "/a")
 	if err != nil {
@@ -60,7 +61,7 @@ func TestImagesThatTurnsMayNeedStay(t *testing.T) {
 	}
 }
 
-func writeManifest(path string, of, with *Template) error {
+func writeManifest(path string, of, with *turnstone.Template) error {
 	m := manifest{Format: manifestVersion, Digest: of.Digest}
 	m.Root.Digest, m.Root.Size = with.RootDigest, with.Size
 	return writeJSON(path, m)

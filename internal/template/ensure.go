@@ -27,7 +27,8 @@ type builder func(ctx context.Context, spec *Spec, out *os.File, tempDir string,
 // report that through progress, which may be nil. A build takes up to a minute and needs a network;
 // otherwise Ensure reads a manifest and stats one file. After an error, or when ctx ends, no
 // partial build remains.
-func (s *Store) Ensure(ctx context.Context, name string, progress func(string)) (*Template, error) {
+func (s *Store) Ensure(ctx context.Context, name string,
+	progress func(string)) (*turnstone.Template, error) {
 	spec, err := s.Resolve(ctx, name, progress)
 	if err != nil {
 		return nil, err
@@ -40,8 +41,8 @@ type BuildOptions struct {
 	// Lock builds without the lock beside the spec, if there is one, and writes a new lock. Only a
 	// spec in a file has a lock.
 	Lock     bool
-	Progress func(string) // gets a short description of each action; may be nil
-	Events   func(Event)  // gets the build's progress; may be nil
+	Progress func(string)               // gets a short description of each action; may be nil
+	Events   func(turnstone.BuildEvent) // gets the build's progress; may be nil
 }
 
 // Build builds the requested template: a known template by its name, or the spec at a path (a
@@ -51,7 +52,7 @@ type BuildOptions struct {
 // beside the spec, the build uses the versions in the lock, and fails with kind Integrity if its
 // files differ.
 func (s *Store) Build(ctx context.Context, nameOrPath string,
-	opts BuildOptions) (*Template, error) {
+	opts BuildOptions) (*turnstone.Template, error) {
 	invalid := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("template.build", turnstone.KindInvalid, nameOrPath,
 			format, args...).WithHint(hint)
@@ -84,7 +85,7 @@ func (s *Store) Build(ctx context.Context, nameOrPath string,
 
 // buildSpec builds a spec, and registers it after success.
 func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) error,
-	progress func(string)) (*Template, error) {
+	progress func(string)) (*turnstone.Template, error) {
 	if err := s.pullBase(ctx, spec, progress); err != nil {
 		return nil, err
 	}
@@ -166,7 +167,8 @@ func readSpec(path string) (*Spec, error) {
 	return spec, err
 }
 
-func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (*Template, error) {
+func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (*turnstone.Template,
+	error) {
 	say := func(what string) {
 		if progress != nil {
 			progress(spec.label() + ": " + what)
@@ -229,7 +231,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 }
 
 // ready is load that also checks whether the context store has a layered template's files.
-func (s *Store) ready(ctx context.Context, spec *Spec) (*Template, error) {
+func (s *Store) ready(ctx context.Context, spec *Spec) (*turnstone.Template, error) {
 	t, err := s.load(ctx, spec, false)
 	if err != nil || s.layers == nil {
 		return t, err
@@ -358,7 +360,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 		return err
 	}
 	if spec.Lock != nil {
-		t := &Template{Name: spec.Name, Root: root, RootDigest: m.Root.Digest}
+		t := &turnstone.Template{Name: spec.Name, Root: root, RootDigest: m.Root.Digest}
 		ref, err := s.Tree(ctx, t, tree.NewHasher())
 		if err != nil {
 			return err

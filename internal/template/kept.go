@@ -14,21 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A Kept is the result of one build. A spec that changed later, and an image that was set aside for
-// a newer image, leave results that no name refers to.
-type Kept struct {
-	// of the spec; for an image that was set aside, the image's
-	Digest turnstone.Digest `json:"digest"`
-	Name   string           `json:"name,omitempty"` // its name at the time of the build
-	Base   turnstone.Digest `json:"base,omitempty"` // of the build below this layer
-	Layer  *Layer           `json:"layer,omitempty"`
-	Size   int64            `json:"size"` // bytes in its folder
-	Built  time.Time        `json:"built"`
-	Dir    string           `json:"-"`
-}
-
 // Kept returns the results of all builds, sorted by digest.
-func (s *Store) Kept() ([]Kept, error) {
+func (s *Store) Kept() ([]turnstone.KeptBuild, error) {
 	entries, err := os.ReadDir(s.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -36,13 +23,13 @@ func (s *Store) Kept() ([]Kept, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []Kept
+	var all []turnstone.KeptBuild
 	for _, e := range entries {
 		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
 		if err != nil {
 			continue
 		}
-		k := Kept{Digest: digest, Dir: filepath.Join(s.dir, e.Name())}
+		k := turnstone.KeptBuild{Digest: digest, Dir: filepath.Join(s.dir, e.Name())}
 		if m, err := readManifest(filepath.Join(k.Dir, "manifest.json")); err == nil {
 			k.Name, k.Base, k.Layer, k.Built = m.Name, m.Base, m.Layer, m.Built
 		}
@@ -170,12 +157,12 @@ func (s *Store) PruneLogs(older time.Duration, dry bool) (int, error) {
 func (s *Store) PackageCache() string { return s.packages }
 
 // Closure returns tops and everything below them, of the builds in kept.
-func Closure(kept []Kept, tops map[turnstone.Digest]bool) map[turnstone.Digest]bool {
+func Closure(kept []turnstone.KeptBuild, tops map[turnstone.Digest]bool) map[turnstone.Digest]bool {
 	all := map[turnstone.Digest]bool{}
 	for d := range tops {
 		for d != "" && !all[d] {
 			all[d] = true
-			i := slices.IndexFunc(kept, func(k Kept) bool { return k.Digest == d })
+			i := slices.IndexFunc(kept, func(k turnstone.KeptBuild) bool { return k.Digest == d })
 			if i < 0 {
 				break
 			}

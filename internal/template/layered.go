@@ -9,36 +9,26 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Layer is a spec's addition to its base: a tree in the context store that includes the base's
-// tree. A template with layers has the root image of the template at the bottom; sandboxes get the
-// layers as images above it.
-type Layer struct {
-	Spec  turnstone.Digest  `json:"spec"`  // of the spec that was built
-	Tree  turnstone.TreeRef `json:"tree"`  // all files, including the base's
-	Bytes int64             `json:"bytes"` // of the file contents that the layer adds
-	Files int               `json:"files"` // paths that the layer adds, changes or removes
-}
-
 // A LayerBuilder builds layers in sandboxes. The executor is one.
 type LayerBuilder interface {
 	// Build runs req's steps in a sandbox of its base and calls commit with the sandbox's state,
 	// which is then in the context store; Build returns commit's error. Until commit has returned,
 	// garbage collection keeps the layer.
-	Build(ctx context.Context, req LayerRequest, commit func(Layer) error) error
+	Build(ctx context.Context, req LayerRequest, commit func(turnstone.TemplateLayer) error) error
 	// Has reports whether the context store has the tree of a layer.
-	Has(ctx context.Context, l Layer) (bool, error)
+	Has(ctx context.Context, l turnstone.TemplateLayer) (bool, error)
 }
 
 // A LayerRequest is a layer to build.
 type LayerRequest struct {
-	Name  string            // of the template, for messages
-	Base  *Template         // built
-	Files []File            // added, owned by root, at the step Put
-	Steps []LayerStep       // run one after another as root; the first failure ends the build
-	Env   []string          // KEY=VALUE of the steps, in addition to the base's; not kept
-	Shape turnstone.Shape   // of the sandbox
-	Temp  map[string][]byte // files that exist only during the build, below /run
-	Allow []string          // hosts that the steps may reach, as in a document's "network:"
+	Name  string              // of the template, for messages
+	Base  *turnstone.Template // built
+	Files []File              // added, owned by root, at the step Put
+	Steps []LayerStep         // run one after another as root; the first failure ends the build
+	Env   []string            // KEY=VALUE of the steps, in addition to the base's; not kept
+	Shape turnstone.Shape     // of the sandbox
+	Temp  map[string][]byte   // files that exist only during the build, below /run
+	Allow []string            // hosts that the steps may reach, as in a document's "network:"
 	// a server on this host that the steps reach as network.Gateway; may be nil
 	Port net.Addr
 	Log  io.Writer // gets the steps' output

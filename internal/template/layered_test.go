@@ -27,13 +27,14 @@ type fakeLayers struct {
 	salt string // of differences between builds
 }
 
-func (f *fakeLayers) Has(_ context.Context, l Layer) (bool, error) {
+func (f *fakeLayers) Has(_ context.Context, l turnstone.TemplateLayer) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return !f.lost[l.Tree.Root], nil
 }
 
-func (f *fakeLayers) Build(_ context.Context, req LayerRequest, commit func(Layer) error) error {
+func (f *fakeLayers) Build(_ context.Context, req LayerRequest,
+	commit func(turnstone.TemplateLayer) error) error {
 	f.mu.Lock()
 	f.reqs = append(f.reqs, req)
 	f.mu.Unlock()
@@ -65,7 +66,8 @@ func (f *fakeLayers) Build(_ context.Context, req LayerRequest, commit func(Laye
 	f.mu.Lock()
 	delete(f.lost, d)
 	f.mu.Unlock()
-	return commit(Layer{Tree: turnstone.TreeRef{Root: d, Hash: d}, Bytes: 100, Files: 3})
+	return commit(turnstone.TemplateLayer{Tree: turnstone.TreeRef{Root: d, Hash: d}, Bytes: 100,
+		Files: 3})
 }
 
 func layered(t *testing.T) (*Store, *fakeLayers) {
@@ -97,7 +99,7 @@ func writeSpec(t *testing.T, name, text string) string {
 	return dir
 }
 
-func build(t *testing.T, s *Store, dir string, opts BuildOptions) *Template {
+func build(t *testing.T, s *Store, dir string, opts BuildOptions) *turnstone.Template {
 	t.Helper()
 	tmpl, err := s.Build(t.Context(), dir, opts)
 	if err != nil {

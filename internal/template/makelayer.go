@@ -23,7 +23,7 @@ func (s *Store) canBuild(spec *Spec) error {
 }
 
 // makeLayer builds the layered spec on base. The caller holds the digest's lock.
-func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template,
+func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *turnstone.Template,
 	say func(string)) (err error) {
 	w, err := s.begin(spec)
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *Template,
 		}
 	}
 	req.Steps = layerSteps(spec, reg, func(all map[string]string) { m.Packages = all })
-	return s.layers.Build(ctx, req, func(l Layer) error {
+	return s.layers.Build(ctx, req, func(l turnstone.TemplateLayer) error {
 		l.Spec = w.digest
 		lock := &Lock{Version: lockVersion, Spec: spec.unlocked().Digest(), FSHash: l.Tree.Hash,
 			Apt: m.Packages}
@@ -98,7 +98,7 @@ func (s *Store) openRegistry(spec *Spec, log io.Writer,
 	}
 	o := registry.Options{Cache: s.packages, Pip: s.sources.Pip, Npm: s.sources.Npm,
 		Apt: s.sources.mirrors().Addresses(), Log: log, Fetched: func(f registry.Fetch) {
-			tell.tell(Event{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
+			tell.tell(turnstone.BuildEvent{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
 		}}
 	if spec.Lock != nil {
 		o.Locked, o.Pips, o.Npms = true, spec.Lock.Pip, spec.Lock.Npm

@@ -20,12 +20,12 @@ const manifestVersion = 1
 
 // A manifest is the file that describes an image.
 type manifest struct {
-	Format int              `json:"format"`
-	Digest turnstone.Digest `json:"digest"`
-	Name   string           `json:"name,omitempty"`  // its name at that time
-	Base   turnstone.Digest `json:"base,omitempty"`  // of the build below this layer
-	Root   filestamp.Stamp  `json:"root,omitzero"`   // of a template with an image
-	Layer  *Layer           `json:"layer,omitempty"` // of a layered template
+	Format int                      `json:"format"`
+	Digest turnstone.Digest         `json:"digest"`
+	Name   string                   `json:"name,omitempty"`  // its name at that time
+	Base   turnstone.Digest         `json:"base,omitempty"`  // of the build below this layer
+	Root   filestamp.Stamp          `json:"root,omitzero"`   // of a template with an image
+	Layer  *turnstone.TemplateLayer `json:"layer,omitempty"` // of a layered template
 	// the build's result, except for parts that are read later
 	Lock      *Lock             `json:"lock,omitempty"`
 	Packages  map[string]string `json:"packages"`
@@ -36,15 +36,15 @@ type manifest struct {
 // load returns spec's template if it is built and intact. The check is a stat, or a read of the
 // whole image with full, or if the file was touched or moved. For a layered template it does not
 // read the context store.
-func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, error) {
+func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*turnstone.Template, error) {
 	m, err := s.manifest(spec.Digest())
 	if err != nil {
 		return nil, err
 	}
-	t := &Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env,
+	t := &turnstone.Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env,
 		Workdir: spec.Workdir, User: spec.User,
 		Machine: spec.Machine, Built: m.Built, BuildTime: turnstone.Millis(m.BuildTime)}
-	t.versions(m.Lock)
+	setVersions(t, m.Lock)
 	if low := spec.below(); low != nil {
 		if m.Layer == nil {
 			return nil, fmt.Errorf("%s: is of another kind of template", s.manifestPath(m.Digest))
@@ -53,7 +53,7 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*Template, err
 		if err != nil {
 			return nil, err
 		}
-		t.over(base, *m.Layer)
+		putOver(t, base, *m.Layer)
 		return t, nil
 	}
 	root := filepath.Join(s.imageDir(m.Digest), "root.erofs")
@@ -105,12 +105,12 @@ func readManifest(path string) (*manifest, error) {
 
 // BuiltLayers returns the layers of all built templates, including those whose spec has changed or
 // was removed. Layers with an unreadable manifest are built again on demand.
-func (s *Store) BuiltLayers() []Layer {
+func (s *Store) BuiltLayers() []turnstone.TemplateLayer {
 	entries, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil
 	}
-	var all []Layer
+	var all []turnstone.TemplateLayer
 	for _, e := range entries {
 		digest, err := turnstone.ParseDigest("sha256:" + e.Name())
 		if err != nil {
@@ -123,8 +123,8 @@ func (s *Store) BuiltLayers() []Layer {
 	return all
 }
 
-// over puts the layer t on its base.
-func (t *Template) over(base *Template, l Layer) {
+// putOver puts the layer t on its base.
+func putOver(t, base *turnstone.Template, l turnstone.TemplateLayer) {
 	t.Root, t.RootDigest = base.Root, base.RootDigest
 	t.Size = base.Size + l.Bytes
 	t.Layers = append(slices.Clone(base.Layers), l)
@@ -135,7 +135,7 @@ func (t *Template) over(base *Template, l Layer) {
 	maps.Copy(env, t.Env)
 	t.Env = env
 	t.Workdir, t.User = cmp.Or(t.Workdir, base.Workdir), cmp.Or(t.User, base.User)
-	t.Machine = t.Machine.over(base.Machine)
+	t.Machine = t.Machine.Over(base.Machine)
 	for _, v := range []struct {
 		to   *map[string]string
 		from map[string]string
@@ -149,8 +149,8 @@ func (t *Template) over(base *Template, l Layer) {
 	}
 }
 
-// versions records the packages that the build got from pip and npm.
-func (t *Template) versions(l *Lock) {
+// setVersions records the packages that the build got from pip and npm.
+func setVersions(t *turnstone.Template, l *Lock) {
 	if l == nil {
 		return
 	}

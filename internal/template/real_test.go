@@ -20,7 +20,7 @@ import (
 )
 
 // realTemplate returns a built-in template from the shared home, and its image.
-func realTemplate(t *testing.T, name string) (*Template, fs.FS) {
+func realTemplate(t *testing.T, name string) (*turnstone.Template, fs.FS) {
 	t.Helper()
 	s := NewStore(filepath.Join(testhome.Dir(t), "templates"))
 	tmpl, err := s.Ensure(context.Background(), name, func(what string) { t.Log(what) })

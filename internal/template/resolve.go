@@ -49,7 +49,7 @@ func (s *Store) resolve(spec *Spec, above ...string) error {
 	if spec.User == "" {
 		spec.User = base.User
 	}
-	spec.Machine = spec.Machine.over(base.Machine)
+	spec.Machine = spec.Machine.Over(base.Machine)
 	return nil
 }
 

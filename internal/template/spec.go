@@ -54,8 +54,8 @@ type Spec struct {
 	Files    []File            `json:"files,omitempty"` // sorted by path
 	Workdir  string            `json:"workdir"`         // empty: the base's
 	// the user of steps; empty: the base's, or root
-	User    string  `json:"user,omitempty"`
-	Machine Machine `json:"machine,omitzero"`
+	User    string            `json:"user,omitempty"`
+	Machine turnstone.Machine `json:"machine,omitzero"`
 	// Network lists hosts that the build may reach in addition to the package registries, as in a
 	// document's "network:". NoNetwork denies even the registries.
 	Network   []string `json:"network,omitempty"`
@@ -70,35 +70,6 @@ type Spec struct {
 	image      bool   // it consists of an image of a registry only
 	proxy      string // the proxy for Debian's packages during a build
 	mirrors    debian.Mirrors
-}
-
-// A Machine is the default shape of a template's sandboxes, which a document or its caller can
-// override. Zero values select the defaults.
-type Machine struct {
-	CPUs   int             `json:"cpus,omitempty"`
-	Memory turnstone.Bytes `json:"memory,omitempty"`
-	Disk   turnstone.Bytes `json:"disk,omitempty"`
-}
-
-// over returns m with base's values for its zero values.
-func (m Machine) over(base Machine) Machine {
-	if m.CPUs == 0 {
-		m.CPUs = base.CPUs
-	}
-	if m.Memory == 0 {
-		m.Memory = base.Memory
-	}
-	if m.Disk == 0 {
-		m.Disk = base.Disk
-	}
-	return m
-}
-
-// Shape returns shape with m's values in it.
-func (m Machine) Shape(shape turnstone.Shape) turnstone.Shape {
-	m = m.over(Machine{shape.CPUs, shape.Memory, shape.Disk})
-	shape.CPUs, shape.Memory, shape.Disk = m.CPUs, m.Memory, m.Disk
-	return shape
 }
 
 // A File is a file that a spec puts into the image, owned by root.

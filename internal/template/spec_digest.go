@@ -27,16 +27,16 @@ func (s *Spec) Digest() turnstone.Digest {
 		Files        []file            `json:"files"`
 		Workdir      string            `json:"workdir"`
 
-		LayerBuilder int              `json:"layer_builder,omitempty"`
-		BaseDigest   turnstone.Digest `json:"base_digest,omitempty"`
-		Pip          []string         `json:"pip,omitempty"`
-		Npm          []string         `json:"npm,omitempty"`
-		Commands     []string         `json:"commands,omitempty"`
-		User         string           `json:"user,omitempty"`
-		Machine      Machine          `json:"machine,omitzero"`
-		Network      []string         `json:"network,omitempty"`
-		NoNetwork    bool             `json:"no_network,omitempty"`
-		Lock         turnstone.Digest `json:"lock,omitempty"`
+		LayerBuilder int               `json:"layer_builder,omitempty"`
+		BaseDigest   turnstone.Digest  `json:"base_digest,omitempty"`
+		Pip          []string          `json:"pip,omitempty"`
+		Npm          []string          `json:"npm,omitempty"`
+		Commands     []string          `json:"commands,omitempty"`
+		User         string            `json:"user,omitempty"`
+		Machine      turnstone.Machine `json:"machine,omitzero"`
+		Network      []string          `json:"network,omitempty"`
+		NoNetwork    bool              `json:"no_network,omitempty"`
+		Lock         turnstone.Digest  `json:"lock,omitempty"`
 	}{Builder: builderVersion, Architecture: "amd64", Base: s.Base,
 		Packages: append([]string{}, s.Packages...),
 		Env:      map[string]string{}, Files: []file{}, Workdir: s.Workdir,

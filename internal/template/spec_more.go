@@ -54,7 +54,7 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 		return wrong("kernel", "kernel %q is not known; the nearest known kernel: %q",
 			t.Kernel, near)
 	}
-	if err := s.Machine.read(t.Machine); err != nil {
+	if err := readMachine(&s.Machine, t.Machine); err != nil {
 		return err
 	}
 	return s.readNetwork(t.Network)
@@ -77,7 +77,7 @@ func requirements(key, want string, list []string, rule *lazyregexp.Regexp) ([]s
 	return slices.Compact(out), nil
 }
 
-func (m *Machine) read(t machineTOML) error {
+func readMachine(m *turnstone.Machine, t machineTOML) error {
 	shape := turnstone.DefaultShape()
 	if t.CPUs != nil {
 		m.CPUs, shape.CPUs = *t.CPUs, *t.CPUs

@@ -43,7 +43,7 @@ type Store struct {
 	packages  string       // folder of files from package registries
 	registry  func(o registry.Options) registry.Options
 	sources   Sources
-	events    func(Event) // may be nil
+	events    func(turnstone.BuildEvent) // may be nil
 }
 
 // Sources are the addresses of packages. The zero value is Debian's archive, PyPI and npm's
@@ -80,35 +80,6 @@ func (s *Store) WithLayers(b LayerBuilder) *Store {
 	return &with
 }
 
-// A Template is a built template.
-type Template struct {
-	Name       string            `json:"name"`
-	Digest     turnstone.Digest  `json:"digest"`      // of the spec: the template's permanent name
-	Root       string            `json:"root"`        // path of the read-only root image (EROFS)
-	RootDigest turnstone.Digest  `json:"root_digest"` // of the file at Root
-	Size       int64             `json:"size"`        // of the file at Root, in bytes
-	Packages   map[string]string `json:"packages"`    // installed Debian packages: name → version
-	Pip        map[string]string `json:"pip,omitempty"`
-	Npm        map[string]string `json:"npm,omitempty"`
-	Env        map[string]string `json:"env"`
-	Workdir    string            `json:"workdir"`
-	User       string            `json:"user,omitempty"` // the user of steps; empty: root
-	Machine    Machine           `json:"machine,omitzero"`
-	Layers     []Layer           `json:"layers,omitempty"` // above the image, the lowest first
-	Built      time.Time         `json:"built"`
-	BuildTime  turnstone.Millis  `json:"build_ms"`
-}
-
-// EnvList returns the template's environment as KEY=VALUE, sorted.
-func (t *Template) EnvList() []string {
-	list := make([]string, 0, len(t.Env))
-	for k, v := range t.Env {
-		list = append(list, k+"="+v)
-	}
-	sort.Strings(list)
-	return list
-}
-
 // An Entry is a known template, built or not.
 type Entry struct {
 	Name        string           `json:"name"`
@@ -127,9 +98,9 @@ type Entry struct {
 // Details are the result of Show.
 type Details struct {
 	Entry
-	Spec     *Spec     `json:"spec"`
-	Template *Template `json:"template,omitempty"` // nil if it is not built
-	Log      string    `json:"log,omitempty"`      // path of the last build's log, if there is one
+	Spec     *Spec               `json:"spec"`
+	Template *turnstone.Template `json:"template,omitempty"` // nil if it is not built
+	Log      string              `json:"log,omitempty"`      // path of the last build's log, if any
 }
 
 // Names returns the names of all known templates, sorted.

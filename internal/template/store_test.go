@@ -41,7 +41,7 @@ func counting(t *testing.T) (*Store, *atomic.Int32) {
 	return s, &n
 }
 
-func ensure(t *testing.T, s *Store, name string) *Template {
+func ensure(t *testing.T, s *Store, name string) *turnstone.Template {
 	t.Helper()
 	tmpl, err := s.Ensure(context.Background(), name, func(what string) { t.Log(what) })
 	if err != nil {

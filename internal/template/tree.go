@@ -13,7 +13,8 @@ import (
 
 // Tree returns the initial tree of t's sandboxes. For a layered template it is in the context
 // store; otherwise it is the tree of RootTree.
-func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (turnstone.TreeRef, error) {
+func (s *Store) Tree(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef,
+	error) {
 	ref, err := s.RootTree(ctx, t, w)
 	if n := len(t.Layers); err == nil && n > 0 {
 		ref = t.Layers[n-1].Tree
@@ -22,10 +23,11 @@ func (s *Store) Tree(ctx context.Context, t *Template, w tree.Writer) (turnstone
 }
 
 // RootTree returns the tree of t's root image. It puts the directories' objects into w unless w has
-// the root's, but not the contents: t.Content finds these. The first call for an image reads the
+// the root's, but not the contents: ContentOf finds these. The first call for an image reads the
 // whole image, at about 500 MB/s, and keeps the resulting index beside it; concurrent calls, also
 // in several processes, do so once. Later calls read one small file.
-func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (turnstone.TreeRef,
+func (s *Store) RootTree(ctx context.Context, t *turnstone.Template,
+	w tree.Writer) (turnstone.TreeRef,
 	error) {
 	failed := func(err error) error {
 		var typed *turnstone.Error
@@ -48,7 +50,7 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (turns
 		return ref, err
 	}
 	// The kept index is damaged: create it again, once.
-	if err := t.root().Remove(); err != nil {
+	if err := rootOf(t).Remove(); err != nil {
 		return turnstone.TreeRef{}, failed(err)
 	}
 	again, err := s.treeIndex(ctx, t)
@@ -59,13 +61,13 @@ func (s *Store) RootTree(ctx context.Context, t *Template, w tree.Writer) (turns
 	return again.Put(ctx, w)
 }
 
-func (t *Template) root() treeindex.Root {
+func rootOf(t *turnstone.Template) treeindex.Root {
 	return treeindex.Root{Name: t.Name, Path: t.Root, Digest: t.RootDigest}
 }
 
 // treeIndex opens the index, and first creates it if there is no matching index.
-func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, error) {
-	if x, err := t.root().Index(); err == nil {
+func (s *Store) treeIndex(ctx context.Context, t *turnstone.Template) (*treeindex.Index, error) {
+	if x, err := rootOf(t).Index(); err == nil {
 		return x, nil
 	}
 	if err := s.makeDirs(); err != nil {
@@ -77,15 +79,15 @@ func (s *Store) treeIndex(ctx context.Context, t *Template) (*treeindex.Index, e
 		return nil, err
 	}
 	defer lock.Release()
-	if x, err := t.root().Index(); err == nil {
+	if x, err := rootOf(t).Index(); err == nil {
 		return x, nil // another process has created it
 	}
-	if err := t.root().Write(ctx); err != nil {
+	if err := rootOf(t).Write(ctx); err != nil {
 		return nil, err
 	}
-	return t.root().Index()
+	return rootOf(t).Index()
 }
 
-// Content returns the location of the contents of t's tree. Store.Tree must have been called for t
-// once, in any process; otherwise the result has no contents.
-func (t *Template) Content() *treeindex.Content { return t.root().Content() }
+// ContentOf returns the location of the contents of t's tree. Store.Tree must have been called for
+// t once, in any process; otherwise the result has no contents.
+func ContentOf(t *turnstone.Template) *treeindex.Content { return rootOf(t).Content() }

@@ -102,9 +102,10 @@ func (f getterFunc) Get(ctx context.Context,
 }
 
 // checkContents reads some of the contents out of the image.
-func checkContents(t *testing.T, tmpl *Template, store *treetest.Store, ref turnstone.TreeRef) {
+func checkContents(t *testing.T, tmpl *turnstone.Template, store *treetest.Store,
+	ref turnstone.TreeRef) {
 	ctx := context.Background()
-	c := tmpl.Content()
+	c := ContentOf(tmpl)
 	defer c.Close()
 	start := time.Now()
 	if !c.HasContent(turnstone.DigestBytes([]byte("turn\n"))) { // /etc/hostname

@@ -42,7 +42,7 @@ func treeFiles() []treetest.File {
 }
 
 // makeTemplate writes files into an image, like a built template.
-func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
+func makeTemplate(t testing.TB, files []treetest.File) (*Store, *turnstone.Template) {
 	t.Helper()
 	s := NewStore(t.TempDir())
 	dir := filepath.Join(s.dir, "image")
@@ -55,7 +55,7 @@ func makeTemplate(t testing.TB, files []treetest.File) (*Store, *Template) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, &Template{Name: "test", Root: root, RootDigest: st.Digest, Size: st.Size}
+	return s, &turnstone.Template{Name: "test", Root: root, RootDigest: st.Digest, Size: st.Size}
 }
 
 // both is a store that finds contents in a template.
@@ -76,7 +76,7 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content := tmpl.Content()
+	content := ContentOf(tmpl)
 	t.Cleanup(func() { _ = content.Close() })
 	direct := treetest.NewStore()
 	want := treetest.List(t, direct, treetest.Make(t, direct, treeFiles()...))
@@ -129,7 +129,7 @@ func TestTreeOfATemplateIsThatOfItsFiles(t *testing.T) {
 func TestTreeIsReadOnce(t *testing.T) {
 	ctx := context.Background()
 	s, tmpl := makeTemplate(t, treeFiles())
-	if tmpl.Content().HasContent(turnstone.DigestBytes([]byte("#!"))) {
+	if ContentOf(tmpl).HasContent(turnstone.DigestBytes([]byte("#!"))) {
 		t.Error("found before Tree")
 	}
 	var first sync.WaitGroup
@@ -211,7 +211,7 @@ func TestDamagedTreeIndexIsMadeAgain(t *testing.T) {
 	}
 	other := *tmpl
 	other.RootDigest = turnstone.DigestBytes([]byte("another image"))
-	if other.Content().HasContent(turnstone.DigestBytes([]byte("#!"))) {
+	if ContentOf(&other).HasContent(turnstone.DigestBytes([]byte("#!"))) {
 		t.Error("the index of another image was taken")
 	}
 }
@@ -233,7 +233,7 @@ func TestContentAfterClose(t *testing.T) {
 	if _, err := s.Tree(ctx, tmpl, treetest.NewStore()); err != nil {
 		t.Fatal(err)
 	}
-	c := tmpl.Content()
+	c := ContentOf(tmpl)
 	d := turnstone.DigestBytes([]byte("#!"))
 	if !c.HasContent(d) {
 		t.Fatal("not found")

@@ -66,7 +66,7 @@ func (s *Store) writeLock(ctx context.Context, path string, spec *Spec,
 
 // adopt makes the result of a build without a lock count for spec, which is the same spec with the
 // lock of that build.
-func (s *Store) adopt(ctx context.Context, t *Template, m *manifest, spec *Spec) error {
+func (s *Store) adopt(ctx context.Context, t *turnstone.Template, m *manifest, spec *Spec) error {
 	digest := spec.Digest()
 	lock, err := statedir.Acquire(ctx, s.lockPath(digest), nil)
 	if err != nil {

@@ -22,29 +22,13 @@ type PruneRequest struct {
 	DryRun bool
 }
 
-// TemplatePruned is what Prune removed, or would remove.
-type TemplatePruned struct {
-	DryRun   bool             `json:"dry_run"`
-	Builds   []template.Kept  `json:"builds"`
-	Stays    []TemplateStays  `json:"stays"` // builds of no known template that are needed
-	Logs     int              `json:"logs"`
-	Packages registry.Trimmed `json:"packages"`    // of the cache of package registries
-	Images   int64            `json:"image_bytes"` // of downloaded layers of images
-	Freed    int64            `json:"freed_bytes"`
-}
-
-// TemplateStays is a build that is needed, and by whom.
-type TemplateStays struct {
-	template.Kept
-	Why string `json:"why"`
-}
-
 // Prune removes builds of templates that are no longer known, unless a session has files that are
 // only there, or a sandbox or another build that stays needs it. GC then removes the files of
 // layers. Prune also removes old downloads from package registries. It waits for commits of turns.
 func Prune(ctx context.Context, x *repo.Repo, ts *template.Store,
-	req PruneRequest) (*TemplatePruned, error) {
-	rep := &TemplatePruned{DryRun: req.DryRun, Builds: []template.Kept{}, Stays: []TemplateStays{}}
+	req PruneRequest) (*turnstone.TemplatePruned, error) {
+	rep := &turnstone.TemplatePruned{DryRun: req.DryRun, Builds: []turnstone.KeptBuild{},
+		Stays: []turnstone.TemplateStays{}}
 	locked := func() error { return prune(ctx, x, ts, req, rep) }
 	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
 		err = locked()
@@ -58,7 +42,7 @@ func Prune(ctx context.Context, x *repo.Repo, ts *template.Store,
 }
 
 func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneRequest,
-	rep *TemplatePruned) error {
+	rep *turnstone.TemplatePruned) error {
 	needed, err := ts.Needed()
 	if err != nil {
 		return err
@@ -92,7 +76,7 @@ func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneReque
 				return err
 			}
 			if why != "" {
-				rep.Stays = append(rep.Stays, TemplateStays{k, why})
+				rep.Stays = append(rep.Stays, turnstone.TemplateStays{KeptBuild: k, Why: why})
 				uses[k.Digest] = true
 				continue
 			}
@@ -122,8 +106,8 @@ func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneReque
 const packagesKept = 30 * 24 * time.Hour
 
 // stays returns the reason why a build of no known template stays; empty: none.
-func stays(ctx context.Context, x *repo.Repo, k template.Kept, uses map[turnstone.Digest]bool,
-	rep *TemplatePruned) (string, error) {
+func stays(ctx context.Context, x *repo.Repo, k turnstone.KeptBuild, uses map[turnstone.Digest]bool,
+	rep *turnstone.TemplatePruned) (string, error) {
 	if uses[k.Digest] {
 		return "a sandbox, or another build that stays, lies on it", nil
 	}

@@ -32,7 +32,7 @@ type Builder struct {
 	Start func(ctx context.Context, req template.LayerRequest) (
 		*sandbox.Sandbox, collect.Bounds, error)
 	// Tree returns the tree of a template, and puts its directories into w.
-	Tree func(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
+	Tree func(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
 }
 
 // TimeLimit bounds the build of one layer.
@@ -41,7 +41,7 @@ const TimeLimit = 2 * time.Hour
 // Build builds a template by its name, or the spec at a path, which is registered when the build
 // succeeds, and lets x find the template's files: see template.Store.Build.
 func Build(ctx context.Context, x *repo.Repo, ts *template.Store, nameOrPath string,
-	opts template.BuildOptions) (*template.Template, error) {
+	opts template.BuildOptions) (*turnstone.Template, error) {
 	t, err := ts.Build(ctx, nameOrPath, opts)
 	if err == nil {
 		err = x.IndexTemplate(ctx, t)
@@ -50,7 +50,7 @@ func Build(ctx context.Context, x *repo.Repo, ts *template.Store, nameOrPath str
 }
 
 // Has implements template.LayerBuilder.
-func (b Builder) Has(ctx context.Context, l template.Layer) (bool, error) {
+func (b Builder) Has(ctx context.Context, l turnstone.TemplateLayer) (bool, error) {
 	s, err := b.Store(ctx)
 	if err != nil {
 		return false, err
@@ -60,7 +60,7 @@ func (b Builder) Has(ctx context.Context, l template.Layer) (bool, error) {
 
 // Build implements template.LayerBuilder.
 func (b Builder) Build(ctx context.Context, req template.LayerRequest,
-	commit func(template.Layer) error) error {
+	commit func(turnstone.TemplateLayer) error) error {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	s, bounds, err := b.Start(ctx, req)
@@ -159,7 +159,7 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 
 // keep stores the sandbox's changes.
 func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
-	commit func(template.Layer) error) error {
+	commit func(turnstone.TemplateLayer) error) error {
 	changes, err := collect.Take(ctx, w.s, nil, bounds)
 	if err != nil {
 		return err
@@ -189,7 +189,7 @@ func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 	if err := batch.Flush(ctx); err != nil {
 		return err
 	}
-	return commit(template.Layer{Tree: ref, Bytes: stats.Bytes,
+	return commit(turnstone.TemplateLayer{Tree: ref, Bytes: stats.Bytes,
 		Files: stats.Added + stats.Changed + stats.Removed})
 }
 

@@ -56,7 +56,7 @@ func builder(t *testing.T) Builder {
 			}
 		})
 		l := sandbox.New(&statedir.Dir{Root: t.TempDir()})
-		s, err := l.Connect(&machine{Conn: host, done: make(chan struct{})}, &template.Template{})
+		s, err := l.Connect(&machine{Conn: host, done: make(chan struct{})}, &turnstone.Template{})
 		return s, collect.Bounds{}, err
 	}}
 }
@@ -85,7 +85,7 @@ func TestFailedStep(t *testing.T) {
 			{Name: "fail", Script: "echo why; exit 7", Failed: failed},
 			{Name: "never", Script: `touch "$DIR/never"`},
 		}}
-	err := builder(t).Build(t.Context(), req, func(template.Layer) error {
+	err := builder(t).Build(t.Context(), req, func(turnstone.TemplateLayer) error {
 		t.Error("a layer was committed")
 		return nil
 	})

@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/terminal/terminaltest"
 )
 
@@ -139,7 +138,8 @@ func TestHostileProgress(t *testing.T) {
 		p := newProgress(&out, style{live: live, width: func() int { return 10_000 }}, 2)
 		step := terminaltest.Filled[document.Step]()
 		p.Preparing("not kept, because they hold a secret: BASH_FUNC_" + terminaltest.Hostile)
-		p.Building(template.Event{Template: terminaltest.Hostile, Phase: terminaltest.Hostile, Item: terminaltest.Hostile})
+		p.Building(turnstone.BuildEvent{Template: terminaltest.Hostile, Phase: terminaltest.Hostile,
+			Item: terminaltest.Hostile})
 		p.StepStarted(step)
 		p.StepOutput(step, turnstone.Stdout, []byte(terminaltest.Hostile))
 		p.mu.Lock()

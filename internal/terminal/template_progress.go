@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 // tellEvery is the interval between reports of a fetch without a live line.
@@ -13,7 +12,7 @@ const tellEvery = 10 * time.Second
 
 // Building shows the progress of a template's build: on a terminal in the live line, otherwise in a
 // line from time to time.
-func (p *Progress) Building(e template.Event) {
+func (p *Progress) Building(e turnstone.BuildEvent) {
 	if e.Item == "" {
 		return // Preparing reports phases
 	}
@@ -33,7 +32,7 @@ func (p *Progress) Building(e template.Event) {
 const barWidth = 20
 
 // bar draws a fetch.
-func bar(e template.Event) string {
+func bar(e turnstone.BuildEvent) string {
 	var b strings.Builder
 	if e.Total > 0 {
 		done := int(min(e.Done, e.Total) * barWidth / e.Total)

@@ -5,18 +5,19 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone"
 )
 
 func TestBar(t *testing.T) {
 	for _, c := range []struct {
-		e    template.Event
+		e    turnstone.BuildEvent
 		want string
 	}{
-		{template.Event{Item: "x.whl", Done: 50, Total: 100, Rate: 2048}, "[##########          ]  50% x.whl 50 bytes, 2.0 KiB/s"},
-		{template.Event{Item: "x.whl", Done: 200, Total: 100}, "[####################] 100% x.whl 200 bytes"},
-		{template.Event{Item: "\x1b[31mx", Done: 1, Total: -1}, " 1 byte"},
+		{turnstone.BuildEvent{Item: "x.whl", Done: 50, Total: 100, Rate: 2048},
+			"[##########          ]  50% x.whl 50 bytes, 2.0 KiB/s"},
+		{turnstone.BuildEvent{Item: "x.whl", Done: 200, Total: 100},
+			"[####################] 100% x.whl 200 bytes"},
+		{turnstone.BuildEvent{Item: "\x1b[31mx", Done: 1, Total: -1}, " 1 byte"},
 	} {
 		if got := bar(c.e); !strings.Contains(got, c.want) && c.e.Total > 0 || strings.ContainsRune(got, '\x1b') {
 			t.Errorf("%q, want %q", got, c.want)
@@ -27,7 +28,8 @@ func TestBar(t *testing.T) {
 // TestBuildingShowsFetches checks that a terminal's live line has the bar; otherwise a fetch is
 // reported from time to time.
 func TestBuildingShowsFetches(t *testing.T) {
-	e := template.Event{Template: "mine", Phase: "installing", Item: "x.whl", Done: 1 << 20, Total: 4 << 20, Rate: 1 << 20}
+	e := turnstone.BuildEvent{Template: "mine", Phase: "installing", Item: "x.whl", Done: 1 << 20,
+		Total: 4 << 20, Rate: 1 << 20}
 	var out bytes.Buffer
 	now := time.Unix(1000, 0)
 	p := newProgress(&out, style{width: func() int { return 200 }}, 0)

@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/turn/place"
 )
 
@@ -108,7 +107,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	go func() { _ = a.Serve(context.Background(), silenced{m.guest, &m.silent}); close(served) }()
 	x := testRunner(&statedir.Dir{Root: t.TempDir()})
 	x.host.Launcher.KillGrace = time.Second
-	if s, err = x.host.Launcher.Connect(m, &template.Template{}); err != nil {
+	if s, err = x.host.Launcher.Connect(m, &turnstone.Template{}); err != nil {
 		t.Fatal(err)
 	}
 	doc := parse(t, text)

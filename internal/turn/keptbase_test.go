@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo/rootimage"
 	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/templatebuild"
 	"turnstone.dev/turnstone/internal/turn/paused"
 	"turnstone.dev/turnstone/internal/turn/snapshot"
@@ -88,7 +87,8 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times: %+v, %+v", wrote, one.VM, two.VM)
 	}
 	var file bytes.Buffer
-	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "b"}, &file))
+	ok[*turnstone.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "b"},
+		&file))
 	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "a"))
 	gc(p)
 	whole(p, two)
@@ -102,7 +102,8 @@ func TestBaseLives(t *testing.T) {
 		t.Errorf("written %d times", wrote)
 	}
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(file.Bytes())))
+	ok[*turnstone.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{},
+		bytes.NewReader(file.Bytes())))
 	gc(there)
 	whole(there, two)
 	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +128,7 @@ func TestBaseLives(t *testing.T) {
 }
 
 // keptTemplate returns the template that the kept machine of rec ran on.
-func keptTemplate(ctx context.Context, x *Runner, rec *turnstone.TurnRecord) (*template.Template,
+func keptTemplate(ctx context.Context, x *Runner, rec *turnstone.TurnRecord) (*turnstone.Template,
 	error) {
 	return rootimage.Kept(ctx, x.host.Repo, x.host.Templates, rec, func(string) {})
 }
@@ -139,7 +140,7 @@ func TestMachineImage(t *testing.T) {
 	ctx := t.Context()
 	files := p.Template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.Leaves(p.Session("x"), files)
-	tmpl := ok[*template.Template](t)(p.x.host.Repo.BuiltTemplate(ctx, "mine"))
+	tmpl := ok[*turnstone.Template](t)(p.x.host.Repo.BuiltTemplate(ctx, "mine"))
 	image := turnstone.Content{Digest: tmpl.RootDigest, Size: ok[os.FileInfo](t)(os.Stat(tmpl.Root)).Size()}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
 	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "x"))
@@ -166,8 +167,10 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	var left, full bytes.Buffer
-	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s"}, &left))
-	ok[*bundle.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s", Full: true}, &full))
+	ok[*turnstone.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s"},
+		&left))
+	ok[*turnstone.ExportReport](t)(bundles(p.x).Export(ctx, bundle.ExportRequest{Session: "s",
+		Full: true}, &full))
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
@@ -186,10 +189,12 @@ func TestMachineImage(t *testing.T) {
 	}
 	found(p)
 	there := newPast(t)
-	ok[*bundle.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(full.Bytes())))
+	ok[*turnstone.ImportReport](t)(bundles(there.x).Import(ctx, bundle.ImportRequest{},
+		bytes.NewReader(full.Bytes())))
 	found(there)
 	without := newPast(t)
-	if rep := ok[*bundle.ImportReport](t)(bundles(without.x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
+	if rep := ok[*turnstone.ImportReport](t)(bundles(without.x).Import(ctx, bundle.ImportRequest{},
+		bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
 	if _, err := keptTemplate(ctx, without.x, rec); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
@@ -198,7 +203,9 @@ func TestMachineImage(t *testing.T) {
 	other := newPast(t) // a template of that name with another image
 	other.Template("mine", map[string]string{"/etc/own": "other"})
 	_, err := keptTemplate(ctx, other.x, rec)
-	if now := ok[*template.Template](t)(other.x.host.Repo.BuiltTemplate(ctx, "mine")); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(turnstone.HintOf(err), "--full") ||
+	if now := ok[*turnstone.Template](t)(other.x.host.Repo.BuiltTemplate(ctx,
+		"mine")); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "--full") ||
 		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}

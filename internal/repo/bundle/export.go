@@ -53,12 +53,12 @@ type exportTail struct {
 type Templates interface {
 	Registered(name string) ([]*template.Spec, error)
 	Spec(name string) (*template.Spec, error)
-	Tree(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef, error)
+	Tree(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
 
 	// Ensure, Resolve and Adopt are those of a store that can build layers.
-	Ensure(ctx context.Context, name string, progress func(string)) (*template.Template, error)
+	Ensure(ctx context.Context, name string, progress func(string)) (*turnstone.Template, error)
 	Resolve(ctx context.Context, name string, progress func(string)) (*template.Spec, error)
-	Adopt(ctx context.Context, s *template.Spec, progress func(string)) (*template.Template, error)
+	Adopt(ctx context.Context, s *template.Spec, progress func(string)) (*turnstone.Template, error)
 }
 
 // A Host is where sessions are exported from and imported to.
@@ -75,18 +75,10 @@ type ExportRequest struct {
 	Full bool
 }
 
-// ExportReport says what was written.
-type ExportReport struct {
-	Session turnstone.Session `json:"session"`
-	Turns   int               `json:"turns"`
-	Objects int               `json:"objects"`
-	Bytes   int64             `json:"bytes"` // of the objects, uncompressed
-}
-
 // Export writes a session as one file to w: its turns, branches and tags, and all data that they
 // need. A running turn is omitted. The same session gives the same bytes.
 func (h Host) Export(ctx context.Context, req ExportRequest,
-	w io.Writer) (*ExportReport, error) {
+	w io.Writer) (*turnstone.ExportReport, error) {
 	g, err := h.Repo.Session(ctx, req.Session)
 	if err != nil {
 		return nil, err
@@ -108,7 +100,7 @@ func (h Host) Export(ctx context.Context, req ExportRequest,
 	}
 	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{},
 		templates: h.Templates}
-	e.rep = ExportReport{Session: g.Session, Turns: len(g.Turns)}
+	e.rep = turnstone.ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
 	if err == nil {
 		err = e.tw.Close()
@@ -124,7 +116,7 @@ type exporter struct {
 	tw   *tar.Writer
 	full bool
 	seen map[turnstone.Digest]bool
-	rep  ExportReport
+	rep  turnstone.ExportReport
 
 	templates Templates
 	tail      exportTail

@@ -30,7 +30,7 @@ func exported(t *testing.T) (p *repotest.Past, file []byte) {
 	p.Turn(p.Session("other"), "main",
 		treetest.Texts(map[string]string{"/secret": "of another session"})...)
 	var out bytes.Buffer
-	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
+	ok[*turnstone.ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
 	return p, out.Bytes()
 }
 
@@ -38,12 +38,14 @@ func TestExportImport(t *testing.T) {
 	p, file := exported(t)
 	ctx := t.Context()
 	var again bytes.Buffer
-	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &again))
+	ok[*turnstone.ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"},
+		&again))
 	if !bytes.Equal(file, again.Bytes()) {
 		t.Error("the same session gives other bytes")
 	}
 	q := repotest.New(t)
-	rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)))
+	rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{},
+		bytes.NewReader(file)))
 	if !rep.Fresh || rep.Turns != 3 || rep.Session.Name != "story" {
 		t.Errorf("%+v", rep)
 	}
@@ -68,7 +70,7 @@ func TestExportImport(t *testing.T) {
 	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); len(r.Problems) > 0 || r.Turns != 3 {
 		t.Errorf("%+v", r)
 	}
-	if rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{},
+	if rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{},
 		bytes.NewReader(file))); rep.Fresh {
 		t.Error("the second time changed something")
 	}
@@ -83,7 +85,7 @@ func TestExportImport(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("the name is used: %v (%s)", err, turnstone.HintOf(err))
 	}
-	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{As: "renamed"},
+	if rep := ok[*turnstone.ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{As: "renamed"},
 		bytes.NewReader(file))); rep.Session.Name != "renamed" || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}

@@ -33,7 +33,7 @@ func holds(t *testing.T, content func(b *store.Batch) turnstone.Content) []byte 
 		return ok[turnstone.TreeRef](t)(tree.PutRoot(ctx, w, r))
 	})
 	var out bytes.Buffer
-	ok[*ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
+	ok[*turnstone.ExportReport](t)(host(p.Repo).Export(ctx, ExportRequest{Session: "story"}, &out))
 	return out.Bytes()
 }
 
@@ -78,7 +78,7 @@ func TestImportSparse(t *testing.T) {
 		t.Errorf("it has %d bytes: nothing is asked here", len(file))
 	}
 	q := repotest.New(t)
-	if rep := ok[*ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{},
+	if rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{},
 		bytes.NewReader(file))); !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}

@@ -30,7 +30,7 @@ func TestFixture(t *testing.T) {
 			"/workspace/out/a.csv": "1,2\n"})...)
 		ok[turnstone.Tag](t)(p.Repo.Tag(t.Context(), "research@1", "v1/rc"))
 		var b bytes.Buffer
-		ok[*ExportReport](t)(host(p.Repo).Export(t.Context(),
+		ok[*turnstone.ExportReport](t)(host(p.Repo).Export(t.Context(),
 			ExportRequest{Session: "research", Full: true}, &b))
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
@@ -42,7 +42,7 @@ func TestFixture(t *testing.T) {
 	}
 	defer func() { _ = f.Close() }()
 	p := repotest.New(t)
-	rep := ok[*ImportReport](t)(host(p.Repo).Import(t.Context(), ImportRequest{}, f))
+	rep := ok[*turnstone.ImportReport](t)(host(p.Repo).Import(t.Context(), ImportRequest{}, f))
 	if rep.Turns != 3 || !rep.Fresh {
 		t.Errorf("%+v", rep)
 	}

@@ -38,42 +38,9 @@ const (
 
 // ImportRequest says how to import.
 type ImportRequest struct {
-	As       string       // another name for the session; empty: its own
-	Build    ImportBuild  // empty: BuildNone
-	Progress func(string) // told of what is built; may be nil
-}
-
-// ImportBuild selects the missing templates that an import builds.
-type ImportBuild string
-
-// The values of ImportBuild. The specs in a file are as untrusted as the file.
-const (
-	BuildNone  ImportBuild = "none"
-	BuildKnown ImportBuild = "known" // those that this host has the same spec of
-	BuildAll   ImportBuild = "all"   // also those that only the file has a spec of, and images
-)
-
-// ImportReport says what was imported.
-type ImportReport struct {
-	Session turnstone.Session `json:"session"`
-	Fresh   bool              `json:"fresh"` // false: it was all here already, and nothing was changed
-	Turns   int               `json:"turns"`
-	Objects int               `json:"objects"`
-	Bytes   int64             `json:"bytes"`
-	// Missing counts the files that lie in templates which are not here. They are there as
-	// soon as the templates are.
-	Missing      int               `json:"missing"`
-	MissingBytes int64             `json:"missing_bytes"`
-	Templates    []UnbuiltTemplate `json:"templates"` // that they lie in, or may
-}
-
-// An UnbuiltTemplate is one that turns of an imported session began on, and that is not
-// here.
-type UnbuiltTemplate struct {
-	Name   string           `json:"name"`
-	Digest turnstone.Digest `json:"digest"` // of its spec
-	Why    string           `json:"why"`
-	Hint   string           `json:"hint"`
+	As       string                // another name for the session; empty: its own
+	Build    turnstone.ImportBuild // empty: BuildNone
+	Progress func(string)          // told of what is built; may be nil
 }
 
 // Import adds the session that Export wrote to r, under the same IDs. Every object is checked
@@ -83,7 +50,7 @@ type UnbuiltTemplate struct {
 // error. The session appears as a whole or not at all; objects of a rejected file may take up space
 // until GC.
 func (h Host) Import(ctx context.Context, req ImportRequest,
-	r io.Reader) (*ImportReport, error) {
+	r io.Reader) (*turnstone.ImportReport, error) {
 	cs, err := h.Repo.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -147,8 +114,8 @@ type importer struct {
 	tail    *exportTail               // nil: the file has none
 	leftOut map[turnstone.Digest]bool // by tail
 	missing map[turnstone.Digest]int64
-	unbuilt []UnbuiltTemplate
-	rep     ImportReport
+	unbuilt []turnstone.UnbuiltTemplate
+	rep     turnstone.ImportReport
 
 	unpacked int64 // bytes that contents in chunks may yet have together
 }
@@ -208,8 +175,8 @@ func (m *importer) head() error {
 			WithHint(fmt.Sprintf("use the turn that made it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
-	m.rep = ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
-		Templates: []UnbuiltTemplate{}}
+	m.rep = turnstone.ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
+		Templates: []turnstone.UnbuiltTemplate{}}
 	return session.CheckGraph(&m.graph)
 }
 

@@ -74,12 +74,13 @@ func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 
 // leave records that the template of rec is not here.
 func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
-	m.unbuilt = append(m.unbuilt, UnbuiltTemplate{rec.Image, rec.Template, why, hint})
+	m.unbuilt = append(m.unbuilt, turnstone.UnbuiltTemplate{Name: rec.Image,
+		Digest: rec.Template, Why: why, Hint: hint})
 }
 
 // importTemplate builds the template that rec's turn began on if how allows it.
 func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord,
-	how ImportBuild, progress func(string)) (*template.Template, error) {
+	how turnstone.ImportBuild, progress func(string)) (*turnstone.Template, error) {
 	fail := func(hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
 			format, args...).WithHint(hint)
@@ -92,13 +93,13 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 	ts := m.host.Templates
 	_, err := ts.Spec(rec.Image)
 	switch {
-	case err == nil && how != BuildKnown && how != BuildAll:
+	case err == nil && how != turnstone.BuildKnown && how != turnstone.BuildAll:
 		return nil, fail("turn template build "+name, "is not built here")
 	case err == nil:
 		return ts.Ensure(ctx, rec.Image, progress)
 	case turnstone.KindOf(err) != turnstone.KindNotFound && !template.IsImage(rec.Image):
 		return nil, err
-	case template.IsImage(rec.Image) && how != BuildAll:
+	case template.IsImage(rec.Image) && how != turnstone.BuildAll:
 		return nil, fail("turn template pull "+name+", or "+all,
 			"is an image that was not pulled here")
 	case template.IsImage(rec.Image):
@@ -116,7 +117,7 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 		if s == nil || s.Name != rec.Image {
 			continue
 		}
-		if how != BuildAll {
+		if how != turnstone.BuildAll {
 			return nil, fail(all+" builds it by the spec in the file; "+
 				"what that installs and runs in a sandbox is its author's choice",
 				"is not known here")
@@ -128,7 +129,7 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 
 // adopt builds the last of specs, and its bases among the others.
 func adopt(ctx context.Context, ts Templates, specs []*template.Spec,
-	progress func(string)) (*template.Template, error) {
+	progress func(string)) (*turnstone.Template, error) {
 	last := specs[len(specs)-1]
 	for i := len(specs) - 2; i >= 0; i-- {
 		if specs[i] != nil && specs[i].Name == last.Base {

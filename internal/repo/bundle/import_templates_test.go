@@ -23,7 +23,7 @@ func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[strin
 	p.Leaves(p.Session("s"), p.Template("mine", files))
 	var out bytes.Buffer
 	req.Session = "s"
-	ok[*ExportReport](t)(host(p.Repo).Export(t.Context(), req, &out))
+	ok[*turnstone.ExportReport](t)(host(p.Repo).Export(t.Context(), req, &out))
 	return out.Bytes(), files
 }
 
@@ -33,9 +33,9 @@ func TestImportWithoutTemplate(t *testing.T) {
 	file, files := withTemplate(t, ExportRequest{})
 	ctx := t.Context()
 	q := repotest.New(t)
-	for _, how := range []ImportBuild{"", BuildNone, BuildKnown} {
+	for _, how := range []turnstone.ImportBuild{"", turnstone.BuildNone, turnstone.BuildKnown} {
 		r := repotest.New(t)
-		rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: how},
+		rep := ok[*turnstone.ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: how},
 			bytes.NewReader(file)))
 		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) ||
 			len(rep.Templates) != 1 || rep.Templates[0].Name != "mine" ||
@@ -44,7 +44,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 			t.Errorf("%q: %+v", how, rep)
 		}
 	}
-	ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)))
+	ok[*turnstone.ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{}, bytes.NewReader(file)))
 	if info := ok[*turnstone.TurnInfo](t)(q.Repo.Show(ctx, "s@1")); info.State == nil {
 		t.Errorf("%+v", info)
 	}
@@ -66,7 +66,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	q.Template("mine", files)
 	fresh := repotest.Open(q.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
-	built := ok[*template.Template](t)(repotest.Templates(fresh).Build(ctx, "mine",
+	built := ok[*turnstone.Template](t)(repotest.Templates(fresh).Build(ctx, "mine",
 		template.BuildOptions{}))
 	if err := fresh.IndexTemplate(ctx, built); err != nil {
 		t.Fatal(err)
@@ -84,12 +84,13 @@ func TestImportWithoutTemplate(t *testing.T) {
 	// Where it was before, nothing is missing; and with --full neither.
 	r := repotest.New(t)
 	r.Template("mine", files)
-	if rep := ok[*ImportReport](t)(host(r.Repo).Import(ctx, ImportRequest{Build: BuildKnown},
+	if rep := ok[*turnstone.ImportReport](t)(host(r.Repo).Import(ctx,
+		ImportRequest{Build: turnstone.BuildKnown},
 		bytes.NewReader(file))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
 	full, _ := withTemplate(t, ExportRequest{Full: true})
-	if rep := ok[*ImportReport](t)(host(repotest.New(t).Repo).Import(ctx, ImportRequest{},
+	if rep := ok[*turnstone.ImportReport](t)(host(repotest.New(t).Repo).Import(ctx, ImportRequest{},
 		bytes.NewReader(full))); rep.Missing != 0 || len(rep.Templates) != 0 {
 		t.Errorf("%+v", rep)
 	}
@@ -158,7 +159,8 @@ func TestImportHostileTail(t *testing.T) {
 		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
 	} {
 		q := repotest.New(t)
-		rep := ok[*ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{Build: BuildAll},
+		rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(ctx,
+			ImportRequest{Build: turnstone.BuildAll},
 			bytes.NewReader(with(func(e *exportTail) { change(e.Specs[0]) }))))
 		if rep.Missing != 2 || len(rep.Templates) != 1 {
 			t.Errorf("%s: %+v", what, rep)

@@ -17,7 +17,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/layer"
-	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -174,12 +173,12 @@ func (m *merging) document() string {
 		b.WriteString("\nThere was too much to look through for renamed files whose content " +
 			"changed.\n")
 	}
-	conflict := func(c merge.Conflict) []string {
+	conflict := func(c turnstone.Conflict) []string {
 		return []string{conflictPath(c), string(c.Kind), shortDigest(c.Base), shortDigest(c.Ours),
 			shortDigest(c.Theirs), string(c.Resolution)}
 	}
 	path := func(p string) []string { return []string{codeSpan(p)} }
-	rename := func(n merge.Rename) []string {
+	rename := func(n turnstone.MergeRename) []string {
 		by := strconv.Itoa(n.Similarity) + "%"
 		return []string{codeSpan(n.From), codeSpan(n.To), n.Side, by}
 	}
@@ -206,12 +205,14 @@ func mergeTable[T any](b *strings.Builder, heading, columns string, rows []T,
 	}
 }
 
-func conflictPath(c merge.Conflict) string {
+func conflictPath(c turnstone.Conflict) string {
 	s := codeSpan(c.Path)
-	for _, p := range []struct{ who, path string }{
-		{"base", c.BasePath}, {"ours", c.OursPath}, {"theirs", c.TheirsPath}} {
-		if p.path != "" {
-			s += fmt.Sprintf(" (%s: %s)", p.who, codeSpan(p.path))
+	for _, v := range []struct {
+		who string
+		*turnstone.ConflictVersion
+	}{{"base", c.Base}, {"ours", c.Ours}, {"theirs", c.Theirs}} {
+		if v.ConflictVersion != nil && v.Path != "" {
+			s += fmt.Sprintf(" (%s: %s)", v.who, codeSpan(v.Path))
 		}
 	}
 	if c.Detail != "" {
@@ -220,11 +221,11 @@ func conflictPath(c merge.Conflict) string {
 	return s
 }
 
-func shortDigest(e *tree.Entry) string {
-	if e == nil {
+func shortDigest(v *turnstone.ConflictVersion) string {
+	if v == nil {
 		return "nothing"
 	}
-	return codeSpan(merge.DigestOf(e).Short())
+	return codeSpan(v.Digest.Short())
 }
 
 // codeSpan returns s as code in a table's cell.

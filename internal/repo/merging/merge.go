@@ -30,57 +30,12 @@ type Request struct {
 	From    string
 	Into    string // the branch to merge into, as "main" or "SESSION@main"; empty: main
 	Session string // name or ID; empty: that of From or Into, or the one with a branch From
-	Default merge.Side
-	Paths   map[string]merge.Side
+	Default turnstone.Side
+	Paths   map[string]turnstone.Side
 	Markers bool
 	NoFF    bool   // make a turn also where moving the branch would do
 	DryRun  bool   // only report what would happen
 	Message string // title of the turn; empty: one that names From and Into
-}
-
-// A MergeOutcome is what came of a merge.
-type MergeOutcome string
-
-// The outcomes of a merge.
-const (
-	MergeDone        MergeOutcome = "merged"       // there is a new turn; with DryRun: there would be
-	MergeFastForward MergeOutcome = "fast-forward" // the branch was moved; with DryRun: would be
-	MergeUpToDate    MergeOutcome = "up-to-date"   // there was nothing to do
-	MergeConflicts   MergeOutcome = "conflicts"    // nothing was kept
-)
-
-// A MergeReport says what a merge did, or would do.
-type MergeReport struct {
-	Outcome MergeOutcome `json:"outcome"`
-	DryRun  bool         `json:"dry_run"`
-	Session string       `json:"session"` // its name, or its ID when it has none
-	Into    string       `json:"into"`
-	Base    *MergeSide   `json:"base"` // null: they have no common ancestor
-	Ours    *MergeSide   `json:"ours"` // null: the branch had no turn
-	Theirs  *MergeSide   `json:"theirs"`
-
-	ID       turnstone.TurnID    `json:"id,omitempty"` // of the new turn
-	Number   int                 `json:"number,omitempty"`
-	Branch   string              `json:"branch,omitempty"` // whose head it is
-	Diverged bool                `json:"diverged"`         // Branch is a new one: another turn has ended on Into meanwhile
-	FSHash   turnstone.Digest    `json:"fs_hash,omitempty"`
-	Layer    turnstone.LayerInfo `json:"layer"`              // against Ours
-	Cwd      string              `json:"cwd,omitempty"`      // the merged working directory
-	CwdGone  string              `json:"cwd_gone,omitempty"` // the one that would have been, if it were in the merged tree
-	Receipt  string              `json:"receipt,omitempty"`
-
-	Conflicts      []merge.Conflict `json:"conflicts"` // undecided
-	Resolved       []merge.Conflict `json:"resolved"`
-	Merged         []string         `json:"merged"` // files whose lines were merged
-	Renames        []merge.Rename   `json:"renames"`
-	RenamesSkipped bool             `json:"renames_skipped"` // there was too much to look through for changed files that were renamed
-}
-
-// A MergeSide is one of the turns of a merge.
-type MergeSide struct {
-	ID     turnstone.TurnID `json:"id"`
-	Number int              `json:"number"`
-	FSHash turnstone.Digest `json:"fs_hash"`
 }
 
 // A merging is a merge under way.
@@ -95,26 +50,26 @@ type merging struct {
 	theirs  turnstone.Turn
 	states  [3]*turnstone.TurnState // of base, ours, theirs
 	result  turnstone.TurnState
-	report  *MergeReport
+	report  *turnstone.MergeReport
 }
 
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
 // directory. With undecided conflicts it keeps nothing, and the report has them. After an error
 // nothing is kept; an error of kind Invalid or KindNotFound means that the request is wrong.
-func Merge(ctx context.Context, x *repo.Repo, req Request) (*MergeReport, error) {
+func Merge(ctx context.Context, x *repo.Repo, req Request) (*turnstone.MergeReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	m := &merging{x: x, cs: cs, req: req, started: time.Now().UTC()}
-	m.report = &MergeReport{DryRun: req.DryRun, Conflicts: []merge.Conflict{},
-		Resolved: []merge.Conflict{}, Merged: []string{}, Renames: []merge.Rename{}}
+	m.report = &turnstone.MergeReport{DryRun: req.DryRun, Conflicts: []turnstone.Conflict{},
+		Resolved: []turnstone.Conflict{}, Merged: []string{}, Renames: []turnstone.MergeRename{}}
 	if err := m.locate(ctx); err != nil {
 		return nil, err
 	}
 	switch {
 	case m.ours != nil && m.base != nil && m.base.ID == m.theirs.ID:
-		m.report.Outcome = MergeUpToDate
+		m.report.Outcome = turnstone.MergeUpToDate
 		return m.report, nil
 	case m.ours == nil, m.base != nil && m.base.ID == m.ours.ID && !req.NoFF:
 		return m.report, m.fastForward(ctx)
@@ -127,7 +82,7 @@ func Merge(ctx context.Context, x *repo.Repo, req Request) (*MergeReport, error)
 	if err := m.merge(ctx, batch); err != nil {
 		return nil, err
 	}
-	if m.report.Outcome == MergeConflicts || req.DryRun {
+	if m.report.Outcome == turnstone.MergeConflicts || req.DryRun {
 		return m.report, nil
 	}
 	return m.report, m.keep(ctx, batch)
@@ -181,7 +136,7 @@ func (m *merging) locate(ctx context.Context) error {
 func (m *merging) readStates(ctx context.Context) error {
 	for i, s := range []struct {
 		t  *turnstone.Turn
-		to **MergeSide
+		to **turnstone.MergeSide
 	}{{m.base, &m.report.Base}, {m.ours, &m.report.Ours}, {&m.theirs, &m.report.Theirs}} {
 		if s.t == nil {
 			m.states[i] = &turnstone.TurnState{}
@@ -192,7 +147,7 @@ func (m *merging) readStates(ctx context.Context) error {
 			return err
 		}
 		m.states[i] = st
-		*s.to = &MergeSide{ID: s.t.ID, Number: s.t.Number, FSHash: st.Tree.Hash}
+		*s.to = &turnstone.MergeSide{ID: s.t.ID, Number: s.t.Number, FSHash: st.Tree.Hash}
 	}
 	return nil
 }
@@ -266,7 +221,7 @@ func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
 
 // fastForward moves the branch to theirs.
 func (m *merging) fastForward(ctx context.Context) error {
-	m.report.Outcome = MergeFastForward
+	m.report.Outcome = turnstone.MergeFastForward
 	m.report.ID, m.report.Number = m.theirs.ID, m.theirs.Number
 	m.report.Branch, m.report.FSHash = m.req.Into, m.states[2].Tree.Hash
 	if m.req.DryRun {
@@ -313,19 +268,19 @@ func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	}
 	for _, c := range append(append(res.Conflicts, res.Resolved...), others...) {
 		if c.Resolution == "" {
-			m.report.Conflicts = append(m.report.Conflicts, c)
+			m.report.Conflicts = append(m.report.Conflicts, c.Report())
 		} else {
-			m.report.Resolved = append(m.report.Resolved, c)
+			m.report.Resolved = append(m.report.Resolved, c.Report())
 		}
 	}
 	m.report.Merged = append(m.report.Merged, res.Merged...)
 	m.report.Renames = append(m.report.Renames, res.Renames...)
 	m.report.RenamesSkipped = res.RenamesSkipped
 	if len(m.report.Conflicts) > 0 {
-		m.report.Outcome = MergeConflicts
+		m.report.Outcome = turnstone.MergeConflicts
 		return nil
 	}
-	m.report.Outcome, m.report.FSHash = MergeDone, res.Tree.Hash
+	m.report.Outcome, m.report.FSHash = turnstone.MergeDone, res.Tree.Hash
 	if err := m.settleCwd(ctx, batch); err != nil {
 		return err
 	}

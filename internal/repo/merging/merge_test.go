@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store"
-	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -50,7 +49,7 @@ func (w *mergeWorld) fork(from turnstone.Turn, name string) {
 	w.must(err)
 }
 
-func (w *mergeWorld) merge(req Request) *MergeReport {
+func (w *mergeWorld) merge(req Request) *turnstone.MergeReport {
 	w.T.Helper()
 	rep, err := Merge(w.T.Context(), w.Repo, req)
 	w.must(err)
@@ -92,11 +91,12 @@ func TestMergeMakesATurn(t *testing.T) {
 	ours := w.turn("main", files("ONE\n2\n3\n"), "A=2", "B=1")
 
 	dry := w.merge(Request{From: "explore", DryRun: true})
-	if dry.Outcome != MergeDone || w.turns() != 3 {
+	if dry.Outcome != turnstone.MergeDone || w.turns() != 3 {
 		t.Fatalf("a dry run: %+v, %d turns", dry, w.turns())
 	}
 	rep := w.merge(Request{From: "explore", Into: "main"})
-	if rep.Outcome != MergeDone || rep.Number != 4 || rep.Branch != "main" || rep.Diverged ||
+	if rep.Outcome != turnstone.MergeDone || rep.Number != 4 || rep.Branch != "main" ||
+		rep.Diverged ||
 		rep.Layer.Added != 1 || rep.Layer.Changed != 1 || rep.FSHash != dry.FSHash {
 		t.Fatalf("%+v", rep)
 	}
@@ -125,12 +125,13 @@ func TestMergeMakesATurn(t *testing.T) {
 			t.Errorf("the receipt lacks %q:\n%s", want, receipt)
 		}
 	}
-	if rep := w.merge(Request{From: "explore"}); rep.Outcome != MergeUpToDate || w.turns() != 4 {
+	if rep := w.merge(Request{From: "explore"}); rep.Outcome != turnstone.MergeUpToDate ||
+		w.turns() != 4 {
 		t.Errorf("again: %+v", rep)
 	}
 	// explore has nothing of its own any more.
 	rep = w.merge(Request{From: "main", Into: "research@explore"})
-	if rep.Outcome != MergeFastForward || w.turns() != 4 {
+	if rep.Outcome != turnstone.MergeFastForward || w.turns() != 4 {
 		t.Errorf("back: %+v", rep)
 	}
 	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "explore"); err != nil ||
@@ -146,7 +147,7 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	w.turn("explore", files("2\n"), "A=2")
 	ours := w.turn("main", files("3\n"), "A=3")
 	rep := w.merge(Request{From: "research@explore"})
-	if rep.Outcome != MergeConflicts || len(rep.Conflicts) != 2 ||
+	if rep.Outcome != turnstone.MergeConflicts || len(rep.Conflicts) != 2 ||
 		rep.Conflicts[0].Path != "/workspace/a" || rep.Conflicts[1].Path != "env:A" ||
 		w.turns() != 3 {
 		t.Fatalf("%+v", rep)
@@ -154,15 +155,16 @@ func TestMergeConflictsKeepNothing(t *testing.T) {
 	if b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "main"); err != nil || b.Head != ours.ID {
 		t.Errorf("main: %+v, %v", b, err)
 	}
-	_, err := Merge(t.Context(), w.Repo,
-		Request{From: "explore", Paths: map[string]merge.Side{"/workspace/b": merge.Ours}})
+	_, err := Merge(t.Context(), w.Repo, Request{From: "explore",
+		Paths: map[string]turnstone.Side{"/workspace/b": turnstone.SideOurs}})
 	if turnstone.KindOf(err) != turnstone.KindInvalid ||
 		!strings.Contains(turnstone.HintOf(err), "/workspace/a, env:A") {
 		t.Errorf("a path without a conflict: %v (%s)", err, turnstone.HintOf(err))
 	}
 	rep = w.merge(Request{From: "explore", Markers: true,
-		Paths: map[string]merge.Side{"env:A": merge.Theirs}, Message: "both | `of` them"})
-	if rep.Outcome != MergeDone || len(rep.Resolved) != 2 {
+		Paths:   map[string]turnstone.Side{"env:A": turnstone.SideTheirs},
+		Message: "both | `of` them"})
+	if rep.Outcome != turnstone.MergeDone || len(rep.Resolved) != 2 {
 		t.Fatalf("%+v", rep)
 	}
 	want := "<<<<<<< main\n3\n||||||| turn 1\n1\n=======\n2\n>>>>>>> explore\n"
@@ -185,17 +187,19 @@ func TestMergeFastForward(t *testing.T) {
 	base := w.turn("main", files("1\n"))
 	w.fork(base, "explore")
 	theirs := w.turn("explore", files("2\n"))
-	if rep := w.merge(Request{From: "explore", DryRun: true}); rep.Outcome != MergeFastForward {
+	rep := w.merge(Request{From: "explore", DryRun: true})
+	if rep.Outcome != turnstone.MergeFastForward {
 		t.Fatalf("%+v", rep)
 	}
-	rep := w.merge(Request{From: "explore", NoFF: true})
-	if rep.Outcome != MergeDone || rep.FSHash != rep.Theirs.FSHash {
+	rep = w.merge(Request{From: "explore", NoFF: true})
+	if rep.Outcome != turnstone.MergeDone || rep.FSHash != rep.Theirs.FSHash {
 		t.Fatalf("--no-ff: %+v", rep)
 	}
 	w.fork(base, "other")
 	rep = w.merge(Request{From: "explore", Into: "other"})
 	b, err := w.CS.DB.Branch(t.Context(), w.s.ID, "other")
-	if rep.Outcome != MergeFastForward || err != nil || b.Head != theirs.ID || w.turns() != 3 {
+	if rep.Outcome != turnstone.MergeFastForward || err != nil || b.Head != theirs.ID ||
+		w.turns() != 3 {
 		t.Errorf("%+v, %+v, %v", rep, b, err)
 	}
 }
@@ -225,7 +229,7 @@ func TestMergeFindsTheSession(t *testing.T) {
 		{From: "explore", Into: "research@main"}, {From: "explore~0"},
 	} {
 		req.DryRun = true
-		if rep := w.merge(req); rep.Outcome != MergeDone || rep.Session != "research" {
+		if rep := w.merge(req); rep.Outcome != turnstone.MergeDone || rep.Session != "research" {
 			t.Errorf("%+v: %+v", req, rep)
 		}
 	}
@@ -257,7 +261,7 @@ func TestMergesRace(t *testing.T) {
 		w.turn(branch, files("1\n", branch, "x"))
 	}
 	w.turn("main", files("1\n", "own", "x"))
-	reports := make(chan *MergeReport, n)
+	reports := make(chan *turnstone.MergeReport, n)
 	for i := range n {
 		go func() {
 			rep, err := Merge(t.Context(), w.Repo, Request{From: fmt.Sprintf("b%d", i)})
@@ -289,7 +293,7 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 	w.turn("explore", map[string]string{"b": "x"}) // /workspace is gone, and nobody looked
 	w.turn("main", files("1\n", "c", "x"))
 	rep := w.merge(Request{From: "explore"})
-	if rep.Outcome != MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" ||
+	if rep.Outcome != turnstone.MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" ||
 		!strings.Contains(rep.Receipt, "is not in the merged tree") {
 		t.Errorf("%+v", rep)
 	}
@@ -299,9 +303,13 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 func TestMergeReceiptOfAnyNames(t *testing.T) {
 	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---",
 		"<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
-		m := &merging{req: Request{From: "x", Into: "main", Message: name}, report: &MergeReport{Ours: &MergeSide{}, Theirs: &MergeSide{},
-			Merged: []string{"/" + name}, Renames: []merge.Rename{{From: "/" + name, To: "/b"}}, CwdGone: "/" + name, Cwd: "/",
-			Resolved: []merge.Conflict{{Path: "/" + name, Kind: merge.KindLinks, Detail: name, OursPath: name}}}}
+		m := &merging{req: Request{From: "x", Into: "main", Message: name},
+			report: &turnstone.MergeReport{Ours: &turnstone.MergeSide{},
+				Theirs: &turnstone.MergeSide{},
+				Merged: []string{"/" + name}, Renames: []turnstone.MergeRename{{From: "/" + name,
+					To: "/b"}}, CwdGone: "/" + name, Cwd: "/",
+				Resolved: []turnstone.Conflict{{Path: "/" + name, Kind: turnstone.ConflictLinks,
+					Detail: name, Ours: &turnstone.ConflictVersion{Path: name}}}}}
 		doc, err := document.Parse("merge.md", []byte(m.document()))
 		if err != nil || len(doc.Steps) != 0 {
 			t.Errorf("%q: %v, %d steps:\n%s", name, err, len(doc.Steps), m.document())

@@ -182,7 +182,7 @@ func (p *Past) Template(name string,
 		map[string]any{"format": 1, "digest": spec.Digest(), "root": st})
 	write(filepath.Join(specs, name+".json"), spec)
 	return func(w tree.Writer) turnstone.TreeRef {
-		tmpl := OK[*template.Template](t)(p.Repo.BuiltTemplate(t.Context(), name))
+		tmpl := OK[*turnstone.Template](t)(p.Repo.BuiltTemplate(t.Context(), name))
 		return OK[turnstone.TreeRef](t)(Templates(p.Repo).Tree(t.Context(), tmpl, w))
 	}
 }

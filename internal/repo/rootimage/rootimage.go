@@ -26,9 +26,9 @@ const rootsAge = 30 * 24 * time.Hour
 // Kept returns the template that the kept machine of rec ran on: the one of that name,
 // if it has the same image; else that image, wherever it is here, without a template around it.
 func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *turnstone.TurnRecord,
-	progress func(string)) (*template.Template, error) {
+	progress func(string)) (*turnstone.Template, error) {
 	want := rec.VM.Image
-	fits := func(t *template.Template) bool {
+	fits := func(t *turnstone.Template) bool {
 		return want == nil && t.Digest == rec.Template || want != nil && t.RootDigest == want.Digest
 	}
 	if t, err := r.BuiltTemplate(ctx, rec.Image); err == nil && fits(t) {
@@ -68,7 +68,7 @@ func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *tur
 // Template returns a template called name that has the image root. It need not be one that
 // that name stands for today.
 func Template(ctx context.Context, r *repo.Repo, templates *template.Store, name string,
-	root turnstone.Digest) (*template.Template, error) {
+	root turnstone.Digest) (*turnstone.Template, error) {
 	if t, err := r.BuiltTemplate(ctx, name); err == nil && t.RootDigest == root {
 		return t, nil
 	}
@@ -83,7 +83,7 @@ func Template(ctx context.Context, r *repo.Repo, templates *template.Store, name
 	if err != nil {
 		return nil, err
 	}
-	t := &template.Template{Name: name, Root: path, RootDigest: root, Size: st.Size()}
+	t := &turnstone.Template{Name: name, Root: path, RootDigest: root, Size: st.Size()}
 	if spec, err := templates.Spec(name); err == nil { // for commands that are run in it from outside
 		t.Env, t.Workdir, t.User = spec.Env, spec.Workdir, spec.User
 	}

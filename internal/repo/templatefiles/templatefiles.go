@@ -108,7 +108,7 @@ func (t *Contents) look() (news bool) {
 		if err != nil || json.Unmarshal(b, &manifest) != nil || manifest.Root.Digest == "" {
 			continue // partly removed: its user reports the error
 		}
-		tmpl := &template.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"),
+		tmpl := &turnstone.Template{Name: e.Name()[:12], Root: filepath.Join(dir, "root.erofs"),
 			RootDigest: manifest.Root.Digest}
 		file, err := os.Stat(tmpl.Root)
 		if err != nil {
@@ -117,7 +117,7 @@ func (t *Contents) look() (news bool) {
 		if t.found == nil {
 			t.found = map[string]*image{}
 		}
-		t.found[dir] = &image{tmpl.Content(), tmpl.Root, tmpl.RootDigest, file}
+		t.found[dir] = &image{template.ContentOf(tmpl), tmpl.Root, tmpl.RootDigest, file}
 		news = true
 	}
 	return news

@@ -33,7 +33,7 @@ func describe(cs []Conflict) []string {
 	return out
 }
 
-func renames(rs []Rename) []string {
+func renames(rs []turnstone.MergeRename) []string {
 	var out []string
 	for _, r := range rs {
 		out = append(out, r.From[1:]+" "+r.To[1:]+" "+r.Side)
@@ -88,11 +88,11 @@ func TestCases(t *testing.T) {
 					t.Errorf("%s: %q, want %q", d.what, d.got, d.want)
 				}
 			}
-			if c.opts.Default == None && c.opts.Paths == nil && !c.opts.Markers {
+			if c.opts.Default == turnstone.SideNone && c.opts.Paths == nil && !c.opts.Markers {
 				mirror := c.run(t, base, theirs, ours)
 				var got []string
 				for _, x := range mirror.Conflicts {
-					x.Kind = x.Kind.mirror()
+					x.Kind = mirrorOf(x.Kind)
 					got = append(got, describe([]Conflict{x})...)
 				}
 				slices.Sort(got)

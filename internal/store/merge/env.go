@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -25,7 +26,7 @@ func Env(base, ours, theirs []string, opts Options) (merged []string, conflicts 
 		}
 	}
 	for name := range names {
-		v, c := value(EnvPrefix+name, KindEnv, lookup(b, name),
+		v, c := value(EnvPrefix+name, turnstone.ConflictEnv, lookup(b, name),
 			lookup(o, name), lookup(t, name), opts)
 		if c != nil {
 			conflicts = append(conflicts, *c)
@@ -41,7 +42,7 @@ func Env(base, ours, theirs []string, opts Options) (merged []string, conflicts 
 
 // Cwd merges working directories.
 func Cwd(base, ours, theirs string, opts Options) (merged string, conflict *Conflict) {
-	v, c := value(CwdPath, KindCwd, &base, &ours, &theirs, opts)
+	v, c := value(CwdPath, turnstone.ConflictCwd, &base, &ours, &theirs, opts)
 	if v == nil {
 		return "", c
 	}
@@ -50,7 +51,8 @@ func Cwd(base, ours, theirs string, opts Options) (merged string, conflict *Conf
 
 // value merges a value; nil means absent. The result is undecided if the conflict has no
 // Resolution.
-func value(path string, kind Kind, base, ours, theirs *string, opts Options) (*string, *Conflict) {
+func value(path string, kind turnstone.ConflictKind, base, ours, theirs *string,
+	opts Options) (*string, *Conflict) {
 	switch {
 	case equal(ours, theirs), equal(theirs, base):
 		return ours, nil
@@ -60,19 +62,19 @@ func value(path string, kind Kind, base, ours, theirs *string, opts Options) (*s
 	c := &Conflict{Path: path, Kind: kind, Base: valueEntry(base), Ours: valueEntry(ours),
 		Theirs: valueEntry(theirs)}
 	switch opts.side(path) {
-	case Ours:
-		c.Resolution = TookOurs
+	case turnstone.SideOurs:
+		c.Resolution = turnstone.TookOurs
 		return ours, c
-	case Theirs:
-		c.Resolution = TookTheirs
+	case turnstone.SideTheirs:
+		c.Resolution = turnstone.TookTheirs
 		return theirs, c
 	}
 	return nil, c
 }
 
 // side returns the deciding side for a conflict at path that does not support markers.
-func (o Options) side(path string) Side {
-	if s := o.Paths[path]; s != None {
+func (o Options) side(path string) turnstone.Side {
+	if s := o.Paths[path]; s != turnstone.SideNone {
 		return s
 	}
 	return o.Default

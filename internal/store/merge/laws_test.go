@@ -220,13 +220,13 @@ func TestMergeOfOneSideTakesIt(t *testing.T) {
 func mirrored(cs []Conflict) []string {
 	var out []string
 	for _, c := range cs {
-		c.Kind = c.Kind.mirror()
+		c.Kind = mirrorOf(c.Kind)
 		c.Ours, c.Theirs, c.OursPath, c.TheirsPath = c.Theirs, c.Ours, c.TheirsPath, c.OursPath
 		switch c.Resolution {
-		case TookOurs:
-			c.Resolution = TookTheirs
-		case TookTheirs:
-			c.Resolution = TookOurs
+		case turnstone.TookOurs:
+			c.Resolution = turnstone.TookTheirs
+		case turnstone.TookTheirs:
+			c.Resolution = turnstone.TookOurs
 		}
 		out = append(out, whole(c))
 	}
@@ -250,10 +250,11 @@ func TestOrderOfSidesDoesNotMatter(t *testing.T) {
 		opts, swapped := Options{}, Options{}
 		switch rapid.IntRange(0, 3).Draw(l.T, "options") {
 		case 0:
-			opts, swapped = Options{Default: Ours}, Options{Default: Theirs}
+			opts, swapped = Options{Default: turnstone.SideOurs},
+				Options{Default: turnstone.SideTheirs}
 		case 1:
-			opts, swapped = Options{Paths: map[string]Side{"/d": Ours}},
-				Options{Paths: map[string]Side{"/d": Theirs}}
+			opts, swapped = Options{Paths: map[string]turnstone.Side{"/d": turnstone.SideOurs}},
+				Options{Paths: map[string]turnstone.Side{"/d": turnstone.SideTheirs}}
 		}
 		one, two := l.merge(l.base, l.ours, l.theirs, opts),
 			l.merge(l.base, l.theirs, l.ours, swapped)
@@ -289,11 +290,12 @@ func touches(cs []Conflict, p string) bool {
 
 func TestNoFileIsSilentlyLost(t *testing.T) {
 	law(t, func(l *laws) {
-		opts := Options{Default: rapid.SampledFrom([]Side{None, Ours, Theirs}).Draw(l.T, "default"),
+		opts := Options{Default: rapid.SampledFrom([]turnstone.Side{turnstone.SideNone,
+			turnstone.SideOurs, turnstone.SideTheirs}).Draw(l.T, "default"),
 			Markers: rapid.Bool().Draw(l.T, "markers")}
 		res := l.merge(l.base, l.ours, l.theirs, opts)
 		if res.Tree == (turnstone.TreeRef{}) {
-			if len(res.Conflicts) == 0 || opts.Default != None {
+			if len(res.Conflicts) == 0 || opts.Default != turnstone.SideNone {
 				l.fail("no tree, and %d conflicts", len(res.Conflicts))
 			}
 			return
@@ -326,7 +328,7 @@ func TestNoFileIsSilentlyLost(t *testing.T) {
 // side, or from a merge of lines.
 func TestResultComesFromTheSides(t *testing.T) {
 	law(t, func(l *laws) {
-		res := l.merge(l.base, l.ours, l.theirs, Options{Default: Ours})
+		res := l.merge(l.base, l.ours, l.theirs, Options{Default: turnstone.SideOurs})
 		got := load(t, l.w, res.Tree)
 		moved := map[string]string{}
 		for _, r := range res.Renames {
@@ -375,14 +377,15 @@ func TestEnvironmentLaws(t *testing.T) {
 		if got, cs := Env(b, b, th, Options{}); !slices.Equal(got, sorted(th)) || len(cs) > 0 {
 			rt.Fatalf("one-sided: %q", got)
 		}
-		one, x := Env(b, o, th, Options{Default: Ours})
-		two, y := Env(b, th, o, Options{Default: Theirs})
+		one, x := Env(b, o, th, Options{Default: turnstone.SideOurs})
+		two, y := Env(b, th, o, Options{Default: turnstone.SideTheirs})
 		if !slices.Equal(one, two) || len(x) != len(y) {
 			rt.Fatalf("the order matters: %q and %q", one, two)
 		}
 		for _, c := range x {
-			if _, undecided := Env(b, o, th,
-				Options{Paths: map[string]Side{c.Path: Theirs}}); len(undecided) != len(x) {
+			paths := map[string]turnstone.Side{c.Path: turnstone.SideTheirs}
+			_, undecided := Env(b, o, th, Options{Paths: paths})
+			if len(undecided) != len(x) {
 				rt.Fatalf("%q decided: %d of %d", c.Path, len(undecided), len(x))
 			}
 		}

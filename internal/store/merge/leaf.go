@@ -7,12 +7,13 @@ import (
 	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
 // mergeLeaf merges entries other than directories; one side may be absent.
 func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
-	forced := Kind("")
+	forced := turnstone.ConflictKind("")
 	if isLeaf(b) {
 		forced = b.forced
 	} else {
@@ -28,7 +29,8 @@ func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
 		case b != nil && sameLeafOrDir(b, t):
 			return o, nil
 		}
-		return pick(m.decide(Conflict{Path: p, Kind: m.kindAt(p, KindType)}, b, o, t), o, t), nil
+		return pick(m.decide(Conflict{Path: p, Kind: m.kindAt(p, turnstone.ConflictType)}, b, o, t),
+			o, t), nil
 	}
 	if b != nil && b.Type != o.Type {
 		b = nil
@@ -46,10 +48,10 @@ func (m *merger) mergeLeaf(p string, b, o, t *node) (*node, error) {
 
 // leafOrNothing merges a file with its absence: deleted if the other side did not change it, kept
 // if it is new, otherwise a conflict.
-func (m *merger) leafOrNothing(p string, forced Kind, b, o, t *node) *node {
-	has, kind := o, KindModifyDelete
+func (m *merger) leafOrNothing(p string, forced turnstone.ConflictKind, b, o, t *node) *node {
+	has, kind := o, turnstone.ConflictModifyDelete
 	if o == nil {
-		has, kind = t, KindDeleteModify
+		has, kind = t, turnstone.ConflictDeleteModify
 	}
 	if forced != "" {
 		kind = forced
@@ -59,24 +61,24 @@ func (m *merger) leafOrNothing(p string, forced Kind, b, o, t *node) *node {
 		return nil
 	}
 	switch m.decide(Conflict{Path: p, Kind: kind}, b, o, t) {
-	case Ours:
+	case turnstone.SideOurs:
 		return o
-	case Theirs:
+	case turnstone.SideTheirs:
 		return t
 	}
 	return has
 }
 
 // pick returns the decided side; ours if undecided.
-func pick(side Side, o, t *node) *node {
-	if side == Theirs {
+func pick(side turnstone.Side, o, t *node) *node {
+	if side == turnstone.SideTheirs {
 		return t
 	}
 	return o
 }
 
 // kindAt returns kind, or its variant for a rename to p.
-func (m *merger) kindAt(p string, kind Kind) Kind {
+func (m *merger) kindAt(p string, kind turnstone.ConflictKind) turnstone.ConflictKind {
 	if k := m.renamed[p]; k != "" {
 		return k
 	}
@@ -94,11 +96,12 @@ func (m *merger) mergeValue(p string, b, o, t *node) (*node, error) {
 	case b != nil && sameValue(b, t):
 		return o, nil
 	}
-	kind := KindAddAdd
+	kind := turnstone.ConflictAddAdd
 	if b != nil {
-		kind = map[tree.Type]Kind{tree.File: KindContent, tree.Symlink: KindSymlink}[o.Type]
+		kind = map[tree.Type]turnstone.ConflictKind{tree.File: turnstone.ConflictContent,
+			tree.Symlink: turnstone.ConflictSymlink}[o.Type]
 		if kind == "" {
-			kind = KindDevice
+			kind = turnstone.ConflictDevice
 		}
 	}
 	c := Conflict{Path: p, Kind: m.kindAt(p, kind)}
@@ -127,13 +130,13 @@ func (m *merger) mergeContent(c Conflict, b, o, t *node) (*node, error) {
 	if conflicts > 0 {
 		m.fill(&c, b, o, t)
 		side := m.side(c)
-		if side != None || !m.opts.Markers {
-			if side == None {
+		if side != turnstone.SideNone || !m.opts.Markers {
+			if side == turnstone.SideNone {
 				side = m.opts.Default
 			}
 			return pick(m.note(c, side), o, t), nil
 		}
-		c.Resolution = GotMarkers
+		c.Resolution = turnstone.GotMarkers
 		m.res.Resolved = append(m.res.Resolved, c)
 	} else {
 		m.res.Merged = append(m.res.Merged, c.Path)
@@ -184,11 +187,11 @@ func (m *merger) read(n *node) ([]byte, error) {
 // mergeAttrs merges everything except content and type, field by field. b may be nil.
 func (m *merger) mergeAttrs(p string, b, o, t *node) tree.Attr {
 	out := o.Attr
-	out.Mode = mergeField(m, p, KindMode, "", b, o, t,
+	out.Mode = mergeField(m, p, turnstone.ConflictMode, "", b, o, t,
 		func(a *tree.Attr) (uint32, bool) { return a.Mode, true }).v
-	out.UID = mergeField(m, p, KindOwner, "user", b, o, t,
+	out.UID = mergeField(m, p, turnstone.ConflictOwner, "user", b, o, t,
 		func(a *tree.Attr) (uint32, bool) { return a.UID, true }).v
-	out.GID = mergeField(m, p, KindOwner, "group", b, o, t,
+	out.GID = mergeField(m, p, turnstone.ConflictOwner, "group", b, o, t,
 		func(a *tree.Attr) (uint32, bool) { return a.GID, true }).v
 	out.MTime = mergeTime(b, o, t)
 	out.Xattrs = m.mergeXattrs(p, b, o, t)
@@ -201,7 +204,8 @@ type field[T comparable] struct {
 	ok bool
 }
 
-func mergeField[T comparable](m *merger, p string, kind Kind, detail string, b, o, t *node,
+func mergeField[T comparable](m *merger, p string, kind turnstone.ConflictKind, detail string, b, o,
+	t *node,
 	get func(*tree.Attr) (T, bool)) field[T] {
 	of := func(n *node) field[T] {
 		if n == nil {
@@ -219,7 +223,7 @@ func mergeField[T comparable](m *merger, p string, kind Kind, detail string, b, 
 	case fb == ft:
 		return fo
 	}
-	if m.decide(Conflict{Path: p, Kind: kind, Detail: detail}, b, o, t) == Theirs {
+	if m.decide(Conflict{Path: p, Kind: kind, Detail: detail}, b, o, t) == turnstone.SideTheirs {
 		return ft
 	}
 	return fo
@@ -241,15 +245,15 @@ func (m *merger) mergeXattrs(p string, b, o, t *node) []tree.Xattr {
 	slices.Sort(all)
 	var out []tree.Xattr
 	for _, name := range slices.Compact(all) {
-		f := mergeField(m, p, KindXattr, name, b, o, t, func(a *tree.Attr) (string, bool) {
-			i, ok := slices.BinarySearchFunc(a.Xattrs, name, func(x tree.Xattr, name string) int {
-				return strings.Compare(x.Name, name)
+		f := mergeField(m, p, turnstone.ConflictXattr, name, b, o, t,
+			func(a *tree.Attr) (string, bool) {
+				i, ok := slices.BinarySearchFunc(a.Xattrs, name,
+					func(x tree.Xattr, name string) int { return strings.Compare(x.Name, name) })
+				if !ok {
+					return "", false
+				}
+				return string(a.Xattrs[i].Value), true
 			})
-			if !ok {
-				return "", false
-			}
-			return string(a.Xattrs[i].Value), true
-		})
 		if f.ok {
 			out = append(out, tree.Xattr{Name: name, Value: []byte(f.v)})
 		}

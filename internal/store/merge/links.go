@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -253,9 +254,9 @@ func (l *linker) settle(set []string, present map[string]linked) ([]tree.LinkGro
 		return []tree.LinkGroup{set}, nil
 	}
 	at := present[set[0]]
-	c := Conflict{Path: set[0], Kind: KindLinks, Detail: strings.Join(set, ", ")}
+	c := Conflict{Path: set[0], Kind: turnstone.ConflictLinks, Detail: strings.Join(set, ", ")}
 	side := l.m.decide(c, at[0], at[1], at[2])
-	if side == None {
+	if side == turnstone.SideNone {
 		return nil, nil
 	}
 	return l.asIn(int(side), set, present)

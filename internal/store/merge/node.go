@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -12,12 +13,12 @@ import (
 // demand.
 type node struct {
 	tree.Entry
-	kids   []*node // sorted by name
-	loaded bool    // kids are read
-	dirty  bool    // kids differ from Entry.Tree, here or further down
-	ghost  bool    // a directory that the side does not have: it leads to a moved file
-	from   string  // path before a move; empty: not moved
-	forced Kind    // for a base's file: a conflict even if nothing else differs
+	kids   []*node                // sorted by name
+	loaded bool                   // kids are read
+	dirty  bool                   // kids differ from Entry.Tree, here or further down
+	ghost  bool                   // a directory only on the path to a moved file
+	from   string                 // path before a move; empty: not moved
+	forced turnstone.ConflictKind // for a base's file: a conflict even if nothing else differs
 }
 
 func isDir(n *node) bool  { return n != nil && n.Type == tree.Dir }

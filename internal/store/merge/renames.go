@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -25,38 +26,40 @@ func (m *merger) followRenames() error {
 	}
 	// by side: the base's files that the side no longer has and that the other side has changed
 	var sources [3]map[string]*node
-	sources[Ours], sources[Theirs] = map[string]*node{}, map[string]*node{}
+	sources[turnstone.SideOurs], sources[turnstone.SideTheirs] = map[string]*node{},
+		map[string]*node{}
 	if err := m.findSources("/", m.base, m.ours, m.theirs, &sources); err != nil {
 		return err
 	}
 	var renames [3]map[string]found
-	for side, root := range map[Side]*node{Ours: m.ours, Theirs: m.theirs} {
+	for side, root := range map[turnstone.Side]*node{turnstone.SideOurs: m.ours,
+		turnstone.SideTheirs: m.theirs} {
 		var err error
 		if renames[side], err = m.detect(sources[side], root); err != nil {
 			return err
 		}
 	}
-	m.sources = maps.Clone(sources[Ours])
-	maps.Copy(m.sources, sources[Theirs])
-	from := maps.Clone(renames[Ours])
+	m.sources = maps.Clone(sources[turnstone.SideOurs])
+	maps.Copy(m.sources, sources[turnstone.SideTheirs])
+	from := maps.Clone(renames[turnstone.SideOurs])
 	if from == nil {
 		from = map[string]found{}
 	}
-	maps.Copy(from, renames[Theirs])
+	maps.Copy(from, renames[turnstone.SideTheirs])
 	for _, a := range slices.Sorted(maps.Keys(from)) {
-		o, byOurs := renames[Ours][a]
-		t, byTheirs := renames[Theirs][a]
+		o, byOurs := renames[turnstone.SideOurs][a]
+		t, byTheirs := renames[turnstone.SideTheirs][a]
 		var err error
 		switch {
 		case byOurs && byTheirs && o.to == t.to:
-			err = m.follow(Rename{From: a, To: o.to, Side: "both",
+			err = m.follow(turnstone.MergeRename{From: a, To: o.to, Side: "both",
 				Similarity: min(o.percent, t.percent)}, m.ours)
 		case byOurs && byTheirs:
 			err = m.oneToTwo(a, o, t)
 		case byOurs:
-			err = m.oneSided(a, o, Ours)
+			err = m.oneSided(a, o, turnstone.SideOurs)
 		default:
-			err = m.oneSided(a, t, Theirs)
+			err = m.oneSided(a, t, turnstone.SideTheirs)
 		}
 		if err != nil {
 			return err
@@ -76,10 +79,10 @@ func (m *merger) findSources(p string, b, o, t *node, sources *[3]map[string]*no
 			return nil // all empty files are alike
 		}
 		if !isFile(o) && !(isFile(t) && sameLeafOrDir(b, t)) {
-			sources[Ours][p] = b
+			sources[turnstone.SideOurs][p] = b
 		}
 		if !isFile(t) && !(isFile(o) && sameLeafOrDir(b, o)) {
-			sources[Theirs][p] = b
+			sources[turnstone.SideTheirs][p] = b
 		}
 		return nil
 	case !isDir(b):
@@ -139,18 +142,18 @@ func (m *merger) findTargets(p string, b, n *node, to *[]candidate) error {
 }
 
 // oneSided follows a file that side moved and the other side changed or removed.
-func (m *merger) oneSided(a string, f found, side Side) error {
+func (m *merger) oneSided(a string, f found, side turnstone.Side) error {
 	mine, other := m.ours, m.theirs
-	deleted, added := KindRenameDelete, KindRenameAdd
-	if side == Theirs {
+	deleted, added := turnstone.ConflictRenameDelete, turnstone.ConflictRenameAdd
+	if side == turnstone.SideTheirs {
 		mine, other = other, mine
-		deleted, added = deleted.mirror(), added.mirror()
+		deleted, added = mirrorOf(deleted), mirrorOf(added)
 	}
 	theirs, err := m.find(other, a)
 	if err != nil {
 		return err
 	}
-	r := Rename{From: a, To: f.to, Side: side.String(), Similarity: f.percent}
+	r := turnstone.MergeRename{From: a, To: f.to, Side: side.String(), Similarity: f.percent}
 	switch free, err := m.freeBut(other, f.to, a); {
 	case err != nil:
 		return err
@@ -187,16 +190,16 @@ func (m *merger) freeBut(root *node, to, from string) (bool, error) {
 }
 
 // collide records a rename to a name that the other side uses for another entry.
-func (m *merger) collide(p string, kind Kind) {
+func (m *merger) collide(p string, kind turnstone.ConflictKind) {
 	if before := m.renamed[p]; before != "" && before != kind {
-		kind = KindRename2to1
+		kind = turnstone.ConflictRename2to1
 	}
 	m.renamed[p] = kind
 }
 
 // follow also moves the base's file, so that it is the base of the moved file. An earlier rename
 // may have made its old name a directory.
-func (m *merger) follow(r Rename, like *node) error {
+func (m *merger) follow(r turnstone.MergeRename, like *node) error {
 	m.res.Renames = append(m.res.Renames, r)
 	n, err := m.find(m.base, r.From)
 	if err != nil {
@@ -225,10 +228,10 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 	}
 	if !freeO || !freeT {
 		if !freeO {
-			m.collide(o.to, KindRenameAdd)
+			m.collide(o.to, turnstone.ConflictRenameAdd)
 		}
 		if !freeT {
-			m.collide(t.to, KindAddRename)
+			m.collide(t.to, turnstone.ConflictAddRename)
 		}
 		return nil // each side's file is at the side's own path
 	}
@@ -239,19 +242,20 @@ func (m *merger) oneToTwo(a string, o, t found) error {
 		}
 	}
 	at[0] = m.sources[a]
-	c := Conflict{Path: a, Kind: KindRenameRename, OursPath: o.to, TheirsPath: t.to}
+	c := Conflict{Path: a, Kind: turnstone.ConflictRenameRename, OursPath: o.to, TheirsPath: t.to}
 	switch m.decide(c, at[0], at[1], at[2]) {
-	case Ours:
+	case turnstone.SideOurs:
 		if err := m.move(m.theirs, t.to, o.to, m.ours); err != nil {
 			return err
 		}
-		return m.follow(Rename{From: a, To: o.to, Side: Ours.String(),
+		return m.follow(turnstone.MergeRename{From: a, To: o.to, Side: turnstone.SideOurs.String(),
 			Similarity: o.percent}, m.ours)
-	case Theirs:
+	case turnstone.SideTheirs:
 		if err := m.move(m.ours, o.to, t.to, m.theirs); err != nil {
 			return err
 		}
-		return m.follow(Rename{From: a, To: t.to, Side: Theirs.String(),
+		return m.follow(turnstone.MergeRename{From: a, To: t.to,
+			Side:       turnstone.SideTheirs.String(),
 			Similarity: t.percent}, m.theirs)
 	}
 	// There will be no result. The rest must not appear as further conflicts.

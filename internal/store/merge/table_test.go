@@ -1,5 +1,7 @@
 package merge
 
+import "turnstone.dev/turnstone"
+
 // Long enough that an edited text stays similar.
 const (
 	poem   = `"one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n"`
@@ -177,19 +179,22 @@ var mergeCases = []mergeCase{
 
 	// Decisions.
 	{name: "decided for ours", base: `a "1\n"`, ours: `a "2\n"`, theirs: `a "3\n"`,
-		opts: Options{Default: Ours}, want: `a "2\n"`, resolved: []string{"a content ours"}},
+		opts: Options{Default: turnstone.SideOurs}, want: `a "2\n"`,
+		resolved: []string{"a content ours"}},
 	{name: "decided for theirs", base: `a "1\n"`, ours: `a "2\n"`, theirs: `a "3\n"`,
-		opts: Options{Default: Theirs}, want: `a "3\n"`, resolved: []string{"a content theirs"}},
+		opts: Options{Default: turnstone.SideTheirs}, want: `a "3\n"`,
+		resolved: []string{"a content theirs"}},
 	{name: "a deletion decided for", base: "a \"1\"\nb \"\"", ours: "a \"2\"\nb \"\"",
-		theirs: `b ""`, opts: Options{Default: Theirs}, want: `b ""`,
+		theirs: `b ""`, opts: Options{Default: turnstone.SideTheirs}, want: `b ""`,
 		resolved: []string{"a modify/delete theirs"}},
 	{name: "decided by path", base: "a \"1\\n\"\nb \"1\\n\"", ours: "a \"2\\n\"\nb \"2\\n\"",
 		theirs: "a \"3\\n\"\nb \"3\\n\"",
-		opts:   Options{Paths: map[string]Side{"/a": Theirs}, Default: Ours},
-		want:   "a \"3\\n\"\nb \"2\\n\"", resolved: []string{"a content theirs", "b content ours"}},
+		opts: Options{Paths: map[string]turnstone.Side{"/a": turnstone.SideTheirs},
+			Default: turnstone.SideOurs},
+		want: "a \"3\\n\"\nb \"2\\n\"", resolved: []string{"a content theirs", "b content ours"}},
 	{name: "decided by directory", base: "d/a \"1\\n\"\nb \"1\\n\"",
 		ours: "d/a \"2\\n\"\nb \"2\\n\"", theirs: "d/a \"3\\n\"\nb \"3\\n\"",
-		opts:      Options{Paths: map[string]Side{"/d": Theirs}},
+		opts:      Options{Paths: map[string]turnstone.Side{"/d": turnstone.SideTheirs}},
 		conflicts: []string{"b content"}, resolved: []string{"d/a content theirs"}},
 	{name: "markers", base: `a "1\n2\n3\n"`, ours: `a "1\nx\n3\n"`, theirs: `a "1\ny\n3\n"`,
 		opts:     Options{Markers: true, OursName: "main", TheirsName: "explore"},
@@ -205,16 +210,18 @@ var mergeCases = []mergeCase{
 		opts: Options{Markers: true}, conflicts: []string{"a symlink"}},
 	{name: "markers for some, a side for the rest", base: "a \"1\\n\"\nb ->x",
 		ours: "a \"2\\n\"\nb ->y", theirs: "a \"3\\n\"\nb ->z",
-		opts:     Options{Markers: true, Default: Theirs},
+		opts:     Options{Markers: true, Default: turnstone.SideTheirs},
 		want:     "a \"<<<<<<< ours\\n2\\n||||||| base\\n1\\n=======\\n3\\n>>>>>>> theirs\\n\"\nb ->z",
 		resolved: []string{"a content markers", "b symlink theirs"}},
 	{name: "two names, decided", base: `a ` + poem, ours: `b ` + poem1, theirs: `c ` + poem8,
-		opts: Options{Paths: map[string]Side{"/a": Theirs}},
+		opts: Options{Paths: map[string]turnstone.Side{"/a": turnstone.SideTheirs}},
 		want: `c ` + poem18, resolved: []string{"a rename/rename(1to2) theirs"},
 		renames: []string{"a c theirs"}},
 	{name: "a directory against a file, decided", base: `a "1"`, ours: `a/b "x"`, theirs: `a "2"`,
-		opts: Options{Default: Ours}, want: `a/b "x"`, resolved: []string{"a directory/file ours"}},
+		opts: Options{Default: turnstone.SideOurs}, want: `a/b "x"`,
+		resolved: []string{"a directory/file ours"}},
 	{name: "links decided", base: "a \"1\"\nb \"2\"", ours: "a \"1\"\nb =a",
-		theirs: "a \"3\"\nb \"2\"", opts: Options{Default: Theirs}, want: "a \"3\"\nb \"2\"",
+		theirs: "a \"3\"\nb \"2\"", opts: Options{Default: turnstone.SideTheirs},
+		want:     "a \"3\"\nb \"2\"",
 		resolved: []string{"a links theirs"}},
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"turnstone.dev/turnstone"
 	"znkr.io/diff"
 )
 
@@ -38,7 +39,7 @@ type hunk struct{ base, side span }
 // A region is a part of a merged text: base's lines and the corresponding lines in ours and theirs.
 type region struct {
 	base, ours, theirs span
-	by                 Side // the side that changed it; None: both, in different ways
+	by                 turnstone.Side // the side that changed it; None: both, in different ways
 }
 
 // mergeText merges three texts line by line, like `git merge-file --diff3`: adjacent changes
@@ -55,9 +56,9 @@ func mergeText(base, ours, theirs []byte, n names) (merged []byte, conflicts int
 		b.write(&out, span{at, r.base.from})
 		at = r.base.to
 		switch r.by {
-		case Ours:
+		case turnstone.SideOurs:
 			o.write(&out, r.ours)
-		case Theirs:
+		case turnstone.SideTheirs:
 			t.write(&out, r.theirs)
 		default:
 			conflicts++
@@ -107,9 +108,9 @@ func align(base, ours, theirs []int32) []region {
 		r.ours.to, r.theirs.to = cover.to+shiftO, cover.to+shiftT
 		switch {
 		case nt == 0, slices.Equal(ours[r.ours.from:r.ours.to], theirs[r.theirs.from:r.theirs.to]):
-			r.by = Ours
+			r.by = turnstone.SideOurs
 		case no == 0:
-			r.by = Theirs
+			r.by = turnstone.SideTheirs
 		}
 		regions, ho, ht = append(regions, r), ho[no:], ht[nt:]
 	}

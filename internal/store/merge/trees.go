@@ -27,7 +27,7 @@ type merger struct {
 	links              [3][]tree.LinkGroup
 	sources            map[string]*node // the base's files whose renames were searched
 	// kinds of conflicts at these names, to which a rename leads
-	renamed map[string]Kind
+	renamed map[string]turnstone.ConflictKind
 	used    map[string]bool // keys of opts.Paths that have decided a conflict
 }
 
@@ -39,7 +39,7 @@ type merger struct {
 func Trees(ctx context.Context, w Store, base, ours, theirs turnstone.TreeRef,
 	opts Options) (*Result, error) {
 	m := &merger{ctx: ctx, w: w, opts: opts, res: &Result{},
-		renamed: map[string]Kind{}, used: map[string]bool{}}
+		renamed: map[string]turnstone.ConflictKind{}, used: map[string]bool{}}
 	var err error
 	for i, r := range []struct {
 		to  **node
@@ -83,7 +83,9 @@ func (m *merger) finish() {
 	sortConflicts(m.res.Conflicts)
 	sortConflicts(m.res.Resolved)
 	slices.Sort(m.res.Merged)
-	slices.SortFunc(m.res.Renames, func(a, b Rename) int { return strings.Compare(a.From, b.From) })
+	slices.SortFunc(m.res.Renames, func(a, b turnstone.MergeRename) int {
+		return strings.Compare(a.From, b.From)
+	})
 	for _, p := range slices.Sorted(maps.Keys(m.opts.Paths)) {
 		if !m.used[p] && strings.HasPrefix(p, "/") {
 			m.res.Unused = append(m.res.Unused, p)
@@ -131,9 +133,9 @@ func (m *merger) merge(p string, b, o, t *node) (*node, error) {
 	case isDir(o) && isDir(t):
 		return m.mergeDirs(p, b, o, t)
 	case isDir(o) && t == nil:
-		return m.mergeGone(p, b, o, Ours)
+		return m.mergeGone(p, b, o, turnstone.SideOurs)
 	case isDir(t) && o == nil:
-		return m.mergeGone(p, b, t, Theirs)
+		return m.mergeGone(p, b, t, turnstone.SideTheirs)
 	case isDir(o) || isDir(t):
 		return m.mergeDirLeaf(p, b, o, t)
 	}
@@ -218,7 +220,7 @@ func sameKids(side, merged []*node) bool {
 
 // mergeGone merges a directory with its absence: side still has it, as n, the other does not.
 // Side's changes in it conflict, its additions stay, and the rest is removed.
-func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
+func (m *merger) mergeGone(p string, b, n *node, side turnstone.Side) (*node, error) {
 	if !isDir(b) {
 		if !n.dirty {
 			return n, nil
@@ -226,7 +228,7 @@ func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
 		b = nil
 	}
 	o, t := n, (*node)(nil)
-	if side == Theirs {
+	if side == turnstone.SideTheirs {
 		o, t = nil, n
 	}
 	kids, err := m.mergeKids(p, b, o, t)
@@ -244,9 +246,9 @@ func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
 	case b.ghost || sameLeafOrDir(b, n):
 		return nil, nil
 	}
-	kind := KindModifyDelete
-	if side == Theirs {
-		kind = KindDeleteModify
+	kind := turnstone.ConflictModifyDelete
+	if side == turnstone.SideTheirs {
+		kind = turnstone.ConflictDeleteModify
 	}
 	if m.decide(Conflict{Path: p, Kind: kind}, b, o, t) == side {
 		return out, nil
@@ -256,9 +258,9 @@ func (m *merger) mergeGone(p string, b, n *node, side Side) (*node, error) {
 
 // mergeDirLeaf merges a directory with another type.
 func (m *merger) mergeDirLeaf(p string, b, o, t *node) (*node, error) {
-	dir, leaf, kind := o, t, KindDirFile
+	dir, leaf, kind := o, t, turnstone.ConflictDirFile
 	if isDir(t) {
-		dir, leaf, kind = t, o, KindFileDir
+		dir, leaf, kind = t, o, turnstone.ConflictFileDir
 	}
 	switch {
 	case isDir(b):
@@ -272,7 +274,7 @@ func (m *merger) mergeDirLeaf(p string, b, o, t *node) (*node, error) {
 	case isLeaf(b) && sameLeafOrDir(b, leaf):
 		return dir, nil
 	}
-	if m.decide(Conflict{Path: p, Kind: kind}, b, o, t) == Theirs {
+	if m.decide(Conflict{Path: p, Kind: kind}, b, o, t) == turnstone.SideTheirs {
 		return t, nil
 	}
 	return o, nil
@@ -306,25 +308,25 @@ func (m *merger) same(a, b *node) (bool, error) {
 }
 
 // decide records a conflict and returns its deciding side, or None.
-func (m *merger) decide(c Conflict, b, o, t *node) Side {
+func (m *merger) decide(c Conflict, b, o, t *node) turnstone.Side {
 	m.fill(&c, b, o, t)
 	side := m.side(c)
-	if side == None {
+	if side == turnstone.SideNone {
 		side = m.opts.Default
 	}
 	return m.note(c, side)
 }
 
 // note records a conflict that side decides.
-func (m *merger) note(c Conflict, side Side) Side {
+func (m *merger) note(c Conflict, side turnstone.Side) turnstone.Side {
 	switch side {
-	case Ours:
-		c.Resolution = TookOurs
-	case Theirs:
-		c.Resolution = TookTheirs
+	case turnstone.SideOurs:
+		c.Resolution = turnstone.TookOurs
+	case turnstone.SideTheirs:
+		c.Resolution = turnstone.TookTheirs
 	default:
 		m.res.Conflicts = append(m.res.Conflicts, c)
-		return None
+		return turnstone.SideNone
 	}
 	m.res.Resolved = append(m.res.Resolved, c)
 	return side
@@ -349,21 +351,22 @@ func (m *merger) fill(c *Conflict, b, o, t *node) {
 
 // side returns the side that decides c by its path: one of its names, or the nearest directory
 // above it.
-func (m *merger) side(c Conflict) Side {
+func (m *merger) side(c Conflict) turnstone.Side {
 	for _, p := range []string{c.Path, c.OursPath, c.TheirsPath, c.BasePath} {
 		for ok := p != ""; ok; p, ok = parent(p) {
-			if s := m.opts.Paths[p]; s != None {
+			if s := m.opts.Paths[p]; s != turnstone.SideNone {
 				m.used[p] = true
 				return s
 			}
 		}
 	}
-	return None
+	return turnstone.SideNone
 }
 
 // open reports whether there is an undecided conflict at p or above it.
 func (m *merger) open(p string) bool {
 	return slices.ContainsFunc(m.res.Conflicts, func(c Conflict) bool {
-		return c.Kind != KindLinks && (p == c.Path || strings.HasPrefix(p, c.Path+"/"))
+		return c.Kind != turnstone.ConflictLinks && (p == c.Path ||
+			strings.HasPrefix(p, c.Path+"/"))
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"errors"
+	"turnstone.dev/turnstone"
 )
 
 // DefaultLimit is the default size limit of the cache, in bytes.
@@ -53,16 +54,10 @@ func (s *Server) noted(key string) (path string, d want, ok bool) {
 	return found[0], d, true
 }
 
-// Trimmed is the result of Trim.
-type Trimmed struct {
-	Files int   `json:"files"`
-	Bytes int64 `json:"bytes"`
-}
-
 // Trim removes from the cache in dir the files that were not used for longer than older, unless
 // that is 0, and then the least recently used files, until the cache uses at most limit bytes.
 // Downloads in progress stay. dry only counts.
-func Trim(dir string, limit int64, older time.Duration, dry bool) (t Trimmed, err error) {
+func Trim(dir string, limit int64, older time.Duration, dry bool) (t turnstone.Trimmed, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return t, nil

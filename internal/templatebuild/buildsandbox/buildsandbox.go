@@ -32,7 +32,7 @@ func Builder(h *host.Host) template.LayerBuilder {
 			}
 			return cs.Store, nil
 		},
-		Tree: func(ctx context.Context, t *template.Template, w tree.Writer) (turnstone.TreeRef,
+		Tree: func(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef,
 			error) {
 			return h.Templates.Tree(ctx, t, w)
 		},

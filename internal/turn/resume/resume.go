@@ -18,7 +18,6 @@ import (
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/rootimage"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/turn/netrecord"
 	"turnstone.dev/turnstone/internal/turn/snapshot"
 	"turnstone.dev/turnstone/sandboxes"
@@ -169,14 +168,14 @@ func history(ctx context.Context, h *host.Host, cs *repo.ContextStore, t turnsto
 
 // layersBelow are the template's layers, below the first turn of rec's session.
 func layersBelow(ctx context.Context, h *host.Host,
-	rec *turnstone.TurnRecord) (layers []template.Layer) {
+	rec *turnstone.TurnRecord) (layers []turnstone.TemplateLayer) {
 	if rec.VM.Image == nil { // of an older program
 		if tmpl, err := h.Repo.BuiltTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
 		}
 	}
 	for _, ref := range rec.VM.Below {
-		layers = append(layers, template.Layer{Tree: ref})
+		layers = append(layers, turnstone.TemplateLayer{Tree: ref})
 	}
 	return layers
 }
