@@ -91,3 +91,59 @@ type ResumeRequest struct {
 	Network      *bool
 	NetworkRules *document.NetworkRules
 }
+
+// A MergeRequest selects the turns to merge, and decides conflicts: docs/merge.md has the rules.
+type MergeRequest struct {
+	// From is the turn to merge: a reference to a turn, or a branch, a tag or a number if the
+	// session is named or can be found by the branch.
+	From    string
+	Into    string // the branch to merge into, such as "main" or "SESSION@main"; empty: main
+	Session string // name or ID; empty: that of From or Into, or the one with a branch From
+
+	Default turnstone.Side // decides every conflict that nothing else decides
+	// Paths decides the conflicts of a path and of the paths below it; paths are absolute, or
+	// "env:NAME", or "cwd".
+	Paths map[string]turnstone.Side
+	// Markers writes conflict markers into text files; it comes after Paths and before Default.
+	Markers bool
+
+	NoFF    bool   // add a turn even if moving the branch is sufficient
+	DryRun  bool   // only report what would happen
+	Message string // title of the turn; empty: a title that names From and Into
+}
+
+// An ExportRequest selects what an export contains.
+type ExportRequest struct {
+	Session string // name or ID
+	// Full includes file contents of the template, for hosts that have another template.
+	Full bool
+}
+
+// An ImportRequest selects the name of an imported session and the templates to build.
+type ImportRequest struct {
+	As       string                // another name for the session; empty: its own name
+	Build    turnstone.ImportBuild // empty: BuildNone
+	Progress func(string)          // gets a short description of each build; may be nil
+}
+
+// A TemplateBuild has the options of a template's build.
+type TemplateBuild struct {
+	// Lock ignores the lock beside the spec, if there is one, and writes a new lock. Only a spec
+	// in a file has a lock.
+	Lock     bool
+	Progress func(string)               // gets a short description of each action; may be nil
+	Events   func(turnstone.BuildEvent) // gets the build's progress; may be nil
+}
+
+// A TemplateRemoval is one template to remove.
+type TemplateRemoval struct {
+	Name  string
+	Keep  bool // first copy what sessions need of its image into the store
+	Force bool // also when sessions need it: their files are damaged then
+}
+
+// A TemplatePrune selects the builds that a prune removes.
+type TemplatePrune struct {
+	Older  time.Duration // only builds that are older; 0: all
+	DryRun bool
+}

@@ -122,22 +122,22 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
 // directory. With undecided conflicts it keeps nothing, and the report has them. An error means
 // that nothing was kept; of kind Invalid or KindNotFound, that the request is wrong.
-func (x *Executor) Merge(ctx context.Context, req merging.Request) (*turnstone.MergeReport, error) {
-	return merging.Merge(ctx, x.repo, req)
+func (x *Executor) Merge(ctx context.Context, req MergeRequest) (*turnstone.MergeReport, error) {
+	return merging.Merge(ctx, x.repo, merging.Request(req))
 }
 
 // Export writes a session as one file to w: its turns, branches and tags, and all that they need. A
 // turn that is running is left out. The same session gives the same bytes.
-func (x *Executor) Export(ctx context.Context, req bundle.ExportRequest,
+func (x *Executor) Export(ctx context.Context, req ExportRequest,
 	w io.Writer) (*turnstone.ExportReport, error) {
-	return x.engine.Bundles().Export(ctx, req, w)
+	return x.engine.Bundles().Export(ctx, bundle.ExportRequest(req), w)
 }
 
 // Import reads a session that Export wrote. The file is untrusted: everything in it is checked
 // before the session appears. A session that is here already changes nothing.
-func (x *Executor) Import(ctx context.Context, req bundle.ImportRequest,
+func (x *Executor) Import(ctx context.Context, req ImportRequest,
 	r io.Reader) (*turnstone.ImportReport, error) {
-	return x.engine.Bundles().Import(ctx, req, r)
+	return x.engine.Bundles().Import(ctx, bundle.ImportRequest(req), r)
 }
 
 // GC deletes unreachable data: see GCRequest. It may run beside turns, imports and other calls of

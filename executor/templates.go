@@ -9,23 +9,25 @@ import (
 )
 
 // BuildTemplate builds a template by its name, or the spec at a path, which is registered when the
-// build succeeds: see template.Store.Build.
+// build succeeds. A path contains a slash, ends in ".toml", or is ".".
 func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
-	opts template.BuildOptions) (*turnstone.Template, error) {
-	return templatebuild.Build(ctx, x.repo, x.engine.Templates, nameOrPath, opts)
+	req TemplateBuild) (*turnstone.Template, error) {
+	return templatebuild.Build(ctx, x.repo, x.engine.Templates, nameOrPath,
+		template.BuildOptions(req))
 }
 
 // RemoveTemplate removes a template that no session needs, and returns the anonymous sessions that
-// were removed with it: see templatebuild.Remove.
+// were removed with it, because their files were only in its image.
 func (x *Executor) RemoveTemplate(ctx context.Context,
-	req templatebuild.Removal) ([]turnstone.Session, error) {
-	return templatebuild.Remove(ctx, x.repo, x.engine.Templates, req)
+	req TemplateRemoval) ([]turnstone.Session, error) {
+	return templatebuild.Remove(ctx, x.repo, x.engine.Templates, templatebuild.Removal(req))
 }
 
 // PruneTemplates removes builds of templates that are no longer known or needed.
 func (x *Executor) PruneTemplates(ctx context.Context,
-	req templatebuild.PruneRequest) (*turnstone.TemplatePruned, error) {
-	return templatebuild.Prune(ctx, x.repo, x.engine.Templates, req)
+	req TemplatePrune) (*turnstone.TemplatePruned, error) {
+	return templatebuild.Prune(ctx, x.repo, x.engine.Templates,
+		templatebuild.PruneRequest(req))
 }
 
 // Homes lists the persistent home directories.

@@ -31,7 +31,7 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 			t.Fatal(err)
 		}
 	}
-	s, id, cut = NewStore(&statedir.Dir{Root: t.TempDir()}), turnstone.NewSandboxID(),
+	s, id, cut = NewStore(t.TempDir()), turnstone.NewSandboxID(),
 		new(atomic.Int64)
 	dir := s.path(id)
 	check(os.MkdirAll(dir, 0o700))

@@ -4,13 +4,12 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
 // TestNoHolder: a store without a holder creates no sandbox, and starts no program.
 func TestNoHolder(t *testing.T) {
-	s := sandboxes.NewStore(&statedir.Dir{Root: t.TempDir()})
+	s := sandboxes.NewStore(t.TempDir())
 	_, err := s.Create(t.Context(), spec("fine"), nil)
 	if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))

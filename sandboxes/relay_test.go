@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -59,7 +58,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 // TestLongPath: a socket's path is limited to 107 bytes.
 func TestLongPath(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), strings.Repeat("d", 100))
-	s := sandboxes.NewStore(&statedir.Dir{Root: dir})
+	s := sandboxes.NewStore(dir)
 	s.Holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{holderName}}
 	i := create(t, s, spec("fine"))
 	use(t, s, i.ID, strings.Repeat("hello", 1<<20))

@@ -48,9 +48,9 @@ type Holder struct {
 	Env  []string
 }
 
-// NewStore returns the Store of h. It has no Holder.
-func NewStore(h *statedir.Dir) *Store {
-	return &Store{dir: h.Path("sandboxes"), KillAfter: 10 * time.Second}
+// NewStore returns the Store of the state directory at dir. It has no Holder.
+func NewStore(dir string) *Store {
+	return &Store{dir: filepath.Join(dir, "sandboxes"), KillAfter: 10 * time.Second}
 }
 
 // Prefixes of folders that are not yet, or no longer, a sandbox's folder.

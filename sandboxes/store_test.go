@@ -20,7 +20,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/sandboxtest"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -39,7 +38,7 @@ func TestMain(m *testing.M) {
 func holderMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	s := sandboxes.NewStore(&statedir.Dir{Root: os.Args[2]})
+	s := sandboxes.NewStore(os.Args[2])
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	err := s.Hold(ctx, turnstone.SandboxID(os.Args[3]), openFake, os.Stdin,
 		os.NewFile(3, "reports"), log)
@@ -156,7 +155,7 @@ func (p processes) Start(ctx context.Context, c *wire.Conn,
 
 func newStore(t *testing.T) *sandboxes.Store {
 	t.Helper()
-	s := sandboxes.NewStore(&statedir.Dir{Root: t.TempDir()})
+	s := sandboxes.NewStore(t.TempDir())
 	s.Holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{holderName}}
 	t.Cleanup(func() {
 		all, err := s.List(context.Background())

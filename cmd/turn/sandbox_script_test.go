@@ -13,7 +13,6 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"turnstone.dev/turnstone/internal/cdp/cdptest"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -22,7 +21,7 @@ func reap(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: reap")
 	}
-	s := sandboxes.NewStore(&statedir.Dir{Root: ts.Getenv("TURN_HOME")})
+	s := sandboxes.NewStore(ts.Getenv("TURN_HOME"))
 	ts.Defer(func() {
 		all, err := s.List(context.Background())
 		ts.Check(err)

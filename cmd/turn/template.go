@@ -74,7 +74,7 @@ type templateBuildCmd struct {
 func (c *templateBuildCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		t, err := x.BuildTemplate(ctx, c.Template, template.BuildOptions{Lock: c.Lock,
+		t, err := x.BuildTemplate(ctx, c.Template, executor.TemplateBuild{Lock: c.Lock,
 			Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })

@@ -35,7 +35,7 @@ func (b *bench) forks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s := sandboxes.NewStore(h)
+	s := sandboxes.NewStore(h.Root)
 	n, err := roomFor(b.clones)
 	if err != nil {
 		return err

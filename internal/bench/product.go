@@ -127,7 +127,7 @@ func (p *product) fork(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	s := sandboxes.NewStore(p.b.home)
+	s := sandboxes.NewStore(p.b.home.Root)
 	parent := turnstone.SandboxID(strings.TrimSpace(string(out)))
 	made := []turnstone.SandboxID{parent}
 	defer func() {

@@ -62,7 +62,7 @@ var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sa
 
 // Sandboxes returns the sandboxes of h.
 func (a *App) Sandboxes(h *statedir.Dir) *sandboxes.Store {
-	s := sandboxes.NewStore(h)
+	s := sandboxes.NewStore(h.Root)
 	s.Holder = holder
 	return s
 }

@@ -51,7 +51,8 @@ func holdMain(home string, id turnstone.SandboxID, fault string) error {
 		}
 		return s, sandboxes.Details{Template: s.Template.Digest, Substrate: s.Substrate(), Isolation: s.Isolation()}, nil
 	}
-	return sandboxes.NewStore(h).Hold(ctx, id, open, os.Stdin, os.NewFile(3, "reports"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return sandboxes.NewStore(h.Root).Hold(ctx, id, open, os.Stdin, os.NewFile(3, "reports"),
+		slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 // A restlessDriver starts machines that do not stand still.
@@ -154,7 +155,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 			t.Errorf("%s\n%s", next.Result, next.Receipt)
 		}
 	}
-	for _, i := range ok[[]sandboxes.Info](t)(sandboxes.NewStore(h).List(t.Context())) {
+	for _, i := range ok[[]sandboxes.Info](t)(sandboxes.NewStore(h.Root).List(t.Context())) {
 		if strings.Contains(i.Label, label) {
 			t.Errorf("its machine is left: %+v", i)
 		}

@@ -46,7 +46,7 @@ func TestMachinesOfASession(t *testing.T) {
 	kept := run(plan.Request{Snapshot: document.SnapshotVM}, put, "")
 	info := ok[sandboxes.Info](t)(x.Resume(t.Context(), ResumeRequest{Ref: string(kept.ID),
 		TTL: time.Hour}, nil))
-	if err := sandboxes.NewStore(x.Dir).Remove(t.Context(), info.ID); err != nil {
+	if err := sandboxes.NewStore(x.Dir.Root).Remove(t.Context(), info.ID); err != nil {
 		t.Error(err)
 	}
 	stays.Branch = ""

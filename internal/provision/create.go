@@ -151,7 +151,7 @@ func Unpack(ctx context.Context, h *host.Host, src *sandbox.Source, kept substra
 	if err != nil {
 		return "", nil, err
 	}
-	tmp, remove, err := sandboxes.NewStore(h.Dir).Folder()
+	tmp, remove, err := sandboxes.NewStore(h.Dir.Root).Folder()
 	if err != nil {
 		return "", nil, err
 	}

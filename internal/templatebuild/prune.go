@@ -51,7 +51,7 @@ func prune(ctx context.Context, x *repo.Repo, ts *template.Store, req PruneReque
 	if err != nil {
 		return err
 	}
-	infos, err := sandboxes.NewStore(x.Dir).List(ctx)
+	infos, err := sandboxes.NewStore(x.Dir.Root).List(ctx)
 	if err != nil {
 		return err
 	}

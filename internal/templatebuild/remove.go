@@ -49,9 +49,9 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 	var gone []turnstone.Session
 	// A commit during the copy may need more of the image's files.
 	for range 10 {
-		var more *TemplateUse
+		var more *templateUse
 		err := cs.Store.Exclusive(ctx, func() error {
-			use, err := Use(ctx, x, ts, req.Name)
+			use, err := findUse(ctx, x, ts, req.Name)
 			if err != nil {
 				return err
 			}
@@ -86,7 +86,7 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 }
 
 // inUse returns the error that names the sessions that need a template.
-func inUse(name string, use *TemplateUse) error {
+func inUse(name string, use *templateUse) error {
 	const most = 5
 	var names []string
 	for _, s := range use.Sessions[:min(most, len(use.Sessions))] {
@@ -108,7 +108,7 @@ func inUse(name string, use *TemplateUse) error {
 }
 
 // copyIn puts the files that sessions need from a template's image into the store.
-func copyIn(ctx context.Context, cs *repo.ContextStore, use *TemplateUse) error {
+func copyIn(ctx context.Context, cs *repo.ContextStore, use *templateUse) error {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return err

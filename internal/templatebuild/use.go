@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// TemplateUse says who needs a template.
-type TemplateUse struct {
+// A templateUse lists the sessions that need a template.
+type templateUse struct {
 	Sessions []turnstone.Session // that need its image, or a spec that only this host has
 	Files    int                 // contents of theirs that are in no other place
 	Bytes    int64               // of these
@@ -25,16 +25,16 @@ type TemplateUse struct {
 	dropped  map[turnstone.Digest]turnstone.Content // of Anonymous
 }
 
-func newTemplateUse() *TemplateUse {
-	return &TemplateUse{Sessions: []turnstone.Session{},
+func newTemplateUse() *templateUse {
+	return &templateUse{Sessions: []turnstone.Session{},
 		contents: map[turnstone.Digest]turnstone.Content{},
 		dropped:  map[turnstone.Digest]turnstone.Content{}}
 }
 
-// Use returns the sessions that need a template: a file of one of their turns is only in its image,
-// or they began on it and its spec was registered here. It reads the trees of all turns.
-func Use(ctx context.Context, x *repo.Repo, ts *template.Store,
-	name string) (*TemplateUse, error) {
+// findUse returns the sessions that need a template: a file of one of their turns is only in its
+// image, or they began on it and its spec was registered here. It reads the trees of all turns.
+func findUse(ctx context.Context, x *repo.Repo, ts *template.Store,
+	name string) (*templateUse, error) {
 	use := newTemplateUse()
 	dir, own, err := templateFolder(ctx, x, ts, name)
 	if err != nil {
@@ -55,7 +55,7 @@ func Use(ctx context.Context, x *repo.Repo, ts *template.Store,
 
 // folderUse adds to use the sessions that need the image in dir, and, if own, the sessions that
 // began on the template called name.
-func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *TemplateUse,
+func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *templateUse,
 	name string, own bool) error {
 	all, err := cs.DB.List(ctx)
 	if err != nil {

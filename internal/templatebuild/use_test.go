@@ -44,7 +44,7 @@ func TestTemplateThatIsNeeded(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "--keep-files") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	use := ok[*TemplateUse](t)(Use(ctx, p.Repo, repotest.Templates(p.Repo), "mine"))
+	use := ok[*templateUse](t)(findUse(ctx, p.Repo, repotest.Templates(p.Repo), "mine"))
 	if len(use.Sessions) != 1 || use.Files != 2 || use.Bytes != int64(len("only here")+len(large)) {
 		t.Errorf("%+v", use)
 	}

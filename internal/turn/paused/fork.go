@@ -133,7 +133,7 @@ func endAt(ctx context.Context, h *host.Host, path string) error {
 		return nil
 	}
 	var err error
-	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir), path: path}
+	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir.Root), path: path}
 	if m.lock, err = statedir.TryAcquire(path + ".lock"); err != nil || m.lock == nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func at(ctx context.Context, h *host.Host, t turnstone.Turn) (*Machine, error) {
 		fmt.Sprintf("turn %d", t.Number),
 		"no machine stands on it").
 		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")
-	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir),
+	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir.Root),
 		path: pathOf(h.Dir, t.Session, t.Branch)}
 	if _, err := os.Stat(m.path); err != nil {
 		return nil, none

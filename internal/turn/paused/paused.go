@@ -64,7 +64,7 @@ func (o *opening) open(ctx context.Context, h *host.Host) (*sandbox.Sandbox, err
 	}
 	t := o.turn
 	m := &Machine{host: h, path: pathOf(h.Dir, t.Session.ID, t.Setup.Plan.Branch),
-		store: sandboxes.NewStore(h.Dir)}
+		store: sandboxes.NewStore(h.Dir.Root)}
 	var err error
 	if m.lock, err = statedir.TryAcquire(m.path + ".lock"); err != nil {
 		return nil, err

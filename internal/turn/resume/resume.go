@@ -144,7 +144,7 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
 	}
-	store := sandboxes.NewStore(h.Dir)
+	store := sandboxes.NewStore(h.Dir.Root)
 	if store.Holder, err = h.Holder(ctx); err != nil {
 		return none, err
 	}

@@ -41,7 +41,7 @@ func Take(ctx context.Context, h *statedir.Dir, cs *repo.ContextStore, s *sandbo
 	*Snapshot, error) {
 	p := Parts{}
 	var err error
-	if p.Dir, p.Release, err = sandboxes.NewStore(h).Folder(); err != nil {
+	if p.Dir, p.Release, err = sandboxes.NewStore(h.Root).Folder(); err != nil {
 		return nil, err
 	}
 	defer s.Guard(ctx)()
