@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"syscall"
 )
@@ -97,12 +96,6 @@ func (e *Error) Error() string {
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
-
-// IsOp reports whether the outermost *Error in err's chain has one of the operations.
-func IsOp(err error, ops ...Op) bool {
-	var e *Error
-	return errors.As(err, &e) && slices.Contains(ops, e.Op)
-}
 
 // KindOf returns the kind of the outermost *Error in err's chain, or Internal.
 func KindOf(err error) Kind {

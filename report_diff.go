@@ -1,7 +1,6 @@
 package turnstone
 
 import (
-	"fmt"
 	"time"
 )
 
@@ -69,14 +68,6 @@ type EnvChange struct {
 type CwdChange struct {
 	Old string `json:"old"`
 	New string `json:"new"`
-}
-
-// String returns the change as one line: "M /workspace/x".
-func (c FileChange) String() string {
-	if c.Status == ChangeRenamed {
-		return fmt.Sprintf("R %s -> %s", c.OldPath, c.Path)
-	}
-	return fmt.Sprintf("%s %s", c.Status, c.Path)
 }
 
 // A FileInfo is one file of a state.

@@ -26,7 +26,7 @@ type App struct {
 	grammar        reflect.Type
 	Kong           *kong.Kong
 	Verbose        int
-	JSON           bool   // the command's output is JSON, including errors
+	asJSON         bool   // the command's output is JSON, including errors
 	Command        string // the running command, such as "session ls"
 	Env            Settings
 
@@ -71,10 +71,10 @@ func (a *App) Main(grammar any, args []string) int {
 		return ExitOK
 	}
 	if err != nil {
-		a.JSON = saysJSON(args)
+		a.asJSON = saysJSON(args)
 		return a.report(Usage(err))
 	}
-	a.Verbose, a.JSON, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
+	a.Verbose, a.asJSON, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
 	// log records before a command shows its progress, and those of commands without progress
 	a.LogTo(a.Stderr)
 	return a.report(kctx.Run(a))

@@ -102,7 +102,7 @@ func (a *App) Result(v any, err error, text func(w io.Writer)) error {
 	switch {
 	case err != nil:
 		return err
-	case a.JSON:
+	case a.asJSON:
 		return a.WriteJSON(v)
 	case text == nil:
 		return nil
@@ -115,7 +115,7 @@ func (a *App) Result(v any, err error, text func(w io.Writer)) error {
 // Partial prints the report v as JSON if the command has --json, even if the command has failed
 // with err: v lists what was done before. It returns err.
 func (a *App) Partial(v any, err error) error {
-	if !a.JSON {
+	if !a.asJSON {
 		return err
 	}
 	return errors.Join(a.WriteJSON(v), err)

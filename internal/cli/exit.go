@@ -99,7 +99,7 @@ func (a *App) report(err error) int {
 
 // Complain prints err as "turn: …" with its hint below, or as one line of JSON.
 func (a *App) Complain(err error) {
-	if a.JSON {
+	if a.asJSON {
 		a.Command = "" // the same for all commands
 		_ = a.WriteLine(a.Stderr, ErrorReport{NewErrorBody(err)})
 		return

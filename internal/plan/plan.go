@@ -23,9 +23,9 @@ import (
 const (
 	// DefaultImage is the image of a document that names none.
 	DefaultImage = "base"
-	// DefaultTimeout bounds a turn whose document and caller set no bound, so that a forgotten
+	// defaultTimeout bounds a turn whose document and caller set no bound, so that a forgotten
 	// turn does not hold its machine for ever.
-	DefaultTimeout = time.Hour
+	defaultTimeout = time.Hour
 	// DefaultBranch is the branch of a turn that names none.
 	DefaultBranch = "main"
 )
@@ -128,7 +128,7 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 		Image:     cmp.Or(req.Image, front.Image, DefaultImage),
 		Asked:     cmp.Or(req.Image, front.Image),
 		Cwd:       InCwd(workdir, front.Cwd),
-		Timeout:   cmp.Or(req.Timeout, front.Timeout, DefaultTimeout),
+		Timeout:   cmp.Or(req.Timeout, front.Timeout, defaultTimeout),
 		Timed:     req.Timeout != 0 || front.Timeout != 0,
 		Env:       append(slices.Clone(front.Env), req.Env...),
 		Given:     req.Env,
@@ -232,7 +232,7 @@ func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 	p := &Plan{Host: host, Image: req.Image, Template: req.Template, Anonymous: req.Anonymous,
 		Shape: req.Shape, Driver: cmp.Or(req.Substrate, driver.Auto), Live: req.Live, Kept: req.Kept,
 		Hostname: req.Hostname, Env: req.Env, Cwd: req.Cwd,
-		Timeout: cmp.Or(req.Timeout, DefaultTimeout), Timed: req.Timeout != 0}
+		Timeout: cmp.Or(req.Timeout, defaultTimeout), Timed: req.Timeout != 0}
 	if p.Shape == (turnstone.Shape{}) {
 		p.Shape = req.Machine.Shape(turnstone.DefaultShape())
 	}

@@ -47,7 +47,8 @@ func TestPlanDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Image != DefaultImage || p.Shape != turnstone.DefaultShape() || p.Timeout != DefaultTimeout || p.Cwd != "/srv" || p.Driver != "auto" {
+	if p.Image != DefaultImage || p.Shape != turnstone.DefaultShape() ||
+		p.Timeout != defaultTimeout || p.Cwd != "/srv" || p.Driver != "auto" {
 		t.Errorf("%+v", p)
 	}
 }

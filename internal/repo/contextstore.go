@@ -34,18 +34,19 @@ type ContextStore struct {
 	specs Templates
 }
 
-// InTemplate reports whether a template has the content d. The store does not keep such contents.
-func (cs *ContextStore) InTemplate(d turnstone.Digest) bool {
+// inTemplate reports whether a template has the content d. The store does not keep such contents.
+func (cs *ContextStore) inTemplate(d turnstone.Digest) bool {
 	return cs.Templates.HasContent(d)
 }
 
 // A Repo is the part of a state directory that is kept between turns. It is safe for concurrent
 // use.
 type Repo struct {
-	Dir       *statedir.Dir
-	Place     string // the bucket of the store; empty: in Dir
-	Templates Templates
-	Fault     func(op string) error // called before writes to the store, for tests; may be nil
+	Dir   *statedir.Dir
+	Fault func(op string) error // called before writes to the store, for tests; may be nil
+
+	place     string // the bucket of the store; empty: in Dir
+	templates Templates
 
 	mu   sync.Mutex
 	kept *ContextStore // nil until it is needed
@@ -62,7 +63,7 @@ type Templates interface {
 // New returns the repo of a state directory. Its store is in the bucket that place names, or in the
 // directory if place is empty. New opens nothing.
 func New(dir *statedir.Dir, place string, templates Templates) *Repo {
-	return &Repo{Dir: dir, Place: place, Templates: templates}
+	return &Repo{Dir: dir, place: place, templates: templates}
 }
 
 // Open returns the context store. The first call opens it; it stays open until Close.
@@ -107,7 +108,7 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 
 func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	dir string) (_ *ContextStore, err error) {
-	cs := &ContextStore{DB: db, blobs: blobs, specs: x.Templates,
+	cs := &ContextStore{DB: db, blobs: blobs, specs: x.templates,
 		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
 	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
 		return nil, errors.Join(err, cs.close())
@@ -154,7 +155,7 @@ func (cs *ContextStore) close() error {
 
 // blobs returns the packs' location, and the folder with the store's local data.
 func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	return place.Open(ctx, x.Dir, x.Place, x.Fault)
+	return place.Open(ctx, x.Dir, x.place, x.Fault)
 }
 
 // Close closes the context store, if it was opened. Running turns of x then count as interrupted.

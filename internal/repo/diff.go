@@ -89,7 +89,7 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore,
 
 // BuiltTemplate returns a template without building it.
 func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*turnstone.Template, error) {
-	details, err := x.Templates.Show(ctx, name)
+	details, err := x.templates.Show(ctx, name)
 	if err != nil {
 		return nil, err
 	}

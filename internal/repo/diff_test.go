@@ -40,7 +40,12 @@ func TestDiffOfStates(t *testing.T) {
 	var got []string
 	patch := ""
 	for _, f := range d.Files {
-		got = append(got, fmt.Sprintf("%s %v +%d -%d %v", f, f.What, f.Plus, f.Minus, f.Binary))
+		name := f.Path
+		if f.OldPath != "" {
+			name = f.OldPath + " -> " + f.Path
+		}
+		got = append(got, fmt.Sprintf("%s %s %v +%d -%d %v", f.Status, name, f.What, f.Plus, f.Minus,
+			f.Binary))
 		if f.Binary && !strings.Contains(f.Patch, "\nBinary files a/a/blob and b/a/blob differ\n") {
 			t.Errorf("binary: %s", f.Patch)
 		}

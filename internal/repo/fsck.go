@@ -113,7 +113,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 			return nil
 		}
 		objects, err := cs.Store.ContentObjects(ctx, c)
-		if err != nil && cs.InTemplate(c.Digest) {
+		if err != nil && cs.inTemplate(c.Digest) {
 			return nil
 		}
 		for _, d := range objects {

@@ -16,12 +16,6 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// GC's default ages.
-const (
-	DefaultKeepAnonymous   = 7 * 24 * time.Hour
-	DefaultKeepUnreachable = 30 * 24 * time.Hour
-)
-
 // GC deletes unreachable data. It keeps every turn that is reachable from a branch's head, a tag or
 // a running turn, with all its data, and everything that is younger than req's ages. It may run
 // concurrently with turns, imports and other calls of GC. If needed data cannot be read, nothing is
@@ -150,7 +144,7 @@ func (cs *ContextStore) keepContent(ctx context.Context, c turnstone.Content,
 		return nil
 	}
 	objects, err := cs.Store.ContentObjects(ctx, c)
-	if turnstone.KindOf(err) == turnstone.KindNotFound && cs.InTemplate(c.Digest) {
+	if turnstone.KindOf(err) == turnstone.KindNotFound && cs.inTemplate(c.Digest) {
 		return nil
 	}
 	for _, d := range objects {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -49,8 +48,8 @@ func TestWeekOfTurns(t *testing.T) {
 	gc := func(now time.Time, dry bool) *turnstone.GCReport {
 		t.Helper()
 		rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
-			turnstone.GCRequest{KeepAnonymous: repo.DefaultKeepAnonymous,
-				KeepUnreachable: repo.DefaultKeepUnreachable, Now: now, DryRun: dry}))
+			turnstone.GCRequest{KeepAnonymous: 7 * 24 * time.Hour,
+				KeepUnreachable: 30 * 24 * time.Hour, Now: now, DryRun: dry}))
 		if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); len(r.Problems) > 0 {
 			t.Fatalf("after gc: %+v", r.Problems)
 		}

@@ -17,7 +17,7 @@ func (x *Repo) Prepare(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	tmpl, err := x.Templates.Ensure(ctx, state.Image, func(string) {})
+	tmpl, err := x.templates.Ensure(ctx, state.Image, func(string) {})
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ func TestStoreInABucket(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "prefix of its own") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	other.Place = "s3://turns/team/b"
+	other = repotest.OpenAt(other.Dir, "s3://turns/team/b")
 	ok[[]turnstone.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
@@ -105,7 +105,7 @@ func TestNoBucket(t *testing.T) {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	t.Logf("after %s: %v", time.Since(start), err)
-	x.Place = "bucket"
+	x = repotest.OpenAt(x.Dir, "bucket")
 	if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}

@@ -99,7 +99,7 @@ func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn)
 				WithHint("list all damage with turn fsck")
 		}}
 	r.Content = func(ctx context.Context, content turnstone.Content) error {
-		if content.Chunks == "" && c.cs.InTemplate(content.Digest) {
+		if content.Chunks == "" && c.cs.inTemplate(content.Digest) {
 			return nil
 		}
 		c.add(i, content.Digest, content.Size)
