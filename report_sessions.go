@@ -42,7 +42,7 @@ type Turn struct {
 	Number  int        `json:"number"`
 	Branch  string     `json:"branch"`  // the branch that it was added to
 	Parents []TurnID   `json:"parents"` // two for a merge
-	Kind    string     `json:"kind"`
+	Kind    TurnKind   `json:"kind"`
 	Title   string     `json:"title,omitempty"`
 	Status  TurnStatus `json:"status"`
 	Result  Result     `json:"result,omitempty"` // empty while the turn runs

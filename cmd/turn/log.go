@@ -53,7 +53,7 @@ func (c *logCmd) print(w io.Writer, log *turnstone.Graph) {
 
 func logLine(log *turnstone.Graph, t turnstone.Turn, now time.Time) string {
 	kind := ""
-	if t.Kind == string(turnstone.TurnKindMerge) {
+	if t.Kind == turnstone.TurnKindMerge {
 		kind = "merge, "
 	}
 	return fmt.Sprintf("%d %s%s %s%s, %s: %s", t.Number, shortID(t.ID), names(log, t.ID), kind,

@@ -79,9 +79,9 @@ func TestGCSweepsCaptures(t *testing.T) {
 	// One is killed: another handle of the database that is closed without an end.
 	db := ok[*session.DB](t)(session.Open(ctx, p.Repo.Dir.Path("context.db")))
 	killed := ok[turnstone.Turn](t)(db.Start(ctx,
-		session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
+		session.StartTurn{Session: s.ID, Kind: turnstone.TurnKindRun}))
 	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx,
-		session.StartTurn{Session: s.ID, Kind: string(turnstone.TurnKindRun)}))
+		session.StartTurn{Session: s.ID, Kind: turnstone.TurnKindRun}))
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}

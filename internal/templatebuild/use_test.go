@@ -114,7 +114,7 @@ func TestTemplateOfAnonymousSessions(t *testing.T) {
 	}
 	// A turn of it that runs keeps it.
 	runs := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: nameless.ID,
-		Kind: string(turnstone.TurnKindRun)}))
+		Kind: turnstone.TurnKindRun}))
 	if gone, err := Remove(ctx, p.Repo, repotest.Templates(p.Repo),
 		Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable ||
 		len(gone) > 0 {

@@ -188,7 +188,7 @@ func (p *past) state(s turnstone.Session, st turnstone.TurnState) {
 	p.t.Helper()
 	ctx := p.t.Context()
 	turn := ok[turnstone.Turn](p.t)(p.cs.DB.Start(ctx, session.StartTurn{Session: s.ID,
-		Branch: "main", Kind: string(turnstone.TurnKindRun), Title: "a turn"}))
+		Branch: "main", Kind: turnstone.TurnKindRun, Title: "a turn"}))
 	batch, err := p.cs.Store.Begin(ctx)
 	if err != nil {
 		p.t.Fatal(err)

@@ -378,7 +378,7 @@ func (m *importer) sameAsRecord(ctx context.Context, t turnstone.Turn) error {
 	if err != nil {
 		return err
 	}
-	if rec.Result != t.Result || string(rec.Kind) != t.Kind || rec.Branch != t.Branch ||
+	if rec.Result != t.Result || rec.Kind != t.Kind || rec.Branch != t.Branch ||
 		rec.State != t.State ||
 		!slices.Equal(rec.Parents, t.Parents) {
 		return refused("turn %d is not what its record says", t.Number)

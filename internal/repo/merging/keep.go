@@ -25,7 +25,7 @@ import (
 func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 	t, err := m.cs.DB.Start(ctx, session.StartTurn{Session: m.session.ID, Branch: m.req.Into,
 		Parent: &m.ours.ID, Second: &m.theirs.ID,
-		Kind: string(turnstone.TurnKindMerge), Title: m.title()})
+		Kind: turnstone.TurnKindMerge, Title: m.title()})
 	if err != nil {
 		return err
 	}

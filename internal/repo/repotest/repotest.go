@@ -90,7 +90,7 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	p.T.Helper()
 	ctx := p.T.Context()
 	t := OK[turnstone.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
-		Branch: branch, Kind: string(turnstone.TurnKindRun), Title: "a turn"}))
+		Branch: branch, Kind: turnstone.TurnKindRun, Title: "a turn"}))
 	batch := OK[*store.Batch](p.T)(p.CS.Store.Begin(ctx))
 	defer func() { _ = batch.Close() }()
 	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: t.ID, Session: t.Session,

@@ -81,7 +81,7 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 		turnstone.ResultTimedOut, turnstone.ResultError}, t.Result) {
 		return fmt.Errorf("has the result %q", t.Result)
 	}
-	if t.Title != cut(t.Title, maxTitle) || t.Kind != cut(t.Kind, 20) {
+	if t.Title != cut(t.Title, maxTitle) || string(t.Kind) != cut(string(t.Kind), 20) {
 		return errors.New("has an invalid title or kind")
 	}
 	for _, d := range []turnstone.Digest{t.Record, t.State} {

@@ -18,7 +18,7 @@ type StartTurn struct {
 	// yet.
 	Parent *turnstone.TurnID
 	Second *turnstone.TurnID // for a merge: the other parent; otherwise nil
-	Kind   string
+	Kind   turnstone.TurnKind
 	Title  string           // display title; cut to 200 bytes
 	ID     turnstone.TurnID // empty: a fresh ID
 }

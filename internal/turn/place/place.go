@@ -39,7 +39,7 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	var err error
 	if req.Replay {
 		at.Replay, at.Turn = true, turnstone.Turn{ID: req.ID, Parents: req.Parents,
-			Kind: string(turnstone.TurnKindRun), Title: req.Title}
+			Kind: turnstone.TurnKindRun, Title: req.Title}
 		return at, at.readParent(ctx)
 	}
 	if req.Session != "" {
@@ -52,7 +52,7 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 		}
 	}
 	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
-		Branch: req.Branch, Kind: string(turnstone.TurnKindRun), Title: req.Title})
+		Branch: req.Branch, Kind: turnstone.TurnKindRun, Title: req.Title})
 	if err != nil {
 		return nil, err
 	}
