@@ -1,9 +1,8 @@
 package turnstone
 
-// An Ask is something that a document asks for and that only its caller, or the host's
-// configuration, grants.
+// An Ask is a request of a document that only its caller, or the host's configuration, grants.
 type Ask struct {
-	Key  string `json:"key"`  // that grants it as it stands: one such as "network"; empty: none does
-	What string `json:"what"` // as front matter has it: "session: research"
-	Flag string `json:"flag"` // of turn run that grants it: "--session research"
+	Key  string `json:"key"`  // grants it unchanged, such as "network"; empty: no key does
+	What string `json:"what"` // in the form of front matter: "session: research"
+	Flag string `json:"flag"` // the flag that grants it: "--session research"
 }

@@ -97,7 +97,7 @@ type TurnInfo struct {
 	Image     string
 	Substrate string
 	Isolation string
-	Machine   string // requested resources that are missing, such as "1 of 2 CPUs: …"; empty: none
+	Machine   string // missing requested resources, such as "1 of 2 CPUs: …"; empty: none
 	Result    turnstone.Result
 	Error     string // why Result is "error"; a single line
 
@@ -115,7 +115,7 @@ type TurnInfo struct {
 	Home     string             // name of the home directory; empty: none
 	Lifetime turnstone.Lifetime // omitted unless the machine belongs to the session
 	Snapshot Snapshot           // omitted unless the whole machine was kept
-	Network  string             // summary of the network, such as "recorded, 3 connections"; empty: none
+	Network  string             // summary, such as "recorded, 3 connections"; empty: none
 }
 
 // A StepResult is the result of a step.

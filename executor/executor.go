@@ -57,7 +57,8 @@ func (x *Executor) Close() error { return x.engine.Close() }
 // was started: of kind Invalid or KindNotFound, that the request is wrong. A turn that began
 // always comes back, its Result telling how it ended; when ctx is cancelled it is "error" and the
 // receipt says at which step. obs may be nil.
-func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (*turnstone.TurnReport, error) {
+func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (
+	*turnstone.TurnReport, error) {
 	return x.engine.Run(ctx, plan.Request(req), obs)
 }
 

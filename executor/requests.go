@@ -58,7 +58,8 @@ type Observer interface {
 type ReplayOptions struct {
 	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
 	Substrate string   // a substrate's name; empty: what ran the turn
-	Grant     []string // as in Request: a record may be imported, and grants no more than a document
+	// Grant is as in Request: a record may be imported, and grants no more than a document.
+	Grant []string
 }
 
 // A CommandRequest is one command to run in a fresh sandbox.

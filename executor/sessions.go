@@ -54,7 +54,8 @@ func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
 // ListFiles calls each with the files of the directory at name, in the state of the turn that ref
 // names, or with the file at name. A relative name is below the working directory that the turn
 // left. A symlink at name is followed. recursive lists everything below name.
-func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool, each func(turnstone.FileInfo) error) error {
+func (x *Executor) ListFiles(ctx context.Context, ref, name string, recursive bool,
+	each func(turnstone.FileInfo) error) error {
 	return x.repo.ListFiles(ctx, ref, name, recursive, each)
 }
 
@@ -67,18 +68,22 @@ func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadClose
 // CopyOut copies the file or directory at name, in the state of the turn that ref names, to dest on
 // the host: into dest when dest is a directory or ends in a slash, else under that name. Nothing is
 // written outside of dest. skipped is told of each file that is left out, and why.
-func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error {
+func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string,
+	skipped func(name, why string)) error {
 	return copyout.Copy(ctx, x.repo, ref, name, dest, skipped)
 }
 
 // Diff compares the states of two turns.
-func (x *Executor) Diff(ctx context.Context, req turnstone.DiffRequest) (*turnstone.StateDiff, error) {
+func (x *Executor) Diff(ctx context.Context, req turnstone.DiffRequest) (
+	*turnstone.StateDiff, error) {
 	return x.repo.Diff(ctx, req)
 }
 
 // Prepare makes the images that a turn on top of the turn that ref names starts from. It is for the
 // background; several calls at one time do no harm.
-func (x *Executor) Prepare(ctx context.Context, ref string) error { return x.repo.Prepare(ctx, ref) }
+func (x *Executor) Prepare(ctx context.Context, ref string) error {
+	return x.repo.Prepare(ctx, ref)
+}
 
 // Fork makes a branch that begins with the turn that ref names.
 func (x *Executor) Fork(ctx context.Context, ref, name string) (turnstone.Branch, error) {
@@ -148,7 +153,9 @@ func (x *Executor) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.
 
 // Fsck verifies every object of the store, and everything that the turns of all sessions need. It
 // changes nothing except the store's index, which can be made again.
-func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport, error) { return x.repo.Fsck(ctx) }
+func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
+	return x.repo.Fsck(ctx)
+}
 
 // Usage adds up what the sessions need, and what the state directory takes up on disk.
 func (x *Executor) Usage(ctx context.Context) (*turnstone.Usage, error) {

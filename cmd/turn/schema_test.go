@@ -55,9 +55,13 @@ var printed = map[string]reflect.Type{
 	"gc":             reflect.TypeFor[turnstone.GCReport](),
 	"fsck":           reflect.TypeFor[turnstone.FsckReport](),
 	"du":             reflect.TypeFor[turnstone.Usage](),
-	"sandbox create": reflect.TypeFor[sandboxes.Info](), "sandbox ls": reflect.TypeFor[sandboxcmd.SandboxesReport](), "sandbox ps": reflect.TypeFor[sandboxcmd.ProcessesReport](),
-	"exec": reflect.TypeFor[cli.CommandReport](), "sandbox exec": reflect.TypeFor[cli.CommandReport](),
-	"sandbox stop": reflect.TypeFor[sandboxcmd.StoppedReport](), "sandbox rm": reflect.TypeFor[cli.RemovedReport](),
+	"sandbox create": reflect.TypeFor[sandboxes.Info](),
+	"sandbox ls":     reflect.TypeFor[sandboxcmd.SandboxesReport](),
+	"sandbox ps":     reflect.TypeFor[sandboxcmd.ProcessesReport](),
+	"exec":           reflect.TypeFor[cli.CommandReport](),
+	"sandbox exec":   reflect.TypeFor[cli.CommandReport](),
+	"sandbox stop":   reflect.TypeFor[sandboxcmd.StoppedReport](),
+	"sandbox rm":     reflect.TypeFor[cli.RemovedReport](),
 	"sandbox fork":   reflect.TypeFor[sandboxes.Info](),
 	"template ls":    reflect.TypeFor[templatesReport](),
 	"template build": reflect.TypeFor[turnstone.Template](),
@@ -67,8 +71,10 @@ var printed = map[string]reflect.Type{
 	"template rm":    reflect.TypeFor[templatesRemoved](),
 	"home ls":        reflect.TypeFor[homesReport](),
 	"home rm":        reflect.TypeFor[cli.RemovedReport](),
-	"hash":           reflect.TypeFor[hashReport](), "doctor": reflect.TypeFor[doctorReport](), "version": reflect.TypeFor[versionReport](),
-	"": reflect.TypeFor[cli.ErrorReport](),
+	"hash":           reflect.TypeFor[hashReport](),
+	"doctor":         reflect.TypeFor[doctorReport](),
+	"version":        reflect.TypeFor[versionReport](),
+	"":               reflect.TypeFor[cli.ErrorReport](),
 }
 
 // words are the types whose values are a fixed set of words.
@@ -107,13 +113,18 @@ func wordsOf[T ~string](all ...T) (list []string) {
 
 // forms are the types whose JSON differs from their fields.
 var forms = map[reflect.Type]any{
-	reflect.TypeFor[time.Time]():           map[string]any{"type": "string", "format": "date-time"},
-	reflect.TypeFor[turnstone.Millis]():    map[string]any{"type": "number", "minimum": 0},
-	reflect.TypeFor[turnstone.Mode]():      map[string]any{"type": "string", "pattern": "^[0-7]{4}$"},
-	reflect.TypeFor[turnstone.Digest]():    map[string]any{"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
-	reflect.TypeFor[turnstone.TurnID]():    map[string]any{"type": "string", "pattern": "^(t_[0-9a-v]{18})?$"},
-	reflect.TypeFor[turnstone.SessionID](): map[string]any{"type": "string", "pattern": "^s_[0-9a-v]{18}$"},
-	reflect.TypeFor[turnstone.SandboxID](): map[string]any{"type": "string", "pattern": "^sb_[0-9a-v]{18}$"},
+	reflect.TypeFor[time.Time]():        map[string]any{"type": "string", "format": "date-time"},
+	reflect.TypeFor[turnstone.Millis](): map[string]any{"type": "number", "minimum": 0},
+	reflect.TypeFor[turnstone.Mode](): map[string]any{"type": "string",
+		"pattern": "^[0-7]{4}$"},
+	reflect.TypeFor[turnstone.Digest](): map[string]any{"type": "string",
+		"pattern": "^(sha256:[0-9a-f]{64})?$"},
+	reflect.TypeFor[turnstone.TurnID](): map[string]any{"type": "string",
+		"pattern": "^(t_[0-9a-v]{18})?$"},
+	reflect.TypeFor[turnstone.SessionID](): map[string]any{"type": "string",
+		"pattern": "^s_[0-9a-v]{18}$"},
+	reflect.TypeFor[turnstone.SandboxID](): map[string]any{"type": "string",
+		"pattern": "^sb_[0-9a-v]{18}$"},
 }
 
 // A schemaMaker creates a JSON Schema (2020-12) of Go types as encoding/json prints them.
@@ -173,7 +184,8 @@ func (m *schemaMaker) of(t reflect.Type) any {
 		return map[string]any{"type": "string"}
 	case reflect.Bool:
 		return map[string]any{"type": "boolean"}
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint,
+		reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		if t == reflect.TypeFor[time.Duration]() {
 			m.errs = append(m.errs, errors.New("a time.Duration is printed: use turnstone.Millis"))
 		}
@@ -188,7 +200,8 @@ func (m *schemaMaker) of(t reflect.Type) any {
 		}
 		return map[string]any{"type": "array", "items": m.of(t.Elem())}
 	case reflect.Array:
-		return map[string]any{"type": "array", "items": m.of(t.Elem()), "minItems": t.Len(), "maxItems": t.Len()}
+		return map[string]any{"type": "array", "items": m.of(t.Elem()), "minItems": t.Len(),
+			"maxItems": t.Len()}
 	case reflect.Map:
 		return map[string]any{"type": "object", "additionalProperties": m.of(t.Elem())}
 	case reflect.Struct:
@@ -234,7 +247,8 @@ func (m *schemaMaker) object(t reflect.Type) map[string]any {
 		properties[name] = schema
 	}
 	slices.Sort(required)
-	return map[string]any{"type": "object", "properties": properties, "required": required, "additionalProperties": false}
+	return map[string]any{"type": "object", "properties": properties, "required": required,
+		"additionalProperties": false}
 }
 
 // hidden reports whether a field nearer to t has the same name in JSON.
@@ -330,7 +344,8 @@ func TestSchemas(t *testing.T) {
 	for _, e := range entries {
 		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil || !bytes.Equal(b, want[e.Name()]) {
-			t.Errorf("%s is not what the types say: go test ./cmd/turn -run TestSchemas -update (%v)", e.Name(), err)
+			t.Errorf("%s is not what the types say: "+
+				"go test ./cmd/turn -run TestSchemas -update (%v)", e.Name(), err)
 		}
 		delete(want, e.Name())
 	}
@@ -365,7 +380,8 @@ func jsonCommands(t *testing.T) []string {
 // in docs/json.md.
 func TestEveryCommandHasASchema(t *testing.T) {
 	list := jsonCommands(t)
-	known := slices.DeleteFunc(slices.Collect(maps.Keys(printed)), func(s string) bool { return s == "" })
+	known := slices.DeleteFunc(slices.Collect(maps.Keys(printed)),
+		func(s string) bool { return s == "" })
 	slices.Sort(list)
 	slices.Sort(known)
 	if !slices.Equal(list, known) {
@@ -374,10 +390,12 @@ func TestEveryCommandHasASchema(t *testing.T) {
 	scripts := readAll(t, "testdata/*/*.txtar")
 	page := readAll(t, "../../docs/json.md")
 	for _, command := range list {
-		if !regexp.MustCompile(`(?m)^(?:exec|status [0-9]+) turn ` + command + ` [^\n]*--json|sh -c 'turn ` + command + ` [^\n]*--json`).MatchString(scripts) {
+		if !regexp.MustCompile(`(?m)^(?:exec|status [0-9]+) turn ` + command +
+			` [^\n]*--json|sh -c 'turn ` + command + ` [^\n]*--json`).MatchString(scripts) {
 			t.Errorf("no script runs turn %s --json", command)
 		}
-		if !strings.Contains(page, "| `turn "+command+"` |") || !strings.Contains(page, "(schemas/"+schemaFile(command)+")") {
+		if !strings.Contains(page, "| `turn "+command+"` |") ||
+			!strings.Contains(page, "(schemas/"+schemaFile(command)+")") {
 			t.Errorf("docs/json.md has no row of turn %s", command)
 		}
 	}
@@ -407,11 +425,14 @@ func TestSchemasRefuse(t *testing.T) {
 		t.Error(err)
 	}
 	for command, docs := range map[string][]string{
-		"version":    {`[]`, `{}`, strings.Replace(good, "{", `{"more":1,`, 1), strings.Replace(good, `"1"`, "1", 1), good + good},
-		"fork":       {`{"session":"s_x","name":"b","created":"2026-01-01T00:00:00Z"}`, `{"session":"s_000000000000000000","name":"b","created":"yesterday"}`},
+		"version": {`[]`, `{}`, strings.Replace(good, "{", `{"more":1,`, 1),
+			strings.Replace(good, `"1"`, "1", 1), good + good},
+		"fork": {`{"session":"s_x","name":"b","created":"2026-01-01T00:00:00Z"}`,
+			`{"session":"s_000000000000000000","name":"b","created":"yesterday"}`},
 		"session ls": {`{"sessions":null}`, `[]`},
-		"":           {`{"error":{"op":"","kind":"odd","subject":"","message":"","hint":""}}`, `{"error":"x"}`},
-		"nothing":    {`{}`},
+		"": {`{"error":{"op":"","kind":"odd","subject":"","message":"","hint":""}}`,
+			`{"error":"x"}`},
+		"nothing": {`{}`},
 	} {
 		for _, doc := range docs {
 			if matchesSchema(command, []byte(doc)) == nil {

@@ -10,8 +10,10 @@ import (
 
 func TestModes(t *testing.T) {
 	for want, f := range map[string]turnstone.FileInfo{
-		"lrwxrwxrwx": {Type: "symlink", Mode: 0o777}, "drwxrwxrwt": {Type: "dir", Mode: 0o1777}, "drwxrwx--T": {Type: "dir", Mode: 0o1770},
-		"-rwsr-xr-x": {Type: "file", Mode: 0o4755}, "-rwSr--r--": {Type: "file", Mode: 0o4644}, "-rwxr-sr-x": {Type: "file", Mode: 0o2755},
+		"lrwxrwxrwx": {Type: "symlink", Mode: 0o777}, "drwxrwxrwt": {Type: "dir", Mode: 0o1777},
+		"drwxrwx--T": {Type: "dir", Mode: 0o1770},
+		"-rwsr-xr-x": {Type: "file", Mode: 0o4755}, "-rwSr--r--": {Type: "file", Mode: 0o4644},
+		"-rwxr-sr-x": {Type: "file", Mode: 0o2755},
 		"crw-rw----": {Type: "char", Mode: 0o660}, "prw-------": {Type: "fifo", Mode: 0o600},
 	} {
 		if got := modeOf(f); got != want {
@@ -31,7 +33,8 @@ func TestNamesInLines(t *testing.T) {
 		replayText(&turnstone.ReplayReport{Changes: []turnstone.FileDifference{{Path: evil,
 			What: "differs"}}}),
 	} {
-		if strings.Contains(line, evil) || strings.Contains(line, "\x1b") || !strings.Contains(line, `"/a\n\x1b[2Jb"`) {
+		if strings.Contains(line, evil) || strings.Contains(line, "\x1b") ||
+			!strings.Contains(line, `"/a\n\x1b[2Jb"`) {
 			t.Errorf("%q", line)
 		}
 	}
@@ -42,10 +45,13 @@ func TestNamesInLines(t *testing.T) {
 func TestReplayTextIsShort(t *testing.T) {
 	changes := slices.Repeat([]turnstone.FileDifference{{Path: "/a.pyc", What: "differs"}}, 1000)
 	text := replayText(&turnstone.ReplayReport{Changes: changes, More: 7, Cwd: true})
-	if n := strings.Count(text, "/a.pyc"); n != replayFiles || !strings.Contains(text, "and 957 more files") || !strings.Contains(text, "the working directory") {
+	if n := strings.Count(text, "/a.pyc"); n != replayFiles ||
+		!strings.Contains(text, "and 957 more files") ||
+		!strings.Contains(text, "the working directory") {
 		t.Errorf("%d files named in:\n%s", n, text)
 	}
-	if text := replayText(&turnstone.ReplayReport{Changes: changes[:replayFiles]}); strings.Contains(text, "more files") {
+	text = replayText(&turnstone.ReplayReport{Changes: changes[:replayFiles]})
+	if strings.Contains(text, "more files") {
 		t.Errorf("all are named:\n%s", text)
 	}
 }
@@ -62,7 +68,9 @@ func TestConflictsShowValues(t *testing.T) {
 			Ours: value("o", "symlink"), Theirs: value("t", "symlink")},
 	}}
 	got := mergeText(r, true)
-	for _, want := range []string{`base -  ours "one\n"  theirs "` + strings.Repeat("x", 40) + `"…`, `base "b"  ours "o"  theirs "t"`} {
+	for _, want := range []string{
+		`base -  ours "one\n"  theirs "` + strings.Repeat("x", 40) + `"…`,
+		`base "b"  ours "o"  theirs "t"`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is not in\n%s", want, got)
 		}

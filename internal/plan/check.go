@@ -92,7 +92,8 @@ func Asks(doc *document.Document, piped bool, host config.Config) []turnstone.As
 	all = append(all, a.missing()...)
 	if a.otherRecording() {
 		of := doc.Front.NetworkRules.ReplayOf
-		all = append(all, turnstone.Ask{Key: "network", What: "network: replay: " + of + ", of another session", Flag: "--network replay=" + of})
+		all = append(all, turnstone.Ask{Key: "network", Flag: "--network replay=" + of,
+			What: "network: replay: " + of + ", of another session"})
 	}
 	return all
 }
@@ -126,8 +127,9 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 			continue
 		}
 		from, to := doc.Position(step, fault.Span.Start), doc.Position(step, fault.Span.End)
-		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line, Column: from.Column,
-			Msg: step.Name + ": " + fault.Message, Hint: "nothing has run; a step marked unparsed runs as it is",
+		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line,
+			Column: from.Column, Msg: step.Name + ": " + fault.Message,
+			Hint:   "nothing has run; a step marked unparsed runs as it is",
 			Source: doc.SourceLine(from.Line, from.Column, to.Line, to.Column)})
 	}
 	if faults != nil {

@@ -30,20 +30,24 @@ func TestCheckFront(t *testing.T) {
 		"home: h\nfiles: [nothing-there]":                     "",
 	} {
 		err := CheckFront(parse(t, "---\n"+front+"\n---\n"))
-		if want == "" && err != nil || want != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want)) {
+		if want == "" && err != nil || want != "" && (turnstone.KindOf(err) !=
+			turnstone.KindInvalid || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%q: %v, want %q", front, err, want)
 		}
 	}
 }
 
 func TestCheckScripts(t *testing.T) {
-	doc := parse(t, "ok\n\n```bash\necho a\n```\n\n> ```bash name=bad\n> echo b\n> if true; then\n> fi\n> ```\n")
+	doc := parse(t, "ok\n\n```bash\necho a\n```\n\n"+
+		"> ```bash name=bad\n> echo b\n> if true; then\n> fi\n> ```\n")
 	err := CheckScripts(t.Context(), doc)
 	var faults document.SyntaxErrors
-	if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Line != 10 || !strings.Contains(faults[0].Msg, "bad: ") {
+	if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Line != 10 ||
+		!strings.Contains(faults[0].Msg, "bad: ") {
 		t.Errorf("%v", err)
 	}
-	if err := CheckScripts(t.Context(), parse(t, "```bash unparsed\nif true; then\nfi\n```\n")); err != nil {
+	unparsed := parse(t, "```bash unparsed\nif true; then\nfi\n```\n")
+	if err := CheckScripts(t.Context(), unparsed); err != nil {
 		t.Error(err)
 	}
 }

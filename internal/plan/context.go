@@ -57,7 +57,8 @@ func (p *Plan) together() error {
 			"leave out --secret, or the home"},
 	} {
 		if c.both {
-			return turnstone.Errorf(op, turnstone.KindInvalid, c.subject, "%s", c.why).WithHint(c.hint)
+			return turnstone.Errorf(op, turnstone.KindInvalid, c.subject, "%s", c.why).
+				WithHint(c.hint)
 		}
 	}
 	if session && p.Session == "" {

@@ -47,9 +47,11 @@ func frontClaims() []claim {
 		{field: "NetworkRules.Allow", key: "network", asks: (*Authority).allow},
 		{field: "NetworkRules.Deny", why: "it narrows"},
 		{field: "NetworkRules.HasAllow", why: "it narrows"},
-		{field: "NetworkRules.Record", why: "what the turn got is kept with the turn, within bounds"},
+		{field: "NetworkRules.Record",
+			why: "what the turn got is kept with the turn, within bounds"},
 		{field: "NetworkRules.Replay", why: "the network is not touched"},
-		{field: "NetworkRules.ReplayOf", key: "network"}, // checked when the session is known: replayable
+		// checked when the session is known: replayable
+		{field: "NetworkRules.ReplayOf", key: "network"},
 		{field: "NetworkRules.Intercept", why: "the host's authorities verify the same hosts"},
 		{field: "NetworkRules.NoHostCA", why: "it narrows"},
 	}
@@ -95,7 +97,9 @@ func (a *Authority) Check(only ...string) error {
 				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
 		}
 	}
-	missing := slices.DeleteFunc(a.missing(), func(ask turnstone.Ask) bool { return len(only) > 0 && !slices.Contains(only, ask.Key) })
+	missing := slices.DeleteFunc(a.missing(), func(ask turnstone.Ask) bool {
+		return len(only) > 0 && !slices.Contains(only, ask.Key)
+	})
 	if len(missing) == 0 {
 		return nil
 	}
@@ -112,7 +116,8 @@ func (a *Authority) Check(only ...string) error {
 	if a.Replays { // it has no other flags
 		flags = nil
 	}
-	return NotGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "), strings.Join(clipList(flags), " "), strings.Join(keys, ","))
+	return NotGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "),
+		strings.Join(clipList(flags), " "), strings.Join(keys, ","))
 }
 
 // NotGranted is the error of a document that asks for more than it is given.
@@ -136,7 +141,8 @@ func clipList(list []string) []string {
 
 // named is the ask of one name, which a flag or a pattern of the host grants.
 func named(key, asked, flag string, patterns []string) []turnstone.Ask {
-	if asked == "" || flag != "" || slices.ContainsFunc(patterns, func(p string) bool { ok, _ := path.Match(p, asked); return ok }) {
+	matches := func(p string) bool { ok, _ := path.Match(p, asked); return ok }
+	if asked == "" || flag != "" || slices.ContainsFunc(patterns, matches) {
 		return nil
 	}
 	return []turnstone.Ask{{What: key + ": " + asked, Flag: "--" + key + " " + asked}}
@@ -197,7 +203,8 @@ func (a *Authority) image() []turnstone.Ask {
 		return nil
 	}
 	if why := template.ClosedRegistry(front.Image); why != "" {
-		return []turnstone.Ask{{What: "image: " + front.Image + " (" + why + ")", Flag: "--image " + front.Image}}
+		return []turnstone.Ask{{What: "image: " + front.Image + " (" + why + ")",
+			Flag: "--image " + front.Image}}
 	}
 	return nil
 }
@@ -226,22 +233,26 @@ func strangers(host Host, name string) bool {
 
 func configured(host Host, image string) bool {
 	at := template.RegistryOf(image)
-	return slices.ContainsFunc(host.Images.Registries, func(r string) bool { return strings.EqualFold(r, at) })
+	return slices.ContainsFunc(host.Images.Registries, func(r string) bool {
+		return strings.EqualFold(r, at)
+	})
 }
 
 // network: a host whose default is off.
 func (a *Authority) network() []turnstone.Ask {
-	if on := a.front().Network; on == nil || !*on || a.Request.Network != nil || a.Host.Network.Default != "off" || a.replays() {
+	if on := a.front().Network; on == nil || !*on || a.Request.Network != nil ||
+		a.Host.Network.Default != "off" || a.replays() {
 		return nil
 	}
 	rules := a.front().NetworkRules
+	const what = "network: {…}, a network, where the host's default is off"
 	switch {
 	case rules == nil:
 		return []turnstone.Ask{{What: "network: on", Flag: "--network on"}}
 	case rules.Record: // with another mode the caller would take the recording away
-		return []turnstone.Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network record"}}
+		return []turnstone.Ask{{What: what, Flag: "--network record"}}
 	}
-	return []turnstone.Ask{{What: "network: {…}, a network, where the host's default is off", Flag: "--network on"}}
+	return []turnstone.Ask{{What: what, Flag: "--network on"}}
 }
 
 // allow lists the rules that open what is closed to sandboxes. A rule with a name, which
@@ -254,7 +265,8 @@ func (a *Authority) allow() []turnstone.Ask {
 	var asks []turnstone.Ask
 	for _, text := range a.front().NetworkRules.Allow {
 		r, err := network.ParseRule(text)
-		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, func(g network.Rule) bool { return ruleWithin(g, r) }) {
+		granted := func(g network.Rule) bool { return ruleWithin(g, r) }
+		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, granted) {
 			continue // a rule that is wrong is reported where policies are read
 		}
 		asks = append(asks, turnstone.Ask{What: "network: allow: " + text, Flag: "--allow " + text})
@@ -271,7 +283,8 @@ func (a *Authority) replays() bool {
 // ownRules tells whether the document's allow counts, and not the caller's.
 func (a *Authority) ownRules() bool {
 	rules := a.front().NetworkRules
-	return rules != nil && rules.HasAllow && (a.Request.NetworkRules == nil || !a.Request.NetworkRules.HasAllow)
+	return rules != nil && rules.HasAllow &&
+		(a.Request.NetworkRules == nil || !a.Request.NetworkRules.HasAllow)
 }
 
 // onlyAsked tells whether nobody but the document stands behind its network rules.
@@ -302,7 +315,8 @@ func opensClosed(r network.Rule) bool {
 	if r.Prefix.IsSingleIP() && isHosts(at) {
 		return true
 	}
-	return !network.Policy{}.Decide("", at, port).Allowed && network.Policy{Allow: []network.Rule{r}, Only: true}.Decide("", at, port).Allowed
+	only := network.Policy{Allow: []network.Rule{r}, Only: true}
+	return !network.Policy{}.Decide("", at, port).Allowed && only.Decide("", at, port).Allowed
 }
 
 // isHosts tells whether an address is one of this machine's interfaces.
@@ -316,10 +330,12 @@ func isHosts(at netip.Addr) bool {
 
 // ruleWithin tells whether all that r opens is opened by outer. Both have an address.
 func ruleWithin(outer, r network.Rule) bool {
-	if outer.Name != "" || outer.Port != 0 && outer.Port != r.Port || outer.Prefix.Bits() > r.Prefix.Bits() || !outer.Prefix.Contains(r.Prefix.Addr()) {
+	if outer.Name != "" || outer.Port != 0 && outer.Port != r.Port ||
+		outer.Prefix.Bits() > r.Prefix.Bits() || !outer.Prefix.Contains(r.Prefix.Addr()) {
 		return false
 	}
-	return outer.Prefix == r.Prefix || network.Policy{Allow: []network.Rule{outer}, Only: true}.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
+	only := network.Policy{Allow: []network.Rule{outer}, Only: true}
+	return outer.Prefix == r.Prefix || only.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
 }
 
 // ResumesNetwork reports whether a machine that has a network card is to have a network: by its

@@ -42,26 +42,37 @@ func TestLimits(t *testing.T) {
 			says: "timeout: 1h0m0s is more than the 10m0s"},
 		"the default, by a flag": {req: Request{Timeout: defaultTimeout}, config: small,
 			says: "timeout: 1h0m0s is more than the 10m0s"},
-		"many cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())+1), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
-		"some cpus":                 {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())), says: fmt.Sprintf(" is more than the %d that this host gives a sandbox", max(2, runtime.NumCPU()))},
-		"more memory than there is": {front: "memory: 1000GiB", says: "memory: 1000.0 GiB is more than the "},
-		"a flag does not help":      {req: Request{Disk: 2 << 30}, config: small, says: "disk: 2.0 GiB is more"},
-		"a long time":               {req: Request{Timeout: 25 * time.Hour}, says: "timeout: 25h0m0s is more than the 24h0m0s"},
-		"within":                    {front: "disk: 1GiB\nmemory: 512MiB\ncpus: 1\ntimeout: 10m", config: small},
-		"nothing":                   {config: small},
-		"nothing at all":            {},
+		"many cpus": {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())+1),
+			says: fmt.Sprintf(" is more than the %d that this host gives a sandbox",
+				max(2, runtime.NumCPU()))},
+		"some cpus": {front: fmt.Sprintf("cpus: %d", 4*max(2, runtime.NumCPU())),
+			says: fmt.Sprintf(" is more than the %d that this host gives a sandbox",
+				max(2, runtime.NumCPU()))},
+		"more memory than there is": {front: "memory: 1000GiB",
+			says: "memory: 1000.0 GiB is more than the "},
+		"a flag does not help": {req: Request{Disk: 2 << 30}, config: small,
+			says: "disk: 2.0 GiB is more"},
+		"a long time": {req: Request{Timeout: 25 * time.Hour},
+			says: "timeout: 25h0m0s is more than the 24h0m0s"},
+		"within": {front: "disk: 1GiB\nmemory: 512MiB\ncpus: 1\ntimeout: 10m",
+			config: small},
+		"nothing":        {config: small},
+		"nothing at all": {},
 	} {
 		c.req.Document = parse(t, "---\n"+c.front+"\n---\n")
 		p, err := admitted(t, c.config, c.req)
 		if c.says != "" {
-			if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) || !strings.Contains(turnstone.HintOf(err), "[limits]") {
+			if turnstone.KindOf(err) != turnstone.KindInvalid ||
+				!strings.Contains(err.Error(), c.says) ||
+				!strings.Contains(turnstone.HintOf(err), "[limits]") {
 				t.Errorf("%s: %v (%s), want %q", name, err, turnstone.HintOf(err), c.says)
 			}
 			continue
 		}
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
-		} else if c.config == small && (p.Shape != turnstone.Shape{CPUs: 1, Memory: 512 << 20, Disk: 1 << 30, Network: true} || p.Timeout != 10*time.Minute) {
+		} else if c.config == small && (p.Shape != turnstone.Shape{CPUs: 1,
+			Memory: 512 << 20, Disk: 1 << 30, Network: true} || p.Timeout != 10*time.Minute) {
 			t.Errorf("%s: %+v, %s", name, p.Shape, p.Timeout)
 		}
 	}

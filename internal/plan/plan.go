@@ -230,8 +230,8 @@ type Sandbox struct {
 // ForSandbox returns the plan of a sandbox on a host. It needs no Close.
 func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 	p := &Plan{Host: host, Image: req.Image, Template: req.Template, Anonymous: req.Anonymous,
-		Shape: req.Shape, Driver: cmp.Or(req.Substrate, driver.Auto), Live: req.Live, Kept: req.Kept,
-		Hostname: req.Hostname, Env: req.Env, Cwd: req.Cwd,
+		Shape: req.Shape, Driver: cmp.Or(req.Substrate, driver.Auto), Live: req.Live,
+		Kept: req.Kept, Hostname: req.Hostname, Env: req.Env, Cwd: req.Cwd,
 		Timeout: cmp.Or(req.Timeout, defaultTimeout), Timed: req.Timeout != 0}
 	if p.Shape == (turnstone.Shape{}) {
 		p.Shape = req.Machine.Shape(turnstone.DefaultShape())

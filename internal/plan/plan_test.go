@@ -28,13 +28,17 @@ func parse(t testing.TB, src string) *document.Document {
 
 func TestPlanPrecedence(t *testing.T) {
 	off := false
-	doc := parse(t, "---\nimage: python\ncpus: 2\nmemory: 512MiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n---\n")
-	p, err := ofTurn(Request{Document: doc, Image: "base", Memory: 1 << 30, Network: &off, Env: []string{"A=flag"}}, "/workspace", false)
+	doc := parse(t, "---\nimage: python\ncpus: 2\nmemory: 512MiB\ntimeout: 5m\nnetwork: on\n"+
+		"cwd: sub\nenv:\n  A: doc\n---\n")
+	p, err := ofTurn(Request{Document: doc, Image: "base", Memory: 1 << 30, Network: &off,
+		Env: []string{"A=flag"}}, "/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := turnstone.Shape{CPUs: 2, Memory: 1 << 30, Disk: turnstone.DefaultShape().Disk, Network: false}
-	if p.Image != "base" || p.Shape != want || p.Timeout != 5*time.Minute || p.Cwd != "/workspace/sub" {
+	want := turnstone.Shape{CPUs: 2, Memory: 1 << 30, Disk: turnstone.DefaultShape().Disk,
+		Network: false}
+	if p.Image != "base" || p.Shape != want || p.Timeout != 5*time.Minute ||
+		p.Cwd != "/workspace/sub" {
 		t.Errorf("%+v", p)
 	}
 	if got := strings.Join(p.Env, " "); got != "A=doc A=flag" { // the later wins
@@ -76,24 +80,34 @@ func TestPlanRefusals(t *testing.T) {
 		"negative cpus":     {Request{Document: empty, CPUs: -1}, "cpus"},
 		"negative timeout":  {Request{Document: empty, Timeout: -1}, "timeout"},
 		"unknown substrate": {Request{Document: empty, Substrate: "docker"}, "docker"},
-		"microvm of gvisor": {Request{Document: parse(t, "---\nisolation: microvm\n---\n"), Substrate: "gvisor"}, "is not a microVM"},
-		"home on gvisor":    {Request{Document: empty, Substrate: "gvisor", Home: "h"}, "no disk for a persistent home"},
+		"microvm of gvisor": {Request{Document: parse(t, "---\nisolation: microvm\n---\n"),
+			Substrate: "gvisor"}, "is not a microVM"},
+		"home on gvisor": {Request{Document: empty, Substrate: "gvisor", Home: "h"},
+			"no disk for a persistent home"},
 		"home of one that stays": {Request{Document: empty, Session: "s", Home: "h",
 			Lifetime: turnstone.LifetimeSession}, "keep the home from all others"},
-		"home with a secret":  {Request{Document: empty, Home: "h", Secrets: []string{"T=tok-5f3a-XYZZY"}}, "would keep the secrets"},
+		"home with a secret": {Request{Document: empty, Home: "h",
+			Secrets: []string{"T=tok-5f3a-XYZZY"}}, "would keep the secrets"},
 		"env without =":       {Request{Document: empty, Env: []string{"A"}}, "NAME=VALUE"},
 		"env with a bad name": {Request{Document: empty, Env: []string{"1A=x"}}, "NAME=VALUE"},
 		"env with NUL":        {Request{Document: empty, Env: []string{"A=\x00"}}, "NAME=VALUE"},
-		"added file missing":  {Request{Document: empty, Add: []document.Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
-		"get of nothing":      {Request{Document: empty, Get: []document.Transfer{{}}}, "no path"},
-		"files above":         {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"), Dir: dir}, "leaves the document's folder"},
-		"files absolute":      {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"), Dir: dir}, "leaves the document's folder"},
-		"files through link":  {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir}, "escapes"},
-		"files missing":       {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir}, "none"},
-		"files from a pipe":   {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")}, "no folder"},
+		"added file missing": {Request{Document: empty,
+			Add: []document.Transfer{{Path: filepath.Join(dir, "none")}}}, "none"},
+		"get of nothing": {Request{Document: empty, Get: []document.Transfer{{}}}, "no path"},
+		"files above": {Request{Document: parse(t, "---\nfiles: [../secret]\n---\n"),
+			Dir: dir}, "leaves the document's folder"},
+		"files absolute": {Request{Document: parse(t, "---\nfiles: [/etc/passwd]\n---\n"),
+			Dir: dir}, "leaves the document's folder"},
+		"files through link": {Request{Document: parse(t, "---\nfiles: [link]\n---\n"), Dir: dir},
+			"escapes"},
+		"files missing": {Request{Document: parse(t, "---\nfiles: [none]\n---\n"), Dir: dir},
+			"none"},
+		"files from a pipe": {Request{Document: parse(t, "---\nfiles: [ok]\n---\n")},
+			"no folder"},
 	} {
 		_, err := ofTurn(c.req, "/workspace", false)
-		if err == nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) {
+		if err == nil || turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v, want kind invalid and %q", name, err, c.says)
 		}
 	}
@@ -101,7 +115,8 @@ func TestPlanRefusals(t *testing.T) {
 
 func TestParseTransfer(t *testing.T) {
 	for text, want := range map[string]document.Transfer{
-		"a": {Path: "a"}, "a:b": {Path: "a", Dest: "b"}, "a:/b/": {Path: "a", Dest: "/b/"}, "12:30.csv:": {Path: "12:30.csv"}, "12:30.csv:x": {Path: "12:30.csv", Dest: "x"},
+		"a": {Path: "a"}, "a:b": {Path: "a", Dest: "b"}, "a:/b/": {Path: "a", Dest: "/b/"},
+		"12:30.csv:": {Path: "12:30.csv"}, "12:30.csv:x": {Path: "12:30.csv", Dest: "x"},
 	} {
 		if got, err := document.ParseTransfer(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
@@ -119,17 +134,23 @@ func TestPlanTransfers(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "data.csv"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	doc := parse(t, "---\nfiles:\n- data.csv\n- data.csv:other.csv\n- data.csv:/etc/x\n- data.csv:in/\n---\n")
+	doc := parse(t, "---\nfiles:\n- data.csv\n- data.csv:other.csv\n- data.csv:/etc/x\n"+
+		"- data.csv:in/\n---\n")
 	file := filepath.Join(dir, "data.csv")
-	p, err := ofTurn(Request{Document: doc, Dir: dir, Add: []document.Transfer{{Path: file, Dest: "/a/b/"}},
-		Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}, "/workspace", false)
+	p, err := ofTurn(Request{Document: doc, Dir: dir,
+		Add: []document.Transfer{{Path: file, Dest: "/a/b/"}},
+		Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}},
+		"/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	in := p.folder
-	wantAdd := []sandbox.Transfer{{Path: file, Dest: "/workspace/data.csv", In: in}, {Path: file, Dest: "/workspace/other.csv", In: in}, {Path: file, Dest: "/etc/x", In: in}, {Path: file, Dest: "/workspace/in/", In: in}, {Path: file, Dest: "/a/b/"}}
-	wantGet := []sandbox.Transfer{{Path: "/workspace/out", Dest: "."}, {Path: "/etc/passwd", Dest: "pw"}}
+	wantAdd := []sandbox.Transfer{{Path: file, Dest: "/workspace/data.csv", In: in},
+		{Path: file, Dest: "/workspace/other.csv", In: in}, {Path: file, Dest: "/etc/x", In: in},
+		{Path: file, Dest: "/workspace/in/", In: in}, {Path: file, Dest: "/a/b/"}}
+	wantGet := []sandbox.Transfer{{Path: "/workspace/out", Dest: "."},
+		{Path: "/etc/passwd", Dest: "pw"}}
 	for i, want := range wantAdd {
 		if i >= len(p.Add) || p.Add[i] != want {
 			t.Errorf("add %d: %+v, want %+v", i, p.Add, want)
@@ -151,13 +172,15 @@ func TestFilesSwappedForALink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir}, "/workspace", false)
+	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir},
+		"/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
 	var b bytes.Buffer
-	if err := p.Add[0].Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.Add[0].Pack(t.Context(), &b); err != nil ||
+		!bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Fatalf("the file itself: %v", err)
 	}
 	if err := os.Remove(filepath.Join(dir, "data")); err != nil {
@@ -167,7 +190,8 @@ func TestFilesSwappedForALink(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Reset()
-	if err := p.Add[0].Pack(t.Context(), &b); err == nil || bytes.Contains(b.Bytes(), []byte("secret")) {
+	if err := p.Add[0].Pack(t.Context(), &b); err == nil ||
+		bytes.Contains(b.Bytes(), []byte("secret")) {
 		t.Errorf("%v, %q", err, b.Bytes())
 	}
 }
@@ -189,7 +213,8 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data, d]\n---\n"), Dir: dir}, "/workspace", false)
+	p, err := ofTurn(Request{Document: parse(t, "---\nfiles: [data, d]\n---\n"), Dir: dir},
+		"/workspace", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +227,9 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 	}
 	for _, f := range p.Add {
 		var b bytes.Buffer
-		if err := f.Pack(t.Context(), &b); err != nil || !bytes.Contains(b.Bytes(), []byte("checked")) || bytes.Contains(b.Bytes(), []byte("secret")) {
+		if err := f.Pack(t.Context(), &b); err != nil ||
+			!bytes.Contains(b.Bytes(), []byte("checked")) ||
+			bytes.Contains(b.Bytes(), []byte("secret")) {
 			t.Errorf("%s: %v, %q", f.Path, err, b.Bytes())
 		}
 	}
@@ -213,13 +240,17 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 func TestOpenSecret(t *testing.T) {
 	doc := func(text string) *document.Document { return parse(t, text+"\n\n```bash\ntrue\n```\n") }
 	for what, req := range map[string]Request{
-		"session": {Document: doc("# T"), Session: "tok-5f3a"}, "branch": {Document: doc("# T"), Session: "s", Branch: "tok-5f3a"},
-		"image": {Document: doc("# T"), Image: "tok-5f3a:1"}, "document": {Document: doc("# T\n\ntok-5f3a")},
-		"env": {Document: doc("# T"), Env: []string{"A=tok-5f3a"}},
+		"session":  {Document: doc("# T"), Session: "tok-5f3a"},
+		"branch":   {Document: doc("# T"), Session: "s", Branch: "tok-5f3a"},
+		"image":    {Document: doc("# T"), Image: "tok-5f3a:1"},
+		"document": {Document: doc("# T\n\ntok-5f3a")},
+		"env":      {Document: doc("# T"), Env: []string{"A=tok-5f3a"}},
 	} {
 		req.Secrets = []string{"A_SECRET=tok-5f3a"}
 		_, err := ofTurn(req, "/workspace", false)
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") || strings.Contains(err.Error(), "tok-5f3a") {
+		if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), "holds the value of a secret (A_SECRET)") ||
+			strings.Contains(err.Error(), "tok-5f3a") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -231,14 +262,16 @@ func TestInheritKeepsThePlan(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "data"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	req := Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir, Session: "s", Env: []string{"A=1"}}
+	req := Request{Document: parse(t, "---\nfiles: [data]\n---\n"), Dir: dir, Session: "s",
+		Env: []string{"A=1"}}
 	made, err := Make(&Authority{Request: req}, "base", "/workspace")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer made.Close()
 	was := fmt.Sprintf("%+v", *made)
-	settled, err := made.On(&Below{Image: "browser", Cwd: "/srv/app"}, template.NewStore(t.TempDir()))
+	settled, err := made.On(&Below{Image: "browser", Cwd: "/srv/app"},
+		template.NewStore(t.TempDir()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +280,8 @@ func TestInheritKeepsThePlan(t *testing.T) {
 	if now := fmt.Sprintf("%+v", *made); now != was {
 		t.Errorf("the plan was %s, and is %s", was, now)
 	}
-	if settled.Image != "browser" || settled.Cwd != "/srv/app" || settled.Add[0].Dest != "/srv/app/data" {
+	if settled.Image != "browser" || settled.Cwd != "/srv/app" ||
+		settled.Add[0].Dest != "/srv/app/data" {
 		t.Errorf("%+v", settled)
 	}
 }
@@ -258,21 +292,24 @@ func TestNoSecretIsGiven(t *testing.T) {
 	const value = "tok-5f3a-XYZZY"
 	secrets := []string{"TOKEN=" + value, "QUOTED=p&ss'$XYZZYrd"}
 	for name, req := range map[string]Request{
-		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+"' example.org\n```\n")},
-		"title":    {Document: parse(t, "# "+value+"\n")},
-		"front":    {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
-		"env":      {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
-		"quoted":   {Document: parse(t, "# A\n\n```bash\nX=\"p&ss'\\$XYZZYrd\"\n```\n")},
-		"get":      {Document: parse(t, "# A\n"), Get: []document.Transfer{{Path: "/" + value}}},
+		"document": {Document: parse(t, "# Fetch\n\n```bash\ncurl -H 'X: "+value+
+			"' example.org\n```\n")},
+		"title":  {Document: parse(t, "# "+value+"\n")},
+		"front":  {Document: parse(t, "---\nenv:\n  COPY: "+value+"\n---\n")},
+		"env":    {Document: parse(t, "# A\n"), Env: []string{"COPY=Bearer " + value}},
+		"quoted": {Document: parse(t, "# A\n\n```bash\nX=\"p&ss'\\$XYZZYrd\"\n```\n")},
+		"get":    {Document: parse(t, "# A\n"), Get: []document.Transfer{{Path: "/" + value}}},
 	} {
 		req.Secrets = secrets
 		_, err := ofTurn(req, "/workspace", false)
-		if turnstone.KindOf(err) != turnstone.KindInvalid || !errors.Is(err, secret.ErrFound) || strings.Contains(err.Error()+turnstone.HintOf(err), value) {
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !errors.Is(err, secret.ErrFound) ||
+			strings.Contains(err.Error()+turnstone.HintOf(err), value) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	// The results of an earlier run are not run again.
-	if _, err := ofTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"}, Secrets: secrets}, "/workspace", false); err != nil {
+	if _, err := ofTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"},
+		Secrets: secrets}, "/workspace", false); err != nil {
 		t.Error(err)
 	}
 }

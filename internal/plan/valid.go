@@ -37,7 +37,9 @@ func (a *Authority) Valid() error {
 // validNames looks at the names that the document says and its caller does not.
 func (a *Authority) validNames() error {
 	front := a.front()
-	if name := front.Session; name != "" && a.Request.Session == "" && !strings.HasPrefix(name, "s_") { // an ID is looked up
+	name := front.Session
+	// An ID is looked up.
+	if name != "" && a.Request.Session == "" && !strings.HasPrefix(name, "s_") {
 		if err := session.CheckName(turnstone.NameOfSession, name); err != nil {
 			return err
 		}

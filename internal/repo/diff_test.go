@@ -24,12 +24,14 @@ func TestDiffOfStates(t *testing.T) {
 	many := strings.Repeat("line\n", 20)
 	before := append(treetest.Texts(map[string]string{"/a/same": "same",
 		"/a/edited": many + "old\n" + many, "/a/gone": "gone\n", "/a/moved": "moved\n" + many,
-		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n", "/a/two words": "1\n"}),
+		"/a/no-newline": "x", "/a/turns": "file\n", "/a/blob": "\x00old", "/a/we\"ird\n": "w\n",
+		"/a/two words": "1\n"}),
 		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o644},
 		treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 3})
 	after := append(treetest.Texts(map[string]string{"/a/same": "same",
 		"/a/edited": many + "new\n" + many, "/a/came": "came\n", "/b/moved": "moved\n" + many,
-		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n", "/a/two words": "2\n"}),
+		"/a/no-newline": "y", "/a/blob": "\x00newer", "/a/we\"ird\n": "w2\n",
+		"/a/two words": "2\n"}),
 		treetest.File{Path: "/a/mode", Data: "m", Mode: 0o755},
 		treetest.File{Path: "/a/dev", Type: tree.Char, Major: 1, Minor: 5},
 		treetest.File{Path: "/a/turns", Target: "same"})
@@ -44,8 +46,8 @@ func TestDiffOfStates(t *testing.T) {
 		if f.OldPath != "" {
 			name = f.OldPath + " -> " + f.Path
 		}
-		got = append(got, fmt.Sprintf("%s %s %v +%d -%d %v", f.Status, name, f.What, f.Plus, f.Minus,
-			f.Binary))
+		got = append(got, fmt.Sprintf("%s %s %v +%d -%d %v", f.Status, name, f.What, f.Plus,
+			f.Minus, f.Binary))
 		if f.Binary && !strings.Contains(f.Patch, "\nBinary files a/a/blob and b/a/blob differ\n") {
 			t.Errorf("binary: %s", f.Patch)
 		}
@@ -59,7 +61,8 @@ func TestDiffOfStates(t *testing.T) {
 		`D /a/gone [] +0 -1 false`, `M /a/mode [mode] +0 -0 false`,
 		`M /a/no-newline [content] +1 -1 false`, `T /a/turns [] +1 -1 false`,
 		`M /a/two words [content] +1 -1 false`,
-		"M /a/we\"ird\n [content] +1 -1 false", `A /b [] +0 -0 false`, `R /a/moved -> /b/moved [] +0 -0 false`,
+		"M /a/we\"ird\n [content] +1 -1 false", `A /b [] +0 -0 false`,
+		`R /a/moved -> /b/moved [] +0 -0 false`,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

@@ -33,9 +33,13 @@ func TestExpand(t *testing.T) {
 	}
 	p.Repo.NoteUse(ctx, "research@fix/auth~2")
 	for ref, want := range map[string]string{
-		"-": "research", "-@3": "research@3", "-@fix/auth~2": "research@fix/auth~2", "@fix/auth": "research@fix/auth", "-~1": "research~1", "-~": "research~",
-		"turn-1": "research@turn-1", "turn-12~3": "research@turn-12~3", "turn-1~": "research@turn-1~",
-		"research": "research", "research@-": "research@-", "other@turn-1": "other@turn-1", "t_123456": "t_123456", "turn-": "turn-", "turn-x": "turn-x", "Turn-1": "Turn-1", "--": "--", "": "",
+		"-": "research", "-@3": "research@3", "-@fix/auth~2": "research@fix/auth~2",
+		"@fix/auth": "research@fix/auth", "-~1": "research~1", "-~": "research~",
+		"turn-1": "research@turn-1", "turn-12~3": "research@turn-12~3",
+		"turn-1~":  "research@turn-1~",
+		"research": "research", "research@-": "research@-", "other@turn-1": "other@turn-1",
+		"t_123456": "t_123456", "turn-": "turn-", "turn-x": "turn-x", "Turn-1": "Turn-1",
+		"--": "--", "": "",
 	} {
 		if got := expand(ref, ""); got != want {
 			t.Errorf("%q: %q, want %q", ref, got, want)

@@ -62,8 +62,11 @@ func TestGCSweepsCaptures(t *testing.T) {
 	done := p.Turn(s, "main", treetest.Texts(map[string]string{"/a": "one"})...)
 	folder := func(id turnstone.TurnID) string {
 		dir := ok[string](t)(p.Repo.Dir.MkdirAll("turns", string(id)))
-		for name, text := range map[string]string{"receipt.md": "the whole is in $TURN_HOME/turns/" + string(id) + "/step-1.stdout", "receipt.md.new": "x", ".receipt.md.123": "x",
-			"step-1.stdout": "named", "step-2.stdout": "cut off", "step-2.stderr": "cut off", "other": "x"} {
+		for name, text := range map[string]string{
+			"receipt.md":     "the whole is in $TURN_HOME/turns/" + string(id) + "/step-1.stdout",
+			"receipt.md.new": "x", ".receipt.md.123": "x",
+			"step-1.stdout": "named", "step-2.stdout": "cut off", "step-2.stderr": "cut off",
+			"other": "x"} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
