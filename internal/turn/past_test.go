@@ -9,7 +9,6 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
 // A past is a state directory with turns that are made without machines.
@@ -40,8 +39,6 @@ func testRunner(h *statedir.Dir) *Runner {
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }
-
-func texts(m map[string]string) []treetest.File { return treetest.Texts(m) }
 
 func random(n int, seed byte) string { return repotest.Random(n, seed) }
 
