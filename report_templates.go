@@ -1,6 +1,7 @@
 package turnstone
 
 import (
+	"fmt"
 	"sort"
 	"time"
 )
@@ -22,6 +23,22 @@ type BuildEvent struct {
 	Total int64   `json:"total,omitempty"`
 	Rate  int64   `json:"rate,omitempty"`
 	Took  float64 `json:"seconds,omitempty"` // since the build's start
+}
+
+// String returns the event as a line of text.
+func (e BuildEvent) String() string {
+	if e.Item == "" {
+		return "template " + e.Template + ": " + e.Phase
+	}
+	line := fmt.Sprintf("template %s: %s: %s, %s", e.Template, e.Phase, e.Item,
+		Bytes(e.Done).Human())
+	if e.Total > 0 {
+		line += " of " + Bytes(e.Total).Human()
+	}
+	if e.Rate > 0 {
+		line += fmt.Sprintf(", %s/s", Bytes(e.Rate).Human())
+	}
+	return line
 }
 
 // A KeptBuild is the result of one build. A spec that changed later, and an image that was set
