@@ -36,7 +36,9 @@ type Executor struct {
 // Open returns an executor on the state directory that o names. The caller must Close it. An
 // error is of kind Invalid where another user could write to the state directory, and of
 // kind Unavailable where it cannot be made.
-func Open(_ context.Context, o Options) (*Executor, error) { return of(engine.Open(engine.Options(o))) }
+func Open(_ context.Context, o Options) (*Executor, error) {
+	return of(engine.Open(engine.Options(o)))
+}
 
 // Planner returns an executor for Check and Asks alone: it makes no state directory. An error is of
 // kind Invalid where the host's configuration cannot be read.

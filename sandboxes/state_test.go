@@ -93,8 +93,10 @@ func TestParseStat(t *testing.T) {
 
 // FuzzInfo: for any state.json, reading succeeds or returns an error.
 func FuzzInfo(f *testing.F) {
-	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","name":"x","holder":{"pid":1,"start":2}}`))
-	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","expires":null,"shape":{"cpus":-1}}`))
+	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","name":"x",` +
+		`"holder":{"pid":1,"start":2}}`))
+	f.Add([]byte(`{"id":"sb_000000000000000000","state":"ready","expires":null,` +
+		`"shape":{"cpus":-1}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		i, err := parseInfo(b, "sb_000000000000000000")
 		if err == nil && (i.ID != "sb_000000000000000000" || transitions[i.State] == nil) {

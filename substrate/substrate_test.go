@@ -16,7 +16,8 @@ func TestAdvice(t *testing.T) {
 		{KernelKind{Own: true, File: "/srv/vmlinux"}, "run `turn doctor --kernel /srv/vmlinux`, "},
 		{KernelKind{Own: true, File: "/srv/my kernel's", Modules: "/lib/modules/6.9.0"},
 			`run ` + "`" +
-				`turn doctor --kernel '/srv/my kernel'\''s' --kernel-modules /lib/modules/6.9.0` + "`" +
+				`turn doctor --kernel '/srv/my kernel'\''s' --kernel-modules /lib/modules/6.9.0` +
+				"`" +
 				`, `},
 		{KernelKind{Own: true}, "run `turn doctor --kernel FILE`, "},
 	} {

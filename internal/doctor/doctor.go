@@ -45,7 +45,8 @@ func (o Options) kernel(config kernel.Choice) kernel.Choice {
 }
 
 func (o Options) programs() driver.Programs {
-	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker, Jailer: o.Jailer}
+	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker,
+		Jailer: o.Jailer}
 }
 
 // Check runs all checks. It starts programs only to ask for their versions, and a single empty

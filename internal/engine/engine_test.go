@@ -16,7 +16,8 @@ import (
 func testEngine(h *statedir.Dir) *Engine {
 	return New(h, Options{Dir: h.Root, Store: os.Getenv("TURN_STORE"),
 		Kernel: os.Getenv("TURN_KERNEL"), KernelModules: os.Getenv("TURN_KERNEL_MODULES"),
-		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}})
+		Holder: sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox",
+			"hold"}}})
 }
 
 func ok[T any](t testing.TB) func(v T, err error) T { return repotest.OK[T](t) }

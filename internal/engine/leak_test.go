@@ -34,7 +34,8 @@ func TestNothingIsLeft(t *testing.T) {
 	open := func() (paths []string) {
 		for _, e := range ok[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd")) {
 			to, _ := os.Readlink("/proc/self/fd/" + e.Name())
-			if !strings.HasPrefix(to, h.Path("store")) { // which keeps a bounded number of packs open
+			// The store keeps a bounded number of packs open.
+			if !strings.HasPrefix(to, h.Path("store")) {
 				paths = append(paths, to)
 			}
 		}
@@ -47,7 +48,8 @@ func TestNothingIsLeft(t *testing.T) {
 			turnstone.ResultPassed:   {Document: parse(t, step("", "echo x > f"))},
 			turnstone.ResultFailed:   {Document: parse(t, step("", "rm f; exit 1"))},
 			turnstone.ResultTimedOut: {Document: parse(t, step("timeout=1s", "sleep 60"))},
-			turnstone.ResultError:    {Document: parse(t, step("", "cat value")), Add: []document.Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
+			turnstone.ResultError: {Document: parse(t, step("", "cat value")),
+				Add: []document.Transfer{{Path: file}}, Secrets: []string{"T=tok-5f3a-XYZZY"}},
 		} {
 			req.Session = "s"
 			turn, err := x.Run(t.Context(), req, &observer{})

@@ -66,7 +66,9 @@ func output(t *testing.T, s *sandbox.Sandbox, script string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var out strings.Builder
-	if _, err := s.Client().Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}}, wire.Stdio{Out: &out, Err: &out}); err != nil {
+	if _, err := s.Client().Start(ctx,
+		wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
+		wire.Stdio{Out: &out, Err: &out}); err != nil {
 		t.Fatalf("%s: %v", script, err)
 	}
 	return out.String()
@@ -81,20 +83,24 @@ func TestForkAsTheProduct(t *testing.T) {
 			x := testEngine(h)
 			x.Launcher.Wrap = weaken
 			s, err := x.Create(t.Context(), CreateRequest{Substrate: name}, func(string) {})
-			if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
+			if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable ||
+				kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
 				t.Skipf("%v (%s)", err, turnstone.HintOf(err))
 			}
 			s = ok[*sandbox.Sandbox](t)(s, err)
 			defer func() { _ = s.Close() }()
-			output(t, s, "echo memory >/dev/shm/f; echo disk >/workspace/f; (sleep 1000 & echo $! >/run/pid) >/dev/null 2>&1")
+			output(t, s, "echo memory >/dev/shm/f; echo disk >/workspace/f; (sleep 1000 & echo "+
+				"$! >/run/pid) >/dev/null 2>&1")
 			dir := filepath.Join(t.TempDir(), "vm")
 			if err := s.Snapshot(t.Context(), dir); err != nil {
 				t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 			}
 			names := []string{output(t, s, "hostname")}
 			for range 2 {
-				c := ok[*sandbox.Sandbox](t)(x.Create(t.Context(), CreateRequest{Substrate: s.Substrate(), From: dir}, func(string) {}))
-				if got := output(t, c, "cat /dev/shm/f /workspace/f; kill -0 $(cat /run/pid) && echo it runs"); got != "memory\ndisk\nit runs\n" {
+				c := ok[*sandbox.Sandbox](t)(x.Create(t.Context(),
+					CreateRequest{Substrate: s.Substrate(), From: dir}, func(string) {}))
+				if got := output(t, c, "cat /dev/shm/f /workspace/f; kill -0 $(cat /run/pid) "+
+					"&& echo it runs"); got != "memory\ndisk\nit runs\n" {
 					t.Errorf("a clone says %q", got)
 				}
 				names = append(names, output(t, c, "hostname"))
@@ -115,26 +121,31 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 		wrap func(substrate.Substrate) substrate.Substrate
 		says string
 	}{
-		"a machine that is to be kept": {weaken, "does not keep machines, which `snapshot: vm` requires"},
-		"by one that clones nothing":   {strip, "does not keep machines"},
-		"whose program has a fault":    {restricted, "never wakes up"},
+		"a machine that is to be kept": {weaken,
+			"does not keep machines, which `snapshot: vm` requires"},
+		"by one that clones nothing": {strip, "does not keep machines"},
+		"whose program has a fault":  {restricted, "never wakes up"},
 	} {
 		x := testEngine(h)
 		x.Launcher.Wrap = c.wrap
 		doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", "echo ran"))))
 		obs := &observer{}
-		turn, err := x.Run(t.Context(), plan.Request{Document: doc, Snapshot: document.SnapshotVM}, obs)
+		turn, err := x.Run(t.Context(), plan.Request{Document: doc, Snapshot: document.SnapshotVM},
+			obs)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, c.says) || turn.Hint == "" || turn.Steps[0].Status != turnstone.StepSkipped {
+		if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, c.says) ||
+			turn.Hint == "" || turn.Steps[0].Status != turnstone.StepSkipped {
 			t.Errorf("%s: %s: %s (%s), %+v", name, turn.Result, turn.Error, turn.Hint, turn.Steps)
 		}
 	}
-	for name, wrap := range map[string]func(substrate.Substrate) substrate.Substrate{"strip": strip, "restricted": restricted} {
+	for name, wrap := range map[string]func(substrate.Substrate) substrate.Substrate{"strip": strip,
+		"restricted": restricted} {
 		x := testEngine(h)
 		x.Launcher.Wrap = wrap
-		if s, err := x.Create(t.Context(), CreateRequest{Live: true}, func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if s, err := x.Create(t.Context(), CreateRequest{Live: true},
+			func(string) {}); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%s: a sandbox that is to stand still: %v", name, err)
 			_ = s.Close()
 		}
@@ -145,7 +156,8 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 				t.Errorf("%s: %s: %v", name, what, err)
 			}
 		}
-		if _, err := s.Pause(t.Context()); name == "restricted" && turnstone.KindOf(err) != turnstone.KindUnavailable {
+		if _, err := s.Pause(t.Context()); name == "restricted" &&
+			turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("pause: %v", err)
 		} else if err == nil {
 			_ = s.Resume(t.Context())
@@ -165,7 +177,8 @@ type faulty struct {
 }
 
 func (faulty) Abilities() substrate.Abilities {
-	return substrate.Abilities{Live: turnstone.Errorf("test", turnstone.KindUnavailable, "version 1",
+	return substrate.Abilities{Live: turnstone.Errorf("test", turnstone.KindUnavailable,
+		"version 1",
 		"a machine that stood still never wakes up").WithHint("install version 2")}
 }
 
@@ -187,7 +200,8 @@ type failingKeeper struct {
 	withKernel
 }
 
-func (failingKeeper) Pack(context.Context, substrate.Machine, string, string) (substrate.Packed, error) {
+func (failingKeeper) Pack(context.Context, substrate.Machine, string,
+	string) (substrate.Packed, error) {
 	return substrate.Packed{}, turnstone.Errorf("test", turnstone.KindExhausted, "pack",
 		"no space left on device").WithHint("make room")
 }
@@ -211,19 +225,27 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 		result turnstone.Result
 		says   string
 	}{
-		"while it is packed":       {wrap: fails, script: "echo kept >f", result: turnstone.ResultError, says: "its machine is not kept: pack: no space left on device"},
-		"after a step that failed": {wrap: fails, script: "echo kept >f; exit 3", result: turnstone.ResultFailed, says: "its machine is not kept: pack: no space left on device"},
+		"while it is packed": {wrap: fails, script: "echo kept >f",
+			result: turnstone.ResultError,
+			says:   "its machine is not kept: pack: no space left on device"},
+		"after a step that failed": {wrap: fails, script: "echo kept >f; exit 3",
+			result: turnstone.ResultFailed,
+			says:   "its machine is not kept: pack: no space left on device"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := testEngine(h)
 			x.Launcher.Wrap = c.wrap
 			doc := ok[*document.Document](t)(document.Parse("a.md", []byte(step("", c.script))))
-			turn, err := x.Run(t.Context(), plan.Request{Document: doc, Snapshot: document.SnapshotVM}, &observer{})
+			turn, err := x.Run(t.Context(), plan.Request{Document: doc,
+				Snapshot: document.SnapshotVM}, &observer{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if turn.Result != c.result || !strings.Contains(turn.Error, c.says) || turn.State == "" || !strings.Contains(turn.Receipt, "its machine is not kept") || strings.Contains(turn.Receipt, "\n  snapshot: vm") {
-				t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
+			if turn.Result != c.result || !strings.Contains(turn.Error, c.says) ||
+				turn.State == "" || !strings.Contains(turn.Receipt, "its machine is not kept") ||
+				strings.Contains(turn.Receipt, "\n  snapshot: vm") {
+				t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint,
+					turn.State, turn.Receipt)
 			}
 			cs := ok[*repo.ContextStore](t)(x.Context(t.Context()))
 			rec := ok[*turnstone.TurnRecord](t)(cs.Record(t.Context(),
@@ -232,7 +254,8 @@ func TestFilesOutliveTheirMachine(t *testing.T) {
 				t.Errorf("%+v", rec)
 			}
 			x.Launcher.Wrap = nil
-			s := ok[*sandbox.Sandbox](t)(x.Create(t.Context(), CreateRequest{On: string(turn.ID)}, func(string) {}))
+			s := ok[*sandbox.Sandbox](t)(x.Create(t.Context(), CreateRequest{On: string(turn.ID)},
+				func(string) {}))
 			defer func() { _ = s.Close() }()
 			if got := output(t, s, "cat /workspace/f"); got != "kept\n" {
 				t.Errorf("the next one reads %q", got)

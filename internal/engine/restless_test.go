@@ -27,7 +27,8 @@ const restlessVar = "TURN_TEST_RESTLESS"
 // TestMain makes this program the holder of a session's machine, too, as turn is.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 6 && os.Args[0] == "turn" && os.Args[2] == "hold" && os.Args[3] == "--home" {
-		if err := holdMain(os.Args[4], turnstone.SandboxID(os.Args[5]), os.Getenv(restlessVar)); err != nil {
+		if err := holdMain(os.Args[4], turnstone.SandboxID(os.Args[5]),
+			os.Getenv(restlessVar)); err != nil {
 			os.Exit(1)
 		}
 		return
@@ -39,17 +40,23 @@ func holdMain(home string, id turnstone.SandboxID, fault string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	h := &statedir.Dir{Root: home}
-	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	open := func(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
+		progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 		x := testEngine(h)
 		if fault == "" {
 			return x.OpenMachine(ctx, id, spec, progress)
 		}
-		x.Launcher.Wrap = func(s substrate.Substrate) substrate.Substrate { return agitate(s, fault) }
-		s, err := x.Create(ctx, CreateRequest{Image: spec.Image, Shape: spec.Shape, Network: spec.Network, Substrate: spec.Substrate, On: spec.On, Live: spec.Live}, progress)
+		x.Launcher.Wrap = func(s substrate.Substrate) substrate.Substrate {
+			return agitate(s, fault)
+		}
+		s, err := x.Create(ctx, CreateRequest{Image: spec.Image, Shape: spec.Shape,
+			Network: spec.Network, Substrate: spec.Substrate, On: spec.On, Live: spec.Live},
+			progress)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}
-		return s, sandboxes.Details{Template: s.Template.Digest, Substrate: s.Substrate(), Isolation: s.Isolation()}, nil
+		return s, sandboxes.Details{Template: s.Template.Digest, Substrate: s.Substrate(),
+			Isolation: s.Isolation()}, nil
 	}
 	return sandboxes.NewStore(h.Root).Hold(ctx, id, open, os.Stdin, os.NewFile(3, "reports"),
 		slog.New(slog.NewTextHandler(os.Stderr, nil)))
@@ -73,7 +80,8 @@ func agitate(s substrate.Substrate, fault string) substrate.Substrate {
 	return d
 }
 
-func (d restlessDriver) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+func (d restlessDriver) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox,
+	error) {
 	s, err := d.Substrate.Restore(ctx, m)
 	if err != nil {
 		return nil, err
@@ -112,7 +120,9 @@ func (r restless) Pause(ctx context.Context) error {
 		WithHint("ask again")
 }
 
-func (r restless) Resume(ctx context.Context) error { return r.Sandbox.(substrate.Pauser).Resume(ctx) }
+func (r restless) Resume(ctx context.Context) error {
+	return r.Sandbox.(substrate.Pauser).Resume(ctx)
+}
 
 // TestFilesOutliveARestlessMachine: where the session's machine cannot be made to stand still
 // at the end of a turn, the turn's files are kept all the same, the receipt says so, and the
@@ -129,7 +139,8 @@ func TestFilesOutliveARestlessMachine(t *testing.T) {
 func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	x := testEngine(h)
 	s, err := x.Create(t.Context(), CreateRequest{Substrate: name}, func(string) {})
-	if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
+	if kind := turnstone.KindOf(err); (kind == turnstone.KindUnavailable ||
+		kind == turnstone.KindNotFound) && !turntest.UnderKVM() {
 		t.Skipf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	_ = ok[*sandbox.Sandbox](t)(s, err).Close()
@@ -144,14 +155,20 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
 	turn := run("echo kept >f; sleep 1000 & export V=1", turnstone.LifetimeSession)
 	if fault == "dies" { // with what it had
-		if turn.Result != turnstone.ResultError || turn.State != "" || !strings.Contains(turn.Error, "its machine is not kept: ") || !strings.Contains(turn.Error, "nor are its files") {
+		if turn.Result != turnstone.ResultError || turn.State != "" ||
+			!strings.Contains(turn.Error, "its machine is not kept: ") ||
+			!strings.Contains(turn.Error, "nor are its files") {
 			t.Errorf("%s: %s (%s), state %q", turn.Result, turn.Error, turn.Hint, turn.State)
 		}
 	} else {
-		if turn.Result != turnstone.ResultError || turn.State == "" || turn.Error != "its machine is not kept: the VMM: said nothing" || turn.Hint != "ask again" || strings.Contains(turn.Receipt, "\n  lifetime: session") {
-			t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State, turn.Receipt)
+		if turn.Result != turnstone.ResultError || turn.State == "" ||
+			turn.Error != "its machine is not kept: the VMM: said nothing" ||
+			turn.Hint != "ask again" || strings.Contains(turn.Receipt, "\n  lifetime: session") {
+			t.Fatalf("%s: %s (%s), state %q\n%s", turn.Result, turn.Error, turn.Hint, turn.State,
+				turn.Receipt)
 		}
-		if next := run("cat f; echo $V", ""); next.Result != turnstone.ResultPassed || !strings.Contains(next.Receipt, "kept\n1\n") {
+		if next := run("cat f; echo $V", ""); next.Result != turnstone.ResultPassed ||
+			!strings.Contains(next.Receipt, "kept\n1\n") {
 			t.Errorf("%s\n%s", next.Result, next.Receipt)
 		}
 	}
@@ -161,7 +178,8 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 		}
 	}
 	g := ok[*turnstone.Graph](t)(x.Repo.Session(t.Context(), label))
-	if _, err := os.Stat(x.Dir.Path("machines", string(g.Session.ID)+"-"+plan.DefaultBranch+".json")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(x.Dir.Path("machines", string(g.Session.ID)+"-"+plan.DefaultBranch+
+		".json")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a machine is written down: %v", err)
 	}
 }

@@ -32,12 +32,15 @@ func TestHolder(t *testing.T) {
 		h := &statedir.Dir{Root: t.TempDir()}
 		got, err := New(h, Options{Runsc: "/srv/runsc"}, nil).Holder(t.Context())
 		if c.want == "" {
-			if err != nil || got.Path != filepath.Join(dir, "turn") || strings.Join(got.Args, " ") != "turn sandbox hold" || strings.Join(got.Env, " ") != "TURN_RUNSC=/srv/runsc" {
+			if err != nil || got.Path != filepath.Join(dir, "turn") ||
+				strings.Join(got.Args, " ") != "turn sandbox hold" ||
+				strings.Join(got.Env, " ") != "TURN_RUNSC=/srv/runsc" {
 				t.Errorf("%s: %+v, %v", name, got, err)
 			}
 			continue
 		}
-		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" || !strings.Contains(err.Error(), c.want) {
+		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v (%s)", name, err, turnstone.HintOf(err))
 		}
 	}

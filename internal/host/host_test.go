@@ -13,7 +13,8 @@ import (
 // What readers take of a guest is bounded by the host, whatever disk was asked for.
 func TestLimitsReachTheReaders(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()}, Options{}, nil)
-	if err := os.WriteFile(x.Dir.Path(config.File), []byte("[limits]\nentries = 1000\nfile_size = \"1GiB\""), 0o600); err != nil {
+	if err := os.WriteFile(x.Dir.Path(config.File),
+		[]byte("[limits]\nentries = 1000\nfile_size = \"1GiB\""), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	facts, err := x.Facts()

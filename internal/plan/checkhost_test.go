@@ -13,8 +13,9 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// What this host would refuse a run is told before, and nothing is made.
+// TestCheckHost checks that what this host would reject is reported, and that nothing is made.
 func TestCheckHost(t *testing.T) {
+	const locked = "[network]\nlocked = true\nallow = [\"a.example\"]"
 	dir := t.TempDir()
 	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
@@ -29,19 +30,22 @@ func TestCheckHost(t *testing.T) {
 	}{
 		"timeout: 48h":    {says: "timeout: 48h0m0s is more than the 24h0m0s"},
 		"memory: 1000GiB": {says: "memory: 1000.0 GiB is more than the "},
-		fmt.Sprintf("cpus: %d", max(2, runtime.NumCPU())+1): {says: "that this host gives a sandbox"},
-		"files: [../a.md]":              {says: "leaves the document's folder"},
-		"files: [link]":                 {says: "escapes"},
-		"files: [none]":                 {says: "no such file"},
-		"files: [there]":                {},
-		"files: [later]":                {piped: true},
-		"files: [granted]":              {piped: true, config: "[documents]\ngrant = [\"files\"]", says: "no such file"},
-		"network: {allow: [b.example]}": {config: "[network]\nlocked = true\nallow = [\"a.example\"]", says: "beyond the host's policy"},
-		"network: {allow: [a.example]}": {config: "[network]\nlocked = true\nallow = [\"a.example\"]"},
-		"network: on":                   {config: "[network]\nlocked = true\ndefault = \"off\"", says: "the host's policy is off"},
-		"session: turn-6":               {says: "is not a name"},
-		"branch: b":                     {},
-		"lifetime: session":             {},
+		fmt.Sprintf("cpus: %d", max(2, runtime.NumCPU())+1): {
+			says: "that this host gives a sandbox"},
+		"files: [../a.md]": {says: "leaves the document's folder"},
+		"files: [link]":    {says: "escapes"},
+		"files: [none]":    {says: "no such file"},
+		"files: [there]":   {},
+		"files: [later]":   {piped: true},
+		"files: [granted]": {piped: true, config: "[documents]\ngrant = [\"files\"]",
+			says: "no such file"},
+		"network: {allow: [b.example]}": {config: locked, says: "beyond the host's policy"},
+		"network: {allow: [a.example]}": {config: locked},
+		"network: on": {config: "[network]\nlocked = true\ndefault = \"off\"",
+			says: "the host's policy is off"},
+		"session: turn-6":   {says: "is not a name"},
+		"branch: b":         {},
+		"lifetime: session": {},
 	} {
 		h := &statedir.Dir{Root: filepath.Join(t.TempDir(), "home")}
 		if c.config != "" {
@@ -53,7 +57,9 @@ func TestCheckHost(t *testing.T) {
 			}
 		}
 		err := Check(h.Root, parse(t, "---\n"+front+"\n---\n"), dir, c.piped)
-		if c.says == "" && err != nil || c.says != "" && (turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says)) {
+		if c.says == "" && err != nil || c.says != "" &&
+			(turnstone.KindOf(err) != turnstone.KindInvalid ||
+				!strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%q: %v, want %q", front, err, c.says)
 		}
 		if _, err := os.Stat(h.Root); c.config == "" && !os.IsNotExist(err) {
@@ -69,7 +75,7 @@ func TestAsksOfARun(t *testing.T) {
 		"network: {replay: s@1}":                      "--network replay=s@1",
 		"session: s\nnetwork: {replay: s@1}":          "--session s",
 		"session: s\nnetwork: {replay: z@1}":          "--session s --network replay=z@1",
-		"session: s\nnetwork: {replay: t_06gvr7hpbv}": "--session s", // whose it is, the store knows
+		"session: s\nnetwork: {replay: t_06gvr7hpbv}": "--session s", // the store knows its session
 		"network: {replay: true}":                     "",
 	} {
 		var flags []string

@@ -62,8 +62,8 @@ func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func
 		return nil, err
 	}
 	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine,
-		Shape: req.Shape, Substrate: req.Substrate,
-		Live: req.Live, Hostname: req.Hostname, Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
+		Shape: req.Shape, Substrate: req.Substrate, Live: req.Live, Hostname: req.Hostname,
+		Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
 	if err != nil {
 		return nil, err
 	}

@@ -50,14 +50,19 @@ func TestBrokenChannel(t *testing.T) {
 		"a frame of no known version": "hello, host, how are you?",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, r, s, closeAll := runNoisy(t, "```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+			m, r, s, closeAll := runNoisy(t,
+				"```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
 			result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
-			if result != turnstone.ResultError || turnstone.KindOf(err) != turnstone.KindIntegrity || !strings.Contains(err.Error(), "broke its channel") {
+			if result != turnstone.ResultError ||
+				turnstone.KindOf(err) != turnstone.KindIntegrity ||
+				!strings.Contains(err.Error(), "broke its channel") {
 				t.Errorf("%s: %v", result, err)
 			}
 			first, second := r.steps.Result(r.doc.Steps[0]), r.steps.Result(r.doc.Steps[1])
-			if got := first; got.Status != turnstone.StepError || !strings.Contains(got.Note, "broke its channel") || second.Status == turnstone.StepPassed {
+			if got := first; got.Status != turnstone.StepError ||
+				!strings.Contains(got.Note, "broke its channel") ||
+				second.Status == turnstone.StepPassed {
 				t.Errorf("%+v", []document.StepResult{first, second})
 			}
 			if strings.Contains(name, "nobody waits") {
@@ -72,7 +77,8 @@ func TestBrokenChannel(t *testing.T) {
 // TestSilentAgent: an agent that does not say any more that a step was killed holds nobody
 // up. Its machine is ended.
 func TestSilentAgent(t *testing.T) {
-	m, r, s, closeAll := runNoisy(t, "```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+	m, r, s, closeAll := runNoisy(t,
+		"```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 		func(m *noisyMachine) { m.silent.Store(true) })
 	result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {
@@ -94,7 +100,8 @@ func roomy() error { return nil }
 
 // runNoisy makes a turn with an agent in this process. then is called at the first step's
 // first output. closeAll waits for the agent to end.
-func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run, s *sandbox.Sandbox, closeAll func()) {
+func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run,
+	s *sandbox.Sandbox, closeAll func()) {
 	t.Helper()
 	m = &noisyMachine{done: make(chan struct{})}
 	m.host, m.guest = net.Pipe()
@@ -111,7 +118,9 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 		t.Fatal(err)
 	}
 	doc := parse(t, text)
-	r = &run{host: x.host, at: &place.Place{Base: provision.Base{Context: &repo.ContextStore{}}}, plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc, obs: &speaking{begun: func() { then(m) }},
+	r = &run{host: x.host, at: &place.Place{Base: provision.Base{Context: &repo.ContextStore{}}},
+		plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc,
+		obs:   &speaking{begun: func() { then(m) }},
 		clock: provision.NewStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
 	if r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID); err != nil {

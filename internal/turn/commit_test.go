@@ -40,11 +40,15 @@ func end(t *testing.T, x *Runner, files map[string]string) (*ended, error) {
 }
 
 // endWith is end of a turn whose machine was kept.
-func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snapshot) (*ended, error) {
+func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snapshot) (
+	*ended, error) {
 	t.Helper()
 	ctx := t.Context()
-	r := &run{host: x.host, tape: &netrecord.Tape{}, plan: &plan.Plan{Image: "base", Session: "s", Branch: plan.DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{}, clock: provision.NewStopwatch()}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
+	r := &run{host: x.host, tape: &netrecord.Tape{}, plan: &plan.Plan{Image: "base", Session: "s",
+		Branch: plan.DefaultBranch}, doc: parse(t, "# A turn\n"), obs: &observer{},
+		clock: provision.NewStopwatch()}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(),
+		Result: turnstone.ResultPassed}
 	dir, err := x.host.Dir.MkdirAll("turns", string(r.info.ID))
 	if err != nil {
 		return nil, err
@@ -108,7 +112,8 @@ func whole(t *testing.T, dir string) (kept int) {
 				func(turnstone.FileInfo) error { return nil }); err != nil {
 				t.Error(err)
 			}
-			if b, err := x.host.Repo.Receipt(ctx, string(turn.ID)); err != nil || !strings.Contains(string(b), "result: passed") {
+			if b, err := x.host.Repo.Receipt(ctx, string(turn.ID)); err != nil ||
+				!strings.Contains(string(b), "result: passed") {
 				t.Errorf("turn %d: %v\n%s", turn.Number, err, b)
 			}
 		}
@@ -137,13 +142,15 @@ func sameReceipt(t *testing.T, x *Runner, r *ended) {
 	if !strings.Contains(want, string(r.info.Result)) {
 		t.Errorf("no receipt of a turn that ended with %s: %q", r.info.Result, want)
 	}
-	if b, err := os.ReadFile(filepath.Join(r.folder.Dir, "receipt.md")); err != nil || string(b) != want {
+	if b, err := os.ReadFile(filepath.Join(r.folder.Dir, "receipt.md")); err != nil ||
+		string(b) != want {
 		t.Errorf("the file is %q (%v), and the turn has %q", b, err, want)
 	}
 	if r.c.record == "" {
 		return
 	}
-	if b, err := x.host.Repo.Receipt(t.Context(), string(r.info.ID)); err != nil || string(b) != want {
+	if b, err := x.host.Repo.Receipt(t.Context(), string(r.info.ID)); err != nil ||
+		string(b) != want {
 		t.Errorf("the record has %q (%v), and the turn %q", b, err, want)
 	}
 }
@@ -166,7 +173,8 @@ func TestCommitFaults(t *testing.T) {
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
 		switch {
 		case err != nil || r.info.Result == turnstone.ResultPassed:
-		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" || r.c.diverged:
+		case !strings.Contains(r.info.Error, "no space left") || r.info.FSHash != "" ||
+			r.c.diverged:
 			t.Errorf("write %d: %+v", n, r.info)
 		default:
 			failed++
@@ -177,7 +185,8 @@ func TestCommitFaults(t *testing.T) {
 				turn.Result != turnstone.ResultError {
 				t.Errorf("write %d: the turn is %+v", n, turn)
 			}
-			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil || again.info.Result != turnstone.ResultPassed {
+			if again, err := end(t, x, map[string]string{"/again": strconv.Itoa(n)}); err != nil ||
+				again.info.Result != turnstone.ResultPassed {
 				t.Errorf("write %d: the next turn: %v, %+v", n, err, again)
 			}
 		}
@@ -211,7 +220,8 @@ func TestCommitCrashes(t *testing.T) {
 		}
 		x := testRunner(&statedir.Dir{Root: dir})
 		x.host.Repo.Fault = faultAt(n, func() error { os.Exit(77); return nil })
-		if r, err := end(t, x, map[string]string{"/file": at}); err != nil || r.info.Result != turnstone.ResultPassed {
+		if r, err := end(t, x, map[string]string{"/file": at}); err != nil ||
+			r.info.Result != turnstone.ResultPassed {
 			t.Fatalf("%v, %+v", err, r)
 		}
 		return
@@ -226,7 +236,8 @@ func TestCommitCrashes(t *testing.T) {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		if _, err := os.Stat(dir + "/context.db"); err == nil {
-			if _, err := testRunner(&statedir.Dir{Root: dir}).host.Repo.Session(t.Context(), "s"); err == nil {
+			if _, err := testRunner(&statedir.Dir{Root: dir}).host.Repo.Session(t.Context(),
+				"s"); err == nil {
 				now := whole(t, dir)
 				if code == 0 && now != kept+1 || now < kept || now > kept+1 {
 					t.Errorf("write %d: %d turns are kept, and %d before", n, now, kept)

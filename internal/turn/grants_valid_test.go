@@ -23,18 +23,26 @@ func TestWrongBeforeAsked(t *testing.T) {
 		"network: {allow: [10.0.2.5]}":      {says: "the guest's own network"},
 		"session: turn-6":                   {says: `"turn-6": is not a name`},
 		"session: s\nbranch: turn-6":        {says: `"turn-6": is not a name`},
-		"branch: '12'":                      {req: plan.Request{Session: "s"}, says: `"12": is not a name`},
-		"branch: fix/auth":                  {says: "branch: fix/auth: belongs to a session, and no session is named"},
-		"lifetime: session":                 {says: "lifetime: session: belongs to a session"},
-		"files: [../a.md]":                  {req: plan.Request{Piped: true}, says: "leaves the document's folder"},
-		"files: [/etc/passwd]":              {req: plan.Request{Piped: true}, says: "leaves the document's folder"},
+		"branch: '12'": {req: plan.Request{Session: "s"},
+			says: `"12": is not a name`},
+		"branch: fix/auth": {says: "branch: fix/auth: belongs to a session, and no session is " +
+			"named"},
+		"lifetime: session": {says: "lifetime: session: belongs to a session"},
+		"files: [../a.md]": {req: plan.Request{Piped: true},
+			says: "leaves the document's folder"},
+		"files: [/etc/passwd]": {req: plan.Request{Piped: true},
+			says: "leaves the document's folder"},
 	} {
 		c.req.Document = parse(t, "---\n"+front+"\n---\n")
 		for _, keys := range [][]string{nil, config.GrantKeys} {
 			c.req.Grant = keys
-			turn, err := testRunner(&statedir.Dir{Root: t.TempDir()}).Run(t.Context(), c.req, &observer{})
-			if turn != nil || turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) || strings.Contains(turnstone.HintOf(err), "--grant") {
-				t.Errorf("%q with %v: %v (%s), want %q", front, keys, err, turnstone.HintOf(err), c.says)
+			turn, err := testRunner(&statedir.Dir{Root: t.TempDir()}).Run(t.Context(), c.req,
+				&observer{})
+			if turn != nil || turnstone.KindOf(err) != turnstone.KindInvalid ||
+				!strings.Contains(err.Error(), c.says) ||
+				strings.Contains(turnstone.HintOf(err), "--grant") {
+				t.Errorf("%q with %v: %v (%s), want %q", front, keys, err, turnstone.HintOf(err),
+					c.says)
 			}
 		}
 	}

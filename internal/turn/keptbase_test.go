@@ -32,9 +32,11 @@ func kept(t *testing.T, memory string, base []byte, wrote *int) snapshot.Parts {
 		Packed: substrate.Packed{Files: []string{"memory"}, Base: turnstone.DigestBytes(base)}}
 	p.WriteBase = func(_ context.Context, out string) ([]string, error) {
 		*wrote++
-		return []string{"base"}, errors.Join(os.Mkdir(out, 0o700), os.WriteFile(filepath.Join(out, "base"), base, 0o600))
+		return []string{"base"}, errors.Join(os.Mkdir(out, 0o700),
+			os.WriteFile(filepath.Join(out, "base"), base, 0o600))
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(p.Dir, "vm"), 0o700), os.WriteFile(filepath.Join(p.Dir, "vm", "memory"), []byte(memory), 0o600)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Join(p.Dir, "vm"), 0o700),
+		os.WriteFile(filepath.Join(p.Dir, "vm", "memory"), []byte(memory), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -48,7 +50,8 @@ func of(t *testing.T, x *Runner, parts snapshot.Parts) *snapshot.Snapshot {
 
 // bundles returns what exports and imports sessions of x.
 func bundles(x *Runner) bundle.Host {
-	return bundle.Host{Repo: x.host.Repo, Templates: x.host.Templates, Room: func() error { return nil }}
+	return bundle.Host{Repo: x.host.Repo, Templates: x.host.Templates,
+		Room: func() error { return nil }}
 }
 
 // TestBaseLives: what kept machines differ from is stored once, goes with an export, and stays
@@ -59,14 +62,16 @@ func TestBaseLives(t *testing.T) {
 	wrote, base := 0, []byte(random(3<<20, 7))
 	keep := func(memory, name string) *turnstone.TurnRecord {
 		t.Helper()
-		r := ok[*ended](t)(endWith(t, p.x, map[string]string{"/file": memory}, of(t, p.x, kept(t, memory, base, &wrote))))
+		r := ok[*ended](t)(endWith(t, p.x, map[string]string{"/file": memory},
+			of(t, p.x, kept(t, memory, base, &wrote))))
 		ok[turnstone.Session](t)(p.x.host.Repo.Rename(ctx, "s", name))
 		return ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 			r.info.ID))))
 	}
 	gc := func(p *past) {
 		t.Helper()
-		ok[*turnstone.GCReport](t)(p.x.host.Repo.GC(ctx, turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
+		ok[*turnstone.GCReport](t)(p.x.host.Repo.GC(ctx,
+			turnstone.GCRequest{Now: time.Now().Add(time.Hour)}))
 	}
 	read := func(p *past, rec *turnstone.TurnRecord, name string) ([]byte, error) {
 		f, err := snapshot.Stored(ctx, p.cs.Store, rec.VM).Open(name)
@@ -119,7 +124,8 @@ func TestBaseLives(t *testing.T) {
 		with[i].Data = append([]byte("x"), e.Data...)
 		without := append(append([]repotest.Entry{}, entries[:i]...), entries[i+1:]...)
 		for what, bad := range map[string][]repotest.Entry{"another": with, "missing": without} {
-			if _, err := bundles(newPast(t).x).Import(ctx, bundle.ImportRequest{}, bytes.NewReader(repotest.Pack(t, bad))); err == nil {
+			if _, err := bundles(newPast(t).x).Import(ctx, bundle.ImportRequest{},
+				bytes.NewReader(repotest.Pack(t, bad))); err == nil {
 				t.Errorf("a chunk is %s, and it was imported", what)
 			}
 		}
@@ -141,27 +147,31 @@ func TestMachineImage(t *testing.T) {
 	files := p.Template("mine", map[string]string{"/etc/own": random(1<<20, 5)})
 	p.Leaves(p.Session("x"), files)
 	tmpl := ok[*turnstone.Template](t)(p.x.host.Repo.BuiltTemplate(ctx, "mine"))
-	image := turnstone.Content{Digest: tmpl.RootDigest, Size: ok[os.FileInfo](t)(os.Stat(tmpl.Root)).Size()}
+	image := turnstone.Content{Digest: tmpl.RootDigest,
+		Size: ok[os.FileInfo](t)(os.Stat(tmpl.Root)).Size()}
 	want := ok[[]byte](t)(os.ReadFile(tmpl.Root))
 	ok[turnstone.Session](t)(paused.RemoveSession(ctx, p.x.host, "x"))
 	wrote := 0
 	parts := kept(t, "memory", []byte("base"), &wrote)
 	batch := ok[*store.Batch](t)(p.cs.Store.Begin(ctx))
-	parts.Image, parts.Below = &image, []turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.host.Templates.Tree(ctx, tmpl, batch))}
+	parts.Image, parts.Below = &image,
+		[]turnstone.TreeRef{ok[turnstone.TreeRef](t)(p.x.host.Templates.Tree(ctx, tmpl, batch))}
 	if err := errors.Join(batch.Flush(ctx), batch.Close()); err != nil {
 		t.Fatal(err)
 	}
 	r := ok[*ended](t)(endWith(t, p.x, map[string]string{"/file": "x"}, of(t, p.x, parts)))
 	rec := ok[*turnstone.TurnRecord](t)(p.cs.Record(ctx, ok[turnstone.Turn](t)(p.cs.DB.Turn(ctx,
 		r.info.ID))))
-	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil) // its spec was changed since: the image is the same
+	// The template's spec was changed since then; its image is the same.
+	rec.Image, rec.Template = "mine", turnstone.DigestBytes(nil)
 	found := func(p *past) {
 		t.Helper()
 		got, err := keptTemplate(ctx, p.x, rec)
 		if err != nil {
 			t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 		}
-		if b := ok[[]byte](t)(os.ReadFile(got.Root)); got.RootDigest != image.Digest || !bytes.Equal(b, want) {
+		if b := ok[[]byte](t)(os.ReadFile(got.Root)); got.RootDigest != image.Digest ||
+			!bytes.Equal(b, want) {
 			t.Errorf("%+v has %d bytes", got, len(b))
 		}
 	}
@@ -174,17 +184,21 @@ func TestMachineImage(t *testing.T) {
 	if left.Len() >= full.Len() {
 		t.Errorf("%d bytes without the image, %d with it", left.Len(), full.Len())
 	}
-	time.Sleep(2 * templatefiles.LookAgain) // what was not there a moment ago is taken for not there
-	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates, templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable || !strings.Contains(err.Error(), "image") {
+	time.Sleep(2 * templatefiles.LookAgain) // until a missing file is looked up again
+	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates,
+		templatebuild.Removal{Name: "mine"}); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "image") {
 		t.Errorf("a template that a kept machine needs: %v", err)
 	}
-	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates, templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
+	if _, err := templatebuild.Remove(ctx, p.x.host.Repo, p.x.host.Templates,
+		templatebuild.Removal{Name: "mine", Keep: true}); err != nil {
 		t.Fatal(err)
 	}
 	found(p)
 	// A touched copy is not used; it is made anew.
 	path := p.x.host.Dir.Path("cache", "roots", image.Digest.Hex()+".erofs")
-	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("another"), 0o600)); err != nil {
+	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("another"),
+		0o600)); err != nil {
 		t.Fatal(err)
 	}
 	found(p)
@@ -197,7 +211,9 @@ func TestMachineImage(t *testing.T) {
 		bytes.NewReader(left.Bytes()))); rep.Missing == 0 {
 		t.Errorf("%+v", rep)
 	}
-	if _, err := keptTemplate(ctx, without.x, rec); turnstone.KindOf(err) != turnstone.KindNotFound || !strings.Contains(turnstone.HintOf(err), "--full") {
+	if _, err := keptTemplate(ctx, without.x,
+		rec); turnstone.KindOf(err) != turnstone.KindNotFound ||
+		!strings.Contains(turnstone.HintOf(err), "--full") {
 		t.Errorf("an image that is nowhere: %v", err)
 	}
 	other := newPast(t) // a template of that name with another image
@@ -206,7 +222,8 @@ func TestMachineImage(t *testing.T) {
 	if now := ok[*turnstone.Template](t)(other.x.host.Repo.BuiltTemplate(ctx,
 		"mine")); turnstone.KindOf(err) != turnstone.KindUnavailable ||
 		!strings.Contains(turnstone.HintOf(err), "--full") ||
-		!strings.Contains(err.Error(), image.Digest.Short()) || !strings.Contains(err.Error(), now.RootDigest.Short()) {
+		!strings.Contains(err.Error(), image.Digest.Short()) ||
+		!strings.Contains(err.Error(), now.RootDigest.Short()) {
 		t.Errorf("another image: %v (%s)", err, turnstone.HintOf(err))
 	}
 	rec.VM.Image = &turnstone.Content{Digest: "sha256:../../../etc/passwd"}

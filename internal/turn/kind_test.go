@@ -11,11 +11,14 @@ import (
 
 // TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
 func TestTurnKeepsKind(t *testing.T) {
-	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindCanceled, turnstone.KindDead} {
-		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{}, clock: provision.NewStopwatch(), folder: &repo.TurnFolder{}}
+	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable,
+		turnstone.KindCanceled, turnstone.KindDead} {
+		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{},
+			clock: provision.NewStopwatch(), folder: &repo.TurnFolder{}}
 		r.openSteps()
 		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))
-		if turn := r.report(committed{}); turn.Kind != kind || turn.Result != turnstone.ResultError {
+		if turn := r.report(committed{}); turn.Kind != kind ||
+			turn.Result != turnstone.ResultError {
 			t.Errorf("%s: %+v", kind, turn)
 		}
 	}

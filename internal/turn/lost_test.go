@@ -32,8 +32,10 @@ func TestReceiptIsSynced(t *testing.T) {
 		return nil
 	}
 	told := &tellings{}
-	r := &run{host: x.host, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"), obs: told, clock: provision.NewStopwatch()}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(), Result: turnstone.ResultPassed}
+	r := &run{host: x.host, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\n```bash\ntrue\n```\n"),
+		obs: told, clock: provision.NewStopwatch()}
+	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now(),
+		Result: turnstone.ResultPassed}
 	r.folder = ok[*repo.TurnFolder](t)(x.host.Repo.OpenTurnFolder(r.info.ID))
 	defer r.folder.Close()
 	r.plan.Host.Limits.Output = 1 << 20
@@ -44,7 +46,8 @@ func TestReceiptIsSynced(t *testing.T) {
 	if err := r.steps.Sync(); err != nil {
 		t.Error(err)
 	}
-	if _, err := repo.LockFolder(r.folder.Dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err, syscall.EWOULDBLOCK) {
+	if _, err := repo.LockFolder(r.folder.Dir, syscall.LOCK_EX|syscall.LOCK_NB); !errors.Is(err,
+		syscall.EWOULDBLOCK) {
 		t.Errorf("the folder of a turn that runs is not locked: %v", err)
 	}
 	r.checkpoint()

@@ -32,13 +32,17 @@ func TestMachineFaults(t *testing.T) {
 			}
 			return nil
 		}
-		parts := snapshot.Parts{Dir: t.TempDir(), Release: func() { at = -1 }, Packed: substrate.Packed{Files: []string{"memory"}}}
-		if err := errors.Join(os.Mkdir(filepath.Join(parts.Dir, "vm"), 0o700), os.WriteFile(filepath.Join(parts.Dir, "vm", "memory"), append(random, byte(n)), 0o600)); err != nil {
+		parts := snapshot.Parts{Dir: t.TempDir(), Release: func() { at = -1 },
+			Packed: substrate.Packed{Files: []string{"memory"}}}
+		if err := errors.Join(os.Mkdir(filepath.Join(parts.Dir, "vm"), 0o700),
+			os.WriteFile(filepath.Join(parts.Dir, "vm", "memory"), append(random, byte(n)),
+				0o600)); err != nil {
 			t.Fatal(err)
 		}
 		_ = ok[*repo.ContextStore](t)(x.host.Context(t.Context()))
 		at = n
-		r, err := endWith(t, x, map[string]string{"/file": strconv.Itoa(n)}, ok[*snapshot.Snapshot](t)(snapshot.Of(x.host.Dir, parts)))
+		r, err := endWith(t, x, map[string]string{"/file": strconv.Itoa(n)},
+			ok[*snapshot.Snapshot](t)(snapshot.Of(x.host.Dir, parts)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +53,9 @@ func TestMachineFaults(t *testing.T) {
 		switch {
 		case strings.Contains(r.info.Error, "its machine is not kept"):
 			without++
-			if err != nil || r.info.FSHash == "" || r.info.Result != turnstone.ResultError || r.info.Snapshot != "" || rec.VM != nil || rec.State == "" || rec.Error != r.info.Error {
+			if err != nil || r.info.FSHash == "" || r.info.Result != turnstone.ResultError ||
+				r.info.Snapshot != "" || rec.VM != nil || rec.State == "" ||
+				rec.Error != r.info.Error {
 				t.Errorf("write %d: %+v, %+v, %v", n, r.info, rec, err)
 			}
 		case r.info.Result == turnstone.ResultPassed && !hit:

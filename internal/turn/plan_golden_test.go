@@ -27,7 +27,9 @@ import (
 var update = flag.Bool("update", false, "write testdata anew")
 
 // goldenLimits keep the plans of testdata/plans.txt apart from the machine that makes them.
-const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\ntimeout = \"2h\"\nsandboxes = 3\noutput = \"1MiB\"\nentries = 1000\nfile_size = \"1GiB\"\nfree_space = \"1MiB\"\n"
+const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\ntimeout = " +
+	"\"2h\"\nsandboxes = 3\noutput = \"1MiB\"\nentries = 1000\nfile_size = \"1GiB\"\n" +
+	"free_space = \"1MiB\"\n"
 
 // A goldenCase is a request on a host, and the state of the turn that it begins on.
 type goldenCase struct {
@@ -49,60 +51,118 @@ func goldenCases(dir string) []goldenCase {
 	}
 	return []goldenCase{
 		{name: "nothing said"},
-		{name: "all in the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ndisk: 4GiB\ntimeout: 5m\nnetwork: on\ncwd: sub\nenv:\n  A: doc\n  B: two"},
-		{name: "flags win over the document", front: "image: python\ncpus: 2\nmemory: 768MiB\ntimeout: 5m\ncwd: sub\nnetwork: on\nenv:\n  A: doc",
-			req: plan.Request{Image: "base", CPUs: 1, Memory: 512 << 20, Disk: 2 << 30, Timeout: time.Minute, Network: off(), Env: []string{"A=flag", "C=3"}, Substrate: "qemu"}},
-		{name: "smaller limits than the defaults", host: "cpus = 1\nmemory = \"256MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\""},
+		{name: "all in the document",
+			front: "image: python\ncpus: 2\nmemory: 768MiB\ndisk: 4GiB\ntimeout: 5m\nnetwork: " +
+				"on\ncwd: sub\nenv:\n  A: doc\n  B: two"},
+		{name: "flags win over the document",
+			front: "image: python\ncpus: 2\nmemory: 768MiB\ntimeout: 5m\ncwd: sub\nnetwork: " +
+				"on\nenv:\n  A: doc",
+			req: plan.Request{Image: "base", CPUs: 1, Memory: 512 << 20, Disk: 2 << 30,
+				Timeout: time.Minute, Network: off(), Env: []string{"A=flag", "C=3"},
+				Substrate: "qemu"}},
+		{name: "smaller limits than the defaults",
+			host: "cpus = 1\nmemory = \"256MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\""},
 		{name: "more than the limits", front: "memory: 4GiB"},
-		{name: "the time asked for is more than the limit", req: plan.Request{Timeout: 3 * time.Hour}},
-		{name: "files of the document, added and fetched", front: "files: [data.csv, 'data.csv:in/', 'data.csv:/etc/x']\ncwd: sub",
-			req: plan.Request{Dir: dir, Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv"), Dest: "/a/"}}, Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}},
+		{name: "the time asked for is more than the limit",
+			req: plan.Request{Timeout: 3 * time.Hour}},
+		{name: "files of the document, added and fetched",
+			front: "files: [data.csv, 'data.csv:in/', 'data.csv:/etc/x']\ncwd: sub",
+			req: plan.Request{Dir: dir,
+				Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv"), Dest: "/a/"}},
+				Get: []document.Transfer{{Path: "out"}, {Path: "/etc/passwd", Dest: "pw"}}}},
 		{name: "files that leave the folder", front: "files: [../x]", req: plan.Request{Dir: dir}},
-		{name: "files from a pipe", front: "files: [data.csv]", req: plan.Request{Dir: dir, Piped: true}},
-		{name: "files from a pipe, granted", front: "files: [data.csv]", req: plan.Request{Dir: dir, Piped: true, Grant: []string{"files"}}},
-		{name: "secrets", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY", "OTHER=oth-77aa-PLUGH"}, Env: []string{"A=1"}}},
-		{name: "a secret in the open", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Env: []string{"A=tok-5f3a-XYZZY"}}},
+		{name: "files from a pipe", front: "files: [data.csv]", req: plan.Request{Dir: dir,
+			Piped: true}},
+		{name: "files from a pipe, granted", front: "files: [data.csv]", req: plan.Request{Dir: dir,
+			Piped: true, Grant: []string{"files"}}},
+		{name: "secrets", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY",
+			"OTHER=oth-77aa-PLUGH"}, Env: []string{"A=1"}}},
+		{name: "a secret in the open", req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"},
+			Env: []string{"A=tok-5f3a-XYZZY"}}},
 		{name: "a new session", req: plan.Request{Session: "s"}},
 		{name: "a branch that is not there", req: plan.Request{Session: "s", Branch: "b"}},
 		{name: "a branch without a session", req: plan.Request{Branch: "b"}},
-		{name: "on a turn", req: plan.Request{Session: "s", Env: []string{"A=2"}}, parent: on2("base", "/srv/app", "A=1", "N=1")},
-		{name: "on a turn, with files and a cwd of its own", front: "cwd: /else\nfiles: [data.csv]", req: plan.Request{Session: "s", Dir: dir}, parent: on2("base", "/srv/app")},
-		{name: "on a turn, with files in its directory", front: "files: [data.csv]", req: plan.Request{Session: "s", Dir: dir, Get: []document.Transfer{{Path: "out"}}, Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv")}}}, parent: on2("base", "/srv/app")},
-		{name: "on a turn with a larger image", req: plan.Request{Session: "s"}, parent: on2("browser", "/workspace")},
-		{name: "on a turn with a larger image, smaller by a flag", req: plan.Request{Session: "s", Memory: 512 << 20}, parent: on2("browser", "/workspace")},
-		{name: "on a turn with a larger image, within smaller limits", req: plan.Request{Session: "s"}, host: "memory = \"512MiB\"", parent: on2("browser", "/workspace")},
-		{name: "on a turn of an image of a registry", req: plan.Request{Session: "s"}, parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
-		{name: "on a turn of an image of a registry that the host names", req: plan.Request{Session: "s"}, host: "[images]\nregistries = [\"docker.io\"]",
+		{name: "on a turn", req: plan.Request{Session: "s", Env: []string{"A=2"}},
+			parent: on2("base", "/srv/app", "A=1", "N=1")},
+		{name: "on a turn, with files and a cwd of its own", front: "cwd: /else\nfiles: [data.csv]",
+			req: plan.Request{Session: "s", Dir: dir}, parent: on2("base", "/srv/app")},
+		{name: "on a turn, with files in its directory", front: "files: [data.csv]",
+			req: plan.Request{Session: "s", Dir: dir, Get: []document.Transfer{{Path: "out"}},
+				Add: []document.Transfer{{Path: filepath.Join(dir, "data.csv")}}},
+			parent: on2("base", "/srv/app")},
+		{name: "on a turn with a larger image", req: plan.Request{Session: "s"},
+			parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, smaller by a flag", req: plan.Request{Session: "s",
+			Memory: 512 << 20}, parent: on2("browser", "/workspace")},
+		{name: "on a turn with a larger image, within smaller limits",
+			req: plan.Request{Session: "s"}, host: "memory = \"512MiB\"",
+			parent: on2("browser", "/workspace")},
+		{name: "on a turn of an image of a registry", req: plan.Request{Session: "s"},
 			parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
-		{name: "on a turn of another image", req: plan.Request{Session: "s", Image: "base"}, parent: on2("python", "/")},
-		{name: "on a turn of a template that is unknown", req: plan.Request{Session: "s"}, parent: on2("mine", "/")},
+		{name: "on a turn of an image of a registry that the host names",
+			req: plan.Request{Session: "s"}, host: "[images]\nregistries = [\"docker.io\"]",
+			parent: on2("docker.io/library/python:3.12@sha256:"+strings.Repeat("0", 64), "/")},
+		{name: "on a turn of another image", req: plan.Request{Session: "s", Image: "base"},
+			parent: on2("python", "/")},
+		{name: "on a turn of a template that is unknown", req: plan.Request{Session: "s"},
+			parent: on2("mine", "/")},
 		{name: "a machine that stays", req: plan.Request{Session: "s",
 			Lifetime: turnstone.LifetimeSession, Branch: "main"}},
 		{name: "a machine that stays, by a document", front: "session: s\nlifetime: session"},
 		{name: "a snapshot", req: plan.Request{Snapshot: document.SnapshotVM}},
 		{name: "a home", req: plan.Request{Home: "h"}, front: "isolation: microvm"},
-		{name: "a session that the host grants", front: "session: s\nhome: h", host: "[documents]\nsessions = [\"s*\"]\nhomes = [\"h\"]"},
+		{name: "a session that the host grants", front: "session: s\nhome: h",
+			host: "[documents]\nsessions = [\"s*\"]\nhomes = [\"h\"]"},
 		{name: "the network is off by default", host: "[network]\ndefault = \"off\""},
-		{name: "the network is off by default, and asked for", front: "network: on", host: "[network]\ndefault = \"off\""},
-		{name: "the network is off by default, and rules ask for it", host: "[network]\ndefault = \"off\"", req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"pypi.org"}})}},
-		{name: "the host's rules beside the document's", front: "network: {allow: [pypi.org], deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\ndeny = [\"10.9.9.9\"]\ndns = \"10.0.0.53:53\"\n[documents]\nallow = [\"10.1.0.0/16\"]"},
-		{name: "the host's rules are locked", front: "network: {deny: [evil.example]}", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true"},
-		{name: "rules beyond locked ones", host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true", req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"192.168.0.0/16"}})}},
-		{name: "the caller's rules in the place of the document's", front: "network: {allow: [pypi.org], deny: [evil.example], record: true}",
-			req: plan.Request{Network: on(), NetworkRules: rules(document.NetworkRules{HasAllow: true, Allow: []string{"example.com"}, Deny: []string{"other.example"}, NoHostCA: true})}},
-		{name: "record", req: plan.Request{NetworkRules: rules(document.NetworkRules{Record: true})}},
-		{name: "replay without a recording", req: plan.Request{NetworkRules: rules(document.NetworkRules{Replay: true})}},
-		{name: "intercepted", front: "network: {intercept: true}\nenv:\n  SSL_CERT_FILE: /mine.pem"},
+		{name: "the network is off by default, and asked for", front: "network: on",
+			host: "[network]\ndefault = \"off\""},
+		{name: "the network is off by default, and rules ask for it",
+			host: "[network]\ndefault = \"off\"",
+			req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true,
+				Allow: []string{"pypi.org"}})}},
+		{name: "the host's rules beside the document's",
+			front: "network: {allow: [pypi.org], deny: [evil.example]}",
+			host: "[network]\nallow = [\"10.0.0.0/8\"]\ndeny = [\"10.9.9.9\"]\ndns = " +
+				"\"10.0.0.53:53\"\n[documents]\nallow = [\"10.1.0.0/16\"]"},
+		{name: "the host's rules are locked", front: "network: {deny: [evil.example]}",
+			host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true"},
+		{name: "rules beyond locked ones",
+			host: "[network]\nallow = [\"10.0.0.0/8\"]\nlocked = true",
+			req: plan.Request{NetworkRules: rules(document.NetworkRules{HasAllow: true,
+				Allow: []string{"192.168.0.0/16"}})}},
+		{name: "the caller's rules in the place of the document's",
+			front: "network: {allow: [pypi.org], deny: [evil.example], record: true}",
+			req: plan.Request{Network: on(),
+				NetworkRules: rules(document.NetworkRules{HasAllow: true,
+					Allow: []string{"example.com"}, Deny: []string{"other.example"},
+					NoHostCA: true})}},
+		{name: "record", req: plan.Request{
+			NetworkRules: rules(document.NetworkRules{Record: true})}},
+		{name: "replay without a recording",
+			req: plan.Request{NetworkRules: rules(document.NetworkRules{Replay: true})}},
+		{name: "intercepted", front: "network: {intercept: true}\nenv:\n  SSL_CERT_FILE: " +
+			"/mine.pem"},
 		{name: "certificates of its own", front: "env:\n  CURL_CA_BUNDLE: /mine.pem"},
-		{name: "a secret header", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
-		{name: "a secret header of a snapshot", req: plan.Request{SecretHeaders: []string{"api.example.com=Authorization: Bearer hdr-99-QUUX"}, Snapshot: document.SnapshotVM}},
-		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn", req: plan.Request{Env: []string{"A=1"}, Substrate: "gvisor",
-			Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}},
+		{name: "a secret header",
+			req: plan.Request{SecretHeaders: []string{
+				"api.example.com=Authorization: Bearer hdr-99-QUUX"},
+				Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}},
+		{name: "a secret header of a snapshot",
+			req: plan.Request{SecretHeaders: []string{
+				"api.example.com=Authorization: Bearer hdr-99-QUUX"},
+				Snapshot: document.SnapshotVM}},
+		{name: "a turn that is run again", front: "image: base\ntimeout: 1h\nlifetime: turn",
+			req: plan.Request{Env: []string{"A=1"}, Substrate: "gvisor",
+				Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}},
 			again: &Repeat{Inputs: []turnstone.RecordInput{{Dest: "/x"}}}},
-		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
+		{name: "all at once", front: "image: python\ncpus: 2\nnetwork: {allow: [pypi.org], " +
+			"record: true}\nfiles: [data.csv]\nsession: other\nenv:\n  A: doc",
 			host: "memory = \"1GiB\"\n[network]\ndefault = \"off\"\ndeny = [\"10.9.9.9\"]",
-			req: plan.Request{Session: "s", Dir: dir, Env: []string{"B=flag"}, Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(), Grant: []string{"network"}, SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
-				Commands: true, Memory: 1 << 30}, parent: on2("python", "/srv/app", "A=1")},
+			req: plan.Request{Session: "s", Dir: dir, Env: []string{"B=flag"},
+				Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}, Network: on(),
+				Grant:         []string{"network"},
+				SecretHeaders: []string{"api.example.com=X-Key: hdr-99-QUUX"},
+				Commands:      true, Memory: 1 << 30}, parent: on2("python", "/srv/app", "A=1")},
 	}
 }
 
@@ -140,7 +200,8 @@ func TestPlansGolden(t *testing.T) {
 			at = line
 		}
 		if i >= len(got) || got[i] != line {
-			t.Fatalf("%s: line %d of %s\nwant %s\ngot  %s", at, i+1, path, line, append(got, "(nothing)")[min(i, len(got))])
+			t.Fatalf("%s: line %d of %s\nwant %s\ngot  %s", at, i+1, path, line,
+				append(got, "(nothing)")[min(i, len(got))])
 		}
 	}
 	if len(got) > strings.Count(string(want), "\n")+1 {
@@ -159,7 +220,8 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 	}
 	for line := range strings.Lines(c.host) {
 		key, _, _ := strings.Cut(line, " ")
-		kept := slices.DeleteFunc(slices.Collect(strings.Lines(limits)), func(l string) bool { return strings.HasPrefix(l, key+" ") })
+		kept := slices.DeleteFunc(slices.Collect(strings.Lines(limits)),
+			func(l string) bool { return strings.HasPrefix(l, key+" ") })
 		limits = strings.Join(kept, "") + strings.TrimSuffix(line, "\n") + "\n"
 	}
 	if err := os.WriteFile(p.x.host.Dir.Path(config.File), []byte(limits+rest), 0o600); err != nil {
@@ -171,7 +233,8 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
 	r, err := p.x.begin(t.Context(), c.req, c.again, &observer{})
 	if err != nil {
-		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.host.Dir.Root, "HOME"), "kind " + string(turnstone.KindOf(err)),
+		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.host.Dir.Root, "HOME"),
+			"kind " + string(turnstone.KindOf(err)),
 			"hint " + strings.ReplaceAll(turnstone.HintOf(err), p.x.host.Dir.Root, "HOME")}
 	}
 	defer r.close()
@@ -209,7 +272,8 @@ func (p *past) state(s turnstone.Session, st turnstone.TurnState) {
 	if err := batch.Flush(ctx); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: turn.ID, Result: turnstone.ResultPassed, Record: rec, State: state, MoveBranch: true}); err != nil {
+	if _, _, err = p.cs.DB.Finish(ctx, session.Finish{Turn: turn.ID, Result: turnstone.ResultPassed,
+		Record: rec, State: state, MoveBranch: true}); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -221,8 +285,9 @@ func describePlan(t *testing.T, r *run) []string {
 	if link == nil {
 		link = &netplan.Link{}
 	}
-	outer := map[string]string{} // what later turns get in the place of the variables of authorities
-	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
+	outer := map[string]string{} // the variables of authorities that later turns get
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE",
+		"NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
 		for _, kv := range link.Inherited([]string{name + "=" + hostca.GuestPath}) {
 			_, outer[name], _ = strings.Cut(kv, "=")
 		}
@@ -257,19 +322,30 @@ func describePlan(t *testing.T, r *run) []string {
 		name  string
 		value any
 	}{
-		{"image", p.Image}, {"asked", p.Asked}, {"anonymous", p.Anonymous}, {"shape", fmt.Sprintf("%+v", p.Shape)}, {"wants", wanted},
-		{"env", r.setup.Env}, {"given", p.Given}, {"cwd", p.Cwd}, {"timeout", p.Timeout}, {"timed", p.Timed},
-		{"add", files(p.Add)}, {"get", files(p.Get)}, {"driver", p.Driver}, {"live", p.Live}, {"kept", p.Kept}, {"needs", fmt.Sprintf("%+v", p.Needs())},
-		{"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session}, {"branch", p.Branch}, {"lifetime", string(p.Lifetime)},
-		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()}, {"its environment", p.Secrets.Env()}, {"turn", string(r.setup.Turn)},
+		{"image", p.Image}, {"asked", p.Asked}, {"anonymous", p.Anonymous},
+		{"shape", fmt.Sprintf("%+v", p.Shape)}, {"wants", wanted},
+		{"env", r.setup.Env}, {"given", p.Given}, {"cwd", p.Cwd}, {"timeout", p.Timeout},
+		{"timed", p.Timed},
+		{"add", files(p.Add)}, {"get", files(p.Get)}, {"driver", p.Driver}, {"live", p.Live},
+		{"kept", p.Kept}, {"needs", fmt.Sprintf("%+v", p.Needs())},
+		{"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session},
+		{"branch", p.Branch}, {"lifetime", string(p.Lifetime)},
+		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()},
+		{"its environment", p.Secrets.Env()}, {"turn", string(r.setup.Turn)},
 		{"limits", fmt.Sprintf("%+v", p.Host.Limits)}, {"looks at the disk", p.Host.Room != nil},
-		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)}, {"network: policy", fmt.Sprintf("%+v", n.Policy)},
-		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record}, {"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
-		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()}, {"network: authority", link.CA != nil},
-		{"network: host's authorities", fmt.Sprint(len(link.HostCA))}, {"network: recorder", r.tape.Recording()}, {"network: budget", r.setup.Link != nil},
+		{"network: asked", headers(n.Asked)}, {"network: spec", headers(n.Spec)},
+		{"network: policy", fmt.Sprintf("%+v", n.Policy)},
+		{"network: says who", fmt.Sprint(len(n.Host))}, {"network: record", n.Mode.Record},
+		{"network: replay", n.Mode.Replay}, {"network: replay of", n.Mode.ReplayOf},
+		{"network: replay named", n.Mode.Named}, {"network: masks", n.Secrets.Names()},
+		{"network: authority", link.CA != nil},
+		{"network: host's authorities", fmt.Sprint(len(link.HostCA))},
+		{"network: recorder", r.tape.Recording()}, {"network: budget", r.setup.Link != nil},
 		{"network: outer", fmt.Sprint(outer)}, {"network: bundle", link.Bundle},
-		{"receipt: image", r.info.Image}, {"receipt: session", session}, {"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
-		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets}, {"receipt: home", r.info.Home},
+		{"receipt: image", r.info.Image}, {"receipt: session", session},
+		{"receipt: number", fmt.Sprint(r.info.Number)}, {"receipt: branch", r.info.Branch},
+		{"receipt: parents", fmt.Sprint(len(r.info.Parents))}, {"receipt: secrets", r.info.Secrets},
+		{"receipt: home", r.info.Home},
 		{"first step in", p.Cwd}, {"all commands", p.Commands},
 	} {
 		switch v := l.value.(type) {

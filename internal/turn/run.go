@@ -251,8 +251,9 @@ func (r *run) setError(err error) {
 func (r *run) report(c committed) *turnstone.TurnReport {
 	i := &r.info
 	return &turnstone.TurnReport{ID: i.ID, Result: i.Result, Error: i.Error, Hint: r.hint,
-		Kind: r.kind, Substrate: i.Substrate, Isolation: i.Isolation, Machine: i.Machine, Template: i.Template,
-		Image: i.Image, Started: i.Started, Duration: i.Duration, Millis: i.Duration.Milliseconds(),
+		Kind: r.kind, Substrate: i.Substrate, Isolation: i.Isolation, Machine: i.Machine,
+		Template: i.Template, Image: i.Image,
+		Started: i.Started, Duration: i.Duration, Millis: i.Duration.Milliseconds(),
 		Session: i.Session, Number: i.Number, Branch: i.Branch, Diverged: c.diverged,
 		Parents: i.Parents, Start: i.Start, FSHash: i.FSHash, State: c.state, Record: c.record,
 		Layer: &c.layer, Network: c.network, Phases: r.clock.Phases, Receipt: string(c.receipt),

@@ -270,7 +270,9 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 // differ checks that all values differ between machines that copied memory would make equal.
 func differ(t *testing.T, forks []*Guest) {
 	t.Helper()
-	const script = `hostname; cat /etc/hostname; grep 127.0.1.1 /etc/hosts; cat /etc/machine-id /proc/sys/kernel/random/boot_id; od -An -tx1 -w32 -N32 /dev/urandom; cat /proc/sys/kernel/random/uuid; mktemp -u; date +%s`
+	const script = `hostname; cat /etc/hostname; grep 127.0.1.1 /etc/hosts; cat ` +
+		`/etc/machine-id /proc/sys/kernel/random/boot_id; od -An -tx1 -w32 -N32 /dev/urandom; ` +
+		`cat /proc/sys/kernel/random/uuid; mktemp -u; date +%s`
 	names := []string{"host name", "/etc/hostname", "/etc/hosts", "machine-id", "boot id", "random",
 		"uuid", "mktemp", "clock"}
 	seen := map[string]string{}

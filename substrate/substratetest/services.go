@@ -24,7 +24,8 @@ func testSignals(t *testing.T, s substrate.Substrate, c Config) {
 	go func() {
 		_, err := client.Start(ctx, wire.ProcessStartParams{ProcessID: "tree",
 			Argv: []string{"bash", "-c",
-				`trap 'echo main; exit 3' TERM; (setsid -f bash -c 'trap "echo away; exit" TERM; echo up; while :; do sleep 0.2; done'); while :; do sleep 0.2; done`}},
+				`trap 'echo main; exit 3' TERM; (setsid -f bash -c 'trap "echo away; exit" ` +
+					`TERM; echo up; while :; do sleep 0.2; done'); while :; do sleep 0.2; done`}},
 			wire.Stdio{Out: &out})
 		ended <- err
 	}()

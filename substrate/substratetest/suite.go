@@ -239,7 +239,9 @@ func testCommands(t *testing.T, s substrate.Substrate, c Config) {
 // testTwins compares everything that a snapshot would make equal.
 func testTwins(t *testing.T, s substrate.Substrate, c Config) {
 	const n = 3
-	const script = `hostname; cat /etc/machine-id; od -An -tx1 -N32 /dev/urandom; od -An -tx1 -N32 /dev/random; cat /proc/sys/kernel/random/uuid; cat /proc/sys/kernel/random/boot_id; mktemp -u`
+	const script = `hostname; cat /etc/machine-id; od -An -tx1 -N32 /dev/urandom; od -An -tx1 ` +
+		`-N32 /dev/random; cat /proc/sys/kernel/random/uuid; cat ` +
+		`/proc/sys/kernel/random/boot_id; mktemp -u`
 	names := []string{"hostname", "machine-id", "urandom 1", "urandom 2", "random 1", "random 2",
 		"uuid", "boot id", "mktemp"}
 	seen := map[string]string{}
@@ -277,7 +279,9 @@ func testTemplate(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	_, client := c.clone(t, s)
 	out, _ := Shell(t, client,
-		`for d in /sys/block/*; do n=/dev/${d##*/}; [ -b $n ] || continue; case $(cat $d/serial 2>/dev/null) in root) dd if=/dev/zero of=$n bs=4096 count=1 conv=fsync status=none && echo wrote;; esac; done; echo hello > /usr/bin/true && echo overlay`)
+		`for d in /sys/block/*; do n=/dev/${d##*/}; [ -b $n ] || continue; case $(cat `+
+			`$d/serial 2>/dev/null) in root) dd if=/dev/zero of=$n bs=4096 count=1 conv=fsync `+
+			`status=none && echo wrote;; esac; done; echo hello > /usr/bin/true && echo overlay`)
 	if strings.Contains(out, "wrote") || !strings.Contains(out, "overlay") {
 		t.Errorf("writing to the root disk: %q", out)
 	}

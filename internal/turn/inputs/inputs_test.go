@@ -10,10 +10,12 @@ import (
 // TestQuotedIsNotKept: an input is searched for all forms in which bash writes a value down.
 func TestQuotedIsNotKept(t *testing.T) {
 	const value = "p&ss'$XYZZYrd"
-	for _, form := range []string{value, `declare -x API_TOKEN="p&ss'\$XYZZYrd"`, `COPY='p&ss'\''$XYZZYrd'`, `p\&ss\'\$XYZZYrd`} {
+	for _, form := range []string{value, `declare -x API_TOKEN="p&ss'\$XYZZYrd"`,
+		`COPY='p&ss'\''$XYZZYrd'`, `p\&ss\'\$XYZZYrd`} {
 		set := repotest.OK[*secret.Set](t)(secret.New([]string{"TOKEN=" + value}))
 		in := &input{dest: "/x"}
-		if _, err := in.writer(t.TempDir(), set).Write([]byte(form)); err != nil || in.scan.Found() != "TOKEN" {
+		if _, err := in.writer(t.TempDir(), set).Write([]byte(form)); err != nil ||
+			in.scan.Found() != "TOKEN" {
 			t.Errorf("%s is kept as an input: %v", form, err)
 		}
 		_ = in.file.Close()

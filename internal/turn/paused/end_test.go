@@ -35,7 +35,8 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	}
 	p.Turn(s, "main")
 	ok[turnstone.Branch](t)(x.Repo.Fork(ctx, "s@1", "b"))
-	for _, path := range []string{pathOf(x.Dir, s.ID, "main"), pathOf(x.Dir, s.ID, "b"), pathOf(x.Dir, other.ID, "main")} {
+	for _, path := range []string{pathOf(x.Dir, s.ID, "main"), pathOf(x.Dir, s.ID, "b"),
+		pathOf(x.Dir, other.ID, "main")} {
 		h := &Machine{host: x, path: path, Sandbox: turnstone.NewSandboxID()}
 		if err := h.write(); err != nil {
 			t.Fatal(err)
@@ -53,7 +54,8 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 	if _, err := RemoveSession(ctx, x, "s"); err != nil || left() != 1 {
 		t.Errorf("%v, %d left", err, left())
 	}
-	for name, kind := range map[string]turnstone.Kind{"main": turnstone.KindInvalid, "../../x": turnstone.KindInvalid, "": turnstone.KindInvalid} {
+	for name, kind := range map[string]turnstone.Kind{"main": turnstone.KindInvalid,
+		"../../x": turnstone.KindInvalid, "": turnstone.KindInvalid} {
 		p.Turn(other, "main")
 		if _, err := ForkLive(ctx, x, "other", name); turnstone.KindOf(err) != kind {
 			t.Errorf("fork to %q: %v", name, err)

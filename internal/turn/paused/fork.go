@@ -158,7 +158,8 @@ func at(ctx context.Context, h *host.Host, t turnstone.Turn) (*Machine, error) {
 	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound,
 		fmt.Sprintf("turn %d", t.Number),
 		"no machine stands on it").
-		WithHint("a machine stays after turns with lifetime: session, on the newest turn of their branch")
+		WithHint("a machine stays after turns with lifetime: session, on the newest turn of " +
+			"their branch")
 	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir.Root),
 		path: pathOf(h.Dir, t.Session, t.Branch)}
 	if _, err := os.Stat(m.path); err != nil {

@@ -22,15 +22,17 @@ func TestNamesOfLiveForks(t *testing.T) {
 	}
 }
 
-// TestHeldPaths checks that no two branches have the same file, and that all files are in the folder
-// for them.
+// TestHeldPaths checks that no two branches have the same file, and that all files are in the
+// folder for them.
 func TestHeldPaths(t *testing.T) {
 	_, x := newPast(t)
-	name := rapid.StringMatching(`[a-z0-9._/-]{1,12}`).Filter(func(s string) bool { return turnstone.CheckName(turnstone.NameOfBranch, s) == nil })
+	name := rapid.StringMatching(`[a-z0-9._/-]{1,12}`).Filter(
+		func(s string) bool { return turnstone.CheckName(turnstone.NameOfBranch, s) == nil })
 	id := turnstone.NewSessionID()
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := name.Draw(t, "a"), name.Draw(t, "b")
-		if pa, pb := pathOf(x.Dir, id, a), pathOf(x.Dir, id, b); (pa == pb) != (a == b) || filepath.Dir(pa) != x.Dir.Path("machines") || len(filepath.Base(pa)) > 200 {
+		if pa, pb := pathOf(x.Dir, id, a), pathOf(x.Dir, id, b); (pa == pb) != (a == b) ||
+			filepath.Dir(pa) != x.Dir.Path("machines") || len(filepath.Base(pa)) > 200 {
 			t.Fatalf("%q: %s, %q: %s", a, pa, b, pb)
 		}
 	})

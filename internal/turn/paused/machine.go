@@ -23,8 +23,9 @@ import (
 // paused, with its processes and its memory. It is written down in a file.
 type Machine struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
-	Turn    turnstone.TurnID    `json:"turn"` // whose state it has; empty before its first turn ended
-	Base    turnstone.TreeRef   `json:"base"` // that its disk's changes are on
+	// Turn is the turn whose state the machine has. It is empty before the first turn has ended.
+	Turn turnstone.TurnID  `json:"turn"`
+	Base turnstone.TreeRef `json:"base"` // the tree that the disk's changes apply to
 	// Rules is what the host said of networks when its own was made; empty: not known.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 

@@ -256,7 +256,8 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 		h.remove(ctx)
 		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal,
 			"the session's machine",
-			"it runs on %s, %s, which is not what the turn asks for", info.Substrate, info.Isolation).
+			"it runs on %s, %s, which is not what the turn asks for", info.Substrate,
+			info.Isolation).
 			WithHint("name a --substrate")
 	}
 	s, err := h.attach(ctx, t)

@@ -17,8 +17,10 @@ import (
 
 // hostSays are configurations that say different things of what a network reaches; the
 // empty one and the next say the same.
-var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = true", "[network]\nlocked = true\nallow = [\"pub2.test\"]",
-	"[network]\nallow = [\"10.1.2.3\"]", "[network]\ndeny = [\"a.test\"]", "[network]\ndns = \"192.0.2.1:53\"", "[documents]\nallow = [\"10.1.0.0/16\"]"}
+var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = true",
+	"[network]\nlocked = true\nallow = [\"pub2.test\"]",
+	"[network]\nallow = [\"10.1.2.3\"]", "[network]\ndeny = [\"a.test\"]",
+	"[network]\ndns = \"192.0.2.1:53\"", "[documents]\nallow = [\"10.1.0.0/16\"]"}
 
 // TestMachineOfOtherRules holds that a paused machine is gone on with only where its network is
 // what the turn would get today, whatever the host's configuration was when it was made.
@@ -26,18 +28,21 @@ func TestMachineOfOtherRules(tt *testing.T) {
 	t := tt
 	x := host.New(&statedir.Dir{Root: t.TempDir()}, host.Options{}, nil)
 	path := filepath.Join(x.Dir.Root, "config.toml")
-	says := append(hostSays, "[network]\ndefault = \"off\"", "[network]\ndefault = \"off\"\nlocked = true")
+	says := append(hostSays, "[network]\ndefault = \"off\"",
+		"[network]\ndefault = \"off\"\nlocked = true")
 	planWith := func(t *rapid.T, host string, front document.FrontMatter) (*plan.Plan, error) {
 		if err := os.WriteFile(path, []byte(host), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		a := &plan.Authority{Request: plan.Request{Document: &document.Document{Front: front}}, Host: ok[plan.Host](tt)(x.Facts())}
+		a := &plan.Authority{Request: plan.Request{Document: &document.Document{Front: front}},
+			Host: ok[plan.Host](tt)(x.Facts())}
 		return plan.Make(a, "", "/workspace")
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		front := document.FrontMatter{}
 		if rapid.Bool().Draw(t, "rules") {
-			front.NetworkRules = &document.NetworkRules{Allow: []string{"pub2.test"}, HasAllow: true}
+			front.NetworkRules = &document.NetworkRules{Allow: []string{"pub2.test"},
+				HasAllow: true}
 		}
 		at := func(label string) int { return rapid.IntRange(0, len(says)-1).Draw(t, label) }
 		first, second := at("first"), at("second")
@@ -56,7 +61,8 @@ func TestMachineOfOtherRules(tt *testing.T) {
 			t.Fatalf("another machine is made although the host says what it did: %q", says[first])
 		case went && m.Shape.Network && !now.Shape.Network:
 			t.Fatalf("a network goes on that %q switches off", says[second])
-		case went && m.Shape.Network && first != second && min(first, second) >= 2 && max(first, second) < len(hostSays):
+		case went && m.Shape.Network && first != second && min(first, second) >= 2 &&
+			max(first, second) < len(hostSays):
 			t.Fatalf("made under %q, and goes on under %q", says[first], says[second])
 		}
 		if m.Shape.Network && matches(now, m, "") {
@@ -88,12 +94,14 @@ func TestMachineOfOtherIsolation(t *testing.T) {
 		{"auto", document.IsolationMicroVM, "qemu", "microvm (TCG)", true},
 		{"auto", document.IsolationMicroVM, "qemu", "", false},
 		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", true},
-		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, test kernel, jailed)", false},
+		{"auto", document.IsolationMicroVM, "firecracker", "microvm (KVM, test kernel, jailed)",
+			false},
 		{"auto", document.IsolationMicroVM, "qemu", "microvm (KVM, test kernel)", false},
 		{"qemu", document.IsolationMicroVM, "firecracker", "microvm (KVM, jailed)", false},
 	} {
 		p := &plan.Plan{Driver: c.driver, Isolation: c.isolation}
-		if got := matches(p, sandboxes.Info{Substrate: c.name, Isolation: c.is}, ""); got != c.want {
+		if got := matches(p, sandboxes.Info{Substrate: c.name, Isolation: c.is},
+			""); got != c.want {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}

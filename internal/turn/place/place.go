@@ -45,7 +45,8 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	if req.Session != "" {
 		find := cs.DB.Ensure
 		if req.Branch != plan.DefaultBranch {
-			find = cs.DB.Find // a session that is new has none but main, and is not to begin with a mistake
+			// A new session has only the branch main. An unknown branch must not create a session.
+			find = cs.DB.Find
 		}
 		if at.Session, err = find(ctx, req.Session); err != nil {
 			return nil, err

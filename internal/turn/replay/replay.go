@@ -23,7 +23,7 @@ const maxDifferences = 1000
 type Options struct {
 	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
 	Substrate string   // one of driver.Names(); empty: what ran the turn
-	Grant     []string // as in Request: a record may be imported, and grants no more than a document
+	Grant     []string // as in Request: a record may be imported, so it grants nothing itself
 }
 
 // Run runs the turn that ref names again, with the runner r, in a clean sandbox on the state of
@@ -82,9 +82,12 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	}
 	// What the record says was asked for is asked for again: it is no caller's word.
 	front := &doc.Front
-	front.Files, front.Session, front.Branch, front.Home, front.Lifetime, front.Snapshot = nil, "", "", "", "", ""
-	front.Image, front.Timeout, front.NetworkRules = rec.Image, rec.Timeout, netrecord.Rules(rec.Network, rec)
-	front.CPUs, front.Memory, front.Disk, front.Network = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk, &rec.Shape.Network
+	front.Files, front.Session, front.Branch, front.Home = nil, "", "", ""
+	front.Lifetime, front.Snapshot = "", ""
+	front.Image, front.Timeout = rec.Image, rec.Timeout
+	front.NetworkRules = netrecord.Rules(rec.Network, rec)
+	front.CPUs, front.Memory, front.Disk = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk
+	front.Network = &rec.Shape.Network
 	req := &plan.Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
 	if s := netrecord.Spec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
 		return nil, fail(turnstone.KindInvalid,

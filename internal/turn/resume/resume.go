@@ -58,7 +58,7 @@ func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
 	}
 	doc.Name = req.Ref
 	if r := doc.Front.NetworkRules; r != nil {
-		r.Record = false // a sandbox that stays has none; its caller is told of what is to be granted here
+		r.Record = false // a sandbox has no recording
 	}
 	a := &plan.Authority{Host: facts,
 		Request: plan.Request{Document: doc, Grant: req.Grant, Network: req.Network,
