@@ -32,10 +32,10 @@ func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error
 	return x.repo.Expand(ctx, ref, named)
 }
 
-// AtHand returns the session named, or, when named is empty, the session that was used last. The
+// CurrentSession returns the session named, or, when named is empty, the session that was used last. The
 // error is of kind KindNotFound when there is none.
-func (x *Executor) AtHand(ctx context.Context, named string) (turnstone.Session, error) {
-	return x.repo.AtHand(ctx, named)
+func (x *Executor) CurrentSession(ctx context.Context, named string) (turnstone.Session, error) {
+	return x.repo.CurrentSession(ctx, named)
 }
 
 // NoteUse makes the session that ref names the session that was used last. A failure is logged.

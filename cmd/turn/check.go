@@ -16,6 +16,13 @@ type checkCmd struct {
 	JSON  bool     `name:"json" help:"Print the steps as JSON."`
 }
 
+// Examples returns command lines for the help.
+func (c *checkCmd) Examples() []string {
+	return []string{
+		"turn check docs/*.md",
+	}
+}
+
 // Run reads every document, so that one run reports the faults of all.
 func (c *checkCmd) Run(a *cli.App) error {
 	docs := []checked{}

@@ -13,14 +13,22 @@ import (
 )
 
 type completionCmd struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: ${enum}."`
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"Shell: bash, zsh or fish."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *completionCmd) Help() string {
-	return `bash: source <(turn completion bash)
-zsh:  source <(turn completion zsh)
-fish: turn completion fish | source`
+	return `The shell reads the script at each start, for instance from ~/.bashrc, ~/.zshrc or
+~/.config/fish/config.fish.`
+}
+
+// Examples returns command lines for the help.
+func (c *completionCmd) Examples() []string {
+	return []string{
+		"source <(turn completion bash)",
+		"source <(turn completion zsh)",
+		"turn completion fish | source",
+	}
 }
 
 // Run prints the script, which is generated from the command line's own model.
@@ -34,7 +42,7 @@ type completeRefsCmd struct {
 	Sessions bool   `help:"Print sessions only."`
 }
 
-// completeTurns is the number of turns of the session at hand that are offered, the newest first.
+// completeTurns is the number of turns of the current session that are offered, the newest first.
 const completeTurns = 20
 
 // Run prints the completions of a reference. It never fails, because a completing shell cannot show
@@ -53,7 +61,7 @@ func (c *completeRefsCmd) Run(a *cli.App) error {
 				terminal.Println(a.Stdout, s.Name)
 			}
 		}
-		hand, err := x.AtHand(ctx, a.Env.Session)
+		current, err := x.CurrentSession(ctx, a.Env.Session)
 		if err != nil {
 			return err
 		}
@@ -61,7 +69,7 @@ func (c *completeRefsCmd) Run(a *cli.App) error {
 		if c.Sessions {
 			return nil
 		}
-		g, err := x.Log(ctx, string(hand.ID), completeTurns)
+		g, err := x.Log(ctx, string(current.ID), completeTurns)
 		if err != nil {
 			return err
 		}

@@ -15,11 +15,18 @@ type cpCmd struct {
 	JSON bool      `name:"json" help:"Print skipped files as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *cpCmd) Help() string {
 	return `Copies from the state that a turn left; no sandbox is started. Modes (less the umask)
 and times are kept, owners are not. Devices, pipes, and symlinks that lead out of the
 copied folder are omitted, and reported.`
+}
+
+// Examples returns command lines for the help.
+func (c *cpCmd) Examples() []string {
+	return []string{
+		"turn cp research@2:/workspace/out.csv .",
+	}
 }
 
 // Maximum number of omitted files that are named.

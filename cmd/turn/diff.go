@@ -22,13 +22,21 @@ type diffCmd struct {
 	JSON  bool `name:"json" help:"Print JSON; -p and --stat add patches and line counts."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *diffCmd) Help() string {
 	return `Each line is a path that differs: A added, D deleted, M changed content or
 attributes, T another type, such as a symlink, R renamed with the same content.
 Environment and working directory follow the files. Timestamps are not compared.
 Names with control characters are quoted. Patches have git's format; a binary file
 is only reported to differ.`
+}
+
+// Examples returns command lines for the help.
+func (c *diffCmd) Examples() []string {
+	return []string{
+		"turn diff research@2",
+		"turn diff -p research@2 research@explore",
+	}
 }
 
 // Run prints the differences.

@@ -16,6 +16,13 @@ type forkCmd struct {
 	JSON   bool   `name:"json" help:"Print the branch as JSON."`
 }
 
+// Examples returns command lines for the help.
+func (c *forkCmd) Examples() []string {
+	return []string{
+		"turn fork research@1 --branch explore",
+	}
+}
+
 // Run creates the branch.
 func (c *forkCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {

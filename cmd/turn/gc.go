@@ -42,13 +42,26 @@ type gcCmd struct {
 	JSON            bool `name:"json" help:"Print what was deleted as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *gcCmd) Help() string {
-	return `Deletes unreachable data: anonymous sessions without a tag; turns of other sessions
-that are not an ancestor of a branch, a tag or a running turn, and the data that only
-they needed; outputs of killed turns that no receipt names; files of broken-out
-machines in trash, of which those that cannot be removed are reported. All ancestors
-of a turn that stays are kept. Turns may run at the same time.`
+	return `Deletes:
+
+  - anonymous sessions without a tag
+  - turns of other sessions from which no branch, tag or running turn descends
+  - the data that only these turns needed
+  - outputs of killed turns that no receipt names
+  - the trash: files of machines that could not be removed at once
+
+Files of the trash that cannot be removed are reported. Turns may run at the same
+time.`
+}
+
+// Examples returns command lines for the help.
+func (c *gcCmd) Examples() []string {
+	return []string{
+		"turn gc --dry-run",
+		"turn gc --keep-anonymous 0s --keep-unreachable 7d",
+	}
 }
 
 // Run deletes unreachable data.
@@ -86,12 +99,13 @@ type fsckCmd struct {
 	JSON bool `name:"json" help:"Print the findings as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *fsckCmd) Help() string {
-	return `Reads every object of the context store, checks that all data that the turns of all
-sessions need exists, and verifies its FS hashes and hard links. If context.db is
-damaged or lost, packs and objects are checked anyway. Exit status: 0 no problem; 1
-there are problems.`
+	return `Reads every object of the store, checks that the data of all turns exists, and
+verifies FS hashes and hard links. If context.db is damaged or lost, packs and objects
+are checked anyway.
+
+Exit status: 0 no problem; 1 there are problems.`
 }
 
 // Run verifies the store.
@@ -126,11 +140,11 @@ type duCmd struct {
 	JSON bool `name:"json" help:"Print the usage as JSON, in bytes."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *duCmd) Help() string {
-	return `For each session: all data that its turns need; the part that other sessions need
-too; and the rest. These are sizes before compression, and without data in templates.
-Below that: the disk usage.`
+	return `SIZE is the data that the turns of a session need, SHARED the part of it that other
+sessions need too, ITS OWN the rest. Sizes are before compression, and without the
+data of templates. The last lines show the disk usage.`
 }
 
 // Run prints disk usage.

@@ -20,6 +20,13 @@ type hashCmd struct {
 	JSON  bool   `name:"json" help:"Print the hash and the counts as JSON."`
 }
 
+// Examples returns command lines for the help.
+func (c *hashCmd) Examples() []string {
+	return []string{
+		"turn hash --owner 0:0 out",
+	}
+}
+
 // Run prints the FS hash of a folder; docs/fs-hash.md defines its content.
 func (c *hashCmd) Run(a *cli.App) error {
 	out := hashReport{}

@@ -50,3 +50,43 @@ func TestHelpIsShort(t *testing.T) {
 		t.Errorf("%d texts were checked", texts)
 	}
 }
+
+// TestExamples checks that turn accepts the command line of each example in the help.
+func TestExamples(t *testing.T) {
+	p, _, err := cli.NewParser(new(commandLine), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := 0
+	var visit func(n *kong.Node)
+	visit = func(n *kong.Node) {
+		for _, child := range n.Children {
+			visit(child)
+		}
+		for _, line := range cli.ExamplesOf(n) {
+			examples++
+			name := "turn " + n.Path() + " "
+			_, args, ok := strings.Cut(line+" ", name[:len(name)-1]+" ")
+			if !ok {
+				t.Errorf("%s: an example of another command: %s", name, line)
+				continue
+			}
+			fresh, _, err := cli.NewParser(new(commandLine), nil, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			args, _, _ = strings.Cut(args, " > ")
+			args, _, _ = strings.Cut(args, " | ")
+			words := strings.Fields(n.Path() + " " + strings.TrimSuffix(args, ") "))
+			if _, err := fresh.Parse(words); err != nil {
+				t.Errorf("%s: %v", line, err)
+			}
+		}
+	}
+	for _, n := range p.Model.Children {
+		visit(n)
+	}
+	if examples < 40 {
+		t.Errorf("%d examples were checked", examples)
+	}
+}

@@ -49,7 +49,7 @@ type homeRmCmd struct {
 	JSON  bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *homeRmCmd) Help() string {
 	return `The files are deleted: no session and no export contains them. A home that a turn
 uses is not removed. If a name is unknown, no home is removed.`

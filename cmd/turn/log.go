@@ -17,15 +17,24 @@ type logCmd struct {
 	Ref string `arg:"" help:"Session or turn: SESSION, SESSION@N, or an ID."`
 
 	Graph bool `help:"Draw the tree of turns."`
-	Max   int  `short:"n" help:"Print at most this many turns." placeholder:"N"`
+	Max   int  `short:"n" help:"Print at most this many turns (default: all)." placeholder:"N"`
 	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *logCmd) Help() string {
 	return `The name of a session lists all its turns, on all branches; a turn lists itself and
 its ancestors. The newest turn comes first. Each line has the number of the turn,
 the beginning of its ID, its branches and tags, its result, its age and its title.`
+}
+
+// Examples returns command lines for the help.
+func (c *logCmd) Examples() []string {
+	return []string{
+		"turn log research",
+		"turn log --graph research",
+		"turn log -n 5 research@explore",
+	}
 }
 
 // Run lists the turns.

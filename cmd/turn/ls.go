@@ -34,11 +34,18 @@ type lsCmd struct {
 	JSON      bool      `name:"json" help:"Print one JSON document per file." xor:"form"`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *lsCmd) Help() string {
 	return `One file is one line: a name with a line break, another control character, or bytes
 that are not text is quoted, such as "a\nb". --json replaces such bytes by U+FFFD; turn
 cp copies every name unchanged.`
+}
+
+// Examples returns command lines for the help.
+func (c *lsCmd) Examples() []string {
+	return []string{
+		"turn ls -R research:/workspace",
+	}
 }
 
 // Run lists files of a state.
@@ -103,6 +110,13 @@ func modeOf(f turnstone.FileInfo) string {
 
 type catCmd struct {
 	Path statePath `arg:"" help:"TURN:PATH, such as research@2:/workspace/out.csv." placeholder:"TURN:PATH"`
+}
+
+// Examples returns command lines for the help.
+func (c *catCmd) Examples() []string {
+	return []string{
+		"turn cat research@2:/workspace/out.csv",
+	}
 }
 
 // Run prints a file of a state.

@@ -18,27 +18,27 @@ type commandLine struct {
 	Check  checkCmd           `cmd:"" group:"Run documents" help:"Check documents without running them."`
 	Replay replayCmd          `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
 
-	Log  logCmd  `cmd:"" group:"Look at turns" help:"List the turns of a session."`
-	Show showCmd `cmd:"" group:"Look at turns" help:"Show a turn, its receipt or its changes."`
-	Diff diffCmd `cmd:"" group:"Look at turns" help:"Compare the states of two turns."`
-	Ls   lsCmd   `cmd:"" group:"Look at turns" help:"List files of a turn's state."`
-	Cat  catCmd  `cmd:"" group:"Look at turns" help:"Print a file of a turn's state."`
-	Cp   cpCmd   `cmd:"" group:"Look at turns" help:"Copy files out of a turn's state."`
+	Log  logCmd  `cmd:"" group:"Inspect turns" help:"List the turns of a session."`
+	Show showCmd `cmd:"" group:"Inspect turns" help:"Show a turn, its receipt or its changes."`
+	Diff diffCmd `cmd:"" group:"Inspect turns" help:"Compare the states of two turns."`
+	Ls   lsCmd   `cmd:"" group:"Inspect turns" help:"List files of a turn's state."`
+	Cat  catCmd  `cmd:"" group:"Inspect turns" help:"Print a file of a turn's state."`
+	Cp   cpCmd   `cmd:"" group:"Inspect turns" help:"Copy files out of a turn's state."`
 
 	Session sessionCmd `cmd:"" group:"Work with sessions" help:"List, show, remove, export, import and tag sessions."`
 	Fork    forkCmd    `cmd:"" group:"Work with sessions" help:"Create a branch at a turn."`
 	Merge   mergeCmd   `cmd:"" group:"Work with sessions" help:"Merge a turn into a branch."`
 	Resume  resumeCmd  `cmd:"" group:"Work with sessions" help:"Resume a turn's saved machine."`
 
-	Sandbox  sandboxcmd.Cmd `cmd:"" group:"Manage what turns run in" help:"Create, use and remove long-lived sandboxes."`
-	Template templateCmd    `cmd:"" group:"Manage what turns run in" help:"List, build, show and remove templates."`
-	Home     homeCmd        `cmd:"" group:"Manage what turns run in" help:"List and remove persistent home directories."`
+	Sandbox  sandboxcmd.Cmd `cmd:"" group:"Manage sandboxes" help:"Create, use and remove long-lived sandboxes."`
+	Template templateCmd    `cmd:"" group:"Manage sandboxes" help:"List, build, show and remove templates."`
+	Home     homeCmd        `cmd:"" group:"Manage sandboxes" help:"List and remove persistent home directories."`
 
-	Doctor doctorCmd `cmd:"" group:"Maintain this machine" help:"Check this machine and suggest fixes."`
-	Gc     gcCmd     `cmd:"" group:"Maintain this machine" help:"Delete unreachable data."`
-	Fsck   fsckCmd   `cmd:"" group:"Maintain this machine" help:"Verify stored turns."`
-	Du     duCmd     `cmd:"" group:"Maintain this machine" help:"Show disk usage."`
-	Hash   hashCmd   `cmd:"" group:"Maintain this machine" help:"Print the FS hash of a folder."`
+	Doctor doctorCmd `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
+	Gc     gcCmd     `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
+	Fsck   fsckCmd   `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
+	Du     duCmd     `cmd:"" group:"Maintain the host" help:"Show disk usage."`
+	Hash   hashCmd   `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
 
 	Help       helpCmd       `cmd:"" group:"Get help" help:"Print help about a command or a topic."`
 	Version    versionCmd    `cmd:"" group:"Get help" help:"Print the version."`

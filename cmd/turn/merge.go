@@ -31,7 +31,7 @@ type mergeCmd struct {
 	JSON    bool         `name:"json" help:"Print the outcome as JSON." xor:"print"`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *mergeCmd) Help() string {
 	return `The merge adds FROM's changes since the common ancestor to the branch: files (text
 files line by line), environment, working directory. It creates a turn with two
@@ -43,6 +43,15 @@ PATH is the path of a file, "env:NAME", or "cwd". docs/merge.md has all rules.
 
 Exit status: 0 merged, or nothing to merge; 1 there are conflicts; 2 there is no
 such turn, or the command line is invalid; 3 the merge failed.`
+}
+
+// Examples returns command lines for the help.
+func (c *mergeCmd) Examples() []string {
+	return []string{
+		"turn merge research@explore",
+		"turn merge research@explore --into main --dry-run",
+		"turn merge research@explore --resolve /workspace/out.csv=ours",
+	}
 }
 
 // A resolution is PATH=ours or PATH=theirs.
@@ -86,7 +95,7 @@ func (c *mergeCmd) request() executor.MergeRequest {
 	return req
 }
 
-// merge merges. FROM is in the session at hand only if no session is named.
+// merge merges. FROM is in the current session only if no session is named.
 func (c *mergeCmd) merge(
 	ctx context.Context, a *cli.App, x *executor.Executor,
 ) (*turnstone.MergeReport, error) {

@@ -16,7 +16,7 @@ type replayCmd struct {
 	Ref string `arg:"" help:"Turn to run again: SESSION@N or an ID."`
 
 	Secret []string `help:"Set a secret of the turn again (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
-	Grant  []string `help:"Grant a front matter key again (repeatable)." placeholder:"KEY" sep:","`
+	Grant  []string `help:"Grant the turn's request for KEY again (repeatable)." placeholder:"KEY" sep:","`
 	// No default, and not TURN_SUBSTRATE: a replay repeats the same turn.
 	Substrate string `help:"Use this driver (default: that of the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
 	JSON      bool   `name:"json" help:"Print the comparison and the new receipt as JSON."`
@@ -24,7 +24,7 @@ type replayCmd struct {
 	Quiet     bool   `short:"q" help:"Print no progress."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *replayCmd) Help() string {
 	return `The turn runs again in a clean sandbox, on the state of its parent, with the same
 files and environment. The results are compared with the record: exit codes,
@@ -35,6 +35,13 @@ image. Traffic that is served from a recording requires no grant.
 
 Exit status: 0 nothing differs; 1 something differs; 2 there is no such turn; 3 the
 turn could not run.`
+}
+
+// Examples returns command lines for the help.
+func (c *replayCmd) Examples() []string {
+	return []string{
+		"turn replay research@2",
+	}
 }
 
 // Run replays the turn.

@@ -19,8 +19,8 @@ type resumeCmd struct {
 	Name string         `help:"Name the sandbox." placeholder:"NAME"`
 	TTL  *time.Duration `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME"`
 
-	Grant    []string          `help:"Grant a front matter key: network (repeatable)." placeholder:"KEY" sep:","`
-	Network  flags.NetworkMode `help:"Set the network mode." placeholder:"on|off"`
+	Grant    []string          `help:"Grant the turn's request for KEY: network." placeholder:"KEY" sep:","`
+	Network  flags.NetworkMode `help:"Set the network mode (default: that of the turn)." placeholder:"on|off"`
 	Allow    []flags.Rule      `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
 	Deny     []flags.Rule      `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
 	NoHostCA bool              `name:"no-host-ca" help:"Do not trust the host's certificate authorities."`
@@ -29,7 +29,7 @@ type resumeCmd struct {
 	JSON  bool `name:"json" help:"Print the sandbox as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *resumeCmd) Help() string {
 	return `The machine continues with its processes in a new sandbox: turn sandbox exec, attach,
 cp and rm work with it. The sandbox has its own clock, random numbers, names and
@@ -38,6 +38,13 @@ network stack. Its ID is printed.
 Its network follows the rules of a run of the same document today: requests beyond
 the host's default require --network on, --allow or --grant network. The turn may be
 imported; its record grants nothing.`
+}
+
+// Examples returns command lines for the help.
+func (c *resumeCmd) Examples() []string {
+	return []string{
+		"turn resume research@3 --name box",
+	}
 }
 
 // network returns the network of the flags.

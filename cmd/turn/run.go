@@ -31,14 +31,14 @@ type runCmd struct {
 	Session  *string  `help:"Add the turn to this session; create it if needed." placeholder:"NAME"`
 	Branch   string   `help:"Use this branch of the session (default: main)." placeholder:"NAME"`
 	Secret   []string `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
-	Lifetime string   `help:"Set the lifetime of the sandbox." enum:",turn,session" default:"" placeholder:"turn|session"`
+	Lifetime string   `help:"Set the lifetime of the sandbox (default: turn)." enum:",turn,session" default:"" placeholder:"turn|session"`
 	Home     string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
-	Grant    []string `help:"Grant a front matter key (repeatable)." placeholder:"KEY" sep:","`
+	Grant    []string `help:"Grant the document's request for KEY (repeatable)." placeholder:"KEY" sep:","`
 	Snapshot string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
 	flags.ForSandbox
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *runCmd) Help() string {
 	return `The receipt is the document with the result of each step below the step. The
 receipt goes to standard output, or into a file with -w or -o. Progress and the
@@ -62,17 +62,25 @@ api.example.com:443. With --allow everything else is denied.
 stored. --secret-header HOST=NAME=VARIABLE sets a header from a variable of turn's
 environment; the sandbox never has the value.
 
+SIZE is a number with a unit, such as 512MiB or 2GiB. Drivers are auto, firecracker,
+qemu and gvisor; turn doctor reports which of them work here.
+
 With --lifetime session the sandbox is paused after the turn, and the next turn
 resumes it. A home is used by one sandbox at a time.
 
 Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
 the command line is invalid, nothing was started; 3 the turn could not run, or was
-interrupted.
+interrupted.`
+}
 
-Examples:
-  turn run weather.md
-  turn run -w --session research 02-analyse.md
-  turn run --network off --add data.csv -o receipt.md task.md`
+// Examples returns command lines for the help.
+func (c *runCmd) Examples() []string {
+	return []string{
+		"turn run weather.md",
+		"turn run -w --session research 02-analyse.md",
+		"turn run --network off --add data.csv -o receipt.md task.md",
+		"turn run --image python:3.12 --allow api.example.com:443 task.md",
+	}
 }
 
 // Validate is called by kong.
@@ -143,7 +151,7 @@ func (c *runCmd) session() string {
 	return *c.Session
 }
 
-// expand expands references to the session at hand. A session in TURN_SESSION need not exist yet.
+// expand expands references to the current session. A session in TURN_SESSION need not exist yet.
 func (c *runCmd) expand(
 	ctx context.Context, a *cli.App, x *executor.Executor, req *executor.Request,
 ) error {

@@ -107,10 +107,18 @@ func (c *sessionRmCmd) Validate() error {
 	return nil
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sessionRmCmd) Help() string {
 	return `turn gc deletes the data of the turns. Long outputs are deleted after 7 days, or by
 turn gc --keep-anonymous 0s. A session with a running turn is not removed.`
+}
+
+// Examples returns command lines for the help.
+func (c *sessionRmCmd) Examples() []string {
+	return []string{
+		"turn session rm research",
+		"turn session rm research --branch explore",
+	}
 }
 
 // Run removes the sessions, in order, up to the first failure.
@@ -166,7 +174,7 @@ func (c *sessionRenameCmd) Run(a *cli.App) error {
 			return err
 		}
 		s, err := x.Rename(ctx, c.Session, c.Name)
-		// otherwise it is already the session at hand, or TURN_SESSION names it
+		// otherwise it is already the current session, or TURN_SESSION names it
 		if err == nil && given == c.Session {
 			x.NoteUse(ctx, string(s.ID)) // its name has changed
 		}
@@ -178,6 +186,13 @@ type sessionTagCmd struct {
 	Ref  string `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH or an ID."`
 	Name string `arg:"" help:"Tag."`
 	JSON bool   `name:"json" help:"Print the tag as JSON."`
+}
+
+// Examples returns command lines for the help.
+func (c *sessionTagCmd) Examples() []string {
+	return []string{
+		"turn session tag research@2 good",
+	}
 }
 
 // Run tags the turn.
@@ -207,6 +222,13 @@ type sessionExportCmd struct {
 	Output  string `short:"o" help:"Output file; - is stdout (default: SESSION.tzst)." placeholder:"FILE"`
 	Full    bool   `help:"Include the template's files that turns need."`
 	JSON    bool   `name:"json" help:"Print a report as JSON."`
+}
+
+// Examples returns command lines for the help.
+func (c *sessionExportCmd) Examples() []string {
+	return []string{
+		"turn session export research -o research.tzst",
+	}
 }
 
 // Run exports the session.
@@ -263,12 +285,12 @@ func exportTo(
 type sessionImportCmd struct {
 	File  string `arg:"" help:"Exported file; - reads standard input."`
 	As    string `help:"Import the session under this name." placeholder:"NAME"`
-	Build string `help:"Build templates: ${enum} (default: ${default})." enum:"known,all,none" default:"known" placeholder:"WHICH"`
+	Build string `help:"Build templates: known, all or none (default: known)." enum:"known,all,none" default:"known" placeholder:"WHICH"`
 	JSON  bool   `name:"json" help:"Print a report as JSON."`
 	Quiet bool   `short:"q" help:"Print no progress."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sessionImportCmd) Help() string {
 	return `The digest of every object and all references are verified. A damaged or invalid
 file creates no session. A second import of the same file changes nothing.
@@ -277,6 +299,13 @@ The file may refer to files of templates. Missing templates are built if they ar
 built in or known here. --build all also builds the specs in the file, which run
 commands of the file's author, and pulls images of registries. The rest is imported
 even if a template stays missing; the missing files are reported.`
+}
+
+// Examples returns command lines for the help.
+func (c *sessionImportCmd) Examples() []string {
+	return []string{
+		"turn session import research.tzst --as copy",
+	}
 }
 
 // Run imports the session.

@@ -21,11 +21,29 @@ type showCmd struct {
 	JSON    bool `name:"json" help:"Print the record, or with --files the changes, as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *showCmd) Help() string {
-	return `The last session, which was named last or is named by TURN_SESSION, has short names:
-turn-6 is its turn 6, - the session, and -@BRANCH, -@N and -~K stand for
-SESSION@BRANCH, SESSION@N and SESSION~K. REF~K is the K-th parent of REF.`
+	return `References to turns:
+
+  ID, or the beginning of an ID   this turn
+  SESSION                         the newest turn of branch main
+  SESSION@BRANCH, SESSION@TAG     the newest turn of the branch; the tagged turn
+  SESSION@N                       the turn with this number
+  REF~K                           the K-th parent of REF
+  -, -@BRANCH, -@N, -~K           the same in the current session
+  turn-N                          turn N of the current session
+
+The current session is that of TURN_SESSION, otherwise the session that a command
+named last.`
+}
+
+// Examples returns command lines for the help.
+func (c *showCmd) Examples() []string {
+	return []string{
+		"turn show research@2",
+		"turn show --receipt research",
+		"turn show --files t_06h03ngqkbsd",
+	}
 }
 
 // Validate is called by kong.

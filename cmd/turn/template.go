@@ -70,6 +70,14 @@ type templateBuildCmd struct {
 	Quiet    bool   `short:"q" help:"Print no progress."`
 }
 
+// Examples returns command lines for the help.
+func (c *templateBuildCmd) Examples() []string {
+	return []string{
+		"turn template build base",
+		"turn template build ./my-template",
+	}
+}
+
 // Run builds the template.
 func (c *templateBuildCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
@@ -156,7 +164,7 @@ type templateRmCmd struct {
 	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *templateRmCmd) Help() string {
 	return `A template that sessions need is not removed. Anonymous sessions do not count: those
 with files that are only in its image are removed with it, and reported.`

@@ -13,9 +13,16 @@ import (
 )
 
 type templatePruneCmd struct {
-	OlderThan time.Duration `help:"Remove only builds that are older, such as 240h." placeholder:"DURATION"`
+	OlderThan time.Duration `help:"Remove only builds that are older, such as 240h." placeholder:"AGE"`
 	DryRun    bool          `help:"Report what would be removed; remove nothing."`
-	JSON      bool          `name:"json" help:"Print JSON."`
+	JSON      bool          `name:"json" help:"Print what was removed as JSON."`
+}
+
+// Examples returns command lines for the help.
+func (c *templatePruneCmd) Examples() []string {
+	return []string{
+		"turn template prune --older-than 240h --dry-run",
+	}
 }
 
 // Run removes the builds.

@@ -103,7 +103,10 @@ func NewParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error)
 			"\"turn help environment\" lists the environment variables."),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(int) { *exited = true }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true}),
+		kong.ConfigureHelp(kong.HelpOptions{
+			Compact: true, NoExpandSubcommands: true, FlagsLast: true}),
+		kong.Help(printHelp),
+		kong.PostBuild(nameGroups),
 		sizeMapper(),
 	)
 	return p, exited, err

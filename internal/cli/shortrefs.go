@@ -6,7 +6,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// ShortRefs rewrites arguments that name the session at hand and that kong would interpret as
+// ShortRefs rewrites arguments that name the current session and that kong would interpret as
 // flags: "-@3" becomes "@3", and "-~1" and "-:/path" refer to the branch main. It does not change
 // the values of flags, arguments after "--", and the arguments of commands that run programs.
 func ShortRefs(root *kong.Node, args []string) []string {

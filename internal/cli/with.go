@@ -68,8 +68,8 @@ func (a *App) Sandboxes(h *statedir.Dir) *sandboxes.Store {
 }
 
 // WithRefs is WithExecutor for a command whose arguments refs name sessions or turns. It expands
-// references to the session at hand; after success, and also if the command reports a negative
-// result by its exit status alone, the session of the first reference becomes the session at hand.
+// references to the current session; after success, and also if the command reports a negative
+// result by its exit status alone, the session of the first reference becomes the current session.
 func (a *App) WithRefs(
 	refs []*string, f func(ctx context.Context, x *executor.Executor) error,
 ) error {
@@ -87,7 +87,7 @@ func (a *App) WithRefs(
 	})
 }
 
-// Expand expands references to the session at hand.
+// Expand expands references to the current session.
 func (a *App) Expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
 	for _, ref := range refs {
 		if *ref, err = x.Expand(ctx, *ref, a.Env.Session); err != nil {

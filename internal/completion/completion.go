@@ -84,11 +84,11 @@ const listImages = "turn template ls --names 2>/dev/null"
 // listHomes prints the names of the existing homes.
 const listHomes = "turn home ls --names 2>/dev/null"
 
-// listSessions prints the names of the existing sessions, and "-" if there is a session at hand.
+// listSessions prints the names of the existing sessions, and "-" if there is a current session.
 const listSessions = "turn complete-refs --sessions 2>/dev/null"
 
 // listRefs prints the completions of a reference, which a shell has in a variable: sessions, and
-// turns of the session at hand; after SESSION@ its branches and tags.
+// turns of the current session; after SESSION@ its branches and tags.
 const (
 	bashRefs = "turn complete-refs -- \"$ref\" 2>/dev/null"
 	fishRefs = "turn complete-refs -- (commandline -ct) 2>/dev/null"

@@ -14,10 +14,10 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// The session at hand is this user's last used session of this state directory, or a session that
+// The current session is this user's last used session of this state directory, or a session that
 // the caller names. References have short forms for it:
 //
-//	-           the session at hand, like SESSION
+//	-           the current session, like SESSION
 //	-@REF       like SESSION@REF; also @REF
 //	-~K         the K-th parent of its head
 //	turn-N      its turn number N, unless there is a session of that name
@@ -25,13 +25,13 @@ import (
 // Only callers that serve one user use it: Expand turns such a reference into a reference for Show,
 // Diff and others, and NoteUse records the used session.
 
-// atHandForm matches the content of the file that records it: a session's ID.
-var atHandForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
+// currentForm matches the content of the file that records it: a session's ID.
+var currentForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-// Expand returns ref with the label of the session at hand in it, or ref itself if it does not name
-// that session. named is the name or ID of the session at hand; empty: the last used session.
+// Expand returns ref with the label of the current session in it, or ref itself if it does not name
+// that session. named is the name or ID of the current session; empty: the last used session.
 func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
-	short, rest := x.cutAtHand(ref)
+	short, rest := x.cutCurrent(ref)
 	if !short {
 		return ref, nil
 	}
@@ -48,15 +48,15 @@ func (x *Repo) Expand(ctx context.Context, ref, named string) (string, error) {
 			return "", err
 		}
 	}
-	s, err := x.atHand(ctx, cs, named)
+	s, err := x.current(ctx, cs, named)
 	if err != nil {
 		return "", err
 	}
 	return s.Label() + rest, nil
 }
 
-// cutAtHand reports whether ref names the session at hand, and returns the rest after the name.
-func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
+// cutCurrent reports whether ref names the current session, and returns the rest after the name.
+func (x *Repo) cutCurrent(ref string) (short bool, rest string) {
 	word, up, _ := strings.Cut(ref, "~")
 	if up != "" || strings.HasSuffix(ref, "~") {
 		up = "~" + up
@@ -72,30 +72,29 @@ func (x *Repo) cutAtHand(ref string) (short bool, rest string) {
 	return false, ""
 }
 
-// AtHand returns the session at hand. The error is of kind KindNotFound if there is none.
-func (x *Repo) AtHand(ctx context.Context, named string) (turnstone.Session, error) {
+// CurrentSession returns the current session. The error is of kind KindNotFound if there is none.
+func (x *Repo) CurrentSession(ctx context.Context, named string) (turnstone.Session, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return turnstone.Session{}, err
 	}
-	return x.atHand(ctx, cs, named)
+	return x.current(ctx, cs, named)
 }
 
-func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
+func (x *Repo) current(ctx context.Context, cs *ContextStore,
 	named string) (turnstone.Session, error) {
 	if named != "" {
 		s, err := cs.DB.Find(ctx, named)
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			err = turnstone.NewError("executor.athand", turnstone.KindNotFound,
-				"the session at hand",
-				err).
+				"the current session", err).
 				WithHint("set TURN_SESSION to an existing session, or unset it")
 		}
 		return s, err
 	}
-	none := turnstone.Errorf("executor.athand", turnstone.KindNotFound, "the session at hand",
+	none := turnstone.Errorf("executor.athand", turnstone.KindNotFound, "the current session",
 		"no session was used yet").WithHint("name the session: turn session ls lists them")
-	f, err := os.Open(x.atHandPath())
+	f, err := os.Open(x.currentPath())
 	if errors.Is(err, os.ErrNotExist) {
 		return turnstone.Session{}, none
 	}
@@ -105,7 +104,7 @@ func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
 	}
 	defer func() { _ = f.Close() }()
 	b, err := io.ReadAll(io.LimitReader(f, 64))
-	if err != nil || !atHandForm.Match(b) {
+	if err != nil || !currentForm.Match(b) {
 		none.Err = errors.New("it is not known which session was used last")
 		return turnstone.Session{}, none
 	}
@@ -117,34 +116,34 @@ func (x *Repo) atHand(ctx context.Context, cs *ContextStore,
 	return s, err
 }
 
-// NoteUse makes the session that ref names, by its name or ID, the session at hand. A reference
+// NoteUse makes the session that ref names, by its name or ID, the current session. A reference
 // without a session, such as a turn's ID, changes nothing. Errors are only logged, because nothing
 // depends on the record.
 func (x *Repo) NoteUse(ctx context.Context, ref string) {
-	if short, _ := x.cutAtHand(ref); short || strings.HasPrefix(ref, "t_") {
+	if short, _ := x.cutCurrent(ref); short || strings.HasPrefix(ref, "t_") {
 		return
 	}
 	name, _, _ := strings.Cut(ref, "@")
 	name, _, _ = strings.Cut(name, "~")
 	_, s, err := x.findSession(ctx, name)
 	if err == nil {
-		err = x.writeAtHand(s.ID)
+		err = x.writeCurrent(s.ID)
 	}
 	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
-		slog.Info("the session at hand was not noted", "session", name, "error", err)
+		slog.Info("the current session was not noted", "session", name, "error", err)
 	}
 }
 
-// atHandPath returns a separate file for each user: root may use another user's state directory,
+// currentPath returns a separate file for each user: root may use another user's state directory,
 // and must not leave a file there that the other user cannot replace.
-func (x *Repo) atHandPath() string {
+func (x *Repo) currentPath() string {
 	return x.Dir.Path(fmt.Sprintf("last-session-%d", os.Getuid()))
 }
 
-// writeAtHand replaces the file atomically: a concurrent reader gets the old ID or the new ID. The
+// writeCurrent replaces the file atomically: a concurrent reader gets the old ID or the new ID. The
 // file is not durable, because a file that a crash left empty counts as missing.
-func (x *Repo) writeAtHand(id turnstone.SessionID) error {
-	path := x.atHandPath()
+func (x *Repo) writeCurrent(id turnstone.SessionID) error {
+	path := x.currentPath()
 	if b, err := os.ReadFile(path); err == nil && string(b) == string(id) {
 		return nil
 	}

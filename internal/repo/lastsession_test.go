@@ -52,7 +52,7 @@ func TestExpand(t *testing.T) {
 	for _, ref := range []string{"-", "-@1", "turn-1", string(p.Turn(other, "main").ID), "none",
 		""} {
 		if p.Repo.NoteUse(ctx, ref); expand("-", "") != "research" {
-			t.Errorf("%s made another session the one at hand", ref)
+			t.Errorf("%s made another session the current one", ref)
 		}
 	}
 	ok[turnstone.Session](t)(p.Repo.Rename(ctx, "research", "renamed"))

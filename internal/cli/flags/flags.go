@@ -18,11 +18,11 @@ type ForSandbox struct {
 	Add     []transfer      `help:"Copy a file into the sandbox first (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
 	Get     []transfer      `help:"Copy a file out of the sandbox at the end (repeatable)." placeholder:"PATH[:DEST]" sep:"none"`
 	Timeout *time.Duration  `help:"Limit the wall time, such as 90s or 10m (default: 1h)." placeholder:"TIME"`
-	CPUs    *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
-	Memory  turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
-	Disk    turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
+	CPUs    *int            `name:"cpus" help:"Set the virtual CPUs (default: the template's, or 1)." placeholder:"N"`
+	Memory  turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
+	Disk    turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
 	ForNetwork
-	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Substrate string `help:"Use this driver (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
 }
 
 // Validate is called by kong.

@@ -14,7 +14,7 @@ import (
 
 // ForNetwork describe a sandbox's network access.
 type ForNetwork struct {
-	Network      NetworkMode  `help:"Set the network mode." placeholder:"on|off|record|replay[=TURN]"`
+	Network      NetworkMode  `help:"Set the network mode (default: on)." placeholder:"on|off|record|replay[=TURN]"`
 	Allow        []Rule       `help:"Allow only this host or network (repeatable)." placeholder:"RULE" sep:"none"`
 	Deny         []Rule       `help:"Deny this host or network (repeatable)." placeholder:"RULE" sep:"none"`
 	SecretHeader []headerFlag `help:"Set a header outside of the sandbox (repeatable)." placeholder:"HOST=NAME=VARIABLE" sep:"none"`

@@ -16,13 +16,20 @@ type sandboxAttachCmd struct {
 	Process string `arg:"" help:"Process name that exec -d printed."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxAttachCmd) Help() string {
 	return `Shows the process's output from the beginning, as far as the sandbox kept it, and then
 its further output until its end. Ctrl-C leaves the process running.
 
 Exit status: that of the process, 128+N if signal N ended it; 125 if turn or the
 sandbox failed; 2 if the command line is invalid; 130 after Ctrl-C.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxAttachCmd) Examples() []string {
+	return []string{
+		"turn sandbox attach box p1",
+	}
 }
 
 // Run shows a process's output.

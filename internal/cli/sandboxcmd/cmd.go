@@ -36,7 +36,7 @@ type sandboxLsCmd struct {
 	Quiet bool `short:"q" help:"Print IDs only." xor:"form"`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxLsCmd) Help() string {
 	return `States: creating; ready, no command has run yet; running; stopped, on request or
 because its time was up; failed, with the reason. Stopped and failed sandboxes are

@@ -20,7 +20,7 @@ type sandboxCpCmd struct {
 	Dst string `arg:"" help:"Destination: PATH, SANDBOX:PATH, or - for standard output."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxCpCmd) Help() string {
 	return `Exactly one path is in a sandbox. Write it as SANDBOX:PATH with an ID, an ID prefix or
 a name, and an absolute path. Write a local path that contains a colon with ./ or / at
@@ -33,6 +33,14 @@ file. - copies one file.
 A symlink that is named as the source is followed; symlinks below a folder are copied
 as symlinks. Files from a sandbox are untrusted: symlinks that lead out of the copied
 folder, devices and set-user-ID bits are not copied. Modes are subject to the umask.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxCpCmd) Examples() []string {
+	return []string{
+		"turn sandbox cp data.csv box:/workspace/",
+		"turn sandbox cp box:/workspace/out.csv .",
+	}
 }
 
 // A place is one end of a copy.

@@ -17,29 +17,39 @@ import (
 
 type sandboxCreateCmd struct {
 	Name   string          `help:"Name the sandbox; the name must be unique." placeholder:"NAME"`
-	Image  string          `help:"Run in this template or registry image." placeholder:"NAME" default:"base"`
+	Image  string          `help:"Run in this template or image (default: base)." placeholder:"NAME" default:"base"`
 	Env    []flags.EnvVar  `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
 	Secret []string        `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
 	TTL    time.Duration   `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
-	CPUs   *int            `name:"cpus" help:"Set the number of virtual CPUs." placeholder:"N"`
-	Memory turnstone.Bytes `help:"Set the memory of the sandbox, such as 2GiB." placeholder:"SIZE"`
-	Disk   turnstone.Bytes `help:"Limit the disk space for writes, such as 10GiB." placeholder:"SIZE"`
+	CPUs   *int            `name:"cpus" help:"Set the virtual CPUs (default: the template's, or 1)." placeholder:"N"`
+	Memory turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
+	Disk   turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
 	flags.ForNetwork
-	Substrate string `help:"Use driver ${enum}." enum:"auto,firecracker,qemu,gvisor" default:"auto" env:"TURN_SUBSTRATE"`
+	Substrate string `help:"Use this driver (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
 	Quiet     bool   `short:"q" help:"Print no progress."`
 	JSON      bool   `name:"json" help:"Print the sandbox as JSON."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxCreateCmd) Help() string {
 	return `The sandbox exists until it is removed, its time is up, or the computer is restarted;
-a separate process holds it. Its ID goes to standard output as soon as the sandbox is
+a separate process holds it. The ID goes to standard output as soon as the sandbox is
 ready.
 
-A sandbox with secrets is forked only with --with-secrets.
+A sandbox with secrets is forked only with --with-secrets. The network modes record and
+replay are for turns. SIZE is a number with a unit, such as 512MiB or 2GiB. Drivers are
+auto, firecracker, qemu and gvisor.
 
 Exit status: 0 the sandbox is ready; 2 the command line is invalid; 3 the sandbox
 could not be created.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxCreateCmd) Examples() []string {
+	return []string{
+		"turn sandbox create",
+		"turn sandbox create --name box --image python:3.12 --ttl 8h",
+	}
 }
 
 // spec converts the flags to the library's spec, with a machine as base for values that they do not

@@ -27,14 +27,14 @@ type sandboxExecCmd struct {
 	Env      []flags.EnvVar `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
 	Cwd      string         `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
 	User     string         `help:"Run as USER[:GROUP] (default: the template's, or root)." placeholder:"USER"`
-	Timeout  *time.Duration `help:"Kill the command after this time." placeholder:"TIME"`
+	Timeout  *time.Duration `help:"Kill the command after this time, such as 90s or 10m." placeholder:"TIME"`
 	JSON     bool           `name:"json" help:"Print the exit status and outputs as JSON."`
 
 	Sandbox string   `arg:"" help:"ID, ID prefix or name."`
 	Cmd     []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxExecCmd) Help() string {
 	return `The command reads standard input unless that is a terminal; with -t it reads the keys
 of the terminal. Its output is unchanged, except that without -t a terminal gets no
@@ -44,6 +44,15 @@ kills it. The command is also killed with turn, except with -d.
 Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
 127 if there is no such command, 126 if it cannot be started; 125 if turn or the
 sandbox failed; 2 if the command line is invalid.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxExecCmd) Examples() []string {
+	return []string{
+		"turn sandbox exec box -- ls -l",
+		"turn sandbox exec -t box -- bash",
+		"turn sandbox exec -d box -- python -m http.server 8000",
+	}
 }
 
 // Validate is called by kong.

@@ -16,7 +16,7 @@ import (
 type sandboxExposeCmd struct {
 	Sandbox string `arg:"" help:"ID, ID prefix or name."`
 	Port    port   `arg:"" help:"Port in the sandbox."`
-	Listen  string `help:"Listen on this local address; port 0: any free port." placeholder:"ADDRESS:PORT" default:"127.0.0.1:0"`
+	Listen  string `help:"Listen on this local address (default: 127.0.0.1:0)." placeholder:"ADDRESS:PORT" default:"127.0.0.1:0"`
 }
 
 // A port is a TCP port.
@@ -32,14 +32,22 @@ func (p *port) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxExposeCmd) Help() string {
-	return `Standard output has one line: the address that turn listens on. Connections are
-forwarded until Ctrl-C, or until the sandbox ends. The server in the sandbox must
+	return `Standard output has one line: the address that turn listens on. Port 0 selects a free
+port. Connections are forwarded until Ctrl-C, or until the sandbox ends. The server in the sandbox must
 listen on all addresses (0.0.0.0) or on the sandbox's address, 10.0.2.15.
 
 Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address is not
 available, the sandbox has no network, or it has ended.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxExposeCmd) Examples() []string {
+	return []string{
+		"turn sandbox expose box 8000",
+		"turn sandbox expose box 8000 --listen 127.0.0.1:8080",
+	}
 }
 
 // Run forwards connections.

@@ -12,7 +12,7 @@ import (
 
 type sandboxForkCmd struct {
 	Sandbox     string        `arg:"" name:"sandbox" help:"ID, ID prefix or name."`
-	N           int           `short:"n" help:"Create this number of clones." placeholder:"N" default:"1"`
+	N           int           `short:"n" help:"Create this number of clones (default: 1)." placeholder:"N" default:"1"`
 	Name        string        `help:"Name the clones PREFIX-1, PREFIX-2 and so on." placeholder:"PREFIX"`
 	TTL         time.Duration `name:"ttl" help:"Stop each clone after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
 	WithSecrets bool          `name:"with-secrets" help:"Clone secrets, too."`
@@ -20,7 +20,7 @@ type sandboxForkCmd struct {
 	Quiet       bool          `short:"q" help:"Print nothing on standard error on success."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxForkCmd) Help() string {
 	return `The sandbox is paused for a moment. Each clone continues from the same moment, with
 the same processes, memory and files, and with its own random numbers, clock, host
@@ -32,6 +32,13 @@ remain.
 
 Exit status: 0 all clones are ready; 2 the command line is invalid; 3 the sandbox
 cannot be forked, or some clones failed.`
+}
+
+// Examples returns command lines for the help.
+func (c *sandboxForkCmd) Examples() []string {
+	return []string{
+		"turn sandbox fork box -n 3 --name try",
+	}
 }
 
 func (c *sandboxForkCmd) fork() sandboxes.Fork {

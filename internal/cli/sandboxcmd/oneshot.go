@@ -25,14 +25,26 @@ type ExecCmd struct {
 	Cmd []string `arg:"" passthrough:"partial" name:"cmd" help:"Command and its arguments, after --."`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *ExecCmd) Help() string {
 	return `The command reads standard input unless that is a terminal. Its output is unchanged,
 except that a terminal gets no control sequences other than colors.
 
+The network modes record and replay are for turns. SIZE is a number with a unit, such
+as 512MiB or 2GiB. Drivers are auto, firecracker, qemu and gvisor.
+
 Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
 127 if there is no such command, 126 if it cannot be started; 125 if turn failed;
 2 if the command line is invalid.`
+}
+
+// Examples returns command lines for the help.
+func (c *ExecCmd) Examples() []string {
+	return []string{
+		"turn exec -- uname -a",
+		"turn exec --image python:3.12 -- python -c \"print(1 + 1)\"",
+		"turn exec --add data.csv -- sort data.csv > sorted.csv",
+	}
 }
 
 // Validate is called by kong.

@@ -18,14 +18,14 @@ import (
 )
 
 type sandboxServeCmd struct {
-	Listen string `help:"Listen on this address; port 0: any free port." placeholder:"HOST:PORT" default:"127.0.0.1:9229"`
+	Listen string `help:"Listen on this address (default: 127.0.0.1:9229)." placeholder:"HOST:PORT" default:"127.0.0.1:9229"`
 }
 
-// Help is shown below the flags' summary.
+// Help returns the text below the command's summary.
 func (c *sandboxServeCmd) Help() string {
 	return `Clients of the Chrome DevTools Protocol find the sandboxes at /json/list, the
-description of the protocol at /json/protocol, and connect by WebSocket. The printed
-address contains a token, which is new at each start: a client with the token may
+description of the protocol at /json/protocol, and connect by WebSocket. Port 0 selects
+a free port. The printed address contains a token, which is new at each start: a client with the token may
 create, use and remove all sandboxes. Pass it as the beginning of the path, as
 ?token=TOKEN, or as an Authorization header of the form Bearer.`
 }
