@@ -1,4 +1,4 @@
-# Turnstone's make targets. A new machine needs Go and make; `make setup` does the rest.
+# Targets of Turnstone. A new machine needs Go and make; `make setup` installs the rest.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,27 +11,27 @@ FUZZTIME ?= 10s
 TIMEOUT ?= 14m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
-# What is preloaded into a step's bash, which must not need or bring a C library.
+# The library that is preloaded into a step's bash: it must not require or load a C library.
 CC ?= cc
 TRACER = $(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-address -shared -fPIC -nostdlib -ffreestanding \
 	-fno-builtin -fno-stack-protector -fvisibility=hidden -fno-tree-loop-distribute-patterns -fno-asynchronous-unwind-tables \
 	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o internal/guest/trace/bin/tracer.so internal/guest/trace/tracer.c
 
-# The first process of the namespace that a sandbox's processes are in.
+# The first process in the PID namespace of a sandbox's processes.
 INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector \
 	-fno-pie -no-pie -fno-asynchronous-unwind-tables -Wl,-z,noseparate-code,-z,norelro,-z,noexecstack,--build-id=none -s \
 	-o internal/guest/process/bin/init internal/guest/process/init.c
 
-# One file that runs everywhere: the grammars are C, and everything is linked in.
+# Static programs run on every Linux; cgo, because the parser's grammars are C.
 STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
 
-# gVisor's program, with the additions in runsc/, which raise the last number when they
-# change in a way that a running turn has to know of: see package internal/driver/gvisor.
+# gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
+# way that turn must detect: see package internal/driver/gvisor.
 RUNSC_VERSION := 20260905.0+turnstone.2
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help
-help: ## print what there is
+help: ## list the targets
 	@echo "usage: make TARGET"
 	@echo
 	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS=$$'\t' read -r name what; do \
@@ -58,7 +58,7 @@ build: bin/runsc ## build bin/turn and bin/runsc
 	cd internal/guest/agentbin/bin && sha256sum agent > agent.sha256
 	$(STATIC) -o bin/turn ./cmd/turn
 
-# It takes more than a minute, and is done only when something of runsc/ has changed.
+# This build takes more than a minute, and runs only after a change in runsc/.
 bin/runsc: $(RUNSC_INPUTS)
 	@mkdir -p bin
 	cd runsc && $(GO) run -mod=readonly ./overlay ../.cache/runsc
@@ -71,19 +71,19 @@ bin/runsc: $(RUNSC_INPUTS)
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
-# The scripts with machines run on whatever substrate is chosen here; these on QEMU too.
+# The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU.
 ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret|channel)
 
-# A guest kernel made for tests, which also boots where the host's KVM runs no stock one.
-# It lies beside the checkout, where there is one; docs/substrates.md says what it is.
+# A guest kernel made for tests, which also boots where the host's KVM runs no stock kernel. The
+# file is beside the checkout, if present; docs/substrates.md describes the kernel.
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
-# The scripts that start machines run without the race detector, which makes each of their
-# many processes slow: what runs together in one, the tests of its package run with it.
-# A part that fails does not hide what the others find.
+# The scripts that start machines run without the race detector, because it makes each of their
+# many processes slow; the tests of the packages run with the race detector. After a failed part
+# the other parts still run.
 .PHONY: test
-test: setup-tests build check ## set up, build, and run every test; as root, the tests with machines also as an ordinary user
+test: setup-tests build check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./... || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn || failed=1; \
@@ -93,17 +93,17 @@ test: setup-tests build check ## set up, build, and run every test; as root, the
 	exit $$failed
 
 .PHONY: check
-check: ## go vet and gofmt
+check: ## run go vet and gofmt
 	$(GO) vet ./...
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
 
 .PHONY: short
-short: build ## the tests that start no machine
+short: build ## run the tests that start no machine
 	$(GO) test -short ./...
 
 .PHONY: bench
-bench: setup-bench build ## measure speed and size, all in one run; prints markdown
+bench: setup-bench build ## measure speed and size; print markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker
@@ -114,9 +114,9 @@ fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)
 	@scripts/fuzz $(FUZZTIME)
 
 .PHONY: lint
-lint: build ## staticcheck
+lint: build ## run staticcheck
 	$(GO) run $(STATICCHECK) ./...
 
 .PHONY: clean
-clean: ## remove what was built; the state under TURN_HOME stays
+clean: ## remove built files; the state in TURN_HOME stays
 	rm -rf bin .cache internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init
