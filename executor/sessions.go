@@ -32,8 +32,8 @@ func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error
 	return x.repo.Expand(ctx, ref, named)
 }
 
-// CurrentSession returns the session named, or, when named is empty, the session that was used last. The
-// error is of kind KindNotFound when there is none.
+// CurrentSession returns the session that is called named, or, if named is empty, the session that
+// was used last. Without such a session the error is of kind KindNotFound.
 func (x *Executor) CurrentSession(ctx context.Context, named string) (turnstone.Session, error) {
 	return x.repo.CurrentSession(ctx, named)
 }

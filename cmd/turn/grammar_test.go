@@ -17,21 +17,25 @@ func TestGrammarOfOneCommand(t *testing.T) {
 	all := grammarNodes(t, new(commandLine))
 	for _, node := range all.Children {
 		grammar := cli.GrammarFor(reflect.TypeFor[commandLine](), []string{"-v", node.Name})
-		if whole := node.Name == "help" || node.Name == "completion"; whole != (reflect.TypeOf(grammar) == reflect.TypeFor[*commandLine]()) {
+		whole := reflect.TypeOf(grammar) == reflect.TypeFor[*commandLine]()
+		if whole != (node.Name == "help" || node.Name == "completion") {
 			t.Errorf("%s: %T", node.Name, grammar)
 		}
 		one := grammarNodes(t, grammar)
 		for _, child := range one.Children {
 			if child.Name == node.Name && describe(child) != describe(node) {
-				t.Errorf("%s:\n%s\nof all commands:\n%s", node.Name, describe(child), describe(node))
+				t.Errorf("%s:\n%s\nof all commands:\n%s", node.Name, describe(child),
+					describe(node))
 			}
 		}
 		if describeFlags(one) != describeFlags(all) {
 			t.Errorf("%s: %s", node.Name, describeFlags(one))
 		}
 	}
-	for _, args := range []string{"", "-v", "nothing", "--help", "run --help", "run -h", "run -vh x.md", "--help run"} {
-		if g := cli.GrammarFor(reflect.TypeFor[commandLine](), strings.Fields(args)); reflect.TypeOf(g) != reflect.TypeFor[*commandLine]() {
+	for _, args := range []string{"", "-v", "nothing", "--help", "run --help", "run -h",
+		"run -vh x.md", "--help run"} {
+		g := cli.GrammarFor(reflect.TypeFor[commandLine](), strings.Fields(args))
+		if reflect.TypeOf(g) != reflect.TypeFor[*commandLine]() {
 			t.Errorf("%q: %T", args, g)
 		}
 	}

@@ -19,7 +19,8 @@ func TestHelpIsShort(t *testing.T) {
 	texts := 0
 	check := func(what, help string) {
 		texts++
-		if len(help) > 60 || !strings.HasSuffix(help, ".") || strings.ToUpper(help[:1]) != help[:1] {
+		if len(help) > 60 || !strings.HasSuffix(help, ".") ||
+			strings.ToUpper(help[:1]) != help[:1] {
 			t.Errorf("%s: %d characters: %q", what, len(help), help)
 		}
 	}

@@ -16,7 +16,8 @@ import (
 func TestLibrariesReadNoVariable(t *testing.T) {
 	reads := regexp.MustCompile(`(Getenv|LookupEnv)\("(TURN_|PIP_|npm_|NPM_)`)
 	// Programs of their own, and what only tests import.
-	own := regexp.MustCompile(`^(cmd/|internal/bench/|internal/testhome/|internal/turntest/|runsc/)|_test\.go$`)
+	own := regexp.MustCompile(
+		`^(cmd/|internal/bench/|internal/testhome/|internal/turntest/|runsc/)|_test\.go$`)
 	seen := 0
 	err := filepath.WalkDir("../..", func(path string, d os.DirEntry, err error) error {
 		name, _ := filepath.Rel("../..", path)
@@ -43,7 +44,8 @@ func TestPullFromMirror(t *testing.T) {
 		t.Skip(err)
 	}
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{}, ocitest.Tar(t, ocitest.Program("bin/sh", "#!"))))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{},
+		ocitest.Tar(t, ocitest.Program("bin/sh", "#!"))))
 	a, read := piped(t)
 	a.Env.Dir, a.Env.DebianMirror = t.TempDir(), "[not a mirror]"
 	a.Main(new(commandLine), []string{"template", "pull", reg.Host + "/x:1"})

@@ -171,7 +171,8 @@ func mergeText(r *turnstone.MergeReport, markers bool) string {
 			terminal.Printf(&b, "  %s: lines merged\n", terminal.Name(p))
 		}
 		for _, n := range r.Renames {
-			terminal.Printf(&b, "  %s: followed to %s\n", terminal.Name(n.From), terminal.Name(n.To))
+			terminal.Printf(&b, "  %s: followed to %s\n", terminal.Name(n.From),
+				terminal.Name(n.To))
 		}
 		for _, c := range r.Resolved {
 			terminal.Printf(&b, "  %s: %s, %s\n", terminal.Name(c.Path), c.Kind, c.Resolution)

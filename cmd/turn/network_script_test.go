@@ -39,9 +39,11 @@ func (s *scriptServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s.mu.Lock()
 	s.n++
 	n := s.n
-	fmt.Fprintf(s.log, "%s %s authorization=%q\n", req.Method, req.RequestURI, req.Header.Get("Authorization"))
+	fmt.Fprintf(s.log, "%s %s authorization=%q\n", req.Method, req.RequestURI,
+		req.Header.Get("Authorization"))
 	s.mu.Unlock()
-	fmt.Fprintf(w, "answer %d to %s %s with %q, authorization %q\n", n, req.Method, req.RequestURI, body, req.Header.Get("Authorization"))
+	fmt.Fprintf(w, "answer %d to %s %s with %q, authorization %q\n", n, req.Method, req.RequestURI,
+		body, req.Header.Get("Authorization"))
 }
 
 // web starts a web server on this computer's loopback until the script's end, or stops it: "web
@@ -85,11 +87,15 @@ func scriptCertificate(ts *testscript.TestScript) (cert tls.Certificate, authori
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	ts.Check(err)
 	now := time.Now()
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), DNSNames: []string{network.HostName},
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now.Add(-time.Hour),
+		NotAfter: now.Add(time.Hour), DNSNames: []string{network.HostName},
+		IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	ts.Check(err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key},
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 // fetch gets a page of this computer, which must match: "fetch FILE PATH REGEXP", where the first

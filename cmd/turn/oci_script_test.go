@@ -63,23 +63,28 @@ func registry(ts *testscript.TestScript, neg bool, args []string) {
 
 // pushImage puts an image under x:1 whose file /content has the given content.
 func pushImage(ts *testscript.TestScript, content string) {
-	base, err := template.NewStore(filepath.Join(ts.Getenv("SHARED"), "templates")).Ensure(context.Background(), "base", nil)
+	base, err := template.NewStore(filepath.Join(ts.Getenv("SHARED"), "templates")).Ensure(
+		context.Background(), "base", nil)
 	ts.Check(err)
 	layers := []v1.Layer{smallRoot(ts, base.Root), tarLayer(ts, func(w *tar.Writer) {
 		write := func(name, text string, mode int64, uid int) {
-			ts.Check(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(text)), Uid: uid, Gid: uid}))
+			ts.Check(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: mode,
+				Size: int64(len(text)), Uid: uid, Gid: uid}))
 			_, err := io.WriteString(w, text)
 			ts.Check(err)
 		}
-		write("etc/passwd", "root:x:0:0::/root:/bin/bash\nana:x:1000:1000::/home/ana:/bin/bash\n", 0o644, 0)
+		write("etc/passwd", "root:x:0:0::/root:/bin/bash\nana:x:1000:1000::/home/ana:/bin/bash\n",
+			0o644, 0)
 		write("etc/group", "root:x:0:\nana:x:1000:\n", 0o644, 0)
 		write("content", content+"\n", 0o644, 0)
 		write("usr/bin/.wh.dash", "", 0o644, 0)
-		ts.Check(w.WriteHeader(&tar.Header{Name: "home/ana/", Typeflag: tar.TypeDir, Mode: 0o755, Uid: 1000, Gid: 1000}))
+		ts.Check(w.WriteHeader(&tar.Header{Name: "home/ana/", Typeflag: tar.TypeDir, Mode: 0o755,
+			Uid: 1000, Gid: 1000}))
 	})}
 	img, err := mutate.AppendLayers(empty.Image, layers...)
 	ts.Check(err)
-	push(ts, "x:1", img, v1.Config{Env: []string{"PATH=/usr/bin:/bin", "GREETING=hello from the image"}, User: "ana", WorkingDir: "/home/ana/work",
+	push(ts, "x:1", img, v1.Config{Env: []string{"PATH=/usr/bin:/bin",
+		"GREETING=hello from the image"}, User: "ana", WorkingDir: "/home/ana/work",
 		Entrypoint: []string{"/none"}, Cmd: []string{"none"}})
 }
 
@@ -102,7 +107,9 @@ func tarLayer(ts *testscript.TestScript, fill func(*tar.Writer)) v1.Layer {
 	w := tar.NewWriter(&buf)
 	fill(w)
 	ts.Check(w.Close())
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(buf.Bytes())), nil
+	})
 	ts.Check(err)
 	return l
 }
@@ -115,9 +122,13 @@ func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
 	fsys, err := erofs.Open(f)
 	ts.Check(err)
 	var names []string
-	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh", "usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir", "usr/bin/rm", "usr/bin/chmod", "usr/bin/dirname",
-		"usr/lib64/ld-linux-*", "usr/lib/x86_64-linux-gnu/ld-linux-*", "usr/lib/x86_64-linux-gnu/libc.so.*", "usr/lib/x86_64-linux-gnu/libtinfo.so.*",
-		"usr/lib/x86_64-linux-gnu/libselinux.so.*", "usr/lib/x86_64-linux-gnu/libpcre2-8.so.*", "usr/lib/x86_64-linux-gnu/libdl.so.*"} {
+	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh",
+		"usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir", "usr/bin/rm",
+		"usr/bin/chmod", "usr/bin/dirname",
+		"usr/lib64/ld-linux-*", "usr/lib/x86_64-linux-gnu/ld-linux-*",
+		"usr/lib/x86_64-linux-gnu/libc.so.*", "usr/lib/x86_64-linux-gnu/libtinfo.so.*",
+		"usr/lib/x86_64-linux-gnu/libselinux.so.*", "usr/lib/x86_64-linux-gnu/libpcre2-8.so.*",
+		"usr/lib/x86_64-linux-gnu/libdl.so.*"} {
 		found, err := fs.Glob(fsys, pattern)
 		ts.Check(err)
 		names = append(names, found...)
@@ -126,7 +137,8 @@ func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
 		for _, n := range names {
 			info, err := fs.Lstat(fsys, n)
 			ts.Check(err)
-			h := &tar.Header{Name: n, Typeflag: tar.TypeReg, Mode: int64(info.Mode().Perm()), Size: info.Size()}
+			h := &tar.Header{Name: n, Typeflag: tar.TypeReg, Mode: int64(info.Mode().Perm()),
+				Size: info.Size()}
 			if info.Mode().Type() == fs.ModeSymlink {
 				h.Typeflag, h.Size = tar.TypeSymlink, 0
 				h.Linkname, err = fs.ReadLink(fsys, n)

@@ -34,11 +34,13 @@ func TestShortRefs(t *testing.T) {
 		"cp -- -@3:/x .":                   "cp -- -@3:/x .",
 		"run --session - - -q --network o": "run --session - - -q --network o",
 	} {
-		if got := strings.Join(cli.ShortRefs(parser.Model.Node, strings.Fields(in)), " "); got != want {
+		if got := strings.Join(cli.ShortRefs(parser.Model.Node, strings.Fields(in)),
+			" "); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
-	word := rapid.SampledFrom([]string{"show", "log", "exec", "sandbox", "session", "merge", "run", "-", "--", "-@1", "-~", "-:", "-m", "--message", "-", "-q", "x", "", "---", "--=", "-ä"})
+	word := rapid.SampledFrom([]string{"show", "log", "exec", "sandbox", "session", "merge", "run",
+		"-", "--", "-@1", "-~", "-:", "-m", "--message", "-", "-q", "x", "", "---", "--=", "-ä"})
 	rapid.Check(t, func(t *rapid.T) {
 		args := rapid.SliceOfN(word, 0, 8).Draw(t, "args")
 		got := cli.ShortRefs(parser.Model.Node, slices.Clone(args))
@@ -46,7 +48,8 @@ func TestShortRefs(t *testing.T) {
 			t.Fatalf("%q became %q", args, got)
 		}
 		for i := range got {
-			if short := len(args[i]) > 1 && strings.ContainsAny(args[i][1:2], "@~:"); got[i] != args[i] && !short {
+			if short := len(args[i]) > 1 &&
+				strings.ContainsAny(args[i][1:2], "@~:"); got[i] != args[i] && !short {
 				t.Fatalf("%q became %q", args, got)
 			}
 		}

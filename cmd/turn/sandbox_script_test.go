@@ -88,7 +88,8 @@ func stock(ts *testscript.TestScript, neg bool, args []string) {
 	script, err := filepath.Abs("../../internal/cdp/testdata/client.js")
 	ts.Check(err)
 	base := served(ts, args[0])
-	out, err := cdptest.Client(context.Background(), script, base.Port(), tokenOf(base), strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
+	out, err := cdptest.Client(context.Background(), script, base.Port(), tokenOf(base),
+		strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
 	ts.Logf("%s", out)
 	ts.Check(err)
 }

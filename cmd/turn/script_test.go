@@ -24,7 +24,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"turn": func() { os.Exit(cli.Main(new(commandLine), checkSchema)) }})
+	testscript.Main(m, map[string]func(){"turn": func() {
+		os.Exit(cli.Main(new(commandLine), checkSchema))
+	}})
 }
 
 // TestScript runs the scripts that start no machine. Each has a separate, empty TURN_HOME.
@@ -80,7 +82,8 @@ func TestMachineScript(t *testing.T) {
 				if err := os.MkdirAll(filepath.Join(shared, part), 0o700); err != nil {
 					return err
 				}
-				if err := os.Symlink(filepath.Join(shared, part), filepath.Join(home, part)); err != nil {
+				if err := os.Symlink(filepath.Join(shared, part),
+					filepath.Join(home, part)); err != nil {
 					return err
 				}
 			}
@@ -99,7 +102,7 @@ func condition(shared string) func(name string) (bool, error) {
 
 func holds(shared, name string) (bool, error) {
 	switch name {
-	case "stock": // without it, hub's test of it fails
+	case "stock": // without the client, TestStockClient of internal/cdp fails
 		return cdptest.Install(context.Background()) == nil, nil
 	case "gvisor":
 		c := &driver.Chooser{Home: &homepkg.Dir{Root: shared}}
@@ -110,7 +113,8 @@ func holds(shared, name string) (bool, error) {
 	case "pypi":
 		return reachable("https://pypi.org/simple/pandas/"), nil
 	case "mounts":
-		return exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp").Run() == nil, nil
+		return exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp").Run() == nil,
+			nil
 	}
 	return false, fmt.Errorf("unknown condition %q", name)
 }
@@ -150,7 +154,8 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("%v", err)
 	}
 	if got := cmd.ProcessState.ExitCode(); got != want {
-		ts.Fatalf("exit status %d, want %d\nstdout:\n%s\nstderr:\n%s", got, want, last(stdout.Bytes()), last(stderr.Bytes()))
+		ts.Fatalf("exit status %d, want %d\nstdout:\n%s\nstderr:\n%s", got, want,
+			last(stdout.Bytes()), last(stderr.Bytes()))
 	}
 }
 
@@ -183,7 +188,9 @@ func isFile(path string) bool {
 // environ returns the variables of the script that turn can see.
 func environ(ts *testscript.TestScript) []string {
 	var env []string
-	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL", "TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY", "SSL_CERT_FILE", "TERM", "NO_COLOR"} {
+	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL",
+		"TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY",
+		"SSL_CERT_FILE", "TERM", "NO_COLOR"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}
@@ -202,7 +209,8 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile("(?m)" + args[1])
 	ts.Check(err)
 	var text []byte
-	for until := time.Now().Add(4 * time.Minute); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+	for until := time.Now().Add(4 * time.Minute); time.Now().Before(until); time.Sleep(
+		50 * time.Millisecond) {
 		if text, err = os.ReadFile(ts.MkAbs(args[0])); err == nil && re.Match(text) {
 			return
 		}
@@ -267,7 +275,8 @@ func clean(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	home := ts.Getenv("TURN_HOME")
 	var left []string
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(
+		50 * time.Millisecond) {
 		left = leftovers(home)
 		if (len(left) > 0) == neg {
 			return

@@ -28,13 +28,15 @@ func TestStartIsCheap(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	lines := regexp.MustCompile(`(?m)^init (turnstone\.dev/\S+|main) @.*, (\d+) bytes,`).FindAllSubmatch(out, -1)
+	lines := regexp.MustCompile(
+		`(?m)^init (turnstone\.dev/\S+|main) @.*, (\d+) bytes,`).FindAllSubmatch(out, -1)
 	if len(lines) < 3 {
 		t.Fatalf("no packages in %s", out)
 	}
 	for _, l := range lines {
 		if n, err := strconv.Atoi(string(l[2])); err != nil || n > most {
-			t.Errorf("%s allocates %s bytes at start: make it with sync.OnceValue or lazyregexp", l[1], l[2])
+			t.Errorf("%s allocates %s bytes at start: make it with sync.OnceValue or lazyregexp",
+				l[1], l[2])
 		}
 	}
 }

@@ -146,7 +146,8 @@ func TestTargets(t *testing.T) {
 	if e := c.event("Target.targetInfoChanged"); !strings.Contains(string(e.Params), "it died") {
 		t.Errorf("%s", e.Params)
 	}
-	if m := c.call("", "Target.closeTarget", fmt.Sprintf(`{"targetId":%q}`, created.TargetID)); !strings.Contains(string(m.Result), "true") {
+	if m := c.call("", "Target.closeTarget", fmt.Sprintf(`{"targetId":%q}`,
+		created.TargetID)); !strings.Contains(string(m.Result), "true") {
 		t.Errorf("%s %s", m.Result, m.Error)
 	}
 	if e := c.event("Target.targetDestroyed"); !strings.Contains(string(e.Params),
@@ -260,7 +261,8 @@ func TestHostileSandbox(t *testing.T) {
 		survive bool // the session survives, and the message is dropped; otherwise the session ends
 	}{
 		"an answer that nobody asked for": {
-			func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":77,"result":{}}`)) }, true},
+			func(f *wire.Frames) error { return f.WriteText([]byte(`{"id":77,"result":{}}`)) },
+			true},
 		"another session's event": {
 			func(f *wire.Frames) error {
 				return f.WriteText(
@@ -303,7 +305,8 @@ func TestHostileSandbox(t *testing.T) {
 			goodSession, _ := c.attach(good.ID)
 			badSession, _ := c.attach(bad.ID)
 			if !tt.survive {
-				if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params), badSession) {
+				if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params),
+					badSession) {
 					t.Errorf("%s", e.Params)
 				}
 			}

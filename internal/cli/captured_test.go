@@ -19,7 +19,8 @@ func TestCutOffCommandIsReported(t *testing.T) {
 		code    int
 		wrote   string
 		printed bool
-	}{{ExitTimeout, "partial", true}, {ExitTimeout, "", true}, {ExitExec, "partial", true}, {ExitExec, "", false}} {
+	}{{ExitTimeout, "partial", true}, {ExitTimeout, "", true}, {ExitExec, "partial", true},
+		{ExitExec, "", false}} {
 		path := filepath.Join(t.TempDir(), "out")
 		f, err := os.Create(path)
 		if err != nil {
@@ -37,7 +38,8 @@ func TestCutOffCommandIsReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		var r CommandReport
-		if (json.Unmarshal(b, &r) == nil) != tc.printed || tc.printed && (r.Stdout != tc.wrote || r.ExitCode != tc.code) {
+		if (json.Unmarshal(b, &r) == nil) != tc.printed || tc.printed &&
+			(r.Stdout != tc.wrote || r.ExitCode != tc.code) {
 			t.Errorf("%+v: %s", tc, b)
 		}
 	}
@@ -56,13 +58,15 @@ func TestNobodyListens(t *testing.T) {
 	}
 	a := &App{Stdout: w, Stderr: said}
 	_, err = w.Write([]byte("x"))
-	if code := a.report(Exit(ExitAborted, errors.Join(err, nil))); code != 128+int(syscall.SIGPIPE) {
+	if code := a.report(Exit(ExitAborted, errors.Join(err, nil))); code !=
+		128+int(syscall.SIGPIPE) {
 		t.Errorf("status %d (%v)", code, err)
 	}
 	if st, err := said.Stat(); err != nil || st.Size() != 0 {
 		t.Errorf("something is said: %v", err)
 	}
-	if code := a.report(&turnstone.Error{Op: "run", Subject: "the receipt was not written", Err: err}); code != ExitAborted {
+	if code := a.report(&turnstone.Error{Op: "run", Subject: "the receipt was not written",
+		Err: err}); code != ExitAborted {
 		t.Errorf("a receipt that is lost: status %d", code)
 	}
 	if st, err := said.Stat(); err != nil || st.Size() == 0 {

@@ -51,7 +51,8 @@ func passesOn(node *kong.Node) bool {
 func wantsValue(node *kong.Node, arg string) bool {
 	for _, group := range node.AllFlags(false) {
 		for _, f := range group {
-			if arg == "--"+f.Name || f.Short != 0 && arg[1] != '-' && strings.HasSuffix(arg, string(f.Short)) {
+			if arg == "--"+f.Name || f.Short != 0 && arg[1] != '-' &&
+				strings.HasSuffix(arg, string(f.Short)) {
 				return takesValue(f)
 			}
 		}

@@ -160,7 +160,9 @@ func values(f *kong.Flag) []string {
 // takesValue reports whether the flag's next word is its value.
 func takesValue(f *kong.Flag) bool { return !f.IsBool() && !f.IsCounter() }
 
-func takesFile(f *kong.Flag) bool { return f.Name == "output" || f.Name == "add" || f.Name == "get" }
+func takesFile(f *kong.Flag) bool {
+	return f.Name == "output" || f.Name == "add" || f.Name == "get"
+}
 
 // bashCompletion writes one function that finds the command by the words before the cursor. It also
 // serves zsh, through bashcompinit.
@@ -200,7 +202,8 @@ func bashCompletion(b *strings.Builder, all []completion) {
 			if takesFile(f) {
 				reply = "$(compgen -f -- \"$cur\")"
 			}
-			fmt.Fprintf(b, "    %s) COMPREPLY=(%s); return ;;\n", strings.Join(patterns, "|"), reply)
+			fmt.Fprintf(b, "    %s) COMPREPLY=(%s); return ;;\n", strings.Join(patterns, "|"),
+				reply)
 		}
 	}
 	b.WriteString("  esac\n  case \"$path\" in\n")

@@ -240,8 +240,8 @@ func TestChooseAbilities(t *testing.T) {
 	}
 	c.Wrap = func(substrate.Substrate) substrate.Substrate { return named{name: "nothing"} }
 	for _, needs := range []Needs{{Live: true}, {Keep: true}} {
-		if _, err := c.Choose(t.Context(), Auto, needs); turnstone.KindOf(
-			err) != turnstone.KindUnavailable {
+		if _, err := c.Choose(t.Context(),
+			Auto, needs); turnstone.KindOf(err) != turnstone.KindUnavailable {
 			t.Errorf("%+v: %v", needs, err)
 		}
 	}

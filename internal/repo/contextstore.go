@@ -22,8 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A ContextStore holds the data that is kept between turns: the order of turns, and the state that
-// each left.
+// A ContextStore holds the data between turns: the order of turns, and the state that each left.
 type ContextStore struct {
 	DB        *session.DB
 	Store     *store.Store
@@ -39,8 +38,7 @@ func (cs *ContextStore) inTemplate(d turnstone.Digest) bool {
 	return cs.Templates.HasContent(d)
 }
 
-// A Repo is the part of a state directory that is kept between turns. It is safe for concurrent
-// use.
+// A Repo is the part of a state directory that outlives turns. It is safe for concurrent use.
 type Repo struct {
 	Dir   *statedir.Dir
 	Fault func(op string) error // called before writes to the store, for tests; may be nil
@@ -131,7 +129,7 @@ func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
 			return err
 		}
 		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
-			"is lost, with the sessions; the store still has the turns' data (%s)", pack.Name).
+			"is lost, with the sessions; the data of their turns is still in the store (%s)", pack.Name).
 			WithHint("restore a copy of the file, or move the store's packs away to start " +
 				"with an empty store; receipts are in turns/ beside it")
 	}
@@ -179,7 +177,7 @@ func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*turnston
 			"is still running")
 		if t.Interrupted() {
 			e.Err, e.Hint = errors.New("was interrupted, and none of its data is kept"),
-				"what its receipt said then is in turns/"+string(t.ID)+" of the state directory"
+				"its last receipt is in turns/"+string(t.ID)+" of the state directory"
 		}
 		return nil, e
 	}
@@ -226,7 +224,7 @@ func (cs *ContextStore) object(ctx context.Context, what string, d turnstone.Dig
 			"the "+what+" of a turn",
 			err).
 			WithHint("list all missing data with turn fsck; " +
-				"if the turn was kept elsewhere, set TURN_STORE to that place")
+				"if the turn was stored elsewhere, set TURN_STORE to that place")
 	}
 	if err != nil {
 		return err
@@ -262,5 +260,5 @@ func (cs *ContextStore) Read(ctx context.Context, c turnstone.Content, limit int
 	return io.ReadAll(io.LimitReader(in, limit))
 }
 
-// errNoState is the cause if a turn left no state from which another could begin.
+// errNoState is the cause if a turn left no state from which another can start.
 var errNoState = errors.New("left no state")

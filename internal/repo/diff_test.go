@@ -76,7 +76,7 @@ func TestDiffOfStates(t *testing.T) {
 			t.Errorf("%q is not in\n%s", line, patch)
 		}
 	}
-	// git takes the patch, and what comes out is the second state.
+	// git accepts the patch, and the result is the second state.
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is not installed")
 	}

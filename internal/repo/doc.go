@@ -1,4 +1,4 @@
-// Package repo keeps the data that turns leave: sessions, records, states and their files. It
+// Package repo stores the data that turns leave: sessions, records, states and their files. It
 // answers queries, and removes unreachable data.
 //
 // The package runs nothing: it does not depend on sandboxes, drivers or the wire. Package bundle

@@ -40,7 +40,7 @@ func TestFilesOfAState(t *testing.T) {
 	}
 	for name, want := range map[string]string{"/workspace/out.csv": "a,b\n", "out.csv": "a,b\n",
 		"link": "a,b\n", "dir/../link": "a,b\n", "/workspace/big": big,
-		"dir/evil/passwd": "p"} { // in the state, that leads to the state's own
+		"dir/evil/passwd": "p"} { // in the state, a symlink that leads to a file of the state
 		if got, err := cat(name); err != nil || got != want {
 			t.Errorf("%s: %.20q, %v", name, got, err)
 		}

@@ -70,7 +70,7 @@ func (x *Repo) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
 // that.
 func (x *Repo) noSessions(rep *turnstone.FsckReport, err error) {
 	addProblem(rep, turnstone.FsckProblem{Where: x.Dir.Path("context.db"),
-		Error: fmt.Sprintf("%v; what its turns need is not checked", CauseOf(err))})
+		Error: fmt.Sprintf("%v; the data of its turns is not checked", CauseOf(err))})
 }
 
 // CauseOf returns err without its subject if err is a *turnstone.Error.
@@ -152,7 +152,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 	return nil
 }
 
-// there reports that the object d is missing.
+// there reports a missing object d as an error.
 func (cs *ContextStore) there(ctx context.Context, d turnstone.Digest) error {
 	has, err := cs.Store.Has(ctx, d)
 	if err == nil && !has {

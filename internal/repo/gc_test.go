@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestWeekOfTurns is a history with gc, by a clock of its own.
+// TestWeekOfTurns runs gc on a history of a week, with a clock of the test.
 func TestWeekOfTurns(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
@@ -59,7 +59,7 @@ func TestWeekOfTurns(t *testing.T) {
 	if len(rep.Sessions)+len(rep.Turns)+rep.Store.Objects+rep.Folders != 0 || rep.Remain != 6 {
 		t.Errorf("day 0: %+v", rep)
 	}
-	// The would-be report is what then happens.
+	// The dry run reports exactly what gc then does.
 	would := gc(day(8), true)
 	if !only("only here too") {
 		t.Fatal("a dry run deleted")
@@ -101,7 +101,7 @@ func TestWeekOfTurns(t *testing.T) {
 	}
 }
 
-// TestGCBesideTurns: turns are committed while gc runs over and over.
+// TestGCBesideTurns checks that turns can commit while gc runs repeatedly.
 func TestGCBesideTurns(t *testing.T) {
 	p := repotest.New(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -118,7 +118,7 @@ func TestGCBesideTurns(t *testing.T) {
 	}()
 	s := p.Session("s")
 	for n := range 15 {
-		// What was deleted comes back, too.
+		// Deleted data can be stored again.
 		p.Turn(s, "main", treetest.Texts(map[string]string{"/a": fmt.Sprint(n % 3),
 			"/b": fmt.Sprint(n)})...)
 		if n%4 == 3 {
@@ -135,7 +135,7 @@ func TestGCBesideTurns(t *testing.T) {
 	}
 }
 
-// What two sessions have in common counts for both.
+// TestUsageOfTheSame checks that shared data counts for both sessions.
 func TestUsageOfTheSame(t *testing.T) {
 	p := repotest.New(t)
 	files := map[string]string{}
@@ -199,7 +199,7 @@ func TestFsckAndUsage(t *testing.T) {
 	if r := ok[*turnstone.FsckReport](t)(p.Repo.Fsck(ctx)); r.OK() || len(r.Problems) == 0 {
 		t.Errorf("damage is not found: %+v", r)
 	}
-	// A whole pack is gone: the turns that need it are named.
+	// A pack is missing: fsck names the turns that need it.
 	for _, pack := range packs {
 		if err := os.Remove(pack); err != nil {
 			t.Fatal(err)
@@ -222,7 +222,7 @@ func TestFsckAndUsage(t *testing.T) {
 	}
 }
 
-// TestGCPrunesImages: images of turns that are gone are removed, others stay.
+// TestGCPrunesImages checks that images of deleted turns are removed, and others stay.
 func TestGCPrunesImages(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
@@ -254,7 +254,7 @@ func TestGCPrunesImages(t *testing.T) {
 	if _, err := p.Repo.RemoveSession(ctx, "s"); err != nil {
 		t.Fatal(err)
 	}
-	// Of anonymous sessions, too, that are about to go.
+	// Images of anonymous sessions that expire are removed, too.
 	p.Turn(p.Session(""), "main", treetest.Texts(map[string]string{"/c": "anonymous"})...)
 	if rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
 		turnstone.GCRequest{DryRun: true})); rep.Images != 1 || rep.Freed < 100<<10 ||
@@ -267,7 +267,7 @@ func TestGCPrunesImages(t *testing.T) {
 	}
 }
 
-// TestGCDryRunCountsExpired: the images of turns that would go count in a dry run.
+// TestGCDryRunCountsExpired checks that a dry run counts the images of turns that would be deleted.
 func TestGCDryRunCountsExpired(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()

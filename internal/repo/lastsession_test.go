@@ -77,7 +77,7 @@ func TestExpand(t *testing.T) {
 	}
 }
 
-// TestReferencesToNumbers: a turn's number is found under all of its spellings, and a
+// TestReferencesToNumbers checks that all spellings of a turn's number find the turn, and that a
 // branch that an older program called turn-1 keeps its name.
 func TestReferencesToNumbers(t *testing.T) {
 	p := repotest.New(t)
@@ -120,7 +120,7 @@ func TestReferencesToNumbers(t *testing.T) {
 	}
 }
 
-// TestNoteUseInParallel: whoever reads beside writers finds a whole ID.
+// TestNoteUseInParallel checks that a reader beside writers finds a complete ID.
 func TestNoteUseInParallel(t *testing.T) {
 	p := repotest.New(t)
 	ctx, stop := context.WithCancel(t.Context())

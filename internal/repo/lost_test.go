@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestLostSessions: with a store and without sessions nothing is begun, and above
-// all nothing deleted.
+// TestLostSessions checks that nothing starts and nothing is deleted if the store exists and the
+// sessions are lost.
 func TestLostSessions(t *testing.T) {
 	for what, lose := range map[string]func(path string) error{
 		"gone":  os.Remove,
@@ -27,7 +27,7 @@ func TestLostSessions(t *testing.T) {
 		if err := lose(p.Repo.Dir.Path("context.db")); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // the first time leaves nothing that deceives the second
+		for range 2 { // the first time must not leave data that deceives the second
 			x := repotest.Open(p.Repo.Dir)
 			_, err := x.GC(t.Context(), turnstone.GCRequest{})
 			if turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
@@ -41,8 +41,8 @@ func TestLostSessions(t *testing.T) {
 	}
 }
 
-// TestFsckWithoutSessions: packs and objects are checked also when the database of
-// sessions is damaged, or lost.
+// TestFsckWithoutSessions checks that packs and objects are verified even if the database of
+// sessions is damaged or lost.
 func TestFsckWithoutSessions(t *testing.T) {
 	for what, damage := range map[string]func(path string) error{
 		"lost":  os.Remove,
@@ -50,7 +50,7 @@ func TestFsckWithoutSessions(t *testing.T) {
 		"text": func(path string) error {
 			return os.WriteFile(path, []byte(strings.Repeat("this is no database", 1000)), 0o600)
 		},
-		"pages": func(path string) error { // all but the first, which says what it is
+		"pages": func(path string) error { // all pages except the first, which identifies the file
 			b, err := os.ReadFile(path)
 			for i := 4096; i < len(b); i++ {
 				b[i] ^= 0x5a

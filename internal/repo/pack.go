@@ -15,8 +15,8 @@ import (
 
 // Pack finds the file or folder at name in the state of the turn that ref names. It returns a
 // function that writes it to w as a tar stream, whose entries are called base and base/…. Times
-// and modes are written, without set-user-ID and set-group-ID bits; hard links become separate files;
-// devices and pipes are omitted. skipped receives each name that is omitted or changed.
+// and modes are written, without set-user-ID and set-group-ID bits; hard links become separate
+// files; devices and pipes are omitted. skipped receives each name that is omitted or changed.
 func (x *Repo) Pack(ctx context.Context, ref, name string) (
 	write func(w io.Writer, skipped func(name, why string)) error, err error) {
 	cs, _, st, err := x.ResolveState(ctx, ref)

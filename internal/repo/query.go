@@ -115,7 +115,7 @@ func ofTurn(ref string, err error) error {
 		return err
 	}
 	return turnstone.NewError("executor.open", turnstone.KindNotFound, ref, err).
-		WithHint("turn ls " + ref + ":/ lists what there is")
+		WithHint("turn ls " + ref + ":/ lists all files")
 }
 
 // ListFiles lists the directory at name in the state of the turn that ref names, or the single file
@@ -182,7 +182,7 @@ func (cs *ContextStore) openContent(ctx context.Context, st *turnstone.TurnState
 		return in, err
 	}
 	return nil, turnstone.Errorf("executor.open", turnstone.KindUnavailable, path,
-		"its content is not here: %w", err).
+		"its content is missing: %w", err).
 		WithHint(fmt.Sprintf("build the template again with turn template build %.200s if the "+
 			"content is in it; turn fsck lists all missing data", st.Image))
 }

@@ -45,7 +45,7 @@ func (r *Reach) Turn(ctx context.Context, t turnstone.Turn) error {
 	}
 	if rec.State != t.State {
 		err := turnstone.Errorf("executor.reach", turnstone.KindIntegrity, string(t.Record),
-			"names another state than the session does")
+			"names another state than the session")
 		if err := r.Failed(what, err); err != nil {
 			return err
 		}

@@ -10,8 +10,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestRecordThatIsNotThere: a turn that the session has and the store has not is
-// damage, and not a wrong name.
+// TestRecordThatIsNotThere checks that a turn of the session that is missing in the store is
+// reported as damage, not as a wrong name.
 func TestRecordThatIsNotThere(t *testing.T) {
 	p := repotest.New(t)
 	p.Turn(p.Session("s"), "main", treetest.Texts(map[string]string{"/a": "one"})...)

@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestStoreInABucket: turns are kept in a bucket, and are there for the next process;
-// the index is local, and can be lost.
+// TestStoreInABucket checks that turns are stored in a bucket, and that the next process finds
+// them; the index is local, and may be lost.
 func TestStoreInABucket(t *testing.T) {
 	addr := s3test.Server(t, "../store/blob/s3/testserver")
 	s3test.Bucket(t, addr, "turns")
@@ -55,17 +55,17 @@ func TestStoreInABucket(t *testing.T) {
 	ok[*turnstone.GCReport](t)(third.GC(ctx, turnstone.GCRequest{}))
 	again(third)
 
-	// Another state directory has no business there.
+	// Another state directory is rejected.
 	other := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, place)
 	if _, err := other.Sessions(ctx); turnstone.KindOf(err) != turnstone.KindUnavailable ||
-		!strings.Contains(turnstone.HintOf(err), "prefix of its own") {
+		!strings.Contains(turnstone.HintOf(err), "its own prefix") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	other = repotest.OpenAt(other.Dir, "s3://turns/team/b")
 	ok[[]turnstone.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
-	// Of many that come at once, at most one is let in.
+	// Of several concurrent claims at most one is accepted.
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	in := 0
@@ -89,7 +89,7 @@ func TestStoreInABucket(t *testing.T) {
 	}
 }
 
-// TestNoBucket: what cannot be reached is named, with what to do.
+// TestNoBucket checks that the error names an unreachable place, with a hint.
 func TestNoBucket(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "x")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "y")

@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestGCSweepsRemovedSessions: what a session wrote that was removed stays as long as it is
-// told, and no longer; what runs stays.
+// TestGCSweepsRemovedSessions checks that the folder of a removed session stays for the given time,
+// and that folders of running turns stay.
 func TestGCSweepsRemovedSessions(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
@@ -53,8 +53,8 @@ func TestGCSweepsRemovedSessions(t *testing.T) {
 	}
 }
 
-// TestGCSweepsCaptures: what a turn wrote that was killed goes, but not what its
-// receipt names, and nothing of one that runs.
+// TestGCSweepsCaptures checks that the outputs of a killed turn are deleted, except those that its
+// receipt names, and that a running turn loses nothing.
 func TestGCSweepsCaptures(t *testing.T) {
 	p := repotest.New(t)
 	ctx := t.Context()
@@ -79,7 +79,7 @@ func TestGCSweepsCaptures(t *testing.T) {
 		}
 		return all
 	}
-	// One is killed: another handle of the database that is closed without an end.
+	// One turn is killed: another handle of the database is closed before the turn's end.
 	db := ok[*session.DB](t)(session.Open(ctx, p.Repo.Dir.Path("context.db")))
 	killed := ok[turnstone.Turn](t)(db.Start(ctx,
 		session.StartTurn{Session: s.ID, Kind: turnstone.TurnKindRun}))
@@ -112,7 +112,7 @@ func TestGCSweepsCaptures(t *testing.T) {
 			}
 		}
 	}
-	// However old it looks, the folder of a turn that runs stays.
+	// The folder of a running turn stays, even with an old timestamp.
 	rep := ok[*turnstone.GCReport](t)(p.Repo.GC(ctx,
 		turnstone.GCRequest{Now: time.Now().Add(10 * time.Hour),
 			KeepUnreachable: time.Hour * 1000}))

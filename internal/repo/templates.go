@@ -9,7 +9,7 @@ import (
 
 // Layers returns the layers of all built templates, including templates whose spec has changed
 // since: the store keeps all data that they need. A layer that was built with another store is
-// omitted; its user builds it again.
+// omitted; its user builds the layer again.
 func (cs *ContextStore) Layers(ctx context.Context) ([]turnstone.TemplateLayer, error) {
 	var kept []turnstone.TemplateLayer
 	for _, l := range cs.specs.BuiltLayers() {

@@ -13,18 +13,18 @@ import (
 )
 
 // A TurnFolder is turns/ID of the state directory, with a turn's receipt and its long outputs. It
-// is locked (flock) as long as the turn runs: whoever finds it free knows that no more comes,
-// whatever became of the turn's process.
+// is locked (flock) while the turn runs: a process that can lock it knows that nothing more is
+// written, even if the turn's process was killed.
 type TurnFolder struct {
-	Dir string // empty: there is none, and nothing is kept
+	Dir string // empty: there is no folder, and nothing is stored
 
 	lock  *os.File
-	named chan error            // that its name is durable, or why not
+	named chan error            // the result of syncing its name
 	fault func(op string) error // see Repo.Fault
 }
 
-// OpenTurnFolder makes the folder of the turn id. With an error the folder's Dir is empty: the
-// turn can run all the same. The caller closes the folder in both cases.
+// OpenTurnFolder creates the folder of the turn id. If it returns an error, the folder's Dir is
+// empty and the turn can run anyway. The caller closes the folder in both cases.
 func (x *Repo) OpenTurnFolder(id turnstone.TurnID) (*TurnFolder, error) {
 	f := &TurnFolder{fault: x.Fault}
 	open := func() (dir string, err error) {
@@ -36,7 +36,7 @@ func (x *Repo) OpenTurnFolder(id turnstone.TurnID) (*TurnFolder, error) {
 	dir, err := open()
 	for n := 0; n < 5 && (err != nil && errors.Is(err, fs.ErrNotExist) || err == nil &&
 		!isAt(f.lock, dir)); n++ {
-		f.Close() // a gc that keeps nothing came between: no turn had it yet
+		f.Close() // a concurrent gc may have removed the folder, because no turn had it yet
 		dir, err = open()
 	}
 	if err != nil {
@@ -47,7 +47,7 @@ func (x *Repo) OpenTurnFolder(id turnstone.TurnID) (*TurnFolder, error) {
 	return f, nil
 }
 
-// isAt reports whether f is what is at path.
+// isAt reports whether f is the file at path.
 func isAt(f *os.File, path string) bool {
 	have, err := f.Stat()
 	if err != nil {
@@ -57,14 +57,14 @@ func isAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(have, there)
 }
 
-// Close lets others have the folder.
+// Close unlocks the folder.
 func (f *TurnFolder) Close() {
 	if f != nil && f.lock != nil {
 		_ = f.lock.Close()
 	}
 }
 
-// Checkpoint writes the receipt as it stands, in case this process is killed.
+// Checkpoint writes the current receipt, in case this process is killed.
 func (f *TurnFolder) Checkpoint(receipt []byte) error {
 	path := filepath.Join(f.Dir, "receipt.md")
 	tmp := path + ".new"
@@ -78,7 +78,7 @@ func (f *TurnFolder) Checkpoint(receipt []byte) error {
 	return err
 }
 
-// Keep makes the turn's last receipt durable, and what it names: sync makes the outputs durable.
+// Keep makes the turn's last receipt durable, and with sync the outputs that the receipt names.
 func (f *TurnFolder) Keep(receipt []byte, sync func() error) error {
 	errs := []error{filestamp.WriteFile(filepath.Join(f.Dir, "receipt.md"), receipt, 0o600), sync()}
 	if f.fault != nil {

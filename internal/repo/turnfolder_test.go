@@ -14,8 +14,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestFolderBesideGC: a turn has its folder, locked, also when a gc removes the folder, which
-// no session knows yet, between the turn's opening it and its locking it.
+// TestFolderBesideGC checks that a turn gets its folder, locked, even if a gc removes the folder
+// between the turn's open and lock, because no session has the turn yet.
 func TestFolderBesideGC(t *testing.T) {
 	x := repo.New(&statedir.Dir{Root: t.TempDir()}, "", nil)
 	id := turnstone.NewTurnID()
@@ -51,7 +51,8 @@ func descriptorsOf(t *testing.T, dir string) (n int) {
 	t.Helper()
 	all := repotest.OK[[]os.DirEntry](t)(os.ReadDir("/proc/self/fd"))
 	for _, e := range all {
-		if to, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && to == dir {
+		if to, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil &&
+			to == dir {
 			n++
 		}
 	}

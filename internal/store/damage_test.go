@@ -119,7 +119,8 @@ func TestLostPacks(t *testing.T) {
 	}
 	s := open(t, root)
 	for _, o := range objects {
-		if _, err := s.Get(t.Context(), turnstone.DigestBytes(o)); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		if _, err := s.Get(t.Context(),
+			turnstone.DigestBytes(o)); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Fatalf("an object whose pack is gone: %v", err)
 		}
 	}

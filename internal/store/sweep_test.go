@@ -98,7 +98,8 @@ func TestSweepMark(t *testing.T) {
 			t.Errorf("call %d fails: %v", n, err)
 		}
 	}
-	if _, err := s.Sweep(t.Context(), keepAll("sha256:nonsense")); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := s.Sweep(t.Context(),
+		keepAll("sha256:nonsense")); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("no digest: %v", err)
 	}
 	wantObject(t, s, []byte("one"))

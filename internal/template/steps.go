@@ -218,7 +218,8 @@ func symptoms() []symptom {
 				"for this Python"},
 		{regexp.MustCompile(
 			`ResolutionImpossible[^\n]*|Cannot install [^\n]* because these package versions ` +
-				`have conflicting dependencies`), turnstone.KindInvalid, "remove one of the packages from the spec: they conflict"},
+				`have conflicting dependencies`), turnstone.KindInvalid,
+			"remove one of the packages from the spec: they conflict"},
 		{regexp.MustCompile(
 			`npm (?:ERR!|error) 404 +(?:'[^']*' is not in|Not Found)[^\n]*|npm (?:ERR!|error) ` +
 				`notarget No matching version found for ` +

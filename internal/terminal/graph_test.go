@@ -105,8 +105,9 @@ func TestGraphAsGit(t *testing.T) {
 	}
 	for name, p := range map[string]parents{
 		"a line": {1: nil, 2: {1}, 3: {2}}, "a fork": {1: nil, 2: {1}, 3: {1}},
-		"a merge":            {1: nil, 2: {1}, 3: {1}, 4: {2, 3}},
-		"merges":             {1: nil, 2: {1}, 3: {1}, 4: {2, 3}, 5: {4}, 6: {4}, 7: {5, 6}, 8: {7}},
+		"a merge": {1: nil, 2: {1}, 3: {1}, 4: {2, 3}},
+		"merges": {1: nil, 2: {1}, 3: {1}, 4: {2, 3}, 5: {4}, 6: {4}, 7: {5, 6},
+			8: {7}},
 		"a branch goes on":   {1: nil, 2: {1}, 3: {1}, 4: {2, 3}, 5: {3}, 6: {4}},
 		"a merge and a fork": {1: nil, 2: {1}, 3: {1}, 4: {2}, 5: {4, 3}, 6: {5}, 7: {5}},
 	} {
@@ -123,8 +124,10 @@ func gitGraph(t *testing.T, p parents) string {
 	run := func(args ...string) string {
 		cmd := exec.Command("git", args...)
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b",
-			"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1", "GIT_COMMITTER_DATE="+stampOf(args), "GIT_AUTHOR_DATE="+stampOf(args))
+		cmd.Env = append(os.Environ(), "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@b",
+			"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@b",
+			"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1",
+			"GIT_COMMITTER_DATE="+stampOf(args), "GIT_AUTHOR_DATE="+stampOf(args))
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("git %v: %v\n%s", args, err, out)

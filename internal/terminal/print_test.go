@@ -18,7 +18,9 @@ import (
 // For any arguments, the output is one line without invisible characters.
 func TestPrintf(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		text := rapid.OneOf(rapid.String(), rapid.Just(terminaltest.Hostile), rapid.Map(rapid.SliceOf(rapid.Byte()), func(b []byte) string { return string(b) })).Draw(t, "text")
+		text := rapid.OneOf(rapid.String(), rapid.Just(terminaltest.Hostile),
+			rapid.Map(rapid.SliceOf(rapid.Byte()),
+				func(b []byte) string { return string(b) })).Draw(t, "text")
 		var b bytes.Buffer
 		_, _ = Printf(&b, "%s %v %v %d %q\n", text, errors.New(text), []string{text}, 3, text)
 		_, _ = Println(&b, text, turnstone.TurnID(text), struct{ a string }{text})
@@ -37,7 +39,8 @@ func TestPrintf(t *testing.T) {
 // JSON has the same value after terminal controls have become escapes.
 func TestJSONShowsItself(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		in := map[string]string{"a": strings.ToValidUTF8(rapid.OneOf(rapid.String(), rapid.Just(terminaltest.Hostile)).Draw(t, "text"), "")}
+		in := map[string]string{"a": strings.ToValidUTF8(rapid.OneOf(rapid.String(),
+			rapid.Just(terminaltest.Hostile)).Draw(t, "text"), "")}
 		for _, indent := range []string{"", "  "} {
 			b, err := JSON(in, indent)
 			if err != nil {

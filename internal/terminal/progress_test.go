@@ -32,17 +32,20 @@ func (s *screen) String() string {
 
 // tell sends the events of a turn with two steps, in pieces as from a pipe.
 func tell(p *Progress) {
-	one, two, three := &document.Step{Index: 1, Name: "one"}, &document.Step{Index: 2, Name: "two"}, &document.Step{Index: 3, Name: "three"}
+	one, two, three := &document.Step{Index: 1, Name: "one"}, &document.Step{Index: 2, Name: "two"},
+		&document.Step{Index: 3, Name: "three"}
 	code := 3
 	p.Preparing("taking a snapshot")
 	p.StepStarted(one)
-	for _, piece := range []string{"he", "llo\nwor", "ld\r\n", "10%\r20", "%\r", "100%\n", "no newline"} {
+	for _, piece := range []string{"he", "llo\nwor", "ld\r\n", "10%\r20", "%\r", "100%\n",
+		"no newline"} {
 		p.StepOutput(one, turnstone.Stdout, []byte(piece))
 	}
 	p.StepOutput(one, turnstone.Stderr, []byte("\x1b[31moh\x1b[2J\n"))
 	p.StepFinished(one, turnstone.StepReport{Status: turnstone.StepPassed, Millis: 1500})
 	p.StepStarted(two)
-	p.StepFinished(two, turnstone.StepReport{Status: turnstone.StepFailed, ExitCode: &code, Millis: 61_000, Note: "disk\x1b]0;x\x07 full"})
+	p.StepFinished(two, turnstone.StepReport{Status: turnstone.StepFailed, ExitCode: &code,
+		Millis: 61_000, Note: "disk\x1b]0;x\x07 full"})
 	p.StepFinished(three, turnstone.StepReport{Status: turnstone.StepSkipped, Note: "two failed"})
 	p.Close()
 }
@@ -70,7 +73,8 @@ step 3/3 three: skipped
 func TestProgressOfUnknownLength(t *testing.T) {
 	var out screen
 	tell(newProgress(&out, style{}, 0))
-	if got := out.String(); !strings.Contains(got, "\nstep 1 one\n") || strings.Contains(got, "/0") {
+	if got := out.String(); !strings.Contains(got, "\nstep 1 one\n") ||
+		strings.Contains(got, "/0") {
 		t.Error(got)
 	}
 }
@@ -146,7 +150,8 @@ func TestHostileProgress(t *testing.T) {
 		p.draw()
 		p.mu.Unlock()
 		p.StepFinished(step, *terminaltest.Filled[turnstone.StepReport]())
-		p.StepFinished(terminaltest.Filled[document.Step](), turnstone.StepReport{Status: turnstone.StepSkipped, Note: terminaltest.Hostile})
+		p.StepFinished(terminaltest.Filled[document.Step](),
+			turnstone.StepReport{Status: turnstone.StepSkipped, Note: terminaltest.Hostile})
 		p.Say("turn: %s", terminaltest.Hostile)
 		p.Close()
 		terminaltest.Harmless(t, "progress", strings.ReplaceAll(out.String(), "\r\x1b[2K", "\n"))

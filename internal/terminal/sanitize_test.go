@@ -50,7 +50,8 @@ func TestSanitizer(t *testing.T) {
 // TestMarker checks that text to read hides nothing behind a carriage return or another control.
 func TestMarker(t *testing.T) {
 	for _, tc := range []struct{ name, in, text, patch string }{
-		{"hidden beginning", "rm -rf /\recho hello  \n", "rm -rf /^Mecho hello  \n", "rm -rf /^Mecho hello  \n"},
+		{"hidden beginning", "rm -rf /\recho hello  \n", "rm -rf /^Mecho hello  \n",
+			"rm -rf /^Mecho hello  \n"},
 		{"line ends of DOS", "a\r\nb\r\n", "a\r\nb\r\n", "a\r\nb\r\n"},
 		{"one too many", "a\r\r\nb", "a^M\r\nb", "a^M\r\nb"},
 		{"at the end", "a\r", "a^M", "a^M"},
@@ -68,7 +69,8 @@ func TestMarker(t *testing.T) {
 				got += string(s.clean([]byte{tc.in[i]}))
 			}
 			if got += string(s.last()); got != want {
-				t.Errorf("%s, escapes %v, byte by byte: got %q, want %q", tc.name, escapes, got, want)
+				t.Errorf("%s, escapes %v, byte by byte: got %q, want %q", tc.name, escapes, got,
+					want)
 			}
 		}
 	}
@@ -94,14 +96,16 @@ func FuzzMarker(f *testing.F) {
 }
 
 func TestPrintable(t *testing.T) {
-	if got, want := Printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"), "a]0;x bc  hint: d"; got != want {
+	if got, want := Printable("a\x1b]0;x\x07\tb\u202ec\r\nhint: d"),
+		"a]0;x bc  hint: d"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]string{
-		"/a b/ä": "/a b/ä", "/a\nb": `"/a\nb"`, "/\x1b[2J": `"/\x1b[2J"`, "/\xff": `"/\xff"`, "/\u202ex": `"/\u202ex"`, `"q"`: `"\"q\""`, `/a"b`: `/a"b`,
+		"/a b/ä": "/a b/ä", "/a\nb": `"/a\nb"`, "/\x1b[2J": `"/\x1b[2J"`, "/\xff": `"/\xff"`,
+		"/\u202ex": `"/\u202ex"`, `"q"`: `"\"q\""`, `/a"b`: `/a"b`,
 	} {
 		if got := Name(name); got != want {
 			t.Errorf("%q: got %s, want %s", name, got, want)

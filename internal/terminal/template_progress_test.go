@@ -20,7 +20,8 @@ func TestBar(t *testing.T) {
 			"[####################] 100% x.whl 200 bytes"},
 		{turnstone.BuildEvent{Item: "\x1b[31mx", Done: 1, Total: -1}, " 1 byte"},
 	} {
-		if got := bar(c.e); !strings.Contains(got, c.want) && c.e.Total > 0 || strings.ContainsRune(got, '\x1b') {
+		if got := bar(c.e); !strings.Contains(got, c.want) && c.e.Total > 0 ||
+			strings.ContainsRune(got, '\x1b') {
 			t.Errorf("%q, want %q", got, c.want)
 		}
 	}
@@ -44,7 +45,8 @@ func TestBuildingShowsFetches(t *testing.T) {
 	p.Building(e)
 	p.Building(e)
 	p.Close()
-	if n := strings.Count(out.String(), "template mine: installing: x.whl, 1.0 MiB of 4.0 MiB, 1.0 MiB/s\n"); n != 1 {
+	if n := strings.Count(out.String(),
+		"template mine: installing: x.whl, 1.0 MiB of 4.0 MiB, 1.0 MiB/s\n"); n != 1 {
 		t.Errorf("%d lines in %q", n, out.String())
 	}
 

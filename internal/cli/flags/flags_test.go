@@ -30,7 +30,8 @@ func TestTransfer(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	two := 2
-	f := ForSandbox{CPUs: &two, Memory: 1 << 29, ForNetwork: ForNetwork{Network: NetworkMode{set: true}}}
+	f := ForSandbox{CPUs: &two, Memory: 1 << 29,
+		ForNetwork: ForNetwork{Network: NetworkMode{set: true}}}
 	want := turnstone.Shape{CPUs: 2, Memory: 1 << 29, Disk: turnstone.DefaultShape().Disk}
 	if got := f.Shape(turnstone.DefaultShape()); got != want {
 		t.Errorf("got %+v, want %+v", got, want)

@@ -28,7 +28,7 @@ sandbox failed; 2 if the command line is invalid; 130 after Ctrl-C.`
 // Examples returns command lines for the help.
 func (c *sandboxAttachCmd) Examples() []string {
 	return []string{
-		"turn sandbox attach box p1",
+		"turn sandbox attach box p5g53psfgafjr",
 	}
 }
 

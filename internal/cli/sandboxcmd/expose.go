@@ -35,8 +35,9 @@ func (p *port) UnmarshalText(text []byte) error {
 // Help returns the text below the command's summary.
 func (c *sandboxExposeCmd) Help() string {
 	return `Standard output has one line: the address that turn listens on. Port 0 selects a free
-port. Connections are forwarded until Ctrl-C, or until the sandbox ends. The server in the sandbox must
-listen on all addresses (0.0.0.0) or on the sandbox's address, 10.0.2.15.
+port. Connections are forwarded until Ctrl-C, or until the sandbox ends. The server in
+the sandbox must listen on all addresses (0.0.0.0) or on the sandbox's address,
+10.0.2.15.
 
 Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address is not
 available, the sandbox has no network, or it has ended.`

@@ -25,9 +25,11 @@ type sandboxServeCmd struct {
 func (c *sandboxServeCmd) Help() string {
 	return `Clients of the Chrome DevTools Protocol find the sandboxes at /json/list, the
 description of the protocol at /json/protocol, and connect by WebSocket. Port 0 selects
-a free port. The printed address contains a token, which is new at each start: a client with the token may
-create, use and remove all sandboxes. Pass it as the beginning of the path, as
-?token=TOKEN, or as an Authorization header of the form Bearer.`
+a free port.
+
+The printed address contains a token, which is new at each start: a client with the
+token may create, use and remove all sandboxes. Pass the token as the beginning of the
+path, as ?token=TOKEN, or as an Authorization header of the form Bearer.`
 }
 
 // Validate is called by kong.
@@ -36,8 +38,8 @@ func (c *sandboxServeCmd) Validate() error {
 	if err == nil && host == "" {
 		err = errors.New("the host is missing")
 	}
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
+	if _, bad := strconv.ParseUint(port, 10, 16); err == nil && bad != nil {
+		err = errors.New("the port is not a number from 0 to 65535")
 	}
 	if err != nil {
 		return fmt.Errorf("--listen: %q is not HOST:PORT: %w", c.Listen, err)

@@ -204,8 +204,8 @@ func TestOpenLayers(t *testing.T) {
 		_ = f.Close()
 	}
 	for _, path := range []string{short, dir, filepath.Join(dir, "none")} {
-		if layers, err := OpenLayers("test.open", []string{good, path}); turnstone.KindOf(
-			err) != turnstone.KindIntegrity || layers != nil {
+		if layers, err := OpenLayers("test.open", []string{good,
+			path}); turnstone.KindOf(err) != turnstone.KindIntegrity || layers != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}

@@ -350,8 +350,7 @@ func TestEndsByItself(t *testing.T) {
 	if turnstone.KindOf(vm.Err()) != turnstone.KindDead {
 		t.Errorf("got %v", vm.Err())
 	}
-	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(
-		err) != turnstone.KindDead {
+	if err := vm.(substrate.Pauser).Pause(t.Context()); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("pausing what is dead: %v", err)
 	}
 	if err := vm.(substrate.Snapshotter).Snapshot(t.Context(),

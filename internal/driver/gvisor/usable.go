@@ -43,7 +43,7 @@ func (s *Substrate) Usable(ctx context.Context) (ok bool, why string) {
 		(known.Usable || time.Since(known.When).Abs() < noLasts) {
 		return known.Usable, known.Reason
 	}
-	s.progress("finding out whether gVisor runs a sandbox (once)")
+	s.progress("checking whether gVisor runs a sandbox (once)")
 	v, err := s.prove(ctx)
 	if err != nil {
 		return false, err.Error() // unrelated to gVisor: ask again next time

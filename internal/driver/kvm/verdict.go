@@ -113,7 +113,7 @@ func (q Question) Ask(ctx context.Context) Verdict {
 	case err != nil && !emulated:
 		return ruledOut(err)
 	case emulated && !q.Kernel.Own:
-		// Not remembered: finding out again is faster than a file.
+		// Not remembered: another check is faster than a file.
 		return Verdict{Reason: err.Error(), Proven: true, Emulated: true, Known: true,
 			When: time.Now().UTC(), cause: err}
 	case q.Prove == nil:
@@ -124,8 +124,8 @@ func (q Question) Ask(ctx context.Context) Verdict {
 		within = limitEmulated
 	}
 	v, err := q.Prove(ctx, within)
-	if err != nil { // unrelated to KVM: ask again next time
-		return Verdict{Reason: "finding out failed: " + err.Error(), Emulated: emulated}
+	if err != nil { // unrelated to KVM: check again next time
+		return Verdict{Reason: "the check failed: " + err.Error(), Emulated: emulated}
 	}
 	v.Proven, v.Known, v.Emulated, v.When = true, true, emulated, time.Now().UTC()
 	if !v.passing {

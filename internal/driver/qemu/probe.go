@@ -65,7 +65,7 @@ func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdi
 	if probe != nil {
 		q.Init = probe.InitDigest
 		q.Prove = func(ctx context.Context, limit time.Duration) (kvm.Verdict, error) {
-			s.progress("finding out whether KVM runs a guest (once)")
+			s.progress("checking whether KVM runs a guest (once)")
 			return s.prove(ctx, *probe, limit)
 		}
 	}

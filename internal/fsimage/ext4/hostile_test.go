@@ -147,7 +147,9 @@ func TestHostileImages(t *testing.T) {
 			copy(entryOf(t, dirBlock(t, b, "/dir"), "sub")[6:], "\x02\x02..")
 		}},
 		{"same name", turnstone.KindIntegrity, "two entries",
-			func(t *testing.T, b []byte) { copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file") }},
+			func(t *testing.T, b []byte) {
+				copy(entryOf(t, dirBlock(t, b, "/"), "long")[8:], "file")
+			}},
 		{"entry of nothing", turnstone.KindIntegrity, "an entry of",
 			func(t *testing.T, b []byte) {
 				le.PutUint16(entryOf(t, dirBlock(t, b, "/"), "file")[4:], 0)
@@ -161,9 +163,13 @@ func TestHostileImages(t *testing.T) {
 				le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 1<<31)
 			}},
 		{"inode of the file system", turnstone.KindIntegrity, "is referenced",
-			func(t *testing.T, b []byte) { le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7) }},
+			func(t *testing.T, b []byte) {
+				le.PutUint32(entryOf(t, dirBlock(t, b, "/"), "file"), 7)
+			}},
 		{"free inode", turnstone.KindIntegrity, "and free",
-			func(t *testing.T, b []byte) { le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0) }},
+			func(t *testing.T, b []byte) {
+				le.PutUint16(inodeAt(b, find(t, b, "/file"))[0x1a:], 0)
+			}},
 		{"no type", turnstone.KindIntegrity, "mode",
 			func(t *testing.T, b []byte) { inodeAt(b, find(t, b, "/file"))[1] = 0 }},
 		{"huge file", turnstone.KindExhausted, "holes",
@@ -212,13 +218,19 @@ func TestHostileImages(t *testing.T) {
 				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 1<<30)
 			}},
 		{"attribute block of something", turnstone.KindIntegrity, "has other content",
-			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3) }},
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/file"))[0x68:], 3)
+			}},
 		{"target of nothing", turnstone.KindIntegrity, "target",
 			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 0) }},
 		{"target with a NUL", turnstone.KindIntegrity, "NUL",
-			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30) }},
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/short"))[4:], 30)
+			}},
 		{"huge target", turnstone.KindIntegrity, "target",
-			func(t *testing.T, b []byte) { le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30) }},
+			func(t *testing.T, b []byte) {
+				le.PutUint32(inodeAt(b, find(t, b, "/long"))[4:], 1<<30)
+			}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			b := bytes.Clone(image)

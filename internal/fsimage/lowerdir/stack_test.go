@@ -74,7 +74,8 @@ func (c *chain) check(paths []string, n int) {
 		c.t.Errorf("/context has %d turns of %d", len(turns), n)
 	}
 	for i := 1; i <= n; i++ {
-		if got := turns[fmt.Sprint(i)].children["receipt.md"].content; got != fmt.Sprintf("receipt %d\n", i) {
+		if got := turns[fmt.Sprint(i)].children["receipt.md"].content; got != fmt.Sprintf(
+			"receipt %d\n", i) {
 			c.t.Errorf("turn %d: %q", i, got)
 		}
 	}
@@ -450,7 +451,8 @@ func TestRemake(t *testing.T) {
 	if _, _, err := cache.Hold(names); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("images that are gone: %v", err)
 	}
-	if _, _, err := cache.Hold([]string{"../../etc/passwd"}); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, _, err := cache.Hold(
+		[]string{"../../etc/passwd"}); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a bad name: %v", err)
 	}
 	again, release, err := cache.Remake(t.Context(), recipes, c.history(5)) // a turn later

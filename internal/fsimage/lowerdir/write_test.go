@@ -284,12 +284,14 @@ func TestContextFiles(t *testing.T) {
 		t.Error(s)
 	}
 	for _, bad := range []string{"", "/x", "../x", "a/../b", "a//b", "."} {
-		if _, err := contextDir([]File{{Path: bad}}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := contextDir(
+			[]File{{Path: bad}}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 	for _, bad := range [][2]string{{"a", "a/b"}, {"a/b", "a"}, {"a/b/c", "a/b"}} {
-		if _, err := contextDir([]File{{Path: bad[0]}, {Path: bad[1]}}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := contextDir([]File{{Path: bad[0]},
+			{Path: bad[1]}}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -340,7 +342,8 @@ func TestWriteRefuses(t *testing.T) {
 			Xattrs: []tree.Xattr{{Name: opaqueXattr, Value: []byte("y")}}},
 	} {
 		d := difference{ctx: t.Context()}
-		if _, err := d.node("/x", &tree.Entry{Name: "x", Attr: e}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := d.node("/x",
+			&tree.Entry{Name: "x", Attr: e}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

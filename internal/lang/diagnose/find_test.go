@@ -38,7 +38,8 @@ func TestFind(t *testing.T) {
 		{"invalid UTF-8", "nope\n", "", "/run/turn/1.sh: line 1: \xff\xfe nope\n",
 			`bash: ` + "\uFFFD\uFFFD" + ` nope at "nope"`},
 		{"only the last 64 KiB", "a1\nb1\n", "", "/run/turn/1.sh: line 1: a1: no\n" +
-			strings.Repeat("y\n", 40<<10) + "/run/turn/1.sh: line 2: b1: no\n", `bash: b1: no at "b1"`},
+			strings.Repeat("y\n", 40<<10) + "/run/turn/1.sh: line 2: b1: no\n",
+			`bash: b1: no at "b1"`},
 		{"a line beyond the end", "a1\n", "",
 			"/run/turn/1.sh: line 77: syntax error: unexpected end of file\n",
 			`bash: syntax error: unexpected end of file at ""`},

@@ -113,7 +113,8 @@ func TestBounds(t *testing.T) {
 		"tracebacks": strings.Repeat(
 			"Traceback (most recent call last):\n  File \"<string>\", line 1\nE: x\n", 1000),
 		"chained": strings.Repeat(
-			"Traceback (most recent call last):\n  File \"<stdin>\", line 1\nE: x\n\n"+pyDuring+"\n\n",
+			"Traceback (most recent call last):\n  File \"<stdin>\", line 1\nE: x\n\n"+pyDuring+
+				"\n\n",
 			700),
 		"bash":         strings.Repeat("/a.sh: line 600000: a: b: c: d\n", 3000),
 		"empty lines":  strings.Repeat("\n", 64<<10),

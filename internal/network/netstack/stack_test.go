@@ -78,8 +78,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Errorf("DialGuest: %v", err)
 		}
 		_, theirs := networktest.SocketPair(t)
-		if err := w.stack.Serve(t.Context(), theirs); turnstone.KindOf(
-			err) != turnstone.KindInvalid {
+		if err := w.stack.Serve(t.Context(),
+			theirs); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("Serve: %v", err)
 		}
 	})

@@ -46,7 +46,8 @@ func NewRecorder(opts Options) *Recorder {
 	if opts.Limit <= 0 {
 		opts.Limit = defaultMost
 	}
-	return &Recorder{opts: opts, rec: Recording{Format: recordingFormat}, open: map[*StreamRecord]struct{}{}}
+	return &Recorder{opts: opts, rec: Recording{Format: recordingFormat},
+		open: map[*StreamRecord]struct{}{}}
 }
 
 // Finish ends the recording and returns it. Later traffic is not recorded.

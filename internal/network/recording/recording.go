@@ -109,7 +109,8 @@ func Decode(index []byte, size int64) (*Recording, error) {
 	}
 	if r.Format != recordingFormat {
 		return nil, turnstone.Errorf("network.recording", turnstone.KindUnavailable,
-			"the recording", "is of format %d, and this program knows %d", r.Format, recordingFormat).
+			"the recording", "is of format %d, and this program knows %d", r.Format,
+			recordingFormat).
 			WithHint("use the turn that made it")
 	}
 	if r.Bytes != size {

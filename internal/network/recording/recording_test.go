@@ -113,8 +113,8 @@ func TestIndexOfManyValues(t *testing.T) {
 	if _, err := Decode([]byte(index), 0); err == nil || !strings.Contains(err.Error(), "values") {
 		t.Error(err)
 	}
-	r := &Recording{Format: recordingFormat, Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`,
-		Status: 200}}}
+	r := &Recording{Format: recordingFormat,
+		Answers: []Request{{Method: "GET", URL: `http://a/?"\{[,`, Status: 200}}}
 	b, err := json.Marshal(r)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-// Package bundle writes a session as one file, and reads such files.
+// Package bundle writes a session to one file, and reads such files.
 package bundle
 
 import (
@@ -41,7 +41,7 @@ type exportHead struct {
 	turnstone.Graph
 }
 
-// An exportTail describes the templates that the session's turns began on.
+// An exportTail describes the templates from which the session's turns started.
 type exportTail struct {
 	// LeftOut are the contents that the file omits because a template's image has them; sorted.
 	LeftOut []turnstone.Digest `json:"left_out"`
@@ -49,7 +49,7 @@ type exportTail struct {
 	Specs []*template.Spec `json:"specs"`
 }
 
-// Templates are the templates that exported sessions are on. *template.Store has them.
+// Templates are the templates of exported sessions. *template.Store implements it.
 type Templates interface {
 	Registered(name string) ([]*template.Spec, error)
 	Spec(name string) (*template.Spec, error)
@@ -61,14 +61,14 @@ type Templates interface {
 	Adopt(ctx context.Context, s *template.Spec, progress func(string)) (*turnstone.Template, error)
 }
 
-// A Host is where sessions are exported from and imported to.
+// A Host is a state directory with its templates: the source of exports, or the target of imports.
 type Host struct {
 	Repo      *repo.Repo
 	Templates Templates
 	Room      func() error // returns an error while the disk is nearly full
 }
 
-// ExportRequest says what to write.
+// An ExportRequest selects what Export writes.
 type ExportRequest struct {
 	Session string // name or ID
 	// Full also writes contents of the template, for hosts that have another template.
@@ -121,7 +121,7 @@ type exporter struct {
 	templates Templates
 	tail      exportTail
 	images    map[string]bool           // names of templates
-	machines  map[turnstone.Digest]bool // images of templates that kept machines run on
+	machines  map[turnstone.Digest]bool // images of the templates of kept machines
 }
 
 func (e *exporter) writeAll(ctx context.Context, g *turnstone.Graph) error {

@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/repo/repotest"
 )
 
-// FuzzImport: whatever a file holds, it is imported or refused, and does not end the
-// program; what is refused leaves no session.
+// FuzzImport checks that an import accepts or rejects any file and does not crash, and that a
+// rejected file leaves no session.
 func FuzzImport(f *testing.F) {
 	x := repotest.New(f).Repo
 	f.Add([]byte("session.json"), []byte("{}"))

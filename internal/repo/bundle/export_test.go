@@ -92,14 +92,14 @@ func TestExportImport(t *testing.T) {
 	if got := string(ok[[]byte](t)(r.Repo.Receipt(ctx, "renamed@v1"))); got != "# Turn 2\n" {
 		t.Errorf("receipt: %q", got)
 	}
-	// Nothing of another session came with it.
+	// The export has no data of another session.
 	if g := r.CS; ok[bool](t)(g.Store.Has(ctx,
 		turnstone.DigestBytes([]byte("of another session")))) {
 		t.Error("it has a file of another session")
 	}
 }
 
-// TestImportRefuses: whatever is wrong with a file, no session comes of it.
+// TestImportRefuses checks that every damaged or forged file is rejected, and leaves no session.
 func TestImportRefuses(t *testing.T) {
 	p, file := exported(t)
 	ctx := t.Context()

@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// holds makes a session whose files are /a with that content, as a file.
+// holds returns an exported session with a file /a of that content.
 func holds(t *testing.T, content func(b *store.Batch) turnstone.Content) []byte {
 	t.Helper()
 	ctx := t.Context()
@@ -44,12 +44,14 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestImportUnpacksTooMuch: a list of chunks that repeats one has nothing hashed beyond what
-// the file's own size allows.
+// TestImportUnpacksTooMuch checks that no more of a list of repeated chunks is hashed than the
+// file's own size allows.
 func TestImportUnpacksTooMuch(t *testing.T) {
 	ctx := t.Context()
 	file := holds(t, func(b *store.Batch) turnstone.Content {
-		one := ok[[]byte](t)(hex.DecodeString(strings.TrimPrefix(string(ok[turnstone.Digest](t)(b.Put(ctx, make([]byte, 1<<20)))), "sha256:")))
+		one := ok[[]byte](t)(hex.DecodeString(
+			strings.TrimPrefix(string(ok[turnstone.Digest](t)(b.Put(ctx, make([]byte, 1<<20)))),
+				"sha256:")))
 		const n = 40 << 10
 		list := append([]byte("TURNLST1"),
 			bytes.Repeat(binary.LittleEndian.AppendUint32(one, 1<<20), n)...)
@@ -67,7 +69,7 @@ func TestImportUnpacksTooMuch(t *testing.T) {
 	}
 }
 
-// TestImportSparse: a file of zeros, which is stored as one chunk, is no attack.
+// TestImportSparse checks that a file of zeros, which is stored as one chunk, is accepted.
 func TestImportSparse(t *testing.T) {
 	const size = 128 << 20
 	file := holds(t, func(b *store.Batch) turnstone.Content {
@@ -85,7 +87,7 @@ func TestImportSparse(t *testing.T) {
 	ok[turnstone.Session](t)(q.CS.DB.Find(t.Context(), "story"))
 }
 
-// TestImportCountsContents: what contents unpack to is counted together.
+// TestImportCountsContents checks that the bound applies to all contents together.
 func TestImportCountsContents(t *testing.T) {
 	m := &importer{unpacked: 10 << 20}
 	for i, size := range []int64{6 << 20, 3 << 20, 2 << 20, 1 << 20, -1, 1} {

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
-// TestForgedTrees: a state whose tree says what is not so is found by fsck, and no
-// session that has one is imported.
+// TestForgedTrees checks that fsck finds a state with a forged tree, and that no session with such
+// a state is imported.
 func TestForgedTrees(t *testing.T) {
 	ctx := context.Background()
 	other := turnstone.DigestBytes([]byte("of other files"))
@@ -75,7 +75,7 @@ func TestForgedTrees(t *testing.T) {
 			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				t.Errorf("%s: export: %v", what, err)
 			}
-			continue // it does not leave this place at all
+			continue // the forged tree is not exported at all
 		}
 		q := repotest.New(t)
 		rep, err := host(q.Repo).Import(ctx, ImportRequest{}, &file)

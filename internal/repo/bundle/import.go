@@ -26,8 +26,8 @@ import (
 const (
 	maxExportHead   = 64 << 20
 	maxExportTail   = 192 << 20
-	maxExportWindow = 64 << 20 // of zstd: what its decoder may hold
-	roomEvery       = 64 << 20 // bytes of objects, after which the disk's room is looked at again
+	maxExportWindow = 64 << 20 // of zstd: the memory limit of its decoder
+	roomEvery       = 64 << 20 // bytes of objects between two checks of the disk's free space
 
 	// A list of chunks can name one chunk many times, and every byte of a content is hashed. All
 	// contents together may have maxUnpacked bytes, plus maxUnpacking times the file's size. Zeros
@@ -36,19 +36,19 @@ const (
 	maxUnpacking = 1024
 )
 
-// ImportRequest says how to import.
+// An ImportRequest has the options of an import.
 type ImportRequest struct {
-	As       string                // another name for the session; empty: its own
+	As       string                // another name for the session; empty: the name in the file
 	Build    turnstone.ImportBuild // empty: BuildNone
-	Progress func(string)          // told of what is built; may be nil
+	Progress func(string)          // receives the progress of builds; may be nil
 }
 
 // Import adds the session that Export wrote to r, under the same IDs. Every object is checked
 // against its name; every content, record and FS hash against its references. Unreferenced and
 // missing objects are errors, except contents that the file omits because a template has them: the
-// report lists those that are not here. Templates are built as req says; a failed build is no
-// error. The session appears as a whole or not at all; objects of a rejected file may take up space
-// until GC.
+// report lists the missing ones. Templates are built as req requests; a failed build is no error.
+// The session appears as a whole or not at all; objects of a rejected file may take up space until
+// GC.
 func (h Host) Import(ctx context.Context, req ImportRequest,
 	r io.Reader) (*turnstone.ImportReport, error) {
 	cs, err := h.Repo.Open(ctx)
@@ -78,7 +78,7 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 	if has, err := m.known(ctx, req.As != ""); err != nil || has {
 		return &m.rep, err
 	}
-	batch, err := cs.Store.Begin(ctx) // nothing of it is deleted before the session is there
+	batch, err := cs.Store.Begin(ctx) // gc deletes nothing of the batch before the session exists
 	if err != nil {
 		return nil, err
 	}
@@ -105,25 +105,26 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 }
 
 type importer struct {
-	cs      *repo.ContextStore
-	tr      *tar.Reader
-	host    Host
-	format  int
-	graph   turnstone.Graph
-	objects map[turnstone.Digest]bool // that the file has; true: something names it
-	tail    *exportTail               // nil: the file has none
+	cs     *repo.ContextStore
+	tr     *tar.Reader
+	host   Host
+	format int
+	graph  turnstone.Graph
+	// objects in the file; true: an object of the session names it
+	objects map[turnstone.Digest]bool
+	tail    *exportTail               // nil: the file has no tail
 	leftOut map[turnstone.Digest]bool // by tail
 	missing map[turnstone.Digest]int64
 	unbuilt []turnstone.UnbuiltTemplate
 	rep     turnstone.ImportReport
 
-	unpacked int64 // bytes that contents in chunks may yet have together
+	unpacked int64 // bytes that further contents in chunks may have together
 }
 
 // A counting reader counts the bytes that were read.
 type counting struct {
 	r io.Reader
-	n atomic.Int64 // the decoder reads on its own
+	n atomic.Int64 // the decoder reads in its own goroutine
 }
 
 func (c *counting) Read(p []byte) (int, error) {
@@ -140,7 +141,7 @@ func notExported(err error) error {
 		return err
 	}
 	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
-		"is no exported session, or is damaged: %w", err).
+		"is not an exported session, or is damaged: %w", err).
 		WithHint("turn session export makes such a file")
 }
 
@@ -171,8 +172,8 @@ func (m *importer) head() error {
 	}
 	if head.Format < 1 || head.Format > exportFormat {
 		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "the file",
-			"is of format %d, and this program knows formats up to %d", head.Format, exportFormat).
-			WithHint(fmt.Sprintf("use the turn that made it: %.40q", head.Version))
+			"has format %d; this program supports formats up to %d", head.Format, exportFormat).
+			WithHint(fmt.Sprintf("use the version of turn that wrote it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
 	m.rep = turnstone.ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
@@ -180,7 +181,7 @@ func (m *importer) head() error {
 	return session.CheckGraph(&m.graph)
 }
 
-// known reports whether the session is here already.
+// known reports whether the state directory has the session already.
 func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 	m.rep.Session = m.graph.Session
 	has, err := m.cs.DB.Has(ctx, &m.graph)
@@ -189,8 +190,8 @@ func (m *importer) known(ctx context.Context, renamed bool) (bool, error) {
 		m.rep.Session = s
 		if err == nil && renamed && s.Name != m.graph.Session.Name {
 			return true, turnstone.Errorf("executor.import", turnstone.KindInvalid, s.Label(),
-				"is this session, and here already").
-				WithHint("turn session rename gives it another name")
+				"the session exists already under this name").
+				WithHint("rename the session with turn session rename")
 		}
 		return true, err
 	}
@@ -204,7 +205,7 @@ func (m *importer) copy(ctx context.Context, batch *store.Batch) error {
 	for {
 		h, err := m.tr.Next()
 		if err == io.EOF && m.format > 1 && m.tail == nil {
-			return refused("has no %s: it is cut off", exportTailAt)
+			return refused("has no %s: the file is truncated", exportTailAt)
 		}
 		if err == io.EOF {
 			return nil
@@ -253,7 +254,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 	raw, err := hex.DecodeString(hexed)
 	if !ok || err != nil || len(raw) != 32 || hexed != strings.ToLower(hexed) ||
 		h.Typeflag != tar.TypeReg {
-		return "", refused("has an entry %.80q, which is no object", h.Name)
+		return "", refused("has an entry %.80q, which is not an object", h.Name)
 	}
 	if h.Size < 0 || h.Size > store.MaxObject {
 		return "", refused("has an object of %d bytes", h.Size)
@@ -298,13 +299,13 @@ func (m *importer) verify(ctx context.Context) error {
 	}
 	for d, named := range m.objects {
 		if !named {
-			return refused("has the object %s, which nothing in it names", d)
+			return refused("has the object %s, which no other object names", d)
 		}
 	}
 	return nil
 }
 
-// named records that something names the object d, and reports whether the file has it.
+// named records that an object names d, and reports whether the file has d.
 func (m *importer) named(d turnstone.Digest) bool {
 	_, ours := m.objects[d]
 	if ours {
@@ -320,10 +321,10 @@ func (m *importer) admit(c turnstone.Content) error {
 	}
 	if c.Size < 0 || c.Size > m.unpacked {
 		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
-			"unpacks to more than %s and %d times its own size: a content of %s is too much",
+			"unpacks to more than %s and %d times its own size: a content of %s is too large",
 			turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
-			WithHint("a session with so much that repeats, as in sparse files, " +
-				"cannot be moved so: export one without those files")
+			WithHint("the session has too many repeated contents, such as sparse files: " +
+				"export a session without those files")
 	}
 	m.unpacked -= c.Size
 	return nil
@@ -350,15 +351,15 @@ func (m *importer) verifyContent(ctx context.Context, c turnstone.Content) error
 		}
 		if err == nil && !has {
 			err = turnstone.Errorf("executor.import", turnstone.KindUnavailable, string(d),
-				"is neither in the file nor here").WithHint(m.toGetTemplates())
+				"is neither in the file nor in the store").WithHint(m.toGetTemplates())
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if !ours && c.Chunks == "" {
-		// What was here before was checked when it came. A list of chunks is read again, because it
-		// may be named as another content.
+		// Older contents were checked when they were stored. A list of chunks is read again,
+		// because it may be named as another content.
 		return nil
 	}
 	in, err := m.cs.Store.OpenContent(ctx, c)
@@ -381,7 +382,7 @@ func (m *importer) sameAsRecord(ctx context.Context, t turnstone.Turn) error {
 	if rec.Result != t.Result || rec.Kind != t.Kind || rec.Branch != t.Branch ||
 		rec.State != t.State ||
 		!slices.Equal(rec.Parents, t.Parents) {
-		return refused("turn %d is not what its record says", t.Number)
+		return refused("turn %d differs from its record", t.Number)
 	}
 	return nil
 }

@@ -35,8 +35,8 @@ func (m *importer) readTail(h *tar.Header) error {
 	return nil
 }
 
-// readTemplates lets the store find the files of the templates that m's turns began on, which may
-// have no index yet. Templates that are not here are built if req asks for it.
+// readTemplates lets the store find the files of the templates from which m's turns started; these
+// templates may have no index yet. Missing templates are built if req requests it.
 func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 	req ImportRequest) error {
 	progress := req.Progress
@@ -65,20 +65,20 @@ func (m *importer) readTemplates(ctx context.Context, batch *store.Batch,
 			return err
 		}
 		if tmpl.Digest != rec.Template {
-			m.leave(rec, "the template of this name is another one here: "+tmpl.Digest.Short(),
+			m.leave(rec, "this host has another template of this name: "+tmpl.Digest.Short(),
 				"export with --full")
 		}
 	}
 	return nil
 }
 
-// leave records that the template of rec is not here.
+// leave records that the template of rec is missing.
 func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
 	m.unbuilt = append(m.unbuilt, turnstone.UnbuiltTemplate{Name: rec.Image,
 		Digest: rec.Template, Why: why, Hint: hint})
 }
 
-// importTemplate builds the template that rec's turn began on if how allows it.
+// importTemplate builds the template of rec's turn if how allows it.
 func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord,
 	how turnstone.ImportBuild, progress func(string)) (*turnstone.Template, error) {
 	fail := func(hint, format string, args ...any) error {
@@ -94,14 +94,14 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 	_, err := ts.Spec(rec.Image)
 	switch {
 	case err == nil && how != turnstone.BuildKnown && how != turnstone.BuildAll:
-		return nil, fail("turn template build "+name, "is not built here")
+		return nil, fail("turn template build "+name, "is not built")
 	case err == nil:
 		return ts.Ensure(ctx, rec.Image, progress)
 	case turnstone.KindOf(err) != turnstone.KindNotFound && !template.IsImage(rec.Image):
 		return nil, err
 	case template.IsImage(rec.Image) && how != turnstone.BuildAll:
 		return nil, fail("turn template pull "+name+", or "+all,
-			"is an image that was not pulled here")
+			"is an image that was not pulled")
 	case template.IsImage(rec.Image):
 		spec, err := ts.Resolve(ctx, rec.Image, progress)
 		if err != nil {
@@ -119,15 +119,15 @@ func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord
 		}
 		if how != turnstone.BuildAll {
 			return nil, fail(all+" builds it by the spec in the file; "+
-				"what that installs and runs in a sandbox is its author's choice",
-				"is not known here")
+				"the spec installs and runs software of its author's choice in a sandbox",
+				"is unknown")
 		}
 		return adopt(ctx, ts, specs[:i+1], progress)
 	}
-	return nil, fail("export with --full", "is not known here, and the file has no spec of it")
+	return nil, fail("export with --full", "is unknown, and the file has no spec of it")
 }
 
-// adopt builds the last of specs, and its bases among the others.
+// adopt builds the last of specs, and the bases that it needs among the others.
 func adopt(ctx context.Context, ts Templates, specs []*template.Spec,
 	progress func(string)) (*turnstone.Template, error) {
 	last := specs[len(specs)-1]
@@ -153,9 +153,9 @@ func (m *importer) report() {
 	}
 }
 
-// toGetTemplates is the hint that says how to get the contents that the file omits.
+// toGetTemplates is the hint on how to get the contents that the file omits.
 func (m *importer) toGetTemplates() string {
-	how := "build the same one here"
+	how := "build the same template"
 	for i, t := range m.unbuilt[:min(len(m.unbuilt), 5)] {
 		if i == 0 {
 			how = t.Hint
@@ -163,6 +163,6 @@ func (m *importer) toGetTemplates() string {
 			how += ", " + t.Hint
 		}
 	}
-	return "the file leaves out what lies in the session's template: " + how +
+	return "the file omits the contents of the session's template: " + how +
 		", or export with --full"
 }

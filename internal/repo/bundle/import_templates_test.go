@@ -27,8 +27,8 @@ func withTemplate(t *testing.T, req ExportRequest) (file []byte, files map[strin
 	return out.Bytes(), files
 }
 
-// TestImportWithoutTemplate: all that the file has is imported, and what lies in a
-// template that is not here is said; with the template it is there.
+// TestImportWithoutTemplate checks that all data of the file is imported, that contents of a
+// missing template are reported, and that they are found after the template is built.
 func TestImportWithoutTemplate(t *testing.T) {
 	file, files := withTemplate(t, ExportRequest{})
 	ctx := t.Context()
@@ -39,7 +39,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 			bytes.NewReader(file)))
 		if !rep.Fresh || rep.Missing != 2 || rep.MissingBytes != int64(len("only here")+2<<20) ||
 			len(rep.Templates) != 1 || rep.Templates[0].Name != "mine" ||
-			!strings.Contains(rep.Templates[0].Why, "not known here") ||
+			!strings.Contains(rep.Templates[0].Why, "is unknown") ||
 			!strings.Contains(rep.Templates[0].Hint, "--build all") {
 			t.Errorf("%q: %+v", how, rep)
 		}
@@ -62,7 +62,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	if _, err := q.Repo.GC(ctx, turnstone.GCRequest{}); err != nil {
 		t.Error(err)
 	}
-	// The template comes: a build of what is built already lets the store find its files.
+	// After a build of the template, the store finds its files.
 	q.Template("mine", files)
 	fresh := repotest.Open(q.Repo.Dir)
 	defer func() { _ = fresh.Close() }()
@@ -81,7 +81,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 		}
 		_ = in.Close()
 	}
-	// Where it was before, nothing is missing; and with --full neither.
+	// On the original host, and with --full, nothing is missing.
 	r := repotest.New(t)
 	r.Template("mine", files)
 	if rep := ok[*turnstone.ImportReport](t)(host(r.Repo).Import(ctx,
@@ -96,7 +96,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 	}
 }
 
-// TestImportHostileTail: what a file says of templates is as untrusted as the rest of it.
+// TestImportHostileTail checks that the file's description of templates is not trusted.
 func TestImportHostileTail(t *testing.T) {
 	file, _ := withTemplate(t, ExportRequest{})
 	ctx := t.Context()
@@ -135,7 +135,7 @@ func TestImportHostileTail(t *testing.T) {
 			t.Errorf("%s: left %v", what, all)
 		}
 	}
-	// What is named as left out is still asked for when it is no file of a template.
+	// A content that is declared as omitted is still required if no template has it.
 	for i := 1; i < last; i++ {
 		entries := slices.Delete(slices.Clone(good), i, i+1)
 		var all exportTail
@@ -152,9 +152,11 @@ func TestImportHostileTail(t *testing.T) {
 	}
 	// Hostile specs are not built, and not registered.
 	for what, change := range map[string]func(*template.Spec){
-		"a name that leads out":       func(s *template.Spec) { s.Name = "../../x" },
-		"built in":                    func(s *template.Spec) { s.Name = "base" },
-		"a file out of it":            func(s *template.Spec) { s.Files = []template.File{{Path: "/../../x", Content: []byte("x")}} },
+		"a name that leads out": func(s *template.Spec) { s.Name = "../../x" },
+		"built in":              func(s *template.Spec) { s.Name = "base" },
+		"a file out of it": func(s *template.Spec) {
+			s.Files = []template.File{{Path: "/../../x", Content: []byte("x")}}
+		},
 		"a package that is an option": func(s *template.Spec) { s.Packages = []string{"-o"} },
 		"another name's spec":         func(s *template.Spec) { s.Name = "other" },
 	} {

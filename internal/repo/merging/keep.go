@@ -140,7 +140,7 @@ func onlyTouched(a, b *tree.Entry) bool {
 	return true
 }
 
-// title is the name of the turn in lists.
+// title returns the title of the turn in lists.
 func (m *merging) title() string {
 	return cmp.Or(brief.Line(m.req.Message),
 		fmt.Sprintf("Merge %s into %s", m.req.From, m.req.Into))
@@ -170,8 +170,8 @@ func (m *merging) document() string {
 			codeSpan(r.CwdGone), codeSpan(r.Cwd))
 	}
 	if r.RenamesSkipped {
-		b.WriteString("\nThere was too much to look through for renamed files whose content " +
-			"changed.\n")
+		b.WriteString("\nThe search for renamed and changed files was skipped, because too many " +
+			"files changed.\n")
 	}
 	conflict := func(c turnstone.Conflict) []string {
 		return []string{conflictPath(c), string(c.Kind), shortDigest(c.Base), shortDigest(c.Ours),

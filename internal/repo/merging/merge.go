@@ -22,23 +22,24 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A Request says what to merge. Default, Paths and Markers are those of merge.Options.
+// A Request is a request to merge turns. Default, Paths and Markers are those of merge.Options.
 // docs/merge.md has the rules.
 type Request struct {
-	// From is the turn to merge: a reference as session.DB.Resolve takes it, or a branch, a tag or
-	// a number if the session is named or can be found by the branch.
-	From    string
-	Into    string // the branch to merge into, as "main" or "SESSION@main"; empty: main
-	Session string // name or ID; empty: that of From or Into, or the one with a branch From
+	// From is the turn to merge: a reference in the form of session.DB.Resolve, or a branch, a tag
+	// or a number if the session is named or the branch determines it.
+	From string
+	Into string // the branch to merge into, as "main" or "SESSION@main"; empty: main
+	// name or ID; empty: the session of From or Into, or the session with a branch From
+	Session string
 	Default turnstone.Side
 	Paths   map[string]turnstone.Side
 	Markers bool
-	NoFF    bool   // make a turn also where moving the branch would do
-	DryRun  bool   // only report what would happen
-	Message string // title of the turn; empty: one that names From and Into
+	NoFF    bool   // create a turn even if a fast-forward is possible
+	DryRun  bool   // only report the result
+	Message string // title of the turn; empty: a title with From and Into
 }
 
-// A merging is a merge under way.
+// A merging is a running merge.
 type merging struct {
 	x       *repo.Repo
 	cs      *repo.ContextStore
@@ -54,8 +55,9 @@ type merging struct {
 }
 
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
-// directory. With undecided conflicts it keeps nothing, and the report has them. After an error
-// nothing is kept; an error of kind Invalid or KindNotFound means that the request is wrong.
+// directory. With unresolved conflicts it stores nothing, and the report has the conflicts. After
+// an error nothing is stored; an error of kind KindInvalid or KindNotFound means that the request
+// is invalid.
 func Merge(ctx context.Context, x *repo.Repo, req Request) (*turnstone.MergeReport, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -107,8 +109,8 @@ func (m *merging) locate(ctx context.Context) error {
 			return err
 		}
 		if s.ID != m.session.ID {
-			err := fmt.Errorf("is of session %s, not of %s", m.session.Label(), s.Label())
-			return m.invalid(m.req.From, err, "turns of one session can be merged")
+			err := fmt.Errorf("belongs to session %s, not to %s", m.session.Label(), s.Label())
+			return m.invalid(m.req.From, err, "merge turns of one session")
 		}
 	}
 	into, err := m.cs.DB.Branch(ctx, m.session.ID, m.req.Into)
@@ -199,7 +201,7 @@ func (m *merging) from(ctx context.Context) (turnstone.Turn, error) {
 	}
 	return turnstone.Turn{}, m.invalid(ref, fmt.Errorf("%d sessions have such a branch",
 		len(found)),
-		"write which one: "+strings.Join(names, ", "))
+		"name the session: "+strings.Join(names, ", "))
 }
 
 func (m *merging) invalid(subject string, err error, hint string) error {
@@ -243,9 +245,9 @@ func (m *merging) fastForward(ctx context.Context) error {
 func (m *merging) merge(ctx context.Context, batch *store.Batch) error {
 	base, ours, theirs := m.states[0], m.states[1], m.states[2]
 	if ours.Image != theirs.Image {
-		err := fmt.Errorf("%s began on %s, and %s on %s", m.req.Into, ours.Image,
+		err := fmt.Errorf("%s started from %s, and %s from %s", m.req.Into, ours.Image,
 			m.req.From, theirs.Image)
-		return m.invalid("image", err, "turns on one template can be merged")
+		return m.invalid("image", err, "merge turns that started from one template")
 	}
 	opts := merge.Options{Default: m.req.Default, Paths: m.req.Paths, Markers: m.req.Markers,
 		OursName: m.req.Into, TheirsName: m.req.From, BaseName: "nothing"}
@@ -310,7 +312,7 @@ func (m *merging) unused(res *merge.Result, others []merge.Conflict) error {
 		slices.Sort(paths)
 		hint = "there are conflicts at " + strings.Join(slices.Compact(paths), ", ")
 	}
-	return m.invalid(unused[0], errors.New("there is no conflict to decide"), hint)
+	return m.invalid(unused[0], errors.New("there is no conflict to resolve"), hint)
 }
 
 // settleCwd sets the working directory to its nearest existing parent.

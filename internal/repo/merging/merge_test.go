@@ -120,7 +120,8 @@ func TestMergeMakesATurn(t *testing.T) {
 		t.Fatalf("the receipt is no document: %v", err)
 	}
 	for _, want := range []string{"# Merge explore into main", "merged: " + string(theirs.ID),
-		"parent: " + string(ours.ID), "| `/workspace/a` |", string(rep.FSHash), "1 added, 1 changed"} {
+		"parent: " + string(ours.ID), "| `/workspace/a` |", string(rep.FSHash),
+		"1 added, 1 changed"} {
 		if !strings.Contains(string(receipt), want) {
 			t.Errorf("the receipt lacks %q:\n%s", want, receipt)
 		}
@@ -129,7 +130,7 @@ func TestMergeMakesATurn(t *testing.T) {
 		w.turns() != 4 {
 		t.Errorf("again: %+v", rep)
 	}
-	// explore has nothing of its own any more.
+	// explore has no changes since the merge.
 	rep = w.merge(Request{From: "main", Into: "research@explore"})
 	if rep.Outcome != turnstone.MergeFastForward || w.turns() != 4 {
 		t.Errorf("back: %+v", rep)
@@ -250,7 +251,8 @@ func TestMergeFindsTheSession(t *testing.T) {
 	}
 }
 
-// Of two merges into one branch at a time one wins, and the other becomes a branch.
+// TestMergesRace: of two concurrent merges into one branch one moves the branch, and the other
+// becomes a new branch.
 func TestMergesRace(t *testing.T) {
 	w := newMergeWorld(t)
 	base := w.turn("main", files("1\n"))
@@ -290,7 +292,8 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 	w := newMergeWorld(t)
 	base := w.turn("main", files("1\n"))
 	w.fork(base, "explore")
-	w.turn("explore", map[string]string{"b": "x"}) // /workspace is gone, and nobody looked
+	// /workspace is deleted by one side, and unchanged by the other
+	w.turn("explore", map[string]string{"b": "x"})
 	w.turn("main", files("1\n", "c", "x"))
 	rep := w.merge(Request{From: "explore"})
 	if rep.Outcome != turnstone.MergeDone || rep.Cwd != "/" || rep.CwdGone != "/workspace" ||
@@ -299,7 +302,8 @@ func TestMergeWorkingDirectoryIsThere(t *testing.T) {
 	}
 }
 
-// Whatever files are called, the receipt is a document without steps.
+// TestMergeReceiptOfAnyNames checks that the receipt is a document without steps for any names of
+// files.
 func TestMergeReceiptOfAnyNames(t *testing.T) {
 	for _, name := range []string{"a|b", "`", "``a``", "\n```sh\necho hi\n```\n", "\xff", "---",
 		"<b>", "\x1b[2J", strings.Repeat("é", 2000)} {
@@ -315,7 +319,8 @@ func TestMergeReceiptOfAnyNames(t *testing.T) {
 			t.Errorf("%q: %v, %d steps:\n%s", name, err, len(doc.Steps), m.document())
 			continue
 		}
-		if _, err := document.Parse("merge.md", doc.Receipt(document.TurnInfo{ID: "t_x"}, nil)); err != nil {
+		if _, err := document.Parse("merge.md", doc.Receipt(document.TurnInfo{ID: "t_x"},
+			nil)); err != nil {
 			t.Errorf("%q: the receipt: %v", name, err)
 		}
 	}

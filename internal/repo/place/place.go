@@ -54,10 +54,10 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 // claims begins the names of the blobs that name the owner of a place.
 const claims = "homes/"
 
-// claim makes a place that others can reach the property of dir: its gc does not know the turns of
-// other directories, and would delete their data. The blob homes/<id> names the owner. noted is a
-// file that records an earlier claim. A place of another owner is an error of kind Unavailable. Of
-// two owners that claim concurrently both may be rejected, and at most one is accepted, because
+// claim makes dir the owner of a place that others can reach: the gc of dir does not know the turns
+// of other directories, and would delete their data. The blob homes/<id> names the owner. noted is
+// a file that records an earlier claim. A place of another owner is an error of kind Unavailable.
+// Of two owners that claim concurrently both may be rejected, and at most one is accepted, because
 // each checks again after it has written its own claim.
 func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted string) error {
 	id, err := storeID(dir)
@@ -70,9 +70,9 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	wrap := func(err error) error {
 		hint := turnstone.HintOf(err)
 		if hint == "" {
-			hint = "TURN_STORE says that the store is there: " +
-				"see that the bucket can be reached, " +
-				"or unset it to keep turns in the state directory"
+			hint = "the store of TURN_STORE is not available: " +
+				"check the connection to the bucket, " +
+				"or unset TURN_STORE to store turns in the state directory"
 		}
 		return turnstone.NewError("executor.claim", turnstone.KindOf(err), where, err).
 			WithHint(hint)
@@ -97,8 +97,8 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
 			"is the store of another state directory, whose gc would delete this one's data").
-			WithHint(fmt.Sprintf("give each TURN_HOME a prefix of its own, or, "+
-				"when the other one is gone, delete %s%s there", claims, other))
+			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, or, "+
+				"if the other state directory no longer exists, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }
@@ -123,7 +123,7 @@ func storeID(dir *statedir.Dir) (string, error) {
 	path := dir.Path("store-id")
 	failed := func(err error) error {
 		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).
-			WithHint("make sure that the state directory belongs to you")
+			WithHint("check that the state directory belongs to you")
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

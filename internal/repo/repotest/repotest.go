@@ -29,7 +29,7 @@ type Past struct {
 	Repo *repo.Repo
 	CS   *repo.ContextStore
 
-	Image string // of turns that Leaves makes; empty: base
+	Image string // of turns that Leaves commits; empty: base
 }
 
 // New returns an empty Past in a temporary directory. The test closes it.
@@ -97,7 +97,8 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 		Number: t.Number,
 		Branch: branch, Parents: t.Parents, Kind: turnstone.TurnKindRun,
 		Result: turnstone.ResultPassed}
-	st := leave(batch, rec) // first: it may build a template, which contents are then looked up in
+	// first, because it may build a template, in which contents are then looked up
+	st := leave(batch, rec)
 	rec.Receipt = p.Content(batch, fmt.Sprintf("# Turn %d\n", t.Number))
 	rec.Document = rec.Receipt
 	st.Format, rec.Image = repo.StateFormat, st.Image

@@ -1,5 +1,5 @@
-// Package rootimage finds the root images that kept machines run on: those of built templates, and
-// those that came with an imported session.
+// Package rootimage finds the root images of kept machines: images of built templates, and images
+// from imported sessions.
 package rootimage
 
 import (
@@ -19,12 +19,11 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// rootsAge is how long an image that came with a session is kept beside the templates when no
-// machine is resumed on it.
+// rootsAge is the time after which an unused image of an imported session is deleted.
 const rootsAge = 30 * 24 * time.Hour
 
-// Kept returns the template that the kept machine of rec ran on: the one of that name,
-// if it has the same image; else that image, wherever it is here, without a template around it.
+// Kept returns the template of the kept machine of rec: the template with that name if it has the
+// same image, otherwise a template that has only the image.
 func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *turnstone.TurnRecord,
 	progress func(string)) (*turnstone.Template, error) {
 	want := rec.VM.Image
@@ -35,7 +34,8 @@ func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *tur
 		return t, nil
 	}
 	if want != nil {
-		if _, err := turnstone.ParseDigest(string(want.Digest)); err != nil { // the record may be imported
+		// the record may be imported
+		if _, err := turnstone.ParseDigest(string(want.Digest)); err != nil {
 			return nil, err
 		}
 		if err := extract(ctx, r, templates, *want); err == nil {
@@ -47,26 +47,29 @@ func Kept(ctx context.Context, r *repo.Repo, templates *template.Store, rec *tur
 	t, err := templates.Ensure(ctx, rec.Image, progress)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		err = turnstone.Errorf("executor.resume", turnstone.KindNotFound,
-			fmt.Sprintf("turn %d", rec.Number),
-			"its machine ran on a template that is not here: %w", err).
-			WithHint("turn session import --build all builds it by the spec in the file, and turn session export --full carries its image along")
+			fmt.Sprintf("turn %d", rec.Number), "the template of its machine is missing: %w", err).
+			WithHint("import the session with turn session import --build all, " +
+				"or export it with turn session export --full")
 	}
 	if err != nil || fits(t) {
 		return t, err
 	}
 	e := turnstone.Errorf("executor.resume", turnstone.KindUnavailable,
 		fmt.Sprintf("turn %d", rec.Number),
-		"template %s is not the one that its machine was made of (%s, now %s)", rec.Image, rec.Template.Short(), t.Digest.Short()).
-		WithHint("begin a turn on its files")
+		"template %s is not the template of its machine (%s, now %s)", rec.Image,
+		rec.Template.Short(), t.Digest.Short()).
+		WithHint("start a turn from its files")
 	if want != nil {
-		e.Err = fmt.Errorf("the image of template %s is not the one that its machine ran on (%s, now %s)", rec.Image, want.Digest.Short(), t.RootDigest.Short())
-		e.Hint = "where that image is, turn session export --full carries it along; or begin a turn on the machine's files"
+		e.Err = fmt.Errorf("the image of template %s is not the image of its machine (%s, now %s)",
+			rec.Image, want.Digest.Short(), t.RootDigest.Short())
+		e.Hint = "export the session with turn session export --full on a host with that image, " +
+			"or start a turn from the machine's files"
 	}
 	return nil, e
 }
 
-// Template returns a template called name that has the image root. It need not be one that
-// that name stands for today.
+// Template returns a template called name that has the image root. The name may belong to another
+// template today.
 func Template(ctx context.Context, r *repo.Repo, templates *template.Store, name string,
 	root turnstone.Digest) (*turnstone.Template, error) {
 	if t, err := r.BuiltTemplate(ctx, name); err == nil && t.RootDigest == root {
@@ -84,7 +87,7 @@ func Template(ctx context.Context, r *repo.Repo, templates *template.Store, name
 		return nil, err
 	}
 	t := &turnstone.Template{Name: name, Root: path, RootDigest: root, Size: st.Size()}
-	if spec, err := templates.Spec(name); err == nil { // for commands that are run in it from outside
+	if spec, err := templates.Spec(name); err == nil { // for commands of turn sandbox exec
 		t.Env, t.Workdir, t.User = spec.Env, spec.Workdir, spec.User
 	}
 	return t, nil
@@ -95,7 +98,7 @@ func pathOf(dir *statedir.Dir, root turnstone.Digest) string {
 	return dir.Path("cache", "roots", root.Hex()+".erofs")
 }
 
-// extracted returns the path of an image that extract has written, if it is whole.
+// extracted returns the path of an image that extract has written, if the image is undamaged.
 func extracted(ctx context.Context, dir *statedir.Dir, root turnstone.Digest) (string, error) {
 	path := pathOf(dir, root)
 	var st filestamp.Stamp
@@ -107,22 +110,21 @@ func extracted(ctx context.Context, dir *statedir.Dir, root turnstone.Digest) (s
 		_, err = st.Check(ctx, path)
 	}
 	if err == nil && st.Digest != root {
-		err = errors.New("it is another one")
+		err = errors.New("the digest differs")
 	}
 	if err != nil {
 		return "", turnstone.Errorf("executor.resume", turnstone.KindNotFound,
-			"image "+root.Short(),
-			"is not here: %w", err).
-			WithHint("build the template that it is of, or import the session as turn session export --full writes it")
+			"image "+root.Short(), "is missing: %w", err).
+			WithHint("build its template, or import the session from turn session export --full")
 	}
 	now := time.Now()
 	_ = os.Chtimes(path+".json", now, now)
 	return path, nil
 }
 
-// extract makes the image c a file, unless a template has it or that was done before. One
-// that is nowhere is an error of kind KindNotFound. It is opened by nothing but sandboxes: it may
-// have come with an imported session.
+// extract writes the image c to a file, unless a template or an earlier file has the image. If the
+// store lacks the image, the error is of kind KindNotFound. Only sandboxes open the file, because
+// the image may come from an imported session.
 func extract(ctx context.Context, r *repo.Repo, templates *template.Store,
 	c turnstone.Content) error {
 	if _, err := templates.Image(ctx, c.Digest); err == nil {
@@ -137,8 +139,7 @@ func extract(ctx context.Context, r *repo.Repo, templates *template.Store,
 	}
 	if has, err := cs.Store.Has(ctx, c.Digest); err != nil || !has {
 		return errors.Join(err, turnstone.Errorf("executor.resume", turnstone.KindNotFound,
-			"image "+c.Digest.Short(),
-			"is not here"))
+			"image "+c.Digest.Short(), "is missing"))
 	}
 	dir, err := r.Dir.MkdirAll("cache", "roots")
 	if err != nil {
@@ -163,7 +164,7 @@ func extract(ctx context.Context, r *repo.Repo, templates *template.Store,
 	return writeImage(ctx, in, dir, pathOf(r.Dir, c.Digest))
 }
 
-// writeImage writes a file that appears whole or not at all, and a stamp beside it.
+// writeImage writes a file atomically, and a stamp beside the file.
 func writeImage(ctx context.Context, in io.Reader, dir, path string) error {
 	f, err := os.CreateTemp(dir, ".new-*")
 	if err != nil {

@@ -19,8 +19,9 @@ import (
 )
 
 // Contents finds contents in the images of all built templates, including templates whose spec has
-// changed since, because states that began on them need them. It reads the folder on first use, and
-// again when it does not find a content. It is safe for concurrent use; the caller must Close it.
+// changed since, because states that started from them need them. It reads the folder on first use,
+// and again when it does not find a content. It is safe for concurrent use; the caller must Close
+// it.
 type Contents struct {
 	Dir string // the folder of templates
 
@@ -35,11 +36,11 @@ type image struct {
 	*treeindex.Content
 	root   string
 	digest turnstone.Digest
-	file   os.FileInfo // the image's, when it was found
+	file   os.FileInfo // of the image, when it was found
 }
 
-// there reports whether the image is still the found one: another process may have removed it
-// since, and content in a file without a name must not be relied on.
+// there reports whether the file is still the image that was found: another process may have
+// removed it since, and a file without a name is not reliable.
 func (f *image) there() bool {
 	now, err := os.Stat(f.root)
 	return err == nil && os.SameFile(now, f.file)
@@ -125,12 +126,12 @@ func (t *Contents) look() (news bool) {
 
 // The image itself is a content too: kept machines need it.
 
-// HasContent reports whether the image contains the content d, or is it.
+// HasContent reports whether the image contains the content d, or is that content.
 func (f *image) HasContent(d turnstone.Digest) bool {
 	return d == f.digest || f.Content.HasContent(d)
 }
 
-// HasSize reports whether the image contains a content of size bytes, or is one.
+// HasSize reports whether the image contains a content of size bytes, or has that size.
 func (f *image) HasSize(size int64) bool {
 	return size == f.file.Size() || f.Content.HasSize(size)
 }

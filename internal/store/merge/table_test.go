@@ -80,7 +80,8 @@ var mergeCases = []mergeCase{
 	{name: "mode changed and deleted", base: "a \"1\"\nb \"\"", ours: "a \"1\" mode=0755\nb \"\"",
 		theirs: `b ""`, conflicts: []string{"a modify/delete"}},
 	{name: "directory deleted, file in it changed", base: "d/a \"1\"\nd/b \"1\"\nz \"\"",
-		ours: "d/a \"2\"\nd/b \"1\"\nz \"\"", theirs: `z ""`, conflicts: []string{"d/a modify/delete"}},
+		ours: "d/a \"2\"\nd/b \"1\"\nz \"\"", theirs: `z ""`,
+		conflicts: []string{"d/a modify/delete"}},
 	{name: "directory deleted, file in it added", base: "d/a \"1\"\nz \"\"",
 		ours: "d/a \"1\"\nd/n \"1\"\nz \"\"", theirs: `z ""`, want: "d/n \"1\"\nz \"\""},
 	{name: "directory deleted, its mode changed", base: "d dir\nz \"\"",
@@ -153,7 +154,8 @@ var mergeCases = []mergeCase{
 		ours: "d/x \"1\"\nd/a " + poem, theirs: "a " + poem8, want: "d/a " + poem8,
 		renames: []string{"a d/a ours"}},
 	{name: "directory renamed, file in it changed", base: "d/a " + poem + "\nd/b \"22\"",
-		ours: "e/a " + poem + "\ne/b \"22\"", theirs: "d/a " + poem8 + "\nd/b \"22\"", want: "e/a " +
+		ours: "e/a " + poem + "\ne/b \"22\"", theirs: "d/a " + poem8 + "\nd/b \"22\"",
+		want: "e/a " +
 			poem8 + "\ne/b \"22\"", renames: []string{"d/a e/a ours"}},
 	{name: "directory renamed, file in it added", base: "d/a " + poem, ours: "e/a " + poem,
 		theirs: "d/a " + poem + "\nd/n \"1\"", want: "d/n \"1\"\ne/a " + poem},

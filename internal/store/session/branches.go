@@ -67,7 +67,7 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string,
 func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name string) error {
 	if name == Main {
 		return turnstone.Errorf("session.branch", turnstone.KindInvalid, name,
-			"every session has it").WithHint("turn session rm removes the whole session")
+			"cannot be removed, because every session has this branch").WithHint("turn session rm removes the whole session")
 	}
 	if err := db.reap(ctx); err != nil {
 		return err

@@ -118,7 +118,8 @@ func TestSessions(t *testing.T) {
 func TestNames(t *testing.T) {
 	for name, ok := range map[string]bool{"a": true, "A.b_c-9": true, "9": true,
 		strings.Repeat("x", 64): true,
-		"":                      false, ".a": false, "-a": false, "a b": false, "a@b": false, "a~1": false,
+		"":                      false, ".a": false, "-a": false, "a b": false, "a@b": false,
+		"a~1": false,
 		"a:b": false, "a/b": false, "ä": false,
 		strings.Repeat("x", 65): false, "t_abc": false, "s_abc": false, "a\n": false} {
 		if err := CheckName("session", name); (err == nil) != ok {
@@ -291,9 +292,11 @@ func TestResolve(t *testing.T) {
 		"research~x": turnstone.KindInvalid, "research~-1": turnstone.KindInvalid,
 		"research~99999999999999999999": turnstone.KindInvalid,
 		"research@9":                    turnstone.KindNotFound,
-		"research@0":                    turnstone.KindNotFound, "research@none": turnstone.KindNotFound,
-		"research~3": turnstone.KindNotFound,
-		"@1":         turnstone.KindNotFound, "none": turnstone.KindNotFound, "t_": turnstone.KindNotFound,
+		"research@0":                    turnstone.KindNotFound,
+		"research@none":                 turnstone.KindNotFound,
+		"research~3":                    turnstone.KindNotFound,
+		"@1":                            turnstone.KindNotFound, "none": turnstone.KindNotFound,
+		"t_":    turnstone.KindNotFound,
 		"t_abc": turnstone.KindNotFound, "t_zzzzzzzz": turnstone.KindNotFound,
 		empty.Name: turnstone.KindNotFound, "research@explore@1": turnstone.KindNotFound,
 		"research@%":              turnstone.KindNotFound,
@@ -307,7 +310,8 @@ func TestResolve(t *testing.T) {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
 	}
 	// IDs of the same moment have a common prefix.
-	if _, err := db.Resolve(ctx, string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.KindInvalid {
+	if _, err := db.Resolve(ctx,
+		string(t1.ID)[:8]); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Errorf("a beginning of several: %v", err)
 	}
 	if got, err := db.Resolve(ctx, string(t1.ID)[:19]); err != nil || got.ID != t1.ID {

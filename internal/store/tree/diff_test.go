@@ -245,7 +245,8 @@ func TestDamagedObjectsAreFound(t *testing.T) {
 			ref); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Verify: %v", err)
 		}
-		if err := tree.Walk(ctx, s, ref, "/", func(string, *tree.Entry) error { return nil }); turnstone.KindOf(err) != turnstone.KindIntegrity {
+		none := func(string, *tree.Entry) error { return nil }
+		if err := tree.Walk(ctx, s, ref, "/", none); turnstone.KindOf(err) != turnstone.KindIntegrity {
 			t.Errorf("Walk: %v", err)
 		}
 		var last error

@@ -22,7 +22,8 @@ func TestExplain(t *testing.T) {
 		{"E: Unable to locate package nosuchthing\nE: mmdebstrap failed to run\n",
 			"Unable to locate package nosuchthing", turnstone.KindInvalid, "packages.debian.org"},
 		{"W: Failed to fetch http://x/InRelease  Temporary failure resolving 'deb.debian.org'\n" +
-			"E: apt-get update failed", "Temporary failure resolving 'deb.debian.org'", turnstone.KindUnavailable, "http_proxy"},
+			"E: apt-get update failed", "Temporary failure resolving 'deb.debian.org'",
+			turnstone.KindUnavailable, "http_proxy"},
 		{"dpkg: error: cannot write: No space left on device\nE: x", "No space left on device",
 			turnstone.KindExhausted, "TMPDIR"},
 		{"W: GPG error: http://x bookworm InRelease: NO_PUBKEY 0E98404D386FA1D9",

@@ -126,7 +126,7 @@ func symptoms() []symptom {
 				"another TURN_DEBIAN_MIRROR"},
 		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`),
 			turnstone.KindUnavailable,
-			"the mirror does not have it: try again later, or name another with TURN_DEBIAN_MIRROR"},
+			"try again later, or name another mirror with TURN_DEBIAN_MIRROR"},
 		{regexp.MustCompile(
 			`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`),
 			turnstone.KindUnavailable,

@@ -237,7 +237,8 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 		return s.empty(ctx, op, name, off)
 	}
 	rc, length, err := s.request(ctx, op, name, off, n)
-	if code := minio.ToErrorResponse(err).StatusCode; code == http.StatusRequestedRangeNotSatisfiable {
+	code := minio.ToErrorResponse(err).StatusCode
+	if code == http.StatusRequestedRangeNotSatisfiable {
 		if n > 0 {
 			size, serr := s.size(ctx, op, name)
 			if serr != nil {
