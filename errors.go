@@ -12,7 +12,7 @@ import (
 // the protocol.
 type Kind string
 
-// The kinds of error.
+// The kinds of errors.
 const (
 	KindInvalid  Kind = "invalid"   // the request, document or spec is wrong; a retry does not help
 	KindNotFound Kind = "not_found" // the named object does not exist
@@ -97,7 +97,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// KindOf returns the kind of the outermost *Error in err's chain, or Internal.
+// KindOf returns the kind of the outermost *Error in err's chain, or KindInternal.
 func KindOf(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) && e.Kind != "" {

@@ -64,7 +64,7 @@ type TurnRecord struct {
 	Result    Result    `json:"result"`
 	Error     string    `json:"error,omitempty"`
 
-	Document Content      `json:"document"` // the document that was run
+	Document Content      `json:"document"` // the document of the turn
 	Receipt  Content      `json:"receipt"`
 	Steps    []RecordStep `json:"steps,omitempty"`
 	// KEY=VALUE from the caller, in addition to the document's
@@ -140,7 +140,7 @@ type VMRef struct {
 	Files  []VMFile      `json:"files"`
 	Layers []ImageRecipe `json:"layers,omitempty"` // the images below it, the lowest first
 	// Image is the template's root image, which is kept with the template, and Below are the trees
-	// of the template's layers, the lowest first. A nil Image was written by an older program.
+	// of the template's layers, the lowest first. In records of older versions Image is nil.
 	Image *Content  `json:"image,omitempty"`
 	Below []TreeRef `json:"below,omitempty"`
 }

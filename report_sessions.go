@@ -95,7 +95,7 @@ type SessionInfo struct {
 	Turns    int       `json:"turns"`
 	Running  int       `json:"running"`
 	Branches []string  `json:"branches"`
-	Used     time.Time `json:"used"` // start of its newest turn, or its creation
+	Used     time.Time `json:"used"` // start of its newest turn, or time of its creation
 	Title    string    `json:"title,omitempty"`
 }
 
@@ -114,7 +114,7 @@ type ImportBuild string
 const (
 	BuildNone  ImportBuild = "none"
 	BuildKnown ImportBuild = "known" // templates whose spec this host has
-	BuildAll   ImportBuild = "all"   // also those that only the file has a spec of, and images
+	BuildAll   ImportBuild = "all"   // also templates whose spec only the file has, and images
 )
 
 // ImportReport counts the imported data of a session.
@@ -124,7 +124,7 @@ type ImportReport struct {
 	Turns   int     `json:"turns"`
 	Objects int     `json:"objects"`
 	Bytes   int64   `json:"bytes"`
-	// Missing counts the files that are in missing templates. They can be read as soon as the
+	// Missing counts the files that are in missing templates. They become readable when the
 	// templates are built.
 	Missing      int               `json:"missing"`
 	MissingBytes int64             `json:"missing_bytes"`

@@ -126,7 +126,7 @@ func (t *Template) EnvList() []string {
 type TemplatePruned struct {
 	DryRun   bool            `json:"dry_run"`
 	Builds   []KeptBuild     `json:"builds"`
-	Stays    []TemplateStays `json:"stays"` // builds of no known template that are needed
+	Stays    []TemplateStays `json:"stays"` // needed builds without a known template
 	Logs     int             `json:"logs"`
 	Packages Trimmed         `json:"packages"`    // of the cache of package registries
 	Images   int64           `json:"image_bytes"` // of downloaded layers of images

@@ -2,11 +2,11 @@ package turnstone
 
 import "time"
 
-// A ReplayReport compares a turn with its first run.
+// A ReplayReport compares a turn's new run with its first run.
 type ReplayReport struct {
 	Of     TurnID      `json:"of"`
 	Number int         `json:"number"`
-	Turn   *TurnReport `json:"turn"` // the new one, which is in no session
+	Turn   *TurnReport `json:"turn"` // the new run, which is in no session
 	// Same reports that nothing differs: results, exit codes, outputs, files, environment and
 	// working directory. Timestamps of files are not compared.
 	Same    bool             `json:"same"`
@@ -42,10 +42,10 @@ type TurnReport struct {
 	Result    Result        `json:"result"`
 	Error     string        `json:"error,omitempty"` // why Result is "error"
 	Hint      string        `json:"hint,omitempty"`
-	Kind      Kind          `json:"-"` // of Error; empty when there is none
+	Kind      Kind          `json:"-"` // the kind of Error; empty if there is no error
 	Substrate string        `json:"substrate"`
 	Isolation string        `json:"isolation"`
-	Machine   string        `json:"machine,omitempty"` // what was requested and is missing
+	Machine   string        `json:"machine,omitempty"` // requested features that the machine lacks
 	Template  Digest        `json:"template"`
 	Image     string        `json:"image"`
 	Started   time.Time     `json:"started"`
@@ -55,9 +55,10 @@ type TurnReport struct {
 	Receipt   string        `json:"receipt"`
 	Steps     []StepReport  `json:"steps"`
 
-	Session  string         `json:"session,omitempty"`  // its name, or its ID when it has none
-	Number   int            `json:"number,omitempty"`   // in the session
-	Branch   string         `json:"branch,omitempty"`   // whose newest turn it is
+	Session string `json:"session,omitempty"` // the session's name, or its ID if it has no name
+	Number  int    `json:"number,omitempty"`  // number of the turn in its session
+	// the branch that the turn is the newest turn of
+	Branch   string         `json:"branch,omitempty"`
 	Diverged bool           `json:"diverged,omitempty"` // Branch is new: another turn ended first
 	Parents  []TurnID       `json:"parents,omitempty"`
 	Start    string         `json:"start,omitempty"`   // the sandbox's initial state

@@ -1,6 +1,6 @@
 // Package turnstone holds the vocabulary that all other packages share: the domain types, the
-// identifiers and the typed error. It imports no other package of the project, so that every
-// package may import it.
+// identifiers, the typed error, and the reports that --json prints. It imports no other package of
+// the project, so every package may import it.
 //
 // Each term has a single meaning. A turn is a single run of a markdown document in a fresh sandbox.
 // A step is a fenced shell block of the document. The receipt is the resulting document.
@@ -70,7 +70,7 @@ func DigestReader(r io.Reader) (Digest, error) {
 	return Digest("sha256:" + hex.EncodeToString(h.Sum(nil))), nil
 }
 
-// ParseDigest parses a digest and rejects a malformed digest.
+// ParseDigest parses a digest. The error says what a digest must look like.
 func ParseDigest(s string) (Digest, error) {
 	h, ok := strings.CutPrefix(s, "sha256:")
 	if _, err := hex.DecodeString(h); !ok || err != nil || len(h) != 64 || strings.ToLower(h) != h {

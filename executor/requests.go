@@ -8,14 +8,13 @@ import (
 	"turnstone.dev/turnstone/document"
 )
 
-// A Request is one turn to run. Values that are zero leave the document's word, and then the
-// default, in force.
+// A Request is one turn to run. A zero field selects the document's value, and then the default.
 type Request struct {
 	Document *document.Document
-	Dir      string // what the document's files: are relative to, and may not leave
-	Piped    bool   // Dir is the caller's, and not the document's, which came through a pipe
-	// Grant are keys of front matter, such as "network": what the document asks for there
-	// is granted as it stands. The other fields say what their caller grants by itself.
+	Dir      string // the folder of the document's files, which they cannot leave
+	Piped    bool   // Dir is the caller's folder, because the document came through a pipe
+	// Grant lists keys of front matter, such as "network". The document's requests under these keys
+	// are granted unchanged. The other fields grant what they request.
 	Grant   []string
 	Image   string
 	Env     []string // KEY=VALUE
@@ -26,39 +25,38 @@ type Request struct {
 	Memory  turnstone.Bytes
 	Disk    turnstone.Bytes
 	Network *bool
-	// NetworkRules come beside the document's: see docs/network.md. With Network the mode
-	// (Record, Replay) is theirs, and not the document's.
+	// NetworkRules are added to the document's rules: see docs/network.md. With Network, the modes
+	// (Record, Replay) of NetworkRules replace the document's.
 	NetworkRules  *document.NetworkRules
-	SecretHeaders []string // "HOST=Name: value", sent in requests to that host only
-	Substrate     string   // "auto" or a substrate's name
-	Commands      bool     // the receipt lists all commands of each step
+	SecretHeaders []string // "HOST=Name: value", sent only in requests to that host
+	Substrate     string   // "auto" or the name of a substrate
+	Commands      bool     // list all commands of each step in the receipt
 
-	Session  string             // name or ID; empty: an anonymous one
+	Session  string             // name or ID; empty: an anonymous session
 	Branch   string             // default "main"
-	Lifetime turnstone.Lifetime // of the sandbox
-	Home     string             // a persistent home directory
-	Snapshot document.Snapshot  // what is kept of the machine
-	Secrets  []string           // NAME=VALUE: in the steps' environment, and nowhere else
+	Lifetime turnstone.Lifetime // lifetime of the sandbox
+	Home     string             // name of a persistent home directory
+	Snapshot document.Snapshot  // the stored part of the machine
+	Secrets  []string           // NAME=VALUE, only for the environment of the steps
 }
 
-// An Observer is told of a turn's progress while it runs. Its methods are called
-// from several goroutines, one call at a time for each step's stream; a slow
-// observer slows the step down.
+// An Observer receives a turn's progress while the turn runs. Its methods are called from several
+// goroutines, but one call at a time for each output of a step. A slow observer slows the step
+// down.
 type Observer interface {
-	// Preparing is called before work that can take long, "building template
-	// python", and with what is to be known beside the steps, as a file that was
-	// left out. It is one line of text, for people.
+	// Preparing receives a line of text for people: before long operations, such as "building
+	// template python", and about events outside of steps, such as a file that was left out.
 	Preparing(what string)
 	StepStarted(step *document.Step)
 	StepOutput(step *document.Step, stream turnstone.Stream, p []byte)
 	StepFinished(step *document.Step, report turnstone.StepReport)
 }
 
-// ReplayOptions are the options of a replay; the rest comes from the stored turn.
+// ReplayOptions are the options of a replay. All other settings come from the stored turn.
 type ReplayOptions struct {
-	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
-	Substrate string   // a substrate's name; empty: what ran the turn
-	// Grant is as in Request: a record may be imported, and grants no more than a document.
+	Secrets   []string // NAME=VALUE: secrets are not stored and must be given again
+	Substrate string   // name of a substrate; empty: the substrate of the first run
+	// Grant is as in Request: a record may be imported, so it grants nothing itself.
 	Grant []string
 }
 
@@ -72,40 +70,41 @@ type CommandRequest struct {
 	Timeout  time.Duration
 	Shape    turnstone.Shape        // zero: the default
 	Network  *turnstone.NetworkSpec // rules of its network; nil: the host's
-	// HostNetwork says that nobody said whether there is to be a network, so the host's
-	// default counts, and not Shape.Network.
+	// HostNetwork selects the host's default in place of Shape.Network.
 	HostNetwork bool
 	Substrate   string
-	Stdin       io.Reader // nil: nothing
+	Stdin       io.Reader // nil: no input
 	Stdout      io.Writer
 	Stderr      io.Writer
 }
 
-// A ResumeRequest is one kept machine to start. What it says of the network is its caller's word.
+// A ResumeRequest is one kept machine to start. Its network settings are the caller's.
 type ResumeRequest struct {
 	Ref  string
-	Name string        // of the sandbox
-	TTL  time.Duration // 0: for ever
-	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
-	// the host's authorities count.
+	Name string        // name of the sandbox; may be empty
+	TTL  time.Duration // lifetime of the sandbox; 0: unlimited
+	// Grant, Network and NetworkRules are as in Request; only the rules Allow, Deny and NoHostCA
+	// have an effect.
 	Grant        []string
 	Network      *bool
 	NetworkRules *document.NetworkRules
 }
 
-// A MergeRequest selects the turns to merge, and decides conflicts: docs/merge.md has the rules.
+// A MergeRequest selects the turns to merge, and resolves conflicts: see docs/merge.md.
 type MergeRequest struct {
 	// From is the turn to merge: a reference to a turn, or a branch, a tag or a number if the
 	// session is named or can be found by the branch.
-	From    string
-	Into    string // the branch to merge into, such as "main" or "SESSION@main"; empty: main
-	Session string // name or ID; empty: that of From or Into, or the one with a branch From
+	From string
+	Into string // the branch to merge into, such as "main" or "SESSION@main"; empty: main
+	// name or ID; empty: the session of From or Into, or the session with a branch From
+	Session string
 
-	Default turnstone.Side // decides every conflict that nothing else decides
-	// Paths decides the conflicts of a path and of the paths below it; paths are absolute, or
+	Default turnstone.Side // resolves every conflict that no other field resolves
+	// Paths resolves the conflicts of a path and of the paths below it; paths are absolute, or
 	// "env:NAME", or "cwd".
 	Paths map[string]turnstone.Side
-	// Markers writes conflict markers into text files; it comes after Paths and before Default.
+	// Markers writes conflict markers into text files. Paths takes precedence over Markers, and
+	// Markers over Default.
 	Markers bool
 
 	NoFF    bool   // add a turn even if moving the branch is sufficient
@@ -139,8 +138,8 @@ type TemplateBuild struct {
 // A TemplateRemoval is one template to remove.
 type TemplateRemoval struct {
 	Name  string
-	Keep  bool // first copy what sessions need of its image into the store
-	Force bool // also when sessions need it: their files are damaged then
+	Keep  bool // first copy the files that sessions need from its image to the store
+	Force bool // remove it even if sessions need it; their files are then damaged
 }
 
 // A TemplatePrune selects the builds that a prune removes.

@@ -10,21 +10,21 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A SandboxRequest is one sandbox to create. Zero values are the defaults.
+// A SandboxRequest is one sandbox to create. Zero fields select the defaults.
 type SandboxRequest struct {
 	Image     string   // default "base"
-	Env       []string // KEY=VALUE, for all of its processes
+	Env       []string // KEY=VALUE, for all processes
 	Shape     turnstone.Shape
 	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
-	Substrate string                 // "auto" or a substrate's name
-	On        string                 // the turn on whose state it begins; empty: none
+	Substrate string                 // "auto" or the name of a substrate
+	On        string                 // the turn whose state the sandbox starts from; empty: none
 }
 
 // A Sandbox is a running sandbox, which ends with this process. It is safe for concurrent use.
 type Sandbox struct{ s *sandbox.Sandbox }
 
-// Create creates a sandbox for the caller, who must Close it. preparing is called before what can
-// take long; it may be nil.
+// Create creates a sandbox. The caller must Close the sandbox. preparing is called before long
+// operations; it may be nil.
 func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing func(string)) (
 	*Sandbox, error) {
 	s, err := x.engine.Create(ctx, engine.CreateRequest{Image: req.Image, Env: req.Env,
@@ -38,21 +38,21 @@ func (x *Executor) Create(ctx context.Context, req SandboxRequest, preparing fun
 // ID returns the sandbox's ID.
 func (s *Sandbox) ID() turnstone.SandboxID { return s.s.ID() }
 
-// Client speaks to the sandbox's agent.
+// Client returns the connection to the sandbox's agent. It is closed by Close.
 func (s *Sandbox) Client() *wire.Client { return s.s.Client() }
 
-// Close ends the sandbox.
+// Close ends the sandbox and frees its resources.
 func (s *Sandbox) Close() error { return s.s.Close() }
 
-// OpenMachine creates the machine of a sandbox that outlives its caller, for the process that
-// holds the sandbox: it is a sandboxes.Opener.
+// OpenMachine creates the machine of a sandbox that outlives its caller, in the holder process of
+// the sandbox: it is a sandboxes.Opener.
 func (x *Executor) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 	return x.engine.OpenMachine(ctx, id, spec, progress)
 }
 
-// Resume starts the machine that a turn was kept with (snapshot: vm), with the processes that ran,
-// in a sandbox that stays. progress may be nil.
+// Resume starts the machine that a turn kept (snapshot: vm), with its processes, in a sandbox that
+// outlives this process. progress may be nil.
 func (x *Executor) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (
 	sandboxes.Info, error) {
 	return x.engine.Resume(ctx, engine.ResumeRequest(req), progress)

@@ -8,7 +8,7 @@ import (
 	"turnstone.dev/turnstone/internal/templatebuild"
 )
 
-// BuildTemplate builds a template by its name, or the spec at a path, which is registered when the
+// BuildTemplate builds a template by its name, or the spec at a path, which is registered if the
 // build succeeds. A path contains a slash, ends in ".toml", or is ".".
 func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
 	req TemplateBuild) (*turnstone.Template, error) {
@@ -16,14 +16,14 @@ func (x *Executor) BuildTemplate(ctx context.Context, nameOrPath string,
 		template.BuildOptions(req))
 }
 
-// RemoveTemplate removes a template that no session needs, and returns the anonymous sessions that
-// were removed with it, because their files were only in its image.
+// RemoveTemplate removes a template that no session needs. It returns the anonymous sessions that
+// were removed too because their files were only in the template's image.
 func (x *Executor) RemoveTemplate(ctx context.Context,
 	req TemplateRemoval) ([]turnstone.Session, error) {
 	return templatebuild.Remove(ctx, x.repo, x.engine.Templates, templatebuild.Removal(req))
 }
 
-// PruneTemplates removes builds of templates that are no longer known or needed.
+// PruneTemplates removes builds of templates that are unknown and not needed.
 func (x *Executor) PruneTemplates(ctx context.Context,
 	req TemplatePrune) (*turnstone.TemplatePruned, error) {
 	return templatebuild.Prune(ctx, x.repo, x.engine.Templates,
@@ -35,7 +35,7 @@ func (x *Executor) Homes(ctx context.Context) ([]turnstone.HomeInfo, error) {
 	return x.engine.Homes().List(ctx)
 }
 
-// HasHome returns an error of kind NotFound when there is no home of this name.
+// HasHome returns an error of kind NotFound if there is no home of this name.
 func (x *Executor) HasHome(ctx context.Context, name string) error {
 	return x.engine.Homes().Has(ctx, name)
 }

@@ -246,7 +246,7 @@ func descriptors(rights []byte) []int {
 	return all
 }
 
-// Controlled holds the optional abilities of a Machine; see executor.Sandbox.
+// Controlled holds the optional abilities of a Machine: pausing, snapshots and its disk.
 type Controlled interface {
 	// Pause pauses the machine and ends all its connections. It returns the folder of the disk that
 	// contains its changes.
