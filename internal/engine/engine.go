@@ -1,5 +1,5 @@
-// Package engine puts together all operations of one state directory that run sandboxes: turns,
-// replays, commands, sandboxes of their own, kept and paused machines, and builds of templates.
+// Package engine combines all operations of one state directory that run sandboxes: turns, replays,
+// commands, separate sandboxes, kept and paused machines, and builds of templates.
 package engine
 
 import (
@@ -22,7 +22,7 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// Requests of the operations.
+// The requests of the operations.
 type (
 	Options        = host.Options
 	CommandRequest = command.Request
@@ -37,9 +37,9 @@ type Engine struct {
 	*turn.Runner
 }
 
-// Open returns the engine of the state directory that o names. The caller must Close it. An error
-// is of kind Invalid where another user could write to the state directory, and of kind Unavailable
-// where it cannot be made.
+// Open returns the engine of the state directory that o names. The caller must Close the engine.
+// The error is of kind Invalid if another user can write to the state directory, and of kind
+// Unavailable if it cannot be created.
 func Open(o Options) (*Engine, error) {
 	dir, err := o.Open()
 	if err != nil {
@@ -48,7 +48,7 @@ func Open(o Options) (*Engine, error) {
 	return New(dir, o), nil
 }
 
-// Planner returns an engine for plans alone: it makes no state directory.
+// Planner returns an engine for plans alone: it creates no state directory.
 func Planner(o Options) (*Engine, error) {
 	dir, err := o.Locate()
 	if err != nil {
@@ -82,7 +82,7 @@ func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(st
 	return command.Run(ctx, x.Host, req, preparing)
 }
 
-// Create makes a sandbox of its own for the caller: see provision.Create.
+// Create creates a sandbox for the caller: see provision.Create.
 func (x *Engine) Create(ctx context.Context, req CreateRequest, preparing func(string)) (
 	*sandbox.Sandbox, error) {
 	return provision.Create(ctx, x.Host, req, preparing)
@@ -94,13 +94,13 @@ func (x *Engine) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec s
 	return provision.OpenMachine(ctx, x.Host, id, spec, progress)
 }
 
-// Resume starts the machine that a turn was kept with: see resume.Resume.
+// Resume starts the machine that a turn kept: see resume.Resume.
 func (x *Engine) Resume(ctx context.Context, req ResumeRequest, progress func(string)) (
 	sandboxes.Info, error) {
 	return resume.Resume(ctx, x.Host, req, progress)
 }
 
-// ForkLive makes a branch with a clone of a paused machine: see paused.ForkLive.
+// ForkLive creates a branch with a clone of a paused machine: see paused.ForkLive.
 func (x *Engine) ForkLive(ctx context.Context, ref, name string) (turnstone.Branch, error) {
 	return paused.ForkLive(ctx, x.Host, ref, name)
 }
@@ -118,8 +118,8 @@ func (x *Engine) RemoveBranch(ctx context.Context, nameOrID, branch string) erro
 // Homes returns the persistent home directories.
 func (x *Engine) Homes() *userhome.Homes { return userhome.In(x.Dir) }
 
-// Bundles returns what exports and imports sessions. It imports nothing while the disk is nearly
-// full.
+// Bundles returns the exporter and importer of sessions. It imports nothing while the disk is
+// nearly full.
 func (x *Engine) Bundles() bundle.Host {
 	room := func() error {
 		c, err := x.Config()

@@ -33,7 +33,7 @@ func parse(t testing.TB, src string) *document.Document {
 
 func step(attrs, script string) string { return "```bash " + attrs + "\n" + script + "\n```\n\n" }
 
-// observer is a turn.Observer that tells onStep of each step; nil: nobody.
+// observer is a turn.Observer that calls onStep for each step; nil: it does nothing.
 type observer struct{ onStep func(step *document.Step) }
 
 func (*observer) Preparing(string) {}

@@ -15,8 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
-// TestNothingIsLeft: turns of all ends leave no goroutine, no open file and no
-// temporary one in a process that runs many.
+// TestNothingIsLeft checks that turns, however they end, leave no goroutine, no open file and no
+// temporary file in a process that runs many turns.
 func TestNothingIsLeft(t *testing.T) {
 	shared := turntest.Home(t)
 	h := &statedir.Dir{Root: t.TempDir()}
@@ -71,7 +71,7 @@ func TestNothingIsLeft(t *testing.T) {
 			t.Errorf("%+v", rep)
 		}
 	}
-	turns() // what stays open for as long as the executor is
+	turns() // opens the files that stay open as long as the executor
 	files := open()
 	turns()
 	if now := open(); len(now) > len(files) {

@@ -16,7 +16,8 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
-// Nothing starts while the disk is nearly full, and nothing is left of what did not.
+// TestLowSpaceStartsNothing checks that nothing starts while the disk is nearly full, and that
+// rejected starts leave nothing.
 func TestLowSpaceStartsNothing(t *testing.T) {
 	x := testEngine(&statedir.Dir{Root: t.TempDir()})
 	x.Space.Statfs = func(string) (uint64, uint64, error) { return 100 << 30, 1<<30 - 1, nil }
@@ -34,8 +35,8 @@ func TestLowSpaceStartsNothing(t *testing.T) {
 	}
 }
 
-// A turn that runs while the disk gets full ends with a receipt that says so, and with the
-// state that it had come to.
+// TestLowSpaceEndsTheTurn checks that a running turn ends when the disk is nearly full, with a
+// receipt that says so and with the state at that time.
 func TestLowSpaceEndsTheTurn(t *testing.T) {
 	x := testEngine(turntest.Home(t))
 	var full atomic.Bool

@@ -19,17 +19,17 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// An onlyResumer clones what runs, and keeps nothing.
+// An onlyResumer clones running machines, and keeps none.
 type onlyResumer struct {
 	substrate.Substrate
 	substrate.Resumer
 }
 
-// A bare can neither.
+// A bare substrate can do neither.
 type bare struct{ substrate.Substrate }
 
-// withKernel makes a wrapped driver a substrate.OwnKernel. The interface itself cannot be
-// embedded: the field would hide the method, since both have one name.
+// withKernel makes a wrapped driver a substrate.OwnKernel. Embedding the interface itself is
+// impossible: the field would hide the method of the same name.
 type withKernel struct{}
 
 func (withKernel) OwnKernel() {}
@@ -39,7 +39,7 @@ func bringsKernel(s substrate.Substrate) bool {
 	return own
 }
 
-// weaken hides what s can do beyond cloning.
+// weaken hides the abilities of s beyond cloning.
 func weaken(s substrate.Substrate) substrate.Substrate {
 	w := onlyResumer{s, s.(substrate.Resumer)}
 	if bringsKernel(s) {
@@ -74,8 +74,8 @@ func output(t *testing.T, s *sandbox.Sandbox, script string) string {
 	return out.String()
 }
 
-// TestForkAsTheProduct clones a running sandbox on each substrate that works here as turn
-// sandbox fork does, with no more than a Resumer to do it with.
+// TestForkAsTheProduct clones a running sandbox on each substrate that works here like turn sandbox
+// fork, using only a Resumer.
 func TestForkAsTheProduct(t *testing.T) {
 	h := turntest.Home(t)
 	for _, name := range driver.Names()[1:] {
@@ -113,8 +113,8 @@ func TestForkAsTheProduct(t *testing.T) {
 	}
 }
 
-// TestRefusedBeforeItStarts: what the substrate cannot do with a machine as it runs ends a
-// turn before its first step, and leaves a sandbox as it is.
+// TestRefusedBeforeItStarts checks that an operation on running machines that the substrate does
+// not support ends a turn before its first step, and leaves a sandbox unchanged.
 func TestRefusedBeforeItStarts(t *testing.T) {
 	h := turntest.Home(t)
 	for name, c := range map[string]struct {
@@ -169,7 +169,7 @@ func TestRefusedBeforeItStarts(t *testing.T) {
 	}
 }
 
-// A faulty can do everything but stand still.
+// A faulty machine supports everything except pausing.
 type faulty struct {
 	substrate.Substrate
 	substrate.Keeper
@@ -193,7 +193,7 @@ func restricted(s substrate.Substrate) substrate.Substrate {
 	return faulty{Substrate: s, Keeper: s.(substrate.Keeper)}
 }
 
-// A failingKeeper fails when all has been written down.
+// A failingKeeper fails after everything has been written.
 type failingKeeper struct {
 	substrate.Substrate
 	substrate.Keeper
@@ -206,8 +206,8 @@ func (failingKeeper) Pack(context.Context, substrate.Machine, string,
 		"no space left on device").WithHint("make room")
 }
 
-// TestFilesOutliveTheirMachine: where the machine cannot be kept, the turn's files are, and
-// the receipt says both.
+// TestFilesOutliveTheirMachine checks that the turn's files are kept if the machine cannot be kept,
+// and that the receipt says both.
 func TestFilesOutliveTheirMachine(t *testing.T) {
 	h := turntest.Home(t)
 	fails := func(s substrate.Substrate) substrate.Substrate {

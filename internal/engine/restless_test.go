@@ -21,10 +21,10 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// restlessVar says what goes wrong in a holder whose machine does not stand still.
+// restlessVar names the fault of a holder whose machine cannot be paused.
 const restlessVar = "TURN_TEST_RESTLESS"
 
-// TestMain makes this program the holder of a session's machine, too, as turn is.
+// TestMain makes this program the holder of a session's machine, like turn.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 6 && os.Args[0] == "turn" && os.Args[2] == "hold" && os.Args[3] == "--home" {
 		if err := holdMain(os.Args[4], turnstone.SandboxID(os.Args[5]),
@@ -62,7 +62,7 @@ func holdMain(home string, id turnstone.SandboxID, fault string) error {
 		slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
-// A restlessDriver starts machines that do not stand still.
+// A restlessDriver starts machines that cannot be paused.
 type restlessDriver struct {
 	substrate.Substrate
 	substrate.Resumer
@@ -124,9 +124,9 @@ func (r restless) Resume(ctx context.Context) error {
 	return r.Sandbox.(substrate.Pauser).Resume(ctx)
 }
 
-// TestFilesOutliveARestlessMachine: where the session's machine cannot be made to stand still
-// at the end of a turn, the turn's files are kept all the same, the receipt says so, and the
-// machine ends. The next turn stands on the files.
+// TestFilesOutliveARestlessMachine checks that the turn's files are kept if the session's machine
+// cannot be paused at the end of a turn, that the receipt says so, and that the machine ends. The
+// next turn starts from the files.
 func TestFilesOutliveARestlessMachine(t *testing.T) {
 	h := turntest.Home(t)
 	for _, name := range driver.Names()[1:] {
@@ -154,7 +154,7 @@ func testRestless(t *testing.T, h *statedir.Dir, name, fault string) {
 	}
 	defer func() { _, _ = x.RemoveSession(t.Context(), label) }()
 	turn := run("echo kept >f; sleep 1000 & export V=1", turnstone.LifetimeSession)
-	if fault == "dies" { // with what it had
+	if fault == "dies" { // with its previous files
 		if turn.Result != turnstone.ResultError || turn.State != "" ||
 			!strings.Contains(turn.Error, "its machine is not kept: ") ||
 			!strings.Contains(turn.Error, "nor are its files") {

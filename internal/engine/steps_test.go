@@ -11,9 +11,9 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestStepsAreBash runs scripts that are hard on whoever looks at them, as a step
-// and with plain bash, in one sandbox: output, messages and exit status are the
-// same, byte for byte, nothing hangs, and what was not recorded is said.
+// TestStepsAreBash runs scripts that are difficult to observe, as a step and with plain bash, in
+// one sandbox: output, messages and exit status are equal, byte for byte, nothing hangs, and
+// missing records are reported.
 func TestStepsAreBash(t *testing.T) {
 	s, err := testEngine(turntest.Home(t)).Create(t.Context(), CreateRequest{}, func(string) {})
 	if err != nil {
@@ -35,7 +35,7 @@ func TestStepsAreBash(t *testing.T) {
 		"5,000 parentheses": {strings.Repeat("(", 5000) + "echo deep" + strings.Repeat(")", 5000) +
 			"\n", ""},
 		"invalid UTF-8": {"echo caf\xe9 $'\\xff'\n\xff\xfe\n", "-"},
-		"NUL bytes":     {"echo a\x00b\necho c\n", ""}, // which bash takes for a program
+		"NUL bytes":     {"echo a\x00b\necho c\n", ""}, // bash takes the script for a program
 		"NUL bytes below": {"echo a\n" + strings.Repeat(": filler\n", 20) + "echo b\x00c\n",
 			"-"},
 		"endless heredoc": {"cat <<EOF\nline\n", "-"},
@@ -57,7 +57,7 @@ func TestStepsAreBash(t *testing.T) {
 			"ok\n", "-"},
 		"shows itself": {"declare -F; trap -p; set -o | md5sum; compgen -e | sort | md5sum; " +
 			"echo $- $SHLVL $BASH_ENV; env | grep -c TURN\n", "-"},
-		// No pipe where the shell's own descriptors are listed: it may hold the pipe's end still.
+		// No pipe where the shell lists its own descriptors: it may still hold the pipe's end.
 		"descriptors are few": {"ls /proc/self/fd | wc -l; ls /proc/$$/fd > /tmp/fds; tr '\\n' " +
 			"' ' < /tmp/fds\n", "-"},
 	} {

@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// TestMachinesOfASession: a session's machine is resumed by its next turn and cloned by ForkLive;
-// a machine that a turn was kept with is started by Resume; a replay repeats a turn without them.
+// TestMachinesOfASession checks that the next turn resumes a session's machine, that ForkLive
+// clones it, that Resume starts a kept machine, and that a replay repeats a turn without them.
 func TestMachinesOfASession(t *testing.T) {
 	x := testEngine(turntest.Home(t))
 	label := "story-" + strings.ToLower(string(turnstone.NewTurnID()))

@@ -16,8 +16,8 @@ import (
 // opHolder is the operation of finding a holder.
 const opHolder turnstone.Op = "executor.holder"
 
-// Holder returns the command that keeps sandboxes which outlive this process: that of the
-// options, else the turn that is installed. The error is of kind Unavailable.
+// Holder returns the command that keeps sandboxes which outlive this process: the command of the
+// options, or else the installed turn. The error is of kind Unavailable.
 func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 	holder := h.options.Holder
 	if holder.Path == "" {
@@ -34,8 +34,8 @@ func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 	return holder, nil
 }
 
-// findTurn returns the path of the program turn: beside the running program, or in PATH. Its
-// version must be that of this module, because the messages between the two change.
+// findTurn returns the path of the program turn: beside the running program, or in PATH. The
+// program must have the version of this module, because the messages between the two may change.
 func findTurn(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("turn")
 	if self, selfErr := os.Executable(); selfErr == nil {
@@ -58,14 +58,14 @@ func findTurn(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s version: %w", path, err)
 	}
 	if is.Version != turnstone.Version {
-		return "", fmt.Errorf("%s is version %q, and version %s is needed", path, is.Version,
+		return "", fmt.Errorf("%s is version %q, and version %s is required", path, is.Version,
 			turnstone.Version)
 	}
 	return path, nil
 }
 
-// Environ returns o as the variables that the command turn reads, for a holder. The state
-// directory is not among them: it is an argument.
+// Environ returns o as the variables that the command turn reads, for a holder. The state directory
+// is not included because it is an argument of the holder.
 func (o Options) Environ() []string {
 	var env []string
 	for _, v := range []struct{ name, value string }{

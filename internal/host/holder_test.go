@@ -12,8 +12,8 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// TestHolder: without a holder in the options the installed turn holds sandboxes, if it has this
-// module's version. Another program, or the program that runs, is never started instead.
+// TestHolder checks that without a holder in the options the installed turn holds sandboxes, if it
+// has this module's version. Another program, or the running program, is never started instead.
 func TestHolder(t *testing.T) {
 	for name, c := range map[string]struct{ says, want string }{
 		"none":            {"", "executable file not found"},

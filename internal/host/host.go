@@ -1,4 +1,4 @@
-// Package host assembles what turns and sandboxes of one state directory are made with: the host's
+// Package host assembles the parts that turns and sandboxes of one state directory need: the host's
 // configuration and limits, its templates, the stored turns, and the programs that run machines.
 package host
 
@@ -21,21 +21,21 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A Host is one state directory on this machine. Its fields do not change after New, so that it is
-// safe for concurrent use. Tests replace parts of Space, Repo and Launcher before the first use.
+// A Host is one state directory on this machine. Its fields do not change after New, so it is safe
+// for concurrent use. Tests replace parts of Space, Repo and Launcher before the first use.
 type Host struct {
 	Dir       *statedir.Dir
 	Space     *diskspace.Disk // the disk that contains Dir
-	Repo      *repo.Repo      // what is kept between turns
+	Repo      *repo.Repo      // the stored turns
 	Launcher  *sandbox.Launcher
 	Templates *template.Store // with a builder of layers
 
 	options Options
-	opened  *proxy.Budget // of the connections that sandboxes have opened
+	opened  *proxy.Budget // memory for the connections that sandboxes have opened
 }
 
-// New returns the host of the state directory dir. layers returns what builds the layers of
-// templates; nil: nothing builds them. New opens nothing.
+// New returns the host of the state directory dir. layers returns the builder of templates' layers;
+// nil: layers cannot be built. New opens nothing.
 func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder) *Host {
 	h := &Host{Dir: dir, Space: diskspace.New(dir.Root), Launcher: o.launcher(dir), options: o,
 		opened: proxy.NewBudget(proxy.DefaultBudget)}
@@ -47,13 +47,13 @@ func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder)
 	return h
 }
 
-// Context returns the context store, which is opened once.
+// Context returns the context store, which is opened at the first call.
 func (h *Host) Context(ctx context.Context) (*repo.ContextStore, error) { return h.Repo.Open(ctx) }
 
 // Config reads the host's configuration.
 func (h *Host) Config() (config.Config, error) { return config.Load(h.Dir.Root) }
 
-// Facts reads what a plan has to know of this host.
+// Facts returns the facts about this host that plans need.
 func (h *Host) Facts() (plan.Host, error) {
 	c, err := h.Config()
 	if err != nil {
@@ -64,8 +64,8 @@ func (h *Host) Facts() (plan.Host, error) {
 	return plan.Host{Config: c, Limits: limits, Room: room}, nil
 }
 
-// Bounds limit what is read of the sandbox of p. Parts is the share of the free space that must
-// stay free: 1 for all of it, 2 for half of it.
+// Bounds returns the limits for data that is read from the sandbox of p. parts is the share of the
+// free space that must stay free: 1 for all of it, 2 for half of it.
 func (h *Host) Bounds(p *plan.Plan, parts uint64) collect.Bounds {
 	b := collect.Bounds{Dir: h.Dir, Limits: p.Host.Limits, Room: p.Host.Room}
 	if parts > 1 {
@@ -83,7 +83,7 @@ func (h *Host) Watch(ctx context.Context, p *plan.Plan) (watched context.Context
 }
 
 // TemplatesFor returns the templates. If anonymous is set, registries are asked without the user's
-// credentials, because nobody who may name the image named it.
+// credentials, because only an untrusted source names the image.
 func (h *Host) TemplatesFor(anonymous bool) *template.Store {
 	if anonymous {
 		return h.Templates.Anonymous()
@@ -91,19 +91,21 @@ func (h *Host) TemplatesFor(anonymous bool) *template.Store {
 	return h.Templates
 }
 
-// Link returns a network link that serves rules, with a share of the host's connections.
+// Link returns a network link that enforces rules, with a share of the host's connections.
 func (h *Host) Link(rules netplan.Rules) *netplan.Link {
 	return netplan.NewLink(rules, h.opened.Share())
 }
 
-// Kernel returns the kernel that guests boot: the options' before the host's.
+// Kernel returns the kernel that guests boot. The options take precedence over the host's
+// configuration.
 func (h *Host) Kernel(c config.Config) kernel.Choice {
 	return kernel.Choice{Image: h.options.Kernel, Modules: h.options.KernelModules,
 		Mirrors: h.options.mirrors()}.Over(c.GuestKernel())
 }
 
-// Shape returns the machine that the template or image called image asks for; empty stands for
-// plan.DefaultImage. An unknown template has the default; a later look-up reports it.
+// Shape returns the machine that the template or image called image requests; empty stands for
+// plan.DefaultImage. An unknown template has the default shape; a later lookup reports the template
+// as missing.
 func (h *Host) Shape(image string) turnstone.Shape {
 	shape := turnstone.DefaultShape()
 	if spec, err := h.Templates.Spec(cmp.Or(image, plan.DefaultImage)); err == nil {
@@ -112,8 +114,8 @@ func (h *Host) Shape(image string) turnstone.Shape {
 	return shape
 }
 
-// ReceiptFile returns the path of a turn's receipt in the state directory, or "" where there
-// is none.
+// ReceiptFile returns the path of a turn's receipt in the state directory, or "" if there is no
+// receipt.
 func (h *Host) ReceiptFile(turn turnstone.TurnID) string {
 	path := h.Dir.Path("turns", string(turn), "receipt.md")
 	if _, err := os.Stat(path); err != nil {

@@ -10,7 +10,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// What readers take of a guest is bounded by the host, whatever disk was asked for.
+// TestLimitsReachTheReaders checks that the host bounds the data that is read from a guest,
+// whatever disk was requested.
 func TestLimitsReachTheReaders(t *testing.T) {
 	x := New(&statedir.Dir{Root: t.TempDir()}, Options{}, nil)
 	if err := os.WriteFile(x.Dir.Path(config.File),

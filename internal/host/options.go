@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// Options are executor.Options, which has their documentation.
+// Options are executor.Options, which documents the fields.
 type Options struct {
 	Dir, Store                                                string
 	Runsc, QEMU, Firecracker, Jailer                          string
@@ -20,13 +20,13 @@ type Options struct {
 	Holder                                                    sandboxes.Holder
 }
 
-// Open returns the state directory that o names, which it makes where there is none. An error is of
-// kind Invalid where another user could write to it, and of kind Unavailable where it cannot be
-// made.
+// Open returns the state directory that o names, and creates a missing directory. The error is of
+// kind Invalid if another user can write to the directory, and of kind Unavailable if it cannot be
+// created.
 func (o Options) Open() (*statedir.Dir, error) { return statedir.Open(o.Dir) }
 
-// Locate returns the state directory that o names, which need not exist. An error is of kind
-// Invalid where its configuration cannot be read.
+// Locate returns the state directory that o names, which may not exist. The error is of kind
+// Invalid if its configuration cannot be read.
 func (o Options) Locate() (*statedir.Dir, error) {
 	dir, err := statedir.Locate(o.Dir)
 	if err != nil {
@@ -38,7 +38,7 @@ func (o Options) Locate() (*statedir.Dir, error) {
 	return &statedir.Dir{Root: dir}, nil
 }
 
-// sources are the addresses that packages come from.
+// sources returns the addresses from which packages are downloaded.
 func (o Options) sources() template.Sources {
 	return template.Sources{Debian: o.DebianMirror, DebianSecurity: o.DebianSecurityMirror,
 		Pip: o.PipIndex, Npm: o.NpmRegistry}
@@ -48,14 +48,14 @@ func (o Options) mirrors() debian.Mirrors {
 	return debian.Mirrors{Main: o.DebianMirror, Security: o.DebianSecurityMirror}
 }
 
-// launcher starts sandboxes.
+// launcher returns the launcher of sandboxes.
 func (o Options) launcher(h *statedir.Dir) *sandbox.Launcher {
 	l := sandbox.New(h)
 	l.AgentFile, l.Programs = o.AgentFile, o.programs()
 	return l
 }
 
-// programs are the paths of the programs that substrates run.
+// programs returns the paths of the programs that substrates run.
 func (o Options) programs() driver.Programs {
 	return driver.Programs{Runsc: o.Runsc, QEMU: o.QEMU, Firecracker: o.Firecracker,
 		Jailer: o.Jailer}

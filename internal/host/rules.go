@@ -5,7 +5,7 @@ import (
 	"turnstone.dev/turnstone/internal/netplan"
 )
 
-// Rules names what the host says of networks today: see netplan.RulesOf.
+// Rules returns the digest of the host's current network rules: see netplan.RulesOf.
 func (h *Host) Rules() (turnstone.Digest, error) {
 	c, err := h.Config()
 	if err != nil {
@@ -14,8 +14,8 @@ func (h *Host) Rules() (turnstone.Digest, error) {
 	return netplan.RulesOf(c)
 }
 
-// StillRules is was where the host still says that, else empty: a machine was made meanwhile, and
-// nobody knows by which rules.
+// StillRules returns was if the host's rules are unchanged, and "" otherwise: the rules changed
+// while a machine was created, so the machine's rules are unknown.
 func (h *Host) StillRules(was turnstone.Digest) turnstone.Digest {
 	if now, err := h.Rules(); err != nil || now != was {
 		return ""
@@ -23,8 +23,8 @@ func (h *Host) StillRules(was turnstone.Digest) turnstone.Digest {
 	return was
 }
 
-// DefaultNetwork tells whether a sandbox of which nothing is said has a network here.
-// The error is of kind Invalid when the host's policy cannot be read.
+// DefaultNetwork reports whether a sandbox has a network on this host if nothing requests or
+// refuses a network. The error is of kind Invalid if the host's policy cannot be read.
 func (h *Host) DefaultNetwork() (bool, error) {
 	c, err := h.Config()
 	return c.Network.Default != "off", err

@@ -14,10 +14,9 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// CheckFront looks for what doc's front matter asks for and no run of it could have, on
-// any machine: network rules that open nothing, things that exclude each other, an image
-// that nothing can be called. It starts nothing, and looks at no file. Errors are of kind
-// Invalid, and name the document.
+// CheckFront reports requests of doc's front matter that no machine can serve: network rules that
+// open nothing, values that exclude each other, an image with an impossible name. It starts
+// nothing, and reads no file. Errors are of kind Invalid, and name the document.
 func CheckFront(doc *document.Document) error {
 	if err := checkFront(doc); err != nil {
 		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
@@ -29,7 +28,7 @@ func CheckFront(doc *document.Document) error {
 func checkFront(doc *document.Document) error {
 	front := *doc
 	front.Front.Files = nil
-	// A session may be named when it is run, and this machine's memory is not the next one's.
+	// A caller may name a session at the run, and another machine may have more memory.
 	req := Request{Document: &front, Session: cmp.Or(doc.Front.Session, "s"),
 		Memory: turnstone.DefaultShape().Memory}
 	p, err := ofTurn(req, template.DefaultWorkdir, false)
@@ -50,15 +49,15 @@ func checkFront(doc *document.Document) error {
 	return net.Fits(p.networkUse())
 }
 
-// checkHost looks for what the document of req could not have on this host: its limits, its locked
-// policy, files that are not there. It starts nothing.
+// checkHost reports requests of the document of req that this host cannot serve: its limits, its
+// locked policy, missing files. It starts nothing.
 func checkHost(req Request, host Host) error {
-	req.Session = unnamed(req, "s") // Asks says that one is needed
+	req.Session = unnamed(req, "s") // Asks reports the missing session
 	a := &Authority{Request: req, Host: host}
 	if err := a.Valid(); err != nil {
 		return err
 	}
-	if req.Piped && !a.Granted("files") { // they are asked for first, and then looked at
+	if req.Piped && !a.Granted("files") { // the files need a grant before they are checked
 		front := *req.Document
 		front.Front.Files = nil
 		a.Request.Document = &front
@@ -70,8 +69,8 @@ func checkHost(req Request, host Host) error {
 	return err
 }
 
-// unnamed is the session that a run has to name: name when the document asks for what
-// belongs to one and names none, else "".
+// unnamed returns name if the document requests what requires a session and names no session, and
+// "" otherwise.
 func unnamed(req Request, name string) string {
 	if (&Authority{Request: req}).needsSession() == "" {
 		return ""
@@ -79,9 +78,8 @@ func unnamed(req Request, name string) string {
 	return name
 }
 
-// Asks lists what doc asks for and a run on a host with this configuration, and without
-// any flags, would not grant; and the session that it needs. piped says that doc came
-// through a pipe.
+// Asks lists the requests of doc that a run on a host with this configuration rejects without
+// further flags, and the session that doc requires. piped says that doc came through a pipe.
 func Asks(doc *document.Document, piped bool, host config.Config) []turnstone.Ask {
 	a := &Authority{Request: Request{Document: doc, Piped: piped}, Host: Host{Config: host}}
 	var all []turnstone.Ask
@@ -98,8 +96,8 @@ func Asks(doc *document.Document, piped bool, host config.Config) []turnstone.As
 	return all
 }
 
-// otherRecording tells whether the document names a recording that is not known to be of
-// its own session. A run asks the store: see replayable.
+// otherRecording reports whether the document names a recording that may belong to another session.
+// A run asks the store: see netrecord.
 func (a *Authority) otherRecording() bool {
 	front := a.front()
 	if front.NetworkRules == nil || front.NetworkRules.ReplayOf == "" || a.Granted("network") {
@@ -110,9 +108,9 @@ func (a *Authority) otherRecording() bool {
 	return front.Session == "" || of != front.Session && !byID(of) && !byID(front.Session)
 }
 
-// CheckScripts says if a step's script cannot run at all, because bash refuses to
-// read it. Steps that are skipped or unparsed are not looked at. The error is a
-// document.SyntaxErrors; it is another one when the check itself failed.
+// CheckScripts reports the steps of doc whose script bash cannot parse, as a document.SyntaxErrors.
+// Skipped steps and steps with the attribute unparsed are not checked. Any other error means that
+// the check itself failed.
 func CheckScripts(ctx context.Context, doc *document.Document) error {
 	var faults document.SyntaxErrors
 	for _, step := range doc.Steps {

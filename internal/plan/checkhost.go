@@ -9,9 +9,9 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 )
 
-// Check is CheckFront and what doc could not have on the host with the state directory root: its
-// limits, its locked policy, files that are not there. dir and piped are as in Request. It starts
-// nothing, and makes no state directory.
+// Check is CheckFront, and reports what the host with the state directory root cannot serve: its
+// limits, its locked policy, missing files. dir and piped are Request.Dir and Request.Piped. It
+// starts nothing, and creates no state directory.
 func Check(root string, doc *document.Document, dir string, piped bool) error {
 	if err := CheckFront(doc); err != nil {
 		return err
@@ -28,7 +28,7 @@ func Check(root string, doc *document.Document, dir string, piped bool) error {
 	return nil
 }
 
-// existing is dir, or the nearest folder above it that is there, on whose disk it would be.
+// existing returns dir, or its nearest existing parent, which is on the same disk.
 func existing(dir string) string {
 	for {
 		if _, err := os.Stat(dir); err == nil || filepath.Dir(dir) == dir {

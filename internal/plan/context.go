@@ -10,7 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// context checks what p says of sessions and secrets.
+// context checks p's use of sessions and secrets.
 func (p *Plan) context(secrets []string) (err error) {
 	names := map[string]string{"session": p.Session, "branch": p.Branch, "home": p.Home}
 	for what, name := range names {
@@ -23,7 +23,7 @@ func (p *Plan) context(secrets []string) (err error) {
 	}
 	for _, kv := range secrets {
 		if name, _, ok := strings.Cut(kv, "="); !ok || !validEnvName(name) {
-			return invalid("--secret", "one has no name that a variable can have")
+			return invalid("--secret", "a secret has an invalid name for a variable")
 		}
 	}
 	if p.Secrets, err = secret.New(secrets); err != nil {
@@ -32,7 +32,7 @@ func (p *Plan) context(secrets []string) (err error) {
 	return p.together()
 }
 
-// together refuses what cannot be combined.
+// together rejects values that exclude each other.
 func (p *Plan) together() error {
 	const kept, stays = "snapshot: vm", "lifetime: session"
 	hidden := p.Secrets != nil
@@ -47,13 +47,13 @@ func (p *Plan) together() error {
 			"leave out --secret, or run this turn with lifetime: turn"},
 		{session && snapshot, kept, "a machine that stays is not kept a second time",
 			"run the turn with lifetime: turn, or leave out the snapshot"},
-		{snapshot && p.Home != "", kept, "a home goes on changing without the machine",
+		{snapshot && p.Home != "", kept, "a home changes independently of the machine",
 			"leave out the home, or the snapshot"},
 		{session && p.Home != "", "home " + p.Home,
 			"a machine that stays would keep the home from all others",
 			"leave out home:, or run this turn with lifetime: turn"},
 		{hidden && p.Home != "", "home " + p.Home,
-			"what is in a home is not searched, and it would keep the secrets",
+			"a home is not searched, and it would keep the secrets",
 			"leave out --secret, or the home"},
 	} {
 		if c.both {
@@ -67,8 +67,7 @@ func (p *Plan) together() error {
 	return nil
 }
 
-// noSecret refuses a secret's value where it would be kept with the turn: in what its
-// caller says openly.
+// noSecret rejects a secret's value in the parts of the request that are stored with the turn.
 func (p *Plan) noSecret(req Request) error {
 	if p.Secrets == nil {
 		return nil

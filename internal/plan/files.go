@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/sandbox"
 )
 
-// files says what is copied in and out, below the working directory.
+// files resolves the files that are copied in and out, relative to the working directory.
 func (p *Plan) files(req Request) error {
 	p.Add, p.Get = nil, nil
 	for _, file := range req.Document.Front.Files {
@@ -26,9 +26,8 @@ func (p *Plan) files(req Request) error {
 	return p.transfers(req.Add, req.Get)
 }
 
-// documentFile resolves one entry of the document's files:. A document may come
-// from anybody, so it reaches only what lies beside and below it, also through
-// symbolic links.
+// documentFile resolves one entry of the document's files:. A document is untrusted, so it can name
+// only files below its own folder, also through symbolic links.
 func (p *Plan) documentFile(dir, file string) (sandbox.Transfer, error) {
 	none := sandbox.Transfer{}
 	t, err := document.ParseTransfer(file)
@@ -54,8 +53,8 @@ func (p *Plan) documentFile(dir, file string) (sandbox.Transfer, error) {
 		In: p.folder}, nil
 }
 
-// inside returns where name goes in the sandbox: dest, else the same name in the
-// working directory. A trailing slash survives: it means "into this folder".
+// inside returns the path of name in the sandbox: dest, or else the same name in the working
+// directory. A trailing slash is kept because it means "into this folder".
 func (p *Plan) inside(dest, name string) string {
 	if dest == "" {
 		return path.Join(p.Cwd, filepath.Base(name))
@@ -97,7 +96,7 @@ func (p *Plan) transfers(add, get []document.Transfer) error {
 
 var errLeaves = errors.New("leaves the document's folder")
 
-// outsideFolder is the error of a document's file that cannot be read in its folder.
+// outsideFolder returns the error about a document's file that is not in its folder.
 func outsideFolder(src string, err error) error {
 	return turnstone.NewError(op, turnstone.KindInvalid, "files: "+src, err).
 		WithHint("name files in the document's own folder; " +

@@ -15,16 +15,17 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A claim is one field of document.FrontMatter or document.NetworkRules, and whether a
-// document can widen with it what a turn may do. A test holds that every field has one.
+// A claim describes one field of document.FrontMatter or document.NetworkRules, and whether a
+// document can use it to widen what its turn may do. A test checks that every field has a claim.
 type claim struct {
 	field string
-	key   string // of config.GrantKeys; empty: the field only narrows, and why says how
+	key   string // of config.GrantKeys; empty: the field only narrows, and why is the reason
 	why   string
-	asks  func(a *Authority) []turnstone.Ask // what is not granted; Key is filled in
+	// returns the requests that are not granted; the caller fills in Key
+	asks func(a *Authority) []turnstone.Ask
 }
 
-// frontClaims classifies all that a document can ask for. docs/security.md has the same table.
+// frontClaims classifies all fields of a document. docs/security.md has the same table.
 func frontClaims() []claim {
 	return []claim{
 		{field: "Image", key: "image", asks: (*Authority).image},
@@ -50,29 +51,29 @@ func frontClaims() []claim {
 		{field: "NetworkRules.Record",
 			why: "what the turn got is kept with the turn, within bounds"},
 		{field: "NetworkRules.Replay", why: "the network is not touched"},
-		// checked when the session is known: replayable
+		// checked when the session is known: see netrecord
 		{field: "NetworkRules.ReplayOf", key: "network"},
 		{field: "NetworkRules.Intercept", why: "the host's authorities verify the same hosts"},
 		{field: "NetworkRules.NoHostCA", why: "it narrows"},
 	}
 }
 
-// An Authority decides what of a request's document is granted.
+// An Authority decides which of a document's requests are granted.
 type Authority struct {
 	Request Request
 	Host    Host
-	Replays bool // the request repeats a turn: a record may be imported, and grants nothing
+	Replays bool // the request repeats a turn; a record may be imported, so it grants nothing
 }
 
-// front is what the document asks for.
+// front returns the document's front matter.
 func (a *Authority) front() document.FrontMatter { return a.Request.Document.Front }
 
-// Granted reports whether all that a document asks for under key is granted as it stands.
+// Granted reports whether all requests of a document under key are granted unchanged.
 func (a *Authority) Granted(key string) bool {
 	return slices.Contains(a.Request.Grant, key) || slices.Contains(a.Host.Documents.Grant, key)
 }
 
-// missing lists what is asked for and not granted, in the order of frontClaims.
+// missing lists the requests that are not granted, in the order of frontClaims.
 func (a *Authority) missing() []turnstone.Ask {
 	var all []turnstone.Ask
 	for _, c := range frontClaims() {
@@ -87,13 +88,13 @@ func (a *Authority) missing() []turnstone.Ask {
 	return all
 }
 
-// Check refuses a request whose document asks for more than is granted, under one of only, or
-// under any key where there is none.
+// Check rejects a request whose document needs a grant that is missing. It checks the keys of only,
+// or all keys if only is empty.
 func (a *Authority) Check(only ...string) error {
 	for _, key := range a.Request.Grant {
 		if !slices.Contains(config.GrantKeys, key) {
 			return turnstone.Errorf("executor.grants", turnstone.KindInvalid, "--grant "+key,
-				"is no key that can be granted").
+				"is not a key that can be granted").
 				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
 		}
 	}
@@ -113,16 +114,16 @@ func (a *Authority) Check(only ...string) error {
 			keys = append(keys, ask.Key)
 		}
 	}
-	if a.Replays { // it has no other flags
+	if a.Replays { // a replay has no other flags
 		flags = nil
 	}
 	return NotGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "),
 		strings.Join(clipList(flags), " "), strings.Join(keys, ","))
 }
 
-// NotGranted is the error of a document that asks for more than it is given.
+// NotGranted returns the error about a document that lacks grants.
 func NotGranted(name, what, flags, keys string) error {
-	hint := "add --grant " + keys + ", which grants what the document asks for there, as it stands"
+	hint := "add --grant " + keys + ", which grants the document's requests unchanged"
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
@@ -130,7 +131,7 @@ func NotGranted(name, what, flags, keys string) error {
 		"the document asks for what only its caller can grant: %s", what).WithHint(hint)
 }
 
-// clipList bounds how much of a list a message names.
+// clipList bounds the part of a list in a message.
 func clipList(list []string) []string {
 	const most = 5
 	if len(list) <= most {
@@ -139,7 +140,7 @@ func clipList(list []string) []string {
 	return append(slices.Clone(list[:most]), fmt.Sprintf("and %d more", len(list)-most))
 }
 
-// named is the ask of one name, which a flag or a pattern of the host grants.
+// named returns the request for a name that a flag or a pattern of the host grants.
 func named(key, asked, flag string, patterns []string) []turnstone.Ask {
 	matches := func(p string) bool { ok, _ := path.Match(p, asked); return ok }
 	if asked == "" || flag != "" || slices.ContainsFunc(patterns, matches) {
@@ -152,8 +153,8 @@ func (a *Authority) session() []turnstone.Ask {
 	return named("session", a.front().Session, a.Request.Session, a.Host.Documents.Sessions)
 }
 
-// branch asks for another branch than main of a session that the caller named: a session
-// that the host grants is granted with its branches.
+// branch requests another branch than main of a session that the caller named. A session that the
+// host grants is granted with its branches.
 func (a *Authority) branch() []turnstone.Ask {
 	front := a.front()
 	if front.Branch == DefaultBranch || a.Request.Session == "" && len(a.session()) == 0 {
@@ -166,7 +167,7 @@ func (a *Authority) home() []turnstone.Ask {
 	return named("home", a.front().Home, a.Request.Home, a.Host.Documents.Homes)
 }
 
-// lifetime: a paused machine holds memory of the host after its turn.
+// lifetime: a paused machine occupies memory of the host after its turn.
 func (a *Authority) lifetime() []turnstone.Ask {
 	if a.front().Lifetime != turnstone.LifetimeSession {
 		return nil
@@ -174,7 +175,7 @@ func (a *Authority) lifetime() []turnstone.Ask {
 	return named("lifetime", string(turnstone.LifetimeSession), string(a.Request.Lifetime), nil)
 }
 
-// snapshot: a kept machine takes as much disk as the machine has memory, for each turn.
+// snapshot: a kept machine occupies as much disk as the machine has memory, for each turn.
 func (a *Authority) snapshot() []turnstone.Ask {
 	if a.front().Snapshot != document.SnapshotVM {
 		return nil
@@ -182,8 +183,8 @@ func (a *Authority) snapshot() []turnstone.Ask {
 	return named("snapshot", string(document.SnapshotVM), string(a.Request.Snapshot), nil)
 }
 
-// files: a document from a pipe has no folder; the caller's directory is not its own. A
-// flag that adds the same file does not answer what the document asks for.
+// files: a document from a pipe has no folder; the caller's directory is not the document's. A flag
+// that adds the same file does not grant the document's request.
 func (a *Authority) files() []turnstone.Ask {
 	if !a.Request.Piped {
 		return nil
@@ -195,7 +196,7 @@ func (a *Authority) files() []turnstone.Ask {
 	return asks
 }
 
-// image: a registry that is not on the Internet, which turn itself would ask. Others are
+// image: a registry on a private network, which turn itself would contact. Other registries are
 // asked without the user's credentials: see Anonymous.
 func (a *Authority) image() []turnstone.Ask {
 	front := a.front()
@@ -209,24 +210,24 @@ func (a *Authority) image() []turnstone.Ask {
 	return nil
 }
 
-// registry tells whether the host names the registry of an image.
+// registry reports whether the host's configuration names the registry of an image.
 func (a *Authority) registry(image string) bool { return configured(a.Host, image) }
 
-// Anonymous reports whether an image is asked for as a stranger would ask: nobody but a
-// document, or what an earlier turn left, names it.
+// Anonymous reports whether an image is requested without credentials, because only a document, or
+// the state of an earlier turn, names the image.
 func (a *Authority) Anonymous() bool {
 	return a.Request.Image == "" && !a.Granted("image") && strangers(a.Host, a.front().Image)
 }
 
-// strangersState is Anonymous for the image of the state that a turn begins with: a session
-// may be imported, and then says only what a document could say. An image that the user
-// pulled by its name is known.
+// strangersState is Anonymous for the image of a turn's initial state: the session may be imported,
+// so its state is as untrusted as a document. An image that the user pulled by its name is known.
 func (a *Authority) strangersState(image string, known func(string) bool) bool {
 	named := a.Request.Image != "" && template.SameImage(a.Request.Image, image)
 	return !named && !a.Granted("image") && strangers(a.Host, image) && !known(image)
 }
 
-// strangers tells whether name is an image of a registry that the host does not name.
+// strangers reports whether name is an image of a registry that the host's configuration does not
+// name.
 func strangers(host Host, name string) bool {
 	return template.IsImage(name) && !configured(host, name)
 }
@@ -238,7 +239,7 @@ func configured(host Host, image string) bool {
 	})
 }
 
-// network: a host whose default is off.
+// network: a network on a host whose default is off.
 func (a *Authority) network() []turnstone.Ask {
 	if on := a.front().Network; on == nil || !*on || a.Request.Network != nil ||
 		a.Host.Network.Default != "off" || a.replays() {
@@ -249,14 +250,14 @@ func (a *Authority) network() []turnstone.Ask {
 	switch {
 	case rules == nil:
 		return []turnstone.Ask{{What: "network: on", Flag: "--network on"}}
-	case rules.Record: // with another mode the caller would take the recording away
+	case rules.Record: // with another mode the caller would switch the recording off
 		return []turnstone.Ask{{What: what, Flag: "--network record"}}
 	}
 	return []turnstone.Ask{{What: what, Flag: "--network on"}}
 }
 
-// allow lists the rules that open what is closed to sandboxes. A rule with a name, which
-// would open private addresses, opens public ones only: see documentsPolicy.
+// allow lists the rules that open closed addresses. A rule with a name, which could open private
+// addresses, opens only public addresses: see documentsPolicy.
 func (a *Authority) allow() []turnstone.Ask {
 	if !a.ownRules() || a.replays() {
 		return nil
@@ -267,32 +268,32 @@ func (a *Authority) allow() []turnstone.Ask {
 		r, err := network.ParseRule(text)
 		granted := func(g network.Rule) bool { return ruleWithin(g, r) }
 		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, granted) {
-			continue // a rule that is wrong is reported where policies are read
+			continue // an invalid rule is reported when policies are read
 		}
 		asks = append(asks, turnstone.Ask{What: "network: allow: " + text, Flag: "--allow " + text})
 	}
 	return asks
 }
 
-// replays tells whether the turn is served from a recording, and touches no network.
+// replays reports whether the turn is served from a recording, without any network.
 func (a *Authority) replays() bool {
 	_, mode := mergeRules(a.Request, a.front())
 	return mode.Replay
 }
 
-// ownRules tells whether the document's allow counts, and not the caller's.
+// ownRules reports whether the document's allow has an effect, and not the caller's.
 func (a *Authority) ownRules() bool {
 	rules := a.front().NetworkRules
 	return rules != nil && rules.HasAllow &&
 		(a.Request.NetworkRules == nil || !a.Request.NetworkRules.HasAllow)
 }
 
-// onlyAsked tells whether nobody but the document stands behind its network rules.
+// onlyAsked reports whether only the document requests its network rules.
 func (a *Authority) onlyAsked() bool {
 	return a != nil && a.ownRules() && !a.Granted("network")
 }
 
-// rules are those that the host grants to documents.
+// rules returns the rules that the host grants to documents.
 func (a *Authority) rules() []network.Rule {
 	var out []network.Rule
 	for _, text := range append(slices.Clone(a.Host.Network.Allow), a.Host.Documents.Allow...) {
@@ -303,7 +304,7 @@ func (a *Authority) rules() []network.Rule {
 	return out
 }
 
-// opensClosed tells whether a rule with an address opens more than the Internet.
+// opensClosed reports whether a rule with an address opens more than the Internet.
 func opensClosed(r network.Rule) bool {
 	if r.Name != "" {
 		return false
@@ -319,7 +320,7 @@ func opensClosed(r network.Rule) bool {
 	return !network.Policy{}.Decide("", at, port).Allowed && only.Decide("", at, port).Allowed
 }
 
-// isHosts tells whether an address is one of this machine's interfaces.
+// isHosts reports whether an address belongs to one of this machine's interfaces.
 func isHosts(at netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
@@ -328,7 +329,7 @@ func isHosts(at netip.Addr) bool {
 	})
 }
 
-// ruleWithin tells whether all that r opens is opened by outer. Both have an address.
+// ruleWithin reports whether outer opens everything that r opens. Both have an address.
 func ruleWithin(outer, r network.Rule) bool {
 	if outer.Name != "" || outer.Port != 0 && outer.Port != r.Port ||
 		outer.Prefix.Bits() > r.Prefix.Bits() || !outer.Prefix.Contains(r.Prefix.Addr()) {
@@ -338,9 +339,8 @@ func ruleWithin(outer, r network.Rule) bool {
 	return outer.Prefix == r.Prefix || only.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
 }
 
-// ResumesNetwork reports whether a machine that has a network card is to have a network: by its
-// caller's word, the document's, and the host's default. A mode that touches no network grants
-// none.
+// ResumesNetwork reports whether a machine with a network card gets a network, by its caller's
+// request, the document's, and the host's default. A mode without a network grants none.
 func (a *Authority) ResumesNetwork() bool {
 	said := a.front().Network
 	if a.Request.Network != nil {

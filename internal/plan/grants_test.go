@@ -15,7 +15,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// Whoever adds a key to front matter has to say here whether a document can widen with it.
+// TestEveryFieldIsClassified checks that every new key of front matter is classified: whether a
+// document can widen its permissions with it.
 func TestEveryFieldIsClassified(t *testing.T) {
 	known := map[string]claim{}
 	for _, c := range frontClaims() {
@@ -159,7 +160,7 @@ func TestGrants(t *testing.T) {
 	}
 }
 
-// The host's own addresses are closed although they may be public.
+// TestGrantsOwnAddress checks that the host's own addresses are closed although they may be public.
 func TestGrantsOwnAddress(t *testing.T) {
 	r, err := network.ParseRule("203.0.113.7")
 	if err != nil || opensClosed(r) {
@@ -179,8 +180,9 @@ func mustRule(t *testing.T, text string) network.Rule {
 	return r
 }
 
-// What a document asks for, in any combination, comes to nothing that its caller did not
-// grant: either the request is refused, or the plan has no more than the caller's.
+// TestDocumentsNeverGrant checks that a document, with any combination of keys, gets nothing that
+// its caller did not grant: either the request is rejected, or the plan has no more than the
+// caller's.
 func TestDocumentsNeverGrant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pick := func(name string, values ...string) string {
@@ -208,7 +210,7 @@ func TestDocumentsNeverGrant(t *testing.T) {
 			if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 				t.Fatalf("refused with %v", err)
 			}
-			for _, ask := range a.missing() { // all that is named helps
+			for _, ask := range a.missing() { // every grant that is named helps
 				req.Grant = append(req.Grant, ask.Key)
 			}
 			if err := (&Authority{Request: req}).Check(); err != nil {
@@ -239,7 +241,8 @@ func TestDocumentsNeverGrant(t *testing.T) {
 	})
 }
 
-// A receipt's turn: map says what was, and asks for nothing.
+// TestReceiptGrantsNothing checks that a receipt's turn: map describes the past and requests
+// nothing.
 func TestReceiptGrantsNothing(t *testing.T) {
 	doc := parse(t, "---\nturn:\n  session: s_06gvr7hpbvg62sijn4\n  branch: b\n  home: h\n"+
 		"  lifetime: session\n  snapshot: vm\n  image: localhost:1/x\n---\n")
@@ -251,7 +254,7 @@ func TestReceiptGrantsNothing(t *testing.T) {
 	}
 }
 
-// The hint names what helps, once.
+// TestHintOfPipedFiles checks that the hint names the remedy once.
 func TestHintOfPipedFiles(t *testing.T) {
 	for front, want := range map[string]string{
 		"files: [a, b]": "add --grant files, which grants",

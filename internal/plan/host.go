@@ -8,14 +8,15 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 )
 
-// A Host is what a plan has to know of its host, read once.
+// A Host contains the facts about a host that a plan needs, read once.
 type Host struct {
-	config.Config               // as its file has it
-	Limits        config.Limits // of the configuration, with this machine's defaults
-	Room          func() error  // an error when the host's disk is nearly full; nil: not asked
+	config.Config               // the content of the configuration file
+	Limits        config.Limits // the configuration's limits, with this machine's defaults
+	// returns an error if the host's disk is nearly full; nil: not checked
+	Room func() error
 }
 
-// room returns an error when the host's disk is nearly full.
+// room returns an error if the host's disk is nearly full.
 func (h Host) room() error {
 	if h.Room == nil {
 		return nil
@@ -23,10 +24,10 @@ func (h Host) room() error {
 	return h.Room()
 }
 
-// fitLimits holds p to the host's limits. What nobody asked for is made smaller.
+// fitLimits applies the host's limits to p. Default values above a limit are reduced.
 func (p *Plan) fitLimits() error {
 	l, def := p.Host.Limits, turnstone.DefaultShape()
-	if l.CPUs == 0 { // a plan of no host
+	if l.CPUs == 0 { // a plan without a host
 		return nil
 	}
 	if !p.Timed {
@@ -51,7 +52,7 @@ func (p *Plan) fitLimits() error {
 	case p.Timeout > time.Duration(l.Timeout):
 		return beyond("timeout", p.Timeout, time.Duration(l.Timeout))
 	}
-	// The operator may have raised the limit beyond what there is.
+	// The operator may have raised the limit above the machine's memory.
 	if has := config.HostOf("").Memory; has > 0 && p.Shape.Memory > has {
 		return invalid("memory", "%s is more than the %s that this machine has",
 			p.Shape.Memory.Human(), has.Human())

@@ -8,21 +8,21 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// Templates are what is known of templates.
+// Templates looks up built templates.
 type Templates interface {
 	Spec(name string) (*template.Spec, error)
 	Known(image string) bool
 }
 
-// A Below is the turn that a turn begins on: what its state says.
+// A Below describes the state of the turn that a turn starts from.
 type Below struct {
 	Session string // its label
 	Image   string
 	Cwd     string
 }
 
-// On returns a copy of p that answers what p leaves open with what the turn below left: the
-// template and the working directory. Without a turn below it is on its template.
+// On returns a copy of p in which the parent turn's values replace unset values: the template and
+// the working directory. Without a parent turn, p starts from its template.
 func (p *Plan) On(below *Below, ts Templates) (*Plan, error) {
 	settled := *p
 	n := &settled
@@ -47,23 +47,23 @@ func (p *Plan) On(below *Below, ts Templates) (*Plan, error) {
 	return n, nil
 }
 
-// At returns a copy of a sandbox's plan that begins in a state: on its image, in its directory.
+// At returns a copy of a sandbox's plan that starts from a state: on its image, in its directory.
 func (p *Plan) At(below Below, anonymous bool) *Plan {
 	n := *p
 	n.Image, n.Cwd, n.Anonymous = below.Image, below.Cwd, anonymous
 	return &n
 }
 
-// Reviving returns a copy of a sandbox's plan whose machine is cloned from one that was paused, or
-// kept. t is what its image stands for; nil: it is looked up.
+// Reviving returns a copy of a sandbox's plan whose machine is a clone of a paused or kept machine.
+// t is the template of its image; nil: the template is looked up.
 func (p *Plan) Reviving(kept bool, t *turnstone.Template) *Plan {
 	n := *p
 	n.Live, n.Kept, n.Template = true, kept, t
 	return &n
 }
 
-// onTemplate gives p the machine that its template asks for, where neither the turn nor its caller
-// asks for another. Unknown templates are ignored here; a later lookup reports them.
+// onTemplate sets the machine that the template requests, unless the turn or its caller requests
+// another machine. Unknown templates are ignored here; a later lookup reports them.
 func (p *Plan) onTemplate(ts Templates) error {
 	spec, err := ts.Spec(p.Image)
 	if err != nil {
@@ -79,8 +79,8 @@ func (p *Plan) onTemplate(ts Templates) error {
 	return p.fitLimits()
 }
 
-// StrangersImage reports whether an image that a state or a record names is asked for as a
-// document's image is: both may be imported.
+// StrangersImage reports whether an image that a state or a record names is requested like a
+// document's image: both may be imported.
 func (h Host) StrangersImage(image string, ts Templates) bool {
 	return strangers(h, image) && !ts.Known(image)
 }

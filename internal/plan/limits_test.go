@@ -11,7 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 )
 
-// admitted is the plan of a request on a host with this configuration.
+// admitted returns the plan of a request on a host with this configuration.
 func admitted(t *testing.T, configuration string, req Request) (*Plan, error) {
 	t.Helper()
 	c, err := config.Parse(configuration)

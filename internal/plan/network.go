@@ -7,8 +7,8 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// planNetwork answers what p leaves open of the network: with the caller's word, the
-// document's, and the host's policy.
+// planNetwork sets the values of the network that p leaves open, from the caller, the document and
+// the host's policy.
 func (p *Plan) planNetwork(req Request) (err error) {
 	front := req.Document.Front
 	rules, said := mergeRules(req, front)
@@ -32,8 +32,8 @@ func (p *Plan) planNetwork(req Request) (err error) {
 	return p.hideHeaders(req)
 }
 
-// sandboxNetwork is planNetwork for a sandbox that runs no document. silent says that nobody said
-// whether there is to be a network.
+// sandboxNetwork is planNetwork for a sandbox that runs no document. silent says that nothing
+// requests or refuses a network.
 func (p *Plan) sandboxNetwork(spec *turnstone.NetworkSpec, silent bool) (err error) {
 	var asked turnstone.NetworkSpec
 	if spec != nil {
@@ -48,18 +48,18 @@ func (p *Plan) sandboxNetwork(spec *turnstone.NetworkSpec, silent bool) (err err
 	return err
 }
 
-// networkUse is what p's network has to fit.
+// networkUse returns the properties of p that its network depends on.
 func (p *Plan) networkUse() netplan.Use {
 	return netplan.Use{Network: p.Shape.Network, Lifetime: p.Lifetime, Snapshot: p.Snapshot}
 }
 
-// mergeRules is netplan.Merge of what req and its document say.
+// mergeRules is netplan.Merge of the rules of req and its document.
 func mergeRules(req Request, front document.FrontMatter) (rules, mode document.NetworkRules) {
 	return netplan.Merge(front.NetworkRules, req.NetworkRules, req.Network != nil)
 }
 
-// hideHeaders makes the values of secret headers known to those who mask, and refuses
-// what would be kept with one in it.
+// hideHeaders adds the values of secret headers to the masked secrets, and rejects stored parts of
+// the request that contain such a value.
 func (p *Plan) hideHeaders(req Request) error {
 	p.Secrets = p.Net.Hide(p.Secrets)
 	p.Net.Secrets = p.Secrets.Written()

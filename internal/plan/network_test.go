@@ -12,7 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/network"
 )
 
-// planned is the policy that a request comes to on a host with this configuration.
+// planned returns the policy of a request on a host with this configuration.
 func planned(t interface {
 	Helper()
 	Fatal(...any)
@@ -34,8 +34,8 @@ func planned(t interface {
 	return p.Net.Policy
 }
 
-// A name leads where the DNS says, so a document's rule with one is not enough for a
-// private address.
+// The DNS decides the addresses of a name, so a document's rule with a name does not open a private
+// address.
 func TestDocumentsNamesArePublic(t *testing.T) {
 	doc := parse(t, "---\nnetwork: {allow: [db.corp.example]}\n---\n")
 	private, public := netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("192.0.2.3")
@@ -69,8 +69,8 @@ func TestDocumentsNamesArePublic(t *testing.T) {
 	}
 }
 
-// Whatever rules a document has that nobody granted, what it reaches is public, or what the
-// host grants to documents.
+// TestDocumentsNeverOpen checks that the rules of a document without grants reach only public
+// addresses, and addresses that the host grants to documents.
 func TestDocumentsNeverOpen(t *testing.T) {
 	rules := []string{"10.0.0.0/8", "10.1.2.3", "127.0.0.1:80", "a.example", "a.example:80",
 		"*.example", "192.0.2.0/24", "public", "169.254.169.254", "0.0.0.0/0", "172.16.0.0/12:80"}

@@ -1,5 +1,5 @@
-// Package plan decides what a turn is: which image, machine, environment, files and network, from
-// what its caller and its document say and what the host grants. It starts nothing.
+// Package plan decides what a turn is: its image, machine, environment, files and network, from its
+// caller's and its document's requests and the host's grants. It starts nothing.
 package plan
 
 import (
@@ -23,40 +23,40 @@ import (
 const (
 	// DefaultImage is the image of a document that names none.
 	DefaultImage = "base"
-	// defaultTimeout bounds a turn whose document and caller set no bound, so that a forgotten
-	// turn does not hold its machine for ever.
+	// defaultTimeout bounds a turn without a bound of its document or caller, so that a forgotten
+	// turn does not occupy its machine forever.
 	defaultTimeout = time.Hour
 	// DefaultBranch is the branch of a turn that names none.
 	DefaultBranch = "main"
 )
 
-// A Plan is a Request with every question answered. It is immutable: Make and ForSandbox make it
-// from facts that were read once, and On returns a copy. The caller closes a plan of Make, after
-// which no copy of it may be used.
+// A Plan is a Request without open questions. It is immutable: Make and ForSandbox create it from
+// facts that were read once, and On returns a copy. The caller closes a plan of Make; after that no
+// copy of the plan may be used.
 type Plan struct {
-	Host Host // that it was made for
+	Host Host // the host of the plan
 
 	Image     string
-	Template  *turnstone.Template // what Image stands for; nil: it is looked up, and built
+	Template  *turnstone.Template // the template of Image; nil: looked up, and built, later
 	Anonymous bool                // only a document names Image: see template.Store.Anonymous
 	Asked     string              // the image that the caller or the document names; may be empty
 
 	Shape     turnstone.Shape
-	Wants     Wants              // of the machine
+	Wants     Wants              // requests for the machine
 	Isolation document.Isolation // required by the document
-	Driver    string             // "auto" or a substrate's name
-	Live      bool               // its machine is paused, or cloned as it runs
-	Kept      bool               // its machine is one that was kept
+	Driver    string             // "auto" or the name of a substrate
+	Live      bool               // the machine is paused, or cloned while running
+	Kept      bool               // the machine is a kept machine
 	Hostname  string             // empty: the sandbox's ID
 
 	Env     []string
-	Given   []string // environment that the caller gave beside the document
+	Given   []string // the caller's environment, without the document's
 	Cwd     string
 	Timeout time.Duration
-	Timed   bool // somebody asked for Timeout
+	Timed   bool // Timeout was requested
 	Add     []sandbox.Transfer
 	Get     []sandbox.Transfer
-	folder  *os.Root // the document's; nil: no file of it is read
+	folder  *os.Root // the document's folder; nil: the document has no files
 
 	Session, Branch string
 	Lifetime        turnstone.Lifetime
@@ -64,19 +64,19 @@ type Plan struct {
 	Snapshot        document.Snapshot
 	Secrets         *secret.Set
 	Net             netplan.Rules
-	Commands        bool // the receipt lists all commands
+	Commands        bool // list all commands in the receipt
 
-	authority *Authority // what the document is granted; nil: there is no document
+	authority *Authority // decides the document's grants; nil: there is no document
 }
 
-// Wants is what was asked of the machine; zero where its turn takes what there is.
+// Wants are the requests for the machine; zero fields request nothing.
 type Wants struct {
 	CPUs         int
 	Memory, Disk turnstone.Bytes
 	Network      *bool
 }
 
-// Fit reports whether a machine of shape s is what was asked for.
+// Fit reports whether a machine of shape s satisfies the requests.
 func (w Wants) Fit(s turnstone.Shape) bool {
 	return (w.CPUs == 0 || w.CPUs == s.CPUs) && (w.Memory == 0 || w.Memory == s.Memory) &&
 		(w.Disk == 0 || w.Disk == s.Disk) && (w.Network == nil || *w.Network == s.Network)
@@ -88,15 +88,15 @@ func invalid(subject, format string, args ...any) error {
 	return turnstone.Errorf(op, turnstone.KindInvalid, subject, format, args...)
 }
 
-// Make returns the plan of a's request, before the turn has a place in its session. image is what
-// the turn's image stands for, and workdir where its steps run. Make reads only whether the files
-// exist that go into the sandbox.
+// Make returns the plan of a's request, before the turn has a place in its session. image is the
+// resolved name of the turn's image, and workdir the working directory of its steps. Make only
+// checks that the files for the sandbox exist.
 func Make(a *Authority, image, workdir string) (*Plan, error) {
 	p, err := ofTurn(a.Request, workdir, a.Replays)
 	if err != nil {
 		return nil, err
 	}
-	p.Image = cmp.Or(image, p.Image) // of an image of a registry, with the digest
+	p.Image = cmp.Or(image, p.Image) // for an image of a registry, the name with the digest
 	p.authority, p.Anonymous, p.Host = a, a.Anonymous(), a.Host
 	err = p.fitLimits()
 	if err == nil {
@@ -112,16 +112,15 @@ func Make(a *Authority, image, workdir string) (*Plan, error) {
 	return p, nil
 }
 
-// Close closes the document's folder, which stays open from the check of its files: to their
-// use.
+// Close closes the document's folder, which stays open from the check of its files until their use.
 func (p *Plan) Close() {
 	if p.folder != nil {
 		_ = p.folder.Close()
 	}
 }
 
-// ofTurn merges what the caller, the document and the defaults say, in this order.
-// workdir is where the template has its steps run.
+// ofTurn combines the values of the caller, the document and the defaults, in this order. workdir
+// is the template's working directory for steps.
 func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 	front := req.Document.Front
 	p := &Plan{
@@ -143,7 +142,7 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 		Wants: Wants{CPUs: cmp.Or(req.CPUs, front.CPUs), Memory: cmp.Or(req.Memory, front.Memory),
 			Disk: cmp.Or(req.Disk, front.Disk), Network: cmp.Or(req.Network, front.Network)},
 	}
-	if replays { // it belongs to no session and changes nothing that outlives it
+	if replays { // a replay is in no session and changes nothing that outlives it
 		p.Lifetime, p.Snapshot, p.Home = turnstone.LifetimeTurn, document.SnapshotNone, ""
 	}
 	p.Shape = turnstone.DefaultShape()
@@ -174,7 +173,7 @@ func (p *Plan) check() error {
 		return turnstone.NewError(op, turnstone.KindInvalid, "", err)
 	}
 	if p.Timeout <= 0 {
-		return invalid("timeout", "%s is not a time to run", p.Timeout)
+		return invalid("timeout", "%s is not a valid time limit", p.Timeout)
 	}
 	if err := driver.Fits(p.Driver, p.Needs()); err != nil {
 		return err
@@ -182,15 +181,15 @@ func (p *Plan) check() error {
 	return validEnv(p.Env)
 }
 
-// Needs is what p asks of its substrate.
+// Needs returns what p requires of its substrate.
 func (p *Plan) Needs() driver.Needs {
 	return driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
 		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
 }
 
-// RunsOn tells whether a machine of a substrate, with its word on how it isolates, is what p
-// asks for.
+// RunsOn reports whether a machine of a substrate, with this description of its isolation,
+// satisfies p.
 func (p *Plan) RunsOn(name, isolation string) bool {
 	if p.Driver != "" && p.Driver != driver.Auto && p.Driver != name {
 		return false
@@ -200,21 +199,21 @@ func (p *Plan) RunsOn(name, isolation string) bool {
 			!strings.Contains(isolation, substrate.TestKernel)
 }
 
-// Granted reports whether what the document asks for under key is granted as it stands. A plan
-// without a document has every key.
+// Granted reports whether the document's requests under key are granted unchanged. A plan without a
+// document has every grant.
 func (p *Plan) Granted(key string) bool { return p.authority == nil || p.authority.Granted(key) }
 
-// A Sandbox is a sandbox to plan that runs no document. Zero values are the defaults.
+// A Sandbox is a sandbox to plan that runs no document. Zero fields select the defaults.
 type Sandbox struct {
 	Image     string
-	Template  *turnstone.Template // what Image stands for; nil: it is looked up, and built
+	Template  *turnstone.Template // the template of Image; nil: looked up, and built, later
 	Anonymous bool                // as in Plan
-	Machine   turnstone.Machine   // of the template, where Shape is zero
+	Machine   turnstone.Machine   // the template's machine, for zero fields of Shape
 	Shape     turnstone.Shape
-	Fixed     bool // Shape is not made smaller where the host gives less
+	Fixed     bool // Shape is not reduced if the host gives less
 	Substrate string
-	Live      bool // it can be paused, and cloned as it runs
-	Kept      bool // its machine is one that was kept
+	Live      bool // the sandbox can be paused, and cloned while running
+	Kept      bool // the machine is a kept machine
 	Hostname  string
 
 	Env      []string
@@ -223,11 +222,11 @@ type Sandbox struct {
 	Add, Get []document.Transfer
 
 	Network *turnstone.NetworkSpec // rules of its network; nil: the host's
-	Silent  bool                   // the host's default counts, and not Shape.Network
-	Rules   *netplan.Rules         // in the place of Network and Silent, as they stand
+	Silent  bool                   // use the host's default in place of Shape.Network
+	Rules   *netplan.Rules         // used unchanged in place of Network and Silent
 }
 
-// ForSandbox returns the plan of a sandbox on a host. It needs no Close.
+// ForSandbox returns the plan of a sandbox on a host. The plan needs no Close.
 func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 	p := &Plan{Host: host, Image: req.Image, Template: req.Template, Anonymous: req.Anonymous,
 		Shape: req.Shape, Driver: cmp.Or(req.Substrate, driver.Auto), Live: req.Live,
@@ -255,7 +254,7 @@ func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 	return p, p.sandboxNetwork(req.Network, req.Silent)
 }
 
-// InCwd resolves a step's cwd against the document's.
+// InCwd resolves a step's cwd relative to the document's.
 func InCwd(base, dir string) string {
 	if path.IsAbs(dir) {
 		return path.Clean(dir)

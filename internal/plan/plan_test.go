@@ -41,7 +41,7 @@ func TestPlanPrecedence(t *testing.T) {
 		p.Cwd != "/workspace/sub" {
 		t.Errorf("%+v", p)
 	}
-	if got := strings.Join(p.Env, " "); got != "A=doc A=flag" { // the later wins
+	if got := strings.Join(p.Env, " "); got != "A=doc A=flag" { // the later value wins
 		t.Errorf("env %q", got)
 	}
 }
@@ -163,8 +163,8 @@ func TestPlanTransfers(t *testing.T) {
 	}
 }
 
-// A file that a document names is looked up again when it is read: a link that
-// was put in its place since is not followed out of the folder.
+// A file of a document is looked up again when it is read: a link that replaced the file in the
+// meantime is not followed out of the folder.
 func TestFilesSwappedForALink(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
 	for _, f := range []string{filepath.Join(dir, "data"), filepath.Join(outside, "secret")} {
@@ -196,7 +196,8 @@ func TestFilesSwappedForALink(t *testing.T) {
 	}
 }
 
-// The document's folder is opened once: another one in its place is not read.
+// TestFilesOfAFolderThatWasSwapped checks that the document's folder is opened once: a folder that
+// replaces it is not read.
 func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 	dir, outside := filepath.Join(t.TempDir(), "docs"), t.TempDir()
 	if err := os.MkdirAll(filepath.Join(dir, "d"), 0o700); err != nil {
@@ -235,8 +236,8 @@ func TestFilesOfAFolderThatWasSwapped(t *testing.T) {
 	}
 }
 
-// TestOpenSecret: a value in what its caller or the document says openly is refused, because it
-// would be kept with the turn.
+// TestOpenSecret checks that a secret's value in the open parts of a request is rejected, because
+// it would be stored with the turn.
 func TestOpenSecret(t *testing.T) {
 	doc := func(text string) *document.Document { return parse(t, text+"\n\n```bash\ntrue\n```\n") }
 	for what, req := range map[string]Request{
@@ -256,7 +257,7 @@ func TestOpenSecret(t *testing.T) {
 	}
 }
 
-// TestInheritKeepsThePlan: what a turn takes from its parent is in a copy of its plan.
+// TestInheritKeepsThePlan checks that a turn inherits its parent's values in a copy of its plan.
 func TestInheritKeepsThePlan(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "data"), nil, 0o600); err != nil {
@@ -286,8 +287,8 @@ func TestInheritKeepsThePlan(t *testing.T) {
 	}
 }
 
-// TestNoSecretIsGiven: what is kept of a turn has no value of a secret in it because
-// its caller says one openly.
+// TestNoSecretIsGiven checks that a stored turn contains no value of a secret, even if its caller
+// writes the value openly.
 func TestNoSecretIsGiven(t *testing.T) {
 	const value = "tok-5f3a-XYZZY"
 	secrets := []string{"TOKEN=" + value, "QUOTED=p&ss'$XYZZYrd"}
@@ -307,7 +308,7 @@ func TestNoSecretIsGiven(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// The results of an earlier run are not run again.
+	// The results of an earlier run do not run again.
 	if _, err := ofTurn(Request{Document: parse(t, "# A\n"), Env: []string{"COPY=other"},
 		Secrets: secrets}, "/workspace", false); err != nil {
 		t.Error(err)

@@ -7,14 +7,13 @@ import (
 	"turnstone.dev/turnstone/document"
 )
 
-// A Request is one turn to run. Values that are zero leave the document's word, and then the
-// default, in force.
+// A Request is one turn to run. A zero field selects the document's value, and then the default.
 type Request struct {
 	Document *document.Document
-	Dir      string // what the document's files: are relative to, and may not leave
-	Piped    bool   // Dir is the caller's, and not the document's, which came through a pipe
-	// Grant are keys of front matter, of config.GrantKeys: what the document asks for there
-	// is granted as it stands. The other fields say what their caller grants by itself.
+	Dir      string // the folder of the document's files, which they cannot leave
+	Piped    bool   // Dir is the caller's folder, because the document came through a pipe
+	// Grant lists keys of front matter, of config.GrantKeys. The document's requests under these
+	// keys are granted unchanged. The other fields grant what they request.
 	Grant   []string
 	Image   string
 	Env     []string // KEY=VALUE
@@ -25,17 +24,17 @@ type Request struct {
 	Memory  turnstone.Bytes
 	Disk    turnstone.Bytes
 	Network *bool
-	// NetworkRules come beside the document's: see docs/network.md. With Network the mode
-	// (Record, Replay) is theirs, and not the document's.
+	// NetworkRules are added to the document's rules: see docs/network.md. With Network, the modes
+	// (Record, Replay) of NetworkRules replace the document's.
 	NetworkRules  *document.NetworkRules
-	SecretHeaders []string // "HOST=Name: value", as network.ParseSecretHeader reads them
-	Substrate     string   // "auto" or a substrate's name
-	Commands      bool     // the receipt lists all commands of each step
+	SecretHeaders []string // "HOST=Name: value": see network.ParseSecretHeader
+	Substrate     string   // "auto" or the name of a substrate
+	Commands      bool     // list all commands of each step in the receipt
 
-	Session  string             // name or ID; empty: an anonymous one
+	Session  string             // name or ID; empty: an anonymous session
 	Branch   string             // default "main"
-	Lifetime turnstone.Lifetime // of the sandbox
-	Home     string             // a persistent home directory
-	Snapshot document.Snapshot  // what is kept of the machine
-	Secrets  []string           // NAME=VALUE: in the steps' environment, and nowhere else
+	Lifetime turnstone.Lifetime // lifetime of the sandbox
+	Home     string             // name of a persistent home directory
+	Snapshot document.Snapshot  // the stored part of the machine
+	Secrets  []string           // NAME=VALUE, only for the environment of the steps
 }

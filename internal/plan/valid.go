@@ -11,10 +11,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// Valid refuses what no grant makes right, so that no message names a flag that does not
+// Valid rejects requests that no grant makes valid, so that no message names a flag that does not
 // help. Errors are of kind Invalid.
 func (a *Authority) Valid() error {
-	if a.Replays { // a record was a turn, and is planned without its places
+	if a.Replays { // a record was a turn; it is planned without its session
 		return nil
 	}
 	if err := a.validNames(); err != nil {
@@ -34,7 +34,7 @@ func (a *Authority) Valid() error {
 	return err
 }
 
-// validNames looks at the names that the document says and its caller does not.
+// validNames checks the names that the document specifies and its caller does not.
 func (a *Authority) validNames() error {
 	front := a.front()
 	name := front.Session
@@ -55,7 +55,7 @@ func (a *Authority) validNames() error {
 	return nil
 }
 
-// needsSession is what is asked for that belongs to a session, if none is named.
+// needsSession returns the requested value that requires a session, if no session is named.
 func (a *Authority) needsSession() string {
 	front := a.front()
 	branch := cmp.Or(a.Request.Branch, front.Branch, DefaultBranch)

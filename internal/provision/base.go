@@ -11,11 +11,11 @@ import (
 	"turnstone.dev/turnstone/internal/template/builtin"
 )
 
-// A Base is the turn on whose state a sandbox begins. The zero Base is the template.
+// A Base is the turn on whose state a sandbox starts. The zero Base is the template.
 type Base struct {
-	Context *repo.ContextStore   // may be nil where Parent is
+	Context *repo.ContextStore   // may be nil if Parent is nil
 	Parent  *turnstone.Turn      // nil: the template
-	State   *turnstone.TurnState // the parent's
+	State   *turnstone.TurnState // the parent's state
 }
 
 // On returns the base that the turn t is; nil stands for the template.
@@ -28,7 +28,7 @@ func On(ctx context.Context, cs *repo.ContextStore, t *turnstone.Turn) (Base, er
 	return base, err
 }
 
-// named returns the base that ref names; no ref stands for the template.
+// named returns the base that ref names; an empty ref stands for the template.
 func named(ctx context.Context, h *host.Host, ref string) (Base, error) {
 	if ref == "" {
 		return Base{}, nil
@@ -44,7 +44,8 @@ func named(ctx context.Context, h *host.Host, ref string) (Base, error) {
 	return On(ctx, cs, &t)
 }
 
-// Below returns what the plan of a turn of a session inherits; nil: it begins on its template.
+// Below returns the values that the plan of a session's turn inherits; nil: the turn starts from
+// its template.
 func (b Base) Below(s turnstone.Session) *plan.Below {
 	if b.State == nil {
 		return nil
@@ -58,7 +59,7 @@ type Stopwatch struct {
 	Phases []turnstone.Phase
 }
 
-// NewStopwatch returns a stopwatch that runs.
+// NewStopwatch returns a running stopwatch.
 func NewStopwatch() *Stopwatch { return &Stopwatch{last: time.Now()} }
 
 // Lap ends the phase name.
@@ -69,7 +70,7 @@ func (w *Stopwatch) Lap(name string) {
 	w.Phases = append(w.Phases, turnstone.Phase{Name: name, Took: turnstone.Millis(took)})
 }
 
-// Quietly returns tell, or a function that ignores what it is told where tell is nil.
+// Quietly returns tell, or a function without effect if tell is nil.
 func Quietly(tell func(string)) func(string) {
 	if tell == nil {
 		return func(string) {}
@@ -77,5 +78,5 @@ func Quietly(tell func(string)) func(string) {
 	return tell
 }
 
-// ImageWith returns another image than image that has program; empty: none is known.
+// ImageWith returns an image other than image that has program; empty: no such image is known.
 func ImageWith(image, program string) string { return builtin.OtherWithProgram(image, program) }

@@ -18,34 +18,35 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A CreateRequest is one sandbox to create. Zero values are the defaults.
+// A CreateRequest is one sandbox to create. Zero fields select the defaults.
 type CreateRequest struct {
 	Image     string   // default plan.DefaultImage
-	Env       []string // KEY=VALUE, for all of its processes
+	Env       []string // KEY=VALUE, for all processes
 	Shape     turnstone.Shape
 	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
-	Substrate string                 // "auto" or a substrate's name
+	Substrate string                 // "auto" or the name of a substrate
 	Hostname  string                 // default: its ID
-	// From is a folder that Snapshot has written of a sandbox with this Image and
-	// Shape: the new one goes on where that one was, and Env is left out. It is
-	// needed until Create returns.
+	// From is a folder that Snapshot has written, of a sandbox with this Image and Shape: the new
+	// sandbox continues from that snapshot, and Env has no effect. The folder must exist until
+	// Create returns.
 	From string
-	// Kept is a folder with the files that Keep has written, of a sandbox with this
-	// Image and Shape, and KeptLayers are the images that it has named: the new one goes
-	// on where that one was. Both are needed until Create returns.
+	// Kept is a folder with the files that Keep has written, of a sandbox with this Image and
+	// Shape, and KeptLayers are the images that Keep has named: the new sandbox continues from that
+	// machine. Both must exist until Create returns.
 	Kept       string
 	KeptLayers []string
-	// Root is the template's image that the sandbox of From or Kept had; empty: the one that
-	// the template has today.
+	// Root is the template's image that the sandbox of From or Kept had; empty: the template's
+	// current image.
 	Root turnstone.Digest
-	// On is the turn on whose state it begins; Env comes on top. Empty: none.
+	// On is the turn whose state the sandbox starts from; Env is added to its environment. Empty:
+	// none.
 	On string
-	// Live asks for a substrate whose sandboxes can be paused, and cloned as they run.
+	// Live requests a substrate whose sandboxes can be paused and cloned while running.
 	Live bool
 }
 
-// Create makes a sandbox of its own for the caller. preparing is called before
-// what can take long; it may be nil.
+// Create creates a sandbox for the caller. preparing is called before long operations; it may be
+// nil.
 func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func(string)) (
 	*sandbox.Sandbox, error) {
 	preparing = Quietly(preparing)
@@ -109,8 +110,8 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 		Isolation: s.Isolation(), Workdir: t.Workdir, User: t.User}, nil
 }
 
-// revive starts a clone of the machine that Snapshot or Keep has written, which was
-// one of p's, and gives it an identity of its own.
+// revive starts a clone of the machine that Snapshot or Keep has saved, which was started from p,
+// and gives the clone an identity of its own.
 func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	progress func(string)) (_ *sandbox.Sandbox, err error) {
 	var tmpl *turnstone.Template
@@ -144,7 +145,8 @@ func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	return h.Launcher.Revive(ctx, start, src, dir)
 }
 
-// Unpack makes a folder to restore from of what Keep has written of a machine like src's.
+// Unpack creates a folder for a restore from the files that Keep has written of a machine like
+// src's.
 func Unpack(ctx context.Context, h *host.Host, src *sandbox.Source, kept substrate.PackedFiles) (
 	dir string, remove func(), err error) {
 	k, err := src.Keeper()

@@ -1,4 +1,4 @@
-// Package provision starts the sandboxes that plans ask for: on a template or on the state of a
+// Package provision starts the sandboxes that plans request: on a template or on the state of a
 // turn, with their network, their home directory and their environment.
 package provision
 
@@ -17,21 +17,21 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Setup is what a sandbox is started with. It does not change once it is made.
+// A Setup contains the settings of a sandbox's start. It is immutable.
 type Setup struct {
 	Plan *plan.Plan
-	Turn turnstone.TurnID // that it is for; empty: for none
-	Env  []string         // of the sandbox's processes: the plan's, and what the link adds
-	Link *netplan.Link    // serves the plan's network; nil: there is none
+	Turn turnstone.TurnID // the turn of the sandbox; empty: none
+	Env  []string         // environment of the processes: the plan's and the link's
+	Link *netplan.Link    // serves the plan's network; nil: no network
 }
 
-// Prepare gets ready the network of a sandbox of p.
+// Prepare prepares the network of a sandbox of p.
 func Prepare(h *host.Host, p *plan.Plan) (Setup, error) {
 	return Trusting(h, p, h.Link(p.Net), nil)
 }
 
-// Trusting returns what a sandbox of p is started with whose network link serves. before is
-// the environment that p's comes on top of.
+// Trusting returns the setup of a sandbox of p whose network link serves. before is the environment
+// that p's environment is added to.
 func Trusting(h *host.Host, p *plan.Plan, link *netplan.Link, before []string) (Setup, error) {
 	su := Setup{Plan: p, Env: p.Env, Link: link}
 	if !p.Shape.Network {
@@ -42,7 +42,8 @@ func Trusting(h *host.Host, p *plan.Plan, link *netplan.Link, before []string) (
 	return su, err
 }
 
-// Trust returns what the sandbox's guest trusts beside its image's certificates.
+// Trust returns the authorities that the sandbox's guest trusts in addition to its image's
+// certificates.
 func (su Setup) Trust() sandbox.Trust {
 	if su.Link == nil {
 		return sandbox.Trust{}
@@ -50,7 +51,7 @@ func (su Setup) Trust() sandbox.Trust {
 	return sandbox.Trust{CA: su.Link.CA, Host: su.Link.HostCA, Bundle: su.Link.Bundle}
 }
 
-// Start makes a sandbox on the state of base.
+// Start starts a sandbox on the state of base.
 func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func(string),
 	clock *Stopwatch) (*sandbox.Sandbox, error) {
 	req, err := Request(ctx, h, su, progress, clock)
@@ -73,8 +74,8 @@ func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func
 	return s, nil
 }
 
-// Request returns what a sandbox is started with. It is where the first run on a machine
-// spends its minutes.
+// Request returns the request for a sandbox's start. The first run on a machine spends its minutes
+// here.
 func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 	clock *Stopwatch) (sandbox.Request, error) {
 	p := su.Plan
@@ -93,7 +94,8 @@ func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 		Slots: p.Host.Limits.Sandboxes, Progress: progress, Lap: clock.Lap}, nil
 }
 
-// below puts into m what a sandbox on base lies on. It all stays until release is called.
+// below adds the images below the disk of a sandbox on base to m. The images remain until release
+// is called.
 func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *turnstone.Template,
 	m *substrate.Machine, progress func(string)) (release func(), err error) {
 	release = func() {}
@@ -127,14 +129,14 @@ func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *turnsto
 	return func() { free(); unlock() }, nil
 }
 
-// SetSession gives the shell of s the directory cwd and the environment env, with the variables of
-// more in the place of its own.
+// SetSession sets the directory of the shell of s to cwd and its environment to env, in which the
+// variables of more take precedence.
 func SetSession(ctx context.Context, s *sandbox.Sandbox, cwd string, env, more []string) error {
 	return s.Client().StateSetSession(ctx,
 		&wire.StateSetSessionParams{Cwd: cwd, Env: mergeEnv(env, more)})
 }
 
-// mergeEnv returns base with the variables of more in the place of its own.
+// mergeEnv returns base with the variables of more, which take precedence.
 func mergeEnv(base, more []string) []string {
 	at := map[string]int{}
 	var env []string

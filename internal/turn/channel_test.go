@@ -21,13 +21,13 @@ import (
 	"turnstone.dev/turnstone/internal/turn/place"
 )
 
-// A noisyMachine is a machine in which something besides the agent writes to the
-// agent's channel. It does not end with its channel.
+// A noisyMachine is a machine in which a process other than the agent writes to the agent's
+// channel. The machine does not end with its channel.
 type noisyMachine struct {
 	host, guest net.Conn
 	done        chan struct{}
 	once        sync.Once
-	silent      atomic.Bool // the agent is not heard any more
+	silent      atomic.Bool // discards the agent's output
 }
 
 func (m *noisyMachine) ID() turnstone.SandboxID   { return "sb_noisy" }
@@ -40,8 +40,8 @@ func (m *noisyMachine) Close() error {
 	return nil
 }
 
-// TestBrokenChannel: a turn whose sandbox writes something of its own to the agent's
-// channel ends at once. Its receipt says in which step and why, and its machine is ended.
+// TestBrokenChannel checks that a turn ends at once if its sandbox writes foreign data to the
+// agent's channel. The receipt names the step and the reason, and the machine ends.
 func TestBrokenChannel(t *testing.T) {
 	for name, noise := range map[string]string{
 		"a frame without end":         "\x00\x00\x00\x00garbage garbage",
@@ -74,8 +74,8 @@ func TestBrokenChannel(t *testing.T) {
 	}
 }
 
-// TestSilentAgent: an agent that does not say any more that a step was killed holds nobody
-// up. Its machine is ended.
+// TestSilentAgent checks that an agent that no longer confirms a step's end delays nothing. The
+// machine ends.
 func TestSilentAgent(t *testing.T) {
 	m, r, s, closeAll := runNoisy(t,
 		"```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
@@ -95,11 +95,11 @@ func TestSilentAgent(t *testing.T) {
 	closeAll()
 }
 
-// roomy tells that the host's disk is not full.
+// roomy reports a disk with free space.
 func roomy() error { return nil }
 
-// runNoisy makes a turn with an agent in this process. then is called at the first step's
-// first output. closeAll waits for the agent to end.
+// runNoisy runs a turn with an agent in this process. It calls then at the first step's first
+// output. closeAll waits for the agent's end.
 func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run,
 	s *sandbox.Sandbox, closeAll func()) {
 	t.Helper()
@@ -136,7 +136,7 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	}
 }
 
-// silenced loses what is written once silent is set.
+// silenced discards written data once silent is set.
 type silenced struct {
 	net.Conn
 	silent *atomic.Bool
@@ -149,7 +149,7 @@ func (s silenced) Write(p []byte) (int, error) {
 	return s.Conn.Write(p)
 }
 
-// linkData is a frame of the link with data of its first stream.
+// linkData returns a frame of the link with data of its first stream.
 func linkData(data string) []byte {
 	return append([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, byte(len(data))}, data...)
 }

@@ -13,17 +13,17 @@ import (
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
-// committed is a turn as it is kept. It does not change.
+// committed is a stored turn. It is immutable.
 type committed struct {
-	record, state turnstone.Digest // empty: there is none
+	record, state turnstone.Digest // empty: the turn left none
 	layer         turnstone.LayerInfo
 	network       *turnstone.RecordNetwork
-	diverged      bool   // another turn came first: its branch is a new one
-	receipt       []byte // the same in the turn's folder, in the record and in the report
+	diverged      bool   // another turn ended first, so the branch is new
+	receipt       []byte // equal in the turn's folder, in the record and in the report
 }
 
-// commit writes the turn's record and moves its branch. l is nil when the turn left
-// no state. What it changes in r.info is in the receipt that it keeps.
+// commit writes the turn's record and moves its branch. l is nil if the turn left no state. The
+// stored receipt includes the changes that commit makes to r.info.
 func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err error) {
 	if l == nil {
 		l = &state.Collected{}
@@ -54,7 +54,7 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 	}
 	c.network = rec.Network
 	guests := *rec
-	guests.Image = "" // with a digest in it
+	guests.Image = "" // an image of a registry, with its digest
 	if name := receipt.LeakIn(r.plan.Secrets.Written(), &guests); name != "" {
 		return c, state.Leaked("the turn's record", name)
 	}
@@ -73,8 +73,8 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 	return c, r.at.Finish(ctx, r.info.Result, digest, l.State)
 }
 
-// commitWithoutState keeps a turn whose state could not be kept as one that left none. When
-// not even that can be written, it is in the session without a record.
+// commitWithoutState stores a turn whose state could not be stored, as a turn without a state. If
+// that fails too, the session has the turn without a record.
 func (r *run) commitWithoutState() committed {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -90,7 +90,7 @@ func (r *run) commitWithoutState() committed {
 	return c
 }
 
-// record puts all that is kept of the turn beside its state into the batch. text is the receipt.
+// record adds the turn's data except its state to the batch. text is the receipt.
 func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.TurnRecord,
 	text []byte, err error) {
 	rec = &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.Session.ID,
@@ -137,7 +137,7 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 	return rec, text, nil
 }
 
-// putOutput keeps all of an output; nil when it is empty or not kept.
+// putOutput stores a whole output; nil if the output is empty or not kept.
 func (r *run) putOutput(ctx context.Context, l *state.Collected, step *document.Step,
 	stream turnstone.Stream) (*turnstone.Content, error) {
 	in, size, err := r.steps.Open(step, stream)
@@ -149,7 +149,7 @@ func (r *run) putOutput(ctx context.Context, l *state.Collected, step *document.
 	return &content, err
 }
 
-// networkInfo says in the receipt what became of the network.
+// networkInfo adds the summary of the network to the receipt.
 func (r *run) networkInfo() string {
 	if !r.shape.Network {
 		return ""
@@ -157,8 +157,8 @@ func (r *run) networkInfo() string {
 	return r.steps.Line(r.tape.Info())
 }
 
-// checkpoint writes the receipt as it stands into the turn's folder, in case the executor is
-// killed. That it cannot be written is said, and no reason to stop.
+// checkpoint writes the current receipt to the turn's folder, in case the executor is killed. A
+// failure is reported and does not end the turn.
 func (r *run) checkpoint() {
 	if r.folder.Dir == "" {
 		return
@@ -171,8 +171,8 @@ func (r *run) checkpoint() {
 	}
 }
 
-// keepReceipt makes the turn's last receipt durable in its folder, with the outputs that it names.
-// That it cannot be written is said: the caller still gets the receipt.
+// keepReceipt writes the turn's final receipt to its folder, and syncs it and the outputs that it
+// names to disk. A failure is reported; the caller gets the receipt anyway.
 func (r *run) keepReceipt(text []byte) {
 	if r.folder.Dir == "" {
 		return

@@ -26,20 +26,19 @@ import (
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
-// An ended turn is kept as c.
+// An ended turn is stored as c.
 type ended struct {
 	*run
 	c committed
 }
 
-// end runs the end of a turn on session s as Run does, with these files in the place
-// of those that a machine has changed.
+// end runs the end of a turn on session s like Run, with these files as the machine's changes.
 func end(t *testing.T, x *Runner, files map[string]string) (*ended, error) {
 	t.Helper()
 	return endWith(t, x, files, nil)
 }
 
-// endWith is end of a turn whose machine was kept.
+// endWith is end of a turn whose machine is kept.
 func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snapshot) (
 	*ended, error) {
 	t.Helper()
@@ -84,8 +83,8 @@ func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snap
 	return &ended{r, r.finish(ctx, l)}, nil
 }
 
-// whole checks that each turn of s is there as a whole or left nothing, that main
-// ends with the newest one that has a state, and returns their number.
+// whole checks that each turn of s is complete or left nothing, and that main ends with the newest
+// turn that has a state. It returns the number of turns.
 func whole(t *testing.T, dir string) (kept int) {
 	t.Helper()
 	ctx := t.Context()
@@ -96,7 +95,7 @@ func whole(t *testing.T, dir string) (kept int) {
 	}
 	g := ok[*turnstone.Graph](t)(x.host.Repo.Session(ctx, "s"))
 	var newest turnstone.TurnID
-	slices.Reverse(g.Turns) // the oldest first
+	slices.Reverse(g.Turns) // oldest first
 	for _, turn := range g.Turns {
 		switch {
 		case turn.Status != turnstone.TurnDone:
@@ -124,7 +123,7 @@ func whole(t *testing.T, dir string) (kept int) {
 	return kept
 }
 
-// faultAt is a fault function that calls fail at the nth operation.
+// faultAt returns a fault function that calls fail at the nth operation.
 func faultAt(n int, fail func() error) func(string) error {
 	return func(string) error {
 		if n--; n == 0 {
@@ -134,8 +133,8 @@ func faultAt(n int, fail func() error) func(string) error {
 	}
 }
 
-// sameReceipt checks that r's receipt is the same in the state directory, in the turn that is
-// returned and in the turn's record, if there is one.
+// sameReceipt checks that r's receipt is equal in the state directory, in the report and in the
+// turn's record, if there is one.
 func sameReceipt(t *testing.T, x *Runner, r *ended) {
 	t.Helper()
 	want := r.report(r.c).Receipt
@@ -155,8 +154,8 @@ func sameReceipt(t *testing.T, x *Runner, r *ended) {
 	}
 }
 
-// TestCommitFaults lets each write of a commit fail, as on a full disk: the caller
-// is told, the turn is in the session without a state, and the next one works.
+// TestCommitFaults lets each write of a commit fail, as on a full disk: the caller gets the error,
+// the session has the turn without a state, and the next turn works.
 func TestCommitFaults(t *testing.T) {
 	dir := t.TempDir()
 	first := testRunner(&statedir.Dir{Root: dir})
@@ -178,7 +177,7 @@ func TestCommitFaults(t *testing.T) {
 			t.Errorf("write %d: %+v", n, r.info)
 		default:
 			failed++
-			// The same process goes on: nothing is held by the turn that failed.
+			// The failed turn must hold nothing in the process, which continues.
 			cs := ok[*repo.ContextStore](t)(x.host.Context(t.Context()))
 			if turn := ok[turnstone.Turn](t)(cs.DB.Turn(t.Context(),
 				r.info.ID)); turn.Status != turnstone.TurnDone ||
@@ -206,11 +205,11 @@ func TestCommitFaults(t *testing.T) {
 	}
 }
 
-// crashVar makes TestCommitCrashes the program that dies: "DIR N".
+// crashVar is set in the process of TestCommitCrashes that dies: "DIR N".
 const crashVar = "TURN_TEST_CRASH"
 
-// TestCommitCrashes lets the process die before each write of a commit: either the
-// turn is there or it is not.
+// TestCommitCrashes lets the process die before each write of a commit: the turn is then complete
+// or absent.
 func TestCommitCrashes(t *testing.T) {
 	if at := os.Getenv(crashVar); at != "" {
 		var dir string

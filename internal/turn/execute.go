@@ -15,11 +15,10 @@ import (
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
-// execute runs the turn's steps in a sandbox, and returns what they left there; nil: nothing. left
-// can be set with an error.
+// execute runs the turn's steps in a sandbox and returns the resulting state, or nil if there is
+// none. left may be set together with an error.
 func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
-	// Until the first step is reached the receipt on disk says that this was
-	// where the executor ended, should it be killed.
+	// If the executor is killed before the first step, the receipt on disk must say so.
 	r.info.Error = "the executor ended before the first step"
 	r.checkpoint()
 	s, err := r.open(ctx)
@@ -27,7 +26,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 		return nil, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
-		if r.paused == nil || left == nil { // else the session's machine stands still
+		if r.paused == nil || left == nil { // otherwise the session's machine is paused
 			_ = s.Close()
 		}
 		r.clock.Lap("close")
@@ -69,21 +68,21 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 		}
 	}
 	if missed != nil && result != turnstone.ResultPassed && !canceled(ctx) {
-		// What a failed step did not make cannot be fetched: the step is the news.
+		// A failed step explains the missing file, so the step's failure is reported.
 		r.setError(missed)
 		return left, nil
 	}
 	return left, missed
 }
 
-// noteStateLost says, in the receipt too, that there is no state.
+// noteStateLost records, in the receipt too, that the turn left no state.
 func (r *run) noteStateLost() {
 	const what = "what the turn changed is lost with its machine, which did not obey"
 	r.obs.Preparing(what)
 	r.steps.AddToTimeout(what)
 }
 
-// getAll copies what the plan gets out of the sandbox.
+// getAll copies the files that the plan requests out of the sandbox.
 func (r *run) getAll(ctx context.Context, s *sandbox.Sandbox) error {
 	err := s.GetAll(ctx, r.plan.Get, s.MostToGet(r.shape), r.obs.Preparing)
 	if err != nil {
@@ -92,7 +91,7 @@ func (r *run) getAll(ctx context.Context, s *sandbox.Sandbox) error {
 	return err
 }
 
-// open makes a sandbox for the turn, on the state that it begins with.
+// open creates the turn's sandbox on its initial state.
 func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 	su := r.setup
 	su.Env = slices.Concat(su.Env, r.plan.Secrets.Env())
@@ -116,28 +115,28 @@ func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 	return o.Sandbox, err
 }
 
-// skipsPaused tells whether a machine of the session stands where the turn begins, which
-// has a sandbox of its own.
+// skipsPaused reports whether the session has a paused machine with the turn's initial state
+// although the turn has a sandbox of its own.
 func (r *run) skipsPaused() bool {
 	return !r.at.Replay && r.at.Parent != nil &&
 		paused.StandsOn(r.host, r.at.Session.ID, r.plan.Branch, r.at.Parent.ID)
 }
 
-// settlePaused ends the turn's use of the session's machine: it stays where stays says that the
-// turn is what the next one of its branch begins on. When the turn had a sandbox of its own, the
-// machine that stands on its parent is of no use any more, and ends.
+// settlePaused ends the turn's use of the session's machine. The machine remains if stays is set:
+// then the branch's next turn starts from this turn. If the turn had a sandbox of its own, the
+// machine with its parent's state is useless, and settlePaused ends it.
 func (r *run) settlePaused(ctx context.Context, stays bool) {
 	if r.paused != nil {
 		r.paused.Settle(ctx, r.info.ID, stays, r.obs.Preparing)
 		return
 	}
 	if stays && r.skipsPaused() {
-		_ = paused.End(ctx, r.host, r.at.Session.ID, r.plan.Branch) // gc finds what this leaves
+		_ = paused.End(ctx, r.host, r.at.Session.ID, r.plan.Branch) // GC removes the remains
 	}
 }
 
-// collectAll takes what the turn leaves out of the sandbox whose steps are over: its machine
-// where that was asked for, and its files, also where the machine cannot be kept.
+// collectAll collects the turn's data from the sandbox after the steps: its machine, if requested,
+// and its files, even if the machine cannot be kept.
 func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collected, error) {
 	var unkept error
 	if r.plan.Snapshot == document.SnapshotVM {
@@ -155,7 +154,7 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collec
 	switch {
 	case err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Ended() &&
 		r.info.Result != turnstone.ResultPassed:
-		// It had to be ended to end the step, and what it changed with it.
+		// Only the end of the machine could end the step, so the step's changes are lost.
 		r.noteStateLost()
 		left = nil
 	case err != nil && unkept != nil:
@@ -169,9 +168,9 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collec
 	return left, nil
 }
 
-// collect takes the state out of the sandbox s, whose steps are over, into a new batch. The machine
-// ends, unless it is the session's; unpaused is why that one did not stand still. parts is as in
-// host.Bounds.
+// collect collects the state of the sandbox s, whose steps have ended, into a new batch. The
+// machine ends unless it is the session's; unpaused is the reason why the session's machine could
+// not be paused. parts is as in host.Bounds.
 func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (left *state.Collected,
 	unpaused, err error) {
 	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store,
@@ -191,11 +190,11 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 	return left, unpaused, err
 }
 
-// salvage keeps what the steps did until the host's disk was nearly full, if there is room
-// for it, and returns why the turn ended.
+// salvage collects the steps' changes until the host's disk was nearly full, if there is space for
+// them. It returns the reason why the turn ended.
 func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) (*state.Collected,
 	error) {
-	left, _, err := r.collect(ctx, s, 2) // the rest is for others
+	left, _, err := r.collect(ctx, s, 2) // the other half of the space is for others
 	r.clock.Lap("collect")
 	if err != nil {
 		return nil, turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
@@ -204,12 +203,13 @@ func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) (*stat
 	return left, low
 }
 
-// dropSnapshot says that the turn's machine is not kept, and why. The turn's files are.
+// dropSnapshot records that the turn's machine is not kept, and the reason. The turn's files are
+// kept.
 func (r *run) dropSnapshot(err error) {
 	r.snapshot.Remove()
 	r.snapshot, r.info.Snapshot, r.info.Lifetime = nil, "", ""
 	if err = snapshotError(err); r.info.Result != turnstone.ResultPassed {
-		if r.info.Error == "" { // the step is the news
+		if r.info.Error == "" { // the step's error takes precedence
 			r.setError(err)
 		}
 		return
@@ -222,8 +222,8 @@ func snapshotError(err error) error {
 		err).WithHint(turnstone.HintOf(err))
 }
 
-// putMachine puts the turn's machine into the store. Where that fails, the turn is kept
-// without it.
+// putMachine adds the turn's machine to the store. If that fails, the turn is stored without its
+// machine.
 func (r *run) putMachine(ctx context.Context) error {
 	if r.snapshot == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// What no grant makes right is refused before a grant is asked for: also with all keys
-// granted the message is the same.
+// TestWrongBeforeAsked checks that requests which no grant makes valid are rejected before grants
+// are checked: with all keys granted the message is the same.
 func TestWrongBeforeAsked(t *testing.T) {
 	for front, c := range map[string]struct {
 		req  plan.Request
@@ -47,7 +47,7 @@ func TestWrongBeforeAsked(t *testing.T) {
 		}
 	}
 	for front, req := range map[string]plan.Request{
-		"session: turn-6":               {Session: "s"}, // the caller names another
+		"session: turn-6":               {Session: "s"}, // the caller names another session
 		"session: s\nbranch: turn-6":    {Branch: "b"},
 		"branch: fix/auth":              {Session: "s"},
 		"lifetime: session":             {Session: "s"},

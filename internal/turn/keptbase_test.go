@@ -24,8 +24,7 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// kept is a machine that was kept as the difference from base, which is written again each
-// time that wrote counts.
+// kept returns a machine that is kept as the difference from base. wrote counts the writes of base.
 func kept(t *testing.T, memory string, base []byte, wrote *int) snapshot.Parts {
 	t.Helper()
 	p := snapshot.Parts{Dir: t.TempDir(), Release: func() {},
@@ -48,14 +47,14 @@ func of(t *testing.T, x *Runner, parts snapshot.Parts) *snapshot.Snapshot {
 	return ok[*snapshot.Snapshot](t)(snapshot.Of(x.host.Dir, parts))
 }
 
-// bundles returns what exports and imports sessions of x.
+// bundles returns the exporter and importer of sessions of x.
 func bundles(x *Runner) bundle.Host {
 	return bundle.Host{Repo: x.host.Repo, Templates: x.host.Templates,
 		Room: func() error { return nil }}
 }
 
-// TestBaseLives: what kept machines differ from is stored once, goes with an export, and stays
-// exactly as long as a turn needs it.
+// TestBaseLives checks that the base of kept machines is stored once, is part of exports, and
+// remains exactly as long as a turn needs it.
 func TestBaseLives(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
@@ -102,7 +101,7 @@ func TestBaseLives(t *testing.T) {
 	if b, err := read(p, two, "base"); err == nil {
 		t.Errorf("nothing needs the base any more, and it has %d bytes", len(b))
 	}
-	whole(p, keep("three", "c")) // its note is there, and what it says is not
+	whole(p, keep("three", "c")) // its note exists, and the noted files do not
 	if wrote != 2 {
 		t.Errorf("written %d times", wrote)
 	}
@@ -114,7 +113,7 @@ func TestBaseLives(t *testing.T) {
 	if _, err := read(there, two, "../config.toml"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a name that it has not: %v", err)
 	}
-	// A file of it is missing, or another: the session is not imported.
+	// If a file of the base is missing or different, the session is not imported.
 	entries := repotest.Unpack(t, file.Bytes())
 	for i, e := range entries {
 		if len(e.Data) < 64<<10 { // a chunk of the base
@@ -133,14 +132,14 @@ func TestBaseLives(t *testing.T) {
 	}
 }
 
-// keptTemplate returns the template that the kept machine of rec ran on.
+// keptTemplate returns the template of the kept machine of rec.
 func keptTemplate(ctx context.Context, x *Runner, rec *turnstone.TurnRecord) (*turnstone.Template,
 	error) {
 	return rootimage.Kept(ctx, x.host.Repo, x.host.Templates, rec, func(string) {})
 }
 
-// TestMachineImage: the template's image that a kept machine runs on stays as long as it is
-// needed, comes along with --full, and is found by its digest.
+// TestMachineImage checks that the template's image of a kept machine remains as long as a turn
+// needs it, is exported with --full, and is found by its digest.
 func TestMachineImage(t *testing.T) {
 	p := newPast(t)
 	ctx := t.Context()
@@ -195,7 +194,7 @@ func TestMachineImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	found(p)
-	// A touched copy is not used; it is made anew.
+	// A modified copy is not used but replaced.
 	path := p.x.host.Dir.Path("cache", "roots", image.Digest.Hex()+".erofs")
 	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("another"),
 		0o600)); err != nil {

@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 )
 
-// TestTurnKeepsKind: a turn that was cut off says what kind of error did it.
+// TestTurnKeepsKind checks that an interrupted turn has the kind of the error that interrupted it.
 func TestTurnKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable,
 		turnstone.KindCanceled, turnstone.KindDead} {

@@ -19,8 +19,8 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestReceiptIsSynced: the receipt and what it names are made durable, and when that
-// fails, or a receipt cannot be written at all, it is said.
+// TestReceiptIsSynced checks that the receipt and the files that it names are synced to disk, and
+// that a failure to write or sync them is reported.
 func TestReceiptIsSynced(t *testing.T) {
 	x := testRunner(&statedir.Dir{Root: t.TempDir()})
 	var synced []string
@@ -74,7 +74,7 @@ func TestReceiptIsSynced(t *testing.T) {
 	}
 }
 
-// tellings is an observer that hears what is said beside the steps.
+// tellings is an observer that records the messages outside of steps.
 type tellings struct {
 	observer
 	said []string

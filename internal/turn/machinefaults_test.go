@@ -17,8 +17,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// TestMachineFaults lets each write fail from where a turn ends whose machine was kept: as long
-// as it is the machine's, the turn's files are kept without it.
+// TestMachineFaults lets each write fail at the end of a turn whose machine is kept: if a write of
+// the machine fails, the turn's files are kept without the machine.
 func TestMachineFaults(t *testing.T) {
 	dir, random := t.TempDir(), make([]byte, 3<<20)
 	_, _ = rand.Read(random)

@@ -26,19 +26,19 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// goldenLimits keep the plans of testdata/plans.txt apart from the machine that makes them.
+// goldenLimits make the plans of testdata/plans.txt independent of the machine that makes them.
 const goldenLimits = "[limits]\ncpus = 4\nmemory = \"2GiB\"\ndisk = \"16GiB\"\ntimeout = " +
 	"\"2h\"\nsandboxes = 3\noutput = \"1MiB\"\nentries = 1000\nfile_size = \"1GiB\"\n" +
 	"free_space = \"1MiB\"\n"
 
-// A goldenCase is a request on a host, and the state of the turn that it begins on.
+// A goldenCase is a request on a host, and the turn's initial state.
 type goldenCase struct {
 	name   string
-	front  string // of the document
+	front  string // the document's front matter
 	req    plan.Request
 	again  *Repeat              // the turn that req repeats
-	host   string               // of config.toml, beside goldenLimits
-	parent *turnstone.TurnState // session "s" ends with a turn that left it
+	host   string               // text of config.toml, in addition to goldenLimits
+	parent *turnstone.TurnState // state of the last turn of session "s"
 }
 
 func on() *bool  { v := true; return &v }
@@ -166,9 +166,9 @@ func goldenCases(dir string) []goldenCase {
 	}
 }
 
-// TestPlansGolden holds what each part of a turn's plan is when the turn begins: it is put
-// together from the caller's word, the document's, the template's, the parent's and the
-// host's, and their order counts. With -update the plans are written anew.
+// TestPlansGolden checks all parts of a turn's plan when the turn starts: the plan combines the
+// values of the caller, the document, the template, the parent and the host, in a fixed order. With
+// -update it writes the plans anew.
 func TestPlansGolden(t *testing.T) {
 	const path = "testdata/plans.txt"
 	ownAuthority(t)
@@ -209,7 +209,7 @@ func TestPlansGolden(t *testing.T) {
 	}
 }
 
-// goldenPlan is the plan of c, or the error that it comes to.
+// goldenPlan returns the plan of c, or its error.
 func goldenPlan(t *testing.T, c goldenCase) []string {
 	t.Helper()
 	p := newPast(t)
@@ -278,7 +278,7 @@ func (p *past) state(s turnstone.Session, st turnstone.TurnState) {
 	}
 }
 
-// describePlan says what the turn r begins with, a line for each thing that is not zero.
+// describePlan describes the turn r before its start, with a line for each value that is not zero.
 func describePlan(t *testing.T, r *run) []string {
 	t.Helper()
 	p, n, link := r.plan, &r.plan.Net, r.setup.Link

@@ -29,23 +29,24 @@ type Runner struct{ host *host.Host }
 // New returns a runner on h.
 func New(h *host.Host) *Runner { return &Runner{h} }
 
-// A Repeat is what a turn has that repeats another.
+// A Repeat describes the turn that a replay repeats.
 type Repeat struct {
 	Inputs  []turnstone.RecordInput
 	Parents []turnstone.TurnID
-	Session turnstone.SessionID // of the other turn
+	Session turnstone.SessionID // session of the repeated turn
 }
 
-// Run runs one turn and returns it with its receipt. An error without a Turn
-// means that nothing was started: of kind Invalid or KindNotFound, that the request
-// is wrong. A turn that began always comes back, its Result telling how it ended;
-// when ctx is cancelled it is "error" and the receipt says at which step. obs may be nil.
+// Run runs one turn and returns its report with the receipt. If the report is nil, nothing was
+// started; an error of kind Invalid or NotFound then means that the request is wrong. A turn that
+// was started always has a report, and its Result says how the turn ended. If ctx ends, the result
+// is "error" and the receipt names the interrupted step. obs may be nil.
 func (x *Runner) Run(ctx context.Context, req plan.Request, obs Observer) (*turnstone.TurnReport,
 	error) {
 	return x.Repeat(ctx, req, nil, obs)
 }
 
-// Repeat is Run, of a turn that repeats another: it becomes part of no session. again may be nil.
+// Repeat is Run for a turn that repeats another turn: the new turn is in no session. again may be
+// nil.
 func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 	obs Observer) (*turnstone.TurnReport, error) {
 	r, err := x.begin(ctx, req, again, obs)
@@ -56,8 +57,8 @@ func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 	return r.run(ctx), nil
 }
 
-// begin returns the turn that req asks for with its place in its session, before anything is
-// started. The caller closes it.
+// begin returns the turn of req with its place in its session, before anything is started. The
+// caller closes the turn.
 func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	obs Observer) (_ *run, err error) {
 	if obs == nil {
@@ -68,7 +69,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 		return nil, err
 	}
 	a := &plan.Authority{Request: req, Host: facts, Replays: again != nil}
-	if err := a.Valid(); err != nil { // first: no grant makes it right
+	if err := a.Valid(); err != nil { // first, because no grant makes an invalid request valid
 		return nil, err
 	}
 	if err := a.Check(); err != nil {
@@ -101,7 +102,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " +
 			err.Error())
 	}
-	// Also when the caller has given up by now: a turn that was asked for has a receipt.
+	// A started turn has a receipt, even if the caller has given up by now.
 	if err := r.locate(context.WithoutCancel(ctx)); err != nil {
 		_ = os.Remove(r.folder.Dir)
 		return nil, err
@@ -109,7 +110,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	return r, nil
 }
 
-// close frees what the turn holds beside its sandbox.
+// close frees the turn's resources except its sandbox.
 func (r *run) close() {
 	r.snapshot.Remove()
 	r.inputs.Close()
@@ -118,7 +119,7 @@ func (r *run) close() {
 	r.plan.Close()
 }
 
-// locate finds the turn's place in its session, and what follows from it.
+// locate determines the turn's place in its session, and the values that depend on it.
 func (r *run) locate(ctx context.Context) error {
 	cs, err := r.host.Context(ctx)
 	if err != nil {
@@ -150,7 +151,7 @@ func (r *run) locate(ctx context.Context) error {
 	return nil
 }
 
-// openNetwork gets ready the turn's network, and its recording.
+// openNetwork prepares the turn's network and its recording.
 func (r *run) openNetwork(ctx context.Context) (err error) {
 	req := netrecord.Request{Host: r.host, Plan: r.plan, Name: r.doc.Name, At: r.at.Base,
 		Sessions: []turnstone.SessionID{r.at.Session.ID}}
@@ -162,8 +163,7 @@ func (r *run) openNetwork(ctx context.Context) (err error) {
 	return err
 }
 
-// openSteps gets ready what becomes the receipt, and the files that are added. The turn's plan and
-// folder are settled.
+// openSteps prepares the steps' results and the added files. The turn's plan and folder are final.
 func (r *run) openSteps() {
 	p := r.plan
 	r.inputs = &inputs.Inputs{Files: p.Add, Dir: r.folder.Dir, Floor: p.Host.Limits.FreeSpace,
@@ -181,32 +181,32 @@ func (r *run) openSteps() {
 		}, Output: r.obs.StepOutput})
 }
 
-// run is one turn on its way.
+// A run is a turn in progress.
 type run struct {
 	host   *host.Host
 	plan   *plan.Plan
-	again  *Repeat // the turn that this one repeats; nil: none
+	again  *Repeat // the turn that this turn repeats; nil: none
 	doc    *document.Document
 	obs    Observer
 	clock  *provision.Stopwatch
-	folder *repo.TurnFolder // where the turn's files are kept
+	folder *repo.TurnFolder // the folder of the turn's files
 	at     *place.Place
-	setup  provision.Setup // of its sandbox
-	tape   *netrecord.Tape // of the network
+	setup  provision.Setup // settings of the sandbox
+	tape   *netrecord.Tape // recording of the network
 	steps  *receipt.Steps
-	inputs *inputs.Inputs // files that are added
+	inputs *inputs.Inputs // the added files
 
 	info document.TurnInfo
 	hint string
-	kind turnstone.Kind // of what ended it early
-	told bool           // that the receipt cannot be written
+	kind turnstone.Kind // kind of the error that ended the turn early
+	told bool           // a failure to write the receipt was reported
 
-	shape    turnstone.Shape    // of the machine, once there is one
-	paused   *paused.Machine    // the session's machine; nil: the turn has one of its own
-	snapshot *snapshot.Snapshot // the machine as it was at the end; nil: it was not asked for
+	shape    turnstone.Shape    // shape of the machine, after its start
+	paused   *paused.Machine    // the session's machine; nil: the turn has a machine of its own
+	snapshot *snapshot.Snapshot // the machine at the turn's end; nil: not requested
 }
 
-// run is the turn from end to end, with its report. What ends it early is in r.info afterwards.
+// run runs the whole turn and returns its report. The reason for an early end is in r.info.
 func (r *run) run(ctx context.Context) *turnstone.TurnReport {
 	left, err := r.execute(ctx)
 	r.info.Duration = time.Since(r.info.Started)
@@ -216,9 +216,9 @@ func (r *run) run(ctx context.Context) *turnstone.TurnReport {
 	return r.report(r.finish(ctx, left))
 }
 
-// finish keeps the turn, and what it left; nil: it left no state.
+// finish stores the turn and its state; a nil state is none.
 func (r *run) finish(ctx context.Context, left *state.Collected) committed {
-	// What it did is kept also when the caller has given up.
+	// The turn's data is stored even if the caller has given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepLimitTime)
 	defer cancel()
 	c, err := r.commit(ctx, left)
@@ -233,7 +233,7 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	return c
 }
 
-// keepLimitTime bounds how long a turn's record may take to be written.
+// keepLimitTime bounds the time for writing a turn's record.
 const keepLimitTime = 10 * time.Minute
 
 func (r *run) fail(err error) {
@@ -241,13 +241,13 @@ func (r *run) fail(err error) {
 	r.setError(err)
 }
 
-// setError keeps what err says.
+// setError records err in the report and the receipt.
 func (r *run) setError(err error) {
 	r.info.Error, r.hint = r.steps.Line(err.Error()), r.steps.Line(turnstone.HintOf(err))
 	r.kind = turnstone.KindOf(err)
 }
 
-// report is what the caller gets of the turn.
+// report returns the caller's report of the turn.
 func (r *run) report(c committed) *turnstone.TurnReport {
 	i := &r.info
 	return &turnstone.TurnReport{ID: i.ID, Result: i.Result, Error: i.Error, Hint: r.hint,
@@ -260,8 +260,8 @@ func (r *run) report(c committed) *turnstone.TurnReport {
 		Steps: r.steps.Reports()}
 }
 
-// A maskedObserver tells what is told of a turn without its secrets. What steps
-// print comes to it masked.
+// A maskedObserver masks the turn's secrets in messages to an Observer. Outputs of steps are masked
+// before.
 type maskedObserver struct {
 	Observer
 	mask func(string) string
@@ -272,10 +272,10 @@ func (o maskedObserver) Preparing(what string) {
 	o.Observer.Preparing(o.mask(what))
 }
 
-// canceled tells an interruption by the caller from other ends.
+// canceled distinguishes an interruption by the caller from other ends.
 func canceled(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
-// title is what lists call a document.
+// title returns the display title of a document.
 func title(doc *document.Document) string {
 	if doc.Title != "" {
 		return doc.Title

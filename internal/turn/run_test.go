@@ -20,7 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
-// observer records what it is told, for tests.
+// observer records its calls, for tests.
 type observer struct {
 	mu     sync.Mutex
 	events []string
@@ -72,8 +72,8 @@ func runDoc(t *testing.T, ctx context.Context, req plan.Request,
 	return turn
 }
 
-// TestTurns runs documents in real sandboxes. want is one line per step: name,
-// status, exit code, and what output, note or receipt must contain.
+// TestTurns runs documents in real sandboxes. want has one line per step: name, status, exit code,
+// and the text that output, note or receipt must contain.
 func TestTurns(t *testing.T) {
 	turntest.Home(t)
 	for name, c := range map[string]struct {
@@ -231,7 +231,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestKillGrace: a step that was killed in time leaves the machine to the next.
+// TestKillGrace checks that a step that was killed in time leaves the machine to the next step.
 func TestKillGrace(t *testing.T) {
 	x := testRunner(turntest.Home(t))
 	x.host.Launcher.KillGrace = 2 * time.Second
@@ -243,8 +243,8 @@ func TestKillGrace(t *testing.T) {
 	}
 }
 
-// TestDisobedience: root of a sandbox moves its shell out of the step's control group. Its
-// time limit ends it all the same, and what it did before is kept.
+// TestDisobedience checks that the time limit ends a step whose shell was moved out of the step's
+// control group by root of the sandbox, and that the changes before the step are kept.
 func TestDisobedience(t *testing.T) {
 	x := testRunner(turntest.Home(t))
 	x.host.Launcher.KillGrace = 2 * time.Second
@@ -272,8 +272,8 @@ func TestDisobedience(t *testing.T) {
 	}
 }
 
-// TestForkBomb: a step that forks without end is killed when its time is up, and
-// the next one has a machine to run on.
+// TestForkBomb checks that a step that forks without end is killed at its time limit, and that the
+// next step runs.
 func TestForkBomb(t *testing.T) {
 	doc := step("name=bomb timeout=8s continue-on-error",
 		"bomb() { bomb | bomb & }; bomb; sleep 99") + step("name=next", "echo alive")
@@ -285,8 +285,8 @@ func TestForkBomb(t *testing.T) {
 	}
 }
 
-// TestReceiptRunsAgain: a receipt is a document, and running it replaces the
-// results and nothing else.
+// TestReceiptRunsAgain checks that a receipt is a document, and that running it replaces only the
+// results.
 func TestReceiptRunsAgain(t *testing.T) {
 	doc := parse(t, "# Title\n\n"+step("name=a", "date +%N; echo '```'")+
 		"The end, without a newline")
@@ -375,7 +375,7 @@ func TestGetOfNothing(t *testing.T) {
 	}
 }
 
-// TestTimeoutWhileAdding: the turn's time counts from its first file.
+// TestTimeoutWhileAdding checks that the turn's time limit includes the copying of files.
 func TestTimeoutWhileAdding(t *testing.T) {
 	big := filepath.Join(t.TempDir(), "big")
 	if err := os.WriteFile(big, nil, 0o600); err != nil {
@@ -393,7 +393,8 @@ func TestTimeoutWhileAdding(t *testing.T) {
 	}
 }
 
-// TestGetAfterFailure: the failed step is the result, not the file it did not make.
+// TestGetAfterFailure checks that the failed step is the result, not the file that the step did not
+// make.
 func TestGetAfterFailure(t *testing.T) {
 	turn := runDoc(t, t.Context(), plan.Request{Document: parse(t, step("name=a", "exit 5")),
 		Get: []document.Transfer{{Path: "none", Dest: t.TempDir()}}}, &observer{})

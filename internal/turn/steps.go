@@ -13,7 +13,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// runSteps runs the steps in order. An error means that the turn was cut off.
+// runSteps runs the steps in order. An error means that the turn was interrupted.
 func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sandbox.Sandbox) (
 	turnstone.Result, error) {
 	result, reason := turnstone.ResultPassed, ""
@@ -35,7 +35,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sa
 		first = false
 		r.noteNetwork(ctx, s, running)
 		if low := diskLow(); err != nil && low != nil {
-			err = low // and not what the step's end looked like
+			err = low // the reason takes precedence over the step's result
 		}
 		if err != nil {
 			err = sandbox.Interrupted(ctx, s.CauseOf(err), "during "+step.Name)
@@ -63,7 +63,7 @@ func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sa
 	return result, nil
 }
 
-// runStep runs one step. An error means that the machine did not tell how the step ended.
+// runStep runs one step. An error means that the step's outcome is unknown.
 func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *document.Step,
 	running *receipt.Step, first bool) error {
 	ctx := turnCtx
@@ -81,9 +81,9 @@ func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *documen
 	if step.Cwd != "" {
 		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)
 	}
-	params.Spans = new(bool) // the script is parsed here
+	params.Spans = new(bool) // the host parses the script
 	end, err := s.Client().Execute(ctx, params, step.Script, running.Begin(), running.Records)
-	release() // what follows takes the host's time, not the guest's
+	release() // the following work takes time of the host, not of the guest
 	running.End(end)
 	exit := end.Exit
 	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
@@ -114,8 +114,8 @@ func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {
 	return fmt.Sprintf("killed after %s", step.Timeout)
 }
 
-// beginNetwork leaves out of account what happened before the first step: a machine
-// that stays has had other turns.
+// beginNetwork discards the network facts from before the first step: a session's machine has
+// served other turns.
 func (r *run) beginNetwork(ctx context.Context, s *sandbox.Sandbox) {
 	if !r.shape.Network {
 		return
@@ -125,7 +125,7 @@ func (r *run) beginNetwork(ctx context.Context, s *sandbox.Sandbox) {
 	}
 }
 
-// noteNetwork puts what a step did on the network into its result.
+// noteNetwork adds a step's network activity to its result.
 func (r *run) noteNetwork(ctx context.Context, s *sandbox.Sandbox, step *receipt.Step) {
 	if !r.shape.Network {
 		return

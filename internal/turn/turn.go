@@ -1,5 +1,4 @@
-// Package turn runs turns: it is the place where documents, templates and
-// substrates meet.
+// Package turn runs turns: it combines documents, templates and substrates.
 package turn
 
 import (
@@ -7,20 +6,19 @@ import (
 	"turnstone.dev/turnstone/document"
 )
 
-// An Observer is told of a turn's progress while it runs. Its methods are called
-// from several goroutines, one call at a time for each step's stream; a slow
-// observer slows the step down.
+// An Observer receives a turn's progress while the turn runs. Its methods are called from several
+// goroutines, but one call at a time for each output of a step. A slow observer slows the step
+// down.
 type Observer interface {
-	// Preparing is called before work that can take long, "building template
-	// python", and with what is to be known beside the steps, as a file that was
-	// left out. It is one line of text, for people.
+	// Preparing receives a line of text for people: before long operations, such as "building
+	// template python", and about events outside of steps, such as a file that was left out.
 	Preparing(what string)
 	StepStarted(step *document.Step)
 	StepOutput(step *document.Step, stream turnstone.Stream, p []byte)
 	StepFinished(step *document.Step, report turnstone.StepReport)
 }
 
-// silent is an Observer that ignores what it is told.
+// silent is an Observer that ignores all calls.
 type silent struct{}
 
 func (silent) Preparing(string)                                    {}

@@ -1,5 +1,4 @@
-// Package inputs copies a turn's files into its sandbox, and keeps a copy of them for whoever runs
-// the turn again.
+// Package inputs copies a turn's files into its sandbox, and keeps copies of them for replays.
 package inputs
 
 import (
@@ -20,29 +19,29 @@ import (
 // keepLimit bounds the kept bytes of one input.
 const keepLimit = config.DefaultOutput
 
-// Inputs are what is put into a turn's sandbox before its steps.
+// Inputs are the files that are copied to a turn's sandbox before its steps.
 type Inputs struct {
-	// Replayed are those of the turn that this one repeats, which come before Files.
+	// Replayed are the inputs of the repeated turn. They precede Files.
 	Replayed []turnstone.RecordInput
 	Files    []sandbox.Transfer
-	Dir      string       // the turn's folder, where copies are made; empty: none are
-	Floor    config.Space // that a copy leaves free on its disk
-	Secrets  *secret.Set  // an input that holds one is not kept
+	Dir      string       // the turn's folder for copies; empty: no copies are made
+	Floor    config.Space // space that copies leave free on their disk
+	Secrets  *secret.Set  // inputs that contain a secret are not kept
 
 	added []*input
 }
 
-// An input is what was put into the sandbox before the steps, until it is kept.
+// An input is a file or folder in the sandbox, and its copy until it is stored.
 type input struct {
 	dest string
-	file *os.File // a tar stream; it has no name any more
-	over bool     // it was too large to be kept, and cannot be replayed
+	file *os.File // a tar stream without a name
+	over bool     // too large to be kept, so it cannot be replayed
 	scan *secret.Scanner
 
-	floor config.Space // that the copy leaves free on its disk
+	floor config.Space // space that the copy leaves free on its disk
 }
 
-// Put copies the inputs into s. What is replayed is read from.
+// Put copies the inputs to s. Replayed inputs are read from from.
 func (in *Inputs) Put(ctx context.Context, s *sandbox.Sandbox, from *store.Store) error {
 	defer s.Guard(ctx)()
 	for _, r := range in.Replayed {
@@ -65,9 +64,8 @@ func (in *Inputs) Put(ctx context.Context, s *sandbox.Sandbox, from *store.Store
 	return nil
 }
 
-// writer returns where the copy goes. One that cannot be kept is no reason not to
-// run the turn.
-// One that holds the value of a secret, in any form of Written, is not kept.
+// writer returns the destination of the copy. A turn runs even if an input cannot be copied. An
+// input that contains a secret's value, in any form of Written, is not kept.
 func (in *input) writer(dir string, secrets *secret.Set) io.Writer {
 	in.over = true
 	if dir == "" {
@@ -92,7 +90,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 	}
 	if _, _ = in.scan.Write(p); in.scan.Found() != "" {
 		in.over = true
-		_ = in.file.Truncate(0) // what came before may be the beginning of it
+		_ = in.file.Truncate(0) // a value may begin in the data before
 		return len(p), nil
 	}
 	at, err := in.file.Seek(0, io.SeekCurrent)
@@ -110,7 +108,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Keep puts the inputs into the batch. It tells why one is not kept.
+// Keep adds the inputs to the batch. tell receives the reason for each input that is not kept.
 func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 	[]turnstone.RecordInput, error) {
 	kept := slices.Clone(in.Replayed)
@@ -118,7 +116,7 @@ func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 		if in.over {
 			why := ""
 			if in.scan != nil && in.scan.Found() != "" {
-				why = ", for it holds the secret " + in.scan.Found()
+				why = ", because it holds the secret " + in.scan.Found()
 			}
 			tell("a copy of what was put to " + in.dest + " is not kept" + why +
 				": the turn cannot be replayed")
@@ -141,7 +139,7 @@ func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 	return kept, nil
 }
 
-// Close frees the copies. in may be nil.
+// Close frees the copies. The receiver may be nil.
 func (in *Inputs) Close() {
 	if in == nil {
 		return

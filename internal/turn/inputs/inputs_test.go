@@ -7,7 +7,7 @@ import (
 	"turnstone.dev/turnstone/internal/secret"
 )
 
-// TestQuotedIsNotKept: an input is searched for all forms in which bash writes a value down.
+// TestQuotedIsNotKept checks that inputs are searched for all forms in which bash writes a value.
 func TestQuotedIsNotKept(t *testing.T) {
 	const value = "p&ss'$XYZZYrd"
 	for _, form := range []string{value, `declare -x API_TOKEN="p&ss'\$XYZZYrd"`,
@@ -22,8 +22,8 @@ func TestQuotedIsNotKept(t *testing.T) {
 	}
 }
 
-// TestInputWithSecret: a file that holds a value is not kept as an input, however its
-// bytes come.
+// TestInputWithSecret checks that a file with a secret's value is not kept as an input, whatever
+// the sizes of the writes.
 func TestInputWithSecret(t *testing.T) {
 	set := repotest.OK[*secret.Set](t)(secret.New([]string{"TOKEN=tok-5f3a-XYZZY"}))
 	for _, parts := range [][]string{{"a tok-5f3a-XYZZY"}, {"a tok-5f3", "a-XYZ", "ZY b"}} {

@@ -1,5 +1,5 @@
-// Package netrecord records the network of a turn, replays the recording of another, and keeps what
-// is stored of both.
+// Package netrecord records the network of a turn, replays another turn's recording, and stores
+// both.
 package netrecord
 
 import (
@@ -28,15 +28,15 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
-// A spool is a file without a name, with the bytes of a recording.
+// A spool is a file without a name that contains the bytes of a recording.
 type spool struct{ *os.File }
 
-// A Tape is a turn's recording: the one that is written, or the one that is replayed.
+// A Tape is the recording that a turn writes or replays.
 type Tape struct {
-	spool    spool               // its bytes
-	recorder *recording.Recorder // nil: nothing is recorded
-	leak     string              // the secret that it holds all the same
-	playing  turnstone.TurnID    // whose is replayed; empty: none is
+	spool    spool               // the recording's bytes
+	recorder *recording.Recorder // nil: the turn is not recorded
+	leak     string              // name of a secret that the recording contains in spite of masking
+	playing  turnstone.TurnID    // the turn whose recording is replayed; empty: none
 }
 
 // Close frees the tape's file.
@@ -46,10 +46,10 @@ func (n *Tape) Close() {
 	}
 }
 
-// Recording reports whether the tape is written.
+// Recording reports whether the turn is recorded.
 func (n *Tape) Recording() bool { return n.recorder != nil }
 
-// newSpool makes an empty one in a folder of the state directory.
+// newSpool creates an empty spool in a folder of the state directory.
 func newSpool(h *statedir.Dir) (spool, error) {
 	dir, err := h.MkdirAll("sandboxes")
 	if err != nil {
@@ -63,18 +63,18 @@ func newSpool(h *statedir.Dir) (spool, error) {
 	return spool{f}, nil
 }
 
-// A Request is a turn whose network is to be made ready.
+// A Request is a turn whose network is to be prepared.
 type Request struct {
 	Host *host.Host
 	Plan *plan.Plan
-	Name string         // of the document
-	At   provision.Base // that the turn begins on
-	// Sessions are those whose recordings the document may name without a grant.
+	Name string         // name of the document
+	At   provision.Base // the turn's initial state
+	// Sessions are the sessions whose recordings the document may name without a grant.
 	Sessions []turnstone.SessionID
 }
 
-// Open gets ready what the turn's network needs, before its sandbox is started: the recording to
-// write or to replay, and the authority that the guest is to trust. The caller closes the tape.
+// Open prepares the turn's network before its sandbox starts: the recording to write or to replay,
+// and the authority that the guest trusts. The caller closes the tape.
 func Open(ctx context.Context, req Request) (n *Tape, su provision.Setup, err error) {
 	h, p := req.Host, req.Plan
 	n = &Tape{}
@@ -109,8 +109,8 @@ func Open(ctx context.Context, req Request) (n *Tape, su provision.Setup, err er
 	return n, su, err
 }
 
-// openReplay finds the recording: that of the turn that is named, of the turn that is
-// run again, or of the nearest turn below that has one.
+// openReplay opens the recording of the named turn, of the repeated turn, or of the nearest
+// ancestor that has a recording.
 func (n *Tape) openReplay(ctx context.Context, req *Request, link *netplan.Link) error {
 	rec, err := req.recorded(ctx)
 	if err != nil {
@@ -169,8 +169,8 @@ func (req *Request) recorded(ctx context.Context) (*turnstone.TurnRecord, error)
 	return nearestRecording(ctx, cs, *req.At.Parent, none)
 }
 
-// replayable refuses a recording of another session that only the document names: it holds
-// what that session got from its network.
+// replayable rejects a recording of another session that only the document names: it contains data
+// that the other session received from its network.
 func (req *Request) replayable(t turnstone.Turn) error {
 	own := slices.Contains(req.Sessions, t.Session)
 	if req.Plan.Net.Mode.Named || req.Plan.Granted("network") || own {
@@ -181,7 +181,7 @@ func (req *Request) replayable(t turnstone.Turn) error {
 		"--network replay="+ref, "network")
 }
 
-// nearestRecording goes from parent to parent, beginning with t.
+// nearestRecording follows the first parents, beginning with t.
 func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
 	none func(hint, format string, args ...any) error) (*turnstone.TurnRecord, error) {
 	for {
@@ -202,8 +202,8 @@ func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Tu
 	}
 }
 
-// Search looks for secrets in the recording, which is not kept if it holds one: it
-// is masked as it is written, but pieces of a value can come together in it.
+// Search searches the recording for secrets. A recording with a secret is not kept: the recording
+// is masked while it is written, but the parts of a value may be adjacent in it.
 func (n *Tape) Search(secrets *secret.Set) error {
 	if n.recorder == nil || secrets == nil || n.leak != "" {
 		return nil
@@ -224,8 +224,8 @@ func (n *Tape) Search(secrets *secret.Set) error {
 	return nil
 }
 
-// Keep puts what is kept of a network that was asked for as asked into the batch; nil when there is
-// nothing to say. It tells why the recording is not kept.
+// Keep adds the data about the requested network to the batch; nil if there is none. tell receives
+// the reason if the recording is not kept.
 func (n *Tape) Keep(ctx context.Context, b *store.Batch, asked *turnstone.NetworkSpec,
 	tell func(string)) (*turnstone.RecordNetwork, error) {
 	rec := &turnstone.RecordNetwork{Replayed: n.playing}
@@ -265,7 +265,7 @@ func (n *Tape) Keep(ctx context.Context, b *store.Batch, asked *turnstone.Networ
 	return rec, nil
 }
 
-// Info says in the receipt what became of the network. A guest's words may be in it.
+// Info returns the receipt's summary of the network. The summary may contain text of the guest.
 func (n *Tape) Info() string {
 	switch {
 	case n.playing != "":
@@ -292,7 +292,7 @@ func (n *Tape) Info() string {
 	return s
 }
 
-// Spec is what was asked for; zero when there was nothing.
+// Spec returns the requested network; zero if nothing was requested.
 func Spec(n *turnstone.RecordNetwork) turnstone.NetworkSpec {
 	if n == nil || n.Spec == nil {
 		return turnstone.NetworkSpec{}
@@ -300,7 +300,7 @@ func Spec(n *turnstone.RecordNetwork) turnstone.NetworkSpec {
 	return *n.Spec
 }
 
-// Rules are those of a turn that repeats rec's. What was recorded is replayed.
+// Rules returns the network rules of a turn that repeats rec's turn. A recorded turn is replayed.
 func Rules(n *turnstone.RecordNetwork, rec *turnstone.TurnRecord) *document.NetworkRules {
 	s := Spec(n)
 	r := &document.NetworkRules{Allow: s.Allow, HasAllow: s.Only, Deny: s.Deny, Intercept: s.Open,

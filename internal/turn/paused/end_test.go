@@ -24,8 +24,8 @@ func newPast(t *testing.T) (*repotest.Past, *host.Host) {
 	return repotest.On(t, h.Repo), h
 }
 
-// TestHeldEndsWithItsSession: what is written of machines goes with the session or
-// branch, also where the machine is gone already, and that of others stays.
+// TestHeldEndsWithItsSession checks that the files about paused machines are removed with the
+// session or branch, even if the machine has ended, and that other files remain.
 func TestHeldEndsWithItsSession(t *testing.T) {
 	p, x := newPast(t)
 	ctx := t.Context()
@@ -47,7 +47,7 @@ func TestHeldEndsWithItsSession(t *testing.T) {
 		t.Errorf("%v, %d left", err, left())
 	}
 	lock := ok[*statedir.Lock](t)(statedir.TryAcquire(pathOf(x.Dir, s.ID, "main") + ".lock"))
-	if err := End(ctx, x, s.ID, ""); err != nil || left() != 3 { // a turn uses it
+	if err := End(ctx, x, s.ID, ""); err != nil || left() != 3 { // a turn uses the machine
 		t.Errorf("%v, %d left", err, left())
 	}
 	lock.Release()

@@ -17,16 +17,16 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// ForkLive is Fork for the newest turn of a branch whose machine stays between
-// turns (lifetime: session): the new branch gets a clone of that machine, with its
-// processes and its memory, paused as it is.
+// ForkLive is Fork for the newest turn of a branch with a paused machine (lifetime: session): the
+// new branch gets a paused clone of that machine, with its processes and its memory.
 func ForkLive(ctx context.Context, h *host.Host, ref, name string) (turnstone.Branch, error) {
 	cs, t, err := h.Repo.Resolve(ctx, ref)
 	if err != nil {
 		return turnstone.Branch{}, err
 	}
 	if err := branchFree(ctx, cs, t.Session, name); err != nil {
-		return turnstone.Branch{}, err // before a clone is made, and before name is a file's
+		// before a clone exists, and before name becomes part of a path
+		return turnstone.Branch{}, err
 	}
 	from, err := at(ctx, h, t)
 	if err != nil {
@@ -54,7 +54,7 @@ func ForkLive(ctx context.Context, h *host.Host, ref, name string) (turnstone.Br
 	return to.adopt(ctx, cs, t, name)
 }
 
-// branchFree is an error when name is no name, or one that a branch has.
+// branchFree returns an error if name is invalid or the name of an existing branch.
 func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionID,
 	name string) error {
 	fail := func(hint, format string, args ...any) error {
@@ -67,7 +67,7 @@ func branchFree(ctx context.Context, cs *repo.ContextStore, s turnstone.SessionI
 	branches, err := cs.DB.Branches(ctx, s)
 	for _, b := range branches {
 		if b.Name == name {
-			return fail("choose another name", "%s is one already", name)
+			return fail("choose another name", "%s exists already", name)
 		}
 	}
 	return err
@@ -95,7 +95,7 @@ func (h *Machine) adopt(ctx context.Context, cs *repo.ContextStore, t turnstone.
 		return drop(err)
 	}
 	if b, err = cs.DB.Fork(ctx, t, name); err != nil {
-		return drop(err) // the file at h.path may be another machine's
+		return drop(err) // the file at h.path may describe another machine
 	}
 	if err := h.write(); err != nil {
 		return drop(err)
@@ -103,8 +103,8 @@ func (h *Machine) adopt(ctx context.Context, cs *repo.ContextStore, t turnstone.
 	return b, nil
 }
 
-// End ends the machines that a session keeps: of one branch, or, where branch is
-// empty, of all. One that a turn uses is left to it.
+// End ends the paused machines of a session: of one branch, or, if branch is empty, of all
+// branches. A machine that a turn uses is left to that turn.
 func End(ctx context.Context, h *host.Host, s turnstone.SessionID, branch string) error {
 	paths := []string{pathOf(h.Dir, s, branch)}
 	if branch == "" {
@@ -139,27 +139,26 @@ func endAt(ctx context.Context, h *host.Host, path string) error {
 	}
 	defer m.lock.Release()
 	if b, err := os.ReadFile(path); err == nil {
-		_ = json.Unmarshal(b, m) // one that names no machine is removed all the same
+		_ = json.Unmarshal(b, m) // a file without a valid machine is removed too
 	}
 	m.remove(ctx)
 	_ = os.Remove(path + ".lock")
 	return nil
 }
 
-// pathOf is where the machine of a session's branch is written down. No name has a
-// "+", so that no two branches have one file.
+// pathOf returns the path of the file that describes the machine of a session's branch. No name
+// contains a "+", so no two branches have the same file.
 func pathOf(h *statedir.Dir, s turnstone.SessionID, branch string) string {
 	return filepath.Join(h.Path("machines"),
 		string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
 }
 
-// at returns the paused machine that has the state of turn t. Its lock is held.
+// at returns the paused machine that has the state of turn t. The machine's lock is held.
 func at(ctx context.Context, h *host.Host, t turnstone.Turn) (*Machine, error) {
 	none := turnstone.Errorf("executor.fork", turnstone.KindNotFound,
 		fmt.Sprintf("turn %d", t.Number),
-		"no machine stands on it").
-		WithHint("a machine stays after turns with lifetime: session, on the newest turn of " +
-			"their branch")
+		"it has no paused machine").
+		WithHint("fork the newest turn of a branch whose turns have lifetime: session")
 	m := &Machine{host: h, store: sandboxes.NewStore(h.Dir.Root),
 		path: pathOf(h.Dir, t.Session, t.Branch)}
 	if _, err := os.Stat(m.path); err != nil {
@@ -180,8 +179,7 @@ func at(ctx context.Context, h *host.Host, t turnstone.Turn) (*Machine, error) {
 	return m, nil
 }
 
-// RemoveSession removes a session, and ends its paused machines. GC frees the space that its turns
-// take up.
+// RemoveSession removes a session, and ends its paused machines. GC frees the space of its turns.
 func RemoveSession(ctx context.Context, h *host.Host, nameOrID string) (turnstone.Session, error) {
 	s, err := h.Repo.RemoveSession(ctx, nameOrID)
 	if err != nil {
@@ -190,8 +188,8 @@ func RemoveSession(ctx context.Context, h *host.Host, nameOrID string) (turnston
 	return s, End(ctx, h, s.ID, "")
 }
 
-// RemoveBranch removes a branch of a session, and ends its paused machine. Its turns stay until GC
-// removes them.
+// RemoveBranch removes a branch of a session, and ends its paused machine. The turns remain until
+// GC removes them.
 func RemoveBranch(ctx context.Context, h *host.Host, nameOrID, branch string) error {
 	s, err := h.Repo.RemoveBranch(ctx, nameOrID, branch)
 	if err != nil {

@@ -19,23 +19,23 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// A Machine is the machine of a session's branch, which a holder keeps between turns:
-// paused, with its processes and its memory. It is written down in a file.
+// A Machine is the machine of a session's branch. A holder keeps the machine paused between turns,
+// with its processes and its memory. A file describes the machine.
 type Machine struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	// Turn is the turn whose state the machine has. It is empty before the first turn has ended.
 	Turn turnstone.TurnID  `json:"turn"`
 	Base turnstone.TreeRef `json:"base"` // the tree that the disk's changes apply to
-	// Rules is what the host said of networks when its own was made; empty: not known.
+	// Rules identifies the host's network rules when the machine was created; empty: unknown.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 
 	host  *host.Host
 	path  string
 	lock  *statedir.Lock // one turn at a time
-	spent bool           // it does not stay: it was ended to take the turn's files
+	spent bool           // the machine was ended to collect the turn's files
 	store *sandboxes.Store
 
-	mu  sync.Mutex // for ctl: who guards a turn ends its machine from beside it
+	mu  sync.Mutex // guards ctl: a watcher of the turn ends the machine from another goroutine
 	ctl *sandboxes.Control
 }
 
@@ -47,7 +47,7 @@ func (h *Machine) write() error {
 	return filestamp.WriteFile(h.path, b, 0o600)
 }
 
-// remove ends the machine and forgets it.
+// remove ends the machine and removes its file.
 func (h *Machine) remove(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
@@ -59,7 +59,7 @@ func (h *Machine) remove(ctx context.Context) {
 	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", turnstone.TreeRef{}, ""
 }
 
-// control makes c the connection to the machine's holder, and ends the one before.
+// control makes c the connection to the machine's holder, and closes the previous connection.
 func (h *Machine) control(c *sandboxes.Control) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,7 +69,7 @@ func (h *Machine) control(c *sandboxes.Control) {
 	h.ctl = c
 }
 
-// resume lets the machine go on, if it stood still, and connects to it.
+// resume resumes the machine if it is paused, and connects to it.
 func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 	info, err := h.store.Get(h.Sandbox)
 	if err != nil {
@@ -93,14 +93,15 @@ func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, err
 	}
 	tmpl, err := h.host.Templates.Ensure(ctx, info.Image, func(string) {})
-	if err != nil && info.Root != "" { // it needs no more than its image
+	if err != nil && info.Root != "" { // a resumed machine needs only its image
 		tmpl, err = rootimage.Template(ctx, h.host.Repo, h.host.Templates, info.Image, info.Root)
 	}
 	if err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	if info.Template != "" && info.Template != tmpl.Digest { // it was built anew since
+	// the template was rebuilt in the meantime
+	if info.Template != "" && info.Template != tmpl.Digest {
 		was := *tmpl
 		was.Digest, tmpl = info.Template, &was
 	}
@@ -114,7 +115,7 @@ func (h *Machine) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 	return h.host.Launcher.Attach(tmpl, info.Image, m, about, client), nil
 }
 
-// A pausedSandbox is a machine that belongs to a holder, as a sandbox.Machine.
+// A pausedSandbox is a holder's machine as a sandbox.Machine.
 type pausedSandbox struct {
 	paused *Machine
 	id     turnstone.SandboxID
@@ -130,7 +131,7 @@ func (m *pausedSandbox) end() { m.once.Do(func() { close(m.done) }) }
 func (m *pausedSandbox) ID() turnstone.SandboxID { return m.id }
 func (m *pausedSandbox) Done() <-chan struct{}   { return m.done }
 
-// Err asks the holder's records why the machine ended.
+// Err returns the reason why the machine ended, from the holder's records.
 func (m *pausedSandbox) Err() error {
 	select {
 	case <-m.done:
@@ -150,7 +151,7 @@ func (m *pausedSandbox) Err() error {
 		"its connection ended")
 }
 
-// Close ends the machine: nobody closes one that is to stay.
+// Close ends the machine. It is not called for a machine that remains.
 func (m *pausedSandbox) Close() error {
 	m.mu.Lock()
 	closed := m.closed
@@ -166,7 +167,7 @@ func (m *pausedSandbox) Close() error {
 	return nil
 }
 
-// TakeNetwork is Sandbox.TakeNetwork by way of the machine's holder.
+// TakeNetwork is Sandbox.TakeNetwork through the machine's holder.
 func (m *pausedSandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool) {
 	m.paused.mu.Lock()
 	ctl := m.paused.ctl
@@ -183,8 +184,8 @@ func (m *pausedSandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts
 	return f, err == nil
 }
 
-// Pause pauses the machine, whose sandbox is s, and returns what it has changed. The turn of a
-// machine that cannot be paused, as unpaused says, goes without it: see giveUp.
+// Pause pauses the machine, whose sandbox is s, and returns its changes. If the machine cannot be
+// paused, unpaused has the reason, and the turn ends without its machine: see giveUp.
 func (h *Machine) Pause(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (
 	c *collect.Changes, unpaused, err error) {
 	ctx, cancel := context.WithTimeout(ctx, collect.TimeLimit)
@@ -213,8 +214,8 @@ func (h *Machine) Pause(ctx context.Context, s *sandbox.Sandbox, b collect.Bound
 	return c, nil, err
 }
 
-// giveUp takes what the turn leaves out of a machine that cannot be paused, and ends the machine.
-// What has died leaves nothing.
+// giveUp collects the turn's changes from a machine that cannot be paused, and ends the machine. A
+// dead machine leaves nothing.
 func (h *Machine) giveUp(ctx context.Context, b collect.Bounds) (*collect.Changes, error) {
 	h.spent = true
 	s, err := h.resume(ctx)

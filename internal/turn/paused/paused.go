@@ -20,16 +20,16 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// lifetime is how long the machine of a session lives at most.
+// lifetime is the maximum lifetime of a session's machine.
 const lifetime = 24 * time.Hour
 
-// A Turn is a turn with lifetime: session, which is to be opened in its session's machine.
+// A Turn is a turn with lifetime: session, which needs its session's machine.
 type Turn struct {
 	Setup   provision.Setup
-	At      provision.Base // that it begins on
+	At      provision.Base // the turn's initial state
 	Session turnstone.Session
-	Start   string       // what the turn begins with, as its receipt says it
-	Tell    func(string) // is told of progress
+	Start   string       // the initial state as the receipt describes it
+	Tell    func(string) // receives progress messages
 	Clock   *provision.Stopwatch
 }
 
@@ -37,13 +37,13 @@ type Turn struct {
 type Opened struct {
 	Sandbox *sandbox.Sandbox
 	Machine *Machine        // nil: the turn has a sandbox of its own
-	Shape   turnstone.Shape // of the machine
-	Start   string          // what the turn begins with
+	Shape   turnstone.Shape // shape of the machine
+	Start   string          // description of the initial state
 }
 
-// Open resumes the machine of the turn's branch, where the machine has the state that the turn
-// begins with, or makes it. The turn gets a sandbox of its own while another turn uses the machine.
-// Start is set also with an error.
+// Open resumes the machine of the turn's branch if the machine has the turn's initial state, and
+// creates a machine otherwise. While another turn uses the machine, the turn gets a sandbox of its
+// own. Start is also set with an error.
 func Open(ctx context.Context, h *host.Host, t Turn) (Opened, error) {
 	o := &opening{turn: &t, opened: Opened{Shape: t.Setup.Plan.Shape, Start: t.Start}}
 	var err error
@@ -70,7 +70,7 @@ func (o *opening) open(ctx context.Context, h *host.Host) (*sandbox.Sandbox, err
 		return nil, err
 	}
 	if m.lock == nil {
-		o.opened.Start += ", for the session's machine is in use"
+		o.opened.Start += ", because the session's machine is in use"
 		return provision.Start(ctx, h, t.Setup, t.At, t.Tell, t.Clock)
 	}
 	o.machine = m
@@ -89,7 +89,7 @@ func (o *opening) open(ctx context.Context, h *host.Host) (*sandbox.Sandbox, err
 	return s, nil
 }
 
-// resume returns the paused machine, or nil when there is none that fits.
+// resume returns the paused machine, or nil if no machine fits.
 func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 	h, t := o.machine, o.turn
 	b, err := os.ReadFile(h.path)
@@ -101,12 +101,12 @@ func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, ctx.Err()
 	}
 	if info, err := h.store.Get(h.Sandbox); err == nil && !matches(t.Setup.Plan, info, h.Rules) {
-		o.opened.Start += ", for the session's machine is not as asked for"
+		o.opened.Start += ", because the session's machine does not fit the request"
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	// From here on the machine has more than the turn's state. Should this process
-	// die, the next one must not take it for what it was.
+	// From here on the machine has more than the turn's state. If this process dies, the next
+	// process must not take the machine for the turn's state.
 	h.Turn = ""
 	err = h.write()
 	var s *sandbox.Sandbox
@@ -118,7 +118,8 @@ func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 		h.remove(ctx)
 		return nil, ctx.Err()
 	}
-	if !t.Setup.Link.Opens() { // the host's authorities may be others than when it was made
+	// the host's authorities may have changed since the machine was created
+	if !t.Setup.Link.Opens() {
 		err := s.Distrust(ctx, t.Setup.Trust())
 		if err == nil {
 			err = s.Trust(ctx, t.Setup.Trust())
@@ -141,15 +142,15 @@ func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 	return s, nil
 }
 
-// setSession gives the shell of a machine that stays the state's environment, with what this turn
-// adds.
+// setSession gives the shell of a session's machine the state's environment and this turn's
+// additions.
 func (t *Turn) setSession(ctx context.Context, s *sandbox.Sandbox) error {
 	env := t.Setup.Link.GiveWay(t.Setup.Env, s.Template.EnvList())
 	return provision.SetSession(ctx, s, t.Setup.Plan.Cwd, t.At.State.Env, env)
 }
 
-// matches tells whether a machine is what p asks for, and its network what p would get today:
-// rules is what the host said when it was made.
+// matches reports whether a machine and its network are what p requests today. rules identifies the
+// host's rules when the machine was created.
 func matches(p *plan.Plan, m sandboxes.Info, rules turnstone.Digest) bool {
 	if !p.Wants.Fit(m.Shape) || !p.RunsOn(m.Substrate, m.Isolation) {
 		return false
@@ -158,8 +159,8 @@ func matches(p *plan.Plan, m sandboxes.Info, rules turnstone.Digest) bool {
 		p.Net.Asked.Same(m.Network)
 }
 
-// restore restores the machine that the turn below was kept with, or returns nil when there is none
-// that can be used.
+// restore restores the kept machine of the parent turn, or returns nil if there is no usable
+// machine.
 func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 	h, t, p := o.machine, o.turn, o.turn.Setup.Plan
 	if t.At.Parent == nil {
@@ -170,7 +171,7 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 		!p.Wants.Fit(rec.Shape) || rec.Shape.Network && !p.Shape.Network {
 		return nil, err
 	}
-	if len(rec.Parents) > 0 { // its disk lies on what it began with
+	if len(rec.Parents) > 0 { // its disk contains the changes to this state
 		if h.Base, err = t.At.Context.TreeOf(ctx, rec.Parents[0]); err != nil {
 			return nil, err
 		}
@@ -199,11 +200,11 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 	return s, nil
 }
 
-// attach connects to a machine that was made for the session, and gives its shell
-// the state's environment with what this turn adds.
+// attach connects to a machine that was created for the session, and gives its shell the state's
+// environment and this turn's additions.
 func (h *Machine) attach(ctx context.Context, t *Turn) (*sandbox.Sandbox, error) {
 	h.Rules = h.host.StillRules(t.Setup.Plan.Net.Host)
-	err := h.write() // before anything else: it has to be found again
+	err := h.write() // first, so that the machine can be found again
 	var s *sandbox.Sandbox
 	if err == nil {
 		s, err = h.resume(ctx)
@@ -218,7 +219,7 @@ func (h *Machine) attach(ctx context.Context, t *Turn) (*sandbox.Sandbox, error)
 	return s, nil
 }
 
-// create makes a machine that stays, on the state that the turn begins with.
+// create creates a machine for the session, on the turn's initial state.
 func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 	h, t, p := o.machine, o.turn, o.turn.Setup.Plan
 	spec := sandboxes.Spec{Image: p.Image, Env: t.Setup.Env, Shape: p.Shape, Network: &p.Net.Asked,
@@ -227,12 +228,13 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 		spec.On = string(t.At.Parent.ID)
 		h.Base = t.At.State.Tree
 	}
-	if p.Anonymous { // its holder would ask for the image with the user's credentials
+	if p.Anonymous { // the machine's holder would request the image with the user's credentials
 		if _, err := h.host.TemplatesFor(true).Ensure(ctx, p.Image, t.Tell); err != nil {
 			return nil, err
 		}
 	}
-	if p.Isolation != "" { // the best that serves it, and not the best there is
+	// the best substrate with this isolation, which may not be the best substrate
+	if p.Isolation != "" {
 		req, err := provision.Request(ctx, h.host, t.Setup, t.Tell, provision.NewStopwatch())
 		if err != nil {
 			return nil, err
@@ -252,11 +254,11 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, err
 	}
 	h.Sandbox, h.Turn = info.ID, ""
-	if !p.RunsOn(info.Substrate, info.Isolation) { // a holder knows of names only
+	if !p.RunsOn(info.Substrate, info.Isolation) { // a holder receives only the names of substrates
 		h.remove(ctx)
 		return nil, turnstone.Errorf("executor.held", turnstone.KindInternal,
 			"the session's machine",
-			"it runs on %s, %s, which is not what the turn asks for", info.Substrate,
+			"it runs on %s, %s, which the turn does not accept", info.Substrate,
 			info.Isolation).
 			WithHint("name a --substrate")
 	}
@@ -268,8 +270,8 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 	return s, nil
 }
 
-// Settle ends a turn's use of the machine, which stays where stays is set: the next turn of its
-// branch begins on turn. It tells why a machine does not stay.
+// Settle ends a turn's use of the machine. If stays is set, the machine remains, and the branch's
+// next turn starts from turn. tell receives the reason if the machine does not remain.
 func (h *Machine) Settle(ctx context.Context, turn turnstone.TurnID, stays bool,
 	tell func(string)) {
 	defer h.lock.Release()
@@ -286,14 +288,14 @@ func (h *Machine) Settle(ctx context.Context, turn turnstone.TurnID, stays bool,
 	h.control(nil)
 }
 
-// StandsOn tells whether the machine of a session's branch has the state of turn.
+// StandsOn reports whether the machine of a session's branch has the state of turn.
 func StandsOn(h *host.Host, s turnstone.SessionID, branch string, turn turnstone.TurnID) bool {
 	b, err := os.ReadFile(pathOf(h.Dir, s, branch))
 	var m Machine
 	return err == nil && json.Unmarshal(b, &m) == nil && m.Turn == turn
 }
 
-// label says whose the machine of a session's branch is.
+// label returns the label of the machine of a session's branch.
 func label(s turnstone.Session, branch string) string {
 	return "session " + s.Label() + "@" + branch
 }

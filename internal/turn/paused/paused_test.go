@@ -15,15 +15,15 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// hostSays are configurations that say different things of what a network reaches; the
-// empty one and the next say the same.
+// hostSays are configurations with different network rules; the first two have the same rules.
 var hostSays = []string{"", "[network]\ndefault = \"on\"", "[network]\nlocked = true",
 	"[network]\nlocked = true\nallow = [\"pub2.test\"]",
 	"[network]\nallow = [\"10.1.2.3\"]", "[network]\ndeny = [\"a.test\"]",
 	"[network]\ndns = \"192.0.2.1:53\"", "[documents]\nallow = [\"10.1.0.0/16\"]"}
 
-// TestMachineOfOtherRules holds that a paused machine is gone on with only where its network is
-// what the turn would get today, whatever the host's configuration was when it was made.
+// TestMachineOfOtherRules checks that a turn resumes a paused machine only if the machine's network
+// is what the turn would get today, whatever the host's configuration was when the machine was
+// created.
 func TestMachineOfOtherRules(tt *testing.T) {
 	t := tt
 	x := host.New(&statedir.Dir{Root: t.TempDir()}, host.Options{}, nil)
@@ -48,7 +48,7 @@ func TestMachineOfOtherRules(tt *testing.T) {
 		first, second := at("first"), at("second")
 		was, err := planWith(t, says[first], front)
 		if err != nil {
-			return // refused, and no machine made
+			return // rejected, and no machine was created
 		}
 		m := sandboxes.Info{Shape: was.Shape, Network: &was.Net.Asked}
 		rules := x.StillRules(was.Net.Host)
@@ -76,8 +76,8 @@ func TestMachineOfOtherRules(tt *testing.T) {
 	})
 }
 
-// A machine is gone on in only where it is on the substrate and of the isolation that a turn
-// asks for.
+// TestMachineOfOtherIsolation checks that a turn resumes a machine only on the requested substrate
+// and with the requested isolation.
 func TestMachineOfOtherIsolation(t *testing.T) {
 	for _, c := range []struct {
 		driver    string

@@ -14,26 +14,26 @@ import (
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
-// A Place is where a turn stands in the tree of its session. It does not change once it is taken.
+// A Place is a turn's place in the tree of its session. It is immutable.
 type Place struct {
-	provision.Base // the parent, on whose state the turn begins
+	provision.Base // the parent, whose state is the turn's initial state
 	Session        turnstone.Session
 	Turn           turnstone.Turn
-	Replay         bool // it is in no session
+	Replay         bool // the turn is in no session
 }
 
-// A Request names the place of a turn.
+// A Request describes the requested place of a turn.
 type Request struct {
 	ID              turnstone.TurnID
 	Title           string
-	Session, Branch string // empty: the turn gets a session of its own
-	// Replay: the turn repeats another, with these parents, and is in no session.
+	Session, Branch string // empty: the turn gets a new session
+	// Replay: the turn repeats another turn, with these parents, and is in no session.
 	Replay  bool
 	Parents []turnstone.TurnID
 }
 
-// Take gives a turn its place, and its number, before anything is started. A turn without a
-// session gets one of its own.
+// Take gives a turn its place and its number, before anything is started. A turn without a session
+// gets a new session.
 func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, error) {
 	at := &Place{Base: provision.Base{Context: cs}}
 	var err error
@@ -78,19 +78,20 @@ func (at *Place) readParent(ctx context.Context) error {
 	return err
 }
 
-// Below is what the plan of a turn at this place inherits; nil: it begins on its template.
+// Below returns the values that the plan of a turn at this place inherits; nil: the turn starts
+// from its template.
 func (at *Place) Below() *plan.Below { return at.Base.Below(at.Session) }
 
-// Abandon gives the place up, because the turn does not begin.
+// Abandon removes the place of a turn that does not start.
 func (at *Place) Abandon(ctx context.Context) {
 	if !at.Replay {
 		_ = at.Context.DB.Abandon(context.WithoutCancel(ctx), at.Turn.ID)
 	}
 }
 
-// Lock finds out which branch will end with this turn, so that the receipt can say it, and keeps
-// others from moving it until unlock is called. The branch is another than the one asked for where
-// the turn has diverged: another turn came first.
+// Lock determines the branch that will end with this turn, so that the receipt can name it, and
+// prevents others from moving that branch until unlock is called. If another turn ended first, the
+// turn has diverged, and its branch is new.
 func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (branch string,
 	diverged bool, unlock func(), err error) {
 	path := dir.Path("leases", string(at.Session.ID)+".head")
@@ -99,7 +100,7 @@ func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (bra
 		return "", false, nil, err
 	}
 	unlock = func() {
-		_ = os.Remove(path) // while it is held; else there would be one of each session
+		_ = os.Remove(path) // removed while it is locked; otherwise each session would leave a file
 		lock.Release()
 	}
 	branch, diverged, err = at.Context.DB.Landing(ctx, at.Turn.ID, asked, at.head())
@@ -110,7 +111,7 @@ func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (bra
 	return branch, diverged, unlock, nil
 }
 
-// head is the turn that the branch has to end with for this one to come next.
+// head is the turn that the branch must end with if this turn is the next.
 func (at *Place) head() *turnstone.TurnID {
 	if at.Parent == nil {
 		return nil
@@ -118,7 +119,7 @@ func (at *Place) head() *turnstone.TurnID {
 	return &at.Parent.ID
 }
 
-// Finish ends the turn with its result, its record and its state; an empty state moves no branch.
+// Finish ends the turn with its result, its record and its state. An empty state moves no branch.
 func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
 	state turnstone.Digest) error {
 	if at.Replay {

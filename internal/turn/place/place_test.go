@@ -9,7 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestRefusedTurnBeginsNoSession: a branch that cannot be there leaves nothing behind.
+// TestRefusedTurnBeginsNoSession checks that an impossible branch leaves nothing behind.
 func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	h := host.New(&statedir.Dir{Root: t.TempDir()}, host.Options{}, nil)
 	p := repotest.On(t, h.Repo)

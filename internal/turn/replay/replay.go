@@ -1,4 +1,4 @@
-// Package replay runs a turn again, and compares what comes out.
+// Package replay runs a turn again, and compares the results.
 package replay
 
 import (
@@ -19,16 +19,15 @@ import (
 // maxDifferences bounds the files that a replay lists.
 const maxDifferences = 1000
 
-// Options are what a replay is given besides what is kept of the turn.
+// Options are the options of a replay. All other settings come from the stored turn.
 type Options struct {
-	Secrets   []string // NAME=VALUE: they were not kept, and have to be given again
-	Substrate string   // one of driver.Names(); empty: what ran the turn
+	Secrets   []string // NAME=VALUE: secrets are not stored and must be given again
+	Substrate string   // a name of driver.Names(); empty: the substrate of the first run
 	Grant     []string // as in Request: a record may be imported, so it grants nothing itself
 }
 
-// Run runs the turn that ref names again, with the runner r, in a clean sandbox on the state of
-// its parent, with what was given to it: the document, files, environment. The new
-// turn becomes part of no session.
+// Run runs the turn that ref names again, with the runner r, in a clean sandbox on the state of its
+// parent, with the same document, files and environment. The new turn is in no session.
 func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string, opts Options,
 	obs turn.Observer) (*turnstone.ReplayReport, error) {
 	old, err := cs.DB.Resolve(ctx, ref)
@@ -60,8 +59,8 @@ func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string,
 	return rep, compare(ctx, cs, rec, rep)
 }
 
-// again makes the request that the turn old was, whose record is rec. Where the turn
-// stands is the database's word: a record may be imported.
+// again returns the request of the turn old, whose record is rec. The parent comes from the
+// database, because a record may be imported.
 func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	rec *turnstone.TurnRecord,
 	secrets []string) (*plan.Request, error) {
@@ -80,7 +79,8 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	if err != nil {
 		return nil, err
 	}
-	// What the record says was asked for is asked for again: it is no caller's word.
+	// The values that the record has are requested again as the document's, because the caller did
+	// not choose them.
 	front := &doc.Front
 	front.Files, front.Session, front.Branch, front.Home = nil, "", "", ""
 	front.Lifetime, front.Snapshot = "", ""
@@ -113,7 +113,7 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	return req, nil
 }
 
-// compare says what differs between rec and the turn of rep.
+// compare returns the differences between rec and the turn of rep.
 func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
 	rep *turnstone.ReplayReport) error {
 	now, err := cs.ReadRecord(ctx, rep.Turn.Record)
@@ -173,7 +173,7 @@ func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *tu
 		case c.New == nil:
 			d.What = "only before"
 		case sameButTime(c.Old, c.New) && slices.Equal(c.OldLinks, c.NewLinks):
-			continue // but for its timestamp
+			continue // only the timestamp differs
 		}
 		if len(rep.Changes) == maxDifferences {
 			rep.More++
@@ -184,7 +184,7 @@ func compareStates(ctx context.Context, cs *repo.ContextStore, before, after *tu
 	return nil
 }
 
-// sameButTime compares two entries as the FS hash does, without what is below them.
+// sameButTime compares two entries like the FS hash, without their children.
 func sameButTime(a, b *tree.Entry) bool {
 	return a.Type == b.Type && a.Mode == b.Mode && a.UID == b.UID && a.GID == b.GID &&
 		a.Content.Digest == b.Content.Digest &&

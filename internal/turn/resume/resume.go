@@ -1,4 +1,4 @@
-// Package resume starts the machines that turns were kept with.
+// Package resume starts the kept machines of turns.
 package resume
 
 import (
@@ -23,20 +23,20 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// A Request is one kept machine to start. What it says of the network is its caller's word.
+// A Request is one kept machine to start. Its network settings are the caller's.
 type Request struct {
 	Ref  string
-	Name string        // of the sandbox
-	TTL  time.Duration // 0: for ever
-	// Grant, Network and NetworkRules are as in Request; of the rules only allow, deny and
-	// the host's authorities count.
+	Name string        // name of the sandbox; may be empty
+	TTL  time.Duration // lifetime of the sandbox; 0: unlimited
+	// Grant, Network and NetworkRules are as in plan.Request; only the rules Allow, Deny and
+	// NoHostCA have an effect.
 	Grant        []string
 	Network      *bool
 	NetworkRules *document.NetworkRules
 }
 
-// Resume starts the machine that a turn was kept with (snapshot: vm): it goes on with the
-// processes that ran, in a sandbox that stays. progress may be nil.
+// Resume starts the machine that a turn kept (snapshot: vm), with its processes, in a sandbox that
+// outlives this process. progress may be nil.
 func Resume(ctx context.Context, h *host.Host, req Request, progress func(string)) (
 	sandboxes.Info, error) {
 	facts, err := h.Facts()
@@ -47,13 +47,13 @@ func Resume(ctx context.Context, h *host.Host, req Request, progress func(string
 		provision.Quietly(progress))
 }
 
-// resumedNetwork is what a resumed machine asks of its network. The record and the document
-// that was run, src, may be imported: what they ask for is judged as turn run would judge the
-// document today, with req for its flags.
+// resumedNetwork returns the network that a resumed machine requests. The record and the document
+// of the turn, src, may be imported. Their requests are judged like the requests of the document in
+// a turn today, with req for its flags.
 func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
 	req Request) (*turnstone.NetworkSpec, error) {
 	doc, err := document.Parse("turn.md", src)
-	if err != nil { // of another version: it asks for nothing
+	if err != nil { // a document of another version requests nothing
 		doc = &document.Document{}
 	}
 	doc.Name = req.Ref
@@ -73,24 +73,25 @@ func resumedNetwork(facts plan.Host, rec *turnstone.TurnRecord, src []byte,
 	s := netrecord.Spec(rec.Network)
 	asked := &turnstone.NetworkSpec{Allow: s.Allow, Deny: append(slices.Clone(s.Deny),
 		given.Deny...), Only: s.Only, NoHostCA: s.NoHostCA || given.NoHostCA}
-	// What is granted is what the document says, which can be read before; its record may say more.
+	// A grant covers the document, which the user can read. The record may request more.
 	asked.Asked = !a.Granted("network") || !within(s.Allow, doc.Front.NetworkRules)
 	if given.HasAllow {
 		asked.Allow, asked.Only, asked.Asked = given.Allow, true, false
 	}
 	if !a.ResumesNetwork() {
-		asked.Allow, asked.Only = nil, true // its card is part of the machine, and nobody answers
+		// the machine has a network card, which needs a network that reaches nothing
+		asked.Allow, asked.Only = nil, true
 	}
 	return asked, nil
 }
 
-// within tells whether a document's rules have all of allow.
+// within reports whether a document's rules contain all rules of allow.
 func within(allow []string, rules *document.NetworkRules) bool {
 	return !slices.ContainsFunc(allow,
 		func(r string) bool { return rules == nil || !slices.Contains(rules.Allow, r) })
 }
 
-// Into is Resume into a sandbox that spec names, with the network that spec has, if any.
+// Into is Resume into the sandbox that spec names, with spec's network, if any.
 func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Info, error) {
 	var none sandboxes.Info
@@ -151,8 +152,8 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	return store.Create(ctx, spec, progress)
 }
 
-// history yields what the machine of turn t, whose record is rec, lies on: what the turn began
-// with.
+// history returns the images below the disk of the machine of turn t, whose record is rec: the
+// turn's initial state.
 func history(ctx context.Context, h *host.Host, cs *repo.ContextStore, t turnstone.Turn,
 	rec *turnstone.TurnRecord) (lowerdir.History, error) {
 	layers := layersBelow(ctx, h, rec)
@@ -166,10 +167,10 @@ func history(ctx context.Context, h *host.Host, cs *repo.ContextStore, t turnsto
 	return func(func(lowerdir.Item, error) bool) {}, nil
 }
 
-// layersBelow are the template's layers, below the first turn of rec's session.
+// layersBelow returns the template's layers, below the first turn of rec's session.
 func layersBelow(ctx context.Context, h *host.Host,
 	rec *turnstone.TurnRecord) (layers []turnstone.TemplateLayer) {
-	if rec.VM.Image == nil { // of an older program
+	if rec.VM.Image == nil { // a record of an older version
 		if tmpl, err := h.Repo.BuiltTemplate(ctx, rec.Image); err == nil {
 			return tmpl.Layers
 		}
@@ -180,7 +181,7 @@ func layersBelow(ctx context.Context, h *host.Host,
 	return layers
 }
 
-// unpack makes a folder that a machine can be restored from.
+// unpack creates a folder from which a machine can be restored.
 func unpack(ctx context.Context, h *host.Host, facts plan.Host, cs *repo.ContextStore,
 	rec *turnstone.TurnRecord, layers []string, progress func(string)) (dir string, remove func(),
 	err error) {

@@ -15,7 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// TestResumedNetwork holds that a resumed machine reaches what its turn's rules open today, and
+// TestResumedNetwork checks that a resumed machine reaches what its turn's rules open today, and
 // that a record, which may be imported, grants nothing.
 func TestResumedNetwork(t *testing.T) {
 	const quiet, on = "```bash\ntrue\n```\n", "---\nnetwork: on\n---\n```bash\ntrue\n```\n"
@@ -119,8 +119,8 @@ func TestResumedNetwork(t *testing.T) {
 	}
 }
 
-// TestResumeHugeMachine: a record, which may be imported, has no machine made that this host
-// would not give a turn, and nothing of it is written.
+// TestResumeHugeMachine checks that a record, which may be imported, cannot create a machine that
+// this host would not give a turn, and that nothing of such a machine is written.
 func TestResumeHugeMachine(t *testing.T) {
 	h := host.New(&statedir.Dir{Root: t.TempDir()}, host.Options{}, nil)
 	t.Cleanup(func() { _ = h.Repo.Close() })

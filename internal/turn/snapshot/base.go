@@ -13,19 +13,19 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
-// A machineBase is what kept machines of one snapshot of a template differ from. It is in the
-// store once: the first machine that is kept puts it there, and those after it find it by a
-// note, which is a file.
+// A machineBase is the base of the kept machines of one snapshot of a template: the machines are
+// stored as differences from it. The store has the base once: the first kept machine adds it, and
+// later machines find it by a note, which is a file.
 type machineBase struct {
 	digest turnstone.Digest
-	notes  string // folder
+	notes  string // folder of the notes
 	write  func(ctx context.Context, out string) (files []string, err error)
 }
 
-// noteAge is how long a note is kept that no machine was kept by.
+// noteAge is how long an unused note is kept.
 const noteAge = 30 * 24 * time.Hour
 
-// baseOf returns what a machine of these parts differs from; nil where it stands alone.
+// baseOf returns the base of a machine of these parts; nil if the machine needs no base.
 func baseOf(h *statedir.Dir, parts Parts) (*machineBase, error) {
 	if parts.WriteBase == nil {
 		return nil, nil
@@ -37,8 +37,8 @@ func baseOf(h *statedir.Dir, parts Parts) (*machineBase, error) {
 	return &machineBase{parts.Packed.Base, notes, parts.WriteBase}, nil
 }
 
-// put returns the base's files in the store, which b puts there unless they are. tmp is a folder
-// to make. noted is to be called when b was flushed.
+// put returns the base's files in the store. b adds missing files. tmp is the path of a folder to
+// create. noted must be called after b was flushed.
 func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch,
 	tmp string) (files []turnstone.VMFile, noted func(), err error) {
 	if m == nil {
@@ -64,7 +64,7 @@ func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch,
 
 func (m *machineBase) path() string { return filepath.Join(m.notes, m.digest.Hex()+".json") }
 
-// note remembers what the files are. Where that fails, they are packed again.
+// note records the files of the base. If that fails, the next machine adds them again.
 func (m *machineBase) note(files []turnstone.VMFile) {
 	old, _ := filepath.Glob(filepath.Join(m.notes, "*.json"))
 	for _, path := range old {
@@ -76,8 +76,8 @@ func (m *machineBase) note(files []turnstone.VMFile) {
 	_ = filestamp.WriteFile(m.path(), b, 0o600)
 }
 
-// recall returns what note has remembered, if all of it is in the store. A batch that is open
-// keeps it there.
+// recall returns the files that note has recorded, if the store has all of them. An open batch
+// prevents their deletion.
 func (m *machineBase) recall(ctx context.Context, s *store.Store) (files []turnstone.VMFile,
 	has bool) {
 	b, err := os.ReadFile(m.path())

@@ -1,4 +1,4 @@
-// Package snapshot keeps the machine of a turn in the store, as it is at the end of the steps.
+// Package snapshot stores the machine of a turn as of the end of its steps.
 package snapshot
 
 import (
@@ -16,27 +16,27 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A Snapshot is a machine in a folder, until it is in the store.
+// A Snapshot is a machine in a folder, before it is in the store.
 type Snapshot struct {
 	parts Parts
-	base  *machineBase     // nil: it stands alone
-	batch *store.Batch     // with its files, once they are in the store
-	ref   *turnstone.VMRef // nil before
+	base  *machineBase     // nil: the machine needs no base
+	batch *store.Batch     // the open batch with the machine's files, after Put
+	ref   *turnstone.VMRef // nil before Put
 }
 
-// Parts are what a snapshot is made of.
+// Parts are the input of a snapshot.
 type Parts struct {
-	Dir     string // the machine's files are in its folder vm
-	Release func() // frees Dir
+	Dir     string // its folder vm contains the machine's files
+	Release func() // removes Dir
 	Packed  substrate.Packed
-	Recipes []turnstone.ImageRecipe // of the images that it lies on
-	Image   *turnstone.Content      // the template's
+	Recipes []turnstone.ImageRecipe // of the images that the machine has as layers
+	Image   *turnstone.Content      // the template's root image
 	Below   []turnstone.TreeRef     // the template's layers
-	// WriteBase writes what Packed is the difference from into the folder out; nil: it is whole.
+	// WriteBase writes the base of Packed into the folder out; nil: the machine needs no base.
 	WriteBase func(ctx context.Context, out string) (files []string, err error)
 }
 
-// Take writes the machine of s down. Its caller removes the snapshot.
+// Take saves the machine of s. The caller removes the snapshot.
 func Take(ctx context.Context, h *statedir.Dir, cs *repo.ContextStore, s *sandbox.Sandbox) (
 	*Snapshot, error) {
 	p := Parts{}
@@ -68,14 +68,14 @@ func Take(ctx context.Context, h *statedir.Dir, cs *repo.ContextStore, s *sandbo
 	return vm, nil
 }
 
-// Of returns the snapshot of parts, with a note in the state directory of what it is the difference
-// from.
+// Of returns the snapshot of parts. The note about its base is in the state directory.
 func Of(h *statedir.Dir, parts Parts) (*Snapshot, error) {
 	base, err := baseOf(h, parts)
 	return &Snapshot{parts: parts, base: base}, err
 }
 
-// Ref is what the turn's record says of the machine; nil: it is not in the store.
+// Ref returns the description of the machine for the turn's record; nil: the machine is not in the
+// store.
 func (vm *Snapshot) Ref() *turnstone.VMRef {
 	if vm == nil {
 		return nil
@@ -83,7 +83,7 @@ func (vm *Snapshot) Ref() *turnstone.VMRef {
 	return vm.ref
 }
 
-// Remove frees the folder, and what is in the store without a record that names it.
+// Remove removes the folder, and the stored files if no record names them.
 func (vm *Snapshot) Remove() {
 	if vm == nil {
 		return
@@ -94,9 +94,9 @@ func (vm *Snapshot) Remove() {
 	vm.parts.Release()
 }
 
-// Put puts the machine's files into the store, in a batch of their own: an error ends a
-// batch, and the turn's files are in another. The batch stays open, so that nothing of it is
-// deleted before the turn's record names it.
+// Put adds the machine's files to the store, in a separate batch: an error ends a batch, and the
+// turn's files are in another batch. The batch stays open, so that its objects are not deleted
+// before the turn's record names them.
 func (vm *Snapshot) Put(ctx context.Context, s *store.Store) error {
 	if vm.ref != nil {
 		return nil

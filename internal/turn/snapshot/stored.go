@@ -10,9 +10,8 @@ import (
 	"turnstone.dev/turnstone/substrate"
 )
 
-// Stored returns the files of a machine that was kept, which lie in s. They are opened by the names
-// that a record has for them, and nothing by a path: the record may be imported. ctx bounds the
-// reads.
+// Stored returns the files of a kept machine in s. Files are looked up by their names in the record
+// and never by a path, because the record may be imported. ctx bounds the reads.
 func Stored(ctx context.Context, s *store.Store, vm *turnstone.VMRef) substrate.PackedFiles {
 	return machineFiles{ctx, s, vm}
 }
@@ -23,7 +22,7 @@ type machineFiles struct {
 	vm    *turnstone.VMRef
 }
 
-// Open implements substrate.PackedFiles. What it returns is verified as it is read.
+// Open implements substrate.PackedFiles. The content is verified while it is read.
 func (m machineFiles) Open(name string) (io.ReadCloser, error) {
 	for _, f := range m.vm.Files {
 		if f.Name == name {

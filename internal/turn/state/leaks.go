@@ -10,14 +10,14 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// A leakWatch looks for secrets in what a state would keep.
+// A leakWatch searches a state for secrets.
 type leakWatch struct {
 	secrets *secret.Set
 	mu      sync.Mutex
 	scans   map[string]*secret.Scanner
 }
 
-// newLeakWatch returns one that finds secrets in all forms in which they are masked.
+// newLeakWatch returns a leakWatch that finds secrets in all forms in which they are masked.
 func newLeakWatch(secrets *secret.Set) *leakWatch { return &leakWatch{secrets: secrets.Written()} }
 
 func (w *leakWatch) inspect(path string) io.Writer {
@@ -50,7 +50,7 @@ func (w *leakWatch) check(path string, a *tree.Attr) error {
 	return nil
 }
 
-// found reports the first file, by path, that holds a value.
+// found returns an error for the first file, by path, that contains a secret's value.
 func (w *leakWatch) found() error {
 	var paths []string
 	for path, c := range w.scans {
@@ -65,7 +65,7 @@ func (w *leakWatch) found() error {
 	return Leaked(paths[0], w.scans[paths[0]].Found())
 }
 
-// Leaked is the error about the secret called name in what a turn would keep.
+// Leaked returns the error about the secret called name in a turn's data.
 func Leaked(where, name string) error {
 	return turnstone.Errorf("executor.commit", turnstone.KindInvalid, where,
 		"%w (%s); what the turn changed is not kept", secret.ErrFound, name).

@@ -10,8 +10,8 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
-// TestQuotedIsNotKept: what a state would keep is searched for all forms in which bash writes a
-// value down: in contents, names, targets of links and attributes.
+// TestQuotedIsNotKept checks that a state is searched for all forms in which bash writes a value:
+// in contents, names, targets of links and attributes.
 func TestQuotedIsNotKept(t *testing.T) {
 	const value = "p&ss'$XYZZYrd"
 	for _, form := range []string{value, `declare -x API_TOKEN="p&ss'\$XYZZYrd"`,

@@ -1,5 +1,5 @@
-// Package state takes what a turn leaves for the next one out of its sandbox: files, environment
-// and working directory, without secrets.
+// Package state collects the data that a turn leaves for the next turn from its sandbox: files,
+// environment and working directory, without secrets.
 package state
 
 import (
@@ -19,36 +19,36 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A Request says how the state of one turn is taken.
+// A Request describes how the state of one turn is collected.
 type Request struct {
-	Image     string // of the turn
+	Image     string // the turn's image
 	Store     *store.Store
 	Templates *template.Store
-	Parent    *turnstone.TurnState // nil: the turn began on its template
-	// Base is the tree that the sandbox's disk lies on; zero: the template's.
+	Parent    *turnstone.TurnState // nil: the turn started from its template
+	// Base is the tree below the sandbox's disk; zero: the template's tree.
 	Base    turnstone.TreeRef
 	Secrets *secret.Set
 	Bounds  collect.Bounds
-	// Pause pauses a machine that stays, and returns its changes, or why it cannot be paused; nil:
-	// the sandbox ends.
+	// Pause pauses the session's machine and returns its changes, or the reason why the machine
+	// cannot be paused. nil: the sandbox ends.
 	Pause func(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (c *collect.Changes,
 		unpaused, err error)
-	// Inherited returns the variables that the next turn begins with, of those of the shell.
+	// Inherited selects the shell's variables that the next turn starts with.
 	Inherited func(env []string) []string
-	Tell      func(string) // is told what is not kept
+	Tell      func(string) // receives the reasons for data that is not kept
 }
 
-// Collected is what a turn left behind, before it is committed.
+// Collected is the data that a turn left, before the commit.
 type Collected struct {
-	Batch *store.Batch // with the objects; the owner closes it
+	Batch *store.Batch // contains the objects; the owner closes it
 	State turnstone.Digest
 	Tree  turnstone.TreeRef
-	Base  turnstone.TreeRef // that the sandbox's disk lies on
+	Base  turnstone.TreeRef // the tree below the sandbox's disk
 	Layer turnstone.LayerInfo
 }
 
-// Collect takes the state out of the sandbox s, whose steps are over, into a new batch. unpaused is
-// why Request.Pause has not paused the machine.
+// Collect collects the state of the sandbox s, whose steps have ended, into a new batch. unpaused
+// is the reason why Request.Pause has not paused the machine.
 func Collect(ctx context.Context, s *sandbox.Sandbox, req Request) (l *Collected, unpaused,
 	err error) {
 	changes, unpaused, err := req.freeze(ctx, s)
@@ -68,7 +68,7 @@ func Collect(ctx context.Context, s *sandbox.Sandbox, req Request) (l *Collected
 	return l, unpaused, nil
 }
 
-// freeze takes what the sandbox has changed. The machine ends, unless it is to be paused.
+// freeze returns the sandbox's changes. The machine ends unless it is to be paused.
 func (req *Request) freeze(ctx context.Context, s *sandbox.Sandbox) (c *collect.Changes,
 	unpaused, err error) {
 	if req.Pause != nil {
@@ -78,7 +78,7 @@ func (req *Request) freeze(ctx context.Context, s *sandbox.Sandbox) (c *collect.
 	return c, nil, err
 }
 
-// read puts the state into the batch of l.
+// read adds the state to the batch of l.
 func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 	c *collect.Changes) error {
 	var err error
@@ -87,7 +87,7 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 			return err
 		}
 	}
-	if req.Secrets != nil { // looked through first: nothing of a value may get as far as a pack
+	if req.Secrets != nil { // before the batch, so that no value of a secret reaches a pack
 		leaks := newLeakWatch(req.Secrets)
 		watched := layer.Options{Inspect: leaks.inspect, Check: leaks.check}
 		_, _, err := c.Apply(ctx, hashOnly{tree.NewHasher(), l.Batch}, l.Base, watched)
@@ -108,7 +108,7 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 	}
 	env, dropped := req.Secrets.Strip(req.Inherited(c.Env))
 	if len(dropped) > 0 {
-		req.Tell("not kept, for they hold a secret: " + strings.Join(dropped, ", "))
+		req.Tell("not kept because they hold a secret: " + strings.Join(dropped, ", "))
 	}
 	if name := req.Secrets.Written().In(c.Cwd); name != "" {
 		return Leaked("the working directory", name)
@@ -123,7 +123,7 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 	return err
 }
 
-// hashOnly keeps nothing of what is put, and gets what others have.
+// hashOnly discards objects that are put, and reads the objects of its Getter.
 type hashOnly struct {
 	*tree.Hasher
 	have tree.Getter
@@ -134,8 +134,8 @@ func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	return h.have.Get(ctx, d)
 }
 
-// layerOf is what the turn itself changed. A machine that went on has more than
-// that on its disk.
+// layerOf returns the changes of the turn itself. The disk of a resumed machine has the changes of
+// earlier turns too.
 func (req *Request) layerOf(ctx context.Context, l *Collected, base turnstone.TreeRef,
 	stats layer.Stats) (info turnstone.LayerInfo, err error) {
 	parent := base
