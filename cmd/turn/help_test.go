@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -89,5 +92,36 @@ func TestExamples(t *testing.T) {
 	}
 	if examples < 40 {
 		t.Errorf("%d examples were checked", examples)
+	}
+}
+
+// TestCommandsPage checks that docs/commands.md has every command, and no flag that does not exist.
+func TestCommandsPage(t *testing.T) {
+	page := string(ok[[]byte](t)(os.ReadFile("../../docs/commands.md")))
+	rows := regexp.MustCompile("(?m)^\\| `turn .*").FindAllString(page, -1)
+	p, _, err := cli.NewParser(new(commandLine), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := map[string]bool{}
+	var visit func(n *kong.Node, below string)
+	visit = func(n *kong.Node, below string) {
+		for _, f := range n.Flags {
+			flags["--"+f.Name] = true
+		}
+		for _, child := range n.Children {
+			name := regexp.MustCompile("^\\| `turn " + below + "([^|]*, `)?" + child.Name + "[` ]")
+			if !child.Hidden && len(child.Children) == 0 &&
+				!slices.ContainsFunc(rows, name.MatchString) {
+				t.Errorf("the page does not list turn %s%s", below, child.Name)
+			}
+			visit(child, child.Name+" ")
+		}
+	}
+	visit(p.Model.Node, "")
+	for _, flag := range regexp.MustCompile("--[a-z][a-z-]*").FindAllString(page, -1) {
+		if !flags[flag] {
+			t.Errorf("the page has %s, which no command has", flag)
+		}
 	}
 }

@@ -31,8 +31,8 @@ func TestNothingElsePrints(t *testing.T) {
 	}
 	raw := map[string]string{ // calls that write text that was sanitized before
 		"complete.go": "prints only words of the program",
-		"diff.go":     "a.cleanPatch(f.Patch)", "merge.go": "a receipt through a.clean; mergeText",
-		"replay.go":                           "a.clean",
+		"diff.go":     "terminal.Patch", "merge.go": "a receipt through terminal.Text; mergeText",
+		"replay.go":                           "terminal.Text",
 		"ls.go":                               "the end of a file, sanitized on a terminal",
 		"../../internal/terminal/progress.go": "its own escapes; sanitized lines",
 		"../../internal/terminal/sink.go":     "sanitized output",

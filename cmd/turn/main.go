@@ -1,4 +1,4 @@
-// Command turn runs markdown documents in microVMs. It is a thin shell over the libraries: each
+// Command turn runs markdown documents in sandboxes. It is a thin shell over the libraries: each
 // subcommand has its own file, which converts flags to one call and prints the result.
 package main
 

@@ -288,7 +288,7 @@ func verdict(turn *turnstone.TurnReport, err error) error {
 	return cli.Exit(cli.ExitAborted, err)
 }
 
-// readDocument reads and parses one document. Its errors end turn with exitUsage.
+// readDocument reads and parses one document. Its errors end turn with ExitUsage.
 func readDocument(a *cli.App, path string) (*document.Document, error) {
 	name, in := path, a.Stdin
 	if path == "-" {

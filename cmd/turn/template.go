@@ -22,7 +22,7 @@ type templateCmd struct {
 	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image and its registered spec."`
 }
 
-// withTemplates is app.do with the templates.
+// withTemplates is App.Do with the templates.
 func withTemplates(a *cli.App, f func(ctx context.Context, s *template.Store) error) error {
 	h, err := a.StateDir()
 	if err != nil {

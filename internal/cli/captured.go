@@ -25,10 +25,10 @@ type CommandReport struct {
 	StderrInfo turnstone.OutputInfo `json:"stderr_info"`
 }
 
-// maxCaptured bounds the bytes of an output in a commandReport.
+// maxCaptured bounds the bytes of an output in a CommandReport.
 const maxCaptured = 1 << 20
 
-// A capturedOutput is an output for a commandReport.
+// A capturedOutput is an output for a CommandReport.
 type capturedOutput struct {
 	mu    sync.Mutex // an interrupted command may still write during a read
 	text  strings.Builder

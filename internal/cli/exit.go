@@ -14,7 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
-// The exit statuses of turn. "turn exec" instead exits with the command's status, and with exitExec
+// The exit statuses of turn. "turn exec" instead exits with the command's status, and with ExitExec
 // for turn's own failures.
 const (
 	ExitOK      = 0

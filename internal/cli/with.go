@@ -26,7 +26,7 @@ func (a *App) Do(f func(ctx context.Context) error) error {
 // Say prints one line of turn's own text on standard error.
 func (a *App) Say(what string) { terminal.Println(a.Stderr, "turn: "+what) }
 
-// WithExecutor is do with an executor.
+// WithExecutor is Do with an executor.
 func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
 	return a.Do(func(ctx context.Context) error {
 		x, err := a.Open(ctx)
@@ -37,7 +37,7 @@ func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) err
 	})
 }
 
-// WithSandboxes is do with the sandboxes.
+// WithSandboxes is Do with the sandboxes.
 func (a *App) WithSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
 	h, err := a.StateDir()
 	if err != nil {
