@@ -71,7 +71,7 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 // Put stores p as an object.
 func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 	const op = "store.put"
-	if len(p) > maxObject {
+	if len(p) > MaxObject {
 		return "", turnstone.Errorf(op, turnstone.KindInvalid, "",
 			"the object is too large: %d bytes", len(p))
 	}
@@ -410,7 +410,7 @@ func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
 		return b.s.read(ctx, place{packEntry: e, pack: pk.id})
 	}
 	stored := make([]byte, e.stored)
-	err := pk.data.readAt(stored, int64(e.off))
+	_, err := pk.data.ReadAt(stored, int64(e.off))
 	b.mu.Unlock()
 	if err != nil {
 		return nil, err // its pack could not be written

@@ -25,7 +25,7 @@ type Sizer interface {
 }
 
 // maxContent is the largest content whose list of chunks is a single object.
-const maxContent = (maxObject - 8) / listEntrySize * minChunk
+const maxContent = (MaxObject - 8) / listEntrySize * minChunk
 
 // PutContent stores the size bytes of r: a single object, or many chunks and their list. A reader
 // with more or fewer bytes is an error of kind Invalid. Contents of an Alternate are not stored.

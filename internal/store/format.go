@@ -25,8 +25,9 @@ const (
 	packEntrySize   = 44
 	packTrailerSize = 16
 
-	// maxObject bounds the allocation for a damaged length.
-	maxObject = 256 << 20
+	// MaxObject is the maximum size of an object in bytes, which bounds the allocation for a
+	// damaged length. Larger data is stored as a content.
+	MaxObject = 256 << 20
 	// smallContent is the largest content stored as a single object.
 	smallContent = 1 << 20
 	// The sizes of chunks. They and the cutter are part of the format: other sizes would give the
@@ -146,7 +147,7 @@ func decodeTable(b []byte, name id, size int64) ([]packEntry, error) {
 
 // check bounds the allocation for reading the object.
 func (e packEntry) check() error {
-	if e.size > maxObject || e.stored > e.size {
+	if e.size > MaxObject || e.stored > e.size {
 		return errors.New("its lengths are impossible")
 	}
 	return nil

@@ -8,7 +8,8 @@ import (
 	"io"
 	"slices"
 	"sync"
-	"syscall"
+
+	"golang.org/x/sync/errgroup"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/blob"
@@ -98,12 +99,7 @@ func (c *checker) index(ctx context.Context) error {
 	if broken {
 		return c.s.reindex(ctx)
 	}
-	l, err := acquire(ctx, c.s.dir, lockIndex, syscall.LOCK_EX)
-	if err != nil {
-		return err
-	}
-	defer l.release()
-	return c.s.adoptLocked(ctx, nil) // unreadable packs are found again below
+	return c.s.adopt(ctx) // unreadable packs are found again below
 }
 
 // placesByPack returns the index's places by pack.
@@ -127,36 +123,24 @@ func (c *checker) placesByPack(ctx context.Context) (map[id][]packEntry, error) 
 
 // packs checks all packs, several concurrently.
 func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	work := make(chan blob.Info)
-	var wg sync.WaitGroup
-	for range c.s.cores {
-		wg.Go(func() {
-			for info := range work {
-				p, ok := parsePackName(info.Name)
-				if !ok {
-					c.problem(Problem{Pack: info.Name, Err: errors.New("not the name of a pack")})
-				} else if err := c.pack(ctx, p, info, places[p]); err != nil {
-					cancel(err)
-				}
+	g, checking := errgroup.WithContext(ctx)
+	g.SetLimit(c.s.cores)
+	found := map[id]bool{}
+	for info, err := range c.s.packs.blobs.List(checking, packPrefix) {
+		p, ok := parsePackName(info.Name)
+		found[p] = ok
+		g.Go(func() error {
+			switch {
+			case err != nil:
+				return err
+			case !ok:
+				c.problem(Problem{Pack: info.Name, Err: errors.New("not the name of a pack")})
+				return nil
 			}
+			return c.pack(checking, p, info, places[p])
 		})
 	}
-	found := map[id]bool{}
-	for info, err := range c.s.packs.blobs.List(ctx, packPrefix) {
-		if err != nil {
-			cancel(err)
-			break
-		}
-		if p, ok := parsePackName(info.Name); ok {
-			found[p] = true
-		}
-		work <- info
-	}
-	close(work)
-	wg.Wait()
-	if err := context.Cause(ctx); err != nil {
+	if err := g.Wait(); err != nil {
 		return fail("store.fsck", c.s.dir, err)
 	}
 	for p, entries := range places {

@@ -30,7 +30,7 @@ func FuzzTable(f *testing.F) {
 			return
 		}
 		for _, e := range got {
-			if e.size > maxObject || int64(e.off)+int64(e.stored) > size-int64(len(b)) {
+			if e.size > MaxObject || int64(e.off)+int64(e.stored) > size-int64(len(b)) {
 				t.Fatalf("an object outside the pack: %+v", e)
 			}
 		}

@@ -115,20 +115,6 @@ func (v *view) find(want id) ([]place, error) {
 	return places, nil
 }
 
-// has reports whether there is a place of want.
-func (v *view) has(want id) (bool, error) {
-	var buf [2]place
-	if len(v.broken) > 0 {
-		return false, segErr(v.broken[0], errors.New("the index is not readable"))
-	}
-	for _, s := range v.segs {
-		if places, err := s.find(want, buf[:0]); err != nil || len(places) > 0 {
-			return err == nil, err
-		}
-	}
-	return false, nil
-}
-
 // packs returns all packs in the index.
 func (v *view) packs() map[id]packInfo {
 	all := map[id]packInfo{}

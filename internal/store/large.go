@@ -9,6 +9,7 @@ import (
 
 	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
 	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
+
 	"turnstone.dev/turnstone"
 )
 

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"io"
 	"sync"
 )
@@ -28,16 +27,20 @@ func (s *slabs) append(p []byte) {
 	}
 }
 
-// readAt fills p from off on.
-func (s *slabs) readAt(p []byte, off int64) error {
-	if off+int64(len(p)) > s.n || s.parts == nil && len(p) > 0 {
-		return io.ErrUnexpectedEOF
+// ReadAt implements io.ReaderAt.
+func (s *slabs) ReadAt(p []byte, off int64) (n int, err error) {
+	if s.parts == nil && s.n > 0 {
+		return 0, io.ErrUnexpectedEOF // free has released the bytes
 	}
-	for len(p) > 0 {
-		k := copy(p, s.parts[off/slabSize][off%slabSize:])
-		p, off = p[k:], off+int64(k)
+	for n < len(p) {
+		if off >= s.n {
+			return n, io.EOF
+		}
+		part := s.parts[off/slabSize][off%slabSize:]
+		k := copy(p[n:], part[:min(int64(len(part)), s.n-off)])
+		n, off = n+k, off+int64(k)
 	}
-	return nil
+	return n, nil
 }
 
 // free releases the memory.
@@ -48,74 +51,26 @@ func (s *slabs) free() {
 	s.parts = nil
 }
 
-// reader reads the slabs, any number of times, from any offset.
-func (s *slabs) reader() *slabReader { return &slabReader{s: s} }
-
-var (
-	_ io.WriterTo = (*slabReader)(nil)
-	_ io.ReaderAt = (*slabReader)(nil)
-)
+// reader reads the slabs, any number of times, from any offset: a Put over a network may need to
+// repeat the data.
+func (s *slabs) reader() slabReader { return slabReader{io.NewSectionReader(s, 0, s.n), s} }
 
 type slabReader struct {
-	s   *slabs
-	off int64
-}
-
-func (r *slabReader) Read(p []byte) (int, error) {
-	n, err := r.ReadAt(p, r.off)
-	r.off += int64(n)
-	if n > 0 {
-		err = nil
-	}
-	return n, err
-}
-
-// ReadAt implements io.ReaderAt.
-func (r *slabReader) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || off >= r.s.n && len(p) > 0 {
-		return 0, io.EOF
-	}
-	short := int64(len(p)) > r.s.n-off
-	if short {
-		p = p[:r.s.n-off]
-	}
-	if err := r.s.readAt(p, off); err != nil {
-		return 0, err
-	}
-	if short {
-		return len(p), io.EOF
-	}
-	return len(p), nil
-}
-
-// Seek implements io.Seeker: a Put over a network may need to repeat the data.
-func (r *slabReader) Seek(off int64, whence int) (int64, error) {
-	switch whence {
-	case io.SeekCurrent:
-		off += r.off
-	case io.SeekEnd:
-		off += r.s.n
-	}
-	if off < 0 {
-		return 0, errors.New("an offset before the start")
-	}
-	r.off = off
-	return off, nil
+	*io.SectionReader
+	s *slabs
 }
 
 // WriteTo implements io.WriterTo without a copy.
-func (r *slabReader) WriteTo(w io.Writer) (int64, error) {
-	var sum int64
-	for r.off < r.s.n {
-		at := r.off % slabSize
-		n, err := w.Write(r.s.parts[r.off/slabSize][at:min(slabSize, at+r.s.n-r.off)])
+func (r slabReader) WriteTo(w io.Writer) (sum int64, err error) {
+	at, err := r.Seek(0, io.SeekCurrent)
+	for at+sum < r.s.n && err == nil {
+		off := at + sum
+		var n int
+		n, err = w.Write(r.s.parts[off/slabSize][off%slabSize : min(slabSize, off%slabSize+r.s.n-off)])
 		sum += int64(n)
-		r.off += int64(n)
-		if err != nil {
-			return sum, err
-		}
 	}
-	return sum, nil
+	_, _ = r.Seek(at+sum, io.SeekStart) // within the section
+	return sum, err
 }
 
 // A pack is a pack under construction.

@@ -208,7 +208,7 @@ func (c *codec) decoder() (*zstd.Decoder, error) {
 	if c.dec == nil {
 		c.dec, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(c.cores),
 			zstd.WithDecodeAllCapLimit(true),
-			zstd.WithDecoderMaxMemory(2*maxObject))
+			zstd.WithDecoderMaxMemory(2*MaxObject))
 	}
 	return c.dec, err
 }

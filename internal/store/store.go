@@ -159,22 +159,8 @@ func (s *Store) find(ctx context.Context, i id) ([]place, error) {
 
 // known reports whether i is in the index as far as this process has read it.
 func (s *Store) known(ctx context.Context, i id) (bool, error) {
-	for try := 0; ; try++ {
-		v, err := s.index.current()
-		if err != nil {
-			return false, err
-		}
-		ok, err := v.has(i)
-		if err == nil {
-			return ok && !s.isBad(i), nil
-		}
-		if try == 2 || !errors.Is(err, errSegment) {
-			return false, fail("store.index", s.dir, err)
-		}
-		if err := s.repair(ctx); err != nil {
-			return false, err
-		}
-	}
+	places, err := s.find(ctx, i)
+	return len(places) > 0 && !s.isBad(i), err
 }
 
 // Has reports whether the object d exists, without reading it.
@@ -242,16 +228,21 @@ func (s *Store) refresh(context.Context) error {
 // adopt adds packs without an index entry to the index: packs of a process that was killed early,
 // or of another machine.
 func (s *Store) adopt(ctx context.Context) error {
+	return s.locked(ctx, s.adoptLocked)
+}
+
+// locked calls f with the lock of the index.
+func (s *Store) locked(ctx context.Context, f func(context.Context) error) error {
 	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer l.release()
-	return s.adoptLocked(ctx, nil)
+	return f(ctx)
 }
 
-// adoptLocked is adopt with the lock held. It calls bad for unreadable packs.
-func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error)) error {
+// adoptLocked is adopt with the lock held. It passes over unreadable packs.
+func (s *Store) adoptLocked(ctx context.Context) error {
 	v, err := s.index.refresh()
 	if err != nil {
 		return err
@@ -272,9 +263,6 @@ func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error
 				kind != turnstone.KindNotFound {
 				return err
 			}
-			if bad != nil {
-				bad(info.Name, err)
-			}
 			continue
 		}
 		found = append(found, t)
@@ -287,12 +275,7 @@ func (s *Store) adoptLocked(ctx context.Context, bad func(pack string, err error
 
 // repair removes damaged segments and adds their packs to the index again.
 func (s *Store) repair(ctx context.Context) error {
-	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
-	if err != nil {
-		return err
-	}
-	defer l.release()
-	return s.repairLocked(ctx)
+	return s.locked(ctx, s.repairLocked)
 }
 
 // repairLocked is repair with the lock held.
@@ -310,36 +293,32 @@ func (s *Store) repairLocked(ctx context.Context) error {
 			}
 		}
 	}
-	for _, name := range broken {
+	return s.indexAgain(ctx, broken)
+}
+
+// indexAgain removes segments, and adds the packs that are then in no segment.
+func (s *Store) indexAgain(ctx context.Context, segments []string) error {
+	for _, name := range segments {
 		if err := s.index.remove(name); err != nil {
 			return fail("store.index", s.dir, err)
 		}
 	}
-	return s.adoptLocked(ctx, nil)
+	return s.adoptLocked(ctx)
 }
 
 // reindex rebuilds the index from the packs alone.
 func (s *Store) reindex(ctx context.Context) error {
-	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
-	if err != nil {
-		return err
-	}
-	defer l.release()
-	v, err := s.index.refresh()
-	if err != nil {
-		return err
-	}
-	for _, seg := range v.segs {
-		if err := s.index.remove(seg.name); err != nil {
-			return fail("store.index", s.dir, err)
+	return s.locked(ctx, func(ctx context.Context) error {
+		v, err := s.index.refresh()
+		if err != nil {
+			return err
 		}
-	}
-	for _, name := range v.broken {
-		if err := s.index.remove(name); err != nil {
-			return fail("store.index", s.dir, err)
+		all := slices.Clone(v.broken)
+		for _, seg := range v.segs {
+			all = append(all, seg.name)
 		}
-	}
-	return s.adoptLocked(ctx, nil)
+		return s.indexAgain(ctx, all)
+	})
 }
 
 // Usage returns the amount of data in the store.

@@ -87,7 +87,7 @@ type packUse struct {
 }
 
 func (w *sweep) run(ctx context.Context) error {
-	if err := w.s.adoptLocked(ctx, nil); err != nil && !errors.Is(err, errSegment) {
+	if err := w.s.adoptLocked(ctx); err != nil && !errors.Is(err, errSegment) {
 		return err
 	}
 	uses, err := w.uses(ctx)

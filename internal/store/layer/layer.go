@@ -8,6 +8,8 @@ import (
 	"io"
 	"runtime"
 
+	"golang.org/x/sync/errgroup"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -71,20 +73,19 @@ func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper t
 	if err != nil {
 		return turnstone.TreeRef{}, Stats{}, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	a := &applier{ctx: ctx, w: w, opts: opts, links: newLinks(root.Links),
-		files: newReaders(ctx, cancel, w, opts)}
-	plan, err := a.top(&root.Entry, upper)
-	if err != nil {
-		cancel(err)
-	}
-	if ferr := a.files.wait(); ferr != nil {
-		err = ferr // the first cause; the walk's error may be a consequence
-	}
-	if err != nil {
+	g, walking := errgroup.WithContext(ctx)
+	g.SetLimit(opts.Parallel + 1) // and the walk
+	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links), files: g,
+		linked: map[uint64]*content{}}
+	var plan *directory
+	g.Go(func() (err error) {
+		plan, err = a.top(&root.Entry, upper)
+		return err
+	})
+	if err := g.Wait(); err != nil {
 		return turnstone.TreeRef{}, Stats{}, err
 	}
+	a.ctx = ctx // that of g has ended
 	return a.result(parent, root, plan)
 }
 
@@ -98,7 +99,7 @@ func (a *applier) result(parent turnstone.TreeRef, old *tree.Root,
 		return turnstone.TreeRef{}, Stats{}, err
 	}
 	a.countLinks()
-	a.stats.Bytes = a.files.bytes.Load()
+	a.stats.Bytes = a.bytes.Load()
 	if equal(&entry, &old.Entry) && len(a.relinked) == 0 {
 		return parent, a.stats, nil
 	}

@@ -2,6 +2,9 @@ package layer
 
 import (
 	"context"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
@@ -23,12 +26,14 @@ const (
 const etc = "/etc"
 
 type applier struct {
-	ctx   context.Context // of the current Apply
-	w     tree.Writer
-	opts  Options
-	links *links
-	files *readers
-	stats Stats
+	ctx    context.Context // of the current Apply
+	w      tree.Writer
+	opts   Options
+	links  *links
+	files  *errgroup.Group     // the walk, and the readers of contents
+	linked map[uint64]*content // by inode, for files with several names
+	bytes  atomic.Int64        // of the contents
+	stats  Stats
 
 	entries int
 	meta    int64
@@ -63,11 +68,9 @@ func (a *applier) top(old *tree.Entry, upper tree.Node) (*directory, error) {
 	if attr.Type != tree.Dir {
 		return nil, integrity("/", "the upper directory is not a directory")
 	}
-	notes, err := a.take("/", &attr)
-	if err != nil {
+	if _, err := a.take("/", &attr); err != nil { // Linux ignores opaque on the top directory
 		return nil, err
 	}
-	_ = notes.opaque // Linux ignores this attribute on the top directory
 	return a.directory("", upper, tree.Entry{Attr: attr}, old, false, 0)
 }
 
@@ -165,7 +168,7 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 		}
 		return nil
 	}
-	notes, err := a.take(path, &attr)
+	opaque, err := a.take(path, &attr)
 	if err != nil {
 		return err
 	}
@@ -183,7 +186,7 @@ func (a *applier) child(d *directory, path string, c tree.Child, old *tree.Entry
 		a.links.hide(path)
 	}
 	if it.dir, err = a.directory(path, c.Node, it.entry, base,
-		hidden || notes.opaque, depth+1); err != nil {
+		hidden || opaque, depth+1); err != nil {
 		return err
 	}
 	// otherwise only the agent has created it
@@ -210,23 +213,20 @@ func (a *applier) leaf(path string, n tree.Node, it *item) (*content, error) {
 	if it.entry.Type != tree.File {
 		return nil, nil
 	}
-	return a.files.read(path, n, ino, names, it.entry.Size)
+	return a.read(path, n, ino, names, it.entry.Size), nil
 }
 
-// notes are the relevant overlay attributes of an entry.
-type notes struct{ opaque bool }
-
-// take removes the overlay's attributes, and checks and counts the rest.
-func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
-	var n notes
+// take removes the overlay's attributes, and checks and counts the rest. opaque means that the
+// overlay hides what is below the entry.
+func (a *applier) take(path string, attr *tree.Attr) (opaque bool, err error) {
 	for _, x := range attr.Xattrs {
 		switch x.Name {
 		case overlayRedirect, overlayMetacopy:
 			// Such an entry's name or content is in another place. Sandboxes mount without these
 			// features.
-			return n, unsupported(path, "the overlay has the attribute %s", x.Name)
+			return false, unsupported(path, "the overlay has the attribute %s", x.Name)
 		case overlayOpaque:
-			n.opaque = string(x.Value) == "y"
+			opaque = string(x.Value) == "y"
 		}
 	}
 	attr.Normalize() // removes all overlay attributes
@@ -237,20 +237,20 @@ func (a *applier) take(path string, attr *tree.Attr) (notes, error) {
 	}
 	a.entries++
 	if a.meta += size; a.meta > a.opts.MaxMeta {
-		return n, exhausted(path, "paths and attributes of more than %d bytes", a.opts.MaxMeta)
+		return false, exhausted(path, "paths and attributes of more than %d bytes", a.opts.MaxMeta)
 	}
 	if a.entries > a.opts.MaxEntries {
-		return n, exhausted(path, "more than %d changed files", a.opts.MaxEntries)
+		return false, exhausted(path, "more than %d changed files", a.opts.MaxEntries)
 	}
 	if most := a.opts.MaxFile; most > 0 && attr.Type == tree.File && attr.Size > most {
-		return n, exhausted(path, "a file of more than %s", turnstone.Bytes(most).Human())
+		return false, exhausted(path, "a file of more than %s", turnstone.Bytes(most).Human())
 	}
 	if a.opts.Check != nil {
 		if err := a.opts.Check(path, attr); err != nil {
-			return n, err
+			return false, err
 		}
 	}
-	return n, nil
+	return opaque, nil
 }
 
 // isWhiteout reports whether an entry of the upper directory marks a deletion: a device 0/0, or,

@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
 
 	"turnstone.dev/turnstone"
 )
@@ -54,34 +57,25 @@ func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (turnsto
 		opts.Counts = &Counts{}
 	}
 	*opts.Counts = Counts{}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	b := &build{ctx: ctx, cancel: cancel, w: w, opts: opts, jobs: make(chan job, 4*opts.Parallel),
-		links: map[uint64]*linked{}, dirs: map[uint64]bool{}}
-	var workers sync.WaitGroup
-	for range opts.Parallel {
-		workers.Go(b.work)
-	}
+	g, walking := errgroup.WithContext(ctx)
+	g.SetLimit(opts.Parallel + 1) // and the walk
+	b := &build{ctx: walking, files: g, w: w, opts: opts, links: map[uint64]*linked{},
+		dirs: map[uint64]bool{}}
 	top := &frame{entries: make(Directory, 1)}
 	top.pending.Store(2) // the directory, and this function
-	if err := b.top(top, root); err != nil {
-		cancel(err)
-	}
-	close(b.jobs)
-	workers.Wait()
-	if ctx.Err() != nil {
-		return turnstone.TreeRef{}, b.cause()
+	g.Go(func() error { return b.top(top, root) })
+	if err := cmp.Or(g.Wait(), ctx.Err()); err != nil {
+		return turnstone.TreeRef{}, canceled(err)
 	}
 	r := &Root{Entry: top.entries[0], Links: b.groups()}
 	return PutRoot(ctx, w, r)
 }
 
 type build struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	w      Writer
-	opts   BuildOptions
-	jobs   chan job
+	ctx   context.Context // of files
+	files *errgroup.Group // the walk, and the readers of files
+	w     Writer
+	opts  BuildOptions
 
 	// Only the walking goroutine uses these.
 	links map[uint64]*linked // files with several names, by inode
@@ -131,14 +125,12 @@ type linked struct {
 	waiting []place
 }
 
-// cause returns why the build ended early.
-func (b *build) cause() error {
-	err := context.Cause(b.ctx)
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		var typed *turnstone.Error
-		if !errors.As(err, &typed) {
-			return turnstone.NewError("tree.build", turnstone.KindCanceled, "", err)
-		}
+// canceled returns the error that ended the build, with a kind for that of a context.
+func canceled(err error) error {
+	var typed *turnstone.Error
+	if !errors.As(err, &typed) &&
+		(errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+		return turnstone.NewError("tree.build", turnstone.KindCanceled, "", err)
 	}
 	return err
 }
@@ -272,12 +264,8 @@ func (b *build) entry(at place, n Node, depth int) error {
 	if e.Type != File {
 		return b.ready(job{at, n, link})
 	}
-	select {
-	case b.jobs <- job{at, n, link}:
-		return nil
-	case <-b.ctx.Done():
-		return b.ctx.Err()
-	}
+	b.files.Go(func() error { return b.read(job{at, n, link}) })
+	return b.ctx.Err()
 }
 
 // link records a name of a file with several names, and reports whether it is the first.
@@ -346,18 +334,6 @@ func (b *build) complete(f *frame) error {
 		f = f.parent
 	}
 	return nil
-}
-
-// work reads files until there are no more, or an error.
-func (b *build) work() {
-	for j := range b.jobs {
-		if b.ctx.Err() != nil {
-			continue // so that the walk does not wait forever
-		}
-		if err := b.read(j); err != nil {
-			b.cancel(err)
-		}
-	}
 }
 
 func (b *build) read(j job) error {

@@ -8,7 +8,7 @@ import (
 	"math"
 	"slices"
 	"sort"
-	"strings"
+	"sync"
 
 	"turnstone.dev/turnstone"
 )
@@ -84,7 +84,7 @@ func (d *differ) roots(a, b turnstone.TreeRef) error {
 // tables.
 func (d *differ) compareLinks(a, b turnstone.TreeRef, heads [2]*head) error {
 	for i, ref := range []turnstone.TreeRef{a, b} {
-		d.links[i] = lazily(func() (map[string]LinkGroup, error) {
+		d.links[i] = sync.OnceValues(func() (map[string]LinkGroup, error) {
 			if heads[i].groups == 0 {
 				return nil, nil
 			}
@@ -98,8 +98,9 @@ func (d *differ) compareLinks(a, b turnstone.TreeRef, heads [2]*head) error {
 	var groups [2][]LinkGroup
 	common := commonChunks(heads)
 	for i, h := range heads {
+		get := func(o turnstone.Digest) ([]byte, error) { return d.g.Get(d.ctx, o) }
 		var err error
-		if groups[i], err = d.linksOf(h, common); err != nil {
+		if groups[i], err = h.links("tree.diff", get, common); err != nil {
 			return err
 		}
 	}
@@ -130,19 +131,6 @@ func (d *differ) compareLinks(a, b turnstone.TreeRef, heads [2]*head) error {
 	return nil
 }
 
-func lazily[T any](f func() (T, error)) func() (T, error) {
-	var v T
-	var err error
-	done := false
-	return func() (T, error) {
-		if !done {
-			v, err = f()
-			done = true
-		}
-		return v, err
-	}
-}
-
 func byPath(groups []LinkGroup) map[string]LinkGroup {
 	m := map[string]LinkGroup{}
 	for _, g := range groups {
@@ -165,29 +153,6 @@ func commonChunks(heads [2]*head) map[turnstone.Digest]bool {
 		}
 	}
 	return common
-}
-
-// linksOf reads h's groups except those in the objects to omit.
-func (d *differ) linksOf(h *head, leaveOut map[turnstone.Digest]bool) ([]LinkGroup, error) {
-	if h.groups > 0 && h.chunks == nil {
-		groups, err := decodeGroups(nil, h.inline, h.groups)
-		if err != nil {
-			return nil, damaged("tree.diff", "a root's object", err)
-		}
-		return groups, nil
-	}
-	var groups []LinkGroup
-	var err error
-	for _, k := range h.chunks {
-		if leaveOut[k.object] {
-			continue
-		}
-		get := func(o turnstone.Digest) ([]byte, error) { return d.g.Get(d.ctx, o) }
-		if groups, err = k.read(get, groups); err != nil {
-			return nil, err
-		}
-	}
-	return groups, nil
 }
 
 // emit yields a change.
@@ -342,21 +307,4 @@ func (s *sideBySide) next() (name []byte, bodies [2][]byte, ok bool, err error) 
 		}
 	}
 	return name, bodies, true, nil
-}
-
-// String returns the change on a line, such as "~ /etc/passwd", for debugging.
-func (c Change) String() string {
-	sign := "~"
-	switch {
-	case c.Old == nil:
-		sign = "+"
-	case c.New == nil:
-		sign = "-"
-	}
-	line := sign + " " + c.Path
-	if !slices.Equal(c.OldLinks, c.NewLinks) {
-		line += " links(" + strings.Join(c.OldLinks, " ") + " → " +
-			strings.Join(c.NewLinks, " ") + ")"
-	}
-	return line
 }

@@ -28,10 +28,27 @@ func diff(t testing.TB, g tree.Getter, a, b turnstone.TreeRef) []tree.Change {
 	return out
 }
 
+// line returns a change such as "~ /etc/passwd".
+func line(c tree.Change) string {
+	sign := "~"
+	switch {
+	case c.Old == nil:
+		sign = "+"
+	case c.New == nil:
+		sign = "-"
+	}
+	text := sign + " " + c.Path
+	if !slices.Equal(c.OldLinks, c.NewLinks) {
+		text += " links(" + strings.Join(c.OldLinks, " ") + " → " +
+			strings.Join(c.NewLinks, " ") + ")"
+	}
+	return text
+}
+
 func lines(cs []tree.Change) []string {
 	out := []string{}
 	for _, c := range cs {
-		out = append(out, c.String())
+		out = append(out, line(c))
 	}
 	return out
 }

@@ -155,19 +155,11 @@ func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, er
 		return nil, damaged("tree.decode", "a root's object", err)
 	}
 	r := &Root{Entry: h.entry}
-	if h.groups == 0 {
-		return r, nil
+	if r.Links, err = h.links("tree.decode", get, nil); err != nil {
+		return nil, err
 	}
 	if h.chunks == nil {
-		if r.Links, err = decodeGroups(nil, h.inline, h.groups); err != nil {
-			return nil, damaged("tree.decode", "a root's object", err)
-		}
 		return r, nil
-	}
-	for _, k := range h.chunks {
-		if r.Links, err = k.read(get, r.Links); err != nil {
-			return nil, err
-		}
 	}
 	// The table must be cut as Encode does, otherwise it would have two encodings.
 	again, _ := r.Encode()
@@ -175,6 +167,25 @@ func DecodeRoot(b []byte, get func(turnstone.Digest) ([]byte, error)) (*Root, er
 		return nil, damaged("tree.decode", "a root's object", errForm)
 	}
 	return r, nil
+}
+
+// links reads the groups, except those in the objects to omit.
+func (h *head) links(op turnstone.Op, get func(turnstone.Digest) ([]byte, error),
+	omit map[turnstone.Digest]bool) (groups []LinkGroup, err error) {
+	if h.groups > 0 && h.chunks == nil {
+		if groups, err = decodeGroups(nil, h.inline, h.groups); err != nil {
+			return nil, damaged(op, "a root's object", err)
+		}
+		return groups, nil
+	}
+	for _, k := range h.chunks {
+		if !omit[k.object] {
+			if groups, err = k.read(get, groups); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return groups, nil
 }
 
 // read appends the chunk's groups to groups.
