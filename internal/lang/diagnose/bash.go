@@ -6,35 +6,36 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone/internal/lang/syntax"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 var (
-	bashLine    = lazy(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
-	bashHeredoc = lazy(
+	bashLine    = lazyregexp.New(`^(.{1,255}?): (-c: )?line (\d+): (.*)$`)
+	bashHeredoc = lazyregexp.New(
 		"^warning: here-document at line (\\d+) delimited by end-of-file \\(wanted `(.*)'\\)$")
-	bashToken = lazy(
+	bashToken = lazyregexp.New(
 		"near unexpected token `(.*)'$|matching `(.*)'$|\\(error token is \"(.*)\"\\)$")
-	dashLine  = lazy(`^(.{1,255}?): (\d+): (.*)$`)
-	dashToken = lazy(
+	dashLine  = lazyregexp.New(`^(.{1,255}?): (\d+): (.*)$`)
+	dashToken = lazyregexp.New(
 		`^Syntax error: "(.*)" unexpected|can't cd to (.*)$|cannot (?:open|create) (.*): |^(?:.*: )?([^:]+): (?:not found|parameter not set|Permission denied)$`)
 )
 
 // scanBash parses a message of bash: "NAME: line N: message", where NAME is the script's path as
 // given to bash, or bash's own name for code from -c and from standard input (Bash Reference
 // Manual, and its error.c).
-func scanBash(c *search, ls []string, i int) (report, int, bool) {
-	m := bashLine().FindStringSubmatch(ls[i])
+func scanBash(c *search, ls []string, i int) (*report, int) {
+	m := bashLine.FindStringSubmatch(ls[i])
 	if m == nil {
-		return report{}, 0, false
+		return nil, 0
 	}
 	f, ok := c.shellFrame(m[1], m[2] != "")
 	if !ok {
-		return report{}, 0, false
+		return nil, 0
 	}
 	f.line, f.mark = number(m[3]), -1
-	r := report{tool: "bash", message: m[4], whole: m[1] == "environment"}
+	r := &report{tool: "bash", message: m[4], whole: m[1] == "environment"}
 	next := i + 1
-	if w := bashHeredoc().FindStringSubmatch(m[4]); w != nil {
+	if w := bashHeredoc.FindStringSubmatch(m[4]); w != nil {
 		f.line, f.words, r.rank = number(w[1]), []string{w[2]}, 1
 	} else {
 		f.words = bashWords(m[4])
@@ -52,24 +53,24 @@ func scanBash(c *search, ls []string, i int) (report, int, bool) {
 		}
 	}
 	r.frames = []frame{f}
-	return r, next, true
+	return r, next
 }
 
 // scanDash parses a message of dash, Debian's sh: "NAME: N: message".
-func scanDash(c *search, ls []string, i int) (report, int, bool) {
-	m := dashLine().FindStringSubmatch(ls[i])
+func scanDash(c *search, ls []string, i int) (*report, int) {
+	m := dashLine.FindStringSubmatch(ls[i])
 	if m == nil {
-		return report{}, 0, false
+		return nil, 0
 	}
 	f, ok := c.shellFrame(m[1], false)
 	if !ok || (f.from == file && !strings.HasSuffix(m[1], ".sh")) || path.Base(m[1]) == "bash" {
-		return report{}, 0, false
+		return nil, 0
 	}
 	f.line, f.mark = number(m[2]), -1
-	if w := dashToken().FindStringSubmatch(m[3]); w != nil {
+	if w := dashToken.FindStringSubmatch(m[3]); w != nil {
 		f.words = []string{w[1], w[2], w[3], "$" + w[4], "${" + w[4], w[4]}
 	}
-	return report{tool: "sh", message: m[3], frames: []frame{f}}, i + 1, true
+	return &report{tool: "sh", message: m[3], frames: []frame{f}}, i + 1
 }
 
 // shellFrame returns the code that a shell's name refers to.
@@ -94,7 +95,7 @@ func (c *search) shellFrame(name string, argumentOnly bool) (frame, bool) {
 
 // bashWords returns the words that a message of bash refers to, most likely first.
 func bashWords(message string) []string {
-	if m := bashToken().FindStringSubmatch(message); m != nil {
+	if m := bashToken.FindStringSubmatch(message); m != nil {
 		return []string{strings.TrimSpace(m[1] + m[2] + m[3])}
 	}
 	parts := strings.Split(message, ": ")

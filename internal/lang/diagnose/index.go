@@ -46,7 +46,7 @@ func (x *index) load() {
 			if c.Program != "" {
 				x.named[c.Program] = append(x.named[c.Program], i)
 			}
-			if c.Kind == syntax.KindSimple && within(c.Span, len(src)) &&
+			if c.Kind == syntax.KindSimple && fits(c.Span, len(src)) &&
 				bytes.IndexByte(src[c.Span.Start:c.Span.End], '\n') >= 0 {
 				x.goes = append(x.goes, i)
 			}
@@ -107,26 +107,23 @@ func (x *index) place(at int) (line, column int) {
 // beginning returns the commands that begin in a part of the script.
 func (x *index) beginning(from, to int) []int {
 	x.load()
-	at := func(offset int) int {
-		return sort.Search(len(x.starts), func(i int) bool {
-			return x.script.Commands[x.starts[i]].Span.Start >= offset
-		})
-	}
-	first := at(from)
-	return x.starts[first:max(first, at(to))]
+	return within(x.starts, func(i int) int { return x.script.Commands[i].Span.Start }, from, to)
 }
 
 // ending returns the simple commands of more than one line that end in a part of the script,
 // including its last byte and excluding its first.
 func (x *index) ending(from, to int) []int {
 	x.load()
-	at := func(offset int) int {
-		return sort.Search(len(x.goes), func(i int) bool {
-			return x.script.Commands[x.goes[i]].Span.End > offset
-		})
+	return within(x.goes, func(i int) int { return x.script.Commands[i].Span.End - 1 }, from, to)
+}
+
+// within returns the part of commands whose offsets, which rise, are at least from and before to.
+func within(commands []int, offset func(command int) int, from, to int) []int {
+	at := func(want int) int {
+		return sort.Search(len(commands), func(i int) bool { return offset(commands[i]) >= want })
 	}
 	first := at(from)
-	return x.goes[first:max(first, at(to))]
+	return commands[first:max(first, at(to))]
 }
 
 // programs returns the commands that start a program.

@@ -3,13 +3,15 @@ package diagnose
 import (
 	"slices"
 	"strings"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 var (
-	nodeHead = lazy(
+	nodeHead = lazyregexp.New(
 		`^((?:file://)?(?:/[^:]*/)?\[(?:eval|stdin)\d*\]|(?:file://)?/[^:]+|node:[\w/.:-]+|evalmachine\.<anonymous>|<anonymous_script>):(\d+)$`)
-	nodeStack = lazy(`^\s+at (?:.*\()?((?:file://)?[^()\s][^()]*?):(\d+):(\d+)\)?(?: \{)?$`)
-	nodeError = lazy(`^(?:Uncaught )?(?:[A-Z]\w*(?:Error|Exception|Warning|Rejection)\b|Error\b)`)
+	nodeStack = lazyregexp.New(`^\s+at (?:.*\()?((?:file://)?[^()\s][^()]*?):(\d+):(\d+)\)?(?: \{)?$`)
+	nodeError = lazyregexp.New(`^(?:Uncaught )?(?:[A-Z]\w*(?:Error|Exception|Warning|Rejection)\b|Error\b)`)
 )
 
 // nodeLookahead bounds the lines between node's head and its stack.
@@ -18,10 +20,10 @@ const nodeLookahead = 40
 // scanNode parses node's report of an uncaught error: its position with the source line and a
 // caret, the error, and its stack, innermost first (V8's stack trace API). A stack without a
 // position is a program's own output.
-func scanNode(c *search, ls []string, i int) (report, int, bool) {
-	r := report{tool: "node", code: true}
+func scanNode(c *search, ls []string, i int) (*report, int) {
+	r := &report{tool: "node", code: true}
 	var head *frame
-	if m := nodeHead().FindStringSubmatch(ls[i]); m != nil {
+	if m := nodeHead.FindStringSubmatch(ls[i]); m != nil {
 		f := frame{name: m[1], line: number(m[2]), mark: -1}
 		f.from = nodeSource(m[1])
 		f.quoteOf(at(ls, i+1), at(ls, i+2))
@@ -33,18 +35,18 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 		for at(ls, i) == "" && i < len(ls) {
 			i++
 		}
-	} else if !nodeError().MatchString(ls[i]) || !nodeStackNear(ls, i+1) {
-		return report{}, 0, false
+	} else if !nodeError.MatchString(ls[i]) || !nodeStackNear(ls, i+1) {
+		return nil, 0
 	}
 	r.message = at(ls, i)
 	end := min(len(ls), i+nodeLookahead)
-	for i++; i < end && !nodeStack().MatchString(ls[i]); i++ {
+	for i++; i < end && !nodeStack.MatchString(ls[i]); i++ {
 		if ls[i] == "" {
 			end = i
 		}
 	}
 	for ; i < len(ls) && strings.HasPrefix(strings.TrimLeft(ls[i], " "), "at "); i++ {
-		m := nodeStack().FindStringSubmatch(ls[i])
+		m := nodeStack.FindStringSubmatch(ls[i])
 		if m == nil || nodeSource(m[1]) == nowhere {
 			continue
 		}
@@ -67,12 +69,15 @@ func scanNode(c *search, ls []string, i int) (report, int, bool) {
 		}
 	}
 	r.whole = c.runs("node", "npm", "npx", "yarn", "pnpm", "tsx", "ts-node")
-	return r, i, r.message != "" && (r.whole || nodeError().MatchString(r.message))
+	if r.message == "" || !r.whole && !nodeError.MatchString(r.message) {
+		return nil, 0
+	}
+	return r, i
 }
 
 func nodeStackNear(ls []string, i int) bool {
 	for end := min(len(ls), i+8); i < end; i++ {
-		if nodeStack().MatchString(ls[i]) {
+		if nodeStack.MatchString(ls[i]) {
 			return true
 		}
 	}

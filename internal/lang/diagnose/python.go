@@ -2,12 +2,14 @@ package diagnose
 
 import (
 	"strings"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 var (
-	pyFrame = lazy(`^( *)File "(.*?)", line (\d+)`)
-	pyError = lazy(`^[A-Za-z_][\w.]*(: .*|:)?$`)
-	pyGroup = lazy(`^ +[|+](-\+-+| |$)`) // the left edge of an exception group
+	pyFrame = lazyregexp.New(`^( *)File "(.*?)", line (\d+)`)
+	pyError = lazyregexp.New(`^[A-Za-z_][\w.]*(: .*|:)?$`)
+	pyGroup = lazyregexp.New(`^ +[|+](-\+-+| |$)`) // the left edge of an exception group
 )
 
 const (
@@ -19,12 +21,12 @@ const (
 
 // scanPython parses a traceback (Python's library reference, module traceback) with its chained
 // exceptions, or a syntax error, which has a position and no traceback.
-func scanPython(_ *search, ls []string, i int) (report, int, bool) {
+func scanPython(_ *search, ls []string, i int) (*report, int) {
 	first := pyText(ls[i])
-	if !strings.HasSuffix(first, pyTraceback) && !pyFrame().MatchString(first) {
-		return report{}, 0, false
+	if !strings.HasSuffix(first, pyTraceback) && !pyFrame.MatchString(first) {
+		return nil, 0
 	}
-	r := report{tool: "python"}
+	r := &report{tool: "python"}
 	for {
 		if strings.HasSuffix(pyText(ls[i]), pyTraceback) {
 			i++
@@ -44,14 +46,17 @@ func scanPython(_ *search, ls []string, i int) (report, int, bool) {
 		}
 		i = chained
 	}
-	r.whole = len(r.frames) > 0 && r.message != ""
-	return r, i, r.message != ""
+	if r.message == "" {
+		return nil, 0
+	}
+	r.whole = len(r.frames) > 0
+	return r, i
 }
 
 // pyText returns a line without the left edge of exception groups.
 func pyText(line string) string {
-	if m := pyGroup().FindString(line); m != "" {
-		return line[len(m):]
+	if m := pyGroup.FindStringSubmatch(line); m != nil {
+		return line[len(m[0]):]
 	}
 	return line
 }
@@ -60,14 +65,14 @@ func pyText(line string) string {
 func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 	for i < len(ls) {
 		line := pyText(ls[i])
-		m := pyFrame().FindStringSubmatch(line)
+		m := pyFrame.FindStringSubmatch(line)
 		if m == nil {
 			// [Previous line repeated 9 more times]
 			if strings.HasPrefix(line, "  ") && len(frames) > 0 {
 				i++
 				continue
 			}
-			if pyError().MatchString(line) {
+			if pyError.MatchString(line) {
 				return frames, line, i + 1
 			}
 			return frames, "", i
@@ -77,7 +82,7 @@ func pyBlock(ls []string, i int) (frames []frame, message string, next int) {
 		indent := m[1] + "  "
 		for first := true; i < len(ls); i, first = i+1, false {
 			line := pyText(ls[i])
-			if !strings.HasPrefix(line, indent) || pyFrame().MatchString(line) {
+			if !strings.HasPrefix(line, indent) || pyFrame.MatchString(line) {
 				break
 			}
 			if first {
@@ -115,7 +120,7 @@ func pyChained(ls []string, i int) (int, bool) {
 			}
 			return i, i < len(ls) &&
 				(strings.HasSuffix(pyText(ls[i]), pyTraceback) ||
-					pyFrame().MatchString(pyText(ls[i])))
+					pyFrame.MatchString(pyText(ls[i])))
 		}
 		if strings.HasSuffix(line, pyTraceback) {
 			break

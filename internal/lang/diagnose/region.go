@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"turnstone.dev/turnstone/internal/lang/syntax"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // A region is a piece of code in a script, with its route to a program.
@@ -51,7 +52,7 @@ var languages = map[string][]string{
 
 // target returns the file to which a here-document of an unknown language is written: a Makefile,
 // C.
-var target = lazy(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
+var target = lazyregexp.New(`(?:(?:^|[^\d&>])>>?|\btee(?: -a| --append)?)\s*["']?([\w./@%+,=-]+)`)
 
 // addRegions records the code in a step's script. It skips code outside of the script: a parser's
 // result is checked because the check is cheap.
@@ -62,11 +63,11 @@ func (d *Diagnoser) addRegions(step int) {
 	}
 	src := s.Script.Source
 	for id, c := range s.Script.Commands {
-		if !within(c.Span, len(src)) {
+		if !fits(c.Span, len(src)) {
 			continue
 		}
 		for _, e := range c.Embedded {
-			if !within(e.Span, len(src)) {
+			if !fits(e.Span, len(src)) {
 				continue
 			}
 			r := region{step: step, command: id, language: e.Language, start: e.Span.Start,
@@ -85,14 +86,14 @@ func (d *Diagnoser) addRegions(step int) {
 			d.regions = append(d.regions, r)
 		}
 		for _, h := range c.Heredocs {
-			if within(h.Span, len(src)) &&
+			if fits(h.Span, len(src)) &&
 				!slices.ContainsFunc(c.Embedded, func(e syntax.Embedded) bool {
 					return h.Span.Start <= e.Span.Start && e.Span.End <= h.Span.End
 				}) {
 				r := region{step: step, command: id, from: data, start: h.Span.Start,
 					end: h.Span.End, verbatim: h.Verbatim}
 				head := src[c.Span.Start:min(max(c.Span.Start, r.start), c.Span.End)]
-				if m := target().FindSubmatch(head[:min(len(head), maxLine)]); m != nil &&
+				if m := target.FindSubmatch(head[:min(len(head), maxLine)]); m != nil &&
 					!h.String {
 					r.from, r.name, r.path = file, string(m[1]), absolute(s.Dir, string(m[1]))
 					r.appended = appends(head, r.name)
@@ -118,7 +119,7 @@ func (r *region) fill(src []byte, c syntax.Command, heredoc bool) {
 	r.escapes = r.start >= 2 && src[r.start-1] == '\'' && src[r.start-2] == '$'
 }
 
-func within(s syntax.Span, size int) bool {
+func fits(s syntax.Span, size int) bool {
 	return 0 <= s.Start && s.Start <= s.End && s.End <= size
 }
 
@@ -201,7 +202,7 @@ func (c *search) nearest(is func(region) bool) []region {
 
 // foreign matches paths of installed code, whose names may equal an author's names, such as
 // index.js.
-var foreign = lazy(
+var foreign = lazyregexp.New(
 	`^/(usr|lib|opt|snap|nix)/|/(node_modules|site-packages|dist-packages|gems|vendor)/|/lib/(python|ruby|perl|node)`)
 
 // files returns the code that was written to a file, by its path, or by its name if only one file
@@ -228,7 +229,7 @@ func (c *search) files(name string) []region {
 			paths[r.path] = true
 		}
 	}
-	if len(exact) == 0 && len(paths) == 1 && !foreign().MatchString(name) {
+	if len(exact) == 0 && len(paths) == 1 && !foreign.MatchString(name) {
 		exact = byBase
 	}
 	for i := len(exact) - 1; i > 0; i-- {

@@ -6,11 +6,13 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// A scanner tests whether a tool's message begins on line i. It returns the message, and the index
-// of the line after it.
-type scanner func(c *search, ls []string, i int) (r report, next int, ok bool)
+// A scanner tests whether a tool's message begins on line i. It returns the message, or nil, and
+// the index of the line after it.
+type scanner func(c *search, ls []string, i int) (r *report, next int)
 
 // scanners are tried in this order: unmistakable messages first.
 func scanners() []scanner {
@@ -25,8 +27,8 @@ func scan(c *search, ls []string) []report {
 next:
 	for i := 0; i < len(ls); {
 		for _, s := range all {
-			if r, next, ok := s(c, ls, i); ok {
-				reports = append(reports, r)
+			if r, next := s(c, ls, i); r != nil {
+				reports = append(reports, *r)
 				i = max(next, i+1)
 				continue next
 			}
@@ -115,28 +117,31 @@ func (c *search) hasFile(name string) bool {
 }
 
 // FILE:LINE:COLUMN: message, the form of compilers and many other programs.
-var placeLine = lazy(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)
+var placeLine = lazyregexp.New(`^([^\s:][^:]{0,255}):(\d+):(?:(\d+):)? ?(.+)$`)
 
 // scanPlace parses any program's message about a file that a script wrote.
-func scanPlace(c *search, ls []string, i int) (report, int, bool) {
-	m := placeLine().FindStringSubmatch(ls[i])
+func scanPlace(c *search, ls []string, i int) (*report, int) {
+	m := placeLine.FindStringSubmatch(ls[i])
 	if m == nil || !c.hasFile(m[1]) {
-		return report{}, 0, false
+		return nil, 0
 	}
-	r := report{message: m[4], tool: c.program()}
+	r := &report{message: m[4], tool: c.program()}
+	if r.tool == "" {
+		return nil, 0
+	}
 	if strings.Contains(m[4], "warning:") || strings.HasPrefix(m[4], "note:") {
 		r.rank = 1
 	}
 	r.frames = []frame{{from: file, name: m[1], line: number(m[2]), column: number(m[3]), mark: -1}}
-	return r, i + 1, r.tool != ""
+	return r, i + 1
 }
 
-var versioned = lazy(`^(python|pypy|ruby|perl)[\d.]+$`)
+var versioned = lazyregexp.New(`^(python|pypy|ruby|perl)[\d.]+$`)
 
 // toolName returns the displayed name of a program.
 func toolName(program string) string {
 	name := oneLine(path.Base(program))
-	if m := versioned().FindStringSubmatch(name); m != nil {
+	if m := versioned.FindStringSubmatch(name); m != nil {
 		return m[1]
 	}
 	switch name {

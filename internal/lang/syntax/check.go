@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
@@ -144,9 +143,7 @@ func (b *limitedBuffer) Write(p []byte) (int, error) {
 }
 
 // A message of bash: "/dev/fd/3: line 3: syntax error near unexpected token `fi'".
-var bashMessage = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
-})
+var bashMessage = lazyregexp.New(`^[^:\n]*: (?:-c: )?line ([0-9]+): (.*)$`)
 
 // checkFault converts bash's messages to a fault: the first message that is not a warning contains
 // the fault and its line. If the other parser stopped on that line, its column is kept.
@@ -155,7 +152,7 @@ func checkFault(src []byte, said string, other *shellFault) *Fault {
 	at := min(max(other.at, 0), len(src))
 	otherLine, _ := lines.position(at)
 	for text := range strings.Lines(said) {
-		m := bashMessage().FindStringSubmatch(strings.TrimRight(text, "\n"))
+		m := bashMessage.FindStringSubmatch(strings.TrimRight(text, "\n"))
 		if m == nil || strings.HasPrefix(m[2], "warning: ") {
 			continue
 		}
