@@ -94,13 +94,8 @@ func (x *Repo) orProblem(ctx context.Context, rep *turnstone.FsckReport, err err
 // checkTurns checks that all data that turns need exists.
 func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.FsckReport,
 	damaged map[turnstone.Digest]bool) error {
-	seen := map[turnstone.Digest]bool{}
-	first := func(d turnstone.Digest) bool {
-		news := !seen[d]
-		seen[d] = true
-		return news
-	}
-	r := &Reach{In: cs, Object: first, Verify: tree.NewVerifier(cs.Store),
+	seen := Seen{}
+	r := &Reach{In: cs, Object: seen.First, Verify: tree.NewVerifier(cs.Store),
 		Failed: func(what string, err error) error {
 			if ctx.Err() != nil {
 				return err
@@ -109,7 +104,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 			return nil
 		}}
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
-		if !first(c.Digest) {
+		if !seen.First(c.Digest) {
 			return nil
 		}
 		objects, err := cs.Store.ContentObjects(ctx, c)

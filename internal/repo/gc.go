@@ -73,10 +73,7 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 	if err != nil {
 		return err
 	}
-	gone := map[turnstone.TurnID]bool{} // a dry run has not deleted them
-	for _, t := range rep.Turns {
-		gone[t.ID] = true
-	}
+	gone := idsOf(rep.Turns) // a dry run has not deleted them
 	records := map[turnstone.Digest]bool{}
 	for _, t := range all {
 		if !gone[t.ID] {
@@ -97,6 +94,14 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 	return err
 }
 
+func idsOf(turns []turnstone.Turn) map[turnstone.TurnID]bool {
+	ids := map[turnstone.TurnID]bool{}
+	for _, t := range turns {
+		ids[t.ID] = true
+	}
+	return ids
+}
+
 // mark calls keep for all data that the turns of all sessions need, except the sessions in without.
 func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]bool,
 	keep func(turnstone.Digest) bool) (turns int, err error) {
@@ -105,8 +110,7 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 			WithHint("list all damage with turn fsck; nothing was deleted from the store")
 	}}
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
-		return cs.keepContent(ctx, c,
-			keep)
+		return cs.keepContent(ctx, c, keep)
 	}
 	layers, err := cs.Layers(ctx)
 	if err != nil {
@@ -155,18 +159,9 @@ func (cs *ContextStore) keepContent(ctx context.Context, c turnstone.Content,
 
 // wouldSweep counts what Sweep would delete.
 func (cs *ContextStore) wouldSweep(ctx context.Context, rep *turnstone.GCReport) error {
-	without := map[turnstone.TurnID]bool{}
-	for _, t := range rep.Turns {
-		without[t.ID] = true
-	}
-	kept := map[turnstone.Digest]bool{}
+	kept := Seen{}
 	var err error
-	rep.Remain, err = cs.mark(ctx, without, func(d turnstone.Digest) bool {
-		first := !kept[d]
-		kept[d] = true
-		return first
-	})
-	if err != nil {
+	if rep.Remain, err = cs.mark(ctx, idsOf(rep.Turns), kept.First); err != nil {
 		return err
 	}
 	for d := range kept {
@@ -195,10 +190,7 @@ func (x *Repo) sweepFolders(ctx context.Context, cs *ContextStore, rep *turnston
 		return turnstone.NewError("executor.gc", turnstone.KindUnavailable, x.Dir.Path("turns"),
 			err)
 	}
-	expired := map[turnstone.TurnID]bool{}
-	for _, t := range rep.Turns {
-		expired[t.ID] = true
-	}
+	expired := idsOf(rep.Turns)
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), "t_") || ctx.Err() != nil {
 			continue

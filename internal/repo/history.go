@@ -46,7 +46,7 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *turnstone.Turn,
 	if err != nil {
 		return nil, err
 	}
-	item := cs.item(ctx, *t)
+	item := cs.item(*t)
 	item.Tree = st.Tree
 	if !yield(item, nil) || len(t.Parents) == 0 {
 		return nil, nil
@@ -64,7 +64,7 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *turnstone.Turn,
 		return nil, err
 	}
 	for _, m := range merged {
-		item := cs.item(ctx, m)
+		item := cs.item(m)
 		item.Tree, item.Side = files, true
 		if !yield(item, nil) {
 			return nil, nil
@@ -117,7 +117,7 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (turnst
 }
 
 // item returns the files of the turn t in /context.
-func (cs *ContextStore) item(ctx context.Context, t turnstone.Turn) lowerdir.Item {
+func (cs *ContextStore) item(t turnstone.Turn) lowerdir.Item {
 	line := fmt.Sprintf("[turn %d](turns/%d/receipt.md) `%s` on %s, %s: %s", t.Number, t.Number,
 		t.ID, t.Branch, t.Result, t.Title)
 	return lowerdir.Item{Key: t.Record, Number: t.Number, Line: brief.Line(line),

@@ -19,12 +19,8 @@ import (
 // files; devices and pipes are omitted. skipped receives each name that is omitted or changed.
 func (x *Repo) Pack(ctx context.Context, ref, name string) (
 	write func(w io.Writer, skipped func(name, why string)) error, err error) {
-	cs, _, st, err := x.ResolveState(ctx, ref)
+	cs, st, real, e, err := x.entry(ctx, ref, name)
 	if err != nil {
-		return nil, err
-	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
-	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
 	if e.Type != tree.File && e.Type != tree.Dir {

@@ -101,21 +101,22 @@ func typeName(t tree.Type) string {
 	return fmt.Sprintf("type-%d", t)
 }
 
-// inState makes name absolute: it is relative to the state's working directory.
-func inState(st *turnstone.TurnState, name string) string {
+// entry finds the file at name in the state of the turn that ref names, and its path without
+// symlinks. A relative name is below the state's working directory.
+func (x *Repo) entry(ctx context.Context, ref, name string) (cs *ContextStore,
+	st *turnstone.TurnState, real string, e *tree.Entry, err error) {
+	if cs, _, st, err = x.ResolveState(ctx, ref); err != nil {
+		return cs, st, "", nil, err
+	}
 	if !path.IsAbs(name) {
 		name = path.Join("/", st.Cwd, name)
 	}
-	return path.Clean(name)
-}
-
-// ofTurn adds the turn in which a path was looked up.
-func ofTurn(ref string, err error) error {
-	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
-		return err
+	real, e, err = tree.Resolve(ctx, cs.Store, st.Tree, path.Clean(name))
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		err = turnstone.NewError("executor.open", turnstone.KindNotFound, ref, err).
+			WithHint("turn ls " + ref + ":/ lists all files")
 	}
-	return turnstone.NewError("executor.open", turnstone.KindNotFound, ref, err).
-		WithHint("turn ls " + ref + ":/ lists all files")
+	return cs, st, real, e, err
 }
 
 // ListFiles lists the directory at name in the state of the turn that ref names, or the single file
@@ -123,12 +124,8 @@ func ofTurn(ref string, err error) error {
 // followed. recursive includes everything below it.
 func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool,
 	each func(turnstone.FileInfo) error) error {
-	cs, _, st, err := x.ResolveState(ctx, ref)
+	cs, st, real, e, err := x.entry(ctx, ref, name)
 	if err != nil {
-		return err
-	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
-	if err = ofTurn(ref, err); err != nil {
 		return err
 	}
 	if e.Type != tree.Dir {
@@ -157,12 +154,8 @@ func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool,
 // OpenFile opens the file at name in the state of the turn that ref names; symlinks are followed in
 // the state. Every byte is verified before it is read.
 func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
-	cs, _, st, err := x.ResolveState(ctx, ref)
+	cs, st, real, e, err := x.entry(ctx, ref, name)
 	if err != nil {
-		return nil, err
-	}
-	real, e, err := tree.Resolve(ctx, cs.Store, st.Tree, inState(st, name))
-	if err = ofTurn(ref, err); err != nil {
 		return nil, err
 	}
 	if e.Type != tree.File {

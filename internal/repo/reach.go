@@ -10,6 +10,16 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
+// Seen has the digests that were seen.
+type Seen map[turnstone.Digest]bool
+
+// First reports whether d is seen for the first time.
+func (s Seen) First(d turnstone.Digest) bool {
+	first := !s[d]
+	s[d] = true
+	return first
+}
+
 // A Reach traverses all data that turns need: records, receipts, outputs, states, trees, contents.
 type Reach struct {
 	In *ContextStore

@@ -154,13 +154,9 @@ func layersNeed(ctx context.Context, cs *repo.ContextStore, dir string,
 	if err != nil {
 		return false, err
 	}
-	needs, seen := false, map[turnstone.Digest]bool{}
-	r := &repo.Reach{In: cs, Failed: func(_ string, err error) error { return err }}
-	r.Object = func(d turnstone.Digest) bool {
-		first := !seen[d]
-		seen[d] = true
-		return first
-	}
+	needs := false
+	r := &repo.Reach{In: cs, Object: repo.Seen{}.First,
+		Failed: func(_ string, err error) error { return err }}
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		if needs || c.Chunks != "" || !r.Object(c.Digest) || !cs.Templates.OnlyIn(dir, c.Digest) {
 			return nil

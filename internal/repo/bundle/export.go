@@ -98,7 +98,7 @@ func (h Host) Export(ctx context.Context, req ExportRequest,
 	if err != nil {
 		return nil, err
 	}
-	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: map[turnstone.Digest]bool{},
+	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: repo.Seen{},
 		templates: h.Templates}
 	e.rep = turnstone.ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
@@ -115,7 +115,7 @@ type exporter struct {
 	cs   *repo.ContextStore
 	tw   *tar.Writer
 	full bool
-	seen map[turnstone.Digest]bool
+	seen repo.Seen
 	rep  turnstone.ExportReport
 
 	templates Templates
@@ -137,7 +137,7 @@ func (e *exporter) writeAll(ctx context.Context, g *turnstone.Graph) error {
 	if err := e.entry(exportHeadAt, head); err != nil {
 		return err
 	}
-	r := &repo.Reach{In: e.cs, Object: e.first, Got: e.write, Content: e.content,
+	r := &repo.Reach{In: e.cs, Object: e.seen.First, Got: e.write, Content: e.content,
 		Failed: func(what string, err error) error {
 			return turnstone.NewError("executor.export", turnstone.KindOf(err), what, err).
 				WithHint(turnstone.HintOf(err))
@@ -197,12 +197,6 @@ func (e *exporter) writeTail(images map[string]bool) error {
 	return e.entry(exportTailAt, b)
 }
 
-func (e *exporter) first(d turnstone.Digest) bool {
-	news := !e.seen[d]
-	e.seen[d] = true
-	return news
-}
-
 func (e *exporter) content(ctx context.Context, c turnstone.Content) error {
 	objects, err := e.cs.Store.ContentObjects(ctx, c)
 	if err != nil {
@@ -212,7 +206,7 @@ func (e *exporter) content(ctx context.Context, c turnstone.Content) error {
 		return e.elsewhere(ctx, c)
 	}
 	for _, d := range objects {
-		if !e.first(d) {
+		if !e.seen.First(d) {
 			continue
 		}
 		b, err := e.cs.Store.Get(ctx, d)
@@ -228,7 +222,7 @@ func (e *exporter) content(ctx context.Context, c turnstone.Content) error {
 
 // elsewhere writes a content of a template, or adds it to the omitted contents.
 func (e *exporter) elsewhere(ctx context.Context, c turnstone.Content) error {
-	if !e.first(c.Digest) {
+	if !e.seen.First(c.Digest) {
 		return nil
 	}
 	if !e.full || c.Size > store.MaxObject && e.machines[c.Digest] {

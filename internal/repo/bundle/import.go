@@ -264,7 +264,7 @@ func objectName(h *tar.Header) (turnstone.Digest, error) {
 
 // verify reads all data that the session names.
 func (m *importer) verify(ctx context.Context) error {
-	seen := map[turnstone.Digest]bool{}
+	seen := repo.Seen{}
 	r := &repo.Reach{In: m.cs, Verify: tree.NewVerifier(m.cs.Store),
 		Failed: func(what string, err error) error {
 			e := turnstone.NewError("executor.import", turnstone.KindOf(err), what, err).
@@ -277,9 +277,7 @@ func (m *importer) verify(ctx context.Context) error {
 		}}
 	r.Object = func(d turnstone.Digest) bool {
 		m.named(d)
-		first := !seen[d]
-		seen[d] = true
-		return first
+		return seen.First(d)
 	}
 	contents := map[turnstone.Content]bool{}
 	r.Content = func(ctx context.Context, c turnstone.Content) error {

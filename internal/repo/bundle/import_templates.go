@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -81,9 +82,9 @@ func (m *importer) leave(rec *turnstone.TurnRecord, why, hint string) {
 // importTemplate builds the template of rec's turn if how allows it.
 func (m *importer) importTemplate(ctx context.Context, rec *turnstone.TurnRecord,
 	how turnstone.ImportBuild, progress func(string)) (*turnstone.Template, error) {
-	fail := func(hint, format string, args ...any) error {
-		return turnstone.Errorf("executor.import", turnstone.KindUnavailable, "template "+rec.Image,
-			format, args...).WithHint(hint)
+	fail := func(hint, why string) error {
+		return turnstone.NewError("executor.import", turnstone.KindUnavailable,
+			"template "+rec.Image, errors.New(why)).WithHint(hint)
 	}
 	if err := template.CheckName(rec.Image); err != nil {
 		return nil, err

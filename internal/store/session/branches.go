@@ -20,12 +20,8 @@ func (db *DB) Fork(ctx context.Context, from turnstone.Turn, name string) (turns
 		if err := checkParent(ctx, tx, from.Session, from.ID); err != nil {
 			return err
 		}
-		used, err := nameUsed(ctx, tx, from.Session, name)
-		if err != nil {
+		if err := unused(ctx, tx, from.Session, name, "choose another name"); err != nil {
 			return err
-		}
-		if used != "" {
-			return taken(used, name, "choose another name")
 		}
 		return insertBranch(ctx, tx, b)
 	})
@@ -76,19 +72,25 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 		if _, err := branch(ctx, tx, s, name); err != nil {
 			return err
 		}
-		running, err := turns(ctx, tx,
-			"WHERE session = ? AND branch = ? AND status = 'running' LIMIT 1", s, name)
+		err := notRunning(ctx, tx, "session.branch", name, " on it", "session = ? AND branch = ?",
+			s, name)
 		if err != nil {
 			return err
-		}
-		if len(running) > 0 {
-			return turnstone.Errorf("session.branch", turnstone.KindUnavailable, name,
-				"turn %d (%s) is running on it", running[0].Number, running[0].ID).
-				WithHint("wait for it, or interrupt it")
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM branches WHERE session = ? AND name = ?", s, name)
 		return dbError("branch", name, err)
 	})
+}
+
+// notRunning rejects a change of subject while one of its turns runs. where is an SQL condition.
+func notRunning(ctx context.Context, q querier, op turnstone.Op, subject, place, where string,
+	args ...any) error {
+	running, err := turns(ctx, q, "WHERE "+where+" AND status = 'running' LIMIT 1", args...)
+	if err != nil || len(running) == 0 {
+		return err
+	}
+	return turnstone.Errorf(op, turnstone.KindUnavailable, subject, "turn %d (%s) is running"+place,
+		running[0].Number, running[0].ID).WithHint("wait for it, or interrupt it")
 }
 
 // Tag gives a turn a permanent name. A name that is used in the turn's session is an error of kind
@@ -110,13 +112,9 @@ func (db *DB) Tag(ctx context.Context, of turnstone.Turn, name string) (turnston
 			t = had[0]
 			return nil
 		}
-		used, err := nameUsed(ctx, tx, of.Session, name)
-		if err != nil {
+		if err := unused(ctx, tx, of.Session, name,
+			"choose another name, or remove the old tag with turn session untag"); err != nil {
 			return err
-		}
-		if used != "" {
-			return taken(used, name,
-				"choose another name, or remove the old tag with turn session untag")
 		}
 		return insertTag(ctx, tx, t)
 	})
@@ -149,6 +147,15 @@ func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) err
 		}
 		return nil
 	})
+}
+
+// unused rejects a name that refers to an object of a session.
+func unused(ctx context.Context, q querier, s turnstone.SessionID, name, hint string) error {
+	used, err := nameUsed(ctx, q, s, name)
+	if err != nil || used == "" {
+		return err
+	}
+	return taken(used, name, hint)
 }
 
 // nameUsed returns the object that a name refers to in a session: "branch", "tag" or "".

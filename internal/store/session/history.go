@@ -1,9 +1,9 @@
 package session
 
 import (
-	"container/heap"
 	"context"
 	"iter"
+	"slices"
 
 	"turnstone.dev/turnstone"
 )
@@ -13,9 +13,10 @@ import (
 // demand.
 func (db *DB) History(ctx context.Context, from turnstone.Turn) iter.Seq2[turnstone.Turn, error] {
 	return func(yield func(turnstone.Turn, error) bool) {
-		next, seen := &byNumber{from}, map[turnstone.TurnID]bool{from.ID: true}
-		for next.Len() > 0 {
-			t := heap.Pop(next).(turnstone.Turn)
+		next, seen := []turnstone.Turn{from}, map[turnstone.TurnID]bool{from.ID: true}
+		for len(next) > 0 {
+			t := next[len(next)-1]
+			next = next[:len(next)-1]
 			if !yield(t, nil) {
 				return
 			}
@@ -29,7 +30,7 @@ func (db *DB) History(ctx context.Context, from turnstone.Turn) iter.Seq2[turnst
 					yield(turnstone.Turn{}, err)
 					return
 				}
-				heap.Push(next, p)
+				next = pushTurn(next, p)
 			}
 		}
 	}
@@ -47,13 +48,13 @@ func (db *DB) MergeBase(ctx context.Context, a, b turnstone.Turn) (base turnston
 	if a.Session != b.Session {
 		return turnstone.Turn{}, false, nil
 	}
-	next, sides := &byNumber{}, map[turnstone.TurnID]int{a.ID: ofA, b.ID: ofB}
-	heap.Push(next, a)
-	heap.Push(next, b)
+	next := pushTurn([]turnstone.Turn{a}, b)
+	sides := map[turnstone.TurnID]int{a.ID: ofA, b.ID: ofB}
 	// A turn's number is greater than its parents' numbers: all later turns have been visited
 	// before it.
-	for next.Len() > 0 {
-		t := heap.Pop(next).(turnstone.Turn)
+	for len(next) > 0 {
+		t := next[len(next)-1]
+		next = next[:len(next)-1]
 		if sides[t.ID] == ofA|ofB {
 			return t, true, nil
 		}
@@ -63,7 +64,7 @@ func (db *DB) MergeBase(ctx context.Context, a, b turnstone.Turn) (base turnston
 				if err != nil {
 					return turnstone.Turn{}, false, err
 				}
-				heap.Push(next, p)
+				next = pushTurn(next, p)
 			}
 			sides[id] |= sides[t.ID]
 		}
@@ -71,18 +72,11 @@ func (db *DB) MergeBase(ctx context.Context, a, b turnstone.Turn) (base turnston
 	return turnstone.Turn{}, false, nil
 }
 
-// byNumber is a heap of turns, the highest number on top.
-type byNumber []turnstone.Turn
-
-func (h byNumber) Len() int           { return len(h) }
-func (h byNumber) Less(i, j int) bool { return h[i].Number > h[j].Number }
-func (h byNumber) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *byNumber) Push(x any)        { *h = append(*h, x.(turnstone.Turn)) }
-func (h *byNumber) Pop() any {
-	old := *h
-	t := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return t
+// pushTurn adds t to turns, which are sorted by number; the highest comes last.
+func pushTurn(turns []turnstone.Turn, t turnstone.Turn) []turnstone.Turn {
+	at, _ := slices.BinarySearchFunc(turns, t,
+		func(a, b turnstone.Turn) int { return a.Number - b.Number })
+	return slices.Insert(turns, at, t)
 }
 
 // Graph returns a session with all of its turns.

@@ -143,14 +143,9 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 		if err != nil {
 			return err
 		}
-		running, err := turns(ctx, tx, "WHERE session = ? AND status = 'running' LIMIT 1", s.ID)
-		if err != nil {
+		if err := notRunning(ctx, tx, "session.remove", s.Label(), "", "session = ?",
+			s.ID); err != nil {
 			return err
-		}
-		if len(running) > 0 {
-			return turnstone.Errorf("session.remove", turnstone.KindUnavailable, s.Label(),
-				"turn %d (%s) is running", running[0].Number, running[0].ID).
-				WithHint("wait for it, or interrupt it")
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID)
 		return dbError("remove", s.Label(), err)
