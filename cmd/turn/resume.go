@@ -10,14 +10,13 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 type resumeCmd struct {
 	Ref string `arg:"" help:"Turn with a saved machine (snapshot: vm)."`
 
-	Name string         `help:"Name the sandbox." placeholder:"NAME"`
-	TTL  *time.Duration `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME"`
+	Name string        `help:"Name the sandbox." placeholder:"NAME"`
+	TTL  time.Duration `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
 
 	Grant    []string          `help:"Grant the turn's request for KEY: network." placeholder:"KEY" sep:","`
 	Network  flags.NetworkMode `help:"Set the network mode (default: that of the turn)." placeholder:"on|off"`
@@ -59,16 +58,12 @@ func (c *resumeCmd) Validate() error {
 
 // Run starts the machine.
 func (c *resumeCmd) Run(a *cli.App) error {
-	if c.TTL != nil && *c.TTL < 0 {
+	if c.TTL < 0 {
 		return cli.Exit(cli.ExitUsage, errors.New("--ttl must not be negative"))
-	}
-	ttl := sandboxes.DefaultTTL
-	if c.TTL != nil {
-		ttl = *c.TTL
 	}
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: ttl,
+		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: c.TTL,
 			Grant:   c.Grant,
 			Network: c.network().On(), NetworkRules: c.network().Rules()}, p.Preparing)
 		p.Close()

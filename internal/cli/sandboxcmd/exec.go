@@ -226,31 +226,18 @@ func resizes(a *cli.App, ctx context.Context) <-chan wire.ProcessTerminal {
 
 // sandboxVerdict returns the exit status of a command's end.
 func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, err error) error {
-	cause := context.Cause(ctx)
-	var sig cli.Interruption
-	var fault *turnstone.Error
-	errors.As(err, &fault)
-	starting := fault != nil && fault.Op == wire.MethodProcessStart
-	switch {
-	case errors.As(cause, &sig):
-		return cli.Exit(128+int(sig.Signal), cause)
-	case fault != nil && fault.Op == "sandbox.exec" && fault.Kind == turnstone.KindTimeout:
-		return cli.Exit(cli.ExitTimeout, err)
-	case errors.Is(cause, syscall.EPIPE):
-		// like a program that the signal ended: there is no reader
-		return cli.Exit(128+int(syscall.SIGPIPE), nil)
-	case starting && fault.Kind == turnstone.KindNotFound && fault.Subject == program:
-		return cli.Exit(cli.ExitNotFound, err)
-	case starting && (fault.Kind == turnstone.KindNotFound || fault.Kind == turnstone.KindInvalid):
-		return cli.Exit(cli.ExitNoExec, err)
-	case fault != nil && fault.Op == "sandbox.find":
-		return cli.Exit(cli.ExitUsage, err)
-	case cause != nil && err != nil:
-		return cli.Exit(cli.ExitExec, cause)
-	case err != nil:
-		return cli.Exit(cli.ExitExec, err)
-	case exit.ExitCode != 0:
-		return cli.Exit(int(exit.ExitCode), nil)
-	}
-	return nil
+	return verdict(ctx, int(exit.ExitCode), err, func(fault *turnstone.Error) int {
+		missing := fault.Kind == turnstone.KindNotFound
+		switch {
+		case fault.Op == "sandbox.exec" && fault.Kind == turnstone.KindTimeout:
+			return cli.ExitTimeout
+		case fault.Op == wire.MethodProcessStart && missing && fault.Subject == program:
+			return cli.ExitNotFound
+		case fault.Op == wire.MethodProcessStart && (missing || fault.Kind == turnstone.KindInvalid):
+			return cli.ExitNoExec
+		case fault.Op == "sandbox.find":
+			return cli.ExitUsage
+		}
+		return cli.ExitExec
+	})
 }

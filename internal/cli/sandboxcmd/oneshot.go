@@ -116,29 +116,44 @@ func (c *ExecCmd) Run(a *cli.App) error {
 
 // execVerdict returns the exit status of the outcome.
 func execVerdict(ctx context.Context, code int, err error) error {
-	cause := context.Cause(ctx)
+	return verdict(ctx, code, err, func(fault *turnstone.Error) int {
+		is := func(op turnstone.Op, kind turnstone.Kind) bool {
+			return fault.Op == op && fault.Kind == kind
+		}
+		switch {
+		case is("executor.exec", turnstone.KindTimeout):
+			return cli.ExitTimeout
+		case is(wire.MethodProcessStart, turnstone.KindNotFound):
+			return cli.ExitNotFound
+		case is(wire.MethodProcessStart, turnstone.KindInvalid):
+			return cli.ExitNoExec
+		case is("executor.network", turnstone.KindInvalid), fault.Op == "executor.plan",
+			is("network.policy", turnstone.KindInvalid), is("network.rule", turnstone.KindInvalid),
+			is("substrates.choose", turnstone.KindInvalid),
+			is("template.find", turnstone.KindNotFound):
+			return cli.ExitUsage
+		}
+		return cli.ExitExec
+	})
+}
+
+// verdict returns the exit status of a command that exited with code, or of the error that ended
+// it: statusOf returns that of an error with an operation.
+func verdict(ctx context.Context, code int, err error, statusOf func(*turnstone.Error) int) error {
+	cause, status := context.Cause(ctx), cli.ExitExec
 	var sig cli.Interruption
 	var fault *turnstone.Error
-	errors.As(err, &fault)
-	is := func(op turnstone.Op, kind turnstone.Kind) bool {
-		return fault != nil && fault.Op == op && fault.Kind == kind
+	if errors.As(err, &fault) {
+		status = statusOf(fault)
 	}
 	switch {
 	case errors.As(cause, &sig):
 		return cli.Exit(128+int(sig.Signal), cause)
-	case is("executor.exec", turnstone.KindTimeout):
-		return cli.Exit(cli.ExitTimeout, err)
-	case is(wire.MethodProcessStart, turnstone.KindNotFound):
-		return cli.Exit(cli.ExitNotFound, err)
-	case is(wire.MethodProcessStart, turnstone.KindInvalid):
-		return cli.Exit(cli.ExitNoExec, err)
+	case status != cli.ExitExec:
+		return cli.Exit(status, err)
 	case errors.Is(cause, syscall.EPIPE):
 		// like a program that the signal ended: there is no reader
 		return cli.Exit(128+int(syscall.SIGPIPE), nil)
-	case is("executor.network", turnstone.KindInvalid), is("network.policy", turnstone.KindInvalid),
-		is("network.rule", turnstone.KindInvalid), is("substrates.choose", turnstone.KindInvalid),
-		is("template.find", turnstone.KindNotFound), fault != nil && fault.Op == "executor.plan":
-		return cli.Exit(cli.ExitUsage, err)
 	case cause != nil && err != nil:
 		return cli.Exit(cli.ExitExec, cause)
 	case err != nil:
