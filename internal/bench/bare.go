@@ -101,19 +101,10 @@ func (b *bench) runscColumn(tree string) *column {
 			"until it returns; restore: the same until the agent is configured and has run " +
 			"`true`; fork: `runsc checkpoint --leave-running` and `runsc restore`; the rest: " +
 			"`runsc do` of the same program on the template's programs, network: `--network=host`",
-		host: "127.0.0.1",
-		start: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, driver.GVisor, "restore")
-			return inner, err
-		},
-		restore: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, driver.GVisor, "floor")
-			return inner, err
-		},
-		fork: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, driver.GVisor, "fork")
-			return inner, err
-		},
+		host:    "127.0.0.1",
+		start:   b.inner(driver.GVisor, "restore"),
+		restore: b.inner(driver.GVisor, "floor"),
+		fork:    b.inner(driver.GVisor, "fork"),
 		script: func(ctx context.Context, text string) (string, error) {
 			return output(runscDo(ctx, tree, filepath.Join(b.dir, "runsc"), text))
 		},
@@ -126,15 +117,9 @@ func (b *bench) qemuColumn() *column {
 			"and speaks to the agent until `true` has run, the whole process; restore: the same, " +
 			"without the program's own start and end; the rest: a script in such a machine; " +
 			"network: `-netdev user`",
-		host: "10.0.2.2",
-		start: func(ctx context.Context) (time.Duration, error) {
-			_, whole, err := b.floorTime(ctx, driver.QEMU, "floor")
-			return whole, err
-		},
-		restore: func(ctx context.Context) (time.Duration, error) {
-			inner, _, err := b.floorTime(ctx, driver.QEMU, "floor")
-			return inner, err
-		},
+		host:    "10.0.2.2",
+		start:   b.whole(driver.QEMU, "floor"),
+		restore: b.inner(driver.QEMU, "floor"),
 		script: func(ctx context.Context, text string) (string, error) {
 			cmd := b.floor(ctx, driver.QEMU, "script")
 			cmd.Env = append(cmd.Env, "TURNSTONE_BENCH_NETWORK=user")

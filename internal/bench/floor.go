@@ -41,6 +41,21 @@ func (b *bench) floorTime(ctx context.Context, substrate,
 	return time.Duration(micros) * time.Microsecond, whole, nil
 }
 
+// inner measures the duration that a mode of a floor prints, and whole that of the process.
+func (b *bench) inner(substrate, mode string) measurement {
+	return func(ctx context.Context) (time.Duration, error) {
+		took, _, err := b.floorTime(ctx, substrate, mode)
+		return took, err
+	}
+}
+
+func (b *bench) whole(substrate, mode string) measurement {
+	return func(ctx context.Context) (time.Duration, error) {
+		_, took, err := b.floorTime(ctx, substrate, mode)
+		return took, err
+	}
+}
+
 // hasFloor reports whether there is a floor of a substrate.
 func hasFloor(substrate string) bool {
 	return substrate == driver.GVisor || substrate == driver.QEMU

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -157,7 +156,7 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	if err != nil {
 		return m, err
 	}
-	m.holder, err = ownIn(i.Holder.PID, "smaps_rollup", "", "Private_Dirty:", "Private_Clean:")
+	holder, err := memoryOfProcesses(i.Holder.PID)
 	if err != nil {
 		return m, err
 	}
@@ -169,32 +168,25 @@ func memoryOf(s *sandboxes.Store, id turnstone.SandboxID) (cloneMemory, error) {
 	if err != nil {
 		return m, err
 	}
-	m.machine, m.pss = all.private, all.pss
+	m.machine, m.pss, m.holder = all.private, all.pss, holder.private
 	if i.Substrate == driver.QEMU {
-		m.ram, err = ownIn(machines[0], "smaps", "/vm/ram", "Anonymous:")
+		m.ram, err = ramOf(machines[0])
 	}
 	return m, err
 }
 
-// ownIn sums fields of a process's mappings whose lines contain text. Of a guest's memory only the
-// anonymous part is its own: a page of the file that no other clone has touched yet counts as
-// private, but is in the host's page cache anyway.
-func ownIn(pid int, file, text string, keys ...string) (sum int64, err error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(f)
+// ramOf returns the part of a guest's memory that belongs to the process pid alone. That is only the
+// anonymous part: a page of the file that no other clone has touched yet counts as private, but is
+// in the host's page cache anyway.
+func ramOf(pid int) (sum int64, err error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
 	counts := false
 	for line := range strings.Lines(string(b)) {
 		fields := strings.Fields(line)
 		// a mapping; the following lines describe it
 		if len(fields) >= 5 && !strings.HasSuffix(fields[0], ":") {
-			counts = strings.Contains(line, text)
-			continue
-		}
-		if counts && len(fields) == 3 && slices.Contains(keys, fields[0]) {
+			counts = strings.Contains(line, "/vm/ram")
+		} else if counts && len(fields) == 3 && fields[0] == "Anonymous:" {
 			kib, err := strconv.ParseInt(fields[1], 10, 64)
 			if err != nil {
 				return 0, err

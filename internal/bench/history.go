@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,7 +36,7 @@ func (b *bench) history(ctx context.Context) error {
 			return err
 		}
 		dest := fmt.Sprintf("%s:/workspace/data/%d", blob, n)
-		_, _, err := b.turnOf(ctx, step("true"), "--session", name, "--add", dest,
+		_, _, err := b.run(ctx, step("true"), nil, "--session", name, "--add", dest,
 			"--network", "off")
 		if err != nil {
 			return fmt.Errorf("turn %d: %w", n, err)
@@ -70,7 +68,7 @@ func (b *bench) startsOn(ctx context.Context, session string,
 		if err != nil {
 			return 0, 0, 0, err
 		}
-		t, took, err := b.turnOf(ctx, step("true"), "--session", session, "--branch", branch,
+		t, took, err := b.run(ctx, step("true"), nil, "--session", session, "--branch", branch,
 			"--network", "off")
 		if err != nil {
 			return 0, 0, 0, err
@@ -94,26 +92,6 @@ func (b *bench) startsOn(ctx context.Context, session string,
 			append(wholes, took)
 	}
 	return quantile(starts, 50), quantile(commits, 50), quantile(wholes, 50), nil
-}
-
-// turnOf runs a document with more arguments.
-func (b *bench) turnOf(ctx context.Context, doc string,
-	args ...string) (*turnstone.TurnReport, time.Duration, error) {
-	path := filepath.Join(b.dir, "doc.md")
-	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
-		return nil, 0, err
-	}
-	cmd := exec.CommandContext(ctx, b.turn,
-		append([]string{"run", "--json", "-q", path}, args...)...)
-	var out, errOut bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	began := time.Now()
-	if err := cmd.Run(); err != nil {
-		return nil, 0, fmt.Errorf("turn run: %w: %s", err, errOut.String())
-	}
-	took := time.Since(began)
-	var t turnstone.TurnReport
-	return &t, took, json.Unmarshal(out.Bytes(), &t)
 }
 
 func (b *bench) command(ctx context.Context, args ...string) error {

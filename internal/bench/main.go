@@ -44,8 +44,6 @@ func main() {
 	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
 	flag.StringVar(&b.kernel, "kernel", "",
 		"a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
-	flag.StringVar(&b.row, "row", "",
-		"of the part substrates only the rows whose names have this in them")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -55,7 +53,7 @@ func main() {
 
 type bench struct {
 	turn, floors, stream string
-	only, row, substrate string
+	only, substrate      string
 	kernel, accel        string // accel: of the QEMU whose floor is measured; empty: any
 	state                turnstone.Bytes
 	runs, depth, clones  int
@@ -80,7 +78,7 @@ func (b *bench) all(ctx context.Context) error {
 		run  func(context.Context) error
 	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start},
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
-		{"shell", true, b.shell}, {"forks", true, b.forks}, {"parsing", false, b.parsing},
+		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }},
 		{"history", true, b.history}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
@@ -100,35 +98,31 @@ func (b *bench) all(ctx context.Context) error {
 	return nil
 }
 
-// run runs `turn run` on doc and returns the duration of the process and, if it is watched, its
-// peak memory.
-func (b *bench) run(ctx context.Context, doc string,
-	watch bool) (*turnstone.TurnReport, time.Duration, string, error) {
+// run runs `turn run` on doc, with more arguments, and returns the duration of the process.
+// started, if it is not nil, is called with the process's ID.
+func (b *bench) run(ctx context.Context, doc string, started func(pid int),
+	args ...string) (*turnstone.TurnReport, time.Duration, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
-		return nil, 0, "", err
+		return nil, 0, err
 	}
-	cmd := exec.CommandContext(ctx, b.turn, "run", "--json", "-q", path)
+	cmd := exec.CommandContext(ctx, b.turn,
+		append([]string{"run", "--json", "-q", path}, args...)...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	began := time.Now()
 	if err := cmd.Start(); err != nil {
-		return nil, 0, "", err
+		return nil, 0, err
 	}
-	peak := make(chan string, 1)
-	if watch {
-		go func() { peak <- peakMemory(cmd.Process.Pid) }()
-	} else {
-		peak <- ""
+	if started != nil {
+		started(cmd.Process.Pid)
 	}
-	err := cmd.Wait()
+	if err := cmd.Wait(); err != nil {
+		return nil, 0, fmt.Errorf("turn run: %w: %s", err, errOut.String())
+	}
 	took := time.Since(began)
-	if err != nil {
-		return nil, 0, "", fmt.Errorf("turn run: %w: %s", err, errOut.String())
-	}
 	var t turnstone.TurnReport
-	err = json.Unmarshal(out.Bytes(), &t)
-	return &t, took, <-peak, err
+	return &t, took, json.Unmarshal(out.Bytes(), &t)
 }
 
 // peakMemory reads a process's high-water mark until the process has ended. The result of wait4(2)
@@ -161,7 +155,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
 		return err
 	}
-	t, _, _, err := b.run(ctx, step("true"), false)
+	t, _, err := b.run(ctx, step("true"), nil)
 	if err != nil {
 		return err
 	}

@@ -20,10 +20,14 @@ const clones = 4
 type processMemory struct{ rss, pss, anonymous, private int64 }
 
 // memoryOfTree sums the process pid and all its descendants.
-func memoryOfTree(pid int) (m processMemory, err error) {
+func memoryOfTree(pid int) (processMemory, error) {
+	return memoryOfProcesses(append(descendants(pid), pid)...)
+}
+
+func memoryOfProcesses(pids ...int) (m processMemory, err error) {
 	fields := map[string]*int64{"Rss:": &m.rss, "Pss:": &m.pss, "Pss_Anon:": &m.anonymous,
 		"Private_Clean:": &m.private, "Private_Dirty:": &m.private}
-	for _, p := range append(descendants(pid), pid) {
+	for _, p := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p))
 		if err != nil {
 			return m, err

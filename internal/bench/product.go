@@ -93,7 +93,7 @@ func startTrue(ctx context.Context, driver substrate.Substrate,
 }
 
 func (p *product) start(ctx context.Context) (time.Duration, error) {
-	t, took, err := p.b.turnOf(ctx, step("true"), "--substrate", p.name)
+	t, took, err := p.b.run(ctx, step("true"), nil, "--substrate", p.name)
 	if err == nil && t.Isolation != p.driver.Isolation() {
 		err = errors.New("it ran on " + t.Isolation)
 	}

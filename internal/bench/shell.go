@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/driver"
-	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -171,21 +170,3 @@ func (c *counter) Write(p []byte) (int, error) {
 }
 
 var _ io.Writer = (*counter)(nil)
-
-// parsing measures the parser on the host, with the scripts of this machine.
-func (b *bench) parsing(context.Context) error {
-	scripts, bytes, err := realScripts()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	commands := 0
-	for _, s := range scripts {
-		commands += len(syntax.Parse(s).Commands)
-	}
-	took := time.Since(began)
-	fmt.Printf("## Parsing\n\n%d scripts of this machine's packages, %.1f MB, %d commands: %s, "+
-		"**%.1f MB/s**\n\n",
-		len(scripts), float64(bytes)/1e6, commands, ms(took), float64(bytes)/1e6/took.Seconds())
-	return nil
-}

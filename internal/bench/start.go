@@ -37,7 +37,7 @@ func (b *bench) start(ctx context.Context) error {
 			return err
 		}
 		floors = append(floors, took)
-		t, took, _, err := b.run(ctx, step("true"), false)
+		t, took, err := b.run(ctx, step("true"), nil)
 		if err != nil {
 			return err
 		}
@@ -67,8 +67,10 @@ func (b *bench) start(ctx context.Context) error {
 func (b *bench) streaming(ctx context.Context) error {
 	// gVisor does not report a peak
 	const peakOfAgent = "grep VmHWM /proc/1/status || grep VmRSS /proc/1/status"
-	t, took, peak, err := b.run(ctx,
-		step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent), true)
+	peak := make(chan string, 1)
+	t, took, err := b.run(ctx,
+		step(peakOfAgent)+step("head -c "+b.stream+" /dev/zero")+step(peakOfAgent),
+		func(pid int) { go func() { peak <- peakMemory(pid) }() })
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func (b *bench) streaming(ctx context.Context) error {
 	fmt.Printf("| time of that step | %s (%.0f MB/s) |\n",
 		ms(time.Duration(s.Millis)*time.Millisecond), float64(bytesOut)/1e6/(float64(s.Millis)/1e3))
 	fmt.Printf("| whole turn | %s |\n", ms(took))
-	fmt.Printf("| peak memory of `turn` (VmHWM; the machine is not counted) | %s |\n", peak)
+	fmt.Printf("| peak memory of `turn` (VmHWM; the machine is not counted) | %s |\n", <-peak)
 	fmt.Printf("| memory of the agent (%s), before and after | %s, %s |\n\n", name,
 		field(t.Steps[0].Stdout), field(t.Steps[2].Stdout))
 	return nil

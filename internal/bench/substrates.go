@@ -15,16 +15,18 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
+// A measurement returns a duration.
+type measurement = func(ctx context.Context) (time.Duration, error)
+
 // A column of the table of substrates is one way to run programs. A nil function is not supported.
 type column struct {
 	title, what string
 	host        string // this machine's loopback from its point of view
-	start       func(ctx context.Context) (time.Duration, error)
-	restore     func(ctx context.Context) (time.Duration, error)
-	fork        func(ctx context.Context) (time.Duration, error)
-	command     func(ctx context.Context) (time.Duration, error)
-	script      func(ctx context.Context, text string) (string, error)
-	memory      func(ctx context.Context) (processMemory, error)
+
+	start, restore, fork, command measurement
+
+	script func(ctx context.Context, text string) (string, error)
+	memory func(ctx context.Context) (processMemory, error)
 
 	took   map[string][]time.Duration // by row
 	held   processMemory
@@ -202,20 +204,16 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 	for _, c := range columns {
 		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
 	}
-	type start = func(context.Context) (time.Duration, error)
 	for _, row := range []struct {
 		name string
 		runs int
-		of   func(c *column) start
+		of   func(c *column) measurement
 	}{
-		{rowStart, b.runs, func(c *column) start { return c.start }},
-		{rowRestore, b.runs, func(c *column) start { return c.restore }},
-		{rowFork, forkRuns, func(c *column) start { return c.fork }},
-		{rowCommand, b.runs, func(c *column) start { return c.command }},
+		{rowStart, b.runs, func(c *column) measurement { return c.start }},
+		{rowRestore, b.runs, func(c *column) measurement { return c.restore }},
+		{rowFork, forkRuns, func(c *column) measurement { return c.fork }},
+		{rowCommand, b.runs, func(c *column) measurement { return c.command }},
 	} {
-		if !b.wantsRow(row.name) {
-			continue
-		}
 		for i := range row.runs + 1 {
 			for _, c := range columns {
 				run := row.of(c)
@@ -231,16 +229,13 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 		}
 	}
 	for _, c := range columns {
-		if c.memory != nil && b.wantsRow(rowMemory) {
+		if c.memory != nil {
 			var err error
 			c.held, err = c.memory(ctx)
 			c.fail(rowMemory, err)
 		}
 	}
 	for _, s := range scripts {
-		if !b.wantsRow(s.row) {
-			continue
-		}
 		for range scriptRuns {
 			for _, c := range columns {
 				if c.script != nil && c.failed[s.row] == nil {
@@ -250,9 +245,6 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 		}
 	}
 }
-
-// wantsRow reports whether a row is to be measured.
-func (b *bench) wantsRow(name string) bool { return strings.Contains(name, b.row) }
 
 func (b *bench) runScript(ctx context.Context, c *column, s script) error {
 	if err := b.flush(); err != nil {
@@ -320,6 +312,11 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 	for _, c := range columns {
 		fmt.Printf("- **%s**: %s.\n", c.title, c.what)
 	}
+	printAbsent(absent)
+}
+
+// printAbsent prints what was not measured, and why.
+func printAbsent(absent []string) {
 	for _, why := range absent {
 		fmt.Printf("- not here: %s.\n", why)
 	}
@@ -340,8 +337,7 @@ func (b *bench) printGoals(columns []*column) {
 		return nil
 	}
 	ours, runsc, own := find(driver.GVisor), find("bare runsc"), find("native")
-	if ours == nil || runsc == nil || len(ours.failed)+len(runsc.failed)+len(own.failed) > 0 ||
-		b.row != "" {
+	if ours == nil || runsc == nil || len(ours.failed)+len(runsc.failed)+len(own.failed) > 0 {
 		return
 	}
 	cpu := scripts[0].row

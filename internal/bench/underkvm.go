@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"turnstone.dev/turnstone/internal/driver"
 )
@@ -56,22 +55,12 @@ func (b *bench) underKVM(ctx context.Context) error {
 // bareColumn returns the column of the bare program of the substrate called name, without the
 // driver.
 func (b *bench) bareColumn(name string) *column {
-	inner := func(mode string) func(context.Context) (time.Duration, error) {
-		return func(ctx context.Context) (time.Duration, error) {
-			took, _, err := b.floorTime(ctx, name, mode)
-			return took, err
-		}
-	}
-	fork := inner("fork")
+	fork := b.inner(name, "fork")
 	if name == driver.QEMU { // which writes no memory: the driver reads the process's memory
 		fork = nil
 	}
-	return &column{title: "bare " + name, restore: inner("floor"), fork: fork,
-		command: inner("command"),
-		start: func(ctx context.Context) (time.Duration, error) {
-			_, whole, err := b.floorTime(ctx, name, "floor")
-			return whole, err
-		},
+	return &column{title: "bare " + name, restore: b.inner(name, "floor"), fork: fork,
+		command: b.inner(name, "command"), start: b.whole(name, "floor"),
 		memory: func(ctx context.Context) (m processMemory, err error) {
 			out, err := output(b.floor(ctx, name, "held"))
 			if err == nil {
@@ -113,8 +102,5 @@ func (b *bench) printUnderKVM(columns []*column, absent []string) {
 		}
 		fmt.Println()
 	}
-	for _, why := range absent {
-		fmt.Printf("- not here: %s.\n", why)
-	}
-	fmt.Println()
+	printAbsent(absent)
 }
