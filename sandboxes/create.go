@@ -66,9 +66,6 @@ func (s Spec) secretNames() []string {
 // maxLabel bounds a sandbox's label in bytes.
 const maxLabel = 200
 
-// DefaultTTL is the lifetime of a sandbox that is created without a TTL.
-const DefaultTTL = time.Hour
-
 // Check reports the first fault of the spec; the error is of kind Invalid.
 func (s Spec) Check() error {
 	fail := func(err error) error {

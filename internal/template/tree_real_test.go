@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -89,7 +90,7 @@ func diffIgnoringChunks(ctx context.Context, s1 *treetest.Store, a turnstone.Tre
 		if err != nil {
 			return err
 		}
-		fn(c.String())
+		fn(fmt.Sprintf("%s: %+v, %+v", c.Path, c.Old, c.New))
 	}
 	return nil
 }
