@@ -32,6 +32,14 @@ type Launcher struct {
 	KillGrace time.Duration
 	// Wrap replaces the selected driver, for tests; may be nil.
 	Wrap func(substrate.Substrate) substrate.Substrate
+	// Drivers opens drivers in the place of the real ones, for tests; nil: the real ones.
+	Drivers Drivers
+}
+
+// Drivers opens the driver called name: see driver.Chooser.
+type Drivers interface {
+	Open(ctx context.Context, name, how string, kernel substrate.GuestKernel) (substrate.Substrate,
+		error)
 }
 
 // killGrace is the KillGrace of New.
@@ -86,6 +94,9 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	}
 	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress,
 		Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
+	if l.Drivers != nil {
+		choose.Open = l.Drivers.Open
+	}
 	if src.Driver, err = choose.Choose(ctx, req.Driver, req.Needs); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package turn
 
 import (
-	"context"
 	"io"
 	"net"
 	"strings"
@@ -17,28 +16,10 @@ import (
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandboxtest"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turn/place"
 )
-
-// A noisyMachine is a machine in which a process other than the agent writes to the agent's
-// channel. The machine does not end with its channel.
-type noisyMachine struct {
-	host, guest net.Conn
-	done        chan struct{}
-	once        sync.Once
-	silent      atomic.Bool // discards the agent's output
-}
-
-func (m *noisyMachine) ID() turnstone.SandboxID   { return "sb_noisy" }
-func (m *noisyMachine) Agent() io.ReadWriteCloser { return m.host }
-func (m *noisyMachine) Scratch() string           { return "scratch" }
-func (m *noisyMachine) Done() <-chan struct{}     { return m.done }
-func (m *noisyMachine) Err() error                { return nil }
-func (m *noisyMachine) Close() error {
-	m.once.Do(func() { _ = m.host.Close(); close(m.done) })
-	return nil
-}
 
 // TestBrokenChannel checks that a turn ends at once if its sandbox writes foreign data to the
 // agent's channel. The receipt names the step and the reason, and the machine ends.
@@ -50,9 +31,9 @@ func TestBrokenChannel(t *testing.T) {
 		"a frame of no known version": "hello, host, how are you?",
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, r, s, closeAll := runNoisy(t,
+			m, r, s := runNoisy(t, new(atomic.Bool),
 				"```bash name=a\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
-				func(m *noisyMachine) { _, _ = m.guest.Write([]byte(noise)) })
+				func(m *sandboxtest.Guest) { _, _ = m.Far.Write([]byte(noise)) })
 			result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 			if result != turnstone.ResultError ||
 				turnstone.KindOf(err) != turnstone.KindIntegrity ||
@@ -68,8 +49,7 @@ func TestBrokenChannel(t *testing.T) {
 			if strings.Contains(name, "nobody waits") {
 				_ = s.Close() // only the connection was broken
 			}
-			<-m.done
-			closeAll()
+			<-m.Done()
 		})
 	}
 }
@@ -77,9 +57,10 @@ func TestBrokenChannel(t *testing.T) {
 // TestSilentAgent checks that an agent that no longer confirms a step's end delays nothing. The
 // machine ends.
 func TestSilentAgent(t *testing.T) {
-	m, r, s, closeAll := runNoisy(t,
+	silent := new(atomic.Bool)
+	m, r, s := runNoisy(t, silent,
 		"```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
-		func(m *noisyMachine) { m.silent.Store(true) })
+		func(*sandboxtest.Guest) { silent.Store(true) })
 	result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {
 		t.Errorf("%s: %v", result, err)
@@ -91,27 +72,28 @@ func TestSilentAgent(t *testing.T) {
 	if _, _, err := r.collect(t.Context(), s, 1); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("collect: %v", err)
 	}
-	<-m.done
-	closeAll()
+	<-m.Done()
 }
 
 // roomy reports a disk with free space.
 func roomy() error { return nil }
 
-// runNoisy runs a turn with an agent in this process. It calls then at the first step's first
-// output. closeAll waits for the agent's end.
-func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMachine, r *run,
-	s *sandbox.Sandbox, closeAll func()) {
+// runNoisy runs a turn with an agent in this process, whose output is discarded once silent is set.
+// It calls then at the first step's first output.
+func runNoisy(t *testing.T, silent *atomic.Bool, text string, then func(*sandboxtest.Guest)) (
+	m *sandboxtest.Guest, r *run, s *sandbox.Sandbox) {
 	t.Helper()
-	m = &noisyMachine{done: make(chan struct{})}
-	m.host, m.guest = net.Pipe()
 	dir := t.TempDir()
-	a, err := agent.New(agent.Options{RunDir: dir, Cwd: dir})
+	m, err := sandboxtest.Boot(agent.Options{RunDir: dir, Cwd: dir},
+		func(c net.Conn) io.ReadWriteCloser { return silenced{c, silent} })
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan struct{})
-	go func() { _ = a.Serve(context.Background(), silenced{m.guest, &m.silent}); close(served) }()
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	x := testRunner(&statedir.Dir{Root: t.TempDir()})
 	x.host.Launcher.KillGrace = time.Second
 	if s, err = x.host.Launcher.Connect(m, &turnstone.Template{}); err != nil {
@@ -120,20 +102,14 @@ func runNoisy(t *testing.T, text string, then func(*noisyMachine)) (m *noisyMach
 	doc := parse(t, text)
 	r = &run{host: x.host, at: &place.Place{Base: provision.Base{Context: &repo.ContextStore{}}},
 		plan: &plan.Plan{Cwd: dir, Timeout: time.Hour}, doc: doc,
-		obs:   &speaking{begun: func() { then(m) }},
-		clock: provision.NewStopwatch()}
+		obs: &speaking{begun: func() { then(m) }}, clock: provision.NewStopwatch()}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now()}
 	if r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(r.folder.Close)
 	r.openSteps()
-	return m, r, s, func() {
-		<-served
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-		r.folder.Close()
-	}
+	return m, r, s
 }
 
 // silenced discards written data once silent is set.

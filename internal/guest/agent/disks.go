@@ -15,10 +15,12 @@ import (
 
 // Disks are the file systems that take the sandbox's writes.
 type Disks struct {
-	GVisor bool   // the kernel cannot freeze them
-	Open   string // as Options.fds
-	Upper  string // the scratch disk's directory that is the overlay's upper directory
-	fds    []int  // a directory of each, the scratch disk's first
+	// Still ends every process that could write, where the kernel cannot freeze file systems; nil:
+	// the kernel freezes them.
+	Still func(ctx context.Context) error
+	Open  string // as Options.fds
+	Upper string // the scratch disk's directory that is the overlay's upper directory
+	fds   []int  // a directory of each, the scratch disk's first
 
 	mu     sync.Mutex
 	frozen int // number of frozen fds
@@ -33,12 +35,20 @@ func (d *Disks) Add(dir string) error {
 	return err
 }
 
+// Close lets go of the file systems. The agent has been closed.
+func (d *Disks) Close() (err error) {
+	for _, fd := range d.fds {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return err
+}
+
 // freeze flushes all file systems and blocks further writes (ioctl_fsfreeze). On a kernel without
 // this feature, it ends every process that could write: processes that a step started, including
 // those moved to another group. The agent's own writes have already stopped.
 func (d *Disks) freeze(ctx context.Context) error {
-	if d.GVisor {
-		return killOthers(ctx)
+	if d.Still != nil {
+		return d.Still(ctx)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -53,9 +63,9 @@ func (d *Disks) freeze(ctx context.Context) error {
 	return nil
 }
 
-// killOthers kills every process except the agent, which must be PID 1 (kill(2)). Otherwise it
+// KillOthers kills every process except the agent, which must be PID 1 (kill(2)). Otherwise it
 // would kill every process of the machine.
-func killOthers(ctx context.Context) error {
+func KillOthers(ctx context.Context) error {
 	if os.Getpid() != 1 {
 		return errors.New("the agent is not the first process")
 	}
@@ -116,7 +126,7 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		ctx, cancel := context.WithTimeout(ctx, killWait)
 		defer cancel()
 		var err error
-		if d.GVisor { // otherwise the kernel makes them wait
+		if d.Still != nil { // otherwise the kernel makes them wait
 			err = s.a.files.Writes.Stop(ctx)
 		}
 		if err == nil {
@@ -141,7 +151,7 @@ func (s *shell) stop(ctx context.Context, op turnstone.Op) error {
 	defer cancel()
 	taken := false
 	for {
-		gone := s.a.opt.Groups.KillAll()
+		gone := s.a.opt.Groups == nil || s.a.opt.Groups.KillAll() // nil: in a test
 		if !taken {
 			select {
 			case s.turn <- struct{}{}:

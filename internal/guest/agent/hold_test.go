@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/upperdir"
 	"turnstone.dev/turnstone/wire"
@@ -19,7 +17,7 @@ import (
 
 // On the host, functions for the first process of a sandbox do nothing.
 func TestOnlyTheFirstProcess(t *testing.T) {
-	if err := killOthers(t.Context()); err == nil {
+	if err := KillOthers(t.Context()); err == nil {
 		t.Error("it would have killed every process")
 	}
 }
@@ -39,7 +37,7 @@ func frozenAgent(t *testing.T) (a *Agent, c *wire.Client, dir string) {
 	near, far := net.Pipe()
 	a.ServeConn(far)
 	c = wire.NewClient(near)
-	t.Cleanup(func() { must(t, errors.Join(c.Close(), a.Close(), unix.Close(d.fds[0]))) })
+	t.Cleanup(func() { must(t, errors.Join(c.Close(), a.Close(), d.Close())) })
 	return a, c, dir
 }
 

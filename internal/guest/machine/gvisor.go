@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/guest/agent"
 )
 
 // gvisorScratch is the name that a gVisor sandbox gives the file system that takes its writes.
@@ -78,7 +80,7 @@ func bootGVisor(say func(string)) error {
 		return err
 	}
 	m.groups.EnforceMemory()
-	m.disks.GVisor, m.card.passing = true, true
+	m.disks.Still, m.card.passing = agent.KillOthers, true
 	if err := m.prepare(params{scratch: gvisorScratch}); err != nil {
 		return err
 	}

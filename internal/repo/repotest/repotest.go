@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
@@ -153,18 +154,30 @@ func (p *Past) Leaves(s turnstone.Session, plant func(w tree.Writer) turnstone.T
 // that puts the image's tree.
 func (p *Past) Template(name string,
 	files map[string]string) func(w tree.Writer) turnstone.TreeRef {
+	p.T.Helper()
+	return p.TemplateOf(name, "env = { OF = \""+name+"\" }", files)
+}
+
+// TemplateOf is Template with a spec of the lines more, beside its base.
+func (p *Past) TemplateOf(name, more string,
+	files map[string]string) func(w tree.Writer) turnstone.TreeRef {
 	t := p.T
 	t.Helper()
-	text := "base = \"debian:bookworm\"\nenv = { OF = \"" + name + "\" }\n"
+	text := "base = \"debian:bookworm\"\n" + more + "\n"
 	spec := OK[*template.Spec](t)(template.Parse(name, []byte(text), nil))
 	dir := OK[string](t)(p.Repo.Dir.MkdirAll("templates", spec.Digest().Hex()))
 	specs := OK[string](t)(p.Repo.Dir.MkdirAll("templates", "specs"))
 	root := filepath.Join(dir, "root.erofs")
 	out := OK[*os.File](t)(os.Create(root))
 	w := tar2erofs.New(out, tar2erofs.Options{TempDir: t.TempDir()})
+	own := &tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755, ModTime: time.Unix(0, 0),
+		Uid: os.Getuid(), Gid: os.Getgid()}
+	if err := w.Add(own, nil); err != nil {
+		t.Fatal(err)
+	}
 	for path, text := range files {
 		h := &tar.Header{Name: strings.TrimPrefix(path, "/"), Typeflag: tar.TypeReg, Mode: 0o644,
-			Size: int64(len(text))}
+			Size: int64(len(text)), Uid: os.Getuid(), Gid: os.Getgid()}
 		if err := w.Add(h, strings.NewReader(text)); err != nil {
 			t.Fatal(err)
 		}

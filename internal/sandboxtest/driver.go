@@ -1,0 +1,205 @@
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/erofs/go-erofs"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Driver is a substrate without machines: each of its sandboxes is an agent in this process. It
+// stands in the place of gVisor, whose name it has.
+//
+// Real are the agent with its shell session, steps in real shells, the protocol, the export of
+// changes, and what the host does with all of it. Replaced are the kernel and the overlay: the
+// guest's root is the folder Root of the host, into which the files of the template and of the
+// layers are copied, and every name in it is the host's. There is no isolation, no network, no
+// control group and no boot. Steps run with the rights of the test. One sandbox at a time uses the
+// folder.
+type Driver struct {
+	Dir string // an existing folder
+	// Started is called with each sandbox before its agent is configured; nil: not called.
+	Started func(*Guest)
+
+	mu      sync.Mutex
+	running bool
+}
+
+// Root is the folder of the host that is the root of guests.
+func (d *Driver) Root() string { return filepath.Join(d.Dir, upper) }
+
+const upper = "upper" // the folder of Dir that the agent exports
+
+// Open implements sandbox.Drivers. Only gVisor works here.
+func (d *Driver) Open(_ context.Context, name, _ string, _ substrate.GuestKernel) (
+	substrate.Substrate, error) {
+	if name != d.Name() {
+		return nil, turnstone.Errorf("test.open", turnstone.KindUnavailable, name,
+			"there are no machines in this test")
+	}
+	return d, nil
+}
+
+func (*Driver) Name() string      { return "gvisor" }
+func (*Driver) Isolation() string { return "none, an agent in the test's process" }
+func (*Driver) OwnKernel()        {}
+
+// Boot implements substrate.Substrate.
+func (d *Driver) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	return d.Restore(ctx, m)
+}
+
+// RestoreFrom implements substrate.Resumer, which a substrate has that pauses sandboxes.
+func (*Driver) RestoreFrom(context.Context, substrate.Machine, string) (substrate.Sandbox, error) {
+	return nil, turnstone.Errorf("test.restore", turnstone.KindUnavailable, "sandbox",
+		"an agent in the test's process cannot be cloned")
+}
+
+// Restore implements substrate.Substrate.
+func (d *Driver) Restore(_ context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.running {
+		return nil, errors.New("another sandbox uses the folder")
+	}
+	if err := d.fill(m); err != nil {
+		return nil, err
+	}
+	lower, err := below(d.Root())
+	if err != nil {
+		return nil, err
+	}
+	disks := &agent.Disks{Upper: upper,
+		Still: func(context.Context) error { return hideRemoved(lower) }}
+	if err := disks.Add(d.Dir); err != nil {
+		return nil, err
+	}
+	g, err := Boot(agent.Options{RunDir: filepath.Join(d.Dir, "run"),
+		Cwd: filepath.Join(d.Root(), "workspace"), Disks: disks, Configure: configure,
+		Renew: renew,
+		Env:   []string{"PATH=" + os.Getenv("PATH"), "HOME=" + d.Root(), "LANG=C.UTF-8"}}, nil)
+	if err != nil {
+		return nil, errors.Join(err, disks.Close())
+	}
+	d.running = true
+	g.free = func() {
+		_ = disks.Close()
+		d.mu.Lock()
+		d.running = false
+		d.mu.Unlock()
+	}
+	if d.Started != nil {
+		d.Started(g)
+	}
+	return g, nil
+}
+
+// configure and renew confirm what a machine would do: this process has one identity.
+func configure(*wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+	return &wire.SandboxConfigureResult{Reseeded: true, Upper: upper}, nil
+}
+
+func renew(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error) {
+	return &wire.SandboxRenewResult{Reseeded: true}, nil
+}
+
+// fill makes the root anew, from the images of m.
+func (d *Driver) fill(m substrate.Machine) error {
+	err := errors.Join(os.RemoveAll(d.Root()), os.Mkdir(d.Root(), 0o755), d.unpack(m.Root, "."))
+	for _, image := range m.Layers {
+		err = errors.Join(err, d.unpack(image, "fs"))
+	}
+	return err
+}
+
+// unpack copies the folder dir of an image over the root, as an overlay would show it.
+func (d *Driver) unpack(image, dir string) error {
+	f, err := os.Open(image)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	img, err := erofs.Open(f)
+	if err != nil {
+		return err
+	}
+	times := map[string]time.Time{} // of folders, which change as they are filled
+	err = fs.WalkDir(img, dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		fi, err := e.Info()
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(d.Root(), rel)
+		if fi.IsDir() {
+			times[at] = fi.ModTime()
+		}
+		return unpackFile(img, path, at, fi)
+	})
+	for at, t := range times {
+		err = errors.Join(err, os.Chtimes(at, t, t))
+	}
+	return err
+}
+
+func unpackFile(img fs.FS, path, at string, fi fs.FileInfo) error {
+	is := fi.Sys().(*erofs.Stat)
+	hides := !fi.IsDir() || is.Xattrs["trusted.overlay.opaque"] == "y"
+	if st, err := os.Lstat(at); err == nil && (hides || !st.IsDir()) {
+		if err := os.RemoveAll(at); err != nil {
+			return err
+		}
+	}
+	switch mode := fi.Mode(); {
+	case mode.IsDir():
+		return errors.Join(os.MkdirAll(at, 0o755), os.Chmod(at, mode.Perm()))
+	case mode.IsRegular():
+		b, err := fs.ReadFile(img, path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(os.WriteFile(at, b, mode.Perm()), os.Chmod(at, mode.Perm()),
+			os.Chtimes(at, fi.ModTime(), fi.ModTime()))
+	case mode&fs.ModeCharDevice != 0 && is.Rdev == 0:
+		return nil // a whiteout
+	}
+	return errors.New(path + ": a kind of file that this test does not copy")
+}
+
+// below returns the paths of all files below dir, each folder before its files.
+func below(dir string) (paths []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	return paths, err
+}
+
+// hideRemoved leaves a whiteout in the place of each of paths that is gone.
+func hideRemoved(paths []string) error {
+	for _, path := range paths {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue // ENOTDIR: its folder is hidden
+		}
+		if err := hide(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
