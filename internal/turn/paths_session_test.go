@@ -225,7 +225,8 @@ func TestMachineStays(t *testing.T) {
 	}
 	s.Memory = 2 << 30
 	third := w.passes(s, "cat f; echo $V", "2\n1\n")
-	if third.Start != "turn 2, for the session's machine is not as asked for" {
+	if third.Start != "turn 2, "+
+		"because the session's machine does not fit the request" {
 		t.Errorf("the third turn begins on %s", third.Start)
 	}
 	held := sandboxes.NewStore(w.host.Dir.Root)

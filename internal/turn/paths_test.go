@@ -334,6 +334,8 @@ func (p path) golden(t *testing.T) string {
 func (w *world) normal(text string) string {
 	text = strings.ReplaceAll(text, `\_`, "_")
 	text = strings.ReplaceAll(text, w.driver.Root(), "")
+	// The guest's disk is the host's.
+	text = strings.ReplaceAll(text, " · the sandbox's disk is full (more with disk:)", "")
 	text = strings.ReplaceAll(text, w.host.Dir.Root, "$TURN_HOME")
 	for pattern, by := range map[string]string{
 		`\b(t|s|sb)_[0-9a-z]{18}\b`:               "${1}_ID",
