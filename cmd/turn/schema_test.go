@@ -344,7 +344,7 @@ func TestSchemas(t *testing.T) {
 	for _, e := range entries {
 		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil || !bytes.Equal(b, want[e.Name()]) {
-			t.Errorf("%s is not what the types say: "+
+			t.Errorf("%s differs from the types: "+
 				"go test ./cmd/turn -run TestSchemas -update (%v)", e.Name(), err)
 		}
 		delete(want, e.Name())

@@ -56,7 +56,7 @@ func TestEveryCommandHasALog(t *testing.T) {
 		l := slog.Default()
 		if l.Enabled(context.Background(), slog.LevelInfo) != verbose ||
 			l.Enabled(context.Background(), slog.LevelDebug) {
-			t.Errorf("%q: the level is not what was asked for", args)
+			t.Errorf("%q: the level differs from the requested level", args)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func TestWeekOfTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	if gc(day(29), false); !only("only here") {
-		t.Error("a turn of a branch that was removed went too early")
+		t.Error("a turn of a removed branch was deleted too early")
 	}
 	did = gc(day(31), false)
 	if len(did.Turns) != 1 || did.Turns[0].ID != side.ID || only("only here") || did.Freed < 1<<20 {
@@ -97,7 +97,7 @@ func TestWeekOfTurns(t *testing.T) {
 	}
 	ok[turnstone.Session](t)(p.Repo.RemoveSession(ctx, "s"))
 	if did = gc(day(31), false); did.Remain != 0 || did.Objects != 0 {
-		t.Errorf("when all is removed: %+v", did)
+		t.Errorf("after all removals: %+v", did)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestFsckAndUsage(t *testing.T) {
 		t.Errorf("%d turns are named: %+v", named, r.Problems)
 	}
 	if _, err := fresh.GC(ctx, turnstone.GCRequest{}); err == nil {
-		t.Error("gc goes on when what is needed is missing")
+		t.Error("gc continues although needed data is missing")
 	}
 }
 

@@ -57,7 +57,7 @@ func TestImagesThatTurnsMayNeedStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.HasContent(e.Content.Digest) {
-		t.Error("the file is nowhere any more")
+		t.Error("the file is lost")
 	}
 }
 

@@ -110,7 +110,7 @@ func sameInode(t *testing.T, img fs.FS, a, b string) {
 		inodes = append(inodes, fi.Sys().(*erofs.Stat).Ino)
 	}
 	if inodes[0] != inodes[1] {
-		t.Errorf("%s and %s are no hard links any more", a, b)
+		t.Errorf("%s and %s are no longer hard links", a, b)
 	}
 }
 

@@ -62,7 +62,7 @@ func TestCopies(t *testing.T) {
 	}
 	defer func() { _ = dst.Close() }()
 	if err := CopySparse(over, dst, src); !errors.Is(err, context.Canceled) {
-		t.Errorf("a copy that nobody wants any more: %v", err)
+		t.Errorf("a copy that is no longer wanted: %v", err)
 	}
 }
 

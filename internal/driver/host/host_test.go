@@ -23,7 +23,7 @@ func TestKnown(t *testing.T) {
 	}
 	write("one")
 	if _, ok := recall(h, name, path); ok {
-		t.Error("something is known before anybody has asked")
+		t.Error("a value is known before the first request")
 	}
 	p, err := ask(t.Context(), path, func(context.Context) (string,
 		error) {

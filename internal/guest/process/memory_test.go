@@ -69,7 +69,7 @@ func TestEnforceMemory(t *testing.T) {
 	}
 	g.memoryMax.Store(98)
 	if _, again := g.enforceOnce(); !again {
-		t.Error("nothing runs any more")
+		t.Error("no process is left")
 	}
 	select {
 	case <-ended:

@@ -72,7 +72,7 @@ func TestExportImport(t *testing.T) {
 	}
 	if rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(ctx, ImportRequest{},
 		bytes.NewReader(file))); rep.Fresh {
-		t.Error("the second time changed something")
+		t.Error("the second run changed data")
 	}
 	_, err := host(q.Repo).Import(ctx, ImportRequest{As: "renamed"}, bytes.NewReader(file))
 	if turnstone.KindOf(err) != turnstone.KindInvalid {
@@ -95,7 +95,7 @@ func TestExportImport(t *testing.T) {
 	// The export has no data of another session.
 	if g := r.CS; ok[bool](t)(g.Store.Has(ctx,
 		turnstone.DigestBytes([]byte("of another session")))) {
-		t.Error("it has a file of another session")
+		t.Error("the folder has a file of another session")
 	}
 }
 

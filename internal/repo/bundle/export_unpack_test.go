@@ -77,7 +77,7 @@ func TestImportSparse(t *testing.T) {
 			size))
 	})
 	if len(file) > size/maxUnpacking {
-		t.Errorf("it has %d bytes: nothing is asked here", len(file))
+		t.Errorf("the file has %d bytes: the bound does not apply", len(file))
 	}
 	q := repotest.New(t)
 	if rep := ok[*turnstone.ImportReport](t)(host(q.Repo).Import(t.Context(), ImportRequest{},

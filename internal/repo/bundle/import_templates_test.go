@@ -57,7 +57,7 @@ func TestImportWithoutTemplate(t *testing.T) {
 		t.Errorf("a file whose template is not here: %v", err)
 	}
 	if r := ok[*turnstone.FsckReport](t)(q.Repo.Fsck(ctx)); r.OK() {
-		t.Error("what is missing is no problem")
+		t.Error("missing data is not reported")
 	}
 	if _, err := q.Repo.GC(ctx, turnstone.GCRequest{}); err != nil {
 		t.Error(err)
