@@ -100,7 +100,7 @@ func (h *Host) Link(rules netplan.Rules) *netplan.Link {
 // configuration.
 func (h *Host) Kernel(c config.Config) kernel.Choice {
 	return kernel.Choice{Image: h.options.Kernel, Modules: h.options.KernelModules,
-		Mirrors: h.options.mirrors()}.Over(c.GuestKernel())
+		Mirrors: h.options.sources().Mirrors()}.Over(c.GuestKernel())
 }
 
 // Shape returns the machine that the template or image called image requests; empty stands for

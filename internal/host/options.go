@@ -6,7 +6,6 @@ import (
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -42,10 +41,6 @@ func (o Options) Locate() (*statedir.Dir, error) {
 func (o Options) sources() template.Sources {
 	return template.Sources{Debian: o.DebianMirror, DebianSecurity: o.DebianSecurityMirror,
 		Pip: o.PipIndex, Npm: o.NpmRegistry}
-}
-
-func (o Options) mirrors() debian.Mirrors {
-	return debian.Mirrors{Main: o.DebianMirror, Security: o.DebianSecurityMirror}
 }
 
 // launcher returns the launcher of sandboxes.

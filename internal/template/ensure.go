@@ -389,7 +389,7 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File,
 		return nil, err
 	}
 	defer func() { _ = reg.Close() }()
-	spec.proxy, spec.mirrors = reg.Proxy(addr.String()), s.sources.mirrors()
+	spec.proxy, spec.mirrors = reg.Proxy(addr.String()), s.sources.Mirrors()
 	b, err := s.build(ctx, &spec, out, w.tmp, w.log, saying)
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindUnavailable {
 		return b, err

@@ -97,7 +97,7 @@ func (s *Store) openRegistry(spec *Spec, log io.Writer,
 		return nil, nil, nil
 	}
 	o := registry.Options{Cache: s.packages, Pip: s.sources.Pip, Npm: s.sources.Npm,
-		Apt: s.sources.mirrors().Addresses(), Log: log, Fetched: func(f registry.Fetch) {
+		Apt: s.sources.Mirrors().Addresses(), Log: log, Fetched: func(f registry.Fetch) {
 			tell.tell(turnstone.BuildEvent{Item: f.Name, Done: f.Done, Total: f.Size, Rate: f.Rate})
 		}}
 	if spec.Lock != nil {

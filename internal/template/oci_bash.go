@@ -34,7 +34,7 @@ func (s *Store) staticBash(ctx context.Context, log io.Writer,
 	var program []byte
 	req := debian.Request{Suite: "bookworm", Variant: "extract",
 		Include: []string{bashPackage}, Log: log,
-		Mirrors: s.sources.mirrors()}
+		Mirrors: s.sources.Mirrors()}
 	err = debian.Fetch(ctx, req, func(r io.Reader) error {
 		for tr := tar.NewReader(r); ; {
 			hdr, err := tr.Next()

@@ -53,7 +53,8 @@ type Sources struct {
 	Pip, Npm               string // addresses of the index and of the registry
 }
 
-func (s Sources) mirrors() debian.Mirrors {
+// Mirrors returns the addresses of Debian's packages.
+func (s Sources) Mirrors() debian.Mirrors {
 	return debian.Mirrors{Main: s.Debian, Security: s.DebianSecurity}
 }
 
