@@ -293,7 +293,8 @@ func moved(t *testing.T, fd int, name string) (n int) {
 	for at := 0; at < size; {
 		e := (*unix.InotifyEvent)(unsafe.Pointer(&buf[at]))
 		at += unix.SizeofInotifyEvent
-		if e.Mask&unix.IN_MOVED_TO != 0 && string(bytes.TrimRight(buf[at:at+int(e.Len)], "\x00")) == name {
+		to := string(bytes.TrimRight(buf[at:at+int(e.Len)], "\x00"))
+		if e.Mask&unix.IN_MOVED_TO != 0 && to == name {
 			n++
 		}
 		at += int(e.Len)

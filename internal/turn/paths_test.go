@@ -261,7 +261,8 @@ func paths() []path {
 				}
 				l.printed = func() { free.Store(600 << 10) } // of 1 MiB, and half is enough to keep it
 			}, result: cut, state: true},
-		{name: "secrets", text: step("name=a", "echo \"it is $TOKEN\"; echo $TOKEN >&2; export T=$TOKEN") +
+		{name: "secrets", text: step("name=a",
+			"echo \"it is $TOKEN\"; echo $TOKEN >&2; export T=$TOKEN") +
 			step("name=b", "echo ${TOKEN:0:3}${TOKEN:3}; exit 1"),
 			req: plan.Request{Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}, result: failed, state: true},
 		{name: "a secret in a file", text: step("name=a", "echo $TOKEN > f"),
