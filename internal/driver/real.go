@@ -89,8 +89,8 @@ func (c *Chooser) gvisor(ctx context.Context, _ substrate.GuestKernel,
 		return nil, err
 	}
 	if ok, why := s.Usable(ctx); !ok {
-		return nil, turnstone.NewError("substrates.gvisor", turnstone.KindUnavailable, "gvisor",
-			errors.New(why)).WithHint("run `turn doctor`")
+		return nil, turnstone.Errorf("substrates.gvisor", turnstone.KindUnavailable, "gvisor",
+			"%s", why).WithHint("run `turn doctor`")
 	}
 	return s, nil
 }

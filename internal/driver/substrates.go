@@ -180,8 +180,8 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 	o.can = abilities(can)
 	switch why := o.lacks(needs); {
 	case why != "":
-		return nil, turnstone.NewError("substrates.choose", turnstone.KindUnavailable,
-			"substrate "+o.name, errors.New(why)).
+		return nil, turnstone.Errorf("substrates.choose", turnstone.KindUnavailable,
+			"substrate "+o.name, "%s", why).
 			WithHint("choose another substrate, or leave out the setting that needs it")
 	case needs.Live && can.Live != nil:
 		return nil, can.Live
@@ -206,8 +206,8 @@ func Fits(name string, needs Needs) error {
 			}
 		}
 	}
-	return turnstone.NewError("substrates.choose", turnstone.KindInvalid, "substrate "+name,
-		errors.New(why)).
+	return turnstone.Errorf("substrates.choose", turnstone.KindInvalid, "substrate "+name,
+		"%s", why).
 		WithHint("use --substrate " + strings.Join(append(able(needs), Auto), " or "))
 }
 

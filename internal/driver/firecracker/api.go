@@ -30,21 +30,12 @@ type (
 		TrackDirtyPages bool  `json:"track_dirty_pages"`
 	}
 	drive struct {
-		DriveID      string       `json:"drive_id"`
-		PathOnHost   string       `json:"path_on_host"`
-		IsRootDevice bool         `json:"is_root_device"`
-		IsReadOnly   bool         `json:"is_read_only"`
-		CacheType    string       `json:"cache_type"`
-		IOEngine     string       `json:"io_engine"`
-		RateLimiter  *rateLimiter `json:"rate_limiter,omitempty"`
-	}
-	rateLimiter struct {
-		Bandwidth *tokenBucket `json:"bandwidth,omitempty"` // a token is a byte
-		Ops       *tokenBucket `json:"ops,omitempty"`       // a token is an operation
-	}
-	tokenBucket struct {
-		Size       int64 `json:"size"`
-		RefillTime int64 `json:"refill_time"` // milliseconds until it is full again
+		DriveID      string `json:"drive_id"`
+		PathOnHost   string `json:"path_on_host"`
+		IsRootDevice bool   `json:"is_root_device"`
+		IsReadOnly   bool   `json:"is_read_only"`
+		CacheType    string `json:"cache_type"`
+		IOEngine     string `json:"io_engine"`
 	}
 	vsockDevice struct {
 		GuestCID uint32 `json:"guest_cid"`
@@ -206,7 +197,7 @@ func (c *client) once(ctx context.Context, method, path string, in, out any) err
 		}
 		return err
 	}
-	defer func() { _ = res.Body.Close() }()
+	defer res.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer+1))
 	switch {
 	case err != nil:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
@@ -63,7 +64,7 @@ func BenchmarkStart(b *testing.B) {
 // BenchmarkWall is BenchmarkStart behind each wall.
 func BenchmarkWall(b *testing.B) {
 	s, m := started(b)
-	for _, w := range []wall{byJailer, jailed, noWall} {
+	for _, w := range []host.Wall{byJailer, jailed, noWall} {
 		if w == byJailer && s.jailer == "" || w == jailed && s.wall.Wall == noWall {
 			continue
 		}

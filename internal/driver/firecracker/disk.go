@@ -71,7 +71,7 @@ func copyFile(ctx context.Context, dst, src string, mode os.FileMode) (f *os.Fil
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	if f, err = os.OpenFile(dst, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode); err != nil {
 		return nil, err
 	}

@@ -139,7 +139,7 @@ func (f placed) owned(ctx context.Context, spare string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	out, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return "", err

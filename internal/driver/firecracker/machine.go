@@ -29,9 +29,9 @@ type machine struct {
 	cell    *cell
 	api     *client
 	agent   *channel
-	wall    wall   // its confinement
-	owner   uint32 // the user who owns its files
-	cgroup  string // to be removed after the end; empty: none
+	wall    host.Wall // its confinement
+	owner   uint32    // the user who owns its files
+	cgroup  string    // to be removed after the end; empty: none
 	stderr  console.Tail
 	origin  origin   // set before another goroutine has the machine
 	scratch *os.File // the disk that stores the writes; closed with the machine

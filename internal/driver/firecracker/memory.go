@@ -47,11 +47,11 @@ func (m *machine) writeLive(ctx context.Context, dir string) error {
 	if !m.memory.tracked() {
 		return m.standingStill(ctx, func() error { return m.write(ctx, dir) })
 	}
-	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	ram, err := snapshots.Create(dir, ramFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ram.Close() }()
+	defer ram.Close()
 	if err := m.before(ctx, ram); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (m *machine) after(ctx context.Context, ram *os.File) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = written.Close() }()
+	defer written.Close()
 	st, err := written.Stat()
 	if err != nil {
 		return err

@@ -43,7 +43,7 @@ func (s *Substrate) prove(ctx context.Context, m substrate.Machine,
 	began := time.Now()
 	vm, err := s.boot(ctx, m)
 	if err == nil {
-		defer func() { _ = vm.Close() }()
+		defer vm.Close()
 		err = vm.wait(ctx, kvm.Proving(limit))
 	}
 	var refused *apiError

@@ -19,6 +19,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
@@ -27,7 +28,7 @@ import (
 // A held is the input of a process that holds a machine.
 type held struct {
 	Home, Binary, Jailer string
-	Wall                 wall
+	Wall                 host.Wall
 	Machine              substrate.Machine
 }
 
@@ -68,7 +69,7 @@ func (b *bench) killed(t *testing.T) {
 	m.Agent = nil
 	text, err := json.Marshal(struct {
 		Home, Binary, Jailer string
-		Wall                 wall
+		Wall                 host.Wall
 		Machine              map[string]any
 	}{b.s.home.Root, b.s.binary, jailer, b.s.wall.Wall, map[string]any{"Kernel": m.Kernel,
 		"KernelDigest": m.KernelDigest, "Initramfs": m.Initramfs,

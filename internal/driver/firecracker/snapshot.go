@@ -93,35 +93,22 @@ func openSnapshot(ctx context.Context, dir string, id identity) (snapshot, error
 // processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
 	id identity) (snapshot, error) {
-	base, err := s.home.MkdirAll("snapshots")
-	if err != nil {
-		return snapshot{}, err
-	}
-	snapshots.Virtual.Sweep(base)
-	dir := filepath.Join(base, id.key())
 	return snapshots.Ensure(ctx, snapshots.Virtual, snapshots.Want[snapshot]{
-		Dir: dir, Progress: s.progress, How: s.Name(),
-		Open:  func() (snapshot, error) { return openSnapshot(ctx, dir, id) },
-		Take:  func() error { return s.takeSnapshot(ctx, m, id, dir) },
-		Taken: func() { removeSuperseded(base, id) },
+		Home: s.home, Key: id.key(), Progress: s.progress, How: s.Name(),
+		Open:  func(dir string) (snapshot, error) { return openSnapshot(ctx, dir, id) },
+		Fill:  func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) },
+		Taken: func(base string) { removeSuperseded(base, id) },
 	})
 }
 
-// takeSnapshot boots m, pauses it when the agent is ready, and stores Firecracker's snapshot. The
-// folder is complete or absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
-	dir string) error {
-	return snapshots.Virtual.Write(dir,
-		func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
-}
-
+// fillSnapshot boots m, pauses it when the agent is ready, and stores Firecracker's snapshot.
 func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity,
 	tmp string) error {
 	vm, err := s.boot(ctx, m)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = vm.Close() }()
+	defer vm.Close()
 	if err := vm.wait(ctx, kvm.Patience()); err != nil {
 		return err
 	}
@@ -202,7 +189,7 @@ func (m *machine) dropWritten() {
 // writeDisk copies the scratch disk into the folder dir. It does not wait until the copy is on
 // disk: a snapshot of a running machine is used soon and then removed, and the guest is paused.
 func (m *machine) writeDisk(ctx context.Context, dir string) error {
-	f, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := snapshots.Create(dir, scratchFile)
 	if err != nil {
 		return err
 	}

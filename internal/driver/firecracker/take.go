@@ -56,7 +56,7 @@ func (m *machine) take(ctx context.Context, name, dst string, limit int64) (err 
 	if err != nil {
 		return err
 	}
-	defer func() { _ = src.Close() }()
+	defer src.Close()
 	f, err := os.OpenFile(dst, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -123,7 +123,7 @@ func dialIn(ctx context.Context, dir *os.File, name string) (net.Conn, error) {
 	if err != nil {
 		return fail(os.NewSyscallError("openat", err))
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fail(os.NewSyscallError("fstat", err))

@@ -52,11 +52,11 @@ func (r release) standstill() error {
 	if !r.losesVsock() {
 		return nil
 	}
-	return turnstone.NewError("firecracker.pause", turnstone.KindUnavailable,
+	return turnstone.Errorf("firecracker.pause", turnstone.KindUnavailable,
 		"Firecracker "+r.String(),
-		errors.New("it loses the connection to a guest that is paused and resumed, so its "+
+		"it loses the connection to a guest that is paused and resumed, so its "+
 			"running sandboxes are neither paused nor cloned; "+
-			"Firecracker "+wholeReleases+" can do that")).
+			"Firecracker "+wholeReleases+" can do that").
 		WithHint("use Firecracker " + wholeReleases + ", or another substrate")
 }
 

@@ -23,9 +23,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return m.rooted
 	}
 	if m.origin.home {
-		return turnstone.Errorf("firecracker.snapshot", turnstone.KindInvalid, string(m.ID()),
-			"it has a home disk, which has one writer at a time").
-			WithHint("a running sandbox with a home cannot be cloned")
+		return snapshots.HasHome("firecracker.snapshot", m.ID())
 	}
 	m.snapping.Lock()
 	defer m.snapping.Unlock()

@@ -3,7 +3,6 @@ package firecracker
 import (
 	"context"
 	"debug/elf"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,26 +15,18 @@ import (
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
 	"turnstone.dev/turnstone/internal/driver/kvm"
-	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A wall separates a Firecracker that a guest has broken out into from the host.
-type wall string
-
+// The walls around Firecracker.
 const (
-	byJailer wall = "jailer" // Firecracker's jailer, which needs root
-	jailed   wall = "jail"   // package jail
-	noWall   wall = "none"   // only Firecracker's filters of system calls
+	byJailer host.Wall = "jailer" // Firecracker's jailer, which needs root
+	jailed   host.Wall = "jail"   // package jail
+	noWall   host.Wall = "none"   // only Firecracker's filters of system calls
 )
 
 // A Jail describes Firecracker's confinement here, and why it is not better.
-type Jail struct {
-	Wall   wall      `json:"wall"`
-	Reason string    `json:"reason"` // why there is no jail; empty: there is a jail
-	When   time.Time `json:"when"`
-	Host   string    `json:"host"` // what the result depends on
-}
+type Jail host.Jail
 
 // Confined reports whether Firecracker runs in a jail.
 func (j Jail) Confined() bool { return j.Wall == byJailer || j.Wall == jailed }
@@ -43,40 +34,22 @@ func (j Jail) Confined() bool { return j.Wall == byJailer || j.Wall == jailed }
 // Jail returns Firecracker's confinement.
 func (s *Substrate) Jail() Jail { return s.wall }
 
-const (
-	proofLimit = 20 * time.Second // for a Firecracker that only prints its version
-	// how long a missing jail is remembered: an administrator may repair the host
-	noLasts = time.Minute
-)
+// proofLimit bounds the time of a Firecracker that only prints its version.
+const proofLimit = 20 * time.Second
 
 // findWall determines whether Firecracker runs in a jail of package jail, by starting a jailed
-// Firecracker that prints its version. The result is remembered until Firecracker, the host's
-// kernel, the user or the settings of user namespaces change; a result that is not the best is
-// remembered for a minute.
+// Firecracker that prints its version.
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
-	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, s.kernel, os.Geteuid(),
-		host.NamespaceSettings())
-	path := s.home.Path("cache", "firecracker-jail.json")
-	var known Jail
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil &&
-		known.Host == on &&
-		(known.Wall == jailed || time.Since(known.When).Abs() < noLasts) {
-		return known, nil
+	j, err := host.FindJail(ctx, s.home, "firecracker-jail.json", s.binary+"|"+s.version,
+		[]host.Wall{jailed, noWall}, s.tryJail)
+	if err != nil {
+		err = turnstone.NewError("firecracker.new", turnstone.KindCanceled, s.binary, err)
 	}
-	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
-	if err := s.tryJail(ctx); err != nil {
-		j.Wall, j.Reason = noWall, host.WhyNoJail(err)
-	}
-	if ctx.Err() != nil {
-		return j, turnstone.NewError("firecracker.new", turnstone.KindCanceled, s.binary, ctx.Err())
-	}
-	b, _ := json.Marshal(j)                 // plain data always encodes
-	_ = filestamp.WriteFile(path, b, 0o600) // a result that is not remembered is determined again
-	return j, nil
+	return Jail(j), err
 }
 
 // tryJail starts a jailed Firecracker that prints its version.
-func (s *Substrate) tryJail(ctx context.Context) error {
+func (s *Substrate) tryJail(ctx context.Context, _ host.Wall) error {
 	c, err := newCell(ctx, s.home, turnstone.NewSandboxID())
 	if err != nil {
 		return err
@@ -180,7 +153,7 @@ func shown(binary string) []string {
 	if err != nil {
 		return nil
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP {
 			return []string{"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib",

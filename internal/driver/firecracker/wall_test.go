@@ -62,7 +62,7 @@ func (b *bench) imprisoned(t *testing.T) {
 
 // walls runs a test for each way to confine Firecracker.
 func walls(t *testing.T, test func(t *testing.T, b *bench)) {
-	for w, confine := range map[wall]func(*bench,
+	for w, confine := range map[host.Wall]func(*bench,
 		*testing.T){byJailer: (*bench).jailed, jailed: (*bench).imprisoned} {
 		t.Run(string(w), func(t *testing.T) {
 			b := newBench(t, "")

@@ -82,9 +82,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	if s.hostCPU, err = host.CPU(); err != nil {
 		return nil, err
 	}
-	var u unix.Utsname
-	_ = unix.Uname(&u) // cannot fail on a valid pointer
-	s.kernel = unix.ByteSliceToString(u.Release[:])
+	s.kernel = host.Kernel()
 	return s, nil
 }
 

@@ -217,7 +217,7 @@ func decompress(ctx context.Context, from substrate.PackedFiles, to string,
 	if err != nil {
 		return err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	z, err := zstd.NewReader(contextReader{ctx, in}, zstd.WithDecoderConcurrency(1),
 		zstd.WithDecoderMaxMemory(64<<20))
 	if err != nil {

@@ -144,7 +144,7 @@ const (
 // including the sandbox's process.
 func (v *sandbox) readConsole(r *os.File) {
 	defer close(v.silent)
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	_, _ = io.Copy(v.Console, &slowed{r: r})
 }
 

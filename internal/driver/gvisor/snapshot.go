@@ -188,40 +188,29 @@ func (s *Substrate) restore(ctx context.Context, in *images, m substrate.Machine
 // exists. Two processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
 	id identity) ([]*os.File, error) {
-	base, err := s.home.MkdirAll("snapshots")
-	if err != nil {
-		return nil, err
-	}
-	dir := filepath.Join(base, id.key())
 	return snapshots.Ensure(ctx, named, snapshots.Want[[]*os.File]{
-		Dir: dir, Progress: s.progress, How: s.Isolation(),
-		Open: func() ([]*os.File, error) { return openSnapshot(ctx, dir, id) },
-		Take: func() error {
-			named.Sweep(base)
-			return s.takeSnapshot(ctx, m, id, dir)
-		},
-		Taken: func() { removeSuperseded(base, id) },
+		Home: s.home, Key: id.key(), Progress: s.progress, How: s.Isolation(),
+		Open:  func(dir string) ([]*os.File, error) { return openSnapshot(ctx, dir, id) },
+		Fill:  func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) },
+		Taken: func(base string) { removeSuperseded(base, id) },
 	})
 }
 
-// takeSnapshot boots m and checkpoints it when the agent is ready. The folder is complete or
-// absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
-	dir string) error {
-	return named.Write(dir, func(tmp string) error {
-		v, err := s.boot(ctx, m)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = v.Close() }()
-		ctx, cancel := context.WithTimeout(ctx, bootLimit)
-		defer cancel()
-		if err := v.checkpoint(ctx, tmp, false); err != nil {
-			return err
-		}
-		man := manifest{Identity: id, Taken: time.Now().UTC()}
-		return man.seal(ctx, tmp)
-	})
+// fillSnapshot boots m and checkpoints it when the agent is ready.
+func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity,
+	tmp string) error {
+	v, err := s.boot(ctx, m)
+	if err != nil {
+		return err
+	}
+	defer v.Close()
+	ctx, cancel := context.WithTimeout(ctx, bootLimit)
+	defer cancel()
+	if err := v.checkpoint(ctx, tmp, false); err != nil {
+		return err
+	}
+	man := manifest{Identity: id, Taken: time.Now().UTC()}
+	return man.seal(ctx, tmp)
 }
 
 // checkpoint saves the sandbox to the folder dir. The sandbox ends unless it is to continue.
@@ -250,11 +239,7 @@ func (man *manifest) seal(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	b, err := json.MarshalIndent(man, "", "  ")
-	if err != nil {
-		return err
-	}
-	return filestamp.WriteFile(filepath.Join(dir, manifestFile), b, 0o600)
+	return named.Describe(dir, man)
 }
 
 // removeSuperseded removes the snapshots that differ from id only in replaced parts (the agent,

@@ -60,7 +60,7 @@ func (s *Substrate) prove(ctx context.Context) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer os.RemoveAll(dir)
 	ctx, cancel := context.WithTimeout(ctx, proofLimit)
 	defer cancel()
 	began := time.Now()

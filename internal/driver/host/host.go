@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -80,6 +82,13 @@ func Versioned(ctx context.Context, h *statedir.Dir, name, path string) (Program
 
 // versionLimit bounds the time of a version command, also on a busy host.
 const versionLimit = 30 * time.Second
+
+// Kernel returns the release of the host's kernel.
+func Kernel() string {
+	var u unix.Utsname
+	_ = unix.Uname(&u) // cannot fail on a valid pointer
+	return unix.ByteSliceToString(u.Release[:])
+}
 
 // FindSystem returns the path of a system program. It also searches folders that are not in
 // ordinary users' PATH.

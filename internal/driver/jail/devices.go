@@ -22,7 +22,7 @@ func nodes(paths []string) (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("fsopen", err)
 	}
-	defer func() { _ = unix.Close(fsfd) }()
+	defer unix.Close(fsfd)
 	err = errors.Join(unix.FsconfigSetString(fsfd, "size", "64k"),
 		unix.FsconfigSetString(fsfd, "nr_inodes", "64"),
 		unix.FsconfigSetString(fsfd, "mode", "755"), unix.FsconfigCreate(fsfd))

@@ -216,7 +216,7 @@ func Seal(ctx context.Context, pid int) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = first.Close() }()
+	defer first.Close()
 	cmd := exec.Command(fmt.Sprintf("%s/%d", ownFiles, 3+len(spaces)))
 	cmd.ExtraFiles = append(spaces, first)
 	cmd.Env, cmd.Dir = []string{}, "/"

@@ -73,7 +73,7 @@ func try(device string, code []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	// KVM requires that a single thread makes all of a vCPU's requests.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -84,13 +84,13 @@ func try(device string, code []byte) error {
 	if err != nil {
 		return fmt.Errorf("no virtual machine can be created: %w", err)
 	}
-	defer func() { _ = unix.Close(vm) }()
+	defer unix.Close(vm)
 	mem, err := unix.Mmap(-1, 0, memory, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Munmap(mem) }()
+	defer unix.Munmap(mem)
 	fill(mem, code)
 	region := struct {
 		slot, flags     uint32
@@ -103,7 +103,7 @@ func try(device string, code []byte) error {
 	if err != nil {
 		return fmt.Errorf("no virtual CPU can be created: %w", err)
 	}
-	defer func() { _ = unix.Close(vcpu) }()
+	defer unix.Close(vcpu)
 	if err := prepare(int(f.Fd()), vcpu); err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func execute(kvm, vcpu int) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Munmap(shared) }()
+	defer unix.Munmap(shared)
 	if _, err = ioctl(vcpu, run, 0); err != nil {
 		return fmt.Errorf("a guest does not run: %w", err)
 	}

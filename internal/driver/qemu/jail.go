@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,33 +11,23 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
-	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/subprocess"
 	"turnstone.dev/turnstone/substrate"
 )
 
-// A wall separates a QEMU that a guest has broken out into from the host.
-type wall string
-
+// The walls around QEMU.
 const (
-	jailed   wall = "namespaces" // an empty root, no rights, no network, no other processes
-	filtered wall = "filter"     // only a filter of system calls, for hosts without namespaces
-	open     wall = "none"       // only QEMU's own filter, if the host allows nothing else
+	jailed   host.Wall = "namespaces" // an empty root, no rights, no network, no other processes
+	filtered host.Wall = "filter"     // only a filter of system calls, for hosts without namespaces
+	open     host.Wall = "none"       // only QEMU's own filter, if the host allows nothing else
 )
 
 // A Jail describes QEMU's confinement here, and why it is not better.
-type Jail struct {
-	Wall   wall      `json:"wall"`
-	Reason string    `json:"reason"` // why there are no namespaces; empty: there are namespaces
-	When   time.Time `json:"when"`
-	Host   string    `json:"host"` // what the result depends on
-}
+type Jail host.Jail
 
 // Namespaces reports whether QEMU has its own namespaces.
 func (j Jail) Namespaces() bool { return j.Wall == jailed }
@@ -46,43 +35,20 @@ func (j Jail) Namespaces() bool { return j.Wall == jailed }
 // proofLimit bounds the time of a QEMU that only prints its version.
 const proofLimit = 20 * time.Second
 
-// noLasts is how long a missing jail is remembered: an administrator may repair the host.
-const noLasts = time.Minute
-
-// Jail returns QEMU's confinement. It is determined once, by starting QEMU confined, and remembered
-// until QEMU, the host's kernel, the user or the settings of user namespaces change; a confinement
-// that is not the best is remembered for a minute only.
+// Jail returns QEMU's confinement. It is determined once, by starting QEMU confined.
 func (s *Substrate) Jail() Jail { return s.wall }
 
 func (s *Substrate) findWall(ctx context.Context) (Jail, error) {
-	var u unix.Utsname
-	_ = unix.Uname(&u) // cannot fail on a valid pointer
-	on := fmt.Sprintf("%s|%s|%s|%d|%s", s.binary, s.version, unix.ByteSliceToString(u.Release[:]),
-		os.Geteuid(), host.NamespaceSettings())
-	path := s.home.Path("cache", "qemu-jail.json")
-	var known Jail
-	if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &known) == nil &&
-		known.Host == on &&
-		(known.Namespaces() || time.Since(known.When).Abs() < noLasts) {
-		return known, nil
+	j, err := host.FindJail(ctx, s.home, "qemu-jail.json", s.binary+"|"+s.version,
+		[]host.Wall{jailed, filtered, open}, s.tryWall)
+	if err != nil {
+		err = turnstone.NewError("qemu.new", turnstone.KindCanceled, s.binary, err)
 	}
-	j := Jail{Wall: jailed, When: time.Now().UTC(), Host: on}
-	if err := s.tryWall(ctx, jailed); err != nil {
-		j.Wall, j.Reason = filtered, host.WhyNoJail(err)
-		if err := s.tryWall(ctx, filtered); err != nil {
-			j.Wall = open
-		}
-	}
-	if ctx.Err() != nil {
-		return j, turnstone.NewError("qemu.new", turnstone.KindCanceled, s.binary, ctx.Err())
-	}
-	b, _ := json.Marshal(j)                 // plain data always encodes
-	_ = filestamp.WriteFile(path, b, 0o600) // a result that is not remembered is determined again
-	return j, nil
+	return Jail(j), err
 }
 
 // tryWall starts a QEMU behind w that prints its version.
-func (s *Substrate) tryWall(ctx context.Context, w wall) error {
+func (s *Substrate) tryWall(ctx context.Context, w host.Wall) error {
 	cmd, release, err := s.command(w, turnstone.Shape{}, false, []string{"--version"}, nil)
 	if err != nil {
 		return err
@@ -127,7 +93,7 @@ const kvmDevice = "/dev/kvm"
 
 // command returns the command that starts QEMU behind w, with files from descriptor 3 on. The
 // caller calls release after the start.
-func (s *Substrate) command(w wall, shape turnstone.Shape, hasHome bool, args []string,
+func (s *Substrate) command(w host.Wall, shape turnstone.Shape, hasHome bool, args []string,
 	files []*os.File) (*exec.Cmd, func(), error) {
 	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	if w == open {

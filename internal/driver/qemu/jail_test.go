@@ -170,7 +170,7 @@ func TestNoJail(t *testing.T) {
 	m := turntest.Machine(t, h, "base")
 	s := newSubstrate(t, h, &m)
 	foreign := leak(t)
-	for _, w := range []wall{filtered, open} {
+	for _, w := range []host.Wall{filtered, open} {
 		s.wall = Jail{Wall: w, Reason: "of a test"}
 		if !strings.HasSuffix(s.Isolation(), ", no namespaces") {
 			t.Errorf("%s: isolation %q", w, s.Isolation())
@@ -218,7 +218,7 @@ func TestWallRemembered(t *testing.T) {
 	}
 	path := h.Path("cache", "qemu-jail.json")
 	for what, change := range map[string]func(*Jail){
-		"an old answer": func(j *Jail) { j.When = j.When.Add(-2 * noLasts) },
+		"an old answer": func(j *Jail) { j.When = j.When.Add(-2 * host.NoLasts) },
 		"another host":  func(j *Jail) { j.Host += "x" },
 	} {
 		j := s.Jail()

@@ -139,12 +139,12 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	if err != nil {
 		return nil, "", err
 	}
-	defer func() { _ = ram.Close() }()
+	defer ram.Close()
 	empty, err := memory("disk")
 	if err != nil {
 		return nil, "", err
 	}
-	defer func() { _ = empty.Close() }()
+	defer empty.Close()
 	if err := empty.Truncate(checkDisk); err != nil {
 		return nil, "", err
 	}
@@ -157,7 +157,7 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 	if err != nil {
 		return nil, "", err
 	}
-	defer func() { _ = vm.Close() }()
+	defer vm.Close()
 	is, err := vm.report(ctx, nonce, silence, limit)
 	if err != nil {
 		select {

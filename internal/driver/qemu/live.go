@@ -75,7 +75,7 @@ func (m *machine) devices(ctx context.Context, path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	set := map[string]any{"fdset-id": stateFDSet}
 	_, err = m.mon.do(ctx, command{Execute: "add-fd", Arguments: set, file: f},
 		command{Execute: "xen-save-devices-state",

@@ -33,12 +33,12 @@ func privateMemory(ctx context.Context, pid int, f *os.File) ([]run, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = maps.Close() }()
+	defer maps.Close()
 	pages, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = pages.Close() }()
+	defer pages.Close()
 	var runs []run
 	var covered int64
 	in := bufio.NewScanner(maps)
@@ -141,7 +141,7 @@ func copyMemory(ctx context.Context, dst io.WriterAt, pid int, runs []run) error
 	if err != nil {
 		return err
 	}
-	defer func() { _ = mem.Close() }()
+	defer mem.Close()
 	buf := make([]byte, 1<<20)
 	for _, r := range runs {
 		for done := int64(0); done < r.length; {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/jail"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/substrate"
@@ -34,7 +35,7 @@ func mayOpen(device string, who *syscall.Credential) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	if who == nil {
 		return nil
 	}
@@ -54,11 +55,9 @@ func mayOpen(device string, who *syscall.Credential) error {
 // a guest must really start under it: that is tried once, with probe, and remembered until QEMU,
 // the host's kernel, its CPU or a user's guest kernel changes.
 func (s *Substrate) KVM(ctx context.Context, probe *substrate.Machine) kvm.Verdict {
-	var u unix.Utsname
-	_ = unix.Uname(&u)
 	q := kvm.Question{
 		Home: s.home, Name: "qemu", On: fmt.Sprintf("%s|%s|%s", s.version,
-			unix.ByteSliceToString(u.Release[:]), s.hostCPU), Kernel: s.kernel,
+			host.Kernel(), s.hostCPU), Kernel: s.kernel,
 		May: s.mayOpen,
 		Try: func() error { return kvm.Try(kvmDevice) },
 	}
@@ -103,7 +102,7 @@ func (s *Substrate) proveOnce(ctx context.Context, m substrate.Machine,
 	if err != nil {
 		return kvm.Verdict{}, "", err
 	}
-	defer func() { _ = vm.Close() }()
+	defer vm.Close()
 	err = vm.wait(ctx, kvm.Proving(limit))
 	select {
 	case <-vm.Done():

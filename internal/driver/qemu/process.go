@@ -55,7 +55,7 @@ type machine struct {
 	noKVM   chan struct{} // closed when KVM has turned the machine away
 	live    *live         // for Snapshot; set before another goroutine has the machine
 	scratch *os.File      // the disk that stores the writes; closed with the machine
-	wall    wall          // QEMU's confinement
+	wall    host.Wall     // QEMU's confinement
 	heard   chan struct{} // closed when the console has been read to its end
 }
 
@@ -218,7 +218,7 @@ func (m *machine) event(e event) {
 }
 
 func (m *machine) readConsole(conn net.Conn) {
-	defer func() { _ = conn.Close() }()
+	defer conn.Close()
 	defer close(m.heard)
 	_, _ = io.Copy(m.Console, conn)
 }
@@ -291,7 +291,7 @@ func socketpair() (net.Conn, *os.File, error) {
 		return nil, nil, fmt.Errorf("socketpair: %w", err)
 	}
 	mine := os.NewFile(uintptr(fds[0]), "qemu")
-	defer func() { _ = mine.Close() }()
+	defer mine.Close()
 	conn, err := net.FileConn(mine)
 	if err != nil {
 		_ = unix.Close(fds[1])

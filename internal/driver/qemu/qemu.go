@@ -166,7 +166,7 @@ func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machin
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = ram.Close() }()
+	defer ram.Close()
 	dir, err := s.home.MkdirAll("sandboxes")
 	if err != nil {
 		return nil, s.wrap(err)
@@ -175,7 +175,7 @@ func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machin
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	defer func() { _ = scratch.Close() }()
+	defer scratch.Close()
 	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
 		return nil, s.wrap(err)
 	}
@@ -213,7 +213,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		l.close()
 		return nil, s.wrap(err)
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	args := arguments(s.engine(), m.Shape, true, disks{len(m.Layers), m.Home != ""})
 	vm, err := s.start(m.Shape, append(args, more...), f)
 	if err != nil {
@@ -345,7 +345,7 @@ func (s *Substrate) blankScratch(ctx context.Context, f *os.File, size turnstone
 	if err != nil {
 		return err
 	}
-	defer func() { _ = src.Close() }()
+	defer src.Close()
 	return disk.CopySparse(ctx, f, src)
 }
 

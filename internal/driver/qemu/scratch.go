@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
 	"turnstone.dev/turnstone/internal/driver/disk"
 )
 
@@ -16,7 +17,7 @@ func newScratch(ctx context.Context, path, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = src.Close() }()
+	defer src.Close()
 	dst, err := nameless(dir)
 	if err != nil {
 		return nil, err

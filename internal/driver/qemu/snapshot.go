@@ -73,43 +73,29 @@ func openSnapshot(ctx context.Context, dir string, id identity) (*snapshot, erro
 // processes that want the same snapshot take it once.
 func (s *Substrate) ensureSnapshot(ctx context.Context, m substrate.Machine,
 	id identity) (*snapshot, error) {
-	base, err := s.home.MkdirAll("snapshots")
-	if err != nil {
-		return nil, err
-	}
-	snapshots.Virtual.Sweep(base)
-	dir := filepath.Join(base, id.key())
 	return snapshots.Ensure(ctx, snapshots.Virtual, snapshots.Want[*snapshot]{
-		Dir: dir, Progress: s.progress, How: s.Isolation(),
-		Open:  func() (*snapshot, error) { return openSnapshot(ctx, dir, id) },
-		Take:  func() error { return s.takeSnapshot(ctx, m, id, dir) },
-		Taken: func() { removeSuperseded(base, id) },
+		Home: s.home, Key: id.key(), Progress: s.progress, How: s.Isolation(),
+		Open:  func(dir string) (*snapshot, error) { return openSnapshot(ctx, dir, id) },
+		Fill:  func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) },
+		Taken: func(base string) { removeSuperseded(base, id) },
 	})
 }
 
-// takeSnapshot boots m with its memory in a file, pauses it when the agent is ready, and writes the
+// fillSnapshot boots m with its memory in a file, pauses it when the agent is ready, and writes the
 // device state beside the memory. The scratch disk is mounted by then and becomes part of the
-// snapshot: mounting it in each clone would take longer than the rest of the start. The folder is
-// complete or absent.
-func (s *Substrate) takeSnapshot(ctx context.Context, m substrate.Machine, id identity,
-	dir string) error {
-	return snapshots.Virtual.Write(dir,
-		func(tmp string) error { return s.fillSnapshot(ctx, m, id, tmp) })
-}
-
+// snapshot: mounting it in each clone would take longer than the rest of the start.
 func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id identity,
 	tmp string) error {
-	ram, err := os.OpenFile(filepath.Join(tmp, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	ram, err := snapshots.Create(tmp, ramFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ram.Close() }()
-	scratch, err := os.OpenFile(filepath.Join(tmp, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL,
-		0o600)
+	defer ram.Close()
+	scratch, err := snapshots.Create(tmp, scratchFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = scratch.Close() }()
+	defer scratch.Close()
 	if err := s.blankScratch(ctx, scratch, m.Shape.Disk); err != nil {
 		return err
 	}
@@ -133,13 +119,13 @@ func (s *Substrate) bootAndSave(ctx context.Context, m substrate.Machine, ram,
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = r.Close() }()
-	defer func() { _ = w.Close() }()
+	defer r.Close()
+	defer w.Close()
 	vm, err := s.boot(m, ram, scratch)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = vm.Close() }()
+	defer vm.Close()
 	if err := vm.wait(ctx, s.accel.patience()); err != nil {
 		return nil, err
 	}

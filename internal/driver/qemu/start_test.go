@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
@@ -69,9 +70,9 @@ func BenchmarkWall(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	took := map[wall][]time.Duration{}
+	took := map[host.Wall][]time.Duration{}
 	for b.Loop() {
-		for _, w := range []wall{jailed, filtered, open} {
+		for _, w := range []host.Wall{jailed, filtered, open} {
 			s.wall.Wall = w
 			begin := time.Now()
 			vm, err := s.Restore(b.Context(), m)

@@ -75,7 +75,7 @@ func (s *Substrate) packer(m substrate.Machine) snapshots.Packer[identity] {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = ram.Close() }()
+			defer ram.Close()
 			return prepareMemory(ram, size)
 		}}
 }

@@ -173,7 +173,7 @@ func TestMovedTo(t *testing.T) {
 // TestKeepTakesAJail checks that without namespaces a kept machine is neither created nor restored,
 // whatever it contains.
 func TestKeepTakesAJail(t *testing.T) {
-	for _, w := range []wall{filtered, open} {
+	for _, w := range []host.Wall{filtered, open} {
 		s := &Substrate{wall: Jail{Wall: w, Reason: "none here"}}
 		err := s.Abilities().Keep
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "" ||

@@ -37,9 +37,7 @@ func (m *machine) snapshot(ctx context.Context, dir string) error {
 		return errors.New("its origin is unknown")
 	}
 	if l.home {
-		return turnstone.Errorf("qemu.snapshot", turnstone.KindInvalid, string(m.ID()),
-			"it has a home disk, which has one writer at a time").
-			WithHint("a running sandbox with a home cannot be cloned")
+		return snapshots.HasHome("qemu.snapshot", m.ID())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,20 +74,19 @@ func (m *machine) write(ctx context.Context, dir string, man *vmManifest) error 
 		return err
 	}
 	man.State = turnstone.DigestBytes(state)
-	ram, err := os.OpenFile(filepath.Join(dir, ramFile), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	ram, err := snapshots.Create(dir, ramFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = ram.Close() }()
+	defer ram.Close()
 	if err := m.writeMemory(ctx, ram); err != nil {
 		return err
 	}
-	scratch, err := os.OpenFile(filepath.Join(dir, scratchFile), os.O_RDWR|os.O_CREATE|os.O_EXCL,
-		0o600)
+	scratch, err := snapshots.Create(dir, scratchFile)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = scratch.Close() }()
+	defer scratch.Close()
 	return disk.Clone(ctx, scratch, m.scratch)
 }
 

@@ -51,7 +51,7 @@ func diffFile(ctx context.Context, from *os.File, to, path string) (difference, 
 	if err != nil {
 		return difference{}, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	return diff(ctx, from, f, path)
 }
 

@@ -48,11 +48,7 @@ func (m Manifest[ID]) Seal(ctx context.Context, dir string) (err error) {
 	if m.Scratch, err = filestamp.Quick(filepath.Join(dir, ScratchFile)); err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(m, "", "  ")
-	if err != nil {
-		return err
-	}
-	return filestamp.WriteFile(filepath.Join(dir, ManifestFile), b, 0o600)
+	return Virtual.Describe(dir, m)
 }
 
 // Open returns the device state of the snapshot in dir if it is id's and intact. A missing snapshot
@@ -210,6 +206,13 @@ func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) strin
 		}
 	}
 	return man, state, nil
+}
+
+// HasHome returns the error for the snapshot of a running machine with a home disk.
+func HasHome(op turnstone.Op, id turnstone.SandboxID) error {
+	return turnstone.Errorf(op, turnstone.KindInvalid, string(id),
+		"it has a home disk, which has one writer at a time").
+		WithHint("a running sandbox with a home cannot be cloned")
 }
 
 // On returns m with the layers of the saved machine, and without a home.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -46,34 +47,41 @@ func Key(identity any) string {
 
 // A Want describes a snapshot that a sandbox starts from.
 type Want[S any] struct {
-	Dir string // its folder
-	// Open returns the snapshot if it fits and is intact. A missing snapshot is fs.ErrNotExist; any
-	// other error means that the snapshot must not be used.
-	Open func() (S, error)
-	// Take creates the folder, with Kind.Write. An earlier folder was removed before.
-	Take     func() error
-	Taken    func()       // called after Take; snapshots that it replaces may be removed
+	Home *statedir.Dir
+	Key  string // names its folder
+	// Open returns the snapshot in the folder dir if it fits and is intact. A missing snapshot is
+	// fs.ErrNotExist; any other error means that the snapshot must not be used.
+	Open func(dir string) (S, error)
+	Fill func(dir string) error // takes the snapshot, in a new folder
+	// called after Fill with the folder of all snapshots; those that it replaces may be removed
+	Taken    func(base string)
 	Progress func(string) // called before slow operations
 	How      string       // the isolation that Progress reports
 }
 
 // Ensure returns the snapshot w, and takes it if no fitting, intact snapshot exists. Two processes
-// that want the same snapshot take it once.
+// that want the same snapshot take it once. Its folder is complete or absent.
 func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 	var none S
-	if snap, err := w.Open(); err == nil {
+	base, err := w.Home.MkdirAll("snapshots")
+	if err != nil {
+		return none, err
+	}
+	k.Sweep(base)
+	dir := filepath.Join(base, w.Key)
+	if snap, err := w.Open(dir); err == nil {
 		now := time.Now()
 		// time of last use, for RemoveSuperseded
-		_ = os.Chtimes(filepath.Join(w.Dir, k.Manifest), now, now)
+		_ = os.Chtimes(filepath.Join(dir, k.Manifest), now, now)
 		return snap, nil
 	}
-	lock, err := statedir.Acquire(ctx, w.Dir+".lock",
+	lock, err := statedir.Acquire(ctx, dir+".lock",
 		func() { w.Progress("waiting for another turn to take the snapshot") })
 	if err != nil {
 		return none, err
 	}
 	defer lock.Release()
-	snap, err := w.Open()
+	snap, err := w.Open(dir)
 	if err == nil {
 		return snap, nil
 	}
@@ -83,15 +91,15 @@ func Ensure[S any](ctx context.Context, k Kind, w Want[S]) (S, error) {
 	if !errors.Is(err, os.ErrNotExist) {
 		w.Progress("rebuilding a snapshot that cannot be used (" + err.Error() + ")")
 	}
-	if err := os.RemoveAll(w.Dir); err != nil {
+	if err := os.RemoveAll(dir); err != nil {
 		return none, err
 	}
 	w.Progress("taking the snapshot (" + w.How + ")")
-	if err := w.Take(); err != nil {
+	if err := k.Write(dir, w.Fill); err != nil {
 		return none, fmt.Errorf("taking the snapshot: %w", err)
 	}
-	w.Taken()
-	return w.Open()
+	w.Taken(base)
+	return w.Open(dir)
 }
 
 // Write creates the folder dir from a new folder beside it that write fills. The folder is complete
@@ -101,11 +109,25 @@ func (k Kind) Write(dir string, write func(tmp string) error) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(tmp) }()
+	defer os.RemoveAll(tmp)
 	if err := write(tmp); err != nil {
 		return err
 	}
 	return os.Rename(tmp, dir)
+}
+
+// Create creates the file called name in dir, the folder of a new snapshot.
+func Create(dir, name string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// Describe writes the snapshot's manifest into the folder dir, which contains the other files.
+func (k Kind) Describe(dir string, manifest any) error {
+	b, err := json.MarshalIndent(manifest, "", "  ")
+	if err != nil {
+		return err
+	}
+	return filestamp.WriteFile(filepath.Join(dir, k.Manifest), b, 0o600)
 }
 
 // Sweep removes folders from base, the folder of the snapshots, that killed processes left while
@@ -179,7 +201,7 @@ func ReadAtMost(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	var b bytes.Buffer
 	if st, err := f.Stat(); err == nil { // each start reads a device state: allocate it once
 		b.Grow(int(min(st.Size(), limit)) + bytes.MinRead)

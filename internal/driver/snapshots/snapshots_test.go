@@ -37,28 +37,27 @@ type store struct {
 }
 
 func newStore(t *testing.T) *store {
-	return &store{dir: filepath.Join(t.TempDir(), "k-1")}
+	return &store{dir: filepath.Join(t.TempDir(), "snapshots", "k-1")}
 }
 
 func (s *store) ensure(ctx context.Context) (string, error) {
 	return Ensure(ctx, kind, Want[string]{
-		Dir: s.dir, How: "a way",
-		Open: func() (string, error) {
-			b, err := os.ReadFile(filepath.Join(s.dir, kind.Manifest))
+		Home: &statedir.Dir{Root: filepath.Dir(filepath.Dir(s.dir))}, Key: filepath.Base(s.dir),
+		How: "a way",
+		Open: func(dir string) (string, error) {
+			b, err := os.ReadFile(filepath.Join(dir, kind.Manifest))
 			if err == nil && string(b) != `"whole"` {
 				err = errors.New("it is damaged")
 			}
 			return string(b), err
 		},
-		Take: func() error {
+		Fill: func(tmp string) error {
 			s.taken.Add(1)
-			return kind.Write(s.dir, func(tmp string) error {
-				time.Sleep(20 * time.Millisecond)
-				return errors.Join(os.WriteFile(filepath.Join(tmp, kind.Manifest),
-					[]byte(`"whole"`), 0o600), s.fails)
-			})
+			time.Sleep(20 * time.Millisecond)
+			return errors.Join(os.WriteFile(filepath.Join(tmp, kind.Manifest),
+				[]byte(`"whole"`), 0o600), s.fails)
 		},
-		Taken: func() { s.ended++ },
+		Taken: func(string) { s.ended++ },
 		Progress: func(text string) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -146,21 +145,22 @@ func TestEnsureFails(t *testing.T) {
 
 // TestEnsureCanceled checks that a canceled check does not cause a new snapshot.
 func TestEnsureCanceled(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "k-1")
-	check(t, os.Mkdir(dir, 0o700))
+	home := &statedir.Dir{Root: t.TempDir()}
+	dir, err := home.MkdirAll("snapshots", "k-1")
+	check(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	opened := 0
-	_, err := Ensure(ctx, kind, Want[int]{
-		Dir: dir, Progress: func(text string) { t.Errorf("told %q", text) },
-		Open: func() (int, error) {
+	_, err = Ensure(ctx, kind, Want[int]{
+		Home: home, Key: "k-1", Progress: func(text string) { t.Errorf("told %q", text) },
+		Open: func(string) (int, error) {
 			if opened++; opened == 2 { // the lock is held by then
 				cancel()
 				return 0, fmt.Errorf("memory: %w", ctx.Err())
 			}
 			return 0, errors.New("it was touched")
 		},
-		Take:  func() error { t.Error("it is taken"); return nil },
-		Taken: func() {},
+		Fill:  func(string) error { t.Error("it is taken"); return nil },
+		Taken: func(string) {},
 	})
 	if !errors.Is(err, context.Canceled) || opened != 2 {
 		t.Errorf("%v, opened %d times", err, opened)

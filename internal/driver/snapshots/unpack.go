@@ -150,7 +150,7 @@ func (u *unpacking[ID]) file(ctx context.Context, here *os.File, name string, si
 		if err != nil {
 			return err
 		}
-		defer func() { _ = in.Close() }()
+		defer in.Close()
 		parts = append(parts, part{d, in})
 	}
 	return patch(ctx, here, filepath.Join(u.dir, name), size, parts...)
@@ -174,7 +174,7 @@ func ReadIn(packed substrate.PackedFiles, name string, limit int64) ([]byte, err
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(b)) > limit {
 		err = fmt.Errorf("longer than %d bytes", limit)

@@ -122,7 +122,7 @@ func copyProgram(from, to string, uid, gid int) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE, 0o755)
 	if err != nil {
 		return err

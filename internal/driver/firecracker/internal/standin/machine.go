@@ -129,7 +129,7 @@ func (v *vmm) create(body []byte) error {
 	if err != nil {
 		return says("Cannot write the memory: %v", err)
 	}
-	defer func() { _ = m.Close() }()
+	defer m.Close()
 	size := v.memory << 20
 	if v.fault == "short-memory" {
 		size /= 2

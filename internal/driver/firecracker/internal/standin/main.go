@@ -97,7 +97,7 @@ func note(v any) {
 	if err != nil {
 		return
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	b, _ := json.Marshal(v)
 	_, _ = f.Write(append(b, '\n'))
 }
