@@ -137,25 +137,23 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 
 // gate rejects commands that must not come before Sandbox.configure.
 func (a *Agent) gate(method string) error {
-	if a.suspended.Load() && method != wire.MethodSandboxRenew {
-		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
-			"it is suspended").
-			WithHint("call Sandbox.renew first")
+	refuse := func(kind turnstone.Kind, why, hint string) error {
+		return turnstone.Errorf(turnstone.Op(method), kind, "sandbox", "%s", why).
+			WithHint(hint)
 	}
-	if a.frozen.Load() && needsDisk(method) {
-		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
-			"its disks are frozen").WithHint("call State.thaw first")
+	switch {
+	case a.suspended.Load() && method != wire.MethodSandboxRenew:
+		return refuse(turnstone.KindUnavailable, "it is suspended", "call Sandbox.renew first")
+	case a.frozen.Load() && needsDisk(method):
+		return refuse(turnstone.KindUnavailable, "its disks are frozen", "call State.thaw first")
+	case a.held.Load() && needsDisk(method):
+		return refuse(turnstone.KindUnavailable, "its processes are stopped",
+			"call Sandbox.suspend and Sandbox.renew first")
+	case !a.configured.Load() && method != wire.MethodSandboxConfigure:
+		return refuse(turnstone.KindInvalid, "it is not configured yet",
+			"call Sandbox.configure first")
 	}
-	if a.held.Load() && needsDisk(method) {
-		return turnstone.Errorf(turnstone.Op(method), turnstone.KindUnavailable, "sandbox",
-			"its processes are stopped").WithHint("call Sandbox.suspend and Sandbox.renew first")
-	}
-	if a.configured.Load() || method == wire.MethodSandboxConfigure {
-		return nil
-	}
-	return turnstone.Errorf(turnstone.Op(method), turnstone.KindInvalid, "sandbox",
-		"it is not configured yet").
-		WithHint("call Sandbox.configure first")
+	return nil
 }
 
 // Serve answers the connections that come over the links on port, one after another, until the last
@@ -277,7 +275,7 @@ func (a *Agent) path(p string) string {
 }
 
 func Invalid(op turnstone.Op, subject, msg string) error {
-	return turnstone.NewError(op, turnstone.KindInvalid, brief.Subject(subject), errors.New(msg))
+	return turnstone.Errorf(op, turnstone.KindInvalid, brief.Subject(subject), "%s", msg)
 }
 
 func Failed(subject string, err error) error {

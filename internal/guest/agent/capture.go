@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"strings"
+
 	"turnstone.dev/turnstone/internal/guest/files"
 )
 
@@ -146,8 +147,12 @@ func unquoteDouble(b *strings.Builder, s string, i int) (int, error) {
 	return 0, errCapture
 }
 
-// ansiEscapes are the escapes that bash writes besides octal escapes.
-const ansiEscapes = "a\ab\bE\x1bf\fn\nr\rt\tv\v\\\\''\"\"??"
+// ansiEscapes are the letters of the escapes that bash writes besides octal escapes, and ansiBytes
+// their values.
+const (
+	ansiEscapes = "abEfnrtv\\'\"?"
+	ansiBytes   = "\a\b\x1b\f\n\r\t\v\\'\"?"
+)
 
 func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 	for ; i < len(s); i++ {
@@ -159,8 +164,7 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 				return 0, errCapture
 			}
 			if s[i] >= '0' && s[i] <= '7' {
-				v := 0
-				n := 0
+				v, n := 0, 0
 				for ; n < 3 && i+n < len(s) && s[i+n] >= '0' && s[i+n] <= '7'; n++ {
 					v = v*8 + int(s[i+n]-'0')
 				}
@@ -171,17 +175,11 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 				i += n - 1
 				continue
 			}
-			found := false
-			for k := 0; k < len(ansiEscapes); k += 2 {
-				if ansiEscapes[k] == s[i] {
-					b.WriteByte(ansiEscapes[k+1])
-					found = true
-					break
-				}
-			}
-			if !found {
+			k := strings.IndexByte(ansiEscapes, s[i])
+			if k < 0 {
 				return 0, errCapture
 			}
+			b.WriteByte(ansiBytes[k])
 		default:
 			b.WriteByte(s[i])
 		}

@@ -368,7 +368,9 @@ func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 				case <-ctx.Done():
 					return
 				}
-				w.err = readAt(fd, w.data, at)
+				n, err := readAt(fd, w.data, at)
+				clear(w.data[n:])
+				w.err = os.NewSyscallError("read", err)
 				select {
 				case windows <- w:
 				case <-ctx.Done():
@@ -385,20 +387,17 @@ func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 	}
 }
 
-// readAt fills b with the file's content at off; bytes beyond its end are zeros.
-func readAt(fd int, b []byte, off int64) error {
-	for len(b) > 0 {
-		n, err := unix.Pread(fd, b, off)
-		switch {
-		case err == unix.EINTR:
+// readAt reads the file's content at off, up to its end or the end of b.
+func readAt(fd int, b []byte, off int64) (n int, err error) {
+	for n < len(b) {
+		k, err := unix.Pread(fd, b[n:], off+int64(n))
+		if err == unix.EINTR {
 			continue
-		case err != nil:
-			return os.NewSyscallError("read", err)
-		case n == 0:
-			clear(b)
-			return nil
 		}
-		b, off = b[n:], off+int64(n)
+		if k <= 0 || err != nil {
+			return n, err
+		}
+		n += k
 	}
-	return nil
+	return n, nil
 }

@@ -136,7 +136,7 @@ func (s *scanner) top(fd int) error {
 // directory scans the contents of a directory, which it closes. Subdirectories are opened one at a
 // time.
 func (s *scanner) directory(b *scanBuffers, fd int, dir string) error {
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	names, err := b.list(fd)
 	if err != nil {
 		return err
@@ -212,7 +212,10 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 		}
 		f.fd = fd
 		if f.xattrs, err = b.xattrs(fd, ""); err == nil && f.st.Size <= smallFile {
-			f.data, err = readWhole(fd, f.st.Size)
+			f.data = make([]byte, f.st.Size)
+			var n int
+			n, err = readAt(fd, f.data, 0)
+			f.data = f.data[:n]
 			f.close()
 		}
 		if err != nil {
@@ -249,25 +252,6 @@ func (b *scanBuffers) look(dir int, name, path string) (f *scanned, sub int, err
 	}
 	f.xattrs, err = b.xattrs(-1, at)
 	return f, -1, err
-}
-
-// readWhole reads a file whose size was determined before.
-func readWhole(fd int, size int64) ([]byte, error) {
-	data := make([]byte, size)
-	for n := 0; n < len(data); {
-		k, err := unix.Pread(fd, data[n:], int64(n))
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if k == 0 {
-			return data[:n], nil
-		}
-		n += k
-	}
-	return data, nil
 }
 
 // xattrs returns the extended attributes of an open file, or, without one, of the file at path.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"reflect"
 	"sync"
 	"time"
 
@@ -143,55 +144,14 @@ func (j *journal) stop(c *wire.Conn) {
 
 // about returns a command's subject: a process or a path, never a value.
 func about(params any) string {
-	switch p := params.(type) {
-	case *wire.ProcessStartParams:
-		return p.ProcessID
-	case *wire.ProcessAttachParams:
-		return p.ProcessID
-	case *wire.ProcessDetachParams:
-		return p.ProcessID
-	case *wire.ProcessWriteParams:
-		return p.ProcessID
-	case *wire.ProcessCloseStdinParams:
-		return p.ProcessID
-	case *wire.ProcessSignalParams:
-		return p.ProcessID
-	case *wire.ProcessResizeParams:
-		return p.ProcessID
-	case *wire.ProcessWaitParams:
-		return p.ProcessID
-	case *wire.ProcessReleaseParams:
-		return p.ProcessID
-	case *wire.ProcessAcknowledgeParams:
-		return p.ProcessID
-	case *wire.ShellExecuteParams:
-		return p.ProcessID
+	v := reflect.Indirect(reflect.ValueOf(params))
+	if v.Kind() != reflect.Struct {
+		return ""
 	}
-	return pathOf(params)
-}
-
-func pathOf(params any) string {
-	switch p := params.(type) {
-	case *wire.FileSystemStatParams:
-		return p.Path
-	case *wire.FileSystemListParams:
-		return p.Path
-	case *wire.FileSystemReadParams:
-		return p.Path
-	case *wire.FileSystemWriteParams:
-		return p.Path
-	case *wire.FileSystemMkdirParams:
-		return p.Path
-	case *wire.FileSystemMoveParams:
-		return p.From
-	case *wire.FileSystemRemoveParams:
-		return p.Path
-	case *wire.FileSystemWatchParams:
-		return p.Path
-	case *wire.FileSystemPackParams:
-		return p.Path
-	case *wire.FileSystemUnpackParams:
-		return p.Dest
+	for _, name := range []string{"ProcessID", "Path", "From", "Dest"} {
+		if f := v.FieldByName(name); f.IsValid() {
+			return f.String()
+		}
 	}
 	return ""
 }

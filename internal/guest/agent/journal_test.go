@@ -80,7 +80,7 @@ func TestNoProcInRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 		rec := a.shell.recorder("bash", defaultEnv())
-		rep := rec.finish(0)
+		rep := rec.Finish(0)
 		if rec.captures() != tt.traced || !tt.traced && !strings.Contains(rep.Untraced, "/proc") {
 			t.Errorf("in %s: traced is %v, %q", tt.root, rec.captures(), rep.Untraced)
 		}

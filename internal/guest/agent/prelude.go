@@ -114,7 +114,7 @@ func (d runDir) readCapture() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, err
@@ -123,19 +123,6 @@ func (d runDir) readCapture() ([]byte, error) {
 		return nil, errCapture
 	}
 	data := make([]byte, st.Size)
-	n := 0
-	for n < len(data) {
-		k, err := unix.Read(fd, data[n:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if k == 0 {
-			break
-		}
-		n += k
-	}
-	return data[:n], nil
+	n, err := readAt(fd, data, 0)
+	return data[:n], err
 }

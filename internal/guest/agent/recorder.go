@@ -7,6 +7,7 @@ import (
 	"sync"
 	"syscall"
 
+	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/wire"
@@ -15,38 +16,31 @@ import (
 // A recorder records the commands of a step's shell. A capturing recorder also captures the shell's
 // state for the next step; otherwise a prelude does so.
 type recorder interface {
+	process.Watcher
 	captures() bool
-	env() []string     // for the shell's start
-	files() []*os.File // inherited by the shell from descriptor 3 on
-	started(pid int)
-	drain() []trace.Record         // the commands that have ended since the last call
-	finish(exit int) *trace.Report // also ends a recorder whose shell was not started
-
-	Reading(stream int)
-	Read(stream, n int)
+	Env() []string     // for the shell's start
+	Files() []*os.File // inherited by the shell from descriptor 3 on
+	Started(pid int)
+	Drain() []trace.Record         // the commands that have ended since the last call
+	Finish(exit int) *trace.Report // also ends a recorder whose shell was not started
 }
 
 // traced records with the tracer.
 type traced struct{ *trace.Recorder }
 
-func (t traced) captures() bool                { return true }
-func (t traced) env() []string                 { return t.Env() }
-func (t traced) files() []*os.File             { return t.Files() }
-func (t traced) started(pid int)               { t.Started(pid) }
-func (t traced) drain() []trace.Record         { return t.Drain() }
-func (t traced) finish(exit int) *trace.Report { return t.Finish(exit) }
+func (traced) captures() bool { return true }
 
 // untraced records nothing. Its text is the reason.
 type untraced string
 
 func (untraced) captures() bool             { return false }
-func (untraced) env() []string              { return nil }
-func (untraced) files() []*os.File          { return nil }
-func (untraced) started(int)                {}
-func (untraced) drain() []trace.Record      { return nil }
+func (untraced) Env() []string              { return nil }
+func (untraced) Files() []*os.File          { return nil }
+func (untraced) Started(int)                {}
+func (untraced) Drain() []trace.Record      { return nil }
 func (untraced) Reading(int)                {}
 func (untraced) Read(int, int)              {}
-func (u untraced) finish(int) *trace.Report { return &trace.Report{Untraced: string(u)} }
+func (u untraced) Finish(int) *trace.Report { return &trace.Report{Untraced: string(u)} }
 
 // A Tracing creates recorders. It caches its check of each bash, so that a restored agent does not
 // repeat the check. It is safe for concurrent use.
@@ -90,7 +84,7 @@ func (t *Tracing) check(path string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return err

@@ -122,7 +122,7 @@ func (d runDir) writeForAll(name string) error {
 	if err != nil {
 		return runDirError(err)
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	return unix.Fchmod(fd, 0o666)
 }
 

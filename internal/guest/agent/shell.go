@@ -145,11 +145,11 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn,
 			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
 			&failed)
 		spec.Before = func(pr *process.Process) {
-			st.rec.started(s.a.traced(pr))
+			st.rec.Started(s.a.traced(pr))
 			attach(pr)
 		}
 		if _, err = s.a.procs.Start(spec); err != nil {
-			st.rec.finish(-1)
+			st.rec.Finish(-1)
 		} else if p.KillOnDisconnect {
 			cl.killWith(st.p)
 		}
@@ -193,7 +193,7 @@ func (s *shell) readScript(c *wire.Conn, p *wire.ShellExecuteParams) ([]byte, er
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	b, err := s.readStream(r)
 	if err == nil && len(b) > maxScript {
 		err = turnstone.Errorf(op, turnstone.KindExhausted, "script", "it is longer than 16 MiB").
@@ -240,14 +240,12 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 		st.rec = s.recorder(st.language, env)
 	}
 	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, User: p.User, Watcher: st.rec}
-	switch {
-	case st.rec.captures():
+	spec.More = ownVars(p.User, number, env)
+	if st.rec.captures() {
 		spec.Argv = []string{bashPath, st.path}
-		spec.Env, spec.Files = st.rec.env(), st.rec.files()
-		spec.More = ownVars(p.User, number, env)
+		spec.Env, spec.Files = st.rec.Env(), st.rec.Files()
 		return st, spec, nil
 	}
-	spec.More = ownVars(p.User, number, env)
 	if err := dir.remove(stateFile); err != nil {
 		return nil, spec, err
 	}
@@ -372,8 +370,7 @@ func safeName(name string) string {
 		b = b[:64]
 	}
 	for i, c := range b {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' &&
-			c != '_' && c != '.' {
+		if strings.IndexByte(process.IDChars, c) < 0 {
 			b[i] = '_'
 		}
 	}

@@ -42,7 +42,7 @@ type step struct {
 func (st *step) finish() {
 	defer close(st.done)
 	<-st.p.Exited()
-	st.report = st.rec.finish(st.p.Exit().Code)
+	st.report = st.rec.Finish(st.p.Exit().Code)
 	s := st.s
 	c, err := st.capture()
 	s.mu.Lock()
@@ -111,7 +111,7 @@ func (st *step) live(ctx context.Context, c *wire.Conn) {
 			return
 		}
 		began := time.Now()
-		if batch := st.rec.drain(); len(batch) > 0 {
+		if batch := st.rec.Drain(); len(batch) > 0 {
 			fresh := batch
 			if st.spans {
 				// Each record is resolved against all records that have ended so far.

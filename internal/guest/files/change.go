@@ -140,7 +140,7 @@ func removeAll(ctx context.Context, dir int, name string) error {
 		return err
 	}
 	d := os.NewFile(uintptr(fd), name)
-	defer func() { _ = d.Close() }()
+	defer d.Close()
 	for {
 		names, err := d.Readdirnames(256)
 		for _, n := range names {

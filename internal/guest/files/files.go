@@ -85,7 +85,7 @@ func (f *Files) Stat(_ context.Context, _ *wire.Conn,
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fsError(op, p.Path, err)
@@ -137,7 +137,7 @@ func (f *Files) List(ctx context.Context, _ *wire.Conn,
 		return nil, fsError(op, p.Path, err)
 	}
 	dir := os.NewFile(uintptr(fd), p.Path)
-	defer func() { _ = dir.Close() }()
+	defer dir.Close()
 	names, err := firstNames(ctx, dir, p.After, limit+1)
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
@@ -223,7 +223,7 @@ func (f *Files) Read(ctx context.Context, c *wire.Conn,
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
-	defer func() { _ = file.Close() }()
+	defer file.Close()
 	res := &wire.FileSystemReadResult{Size: st.Size}
 	if p.Stream != 0 {
 		res.Eof, err = f.readTo(ctx, c, p, file)
@@ -292,7 +292,7 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn,
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = r.Close() }()
+		defer r.Close()
 		content = f.Writes.from(r)
 	}
 	if p.Parents {

@@ -26,7 +26,7 @@ func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 		if err != nil {
 			return fsError(op, p.Path, err)
 		}
-		defer func() { _ = root.Close() }()
+		defer root.Close()
 		if base == "" || base == "." || base == ".." {
 			return invalid(op, p.Path, "it has no name of its own")
 		}
@@ -67,7 +67,7 @@ func (f *Files) openRoot(path string) (root *os.Root, name string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	root, err = os.OpenRoot(f.procFD(fd))
 	return root, name, err
 }
@@ -82,7 +82,7 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	content := f.Writes.from(r)
 	if f.chroot == "" {
 		return fsError(op, p.Dest, unpack(ctx, content, p.Dest))
@@ -107,7 +107,7 @@ func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	}
 	fd, err := f.Open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
-		defer func() { _ = unix.Close(fd) }()
+		defer unix.Close(fd)
 		return unpack(ctx, r, f.procFD(fd)+"/")
 	}
 	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
@@ -140,7 +140,7 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 		return err
 	}
 	d := os.NewFile(uintptr(fd), temp)
-	defer func() { _ = d.Close() }()
+	defer d.Close()
 	if err := unpack(ctx, r, f.procFD(fd)+"/"); err != nil {
 		return err
 	}

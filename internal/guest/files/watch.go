@@ -168,7 +168,7 @@ func (w *watch) add(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	raw, err := w.in.SyscallConn()
 	if err != nil {
 		return err
@@ -198,7 +198,7 @@ func (w *watch) walk(dir string, depth int, found func(name string)) {
 		return
 	}
 	d := os.NewFile(uintptr(fd), dir)
-	defer func() { _ = d.Close() }()
+	defer d.Close()
 	for !w.full {
 		entries, err := d.Readdir(256)
 		for _, e := range entries {

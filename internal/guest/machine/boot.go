@@ -156,15 +156,10 @@ type params struct {
 
 func parseParams(cmdline string) params {
 	var p params
-	for _, word := range strings.Fields(cmdline) {
-		if v, ok := strings.CutPrefix(word, "turnstone.scratch="); ok {
-			p.scratch = v
-		}
-		if v, ok := strings.CutPrefix(word, "turnstone.net="); ok {
-			if f := strings.Split(v, ","); len(f) >= 2 {
-				p.network = &wire.SandboxNetwork{Address: f[0], Gateway: f[1], DNS: f[2:]}
-			}
-		}
+	p.scratch, _ = word(cmdline, "turnstone.scratch=")
+	v, _ := word(cmdline, "turnstone.net=")
+	if f := strings.Split(v, ","); len(f) >= 2 {
+		p.network = &wire.SandboxNetwork{Address: f[0], Gateway: f[1], DNS: f[2:]}
 	}
 	return p
 }
@@ -292,7 +287,7 @@ func loadModule(path string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
@@ -352,7 +347,7 @@ func openPort(name string) (io.ReadWriteCloser, error) {
 		ports, _ := os.ReadDir("/sys/class/virtio-ports")
 		var buf [128]byte
 		for _, p := range ports {
-			n, err := readSmall("/sys/class/virtio-ports/"+p.Name()+"/name", buf[:])
+			n, err := process.ReadSmall("/sys/class/virtio-ports/"+p.Name()+"/name", buf[:])
 			if err == nil && strings.TrimSpace(string(buf[:n])) == name {
 				return existing("/dev/" + p.Name())
 			}
@@ -417,7 +412,7 @@ func consoleLog(line string) {
 	if err != nil {
 		f = os.Stderr
 	} else {
-		defer func() { _ = f.Close() }()
+		defer f.Close()
 	}
 	_, _ = f.WriteString("turnstone-agent: " + line + "\n")
 }
@@ -427,14 +422,4 @@ func powerOff() {
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	select {}
-}
-
-// readSmall reads the start of a kernel file.
-func readSmall(path string, buf []byte) (int, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer func() { _ = unix.Close(fd) }()
-	return unix.Read(fd, buf)
 }

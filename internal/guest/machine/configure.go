@@ -203,7 +203,7 @@ func reseed(entropy []byte) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	// struct rand_pool_info: entropy count in bits, size in bytes, then the bytes.
 	info := make([]byte, 8, 8+len(entropy))
 	binary.NativeEndian.PutUint32(info[0:], uint32(len(entropy)*8))
@@ -257,7 +257,7 @@ func overwrite(path, text string) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return &os.PathError{Op: "stat", Path: path, Err: err}

@@ -136,7 +136,7 @@ func (m *machine) enterStack(layers []string, id identity) error {
 		if err != nil {
 			return &os.PathError{Op: "open", Path: dir, Err: err}
 		}
-		defer func() { _ = unix.Close(fd) }()
+		defer unix.Close(fd)
 		kernel = append(kernel, fd)
 	}
 	if err := m.leaveRoot(); err != nil {
@@ -318,7 +318,7 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(root) }()
+	defer unix.Close(root)
 	if err := os.MkdirAll(h.Path, 0o755); err != nil {
 		return err
 	}
@@ -326,7 +326,7 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: h.Path, Err: err}
 	}
-	defer func() { _ = unix.Close(target) }()
+	defer unix.Close(target)
 	if err := m.leaveRoot(); err != nil {
 		return err
 	}
@@ -346,7 +346,7 @@ func (m *machine) mountHome(h *wire.SandboxHomeDisk) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: dir, Err: err}
 	}
-	defer func() { _ = unix.Close(tree) }()
+	defer unix.Close(tree)
 	if err := unix.MoveMount(tree, "", target,
 		"", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return &os.PathError{Op: "mount", Path: h.Path, Err: err}

@@ -37,33 +37,29 @@ func (k kernelView) has(n need.Need) error {
 		return k.hasController(strings.TrimPrefix(n.Name, "cgroup-"))
 	case "cgroup-kill":
 		return k.hasGroupKill()
-	case "virtio-pci":
-		return exists(k.sys + "/bus/pci/drivers/virtio-pci")
-	case "virtio-mmio":
-		return exists(k.sys + "/bus/platform/drivers/virtio-mmio")
 	case "virtio-blk", "virtio-console", "virtio-net", "virtio-rng", "virtio-balloon":
 		return exists(k.sys + "/bus/virtio/drivers/" + strings.ReplaceAll(n.Name, "-", "_"))
-	case "virtio-vsock":
-		return exists(k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport")
 	case "vmgenid": // an ACPI driver before Linux 6.10, a platform driver since
 		if exists(k.sys+"/bus/acpi/drivers/vmgenid") == nil {
 			return nil
 		}
 		return exists(k.sys + "/bus/platform/drivers/vmgenid")
-	case "acpi":
-		return exists(k.sys + "/bus/acpi")
-	case "pid-namespaces":
-		return exists(k.proc + "/self/ns/pid")
-	case "user-namespaces":
-		return exists(k.proc + "/self/ns/user")
-	case "modules":
-		return exists(k.proc + "/modules")
-	case "tun":
-		return exists(k.dev + "/net/tun")
 	case "smp":
 		return k.hasCPUs()
 	case "initramfs", "elf", "console", "futex", "epoll", "eventfd":
 		return nil // without it the agent, which reports, would not run, or could not report
+	}
+	if path := map[string]string{
+		"virtio-pci":      k.sys + "/bus/pci/drivers/virtio-pci",
+		"virtio-mmio":     k.sys + "/bus/platform/drivers/virtio-mmio",
+		"virtio-vsock":    k.sys + "/bus/virtio/drivers/vmw_vsock_virtio_transport",
+		"acpi":            k.sys + "/bus/acpi",
+		"pid-namespaces":  k.proc + "/self/ns/pid",
+		"user-namespaces": k.proc + "/self/ns/user",
+		"modules":         k.proc + "/modules",
+		"tun":             k.dev + "/net/tun",
+	}[n.Name]; path != "" {
+		return exists(path)
 	}
 	return tryNeed(n.Name)
 }
@@ -133,7 +129,7 @@ func (k kernelView) hasFileSystem(name string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		if words := strings.Fields(lines.Text()); len(words) > 0 && words[len(words)-1] == name {
 			return nil
@@ -160,7 +156,7 @@ func (k kernelView) hasGroupKill() error {
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	defer func() { _ = unix.Rmdir(dir) }()
+	defer unix.Rmdir(dir)
 	return exists(filepath.Join(dir, "cgroup.kill"))
 }
 
@@ -204,10 +200,8 @@ func (k kernelView) lacksAny(names ...string) error {
 
 // kindOf returns the kind of machine for which a command line was made.
 func kindOf(cmdline string) need.Level {
-	for word := range strings.FieldsSeq(cmdline) {
-		if strings.HasPrefix(word, "turnstone.vsock=") {
-			return need.Firecracker
-		}
+	if _, ok := word(cmdline, "turnstone.vsock="); ok {
+		return need.Firecracker
 	}
 	return need.QEMU
 }
@@ -228,12 +222,8 @@ const (
 
 // checks returns the nonce of the requested report; empty: the command line requests none.
 func checks(cmdline string) string {
-	for word := range strings.FieldsSeq(cmdline) {
-		if nonce, ok := strings.CutPrefix(word, CheckWord); ok {
-			return nonce
-		}
-	}
-	return ""
+	nonce, _ := word(cmdline, CheckWord)
+	return nonce
 }
 
 // report describes the kernel and its features.

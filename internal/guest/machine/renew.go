@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -109,7 +110,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), path)
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(b)) > limit {
 		err = errors.New("too long")
@@ -120,6 +121,6 @@ func readBounded(path string, limit int64) ([]byte, error) {
 // bootID returns the boot ID that newBootID has written.
 func bootID() (string, error) {
 	var buf [64]byte
-	n, err := readSmall(bootIDFile, buf[:])
+	n, err := process.ReadSmall(bootIDFile, buf[:])
 	return strings.TrimSpace(string(buf[:n])), err
 }

@@ -45,7 +45,7 @@ func (k kernelView) quietly(f func()) {
 	trace := k.proc + "/sys/debug/exception-trace"
 	if before, err := os.ReadFile(trace); err == nil &&
 		os.WriteFile(trace, []byte("0\n"), 0) == nil {
-		defer func() { _ = os.WriteFile(trace, before, 0) }()
+		defer os.WriteFile(trace, before, 0)
 	}
 	f()
 }

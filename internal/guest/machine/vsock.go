@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/guest/process"
 )
 
 // VsockPort is the port on which the agent listens if the machine's channel to the host is a vsock;
@@ -205,41 +207,45 @@ func (l *vsockListener) Accept() (io.ReadWriteCloser, error) {
 // openChannel opens the machine's channel to its host: a vsock if the command line requests it,
 // otherwise a virtio-serial port.
 func openChannel(cmdline string) (io.ReadWriteCloser, error) {
-	for word := range strings.FieldsSeq(cmdline) {
-		v, ok := strings.CutPrefix(word, "turnstone.vsock=")
-		if !ok {
-			continue
-		}
-		port, err := strconv.ParseUint(v, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("turnstone.vsock: %w", err)
-		}
-		l, err := listenVsock(uint32(port))
-		if err != nil {
-			return nil, err
-		}
-		return NewListenerPort(l), nil
+	v, ok := word(cmdline, "turnstone.vsock=")
+	if !ok {
+		return openPort(portName)
 	}
-	return openPort(portName)
+	port, err := strconv.ParseUint(v, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("turnstone.vsock: %w", err)
+	}
+	l, err := listenVsock(uint32(port))
+	if err != nil {
+		return nil, err
+	}
+	return NewListenerPort(l), nil
+}
+
+// word returns the rest of the first word of the kernel's command line that begins with prefix.
+func word(cmdline, prefix string) (rest string, ok bool) {
+	for w := range strings.FieldsSeq(cmdline) {
+		if rest, ok = strings.CutPrefix(w, prefix); ok {
+			return rest, true
+		}
+	}
+	return "", false
 }
 
 // diskNames returns the names of the disks vda, vdb and so on, on a machine whose disks cannot have
 // serial numbers: the word turnstone.disks=NAME,NAME… of the kernel's command line; nil without it.
 func diskNames(cmdline string) map[string]string {
-	for word := range strings.FieldsSeq(cmdline) {
-		v, ok := strings.CutPrefix(word, "turnstone.disks=")
-		if !ok {
-			continue
-		}
-		names := make(map[string]string)
-		for i, name := range strings.Split(v, ",") {
-			if i < 26 { // vda to vdz
-				names["vd"+string(rune('a'+i))] = name
-			}
-		}
-		return names
+	v, ok := word(cmdline, "turnstone.disks=")
+	if !ok {
+		return nil
 	}
-	return nil
+	names := make(map[string]string)
+	for i, name := range strings.Split(v, ",") {
+		if i < 26 { // vda to vdz
+			names["vd"+string(rune('a'+i))] = name
+		}
+	}
+	return names
 }
 
 // diskSerial returns the serial number of a disk such as "vda": its entry in names, otherwise its
@@ -249,7 +255,7 @@ func diskSerial(disk string, names map[string]string) string {
 		return names[disk]
 	}
 	var buf [64]byte
-	n, err := readSmall("/sys/block/"+disk+"/serial", buf[:])
+	n, err := process.ReadSmall("/sys/block/"+disk+"/serial", buf[:])
 	if err != nil {
 		return ""
 	}

@@ -43,10 +43,10 @@ func warmUp(opt agent.Options) (err error) {
 		if err := unix.Mount(d, dst, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 			return err
 		}
-		defer func() { _ = unix.Unmount(dst, unix.MNT_DETACH) }()
+		defer unix.Unmount(dst, unix.MNT_DETACH)
 	}
 	opt.Chroot = merged
-	defer func() { _ = os.RemoveAll("/run/turn") }()
+	defer os.RemoveAll("/run/turn")
 	return exercise(opt)
 }
 
@@ -60,7 +60,7 @@ func exercise(opt agent.Options) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = a.Close() }()
+	defer a.Close()
 	near, far := net.Pipe()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -81,7 +81,7 @@ func drive(ctx context.Context, link *wire.Link) error {
 		return err
 	}
 	c := wire.NewClient(s)
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	if _, err := c.SandboxConfigure(ctx, &wire.SandboxConfigureParams{Entropy: make([]byte, 64),
 		Time:     time.Unix(2e9, 1).Format(time.RFC3339Nano),
 		Hostname: "warm", MachineID: strings.Repeat("0", 32), Scratch: "warm",

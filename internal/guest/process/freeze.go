@@ -24,7 +24,7 @@ func (g *Groups) Freeze(ctx context.Context) error {
 	events := filepath.Join(g.dir, "cgroup.events")
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		var buf [256]byte
-		n, err := readSmall(events, buf[:])
+		n, err := ReadSmall(events, buf[:])
 		if err != nil {
 			return err
 		}

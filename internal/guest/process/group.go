@@ -141,7 +141,7 @@ func (c *cgroup) oomKills() int {
 		return int(c.killed.Swap(0))
 	}
 	var buf [512]byte
-	n, err := readSmall(filepath.Join(c.dir, "memory.events"), buf[:])
+	n, err := ReadSmall(filepath.Join(c.dir, "memory.events"), buf[:])
 	if err != nil {
 		return 0
 	}
@@ -159,7 +159,7 @@ func (c *cgroup) oomKills() int {
 // empty reports whether the group has no processes.
 func (c *cgroup) empty() bool {
 	var buf [256]byte
-	n, err := readSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
+	n, err := ReadSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
 	return err == nil && strings.Contains(string(buf[:n]), "populated 0")
 }
 
@@ -207,19 +207,19 @@ func writeFile(path, text string) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	if _, err := unix.Write(fd, []byte(text)); err != nil {
 		return &os.PathError{Op: "write", Path: path, Err: err}
 	}
 	return nil
 }
 
-// readSmall reads the start of a kernel file.
-func readSmall(path string, buf []byte) (int, error) {
+// ReadSmall reads the start of a kernel file.
+func ReadSmall(path string, buf []byte) (int, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	return unix.Read(fd, buf)
 }

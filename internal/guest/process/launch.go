@@ -89,13 +89,11 @@ func setSize(fd int, size Terminal) error {
 }
 
 func (s *streams) closeChild() {
+	ends := s.child[:]
 	if s.master != nil {
-		if s.child[0] >= 0 {
-			_ = syscall.Close(s.child[0])
-		}
-		return
+		ends = ends[:1] // all three are the same
 	}
-	for _, fd := range s.child {
+	for _, fd := range ends {
 		if fd >= 0 {
 			_ = syscall.Close(fd)
 		}
@@ -231,7 +229,7 @@ func startError(name string, err error) error {
 }
 
 func invalid(op turnstone.Op, subject, msg string) error {
-	return turnstone.NewError(op, turnstone.KindInvalid, brief.Subject(subject), errors.New(msg))
+	return turnstone.Errorf(op, turnstone.KindInvalid, brief.Subject(subject), "%s", msg)
 }
 
 // rootCause removes the agent's own path from a file error.

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -332,11 +333,6 @@ func (r *Reader) detach() {
 		return
 	}
 	r.closed = true
-	for i, other := range l.readers {
-		if other == r {
-			l.readers = append(l.readers[:i], l.readers[i+1:]...)
-			break
-		}
-	}
+	l.readers = slices.DeleteFunc(l.readers, func(other *Reader) bool { return other == r })
 	l.changed.Broadcast()
 }

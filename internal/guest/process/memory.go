@@ -132,7 +132,7 @@ func (g *Groups) residentPages(pid int) int64 {
 
 func readNumber(path string) (int64, error) {
 	var buf [64]byte
-	n, err := readSmall(path, buf[:])
+	n, err := ReadSmall(path, buf[:])
 	if err != nil {
 		return 0, err
 	}

@@ -74,7 +74,7 @@ func (c *cgroup) signal(sig syscall.Signal) error {
 
 func (c *cgroup) frozen() bool {
 	var buf [256]byte
-	n, err := readSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
+	n, err := ReadSmall(filepath.Join(c.dir, "cgroup.events"), buf[:])
 	return err != nil || strings.Contains(string(buf[:n]), "frozen 1")
 }
 

@@ -113,7 +113,7 @@ func (s *Space) begin() (pid int, ended chan struct{}, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	defer func() { _ = unix.Close(program) }()
+	defer unix.Close(program)
 	var said [2]int
 	if err := unix.Pipe2(said[:], unix.O_CLOEXEC); err != nil {
 		return 0, nil, os.NewSyscallError("pipe", err)
@@ -169,7 +169,7 @@ func (s *Space) enter(pid int) error {
 	if err != nil {
 		return os.NewSyscallError("pidfd_open", err)
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	s.forks.Do(func() { err = unix.Setns(fd, unix.CLONE_NEWPID) })
 	return os.NewSyscallError("setns", err)
 }
@@ -187,7 +187,7 @@ func (s *Space) number(pid int) int {
 	if err != nil {
 		return 0
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	var buf [512]byte
 	n, err := s.proc.read("self/fdinfo/"+strconv.Itoa(fd), buf[:])
 	if err != nil {
@@ -217,7 +217,7 @@ func (p procFS) read(name string, buf []byte) (int, error) {
 	if err != nil {
 		return 0, &os.PathError{Op: "open", Path: name, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }()
+	defer unix.Close(fd)
 	return unix.Read(fd, buf)
 }
 
@@ -232,7 +232,7 @@ func (p procFS) processes() ([]int, error) {
 		return nil, &os.PathError{Op: "open", Path: "/proc", Err: err}
 	}
 	dir := os.NewFile(uintptr(fd), "/proc")
-	defer func() { _ = dir.Close() }()
+	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	var pids []int
 	for _, name := range names {

@@ -3,6 +3,7 @@
 package process
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -67,18 +68,12 @@ func NewTable(opt Options) (*Table, error) {
 	if opt.Reaper == nil {
 		opt.Reaper = directReaper{}
 	}
-	if opt.Keep == 0 {
-		opt.Keep = keepBytes
-	}
+	opt.Keep = cmp.Or(opt.Keep, keepBytes)
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	root := opt.Chroot
-	if root == "" {
-		root = "/"
-	}
-	return &Table{opt: opt, root: root, null: null, chunks: newChunks(),
+	return &Table{opt: opt, root: cmp.Or(opt.Chroot, "/"), null: null, chunks: newChunks(),
 		procs: make(map[string]*Process), open: make(map[*os.File]struct{})}, nil
 }
 
@@ -101,22 +96,13 @@ func (t *Table) mkdirAll(p string) error {
 
 // isProgram reports whether p is an executable file.
 func (t *Table) isProgram(p string) bool {
-	var st unix.Stat_t
-	if t.opt.Root == nil {
-		if unix.Stat(t.path(p), &st) != nil {
-			return false
-		}
-	} else {
-		fd, err := t.opt.Root.Open(p, unix.O_PATH)
-		if err != nil {
-			return false
-		}
-		defer func() { _ = unix.Close(fd) }()
-		if unix.Fstat(fd, &st) != nil {
-			return false
-		}
+	fd, err := t.openFile(p, unix.O_PATH)
+	if err != nil {
+		return false
 	}
-	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Mode&0o111 != 0
 }
 
 // Start starts a process.
@@ -441,14 +427,8 @@ func shorten(argv []string) []string {
 }
 
 func validID(id string) bool {
-	if id == "" || len(id) > maxIDLength {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' &&
-			c != '_' && c != '-' {
-			return false
-		}
-	}
-	return true
+	return id != "" && len(id) <= maxIDLength && strings.Trim(id, IDChars) == ""
 }
+
+// IDChars are the characters of a process's name.
+const IDChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"

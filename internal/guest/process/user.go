@@ -143,7 +143,7 @@ func eachLine(open opener, path string, want int, f func(fields []string) bool) 
 		return
 	}
 	file := os.NewFile(uintptr(fd), path)
-	defer func() { _ = file.Close() }()
+	defer file.Close()
 	if st, err := file.Stat(); err != nil || !st.Mode().IsRegular() {
 		return
 	}

@@ -4,7 +4,6 @@ import (
 	"debug/elf"
 	"embed"
 	"encoding/binary"
-	"errors"
 	"io"
 
 	"turnstone.dev/turnstone"
@@ -30,8 +29,8 @@ func library() ([]byte, error) {
 // detected by the library, which then cleans up.
 func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
-		return turnstone.NewError("trace.check", turnstone.KindUnavailable, "bash",
-			errors.New(why)).
+		return turnstone.Errorf("trace.check", turnstone.KindUnavailable, "bash",
+			"%s", why).
 			WithHint("the step runs without a trace; to trace its commands use the " +
 				"distribution's dynamically linked bash 4.4 to 5.3")
 	}
