@@ -42,7 +42,7 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID,
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer closeAfter(ctx, c)()
 	p := cmd.params(i)
 	p.KillOnDisconnect = true
@@ -85,7 +85,7 @@ func (s *Store) kill(ctx context.Context, id turnstone.SandboxID, process string
 	if err != nil {
 		return // the process has ended with its sandbox
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	_ = c.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: "KILL"})
 }
 
@@ -101,7 +101,7 @@ func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID,
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	p := cmd.params(i)
 	p.Detach = true
 	res, err := c.ProcessStart(ctx, &p)
@@ -144,7 +144,7 @@ func (s *Store) Processes(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	res, err := c.ProcessList(ctx)
 	if err != nil {
 		return nil, s.fate(id, err)
@@ -195,7 +195,7 @@ func (s *Store) followOnce(ctx context.Context, id turnstone.SandboxID, process 
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	var in [2]*wire.Receiver
 	p := wire.ProcessAttachParams{ProcessID: process, StdoutOffset: outs[0].n,

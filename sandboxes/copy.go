@@ -20,7 +20,7 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer closeAfter(ctx, c)()
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
@@ -53,7 +53,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer closeAfter(ctx, c)()
 	skipped := 0
 	limits := archive.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: room,
@@ -105,7 +105,7 @@ func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path stri
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer closeAfter(ctx, c)()
 	err = c.Feed(r, func(stream wire.StreamID) error {
 		_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream})
@@ -124,14 +124,14 @@ func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path strin
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	defer closeAfter(ctx, c)()
 	stream := c.NewStream()
 	r, err := c.Receiver(stream)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
 	answer := make(chan error, 1)
 	go func() {

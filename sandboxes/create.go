@@ -221,12 +221,12 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = log.Close() }()
+	defer log.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = w.Close() }()
+	defer w.Close()
 	cmd := exec.Command(s.Holder.Path)
 	cmd.Args = slices.Concat(s.Holder.Args, []string{"--home", filepath.Dir(s.dir), string(id)})
 	cmd.Env = append(without(os.Environ(), spec.secretNames()), s.Holder.Env...)

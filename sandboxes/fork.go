@@ -82,7 +82,7 @@ func (s *Store) snapshot(ctx context.Context, id turnstone.SandboxID, dir string
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	return c.Snapshot(ctx, dir, SnapshotOptions{Secrets: secrets})
 }
 

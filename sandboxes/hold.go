@@ -137,7 +137,7 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 }
 
 func readSpec(in io.ReadCloser) (Spec, error) {
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	var spec Spec
 	b, err := io.ReadAll(io.LimitReader(in, maxSpec+1))
 	if err == nil && len(b) > maxSpec {

@@ -92,7 +92,7 @@ func readInfo(dir string, id turnstone.SandboxID) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxState+1))
 	if err != nil {
 		return Info{}, err

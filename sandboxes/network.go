@@ -51,7 +51,7 @@ func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID,
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	_, file, err := c.do(ctx, controlRequest{Op: opDial, Port: port})
 	if err != nil {
 		closeFile(file)

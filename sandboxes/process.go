@@ -76,7 +76,7 @@ func (p Process) signal(sig syscall.Signal) error {
 	if h == nil {
 		return nil
 	}
-	defer func() { _ = h.Release() }()
+	defer h.Release()
 	if err := h.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}

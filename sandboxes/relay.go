@@ -124,7 +124,7 @@ func (r *relay) serve(c *net.UnixConn) {
 		turnAway(c, "the sandbox's agent cannot be reached")
 		return
 	}
-	defer func() { _ = s.Close() }()
+	defer s.Close()
 	var sending sync.WaitGroup
 	sending.Go(func() {
 		if err := transfer(s, c); err != nil {

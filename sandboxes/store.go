@@ -326,7 +326,7 @@ func logTail(dir string, max int64) string {
 	if err != nil {
 		return ""
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return ""

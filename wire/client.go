@@ -387,7 +387,7 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
 	defer stop()
 	answer := make(chan error, 1)

@@ -25,7 +25,7 @@ func (c *Client) export(ctx context.Context, hold bool, read func(io.Reader) err
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.Close() }()
+	defer r.Close()
 	defer context.AfterFunc(ctx, func() { _ = r.Close() })()
 	answer := make(chan error, 1)
 	go func() {

@@ -18,7 +18,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 		http.Error(w, err.Error(), statusOf(err))
 		return
 	}
-	defer func() { _ = conn.Close() }()
+	defer conn.Close()
 	s.upgrade(w, r, func(c *socket) {
 		if !s.attach(id) {
 			_ = conn.Close()
@@ -30,7 +30,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, id turnstone.
 		agent := wire.NewFrames(newPatient(conn, nil, s.writeTime), false)
 		var sending sync.WaitGroup
 		sending.Go(func() {
-			defer func() { _ = conn.Close() }()
+			defer conn.Close()
 			readErr, writeErr := pass(agent, c.Frames)
 			if readErr != nil {
 				s.quit(c, readErr)

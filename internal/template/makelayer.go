@@ -37,7 +37,7 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *turnstone.Templ
 		return err
 	}
 	if reg != nil {
-		defer func() { _ = reg.Close() }()
+		defer reg.Close()
 	}
 	m := &manifest{}
 	req := LayerRequest{Name: spec.Name, Base: base, Files: spec.Files,

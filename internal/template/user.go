@@ -41,7 +41,7 @@ func checkUser(root, user string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	fsys, err := erofs.Open(f)
 	if err != nil {
 		return err

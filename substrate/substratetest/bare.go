@@ -50,7 +50,7 @@ func (b Bare) command(ctx context.Context, alone bool) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = vm.Close() }()
+	defer vm.Close()
 	client, link, err := Configure(ctx, vm, substrate.Machine{}, &b.Network)
 	if err != nil {
 		return err
@@ -82,12 +82,12 @@ func (b Bare) fork(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
+	defer os.RemoveAll(dir)
 	parent, _, err := b.Start(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = parent.Close() }()
+	defer parent.Close()
 	port := wire.NewPort(parent.Agent(), true)
 	client, err := dial(port)
 	if err != nil {
@@ -122,7 +122,7 @@ func (b Bare) fork(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = clone.Close() }()
+	defer clone.Close()
 	if client, err = dial(wire.NewPort(clone.Agent(), true)); err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (b Bare) held(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = vm.Close() }()
+		defer vm.Close()
 		client, _, err := Configure(ctx, vm, substrate.Machine{}, &b.Network)
 		if err != nil {
 			return err

@@ -11,6 +11,6 @@ func digestFile(path string) (turnstone.Digest, error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	return turnstone.DigestReader(f)
 }

@@ -52,7 +52,7 @@ func writeImage(t testing.TB, path string, fill func(*erofs.Writer)) {
 	t.Helper()
 	f, err := os.Create(path)
 	check(t, err)
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	w := erofs.Create(f, erofs.WithBuildTime(0, 0), erofs.WithTempDir(filepath.Dir(path)))
 	fill(w)
 	check(t, w.Close())
@@ -140,7 +140,7 @@ func testDamagedLayers(t *testing.T, s substrate.Substrate, c Config) {
 			defer cancel()
 			vm, err := s.Restore(ctx, m)
 			check(t, err)
-			defer func() { _ = vm.Close() }()
+			defer vm.Close()
 			client, link, err := Configure(ctx, vm, m, &c.Network)
 			if err != nil {
 				if turnstone.KindOf(err) != turnstone.KindUnavailable ||
@@ -187,7 +187,7 @@ func readStart(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, 64<<10))
 }
 
@@ -229,7 +229,7 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 	}
 	disk, err := d.Disk()
 	check(t, err)
-	defer func() { _ = disk.Close() }()
+	defer disk.Close()
 	if !contains(t, disk, secret) {
 		t.Error("what was written is not on the disk")
 	}

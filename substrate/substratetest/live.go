@@ -387,7 +387,7 @@ func flip(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		t.Fatal(err)

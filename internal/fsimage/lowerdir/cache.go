@@ -248,7 +248,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 		return 0, unavailable(c.dir, err)
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil { // it is in use: see sweep
 		return 0, unavailable(c.dir, err)
 	}
@@ -289,7 +289,7 @@ func (c *Cache) persist(key string) error {
 	if !ok {
 		return nil // removed meanwhile, which is harmless
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	side, ok := c.whole(key)
 	if !ok || side.Boot == "" {
 		return nil

@@ -2,7 +2,6 @@ package lowerdir
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -343,8 +342,8 @@ func (n *node) setType(path string, e *tree.Entry) error {
 }
 
 func invalid(path, msg string) error {
-	return turnstone.NewError("image.write", turnstone.KindInvalid, fmt.Sprintf("%.200q", path),
-		errors.New(msg))
+	return turnstone.Errorf("image.write", turnstone.KindInvalid, fmt.Sprintf("%.200q", path),
+		"%s", msg)
 }
 
 func tooMany() error {

@@ -86,7 +86,7 @@ func (c *Cache) remove(key string) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil || !sameFile(f, f.Name()) {
 		return false
 	}
@@ -102,7 +102,7 @@ func (c *Cache) sweep(name string, fi os.FileInfo) {
 	if err != nil {
 		return
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	locked := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 	if locked && time.Since(fi.ModTime()) > time.Minute || time.Since(fi.ModTime()) > tempAge {
 		_ = os.Remove(path)

@@ -168,7 +168,7 @@ func (c *connection) forward(ctx context.Context, guest *eagerConn) {
 		network.Reset(guest.Conn)
 		return
 	}
-	defer func() { _ = upstream.Close() }()
+	defer upstream.Close()
 	defer context.AfterFunc(ctx, func() { _ = upstream.Close() })()
 	c.carry(ctx, guest, newEager(upstream))
 }

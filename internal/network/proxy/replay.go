@@ -134,7 +134,7 @@ func (c *connection) replayTLS(ctx context.Context, guest *eagerConn) {
 	if !c.accept(ctx, inner) {
 		return
 	}
-	defer func() { _ = inner.Close() }()
+	defer inner.Close()
 	c.scheme = "https"
 	c.replay(ctx, newEager(inner))
 }

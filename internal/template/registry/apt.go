@@ -122,7 +122,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, address string) {
 		s.fail(w, path.Base(r.URL.Path), s.explain(address, err))
 		return
 	}
-	defer func() { _ = res.Body.Close() }()
+	defer res.Body.Close()
 	if res.StatusCode >= 500 {
 		s.fail(w, path.Base(r.URL.Path), s.explain(address, &errStatus{res.StatusCode, res.Status}))
 		return

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"errors"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -26,7 +27,7 @@ func (s *Server) note(at, key string) string {
 	if err != nil {
 		return at
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	h := want("").hash()
 	if _, err := f.WriteTo(h); err != nil {
 		return at
@@ -101,7 +102,7 @@ func busy(path string) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return true
 	}

@@ -109,7 +109,7 @@ func (s *Server) intoCache(ctx context.Context, address, at string, d want) erro
 	if err != nil {
 		return storeError(at, err)
 	}
-	defer func() { _ = part.Close() }()
+	defer part.Close()
 	// Another process that fetches the same file holds its lock.
 	if err := lock(ctx, part); err != nil {
 		return err
@@ -162,7 +162,7 @@ func whole(path string, d want) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }()
+	defer f.Close()
 	h := d.hash()
 	_, err = io.Copy(h, f)
 	return err == nil && d.of(h) == d
@@ -266,7 +266,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	if err != nil {
 		return cause(ctx, err)
 	}
-	defer func() { _ = res.Body.Close() }()
+	defer res.Body.Close()
 	switch {
 	case res.StatusCode == http.StatusPartialContent &&
 		strings.HasPrefix(res.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
@@ -362,7 +362,7 @@ func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, s
 	if err != nil {
 		return nil, "", cause(ctx, err)
 	}
-	defer func() { _ = res.Body.Close() }()
+	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
 		return nil, "", &errStatus{res.StatusCode, res.Status}
 	}

@@ -348,7 +348,7 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, path string, d wan
 		http.Error(w, "gone", http.StatusInternalServerError)
 		return "", err
 	}
-	defer func() { _ = in.Close() }()
+	defer in.Close()
 	if fi, err := in.Stat(); err == nil {
 		w.Header().Set("Content-Length", fmt.Sprint(fi.Size()))
 	}
