@@ -38,8 +38,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
 	dir string) (substrate.Sandbox, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if errors.Is(err, os.ErrNotExist) {
-		err = turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir, "manifest: %w", err).
-			WithHint("the saved sandbox cannot be used; start from its files instead")
+		err = damaged(dir, "manifest", err)
 	}
 	if err != nil {
 		return nil, s.wrap("gvisor.restore", err)
@@ -53,9 +52,7 @@ func (s *Substrate) RestoreFrom(ctx context.Context, m substrate.Machine,
 	for _, l := range man.Layers {
 		if !l.Stamp.Fresh(l.Path) {
 			in.close()
-			return nil, turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir,
-				"layer %s: was touched or is missing", l.Path).
-				WithHint("the saved sandbox cannot be used; start from its files instead")
+			return nil, damaged(dir, "layer "+l.Path, errors.New("was touched or is missing"))
 		}
 		m.Layers = append(m.Layers, l.Path)
 	}

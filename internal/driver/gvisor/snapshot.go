@@ -76,13 +76,9 @@ type manifest struct {
 // openCheckpoint opens the checkpoint in dir if it is intact. A missing checkpoint is
 // fs.ErrNotExist; an unusable checkpoint is an error of kind Integrity.
 func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.File, err error) {
-	damaged := func(what string, err error) (manifest, []*os.File, error) {
-		for _, f := range files {
-			_ = f.Close()
-		}
-		return man, nil, turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir,
-			"%s: %w", what, err).
-			WithHint("the saved sandbox cannot be used; start from its files instead")
+	fail := func(what string, err error) (manifest, []*os.File, error) {
+		(&images{checkpoint: files}).close()
+		return man, nil, damaged(dir, what, err)
 	}
 	b, err := snapshots.ReadAtMost(filepath.Join(dir, manifestFile), snapshots.MaxManifest)
 	if errors.Is(err, os.ErrNotExist) {
@@ -92,29 +88,33 @@ func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.
 		err = json.Unmarshal(b, &man)
 	}
 	if err != nil {
-		return damaged("manifest", err)
+		return fail("manifest", err)
 	}
 	for _, name := range checkpointFiles {
 		path := filepath.Join(dir, name)
 		if _, err := man.Files[name].Check(ctx, path); err != nil {
-			return damaged(name, err)
+			return fail(name, err)
 		}
 		f, err := os.Open(path)
 		if err != nil {
-			return damaged(name, err)
+			return fail(name, err)
 		}
 		files = append(files, f)
 	}
 	return man, files, nil
 }
 
+// damaged returns the error for a damaged part of the sandbox that was saved in dir.
+func damaged(dir, what string, err error) error {
+	return turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir, "%s: %w", what, err).
+		WithHint("the saved sandbox cannot be used; start from its files instead")
+}
+
 // openSnapshot is openCheckpoint for a snapshot of the identity id.
 func openSnapshot(ctx context.Context, dir string, id identity) ([]*os.File, error) {
 	man, files, err := openCheckpoint(ctx, dir)
 	if err == nil && man.Identity != id {
-		for _, f := range files {
-			_ = f.Close()
-		}
+		(&images{checkpoint: files}).close()
 		err = turnstone.Errorf("gvisor.snapshot", turnstone.KindIntegrity, dir,
 			"manifest: was taken of another machine")
 	}

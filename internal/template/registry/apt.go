@@ -79,9 +79,7 @@ func (s *Server) serveDeb(w http.ResponseWriter, r *http.Request, address string
 		return
 	}
 	if kept, d, ok := s.noted(key); ok {
-		if _, err := s.send(w, r, kept, d); err != nil {
-			fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", path.Base(r.URL.Path), err)
-		}
+		s.send(w, r, path.Base(r.URL.Path), kept, d)
 		return
 	}
 	at, err := s.file(r.Context(), address, key, "")
@@ -89,9 +87,7 @@ func (s *Server) serveDeb(w http.ResponseWriter, r *http.Request, address string
 		s.fail(w, "package "+path.Base(r.URL.Path), err)
 		return
 	}
-	if _, err := s.send(w, r, s.note(at, key), ""); err != nil {
-		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", path.Base(r.URL.Path), err)
-	}
+	s.send(w, r, path.Base(r.URL.Path), s.note(at, key), "")
 }
 
 func (s *Server) serveCached(w http.ResponseWriter, r *http.Request, address, key string, d want) {
@@ -100,9 +96,7 @@ func (s *Server) serveCached(w http.ResponseWriter, r *http.Request, address, ke
 		s.fail(w, path.Base(r.URL.Path), err)
 		return
 	}
-	if _, err := s.send(w, r, at, d); err != nil {
-		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", path.Base(r.URL.Path), err)
-	}
+	s.send(w, r, path.Base(r.URL.Path), at, d)
 }
 
 // pass forwards a request, and caches nothing.

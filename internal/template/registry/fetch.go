@@ -64,35 +64,16 @@ type errStatus struct {
 
 func (e *errStatus) Error() string { return "the server answered " + e.text }
 
-// A flight is one fetch with any number of waiting callers.
-type flight struct {
-	done chan struct{}
-	path string
-	err  error
-}
-
 // file returns the path of the content of address, in the cache. want is its digest, key its name
 // there. Concurrent calls fetch it once.
 func (s *Server) file(ctx context.Context, address, key string, d want) (string, error) {
 	at := filepath.Join(s.opts.Cache, key)
-	s.mu.Lock()
-	f, ok := s.flights[key]
-	if !ok {
-		f = &flight{done: make(chan struct{}), path: at}
-		s.flights[key] = f
-		// The first caller may give up: other callers, and the next build, still need the file.
-		go func() {
-			defer close(f.done)
-			f.err = s.intoCache(s.ctx, address, at, d)
-			s.mu.Lock()
-			delete(s.flights, key)
-			s.mu.Unlock()
-		}()
-	}
-	s.mu.Unlock()
+	// The first caller may give up: other callers, and the next build, still need the file.
+	done := s.flights.DoChan(key,
+		func() (any, error) { return nil, s.intoCache(s.ctx, address, at, d) })
 	select {
-	case <-f.done:
-		return f.path, f.err
+	case result := <-done:
+		return at, result.Err
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
@@ -241,6 +222,24 @@ var errIdle = errors.New("no more data arrived")
 
 // try fetches once. With resume, it requests only the bytes that part lacks.
 func (s *Server) try(ctx context.Context, address string, part *os.File, resume bool) error {
+	have, err := part.Seek(0, io.SeekEnd)
+	if err != nil {
+		return storeError(part.Name(), err)
+	}
+	header := http.Header{}
+	if resume && have > 0 {
+		header.Set("Range", fmt.Sprintf("bytes=%d-", have))
+	}
+	return s.get(ctx, address, header,
+		func(ctx context.Context, res *http.Response, p *progressReader) error {
+			return s.write(ctx, address, part, have, res, p)
+		})
+}
+
+// get makes a request in one of the slots, and calls use with the response and the reader of its
+// body. It ends when no data arrives for too long.
+func (s *Server) get(ctx context.Context, address string, header http.Header,
+	use func(ctx context.Context, res *http.Response, body *progressReader) error) error {
 	select {
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
@@ -251,22 +250,23 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	defer cancel(nil)
 	idle := time.AfterFunc(s.opts.Idle, func() { cancel(errIdle) })
 	defer idle.Stop()
-	have, err := part.Seek(0, io.SeekEnd)
-	if err != nil {
-		return storeError(part.Name(), err)
-	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return withoutAddress(err)
 	}
-	if resume && have > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", have))
-	}
+	req.Header = header
 	res, err := s.client.Do(req)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	defer res.Body.Close()
+	return use(ctx, res, &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), size: -1,
+		alive: func() { idle.Reset(s.opts.Idle) }})
+}
+
+// write writes a response to part, which has bytes up to have.
+func (s *Server) write(ctx context.Context, address string, part *os.File, have int64,
+	res *http.Response, p *progressReader) error {
 	switch {
 	case res.StatusCode == http.StatusPartialContent &&
 		strings.HasPrefix(res.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
@@ -291,8 +291,7 @@ func (s *Server) try(ctx context.Context, address string, part *os.File, resume 
 	if res.ContentLength >= 0 {
 		size = have + res.ContentLength
 	}
-	p := &progressReader{s: s, r: res.Body, name: path.Base(req.URL.Path), done: have, size: size,
-		alive: func() { idle.Reset(s.opts.Idle) }}
+	p.done, p.size = have, size
 	n, err := io.Copy(part, io.LimitReader(p, min(maxFile+1-have, s.opts.Most+1-s.taken.Load())))
 	switch {
 	case s.taken.Add(n) > s.opts.Most:
@@ -342,41 +341,24 @@ func (s *Server) text(ctx context.Context, address,
 	return body, kind, nil
 }
 
-func (s *Server) tryText(ctx context.Context, address, accept string) ([]byte, string, error) {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	case <-ctx.Done():
-		return nil, "", ctx.Err()
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	idle := time.AfterFunc(s.opts.Idle, func() { cancel(errIdle) })
-	defer idle.Stop()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return nil, "", withoutAddress(err)
-	}
-	req.Header.Set("Accept", accept)
-	res, err := s.client.Do(req)
-	if err != nil {
-		return nil, "", cause(ctx, err)
-	}
-	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return nil, "", &errStatus{res.StatusCode, res.Status}
-	}
-	p := &progressReader{s: s, r: res.Body, name: path.Base(strings.TrimSuffix(req.URL.Path, "/")),
-		size: -1, alive: func() { idle.Reset(s.opts.Idle) }}
-	b, err := io.ReadAll(io.LimitReader(p, maxIndex+1))
-	if err != nil {
-		return nil, "", cause(ctx, err)
-	}
-	if len(b) > maxIndex {
-		return nil, "", turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
-			"has more than %d bytes", maxIndex)
-	}
-	return b, res.Header.Get("Content-Type"), nil
+func (s *Server) tryText(ctx context.Context, address, accept string) (b []byte, kind string,
+	err error) {
+	err = s.get(ctx, address, http.Header{"Accept": {accept}},
+		func(ctx context.Context, res *http.Response, p *progressReader) error {
+			if res.StatusCode != http.StatusOK {
+				return &errStatus{res.StatusCode, res.Status}
+			}
+			kind = res.Header.Get("Content-Type")
+			if b, err = io.ReadAll(io.LimitReader(p, maxIndex+1)); err != nil {
+				return cause(ctx, err)
+			}
+			if len(b) > maxIndex {
+				return turnstone.Errorf("registry.fetch", turnstone.KindExhausted, place(address),
+					"has more than %d bytes", maxIndex)
+			}
+			return nil
+		})
+	return b, kind, err
 }
 
 // place returns an address without its password and query.

@@ -305,8 +305,7 @@ func (s *Server) serveNpmArchive(w http.ResponseWriter, r *http.Request, name, f
 		s.fail(w, what, err)
 		return
 	}
-	if _, err := s.send(w, r, at, d); err != nil {
-		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", file, err)
+	if _, ok := s.send(w, r, file, at, d); !ok {
 		return
 	}
 	p := NpmPackage{Name: doc.name, Version: version, Integrity: d.sri()}

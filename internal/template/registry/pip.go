@@ -330,9 +330,8 @@ func (s *Server) servePipFile(w http.ResponseWriter, r *http.Request, id string)
 		s.fail(w, f.file, err)
 		return
 	}
-	got, err := s.send(w, r, at, d)
-	if err != nil {
-		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", f.file, err)
+	got, ok := s.send(w, r, f.file, at, d)
+	if !ok {
 		return
 	}
 	sum, _ := strings.CutPrefix(string(got), "sha256:")
@@ -342,11 +341,16 @@ func (s *Server) servePipFile(w http.ResponseWriter, r *http.Request, id string)
 }
 
 // send sends a file of the cache, verifies it meanwhile, and returns its digest.
-func (s *Server) send(w http.ResponseWriter, r *http.Request, path string, d want) (want, error) {
+func (s *Server) send(w http.ResponseWriter, r *http.Request, name, path string,
+	d want) (got want, ok bool) {
+	failed := func(err error) (want, bool) {
+		fmt.Fprintf(s.opts.Log, "registry: %s: %v\n", name, err)
+		return "", false
+	}
 	in, err := os.Open(path)
 	if err != nil {
 		http.Error(w, "gone", http.StatusInternalServerError)
-		return "", err
+		return failed(err)
 	}
 	defer in.Close()
 	if fi, err := in.Stat(); err == nil {
@@ -354,13 +358,13 @@ func (s *Server) send(w http.ResponseWriter, r *http.Request, path string, d wan
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	if r.Method == http.MethodHead {
-		return "", errors.New("only asked for")
+		return failed(errors.New("only asked for"))
 	}
 	h := d.hash()
 	if _, err := io.Copy(io.MultiWriter(w, h), in); err != nil {
-		return "", err
+		return failed(err)
 	}
-	return d.of(h), nil
+	return d.of(h), true
 }
 
 // pipVersion parses the version in a file's name (PEP 427, PEP 625).

@@ -26,6 +26,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"turnstone.dev/turnstone"
 )
 
@@ -86,7 +88,7 @@ type Server struct {
 	mu      sync.Mutex
 	files   map[string]pipUpstream // by id: files in the index
 	debs    map[string]bool        // requested addresses
-	flights map[string]*flight
+	flights singleflight.Group     // of the cache, by file
 	pips    map[PipFile]bool
 	npms    map[string]NpmPackage
 	docs    map[string]*npmDocument // requested packages, without fields that only npm needs
@@ -124,7 +126,7 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{opts: o, token: strings.ToLower(rand.Text()), slots: make(chan struct{}, parallel),
 		indexes: make(chan struct{}, readers), docs: map[string]*npmDocument{},
-		files: map[string]pipUpstream{}, debs: map[string]bool{}, flights: map[string]*flight{},
+		files: map[string]pipUpstream{}, debs: map[string]bool{},
 		pips: map[PipFile]bool{}, npms: map[string]NpmPackage{}}
 	s.ctx, s.end = context.WithCancel(context.Background())
 	var err error
