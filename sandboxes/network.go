@@ -3,7 +3,6 @@ package sandboxes
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -120,8 +119,8 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID,
 				"it was removed"))
 			return
 		case err == nil && i.State.Final():
-			ended(turnstone.NewError("sandbox.expose", turnstone.KindDead, "sandbox "+i.Title(),
-				errors.New("it is "+string(i.State))))
+			ended(turnstone.Errorf("sandbox.expose", turnstone.KindDead, "sandbox "+i.Title(),
+				"it is %s", i.State))
 			return
 		}
 		select {

@@ -73,8 +73,8 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 		return s.wrap("gvisor.restore", err)
 	}
 	if why := id.differs(now); why != "" {
-		return turnstone.NewError("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
-			errors.New("it was saved with another "+why)).
+		return turnstone.Errorf("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
+			"it was saved with another %s", why).
 			WithHint("a sandbox resumes only if all of that is the same; " +
 				"start from its files instead")
 	}

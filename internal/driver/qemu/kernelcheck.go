@@ -50,8 +50,8 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 	limit time.Duration) (*KernelReport, error) {
 	order, failures := s.checkOrder(m.KernelIs.Test)
 	if len(order) == 0 {
-		return nil, turnstone.NewError(checkOp, turnstone.KindUnavailable, "kernel",
-			errors.New(strings.Join(failures, "; ")))
+		return nil, turnstone.Errorf(checkOp, turnstone.KindUnavailable, "kernel",
+			"%s", strings.Join(failures, "; "))
 	}
 	for _, a := range order {
 		k := *s
@@ -77,8 +77,8 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 			return strings.Compare(a[:len("under KVM")],
 				b[:len("under KVM")])
 		})
-	return nil, turnstone.NewError(checkOp, turnstone.KindDead, "kernel",
-		errors.New(strings.Join(failures, "; "))).
+	return nil, turnstone.Errorf(checkOp, turnstone.KindDead, "kernel",
+		"%s", strings.Join(failures, "; ")).
 		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD must be y")
 }
 

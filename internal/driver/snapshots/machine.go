@@ -230,8 +230,8 @@ func Misfit(op turnstone.Op, why string) error {
 	if why == "" {
 		return nil
 	}
-	return turnstone.NewError(op, turnstone.KindUnavailable, "the saved machine",
-		errors.New("it was saved with another "+why)).
+	return turnstone.Errorf(op, turnstone.KindUnavailable, "the saved machine",
+		"it was saved with another %s", why).
 		WithHint("a machine resumes only if all of that is the same; start from its files instead")
 }
 

@@ -141,8 +141,8 @@ func symptoms() []symptom {
 func explain(op turnstone.Op, req Request, runErr error, tail string) error {
 	for _, s := range symptoms() {
 		if found := s.phrase.FindString(tail); found != "" {
-			return turnstone.NewError(op, s.kind, "Debian "+req.Suite,
-				errors.New(strings.TrimSpace(found))).WithHint(s.hint)
+			return turnstone.Errorf(op, s.kind, "Debian "+req.Suite,
+				"%s", strings.TrimSpace(found)).WithHint(s.hint)
 		}
 	}
 	return turnstone.Errorf(op, turnstone.KindUnavailable, "mmdebstrap",
