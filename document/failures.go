@@ -166,7 +166,7 @@ func appendFailures(lines []string, failures []CommandFailure) []string {
 		}
 		lines = appendParagraph(lines, f.line())
 		if f.Excerpt.Number > 0 {
-			lines = append(lines, f.Excerpt.fence()...)
+			lines = f.Excerpt.appendTo(lines)
 		}
 	}
 	return lines
@@ -205,19 +205,13 @@ func commandText(s string) string {
 	return oneLine(first, maxCommandText-4) + " …"
 }
 
-// fence returns the excerpt as a fenced block. Each line begins with a number or a blank, so no
-// line can close the fence. The fence is still longer than any run of its characters inside, which
-// helps human readers.
-func (l SourceLine) fence() []string {
+// appendTo appends the excerpt as a fenced block. Each line begins with a number or a blank, so no
+// line can close the fence.
+func (l SourceLine) appendTo(lines []string) []string {
 	text, caret := Excerpt(l.Text, l.From, l.To)
 	number := strconv.Itoa(l.Number)
-	fence := strings.Repeat("`", max(3, 1+longestRun(text, '`')))
-	return []string{
-		fence + "text",
-		strings.TrimRight(number+" | "+text, " "),
-		strings.Repeat(" ", len(number)) + " | " + caret,
-		fence,
-	}
+	return appendFence(lines, strings.TrimRight(number+" | "+text, " "),
+		strings.Repeat(" ", len(number))+" | "+caret)
 }
 
 // appendCommands writes the table of commands in a fence, with columns separated by blanks:
@@ -248,14 +242,7 @@ func appendCommands(lines []string, r StepResult) []string {
 	if more := len(r.Commands) - maxCommandRows; more > 0 {
 		table = append(table, fmt.Sprintf("[… %s cut …]", plural(int64(more), "command")))
 	}
-	longest := 0
-	for _, line := range table {
-		longest = max(longest, longestRun(line, '`'))
-	}
-	fence := strings.Repeat("`", max(3, 1+longest))
-	lines = append(lines, fence+"text")
-	lines = append(lines, table...)
-	return append(lines, fence)
+	return appendFence(lines, table...)
 }
 
 func (c CommandRow) cells() []string {

@@ -221,10 +221,17 @@ func appendOutput(lines []string, name string, o Output) []string {
 	if s.binary || s.text == "" {
 		return lines
 	}
-	fence := strings.Repeat("`", max(3, 1+longestRun(s.text, '`')))
-	lines = append(lines, fence+"text")
-	lines = append(lines, strings.Split(strings.TrimSuffix(s.text, "\n"), "\n")...)
-	return append(lines, fence)
+	return appendFence(lines, strings.Split(strings.TrimSuffix(s.text, "\n"), "\n")...)
+}
+
+// appendFence appends text in a fence that is longer than any run of its characters inside.
+func appendFence(lines []string, text ...string) []string {
+	longest := 2
+	for _, line := range text {
+		longest = max(longest, longestRun(line))
+	}
+	fence := strings.Repeat("`", 1+longest)
+	return append(append(append(lines, fence+"text"), text...), fence)
 }
 
 // appendParagraph appends a line of text.
@@ -236,11 +243,11 @@ func appendParagraph(lines []string, line string) []string {
 	return append(lines, line)
 }
 
-// longestRun returns the length of the longest run of c in s.
-func longestRun(s string, c byte) int {
+// longestRun returns the length of the longest run of backquotes in s.
+func longestRun(s string) int {
 	longest, run := 0, 0
 	for i := range len(s) {
-		if s[i] != c {
+		if s[i] != '`' {
 			run = 0
 			continue
 		}
@@ -260,7 +267,7 @@ func escapeMarkdown(s string) string {
 
 // codeSpan quotes s, a single line, as a code span (CommonMark 0.31, section 6.1).
 func codeSpan(s string) string {
-	ticks := strings.Repeat("`", 1+longestRun(s, '`'))
+	ticks := strings.Repeat("`", 1+longestRun(s))
 	if strings.HasPrefix(s, "`") || strings.HasSuffix(s, "`") {
 		s = " " + s + " "
 	}

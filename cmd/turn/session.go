@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -279,7 +280,7 @@ func exportTo(
 	if err := os.Rename(tmp.Name(), path); err != nil {
 		return nil, unwritable(err)
 	}
-	return rep, cli.SyncDir(filepath.Dir(path))
+	return rep, filestamp.SyncDir(filepath.Dir(path))
 }
 
 type sessionImportCmd struct {

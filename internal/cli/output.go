@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 )
 
 // An Output is a file for a receipt.
@@ -82,7 +83,7 @@ func (o *Output) Write(data []byte) error {
 		_ = os.Remove(tmp.Name())
 		return err
 	}
-	return SyncDir(filepath.Dir(o.path))
+	return filestamp.SyncDir(filepath.Dir(o.path))
 }
 
 // fill writes data into tmp, gives it the mode and owner, and closes it.
@@ -104,14 +105,6 @@ func (o *Output) fill(tmp *os.File, data []byte) error {
 func (o *Output) fail(err error, hint string) error {
 	return turnstone.Errorf("output", turnstone.KindInvalid, o.Named, "cannot be written: %w", err).
 		WithHint(hint)
-}
-
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // umask returns the process's file mode mask. It can only be read by setting it.
