@@ -12,8 +12,8 @@ type Transfer struct {
 	Dest string // empty: the same name in the working directory
 }
 
-// ParseTransfer splits PATH[:DEST] at its last colon, as files: in front matter has it. A path
-// that has a colon of its own is written with one more at its end, such as "12:30.csv:".
+// ParseTransfer splits PATH[:DEST] at its last colon, as files: in front matter has it. A path that
+// contains a colon is written with one more colon at its end, such as "12:30.csv:".
 func ParseTransfer(s string) (Transfer, error) {
 	t := Transfer{Path: s}
 	if i := strings.LastIndexByte(s, ':'); i >= 0 {

@@ -150,8 +150,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// An unread stream must not block the messages or other streams, and must not make its side hold
-// more than the window.
+// TestSlowReaderStarvesNobody checks that an unread stream does not block the messages or other
+// streams, and does not make its side hold more than the window.
 func TestSlowReaderStarvesNobody(t *testing.T) {
 	stuck := make(chan uint64, 1)
 	c, server := pair(t,
@@ -204,7 +204,7 @@ func TestSlowReaderStarvesNobody(t *testing.T) {
 	_ = server
 }
 
-// A command that fails aborts the streams that it names.
+// TestFailedCommandsStreams checks that a command that fails aborts the streams that it names.
 func TestFailedCommandsStreams(t *testing.T) {
 	c, server := pair(t, nil, nil)
 	in, out := c.NewStream(), c.NewStream()
@@ -308,7 +308,8 @@ func TestTooManyCalls(t *testing.T) {
 	}
 }
 
-// A rejected command must not break the connection that carries the command's data.
+// TestRefusedCommandsStream checks that a rejected command does not break the connection that
+// carries the command's data.
 func TestRefusedCommandsStream(t *testing.T) {
 	c, _ := pair(t, nil, nil)
 	for range 3 {
@@ -333,7 +334,8 @@ func TestRefusedCommandsStream(t *testing.T) {
 	}
 }
 
-// A stream in small frames uses no more memory than a stream in large frames.
+// TestSmallFrames checks that a stream in small frames uses no more memory than a stream in large
+// frames.
 func TestSmallFrames(t *testing.T) {
 	r := newReceiver(nil, 1)
 	for i := range uint64(100_000) {
@@ -357,7 +359,7 @@ func TestSmallFrames(t *testing.T) {
 	}
 }
 
-// A message that the other side would reject is not sent.
+// TestTooManyValuesAreNotSent checks that a message that the other side would reject is not sent.
 func TestTooManyValuesAreNotSent(t *testing.T) {
 	c, _ := pair(t, map[string]entry{"Test.many": {func() any { return new(echoParams) },
 		func(context.Context, *Conn, any) (any, error) {

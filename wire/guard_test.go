@@ -24,8 +24,8 @@ func muxHeader(kind byte, flags uint16, stream, length uint32) []byte {
 	return binary.BigEndian.AppendUint32(h, length)
 }
 
-// A frame that an agent never sends ends the link at once, and every call on the link returns the
-// reason.
+// TestLinkEndsAtWhatHasNoPlace checks that a frame that an agent never sends ends the link at once,
+// and that every call on the link returns the reason.
 func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	ack := muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial)
 	// the beginning of a message of 1 MiB, too short to extend the window
@@ -107,8 +107,8 @@ func TestLinkEndsAtWhatHasNoPlace(t *testing.T) {
 	}
 }
 
-// For any division into reads, the guard finds each header and no body, and passes on everything
-// before a bad header.
+// TestGuardFindsHeaders checks that, for any division into reads, the guard finds each header and
+// no body, and passes on everything before a bad header.
 func TestGuardFindsHeaders(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b bytes.Buffer
@@ -168,8 +168,9 @@ func (c *choppy) Read(p []byte) (int, error) {
 	return c.Conn.Read(p[:n])
 }
 
-// The guard accepts everything that two honest sides send: streams that are closed, half closed and
-// aborted at any time, with data of any size in transit in both directions.
+// TestHonestLink checks that the guard accepts everything that two honest sides send: streams that
+// are closed, half closed and aborted at any time, with data of any size in transit in both
+// directions.
 func TestHonestLink(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed := rapid.Uint64().Draw(t, "seed")
@@ -233,7 +234,7 @@ func TestHonestLink(t *testing.T) {
 	})
 }
 
-// The guard forgets a guest's stream that ended long ago.
+// TestGuardForgets checks that the guard forgets a guest's stream that ended long ago.
 func TestGuardForgets(t *testing.T) {
 	g := &linkGuard{host: true}
 	for i := range uint32(10 * maxEnded) {
@@ -252,7 +253,8 @@ func TestGuardForgets(t *testing.T) {
 	}
 }
 
-// The end of a machine and the marker at the end of a link are not the guest's faults.
+// TestPlainEndsOfLinks checks that the end of a machine and the marker at the end of a link are not
+// the guest's faults.
 func TestPlainEndsOfLinks(t *testing.T) {
 	host, agent := linkPair(t)
 	_ = agent.Close()
@@ -316,9 +318,9 @@ func (h *hostileAgent) Close() error {
 	return nil
 }
 
-// For any bytes from a guest instead of its agent, in any pieces: the host does not panic, each
-// call and each stream ends, the link holds no more than the streams' windows, and no goroutine is
-// left (TestMain).
+// FuzzLinkHost checks that, for any bytes from a guest instead of its agent, in any pieces, the
+// host does not panic, each call and each stream ends, the link holds no more than the streams'
+// windows, and no goroutine is left (TestMain).
 func FuzzLinkHost(f *testing.F) {
 	hello := append(muxHeader(muxWindow, muxFlagACK, 1, linkWindow-muxInitial),
 		muxHeader(muxData, 0, 1, 5)...)

@@ -133,7 +133,8 @@ func TestMoreThanGranted(t *testing.T) {
 	<-server.Done()
 }
 
-// A sandbox that sends malformed answers is reported as such, not as dead.
+// TestHostileAgent checks that a sandbox that sends malformed answers is reported as such, not as
+// dead.
 func TestHostileAgent(t *testing.T) {
 	for name, answer := range map[string]string{
 		"no JSON":      "hello",
@@ -200,8 +201,8 @@ type nopStream struct{ io.Reader }
 func (nopStream) Write(p []byte) (int, error) { return len(p), nil }
 func (nopStream) Close() error                { return nil }
 
-// For any input from one side, the other side's connection ends without a panic and leaves no
-// goroutine.
+// FuzzConn checks that, for any input from one side, the other side's connection ends without a
+// panic and leaves no goroutine.
 func FuzzConn(f *testing.F) {
 	f.Add(append(frameBytes(ws.OpText, true,
 		[]byte(`{"id":1,"method":"Test.echo","params":{"in":7,"out":8}}`)),
@@ -265,7 +266,8 @@ func FuzzConn(f *testing.F) {
 	})
 }
 
-// An agent that no longer reads blocks neither a call whose context ends nor the connection's end.
+// TestOtherSideReadsNothing checks that an agent that no longer reads blocks neither a call whose
+// context ends nor the connection's end.
 func TestOtherSideReadsNothing(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _ = b.Close() }()
@@ -298,7 +300,7 @@ func TestOtherSideReadsNothing(t *testing.T) {
 	_ = link.Close()
 }
 
-// A small message must not use much memory.
+// TestManyValues checks that a small message does not use much memory.
 func TestManyValues(t *testing.T) {
 	for _, list := range []string{strings.Repeat("{},", 1<<20), strings.Repeat("0,", 1<<20),
 		strings.Repeat("[],", 1<<20)} {

@@ -61,7 +61,7 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// An ended stream is reported as ended, whichever error yamux returns.
+// TestLinkEnds checks that an ended stream is reported as ended, whichever error yamux returns.
 func TestLinkEnds(t *testing.T) {
 	cases := map[string]func(host *Link, s LinkStream){
 		"half closed": func(_ *Link, s LinkStream) { _ = s.CloseWrite() },
@@ -89,8 +89,8 @@ func TestLinkEnds(t *testing.T) {
 	}
 }
 
-// A write after a closing frame fails with the closing frame's reason. Otherwise a call between the
-// two would report a broken channel as a lost channel.
+// TestWritesBehindFarewell checks that a write after a closing frame fails with the closing frame's
+// reason. Otherwise a call between the two would report a broken channel as a lost channel.
 func TestWritesBehindFarewell(t *testing.T) {
 	broken := protocolError("a frame that has no place")
 	f := NewFrames(nopStream{new(bytes.Buffer)}, false)
@@ -109,7 +109,8 @@ func TestWritesBehindFarewell(t *testing.T) {
 	}
 }
 
-// Streams that are opened concurrently are not a fault of a side of the link.
+// TestOpenAtOnce checks that streams that are opened concurrently are not a fault of a side of the
+// link.
 func TestOpenAtOnce(t *testing.T) {
 	host, agent := linkPair(t)
 	var all sync.WaitGroup

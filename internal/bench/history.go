@@ -74,7 +74,7 @@ func (b *bench) startsOn(ctx context.Context, session string,
 			return 0, 0, 0, err
 		}
 		if i == 0 {
-			continue // it may have to create an image
+			continue // the turn may have to create an image
 		}
 		var before, after time.Duration
 		for _, ph := range t.Phases {

@@ -31,19 +31,19 @@ func main() {
 		"folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries "+
 			"of these packages below substrate")
 	flag.StringVar(&b.substrate, "substrate", "auto",
-		"what the parts but substrates and commit are measured on")
+		"the substrate to measure, except in the parts substrates and commit")
 	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
-	flag.StringVar(&b.stream, "stream", "1G", "how much the streaming step prints")
-	flag.Func("state", "how much the turns of the history part write in all (default 10G)",
+	flag.StringVar(&b.stream, "stream", "1G", "size of the streaming step's output")
+	flag.Func("state", "size of the files of all turns of the history part (default 10G)",
 		func(s string) (err error) {
 			b.state, err = turnstone.ParseBytes(s)
 			return err
 		})
-	flag.IntVar(&b.depth, "depth", 500, "turns of the history part")
-	flag.IntVar(&b.clones, "forks", 100, "clones of the part forks")
-	flag.StringVar(&b.only, "only", "", "parts to measure, with commas; all by default")
+	flag.IntVar(&b.depth, "depth", 500, "number of turns of the history part")
+	flag.IntVar(&b.clones, "forks", 100, "number of clones of the part forks")
+	flag.StringVar(&b.only, "only", "", "parts to measure, separated by commas; default: all")
 	flag.StringVar(&b.kernel, "kernel", "",
-		"a guest kernel made for tests, for the part substrates where KVM runs no stock kernel")
+		"a guest kernel for tests, for the part substrates where KVM runs no stock kernel")
 	flag.Parse()
 	if err := b.all(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -54,15 +54,15 @@ func main() {
 type bench struct {
 	turn, floors, stream string
 	only, substrate      string
-	kernel, accel        string // accel: of the QEMU whose floor is measured; empty: any
+	kernel, accel        string // accel of the QEMU whose floor is measured; empty: any
 	state                turnstone.Bytes
 	runs, depth, clones  int
 	dir                  string
 
 	home      *statedir.Dir
-	template  *turnstone.Template // base
-	isolation string              // of substrate
-	peer      *peer               // of the part substrates
+	template  *turnstone.Template // the template base
+	isolation string              // isolation of the substrate
+	peer      *peer               // the peer of the part substrates
 }
 
 func (b *bench) all(ctx context.Context) error {
@@ -143,7 +143,8 @@ func step(script string) string { return "```bash\n" + script + "\n```\n" }
 
 // prepare finds the requirements of the turns, and builds missing ones.
 func (b *bench) prepare(ctx context.Context) error {
-	if os.Getenv("TURN_RUNSC") == "" { // it is beside turn, and not beside this program
+	// turn looks for runsc beside itself; this program is elsewhere
+	if os.Getenv("TURN_RUNSC") == "" {
 		path, err := filepath.Abs(filepath.Join(filepath.Dir(b.turn), "runsc"))
 		if err != nil {
 			return err
@@ -171,7 +172,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	return err
 }
 
-// options are the options that turn would read from the environment.
+// options returns the options that turn would read from the environment.
 func (b *bench) options() executor.Options {
 	return executor.Options{Dir: b.home.Root, AgentFile: os.Getenv("TURN_AGENT"),
 		Runsc:       os.Getenv("TURN_RUNSC"),

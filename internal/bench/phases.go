@@ -15,7 +15,8 @@ type phases struct {
 
 func newPhases() *phases { return &phases{took: map[string][]time.Duration{}} }
 
-// add adds a turn whose whole process took took. Time outside of all phases belongs to the process.
+// add adds a turn whose whole process took the given time. Time outside of all phases belongs to
+// the process.
 func (p *phases) add(turn []turnstone.Phase, took time.Duration) {
 	for _, ph := range turn {
 		d := time.Duration(ph.Took)

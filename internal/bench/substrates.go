@@ -28,7 +28,7 @@ type column struct {
 	script func(ctx context.Context, text string) (string, error)
 	memory func(ctx context.Context) (processMemory, error)
 
-	took   map[string][]time.Duration // by row
+	took   map[string][]time.Duration // durations by row
 	held   processMemory
 	failed map[string]error // by row; failed rows are not repeated
 }

@@ -21,7 +21,7 @@ func (b *bench) underKVM(ctx context.Context) error {
 	}
 	if p, err := b.product(ctx, driver.QEMU); err == nil &&
 		strings.Contains(p.driver.Isolation(), "(KVM)") {
-		return nil // it is in the table of all substrates
+		return nil // the table of all substrates has these rows
 	}
 	before, had := os.LookupEnv("TURN_KERNEL")
 	if err := os.Setenv("TURN_KERNEL", b.kernel); err != nil {
@@ -56,7 +56,7 @@ func (b *bench) underKVM(ctx context.Context) error {
 // driver.
 func (b *bench) bareColumn(name string) *column {
 	fork := b.inner(name, "fork")
-	if name == driver.QEMU { // which writes no memory: the driver reads the process's memory
+	if name == driver.QEMU { // QEMU writes no memory here: the driver reads the process's memory
 		fork = nil
 	}
 	return &column{title: "bare " + name, restore: b.inner(name, "floor"), fork: fork,

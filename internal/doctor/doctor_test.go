@@ -181,7 +181,7 @@ func TestSubIDs(t *testing.T) {
 			}
 		})
 	}
-	// The proposed range belongs to nobody else.
+	// The proposed range belongs to no other user.
 	f := machineOf(t, 12345,
 		map[string]string{"etc/subuid": "a:100000:65536\nb:165536:65536\n"}).subIDs(
 		"subuid", StatusFail)
@@ -261,7 +261,7 @@ func TestQuote(t *testing.T) {
 	}
 }
 
-// A canceled check stops.
+// TestCheckCanceled checks that a canceled check stops.
 func TestCheckCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -272,7 +272,7 @@ func TestCheckCanceled(t *testing.T) {
 	}
 }
 
-// A substrate that has only names.
+// A named substrate has only a name.
 type named struct {
 	substrate.Substrate
 	name, isolation string
@@ -288,7 +288,8 @@ func untriedScene(v kvm.Verdict) scene {
 			Trials: []driver.Trial{{Name: "qemu", How: "KVM", Err: driver.ErrUnproven}}}}
 }
 
-// The substrate of the environment is the one that every turn uses, or fails with.
+// TestAskedSubstrate checks that every turn uses the substrate of the environment, or fails with
+// it.
 func TestAskedSubstrate(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	c := machineOf(t, 1000, nil)
@@ -333,7 +334,8 @@ func TestFirecracker(t *testing.T) {
 	}
 }
 
-// Firecracker without a jail runs turns, and doctor reports what is missing, and why.
+// TestFirecrackerWithoutJail checks that Firecracker without a jail runs turns, and that doctor
+// reports what is missing, and why.
 func TestFirecrackerWithoutJail(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	f := c.notJailed("Firecracker v1.17.0 (/firecracker)",
