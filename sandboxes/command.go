@@ -68,7 +68,7 @@ func (s *Store) Exec(ctx context.Context, id turnstone.SandboxID,
 				"killed because the connection to the sandbox was lost").
 				WithHint("use -d for a command that outlives its connection")
 		}
-		return exit, s.fate(id, err)
+		return exit, s.endReason(id, err)
 	}
 	if err == nil {
 		_ = c.ProcessRelease(context.WithoutCancel(ctx),
@@ -106,7 +106,7 @@ func (s *Store) StartDetached(ctx context.Context, id turnstone.SandboxID,
 	p.Detach = true
 	res, err := c.ProcessStart(ctx, &p)
 	if err != nil {
-		return "", s.fate(id, err)
+		return "", s.endReason(id, err)
 	}
 	return res.ProcessID, nil
 }
@@ -147,7 +147,7 @@ func (s *Store) Processes(ctx context.Context,
 	defer c.Close()
 	res, err := c.ProcessList(ctx)
 	if err != nil {
-		return nil, s.fate(id, err)
+		return nil, s.endReason(id, err)
 	}
 	return res.Processes, nil
 }
@@ -179,7 +179,7 @@ func (s *Store) follow(ctx context.Context, id turnstone.SandboxID, process stri
 			failures = 0
 		}
 		if i, getErr := s.Get(id); getErr != nil || i.State.Final() || failures == maxRetries {
-			return exit, s.fate(id, err)
+			return exit, s.endReason(id, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -270,16 +270,16 @@ func closeAfter(ctx context.Context, c *wire.Client) (stop func() bool) {
 	})
 }
 
-// fateTime bounds the time in which a holder records why its machine ended.
-const fateTime = 2 * time.Second
+// endReasonTime bounds the time in which a holder records why its machine ended.
+const endReasonTime = 2 * time.Second
 
-// fate prefers the recorded cause of a sandbox's end over the resulting connection error.
-func (s *Store) fate(id turnstone.SandboxID, err error) error {
+// endReason prefers the recorded cause of a sandbox's end over the resulting connection error.
+func (s *Store) endReason(id turnstone.SandboxID, err error) error {
 	if turnstone.KindOf(err) != turnstone.KindDead {
 		return err
 	}
 	const pause = 20 * time.Millisecond
-	for until := time.Now().Add(fateTime); time.Now().Before(until); time.Sleep(pause) {
+	for until := time.Now().Add(endReasonTime); time.Now().Before(until); time.Sleep(pause) {
 		i, getErr := s.Get(id)
 		if turnstone.KindOf(getErr) == turnstone.KindNotFound {
 			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+string(id),

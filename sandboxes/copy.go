@@ -34,7 +34,7 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return orCanceled(ctx, perr)
 	}
-	return orCanceled(ctx, s.fate(id, err))
+	return orCanceled(ctx, s.endReason(id, err))
 }
 
 // maxSkipped bounds the number of skipped files that are named: their names come from the guest.
@@ -77,7 +77,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	if gerr := <-got; gerr != nil && !errors.Is(gerr, io.ErrClosedPipe) {
 		err = gerr
 	}
-	return orCanceled(ctx, s.fate(id, err))
+	return orCanceled(ctx, s.endReason(id, err))
 }
 
 // keepFree is the space that a download leaves free on this machine's disk, or a twentieth of a
@@ -114,7 +114,7 @@ func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path stri
 	if err == nil {
 		return nil
 	}
-	return orCanceled(ctx, s.fate(id, err))
+	return orCanceled(ctx, s.endReason(id, err))
 }
 
 // ReadFile writes the content of a sandbox's file to w.
@@ -153,5 +153,5 @@ func (s *Store) ReadFile(ctx context.Context, id turnstone.SandboxID, path strin
 	case failed != nil:
 		err = failed
 	}
-	return orCanceled(ctx, s.fate(id, err))
+	return orCanceled(ctx, s.endReason(id, err))
 }

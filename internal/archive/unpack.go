@@ -76,7 +76,7 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	}
 	defer func() { _ = root.Close() }()
 	u.root = root
-	err = u.all(tar.NewReader(ctxReader{ctx, r}))
+	err = u.unpack(tar.NewReader(ctxReader{ctx, r}))
 	u.settle()
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func (u *unpacker) fail(subject string, kind turnstone.Kind, err error, hint str
 	return turnstone.NewError("archive.unpack", kind, subject, err).WithHint(hint)
 }
 
-func (u *unpacker) all(tr *tar.Reader) error {
+func (u *unpacker) unpack(tr *tar.Reader) error {
 	for {
 		h, err := tr.Next()
 		if err == io.EOF {

@@ -45,7 +45,7 @@ func main() {
 	flag.StringVar(&b.kernel, "kernel", "",
 		"a guest kernel for tests, for the part substrates where KVM runs no stock kernel")
 	flag.Parse()
-	if err := b.all(context.Background()); err != nil {
+	if err := b.runParts(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -65,7 +65,7 @@ type bench struct {
 	peer      *peer               // the peer of the part substrates
 }
 
-func (b *bench) all(ctx context.Context) error {
+func (b *bench) runParts(ctx context.Context) error {
 	var err error
 	if b.dir, err = os.MkdirTemp("", "turn-bench-*"); err != nil {
 		return err

@@ -14,14 +14,14 @@ func (c *checker) authorities(context.Context) []Finding {
 	h := hostca.Host{Root: c.root, Getenv: os.Getenv}
 	const name = "certificates"
 	if _, path := h.Bundle(); path == "" {
-		return one(name, StatusWarn,
+		return findingOf(name, StatusWarn,
 			"this host has no certificate file: images, packages and intercepted TLS cannot be "+
 				"verified",
 			"sudo apt-get install --no-install-recommends -y ca-certificates")
 	}
 	own := h.Own()
 	if len(own) == 0 {
-		return one(name, StatusOK, "the public authorities", "")
+		return findingOf(name, StatusOK, "the public authorities", "")
 	}
 	detail := fmt.Sprintf(
 		"the public authorities and %d more, which sandboxes with a network also trust "+
@@ -29,5 +29,5 @@ func (c *checker) authorities(context.Context) []Finding {
 	if len(own) > 1 {
 		detail += fmt.Sprintf(" and %d more", len(own)-1)
 	}
-	return one(name, StatusOK, detail, "")
+	return findingOf(name, StatusOK, detail, "")
 }

@@ -94,6 +94,6 @@ type checker struct {
 	built bool // a template is built; set by the check of templates, which runs before builder
 }
 
-func one(name string, status Status, detail, fix string) []Finding {
+func findingOf(name string, status Status, detail, fix string) []Finding {
 	return []Finding{{Name: name, Status: status, Detail: detail, Fix: fix}}
 }

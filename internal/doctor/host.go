@@ -35,13 +35,13 @@ const (
 func (c *checker) platform(context.Context) []Finding {
 	what := runtime.GOOS + "/" + runtime.GOARCH
 	if what != "linux/amd64" {
-		return one("platform", StatusFail, what+": turns run only on linux/amd64", "")
+		return findingOf("platform", StatusFail, what+": turns run only on linux/amd64", "")
 	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		what += ", kernel " + unix.ByteSliceToString(u.Release[:])
 	}
-	return one("platform", StatusOK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
+	return findingOf("platform", StatusOK, fmt.Sprintf("%s, %d CPUs", what, runtime.NumCPU()), "")
 }
 
 // kvm reports QEMU's result for KVM: works, works only with this kernel, or fails. Without KVM
@@ -52,7 +52,7 @@ func (c *checker) kvm(s scene) []Finding {
 		if modules := kvm.Modules(c.root); len(modules) > 0 {
 			detail = strings.Join(modules, ", ") + ": " + detail
 		}
-		return one("kvm", status, detail, fix)
+		return findingOf("kvm", status, detail, fix)
 	}
 	// from a kernel other than that of the guests
 	if s.guestErr != nil && (v.Proven || v.Usable || !v.Known) {
@@ -154,18 +154,18 @@ func (c *checker) kvmAccess() string {
 func (c *checker) config(context.Context) []Finding {
 	path := c.home.Path(config.File)
 	if _, err := config.Load(c.home.Root); err != nil {
-		return one("config", StatusFail, brief.Line(err.Error()), "${EDITOR:-vi} "+quote(path))
+		return findingOf("config", StatusFail, brief.Line(err.Error()), "${EDITOR:-vi} "+quote(path))
 	}
 	if _, err := os.Lstat(path); err != nil {
-		return one("config", StatusOK, "no config.toml: the defaults", "")
+		return findingOf("config", StatusOK, "no config.toml: the defaults", "")
 	}
-	return one("config", StatusOK, path, "")
+	return findingOf("config", StatusOK, path, "")
 }
 
 func (c *checker) disk(context.Context) []Finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs(c.home.Root, &st); err != nil {
-		return one("disk", StatusFail, c.home.Root+": "+err.Error(), "")
+		return findingOf("disk", StatusFail, c.home.Root+": "+err.Error(), "")
 	}
 	free := turnstone.Bytes(int64(st.Bavail) * int64(st.Bsize))
 	detail := fmt.Sprintf("%s free in %s", free.Human(), c.home.Root)
@@ -174,12 +174,12 @@ func (c *checker) disk(context.Context) []Finding {
 		floor := turnstone.Bytes(min(cfg.Limits.FreeSpace.Floor(st.Blocks*uint64(st.Bsize)),
 			math.MaxInt64))
 		if free < floor {
-			return one("disk", StatusFail,
+			return findingOf("disk", StatusFail,
 				fmt.Sprintf("%s, and free_space of config.toml keeps %s free: nothing starts",
 					detail, floor.Human()), c.diskFix(0))
 		}
 	}
-	return one("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
+	return findingOf("disk", grade(free, diskNeeded, diskWanted), detail, c.diskFix(free))
 }
 
 func (c *checker) diskFix(free turnstone.Bytes) string {
@@ -193,9 +193,9 @@ func (c *checker) diskFix(free turnstone.Bytes) string {
 func (c *checker) memory(context.Context) []Finding {
 	available, err := memAvailable(filepath.Join(c.root, "proc/meminfo"))
 	if err != nil {
-		return one("memory", StatusWarn, err.Error(), "")
+		return findingOf("memory", StatusWarn, err.Error(), "")
 	}
-	return one("memory", grade(available, memoryNeeded, memoryWanted),
+	return findingOf("memory", grade(available, memoryNeeded, memoryWanted),
 		available.Human()+" available", "")
 }
 

@@ -36,14 +36,14 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		}
 		guest, err := driver.KernelIn(c.home, choice, nil).Guest(ctx)
 		if err != nil {
-			return one("kernel", StatusFail, c.kernelName()+": "+brief.Line(err.Error()), fix)
+			return findingOf("kernel", StatusFail, c.kernelName()+": "+brief.Line(err.Error()), fix)
 		}
 		if guest.Test {
-			return one("kernel", StatusWarn,
+			return findingOf("kernel", StatusWarn,
 				c.kernelName()+" is a test kernel, which does not isolate: auto chooses it last, "+
 					"and `isolation: microvm` is rejected", fix)
 		}
-		return one("kernel", StatusOK, c.kernelName(), "")
+		return findingOf("kernel", StatusOK, c.kernelName(), "")
 	}
 	// fails for a malformed pattern only
 	manifests, _ := filepath.Glob(c.home.Path("kernel", "debian-*", "manifest.json"))
@@ -53,10 +53,10 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 		}
 		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil &&
 			m.Version != "" {
-			return one("kernel", StatusOK, "Debian's "+m.Version, "")
+			return findingOf("kernel", StatusOK, "Debian's "+m.Version, "")
 		}
 	}
-	return one("kernel", StatusOK,
+	return findingOf("kernel", StatusOK,
 		"not stored yet: the first turn downloads Debian's (about 70 MB)", "")
 }
 
@@ -64,7 +64,7 @@ func (c *checker) kernel(ctx context.Context) []Finding {
 func (c *checker) templates(ctx context.Context) []Finding {
 	entries, err := template.NewStore(c.home.Path("templates")).List(ctx)
 	if err != nil {
-		return one("templates", StatusWarn, err.Error(), "")
+		return findingOf("templates", StatusWarn, err.Error(), "")
 	}
 	var ready, missing []string
 	for _, e := range entries {
@@ -79,7 +79,7 @@ func (c *checker) templates(ctx context.Context) []Finding {
 	if len(missing) > 0 {
 		detail += "; built on first use: " + list(missing)
 	}
-	return one("templates", StatusOK, detail, "")
+	return findingOf("templates", StatusOK, detail, "")
 }
 
 func list(words []string) string {
@@ -96,10 +96,10 @@ func (c *checker) snapshots(context.Context) []Finding {
 	ofGVisor, _ := filepath.Glob(filepath.Join(dir, "*", "sandbox.json"))
 	manifests = append(manifests, ofGVisor...)
 	if len(manifests) == 0 {
-		return one("snapshots", StatusOK,
+		return findingOf("snapshots", StatusOK,
 			"none yet: the first turn of each template and machine size takes a snapshot", "")
 	}
-	return one("snapshots", StatusOK,
+	return findingOf("snapshots", StatusOK,
 		fmt.Sprintf("%s, %s on disk", count(len(manifests), "snapshot"), onDisk(dir).Human()), "")
 }
 

@@ -251,9 +251,9 @@ func (c *checker) qemu(s scene) []Finding {
 		}
 		detail := brief.Line(s.qemu.err.Error())
 		if c.opt.QEMU != "" {
-			return one("qemu", status, "TURN_QEMU="+c.opt.QEMU+": "+detail, "unset TURN_QEMU")
+			return findingOf("qemu", status, "TURN_QEMU="+c.opt.QEMU+": "+detail, "unset TURN_QEMU")
 		}
-		return one("qemu", status, detail,
+		return findingOf("qemu", status, detail,
 			"sudo apt-get install --no-install-recommends -y qemu-system-x86")
 	}
 	return append([]Finding{c.jail(s.qemu.version, s.qemu.jail)}, c.kvm(s)...)

@@ -25,13 +25,13 @@ func (p Policy) Decide(name string, addr netip.Addr, port uint16) Verdict {
 // what all of them allow. A judge is immutable.
 type Judge struct {
 	terrain
-	all    []judgeOne // the first is the policy itself
-	own    []Rule     // the policy's Own
-	denies bool       // a Deny contains a name
+	policies []singlePolicy // the first is the policy itself
+	own      []Rule         // the policy's Own
+	denies   bool           // a Deny contains a name
 }
 
-// A judgeOne is a single policy.
-type judgeOne struct {
+// A singlePolicy is one of the policies of a Judge.
+type singlePolicy struct {
 	*terrain
 	Policy
 }
@@ -55,7 +55,7 @@ func NewJudge(p Policy, isOwn func(netip.Addr) bool) *Judge {
 }
 
 func (j *Judge) add(p Policy) {
-	j.all = append(j.all, judgeOne{&j.terrain, p})
+	j.policies = append(j.policies, singlePolicy{&j.terrain, p})
 	for _, r := range p.Deny {
 		j.denies = j.denies || r.Name != ""
 	}
@@ -72,14 +72,14 @@ func (t *terrain) target(addr netip.Addr) netip.Addr {
 	return Embedded(addr)
 }
 
-// each asks one policy after the other, until one refuses.
-func (j *Judge) each(ask func(judgeOne) Verdict) Verdict {
+// askInOrder asks one policy after the other, until one refuses.
+func (j *Judge) askInOrder(ask func(singlePolicy) Verdict) Verdict {
 	first := Verdict{Allowed: true}
-	for i, one := range j.all {
-		v := ask(one)
+	for i, p := range j.policies {
+		v := ask(p)
 		if !v.Allowed {
-			if one.Whose != "" {
-				v.Reason = one.Whose + ": " + v.Reason
+			if p.Whose != "" {
+				v.Reason = p.Whose + ": " + v.Reason
 			}
 			return v
 		}
@@ -94,7 +94,7 @@ func (j *Judge) decide(name string, addr netip.Addr, port uint16) Verdict {
 	if v := j.serves(addr, port); v.Allowed {
 		return v
 	}
-	return j.each(func(one judgeOne) Verdict { return one.decide(name, addr, port) })
+	return j.askInOrder(func(p singlePolicy) Verdict { return p.decide(name, addr, port) })
 }
 
 // serves reports whether a rule of Own has the address and port.
@@ -110,19 +110,19 @@ func (j *Judge) serves(addr netip.Addr, port uint16) Verdict {
 
 // Lookup decides whether a guest may ask for the addresses of name.
 func (j *Judge) Lookup(name string) Verdict {
-	return j.each(func(one judgeOne) Verdict { return one.lookup(name) })
+	return j.askInOrder(func(p singlePolicy) Verdict { return p.lookup(name) })
 }
 
 // Answer decides whether the guest may learn addr as an address of name: whether it could connect
 // to any port of it. A web page reaches a router by a name on the Internet with an address in a
 // private range (DNS rebinding).
 func (j *Judge) Answer(name string, addr netip.Addr) Verdict {
-	return j.each(func(one judgeOne) Verdict { return one.answer(name, addr) })
+	return j.askInOrder(func(p singlePolicy) Verdict { return p.answer(name, addr) })
 }
 
 // Loopback reports whether any port of the host's loopback is open.
 func (j *Judge) Loopback() bool {
-	for _, r := range slices.Concat(j.own, j.all[0].Allow) {
+	for _, r := range slices.Concat(j.own, j.policies[0].Allow) {
 		if r.Name == "" && r.Prefix.Addr().IsLoopback() && j.decide("", j.gateway, r.Port).Allowed {
 			return true
 		}
@@ -133,15 +133,15 @@ func (j *Judge) Loopback() bool {
 // pinned reports whether a guest that does not name its host may reach name at to: every policy
 // that does not open the address itself has a rule with a name and exactly this port.
 func (j *Judge) pinned(name string, to netip.AddrPort) bool {
-	for _, one := range j.all {
-		if !one.decide("", to.Addr(), to.Port()).Allowed && !one.pinned(name, to.Port()) {
+	for _, p := range j.policies {
+		if !p.decide("", to.Addr(), to.Port()).Allowed && !p.pinned(name, to.Port()) {
 			return false
 		}
 	}
 	return true
 }
 
-func (j judgeOne) decide(name string, addr netip.Addr, port uint16) Verdict {
+func (j singlePolicy) decide(name string, addr netip.Addr, port uint16) Verdict {
 	if addr == j.dns {
 		return Verdict{Reason: "not a service of the name server"}
 	}
@@ -171,7 +171,7 @@ func (j judgeOne) decide(name string, addr netip.Addr, port uint16) Verdict {
 	return Verdict{Allowed: true}
 }
 
-func (j judgeOne) lookup(name string) Verdict {
+func (j singlePolicy) lookup(name string) Verdict {
 	for _, r := range j.Deny {
 		if r.Port == 0 && r.matchesName(name) {
 			return Verdict{Rule: r.String(), Reason: "in deny: " + r.String()}
@@ -188,7 +188,7 @@ func (j judgeOne) lookup(name string) Verdict {
 	return Verdict{Reason: "not in allow"}
 }
 
-func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
+func (j singlePolicy) answer(name string, addr netip.Addr) Verdict {
 	a := Embedded(addr)
 	for _, r := range j.Deny {
 		if r.Port == 0 && (r.matchesAddr(a) || r.matchesAddr(addr)) {
@@ -210,7 +210,7 @@ func (j judgeOne) answer(name string, addr netip.Addr) Verdict {
 }
 
 // pinned reports whether a rule with a name and exactly this port opens name.
-func (j judgeOne) pinned(name string, port uint16) bool {
+func (j singlePolicy) pinned(name string, port uint16) bool {
 	for _, r := range j.Allow {
 		if r.Port == port && r.matchesName(name) {
 			return true

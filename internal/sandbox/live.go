@@ -54,15 +54,15 @@ func (s *Sandbox) Pause(ctx context.Context) (upper string, err error) {
 		s.upper = UpperIsExport
 	}
 	if err := p.Pause(context.WithoutCancel(ctx)); err != nil {
-		return "", s.goOn(ctx, p, err)
+		return "", s.resumeAfter(ctx, p, err)
 	}
 	s.paused = true
 	return s.upper, nil
 }
 
-// goOn resumes a machine whose guest is suspended after a failed pause. It returns why, the reason
+// resumeAfter resumes a machine whose guest is suspended after a failed pause. It returns why, the reason
 // of the failure, and ends a machine that does not resume. The caller holds s.live.
-func (s *Sandbox) goOn(ctx context.Context, p substrate.Pauser, why error) error {
+func (s *Sandbox) resumeAfter(ctx context.Context, p substrate.Pauser, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), suspendLimit)
 	defer cancel()
 	_ = p.Resume(ctx) // it may be paused nevertheless

@@ -365,7 +365,7 @@ func (s *Store) make(ctx context.Context, spec *Spec, say func(string)) (err err
 		if err != nil {
 			return err
 		}
-		if err := spec.Lock.held(spec.Name, &Lock{FSHash: ref.Hash, Apt: m.Packages}); err != nil {
+		if err := spec.Lock.verify(spec.Name, &Lock{FSHash: ref.Hash, Apt: m.Packages}); err != nil {
 			return err
 		}
 	}

@@ -122,8 +122,8 @@ func readLock(dir fs.FS) (*Lock, error) {
 	return parseLock(b)
 }
 
-// held checks a build's result against the lock.
-func (l *Lock) held(name string, got *Lock) error {
+// verify checks a build's result against the lock.
+func (l *Lock) verify(name string, got *Lock) error {
 	if l == nil || l.FSHash == got.FSHash {
 		return nil
 	}

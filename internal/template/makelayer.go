@@ -62,7 +62,7 @@ func (s *Store) makeLayer(ctx context.Context, spec *Spec, base *turnstone.Templ
 		if reg != nil {
 			lock.Pip, lock.Npm = reg.Pips(), reg.Npms()
 		}
-		if err := spec.Lock.held(spec.Name, lock); err != nil {
+		if err := spec.Lock.verify(spec.Name, lock); err != nil {
 			return err
 		}
 		m.Base, m.Layer, m.Lock = spec.below().Digest(), &l, lock

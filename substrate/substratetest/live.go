@@ -184,8 +184,8 @@ func (g *Guest) counter(t *testing.T) {
 	}
 }
 
-// goesOn checks that the loop continues from at least the given number.
-func (g *Guest) goesOn(t *testing.T, from int) {
+// continues checks that the loop continues from at least the given number.
+func (g *Guest) continues(t *testing.T, from int) {
 	t.Helper()
 	first := g.count(t)
 	if first < from {
@@ -245,9 +245,9 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	at := g.count(t)
 	dir := g.Snapshot(t)
 	// although its connection has ended, and the process should end with the connection
-	g.goesOn(t, at)
+	g.continues(t, at)
 	one := Resume(t, s, c.Machine, dir)
-	one.goesOn(t, at)
+	one.continues(t, at)
 	want(t, one.Client, "cat /workspace/file /dev/shm/d/file; grep -c mine /etc/hosts",
 		"disk\nmemory\n1\n")
 	want(t, one.Client, "echo more >> /workspace/file; sync", "")
@@ -259,7 +259,7 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	forks := []*Guest{g, one}
 	for range 3 {
 		f := Resume(t, s, c.Machine, second)
-		f.goesOn(t, at)
+		f.continues(t, at)
 		want(t, f.Client, "cat /workspace/file", "disk\nmore\n")
 		forks = append(forks, f)
 	}
@@ -323,7 +323,7 @@ func testPausedSnapshot(t *testing.T, s substrate.Substrate, c Config) {
 	// the original is gone, and the clones do not need it
 	for _, dir := range []string{dir, dir + "2"} {
 		f := Resume(t, s, c.Machine, dir)
-		f.goesOn(t, at)
+		f.continues(t, at)
 	}
 }
 
@@ -450,7 +450,7 @@ func testKeep(t *testing.T, s substrate.Substrate, c Config) {
 		t.Fatal(err)
 	}
 	f := Resume(t, s, c.Machine, again)
-	f.goesOn(t, at)
+	f.continues(t, at)
 	want(t, f.Client, "cmp /dev/shm/random /workspace/random", "")
 	for _, name := range p.Files {
 		flip(t, filepath.Join(packed, name))

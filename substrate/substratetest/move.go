@@ -31,7 +31,7 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 	base := packBase(t, k, c.Machine, p, packed)
 	other := c.Elsewhere(t)
 	there := keeper(t, other)
-	goesOn := func(what string) {
+	continues := func(what string) {
 		t.Helper()
 		dir := filepath.Join(t.TempDir(), "vm")
 		if err := there.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed),
@@ -39,13 +39,13 @@ func testMove(t *testing.T, s substrate.Substrate, c Config) {
 			t.Fatalf("%s: %v (%s)", what, err, turnstone.HintOf(err))
 		}
 		f := Resume(t, other, c.Machine, dir)
-		f.goesOn(t, at)
+		f.continues(t, at)
 		want(t, f.Client, "sha256sum < /dev/shm/random; cmp /dev/shm/random /workspace/random", sum)
 		_ = f.Machine.Close()
 	}
-	goesOn("without a snapshot")
+	continues("without a snapshot")
 	_ = Start(t, other, c.Machine, &c.Network).Machine.Close()
-	goesOn("with a snapshot of its own")
+	continues("with a snapshot of its own")
 	refusesBase(t, there, c.Machine, packed, base)
 	if len(base) > 0 { // on its original host it needs no base
 		if err := k.Unpack(t.Context(), c.Machine, substrate.PackedDir(packed),

@@ -87,7 +87,7 @@ type sandboxStopCmd struct {
 // Run stops the sandboxes, in order, up to the first failure.
 func (c *sandboxStopCmd) Run(a *cli.App) error {
 	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
-		stopped, err := each(ctx, s, c.Sandboxes, s.Stop)
+		stopped, err := eachSandbox(ctx, s, c.Sandboxes, s.Stop)
 		return a.Partial(StoppedReport{stopped}, err)
 	})
 }
@@ -112,7 +112,7 @@ func (c *sandboxRmCmd) Run(a *cli.App) error {
 		remove := c.removeAll
 		if !c.All {
 			remove = func(ctx context.Context, s *sandboxes.Store) ([]string, error) {
-				return each(ctx, s, c.Sandboxes, s.Remove)
+				return eachSandbox(ctx, s, c.Sandboxes, s.Remove)
 			}
 		}
 		removed, err := remove(ctx, s)
@@ -139,9 +139,9 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]str
 	return removed, errors.Join(errs...)
 }
 
-// each finds all sandboxes before it calls do with any of them, and returns the IDs of those for
+// eachSandbox finds all sandboxes before it calls do with any of them, and returns the IDs of those for
 // which do succeeded.
-func each(
+func eachSandbox(
 	ctx context.Context, s *sandboxes.Store, refs []string,
 	do func(context.Context, turnstone.SandboxID) error,
 ) ([]string, error) {

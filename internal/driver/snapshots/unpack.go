@@ -16,7 +16,7 @@ import (
 // Unpack implements substrate.Keeper. Its errors may have no type.
 func (k Packer[ID]) Unpack(ctx context.Context, packed substrate.PackedFiles, dir string) error {
 	u := unpacking[ID]{Packer: k, packed: packed, dir: dir}
-	err := u.all(ctx)
+	err := u.unpack(ctx)
 	if err != nil {
 		_ = os.RemoveAll(dir)
 		return k.Wrap(err)
@@ -36,7 +36,7 @@ type unpacking[ID comparable] struct {
 	came  packedBase
 }
 
-func (u *unpacking[ID]) all(ctx context.Context) (err error) {
+func (u *unpacking[ID]) unpack(ctx context.Context) (err error) {
 	b, err := ReadIn(u.packed, ManifestFile, maxPack)
 	if err == nil {
 		u.man, err = parsePacked[ID](b)

@@ -286,12 +286,12 @@ func (e *changes) read(b []byte) {
 			return
 		}
 		name, _, _ := bytes.Cut(b[:size], []byte{0})
-		e.one(wd, mask, string(name))
+		e.event(wd, mask, string(name))
 		b = b[size:]
 	}
 }
 
-func (e *changes) one(wd int32, mask uint32, name string) {
+func (e *changes) event(wd int32, mask uint32, name string) {
 	w := e.w
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		e.overflow = true

@@ -200,7 +200,7 @@ func branches(ctx context.Context, q querier, clause string, args ...any) ([]tur
 	return query(ctx, q, "branches", func(rows *sql.Rows) (b turnstone.Branch, err error) {
 		var created int64
 		err = rows.Scan(&b.Session, &b.Name, &b.Head, &created)
-		b.Created = moment(created)
+		b.Created = fromUnixNano(created)
 		return b, err
 	}, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
 }
@@ -209,7 +209,7 @@ func insertBranch(ctx context.Context, tx *sql.Tx, b turnstone.Branch) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
 		b.Session, b.Name, sql.NullString{String: string(b.Head),
-			Valid: b.Head != ""}, stamp(b.Created))
+			Valid: b.Head != ""}, unixNano(b.Created))
 	return dbError("branch", b.Name, err)
 }
 
@@ -224,7 +224,7 @@ func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnsto
 	return query(ctx, q, "tags", func(rows *sql.Rows) (t turnstone.Tag, err error) {
 		var created int64
 		err = rows.Scan(&t.Session, &t.Name, &t.Turn, &created)
-		t.Created = moment(created)
+		t.Created = fromUnixNano(created)
 		return t, err
 	}, "SELECT session, name, turn, created FROM tags "+clause, args...)
 }
@@ -232,6 +232,6 @@ func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnsto
 func insertTag(ctx context.Context, tx *sql.Tx, t turnstone.Tag) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name,
-		t.Turn, stamp(t.Created))
+		t.Turn, unixNano(t.Created))
 	return dbError("tag", t.Name, err)
 }

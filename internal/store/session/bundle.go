@@ -181,7 +181,7 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) err
 	s := g.Session
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
-		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, stamp(s.Created), next)
+		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, unixNano(s.Created), next)
 	if err != nil {
 		return dbError("import", string(s.ID), err)
 	}

@@ -218,15 +218,15 @@ func dbError(op, path string, err error) error {
 	return e
 }
 
-// stamp and moment convert times to and from the database.
-func stamp(t time.Time) int64 {
+// unixNano and fromUnixNano convert times to and from the database.
+func unixNano(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
 	return t.UnixNano()
 }
 
-func moment(ns int64) time.Time {
+func fromUnixNano(ns int64) time.Time {
 	if ns == 0 {
 		return time.Time{}
 	}

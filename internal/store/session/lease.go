@@ -85,7 +85,7 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 		_, err := tx.ExecContext(ctx,
 			"UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = "+
 				"'running'",
-			turnstone.ResultError, stamp(db.now()), id)
+			turnstone.ResultError, unixNano(db.now()), id)
 		return dbError("reap", string(id), err)
 	})
 	_ = os.Remove(db.leasePath(id))

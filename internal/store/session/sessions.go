@@ -32,7 +32,7 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (turnstone.Se
 		}
 	}
 	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
-		s.ID, sql.NullString{String: name, Valid: name != ""}, stamp(s.Created))
+		s.ID, sql.NullString{String: name, Valid: name != ""}, unixNano(s.Created))
 	if err == nil {
 		err = insertBranch(ctx, tx, turnstone.Branch{Session: s.ID, Name: Main, Created: s.Created})
 	}
@@ -101,7 +101,7 @@ func sessions(ctx context.Context, q querier, clause string, args ...any) ([]tur
 		var name sql.NullString
 		var created int64
 		err = rows.Scan(&s.ID, &name, &created)
-		s.Name, s.Created = name.String, moment(created)
+		s.Name, s.Created = name.String, fromUnixNano(created)
 		return s, err
 	}, "SELECT id, name, created FROM sessions "+clause, args...)
 }

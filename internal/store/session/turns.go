@@ -106,7 +106,7 @@ func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
 		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State,
-		stamp(t.Started), stamp(t.Ended))
+		unixNano(t.Started), unixNano(t.Ended))
 	if err != nil {
 		return dbError("start", string(t.ID), err)
 	}
@@ -154,7 +154,7 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 		_, err = tx.ExecContext(ctx,
 			"UPDATE turns SET status = 'done', result = ?, record = ?, state = ?, branch = ?, "+
 				"ended = ? WHERE id = ?",
-			f.Result, f.Record, f.State, onBranch, stamp(db.now()), t.ID)
+			f.Result, f.Record, f.State, onBranch, unixNano(db.now()), t.ID)
 		return dbError("finish", string(t.ID), err)
 	})
 	if err == nil {
@@ -265,7 +265,7 @@ func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnst
 		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status,
 			&t.Result, &t.Record, &t.State,
 			&started, &ended, &parents)
-		t.Started, t.Ended, t.Parents = moment(started), moment(ended), []turnstone.TurnID{}
+		t.Started, t.Ended, t.Parents = fromUnixNano(started), fromUnixNano(ended), []turnstone.TurnID{}
 		for p := range strings.FieldsSeq(parents) {
 			t.Parents = append(t.Parents, turnstone.TurnID(p))
 		}
