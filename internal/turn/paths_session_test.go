@@ -206,7 +206,7 @@ func TestReplays(t *testing.T) {
 // the next turn resumes it: with what no state has. A machine that a turn needs otherwise, or that
 // died, is made anew on the state.
 func TestMachineStays(t *testing.T) {
-	t.Parallel()
+	// Not in parallel: a process that another test starts holds the machine's lock until its exec.
 	w, s := newWorld(t), plan.Request{Session: "s", Lifetime: turnstone.LifetimeSession}
 	t.Cleanup(func() {
 		if _, err := paused.RemoveSession(context.Background(), w.host, "s"); err != nil {
