@@ -13,8 +13,8 @@ import (
 // maxRules bounds the number of network rules in a list.
 const maxRules = 500
 
-// NetworkHint describes the values of network:.
-const NetworkHint = "write network: on, off, record or replay, or a map with allow, deny, " +
+// networkHint describes the values of network:.
+const networkHint = "write network: on, off, record or replay, or a map with allow, deny, " +
 	"record, replay, intercept and host_ca"
 
 // ruleForm matches the syntax of a network rule and turnRef the syntax of a turn's reference. Other
@@ -35,14 +35,14 @@ func (p *docParser) readNetwork(n *yaml.Node) {
 			"write network: {allow: […]}, or deny")
 		return
 	}
-	s, ok := p.scalar(n, "network", NetworkHint)
+	s, ok := p.scalar(n, "network", networkHint)
 	if !ok {
 		return
 	}
 	on, rules, ok := NetworkMode(s)
 	if !ok {
 		p.errorNode(n, fmt.Sprintf("network: %q is not on, off, record or replay",
-			oneLine(s, maxName)), NetworkHint)
+			oneLine(s, maxName)), networkHint)
 		return
 	}
 	p.doc.Front.Network, p.doc.Front.NetworkRules = &on, rules
@@ -73,7 +73,7 @@ func (p *docParser) networkMap(n *yaml.Node) {
 		key, value := n.Content[i], n.Content[i+1]
 		if key.Kind != yaml.ScalarNode || !slices.Contains(networkKeys, key.Value) {
 			p.errorNode(key, fmt.Sprintf("network: unknown key %q; the nearest known one is %q",
-				oneLine(key.Value, maxName), nearest(key.Value, networkKeys)), NetworkHint)
+				oneLine(key.Value, maxName), nearest(key.Value, networkKeys)), networkHint)
 			continue
 		}
 		if seen[key.Value] {

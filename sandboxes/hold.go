@@ -91,7 +91,7 @@ type holder struct {
 }
 
 // apply moves the sandbox to its next state and records it.
-func (h *holder) apply(e Event, reason string) error {
+func (h *holder) apply(e event, reason string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := h.info
@@ -125,10 +125,10 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 	if h.machine != nil {
 		_ = h.machine.Close()
 	}
-	event, reason := CreateFailed, err.Error()
+	event, reason := eventCreateFailed, err.Error()
 	switch kind := turnstone.KindOf(err); {
 	case ctx.Err() != nil:
-		event, reason = StopRequested, "stopped during its creation"
+		event, reason = eventStopRequested, "stopped during its creation"
 	case kind == turnstone.KindInvalid || kind == turnstone.KindNotFound:
 		// An invalid request leaves no sandbox to inspect or remove.
 		return errors.Join(err, h.store.discard(h.id))
@@ -265,7 +265,7 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	}
 	h.mu.Unlock()
 	// The socket must answer from the ready state on, and not before.
-	if err := h.apply(Configured, ""); err != nil {
+	if err := h.apply(eventConfigured, ""); err != nil {
 		_, _ = l.Close(), ctl.Close()
 		return err
 	}
@@ -297,24 +297,24 @@ func (h *holder) keep(ctx context.Context) {
 }
 
 // await returns the event that ends the sandbox.
-func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (Event, string) {
+func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (event, string) {
 	used := h.use.seen
 	for {
 		select {
 		case <-used:
 			used = nil
-			if err := h.apply(Used, ""); err != nil {
+			if err := h.apply(eventUsed, ""); err != nil {
 				h.log.Error("the first use could not be recorded", "err", err)
 			}
 		case <-ctx.Done():
-			return StopRequested, "on request"
+			return eventStopRequested, "on request"
 		case <-timeUp:
-			return TimeUp, fmt.Sprintf("its time was up (%s)", h.ttl)
+			return eventTimeUp, fmt.Sprintf("its time was up (%s)", h.ttl)
 		case <-h.machine.Done():
 			if err := h.machine.Err(); err != nil {
-				return MachineDied, err.Error()
+				return eventMachineDied, err.Error()
 			}
-			return MachineDied, "its machine ended"
+			return eventMachineDied, "its machine ended"
 		}
 	}
 }

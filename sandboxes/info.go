@@ -54,8 +54,8 @@ func (i Info) Title() string {
 }
 
 // apply moves i to its next state. reason is kept for final states.
-func (i *Info) apply(e Event, reason string) error {
-	next, err := i.State.After(e)
+func (i *Info) apply(e event, reason string) error {
+	next, err := i.State.after(e)
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 				return
 			}
 			defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
-			Splice(guest, conn)
+			splice(guest, conn)
 		})
 	}
 }
@@ -205,7 +205,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 			case <-stop:
 			}
 		}()
-		Splice(guest, ours)
+		splice(guest, ours)
 	})
 	return theirs, nil
 }
@@ -227,9 +227,9 @@ func connPair() (net.Conn, *os.File, error) {
 	return conn, os.NewFile(uintptr(fds[1]), "forward"), nil
 }
 
-// Splice copies in both directions until both sides have ended or a side has failed, and closes
+// splice copies in both directions until both sides have ended or a side has failed, and closes
 // both.
-func Splice(a, b net.Conn) {
+func splice(a, b net.Conn) {
 	var both sync.WaitGroup
 	pump := func(dst, src net.Conn) {
 		_, err := io.Copy(dst, src)

@@ -19,35 +19,38 @@ const (
 // Final reports whether s is a final state, without a machine.
 func (s State) Final() bool { return s == StateStopped || s == StateFailed }
 
-// An Event moves a sandbox from one state to another.
-type Event string
+// An event moves a sandbox from one state to another.
+type event string
 
 // The events in a sandbox's life.
 const (
-	Configured    Event = "configured"     // the machine answers and is configured
-	Used          Event = "used"           // the first process or step was started
-	StopRequested Event = "stop requested" // a client requested the end
-	TimeUp        Event = "time up"        // the sandbox's lifetime is over
-	CreateFailed  Event = "create failed"  // the machine could not be started
-	MachineDied   Event = "machine died"   // the machine ended by itself
-	HolderDied    Event = "holder died"    // the holder process ended without a report
+	eventConfigured    event = "configured"     // the machine answers and is configured
+	eventUsed          event = "used"           // the first process or step was started
+	eventStopRequested event = "stop requested" // a client requested the end
+	eventTimeUp        event = "time up"        // the sandbox's lifetime is over
+	eventCreateFailed  event = "create failed"  // the machine could not be started
+	eventMachineDied   event = "machine died"   // the machine ended by itself
+	eventHolderDied    event = "holder died"    // the holder process ended without a report
 )
 
 // transitions are all transitions.
-var transitions = map[State]map[Event]State{
-	StateCreating: {Configured: StateReady, CreateFailed: StateFailed, StopRequested: StateStopped,
-		HolderDied: StateFailed},
-	StateReady: {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped,
-		MachineDied: StateFailed, HolderDied: StateFailed},
-	StateRunning: {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed,
-		HolderDied: StateFailed},
+var transitions = map[State]map[event]State{
+	StateCreating: {eventConfigured: StateReady, eventCreateFailed: StateFailed,
+		eventStopRequested: StateStopped,
+		eventHolderDied:    StateFailed},
+	StateReady: {eventUsed: StateRunning, eventStopRequested: StateStopped,
+		eventTimeUp:      StateStopped,
+		eventMachineDied: StateFailed, eventHolderDied: StateFailed},
+	StateRunning: {eventStopRequested: StateStopped, eventTimeUp: StateStopped,
+		eventMachineDied: StateFailed,
+		eventHolderDied:  StateFailed},
 	StateStopped: {},
 	StateFailed:  {},
 }
 
-// After returns the state that follows s after e; the error is of kind Internal if e is not
+// after returns the state that follows s after e; the error is of kind Internal if e is not
 // possible in s.
-func (s State) After(e Event) (State, error) {
+func (s State) after(e event) (State, error) {
 	next, ok := transitions[s][e]
 	if !ok {
 		return s, turnstone.Errorf("sandbox.state", turnstone.KindInternal, "sandbox",

@@ -10,15 +10,18 @@ import (
 // TestTransitions checks every state against every event.
 func TestTransitions(t *testing.T) {
 	states := []State{StateCreating, StateReady, StateRunning, StateStopped, StateFailed}
-	events := []Event{Configured, Used, StopRequested, TimeUp, CreateFailed,
-		MachineDied, HolderDied}
-	want := map[State]map[Event]State{
-		StateCreating: {Configured: StateReady, CreateFailed: StateFailed,
-			StopRequested: StateStopped, HolderDied: StateFailed},
-		StateReady: {Used: StateRunning, StopRequested: StateStopped, TimeUp: StateStopped,
-			MachineDied: StateFailed, HolderDied: StateFailed},
-		StateRunning: {StopRequested: StateStopped, TimeUp: StateStopped, MachineDied: StateFailed,
-			HolderDied: StateFailed},
+	events := []event{eventConfigured, eventUsed, eventStopRequested, eventTimeUp,
+		eventCreateFailed,
+		eventMachineDied, eventHolderDied}
+	want := map[State]map[event]State{
+		StateCreating: {eventConfigured: StateReady, eventCreateFailed: StateFailed,
+			eventStopRequested: StateStopped, eventHolderDied: StateFailed},
+		StateReady: {eventUsed: StateRunning, eventStopRequested: StateStopped,
+			eventTimeUp:      StateStopped,
+			eventMachineDied: StateFailed, eventHolderDied: StateFailed},
+		StateRunning: {eventStopRequested: StateStopped, eventTimeUp: StateStopped,
+			eventMachineDied: StateFailed,
+			eventHolderDied:  StateFailed},
 	}
 	for _, s := range states {
 		for _, e := range events {

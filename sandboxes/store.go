@@ -142,7 +142,7 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if err != nil || i.State.Final() {
 		return &i, err
 	}
-	err = i.apply(HolderDied, "its holder process was killed, or the computer was restarted")
+	err = i.apply(eventHolderDied, "its holder process was killed, or the computer was restarted")
 	if err != nil {
 		return nil, err
 	}

@@ -13,8 +13,8 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 )
 
-// ErrLow is in the chain of an error that Check and Low return because the disk is nearly full.
-var ErrLow = errors.New("the disk is nearly full")
+// errLow is in the chain of an error that Check and Low return because the disk is nearly full.
+var errLow = errors.New("the disk is nearly full")
 
 // CheckEvery is the number of bytes between two checks of the free space by a writer.
 const CheckEvery = 16 << 20
@@ -28,8 +28,8 @@ func (e lowError) Error() string {
 		turnstone.Bytes(e.floor).Human())
 }
 
-// Is reports whether target is ErrLow.
-func (lowError) Is(target error) bool { return target == ErrLow }
+// Is reports whether target is errLow.
+func (lowError) Is(target error) bool { return target == errLow }
 
 // A Disk is the file system that contains a directory. It is safe for concurrent use as long as its
 // fields do not change.
@@ -55,7 +55,7 @@ func Statfs(dir string) (total, free uint64, err error) {
 	return st.Blocks * uint64(st.Bsize), st.Bavail * uint64(st.Bsize), nil
 }
 
-// Check returns an error of kind Exhausted, with ErrLow in its chain, if less than 1/parts of floor
+// Check returns an error of kind Exhausted, with errLow in its chain, if less than 1/parts of floor
 // is free.
 func (d *Disk) Check(floor config.Space, parts uint64) error {
 	total, free, err := d.Statfs(d.Dir)
@@ -85,7 +85,7 @@ func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.C
 				return
 			case <-tick.C:
 			}
-			if err := d.Check(floor, 1); errors.Is(err, ErrLow) {
+			if err := d.Check(floor, 1); errors.Is(err, errLow) {
 				cancel(err)
 				return
 			}
@@ -97,7 +97,7 @@ func (d *Disk) Watch(ctx context.Context, floor config.Space) (watched context.C
 // Low returns the error that ended ctx, which Watch created. It returns nil if ctx runs, or ended
 // for another reason.
 func Low(ctx context.Context) error {
-	if cause := context.Cause(ctx); errors.Is(cause, ErrLow) {
+	if cause := context.Cause(ctx); errors.Is(cause, errLow) {
 		return cause
 	}
 	return nil

@@ -25,7 +25,7 @@ func TestCheck(t *testing.T) {
 	d := New(t.TempDir())
 	d.Statfs = func(string) (uint64, uint64, error) { return 100 << 30, 30 << 30, nil }
 	err := d.Check(floor(t, "50%"), 1)
-	if !errors.Is(err, ErrLow) || turnstone.KindOf(err) != turnstone.KindExhausted ||
+	if !errors.Is(err, errLow) || turnstone.KindOf(err) != turnstone.KindExhausted ||
 		turnstone.HintOf(err) == "" {
 		t.Errorf("30 of 100 GiB are free: %v", err)
 	}
@@ -34,7 +34,7 @@ func TestCheck(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	d.Statfs = func(string) (uint64, uint64, error) { return 0, 0, broken }
-	if err := d.Check(floor(t, "50%"), 1); !errors.Is(err, broken) || errors.Is(err, ErrLow) {
+	if err := d.Check(floor(t, "50%"), 1); !errors.Is(err, broken) || errors.Is(err, errLow) {
 		t.Errorf("a disk that cannot be read: %v", err)
 	}
 }
@@ -58,7 +58,7 @@ func TestWatch(t *testing.T) {
 	}
 	full.Store(true)
 	<-ctx.Done()
-	if err := Low(ctx); !errors.Is(err, ErrLow) {
+	if err := Low(ctx); !errors.Is(err, errLow) {
 		t.Errorf("after: %v", err)
 	}
 

@@ -35,8 +35,8 @@ type Builder struct {
 	Tree func(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
 }
 
-// TimeLimit bounds the build of one layer.
-const TimeLimit = 2 * time.Hour
+// timeLimit bounds the build of one layer.
+const timeLimit = 2 * time.Hour
 
 // Build builds a template by its name, or the spec at a path, which is registered when the build
 // succeeds, and lets x find the template's files: see template.Store.Build.
@@ -61,7 +61,7 @@ func (b Builder) Has(ctx context.Context, l turnstone.TemplateLayer) (bool, erro
 // Build implements template.LayerBuilder.
 func (b Builder) Build(ctx context.Context, req template.LayerRequest,
 	commit func(turnstone.TemplateLayer) error) error {
-	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
+	ctx, cancel := context.WithTimeout(ctx, timeLimit)
 	defer cancel()
 	s, bounds, err := b.Start(ctx, req)
 	if err != nil {

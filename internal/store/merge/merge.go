@@ -88,13 +88,13 @@ func version(e *tree.Entry, path string) *turnstone.ConflictVersion {
 	return &turnstone.ConflictVersion{
 		Path: path, Type: typeName(e.Type), Mode: fmt.Sprintf("%04o", e.Mode),
 		UID: e.UID, GID: e.GID,
-		Size: e.Size, Target: e.Target, Major: e.Major, Minor: e.Minor, Digest: DigestOf(e),
+		Size: e.Size, Target: e.Target, Major: e.Major, Minor: e.Minor, Digest: digestOf(e),
 	}
 }
 
-// DigestOf returns a digest of e's content: a file's content, a directory's FS hash, the digest of
+// digestOf returns a digest of e's content: a file's content, a directory's FS hash, the digest of
 // a symlink's target (or of a value) or of a device's numbers. For nil it is empty.
-func DigestOf(e *tree.Entry) turnstone.Digest {
+func digestOf(e *tree.Entry) turnstone.Digest {
 	switch {
 	case e == nil:
 		return ""
