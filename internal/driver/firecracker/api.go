@@ -30,12 +30,21 @@ type (
 		TrackDirtyPages bool  `json:"track_dirty_pages"`
 	}
 	drive struct {
-		DriveID      string `json:"drive_id"`
-		PathOnHost   string `json:"path_on_host"`
-		IsRootDevice bool   `json:"is_root_device"`
-		IsReadOnly   bool   `json:"is_read_only"`
-		CacheType    string `json:"cache_type"`
-		IOEngine     string `json:"io_engine"`
+		DriveID      string       `json:"drive_id"`
+		PathOnHost   string       `json:"path_on_host"`
+		IsRootDevice bool         `json:"is_root_device"`
+		IsReadOnly   bool         `json:"is_read_only"`
+		CacheType    string       `json:"cache_type"`
+		IOEngine     string       `json:"io_engine"`
+		RateLimiter  *rateLimiter `json:"rate_limiter,omitempty"`
+	}
+	rateLimiter struct {
+		Bandwidth *tokenBucket `json:"bandwidth,omitempty"` // a token is a byte
+		Ops       *tokenBucket `json:"ops,omitempty"`       // a token is an operation
+	}
+	tokenBucket struct {
+		Size       int64 `json:"size"`
+		RefillTime int64 `json:"refill_time"` // milliseconds until it is full again
 	}
 	vsockDevice struct {
 		GuestCID uint32 `json:"guest_cid"`

@@ -89,9 +89,9 @@ func (s *Substrate) drive(name string) drive {
 		IOEngine: syncEngine}
 	switch name {
 	case scratchName:
-		d.IsReadOnly = false
+		d.IsReadOnly, d.RateLimiter = false, s.limits.limiter()
 	case substrate.HomeSerial: // it outlives the machine, so its flushes count
-		d.IsReadOnly, d.CacheType = false, writeback
+		d.IsReadOnly, d.CacheType, d.RateLimiter = false, writeback, s.limits.limiter()
 	}
 	return d
 }
@@ -134,4 +134,27 @@ func checkMachine(m substrate.Machine) error {
 		return refuse("memory", errors.New("there is none"))
 	}
 	return nil
+}
+
+// limits are the rate limits of each written disk.
+type limits struct {
+	bytes turnstone.Bytes // per second; 0: any
+	ops   int64           // per second; 0: any
+}
+
+// refill is the time in which a bucket fills, in milliseconds: its size is one second's worth.
+const refill = 1000
+
+func (l limits) limiter() *rateLimiter {
+	if l == (limits{}) {
+		return nil
+	}
+	r := new(rateLimiter)
+	if l.bytes > 0 {
+		r.Bandwidth = &tokenBucket{Size: int64(l.bytes), RefillTime: refill}
+	}
+	if l.ops > 0 {
+		r.Ops = &tokenBucket{Size: l.ops, RefillTime: refill}
+	}
+	return r
 }

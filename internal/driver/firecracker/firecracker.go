@@ -54,6 +54,7 @@ type Substrate struct {
 	hostCPU  turnstone.Digest
 	kernel   string // release of the host's kernel
 	guest    substrate.GuestKernel
+	limits   limits
 	progress func(string)
 	mayOpen  func() error
 	tryKVM   func() error
@@ -72,6 +73,10 @@ type Options struct {
 	// is not final
 	Again  bool
 	Kernel substrate.GuestKernel // kernel that guests boot; Probe's if it is set
+	// DiskBandwidth and DiskOps limit the guest's use of each disk that it writes, in bytes and
+	// operations per second; 0: no limit.
+	DiskBandwidth turnstone.Bytes
+	DiskOps       int64
 }
 
 // ErrUnproven is in the chain of New's error if it is unknown whether a guest starts here, and
@@ -127,8 +132,8 @@ func Find(ctx context.Context, h *statedir.Dir, opts Options) (path, version str
 
 // open finds the programs.
 func open(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error) {
-	s := &Substrate{home: h, progress: opts.Progress, mayOpen: mayOpenKVM, tryKVM: tryKVM,
-		guest: opts.Kernel}
+	s := &Substrate{home: h, progress: opts.Progress, limits: limits{opts.DiskBandwidth,
+		opts.DiskOps}, mayOpen: mayOpenKVM, tryKVM: tryKVM, guest: opts.Kernel}
 	if opts.Probe != nil {
 		s.guest = opts.Probe.GuestKernel()
 	}

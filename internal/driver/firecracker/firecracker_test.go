@@ -456,6 +456,28 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+func TestLimits(t *testing.T) {
+	b := newBench(t, "")
+	before := b.s.identity(b.m)
+	b.s.limits = limits{bytes: 1 << 20, ops: 100}
+	if b.s.identity(b.m) == before {
+		t.Error("a snapshot without limits fits a machine with them")
+	}
+	vm, err := b.s.Boot(within(t), b.m)
+	check(t, err)
+	defer func() { _ = vm.Close() }()
+	limited := 0
+	for _, n := range notes(t, b.log) {
+		if strings.Contains(n.Body,
+			`"rate_limiter":{"bandwidth":{"size":1048576,"refill_time":1000},"ops":{"size":100,"refill_time":1000}}`) {
+			limited++
+		}
+	}
+	if limited != 2 {
+		t.Errorf("%d disks are limited", limited)
+	}
+}
+
 // TestConcurrent checks that many concurrent starts take a single snapshot.
 func TestConcurrent(t *testing.T) {
 	b := newBench(t, "")

@@ -5,8 +5,10 @@ import (
 	"context"
 	"debug/elf"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -136,6 +138,55 @@ func TestRealEntropy(t *testing.T) {
 	if exit.ExitCode != 0 || len(lines) != 3 || !strings.HasPrefix(lines[0], "virtio_rng") ||
 		len(strings.TrimSpace(lines[1])) != 32*3-1 || lines[1] == lines[2] {
 		t.Errorf("it says %q, exit %d", out, exit.ExitCode)
+	}
+}
+
+// TestRealRateLimit checks that a disk with a low rate limit is throttled, by Firecracker's own
+// count.
+func TestRealRateLimit(t *testing.T) {
+	s, m := started(t)
+	s.limits = limits{bytes: 1 << 20}
+	m.Shape.Memory = turnstone.MinMemory // no other test's snapshot is replaced
+	snap, err := s.ensureSnapshot(within(t), m, s.identity(m))
+	check(t, err)
+	files, err := s.restoreFiles(m, snap)
+	check(t, err)
+	fc, err := s.launch(within(t), m.Shape, files)
+	check(t, err)
+	defer func() { _ = fc.Close() }()
+	fc.origin = origin{id: s.identity(m)}
+	path := filepath.Join(fc.cell.dir, outName, "metrics")
+	check(t, os.WriteFile(path, nil, 0o600))
+	check(t, os.Chown(path, int(fc.owner), -1))
+	check(t, fc.api.send(within(t),
+		request{"PUT", "/metrics", map[string]string{"metrics_path": outName + "/metrics"}},
+		s.loadRequest()))
+	check(t, fc.connect(within(t)))
+	client, link, err := substratetest.Configure(within(t), fc, m, nil)
+	check(t, err)
+	defer func() { _, _, _ = fc.Close(), client.Close(), link.Close() }()
+	shell(t, client, "head -c 4000000 /dev/urandom > /workspace/x; sync")
+	check(t, fc.api.send(within(t), request{"PUT", "/actions", action{"FlushMetrics"}}))
+	f, err := openWritten(fc.cell.outDir, "metrics", fc.owner, 16<<20)
+	check(t, err)
+	defer func() { _ = f.Close() }()
+	var throttled, written int64 // since the start; each line adds to it
+	for lines := json.NewDecoder(f); ; {
+		var line map[string]json.RawMessage
+		if err := lines.Decode(&line); errors.Is(err, io.EOF) {
+			break
+		} else {
+			check(t, err)
+		}
+		var scratch struct {
+			Throttled int64 `json:"rate_limiter_throttled_events"`
+			Written   int64 `json:"write_bytes"`
+		}
+		check(t, json.Unmarshal(line["block_"+scratchName], &scratch))
+		throttled, written = throttled+scratch.Throttled, written+scratch.Written
+	}
+	if throttled == 0 || written < 4_000_000 {
+		t.Errorf("it has written %d bytes, and was throttled %d times", written, throttled)
 	}
 }
 
