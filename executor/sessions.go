@@ -5,9 +5,9 @@ import (
 	"io"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo/branchmerge"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/copyout"
-	"turnstone.dev/turnstone/internal/repo/merging"
 )
 
 // Sessions lists all sessions, the most recently used first.
@@ -131,7 +131,7 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 // error means that nothing was stored; an error of kind Invalid or NotFound means that the request
 // is wrong.
 func (x *Executor) Merge(ctx context.Context, req MergeRequest) (*turnstone.MergeReport, error) {
-	return merging.Merge(ctx, x.repo, merging.Request(req))
+	return branchmerge.Merge(ctx, x.repo, branchmerge.Request(req))
 }
 
 // Export writes a session as one file to w: its turns, branches and tags, and the data that they

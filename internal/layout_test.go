@@ -29,7 +29,7 @@ var mustNotImport = map[string][]string{
 	"internal/host":      {"internal/turn/...", "internal/provision", "executor/..."},
 	"internal/provision": {"internal/turn/...", "executor/..."},
 	"internal/turn/...": {"internal/engine", "internal/templatebuild/...", "internal/repo/bundle",
-		"internal/repo/merging", "executor/..."},
+		"internal/repo/branchmerge", "executor/..."},
 	"internal/lang/...": {"document", "internal/template/...", "internal/repo/...", "executor/...",
 		"wire/..."},
 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/archive"
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -25,7 +25,7 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := archive.Pack(ctx, w, src, "")
+		err := tarfiles.Pack(ctx, w, src, "")
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
@@ -41,7 +41,7 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 const maxSkipped = 10
 
 // Download copies the file or folder path of a sandbox to dest on this machine by the same rules.
-// The data is untrusted: archive.Unpack unpacks it, and its size is bounded by the sandbox's
+// The data is untrusted: tarfiles.Unpack unpacks it, and its size is bounded by the sandbox's
 // capacity. tell is called for skipped files.
 func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
 	tell func(string)) error {
@@ -56,7 +56,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	defer c.Close()
 	defer closeAfter(ctx, c)()
 	skipped := 0
-	limits := archive.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: room,
+	limits := tarfiles.Limits{Bytes: i.Shape.Disk + i.TemplateSize, Room: room,
 		Skipped: func(name, why string) {
 			if skipped++; skipped <= maxSkipped {
 				tell(fmt.Sprintf("skipped %q: %s", name, why))
@@ -69,7 +69,7 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 		_ = w.CloseWithError(err)
 		got <- err
 	}()
-	err = archive.Unpack(ctx, r, dest, limits)
+	err = tarfiles.Unpack(ctx, r, dest, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if skipped > maxSkipped {
 		tell(fmt.Sprintf("skipped %d more", skipped-maxSkipped))

@@ -19,7 +19,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/bench/commit"
+	"turnstone.dev/turnstone/internal/bench/storage"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -79,7 +79,7 @@ func (b *bench) runParts(ctx context.Context) error {
 	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start},
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks},
-		{"commit", false, func(ctx context.Context) error { return commit.Measure(ctx, b.dir) }},
+		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
 		{"history", true, b.history}} {
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
 			!(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {

@@ -12,7 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/fsimage/lowerdir"
-	"turnstone.dev/turnstone/internal/repo/place"
+	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/repo/templatefiles"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
@@ -153,7 +153,7 @@ func (cs *ContextStore) close() error {
 
 // blobs returns the packs' location, and the folder with the store's local data.
 func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	return place.Open(ctx, x.Dir, x.place, x.Fault)
+	return location.Open(ctx, x.Dir, x.place, x.Fault)
 }
 
 // Close closes the context store, if it was opened. Running turns of x then count as interrupted.

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/archive"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/tarfiles"
 )
 
 // A Transfer copies a file or folder between the host and the sandbox, in either direction, from
@@ -78,7 +78,7 @@ func (s *Sandbox) Add(ctx context.Context, t Transfer, also io.Writer) error {
 // the folder.
 func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 	if t.In == nil {
-		return archive.Pack(ctx, w, t.Path, "")
+		return tarfiles.Pack(ctx, w, t.Path, "")
 	}
 	rel, err := filepath.Rel(t.In.Name(), t.Path)
 	if err != nil {
@@ -86,18 +86,18 @@ func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 	}
 	name := filepath.Base(t.Path)
 	if st, err := t.In.Stat(rel); err != nil || !st.IsDir() {
-		return archive.PackRoot(ctx, w, t.In, rel, name) // returns the error
+		return tarfiles.PackRoot(ctx, w, t.In, rel, name) // returns the error
 	}
 	sub, err := t.In.OpenRoot(rel)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = sub.Close() }()
-	return archive.PackRoot(ctx, w, sub, ".", name)
+	return tarfiles.PackRoot(ctx, w, sub, ".", name)
 }
 
 // getLimits bounds what a sandbox can make --get write to the host.
-var getLimits = archive.Limits{Entries: 1_000_000}
+var getLimits = tarfiles.Limits{Entries: 1_000_000}
 
 // maxSkipped bounds the number of omitted files that are named: their names are untrusted.
 const maxSkipped = 10
@@ -122,7 +122,7 @@ func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 		_ = w.CloseWithError(err)
 		got <- err
 	}()
-	err := archive.Unpack(ctx, r, t.Dest, limits)
+	err := tarfiles.Unpack(ctx, r, t.Dest, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if skipped > maxSkipped {
 		tell(fmt.Sprintf("--get %s: left out %d more", t.Path, skipped-maxSkipped))

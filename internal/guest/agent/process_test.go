@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/archive"
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -302,7 +302,7 @@ func TestFiles(t *testing.T) {
 	put := func(dest string) error {
 		r, w := io.Pipe()
 		defer func() { _ = r.Close() }()
-		go func() { _ = w.CloseWithError(archive.Pack(t.Context(), w, src, "")) }()
+		go func() { _ = w.CloseWithError(tarfiles.Pack(t.Context(), w, src, "")) }()
 		return h.Put(t.Context(), dest, r)
 	}
 	in := filepath.Join(h.dir, "in")
@@ -325,7 +325,7 @@ func TestFiles(t *testing.T) {
 	out := t.TempDir()
 	pr, pw := io.Pipe()
 	go func() { _ = pw.CloseWithError(h.Get(t.Context(), filepath.Join(in, "tree"), pw)) }()
-	if err := archive.Unpack(t.Context(), pr, out+"/", archive.Limits{}); err != nil {
+	if err := tarfiles.Unpack(t.Context(), pr, out+"/", tarfiles.Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(filepath.Join(out, "tree/link"))

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/internal/archive"
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -20,7 +20,7 @@ func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 		return err
 	}
 	_, base := split(p.Path)
-	pack := func(w io.Writer) error { return archive.Pack(ctx, w, p.Path, base) }
+	pack := func(w io.Writer) error { return tarfiles.Pack(ctx, w, p.Path, base) }
 	if f.chroot != "" {
 		root, name, err := f.openRoot(p.Path)
 		if err != nil {
@@ -30,7 +30,7 @@ func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 		if base == "" || base == "." || base == ".." {
 			return invalid(op, p.Path, "it has no name of its own")
 		}
-		pack = func(w io.Writer) error { return archive.PackRoot(ctx, w, root, name, base) }
+		pack = func(w io.Writer) error { return tarfiles.PackRoot(ctx, w, root, name, base) }
 	} else if err := f.exists(p.Path); err != nil {
 		return fsError(op, p.Path, err)
 	}
@@ -92,8 +92,8 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 
 // unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
 func unpack(ctx context.Context, r io.Reader, dest string) error {
-	return archive.Unpack(ctx, r, dest,
-		archive.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
+	return tarfiles.Unpack(ctx, r, dest,
+		tarfiles.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
 }
 
 // unpackInRoot is unpack for a root other than the agent's, in which names could lead out of the

@@ -7,10 +7,10 @@ import (
 	"io"
 	"sync"
 
-	"turnstone.dev/turnstone/internal/archive"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/tarfiles"
 )
 
 // Copy copies the file or folder at name in the state of the turn that ref names to dest on the
@@ -25,7 +25,7 @@ func Copy(ctx context.Context, x *repo.Repo, ref, name, dest string,
 		return err
 	}
 	skipped = oneAtATime(skipped) // packing and unpacking run concurrently
-	limits := archive.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: room}
+	limits := tarfiles.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: room}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -33,7 +33,7 @@ func Copy(ctx context.Context, x *repo.Repo, ref, name, dest string,
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	err = archive.Unpack(ctx, r, dest, limits)
+	err = tarfiles.Unpack(ctx, r, dest, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer if Unpack returned early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr

@@ -1,5 +1,5 @@
-// Package merging merges turns of a session.
-package merging
+// Package branchmerge merges turns of a session.
+package branchmerge
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package merging
+package branchmerge
 
 import (
 	"fmt"

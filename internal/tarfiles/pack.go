@@ -1,6 +1,6 @@
-// Package archive copies files and folders between a host and a sandbox as tar streams. Pack writes
+// Package tarfiles copies files and folders between a host and a sandbox as tar streams. Pack writes
 // a stream; Unpack reads a possibly hostile stream.
-package archive
+package tarfiles
 
 import (
 	"archive/tar"

@@ -1,6 +1,6 @@
-// Package place opens the location of a state directory's packs: a folder in the state directory,
+// Package location opens the location of a state directory's packs: a folder in the state directory,
 // or a bucket, which belongs to one state directory at a time.
-package place
+package location
 
 import (
 	"bytes"

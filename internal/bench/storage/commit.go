@@ -1,6 +1,6 @@
-// Package commit measures the cost of keeping a turn's files, compared with other programs that
+// Package storage measures the cost of keeping a turn's files, compared with other programs that
 // keep files.
-package commit
+package storage
 
 import (
 	"context"
