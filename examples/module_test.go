@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
@@ -48,8 +49,8 @@ func run(ctx context.Context) error {
 }
 `
 
-// TestOtherModule: a module that imports executor opens one and runs a document, with no
-// variable of turn's, no observer and no turn beside it.
+// TestOtherModule: a module that imports executor opens one and runs a document, with no observer
+// and no turn beside it. The variables of the command turn, with wrong values, change nothing.
 func TestOtherModule(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("a user of their own has no Go here: ", err)
@@ -86,9 +87,10 @@ func TestOtherModule(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	run := exec.CommandContext(t.Context(), program, home, os.Getenv("TURN_RUNSC"))
-	for _, kv := range os.Environ() {
-		if !strings.HasPrefix(kv, "TURN_") {
-			run.Env = append(run.Env, kv)
+	run.Env = os.Environ()
+	for _, v := range cli.Variables {
+		if strings.HasPrefix(v.Name, "TURN_") {
+			run.Env = append(run.Env, v.Name+"=/nonexistent")
 		}
 	}
 	var said strings.Builder

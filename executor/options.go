@@ -38,6 +38,7 @@ type Options struct {
 	Holder sandboxes.Holder
 }
 
-// Environ returns o as the variables that the command turn reads, for a holder. The state directory
-// is not included because it is an argument of the holder.
+// Environ returns o as the variables that the command turn reads, for a holder. An option that is
+// not set is an empty variable, which counts as unset. The state directory is not included because
+// it is an argument of the holder.
 func (o Options) Environ() []string { return engine.Options(o).Environ() }

@@ -29,8 +29,24 @@ func TestEnvironmentOfHolder(t *testing.T) {
 	if !reflect.DeepEqual(got.Options, o) {
 		t.Errorf("the holder has %+v, and its caller %+v", got.Options, o)
 	}
-	if len((executor.Options{}).Environ()) != 0 {
-		t.Errorf("options that are not set are passed on: %q", executor.Options{}.Environ())
+}
+
+// TestEnvironmentOfEmbedder checks that a holder reads no setting of the environment of the program
+// that starts it, whatever the options of its executor. The state directory is an argument.
+func TestEnvironmentOfEmbedder(t *testing.T) {
+	env := map[string]string{}
+	for _, v := range Variables {
+		env[v.Name] = "/nonexistent"
+	}
+	for _, kv := range (executor.Options{QEMU: "/srv/qemu"}).Environ() {
+		name, value, _ := strings.Cut(kv, "=")
+		env[name] = value
+	}
+	got := environment(func(name string) string { return env[name] })
+	got.Dir, got.Background = "", ""
+	want := Settings{Options: executor.Options{QEMU: "/srv/qemu"}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the holder has %+v, want %+v", got, want)
 	}
 }
 

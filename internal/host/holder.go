@@ -64,23 +64,21 @@ func findTurn(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// Environ returns o as the variables that the command turn reads, for a holder. The state directory
-// is not included because it is an argument of the holder.
+// Environ returns o as the variables that the command turn reads, for a holder. An option that is
+// not set is an empty variable, which counts as unset, so that the holder reads no setting of this
+// process's environment. The state directory is not included because it is an argument of the
+// holder.
 func (o Options) Environ() []string {
-	var env []string
-	for _, v := range []struct{ name, value string }{
-		{"TURN_STORE", o.Store},
-		{"TURN_RUNSC", o.Runsc}, {"TURN_QEMU", o.QEMU},
-		{"TURN_FIRECRACKER", o.Firecracker}, {"TURN_JAILER", o.Jailer},
-		{"TURN_AGENT", o.AgentFile},
-		{"TURN_KERNEL", o.Kernel}, {"TURN_KERNEL_MODULES", o.KernelModules},
-		{"TURN_DEBIAN_MIRROR", o.DebianMirror},
-		{"TURN_DEBIAN_SECURITY_MIRROR", o.DebianSecurityMirror},
-		{"PIP_INDEX_URL", o.PipIndex}, {"npm_config_registry", o.NpmRegistry},
-	} {
-		if v.value != "" {
-			env = append(env, v.name+"="+v.value)
-		}
+	return []string{
+		"TURN_STORE=" + o.Store,
+		"TURN_RUNSC=" + o.Runsc, "TURN_QEMU=" + o.QEMU,
+		"TURN_FIRECRACKER=" + o.Firecracker, "TURN_JAILER=" + o.Jailer,
+		"TURN_AGENT=" + o.AgentFile,
+		"TURN_KERNEL=" + o.Kernel, "TURN_KERNEL_MODULES=" + o.KernelModules,
+		"TURN_DEBIAN_MIRROR=" + o.DebianMirror,
+		"TURN_DEBIAN_SECURITY_MIRROR=" + o.DebianSecurityMirror,
+		"PIP_INDEX_URL=" + o.PipIndex,
+		"npm_config_registry=" + o.NpmRegistry, "NPM_CONFIG_REGISTRY=",
+		"TURN_SUBSTRATE=", "TURN_SESSION=",
 	}
-	return env
 }
