@@ -12,6 +12,9 @@
 // Both must have the version of the module. A sandbox that outlives the program also requires the
 // command turn of this version: see Options.Holder.
 //
+// Building the program requires cgo and a C compiler, because the parser of the steps' languages is
+// written in C.
+//
 // Errors are of type *turnstone.Error. turnstone.KindOf returns the kind of an error, and
 // turnstone.HintOf the remedy.
 package executor

@@ -4,10 +4,14 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -36,9 +40,9 @@ var mustNotImport = map[string][]string{
 
 // A goPackage is what go list says of a package.
 type goPackage struct {
-	ImportPath, Dir string
-	GoFiles         []string
-	Imports, Deps   []string
+	ImportPath, Dir, Doc string
+	GoFiles              []string
+	Imports, Deps        []string
 }
 
 // name is the path below the module; empty for the module's root.
@@ -52,7 +56,7 @@ func among(p, pattern string) bool {
 
 func packages(t *testing.T) []goPackage {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Imports,Deps", "./...")
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,GoFiles,Imports,Deps", "./...")
 	cmd.Dir, cmd.Stderr = "..", os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
@@ -129,6 +133,102 @@ func TestImports(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("there is no package %s", who)
+		}
+	}
+}
+
+// mayRead lists the packages below the public packages that read the environment, each with its
+// reads. "all of it" is given to child processes.
+var mayRead = map[string][]string{
+	"internal/hostca":          {"name"}, // SSL_CERT_FILE, SSL_CERT_DIR
+	"internal/statedir":        {`"XDG_DATA_HOME"`},
+	"internal/store/blob/s3":   {`"AWS_`},
+	"internal/template/debian": {`"PATH"`, "name"}, // proxies
+	"sandboxes":                {"all of it"},      // host.Options.Environ replaces what turn reads
+}
+
+// TestEnvironmentIsRead checks that packages that a program can import read no variable TURN_* of
+// the environment, and no other variable that mayRead does not list.
+func TestEnvironmentIsRead(t *testing.T) {
+	all, library := packages(t), map[string]bool{}
+	for _, p := range all {
+		n := name(p.ImportPath)
+		if !strings.HasPrefix(n+"/", "internal/") && !strings.HasPrefix(n, "cmd/") &&
+			!strings.HasSuffix(n, "test") && !strings.Contains(n, "/internal/") {
+			library[p.ImportPath] = true
+			for _, d := range p.Deps {
+				library[d] = true
+			}
+		}
+	}
+	if !library[module+"/internal/statedir"] {
+		t.Fatalf("libraries are %v", library)
+	}
+	found := map[string]bool{}
+	for _, p := range all {
+		if !library[p.ImportPath] {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			for _, read := range reads(t, filepath.Join(p.Dir, file)) {
+				n := name(p.ImportPath)
+				found[n] = true
+				if !slices.ContainsFunc(mayRead[n], func(may string) bool {
+					return strings.HasPrefix(read, may)
+				}) {
+					t.Errorf("%s/%s reads %s of the environment", n, file, read)
+				}
+			}
+		}
+	}
+	for n := range mayRead {
+		if !found[n] {
+			t.Errorf("%s does not read the environment", n)
+		}
+	}
+}
+
+// reads returns the reads of the environment in a file: the argument of each call, or "all of it".
+func reads(t *testing.T, path string) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := map[ast.Expr]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if c, ok := n.(*ast.CallExpr); ok && len(c.Args) == 1 {
+			base := file.FileStart
+			args[c.Fun] = string(text[c.Args[0].Pos()-base : c.Args[0].End()-base])
+		}
+		if s, ok := n.(*ast.SelectorExpr); ok && readsEnvironment(s) {
+			if read := args[s]; read != "" {
+				all = append(all, read)
+			} else {
+				all = append(all, "all of it")
+			}
+		}
+		return true
+	})
+	return all
+}
+
+// readsEnvironment reports whether s is a function that reads the environment.
+func readsEnvironment(s *ast.SelectorExpr) bool {
+	x, ok := s.X.(*ast.Ident)
+	return ok && (x.Name == "os" || x.Name == "syscall" || x.Name == "unix") && slices.Contains(
+		[]string{"Getenv", "LookupEnv", "Environ", "ExpandEnv"}, s.Sel.Name)
+}
+
+// TestPackagesHaveComments checks that every package that is not only tests has a package comment.
+func TestPackagesHaveComments(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.GoFiles) > 0 && p.Doc == "" {
+			t.Errorf("%s has no package comment", p.ImportPath)
 		}
 	}
 }
