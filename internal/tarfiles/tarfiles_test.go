@@ -319,13 +319,24 @@ func TestRoom(t *testing.T) {
 		bytes.Repeat([]byte("x"), 100), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
-	err := Unpack(t.Context(), r, t.TempDir(),
-		Limits{Room: func(string) error { return syscall.ENOSPC }})
-	_ = r.Close()
-	if turnstone.KindOf(err) != turnstone.KindExhausted {
-		t.Error(err)
+	top := t.TempDir()
+	for _, dest := range []string{top, filepath.Join(top, "new") + "/",
+		filepath.Join(top, "new", "file")} {
+		r, w := io.Pipe()
+		go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
+		err := Unpack(t.Context(), r, dest, Limits{Room: func(dir string) error {
+			if dir != top {
+				t.Errorf("%s: the space of %s is checked", dest, dir)
+			}
+			return syscall.ENOSPC
+		}})
+		_ = r.Close()
+		if turnstone.KindOf(err) != turnstone.KindExhausted {
+			t.Errorf("%s: %v", dest, err)
+		}
+		if left, err := os.ReadDir(top); err != nil || len(left) > 0 {
+			t.Errorf("%s: left %v, %v", dest, left, err)
+		}
 	}
 }
 

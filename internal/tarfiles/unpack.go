@@ -42,8 +42,9 @@ const (
 )
 
 // Unpack reads a tar stream from r and writes its content in the manner of docker cp: into dest if
-// dest is a folder or ends in a slash (the folder is created if missing), otherwise under the name
-// dest instead of the stream's single top-level name. Existing files are replaced.
+// dest is a folder or ends in a slash, otherwise under the name dest instead of the stream's single
+// top-level name. Existing files are replaced. Missing folders on the way to the destination are
+// created, unless Room rejects the file system.
 //
 // For any stream, Unpack writes nothing outside of the destination: names that are absolute or
 // contain "..", and entries below symbolic links, are errors of kind Invalid. Unpack skips devices,
@@ -66,6 +67,9 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	dir := dest
 	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
 		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
+	}
+	if err := u.room(existing(dir)); err != nil {
+		return err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination is writable")
@@ -216,12 +220,30 @@ func (u *unpacker) take(n int64) error {
 		return nil
 	}
 	u.asked = u.used
-	err := u.lim.Room(u.root.Name())
+	return u.room(u.root.Name())
+}
+
+// room calls Room, which may be nil.
+func (u *unpacker) room(dir string) error {
+	if u.lim.Room == nil {
+		return nil
+	}
+	err := u.lim.Room(dir)
 	var te *turnstone.Error
 	if err == nil || errors.As(err, &te) {
 		return err
 	}
 	return u.writeError(u.dest, err)
+}
+
+// existing returns the closest existing folder above dir, or dir itself.
+func existing(dir string) string {
+	for {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			return dir
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 func (u *unpacker) writeError(name string, err error) error {

@@ -17,13 +17,20 @@ import (
 // host: into it if it is a folder or ends in a slash, otherwise under that name. Modes, less the
 // umask, and times are kept; owners, set-user-ID and set-group-ID bits are not; hard links become
 // separate files. Nothing is written outside of dest. Devices and pipes, and symlinks that lead out
-// of the copied folder, are omitted: skipped receives each of them, and may be nil.
+// of the copied folder, are omitted: skipped receives each of them, and may be nil. Missing folders
+// on the way to dest are created. The configured free_space of the state directory must stay free
+// on the disk with dest, or else the error is of kind Exhausted.
 func Copy(ctx context.Context, x *repo.Repo, ref, name, dest string,
 	skipped func(name, why string)) error {
 	pack, err := x.Pack(ctx, ref, name)
 	if err != nil {
 		return err
 	}
+	c, err := config.Load(x.Dir.Root)
+	if err != nil {
+		return err
+	}
+	room := func(dir string) error { return diskspace.New(dir).Check(c.Limits.FreeSpace, 1) }
 	skipped = oneAtATime(skipped) // packing and unpacking run concurrently
 	limits := tarfiles.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skipped, Room: room}
 	r, w := io.Pipe()
@@ -51,6 +58,3 @@ func oneAtATime(f func(name, why string)) func(name, why string) {
 		}
 	}
 }
-
-// room checks the disk of a user's folder, to which free_space does not apply.
-func room(dir string) error { return diskspace.Room(dir, config.Space{}) }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/repo/copyout"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -79,6 +80,38 @@ func TestCopyEnds(t *testing.T) {
 		err := copyout.Copy(t.Context(), p.Repo, "s", c.name, c.dest, nil)
 		if turnstone.KindOf(err) != c.kind {
 			t.Errorf("%s: %v, kind %s", c.what, err, turnstone.KindOf(err))
+		}
+	}
+}
+
+// TestCopyLeavesRoom checks that the configured free_space stays free at the destination, that the
+// error says how much is free, and that a rejected copy creates no folder.
+func TestCopyLeavesRoom(t *testing.T) {
+	p := repotest.New(t)
+	p.Turn(p.Session("s"), "main", treetest.File{Path: "/f", Data: "data"})
+	top := t.TempDir()
+	dest := filepath.Join(top, "new", "f")
+	for _, c := range []struct{ free, want string }{
+		{"1000TiB", " are free, and 1000.0 TiB must stay free"}, {"0B", ""},
+	} {
+		if err := os.WriteFile(p.Repo.Dir.Path(config.File),
+			[]byte("[limits]\nfree_space = \""+c.free+"\""), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := copyout.Copy(t.Context(), p.Repo, "s", "/f", dest, nil)
+		if c.want == "" {
+			if b, rerr := os.ReadFile(dest); err != nil || string(b) != "data" {
+				t.Errorf("%s: %q, %v, %v", c.free, b, rerr, err)
+			}
+			continue
+		}
+		if turnstone.KindOf(err) != turnstone.KindExhausted ||
+			!strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(turnstone.HintOf(err), "free_space") {
+			t.Errorf("%s: %v (%s)", c.free, err, turnstone.HintOf(err))
+		}
+		if left, err := os.ReadDir(top); err != nil || len(left) > 0 {
+			t.Errorf("%s: left %v, %v", c.free, left, err)
 		}
 	}
 }
