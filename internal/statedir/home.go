@@ -144,6 +144,9 @@ func sameFile(f *os.File, path string) bool {
 // Release releases the lock. It may be called on nil.
 func (l *Lock) Release() {
 	if l != nil {
+		// A child process between fork and exec still has the descriptor open, so Close alone would
+		// leave the lock held for a moment (flock(2)).
+		_ = syscall.Flock(int(l.f.Fd()), syscall.LOCK_UN)
 		_ = l.f.Close()
 	}
 }

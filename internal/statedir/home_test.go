@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,27 @@ func TestOpen(t *testing.T) {
 		turnstone.HintOf(err) == "" {
 		t.Errorf("a file as home: %v", err)
 	}
+}
+
+// TestReleaseDuringFork checks that a released lock is free while a child process, which is between
+// fork and exec, still has its descriptor.
+func TestReleaseDuringFork(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	l, err := TryAcquire(path)
+	if err != nil || l == nil {
+		t.Fatal(l, err)
+	}
+	child, err := syscall.Dup(int(l.f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Close(child) }()
+	l.Release()
+	again, err := TryAcquire(path)
+	if err != nil || again == nil {
+		t.Errorf("a released lock is not free: %v", err)
+	}
+	again.Release()
 }
 
 func TestLock(t *testing.T) {
