@@ -74,7 +74,7 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	ok[string](t)(dir.MkdirAll("guest"))
-	for name, text := range map[string]string{"agent": "is not started",
+	for name, text := range map[string]string{"agent": "\x7fELF\x02 is not started",
 		config.File: "[network]\ndefault = \"off\"\n[limits]\nfree_space = \"1MiB\"\n"} {
 		if err := os.WriteFile(dir.Path(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

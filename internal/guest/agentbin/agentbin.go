@@ -3,6 +3,7 @@
 package agentbin
 
 import (
+	"bytes"
 	"embed"
 	"os"
 	"strings"
@@ -21,7 +22,7 @@ type Program struct {
 }
 
 // Agent returns the agent: the program in file, or the embedded program if file is empty. The
-// error is of kind Unavailable if there is neither.
+// error is of kind Unavailable if there is neither, and of kind Invalid if file is no program.
 func Agent(file string) (Program, error) {
 	if file != "" {
 		b, err := os.ReadFile(file)
@@ -29,6 +30,11 @@ func Agent(file string) (Program, error) {
 			return Program{}, turnstone.NewError("agent.load", turnstone.KindUnavailable,
 				"agent", err).
 				WithHint("unset TURN_AGENT, or set it to the path of turn-agent")
+		}
+		if !bytes.HasPrefix(b, []byte("\x7fELF\x02")) { // 64-bit: elf(5)
+			return Program{}, turnstone.Errorf("agent.load", turnstone.KindInvalid, file,
+				"is not a program for Linux").
+				WithHint("name the file turn-agent in TURN_AGENT or Options.AgentFile")
 		}
 		return Program{turnstone.DigestBytes(b), func() ([]byte, error) { return b, nil }}, nil
 	}

@@ -18,3 +18,14 @@ func TestDigest(t *testing.T) {
 			turnstone.DigestBytes(b), p.Digest)
 	}
 }
+
+// TestAgentFile checks that a file that is no program is rejected before a sandbox fails to run it.
+func TestAgentFile(t *testing.T) {
+	_, err := Agent("/etc/passwd")
+	if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+		t.Errorf("%v: %s", err, turnstone.HintOf(err))
+	}
+	if _, err := Agent("/proc/self/exe"); err != nil {
+		t.Error(err)
+	}
+}
