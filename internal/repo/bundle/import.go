@@ -140,7 +140,11 @@ func notExported(err error) error {
 	if turnstone.KindOf(err) != turnstone.KindInternal {
 		return err
 	}
-	return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
+	kind := turnstone.KindIntegrity
+	if errors.Is(err, zstd.ErrMagicMismatch) { // another file, not a damaged one
+		kind = turnstone.KindInvalid
+	}
+	return turnstone.Errorf("executor.import", kind, "the file",
 		"is not an exported session, or is damaged: %w", err).
 		WithHint("turn session export makes such a file")
 }

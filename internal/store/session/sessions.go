@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -154,7 +155,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 
 // unknownSession returns the error for a missing session, with a suggestion.
 func (db *DB) unknownSession(ctx context.Context, ref string) error {
-	e := turnstone.Errorf("session.find", turnstone.KindNotFound, ref, "there is no such session").
+	e := turnstone.Errorf("session.find", turnstone.KindNotFound, cmp.Or(ref, `""`), "there is no such session").
 		WithHint("turn session ls lists the sessions")
 	all, err := db.List(ctx)
 	if err != nil {
