@@ -57,8 +57,8 @@ func of(e *engine.Engine, err error) (*Executor, error) {
 	return &Executor{engine: e, repo: e.Repo}, nil
 }
 
-// Close closes the context store, if it was opened. Turns that still run with x count as
-// interrupted.
+// Close closes x: later operations on stored turns return an error of kind Unavailable. Turns that
+// still run with x count as interrupted.
 func (x *Executor) Close() error { return x.engine.Close() }
 
 // Run runs one turn and returns its report with the receipt. If the report is nil, nothing was
@@ -95,6 +95,9 @@ func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
 // Asks lists the requests of doc that a run on this host rejects without further flags, and the
 // session that doc requires. piped is Request.Piped.
 func (x *Executor) Asks(doc *document.Document, piped bool) ([]turnstone.Ask, error) {
+	if err := plan.HasDocument(doc); err != nil {
+		return nil, err
+	}
 	host, err := x.engine.Config()
 	if err != nil {
 		return nil, err

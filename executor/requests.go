@@ -68,7 +68,7 @@ type CommandRequest struct {
 	Cwd      string
 	Add, Get []document.Transfer
 	Timeout  time.Duration
-	Shape    turnstone.Shape        // zero: the default
+	Shape    turnstone.Shape        // as in SandboxRequest
 	Network  *turnstone.NetworkSpec // rules of its network; nil: the host's
 	// HostNetwork selects the host's default in place of Shape.Network.
 	HostNetwork bool

@@ -18,6 +18,9 @@ import (
 // open nothing, values that exclude each other, an image with an impossible name. It starts
 // nothing, and reads no file. Errors are of kind Invalid, and name the document.
 func CheckFront(doc *document.Document) error {
+	if err := HasDocument(doc); err != nil {
+		return err
+	}
 	if err := checkFront(doc); err != nil {
 		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).
 			WithHint(turnstone.HintOf(err))
@@ -112,6 +115,9 @@ func (a *Authority) otherRecording() bool {
 // Skipped steps and steps with the attribute unparsed are not checked. Any other error means that
 // the check itself failed.
 func CheckScripts(ctx context.Context, doc *document.Document) error {
+	if err := HasDocument(doc); err != nil {
+		return err
+	}
 	var faults document.SyntaxErrors
 	for _, step := range doc.Steps {
 		if step.Skip || step.Unparsed {

@@ -97,7 +97,8 @@ func validEnv(env []string) error {
 	for _, kv := range env {
 		name, _, ok := strings.Cut(kv, "=")
 		if !ok || !validEnvName(name) || strings.ContainsRune(kv, 0) {
-			return invalid("env", "%q is not NAME=VALUE", kv)
+			return invalid("env", "%q is not NAME=VALUE", kv).
+				WithHint("use a name of letters, digits and _ that does not begin with a digit")
 		}
 	}
 	return nil

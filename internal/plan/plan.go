@@ -84,7 +84,7 @@ func (w Wants) Fit(s turnstone.Shape) bool {
 
 const op turnstone.Op = "executor.plan"
 
-func invalid(subject, format string, args ...any) error {
+func invalid(subject, format string, args ...any) *turnstone.Error {
 	return turnstone.Errorf(op, turnstone.KindInvalid, subject, format, args...)
 }
 
@@ -170,10 +170,12 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 
 func (p *Plan) check() error {
 	if err := p.Shape.Validate(); err != nil {
-		return turnstone.NewError(op, turnstone.KindInvalid, "", err)
+		return turnstone.NewError(op, turnstone.KindInvalid, "", err).
+			WithHint("use a value in this range")
 	}
 	if p.Timeout <= 0 {
-		return invalid("timeout", "%s is not a valid time limit", p.Timeout)
+		return invalid("timeout", "%s is not a valid time limit", p.Timeout).
+			WithHint("use a time above zero, such as 10m")
 	}
 	if err := driver.Fits(p.Driver, p.Needs()); err != nil {
 		return err
@@ -232,8 +234,12 @@ func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 		Shape: req.Shape, Driver: cmp.Or(req.Substrate, driver.Auto), Live: req.Live,
 		Kept: req.Kept, Hostname: req.Hostname, Env: req.Env, Cwd: req.Cwd,
 		Timeout: cmp.Or(req.Timeout, defaultTimeout), Timed: req.Timeout != 0}
-	if p.Shape == (turnstone.Shape{}) {
-		p.Shape = req.Machine.Shape(turnstone.DefaultShape())
+	if base := req.Machine.Shape(turnstone.DefaultShape()); p.Shape == (turnstone.Shape{}) {
+		p.Shape = base
+	} else {
+		p.Shape.CPUs = cmp.Or(p.Shape.CPUs, base.CPUs)
+		p.Shape.Memory = cmp.Or(p.Shape.Memory, base.Memory)
+		p.Shape.Disk = cmp.Or(p.Shape.Disk, base.Disk)
 	}
 	if req.Fixed {
 		p.Wants = Wants{CPUs: p.Shape.CPUs, Memory: p.Shape.Memory, Disk: p.Shape.Disk}

@@ -314,3 +314,22 @@ func TestNoSecretIsGiven(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestSandboxShape checks that zero sizes of a sandbox's shape are those of its template, or else
+// the defaults.
+func TestSandboxShape(t *testing.T) {
+	def := turnstone.DefaultShape()
+	machine := turnstone.Machine{Memory: 2 << 30}
+	for _, c := range []struct{ shape, want turnstone.Shape }{
+		{turnstone.Shape{},
+			turnstone.Shape{CPUs: def.CPUs, Memory: 2 << 30, Disk: def.Disk, Network: def.Network}},
+		{turnstone.Shape{CPUs: 2}, turnstone.Shape{CPUs: 2, Memory: 2 << 30, Disk: def.Disk}},
+		{turnstone.Shape{Memory: 1 << 30, Network: true},
+			turnstone.Shape{CPUs: def.CPUs, Memory: 1 << 30, Disk: def.Disk, Network: true}},
+	} {
+		p, err := ForSandbox(Sandbox{Shape: c.shape, Machine: machine}, Host{})
+		if err != nil || p.Shape != c.want {
+			t.Errorf("%+v: %+v, %v, want %+v", c.shape, p, err, c.want)
+		}
+	}
+}

@@ -2,7 +2,9 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -14,6 +16,12 @@ import (
 // Valid rejects requests that no grant makes valid, so that no message names a flag that does not
 // help. Errors are of kind Invalid.
 func (a *Authority) Valid() error {
+	if err := HasDocument(a.Request.Document); err != nil {
+		return err
+	}
+	if err := a.validChoices(); err != nil {
+		return err
+	}
 	if a.Replays { // a record was a turn; it is planned without its session
 		return nil
 	}
@@ -32,6 +40,48 @@ func (a *Authority) Valid() error {
 	_, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: rules.Allow, Deny: rules.Deny,
 		Only: rules.HasAllow})
 	return err
+}
+
+// HasDocument reports a missing document as an error of kind Invalid.
+func HasDocument(doc *document.Document) error {
+	if doc != nil {
+		return nil
+	}
+	return invalid("document", "there is none").WithHint("set the document of the request")
+}
+
+// validChoices checks the values of types that have few values.
+func (a *Authority) validChoices() error {
+	for _, req := range []struct {
+		lifetime  turnstone.Lifetime
+		snapshot  document.Snapshot
+		isolation document.Isolation
+	}{
+		{a.Request.Lifetime, a.Request.Snapshot, ""},
+		{a.front().Lifetime, a.front().Snapshot, a.front().Isolation},
+	} {
+		if err := errors.Join(
+			oneOf("lifetime", req.lifetime, turnstone.LifetimeTurn, turnstone.LifetimeSession),
+			oneOf("snapshot", req.snapshot, document.SnapshotNone, document.SnapshotVM),
+			oneOf("isolation", req.isolation, document.IsolationAny,
+				document.IsolationMicroVM)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneOf reports a value that is neither empty nor one of values.
+func oneOf[T ~string](key string, value T, values ...T) error {
+	if value == "" || slices.Contains(values, value) {
+		return nil
+	}
+	var names []string
+	for _, v := range values {
+		names = append(names, string(v))
+	}
+	return invalid(key, "%q is not a valid value", string(value)).
+		WithHint("use " + strings.Join(names, " or "))
 }
 
 // validNames checks the names that the document specifies and its caller does not.

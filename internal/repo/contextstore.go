@@ -46,8 +46,9 @@ type Repo struct {
 	place     string // the bucket of the store; empty: in Dir
 	templates Templates
 
-	mu   sync.Mutex
-	kept *ContextStore // nil until it is needed
+	mu     sync.Mutex
+	kept   *ContextStore // nil until it is needed
+	closed bool
 }
 
 // Templates are the templates of a state directory. *template.Store has them.
@@ -64,10 +65,15 @@ func New(dir *statedir.Dir, place string, templates Templates) *Repo {
 	return &Repo{Dir: dir, place: place, templates: templates}
 }
 
-// Open returns the context store. The first call opens it; it stays open until Close.
+// Open returns the context store. The first call opens it; it stays open until Close. After that the
+// error is of kind Unavailable.
 func (x *Repo) Open(ctx context.Context) (*ContextStore, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	if x.closed {
+		return nil, turnstone.Errorf("executor.context", turnstone.KindUnavailable, x.Dir.Root,
+			"it is closed").WithHint("open the state directory again")
+	}
 	if x.kept != nil {
 		return x.kept, nil
 	}
@@ -156,10 +162,12 @@ func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error)
 	return location.Open(ctx, x.Dir, x.place, x.Fault)
 }
 
-// Close closes the context store, if it was opened. Running turns of x then count as interrupted.
+// Close closes x, with the context store if it was opened. Running turns of x then count as
+// interrupted.
 func (x *Repo) Close() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.closed = true
 	if x.kept == nil {
 		return nil
 	}

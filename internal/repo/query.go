@@ -124,6 +124,11 @@ func (x *Repo) entry(ctx context.Context, ref, name string) (cs *ContextStore,
 // followed. recursive includes everything below it.
 func (x *Repo) ListFiles(ctx context.Context, ref, name string, recursive bool,
 	each func(turnstone.FileInfo) error) error {
+	if each == nil {
+		return turnstone.Errorf("executor.open", turnstone.KindInvalid, ref,
+			"no function receives the files").
+			WithHint("pass a function for each file")
+	}
 	cs, st, real, e, err := x.entry(ctx, ref, name)
 	if err != nil {
 		return err

@@ -21,7 +21,9 @@ func TestRecordThatIsNotThere(t *testing.T) {
 	if err := os.RemoveAll(p.Repo.Dir.Path("store")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := p.Repo.Receipt(t.Context(), "s@1")
+	again := repotest.Open(p.Repo.Dir)
+	defer func() { _ = again.Close() }()
+	_, err := again.Receipt(t.Context(), "s@1")
 	if turnstone.KindOf(err) != turnstone.KindIntegrity ||
 		!strings.Contains(turnstone.HintOf(err), "TURN_STORE") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))

@@ -46,7 +46,8 @@ func Run(ctx context.Context, h *host.Host, req Request, preparing func(string))
 		return 0, err
 	}
 	if len(req.Argv) == 0 {
-		return 0, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "exec", "no command given")
+		return 0, turnstone.Errorf("executor.plan", turnstone.KindInvalid, "exec", "no command given").
+			WithHint("add the command and its arguments")
 	}
 	facts, err := h.Facts()
 	if err != nil {
