@@ -27,7 +27,7 @@ const (
 // a folder.
 func CheckName(what, name string) error {
 	e := &Error{Op: "name", Kind: KindInvalid, Subject: what,
-		Err:  fmt.Errorf("%.80q is not a name", name),
+		Err:  fmt.Errorf("%.80q is not a valid name", name),
 		Hint: `use up to 64 letters, digits, ".", "_" and "-", beginning with a letter or a digit`}
 	if what != NameOfBranch && what != NameOfTag {
 		if len(name) > MaxName || !namePart(name) {
@@ -46,7 +46,7 @@ func CheckName(what, name string) error {
 			return e
 		case strings.Contains(part, ".."), strings.HasSuffix(part, "."),
 			strings.HasSuffix(strings.ToLower(part), ".lock"):
-			e.Err = fmt.Errorf("%.80q is not a name: no part may contain .. or end with . or .lock",
+			e.Err = fmt.Errorf("%.80q is not a valid name: no part may contain .. or end with . or .lock",
 				name)
 			return e
 		}

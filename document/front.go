@@ -318,7 +318,7 @@ func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 func (p *docParser) readImage(n *yaml.Node) {
 	s, ok := p.text(n, "image")
 	if ok && (len(s) > 255 || strings.Contains(s, " ")) {
-		p.errorNode(n, "image is not a name", "write image: base or image: python")
+		p.errorNode(n, "image is not a valid name", "write image: base or image: python")
 		return
 	}
 	p.doc.Front.Image = s
@@ -331,7 +331,7 @@ func (p *docParser) name(n *yaml.Node, key string, to *string) {
 		return
 	}
 	if err := turnstone.CheckName(key, s); err != nil {
-		p.errorNode(n, fmt.Sprintf("%s: %q is not a name", key, oneLine(s, maxName)),
+		p.errorNode(n, fmt.Sprintf("%s: %q is not a valid name", key, oneLine(s, maxName)),
 			turnstone.HintOf(err))
 		return
 	}

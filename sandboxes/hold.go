@@ -148,7 +148,7 @@ func readSpec(in io.ReadCloser) (Spec, error) {
 	}
 	if err != nil {
 		return spec, turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err).
-			WithHint("this command is internal to turn; use turn sandbox create")
+			WithHint("use turn sandbox create instead of this internal command")
 	}
 	return spec, spec.Check()
 }

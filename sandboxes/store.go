@@ -181,7 +181,7 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	case len(begun) > 1:
 		return Info{}, turnstone.Errorf("sandbox.find", turnstone.KindInvalid, "sandbox "+ref,
 			"%d sandboxes have this prefix", len(begun)).
-			WithHint("write more of the ID; turn sandbox ls lists the sandboxes")
+			WithHint("write more of the ID, as turn sandbox ls lists it")
 	}
 	return Info{}, notFound(ref)
 }
@@ -343,7 +343,7 @@ func logTail(dir string, max int64) string {
 func notFound(ref string) error {
 	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound,
 		fmt.Sprintf("sandbox %.80s", ref),
-		"no such sandbox").WithHint("turn sandbox ls lists the sandboxes")
+		"no such sandbox").WithHint("list the sandboxes with turn sandbox ls")
 }
 
 func canceled(ctx context.Context, op turnstone.Op) error {

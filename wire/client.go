@@ -320,7 +320,7 @@ func whole(ended any, got [2]int64) error {
 		if missing := want[i] - got[i]; missing > 0 {
 			return turnstone.Errorf("process.wait", turnstone.KindIntegrity, name,
 				"%d bytes of it were lost", missing).
-				WithHint("another client of the sandbox removed them")
+				WithHint("use only one client of the sandbox for this process")
 		}
 	}
 	return nil
@@ -416,5 +416,5 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	}
 	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, path,
 		"the archive is truncated").WithHint(
-		"the file may have changed while it was read; try again")
+		"try again when nothing changes the file")
 }

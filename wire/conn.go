@@ -218,7 +218,7 @@ func (c *Conn) end(why error) {
 // dead returns the error that callers get from an ended connection.
 func (c *Conn) dead(op turnstone.Op) error {
 	te := turnstone.NewError(op, turnstone.KindDead, "connection to the sandbox", c.err).
-		WithHint("the sandbox has ended; run the turn again")
+		WithHint("run the turn again in a new sandbox")
 	var broken *ProtocolError
 	var closed *ClosedError
 	switch {

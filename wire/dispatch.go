@@ -67,7 +67,7 @@ func (c *Conn) command(m *Message) {
 	if !known {
 		fail(turnstone.Errorf(turnstone.Op(m.Method), turnstone.KindInvalid, m.Method,
 			"no such command").
-			WithHint("docs/wire.md lists the commands"), codeMethodNotFound)
+			WithHint("use a command that docs/wire.md lists"), codeMethodNotFound)
 		return
 	}
 	if d.Gate != nil {
@@ -79,7 +79,7 @@ func (c *Conn) command(m *Message) {
 	params := e.new()
 	if err := decodeStrict(m.Params, params); err != nil {
 		fail(turnstone.NewError(turnstone.Op(m.Method), turnstone.KindInvalid, "parameters", err).
-			WithHint("docs/wire.md lists the parameters"), codeInvalidParams)
+			WithHint("write the parameters as docs/wire.md lists them"), codeInvalidParams)
 		return
 	}
 	release, err := c.reserve(m.Method, params)

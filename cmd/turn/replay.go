@@ -18,7 +18,7 @@ type replayCmd struct {
 	Secret []string `help:"Set a secret of the turn again (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
 	Grant  []string `help:"Grant the turn's request for KEY again (repeatable)." placeholder:"KEY" sep:","`
 	// No default, and not TURN_SUBSTRATE: a replay repeats the same turn.
-	Substrate string `help:"Use this driver (default: that of the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
+	Substrate string `help:"Select the substrate (default: that of the turn)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME"`
 	JSON      bool   `name:"json" help:"Print the comparison and the new receipt as JSON."`
 	Receipt   bool   `help:"Print the new receipt instead of the comparison."`
 	Quiet     bool   `short:"q" help:"Print no progress."`

@@ -62,7 +62,7 @@ api.example.com:443. With --allow everything else is denied.
 stored. --secret-header HOST=NAME=VARIABLE sets a header from a variable of turn's
 environment; the sandbox never has the value.
 
-SIZE is a number with a unit, such as 512MiB or 2GiB. Drivers are auto, firecracker,
+SIZE is a number with a unit, such as 512MiB or 2GiB. Substrates are auto, firecracker,
 qemu and gvisor; turn doctor reports which of them work here.
 
 With --lifetime session the sandbox is paused after the turn, and the next turn

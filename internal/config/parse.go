@@ -48,7 +48,7 @@ func unknownKey(key toml.Key) error {
 	nearest, _ := suggest.Nearest(word, known)
 	return turnstone.Errorf("config.parse", turnstone.KindInvalid, "",
 		"unknown key %q; the nearest known one is %q", key.String(), section+nearest).
-		WithHint("known keys: " + section + strings.Join(known, ", "+section))
+		WithHint("use one of " + section + strings.Join(known, ", "+section))
 }
 
 func keysOf(t reflect.Type) []string {

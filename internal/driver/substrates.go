@@ -196,7 +196,7 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 func Fits(name string, needs Needs) error {
 	if !slices.Contains(Names(), name) {
 		return turnstone.Errorf("substrates.choose", turnstone.KindInvalid, "substrate "+name,
-			"is not known").WithHint("known are " + strings.Join(Names(), ", "))
+			"is unknown").WithHint("use one of " + strings.Join(Names(), ", "))
 	}
 	why := ""
 	for _, o := range real(&Chooser{}) {

@@ -77,7 +77,7 @@ func TestChoose(t *testing.T) {
 		{everything, GVisor, micro, "is not a microVM"},
 		{everything, GVisor, disk, "no disk for a persistent home"},
 		{everything[1:], Firecracker, Needs{}, "firecracker (KVM): is not here"},
-		{everything, "docker", Needs{}, "known are auto, firecracker, qemu, gvisor"},
+		{everything, "docker", Needs{}, "use one of auto, firecracker, qemu, gvisor"},
 	} {
 		c := Chooser{drivers: host(tt.works...)}
 		s, err := c.Choose(t.Context(), tt.ask, tt.needs)

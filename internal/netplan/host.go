@@ -70,6 +70,5 @@ func (h Host) policy() (network.Policy, error) {
 // Locked returns the error for a request that exceeds a locked policy.
 func Locked(what string, err error) error {
 	return turnstone.NewError("executor.network", turnstone.KindInvalid, what, err).
-		WithHint("the policy of this host is locked: see " + config.File +
-			" in its state directory")
+		WithHint("see " + config.File + " in the state directory: the policy of this host is locked")
 }

@@ -27,7 +27,7 @@ func ParseRule(text string) (Rule, error) {
 	if err != nil {
 		return Rule{}, turnstone.NewError("network.rule", turnstone.KindInvalid,
 			strconv.Quote(text), err).
-			WithHint("a rule is a name, an address or a prefix, with a port or without: " +
+			WithHint("write a name, an address or a prefix, with a port or without: " +
 				"api.example.com, *.example.org:443, 10.0.0.0/8, 192.0.2.1:5432")
 	}
 	return r, nil

@@ -43,7 +43,7 @@ func TestCheckHost(t *testing.T) {
 		"network: {allow: [a.example]}": {config: locked},
 		"network: on": {config: "[network]\nlocked = true\ndefault = \"off\"",
 			says: "the host's policy is off"},
-		"session: turn-6":   {says: "is not a name"},
+		"session: turn-6":   {says: "is not a valid name"},
 		"branch: b":         {},
 		"lifetime: session": {},
 	} {

@@ -95,7 +95,7 @@ func (a *Authority) Check(only ...string) error {
 		if !slices.Contains(config.GrantKeys, key) {
 			return turnstone.Errorf("executor.grants", turnstone.KindInvalid, "--grant "+key,
 				"is not a key that can be granted").
-				WithHint("there are " + strings.Join(config.GrantKeys, ", "))
+				WithHint("use one of " + strings.Join(config.GrantKeys, ", "))
 		}
 	}
 	missing := slices.DeleteFunc(a.missing(), func(ask turnstone.Ask) bool {

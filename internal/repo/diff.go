@@ -96,7 +96,7 @@ func (x *Repo) BuiltTemplate(ctx context.Context, name string) (*turnstone.Templ
 	if details.Template == nil {
 		return nil, turnstone.Errorf("executor.template", turnstone.KindUnavailable,
 			"template "+name,
-			"is not built").WithHint("turn template build " + name)
+			"is not built").WithHint("build the template: turn template build " + name)
 	}
 	return details.Template, nil
 }

@@ -93,7 +93,7 @@ func (x *Repo) current(ctx context.Context, cs *ContextStore,
 		return s, err
 	}
 	none := turnstone.Errorf("executor.athand", turnstone.KindNotFound, "the current session",
-		"no session was used yet").WithHint("name the session: turn session ls lists them")
+		"no session was used yet").WithHint("name a session, as turn session ls lists them")
 	f, err := os.Open(x.currentPath())
 	if errors.Is(err, os.ErrNotExist) {
 		return turnstone.Session{}, none

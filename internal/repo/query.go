@@ -114,7 +114,7 @@ func (x *Repo) entry(ctx context.Context, ref, name string) (cs *ContextStore,
 	real, e, err = tree.Resolve(ctx, cs.Store, st.Tree, path.Clean(name))
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		err = turnstone.NewError("executor.open", turnstone.KindNotFound, ref, err).
-			WithHint("turn ls " + ref + ":/ lists all files")
+			WithHint("list all files with turn ls " + ref + ":/")
 	}
 	return cs, st, real, e, err
 }
@@ -164,9 +164,13 @@ func (x *Repo) OpenFile(ctx context.Context, ref, name string) (io.ReadCloser, e
 		return nil, err
 	}
 	if e.Type != tree.File {
+		what := typeName(e.Type)
+		if e.Type == tree.Dir {
+			what = "directory"
+		}
 		return nil, turnstone.Errorf("executor.open", turnstone.KindInvalid, real,
-			"is a %s, not a file", typeName(e.Type)).
-			WithHint("turn ls lists a directory, turn cp copies one")
+			"is a %s, not a file", what).
+			WithHint("list a directory with turn ls, or copy it with turn cp")
 	}
 	return cs.openContent(ctx, st, real, e.Content)
 }

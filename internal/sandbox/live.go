@@ -171,7 +171,7 @@ func (s *Sandbox) lost(err error) error {
 	err = s.CauseOf(err)
 	_ = s.machine.Close()
 	return turnstone.NewError("executor.live", turnstone.KindDead, "sandbox "+string(s.ID()),
-		err).WithHint("it did not resume, and was ended")
+		err).WithHint("create a new sandbox: this one did not resume, and was ended")
 }
 
 // suspend freezes the guest's processes and ends the link. The caller holds s.live. It does not

@@ -19,7 +19,7 @@ func (s *Store) canBuild(spec *Spec) error {
 	}
 	return s.failure(spec, turnstone.Errorf("template.build", turnstone.KindUnavailable, "",
 		"it is built in a sandbox, which is not available here").
-		WithHint("turn template build "+spec.Name))
+		WithHint("build the template: turn template build "+spec.Name))
 }
 
 // makeLayer builds the layered spec on base. The caller holds the digest's lock.

@@ -136,7 +136,7 @@ func CheckName(name string) error {
 		return turnstone.Errorf("template.name", turnstone.KindInvalid,
 			fmt.Sprintf("image %.200q", name),
 			"is not the name of a template").
-			WithHint("turn template ls lists them; an image of a registry is written NAME:TAG")
+			WithHint("list the templates with turn template ls, or write an image of a registry as NAME:TAG")
 	}
 	return nil
 }
@@ -176,8 +176,8 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration,
 	img, pullErr := s.ociClient(progress).Resolve(ctx, ref)
 	if s.anonymous && turnstone.KindOf(pullErr) == turnstone.KindNotFound {
 		pullErr = turnstone.NewError("template.pull", turnstone.KindNotFound, "", pullErr).
-			WithHint("a document's image is asked for without your credentials; to use them, " +
-				"give it with --image " + ref.String())
+			WithHint("to use your credentials, which a document does not get, name the image with " +
+				"--image " + ref.String())
 	}
 	if pullErr != nil {
 		if err != nil || ctx.Err() != nil || age == 0 {

@@ -142,7 +142,7 @@ func Parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 		return spec, nil
 	}
 	out := turnstone.NewError("template.parse", turnstone.KindInvalid, subject, err).
-		WithHint("docs/templates.md explains every key of a spec")
+		WithHint("see docs/templates.md for every key of a spec")
 	var pos toml.ParseError
 	var at *keyError
 	switch {

@@ -180,13 +180,13 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	hint := "the images are " + strings.Join(names, ", ")
+	hint := "use one of " + strings.Join(names, ", ")
 	if near, edits := suggest.Nearest(name, names); near != "" && edits <= max(1, len(near)/2) {
 		hint = fmt.Sprintf("did you mean %s? %s", near, hint)
 	}
 	return nil, false, turnstone.Errorf("template.find", turnstone.KindNotFound,
-		fmt.Sprintf("image %q", name),
-		"is not known").WithHint(hint + "; turn template build makes one from a spec")
+		fmt.Sprintf("template %q", name),
+		"unknown").WithHint(hint + ", or build one from a spec with turn template build")
 }
 
 // registered reads a spec that a user registered.

@@ -266,12 +266,12 @@ func TestLeftoversAreSwept(t *testing.T) {
 func TestUnknownImage(t *testing.T) {
 	s, _ := counting(t)
 	for name, hint := range map[string]string{
-		"pyhton": "did you mean python? the images are base, claude-code, " +
+		"pyhton": "did you mean python? use one of base, claude-code, " +
 			"nodejs, python",
-		"nothing-like-it":          "the images are base, claude-code, nodejs, python",
-		"../../etc":                "the images are base, claude-code, nodejs, python",
-		"":                         "the images are base, claude-code, nodejs, python",
-		strings.Repeat("x", 1<<16): "the images are base, claude-code, nodejs, python",
+		"nothing-like-it":          "use one of base, claude-code, nodejs, python",
+		"../../etc":                "use one of base, claude-code, nodejs, python",
+		"":                         "use one of base, claude-code, nodejs, python",
+		strings.Repeat("x", 1<<16): "use one of base, claude-code, nodejs, python",
 	} {
 		_, err := s.Ensure(context.Background(), name, nil)
 		if turnstone.KindOf(err) != turnstone.KindNotFound ||

@@ -102,7 +102,7 @@ func inUse(name string, use *templateUse) error {
 	}
 	return turnstone.Errorf("executor.template", turnstone.KindUnavailable, "template "+name,
 		"is needed by sessions, which %s: %s", why, strings.Join(names, ", ")).
-		WithHint("turn session rm and turn gc remove a session; " +
+		WithHint("remove a session with turn session rm and turn gc; " +
 			"--keep-files copies the files into the store first; " +
 			"--force removes the image, and damages these sessions")
 }

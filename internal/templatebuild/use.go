@@ -136,7 +136,7 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 	seen := map[turnstone.Digest]bool{}
 	r := &repo.Reach{In: u.cs, Failed: func(what string, err error) error {
 		return turnstone.NewError("executor.template", turnstone.KindOf(err), s.Label()+": "+what,
-			err).WithHint("turn fsck lists all that is damaged")
+			err).WithHint("list all damage with turn fsck")
 	}}
 	r.Object = func(d turnstone.Digest) bool {
 		first := !seen[d] && !u.free[d]

@@ -21,10 +21,10 @@ func TestWrongBeforeAsked(t *testing.T) {
 		"network: {allow: [127.0.0.1]}":     {says: "opened port by port"},
 		"network: {allow: ['2001:db8::1']}": {says: "IPv4 only"},
 		"network: {allow: [10.0.2.5]}":      {says: "the guest's own network"},
-		"session: turn-6":                   {says: `"turn-6": is not a name`},
-		"session: s\nbranch: turn-6":        {says: `"turn-6": is not a name`},
+		"session: turn-6":                   {says: `"turn-6": is not a valid name`},
+		"session: s\nbranch: turn-6":        {says: `"turn-6": is not a valid name`},
 		"branch: '12'": {req: plan.Request{Session: "s"},
-			says: `"12": is not a name`},
+			says: `"12": is not a valid name`},
 		"branch: fix/auth": {says: "branch: fix/auth: belongs to a session, and no session is " +
 			"named"},
 		"lifetime: session": {says: "lifetime: session: belongs to a session"},

@@ -25,7 +25,7 @@ type sandboxCreateCmd struct {
 	Memory turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
 	Disk   turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
 	flags.ForNetwork
-	Substrate string `help:"Use this driver (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
+	Substrate string `help:"Select the substrate (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
 	Quiet     bool   `short:"q" help:"Print no progress."`
 	JSON      bool   `name:"json" help:"Print the sandbox as JSON."`
 }
@@ -37,7 +37,7 @@ a separate process holds it. The ID goes to standard output as soon as the sandb
 ready.
 
 A sandbox with secrets is forked only with --with-secrets. The network modes record and
-replay are for turns. SIZE is a number with a unit, such as 512MiB or 2GiB. Drivers are
+replay are for turns. SIZE is a number with a unit, such as 512MiB or 2GiB. Substrates are
 auto, firecracker, qemu and gvisor.
 
 Exit status: 0 the sandbox is ready; 2 the command line is invalid; 3 the sandbox

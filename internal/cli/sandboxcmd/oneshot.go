@@ -31,7 +31,7 @@ func (c *ExecCmd) Help() string {
 except that a terminal gets no control sequences other than colors.
 
 The network modes record and replay are for turns. SIZE is a number with a unit, such
-as 512MiB or 2GiB. Drivers are auto, firecracker, qemu and gvisor.
+as 512MiB or 2GiB. Substrates are auto, firecracker, qemu and gvisor.
 
 Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
 127 if there is no such command, 126 if it cannot be started; 125 if turn failed;

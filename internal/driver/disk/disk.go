@@ -59,7 +59,7 @@ func format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 	program, err := host.FindSystem("mke2fs")
 	if err != nil {
 		return turnstone.NewError(op, turnstone.KindUnavailable, "mke2fs", err).
-			WithHint("sudo apt-get install e2fsprogs")
+			WithHint("install mke2fs: sudo apt-get install e2fsprogs")
 	}
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E",
 		"lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
@@ -84,7 +84,7 @@ func OpenSlot(op turnstone.Op, path string, flag int) (*os.File, error) {
 	}
 	if err != nil {
 		return nil, turnstone.NewError(op, turnstone.KindIntegrity, path, err).
-			WithHint("the image cannot be used; remove it")
+			WithHint("remove the image")
 	}
 	return f, nil
 }

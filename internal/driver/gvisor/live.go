@@ -75,8 +75,7 @@ func (s *Substrate) fits(m substrate.Machine, id identity) error {
 	if why := id.differs(now); why != "" {
 		return turnstone.Errorf("gvisor.restore", turnstone.KindUnavailable, "the saved sandbox",
 			"it was saved with another %s", why).
-			WithHint("a sandbox resumes only if all of that is the same; " +
-				"start from its files instead")
+			WithHint("start from the files of the saved sandbox instead")
 	}
 	return nil
 }

@@ -138,7 +138,7 @@ func (s *Substrate) unpack(ctx context.Context, m substrate.Machine, from substr
 			return err
 		}
 		return turnstone.Errorf("gvisor.unpack", turnstone.KindIntegrity, "the saved sandbox",
-			"%s: %w", what, err).WithHint("it cannot be used; start from its files instead")
+			"%s: %w", what, err).WithHint("start from its files instead")
 	}
 	b, err := snapshots.ReadIn(from, packFile, snapshots.MaxManifest)
 	if err != nil {

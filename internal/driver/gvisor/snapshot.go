@@ -107,7 +107,7 @@ func openCheckpoint(ctx context.Context, dir string) (man manifest, files []*os.
 // damaged returns the error for a damaged part of the sandbox that was saved in dir.
 func damaged(dir, what string, err error) error {
 	return turnstone.Errorf("gvisor.restore", turnstone.KindIntegrity, dir, "%s: %w", what, err).
-		WithHint("the saved sandbox cannot be used; start from its files instead")
+		WithHint("start from the files of the saved sandbox instead")
 }
 
 // openSnapshot is openCheckpoint for a snapshot of the identity id.

@@ -79,7 +79,8 @@ func (s *Substrate) checkKernel(ctx context.Context, m substrate.Machine, silenc
 		})
 	return nil, turnstone.Errorf(checkOp, turnstone.KindDead, "kernel",
 		"%s", strings.Join(failures, "; ")).
-		WithHint("CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and CONFIG_BLK_DEV_INITRD must be y")
+		WithHint("build the kernel with CONFIG_SERIAL_8250_CONSOLE, CONFIG_PVH and " +
+			"CONFIG_BLK_DEV_INITRD=y")
 }
 
 // checkOrder returns the accelerators for a kernel check in order, and the excluded accelerators as

@@ -76,7 +76,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 		path, err := host.FindSystem(binaryName)
 		if err != nil {
 			return nil, turnstone.NewError("qemu.new", turnstone.KindUnavailable, binaryName, err).
-				WithHint("sudo apt-get install --no-install-recommends qemu-system-x86")
+				WithHint("install QEMU: sudo apt-get install --no-install-recommends qemu-system-x86")
 		}
 		s.binary = path
 	}

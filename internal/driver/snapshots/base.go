@@ -68,7 +68,7 @@ func (k Packer[ID]) base(ctx context.Context, id ID) (*base, error) {
 // gone returns the error for a machine whose base is not available.
 func (k Packer[ID]) gone(err error) error {
 	return turnstone.NewError(k.Op+".pack", turnstone.KindUnavailable, "the template's snapshot",
-		err).WithHint("the base of a machine is gone; start from its files instead")
+		err).WithHint("start a turn from the files of the machine instead")
 }
 
 // The files of a packed base.

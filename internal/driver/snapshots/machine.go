@@ -212,7 +212,7 @@ func OpenLive[ID comparable](op turnstone.Op, dir string, differs func(ID) strin
 func HasHome(op turnstone.Op, id turnstone.SandboxID) error {
 	return turnstone.Errorf(op, turnstone.KindInvalid, string(id),
 		"it has a home disk, which has one writer at a time").
-		WithHint("a running sandbox with a home cannot be cloned")
+		WithHint("clone a sandbox that has no home")
 }
 
 // On returns m with the layers of the saved machine, and without a home.
@@ -232,11 +232,11 @@ func Misfit(op turnstone.Op, why string) error {
 	}
 	return turnstone.Errorf(op, turnstone.KindUnavailable, "the saved machine",
 		"it was saved with another %s", why).
-		WithHint("a machine resumes only if all of that is the same; start from its files instead")
+		WithHint("start from the files of the saved machine instead")
 }
 
 // DamagedLive returns the error for a damaged part of the machine that was saved in dir.
 func DamagedLive(op turnstone.Op, dir, what string, err error) error {
 	return turnstone.Errorf(op, turnstone.KindIntegrity, dir, "%s: %w", what, err).
-		WithHint("the saved machine cannot be used; start from its files instead")
+		WithHint("start from the files of the saved machine instead")
 }

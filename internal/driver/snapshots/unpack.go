@@ -165,7 +165,7 @@ func (u *unpacking[ID]) damaged(ctx context.Context, what string, err error) err
 		return err
 	}
 	return turnstone.Errorf(u.Op+".unpack", turnstone.KindIntegrity, "the saved machine",
-		"%s: %w", what, err).WithHint("it cannot be used; start from its files instead")
+		"%s: %w", what, err).WithHint("start from its files instead")
 }
 
 // ReadIn reads a file of packed; a file longer than limit bytes is an error.

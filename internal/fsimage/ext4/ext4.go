@@ -62,8 +62,7 @@ var _ tree.Node = (*Inode)(nil)
 func corrupt(format string, args ...any) error {
 	return turnstone.Errorf("ext4.read", turnstone.KindIntegrity, "the sandbox's disk",
 		format, args...).
-		WithHint("the file system of this sandbox is damaged, or a program in it wrote to the " +
-			"disk directly; its content cannot be kept")
+		WithHint("run the turn again without programs that write to the disk directly")
 }
 
 func unsupported(format string, args ...any) error {

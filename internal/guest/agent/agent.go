@@ -280,5 +280,5 @@ func Invalid(op turnstone.Op, subject, msg string) error {
 
 func Failed(subject string, err error) error {
 	return turnstone.NewError(wire.MethodSandboxConfigure, turnstone.KindUnavailable, subject, err).
-		WithHint("the sandbox could not be set up; see its console, and report this")
+		WithHint("see the sandbox's console, and report this")
 }

@@ -88,7 +88,7 @@ func (a *Agent) holdWrites(ctx context.Context) error {
 	if err != nil {
 		err = errors.Join(err, a.letGo())
 		return turnstone.NewError(wire.MethodStateExport, turnstone.KindUnavailable, "sandbox",
-			err).WithHint("a process cannot be stopped just now; try again")
+			err).WithHint("try again: a process could not be stopped")
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn,
 		err = errors.Join(err, a.letGo())
 		a.suspended.Store(false)
 		return nil, turnstone.NewError(op, turnstone.KindUnavailable, "sandbox", err).
-			WithHint("a process cannot be stopped just now; try again")
+			WithHint("try again: a process could not be stopped")
 	}
 	res := new(wire.SandboxSuspendResult)
 	if d := a.opt.Disks; d != nil {

@@ -289,7 +289,7 @@ func checkSession(op turnstone.Op, cwd string, env []string) error {
 	case total > maxEnv || len(env) > maxVars:
 		return turnstone.Errorf(op, turnstone.KindExhausted, "environment",
 			"it is larger than 1 MiB, or has too many variables").
-			WithHint("programs cannot be started with it; keep data in files")
+			WithHint("keep data in files, because programs cannot start with such an environment")
 	}
 	return nil
 }
@@ -380,5 +380,5 @@ func safeName(name string) string {
 func runDirError(err error) error {
 	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable,
 		"the agent's folder",
-		files.RootCause(err)).WithHint("a step removed or filled the agent's folder below /run")
+		files.RootCause(err)).WithHint("neither remove nor fill the agent's folder below /run in a step")
 }

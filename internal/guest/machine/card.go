@@ -100,8 +100,7 @@ func (c *card) Suspend() {
 func cardError(err error) error {
 	return turnstone.NewError(wire.MethodSandboxNetwork, turnstone.KindUnavailable, "network card",
 		err).
-		WithHint("the sandbox's network card could not be set up; run with the network off, or " +
-			"report this")
+		WithHint("run with network: off, or report this")
 }
 
 func linkExists(name string) bool {

@@ -45,8 +45,7 @@ func networkUp(n *wire.SandboxNetwork) error {
 func addressUp(name string, n *wire.SandboxNetwork) error {
 	fail := func(err error) error {
 		return turnstone.NewError("sandbox.network", turnstone.KindUnavailable, n.Address, err).
-			WithHint("the sandbox's network card could not be set up; run with the network off, " +
-				"or report this")
+			WithHint("run with network: off, or report this")
 	}
 	ip, ipnet, err := net.ParseCIDR(n.Address)
 	if err != nil {

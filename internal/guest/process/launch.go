@@ -115,7 +115,7 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	}
 	if err := t.mkdirAll(s.Cwd); err != nil {
 		return nil, turnstone.NewError("Process.start", turnstone.KindInvalid, s.Cwd,
-			rootCause(err)).WithHint("the working directory does not exist and cannot be created")
+			rootCause(err)).WithHint("use a working directory that exists or can be created")
 	}
 	path, err := t.lookPath(s.Argv[0], s.Cwd, s.Env)
 	if err != nil {

@@ -187,7 +187,7 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 		return p.hasEnded(op)
 	case errors.Is(err, syscall.EPIPE):
 		return turnstone.Errorf(op, turnstone.KindUnavailable, p.ID,
-			"the process has closed its standard input").WithHint("it reads no more")
+			"the process has closed its standard input").WithHint("write no more to the process")
 	}
 	return turnstone.NewError(op, turnstone.KindUnavailable, p.ID, rootCause(err))
 }

@@ -101,7 +101,7 @@ func (s *Space) ready() error {
 
 func (s *Space) failed(subject string, err error) error {
 	return turnstone.NewError("process.space", turnstone.KindUnavailable, "the sandbox's "+subject,
-		err).WithHint("report this: the sandbox's processes could not be separated from its agent")
+		err).WithHint("report that the sandbox's processes could not be separated from its agent")
 }
 
 //go:embed all:bin

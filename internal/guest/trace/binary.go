@@ -31,8 +31,8 @@ func Check(r io.ReaderAt) error {
 	refuse := func(why string) error {
 		return turnstone.Errorf("trace.check", turnstone.KindUnavailable, "bash",
 			"%s", why).
-			WithHint("the step runs without a trace; to trace its commands use the " +
-				"distribution's dynamically linked bash 4.4 to 5.3")
+			WithHint("to trace the step's commands, use the distribution's dynamically linked " +
+				"bash 4.4 to 5.3")
 	}
 	f, err := elf.NewFile(r)
 	if err != nil {

@@ -65,7 +65,7 @@ func memory(name string, flags int) (*os.File, error) {
 
 func fault(op turnstone.Op, err error) error {
 	return turnstone.NewError(op, turnstone.KindUnavailable, "tracer", err).
-		WithHint("memory files (memfd_create) are required; the step can run without a trace")
+		WithHint("use a kernel with memory files (memfd_create), or run the step without a trace")
 }
 
 // A Recorder collects the commands of a step's shell. Its methods may be called from different

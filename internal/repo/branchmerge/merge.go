@@ -193,7 +193,7 @@ func (m *merging) from(ctx context.Context) (turnstone.Turn, error) {
 		return turnstone.Turn{}, turnstone.Errorf("executor.merge", turnstone.KindNotFound,
 			fmt.Sprintf("%.80q", ref),
 			"no named session has such a branch").
-			WithHint("write SESSION@BRANCH or SESSION@NUMBER; turn session ls lists the sessions")
+			WithHint("write SESSION@BRANCH or SESSION@NUMBER, as turn session ls lists them")
 	}
 	var names []string
 	for _, s := range found[:min(len(found), 5)] {

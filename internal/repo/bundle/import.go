@@ -146,7 +146,7 @@ func notExported(err error) error {
 	}
 	return turnstone.Errorf("executor.import", kind, "the file",
 		"is not an exported session, or is damaged: %w", err).
-		WithHint("turn session export makes such a file")
+		WithHint("name a file that turn session export wrote")
 }
 
 func refused(format string, args ...any) error {
@@ -325,8 +325,7 @@ func (m *importer) admit(c turnstone.Content) error {
 		return turnstone.Errorf("executor.import", turnstone.KindIntegrity, "the file",
 			"unpacks to more than %s and %d times its own size: a content of %s is too large",
 			turnstone.Bytes(maxUnpacked), maxUnpacking, turnstone.Bytes(c.Size)).
-			WithHint("the session has too many repeated contents, such as sparse files: " +
-				"export a session without those files")
+			WithHint("export a session without its repeated contents, such as sparse files")
 	}
 	m.unpacked -= c.Size
 	return nil

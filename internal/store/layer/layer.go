@@ -112,13 +112,13 @@ func (a *applier) result(parent turnstone.TreeRef, old *tree.Root,
 
 func integrity(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindIntegrity, path, format, args...).
-		WithHint("the sandbox's disk is not the result of an overlay and cannot be kept")
+		WithHint("run the turn again without programs that write to the sandbox's disk directly")
 }
 
 func unsupported(path, format string, args ...any) error {
 	return turnstone.Errorf("layer.apply", turnstone.KindInvalid, path, format, args...).
-		WithHint("a program in the sandbox changed the disk below its file system; run the turn " +
-			"again without it")
+		WithHint("run the turn again without the program that changed the disk below its file " +
+			"system")
 }
 
 func exhausted(path, format string, args ...any) error {

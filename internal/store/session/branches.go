@@ -63,7 +63,8 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string,
 func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name string) error {
 	if name == Main {
 		return turnstone.Errorf("session.branch", turnstone.KindInvalid, name,
-			"cannot be removed, because every session has this branch").WithHint("turn session rm removes the whole session")
+			"cannot be removed, because every session has this branch").
+			WithHint("remove the whole session with turn session rm")
 	}
 	if err := db.reap(ctx); err != nil {
 		return err
@@ -143,7 +144,7 @@ func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) err
 		if n, err := res.RowsAffected(); err == nil && n == 0 {
 			return turnstone.Errorf("session.untag", turnstone.KindNotFound, name,
 				"there is no such tag").
-				WithHint(meant(name, names, "turn session show lists the tags"))
+				WithHint(meant(name, names, "list the tags with turn session show"))
 		}
 		return nil
 	})
@@ -190,7 +191,7 @@ func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) 
 			fmt.Sprintf("create the branch with turn fork %s@NUMBER --branch %.80s", label, name)))
 	if len(all) == 0 {
 		e.Subject, e.Err, e.Hint = string(s), errors.New("there is no such session"),
-			"turn session ls lists the sessions"
+			"list the sessions with turn session ls"
 	}
 	return turnstone.Branch{}, e
 }

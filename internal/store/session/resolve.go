@@ -138,7 +138,7 @@ func (db *DB) sel(ctx context.Context, s turnstone.Session, sel string) (turnsto
 			return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
 				s.Label()+"@"+sel,
 				"the branch has no finished turn yet").
-				WithHint("turn log " + s.Label() + " lists its turns")
+				WithHint("list the turns with turn log " + s.Label())
 		}
 		if b.Name == sel {
 			return db.Turn(ctx, b.Head)
@@ -157,7 +157,7 @@ func (db *DB) sel(ctx context.Context, s turnstone.Session, sel string) (turnsto
 	return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
 		fmt.Sprintf("%s@%.80s", s.Label(), sel),
 		"there is no such branch or tag").
-		WithHint(meant(sel, names, "turn session show "+s.Label()+" lists them"))
+		WithHint(meant(sel, names, "list the tags with turn session show "+s.Label()))
 }
 
 // turnNumber returns the number of a turn that is written "turn-N".
@@ -178,7 +178,7 @@ func (db *DB) byNumber(ctx context.Context, s turnstone.Session, number int) (tu
 	if len(all) == 0 {
 		return turnstone.Turn{}, turnstone.Errorf("session.resolve", turnstone.KindNotFound,
 			fmt.Sprintf("%s@%d", s.Label(), number),
-			"there is no such turn").WithHint("turn log " + s.Label() + " lists its turns")
+			"there is no such turn").WithHint("list the turns with turn log " + s.Label())
 	}
 	return db.Turn(ctx, all[0].ID)
 }
@@ -188,7 +188,7 @@ func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (tur
 	error) {
 	unknown := turnstone.Errorf("session.resolve", turnstone.KindNotFound,
 		fmt.Sprintf("%.80s", ref),
-		"there is no such turn").WithHint("turn log SESSION lists a session's turns")
+		"there is no such turn").WithHint("list a session's turns with turn log SESSION")
 	if len(ref) < minPrefix {
 		unknown.Hint = fmt.Sprintf("write at least %d characters of an ID", minPrefix)
 		return turnstone.Turn{}, unknown

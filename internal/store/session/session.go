@@ -36,5 +36,5 @@ func CheckName(what, name string) error {
 	}
 	return turnstone.Errorf("session.name", turnstone.KindInvalid,
 		fmt.Sprintf("%s %.120q", what, name),
-		"is not a name").WithHint(hint)
+		"is not a valid name").WithHint(hint)
 }

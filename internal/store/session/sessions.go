@@ -155,8 +155,8 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 
 // unknownSession returns the error for a missing session, with a suggestion.
 func (db *DB) unknownSession(ctx context.Context, ref string) error {
-	e := turnstone.Errorf("session.find", turnstone.KindNotFound, cmp.Or(ref, `""`), "there is no such session").
-		WithHint("turn session ls lists the sessions")
+	e := turnstone.Errorf("session.find", turnstone.KindNotFound, cmp.Or(ref, `""`),
+		"there is no such session").WithHint("list the sessions with turn session ls")
 	all, err := db.List(ctx)
 	if err != nil {
 		return err

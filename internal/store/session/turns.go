@@ -282,7 +282,7 @@ func turn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone.Turn, 
 	if len(all) == 0 {
 		return turnstone.Turn{}, turnstone.Errorf("session.turn", turnstone.KindNotFound,
 			string(id),
-			"there is no such turn").WithHint("turn log SESSION lists a session's turns")
+			"there is no such turn").WithHint("list a session's turns with turn log SESSION")
 	}
 	return all[0], nil
 }

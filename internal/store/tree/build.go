@@ -145,7 +145,7 @@ func (b *build) fail(p place, err error) error {
 
 func (b *build) invalid(p place, err error) error {
 	return turnstone.NewError("tree.build", turnstone.KindInvalid, p.path(), err).
-		WithHint("the file system is damaged, or its files change while they are read")
+		WithHint("check the file system for damage, and change no file while the tree is built")
 }
 
 func (b *build) top(top *frame, root Node) error {

@@ -91,8 +91,7 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 		if err != nil {
 			return false, turnstone.NewError("oci.login", turnstone.KindInvalid, ref.Registry(),
 				clean(err)).
-				WithHint("the Docker config (docker login writes it) cannot be used for this " +
-					"registry")
+				WithHint("log in to the registry again with docker login, or check the Docker config")
 		}
 		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth,
 			g, []string{ref.repo.Scope(transport.PullScope)})

@@ -253,7 +253,7 @@ func (img *Image) config(b []byte) error {
 	}
 	switch {
 	case len(img.User) > 256 || strings.ContainsAny(img.User, "\x00\n"):
-		return unusable("", "its user %.80q is not a name", img.User)
+		return unusable("", "its user %.80q is not a valid name", img.User)
 	case len(img.Workdir) > 1024 || strings.ContainsAny(img.Workdir, "\x00\n"):
 		return unusable("", "its working directory %.80q is not a path", img.Workdir)
 	}

@@ -143,7 +143,7 @@ func (s *Server) npmDocument(ctx context.Context, name string) (*npmDocument, er
 	doc, err := parseNpm(name, body)
 	if err != nil {
 		return nil, turnstone.NewError("registry.npm", turnstone.KindIntegrity, place(at), err).
-			WithHint("this is not a registry of npm: check npm_config_registry")
+			WithHint("set npm_config_registry to a registry of npm")
 	}
 	if locked != nil {
 		doc.keep(locked)

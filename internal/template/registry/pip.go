@@ -160,7 +160,7 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 	files, err := parsePip(project, kind, body, &at)
 	if err != nil {
 		return nil, turnstone.NewError("registry.pip", turnstone.KindIntegrity, place(at.String()),
-			err).WithHint("this is not an index of pip: check PIP_INDEX_URL")
+			err).WithHint("set PIP_INDEX_URL to an index of pip")
 	}
 	if !s.opts.Locked {
 		return files, nil

@@ -98,7 +98,7 @@ func (c *Content) OpenContent(_ context.Context, want turnstone.Content) (io.Rea
 	})
 	if err != nil {
 		return nil, turnstone.NewError("template.content", kind, string(want.Digest), err).
-			WithHint("the template " + c.root.Name + " may have been removed or built again")
+			WithHint("build the template " + c.root.Name + " again, which may have been removed")
 	}
 	return r, nil
 }

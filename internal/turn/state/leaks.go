@@ -69,6 +69,6 @@ func (w *leakWatch) found() error {
 func Leaked(where, name string) error {
 	return turnstone.Errorf("executor.commit", turnstone.KindInvalid, where,
 		"%w (%s); what the turn changed is not kept", secret.ErrFound, name).
-		WithHint("a step wrote it there: let the steps read it from their environment, and " +
-			"remove the file before the turn ends")
+		WithHint("let the steps read the secret from their environment, and remove the file " +
+			"before the turn ends")
 }
