@@ -20,11 +20,11 @@ const (
 )
 
 // CheckName reports why name is not a valid name for an object of kind what; the error is of kind
-// Invalid. The name of a session or a home is 1 to MaxName letters, digits, ".", "_" and "-", and
-// begins with a letter or a digit. The name of a branch or a tag is 1 to MaxBranch bytes: one or
-// more such parts with "/" between them, where no part contains ".." or ends with "." or ".lock".
-// Git therefore accepts every name of a branch (git-check-ref-format(1)), and no name leads out of
-// a folder.
+// KindInvalid. The name of a session or a home is 1 to MaxName letters, digits, ".", "_" and "-",
+// and begins with a letter or a digit. The name of a branch or a tag is 1 to MaxBranch bytes: one
+// or more such parts with "/" between them, where no part contains ".." or ends with "." or
+// ".lock". Git therefore accepts every name of a branch (git-check-ref-format(1)), and no name
+// leads out of a folder.
 func CheckName(what, name string) error {
 	e := &Error{Op: "name", Kind: KindInvalid, Subject: what,
 		Err:  fmt.Errorf("%.80q is not a valid name", name),

@@ -1,4 +1,5 @@
-// Package executor runs turns: it combines documents, templates and substrates.
+// Package executor is the library for programs that run turns: it opens a state directory, runs and
+// stores turns there, and reads, merges, exports and deletes what is stored.
 //
 // A program that embeds this package ships two programs for Linux beside its own:
 //
@@ -40,14 +41,14 @@ type Executor struct {
 }
 
 // Open returns an executor on the state directory that o names. The caller must Close the executor.
-// The error is of kind Invalid if another user can write to the state directory, and of kind
-// Unavailable if the directory cannot be made.
+// The error is of kind KindInvalid if another user can write to the state directory, and of kind
+// KindUnavailable if the directory cannot be made.
 func Open(_ context.Context, o Options) (*Executor, error) {
 	return of(engine.Open(engine.Options(o)))
 }
 
 // Planner returns an executor for Check and Asks alone: it makes no state directory. The error is
-// of kind Invalid if the host's configuration cannot be read.
+// of kind KindInvalid if the host's configuration cannot be read.
 func Planner(o Options) (*Executor, error) { return of(engine.Planner(engine.Options(o))) }
 
 func of(e *engine.Engine, err error) (*Executor, error) {
@@ -62,9 +63,9 @@ func of(e *engine.Engine, err error) (*Executor, error) {
 func (x *Executor) Close() error { return x.engine.Close() }
 
 // Run runs one turn and returns its report with the receipt. If the report is nil, nothing was
-// started; an error of kind Invalid or NotFound then means that the request is wrong. A turn that
-// was started always has a report, and its Result says how the turn ended. If ctx ends, the result
-// is "error" and the receipt names the interrupted step. obs may be nil.
+// started; an error of kind KindInvalid or KindNotFound then means that the request is wrong. A
+// turn that was started always has a report, and its Result says how the turn ended. If ctx ends,
+// the result is "error" and the receipt names the interrupted step. obs may be nil.
 func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (
 	*turnstone.TurnReport, error) {
 	return x.engine.Run(ctx, plan.Request(req), obs)
@@ -87,7 +88,8 @@ func (x *Executor) Exec(ctx context.Context, req CommandRequest, preparing func(
 
 // Check reports the first error that every run of doc would report: on any host, and on this host
 // with its limits, its locked policy and its files. dir and piped are Request.Dir and
-// Request.Piped. Check starts nothing and makes no state directory. The error is of kind Invalid.
+// Request.Piped. Check starts nothing and makes no state directory. The error is of kind
+// KindInvalid.
 func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
 	return plan.Check(x.engine.Dir.Root, doc, dir, piped)
 }
@@ -118,7 +120,7 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 func (x *Executor) Shape(image string) turnstone.Shape { return x.engine.Shape(image) }
 
 // DefaultNetwork reports whether a sandbox has a network on this host if nothing requests or
-// refuses a network. The error is of kind Invalid if the host's policy cannot be read.
+// refuses a network. The error is of kind KindInvalid if the host's policy cannot be read.
 func (x *Executor) DefaultNetwork() (bool, error) { return x.engine.DefaultNetwork() }
 
 // ReceiptFile returns the path of a turn's receipt in the state directory, or "" if there is no

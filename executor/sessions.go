@@ -16,7 +16,7 @@ func (x *Executor) Sessions(ctx context.Context) ([]turnstone.SessionInfo, error
 }
 
 // Session returns a session with its turns, branches and tags, by its name or ID. The error is of
-// kind NotFound if there is no such session.
+// kind KindNotFound if there is no such session.
 func (x *Executor) Session(ctx context.Context, nameOrID string) (*turnstone.Graph, error) {
 	return x.repo.Session(ctx, nameOrID)
 }
@@ -34,8 +34,8 @@ func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error
 	return x.repo.Expand(ctx, ref, named)
 }
 
-// CurrentSession returns the session that named names, or, if named is empty, the most recently used
-// session. The error is of kind NotFound if there is none.
+// CurrentSession returns the session that named names, or, if named is empty, the most recently
+// used session. The error is of kind KindNotFound if there is none.
 func (x *Executor) CurrentSession(ctx context.Context, named string) (turnstone.Session, error) {
 	return x.repo.CurrentSession(ctx, named)
 }
@@ -130,8 +130,8 @@ func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) er
 
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
 // directory. With unresolved conflicts Merge stores nothing, and the report lists the conflicts. An
-// error means that nothing was stored; an error of kind Invalid or NotFound means that the request
-// is wrong.
+// error means that nothing was stored; an error of kind KindInvalid or KindNotFound means that the
+// request is wrong.
 func (x *Executor) Merge(ctx context.Context, req MergeRequest) (*turnstone.MergeReport, error) {
 	return branchmerge.Merge(ctx, x.repo, branchmerge.Request(req))
 }

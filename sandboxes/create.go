@@ -66,7 +66,7 @@ func (s Spec) secretNames() []string {
 // maxLabel bounds a sandbox's label in bytes.
 const maxLabel = 200
 
-// Check reports the first fault of the spec; the error is of kind Invalid.
+// Check reports the first fault of the spec; the error is of kind KindInvalid.
 func (s Spec) Check() error {
 	fail := func(err error) error {
 		return turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err)

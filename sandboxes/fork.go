@@ -26,7 +26,7 @@ type Fork struct {
 	Secrets bool          // allow a sandbox that holds secrets: the clones have them too
 }
 
-// Check reports the first fault of f; the error is of kind Invalid.
+// Check reports the first fault of f; the error is of kind KindInvalid.
 func (f Fork) Check() error {
 	if f.Count < 1 || f.Count > MaxForks {
 		return forkError(turnstone.KindInvalid, "sandbox",

@@ -129,7 +129,7 @@ var (
 )
 
 // CheckName reports whether name is a valid name for a sandbox: 1 to 63 letters, digits, '.', '_'
-// and '-', the first a letter or digit, and not like an ID. The error is of kind Invalid.
+// and '-', the first a letter or digit, and not like an ID. The error is of kind KindInvalid.
 func CheckName(name string) error {
 	e := turnstone.NewError("sandbox.name", turnstone.KindInvalid, fmt.Sprintf("name %.80q", name),
 		nil).

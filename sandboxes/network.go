@@ -33,7 +33,7 @@ const (
 )
 
 // Network returns the facts of the sandbox's network since the last call. The error is of kind
-// Unavailable if the sandbox has no network.
+// KindUnavailable if the sandbox has no network.
 func (c *Control) Network(ctx context.Context) (turnstone.NetworkFacts, error) {
 	a, _, err := c.do(ctx, controlRequest{Op: opNetwork})
 	if err != nil || a.Network == nil {
@@ -42,8 +42,8 @@ func (c *Control) Network(ctx context.Context) (turnstone.NetworkFacts, error) {
 	return *a.Network, nil
 }
 
-// DialGuest opens a connection to a TCP port of a running sandbox. The error is of kind Unavailable
-// if no process listens there or the sandbox has no network.
+// DialGuest opens a connection to a TCP port of a running sandbox. The error is of kind
+// KindUnavailable if no process listens there or the sandbox has no network.
 func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID,
 	port uint16) (net.Conn, error) {
 	c, err := s.Control(ctx, id)

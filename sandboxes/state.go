@@ -48,7 +48,7 @@ var transitions = map[State]map[event]State{
 	StateFailed:  {},
 }
 
-// after returns the state that follows s after e; the error is of kind Internal if e is not
+// after returns the state that follows s after e; the error is of kind KindInternal if e is not
 // possible in s.
 func (s State) after(e event) (State, error) {
 	next, ok := transitions[s][e]

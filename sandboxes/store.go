@@ -92,8 +92,8 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 	return infos, nil
 }
 
-// Get returns the sandbox with this ID. The error is of kind NotFound if there is none, and of kind
-// Integrity if its state.json is damaged.
+// Get returns the sandbox with this ID. The error is of kind KindNotFound if there is none, and of
+// kind KindIntegrity if its state.json is damaged.
 func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 	if !idForm.MatchString(string(id)) {
 		return Info{}, notFound(string(id))
@@ -152,7 +152,7 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 
 // Find returns the sandbox that ref names: an ID, a unique prefix of an ID, or a name. Of several
 // sandboxes with the same name Find returns the running sandbox, or else the newest. The error is
-// of kind NotFound, or Invalid if ref is ambiguous.
+// of kind KindNotFound, or KindInvalid if ref is ambiguous.
 func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	if idForm.MatchString(ref) {
 		return s.Get(turnstone.SandboxID(ref))
@@ -186,8 +186,8 @@ func (s *Store) Find(ctx context.Context, ref string) (Info, error) {
 	return Info{}, notFound(ref)
 }
 
-// Dial opens a connection of the wire to the sandbox's agent. The error is of kind Unavailable
-// during the sandbox's creation, and Dead when the sandbox has ended.
+// Dial opens a connection of the wire to the sandbox's agent. The error is of kind KindUnavailable
+// during the sandbox's creation, and KindDead when the sandbox has ended.
 func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, error) {
 	c, err := s.dial(ctx, id, socketFile)
 	if err != nil {
@@ -268,7 +268,7 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 }
 
 // stop makes the holder end, by force after KillAfter, and returns the lock. An error of kind
-// Integrity is returned together with the lock.
+// KindIntegrity is returned together with the lock.
 func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
 	i, err := s.Get(id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {

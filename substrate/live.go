@@ -25,9 +25,9 @@ type Snapshotter interface {
 type Resumer interface {
 	// RestoreFrom starts a clone of the sandbox in dir, which was started from m. Its memory is
 	// copy-on-write, and dir may be removed after the start. The agent waits for a new link and
-	// Sandbox.renew. An error of kind Integrity means that the folder is damaged; an error of kind
-	// Unavailable means that this machine is not compatible with the machine that wrote the folder,
-	// and a retry does not help.
+	// Sandbox.renew. An error of kind KindIntegrity means that the folder is damaged; an error of
+	// kind KindUnavailable means that this machine is not compatible with the machine that wrote
+	// the folder, and a retry does not help.
 	RestoreFrom(ctx context.Context, m Machine, dir string) (Sandbox, error)
 }
 
@@ -72,9 +72,9 @@ type Keeper interface {
 	Pack(ctx context.Context, m Machine, dir, out string) (Packed, error)
 	// Unpack creates the folder dir for RestoreFrom from the files of Pack and PackBase. m.Layers
 	// are the images that Packed.Layers names, in that order. packed is untrusted; its files have
-	// the names that Pack and PackBase return. An error of kind Integrity means that packed is
-	// damaged; an error of kind Unavailable means that a required part differs on this machine, and
-	// a retry does not help.
+	// the names that Pack and PackBase return. An error of kind KindIntegrity means that packed is
+	// damaged; an error of kind KindUnavailable means that a required part differs on this machine,
+	// and a retry does not help.
 	Unpack(ctx context.Context, m Machine, packed PackedFiles, dir string) error
 }
 
@@ -99,7 +99,7 @@ type BasePacker interface {
 	Keeper
 	// PackBase writes the base that Packed.Base of a machine of m names into the new folder out,
 	// and returns the files' names: Unpack uses them if that snapshot is missing or different. A
-	// missing base is an error of kind Unavailable.
+	// missing base is an error of kind KindUnavailable.
 	PackBase(ctx context.Context, m Machine, base turnstone.Digest, out string) (files []string,
 		err error)
 }

@@ -15,7 +15,7 @@ import (
 
 // A Client drives a sandbox over a connection: its methods send commands together with their
 // streams and events. They are safe for concurrent use. If the connection ends, a method returns an
-// error of kind Dead.
+// error of kind KindDead.
 type Client struct {
 	*Conn
 

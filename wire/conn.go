@@ -306,8 +306,9 @@ func (c *Conn) answer(m *Message) error {
 }
 
 // Call sends a command and waits for its answer. When ctx ends, Call returns at once; the other
-// side may still execute the command. If the connection ends, Call returns an error of kind Dead.
-// An error from the other side is returned as the *turnstone.Error that the other side sent.
+// side may still execute the command. If the connection ends, Call returns an error of kind
+// KindDead. An error from the other side is returned as the *turnstone.Error that the other side
+// sent.
 func (c *Conn) Call(ctx context.Context, method string, params, result any) error {
 	if params == nil {
 		params = struct{}{}

@@ -12,7 +12,7 @@ import (
 // untrusted, and a length may have any value. A write blocks while the guest does not take earlier
 // data. A single goroutine may read and a single goroutine may write; Close may be called from any
 // goroutine and ends both. NetworkStream sets p's In and Out. ctx bounds the call only. The errors
-// are the agent's, and of kind Dead when the connection ends; reading returns io.EOF when the
+// are the agent's, and of kind KindDead when the connection ends; reading returns io.EOF when the
 // guest's side has ended.
 func (c *Client) NetworkStream(ctx context.Context,
 	p SandboxNetworkParams) (io.ReadWriteCloser, error) {

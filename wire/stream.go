@@ -101,7 +101,7 @@ func newReceiver(c *Conn, id StreamID) *Receiver {
 }
 
 // Read implements io.Reader. It returns io.EOF at the stream's end, an error with ErrReset when the
-// sender aborted the stream, and an error of kind Dead when the connection ended.
+// sender aborted the stream, and an error of kind KindDead when the connection ended.
 func (r *Receiver) Read(p []byte) (int, error) {
 	r.mu.Lock()
 	for len(r.queue) == 0 && r.err == nil {
@@ -225,7 +225,7 @@ func newSender(c *Conn, id StreamID) *Sender {
 }
 
 // Write implements io.Writer. It waits for the reader. Its error has ErrReset in its chain when the
-// reader aborted the stream, and is of kind Dead when the connection ended.
+// reader aborted the stream, and is of kind KindDead when the connection ended.
 func (s *Sender) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {

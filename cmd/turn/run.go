@@ -103,7 +103,8 @@ func (c *runCmd) Run(a *cli.App) error {
 		return err
 	}
 	if c.Branch != "" && c.session() == "" && doc.Front.Session == "" {
-		return cli.Usage(errors.New("--branch requires --session"))
+		return cli.Usage(turnstone.Errorf("usage", turnstone.KindInvalid, "",
+			"--branch requires --session").WithHint("name the session with --session"))
 	}
 	out, err := c.output(doc)
 	if err != nil {

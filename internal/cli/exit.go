@@ -59,7 +59,7 @@ func CodeOf(err error) int {
 	return ExitAborted
 }
 
-// Usage adds a hint at the help to kong's error.
+// Usage adds a hint at the help to an error of the command line that has no hint.
 func Usage(err error) error {
 	hint := "list the commands with turn --help"
 	var parse *kong.ParseError
@@ -67,6 +67,9 @@ func Usage(err error) error {
 		if words := commandWords(parse.Context); words != "" {
 			hint = "list the flags with turn " + words + " --help"
 		}
+	}
+	if own := turnstone.HintOf(err); own != "" {
+		hint = own
 	}
 	err = turnstone.NewError("usage", turnstone.KindInvalid, "", err).WithHint(hint)
 	return Exit(ExitUsage, err)

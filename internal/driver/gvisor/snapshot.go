@@ -213,10 +213,10 @@ func (s *Substrate) fillSnapshot(ctx context.Context, m substrate.Machine, id id
 	return man.seal(ctx, tmp)
 }
 
-// checkpoint saves the sandbox to the folder dir. The sandbox ends unless it is to continue.
-func (v *sandbox) checkpoint(ctx context.Context, dir string, goOn bool) error {
+// checkpoint saves the sandbox to the folder dir. The sandbox ends unless leaveRunning.
+func (v *sandbox) checkpoint(ctx context.Context, dir string, leaveRunning bool) error {
 	args := []string{"checkpoint", "--image-path=" + dir, "--compression=none"}
-	if goOn {
+	if leaveRunning {
 		args = append(args, "--leave-running")
 	}
 	return v.control(ctx, append(args, string(v.ID()))...)
