@@ -18,7 +18,7 @@ type StoreUsage struct {
 	Bytes   int64 `json:"bytes"`        // of the objects, uncompressed
 }
 
-// StoreSwept is the result of Sweep.
+// StoreSwept is the part of a garbage collection that concerns the store.
 type StoreSwept struct {
 	Objects      int   `json:"objects"` // deleted objects
 	Kept         int   `json:"kept"`

@@ -30,7 +30,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 )
 
-// DefaultImage is the image of a document that names none.
+// DefaultImage is the image of a document that names none: the template "base".
 const DefaultImage = plan.DefaultImage
 
 // An Executor runs and stores turns with one state directory. It is safe for concurrent use, also
@@ -42,7 +42,7 @@ type Executor struct {
 
 // Open returns an executor on the state directory that o names. The caller must Close the executor.
 // The error is of kind KindInvalid if another user can write to the state directory, and of kind
-// KindUnavailable if the directory cannot be made.
+// KindUnavailable if the directory cannot be made. ctx is reserved for later use.
 func Open(_ context.Context, o Options) (*Executor, error) {
 	return of(engine.Open(engine.Options(o)))
 }

@@ -72,7 +72,7 @@ func (x *Executor) OpenFile(ctx context.Context, ref, name string) (io.ReadClose
 // CopyOut copies the file or directory at name, in the state of the turn that ref names, to dest on
 // the host: into dest if dest is a directory or ends in a slash, otherwise under that name. Nothing
 // is written outside of dest; missing directories on the way to dest are created. skipped is called
-// with each omitted file and the reason; it may be nil. The error is of kind Exhausted if the
+// with each omitted file and the reason; it may be nil. The error is of kind KindExhausted if the
 // configured free_space of the state directory would not stay free on the disk with dest.
 func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string,
 	skipped func(name, why string)) error {

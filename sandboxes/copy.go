@@ -41,8 +41,8 @@ func (s *Store) Upload(ctx context.Context, id turnstone.SandboxID, src, dest st
 const maxSkipped = 10
 
 // Download copies the file or folder path of a sandbox to dest on this machine by the same rules.
-// The data is untrusted: tarfiles.Unpack unpacks it, and its size is bounded by the sandbox's
-// capacity. tell is called for skipped files.
+// The data is untrusted: nothing is written outside of dest, and the size is bounded by the
+// sandbox's capacity. tell is called for skipped files.
 func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
 	tell func(string)) error {
 	i, err := s.Get(id)

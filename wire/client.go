@@ -380,7 +380,7 @@ func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 }
 
 // Get writes path of the sandbox to w as a tar stream (FileSystem.pack). The stream is untrusted:
-// unpack it with tarfiles.Unpack.
+// its names can lead out of the destination. sandboxes.Store.Download unpacks such a stream safely.
 func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	id := c.NewStream()
 	r, err := c.Receiver(id)

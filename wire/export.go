@@ -7,8 +7,8 @@ import (
 )
 
 // Export makes the agent pack the upper directory (State.export, after State.freeze) and calls read
-// with the stream. The stream is untrusted: read it with package upperdir. An error of read takes
-// precedence over the agent's error.
+// with the stream. The stream is untrusted, and its format is internal to this module. An error of
+// read takes precedence over the agent's error.
 func (c *Client) Export(ctx context.Context, read func(io.Reader) error) error {
 	return c.export(ctx, false, read)
 }

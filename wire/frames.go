@@ -44,6 +44,8 @@ type ClosedError struct {
 	Reason string
 }
 
+// Error returns the reason of the other side, or the code of the closing frame (RFC 6455, section
+// 7.4) if no reason was sent.
 func (e *ClosedError) Error() string {
 	if e.Reason == "" {
 		return fmt.Sprintf("the other side closed the connection (%d)", e.Code)

@@ -136,7 +136,8 @@ func CheckName(name string) error {
 		return turnstone.Errorf("template.name", turnstone.KindInvalid,
 			fmt.Sprintf("image %.200q", name),
 			"is not the name of a template").
-			WithHint("list the templates with turn template ls, or write an image of a registry as NAME:TAG")
+			WithHint("list the templates with turn template ls, or write an image of a registry " +
+				"as NAME:TAG")
 	}
 	return nil
 }

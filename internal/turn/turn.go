@@ -1,4 +1,5 @@
-// Package turn runs turns: it combines documents, templates and substrates.
+// Package turn runs a planned turn from its place in a session to its commit: it starts or resumes
+// the sandbox, runs the steps, records the network, collects the files and writes the receipt.
 package turn
 
 import (

@@ -141,7 +141,8 @@ func (s *processes) Detach(ctx context.Context, c *wire.Conn, p *wire.ProcessDet
 	}
 	if s.a.client(c).detach(ctx, proc) == nil {
 		return turnstone.Errorf(wire.MethodProcessDetach, turnstone.KindNotFound, proc.ID,
-			"this connection is not attached to it").WithHint("attach to the process first with Process.attach")
+			"this connection is not attached to it").
+			WithHint("attach to the process first with Process.attach")
 	}
 	return nil
 }

@@ -380,5 +380,6 @@ func safeName(name string) string {
 func runDirError(err error) error {
 	return turnstone.NewError(wire.MethodShellExecute, turnstone.KindUnavailable,
 		"the agent's folder",
-		files.RootCause(err)).WithHint("neither remove nor fill the agent's folder below /run in a step")
+		files.RootCause(err)).
+		WithHint("neither remove nor fill the agent's folder below /run in a step")
 }

@@ -116,7 +116,8 @@ func (f *Files) Unwatch(_ context.Context, c *wire.Conn, p *wire.FileSystemUnwat
 	if w == nil {
 		return turnstone.Errorf(wire.MethodFileSystemUnwatch, turnstone.KindNotFound,
 			brief.Clip(p.WatchID, 64),
-			"this connection has no such watch").WithHint("use the watch ID that FileSystem.watch returned")
+			"this connection has no such watch").
+			WithHint("use the watch ID that FileSystem.watch returned")
 	}
 	w.close()
 	return nil
