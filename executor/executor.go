@@ -95,7 +95,8 @@ func (x *Executor) Check(doc *document.Document, dir string, piped bool) error {
 }
 
 // Asks lists the requests of doc that a run on this host rejects without further flags, and the
-// session that doc requires. piped is Request.Piped.
+// session that doc requires, so that a program can request consent before Run. piped is
+// Request.Piped.
 func (x *Executor) Asks(doc *document.Document, piped bool) ([]turnstone.Ask, error) {
 	if err := plan.HasDocument(doc); err != nil {
 		return nil, err
@@ -120,9 +121,10 @@ func CheckScripts(ctx context.Context, doc *document.Document) error {
 func (x *Executor) Shape(image string) turnstone.Shape { return x.engine.Shape(image) }
 
 // DefaultNetwork reports whether a sandbox has a network on this host if nothing requests or
-// refuses a network. The error is of kind KindInvalid if the host's policy cannot be read.
+// refuses a network, so that a program can show the default or fill in Shape.Network. The error is
+// of kind KindInvalid if the host's policy cannot be read.
 func (x *Executor) DefaultNetwork() (bool, error) { return x.engine.DefaultNetwork() }
 
 // ReceiptFile returns the path of a turn's receipt in the state directory, or "" if there is no
-// receipt.
+// receipt, for programs that name the file to their users.
 func (x *Executor) ReceiptFile(id turnstone.TurnID) string { return x.engine.ReceiptFile(id) }

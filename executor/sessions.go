@@ -29,7 +29,8 @@ func (x *Executor) Log(ctx context.Context, ref string, limit int) (*turnstone.G
 
 // Expand returns ref with the label of a session in the place of "-", or of the prefix that a short
 // name such as "turn-6" omits. The session is named, by name or ID, or the most recently used
-// session if named is empty. Any other ref is returned unchanged.
+// session if named is empty. Any other ref is returned unchanged. Only programs that serve one
+// user need short names; the other methods take the result.
 func (x *Executor) Expand(ctx context.Context, ref, named string) (string, error) {
 	return x.repo.Expand(ctx, ref, named)
 }
@@ -40,8 +41,8 @@ func (x *Executor) CurrentSession(ctx context.Context, named string) (turnstone.
 	return x.repo.CurrentSession(ctx, named)
 }
 
-// NoteUse records that the session of ref is the most recently used session. A failure is only
-// logged.
+// NoteUse records that the session of ref is the most recently used session, for Expand and
+// CurrentSession. Only programs that serve one user need the record. A failure is only logged.
 func (x *Executor) NoteUse(ctx context.Context, ref string) { x.repo.NoteUse(ctx, ref) }
 
 // Show returns the description of the turn that ref names.

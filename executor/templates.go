@@ -35,7 +35,8 @@ func (x *Executor) Homes(ctx context.Context) ([]turnstone.HomeInfo, error) {
 	return x.engine.Homes().List(ctx)
 }
 
-// HasHome returns an error of kind KindNotFound if there is no home of this name.
+// HasHome returns an error of kind KindNotFound if there is no home of this name. A program
+// can thus check several names before it removes the first home.
 func (x *Executor) HasHome(ctx context.Context, name string) error {
 	return x.engine.Homes().Has(ctx, name)
 }
