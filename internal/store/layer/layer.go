@@ -74,14 +74,17 @@ func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper t
 		return turnstone.TreeRef{}, Stats{}, err
 	}
 	g, walking := errgroup.WithContext(ctx)
-	g.SetLimit(opts.Parallel + 1) // and the walk
-	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links), files: g,
-		linked: map[uint64]*content{}}
+	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links),
+		files: make(chan *content, 4*opts.Parallel), linked: map[uint64]*content{}}
 	var plan *directory
 	g.Go(func() (err error) {
+		defer close(a.files)
 		plan, err = a.top(&root.Entry, upper)
 		return err
 	})
+	for range opts.Parallel { // a goroutine for each file takes twice the time for small ones
+		g.Go(a.storeAll)
+	}
 	if err := g.Wait(); err != nil {
 		return turnstone.TreeRef{}, Stats{}, err
 	}

@@ -25,8 +25,21 @@ func (a *applier) read(path string, n tree.Node, ino uint64, names uint32, size 
 	if names > 1 {
 		a.linked[ino] = c
 	}
-	a.files.Go(func() error { return a.store(c) })
+	select {
+	case a.files <- c:
+	case <-a.ctx.Done(): // the walk ends at its next file
+	}
 	return c
+}
+
+// storeAll stores files until there are no more, or an error.
+func (a *applier) storeAll() error {
+	for c := range a.files {
+		if err := a.store(c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (a *applier) store(c *content) error {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -30,7 +28,7 @@ type applier struct {
 	w      tree.Writer
 	opts   Options
 	links  *links
-	files  *errgroup.Group     // the walk, and the readers of contents
+	files  chan *content       // from the walk to the readers of contents
 	linked map[uint64]*content // by inode, for files with several names
 	bytes  atomic.Int64        // of the contents
 	stats  Stats

@@ -58,12 +58,17 @@ func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (turnsto
 	}
 	*opts.Counts = Counts{}
 	g, walking := errgroup.WithContext(ctx)
-	g.SetLimit(opts.Parallel + 1) // and the walk
-	b := &build{ctx: walking, files: g, w: w, opts: opts, links: map[uint64]*linked{},
-		dirs: map[uint64]bool{}}
+	b := &build{ctx: walking, files: make(chan job, 4*opts.Parallel), w: w, opts: opts,
+		links: map[uint64]*linked{}, dirs: map[uint64]bool{}}
 	top := &frame{entries: make(Directory, 1)}
 	top.pending.Store(2) // the directory, and this function
-	g.Go(func() error { return b.top(top, root) })
+	g.Go(func() error {
+		defer close(b.files)
+		return b.top(top, root)
+	})
+	for range opts.Parallel { // a goroutine for each file takes twice the time for small ones
+		g.Go(b.readAll)
+	}
 	if err := cmp.Or(g.Wait(), ctx.Err()); err != nil {
 		return turnstone.TreeRef{}, canceled(err)
 	}
@@ -72,8 +77,8 @@ func Build(ctx context.Context, w Writer, root Node, opts BuildOptions) (turnsto
 }
 
 type build struct {
-	ctx   context.Context // of files
-	files *errgroup.Group // the walk, and the readers of files
+	ctx   context.Context // of the walk and the readers
+	files chan job        // from the walk to the readers
 	w     Writer
 	opts  BuildOptions
 
@@ -264,7 +269,10 @@ func (b *build) entry(at place, n Node, depth int) error {
 	if e.Type != File {
 		return b.ready(job{at, n, link})
 	}
-	b.files.Go(func() error { return b.read(job{at, n, link}) })
+	select {
+	case b.files <- job{at, n, link}:
+	case <-b.ctx.Done():
+	}
 	return b.ctx.Err()
 }
 
@@ -332,6 +340,16 @@ func (b *build) complete(f *frame) error {
 			return b.fail(at, err)
 		}
 		f = f.parent
+	}
+	return nil
+}
+
+// readAll reads files until there are no more, or an error.
+func (b *build) readAll() error {
+	for j := range b.files {
+		if err := b.read(j); err != nil {
+			return err
+		}
 	}
 	return nil
 }
