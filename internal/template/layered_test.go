@@ -116,7 +116,7 @@ func TestNoBuilderOfLayers(t *testing.T) {
 	_, err := without.Build(t.Context(), dir, BuildOptions{})
 	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
 		!strings.Contains(err.Error(), "template one: it is built in a sandbox") ||
-		turnstone.HintOf(err) != "turn template build one" {
+		turnstone.HintOf(err) != "build the template: turn template build one" {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	if n := builds.Load(); n != 0 {
