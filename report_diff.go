@@ -12,6 +12,8 @@ type DiffRequest struct {
 	To   string
 	Stat bool // count the lines of texts
 	Text bool // create patches of texts
+	// Results also compares results, outputs and commands; it requires To.
+	Results bool
 }
 
 // A StateDiff is the difference of two states.
@@ -21,6 +23,8 @@ type StateDiff struct {
 	Files []FileChange `json:"files"` // by path
 	Env   []EnvChange  `json:"env"`
 	Cwd   *CwdChange   `json:"cwd,omitempty"` // nil if equal
+	// Results is there if it was requested.
+	Results *ResultsDiff `json:"results,omitempty"`
 }
 
 // A DiffSide is one of the two states.

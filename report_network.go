@@ -99,10 +99,13 @@ type NetworkFacts struct {
 	Totals  NetworkTotals `json:"totals"`
 	Refused []Refused     `json:"refused,omitempty"`
 	More    int64         `json:"more,omitempty"` // refusals that are not in Refused
+	// Ended are connections that ended since the last report, as far as they were collected.
+	Ended []ConnectionReport `json:"ended,omitempty"`
 }
 
-// Cut keeps at most n refusals, and counts the others.
+// Cut keeps at most n refusals, and counts the others. It keeps at most n ended connections.
 func (f *NetworkFacts) Cut(n int) {
+	f.Ended = f.Ended[:min(n, len(f.Ended))]
 	for len(f.Refused) > n {
 		last := len(f.Refused) - 1
 		f.More += f.Refused[last].Count

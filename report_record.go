@@ -58,6 +58,7 @@ type TurnRecord struct {
 	Template  Digest    `json:"template"`
 	Substrate string    `json:"substrate,omitempty"`
 	Isolation string    `json:"isolation,omitempty"`
+	Origin    *Origin   `json:"origin,omitempty"` // what its sandbox was made of
 	Shape     Shape     `json:"shape"`
 	Started   time.Time `json:"started"`
 	Millis    int64     `json:"duration_ms"`
@@ -67,6 +68,9 @@ type TurnRecord struct {
 	Document Content      `json:"document"` // the document of the turn
 	Receipt  Content      `json:"receipt"`
 	Steps    []RecordStep `json:"steps,omitempty"`
+	// Trace has the commands of the steps: see TraceLine. It is nil if an older program kept the
+	// turn, and for a merge.
+	Trace *Content `json:"trace,omitempty"`
 	// KEY=VALUE from the caller, in addition to the document's
 	Env     []string      `json:"env,omitempty"`
 	Secrets []string      `json:"secrets,omitempty"` // names only
@@ -84,6 +88,19 @@ type TurnRecord struct {
 	State Digest    `json:"state,omitempty"`
 	Layer LayerInfo `json:"layer"`
 	VM    *VMRef    `json:"vm,omitempty"` // the whole machine, if requested
+
+	// what a deterministic turn ran with; nil: the turn was not deterministic
+	Determinism *Determinism `json:"determinism,omitempty"`
+}
+
+// An Origin names the files that a sandbox was made of. An empty digest is not known, such as those
+// of a machine that an earlier turn has started, or does not exist, such as gVisor's kernel.
+type Origin struct {
+	Program Digest `json:"program,omitempty"` // runs the machine: runsc, QEMU, Firecracker
+	Kernel  Digest `json:"kernel,omitempty"`
+	Init    Digest `json:"init,omitempty"` // the initramfs, which has the agent in it
+	Agent   Digest `json:"agent,omitempty"`
+	Root    Digest `json:"root,omitempty"` // the template's image
 }
 
 // A RecordNetwork is the kept data about a turn's network.

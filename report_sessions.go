@@ -47,8 +47,13 @@ type Turn struct {
 	Status  TurnStatus `json:"status"`
 	Result  Result     `json:"result,omitempty"` // empty while the turn runs
 	// empty while the turn runs, and if its executor died
-	Record  Digest    `json:"record,omitempty"`
-	State   Digest    `json:"state,omitempty"` // empty if the turn left no state
+	Record Digest `json:"record,omitempty"`
+	State  Digest `json:"state,omitempty"` // empty if the turn left no state
+	// Statement is the digest of the statement about the turn, which is the payload of the
+	// envelope in the object Envelope. Both are empty if the turn is not signed.
+	Statement Digest `json:"statement,omitempty"`
+	Envelope  Digest `json:"envelope,omitempty"`
+
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"` // zero while the turn runs
 }

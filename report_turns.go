@@ -67,6 +67,10 @@ type TurnReport struct {
 	Record   Digest         `json:"record,omitempty"`  // the object with the TurnRecord
 	Layer    *LayerInfo     `json:"layer,omitempty"`
 	Network  *RecordNetwork `json:"network,omitempty"` // the kept data about its network
+	// what a deterministic turn ran with; nil: the turn was not deterministic
+	Determinism *Determinism `json:"determinism,omitempty"`
+	// Times compares the runs of a turn that ran several times. The report is of the first run.
+	Times *TimesReport `json:"times,omitempty"`
 }
 
 // A Phase is one named part of a turn's time.

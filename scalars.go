@@ -3,6 +3,7 @@ package turnstone
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 )
@@ -25,7 +26,7 @@ func (m *Millis) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &ms); err != nil {
 		return err
 	}
-	*m = Millis(ms * float64(time.Millisecond))
+	*m = Millis(math.Round(ms*1000)) * Millis(time.Microsecond)
 	return nil
 }
 

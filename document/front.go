@@ -55,6 +55,12 @@ var frontKeys = []frontKey{
 	{"isolation", func(p *docParser, n *yaml.Node) {
 		p.doc.Front.Isolation = oneOf(p, n, "isolation", IsolationMicroVM, IsolationAny)
 	}},
+	{deterministicKey, (*docParser).readDeterministic},
+	{"tier", func(p *docParser, n *yaml.Node) {
+		p.doc.Front.Tier = oneOf(p, n, "tier", turnstone.TierSeeded, turnstone.TierStrict)
+	}},
+	{"seed", (*docParser).readSeed},
+	{"clock", (*docParser).readClock},
 	{"session", func(p *docParser, n *yaml.Node) { p.name(n, "session", &p.doc.Front.Session) }},
 	{"branch", func(p *docParser, n *yaml.Node) { p.name(n, "branch", &p.doc.Front.Branch) }},
 	{"home", func(p *docParser, n *yaml.Node) { p.name(n, "home", &p.doc.Front.Home) }},
@@ -65,7 +71,11 @@ var frontKeys = []frontKey{
 	{"snapshot", func(p *docParser, n *yaml.Node) {
 		p.doc.Front.Snapshot = oneOf(p, n, "snapshot", SnapshotNone, SnapshotVM)
 	}},
-	{turnKey, func(*docParser, *yaml.Node) {}},
+	{turnKey, func(p *docParser, n *yaml.Node) {
+		if p.claims != nil {
+			p.claims.turn = n
+		}
+	}},
 }
 
 func frontKeyNames() []string {
@@ -192,6 +202,7 @@ func (p *docParser) readKeys(m *yaml.Node) {
 		seen[key.Value] = true
 		p.readKey(m, i)
 	}
+	p.onlyDeterministic(m)
 }
 
 func (p *docParser) readKey(m *yaml.Node, i int) {
@@ -251,17 +262,18 @@ func (p *docParser) locateTurn(m *yaml.Node, i int) {
 	l.turn, l.turnEnd = start, end
 	p.cut += end - start
 	first := nextLine(p.src, l.start)
-	l.whole = start == first && end == l.close && saysAdded(m.Content[i+1])
+	turn := m.Content[i+1]
+	l.whole = start == first && end == l.close && entryOf(turn, addedKey) == addedValue
 }
 
-// saysAdded reports whether a turn: map notes that turn added the front matter.
-func saysAdded(turn *yaml.Node) bool {
+// entryOf returns the first value of key in a turn: map, or "".
+func entryOf(turn *yaml.Node, key string) string {
 	for i := 0; turn.Kind == yaml.MappingNode && i+1 < len(turn.Content); i += 2 {
-		if turn.Content[i].Value == addedKey {
-			return turn.Content[i+1].Value == addedValue
+		if turn.Content[i].Value == key {
+			return turn.Content[i+1].Value
 		}
 	}
-	return false
+	return ""
 }
 
 // frontOffset converts a line and column of the YAML reader, which counts characters, into an

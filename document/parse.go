@@ -31,6 +31,8 @@ type layout struct {
 	eol   string // the document's line ending, for generated text
 	front frontLayout
 	steps []stepLayout
+	// the evidence of an earlier receipt
+	evidence []edit
 }
 
 // A stepLayout holds the positions of a step's old and new result.
@@ -54,22 +56,29 @@ type docParser struct {
 	more   int  // faults that are counted and not listed
 	full   bool // too many steps: reported once
 	cut    int  // bytes of old results
+	claims *claimReader
 }
 
 // Parse parses a turn document or a receipt. The document keeps src, which must not be changed
 // afterwards. An error is a SyntaxErrors with the first 20 faults.
-func Parse(name string, src []byte) (*Document, error) {
-	p := &docParser{doc: &Document{Name: name, Source: src}, src: src}
+func Parse(name string, src []byte) (*Document, error) { return parse(name, src, nil) }
+
+func parse(name string, src []byte, claims *claimReader) (*Document, error) {
+	p := &docParser{doc: &Document{Name: name, Source: src}, src: src, claims: claims}
 	if len(src) > MaxFile {
 		p.errorAt(0, fmt.Sprintf("the document has %s; the limit is %s",
 			turnstone.Bytes(len(src)).Human(), turnstone.Bytes(MaxFile)),
 			"pass the data to the turn as files")
 		return nil, p.errs
 	}
+	if end := withoutEvidence(src); end < len(src) {
+		p.doc.layout.evidence = []edit{{from: end, to: len(src)}}
+		p.src, p.cut = src[:end], len(src)-end
+	}
 	p.doc.layout.eol = firstEOL(src)
 	p.readFront()
 	p.lines = countEOLs(src[:p.base])
-	p.blocks = parseBlocks(src[p.base:])
+	p.blocks = parseBlocks(p.src[p.base:])
 	if at := p.blocks.tooDeep; at >= 0 {
 		p.errorAt(p.base+at, "lists and quotes are nested too deep here",
 			fmt.Sprintf("the limit is %d levels; a list counts as two", maxOpenBlocks))

@@ -111,9 +111,10 @@ func sameSteps(a, b *Document) error {
 			return fmt.Errorf("step %+v, then %+v", x, y)
 		}
 	}
-	x, y := fmt.Sprint(a.Front.Image, a.Front.Env, a.Front.Files, a.Front.Cwd, a.Front.Timeout),
-		fmt.Sprint(b.Front.Image, b.Front.Env, b.Front.Files, b.Front.Cwd,
-			b.Front.Timeout)
+	front := func(f FrontMatter) string {
+		return fmt.Sprint(f.Image, f.Env, f.Files, f.Cwd, f.Timeout, f.Deterministic, f.Tier, f.Clock)
+	}
+	x, y := front(a.Front), front(b.Front)
 	if x != y {
 		return fmt.Errorf("front matter %s, then %s", x, y)
 	}

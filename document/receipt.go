@@ -59,6 +59,7 @@ func (d *Document) cuts() []edit {
 	} else if f.turn < f.turnEnd {
 		edits = append(edits, edit{from: f.turn, to: f.turnEnd})
 	}
+	edits = append(edits, d.layout.evidence...)
 	for _, l := range d.layout.steps {
 		if l.cutFrom < l.cutTo {
 			edits = append(edits, edit{from: l.cutFrom, to: l.cutTo})
@@ -114,6 +115,9 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("substrate", info.Substrate)
 	text("isolation", info.Isolation)
 	text("machine", info.Machine)
+	if info.Determinism != nil {
+		text(deterministicKey, info.Determinism.String())
+	}
 	text("result", string(info.Result))
 	text("error", info.Error)
 	text("session", info.Session)
@@ -213,6 +217,9 @@ func appendOutput(lines []string, name string, o Output) []string {
 	}
 	if file := oneLine(o.File, maxNote); file != "" {
 		label = append(label, "whole in "+codeSpan(file))
+	}
+	if d := o.digest(); s.cut && d != "" { // of the part that is not shown, too
+		label = append(label, escapeMarkdown(oneLine(string(d), maxNote)))
 	}
 	if note := oneLine(o.Note, maxNote); note != "" {
 		label = append(label, escapeMarkdown(note))

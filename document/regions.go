@@ -60,6 +60,9 @@ func (p *docParser) marker(n ast.Node) (kind markerKind, at int) {
 func (p *docParser) walk(parent ast.Node) {
 	for n := parent.FirstChild(); n != nil; n = n.NextSibling() {
 		f := p.blocks.fences[n]
+		if p.cutEvidence(n) {
+			continue
+		}
 		if f == nil || !f.step {
 			n = p.checkStray(n)
 			p.walk(n)
@@ -130,6 +133,7 @@ func (p *docParser) result(begin ast.Node, at int, l *stepLayout) ast.Node {
 			"this text is inside a result and would be lost when the document runs",
 			"move it below "+endMarker)
 	}
+	p.claims.result(p, begin, end, at)
 	from := lineStart(p.src, at)
 	from -= len(eolBefore(p.src, from))
 	to := lineEnd(p.src, endAt)

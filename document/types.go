@@ -35,6 +35,13 @@ type FrontMatter struct {
 	NetworkRules *NetworkRules // details of the network; nil: none
 	Isolation    Isolation     // minimum for the sandbox
 
+	// Deterministic requests that every run gives the same result; see docs/determinism.md. The
+	// following values are set only together with it.
+	Deterministic bool
+	Tier          turnstone.Tier
+	Seed          *uint64   // nil: derived from the document and the state
+	Clock         time.Time // when the turn's clock starts; UTC
+
 	Session  string             // the turn's session; empty: an unnamed session
 	Branch   string             // branch of the session
 	Lifetime turnstone.Lifetime // lifetime of the sandbox
@@ -116,6 +123,8 @@ type TurnInfo struct {
 	Lifetime turnstone.Lifetime // omitted unless the machine belongs to the session
 	Snapshot Snapshot           // omitted unless the whole machine was kept
 	Network  string             // summary, such as "recorded, 3 connections"; empty: none
+
+	Determinism *turnstone.Determinism // nil: the turn was not deterministic
 }
 
 // A StepResult is the result of a step.

@@ -28,6 +28,8 @@ type Machine struct {
 	Root        string                 // path of the template's read-only root image (EROFS)
 	RootDigest  turnstone.Digest       // digest of the file at Root
 	Shape       turnstone.Shape
+	// Determinism makes the machine deterministic, on a Deterministic substrate; nil: it is not.
+	Determinism *Determinism `json:",omitempty"`
 
 	// Layers are the paths of read-only images (EROFS), lowest first, that Restore adds to the
 	// machine as disks with the serial numbers of LayerSerial; at most MaxLayers, each of exactly

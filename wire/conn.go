@@ -215,6 +215,13 @@ func (c *Conn) end(why error) {
 	_ = c.frames.Close()
 }
 
+// ended reports whether the connection has ended; its frames may still be open.
+func (c *Conn) ended() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err != nil
+}
+
 // dead returns the error that callers get from an ended connection.
 func (c *Conn) dead(op turnstone.Op) error {
 	te := turnstone.NewError(op, turnstone.KindDead, "connection to the sandbox", c.err).
@@ -446,6 +453,9 @@ func (c *Conn) Emit(ctx context.Context, method string, params any) error {
 }
 
 func (c *Conn) reply(id *int64, result any, re *replyError) {
+	if c.ended() { // the command was canceled, so its result means nothing
+		return
+	}
 	m := &Message{ID: id}
 	var err error
 	switch {

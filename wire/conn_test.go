@@ -250,6 +250,46 @@ func TestEventsFollowTheirAnswer(t *testing.T) {
 	}
 }
 
+// A slowCloser is a pipe's end that closes when it may.
+type slowCloser struct {
+	net.Conn
+	may chan struct{}
+}
+
+func (s slowCloser) Close() error {
+	<-s.may
+	return s.Conn.Close()
+}
+
+// TestNoAnswerAfterClose checks that a command that Close cancels is not answered, however long the
+// stream takes to close.
+func TestNoAnswerAfterClose(t *testing.T) {
+	d, began, answered := NewDispatcher(), make(chan struct{}), make(chan struct{})
+	d.handle("Test.hang", entry{func() any { return new(echoParams) },
+		func(ctx context.Context, _ *Conn, _ any) (any, error) {
+			AfterReply(ctx, func() { close(answered) })
+			close(began)
+			<-ctx.Done()
+			return nil, nil
+		}})
+	a, b := net.Pipe()
+	may := make(chan struct{})
+	client, server := NewConn(a, Options{}), NewConn(slowCloser{b, may}, Options{Dispatcher: d})
+	failed := make(chan error, 1)
+	go func() { failed <- client.Call(ctxFor(t), "Test.hang", nil, nil) }()
+	<-began
+	closed := make(chan struct{})
+	go func() { defer close(closed); _ = server.Close() }()
+	<-answered
+	close(may)
+	if err := <-failed; turnstone.KindOf(err) != turnstone.KindDead {
+		t.Error(err)
+	}
+	<-closed
+	_ = client.Close()
+	client.Wait()
+}
+
 func TestEndOfConnection(t *testing.T) {
 	c, server := pair(t,
 		map[string]entry{"Test.hang": {func() any { return new(echoParams) },

@@ -18,6 +18,10 @@ type Dispatcher struct {
 
 	// Gate, if set, may reject a command before its execution.
 	Gate func(method string) error
+	// Around, if set, answers a command, for which it may call next.
+	Around func(ctx context.Context, c *Conn, method string, params any,
+		next func() (any, error)) (any, error)
+
 	// Observe, if set, is called after each command. params belong to the command and must not be
 	// kept.
 	Observe func(method string, params any, began time.Time, err error)
@@ -103,7 +107,8 @@ func (c *Conn) command(m *Message) {
 		var after afterReply
 		defer after.run() // runs after the answer is sent
 		wait(c.ctx)       // the call sees an ended context too
-		result, err := e.call(context.WithValue(c.ctx, afterKey{}, &after), c, params)
+		result, err := d.answer(context.WithValue(c.ctx, afterKey{}, &after), c, m.Method, e,
+			params)
 		leave()
 		if d.Observe != nil {
 			d.Observe(m.Method, params, began, err)
@@ -115,6 +120,15 @@ func (c *Conn) command(m *Message) {
 		}
 		c.reply(m.ID, result, nil)
 	})
+}
+
+// answer performs a command.
+func (d *Dispatcher) answer(ctx context.Context, c *Conn, method string, e entry, params any) (any,
+	error) {
+	if d.Around == nil {
+		return e.call(ctx, c, params)
+	}
+	return d.Around(ctx, c, method, params, func() (any, error) { return e.call(ctx, c, params) })
 }
 
 type afterKey struct{}

@@ -400,6 +400,8 @@ type SandboxConfigureParams struct {
 	Layers []string `json:"layers,omitzero"`
 	// A disk that outlives the sandbox.
 	Home *SandboxHomeDisk `json:"home,omitempty"`
+	// The sandbox is deterministic: entropy is its seed, and its clock starts at time.
+	Deterministic bool `json:"deterministic,omitempty"`
 }
 
 // SandboxConfigureResult is the result of Sandbox.configure.

@@ -43,3 +43,6 @@ func (r *Regexp) FindAllStringSubmatch(s string, n int) [][]string {
 
 // FindAll returns up to n matches in b; all if n is negative.
 func (r *Regexp) FindAll(b []byte, n int) [][]byte { return r.compiled().FindAll(b, n) }
+
+// FindIndex returns the position of the first match in b, or nil.
+func (r *Regexp) FindIndex(b []byte) []int { return r.compiled().FindIndex(b) }

@@ -134,6 +134,12 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine,
 	for i := range m.Layers {
 		p.Layers = append(p.Layers, substrate.LayerSerial(i))
 	}
+	if d := m.Determinism; d != nil {
+		seed, id := d.Derive("entropy"), d.Derive("machine id")
+		p.Entropy, p.MachineID = seed[:], hex.EncodeToString(id[:16])
+		p.Time, p.Hostname = d.Clock.Format(time.RFC3339Nano), "turn"
+		p.Deterministic = true
+	}
 	if m.Home != "" {
 		p.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: HomePath}
 	}

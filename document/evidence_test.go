@@ -1,0 +1,81 @@
+package document
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+const someEvidence = `{"payloadType":"x","payload":"eyJ9","signatures":[]}`
+
+// TestEvidenceIsStripped: a receipt with evidence is the document that it was without, also after an
+// editor changed the evidence, or added text below.
+func TestEvidenceIsStripped(t *testing.T) {
+	for _, text := range []string{
+		"# A\n\n```bash\ntrue\n```\n", "# A\n\n```bash\ntrue\n```", "text\r\n", "",
+		"- item\n\n  ```bash\n  true\n  ```\n", "> quote", "```\nan open fence\n", "<!-- open\n",
+		"---\nimage: base\n---\n",
+	} {
+		plain, err := Parse("d.md", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		receipt := plain.Receipt(TurnInfo{ID: "t_1"}, nil)
+		file := WithEvidence(receipt, []byte(someEvidence))
+		got, evidence, found := CutEvidence(file)
+		if !found || !bytes.Equal(got, receipt) || string(evidence) != someEvidence {
+			t.Errorf("%q: %v, %q", text, found, got)
+		}
+		if HasEvidence(receipt) || !HasEvidence(file) {
+			t.Errorf("%q: evidence is not seen, or seen where there is none", text)
+		}
+		for what, changed := range map[string][]byte{
+			"as written":   file,
+			"twice":        WithEvidence(file, []byte(someEvidence)),
+			"CR only":      []byte(string(receipt) + strings.ReplaceAll(string(file[len(receipt):]), "\n", "\r")),
+			"CRLF":         []byte(string(receipt) + strings.ReplaceAll(string(file[len(receipt):]), "\n", "\r\n")),
+			"no last line": file[:len(file)-1],
+			"more blanks":  append(bytes.Clone(file), " \n\n"...),
+			"wrapped":      bytes.Replace(file, []byte(`"payload"`), []byte("\n  \"payload\""), 1),
+		} {
+			d, err := Parse("d.md", changed)
+			if err != nil {
+				t.Errorf("%q, %s: %v", text, what, err)
+				continue
+			}
+			if clean := d.Clean(); string(clean) != text {
+				t.Errorf("%q, %s: is %q", text, what, clean)
+			}
+			if again := d.Receipt(TurnInfo{ID: "t_1"}, nil); !bytes.Equal(again, receipt) {
+				t.Errorf("%q, %s: the receipt is %q, was %q", text, what, again, receipt)
+			}
+		}
+	}
+	below, err := Parse("d.md", append(WithEvidence([]byte("# A\n"), []byte(someEvidence)),
+		"\n```bash\ntrue\n```\n"...))
+	if err != nil || len(below.Steps) != 1 || HasEvidence(below.Clean()) {
+		t.Errorf("%v, %q", err, below.Clean())
+	}
+}
+
+// TestEvidenceHasOneSpelling: whatever CutEvidence finds is written by WithEvidence.
+func TestEvidenceHasOneSpelling(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		parts := rapid.SliceOf(rapid.SampledFrom([]string{"\n", "\r", evidenceBegin, evidenceEnd,
+			"{}", "<", ">", "a", "-->", "<!-- turn:evidence", " "})).Draw(t, "parts")
+		file := []byte(strings.Join(parts, ""))
+		text, evidence, found := CutEvidence(file)
+		if found && !bytes.Equal(WithEvidence(text, evidence), file) {
+			t.Fatalf("%q", file)
+		}
+		if d, err := Parse("d.md", file); err == nil {
+			if again, err := Parse("d.md", d.Receipt(TurnInfo{ID: "t_1"}, nil)); err != nil {
+				t.Fatalf("%q: its receipt %q: %v", file, d.Receipt(TurnInfo{}, nil), err)
+			} else if _, _, found := CutEvidence(again.Source); found {
+				t.Fatalf("%q: evidence stays", file)
+			}
+		}
+	})
+}
