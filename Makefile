@@ -27,7 +27,7 @@ STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osuserg
 
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
-RUNSC_VERSION := 20260905.0+turnstone.2
+RUNSC_VERSION := 20260905.0+turnstone.4
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help
@@ -79,14 +79,14 @@ ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret|channel)
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
-# The scripts that start machines run without the race detector, because it makes each of their
-# many processes slow; the tests of the packages run with the race detector. After a failed part
-# the other parts still run.
+# The scripts that start machines, and the corpus of deterministic programs, run without the race
+# detector, because it makes each of their many processes slow; the other tests of the packages run
+# with it. After a failed part the other parts still run.
 .PHONY: test
 test: setup-tests build check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
-	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachineScript$$' ./... || failed=1; \
-	$(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$' ./cmd/turn || failed=1; \
+	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
+	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
 	scripts/test-kvm || failed=1; \
 	scripts/test-as-user || failed=1; \
@@ -107,7 +107,7 @@ bench: setup-bench build ## measure speed and size; print markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker
-	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY))
+	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS))
 
 .PHONY: fuzz
 fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)

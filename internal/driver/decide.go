@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -98,7 +99,11 @@ func (c *Chooser) Decide(ctx context.Context, name string, needs Needs) (d Decis
 			hint = o.kernel.Advice()
 		}
 	}
-	d.Err = nothing(name, d.Trials, hint)
+	tried := d.Trials
+	if needs.Tier != "" { // a tier names its substrate, so the others are no news
+		tried = slices.DeleteFunc(slices.Clone(tried), func(t Trial) bool { return t.unfit })
+	}
+	d.Err = nothing(name, tried, hint)
 	return d
 }
 

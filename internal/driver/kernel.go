@@ -51,6 +51,9 @@ func (k *Kernel) Fill(ctx context.Context, m substrate.Machine,
 	}
 	m.Kernel, m.KernelDigest, m.KernelIs = found.Vmlinux, found.Digest,
 		guest(found, k.choice).KernelKind
+	if m.Determinism != nil {
+		found = found.ForDisksInMemory()
+	}
 	m.Initramfs, m.InitDigest, err = found.Initramfs(ctx, dir, agent)
 	return m, err
 }

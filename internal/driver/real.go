@@ -24,8 +24,9 @@ func real(c *Chooser) []option {
 	return []option{
 		{name: Firecracker, how: withKVM, microVM: true, home: true, can: all, open: c.firecracker},
 		{name: QEMU, how: withKVM, microVM: true, home: true, can: all, open: c.accelerated},
-		{name: GVisor, own: true, can: all, open: c.gvisor},
-		{name: QEMU, how: withTCG, microVM: true, home: true, can: all, open: c.translated},
+		{name: GVisor, own: true, can: all, tier: turnstone.TierSeeded, open: c.gvisor},
+		{name: QEMU, how: withTCG, microVM: true, home: true, can: all, tier: turnstone.TierStrict,
+			open: c.translated},
 	}
 }
 
@@ -38,11 +39,11 @@ func (c *Chooser) machine(ctx context.Context) (*substrate.Machine, error) {
 	return &m, err
 }
 
-// translated opens QEMU, with or without KVM.
+// translated opens QEMU with TCG.
 func (c *Chooser) translated(ctx context.Context, kernel substrate.GuestKernel,
 	before error) (substrate.Substrate, error) {
 	s, err := qemu.New(ctx, c.Home, qemu.Options{Progress: c.say, Binary: c.Programs.QEMU,
-		Kernel: kernel, Fallback: before})
+		Kernel: kernel, Fallback: before, Translate: true})
 	if err != nil { // a nil *Substrate is not a nil Substrate
 		return nil, err
 	}

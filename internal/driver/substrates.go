@@ -36,6 +36,8 @@ type Needs struct {
 	Home    bool // a home directory on a disk of its own
 	Live    bool // sandboxes are paused or cloned while running: substrate.Resumer
 	Keep    bool // machines are kept: substrate.Keeper
+	// Tier is the tier of deterministic machines; empty: they are not deterministic.
+	Tier turnstone.Tier
 }
 
 // Programs are the paths of programs that substrates run. For an empty path the driver searches for
@@ -79,6 +81,7 @@ type option struct {
 	own     bool                  // the substrate has its own kernel; the others boot Linux
 	kernel  substrate.GuestKernel // kernel that the guests boot
 	can     ability
+	tier    turnstone.Tier // of deterministic machines; empty: none
 	// open returns the driver, or an error that says why it cannot be used here. before is why the
 	// same substrate was not opened in a better way; nil if that need not be reported.
 	open func(ctx context.Context, kernel substrate.GuestKernel, before error) (substrate.Substrate,
@@ -119,7 +122,7 @@ func (c *Chooser) Choose(ctx context.Context, name string,
 	}
 	var unfit []string // better options that needs excluded
 	for _, t := range d.Trials {
-		if t.unfit {
+		if t.unfit && needs.Tier == "" { // a tier names its substrate
 			unfit = append(unfit, t.Err.Error())
 		}
 	}
@@ -178,6 +181,9 @@ func (c *Chooser) open(ctx context.Context, o option, needs Needs,
 	}
 	can := substrate.AbilitiesOf(s)
 	o.can = abilities(can)
+	if needs.Tier != "" {
+		o.tier = substrate.TierOf(s)
+	}
 	switch why := o.lacks(needs); {
 	case why != "":
 		return nil, turnstone.Errorf("substrates.choose", turnstone.KindUnavailable,
@@ -233,6 +239,8 @@ func (o option) lacks(needs Needs) string {
 		return o.name + " has no disk for a persistent home"
 	case needs.Keep && !o.can.keep:
 		return o.name + " does not keep machines, which `snapshot: vm` requires"
+	case needs.Tier != "" && o.tier != needs.Tier:
+		return o.String() + " has no deterministic machines of the tier " + string(needs.Tier)
 	case needs.Live && !o.can.live:
 		return o.name + " neither pauses nor clones running machines, which `lifetime: session` " +
 			"and forks require"

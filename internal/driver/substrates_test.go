@@ -33,6 +33,14 @@ type keeper struct {
 	substrate.Keeper
 }
 
+// A tiered also has deterministic machines.
+type tiered struct {
+	named
+	tier turnstone.Tier
+}
+
+func (d tiered) Tier() turnstone.Tier { return d.tier }
+
 // host makes options of which those in works work, such as "qemu (KVM)".
 func host(works ...string) drivers {
 	return func(c *Chooser) []option {
@@ -41,7 +49,9 @@ func host(works ...string) drivers {
 			all[i].open = func(context.Context, substrate.GuestKernel, error) (substrate.Substrate,
 				error) {
 				for _, w := range works {
-					if w == o.String() {
+					if w == o.String() && o.tier != "" {
+						return tiered{named{name: o.name, how: o.how}, o.tier}, nil
+					} else if w == o.String() {
 						return named{name: o.name, how: o.how}, nil
 					}
 				}
@@ -77,6 +87,17 @@ func TestChoose(t *testing.T) {
 		{everything, GVisor, micro, "is not a microVM"},
 		{everything, GVisor, disk, "no disk for a persistent home"},
 		{everything[1:], Firecracker, Needs{}, "firecracker (KVM): is not here"},
+		{everything, Auto, Needs{Tier: turnstone.TierSeeded}, "gvisor "},
+		{everything, Auto, Needs{Tier: turnstone.TierStrict}, "qemu TCG"},
+		{everything, QEMU, Needs{Tier: turnstone.TierStrict}, "qemu TCG"},
+		{everything[:3], Auto, Needs{Tier: turnstone.TierStrict}, "qemu (TCG): is not here; "},
+		{everything, QEMU, Needs{Tier: turnstone.TierSeeded},
+			"has no deterministic machines of the tier seeded; use --substrate gvisor or auto"},
+		{everything, GVisor, Needs{Tier: turnstone.TierStrict}, "use --substrate qemu or auto"},
+		{everything, Firecracker, Needs{Tier: turnstone.TierStrict},
+			"has no deterministic machines of the tier strict"},
+		{everything, Auto, Needs{Tier: turnstone.TierSeeded, MicroVM: true},
+			"substrate auto: "},
 		{everything, "docker", Needs{}, "use one of auto, firecracker, qemu, gvisor"},
 	} {
 		c := Chooser{drivers: host(tt.works...)}

@@ -6,16 +6,18 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// maxWatched bounds the different refusals that a Watch holds.
+// maxWatched bounds the different refusals that a Watch holds, and its connections.
 const maxWatched = 256
 
-// A Watch is an Observer that collects refusals until Take. It is safe for concurrent use, and
+// A Watch is an Observer that collects refusals and ended connections until they are taken. It is safe for concurrent use, and
 // bounded whatever a guest does.
 type Watch struct {
 	mu   sync.Mutex
 	at   map[refusalKey]int // in all
 	all  []turnstone.Refused
 	more int64
+
+	ended []turnstone.ConnectionReport
 }
 
 // refusalKey identifies equal refusals.
@@ -45,8 +47,33 @@ func (w *Watch) Refused(r turnstone.Refusal) {
 	w.all = append(w.all, turnstone.Refused{Refusal: r, Count: 1, Last: r.At})
 }
 
-// Closed implements Observer. Stack.Totals counts the connections' bytes.
-func (w *Watch) Closed(Connection) {}
+// Closed implements Observer. Stack.Totals counts the bytes of all connections, also of those that
+// are too many to hold.
+func (w *Watch) Closed(c Connection) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.ended) == maxWatched {
+		return
+	}
+	r := turnstone.ConnectionReport{Protocol: c.Protocol, Host: c.Host, Start: c.Start.UTC(),
+		End: c.End.UTC(), Sent: c.Sent, Received: c.Received}
+	if c.Address.IsValid() {
+		r.Address = c.Address.String()
+	}
+	w.ended = append(w.ended, r)
+}
+
+// TakeEnded returns the connections that ended since the last call, by their start.
+func (w *Watch) TakeEnded() []turnstone.ConnectionReport {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ended := w.ended
+	w.ended = nil
+	slices.SortStableFunc(ended, func(a, b turnstone.ConnectionReport) int {
+		return a.Start.Compare(b.Start)
+	})
+	return ended
+}
 
 // Take returns the refusals since the last call, by time, and the number of further refusals.
 func (w *Watch) Take() (all []turnstone.Refused, more int64) {

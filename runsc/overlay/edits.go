@@ -199,6 +199,191 @@ var edits = []edit{
 `, `import (
 `},
 
+	// Deterministic sandboxes: see pkg/sentry/kernel/turnstone.go.
+	insert("deterministic: random numbers", "pkg/rand/rand_linux.go",
+		`func (b *bufferedReader) Read(p []byte) (int, error) {
+`, `	if readSeeded(p) {
+		return len(p), nil
+	}
+`),
+	insert("deterministic: of the kernel", "pkg/sentry/kernel/kernel.go", `type Kernel struct {
+`, `	determinism determinismPointer `+"`state:\"nosave\"`"+`
+
+`),
+	insert("deterministic: of a task", "pkg/sentry/kernel/task.go", `type Task struct {
+	taskNode
+`, `
+	turn          *turn  `+"`state:\"nosave\"`"+` // while stopped or not started yet
+	waitsForAgent bool   `+"`state:\"nosave\"`"+`
+	calls         uint64 `+"`state:\"nosave\"`"+`
+`),
+	insert("deterministic: of the clocks", "pkg/sentry/kernel/timekeeper.go",
+		`type Timekeeper struct {
+`, `	determinism determinismPointer `+"`state:\"nosave\"`"+`
+
+`),
+	insert("deterministic: no time in the vDSO", "pkg/sentry/kernel/timekeeper.go",
+		`		var p vdsoParams
+`, `		if t.determinism.Load() != nil {
+			return p
+		}
+`),
+	insert("deterministic: virtual clocks", "pkg/sentry/kernel/timekeeper.go",
+		`func (tc *timekeeperClock) Now() ktime.Time {
+`, `	if d := tc.tk.determinism.Load(); d != nil {
+		if now, virtual := d.time(tc.c); virtual {
+			return now
+		}
+	}
+`),
+	insert("deterministic: virtual timers", "pkg/sentry/kernel/timekeeper.go",
+		`func (tc *timekeeperClock) NewTimer(l ktime.Listener) ktime.Timer {
+`, `	if t := tc.timer(l); t != nil {
+		return t
+	}
+`),
+	{"deterministic: interval timers, the field", "pkg/sentry/kernel/thread_group.go",
+		`	itimerRealTimer    *ktime.SampledTimer
+`, `	itimerRealTimer    ktime.Timer
+`},
+	{"deterministic: interval timers, made", "pkg/sentry/kernel/thread_group.go",
+		`ktime.NewSampledTimer(k.timekeeper.monotonicClock, &tg.itimerRealListener)`,
+		`k.timekeeper.newRealTimer(&tg.itimerRealListener)`},
+	insert("deterministic: blocked tasks", "pkg/sentry/kernel/task_block.go",
+		`	case <-C:
+		return nil
+	default:
+	}
+`, `	if d := t.deterministic(); d != nil && !t.waitsForAgent {
+		return d.block(t, C, timerChan)
+	}
+`),
+	insert("deterministic: deadlines", "pkg/sentry/kernel/task_block.go",
+		`func (t *Task) BlockWithDeadlineFrom(C <-chan struct{}, clock ktime.Clock, haveDeadline bool, deadline ktime.Time) error {
+	if !haveDeadline {
+		return t.block(C, nil)
+	}
+`, `	if t.deterministic() != nil {
+		return t.blockUntil(C, clock, deadline)
+	}
+`),
+	insert("deterministic: deadlines of sampled clocks", "pkg/sentry/kernel/task_block.go",
+		`func (t *Task) blockWithDeadlineFromSampledClock(C <-chan struct{}, clock ktime.SampledClock, deadline ktime.Time) error {
+`, `	if t.deterministic() != nil {
+		return t.blockUntil(C, clock, deadline)
+	}
+`),
+	insert("deterministic: a task's begin", "pkg/sentry/kernel/task_run.go",
+		`	t.goid.Store(goid.Get())
+`, `	t.awaitStart()
+`),
+	insert("deterministic: a task's rest", "pkg/sentry/kernel/task_run.go",
+		`		//	- Task.Start won't start Task.run if t.runState is nil, so this
+		//		ordering is safe.
+`, `		t.rest()
+`),
+	insert("deterministic: a task's end", "pkg/sentry/kernel/task_run.go",
+		`			// Keep argument alive because stack trace for dead variables may not be correct.
+`, `			t.finish()
+`),
+	insert("deterministic: stopped tasks", "pkg/sentry/kernel/task_run.go",
+		`	t.p.PrepareStop()
+`, `	t.beginStop()
+	defer t.endStop()
+`),
+	insert("deterministic: a task yields", "pkg/sentry/kernel/task_run.go",
+		`	t.tg.yieldCount.Add(1)
+`, `	t.yield()
+`),
+	insert("deterministic: new tasks", "pkg/sentry/kernel/task_start.go",
+		`	// Use the task's TID in the root PID namespace to make it visible in stack dumps.
+`, `	t.prepareStart()
+`),
+	insert("deterministic: system calls", "pkg/sentry/kernel/task_syscall.go",
+		`func (t *Task) doSyscall() taskRunState {
+`, `	t.enterSyscall()
+`),
+	insert("deterministic: no ticks", "pkg/sentry/kernel/task_sched.go",
+		`		numIncTasks := min(runningTasks, len(incTasks))
+`, `		if !k.haveTicks() {
+			numIncTasks = 0
+		}
+`),
+	{"deterministic: the door", "pkg/sentry/syscalls/linux/sys_prctl.go",
+		`	switch option {
+	case linux.PR_SET_PDEATHSIG:
+`, `	switch option {
+	case kernel.TurnstonePrctl:
+		return 0, nil, beginDeterministic(t, args[1].Pointer())
+
+	case linux.PR_SET_PDEATHSIG:
+`},
+	insert("deterministic: pipes of the agent, the field", "pkg/sentry/kernel/pipe/pipe.go",
+		`type Pipe struct {
+`, `	// OfAgent says that the agent of a deterministic sandbox made the pipe.
+	OfAgent bool `+"`state:\"nosave\"`"+`
+	// written is the number of bytes written to the pipe.
+	written int64 `+"`state:\"nosave\"`"+`
+
+`),
+	insert("deterministic: bytes written to a pipe", "pkg/sentry/kernel/pipe/pipe.go",
+		`	done := int64(doneU64)
+	p.size += done
+`, `	p.written += done
+`),
+	{"deterministic: bytes written to a pipe, asked for", "pkg/sentry/kernel/pipe/pipe_util.go",
+		`	switch int(args[1].Int()) {
+	case linux.FIONREAD:
+`, `	switch int(args[1].Int()) {
+	case turnstoneWritten:
+		return 0, p.copyWritten(ctx, io, args[2].Pointer())
+	case linux.FIONREAD:
+`},
+	{"deterministic: pipes of the agent", "pkg/sentry/kernel/pipe/pipe_util.go",
+		`	if linuxerr.Equals(linuxerr.EPIPE, err) {
+`, `	if p.OfAgent && linuxerr.Equals(linuxerr.ErrWouldBlock, err) {
+		if t, ok := ctx.(interface{ WaitsForAgent() }); ok {
+			t.WaitsForAgent()
+		}
+	}
+	if linuxerr.Equals(linuxerr.EPIPE, err) {
+`},
+	insert("deterministic: pipes of the agent, made", "pkg/sentry/syscalls/linux/sys_pipe.go",
+		`	r, w, err := pipefs.NewConnectedPipeFDs(t, t.Kernel().PipeMount(), uint32(flags&linux.O_NONBLOCK))
+`, `	markPipe(t, r, err)
+`),
+	insert("deterministic: /proc/meminfo", "pkg/sentry/fsimpl/proc/tasks_files.go",
+		`	snapshot, totalUsage := usage.MemoryAccounting.Copy()
+`, `	if kernel.KernelFromContext(ctx).IsDeterministic() {
+		snapshot, totalUsage = usage.MemoryStats{}, 0
+	}
+`),
+	{"deterministic: /proc/stat", "pkg/sentry/fsimpl/proc/tasks_files.go",
+		`k.RunningTasks())`, `k.ShownRunning())`},
+	insert("deterministic: sysinfo, memory", "pkg/sentry/syscalls/linux/sys_sysinfo.go",
+		`	totalUsage := mfUsage + memStats.Mapped
+`, `	if t.Kernel().IsDeterministic() {
+		totalUsage = 0
+	}
+`),
+	{"deterministic: the order of children, waited for", "pkg/sentry/kernel/task_exit.go",
+		`	for child := range parent.children {
+`, `	for child := range parent.inOrder(parent.children) {
+`},
+	{"deterministic: the order of traced tasks", "pkg/sentry/kernel/task_exit.go",
+		`	for tracee := range parent.ptraceTracees {
+`, `	for tracee := range parent.inOrder(parent.ptraceTracees) {
+`},
+	{"deterministic: /proc/filesystems", "pkg/sentry/vfs/filesystem_type.go",
+		`	for name, rft := range vfs.fsTypes {
+		if !rft.opts.AllowUserList {
+`, `	for _, name := range typeNames(vfs.fsTypes) {
+		rft := vfs.fsTypes[name]
+		if !rft.opts.AllowUserList {
+`},
+	{"deterministic: sysinfo, tasks", "pkg/sentry/syscalls/linux/sys_sysinfo.go",
+		`t.Kernel().TaskSet().Root.NumTasks()`, `t.ShownTasks()`},
+
 	// Work at the start that a sandbox does not need.
 	insert("start: garbage is collected later", "runsc/cmd/sentry/sentrycmd/boot.go",
 		`	timer.Reached("boot subcommand dispatched")

@@ -38,7 +38,30 @@ func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir,
 	if st, err := os.Stat(path); err == nil && st.Size() == int64(size) {
 		return path, nil
 	}
-	tmp, err := os.CreateTemp(dir, ".scratch-*")
+	return create(ctx, op, path, size)
+}
+
+// Fixed is Blank for deterministic machines: everyone who calls the same mke2fs gets the same
+// bytes, with the same seed for the order of directories.
+func Fixed(ctx context.Context, op turnstone.Op, h *statedir.Dir,
+	size turnstone.Bytes) (string, error) {
+	dir, err := h.MkdirAll("cache")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, fmt.Sprintf("fixed-v1-%d.ext4", int64(size)))
+	if st, err := os.Stat(path); err == nil && st.Size() == int64(size) {
+		return path, nil
+	}
+	const id = "7475726e-7374-6f6e-6500-000000000001" // "turnstone" and a number
+	return create(ctx, op, path, size, "-U", id, "-E", "hash_seed="+id+
+		",lazy_itable_init=1,nodiscard,root_owner=0:0")
+}
+
+// create writes an empty file system of the given size to path, with args for mke2fs.
+func create(ctx context.Context, op turnstone.Op, path string, size turnstone.Bytes,
+	args ...string) (string, error) {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".scratch-*")
 	if err != nil {
 		return "", err
 	}
@@ -46,8 +69,9 @@ func Blank(ctx context.Context, op turnstone.Op, h *statedir.Dir,
 	if err := tmp.Truncate(int64(size)); err != nil {
 		return "", err
 	}
-	if err := format(ctx, op, tmp.Name(), "-b", "4096", "-i", "8192", "-O",
-		"^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2"); err != nil {
+	args = append(args, "-b", "4096", "-i", "8192", "-O",
+		"^has_journal,^resize_inode,^metadata_csum,uninit_bg,sparse_super2")
+	if err := format(ctx, op, tmp.Name(), args...); err != nil {
 		return "", err
 	}
 	return path, os.Rename(tmp.Name(), path)
@@ -64,6 +88,9 @@ func format(ctx context.Context, op turnstone.Op, path string, args ...string) e
 	args = append([]string{"-q", "-F", "-t", "ext4", "-m", "0", "-E",
 		"lazy_itable_init=1,nodiscard,root_owner=0:0"}, args...)
 	cmd := exec.Command(program, append(args, path)...)
+	// The last is the time in the superblock (lib/ext2fs/initialize.c of e2fsprogs).
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C",
+		"E2FSPROGS_FAKE_TIME=1767225600"}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := subprocess.Run(ctx, cmd, subprocess.Options{}); err != nil {

@@ -50,6 +50,7 @@ type Substrate struct {
 	jailer   string // empty: no jailer, or not root
 	wall     Jail
 	version  string
+	digest   turnstone.Digest // of the program
 	release  release
 	hostCPU  turnstone.Digest
 	kernel   string // release of the host's kernel
@@ -262,6 +263,9 @@ func (s *Substrate) Isolation() string {
 
 // Version returns Firecracker's version text.
 func (s *Substrate) Version() string { return s.version }
+
+// ProgramDigest returns the digest of the program that runs machines.
+func (s *Substrate) ProgramDigest() turnstone.Digest { return s.digest }
 
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {

@@ -125,5 +125,6 @@ func (s *Substrate) checkJailer(ctx context.Context) error {
 
 func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 	p, err := host.Versioned(ctx, s.home, "firecracker-version.json", s.binary)
+	s.digest = p.Binary.Digest
 	return p.Version, err
 }

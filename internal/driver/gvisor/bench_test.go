@@ -177,3 +177,38 @@ func TestMemory(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkDeterministic compares deterministic sandboxes with others.
+func BenchmarkDeterministic(b *testing.B) {
+	h := turntest.Home(b)
+	s, m := newSubstrate(b, h), testMachine(b, h)
+	m.Shape.CPUs, m.Shape.Network = 1, false
+	for name, script := range map[string]string{
+		"cpu":      "i=0; while [ $i -lt 50000 ]; do i=$((i + 1)); done",
+		"commands": "for i in {1..50}; do /bin/true; done",
+		"calls":    "dd if=/dev/zero of=/dev/null bs=1 count=30000 2>/dev/null",
+		"pipe":     "yes | head -c 5000000 | tr y z | wc -c",
+	} {
+		for _, d := range []*substrate.Determinism{nil, {Clock: time.Unix(1767225600, 0)}} {
+			m.Determinism = d
+			b.Run(fmt.Sprintf("%s/deterministic=%t", name, d != nil), func(b *testing.B) {
+				vm, err := s.Restore(b.Context(), m)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer vm.Close()
+				client, link, err := substratetest.Configure(b.Context(), vm, m, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer link.Close()
+				defer client.Close()
+				for b.Loop() {
+					if out, exit := substratetest.Shell(b, client, script); exit.ExitCode != 0 {
+						b.Fatal(out)
+					}
+				}
+			})
+		}
+	}
+}

@@ -29,6 +29,8 @@ var (
 	_ substrate.Substrate = (*Substrate)(nil)
 	_ substrate.OwnKernel = (*Substrate)(nil)
 	_ substrate.Keeper    = (*Substrate)(nil)
+
+	_ substrate.Deterministic = (*Substrate)(nil)
 )
 
 // Substrate starts sandboxes of gVisor. It is safe for concurrent use, also from several processes
@@ -52,7 +54,7 @@ const (
 	binaryName = "runsc"
 	// edition is part of the version of a runsc that was built with Turnstone's additions, in the
 	// edition that this package needs. See VERSION in the Makefile.
-	edition = "+turnstone.2"
+	edition = "+turnstone.4"
 )
 
 // New finds runsc. If there is none, or only a runsc without Turnstone's additions, the error is of
@@ -128,8 +130,14 @@ func (s *Substrate) Isolation() string { return "gvisor (systrap)" }
 // OwnKernel implements substrate.OwnKernel.
 func (s *Substrate) OwnKernel() {}
 
+// Tier implements substrate.Deterministic: the agent tells its kernel when it is configured.
+func (s *Substrate) Tier() turnstone.Tier { return turnstone.TierSeeded }
+
 // Version returns runsc's version text.
 func (s *Substrate) Version() string { return s.program.Version }
+
+// ProgramDigest returns the digest of the program that runs machines.
+func (s *Substrate) ProgramDigest() turnstone.Digest { return s.program.Binary.Digest }
 
 // Binary returns the path of runsc.
 func (s *Substrate) Binary() string { return s.binary }

@@ -6,6 +6,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/substrate"
 )
 
 // The descriptors that QEMU inherits. QEMU gets no paths to open: it can only use its descriptors.
@@ -24,7 +25,7 @@ const (
 )
 
 const (
-	scratchSerial = "scratch"
+	scratchSerial = substrate.StrictScratch
 	RootSerial    = "root"
 	portName      = "turnstone.agent"
 	machineType   = "q35"

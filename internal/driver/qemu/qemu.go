@@ -31,6 +31,7 @@ type Substrate struct {
 	home     *statedir.Dir
 	binary   string
 	version  string
+	digest   turnstone.Digest // of the program
 	accel    accel
 	cpu      string // see engine
 	wall     Jail
@@ -40,6 +41,8 @@ type Substrate struct {
 	kernel   substrate.GuestKernel
 	progress func(string)
 	more     []string // boot arguments of benchmarks and kernel checks
+	// look is called with a deterministic machine that stands still after its script, for tests
+	look func(memory, scratch *os.File) error
 }
 
 // Options are the parameters of New.
@@ -53,6 +56,8 @@ type Options struct {
 	// Fallback is why guests do not run under KVM, if that is worth reporting: if a guest does not
 	// start without KVM either, the error has both reasons. Nil: only its own reason.
 	Fallback error
+	// Translate makes guests run under TCG, also where KVM works.
+	Translate bool
 }
 
 const binaryName = "qemu-system-x86_64"
@@ -96,7 +101,7 @@ func New(ctx context.Context, h *statedir.Dir, opts Options) (*Substrate, error)
 	if s.wall, err = s.findWall(ctx); err != nil {
 		return nil, err
 	}
-	if s.verdict = s.KVM(ctx, opts.Probe); s.verdict.Usable {
+	if s.verdict = s.KVM(ctx, opts.Probe); s.verdict.Usable && !opts.Translate {
 		s.accel, s.cpu = accelKVM, s.verdict.CPU
 	}
 	return s, nil
@@ -107,6 +112,9 @@ func (s *Substrate) Name() string { return "qemu" }
 
 // Version returns QEMU's version text.
 func (s *Substrate) Version() string { return s.version }
+
+// ProgramDigest returns the digest of the program that runs machines.
+func (s *Substrate) ProgramDigest() turnstone.Digest { return s.digest }
 
 // Isolation implements substrate.Substrate.
 func (s *Substrate) Isolation() string {
@@ -127,6 +135,9 @@ func (s *Substrate) Verdict() kvm.Verdict { return s.verdict }
 
 // Boot implements substrate.Substrate.
 func (s *Substrate) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if m.Determinism != nil {
+		return s.bootStrict(ctx, m)
+	}
 	if err := s.hasCard(m.Shape); err != nil {
 		return nil, err
 	}
@@ -184,6 +195,9 @@ func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machin
 
 // Restore implements substrate.Substrate.
 func (s *Substrate) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+	if m.Determinism != nil {
+		return s.bootStrict(ctx, m)
+	}
 	if err := s.hasCard(m.Shape); err != nil {
 		return nil, err
 	}
@@ -386,6 +400,7 @@ func (s *Substrate) readVersion(ctx context.Context) (string, error) {
 		return "", turnstone.NewError("qemu.new", turnstone.KindUnavailable, s.binary, err).
 			WithHint("run `turn doctor`")
 	}
+	s.digest = p.Binary.Digest
 	return p.Version, nil
 }
 

@@ -47,6 +47,17 @@ type Options struct {
 	Card Card
 	// nil: Sandbox.suspend and Sandbox.renew are rejected
 	Renew func(*wire.SandboxRenewParams) (*wire.SandboxRenewResult, error)
+	// nil: all commands are performed when they come
+	Script Script
+}
+
+// A Script answers commands that were performed before the host could send them.
+type Script interface {
+	// Answers reports whether the command is answered in any state of the sandbox.
+	Answers(method string) bool
+	// Around answers a command, for which it may call next.
+	Around(ctx context.Context, c *wire.Conn, method string, params any,
+		next func() (any, error)) (any, error)
 }
 
 // defaultEnv is the initial environment of every process.
@@ -132,6 +143,9 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 	wire.RegisterTrace(d, a.journal)
 	d.Gate = a.gate
 	d.Observe = a.journal.observe
+	if a.opt.Script != nil {
+		d.Around = a.opt.Script.Around
+	}
 	return d
 }
 
@@ -142,6 +156,8 @@ func (a *Agent) gate(method string) error {
 			WithHint(hint)
 	}
 	switch {
+	case a.opt.Script != nil && a.opt.Script.Answers(method):
+		return nil
 	case a.suspended.Load() && method != wire.MethodSandboxRenew:
 		return refuse(turnstone.KindUnavailable, "it is suspended", "call Sandbox.renew first")
 	case a.frozen.Load() && needsDisk(method):

@@ -23,13 +23,13 @@ func jail(t *testing.T) (h *harness, root string) {
 	t.Helper()
 	base := t.TempDir()
 	root = filepath.Join(base, "root")
-	for _, d := range []string{"run", "etc", "work/sub"} {
+	for _, d := range []string{"run", "etc", "area/sub"} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, text := range map[string]string{"secret": "host", "root/etc/secret": "guest",
-		"root/work/a": "text"} {
+		"root/area/a": "text"} {
 		if err := os.WriteFile(filepath.Join(base, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -65,29 +65,29 @@ func TestEscapes(t *testing.T) {
 		"etc": "/etc", "loop": "loop",
 		"deep": "sub/../../../../etc/secret", "magic": "/proc/self/root/etc", "out": base + "/new",
 	} {
-		if err := os.Symlink(target, filepath.Join(root, "work", name)); err != nil {
+		if err := os.Symlink(target, filepath.Join(root, "area", name)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for path, want := range map[string]string{"/work/etc/secret": "guest", "/work/deep": "guest",
+	for path, want := range map[string]string{"/area/etc/secret": "guest", "/area/deep": "guest",
 		"/../../etc/secret": "guest"} {
 		if got, err := h.read(path); err != nil || got != want {
 			t.Errorf("%s: %q %v", path, got, err)
 		}
 	}
-	for _, path := range []string{"/work/rel", "/work/rel2", "/work/abs", "/work/dir/secret",
-		"/../secret", "/work/../../secret", "/work/magic/passwd"} {
+	for _, path := range []string{"/area/rel", "/area/rel2", "/area/abs", "/area/dir/secret",
+		"/../secret", "/area/../../secret", "/area/magic/passwd"} {
 		if got, err := h.read(path); err == nil {
 			t.Errorf("%s: read %q", path, got)
 		}
 	}
-	_, err := h.read("/work/loop")
+	_, err := h.read("/area/loop")
 	kindIs(t, err, turnstone.KindInvalid)
 	// A write through a link lands inside, at the link's target.
 	if err := os.MkdirAll(filepath.Join(root, base), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.write("/work/out", "inside"); err != nil {
+	if err := h.write("/area/out", "inside"); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(root, base, "new")); err != nil ||
@@ -97,26 +97,26 @@ func TestEscapes(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(base, "new")); err == nil {
 		t.Error("written outside of the root")
 	}
-	if st, err := os.Lstat(filepath.Join(root, "work/out")); err != nil ||
+	if st, err := os.Lstat(filepath.Join(root, "area/out")); err != nil ||
 		st.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("the link was replaced: %v", err)
 	}
 	for _, err := range []error{
 		h.FileSystemRemove(t.Context(),
-			&wire.FileSystemRemoveParams{Path: "/work/dir/../secret", Recursive: true}),
+			&wire.FileSystemRemoveParams{Path: "/area/dir/../secret", Recursive: true}),
 		h.FileSystemMove(t.Context(),
-			&wire.FileSystemMoveParams{From: "/work/a", To: "/work/rel2/x"}),
+			&wire.FileSystemMoveParams{From: "/area/a", To: "/area/rel2/x"}),
 		h.FileSystemMkdir(t.Context(),
-			&wire.FileSystemMkdirParams{Path: "/work/loop/x", Parents: true}),
-		h.Get(t.Context(), "/work/abs", io.Discard),
-		h.Put(t.Context(), "/work/loop/x", strings.NewReader("")),
+			&wire.FileSystemMkdirParams{Path: "/area/loop/x", Parents: true}),
+		h.Get(t.Context(), "/area/abs", io.Discard),
+		h.Put(t.Context(), "/area/loop/x", strings.NewReader("")),
 	} {
 		if err == nil {
 			t.Error("an escape was carried out")
 		}
 	}
 	if err := h.FileSystemRemove(t.Context(),
-		&wire.FileSystemRemoveParams{Path: "/work", Recursive: true}); err != nil {
+		&wire.FileSystemRemoveParams{Path: "/area", Recursive: true}); err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(filepath.Join(base, "secret")); err != nil || string(b) != "host" {
@@ -131,16 +131,16 @@ func TestEscapes(t *testing.T) {
 func TestFileSystem(t *testing.T) {
 	h, root := jail(t)
 	ctx := t.Context()
-	if err := os.Symlink("a", filepath.Join(root, "work/link")); err != nil {
+	if err := os.Symlink("a", filepath.Join(root, "area/link")); err != nil {
 		t.Fatal(err)
 	}
 	no := false
-	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work//link"})
-	if err != nil || st.File.Type != "file" || st.File.Size != 4 || st.File.Path != "/work/link" ||
+	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/area//link"})
+	if err != nil || st.File.Type != "file" || st.File.Size != 4 || st.File.Path != "/area/link" ||
 		st.File.Mode != 0o644 {
 		t.Errorf("%+v %v", st, err)
 	}
-	st, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/link", Follow: &no})
+	st, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/area/link", Follow: &no})
 	if err != nil || st.File.Type != "symlink" || st.File.Target != "a" || st.File.Name != "link" {
 		t.Errorf("%+v %v", st, err)
 	}
@@ -148,7 +148,7 @@ func TestFileSystem(t *testing.T) {
 		t.Error(err)
 	}
 	for i := range 1500 {
-		if err := os.WriteFile(filepath.Join(root, "work/sub", fmt.Sprintf("f%04d", i)), nil,
+		if err := os.WriteFile(filepath.Join(root, "area/sub", fmt.Sprintf("f%04d", i)), nil,
 			0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -156,14 +156,14 @@ func TestFileSystem(t *testing.T) {
 	list := func(after string, limit int64) *wire.FileSystemListResult {
 		t.Helper()
 		res, err := h.FileSystemList(ctx,
-			&wire.FileSystemListParams{Path: "/work/sub", After: after, Limit: limit})
+			&wire.FileSystemListParams{Path: "/area/sub", After: after, Limit: limit})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return res
 	}
 	if r := list("", 0); len(r.Entries) != 1000 || !r.More ||
-		r.Entries[0].Path != "/work/sub/f0000" || r.Entries[999].Name != "f0999" {
+		r.Entries[0].Path != "/area/sub/f0000" || r.Entries[999].Name != "f0999" {
 		t.Errorf("%d %v", len(r.Entries), r.More)
 	}
 	if r := list("f0999", 0); len(r.Entries) != 500 || r.More || r.Entries[0].Name != "f1000" ||
@@ -173,9 +173,9 @@ func TestFileSystem(t *testing.T) {
 	if r := list("f0003x", 2); len(r.Entries) != 2 || !r.More || r.Entries[0].Name != "f0004" {
 		t.Errorf("%+v", r)
 	}
-	_, err = h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/work/a"})
+	_, err = h.FileSystemList(ctx, &wire.FileSystemListParams{Path: "/area/a"})
 	kindIs(t, err, turnstone.KindNotFound)
-	_, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "work"})
+	_, err = h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "area"})
 	kindIs(t, err, turnstone.KindInvalid)
 
 	if err := h.FileSystemMkdir(ctx,
@@ -195,17 +195,17 @@ func TestFileSystem(t *testing.T) {
 	}
 	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/new"}),
 		turnstone.KindInvalid)
-	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/work/a/b", Parents: true}),
+	kindIs(t, h.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: "/area/a/b", Parents: true}),
 		turnstone.KindNotFound)
 	move := func(from, to string, over bool) error {
 		return h.FileSystemMove(ctx,
 			&wire.FileSystemMoveParams{From: from, To: to, Overwrite: over})
 	}
-	kindIs(t, move("/work/link", "/work/a", false), turnstone.KindInvalid)
-	if err := move("/work/a", "/new/b", false); err != nil {
+	kindIs(t, move("/area/link", "/area/a", false), turnstone.KindInvalid)
+	if err := move("/area/a", "/new/b", false); err != nil {
 		t.Error(err)
 	}
-	kindIs(t, move("/work/a", "/new/c", false), turnstone.KindNotFound)
+	kindIs(t, move("/area/a", "/new/c", false), turnstone.KindNotFound)
 	if err := h.write("/new/c", "c"); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestFileSystem(t *testing.T) {
 func TestReadWrite(t *testing.T) {
 	h, root := jail(t)
 	ctx := t.Context()
-	file := filepath.Join(root, "work/a")
+	file := filepath.Join(root, "area/a")
 	if err := os.Chmod(file, 0o750|os.ModeSetuid); err != nil {
 		t.Fatal(err)
 	}
@@ -250,13 +250,13 @@ func TestReadWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = before.Close() }()
-	if err := h.write("/work/a", "new\x00\xff"); err != nil {
+	if err := h.write("/area/a", "new\x00\xff"); err != nil {
 		t.Fatal(err)
 	}
 	if b, _ := io.ReadAll(before); string(b) != "text" {
 		t.Errorf("who had the file open sees %q: it was not replaced", b)
 	}
-	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/work/a"})
+	st, err := h.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: "/area/a"})
 	if err != nil || st.File.Mode != 0o4750 ||
 		(os.Getuid() == 0 && (st.File.UID != 1234 || st.File.GID != 5678)) {
 		t.Errorf("%+v %v", st, err)
@@ -268,20 +268,20 @@ func TestReadWrite(t *testing.T) {
 	}{{0, 0, "new\x00\xff", true}, {1, 2, "ew", false}, {3, 2, "\x00\xff", true}, {5, 0, "", true},
 		{99, 1, "", true}} {
 		res, err := h.FileSystemRead(ctx,
-			&wire.FileSystemReadParams{Path: "/work/a", Offset: tt.offset, Length: tt.length})
+			&wire.FileSystemReadParams{Path: "/area/a", Offset: tt.offset, Length: tt.length})
 		if err != nil || string(res.Data) != tt.want || res.Eof != tt.eof || res.Size != 5 {
 			t.Errorf("%+v: %+v %v", tt, res, err)
 		}
 	}
-	if err := unix.Mkfifo(filepath.Join(root, "work/pipe"), 0o644); err != nil {
+	if err := unix.Mkfifo(filepath.Join(root, "area/pipe"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err = h.read("/work/pipe")
+	_, err = h.read("/area/pipe")
 	kindIs(t, err, turnstone.KindInvalid)
-	kindIs(t, h.write("/work/pipe", "x"), turnstone.KindInvalid)
-	_, err = h.read("/work")
+	kindIs(t, h.write("/area/pipe", "x"), turnstone.KindInvalid)
+	_, err = h.read("/area")
 	kindIs(t, err, turnstone.KindInvalid)
-	kindIs(t, h.write("/work", "x"), turnstone.KindInvalid)
+	kindIs(t, h.write("/area", "x"), turnstone.KindInvalid)
 	kindIs(t, h.write("/nope/x", "x"), turnstone.KindNotFound)
 	if _, err := h.FileSystemWrite(ctx,
 		&wire.FileSystemWriteParams{Path: "/nope/y/x", Parents: true, Mode: 0o600}); err != nil {
@@ -300,7 +300,7 @@ func TestReadWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { _, _ = s.Write(data); _ = s.Close() }()
-	if res, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/work/big",
+	if res, err := h.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: "/area/big",
 		Stream: id}); err != nil || res.Size != int64(len(data)) {
 		t.Fatalf("%+v %v", res, err)
 	}
@@ -312,7 +312,7 @@ func TestReadWrite(t *testing.T) {
 	got := make(chan []byte, 1)
 	go func() { b, _ := io.ReadAll(r); got <- b }()
 	res, err := h.FileSystemRead(ctx,
-		&wire.FileSystemReadParams{Path: "/work/big", Offset: 16, Stream: id})
+		&wire.FileSystemReadParams{Path: "/area/big", Offset: 16, Stream: id})
 	if b := <-got; err != nil || !res.Eof || !bytes.Equal(b, data[16:]) {
 		t.Errorf("%d bytes, %+v %v", len(b), res, err)
 	}
@@ -323,10 +323,10 @@ func TestReadWrite(t *testing.T) {
 	}
 	go func() { _, _ = s.Write(data[:100_000]); s.Abort(io.ErrUnexpectedEOF) }()
 	if _, err := h.FileSystemWrite(ctx,
-		&wire.FileSystemWriteParams{Path: "/work/big", Stream: id}); err == nil {
+		&wire.FileSystemWriteParams{Path: "/area/big", Stream: id}); err == nil {
 		t.Error("a stream that was given up was written")
 	}
-	entries, err := os.ReadDir(filepath.Join(root, "work"))
+	entries, err := os.ReadDir(filepath.Join(root, "area"))
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -334,7 +334,7 @@ func TestReadWrite(t *testing.T) {
 	if want := []string{"a", "big", "pipe", "sub"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("%q %v", names, err)
 	}
-	if st, err := os.Stat(filepath.Join(root, "work/big")); err != nil ||
+	if st, err := os.Stat(filepath.Join(root, "area/big")); err != nil ||
 		st.Size() != int64(len(data)) {
 		t.Errorf("%v %v", st, err)
 	}
@@ -385,32 +385,32 @@ func TestWatch(t *testing.T) {
 	}
 	in := func(name string) string { return filepath.Join(root, name) }
 
-	tree := watch("/work", true)
-	do(h.write("/work/whole", "text"))
-	expect(tree, "created /work/whole")
-	do(os.WriteFile(in("work/n"), []byte("1"), 0o644))
-	expect(tree, "created /work/n", "modified /work/n")
-	do(os.WriteFile(in("work/sub/m"), []byte("1"), 0o644))
-	expect(tree, "created /work/sub/m", "modified /work/sub/m")
-	do(os.Chmod(in("work/n"), 0o600))
-	expect(tree, "attributes /work/n")
+	tree := watch("/area", true)
+	do(h.write("/area/whole", "text"))
+	expect(tree, "created /area/whole")
+	do(os.WriteFile(in("area/n"), []byte("1"), 0o644))
+	expect(tree, "created /area/n", "modified /area/n")
+	do(os.WriteFile(in("area/sub/m"), []byte("1"), 0o644))
+	expect(tree, "created /area/sub/m", "modified /area/sub/m")
+	do(os.Chmod(in("area/n"), 0o600))
+	expect(tree, "attributes /area/n")
 	do(os.MkdirAll(in("etc/tree/deep/deeper"), 0o755))
 	do(os.WriteFile(in("etc/tree/deep/x"), nil, 0o644))
-	do(os.Rename(in("etc/tree"), in("work/tree")))
-	expect(tree, "created /work/tree", "created /work/tree/deep", "created /work/tree/deep/deeper",
-		"created /work/tree/deep/x")
-	do(os.WriteFile(in("work/tree/deep/deeper/y"), nil, 0o644))
-	expect(tree, "created /work/tree/deep/deeper/y")
-	do(os.Rename(in("work/tree"), in("etc/tree")))
-	expect(tree, "removed /work/tree")
+	do(os.Rename(in("etc/tree"), in("area/tree")))
+	expect(tree, "created /area/tree", "created /area/tree/deep", "created /area/tree/deep/deeper",
+		"created /area/tree/deep/x")
+	do(os.WriteFile(in("area/tree/deep/deeper/y"), nil, 0o644))
+	expect(tree, "created /area/tree/deep/deeper/y")
+	do(os.Rename(in("area/tree"), in("etc/tree")))
+	expect(tree, "removed /area/tree")
 	do(os.WriteFile(in("etc/tree/deep/z"), nil, 0o644)) // no longer watched
-	do(os.Remove(in("work/n")))
+	do(os.Remove(in("area/n")))
 	for done := false; !done; {
 		for _, c := range next[wire.FileSystemChangedEvent](l).Changes {
 			if strings.HasSuffix(c.Path, "/z") {
 				t.Errorf("told of %s", c.Path)
 			}
-			done = done || c.Path == "/work/n"
+			done = done || c.Path == "/area/n"
 		}
 	}
 	if err := l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}); err != nil {
@@ -419,20 +419,20 @@ func TestWatch(t *testing.T) {
 	kindIs(t, l.FileSystemUnwatch(ctx, &wire.FileSystemUnwatchParams{WatchID: tree}),
 		turnstone.KindNotFound)
 
-	one := watch("/work/a", false)
-	do(os.WriteFile(in("work/other"), []byte("1"), 0o644))
-	do(h.write("/work/a", "replaced"))
+	one := watch("/area/a", false)
+	do(os.WriteFile(in("area/other"), []byte("1"), 0o644))
+	do(h.write("/area/a", "replaced"))
 	for done := false; !done; {
 		for _, c := range next[wire.FileSystemChangedEvent](l).Changes {
-			if c.Path != "/work/a" {
+			if c.Path != "/area/a" {
 				t.Errorf("told of %s", c.Path)
 			}
 			done = true
 		}
 	}
-	do(os.Remove(in("work/a")))
-	expect(one, "removed /work/a")
-	_, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/work/a"})
+	do(os.Remove(in("area/a")))
+	expect(one, "removed /area/a")
+	_, err := l.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: "/area/a"})
 	kindIs(t, err, turnstone.KindNotFound)
 	for range files.MaxWatches - 1 {
 		watch("/etc", false)

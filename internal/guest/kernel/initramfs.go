@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,13 @@ const initramfsAge = 30 * 24 * time.Hour
 type Program struct {
 	Digest turnstone.Digest
 	Read   func() ([]byte, error)
+}
+
+// ForDisksInMemory returns k for a guest that also loads the modules of Memory.
+func (k *Kernel) ForDisksInMemory() *Kernel {
+	with := *k
+	with.Modules = slices.Concat(k.Modules, k.Memory)
+	return &with
 }
 
 // Initramfs returns the path and the digest of the initial root file system. It contains agent, the

@@ -130,7 +130,7 @@ func (i *Inspected) takeModules(from string) error {
 	for name := range t.files {
 		i.Facts.Modules[name] = true
 	}
-	i.Kernel.Modules, err = writeModules(filepath.Join(i.Dir, "modules"), mods)
+	i.Kernel.Modules, err = writeModules(filepath.Join(i.Dir, "modules"), 0, mods)
 	return err
 }
 

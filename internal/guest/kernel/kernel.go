@@ -28,6 +28,7 @@ type Kernel struct {
 	// the release that the running kernel must report (uname); "" if the image does not contain it
 	Release string
 	Modules []Module // modules that the guest loads, in this order
+	Memory  []Module // modules for disks in memory, which deterministic machines load after Modules
 	Own     bool     // the kernel is the user's, not Debian's
 	Test    bool     // a test kernel: the guest does not separate programs from the kernel
 }
@@ -75,6 +76,7 @@ type manifest struct {
 	Release string       `json:"release,omitempty"` // for an override: the release in its image
 	Image   keptFile     `json:"image"`
 	Modules []keptModule `json:"modules"`
+	Memory  []keptModule `json:"memory,omitempty"`
 	Sources []keptFile   `json:"sources,omitempty"` // the override's source files
 }
 
@@ -246,13 +248,18 @@ func load(ctx context.Context, dir string) (*Kernel, error) {
 	if k.Vmlinux, err = check(&m.Image); err != nil {
 		return nil, err
 	}
-	for i := range m.Modules {
-		path, err := check(&m.Modules[i].keptFile)
-		if err != nil {
-			return nil, err
+	for _, list := range []struct {
+		kept []keptModule
+		to   *[]Module
+	}{{m.Modules, &k.Modules}, {m.Memory, &k.Memory}} {
+		for i := range list.kept {
+			of := &list.kept[i]
+			path, err := check(&of.keptFile)
+			if err != nil {
+				return nil, err
+			}
+			*list.to = append(*list.to, Module{Name: of.Name, Path: path, Digest: of.Stamp.Digest})
 		}
-		k.Modules = append(k.Modules,
-			Module{Name: m.Modules[i].Name, Path: path, Digest: m.Modules[i].Stamp.Digest})
 	}
 	if changed {
 		// The files were copied or touched and are equal: store the new stamps so that the next

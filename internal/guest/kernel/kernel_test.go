@@ -279,7 +279,7 @@ func TestInitramfs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mods, err := writeModules(filepath.Join(dir, "m"),
+	mods, err := writeModules(filepath.Join(dir, "m"), 0,
 		[]loaded{{"virtio", module("depends=")}, {"erofs", module("depends=virtio")}})
 	if err != nil {
 		t.Fatal(err)

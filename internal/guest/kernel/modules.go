@@ -49,6 +49,15 @@ func wantedModules() []wanted {
 	}
 }
 
+// memoryModules are the drivers for disks in the memory of deterministic machines. Their names
+// follow those of wantedModules, so that the agent loads them later.
+func memoryModules() []wanted {
+	return []wanted{
+		{name: "nfit", optional: true},
+		{name: "nd_pmem", optional: true},
+	}
+}
+
 // A tree is the folder lib/modules/<release> of a kernel.
 type tree struct {
 	root    fs.FS
@@ -124,9 +133,13 @@ type loaded struct {
 }
 
 // resolve returns the wanted modules and their dependencies, each after its own dependencies.
-func (t *tree) resolve(want []wanted) ([]loaded, error) {
+// Modules of before are left out.
+func (t *tree) resolve(want []wanted, before ...loaded) ([]loaded, error) {
 	var order []loaded
 	state := map[string]int{} // 1: being resolved, 2: done
+	for _, m := range before {
+		state[m.name] = 2
+	}
 	var visit func(name string, optional bool) error
 	visit = func(name string, optional bool) error {
 		name = strings.ReplaceAll(name, "-", "_")
@@ -239,14 +252,14 @@ func dependencies(module []byte) (needs, soft []string, err error) {
 	return needs, soft, nil
 }
 
-// writeModules writes mods to dir as NN-name.ko and returns them for a Kernel.
-func writeModules(dir string, mods []loaded) ([]Module, error) {
+// writeModules writes mods to dir as NN-name.ko, counted from first, and returns them for a Kernel.
+func writeModules(dir string, first int, mods []loaded) ([]Module, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	out := make([]Module, 0, len(mods))
 	for i, m := range mods {
-		name := fmt.Sprintf("%02d-%s.ko", i, m.name)
+		name := fmt.Sprintf("%02d-%s.ko", first+i, m.name)
 		if err := os.WriteFile(filepath.Join(dir, name), m.content, 0o444); err != nil {
 			return nil, err
 		}

@@ -49,7 +49,7 @@ type debianSource struct{ mirrors debian.Mirrors }
 
 // debianGeneration is part of the stored kernel's name. It changes with wantedModules, so that an
 // older program continues to use its own kernel.
-const debianGeneration = "2"
+const debianGeneration = "3"
 
 func (debianSource) key() string { return "debian-" + debianSuite + "-" + debianGeneration }
 
@@ -86,7 +86,7 @@ func (s debianSource) take(ctx context.Context, dir string,
 	if m.Image, err = keepImage(ctx, dir, image); err != nil {
 		return nil, err
 	}
-	m.Modules, err = keepModules(ctx, dir, filepath.Join(unpacked, "modules", release))
+	err = m.keepModules(ctx, dir, filepath.Join(unpacked, "modules", release))
 	return m, err
 }
 
@@ -189,22 +189,35 @@ func writeVmlinux(name string, image []byte) (err error) {
 	return f.Sync()
 }
 
-// keepModules copies the guest's modules from a folder lib/modules/<release>.
-func keepModules(ctx context.Context, dir, from string) ([]keptModule, error) {
+// keepModules copies the guest's modules from a folder lib/modules/<release>, and adds them to m.
+func (m *manifest) keepModules(ctx context.Context, dir, from string) error {
 	root, err := os.OpenRoot(from)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer root.Close()
 	t, err := openTree(root.FS())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	mods, err := t.resolve(wantedModules())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	written, err := writeModules(filepath.Join(dir, "modules"), mods)
+	if m.Modules, err = writeKept(ctx, dir, 0, mods); err != nil {
+		return err
+	}
+	more, err := t.resolve(memoryModules(), mods...)
+	if err != nil {
+		return err
+	}
+	m.Memory, err = writeKept(ctx, dir, len(mods), more)
+	return err
+}
+
+// writeKept writes mods to dir, counted from first.
+func writeKept(ctx context.Context, dir string, first int, mods []loaded) ([]keptModule, error) {
+	written, err := writeModules(filepath.Join(dir, "modules"), first, mods)
 	if err != nil {
 		return nil, err
 	}
@@ -228,7 +241,7 @@ func keep(ctx context.Context, dir, name string) (keptFile, error) {
 type override struct{ image, modules string }
 
 // ownGeneration is part of the stored kernel's name. It changes with the manifest's content.
-const ownGeneration = "3"
+const ownGeneration = "4"
 
 func (o override) key() string {
 	return "own-" + ownGeneration + "-" +
@@ -286,7 +299,7 @@ func (o override) keep(ctx context.Context, dir string, image []byte) (_ *manife
 	if m.Version == "" && isRelease(filepath.Base(o.modules)) {
 		m.Version = filepath.Base(o.modules)
 	}
-	if m.Modules, err = keepModules(ctx, dir, o.modules); err != nil {
+	if err = m.keepModules(ctx, dir, o.modules); err != nil {
 		return nil, invalidOverride("guest kernel's modules", fmt.Errorf("%s: %w", o.modules, err))
 	}
 	return m, nil

@@ -76,8 +76,9 @@ func failedLine(err error) string {
 func boot() error {
 	keepSignals()
 	mounts := mountKernel(kernelMounts, func(string) bool { return false })
-	loadModules("/modules")
 	cmdline, _ := os.ReadFile("/proc/cmdline") // written by the host
+	strict := strictOf(string(cmdline))
+	loadModules("/modules", strict.early)
 	is := askKernel()
 	is.open = runningKernel.open()
 	if nonce := checks(string(cmdline)); nonce != "" {
@@ -89,13 +90,21 @@ func boot() error {
 	if mounts != nil {
 		return mounts
 	}
-	if err := runningKernel.lacks(kindOf(string(cmdline))); err != nil {
-		return err
+	if strict == nil { // whose drivers are not all loaded yet
+		if err := runningKernel.lacks(kindOf(string(cmdline))); err != nil {
+			return err
+		}
 	}
 	if err := loopbackUp(); err != nil {
 		consoleLog("loopback: " + err.Error())
 	}
-	m := &machine{base: -1, names: diskNames(string(cmdline)), kernel: is}
+	m := &machine{base: -1, names: diskNames(string(cmdline)), kernel: is, strict: strict}
+	if strict != nil {
+		var err error
+		if m.names, err = strict.open(); err != nil {
+			return err
+		}
+	}
 	if err := m.newSpace(); err != nil {
 		return err
 	}
@@ -121,6 +130,9 @@ const ownFDs = "self/fd/"
 func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line string)) error {
 	opt := agent.Options{Groups: m.groups, Reap: m.reap, Space: m.space, FDs: ownFDs,
 		Tracing: agent.NewTracing()}
+	if m.strict != nil {
+		return m.serveScript(m.own(opt), open, say)
+	}
 	warm := warmUp
 	if m.mounted != "" {
 		warm = exercise
@@ -132,9 +144,7 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 	if err != nil {
 		return err
 	}
-	m.disks.Open = ownFDs
-	opt.Configure, opt.Renew, opt.Disks, opt.Card = m.configure, m.renew, &m.disks, &m.card
-	a, err := agent.New(opt)
+	a, err := agent.New(m.own(opt))
 	if err != nil {
 		return err
 	}
@@ -145,6 +155,13 @@ func (m *machine) serve(open func() (io.ReadWriteCloser, error), say func(line s
 	m.groups.KillAll()
 	unix.Sync()
 	return err
+}
+
+// own returns opt with the functions of m.
+func (m *machine) own(opt agent.Options) agent.Options {
+	m.disks.Open = ownFDs
+	opt.Configure, opt.Renew, opt.Disks, opt.Card = m.configure, m.renew, &m.disks, &m.card
+	return opt
 }
 
 // params are the agent's parameters on the kernel's command line: they are common to all clones of
@@ -262,9 +279,9 @@ func showBootID() error {
 }
 
 // loadModules loads the kernel modules of a folder in the order of their names, and removes their
-// files, which use memory. It only logs errors, because a kernel may have a driver built in that is
-// a module of another kernel.
-func loadModules(dir string) {
+// files, which use memory. It leaves those that want rejects. It only logs errors, because a kernel
+// may have a driver built in that is a module of another kernel.
+func loadModules(dir string, want func(name string) bool) {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
 		consoleLog("modules: " + err.Error())
@@ -272,7 +289,7 @@ func loadModules(dir string) {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if !strings.HasSuffix(path, ".ko") {
+		if !strings.HasSuffix(path, ".ko") || !want(e.Name()) {
 			continue
 		}
 		if err := loadModule(path); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -333,7 +350,7 @@ func (m *machine) blockDevice(serial string, wait time.Duration) (string, error)
 	return poll(wait, "a disk with the serial number "+serial, func() string {
 		disks, _ := os.ReadDir("/sys/block")
 		for _, d := range disks {
-			if strings.HasPrefix(d.Name(), "vd") && diskSerial(d.Name(), m.names) == serial {
+			if isDisk(d.Name()) && diskSerial(d.Name(), m.names) == serial {
 				return existing("/dev/" + d.Name())
 			}
 		}

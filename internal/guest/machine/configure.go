@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -38,6 +39,7 @@ type machine struct {
 	// names of disks without a serial number, by device; nil: all have one
 	names   map[string]string
 	devices map[string]uint64 // numbers of the block devices by serial number
+	strict  *strict           // nil: the machine is not deterministic
 	disks   agent.Disks
 	card    card
 }
@@ -84,6 +86,11 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	if err != nil {
 		return res, err
 	}
+	if m.gvisor && p.Deterministic {
+		if err := beginDeterministic(p.Entropy, now); err != nil {
+			return res, agent.Failed("the deterministic kernel", err)
+		}
+	}
 	if res.Reseeded, err = m.refresh(p.Entropy, now); err != nil {
 		return res, err
 	}
@@ -98,7 +105,7 @@ func (m *machine) configure(p *wire.SandboxConfigureParams) (*wire.SandboxConfig
 	}
 	res.Upper = m.disks.Upper
 	res.Kernel, res.KernelOpen, res.CPUs = m.kernel.release, m.kernel.open, int64(m.kernel.cpus)
-	if res.BootID, err = newBootID(); err != nil {
+	if res.BootID, err = bootIDOf(p); err != nil {
 		return res, agent.Failed("the boot id", err)
 	}
 	if p.Network != nil && !sameNetwork(p.Network, m.network) {
@@ -152,7 +159,7 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 		return now, agent.Invalid(op, "entropy", "between 32 and 512 bytes are needed")
 	case timeErr != nil:
 		return now, agent.Invalid(op, "time", "it is not in the form of RFC 3339")
-	case now.Unix() < 1_000_000_000:
+	case now.Unix() < 1_000_000_000 && !p.Deterministic:
 		return now, agent.Invalid(op, "time", "the host's clock is before 2001")
 	case p.Hostname == "" || len(p.Hostname) > 64 || strings.ContainsAny(p.Hostname, " \t\n/"):
 		return now, agent.Invalid(op, "hostname", "malformed")
@@ -276,12 +283,25 @@ func overwrite(path, text string) error {
 // bootIDFile covers the kernel's boot_id, which is read-only and would be the same in every clone.
 const bootIDFile = "/run/boot_id"
 
+// bootIDOf creates the boot ID of a sandbox that is configured with p, and returns it.
+func bootIDOf(p *wire.SandboxConfigureParams) (string, error) {
+	if p.Deterministic {
+		seed := sha256.Sum256(append([]byte("boot id\x00"), p.Entropy...))
+		return writeBootID([16]byte(seed[:]))
+	}
+	return newBootID()
+}
+
 // newBootID creates the guest's own boot ID and returns it.
 func newBootID() (string, error) {
 	var b [16]byte
 	if _, err := unix.Getrandom(b[:], 0); err != nil {
 		return "", err
 	}
+	return writeBootID(b)
+}
+
+func writeBootID(b [16]byte) (string, error) {
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	h := hex.EncodeToString(b[:])
 	id := h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]

@@ -299,7 +299,7 @@ func (m *machine) blockDevices() map[string]uint64 {
 	found := make(map[string]uint64)
 	disks, _ := os.ReadDir("/sys/block")
 	for _, d := range disks {
-		if !strings.HasPrefix(d.Name(), "vd") {
+		if !isDisk(d.Name()) {
 			continue
 		}
 		serial := diskSerial(d.Name(), m.names)

@@ -248,6 +248,11 @@ func diskNames(cmdline string) map[string]string {
 	return names
 }
 
+// isDisk reports whether a block device is one of the machine's disks.
+func isDisk(name string) bool {
+	return strings.HasPrefix(name, "vd") || strings.HasPrefix(name, memoryDisk)
+}
+
 // diskSerial returns the serial number of a disk such as "vda": its entry in names, otherwise its
 // own number.
 func diskSerial(disk string, names map[string]string) string {

@@ -221,6 +221,10 @@ static int offset(int which, uint64_t *at)
 	if (!pipes[which].ok || sys(n_fstat, which + 1, (long)&st, 0, 0, 0, 0) || st.st_dev != pipes[which].dev ||
 		st.st_ino != pipes[which].ino)
 		return 0;
+	// A deterministic sandbox's kernel tells it, so that the tracer does not wait for the reader.
+	static int unknown;
+	if (!unknown && !(unknown = sys(n_ioctl, which + 1, 0x54570001, (long)at, 0, 0, 0) != 0))
+		return 1;
 	struct stream *s = &mem->h.streams[which];
 	for (int i = 0; i < 200; i++) {
 		uint32_t seq = load(&s->seq);

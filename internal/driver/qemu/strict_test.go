@@ -1,0 +1,145 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/turntest"
+	"turnstone.dev/turnstone/substrate"
+	"turnstone.dev/turnstone/wire"
+)
+
+// strictScript has what a machine that is not deterministic does differently each time: clocks,
+// random numbers, process numbers, the order of directories, processes and threads that race.
+const strictScript = `date +%s.%N; cat /proc/sys/kernel/random/boot_id /etc/machine-id /proc/uptime
+hostname; od -An -tx1 -N16 /dev/urandom; echo $RANDOM $$
+mkdir d; for i in $(seq 50); do : >d/$RANDOM; done; ls -U d | tr '\n' ' '
+for i in 1 2 3 4; do (for j in 1 2 3; do echo $i; sleep 0.0$i; done) & done; wait
+for i in 1 2 3; do (j=0; while [ $j -lt 500 ]; do j=$((j+1)); done; echo race $i) & done; wait
+stat -c %y d; sleep 3; date +%s.%N; cat /proc/interrupts | head -20; cat /proc/meminfo
+`
+
+// A strictRun is what one run of a deterministic machine left.
+type strictRun struct {
+	output       string
+	seconds      float64
+	memory, disk turnstone.Digest
+}
+
+// TestStrict runs the same script in three deterministic machines, one on a busy host, and in one
+// with another seed.
+func TestStrict(t *testing.T) {
+	h := turntest.Home(t)
+	d := substrate.Determinism{Clock: turnstone.DefaultClock()}
+	m := turntest.Deterministic(t, h, "base", d)
+	m.Shape.Memory, m.Shape.Disk, m.Shape.Network = 512<<20, 1<<30, false
+	s := newSubstrate(t, h, nil)
+	first := runStrict(t, s, m, d)
+	t.Logf("%.1f s\n%s", first.seconds, first.output)
+	for _, busy := range []bool{false, true} {
+		run := func() {
+			if again := runStrict(t, s, m, d); again.output != first.output ||
+				again.memory != first.memory || again.disk != first.disk {
+				t.Errorf("busy %v: got %+v, at first %+v", busy, again, first)
+			}
+		}
+		if busy {
+			onBusyHost(run)
+		} else {
+			run()
+		}
+	}
+	d.Seed[0] = 1
+	if other := runStrict(t, s, m, d); other.output == first.output ||
+		other.memory == first.memory {
+		t.Errorf("another seed led to the same: %+v", other)
+	}
+}
+
+// onBusyHost calls f while all processors have something else to do.
+func onBusyHost(f func()) {
+	done := make(chan struct{})
+	var busy sync.WaitGroup
+	for range runtime.NumCPU() {
+		busy.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+			}
+		})
+	}
+	f()
+	close(done)
+	busy.Wait()
+}
+
+func runStrict(t *testing.T, s *Substrate, m substrate.Machine,
+	d substrate.Determinism) (r strictRun) {
+	t.Helper()
+	configure := wire.SandboxConfigureParams{Time: d.Clock.Format(time.RFC3339Nano),
+		Scratch: scratchSerial, Hostname: "turn", MachineID: strings.Repeat("1", 32)}
+	seed := d.Derive("test")
+	configure.Entropy = seed[:]
+	step := wire.ShellExecuteParams{Name: "step", Spans: new(bool)}
+	params := func(v any) json.RawMessage {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	d.Script = []substrate.Call{{Method: wire.MethodSandboxConfigure, Params: params(configure)},
+		{Method: wire.MethodShellExecute, Params: params(step), Size: int64(len(strictScript)),
+			Data: strings.NewReader(strictScript)},
+		{Method: wire.MethodStateFreeze}}
+	m.Determinism = &d
+	s.look = func(memory, scratch *os.File) (err error) {
+		if r.memory, err = turnstone.DigestReader(memory); err == nil {
+			r.disk, err = turnstone.DigestReader(scratch)
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	began := time.Now()
+	vm, err := s.Restore(ctx, m)
+	if err != nil {
+		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	r.seconds = time.Since(began).Seconds()
+	defer vm.Close()
+	link, err := wire.NewLink(vm.Agent(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := link.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := wire.NewClient(stream)
+	defer func() { _, _, _ = vm.Close(), client.Close(), link.Close() }()
+	if _, err := client.SandboxConfigure(ctx, &configure); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	end, err := client.Execute(ctx, step, strictScript, wire.Stdio{Out: &out, Err: &out}, nil)
+	if err != nil || end.Exit.ExitCode != 0 {
+		t.Fatalf("%+v, %v: %s", end, err, out.String())
+	}
+	if _, err := client.StateFreeze(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.output = out.String()
+	return r
+}
