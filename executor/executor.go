@@ -1,5 +1,5 @@
 // Package executor is the library for programs that run turns: it opens a state directory, runs and
-// stores turns there, and reads, merges, exports and deletes what is stored.
+// stores turns there, and reads, merges, exports and deletes stored data.
 //
 // A program that embeds this package ships two programs for Linux beside its own:
 //
@@ -28,6 +28,7 @@ import (
 	"turnstone.dev/turnstone/internal/engine"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/chain"
 )
 
 // DefaultImage is the image of a document that names none: the template "base".
@@ -55,6 +56,7 @@ func of(e *engine.Engine, err error) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.Repo.Heads = chain.Heads(e.Dir)
 	return &Executor{engine: e, repo: e.Repo}, nil
 }
 
@@ -71,11 +73,49 @@ func (x *Executor) Run(ctx context.Context, req Request, obs Observer) (
 	return x.engine.Run(ctx, plan.Request(req), obs)
 }
 
+// Times is Run, n times (2 to 100), each time on the same state, until a run differs from the first.
+// Only the first run is in a session; its report compares the runs. An error with a report means
+// that a later run could not be started or compared.
+func (x *Executor) Times(ctx context.Context, req Request, n int, obs Observer) (
+	*turnstone.TurnReport, error) {
+	return x.engine.Times(ctx, engine.TimesRequest{Request: plan.Request(req), Times: n}, obs)
+}
+
 // Replay runs the turn that ref names again, in a clean sandbox on the state of its parent, with
 // the same document, files and environment. The new turn is in no session. obs may be nil.
 func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (
 	*turnstone.ReplayReport, error) {
 	return x.engine.Replay(ctx, ref, engine.ReplayOptions(opts), obs)
+}
+
+// ReplayRange runs turns again: the first on the state of its recorded parent, each other on the new
+// turn before it. If the report is nil, nothing was started. obs may be nil.
+func (x *Executor) ReplayRange(ctx context.Context, req RangeRequest, obs Observer) (
+	*turnstone.RangeReport, error) {
+	return x.engine.ReplayRange(ctx, engine.RangeRequest{Ref: req.Ref,
+		Options: engine.ReplayOptions(req.Options), OnHead: req.OnHead, Branch: req.Branch,
+		Each: req.Each}, obs)
+}
+
+// Frozen runs the document of a receipt again, on the state that the receipt names, and compares the
+// new receipt with the old one. name is for messages. req has the caller's settings; its Document is
+// ignored. The new turn is in no session. If the report is nil, nothing was started; an error of
+// kind KindInvalid or KindNotFound then means that the receipt or the request is wrong. obs may be
+// nil.
+func (x *Executor) Frozen(ctx context.Context, name string, receipt []byte, req Request,
+	obs Observer) (*turnstone.FrozenReport, error) {
+	return x.engine.Frozen(ctx, engine.FrozenRequest{Name: name, Source: receipt,
+		Request: plan.Request(req)}, obs)
+}
+
+// Bisect finds the first bad turn of a range, in a number of sandboxes that grows with the logarithm
+// of its length, or the first command of a turn that differs when it is replayed. Without a command,
+// all turns of a range are replayed in order. obs may be nil.
+func (x *Executor) Bisect(ctx context.Context, req BisectRequest, obs Observer) (
+	*turnstone.BisectReport, error) {
+	return x.engine.Bisect(ctx, engine.BisectRequest{Ref: req.Ref,
+		Command: engine.CommandRequest(req.Command), Options: engine.ReplayOptions(req.Options),
+		Tell: req.Tell}, obs)
 }
 
 // Exec runs one command in a new sandbox and returns its exit code, or 128+n if signal n ended the

@@ -36,6 +36,10 @@ type Options struct {
 	// require a Holder. Default: turn beside the running program, then in PATH, if its version is
 	// that of this module.
 	Holder sandboxes.Holder
+
+	// Passphrase returns the passphrase of the key in a file. It is called before a turn begins
+	// whose caller's key has one. Default: such a key is an error.
+	Passphrase func(key string) ([]byte, error)
 }
 
 // Environ returns o as the variables that the command turn reads, for a holder. An option that is

@@ -14,7 +14,7 @@ type Request struct {
 	Dir      string // the folder of the document's files, which they cannot leave
 	Piped    bool   // Dir is the caller's folder, because the document came through a pipe
 	// Grant lists keys of front matter, such as "network". The document's requests under these keys
-	// are granted unchanged. The other fields grant what they request.
+	// are granted unchanged. The other fields grant their requests.
 	Grant   []string
 	Image   string
 	Env     []string // KEY=VALUE
@@ -38,6 +38,11 @@ type Request struct {
 	Home     string             // name of a persistent home directory
 	Snapshot document.Snapshot  // the stored part of the machine
 	Secrets  []string           // NAME=VALUE, only for the environment of the steps
+
+	Deterministic *bool          // every run gives the same result: see docs/determinism.md
+	Tier          turnstone.Tier // empty: by the substrate; this and the next only if deterministic
+	Seed          *uint64        // nil: derived from the document and the parent's state
+	Clock         time.Time      // when the turn's clock starts
 }
 
 // An Observer receives a turn's progress while the turn runs. Its methods are called from several
@@ -56,14 +61,42 @@ type Observer interface {
 type ReplayOptions struct {
 	Secrets   []string // NAME=VALUE: secrets are not stored and must be given again
 	Substrate string   // name of a substrate; empty: the substrate of the first run
+	// Tier makes the replay deterministic, on a substrate of the tier; empty: as the first run.
+	Tier turnstone.Tier
 	// Grant is as in Request: a record may be imported, so it grants nothing itself.
 	Grant []string
+}
+
+// A RangeRequest selects turns to run again, one on the other.
+type RangeRequest struct {
+	Ref     string // FROM..TO, along the first parents of TO, or one turn
+	Options ReplayOptions
+	// OnHead runs the turns on the present head of the branch of the first one's parent, as a
+	// rebase does, and adds them to the session. Branch is the name of their new branch; empty:
+	// replay-N. Without OnHead the new turns are in no session.
+	OnHead bool
+	Branch string
+	// Each is called with each comparison; it may be nil.
+	Each func(*turnstone.ReplayReport)
+}
+
+// A BisectRequest says what to search.
+type BisectRequest struct {
+	// Ref is FROM..TO, to find a turn, or one turn, to find a command of it.
+	Ref string
+	// Command tests the state of a turn: its exit code 0 means good, 125 means that the turn cannot
+	// be tested, 1 to 127 mean bad. On and the outputs have no effect. Without Argv, a turn is bad
+	// if its replay differs.
+	Command CommandRequest
+	Options ReplayOptions
+	Tell    func(string) // gets a line after each test; may be nil
 }
 
 // A CommandRequest is one command to run in a fresh sandbox.
 type CommandRequest struct {
 	Argv     []string
 	Image    string // default "base"
+	On       string // the turn whose state, environment and directory the command has; empty: none
 	Env      []string
 	Cwd      string
 	Add, Get []document.Transfer
@@ -124,6 +157,9 @@ type ImportRequest struct {
 	As       string                // another name for the session; empty: its own name
 	Build    turnstone.ImportBuild // empty: BuildNone
 	Progress func(string)          // gets a short description of each build; may be nil
+	// AcceptHistory imports a session whose log of heads is not a continuation of what was seen
+	// of it here.
+	AcceptHistory bool
 }
 
 // A TemplateBuild has the options of a template's build.

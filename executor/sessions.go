@@ -7,6 +7,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo/branchmerge"
 	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/chain"
+	"turnstone.dev/turnstone/internal/repo/compare"
 	"turnstone.dev/turnstone/internal/repo/copyout"
 )
 
@@ -55,6 +57,12 @@ func (x *Executor) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	return x.repo.Receipt(ctx, ref)
 }
 
+// Trace calls each for every line of the trace of the turn that ref names: its commands. A turn that
+// an older program kept, and a merge, have no trace: the error is of kind KindNotFound.
+func (x *Executor) Trace(ctx context.Context, ref string, each func(turnstone.TraceLine) error) error {
+	return x.repo.Trace(ctx, ref, each)
+}
+
 // ListFiles calls each for the files of the directory at name, in the state of the turn that ref
 // names, or for the file at name. A relative name is below the turn's last working directory. A
 // symlink at name is followed. With recursive, ListFiles lists everything below name. An error of
@@ -83,7 +91,16 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string,
 // Diff compares the states of two turns.
 func (x *Executor) Diff(ctx context.Context, req turnstone.DiffRequest) (
 	*turnstone.StateDiff, error) {
-	return x.repo.Diff(ctx, req)
+	d, err := x.repo.Diff(ctx, req)
+	if err == nil && req.Results && req.To != "" {
+		d.Results, err = compare.Results(ctx, x.repo, req.From, req.To)
+	}
+	return d, err
+}
+
+// Compare lays the turns that refs name side by side. They are in the session of the first.
+func (x *Executor) Compare(ctx context.Context, refs []string) (*turnstone.CompareReport, error) {
+	return compare.Turns(ctx, x.repo, refs)
 }
 
 // Prepare makes the images that a turn on top of the turn that ref names starts from, so that the
@@ -166,4 +183,45 @@ func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
 // Usage returns the size of the sessions' data and the disk usage of the state directory.
 func (x *Executor) Usage(ctx context.Context) (*turnstone.Usage, error) {
 	return x.repo.Usage(ctx)
+}
+
+// Verify checks the signed statements of a turn and its ancestors, or of all turns of a session, and
+// every object that they need. What does not verify is in the report.
+func (x *Executor) Verify(ctx context.Context, req turnstone.VerifyRequest) (
+	*turnstone.VerifyReport, error) {
+	trust, err := chain.Trust(x.repo.Dir, req.Trust)
+	if err != nil {
+		return nil, err
+	}
+	return chain.Verify(ctx, x.repo, chain.Request{Ref: req.Ref, All: req.All, Trust: trust})
+}
+
+// VerifyReceipt checks a receipt by itself: it needs no session and no store. name is for messages.
+func (x *Executor) VerifyReceipt(ctx context.Context, name string, file []byte,
+	trust []string) (*turnstone.VerifyReport, error) {
+	t, err := chain.Trust(x.repo.Dir, trust)
+	if err != nil {
+		return nil, err
+	}
+	return chain.VerifyReceipt(ctx, name, file, t), nil
+}
+
+// SignTurn adds the caller's signature to the statement of the turn that ref names, which its node
+// signed alone. The error is of kind KindIntegrity if the turn does not verify, KindNotFound if it
+// is not signed or the caller has no key, and KindInvalid if a caller has signed it already.
+func (x *Executor) SignTurn(ctx context.Context, ref string) (turnstone.Turn, error) {
+	return chain.SignTurn(ctx, x.repo, ref)
+}
+
+// Heads returns the log of heads of a session, oldest first.
+func (x *Executor) Heads(ctx context.Context, nameOrID string) ([]turnstone.LoggedHead, error) {
+	cs, err := x.repo.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := cs.DB.Find(ctx, nameOrID)
+	if err != nil {
+		return nil, err
+	}
+	return chain.Log(ctx, cs, s.ID)
 }

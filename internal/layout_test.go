@@ -34,6 +34,9 @@ var mustNotImport = map[string][]string{
 	"internal/provision": {"internal/turn/...", "executor/..."},
 	"internal/turn/...": {"internal/engine", "internal/templatebuild/...", "internal/repo/bundle",
 		"internal/repo/branchmerge", "executor/..."},
+	"internal/proof/...": {"internal/repo/...", "internal/store/...", "internal/turn/...",
+		"executor/..."},
+	"cmd/turn-agent": {"internal/proof/...", "internal/repo/...", "internal/otlp"},
 	"internal/lang/...": {"document", "internal/template/...", "internal/repo/...", "executor/...",
 		"wire/..."},
 }
@@ -140,7 +143,8 @@ func TestImports(t *testing.T) {
 // mayRead lists the packages below the public packages that read the environment, each with its
 // reads. "all of it" is given to child processes.
 var mayRead = map[string][]string{
-	"internal/hostca":          {"name"}, // SSL_CERT_FILE, SSL_CERT_DIR
+	"internal/hostca":          {"name"},            // SSL_CERT_FILE, SSL_CERT_DIR
+	"internal/proof/key":       {`"SSH_AUTH_SOCK"`}, // as ssh does
 	"internal/statedir":        {`"XDG_DATA_HOME"`},
 	"internal/store/blob/s3":   {`"AWS_`},
 	"internal/template/debian": {`"PATH"`, "name"}, // proxies

@@ -154,7 +154,7 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 			"sandbox "+string(h.id),
 			"it has no network")
 	}
-	for n := len(f.Refused); ; n /= 2 {
+	for n := max(len(f.Refused), len(f.Ended)); ; n /= 2 {
 		f.Cut(n)
 		if b, err := json.Marshal(f); err != nil || len(b) <= maxFacts || n == 0 {
 			a.Network = &f

@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -20,7 +21,12 @@ type diffCmd struct {
 	Patch bool `short:"p" help:"Print patches of text files." xor:"form"`
 	Stat  bool `help:"Print the changed lines of each text file." xor:"form"`
 	JSON  bool `name:"json" help:"Print JSON; -p and --stat add patches and line counts."`
+
+	Results bool `help:"Also compare steps, outputs and commands."`
 }
+
+// Validate is called by kong.
+func (c *diffCmd) Validate() error { return proofcmd.CheckResults(c.Results, c.To) }
 
 // Help returns the text below the command's summary.
 func (c *diffCmd) Help() string {
@@ -28,7 +34,11 @@ func (c *diffCmd) Help() string {
 attributes, T another type, such as a symlink, R renamed with the same content.
 Environment and working directory follow the files. Timestamps are not compared.
 Names with control characters are quoted. Patches have git's format; a binary file
-is only reported to differ.`
+is only reported to differ.
+
+--results also compares what the turns said and did: the result, the steps with their
+exit codes, the first line of each output that differs, and the commands that only one
+of them ran or that ended differently. Durations are shown and not compared.`
 }
 
 // Examples returns command lines for the help.
@@ -49,8 +59,13 @@ func (c *diffCmd) Run(a *cli.App) error {
 			}
 		}
 		d, err := x.Diff(ctx, turnstone.DiffRequest{From: c.From, To: c.To, Text: c.Patch,
-			Stat: c.Stat})
-		return a.Result(d, err, func(w io.Writer) { printDiff(a, w, d, c.Patch, c.Stat) })
+			Stat: c.Stat, Results: c.Results})
+		return a.Result(d, err, func(w io.Writer) {
+			printDiff(a, w, d, c.Patch, c.Stat)
+			if d.Results != nil {
+				proofcmd.PrintResults(w, d.Results)
+			}
+		})
 	})
 }
 

@@ -39,7 +39,7 @@ type gcCmd struct {
 	KeepAnonymous   age  `help:"Keep younger anonymous sessions (default: ${default})." default:"7d" placeholder:"AGE"`
 	KeepUnreachable age  `help:"Keep younger unreachable turns (default: ${default})." default:"30d" placeholder:"AGE"`
 	DryRun          bool `short:"n" help:"Report what would be deleted; delete nothing."`
-	JSON            bool `name:"json" help:"Print what was deleted as JSON."`
+	JSON            bool `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Help returns the text below the command's summary.

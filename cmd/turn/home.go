@@ -46,7 +46,7 @@ type homesReport struct {
 
 type homeRmCmd struct {
 	Homes []string `arg:"" name:"home" help:"Names of homes."`
-	JSON  bool     `name:"json" help:"Print what was removed as JSON."`
+	JSON  bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Help returns the text below the command's summary.

@@ -5,7 +5,6 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
-	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -41,10 +40,18 @@ type checkedStep struct {
 	Skip     bool   `json:"skip"`
 }
 
+// A logReport is the output of turn log.
+type logReport struct {
+	*turnstone.Graph
+	Heads []turnstone.LoggedHead `json:"heads,omitempty"` // with --heads
+}
+
 // A turnReport is the output of turn show.
 type turnReport struct {
 	*turnstone.TurnInfo
 	Record *recordReport `json:"record"` // null for a running or interrupted turn
+	// Trace is there with --commands.
+	Trace *turnstone.TraceReport `json:"trace,omitempty"`
 }
 
 // A recordReport is a record with its timeout in milliseconds; the stored record has nanoseconds.
@@ -81,12 +88,6 @@ type sessionsReport struct {
 // A templatesReport is the output of turn template ls.
 type templatesReport struct {
 	Templates []template.Entry `json:"templates"`
-}
-
-// A hashReport is the output of turn hash.
-type hashReport struct {
-	Hash turnstone.Digest `json:"fs_hash"`
-	tree.Counts
 }
 
 // A doctorReport is the output of turn doctor.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ type logCmd struct {
 	Ref string `arg:"" help:"Session or turn: SESSION, SESSION@N, or an ID."`
 
 	Graph bool `help:"Draw the tree of turns."`
+	Heads bool `help:"Print the signed log of the branches' heads."`
 	Max   int  `short:"n" help:"Print at most this many turns (default: all)." placeholder:"N"`
 	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON."`
 }
@@ -25,7 +27,11 @@ type logCmd struct {
 func (c *logCmd) Help() string {
 	return `The name of a session lists all its turns, on all branches; a turn lists itself and
 its ancestors. The newest turn comes first. Each line has the number of the turn,
-the beginning of its ID, its branches and tags, its result, its age and its title.`
+the beginning of its ID, its branches and tags, its result, its age and its title.
+
+--heads prints the log of heads: each change of a branch since the session began, in
+order, linked and signed. Compare its last line with that of another machine: if they
+differ, and neither log has the other's line, the history was rewritten.`
 }
 
 // Examples returns command lines for the help.
@@ -41,8 +47,24 @@ func (c *logCmd) Examples() []string {
 func (c *logCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
-		return a.Result(log, err, func(w io.Writer) { c.print(w, log) })
+		if err != nil || !c.Heads {
+			return a.Result(logReport{Graph: log}, err, func(w io.Writer) { c.print(w, log) })
+		}
+		heads, err := x.Heads(ctx, string(log.Session.ID))
+		return a.Result(logReport{log, heads}, err, func(w io.Writer) { printHeads(w, heads) })
 	})
+}
+
+// printHeads prints the log of heads.
+func printHeads(w io.Writer, heads []turnstone.LoggedHead) {
+	for _, h := range heads {
+		what := "removed"
+		if h.Turn != "" {
+			what = fmt.Sprintf("%s %s", shortID(h.Turn), cmp.Or(h.Statement.Short(), "not signed"))
+		}
+		terminal.Println(w, fmt.Sprintf("%d %s %s %s %s", h.Sequence, h.Digest.Short(),
+			h.Time.Format(time.RFC3339), terminal.Name(h.Branch), what))
+	}
 }
 
 func (c *logCmd) print(w io.Writer, log *turnstone.Graph) {

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 )
 
@@ -17,13 +18,20 @@ type commandLine struct {
 	Exec   sandboxcmd.ExecCmd `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
 	Check  checkCmd           `cmd:"" group:"Run documents" help:"Check documents without running them."`
 	Replay replayCmd          `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
+	Bisect proofcmd.BisectCmd `cmd:"" group:"Run documents" help:"Find the first turn or command that differs."`
 
-	Log  logCmd  `cmd:"" group:"Inspect turns" help:"List the turns of a session."`
-	Show showCmd `cmd:"" group:"Inspect turns" help:"Show a turn, its receipt or its changes."`
-	Diff diffCmd `cmd:"" group:"Inspect turns" help:"Compare the states of two turns."`
-	Ls   lsCmd   `cmd:"" group:"Inspect turns" help:"List files of a turn's state."`
-	Cat  catCmd  `cmd:"" group:"Inspect turns" help:"Print a file of a turn's state."`
-	Cp   cpCmd   `cmd:"" group:"Inspect turns" help:"Copy files out of a turn's state."`
+	Log     logCmd              `cmd:"" group:"Inspect turns" help:"List the turns of a session."`
+	Show    showCmd             `cmd:"" group:"Inspect turns" help:"Show a turn, its receipt or its changes."`
+	Diff    diffCmd             `cmd:"" group:"Inspect turns" help:"Compare the states of two turns."`
+	Compare proofcmd.CompareCmd `cmd:"" group:"Inspect turns" help:"Lay several turns side by side."`
+	Trace   proofcmd.TraceCmd   `cmd:"" group:"Inspect turns" help:"Export what a turn ran to OpenTelemetry."`
+	Ls      lsCmd               `cmd:"" group:"Inspect turns" help:"List files of a turn's state."`
+	Cat     catCmd              `cmd:"" group:"Inspect turns" help:"Print a file of a turn's state."`
+	Cp      cpCmd               `cmd:"" group:"Inspect turns" help:"Copy files out of a turn's state."`
+
+	Verify proofcmd.VerifyCmd `cmd:"" group:"Prove what turns did" help:"Verify a receipt, or turns of a session."`
+	Sign   proofcmd.SignCmd   `cmd:"" group:"Prove what turns did" help:"Add your signature to what a node signed."`
+	Key    proofcmd.KeyCmd    `cmd:"" group:"Prove what turns did" help:"Make, show, trust and revoke keys."`
 
 	Session sessionCmd `cmd:"" group:"Work with sessions" help:"List, show, remove, export, import and tag sessions."`
 	Fork    forkCmd    `cmd:"" group:"Work with sessions" help:"Create a branch at a turn."`
@@ -34,11 +42,11 @@ type commandLine struct {
 	Template templateCmd    `cmd:"" group:"Manage sandboxes" help:"List, build, show and remove templates."`
 	Home     homeCmd        `cmd:"" group:"Manage sandboxes" help:"List and remove persistent home directories."`
 
-	Doctor doctorCmd `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
-	Gc     gcCmd     `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
-	Fsck   fsckCmd   `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
-	Du     duCmd     `cmd:"" group:"Maintain the host" help:"Show disk usage."`
-	Hash   hashCmd   `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
+	Doctor doctorCmd        `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
+	Gc     gcCmd            `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
+	Fsck   fsckCmd          `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
+	Du     duCmd            `cmd:"" group:"Maintain the host" help:"Show disk usage."`
+	Hash   proofcmd.HashCmd `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
 
 	Help       helpCmd       `cmd:"" group:"Get help" help:"Print help about a command or a topic."`
 	Version    versionCmd    `cmd:"" group:"Get help" help:"Print the version."`

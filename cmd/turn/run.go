@@ -15,11 +15,15 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/flags"
+	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type runCmd struct {
-	File string `arg:"" help:"Document to run; - reads standard input."`
+	File string   `arg:"" help:"Document to run; - reads standard input."`
+	More []string `arg:"" optional:"" name:"receipt" help:"More receipts, with --frozen."`
+
+	Frozen bool `help:"Run receipts again; fail if they differ."`
 
 	Write  bool   `short:"w" help:"Write the receipt into the document."`
 	Output string `short:"o" help:"Write the receipt into FILE." placeholder:"FILE" type:"path"`
@@ -35,6 +39,8 @@ type runCmd struct {
 	Home     string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
 	Grant    []string `help:"Grant the document's request for KEY (repeatable)." placeholder:"KEY" sep:","`
 	Snapshot string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
+	Times    int      `help:"Run it N times; fail if two runs differ." placeholder:"N"`
+	flags.ForDeterminism
 	flags.ForSandbox
 }
 
@@ -68,9 +74,14 @@ qemu and gvisor; turn doctor reports which of them work here.
 With --lifetime session the sandbox is paused after the turn, and the next turn
 resumes it. A home is used by one sandbox at a time.
 
-Exit status: 0 all steps passed; 1 a step failed or timed out; 2 the document or
-the command line is invalid, nothing was started; 3 the turn could not run, or was
-interrupted.`
+--frozen runs the documents of receipts again, and compares each with its receipt:
+results, exit codes, outputs and the FS hash. It writes no file and adds no turn to a
+session. A receipt of a turn that started from another turn needs its session here,
+and --session or --grant session.
+
+Exit status: 0 all steps passed; 1 a step failed or timed out, or with --frozen a
+receipt differs; 2 the document or the command line is invalid, nothing was started;
+3 the turn could not run, or was interrupted.`
 }
 
 // Examples returns command lines for the help.
@@ -80,24 +91,61 @@ func (c *runCmd) Examples() []string {
 		"turn run -w --session research 02-analyse.md",
 		"turn run --network off --add data.csv -o receipt.md task.md",
 		"turn run --image python:3.12 --allow api.example.com:443 task.md",
+		"turn run --frozen docs/*.md",
 	}
 }
 
 // Validate is called by kong.
 func (c *runCmd) Validate() error {
 	switch {
+	case c.Frozen:
+		return c.validateFrozen()
+	case len(c.More) > 0:
+		return errors.New("one document at a time; only receipts with --frozen may be several")
 	case c.Write && c.Output != "":
 		return errors.New("-w and -o cannot be used together")
 	case c.Write && c.File == "-":
 		return errors.New("-w requires a file: standard input cannot be written")
+	case c.Times != 0 && (c.Times < 2 || c.Times > 100):
+		return fmt.Errorf("--times: %d is not between 2 and 100", c.Times)
 	case c.Session != nil && *c.Session == "":
 		return errors.New("--session: the name is empty")
 	}
 	return c.ForSandbox.Validate()
 }
 
+// validateFrozen rejects flags that would change a session or a file.
+func (c *runCmd) validateFrozen() error {
+	for flag, set := range map[string]bool{"-w": c.Write, "-o": c.Output != "",
+		"--branch": c.Branch != "", "--lifetime": c.Lifetime != "", "--home": c.Home != "",
+		"--snapshot": c.Snapshot != "", "--get": len(c.Get) > 0, "--commands": c.Commands,
+		"--times": c.Times != 0} {
+		if set {
+			return fmt.Errorf("%s cannot be used with --frozen, which keeps nothing", flag)
+		}
+	}
+	return c.ForSandbox.Validate()
+}
+
+// frozen runs receipts again.
+func (c *runCmd) frozen(a *cli.App) error {
+	f := proofcmd.Frozen{Files: append([]string{c.File}, c.More...), Quiet: c.Quiet, JSON: c.JSON}
+	f.Request = func(ctx context.Context, x *executor.Executor, file string) (
+		executor.Request, error) {
+		req, err := c.request(nil, file)
+		if err == nil {
+			err = c.expand(ctx, a, x, &req)
+		}
+		return req, err
+	}
+	return f.Run(a)
+}
+
 // Run runs the document.
 func (c *runCmd) Run(a *cli.App) error {
+	if c.Frozen {
+		return c.frozen(a)
+	}
 	doc, err := readDocument(a, c.File)
 	if err != nil {
 		return err
@@ -117,7 +165,7 @@ func (c *runCmd) Run(a *cli.App) error {
 	if len(doc.Steps) == 0 {
 		warnNoSteps(a, doc.Name)
 	}
-	req, err := c.request(doc)
+	req, err := c.request(doc, c.File)
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
@@ -126,7 +174,11 @@ func (c *runCmd) Run(a *cli.App) error {
 	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	var turn *turnstone.TurnReport
 	if err = c.expand(ctx, a, x, &req); err == nil {
-		turn, err = x.Run(ctx, req, p)
+		if c.Times == 0 {
+			turn, err = x.Run(ctx, req, p)
+		} else {
+			turn, err = x.Times(ctx, req, c.Times, p)
+		}
 	}
 	p.Close()
 	stop()
@@ -141,7 +193,38 @@ func (c *runCmd) Run(a *cli.App) error {
 		prepareNext(a, turn)
 	}
 	c.summary(a, turn)
+	if t := turn.Times; t != nil {
+		if err := c.sameAgain(a, turn, err); err != nil {
+			return err
+		}
+	}
 	return verdict(turn, err)
+}
+
+// sameAgain reports the comparison of a turn's runs.
+func (c *runCmd) sameAgain(a *cli.App, turn *turnstone.TurnReport, err error) error {
+	switch t := turn.Times; {
+	case err != nil:
+		return cli.Exit(cli.ExitAborted, err)
+	case t.Difference != nil:
+		return cli.Exit(cli.ExitFailed, turnstone.Errorf("run", turnstone.KindIntegrity,
+			fmt.Sprintf("run %d of %d", t.Difference.Run, t.Asked),
+			"differs from run 1: %s", t.Difference).WithHint(c.moreDeterministic(turn)))
+	case !c.Quiet:
+		terminal.Printf(a.Stderr, "%d runs: the same results, outputs and files\n", len(t.Runs))
+	}
+	return nil
+}
+
+// moreDeterministic returns a hint for a turn whose runs differ.
+func (c *runCmd) moreDeterministic(turn *turnstone.TurnReport) string {
+	switch d := turn.Determinism; {
+	case d == nil:
+		return "use --deterministic; docs/determinism.md says what it promises"
+	case d.Tier == turnstone.TierSeeded:
+		return "use --tier strict, or see docs/determinism.md for what the tier seeded promises"
+	}
+	return "see docs/determinism.md"
 }
 
 // session returns the session of the flag, or "".
@@ -175,14 +258,16 @@ func documentDir(file string) string {
 }
 
 // request converts the flags to the executor's request.
-func (c *runCmd) request(doc *document.Document) (executor.Request, error) {
+func (c *runCmd) request(doc *document.Document, file string) (executor.Request, error) {
 	req := executor.Request{
-		Document: doc, Dir: documentDir(c.File), Piped: c.File == "-", Grant: c.Grant,
+		Document: doc, Dir: documentDir(file), Piped: file == "-", Grant: c.Grant,
 		Image: c.Image, Env: c.Environ(), Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
 		Memory: c.Memory, Disk: c.Disk, Network: c.On(), NetworkRules: c.Rules(),
 		Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: turnstone.Lifetime(c.Lifetime),
 		Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
+		Deterministic: c.Deterministic, Tier: turnstone.Tier(c.Tier), Seed: c.SeedValue(),
+		Clock: c.ClockValue(),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout

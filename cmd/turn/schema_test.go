@@ -24,6 +24,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
@@ -38,8 +39,11 @@ var update = flag.Bool("update", false, "write docs/schemas")
 // line.
 var printed = map[string]reflect.Type{
 	"run": reflect.TypeFor[turnstone.TurnReport](), "check": reflect.TypeFor[checkReport](),
-	"replay": reflect.TypeFor[turnstone.ReplayReport](),
-	"log":    reflect.TypeFor[turnstone.Graph](), "show": reflect.TypeFor[turnReport](),
+	"bisect":       reflect.TypeFor[turnstone.BisectReport](),
+	"replay range": reflect.TypeFor[turnstone.RangeReport](),
+	"run frozen":   reflect.TypeFor[proofcmd.FrozenReport](),
+	"replay":       reflect.TypeFor[turnstone.ReplayReport](),
+	"log":          reflect.TypeFor[logReport](), "show": reflect.TypeFor[turnReport](),
 	"diff": reflect.TypeFor[turnstone.StateDiff](),
 	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[turnstone.MergeReport](),
 	"ls": reflect.TypeFor[turnstone.FileInfo](),
@@ -71,11 +75,18 @@ var printed = map[string]reflect.Type{
 	"template rm":    reflect.TypeFor[templatesRemoved](),
 	"home ls":        reflect.TypeFor[homesReport](),
 	"home rm":        reflect.TypeFor[cli.RemovedReport](),
-	"hash":           reflect.TypeFor[hashReport](),
+	"compare":        reflect.TypeFor[turnstone.CompareReport](),
+	"verify":         reflect.TypeFor[turnstone.VerifyReport](),
+	"key ls":         reflect.TypeFor[proofcmd.KeysReport](),
+	"hash":           reflect.TypeFor[proofcmd.HashReport](),
 	"doctor":         reflect.TypeFor[doctorReport](),
 	"version":        reflect.TypeFor[versionReport](),
 	"":               reflect.TypeFor[cli.ErrorReport](),
 }
+
+// modes are the flags with which a command prints another type than without them.
+var modes = map[string]string{"run frozen": "run --frozen",
+	"replay range": "replay --on-head"}
 
 // words are the types whose values are a fixed set of words.
 var words = map[reflect.Type][]string{
@@ -381,7 +392,7 @@ func jsonCommands(t *testing.T) []string {
 func TestEveryCommandHasASchema(t *testing.T) {
 	list := jsonCommands(t)
 	known := slices.DeleteFunc(slices.Collect(maps.Keys(printed)),
-		func(s string) bool { return s == "" })
+		func(s string) bool { return s == "" || modes[s] != "" })
 	slices.Sort(list)
 	slices.Sort(known)
 	if !slices.Equal(list, known) {
@@ -389,13 +400,15 @@ func TestEveryCommandHasASchema(t *testing.T) {
 	}
 	scripts := readAll(t, "testdata/*/*.txtar")
 	page := readAll(t, "../../docs/json.md")
-	for _, command := range list {
+	for _, command := range slices.Concat(list, slices.Collect(maps.Keys(modes))) {
+		file := schemaFile(command)
+		command = cmp.Or(modes[command], command)
 		if !regexp.MustCompile(`(?m)^(?:exec|status [0-9]+) turn ` + command +
 			` [^\n]*--json|sh -c 'turn ` + command + ` [^\n]*--json`).MatchString(scripts) {
 			t.Errorf("no script runs turn %s --json", command)
 		}
 		if !strings.Contains(page, "| `turn "+command+"` |") ||
-			!strings.Contains(page, "(schemas/"+schemaFile(command)+")") {
+			!strings.Contains(page, "(schemas/"+file+")") {
 			t.Errorf("docs/json.md has no row of turn %s", command)
 		}
 	}

@@ -97,7 +97,7 @@ func at(g *turnstone.Graph, id turnstone.TurnID) string {
 type sessionRmCmd struct {
 	Sessions []string `arg:"" name:"session" help:"Names or IDs; one with --branch."`
 	Branch   string   `short:"b" help:"Remove this branch only; turn gc deletes its turns." placeholder:"NAME"`
-	JSON     bool     `name:"json" help:"Print what was removed as JSON."`
+	JSON     bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Validate is called by kong.
@@ -207,7 +207,7 @@ func (c *sessionTagCmd) Run(a *cli.App) error {
 type sessionUntagCmd struct {
 	Session string `arg:"" help:"Name or ID."`
 	Name    string `arg:"" help:"Tag."`
-	JSON    bool   `name:"json" help:"Print what was removed as JSON."`
+	JSON    bool   `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Run removes the tag.
@@ -289,12 +289,18 @@ type sessionImportCmd struct {
 	Build string `help:"Build templates: known, all or none (default: known)." enum:"known,all,none" default:"known" placeholder:"WHICH"`
 	JSON  bool   `name:"json" help:"Print a report as JSON."`
 	Quiet bool   `short:"q" help:"Print no progress."`
+
+	AcceptHistory bool `help:"Import a history other than the one seen here."`
 }
 
 // Help returns the text below the command's summary.
 func (c *sessionImportCmd) Help() string {
 	return `The digest of every object and all references are verified. A damaged or invalid
 file creates no session. A second import of the same file changes nothing.
+
+Statements, their signatures and the log of heads are verified too, without trust in
+any key: turn verify NAME --all says who signed. A session that was here before, or
+still is, is refused if its history is not a continuation of what was seen.
 
 The file may refer to files of templates. Missing templates are built if they are
 built in or known here. --build all also builds the specs in the file, which run
@@ -323,7 +329,8 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
 		p := a.Progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As,
-			Build: turnstone.ImportBuild(c.Build), Progress: p.Preparing}, in)
+			Build: turnstone.ImportBuild(c.Build), Progress: p.Preparing,
+			AcceptHistory: c.AcceptHistory}, in)
 		p.Close()
 		if err != nil && c.File != "-" {
 			err = fmt.Errorf("%s: %w", c.File, err)

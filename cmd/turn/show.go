@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -18,7 +20,9 @@ type showCmd struct {
 
 	Receipt bool `help:"Print the turn's receipt."`
 	Files   bool `help:"List the changed files."`
-	JSON    bool `name:"json" help:"Print the record, or with --files the changes, as JSON."`
+	// The trace is that of the turn; the table of a receipt is made only on request.
+	Commands bool `help:"List the commands that ran."`
+	JSON     bool `name:"json" help:"Print JSON; --commands adds the commands."`
 }
 
 // Help returns the text below the command's summary.
@@ -48,8 +52,11 @@ func (c *showCmd) Examples() []string {
 
 // Validate is called by kong.
 func (c *showCmd) Validate() error {
-	if c.Receipt && (c.Files || c.JSON) {
+	switch {
+	case c.Receipt && (c.Files || c.JSON):
 		return errTwoForms
+	case c.Commands && (c.Files || c.Receipt):
+		return errors.New("--commands cannot be used with --files or --receipt")
 	}
 	return nil
 }
@@ -70,12 +77,61 @@ func (c *showCmd) Run(a *cli.App) error {
 			a.Command = "diff" // the output is that of diff
 			return a.Result(d, err, func(w io.Writer) { printDiff(a, w, d, false, false) })
 		}
+		if c.Commands && !c.JSON {
+			return c.showCommands(ctx, a, x)
+		}
 		info, err := x.Show(ctx, c.Ref)
 		if err != nil {
 			return err
 		}
-		return a.Result(newTurnReport(info), nil, func(w io.Writer) { printTurn(w, info) })
+		rep := newTurnReport(info)
+		if c.Commands {
+			rep.Trace = &turnstone.TraceReport{Steps: []turnstone.TraceStepReport{}}
+			err = x.Trace(ctx, c.Ref, rep.Trace.Add)
+		}
+		return a.Result(rep, err, func(w io.Writer) { printTurn(w, info) })
 	})
+}
+
+// showCommands prints the turn's trace while it is read.
+func (c *showCmd) showCommands(ctx context.Context, a *cli.App, x *executor.Executor) error {
+	out := bufio.NewWriter(a.Stdout) // keeps the first error
+	err := x.Trace(ctx, c.Ref, func(l turnstone.TraceLine) error {
+		printTraceLine(out, l)
+		return nil
+	})
+	return errors.Join(err, out.Flush())
+}
+
+// printTraceLine prints a step, or one of its commands: line, time since the step's start,
+// duration, exit code and source.
+func printTraceLine(out io.Writer, l turnstone.TraceLine) {
+	switch {
+	case l.Step != nil:
+		s := l.Step
+		took := terminal.Elapsed(time.Duration(s.Millis) * time.Millisecond)
+		text := fmt.Sprintf("%s: %s, %s, %s", s.Name, s.Status, took,
+			terminal.Plural(int(min(s.Commands, 1<<31-1)), "command", "commands"))
+		if s.LeftOut > 0 {
+			text += fmt.Sprintf(" (%d not listed)", s.LeftOut)
+		}
+		if s.Untraced != "" {
+			text += "; " + s.Untraced
+		}
+		terminal.Println(out, text)
+	case l.Command != nil:
+		c := l.Command
+		where, exit := "-", "-"
+		if c.Place != nil {
+			where = fmt.Sprint(c.Place.Line)
+		}
+		if c.ExitCode != nil {
+			exit = fmt.Sprint(*c.ExitCode)
+		}
+		terminal.Printf(out, "%6s  +%s  %s  exit %s  %s\n", where,
+			shortTime(c.Start), shortTime(c.Duration),
+			exit, terminal.Name(c.Text))
+	}
 }
 
 func printTurn(w io.Writer, i *turnstone.TurnInfo) {
@@ -130,4 +186,9 @@ func join[T any](list []T) string {
 		parts = append(parts, fmt.Sprint(v))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// shortTime formats a command's time, which may be far below a millisecond.
+func shortTime(m turnstone.Millis) string {
+	return time.Duration(m).Round(10 * time.Microsecond).String()
 }

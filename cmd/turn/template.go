@@ -161,7 +161,7 @@ type templateRmCmd struct {
 	Templates []string `arg:"" name:"template" help:"Template names."`
 	KeepFiles bool     `help:"Copy files that sessions need into the store first." xor:"how"`
 	Force     bool     `help:"Remove it even if that damages sessions." xor:"how"`
-	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
+	JSON      bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Help returns the text below the command's summary.

@@ -15,7 +15,7 @@ import (
 type templatePruneCmd struct {
 	OlderThan time.Duration `help:"Remove only builds that are older, such as 240h." placeholder:"AGE"`
 	DryRun    bool          `help:"Report what would be removed; remove nothing."`
-	JSON      bool          `name:"json" help:"Print what was removed as JSON."`
+	JSON      bool          `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Examples returns command lines for the help.

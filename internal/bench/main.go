@@ -41,7 +41,9 @@ func main() {
 		})
 	flag.IntVar(&b.depth, "depth", 500, "number of turns of the history part")
 	flag.IntVar(&b.clones, "forks", 100, "number of clones of the part forks")
-	flag.StringVar(&b.only, "only", "", "parts to measure, separated by commas; default: all")
+	flag.StringVar(&b.groups, "groups", "",
+		"groups of the part determinism, separated by commas; default: all")
+	flag.StringVar(&b.only, "only", "", "parts to measure, separated by commas; default: all except determinism")
 	flag.StringVar(&b.kernel, "kernel", "",
 		"a guest kernel for tests, for the part substrates where KVM runs no stock kernel")
 	flag.Parse()
@@ -54,6 +56,7 @@ func main() {
 type bench struct {
 	turn, floors, stream string
 	only, substrate      string
+	groups               string
 	kernel, accel        string // accel of the QEMU whose floor is measured; empty: any
 	state                turnstone.Bytes
 	runs, depth, clones  int
@@ -80,7 +83,11 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
-		{"history", true, b.history}} {
+		{"history", true, b.history}, {"proof", true, b.proof},
+		{"determinism", true, b.corpus}} {
+		if b.only == "" && part.name == "determinism" {
+			continue // it takes hours
+		}
 		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
 			!(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
 			continue

@@ -315,7 +315,7 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 	printAbsent(absent)
 }
 
-// printAbsent prints what was not measured, and why.
+// printAbsent prints the missing measurements, with the reasons.
 func printAbsent(absent []string) {
 	for _, why := range absent {
 		fmt.Printf("- not here: %s.\n", why)

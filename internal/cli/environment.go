@@ -11,6 +11,8 @@ type Settings struct {
 	Substrate  string
 	Session    string
 	Background string
+	// PassphraseFile is the path of a file with the passphrase of the caller's key.
+	PassphraseFile string
 }
 
 // A Variable is an environment variable that turn reads.
@@ -30,6 +32,9 @@ var Variables = []Variable{
 		func(s *Settings) *string { return &s.Substrate }},
 	{"TURN_BACKGROUND", "Set to off: start no background work.",
 		func(s *Settings) *string { return &s.Background }},
+	{"TURN_PASSPHRASE_FILE", "Read the passphrase of the key from this file.",
+		func(s *Settings) *string { return &s.PassphraseFile }},
+	{"SSH_AUTH_SOCK", "Sign with keys of this SSH agent.", nil},
 	{"TURN_RUNSC", "Use this runsc of gVisor.", func(s *Settings) *string { return &s.Runsc }},
 	{"TURN_QEMU", "Use this qemu-system-x86_64.", func(s *Settings) *string { return &s.QEMU }},
 	{"TURN_FIRECRACKER", "Use this firecracker.",

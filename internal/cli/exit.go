@@ -17,11 +17,13 @@ import (
 // The exit statuses of turn. "turn exec" instead exits with the command's status, and with ExitExec
 // for turn's own failures.
 const (
-	ExitOK      = 0
-	ExitFailed  = 1   // a step failed or timed out; doctor: nothing can run
-	ExitUsage   = 2   // the document or the command line is invalid; nothing was started
-	ExitAborted = 3   // the turn could not be run, or was interrupted
-	ExitExec    = 125 // "turn exec" itself failed
+	ExitOK       = 0
+	ExitFailed   = 1   // a step failed or timed out; doctor: nothing can run
+	ExitUsage    = 2   // the document or the command line is invalid; nothing was started
+	ExitAborted  = 3   // the turn could not be run, or was interrupted
+	ExitUnsigned = 4   // verify: something is not signed
+	ExitUnproven = 5   // verify: something does not verify
+	ExitExec     = 125 // "turn exec" itself failed
 
 	// Conventional statuses: of timeout(1), and of the shell.
 	ExitTimeout  = 124

@@ -53,7 +53,7 @@ func (a *App) StateDir() (*statedir.Dir, error) { return statedir.Open(a.Env.Dir
 // not change.
 func (a *App) Open(ctx context.Context) (*executor.Executor, error) {
 	o := a.Env.Options
-	o.Holder = holder
+	o.Holder, o.Passphrase = holder, a.Passphrase
 	return executor.Open(ctx, o)
 }
 

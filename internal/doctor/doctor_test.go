@@ -335,7 +335,7 @@ func TestFirecracker(t *testing.T) {
 }
 
 // TestFirecrackerWithoutJail checks that Firecracker without a jail runs turns, and that doctor
-// reports what is missing, and why.
+// reports the missing parts, with the reasons.
 func TestFirecrackerWithoutJail(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	f := c.notJailed("Firecracker v1.17.0 (/firecracker)",

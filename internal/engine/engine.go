@@ -6,7 +6,6 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo/bundle"
@@ -16,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/templatebuild/buildsandbox"
 	"turnstone.dev/turnstone/internal/turn"
+	"turnstone.dev/turnstone/internal/turn/bisect"
 	"turnstone.dev/turnstone/internal/turn/paused"
 	"turnstone.dev/turnstone/internal/turn/replay"
 	"turnstone.dev/turnstone/internal/turn/resume"
@@ -29,6 +29,10 @@ type (
 	CreateRequest  = provision.CreateRequest
 	ResumeRequest  = resume.Request
 	ReplayOptions  = replay.Options
+	FrozenRequest  = replay.FrozenRequest
+	RangeRequest   = replay.RangeRequest
+	BisectRequest  = bisect.Request
+	TimesRequest   = replay.TimesRequest
 )
 
 // An Engine is a host with its runner of turns. It is safe for concurrent use.
@@ -76,6 +80,42 @@ func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs
 	return replay.Run(ctx, x.Runner, cs, ref, opts, obs)
 }
 
+// ReplayRange runs turns again, one on the other: see replay.Range.
+func (x *Engine) ReplayRange(ctx context.Context, req RangeRequest, obs turn.Observer) (
+	*turnstone.RangeReport, error) {
+	cs, err := x.Context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return replay.Range(ctx, x.Runner, cs, req, obs)
+}
+
+// Times runs a turn several times: see replay.Times.
+func (x *Engine) Times(ctx context.Context, req TimesRequest, obs turn.Observer) (
+	*turnstone.TurnReport, error) {
+	cs, err := x.Context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return replay.Times(ctx, x.Runner, cs, req, obs)
+}
+
+// Frozen runs a receipt again: see replay.Frozen.
+func (x *Engine) Frozen(ctx context.Context, req FrozenRequest, obs turn.Observer) (
+	*turnstone.FrozenReport, error) {
+	cs, err := x.Context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return replay.Frozen(ctx, x.Runner, cs, req, obs)
+}
+
+// Bisect finds the first turn or command that differs: see bisect.Run.
+func (x *Engine) Bisect(ctx context.Context, req BisectRequest, obs turn.Observer) (
+	*turnstone.BisectReport, error) {
+	return bisect.Run(ctx, x.Host, x.Runner, req, obs)
+}
+
 // Exec runs one command: see command.Run.
 func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(string)) (
 	int, error) {
@@ -121,12 +161,5 @@ func (x *Engine) Homes() *userhome.Homes { return userhome.In(x.Dir) }
 // Bundles returns the exporter and importer of sessions. It imports nothing while the disk is
 // nearly full.
 func (x *Engine) Bundles() bundle.Host {
-	room := func() error {
-		c, err := x.Config()
-		if err != nil {
-			return err
-		}
-		return diskspace.Room(x.Dir.Root, c.Limits.FreeSpace)
-	}
-	return bundle.Host{Repo: x.Repo, Templates: x.Templates, Room: room}
+	return bundle.Host{Repo: x.Repo, Templates: x.Templates, Room: x.Room}
 }

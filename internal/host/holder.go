@@ -79,6 +79,6 @@ func (o Options) Environ() []string {
 		"TURN_DEBIAN_SECURITY_MIRROR=" + o.DebianSecurityMirror,
 		"PIP_INDEX_URL=" + o.PipIndex,
 		"npm_config_registry=" + o.NpmRegistry, "NPM_CONFIG_REGISTRY=",
-		"TURN_SUBSTRATE=", "TURN_SESSION=",
+		"TURN_SUBSTRATE=", "TURN_SESSION=", "TURN_PASSPHRASE_FILE=",
 	}
 }

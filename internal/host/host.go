@@ -44,6 +44,7 @@ func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder)
 		h.Templates = h.Templates.WithLayers(layers(h))
 	}
 	h.Repo = repo.New(dir, o.Store, h.Templates)
+	h.Repo.Passphrase = o.Passphrase
 	return h
 }
 
@@ -52,6 +53,15 @@ func (h *Host) Context(ctx context.Context) (*repo.ContextStore, error) { return
 
 // Config reads the host's configuration.
 func (h *Host) Config() (config.Config, error) { return config.Load(h.Dir.Root) }
+
+// Room reports that the disk of the state directory is nearly full.
+func (h *Host) Room() error {
+	c, err := h.Config()
+	if err != nil {
+		return err
+	}
+	return diskspace.Room(h.Dir.Root, c.Limits.FreeSpace)
+}
 
 // Facts returns the facts about this host that plans need.
 func (h *Host) Facts() (plan.Host, error) {

@@ -17,6 +17,7 @@ type Options struct {
 	Kernel, KernelModules                                     string
 	DebianMirror, DebianSecurityMirror, PipIndex, NpmRegistry string
 	Holder                                                    sandboxes.Holder
+	Passphrase                                                func(key string) ([]byte, error)
 }
 
 // Open returns the state directory that o names, and creates a missing directory. The error is of

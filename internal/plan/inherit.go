@@ -19,11 +19,21 @@ type Below struct {
 	Session string // its label
 	Image   string
 	Cwd     string
+	FSHash  turnstone.Digest
+	Env     []string
 }
 
 // On returns a copy of p in which the parent turn's values replace unset values: the template and
 // the working directory. Without a parent turn, p starts from its template.
 func (p *Plan) On(below *Below, ts Templates) (*Plan, error) {
+	n, err := p.on(below, ts)
+	if err == nil {
+		n.deriveSeed(below, ts)
+	}
+	return n, err
+}
+
+func (p *Plan) on(below *Below, ts Templates) (*Plan, error) {
 	settled := *p
 	n := &settled
 	n.Env = slices.Clone(p.Env)
@@ -71,6 +81,7 @@ func (p *Plan) onTemplate(ts Templates) error {
 	}
 	def := spec.Machine.Shape(turnstone.DefaultShape())
 	p.Shape.CPUs = cmp.Or(p.Wants.CPUs, def.CPUs)
+	p.oneCPU()
 	p.Shape.Memory = cmp.Or(p.Wants.Memory, def.Memory)
 	p.Shape.Disk = cmp.Or(p.Wants.Disk, def.Disk)
 	if err := p.check(); err != nil {

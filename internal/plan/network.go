@@ -24,7 +24,7 @@ func (p *Plan) planNetwork(req Request) (err error) {
 	mode := netplan.Mode{Record: said.Record, Replay: said.Replay, ReplayOf: said.ReplayOf,
 		Named: req.NetworkRules != nil && req.NetworkRules.ReplayOf != ""}
 	use := p.networkUse()
-	use.Silent = req.Network == nil && front.Network == nil
+	use.Silent = req.Network == nil && front.Network == nil && p.Determinism == nil
 	p.Net, p.Shape.Network, err = netplan.Make(p.Host.Config, asked, mode, use)
 	if err != nil {
 		return err

@@ -48,6 +48,10 @@ type Plan struct {
 	Live      bool               // the machine is paused, or cloned while running
 	Kept      bool               // the machine is a kept machine
 	Hostname  string             // empty: the sandbox's ID
+	// Determinism is what a deterministic turn runs with; nil: the turn is not deterministic. Its
+	// seed is final after On.
+	Determinism *turnstone.Determinism
+	seed        *uint64 // the requested seed; nil: none
 
 	Env     []string
 	Given   []string // the caller's environment, without the document's
@@ -152,6 +156,9 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 	if p.Wants.Network != nil {
 		p.Shape.Network = *p.Wants.Network
 	}
+	if err := p.determine(req); err != nil {
+		return nil, err
+	}
 	if err := p.check(); err != nil {
 		return nil, err
 	}
@@ -185,9 +192,13 @@ func (p *Plan) check() error {
 
 // Needs returns what p requires of its substrate.
 func (p *Plan) Needs() driver.Needs {
-	return driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
+	n := driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
 		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
+	if p.Determinism != nil {
+		n.Tier = p.Determinism.Tier
+	}
+	return n
 }
 
 // RunsOn reports whether a machine of a substrate, with this description of its isolation,

@@ -13,7 +13,7 @@ type Request struct {
 	Dir      string // the folder of the document's files, which they cannot leave
 	Piped    bool   // Dir is the caller's folder, because the document came through a pipe
 	// Grant lists keys of front matter, of config.GrantKeys. The document's requests under these
-	// keys are granted unchanged. The other fields grant what they request.
+	// keys are granted unchanged. The other fields grant their requests.
 	Grant   []string
 	Image   string
 	Env     []string // KEY=VALUE
@@ -37,4 +37,9 @@ type Request struct {
 	Home     string             // name of a persistent home directory
 	Snapshot document.Snapshot  // the stored part of the machine
 	Secrets  []string           // NAME=VALUE, only for the environment of the steps
+
+	Deterministic *bool          // every run gives the same result: see docs/determinism.md
+	Tier          turnstone.Tier // empty: by the substrate; this and the next only if deterministic
+	Seed          *uint64        // nil: derived from the document and the parent's state
+	Clock         time.Time      // when the turn's clock starts
 }

@@ -28,8 +28,8 @@ func On(ctx context.Context, cs *repo.ContextStore, t *turnstone.Turn) (Base, er
 	return base, err
 }
 
-// named returns the base that ref names; an empty ref stands for the template.
-func named(ctx context.Context, h *host.Host, ref string) (Base, error) {
+// Named returns the base that ref names; an empty ref stands for the template.
+func Named(ctx context.Context, h *host.Host, ref string) (Base, error) {
 	if ref == "" {
 		return Base{}, nil
 	}
@@ -50,7 +50,8 @@ func (b Base) Below(s turnstone.Session) *plan.Below {
 	if b.State == nil {
 		return nil
 	}
-	return &plan.Below{Session: s.Label(), Image: b.State.Image, Cwd: b.State.Cwd}
+	return &plan.Below{Session: s.Label(), Image: b.State.Image, Cwd: b.State.Cwd,
+		FSHash: b.State.Tree.Hash, Env: b.State.Env}
 }
 
 // A Stopwatch records the phases of a turn.

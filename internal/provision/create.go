@@ -71,7 +71,7 @@ func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func
 	if req.From != "" || req.Kept != "" {
 		return revive(ctx, h, p, req, preparing)
 	}
-	base, err := named(ctx, h, req.On)
+	base, err := Named(ctx, h, req.On)
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,9 @@ type Setup struct {
 	Turn turnstone.TurnID // the turn of the sandbox; empty: none
 	Env  []string         // environment of the processes: the plan's and the link's
 	Link *netplan.Link    // serves the plan's network; nil: no network
+	// Script returns what the sandbox does before its host is connected, after SetSession: see
+	// sandbox.Request. user is the user of the template. Nil: nothing.
+	Script func(ctx context.Context, user string) ([]substrate.Call, error)
 }
 
 // Prepare prepares the network of a sandbox of p.
@@ -61,6 +64,11 @@ func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func
 	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
 		return below(ctx, h, su, base, req.Template, m, progress)
 	}
+	if su.Script != nil {
+		if err := addScript(ctx, &req, su, base); err != nil {
+			return nil, err
+		}
+	}
 	s, err := h.Launcher.Start(ctx, req)
 	if err != nil || base.State == nil {
 		return s, err
@@ -72,6 +80,24 @@ func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func
 	}
 	clock.Lap("environment")
 	return s, nil
+}
+
+// addScript adds the script of su to req, and its time limit.
+func addScript(ctx context.Context, req *sandbox.Request, su Setup, base Base) error {
+	calls, err := su.Script(ctx, req.Template.User)
+	if err != nil {
+		return err
+	}
+	if base.State != nil {
+		first, err := sandbox.Call(wire.MethodStateSetSession,
+			session(su.Plan.Cwd, base.State.Env, req.Env))
+		if err != nil {
+			return err
+		}
+		calls = slices.Concat([]substrate.Call{first}, calls)
+	}
+	req.Script, req.Limit = calls, su.Plan.Timeout
+	return nil
 }
 
 // Request returns the request for a sandbox's start. The first run on a machine spends its minutes
@@ -89,8 +115,9 @@ func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 	clock.Lap("template")
 	return sandbox.Request{Template: tmpl, Image: p.Image, Shape: p.Shape,
 		Env: su.Link.GiveWay(su.Env, tmpl.EnvList()), Hostname: p.Hostname,
-		Network: sandbox.Network{Options: su.Link.Options, Trust: su.Trust()},
-		Driver:  p.Driver, Needs: p.Needs(), Kernel: h.Kernel(p.Host.Config),
+		Determinism: p.Determinism,
+		Network:     sandbox.Network{Options: su.Link.Options, Trust: su.Trust()},
+		Driver:      p.Driver, Needs: p.Needs(), Kernel: h.Kernel(p.Host.Config),
 		Slots: p.Host.Limits.Sandboxes, Progress: progress, Lap: clock.Lap}, nil
 }
 
@@ -132,8 +159,12 @@ func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *turnsto
 // SetSession sets the directory of the shell of s to cwd and its environment to env, in which the
 // variables of more take precedence.
 func SetSession(ctx context.Context, s *sandbox.Sandbox, cwd string, env, more []string) error {
-	return s.Client().StateSetSession(ctx,
-		&wire.StateSetSessionParams{Cwd: cwd, Env: mergeEnv(env, more)})
+	return s.Client().StateSetSession(ctx, session(cwd, env, more))
+}
+
+// session returns the parameters of SetSession.
+func session(cwd string, env, more []string) *wire.StateSetSessionParams {
+	return &wire.StateSetSessionParams{Cwd: cwd, Env: mergeEnv(env, more)}
 }
 
 // mergeEnv returns base with the variables of more, which take precedence.

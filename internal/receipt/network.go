@@ -48,6 +48,10 @@ func (st *Step) Network(facts turnstone.NetworkFacts) {
 		shown.Refused = append(shown.Refused, document.NetworkRefusal{Protocol: one.Protocol,
 			Target: one.Target, Reason: one.Reason, Count: one.Count, Command: one.Command})
 	}
+	for _, c := range facts.Ended {
+		c.Host = s.host(c.Host)
+		s.ended[st.at] = append(s.ended[st.at], c)
+	}
 	shown.MoreRefused = rep.MoreRefused
 	if nothingHappened(rep) {
 		return

@@ -43,6 +43,7 @@ func (st *Step) Begin() wire.Stdio {
 	words := st.steps.opts.Secrets.Written()
 	st.maskOut, st.maskErr = words.Writer(st.stdout), words.Writer(st.stderr)
 	st.began = time.Now()
+	st.steps.began[st.at] = st.began
 	st.clock = newGuestClock(st.began)
 	return wire.Stdio{Out: st.maskOut, Err: st.maskErr}
 }
@@ -78,6 +79,9 @@ func (st *Step) End(end *wire.StepEnd) {
 		st.analyse(end)
 	}
 }
+
+// Took sets the step's duration, for a step that had ended before Begin.
+func (st *Step) Took(d time.Duration) { st.res.Duration = d }
 
 // analyse keeps the data about the step's commands.
 func (st *Step) analyse(end *wire.StepEnd) {

@@ -5,6 +5,7 @@ package receipt
 import (
 	"errors"
 	"io"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -41,6 +42,8 @@ type Steps struct {
 	results []document.StepResult
 
 	outputs  [][2]*capture // by step: standard output and error
+	began    []time.Time   // by step; zero for a step that did not run
+	ended    [][]turnstone.ConnectionReport
 	scripts  *scripts
 	commands []*commands                // by step; nil for a step that did not run
 	networks []*turnstone.NetworkReport // by step; nil for a step without network activity
@@ -54,6 +57,7 @@ func New(opts Options) *Steps {
 	s := &Steps{opts: opts, doc: opts.Document, cwd: opts.Cwd,
 		results: make([]document.StepResult, n),
 		outputs: make([][2]*capture, n), commands: make([]*commands, n),
+		began: make([]time.Time, n), ended: make([][]turnstone.ConnectionReport, n),
 		networks: make([]*turnstone.NetworkReport, n)}
 	for i := range s.results {
 		s.results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
@@ -128,7 +132,7 @@ func (s *Steps) Receipt(info *document.TurnInfo) []byte {
 		*res = document.StepResult{Status: res.Status, ExitCode: res.ExitCode,
 			Duration: res.Duration,
 			Note:     "what it did is not kept, because the receipt would hold the secret " + name}
-		s.commands[i], s.networks[i], s.outputs[i] = nil, nil, [2]*capture{}
+		s.commands[i], s.networks[i], s.outputs[i], s.ended[i] = nil, nil, [2]*capture{}, nil
 	}
 	info.Error, info.Network = s.Line(info.Error), s.Line(info.Network)
 	return s.doc.Receipt(*info, s.results)

@@ -31,6 +31,9 @@ type ContextStore struct {
 
 	blobs blob.Store
 	specs Templates
+
+	heldDir string
+	held    sync.Map // of turnstone.TurnID to turnstone.Turn: see Hold
 }
 
 // inTemplate reports whether a template has the content d. The store does not keep such contents.
@@ -42,6 +45,10 @@ func (cs *ContextStore) inTemplate(d turnstone.Digest) bool {
 type Repo struct {
 	Dir   *statedir.Dir
 	Fault func(op string) error // called before writes to the store, for tests; may be nil
+	// Passphrase returns the passphrase of a key; nil: keys with a passphrase cannot sign.
+	Passphrase func(key string) ([]byte, error)
+	// Heads signs the log of heads; nil: it is not written. Open uses it.
+	Heads session.HeadSigner
 
 	place     string // the bucket of the store; empty: in Dir
 	templates Templates
@@ -97,6 +104,7 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	if err != nil {
 		return nil, err
 	}
+	db.SignHeads(x.Heads)
 	return x.openStore(ctx, db, blobs, dir)
 }
 
@@ -112,7 +120,7 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 
 func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	dir string) (_ *ContextStore, err error) {
-	cs := &ContextStore{DB: db, blobs: blobs, specs: x.templates,
+	cs := &ContextStore{DB: db, blobs: blobs, specs: x.templates, heldDir: x.Dir.Path("held"),
 		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
 	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
 		return nil, errors.Join(err, cs.close())

@@ -134,7 +134,7 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 			return turns, err
 		}
 	}
-	return turns, nil
+	return turns, cs.markHeld(ctx, r)
 }
 
 // keepContent calls keep for the objects of c.

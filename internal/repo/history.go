@@ -51,7 +51,7 @@ func (cs *ContextStore) yieldTurn(ctx context.Context, t *turnstone.Turn,
 	if !yield(item, nil) || len(t.Parents) == 0 {
 		return nil, nil
 	}
-	next, err := cs.DB.Turn(ctx, t.Parents[0])
+	next, err := cs.Turn(ctx, t.Parents[0])
 	if err != nil || len(t.Parents) == 1 {
 		return &next, err
 	}
@@ -105,7 +105,7 @@ func (cs *ContextStore) TreeOf(ctx context.Context, id turnstone.TurnID) (turnst
 	if id == "" {
 		return turnstone.TreeRef{}, nil
 	}
-	t, err := cs.DB.Turn(ctx, id)
+	t, err := cs.Turn(ctx, id)
 	if err != nil {
 		return turnstone.TreeRef{}, err
 	}

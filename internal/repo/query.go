@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/repo/trace"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -61,7 +62,7 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 	return i, nil
 }
 
-// Receipt returns the receipt of the turn that ref names.
+// Receipt returns the receipt of the turn that ref names, with its evidence.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
@@ -72,7 +73,55 @@ func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 		return nil, err
 	}
 	// Outputs stand in it shortened, so it is not much longer than its document.
-	return cs.Read(ctx, rec.Receipt, 8*document.MaxFile)
+	text, err := cs.Read(ctx, rec.Receipt, 8*document.MaxFile)
+	if err != nil || t.Envelope == "" {
+		return text, err
+	}
+	envelope, err := cs.Store.Get(ctx, t.Envelope)
+	if err != nil {
+		return nil, err
+	}
+	return document.WithEvidence(text, envelope), nil
+}
+
+// Trace calls each for every line of the trace of the turn that ref names. A turn that an older
+// program kept, and a merge, have none: kind KindNotFound.
+func (x *Repo) Trace(ctx context.Context, ref string, each func(turnstone.TraceLine) error) error {
+	cs, t, err := x.Resolve(ctx, ref)
+	if err != nil {
+		return err
+	}
+	rec, err := cs.Record(ctx, t)
+	if err != nil {
+		return err
+	}
+	return cs.ReadTrace(ctx, rec, each)
+}
+
+// ReadTrace calls each for every line of the trace that rec names.
+func (cs *ContextStore) ReadTrace(ctx context.Context, rec *turnstone.TurnRecord,
+	each func(turnstone.TraceLine) error) error {
+	if rec.Trace == nil {
+		e := turnstone.Errorf("executor.trace", turnstone.KindNotFound,
+			fmt.Sprintf("turn %d (%s)", rec.Number, rec.ID), "has no trace")
+		if e.Hint = "run the document again: an older program kept this turn"; rec.Kind ==
+			turnstone.TurnKindMerge {
+			e.Hint = "a merge runs no commands"
+		}
+		return e
+	}
+	in, err := cs.Store.OpenContent(ctx, *rec.Trace)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	return trace.Read(in, func(l turnstone.TraceLine) error {
+		if l.Turn != nil && (l.Turn.ID != rec.ID || l.Turn.Session != rec.Session) {
+			return turnstone.Errorf("executor.trace", turnstone.KindIntegrity, string(rec.ID),
+				"its trace is that of turn %d (%s)", l.Turn.Number, l.Turn.ID)
+		}
+		return each(l)
+	})
 }
 
 func fileInfo(name string, e *tree.Entry) turnstone.FileInfo {

@@ -49,6 +49,13 @@ func (r *Reach) Turn(ctx context.Context, t turnstone.Turn) error {
 	if _, err := r.get(ctx, t.Record); err != nil {
 		return r.Failed(what+": record", err)
 	}
+	if t.Envelope != "" && r.Object(t.Envelope) {
+		if _, err := r.get(ctx, t.Envelope); err != nil {
+			if err = r.Failed(what+": statement", err); err != nil {
+				return err
+			}
+		}
+	}
 	rec, err := r.In.Record(ctx, t)
 	if err != nil {
 		return r.Failed(what+": record", err)
@@ -225,6 +232,9 @@ func recordContents(rec *turnstone.TurnRecord) []recordContent {
 		if s.Stderr != nil {
 			all = append(all, recordContent{s.Name + ": stderr", *s.Stderr})
 		}
+	}
+	if rec.Trace != nil {
+		all = append(all, recordContent{"trace", *rec.Trace})
 	}
 	for _, in := range rec.Inputs {
 		all = append(all, recordContent{"input " + in.Dest, in.Tar})

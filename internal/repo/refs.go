@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // The forms of a reference to a turn are documented at session.DB.Resolve.
@@ -59,6 +60,16 @@ func (x *Repo) Session(ctx context.Context, nameOrID string) (*turnstone.Graph, 
 		return nil, err
 	}
 	return cs.DB.Graph(ctx, s.ID)
+}
+
+// SessionWithLog is Session with the log of heads of the same moment, oldest entry first.
+func (x *Repo) SessionWithLog(ctx context.Context, nameOrID string) (*turnstone.Graph,
+	[]session.LoggedHead, error) {
+	cs, s, err := x.findSession(ctx, nameOrID)
+	if err != nil {
+		return nil, nil, err
+	}
+	return cs.DB.GraphWithHeads(ctx, s.ID)
 }
 
 // Log returns a session's turns, the newest first: all of them if ref names a session, otherwise

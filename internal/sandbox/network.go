@@ -153,6 +153,7 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool
 	}
 	f := turnstone.NetworkFacts{Totals: s.net.stack.Totals()}
 	f.Refused, f.More = s.net.watch.Take()
+	f.Ended = s.net.watch.TakeEnded()
 	return f, true
 }
 

@@ -29,8 +29,6 @@ type Sandbox struct {
 	source substrate.Machine   // the machine's source
 	driver substrate.Substrate // nil: the machine was attached
 	port   *wire.Port          // nil: the machine was attached
-	layers int                 // number of layers in its slots
-	home   bool                // it has a home disk
 	cpus   int                 // that its kernel has brought up; 0: unknown
 
 	net *guestNetwork // nil: none
@@ -90,6 +88,19 @@ func (s *Sandbox) Shape() turnstone.Shape { return s.about.Shape }
 
 // Source returns the source from which a Launcher has started the machine.
 func (s *Sandbox) Source() substrate.Machine { return s.source }
+
+// Origin returns what the machine was made of; nil for a machine that another process has started.
+func (s *Sandbox) Origin() *turnstone.Origin {
+	if s.driver == nil {
+		return nil
+	}
+	m := &turnstone.Origin{Kernel: s.source.KernelDigest, Init: s.source.InitDigest,
+		Agent: s.source.AgentDigest, Root: s.source.RootDigest}
+	if p, ok := s.driver.(interface{ ProgramDigest() turnstone.Digest }); ok {
+		m.Program = p.ProgramDigest()
+	}
+	return m
+}
 
 // Client returns the sandbox's own connection of the wire. Resume and Snapshot replace it.
 func (s *Sandbox) Client() *wire.Client {

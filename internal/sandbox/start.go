@@ -56,6 +56,12 @@ type Request struct {
 	Env      []string // in addition to the template's
 	Hostname string   // empty: the sandbox's ID
 	Network  Network
+	// Determinism makes the machine deterministic, and its identity part of that; nil: neither.
+	Determinism *turnstone.Determinism
+	// Script is what the sandbox does before its host is connected, after its configuration; only
+	// for a deterministic machine of the tier strict. Limit bounds its time.
+	Script []substrate.Call
+	Limit  time.Duration
 
 	Driver string // "auto" or a substrate's name
 	Needs  driver.Needs
@@ -87,13 +93,18 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 		return nil, err
 	}
 	src := &Source{Machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
-		Root: req.Template.Root, RootDigest: req.Template.RootDigest, Shape: req.Shape}}
+		Root: req.Template.Root, RootDigest: req.Template.RootDigest, Shape: req.Shape,
+		Determinism: substrate.DeterminismOf(req.Determinism)}}
 	guest := driver.KernelIn(l.Dir, req.Kernel, req.Progress)
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, src.Machine, kernel.Program(agent))
 	}
 	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress,
-		Probe: withKernel, Kernel: guest.Guest, Wrap: l.Wrap}
+		Probe: func(ctx context.Context) (substrate.Machine, error) {
+			m, err := withKernel(ctx)
+			m.Determinism = nil
+			return m, err
+		}, Kernel: guest.Guest, Wrap: l.Wrap}
 	if l.Drivers != nil {
 		choose.Open = l.Drivers.Open
 	}
@@ -138,6 +149,9 @@ func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
 
 // restore starts src for req and gives the sandbox its own identity.
 func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandbox, error) {
+	if err := req.conduct(src); err != nil {
+		return nil, err
+	}
 	s, err := l.take(req, src, func() (substrate.Sandbox, error) {
 		return src.Driver.Restore(ctx, src.Machine)
 	})
@@ -145,7 +159,6 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 		return nil, err
 	}
 	req.Lap("restore")
-	s.layers, s.home = len(src.Machine.Layers), src.Machine.Home != ""
 	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine starts
 		err = s.connect(ctx, req)
 	}
@@ -248,8 +261,11 @@ func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
 			"or raise sandboxes in [limits] of " + config.File)
 }
 
-// hostname returns the sandbox's own host name.
+// hostname returns the host name of the sandbox.
 func (s *Sandbox) hostname(req *Request) string {
+	if s.source.Determinism != nil {
+		return req.deterministicHostname()
+	}
 	return cmp.Or(req.Hostname, strings.ReplaceAll(string(s.ID()), "_", "-"))
 }
 
@@ -272,26 +288,11 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 	defer cancel()
 	// The protocol cannot stop a guest that does not read; this does.
 	defer context.AfterFunc(ctx, func() { _ = s.machine.Close() })()
-	entropy, machineID := make([]byte, 64), make([]byte, 16)
-	_, _ = rand.Read(entropy) // documented never to fail
-	_, _ = rand.Read(machineID)
-	params := wire.SandboxConfigureParams{
-		Entropy: entropy, Time: time.Now().Format(time.RFC3339Nano), Scratch: req.scratch,
-		Hostname:  s.hostname(req),
-		MachineID: hex.EncodeToString(machineID),
-		Env:       append(s.Template.EnvList(), req.Env...),
-	}
+	params := req.configuration(s.Template, s.source, s.hostname(req), req.scratch)
 	// A machine without a card gets a card from attachNetwork.
 	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network {
 		net := guestNetworkParams()
 		params.Network = &net
-	}
-	for i := range s.layers {
-		params.Layers = append(params.Layers, substrate.LayerSerial(i))
-	}
-	if s.home {
-		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial,
-			Path: homePath(params.Env)}
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)
 	if err != nil && ctx.Err() != nil && caller.Err() == nil {
@@ -306,6 +307,28 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 			"the sandbox did not confirm fresh random numbers; it is not used")
 	}
 	return s.accept(res)
+}
+
+// configuration returns the parameters of Sandbox.configure for the machine m, without a network.
+func (req *Request) configuration(t *turnstone.Template, m substrate.Machine, hostname,
+	scratch string) wire.SandboxConfigureParams {
+	own := ownIdentity(m.Determinism)
+	params := wire.SandboxConfigureParams{
+		Entropy: own.entropy, Time: own.clock.Format(time.RFC3339Nano), Scratch: scratch,
+		Hostname:  hostname,
+		MachineID: hex.EncodeToString(own.machineID),
+		Env:       append(t.EnvList(), req.Env...),
+
+		Deterministic: m.Determinism != nil,
+	}
+	for i := range m.Layers {
+		params.Layers = append(params.Layers, substrate.LayerSerial(i))
+	}
+	if m.Home != "" {
+		params.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial,
+			Path: homePath(params.Env)}
+	}
+	return params
 }
 
 // homePath returns the mount point of a persistent home directory: $HOME.

@@ -1,8 +1,10 @@
 package sandboxtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/guest/script"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -30,6 +33,13 @@ type Driver struct {
 	Dir string // an existing folder
 	// Started is called with each sandbox before its agent is configured; nil: not called.
 	Started func(*Guest)
+	// Configured is called with each machine and its configuration; nil: not called.
+	Configured func(substrate.Machine, *wire.SandboxConfigureParams)
+
+	// Strict makes it stand in the place of QEMU with TCG, for turns of the tier strict: the script
+	// of a machine is performed before the host is connected. Clocks and random numbers are not
+	// pinned.
+	Strict bool
 
 	mu      sync.Mutex
 	running bool
@@ -40,7 +50,7 @@ func (d *Driver) Root() string { return filepath.Join(d.Dir, upper) }
 
 const upper = "upper" // the folder of Dir that the agent exports
 
-// Open implements sandbox.Drivers. Only gVisor works here.
+// Open implements sandbox.Drivers. Only one substrate works here.
 func (d *Driver) Open(_ context.Context, name, _ string, _ substrate.GuestKernel) (
 	substrate.Substrate, error) {
 	if name != d.Name() {
@@ -50,9 +60,24 @@ func (d *Driver) Open(_ context.Context, name, _ string, _ substrate.GuestKernel
 	return d, nil
 }
 
-func (*Driver) Name() string      { return "gvisor" }
+// Name implements substrate.Substrate.
+func (d *Driver) Name() string {
+	if d.Strict {
+		return "qemu"
+	}
+	return "gvisor"
+}
+
 func (*Driver) Isolation() string { return "none, an agent in the test's process" }
 func (*Driver) OwnKernel()        {}
+
+// Tier implements substrate.Deterministic. Neither clocks nor random numbers are pinned.
+func (d *Driver) Tier() turnstone.Tier {
+	if d.Strict {
+		return turnstone.TierStrict
+	}
+	return turnstone.TierSeeded
+}
 
 // Boot implements substrate.Substrate.
 func (d *Driver) Boot(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
@@ -66,7 +91,7 @@ func (*Driver) RestoreFrom(context.Context, substrate.Machine, string) (substrat
 }
 
 // Restore implements substrate.Substrate.
-func (d *Driver) Restore(_ context.Context, m substrate.Machine) (substrate.Sandbox, error) {
+func (d *Driver) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.running {
@@ -84,10 +109,23 @@ func (d *Driver) Restore(_ context.Context, m substrate.Machine) (substrate.Sand
 	if err := disks.Add(d.Dir); err != nil {
 		return nil, err
 	}
-	g, err := Boot(agent.Options{RunDir: filepath.Join(d.Dir, "run"),
-		Cwd: filepath.Join(d.Root(), "workspace"), Disks: disks, Configure: configure,
-		Renew: renew,
-		Env:   []string{"PATH=" + os.Getenv("PATH"), "HOME=" + d.Root(), "LANG=C.UTF-8"}}, nil)
+	options := agent.Options{RunDir: filepath.Join(d.Dir, "run"),
+		Cwd: filepath.Join(d.Root(), "workspace"), Disks: disks,
+		Configure: func(p *wire.SandboxConfigureParams) (*wire.SandboxConfigureResult, error) {
+			if d.Configured != nil {
+				d.Configured(m, p)
+			}
+			return configure(p)
+		}, Renew: renew,
+		Env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + d.Root(), "LANG=C.UTF-8"}}
+	conductor, err := d.conductor(m.Determinism)
+	if conductor != nil {
+		options.Script = conductor
+	}
+	var g *Guest
+	if err == nil {
+		g, err = Boot(options, nil)
+	}
 	if err != nil {
 		return nil, errors.Join(err, disks.Close())
 	}
@@ -101,7 +139,42 @@ func (d *Driver) Restore(_ context.Context, m substrate.Machine) (substrate.Sand
 	if d.Started != nil {
 		d.Started(g)
 	}
+	if conductor != nil {
+		if err := perform(ctx, g, conductor, m.Determinism.Limit); err != nil {
+			go g.Close() // it waits for d
+			return nil, err
+		}
+	}
 	return g, nil
+}
+
+// conductor returns the conductor of d's script, as the guest reads it; nil without a script.
+func (d *Driver) conductor(of *substrate.Determinism) (*script.Conductor, error) {
+	if of == nil || len(of.Script) == 0 {
+		return nil, nil
+	}
+	var b bytes.Buffer
+	if err := script.Encode(&b, of.Script); err != nil {
+		return nil, err
+	}
+	calls, err := script.Decode(bytes.NewReader(b.Bytes()), int64(b.Len()))
+	return script.New(calls, func() (*os.File, error) {
+		f, err := os.CreateTemp(d.Dir, "output-*")
+		if err == nil {
+			err = os.Remove(f.Name())
+		}
+		return f, err
+	}), err
+}
+
+// perform performs the script within limit.
+func perform(ctx context.Context, g *Guest, c *script.Conductor, limit time.Duration) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, substrate.ErrTimeUp)
+	defer cancel()
+	if err := c.Run(ctx, g.agent.ServeConn); err != nil {
+		return fmt.Errorf("the script of the test: %w", context.Cause(ctx))
+	}
+	return nil
 }
 
 // configure and renew confirm what a machine would do: this process has one identity.

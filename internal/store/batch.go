@@ -258,7 +258,7 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 		return fail("store.put", "", ctx.Err())
 	}
 	b.wg.Go(func() {
-		table, name := encodeTable(p.entries)
+		table, name := p.table()
 		b.mu.Lock() // other goroutines read from the pack
 		p.id = name
 		p.data.append(table)

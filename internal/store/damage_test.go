@@ -178,6 +178,47 @@ func TestDamagedFrame(t *testing.T) {
 	}
 }
 
+// TestAnyByteOfAPack: fsck notices a change of any byte of a pack, also one that decompresses to the
+// same objects.
+func TestAnyByteOfAPack(t *testing.T) {
+	root := t.TempDir()
+	s := open(t, root)
+	b := begin(t, s)
+	for i := range 3 {
+		put(t, b, text(300, i))
+	}
+	put(t, b, noise(100, 1)) // not compressed
+	check(t, b.Flush(t.Context()))
+	check(t, b.Close())
+	check(t, s.Close())
+	packs := files(t, filepath.Join(root, "blobs", "packs"), "*")
+	if len(packs) != 1 {
+		t.Fatalf("packs: %q", packs)
+	}
+	problems := func() (n int) {
+		s := open(t, root)
+		_, err := s.Fsck(t.Context(), func(store.Problem) { n++ })
+		check(t, err)
+		check(t, s.Close())
+		return n
+	}
+	if n := problems(); n != 0 {
+		t.Fatalf("%d problems of an intact pack", n)
+	}
+	good, err := os.ReadFile(packs[0])
+	check(t, err)
+	for i := range good {
+		for _, bits := range []byte{0x01, 0x80, 0xff} {
+			damage(t, packs[0], func(b []byte) []byte { b[i] ^= bits; return b })
+			if problems() == 0 {
+				t.Errorf("byte %d of %d, bits %02x: not noticed", i, len(good), bits)
+			}
+			damage(t, packs[0], func([]byte) []byte { return good })
+			_ = os.Remove(filepath.Join(root, "damaged"))
+		}
+	}
+}
+
 // TestLostIndex removes and damages the index in all ways: nothing is lost.
 func TestLostIndex(t *testing.T) {
 	for name, harm := range map[string]func(b []byte) []byte{

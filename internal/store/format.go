@@ -84,7 +84,8 @@ type packEntry struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encodeTable sorts the entries and returns the pack's table, whose digest is the pack's name.
+// encodeTable sorts the entries and returns the pack's table, whose digest is the pack's name. The
+// pack's checksum in it is zero.
 func encodeTable(entries []packEntry) ([]byte, id) {
 	slices.SortFunc(entries, func(a, b packEntry) int { return bytes.Compare(a.id[:], b.id[:]) })
 	table := make([]byte, 0, len(entries)*packEntrySize+packTrailerSize)
@@ -100,11 +101,18 @@ func encodeTable(entries []packEntry) ([]byte, id) {
 	return append(table, packEnd...), name
 }
 
+// sumOffset is the offset of the pack's checksum from the end of the pack. The checksum is the
+// CRC-32C of all bytes before the table, so that fsck notices a changed byte that decompresses to
+// the same object. Zero stands for none: an older program wrote the pack.
+const sumOffset = 12
+
+// packSum returns c as the checksum of a pack.
+func packSum(c uint32) uint32 { return max(c, 1) }
+
 // tableSize returns the size of the table and the trailer, from the trailer of a pack of size
 // bytes.
 func tableSize(trailer []byte, size int64) (int64, error) {
-	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd ||
-		binary.LittleEndian.Uint32(trailer[4:]) != 0 {
+	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd {
 		return 0, errors.New("the end of the pack is missing")
 	}
 	n := int64(binary.LittleEndian.Uint32(trailer))*packEntrySize + packTrailerSize

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"io"
 	"slices"
 	"sync"
@@ -195,10 +196,21 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 	default:
 		return err
 	}
-	r := &packScan{c: c, ctx: ctx, name: info.Name, size: info.Size}
+	r := &packScan{c: c, ctx: ctx, name: info.Name, size: info.Size,
+		sum: crc32.Checksum([]byte(packMagic), castagnoli)}
 	defer r.close()
 	entries = slices.Clone(entries)
 	slices.SortFunc(entries, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
+	intact := err == nil
+	if intact {
+		if err := r.frame(entries); err != nil {
+			if turnstone.KindOf(err) != turnstone.KindIntegrity {
+				return err
+			}
+			intact = false
+			c.problem(Problem{Pack: info.Name, Err: err})
+		}
+	}
 	for _, e := range entries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -211,8 +223,13 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 			return err
 		}
 		if err != nil {
+			intact = false
 			c.problem(Problem{Object: e.id.digest(), Pack: info.Name, Err: err})
 		}
+	}
+	if intact && t.sum != 0 && t.sum != packSum(r.sum) {
+		c.problem(Problem{Pack: info.Name, Err: damaged("store.fsck", info.Name,
+			errors.New("a byte of the pack has changed, and all of its objects are intact"))})
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,6 +255,30 @@ type packScan struct {
 	br   *bufio.Reader
 	at   int64
 	buf  []byte
+	sum  uint32 // CRC-32C of the beginning and the objects that were read
+}
+
+// frame checks the bytes of a pack outside of its objects and its table: the beginning, and that
+// there are no others.
+func (r *packScan) frame(sorted []packEntry) error {
+	rc, err := r.c.s.packs.blobs.Get(r.ctx, r.name, 0, int64(len(packMagic)))
+	if err != nil {
+		return err
+	}
+	magic := make([]byte, len(packMagic))
+	_, err = io.ReadFull(rc, magic)
+	_ = rc.Close()
+	if err != nil || string(magic) != packMagic {
+		return damaged("store.fsck", r.name, errors.New("the pack does not begin like one"))
+	}
+	at := int64(len(packMagic))
+	for _, e := range sorted {
+		if int64(e.off) > at {
+			return damaged("store.fsck", r.name, errors.New("the pack has bytes of no object"))
+		}
+		at = max(at, int64(e.off)+int64(e.stored))
+	}
+	return nil
 }
 
 // next returns e's stored form, valid until the next call.
@@ -265,6 +306,7 @@ func (r *packScan) next(e packEntry) ([]byte, error) {
 		return nil, blob.Error("store.fsck", r.name, err)
 	}
 	r.at = off + n
+	r.sum = crc32.Update(r.sum, castagnoli, r.buf)
 	return r.buf, nil
 }
 

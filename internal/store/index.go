@@ -139,6 +139,7 @@ func (v *view) all(ctx context.Context) iter.Seq2[place, error] {
 type newPack struct {
 	packInfo
 	entries []packEntry
+	sum     uint32 // its checksum, if it was read; zero: none
 }
 
 // places yields the pack's entries.

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"encoding/binary"
+	"hash/crc32"
 	"io"
 	"sync"
 )
@@ -95,6 +97,15 @@ func (p *pack) add(i id, stored []byte, size int) packEntry {
 	p.entries = append(p.entries, e)
 	p.raw += int64(size)
 	return e
+}
+
+// table returns the pack's table with the checksum, and the pack's name. No object is added after it.
+func (p *pack) table() ([]byte, id) {
+	table, name := encodeTable(p.entries)
+	sum := crc32.New(castagnoli)
+	_, _ = p.data.reader().WriteTo(sum) // a hash returns no error
+	binary.LittleEndian.PutUint32(table[len(table)-sumOffset:], packSum(sum.Sum32()))
+	return table, name
 }
 
 // indexed returns the index's data of the finished pack.

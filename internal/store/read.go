@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -172,7 +173,8 @@ func (s *Store) readTable(ctx context.Context, pack id, size int64) (*newPack, e
 		return bad(err)
 	}
 	t := &newPack{packInfo: packInfo{id: pack, size: size,
-		objects: uint32(len(entries))}, entries: entries}
+		objects: uint32(len(entries))}, entries: entries,
+		sum: binary.LittleEndian.Uint32(b[len(b)-sumOffset:])}
 	for _, e := range entries {
 		t.raw += int64(e.size)
 	}

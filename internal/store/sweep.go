@@ -264,7 +264,7 @@ func (w *sweep) flush(ctx context.Context) error {
 	}
 	w.open = nil
 	defer p.data.free()
-	table, name := encodeTable(p.entries)
+	table, name := p.table()
 	p.id = name
 	p.data.append(table)
 	if err := w.s.packs.blobs.Put(ctx, packName(name), p.data.reader(), p.data.n); err != nil {

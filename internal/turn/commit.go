@@ -66,6 +66,10 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 	if err != nil {
 		return c, err
 	}
+	// The receipt that the session keeps is text; what the caller gets has its evidence too.
+	if c.receipt, err = r.at.Sign(ctx, l.Batch, rec, digest, r.info.FSHash, text); err != nil {
+		return c, err
+	}
 	if err := l.Batch.Flush(ctx); err != nil {
 		return c, err
 	}
@@ -97,11 +101,12 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 		Number: r.at.Turn.Number, Branch: r.info.Branch,
 		Parents: r.at.Turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
 		Template: r.info.Template, Substrate: r.info.Substrate,
-		Isolation: r.info.Isolation, Shape: r.shape, Started: r.info.Started,
+		Isolation: r.info.Isolation, Origin: r.origin, Shape: r.shape, Started: r.info.Started,
 		Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given,
 		Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
-		State: l.State, Layer: l.Layer, Home: r.info.Home, Lifetime: r.info.Lifetime}
+		State: l.State, Layer: l.Layer, Home: r.info.Home, Lifetime: r.info.Lifetime,
+		Determinism: r.info.Determinism}
 	put := func(to *turnstone.Content, b []byte) (err error) {
 		*to, err = l.Batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))
 		return err
@@ -111,6 +116,9 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 	}
 	text = r.steps.Receipt(&r.info)
 	if err := put(&rec.Receipt, text); err != nil {
+		return nil, text, err
+	}
+	if rec.Trace, err = r.putTrace(ctx, l, rec); err != nil {
 		return nil, text, err
 	}
 	rec.VM = r.snapshot.Ref()
@@ -135,6 +143,20 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 		rec.Steps = append(rec.Steps, out)
 	}
 	return rec, text, nil
+}
+
+// putTrace keeps the commands of the steps.
+func (r *run) putTrace(ctx context.Context, l *state.Collected, rec *turnstone.TurnRecord) (
+	*turnstone.Content, error) {
+	var b bytes.Buffer
+	err := r.steps.WriteTrace(&b, turnstone.TraceHead{ID: rec.ID, Session: rec.Session,
+		Number: rec.Number, Image: rec.Image, Substrate: rec.Substrate, Started: rec.Started,
+		Millis: rec.Millis, Result: rec.Result})
+	if err != nil {
+		return nil, err
+	}
+	c, err := l.Batch.PutContent(ctx, &b, int64(b.Len()))
+	return &c, err
 }
 
 // putOutput stores a whole output; nil if the output is empty or not kept.

@@ -58,7 +58,7 @@ func endWith(t *testing.T, x *Runner, files map[string]string, vm *snapshot.Snap
 		return nil, err
 	}
 	if r.at, err = place.Take(ctx, cs, place.Request{ID: r.info.ID, Title: "a turn",
-		Session: r.plan.Session, Branch: r.plan.Branch}); err != nil {
+		Session: r.plan.Session, Branch: r.plan.Branch, Repo: x.host.Repo}); err != nil {
 		return nil, err
 	}
 	batch, err := cs.Store.Begin(ctx)

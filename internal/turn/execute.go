@@ -22,6 +22,10 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	r.info.Error = "the executor ended before the first step"
 	r.checkpoint()
 	s, err := r.open(ctx)
+	if sandbox.TimeUp(err) && ctx.Err() == nil {
+		r.info.Result, r.info.Error = turnstone.ResultTimedOut, err.Error()
+		return nil, nil
+	}
 	if err != nil {
 		return nil, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
@@ -33,6 +37,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	}()
 	r.info.Template, r.info.Machine = s.Template.Digest, s.Fewer()
 	r.info.Substrate, r.info.Isolation = s.Substrate(), s.Isolation()
+	r.origin = s.Origin()
 	r.beginNetwork(ctx, s)
 	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
 	defer cancel()
@@ -77,7 +82,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 
 // noteStateLost records, in the receipt too, that the turn left no state.
 func (r *run) noteStateLost() {
-	const what = "what the turn changed is lost with its machine, which did not obey"
+	const what = "the turn's changes are lost with its machine, which did not obey"
 	r.obs.Preparing(what)
 	r.steps.AddToTimeout(what)
 }
@@ -95,6 +100,9 @@ func (r *run) getAll(ctx context.Context, s *sandbox.Sandbox) error {
 func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 	su := r.setup
 	su.Env = slices.Concat(su.Env, r.plan.Secrets.Env())
+	if r.strict() {
+		su.Script = r.inputs.Script(r.at.Context.Store, r.scripted)
+	}
 	r.info.Start = "the template"
 	if r.at.Parent != nil {
 		r.info.Start = fmt.Sprintf("turn %d", r.at.Parent.Number)
@@ -160,7 +168,7 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collec
 	case err != nil && unkept != nil:
 		return nil, fmt.Errorf("%w; nor are its files: %w", snapshotError(unkept), err)
 	case err != nil:
-		return nil, sandbox.Interrupted(ctx, err, "while what the turn changed was taken")
+		return nil, sandbox.Interrupted(ctx, err, "while the turn's changes were collected")
 	}
 	if unkept != nil {
 		r.dropSnapshot(unkept)
@@ -198,7 +206,7 @@ func (r *run) salvage(ctx context.Context, s *sandbox.Sandbox, low error) (*stat
 	r.clock.Lap("collect")
 	if err != nil {
 		return nil, turnstone.Errorf("executor.space", turnstone.KindExhausted, "",
-			"%w; what the turn changed is not kept: %w", low, err).WithHint(turnstone.HintOf(low))
+			"%w; the turn's changes are not kept: %w", low, err).WithHint(turnstone.HintOf(low))
 	}
 	return left, low
 }

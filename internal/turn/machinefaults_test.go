@@ -63,7 +63,7 @@ func TestMachineFaults(t *testing.T) {
 				t.Errorf("write %d: %+v, %v", n, rec, err)
 			}
 		case r.info.Error == "" && r.info.Result == turnstone.ResultPassed: // a write that may fail
-		case !strings.Contains(r.info.Error, "what the turn left is not kept"):
+		case !strings.Contains(r.info.Error, "the turn's state is not kept"):
 			t.Errorf("write %d: %+v", n, r.info)
 		}
 		if err := x.host.Repo.Close(); err != nil {

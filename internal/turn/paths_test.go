@@ -243,7 +243,7 @@ func paths() []path {
 			result:  cut},
 		{name: "no substrate works", text: step("name=a", "echo never"),
 			req: plan.Request{Substrate: "qemu"}, result: cut},
-		{name: "what the turn left cannot be kept", text: step("name=a", "echo x > f"),
+		{name: "the turn's state cannot be kept", text: step("name=a", "echo x > f"),
 			arrange: func(w *world, l *listener, _ func()) {
 				l.ended = func() { w.failing.Store(1) } // once
 			}, result: cut},
@@ -345,6 +345,7 @@ func (w *world) normal(text string) string {
 		`duration: \S+`:                           "duration: TIME",
 		` · ([0-9.]+ (µs|ms|s|min)|<1 ms)( ?\\?)`: " · TIME$3",
 		`packs/[0-9a-f]{64}`:                      "packs/DIGEST",
+		`(?m)^\{"payloadType":.*$`:                "ENVELOPE",
 	} {
 		text = regexp.MustCompile(pattern).ReplaceAllString(text, by)
 	}

@@ -62,6 +62,10 @@ func goldenCases(dir string) []goldenCase {
 				Substrate: "qemu"}},
 		{name: "smaller limits than the defaults",
 			host: "cpus = 1\nmemory = \"256MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\""},
+		{name: "deterministic", front: "deterministic: true\nseed: 42\nclock: 2000-02-29"},
+		{name: "deterministic on a state", front: "deterministic: true",
+			req:    plan.Request{Session: "s", Env: []string{"A=1"}, Tier: turnstone.TierStrict},
+			parent: on2("base", "/srv", "B=2")},
 		{name: "more than the limits", front: "memory: 4GiB"},
 		{name: "the time asked for is more than the limit",
 			req: plan.Request{Timeout: 3 * time.Hour}},
@@ -310,6 +314,10 @@ func describePlan(t *testing.T, r *run) []string {
 		return string(b)
 	}
 	wanted := fmt.Sprintf("%d %d %d", p.Wants.CPUs, p.Wants.Memory, p.Wants.Disk)
+	determinism := ""
+	if p.Determinism != nil {
+		determinism = p.Determinism.String()
+	}
 	if p.Wants.Network != nil {
 		wanted += fmt.Sprint(" ", *p.Wants.Network)
 	}
@@ -328,7 +336,7 @@ func describePlan(t *testing.T, r *run) []string {
 		{"timed", p.Timed},
 		{"add", files(p.Add)}, {"get", files(p.Get)}, {"driver", p.Driver}, {"live", p.Live},
 		{"kept", p.Kept}, {"needs", fmt.Sprintf("%+v", p.Needs())},
-		{"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session},
+		{"determinism", determinism}, {"isolation", string(p.Isolation)}, {"hostname", p.Hostname}, {"session", p.Session},
 		{"branch", p.Branch}, {"lifetime", string(p.Lifetime)},
 		{"home", p.Home}, {"snapshot", string(p.Snapshot)}, {"secrets", p.Secrets.Names()},
 		{"its environment", p.Secrets.Env()}, {"turn", string(r.setup.Turn)},

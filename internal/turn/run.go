@@ -34,6 +34,12 @@ type Repeat struct {
 	Inputs  []turnstone.RecordInput
 	Parents []turnstone.TurnID
 	Session turnstone.SessionID // session of the repeated turn
+	Fresh   bool                // the request is the caller's, not that of a record
+	// Adds adds the new turn to the session and the branch of the request. Otherwise it is in no
+	// session: Hold keeps it with this number, so that another turn can start from it.
+	Adds   bool
+	Number int
+	Hold   *repo.Hold // may be nil
 }
 
 // Run runs one turn and returns its report with the receipt. If the report is nil, nothing was
@@ -45,8 +51,7 @@ func (x *Runner) Run(ctx context.Context, req plan.Request, obs Observer) (*turn
 	return x.Repeat(ctx, req, nil, obs)
 }
 
-// Repeat is Run for a turn that repeats another turn: the new turn is in no session. again may be
-// nil.
+// Repeat is Run for a turn that repeats another turn. again may be nil.
 func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 	obs Observer) (*turnstone.TurnReport, error) {
 	r, err := x.begin(ctx, req, again, obs)
@@ -68,7 +73,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	if err != nil {
 		return nil, err
 	}
-	a := &plan.Authority{Request: req, Host: facts, Replays: again != nil}
+	a := &plan.Authority{Request: req, Host: facts, Replays: again != nil && !again.Fresh}
 	if err := a.Valid(); err != nil { // first, because no grant makes an invalid request valid
 		return nil, err
 	}
@@ -126,9 +131,10 @@ func (r *run) locate(ctx context.Context) error {
 		return err
 	}
 	req := place.Request{ID: r.info.ID, Title: title(r.doc), Session: r.plan.Session,
-		Branch: r.plan.Branch}
-	if r.again != nil {
-		req.Replay, req.Parents = true, r.again.Parents
+		Branch: r.plan.Branch, Repo: r.host.Repo}
+	if again := r.again; again != nil && !again.Adds {
+		req.Replay, req.Parents = true, again.Parents
+		req.Number, req.Hold = again.Number, again.Hold
 	}
 	if r.at, err = place.Take(ctx, cs, req); err != nil {
 		return err
@@ -142,7 +148,7 @@ func (r *run) locate(ctx context.Context) error {
 		r.at.Abandon(ctx)
 		return err
 	}
-	r.info.Image = r.plan.Image
+	r.info.Image, r.info.Determinism = r.plan.Image, r.plan.Determinism
 	r.info.Session, r.info.Branch = r.at.Session.Label(), r.plan.Branch
 	r.info.Number, r.info.Parents = r.at.Turn.Number, r.at.Turn.Parents
 	r.info.Secrets, r.info.Home = r.plan.Secrets.Names(), r.plan.Home
@@ -202,6 +208,7 @@ type run struct {
 	told bool           // a failure to write the receipt was reported
 
 	shape    turnstone.Shape    // shape of the machine, after its start
+	origin   *turnstone.Origin  // what the machine was made of; nil: unknown
 	paused   *paused.Machine    // the session's machine; nil: the turn has a machine of its own
 	snapshot *snapshot.Snapshot // the machine at the turn's end; nil: not requested
 }
@@ -225,7 +232,7 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	r.settlePaused(ctx, err == nil && left != nil && !c.diverged)
 	if err != nil {
 		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
-			"what the turn left is not kept", err).WithHint(turnstone.HintOf(err)))
+			"the turn's state is not kept", err).WithHint(turnstone.HintOf(err)))
 		c = r.commitWithoutState()
 	}
 	r.keepReceipt(c.receipt)
@@ -256,7 +263,7 @@ func (r *run) report(c committed) *turnstone.TurnReport {
 		Started: i.Started, Duration: i.Duration, Millis: i.Duration.Milliseconds(),
 		Session: i.Session, Number: i.Number, Branch: i.Branch, Diverged: c.diverged,
 		Parents: i.Parents, Start: i.Start, FSHash: i.FSHash, State: c.state, Record: c.record,
-		Layer: &c.layer, Network: c.network, Phases: r.clock.Phases, Receipt: string(c.receipt),
+		Layer: &c.layer, Network: c.network, Determinism: i.Determinism, Phases: r.clock.Phases, Receipt: string(c.receipt),
 		Steps: r.steps.Reports()}
 }
 

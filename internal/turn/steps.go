@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/turn/inputs"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -67,26 +69,22 @@ func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sa
 func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *document.Step,
 	running *receipt.Step, first bool) error {
 	ctx := turnCtx
-	if step.Timeout > 0 {
+	if step.Timeout > 0 && !r.strict() { // otherwise the guest has ended the step
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(turnCtx, step.Timeout)
 		defer cancel()
 	}
 	release := s.Guard(ctx)
-	params := wire.ShellExecuteParams{Name: step.Name,
-		Language: wire.ShellExecuteLanguage(step.Language), User: s.Template.User}
-	if first {
-		params.Cwd = r.plan.Cwd
-	}
-	if step.Cwd != "" {
-		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)
-	}
-	params.Spans = new(bool) // the host parses the script
+	params := r.stepParams(step, s.Template.User, first)
 	end, err := s.Client().Execute(ctx, params, step.Script, running.Begin(), running.Records)
 	release() // the following work takes time of the host, not of the guest
 	running.End(end)
 	exit := end.Exit
-	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	if r.strict() {
+		running.Took(time.Duration(exit.Duration))
+	}
+	// In a deterministic machine only the time limit kills a step.
+	deadline := errors.Is(ctx.Err(), context.DeadlineExceeded) || r.strict() && exit.Killed
 	if deadline && (err != nil || exit.Killed) {
 		running.TimedOut(r.timeoutNote(turnCtx, step))
 		if err != nil && turnstone.KindOf(err) == turnstone.KindDead && s.Err() == nil {
@@ -105,6 +103,37 @@ func (r *run) runStep(turnCtx context.Context, s *sandbox.Sandbox, step *documen
 	}
 	running.Exited(end)
 	return nil
+}
+
+// stepParams returns the parameters of a step. first is the first step that runs.
+func (r *run) stepParams(step *document.Step, user string, first bool) wire.ShellExecuteParams {
+	params := wire.ShellExecuteParams{Name: step.Name,
+		Language: wire.ShellExecuteLanguage(step.Language), User: user}
+	if first {
+		params.Cwd = r.plan.Cwd
+	}
+	if step.Cwd != "" {
+		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)
+	}
+	params.Spans = new(bool) // the host parses the script
+	return params
+}
+
+// strict reports whether the steps run before the host is connected to their machine.
+func (r *run) strict() bool {
+	return r.plan.Determinism != nil && r.plan.Determinism.Tier == turnstone.TierStrict
+}
+
+// scripted returns the steps for the script of a deterministic machine.
+func (r *run) scripted(user string) (steps []inputs.Step) {
+	for _, step := range r.doc.Steps {
+		if step.Skip {
+			continue
+		}
+		steps = append(steps, inputs.Step{Params: r.stepParams(step, user, len(steps) == 0),
+			Text: step.Script, Timeout: step.Timeout, Continue: step.ContinueOnError})
+	}
+	return steps
 }
 
 func (r *run) timeoutNote(turnCtx context.Context, step *document.Step) string {

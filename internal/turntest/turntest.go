@@ -25,6 +25,21 @@ func Home(t testing.TB) *statedir.Dir {
 // in h where it is not yet.
 func Machine(t testing.TB, h *statedir.Dir, image string) substrate.Machine {
 	t.Helper()
+	return made(t, h, image, nil)
+}
+
+// Deterministic returns a deterministic machine, as Machine does.
+func Deterministic(t testing.TB, h *statedir.Dir, image string,
+	d substrate.Determinism) substrate.Machine {
+	t.Helper()
+	m := made(t, h, image, &d)
+	m.Shape.CPUs = 1
+	return m
+}
+
+func made(t testing.TB, h *statedir.Dir, image string,
+	d *substrate.Determinism) substrate.Machine {
+	t.Helper()
 	ctx := t.Context()
 	progress := func(what string) { t.Log(what) }
 	tmpl, err := template.NewStore(h.Path("templates")).Ensure(ctx, image, progress)
@@ -35,9 +50,12 @@ func Machine(t testing.TB, h *statedir.Dir, image string) substrate.Machine {
 	fatal(t, err)
 	agent, err := agentbin.Agent("")
 	fatal(t, err)
+	if d != nil {
+		k = k.ForDisksInMemory()
+	}
 	initramfs, digest, err := k.Initramfs(ctx, dir, kernel.Program(agent))
 	fatal(t, err)
-	return substrate.Machine{Kernel: k.Vmlinux, KernelDigest: k.Digest, KernelIs: substrate.KernelKind{Own: k.Own, Test: k.Test},
+	return substrate.Machine{Determinism: d, Kernel: k.Vmlinux, KernelDigest: k.Digest, KernelIs: substrate.KernelKind{Own: k.Own, Test: k.Test},
 		Initramfs: initramfs, InitDigest: digest,
 		Agent: agent.Read, AgentDigest: agent.Digest, Root: tmpl.Root, RootDigest: tmpl.RootDigest, Shape: turnstone.DefaultShape()}
 }

@@ -95,7 +95,7 @@ func (c *sandboxStopCmd) Run(a *cli.App) error {
 type sandboxRmCmd struct {
 	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, ID prefixes or names."`
 	All       bool     `help:"Remove all sandboxes."`
-	JSON      bool     `name:"json" help:"Print what was removed as JSON."`
+	JSON      bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Validate is called by kong.

@@ -47,15 +47,21 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 	if err != nil {
 		return err
 	}
-	record, err := m.putRecord(ctx, batch, t, state)
+	rec, record, err := m.putRecord(ctx, batch, t, state)
 	if err != nil {
 		return err
 	}
+	link, err := m.keys.Sign(ctx, m.cs, batch, t, rec, record, m.result.Tree.Hash)
+	if err != nil {
+		return err
+	}
+	m.report.Receipt = string(link.Attach([]byte(m.report.Receipt)))
 	if err := batch.Flush(ctx); err != nil {
 		return err
 	}
 	m.report.ID, m.report.Number = t.ID, t.Number
 	end := session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
+		Statement: link.Statement, Envelope: link.Envelope,
 		MoveBranch: true, ExpectedHead: &m.ours.ID}
 	m.report.Branch, m.report.Diverged, err = m.cs.DB.Finish(ctx, end)
 	return err
@@ -63,14 +69,14 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 
 // putRecord puts the record of the merge, with its document and receipt.
 func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t turnstone.Turn,
-	state turnstone.Digest) (turnstone.Digest, error) {
+	state turnstone.Digest) (*turnstone.TurnRecord, turnstone.Digest, error) {
 	before, err := m.cs.Record(ctx, *m.ours)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	doc, err := document.Parse("merge.md", []byte(m.document()))
 	if err != nil {
-		return "", fmt.Errorf("a merge's own receipt: %w", err)
+		return nil, "", fmt.Errorf("a merge's own receipt: %w", err)
 	}
 	info := m.info(t, before.Template)
 	m.report.Receipt = string(doc.Receipt(info, nil))
@@ -85,12 +91,13 @@ func (m *merging) putRecord(ctx context.Context, batch *store.Batch, t turnstone
 		return batch.PutContent(ctx, bytes.NewReader(text), int64(len(text)))
 	}
 	if rec.Document, err = put(doc.Clean()); err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if rec.Receipt, err = put([]byte(m.report.Receipt)); err != nil {
-		return "", err
+		return nil, "", err
 	}
-	return putJSON(ctx, batch, rec)
+	record, err := putJSON(ctx, batch, rec)
+	return rec, record, err
 }
 
 func putJSON(ctx context.Context, p tree.Putter, v any) (turnstone.Digest, error) {

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
@@ -52,6 +53,7 @@ type merging struct {
 	states  [3]*turnstone.TurnState // of base, ours, theirs
 	result  turnstone.TurnState
 	report  *turnstone.MergeReport
+	keys    *chain.Keys
 }
 
 // Merge merges a turn into a branch of its session, three-way: files, environment, working
@@ -68,6 +70,11 @@ func Merge(ctx context.Context, x *repo.Repo, req Request) (*turnstone.MergeRepo
 		Resolved: []turnstone.Conflict{}, Merged: []string{}, Renames: []turnstone.MergeRename{}}
 	if err := m.locate(ctx); err != nil {
 		return nil, err
+	}
+	if !req.DryRun {
+		if m.keys, err = chain.Open(ctx, x.Dir, cs, x.Passphrase); err != nil {
+			return nil, err
+		}
 	}
 	switch {
 	case m.ours != nil && m.base != nil && m.base.ID == m.theirs.ID:

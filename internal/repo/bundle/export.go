@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
@@ -26,19 +27,22 @@ import (
 // exportTail. docs/sessions.md describes the format.
 
 const (
-	// Format 3 has trees of a kept machine's images, which are unreferenced objects to programs
-	// that know format 2. Format 1 had no tail.
-	exportFormat = 3
-	withoutTrees = 2
-	exportHeadAt = "session.json"
-	exportTailAt = "templates.json"
-	exportObject = "objects/"
+	// Format 4 has traces and statements, and format 3 the trees of a kept machine's images: to
+	// programs that know older formats they are unreferenced objects. Format 1 had no tail.
+	exportFormat  = 4
+	withoutTraces = 3
+	withoutTrees  = 2
+	exportHeadAt  = "session.json"
+	exportTailAt  = "templates.json"
+	exportObject  = "objects/"
 )
 
 type exportHead struct {
 	Format  int    `json:"format"`
 	Version string `json:"turnstone"` // of the program that wrote it
 	turnstone.Graph
+	// Heads are the envelopes of the log of heads, oldest first.
+	Heads []json.RawMessage `json:"heads,omitempty"`
 }
 
 // An exportTail describes the templates from which the session's turns started.
@@ -79,7 +83,7 @@ type ExportRequest struct {
 // need. A running turn is omitted. The same session gives the same bytes.
 func (h Host) Export(ctx context.Context, req ExportRequest,
 	w io.Writer) (*turnstone.ExportReport, error) {
-	g, err := h.Repo.Session(ctx, req.Session)
+	g, heads, err := h.Repo.SessionWithLog(ctx, req.Session)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +103,7 @@ func (h Host) Export(ctx context.Context, req ExportRequest,
 		return nil, err
 	}
 	e := &exporter{cs: cs, tw: tar.NewWriter(z), full: req.Full, seen: repo.Seen{},
-		templates: h.Templates}
+		templates: h.Templates, heads: heads}
 	e.rep = turnstone.ExportReport{Session: g.Session, Turns: len(g.Turns)}
 	err = e.writeAll(ctx, g)
 	if err == nil {
@@ -118,6 +122,7 @@ type exporter struct {
 	seen repo.Seen
 	rep  turnstone.ExportReport
 
+	heads     []session.LoggedHead
 	templates Templates
 	tail      exportTail
 	images    map[string]bool           // names of templates
@@ -130,6 +135,9 @@ func (e *exporter) writeAll(ctx context.Context, g *turnstone.Graph) error {
 		return err
 	}
 	first := exportHead{Format: format, Version: turnstone.Version, Graph: *g}
+	for _, h := range e.heads {
+		first.Format, first.Heads = exportFormat, append(first.Heads, h.Envelope)
+	}
 	head, err := json.MarshalIndent(first, "", "  ")
 	if err != nil {
 		return err
@@ -164,10 +172,13 @@ func (e *exporter) look(ctx context.Context, g *turnstone.Graph) (format int, er
 				err).WithHint(turnstone.HintOf(err))
 		}
 		e.images[rec.Image] = true
+		if rec.Trace != nil || t.Envelope != "" {
+			format = exportFormat
+		}
 		if rec.VM != nil && rec.VM.Image != nil {
 			e.machines[rec.VM.Image.Digest] = true
 			if len(rec.VM.Layers)+len(rec.VM.Below) > 0 {
-				format = exportFormat
+				format = max(format, withoutTraces)
 			}
 		}
 	}

@@ -41,6 +41,9 @@ type ImportRequest struct {
 	As       string                // another name for the session; empty: the name in the file
 	Build    turnstone.ImportBuild // empty: BuildNone
 	Progress func(string)          // receives the progress of builds; may be nil
+	// AcceptHistory imports a session whose log of heads is not a continuation of what was seen
+	// of it here.
+	AcceptHistory bool
 }
 
 // Import adds the session that Export wrote to r, under the same IDs. Every object is checked
@@ -69,7 +72,7 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 	defer z.Close()
 	m := &importer{cs: cs, tr: tar.NewReader(z), host: h, objects: map[turnstone.Digest]bool{},
 		leftOut: map[turnstone.Digest]bool{}, missing: map[turnstone.Digest]int64{}}
-	if err := m.head(); err != nil {
+	if err := m.head(ctx); err != nil {
 		return nil, err
 	}
 	if req.As != "" {
@@ -96,8 +99,12 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 	if err := m.verify(ctx); err != nil {
 		return nil, err
 	}
+	if err := m.verifyChain(ctx); err != nil {
+		return nil, err
+	}
 	m.report()
-	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph)
+	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph,
+		session.ImportHistory{Heads: m.heads, Accept: req.AcceptHistory})
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +117,8 @@ type importer struct {
 	host   Host
 	format int
 	graph  turnstone.Graph
+	heads  []session.LoggedHead   // the log of heads
+	log    []turnstone.LoggedHead // the same, decoded
 	// objects in the file; true: an object of the session names it
 	objects map[turnstone.Digest]bool
 	tail    *exportTail               // nil: the file has no tail
@@ -155,7 +164,7 @@ func refused(format string, args ...any) error {
 }
 
 // head reads the first entry.
-func (m *importer) head() error {
+func (m *importer) head(ctx context.Context) error {
 	h, err := m.tr.Next()
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
@@ -180,6 +189,9 @@ func (m *importer) head() error {
 			WithHint(fmt.Sprintf("use the version of turn that wrote it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
+	if err := m.readHeads(ctx, head.Heads); err != nil {
+		return err
+	}
 	m.rep = turnstone.ImportReport{Session: m.graph.Session, Turns: len(m.graph.Turns),
 		Templates: []turnstone.UnbuiltTemplate{}}
 	return session.CheckGraph(&m.graph)

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -31,6 +32,15 @@ type Past struct {
 	CS   *repo.ContextStore
 
 	Image string // of turns that Leaves commits; empty: base
+	// Keys sign the turns that are committed; nil: they are not signed.
+	Keys *chain.Keys
+}
+
+// Sign signs all later turns with the keys of the repo's directory.
+func (p *Past) Sign() *Past {
+	p.T.Helper()
+	p.Keys = OK[*chain.Keys](p.T)(chain.Open(p.T.Context(), p.Repo.Dir, p.CS, nil))
+	return p
 }
 
 // New returns an empty Past in a temporary directory. The test closes it.
@@ -96,7 +106,7 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	defer func() { _ = batch.Close() }()
 	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: t.ID, Session: t.Session,
 		Number: t.Number,
-		Branch: branch, Parents: t.Parents, Kind: turnstone.TurnKindRun,
+		Branch: branch, Parents: t.Parents, Kind: turnstone.TurnKindRun, Started: t.Started,
 		Result: turnstone.ResultPassed}
 	// first, because it may build a template, in which contents are then looked up
 	st := leave(batch, rec)
@@ -110,6 +120,10 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	rec.State = put(st)
 	end := session.Finish{Turn: t.ID, Result: rec.Result, Record: put(rec), State: rec.State,
 		MoveBranch: true}
+	if p.Keys != nil {
+		l := OK[*chain.Link](p.T)(p.Keys.Sign(ctx, p.CS, batch, t, rec, end.Record, st.Tree.Hash))
+		end.Statement, end.Envelope = l.Statement, l.Envelope
+	}
 	if id := t.Parent(); id != "" {
 		end.ExpectedHead = &id
 	}

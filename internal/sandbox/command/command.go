@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -22,6 +23,7 @@ import (
 type Request struct {
 	Argv     []string
 	Image    string // default "base"
+	On       string // the turn whose state, environment and directory the command has; empty: none
 	Env      []string
 	Cwd      string
 	Add, Get []document.Transfer
@@ -59,11 +61,20 @@ func Run(ctx context.Context, h *host.Host, req Request, preparing func(string))
 	if err != nil {
 		return 0, err
 	}
+	base, err := provision.Named(ctx, h, req.On)
+	if err != nil {
+		return 0, err
+	}
+	var env []string
+	if b := base.Below(turnstone.Session{}); b != nil {
+		p, env = p.At(*b, facts.StrangersImage(b.Image, h.Templates)), base.State.Env
+		p.Cwd = plan.InCwd(p.Cwd, req.Cwd)
+	}
 	su, err := provision.Prepare(h, p)
 	if err != nil {
 		return 0, err
 	}
-	s, err := provision.Start(ctx, h, su, provision.Base{}, preparing, provision.NewStopwatch())
+	s, err := provision.Start(ctx, h, su, base, preparing, provision.NewStopwatch())
 	if err != nil {
 		return 0, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
@@ -76,7 +87,8 @@ func Run(ctx context.Context, h *host.Host, req Request, preparing func(string))
 		return 0, sandbox.Interrupted(ctx, err, "while files were added")
 	}
 	release := s.Guard(timed)
-	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.Cwd, User: s.Template.User},
+	exit, err := s.Client().Start(timed, wire.ProcessStartParams{Argv: req.Argv, Cwd: p.Cwd, User: s.Template.User,
+		Env: slices.Concat(env, req.Env)},
 		wire.Stdio{In: req.Stdin, Out: req.Stdout, Err: req.Stderr})
 	release()
 	switch low := diskLow(); {

@@ -23,7 +23,10 @@ func (db *DB) Fork(ctx context.Context, from turnstone.Turn, name string) (turns
 		if err := unused(ctx, tx, from.Session, name, "choose another name"); err != nil {
 			return err
 		}
-		return insertBranch(ctx, tx, b)
+		if err := insertBranch(ctx, tx, b); err != nil {
+			return err
+		}
+		return db.logHead(ctx, tx, b.Session, b.Name)
 	})
 }
 
@@ -54,7 +57,10 @@ func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string,
 		if err := checkParent(ctx, tx, s, to); err != nil {
 			return err
 		}
-		return setHead(ctx, tx, s, name, to)
+		if err := setHead(ctx, tx, s, name, to); err != nil {
+			return err
+		}
+		return db.logHead(ctx, tx, s, name)
 	})
 }
 
@@ -79,7 +85,10 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 			return err
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM branches WHERE session = ? AND name = ?", s, name)
-		return dbError("branch", name, err)
+		if err != nil {
+			return dbError("branch", name, err)
+		}
+		return db.logHead(ctx, tx, s, name)
 	})
 }
 

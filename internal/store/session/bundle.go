@@ -84,7 +84,7 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 	if t.Title != cut(t.Title, maxTitle) || string(t.Kind) != cut(string(t.Kind), 20) {
 		return errors.New("has an invalid title or kind")
 	}
-	for _, d := range []turnstone.Digest{t.Record, t.State} {
+	for _, d := range []turnstone.Digest{t.Record, t.State, t.Statement, t.Envelope} {
 		if d == "" {
 			continue
 		}
@@ -94,6 +94,9 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 	}
 	if len(t.Parents) > 2 || t.State != "" && t.Record == "" {
 		return errors.New("has too many parents, or a state without a record")
+	}
+	if (t.Statement == "") != (t.Envelope == "") || t.Statement != "" && t.Record == "" {
+		return errors.New("has a statement without an envelope or a record, or the reverse")
 	}
 	for _, p := range t.Parents {
 		if numbers[p] == 0 || numbers[p] >= t.Number {
@@ -107,7 +110,11 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 // this ID that already has all of g's turns is left unchanged, and fresh is false. A session with
 // other turns, and another session with the same name, are errors of kind Invalid. The objects that
 // g's turns refer to must already be durable.
-func (db *DB) Import(ctx context.Context, g *turnstone.Graph) (fresh bool, err error) {
+//
+// A session whose log of heads lacks entries that are known here, such as those of a session that
+// was removed, is an error of kind Integrity, unless h accepts it.
+func (db *DB) Import(ctx context.Context, g *turnstone.Graph, h ImportHistory) (fresh bool,
+	err error) {
 	if err := CheckGraph(g); err != nil {
 		return false, err
 	}
@@ -116,6 +123,9 @@ func (db *DB) Import(ctx context.Context, g *turnstone.Graph) (fresh bool, err e
 			return err
 		}
 		fresh = true
+		if err := importHeads(ctx, tx, g.Session.ID, h); err != nil {
+			return err
+		}
 		return db.importNew(ctx, tx, g)
 	})
 	return fresh && err == nil, err
@@ -148,16 +158,17 @@ func hasGraph(ctx context.Context, q querier, g *turnstone.Graph) (bool, error) 
 
 // sameTurns reports a turn of g that the local session lacks or has in another form.
 func sameTurns(ctx context.Context, q querier, g *turnstone.Graph) error {
-	have := map[turnstone.TurnID]turnstone.Digest{}
+	type kept struct{ record, statement turnstone.Digest }
+	have := map[turnstone.TurnID]kept{}
 	ts, err := turns(ctx, q, "WHERE session = ?", g.Session.ID)
 	if err != nil {
 		return err
 	}
 	for _, t := range ts {
-		have[t.ID] = t.Record
+		have[t.ID] = kept{t.Record, t.Statement}
 	}
 	for _, t := range g.Turns {
-		if record, ok := have[t.ID]; !ok || record != t.Record {
+		if k, ok := have[t.ID]; !ok || k != (kept{t.Record, t.Statement}) {
 			return turnstone.Errorf("session.import", turnstone.KindInvalid, string(g.Session.ID),
 				"the local session has this ID and lacks turn %d (%s) of the file", t.Number, t.ID).
 				WithHint("remove the local session first: turn session rm " + string(g.Session.ID))

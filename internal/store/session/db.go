@@ -26,7 +26,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 1
+const schemaVersion = 2
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
 // processes. A change is durable when its method returns.
@@ -36,8 +36,9 @@ type DB struct {
 	leases string // a folder
 	now    func() time.Time
 
-	mu   sync.Mutex
-	held map[turnstone.TurnID]*statedir.Lock
+	mu       sync.Mutex
+	held     map[turnstone.TurnID]*statedir.Lock
+	signHead HeadSigner // nil: heads are not logged
 }
 
 // Open opens the database at path, and creates it, private to its user, if it does not exist.

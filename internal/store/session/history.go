@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"database/sql"
 	"iter"
 	"slices"
 
@@ -81,15 +82,32 @@ func pushTurn(turns []turnstone.Turn, t turnstone.Turn) []turnstone.Turn {
 
 // Graph returns a session with all of its turns.
 func (db *DB) Graph(ctx context.Context, s turnstone.SessionID) (*turnstone.Graph, error) {
+	g, _, err := db.GraphWithHeads(ctx, s)
+	return g, err
+}
+
+// GraphWithHeads is Graph with the log of heads of the same moment, oldest entry first.
+func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turnstone.Graph,
+	[]LoggedHead, error) {
 	if err := db.reap(ctx); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	tx, err := db.sql.BeginTx(ctx, nil) // a consistent view of all tables
 	if err != nil {
-		return nil, dbError("graph", string(s), err)
+		return nil, nil, dbError("graph", string(s), err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	g := &turnstone.Graph{}
+	g, err := graph(ctx, tx, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	log, err := heads(ctx, tx, "WHERE session = ? ORDER BY sequence", s)
+	return g, log, err
+}
+
+func graph(ctx context.Context, tx *sql.Tx, s turnstone.SessionID) (g *turnstone.Graph,
+	err error) {
+	g = &turnstone.Graph{}
 	if g.Session, err = find(ctx, tx, string(s)); err != nil {
 		return nil, err
 	}

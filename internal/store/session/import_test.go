@@ -18,28 +18,28 @@ func TestImport(t *testing.T) {
 	grow(t, from, s, Main, t2.ID, t3.ID)
 	must[turnstone.Tag](t)(from.Tag(ctx, t1, "tag"))
 	g := must[*turnstone.Graph](t)(from.Graph(ctx, s.ID))
-	if fresh, err := to.Import(ctx, g); err != nil || !fresh {
+	if fresh, err := to.Import(ctx, g, ImportHistory{}); err != nil || !fresh {
 		t.Fatal(fresh, err)
 	}
 	if again := must[*turnstone.Graph](t)(to.Graph(ctx, s.ID)); fmt.Sprint(again) != fmt.Sprint(g) {
 		t.Errorf("got\n%+v, want\n%+v", again, g)
 	}
-	if fresh, err := to.Import(ctx, g); err != nil || fresh {
+	if fresh, err := to.Import(ctx, g, ImportHistory{}); err != nil || fresh {
 		t.Errorf("again: %v, %v", fresh, err)
 	}
 	if next := grow(t, to, s, Main); next.Number != 5 {
 		t.Errorf("number %d", next.Number)
 	}
-	if fresh, err := to.Import(ctx, g); err != nil || fresh {
+	if fresh, err := to.Import(ctx, g, ImportHistory{}); err != nil || fresh {
 		t.Errorf("when it has gone on here: %v, %v", fresh, err)
 	}
 	grow(t, from, s, Main)
-	_, err := to.Import(ctx, must[*turnstone.Graph](t)(from.Graph(ctx, s.ID)))
+	_, err := to.Import(ctx, must[*turnstone.Graph](t)(from.Graph(ctx, s.ID)), ImportHistory{})
 	wantKind(t, "when both have gone on", err, turnstone.KindInvalid)
 
 	third := open(t, t.TempDir())
 	must[turnstone.Session](t)(third.Create(ctx, "s"))
-	_, err = third.Import(ctx, g)
+	_, err = third.Import(ctx, g, ImportHistory{})
 	if wantKind(t, "the name is used", err,
 		turnstone.KindInvalid); !strings.Contains(turnstone.HintOf(err), "--as") {
 		t.Errorf("hint: %s", turnstone.HintOf(err))
@@ -89,7 +89,7 @@ func TestImport(t *testing.T) {
 		bad := must[*turnstone.Graph](t)(from.Graph(ctx, s.ID))
 		bad.Session.Name = "other"
 		harm(bad)
-		_, err := third.Import(ctx, bad)
+		_, err := third.Import(ctx, bad, ImportHistory{})
 		wantKind(t, what, err, turnstone.KindInvalid)
 	}
 	if all := must[[]turnstone.Session](t)(third.List(ctx)); len(all) != 1 {

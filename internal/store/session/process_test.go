@@ -295,7 +295,8 @@ func TestMigrations(t *testing.T) {
 		for _, stmt := range []string{
 			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', " +
 				"'old', 1, 2)",
-			"INSERT INTO turns VALUES ('t_000000000000000000', 's_000000000000000000', 1, " +
+			"INSERT INTO turns (id, session, number, branch, kind, title, status, result, record, " +
+				"state, started, ended) VALUES ('t_000000000000000000', 's_000000000000000000', 1, " +
 				"'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
 			"INSERT INTO branches VALUES ('s_000000000000000000', 'main', " +
 				"'t_000000000000000000', 1)",

@@ -46,6 +46,11 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 			}
 		}
 		for _, s := range gone.Sessions {
+			// Nobody named it, so nobody compares another history of it.
+			if _, err := tx.ExecContext(ctx, "DELETE FROM heads WHERE session = ?",
+				s.ID); err != nil {
+				return dbError("prune", string(s.ID), err)
+			}
 			if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?",
 				s.ID); err != nil {
 				return dbError("prune", string(s.ID), err)

@@ -104,9 +104,9 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 
 func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
 	_, err := tx.ExecContext(ctx,
-		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?)",
+		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
 		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State,
-		unixNano(t.Started), unixNano(t.Ended))
+		t.Statement, t.Envelope, unixNano(t.Started), unixNano(t.Ended))
 	if err != nil {
 		return dbError("start", string(t.ID), err)
 	}
@@ -125,6 +125,8 @@ type Finish struct {
 	Result turnstone.Result
 	Record turnstone.Digest
 	State  turnstone.Digest // empty: the turn left no state
+	// Statement and Envelope are those of turnstone.Turn.
+	Statement, Envelope turnstone.Digest
 	// MoveBranch makes the turn the head of its branch.
 	MoveBranch bool
 	// ExpectedHead is the required current head for MoveBranch; nil: none.
@@ -145,6 +147,11 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			return turnstone.Errorf("session.finish", turnstone.KindInvalid, string(f.Turn),
 				"is not running")
 		}
+		_, err = tx.ExecContext(ctx, "UPDATE turns SET statement = ?, envelope = ? WHERE id = ?",
+			f.Statement, f.Envelope, t.ID)
+		if err != nil {
+			return dbError("finish", string(t.ID), err)
+		}
 		onBranch = t.Branch
 		if f.MoveBranch {
 			if onBranch, diverged, err = db.moveBranch(ctx, tx, t, f.ExpectedHead); err != nil {
@@ -163,6 +170,25 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 	return onBranch, diverged, err
 }
 
+// SetEnvelope replaces the envelope of a turn's statement, to which somebody has added a signature:
+// the object from by the object to, which must be durable. If the envelope is not from, the error
+// is of kind Unavailable.
+func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
+	from, to turnstone.Digest) error {
+	return db.write(ctx, func(tx *sql.Tx) error {
+		res, err := tx.ExecContext(ctx,
+			"UPDATE turns SET envelope = ? WHERE id = ? AND envelope = ?", to, id, from)
+		if err != nil {
+			return dbError("sign", string(id), err)
+		}
+		if n, err := res.RowsAffected(); err == nil && n == 0 {
+			return turnstone.Errorf("session.sign", turnstone.KindUnavailable, string(id),
+				"was signed meanwhile").WithHint("see who signed with turn verify " + string(id))
+		}
+		return nil
+	})
+}
+
 // moveBranch makes t the head of its branch, or of a new branch.
 func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t turnstone.Turn,
 	expected *turnstone.TurnID) (string, bool, error) {
@@ -171,10 +197,15 @@ func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t turnstone.Turn,
 	case err != nil:
 		return "", false, err
 	case diverged:
-		return name, true, insertBranch(ctx, tx, turnstone.Branch{Session: t.Session, Name: name,
+		err = insertBranch(ctx, tx, turnstone.Branch{Session: t.Session, Name: name,
 			Head: t.ID, Created: db.now()})
+	default:
+		err = setHead(ctx, tx, t.Session, name, t.ID)
 	}
-	return name, false, setHead(ctx, tx, t.Session, name, t.ID)
+	if err == nil {
+		err = db.logHead(ctx, tx, t.Session, name)
+	}
+	return name, diverged, err
 }
 
 // landing returns the branch that will end with t after Finish.
@@ -255,7 +286,7 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 }
 
 const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, " +
-	"started, ended"
+	"statement, envelope, started, ended"
 
 // turns returns the turns that an SQL clause selects.
 func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Turn, error) {
@@ -263,7 +294,7 @@ func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnst
 		var started, ended int64
 		var parents string
 		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status,
-			&t.Result, &t.Record, &t.State,
+			&t.Result, &t.Record, &t.State, &t.Statement, &t.Envelope,
 			&started, &ended, &parents)
 		t.Started, t.Ended, t.Parents = fromUnixNano(started), fromUnixNano(ended), []turnstone.TurnID{}
 		for p := range strings.FieldsSeq(parents) {

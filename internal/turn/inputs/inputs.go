@@ -28,7 +28,8 @@ type Inputs struct {
 	Floor    config.Space // space that copies leave free on their disk
 	Secrets  *secret.Set  // inputs that contain a secret are not kept
 
-	added []*input
+	added  []*input
+	packed []packed // what a script has sent; nil: nothing
 }
 
 // An input is a file or folder in the sandbox, and its copy until it is stored.
@@ -44,6 +45,9 @@ type input struct {
 // Put copies the inputs to s. Replayed inputs are read from from.
 func (in *Inputs) Put(ctx context.Context, s *sandbox.Sandbox, from *store.Store) error {
 	defer s.Guard(ctx)()
+	if in.packed != nil {
+		return in.putPacked(ctx, s)
+	}
 	for _, r := range in.Replayed {
 		c, err := from.OpenContent(ctx, r.Tar)
 		if err == nil {
@@ -118,7 +122,7 @@ func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 			if in.scan != nil && in.scan.Found() != "" {
 				why = ", because it holds the secret " + in.scan.Found()
 			}
-			tell("a copy of what was put to " + in.dest + " is not kept" + why +
+			tell("a copy of the files added to " + in.dest + " is not kept" + why +
 				": the turn cannot be replayed")
 			kept = append(kept, turnstone.RecordInput{Dest: in.dest})
 			continue
@@ -148,5 +152,8 @@ func (in *Inputs) Close() {
 		if one.file != nil {
 			_ = one.file.Close()
 		}
+	}
+	for _, p := range in.packed {
+		_ = p.file.Close()
 	}
 }

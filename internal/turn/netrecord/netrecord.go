@@ -196,7 +196,7 @@ func nearestRecording(ctx context.Context, cs *repo.ContextStore, t turnstone.Tu
 			return nil, none("run one with network: record, or name another turn with replay:",
 				"no turn below has a recording")
 		}
-		if t, err = cs.DB.Turn(ctx, t.Parents[0]); err != nil {
+		if t, err = cs.Turn(ctx, t.Parents[0]); err != nil {
 			return nil, err
 		}
 	}

@@ -10,7 +10,9 @@ import (
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -20,6 +22,10 @@ type Place struct {
 	Session        turnstone.Session
 	Turn           turnstone.Turn
 	Replay         bool // the turn is in no session
+
+	hold *repo.Hold // of a replay; may be nil
+	keys *chain.Keys
+	link *chain.Link // nil: not signed yet
 }
 
 // A Request describes the requested place of a turn.
@@ -30,6 +36,9 @@ type Request struct {
 	// Replay: the turn repeats another turn, with these parents, and is in no session.
 	Replay  bool
 	Parents []turnstone.TurnID
+	Number  int        // of the replay; 0: none
+	Hold    *repo.Hold // keeps the replay, so that others can start from it; nil: it is not kept
+	Repo    *repo.Repo // has the keys that sign the turn
 }
 
 // Take gives a turn its place and its number, before anything is started. A turn without a session
@@ -39,8 +48,14 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	var err error
 	if req.Replay {
 		at.Replay, at.Turn = true, turnstone.Turn{ID: req.ID, Parents: req.Parents,
-			Kind: turnstone.TurnKindRun, Title: req.Title}
+			Kind: turnstone.TurnKindRun, Title: req.Title, Number: req.Number,
+			Status: turnstone.TurnDone}
+		at.hold = req.Hold
 		return at, at.readParent(ctx)
+	}
+	// First: it may ask for a passphrase, and nothing has started.
+	if at.keys, err = chain.Open(ctx, req.Repo.Dir, cs, req.Repo.Passphrase); err != nil {
+		return nil, err
 	}
 	if req.Session != "" {
 		find := cs.DB.Ensure
@@ -70,7 +85,7 @@ func (at *Place) readParent(ctx context.Context) error {
 	if id == "" {
 		return nil
 	}
-	parent, err := at.Context.DB.Turn(ctx, id)
+	parent, err := at.Context.Turn(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -119,13 +134,38 @@ func (at *Place) head() *turnstone.TurnID {
 	return &at.Parent.ID
 }
 
+// Sign signs the turn with its record, which is the object record, and puts the envelope into batch.
+// fs is the FS hash of its state, if it left one. Sign returns the receipt text with its evidence.
+// A replay is in no session, and not signed.
+func (at *Place) Sign(ctx context.Context, batch *store.Batch, rec *turnstone.TurnRecord,
+	record, fs turnstone.Digest, text []byte) ([]byte, error) {
+	if at.Replay {
+		return text, nil
+	}
+	l, err := at.keys.Sign(ctx, at.Context, batch, at.Turn, rec, record, fs)
+	if err != nil {
+		return text, err
+	}
+	at.link = l
+	return l.Attach(text), nil
+}
+
 // Finish ends the turn with its result, its record and its state. An empty state moves no branch.
 func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
 	state turnstone.Digest) error {
 	if at.Replay {
-		return nil
+		if at.hold == nil || state == "" {
+			return nil
+		}
+		t := at.Turn
+		t.Result, t.Record, t.State = result, record, state
+		return at.hold.Add(t)
 	}
-	_, _, err := at.Context.DB.Finish(ctx, session.Finish{Turn: at.Turn.ID, Result: result,
-		Record: record, State: state, MoveBranch: state != "", ExpectedHead: at.head()})
+	end := session.Finish{Turn: at.Turn.ID, Result: result, Record: record, State: state,
+		MoveBranch: state != "", ExpectedHead: at.head()}
+	if record != "" && at.link != nil {
+		end.Statement, end.Envelope = at.link.Statement, at.link.Envelope
+	}
+	_, _, err := at.Context.DB.Finish(ctx, end)
 	return err
 }

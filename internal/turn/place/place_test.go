@@ -18,7 +18,7 @@ func TestRefusedTurnBeginsNoSession(t *testing.T) {
 	for _, session := range []string{"new", ""} {
 		id := turnstone.NewTurnID()
 		if _, err := Take(ctx, p.CS, Request{ID: id, Title: "a turn", Session: session,
-			Branch: "nowhere"}); turnstone.KindOf(err) != turnstone.KindNotFound ||
+			Branch: "nowhere", Repo: h.Repo}); turnstone.KindOf(err) != turnstone.KindNotFound ||
 			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v (%s)", session, err, turnstone.HintOf(err))
 		}

@@ -3,6 +3,7 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -21,9 +22,10 @@ const maxDifferences = 1000
 
 // Options are the options of a replay. All other settings come from the stored turn.
 type Options struct {
-	Secrets   []string // NAME=VALUE: secrets are not stored and must be given again
-	Substrate string   // a name of driver.Names(); empty: the substrate of the first run
-	Grant     []string // as in Request: a record may be imported, so it grants nothing itself
+	Secrets   []string       // NAME=VALUE: secrets are not stored and must be given again
+	Substrate string         // a name of driver.Names(); empty: the substrate of the first run
+	Tier      turnstone.Tier // of a deterministic replay; empty: as the first run
+	Grant     []string       // as in Request: a record may be imported, so it grants nothing itself
 }
 
 // Run runs the turn that ref names again, with the runner r, in a clean sandbox on the state of its
@@ -38,32 +40,19 @@ func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string,
 	if err != nil {
 		return nil, err
 	}
-	req, err := again(ctx, cs, old, rec, opts.Secrets)
+	req, err := again(ctx, cs, old, rec, opts)
 	if err != nil {
 		return nil, err
 	}
-	req.Grant = opts.Grant
-	if opts.Substrate != "" {
-		req.Substrate = opts.Substrate
-	}
-	of := &turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents, Session: old.Session}
-	now, err := r.Repeat(ctx, *req, of, obs)
-	if now == nil {
-		return nil, err
-	}
-	rep := &turnstone.ReplayReport{Of: rec.ID, Number: rec.Number, Home: rec.Home, Turn: now,
-		Steps: []turnstone.StepDifference{}, Changes: []turnstone.FileDifference{}, Env: []string{}}
-	if err != nil {
-		return rep, err
-	}
-	return rep, compare(ctx, cs, rec, rep)
+	p := repetition{old: old, rec: rec, req: req}
+	return p.run(ctx, r, cs, turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents,
+		Session: old.Session}, obs)
 }
 
 // again returns the request of the turn old, whose record is rec. The parent comes from the
 // database, because a record may be imported.
 func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
-	rec *turnstone.TurnRecord,
-	secrets []string) (*plan.Request, error) {
+	rec *turnstone.TurnRecord, opts Options) (*plan.Request, error) {
 	fail := func(kind turnstone.Kind, hint, format string, args ...any) error {
 		return turnstone.Errorf("executor.replay", kind, fmt.Sprintf("turn %d", rec.Number),
 			format, args...).WithHint(hint)
@@ -71,11 +60,7 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	if rec.Kind != turnstone.TurnKindRun {
 		return nil, fail(turnstone.KindInvalid, "", "it is a %s, and ran nothing", rec.Kind)
 	}
-	src, err := cs.Read(ctx, rec.Document, document.MaxFile)
-	if err != nil {
-		return nil, err
-	}
-	doc, err := document.Parse(fmt.Sprintf("turn-%d.md", rec.Number), src)
+	doc, err := Document(ctx, cs, rec)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +73,20 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	front.NetworkRules = netrecord.Rules(rec.Network, rec)
 	front.CPUs, front.Memory, front.Disk = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk
 	front.Network = &rec.Shape.Network
-	req := &plan.Request{Document: doc, Env: rec.Env, Secrets: secrets, Substrate: rec.Substrate}
+	req := &plan.Request{Document: doc, Env: rec.Env, Secrets: opts.Secrets, Grant: opts.Grant,
+		Substrate: cmp.Or(opts.Substrate, rec.Substrate)}
+	if pinned(req, rec.Determinism); opts.Tier != "" && opts.Tier != req.Tier {
+		on := true
+		req.Deterministic, req.Tier, req.Substrate = &on, opts.Tier, opts.Substrate
+		unused, err := networkUnused(ctx, cs, rec)
+		if err != nil {
+			return nil, err
+		}
+		if unused { // otherwise no tier accepts the turn
+			off := false
+			front.Network, front.NetworkRules = &off, nil
+		}
+	}
 	if s := netrecord.Spec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
 		return nil, fail(turnstone.KindInvalid,
 			"with network: record a turn can be replayed without them",
@@ -97,11 +95,11 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	for _, in := range rec.Inputs {
 		if in.Tar.Digest == "" {
 			return nil, fail(turnstone.KindInvalid, "",
-				"what was put to %s was not kept: it was too large, or held a secret", in.Dest)
+				"the files added to %s were not kept: they were too large, or held a secret", in.Dest)
 		}
 	}
 	var given []string
-	for _, kv := range secrets {
+	for _, kv := range opts.Secrets {
 		given = append(given, envName(kv))
 	}
 	for _, name := range rec.Secrets {
@@ -113,9 +111,68 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	return req, nil
 }
 
-// compare returns the differences between rec and the turn of rep.
-func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
+// networkUnused reports whether a turn did nothing with its network, as its trace says.
+func networkUnused(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord) (bool,
+	error) {
+	if rec.Trace == nil {
+		return false, nil
+	}
+	unused := true
+	err := cs.ReadTrace(ctx, rec, func(l turnstone.TraceLine) error {
+		if l.Step != nil && (l.Step.Network != nil || len(l.Step.Connections) > 0) {
+			unused = false
+		}
+		return nil
+	})
+	return unused, err
+}
+
+// Document returns the document of a recorded turn.
+func Document(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord) (
+	*document.Document, error) {
+	src, err := cs.Read(ctx, rec.Document, document.MaxFile)
+	if err != nil {
+		return nil, err
+	}
+	return document.Parse(fmt.Sprintf("turn-%d.md", rec.Number), src)
+}
+
+// Again runs the turn old again, on the state of its parent, with the changes that change makes to
+// the request. hold keeps the new turn, which is in no session.
+func Again(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, old turnstone.Turn,
+	opts Options, hold *repo.Hold, change func(*plan.Request), obs turn.Observer) (
+	*turnstone.TurnReport, error) {
+	rec, err := cs.Record(ctx, old)
+	if err != nil {
+		return nil, err
+	}
+	req, err := again(ctx, cs, old, rec, opts)
+	if err != nil {
+		return nil, err
+	}
+	change(req)
+	return r.Repeat(ctx, *req, &turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents,
+		Session: old.Session, Hold: hold}, obs)
+}
+
+// Compare adds the differences between the record of a turn and the turn of rep to rep.
+func Compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
 	rep *turnstone.ReplayReport) error {
+	return compare(ctx, cs, rec, rep, true)
+}
+
+// pinned makes req run with d, which the document did not choose; nil: not deterministic.
+func pinned(req *plan.Request, d *turnstone.Determinism) {
+	on := d != nil
+	if req.Deterministic = &on; on {
+		req.Tier, req.Seed, req.Clock = d.Tier, &d.Seed, d.Clock
+	}
+}
+
+// compare adds the differences between rec and the turn of rep to rep: of the results, and of the
+// states if states is set.
+func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnRecord,
+	rep *turnstone.ReplayReport, states bool) error {
 	now, err := cs.ReadRecord(ctx, rep.Turn.Record)
 	if err != nil {
 		return err
@@ -134,6 +191,10 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnReco
 		if what := differences(a, now.Steps[i]); len(what) > 0 {
 			rep.Steps = append(rep.Steps, turnstone.StepDifference{Name: a.Name, What: what})
 		}
+	}
+	if !states {
+		rep.Same = len(rep.Steps) == 0
+		return nil
 	}
 	if rec.State == "" || now.State == "" {
 		rep.Same = len(rep.Steps) == 0 && rec.State == now.State
@@ -198,14 +259,8 @@ func differences(a, b turnstone.RecordStep) []string {
 	if a.Status != b.Status {
 		what = append(what, fmt.Sprintf("%s before, %s now", a.Status, b.Status))
 	}
-	if code := func(c *int) string {
-		if c == nil {
-			return "none"
-		}
-		return fmt.Sprint(*c)
-	}; code(a.ExitCode) != code(b.ExitCode) {
-		what = append(what, fmt.Sprintf("exit code %s before, %s now", code(a.ExitCode),
-			code(b.ExitCode)))
+	if was, is := exitCode(a.ExitCode), exitCode(b.ExitCode); was != is {
+		what = append(what, fmt.Sprintf("exit code %s before, %s now", was, is))
 	}
 	digest := func(c *turnstone.Content) turnstone.Digest {
 		if c == nil {
@@ -220,6 +275,13 @@ func differences(a, b turnstone.RecordStep) []string {
 		what = append(what, "standard error")
 	}
 	return what
+}
+
+func exitCode(c *int) string {
+	if c == nil {
+		return "none"
+	}
+	return fmt.Sprint(*c)
 }
 
 // envDifferences returns the names of the variables that differ.

@@ -68,7 +68,7 @@ func (w *leakWatch) found() error {
 // Leaked returns the error about the secret called name in a turn's data.
 func Leaked(where, name string) error {
 	return turnstone.Errorf("executor.commit", turnstone.KindInvalid, where,
-		"%w (%s); what the turn changed is not kept", secret.ErrFound, name).
+		"%w (%s); the turn's changes are not kept", secret.ErrFound, name).
 		WithHint("let the steps read the secret from their environment, and remove the file " +
 			"before the turn ends")
 }

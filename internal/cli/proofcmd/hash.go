@@ -1,4 +1,6 @@
-package main
+// Package proofcmd has the commands about evidence: keys, verification, traces, comparisons, and the
+// FS hash of a folder.
+package proofcmd
 
 import (
 	"errors"
@@ -8,28 +10,30 @@ import (
 	"strings"
 	"syscall"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/hostdir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
-type hashCmd struct {
+// HashCmd is turn hash.
+type HashCmd struct {
 	Dir   string `arg:"" help:"Folder to hash; symlinks inside are not followed."`
 	Owner string `help:"Assume this owner for all files, such as 0:0." placeholder:"UID:GID"`
 	JSON  bool   `name:"json" help:"Print the hash and the counts as JSON."`
 }
 
 // Examples returns command lines for the help.
-func (c *hashCmd) Examples() []string {
+func (c *HashCmd) Examples() []string {
 	return []string{
 		"turn hash --owner 0:0 out",
 	}
 }
 
 // Run prints the FS hash of a folder; docs/fs-hash.md defines its content.
-func (c *hashCmd) Run(a *cli.App) error {
-	out := hashReport{}
+func (c *HashCmd) Run(a *cli.App) error {
+	out := HashReport{}
 	opts := tree.BuildOptions{Counts: &out.Counts}
 	if c.Owner != "" {
 		uid, gid, err := parseOwner(c.Owner)
@@ -65,4 +69,10 @@ func parseOwner(s string) (uid, gid uint32, err error) {
 		return 0, 0, fmt.Errorf("--owner: %q is not UID:GID: write two numbers, such as 0:0", s)
 	}
 	return uint32(u), uint32(g), nil
+}
+
+// A HashReport is the output of turn hash.
+type HashReport struct {
+	Hash turnstone.Digest `json:"fs_hash"`
+	tree.Counts
 }

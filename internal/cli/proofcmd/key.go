@@ -1,0 +1,315 @@
+package proofcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/repo/chain"
+	"turnstone.dev/turnstone/internal/terminal"
+)
+
+// KeyCmd has the commands below turn key.
+type KeyCmd struct {
+	Make   keyMakeCmd   `cmd:"" help:"Make your key, which signs your turns."`
+	Ls     keyLsCmd     `cmd:"" help:"List own, trusted and revoked keys."`
+	Show   keyShowCmd   `cmd:"" help:"Print a public key, for others to trust."`
+	Import keyImportCmd `cmd:"" help:"Sign with a key file, or a key of the SSH agent."`
+	Rotate keyRotateCmd `cmd:"" help:"Replace a key; what it signed stays valid."`
+	Trust  keyTrustCmd  `cmd:"" help:"Trust a key of another node or user."`
+	Revoke keyRevokeCmd `cmd:"" help:"Reject everything that a key signed."`
+}
+
+// withRing calls f with the keys of the state directory.
+func withRing(a *cli.App, f func(ctx context.Context, r key.Ring) error) error {
+	dir, err := a.StateDir()
+	if err != nil {
+		return err
+	}
+	return a.Do(func(ctx context.Context) error { return f(ctx, chain.Ring(dir, a.Passphrase)) })
+}
+
+// passphrase returns the passphrase of a new key, which the user types twice.
+func passphrase(a *cli.App, wanted bool) ([]byte, error) {
+	if !wanted {
+		return nil, nil
+	}
+	one, err := a.Passphrase("the new key")
+	if err != nil || a.Env.PassphraseFile != "" {
+		return one, err
+	}
+	two, err := a.Passphrase("the new key, again")
+	switch {
+	case err != nil:
+		return nil, err
+	case string(one) != string(two):
+		err = errors.New("the passphrases differ")
+	case len(one) == 0:
+		err = errors.New("the passphrase is empty")
+	}
+	if err != nil {
+		return nil, turnstone.NewError("key.passphrase", turnstone.KindInvalid, "", err)
+	}
+	return one, nil
+}
+
+type keyMakeCmd struct {
+	Passphrase bool `help:"Encrypt the key with a passphrase."`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyMakeCmd) Help() string {
+	return `The key is an Ed25519 key in OpenSSH's format, keys/caller of the state directory.
+From then on it signs each of your turns beside the key of this machine, which is made
+on first use. TURN_PASSPHRASE_FILE names a file with the passphrase, for programs.`
+}
+
+// Run makes the key.
+func (c *keyMakeCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		pass, err := passphrase(a, c.Passphrase)
+		if err != nil {
+			return err
+		}
+		s, err := r.Make(ctx, key.Caller, pass)
+		clear(pass)
+		return a.Result(nil, err, func(w io.Writer) {
+			terminal.Println(w, "caller "+s.ID()+" "+r.Dir.Path("keys", "caller"))
+		})
+	})
+}
+
+type keyLsCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// A KeysReport is the output of turn key ls.
+type KeysReport struct {
+	Keys []KeyReport `json:"keys"`
+}
+
+// A KeyReport is a key that is trusted here, or one of this state directory.
+type KeyReport struct {
+	Role    string    `json:"role"` // "node", "caller"; empty: any
+	Name    string    `json:"name,omitempty"`
+	Key     string    `json:"key"` // its fingerprint
+	Public  string    `json:"public"`
+	Comment string    `json:"comment,omitempty"`
+	Own     bool      `json:"own"` // signs the turns of this state directory
+	Revoked bool      `json:"revoked"`
+	After   time.Time `json:"valid_after,omitzero"`
+	Before  time.Time `json:"valid_before,omitzero"`
+}
+
+// Run lists the keys.
+func (c *keyLsCmd) Run(a *cli.App) error {
+	return withRing(a, func(_ context.Context, r key.Ring) error {
+		trust, err := r.List()
+		if err != nil {
+			return err
+		}
+		own, err := r.Own()
+		rep := KeysReport{[]KeyReport{}}
+		for _, e := range trust.Entries() {
+			mine, is := own[e.Role]
+			rep.Keys = append(rep.Keys, KeyReport{Role: string(e.Role), Name: e.Name,
+				Key: e.Key.ID(), Public: e.Key.String(), Comment: e.Comment,
+				Own: is && mine.Equal(e.Key), Revoked: trust.Revoked(e.Key.ID()), After: e.After,
+				Before: e.Before})
+		}
+		return a.Result(rep, err, func(w io.Writer) {
+			terminal.List(w, false, "ROLE\tNAME\tKEY\tSTATUS\tCOMMENT", rep.Keys,
+				func(k KeyReport) []any {
+					return []any{k.Role, k.Name, k.Key, k.status(), k.Comment}
+				})
+		})
+	})
+}
+
+// status says what a key is good for.
+func (k KeyReport) status() string {
+	switch {
+	case k.Revoked:
+		return "revoked"
+	case !k.Before.IsZero():
+		return "until " + k.Before.UTC().Format(time.RFC3339)
+	case k.Own:
+		return "own"
+	}
+	return "trusted"
+}
+
+type keyShowCmd struct {
+	Role string `arg:"" optional:"" help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller"`
+	Pub  bool   `help:"Print the public key alone."`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyShowCmd) Help() string {
+	return `The output is a line of a list of trusted keys, in OpenSSH's format allowed_signers.
+Give it to those who verify your receipts: turn key trust, or turn verify --trust.`
+}
+
+// Run prints the key.
+func (c *keyShowCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		role := key.Role(c.Role)
+		if role == key.Node {
+			if _, err := r.NodeKey(ctx); err != nil { // made on first use
+				return err
+			}
+		}
+		own, err := r.Own()
+		p, has := own[role]
+		if err == nil && !has {
+			err = turnstone.Errorf("key.show", turnstone.KindNotFound, "caller key",
+				"there is none").WithHint("turn key make creates one")
+		}
+		return a.Result(nil, err, func(w io.Writer) {
+			if c.Pub {
+				terminal.Println(w, p.String())
+				return
+			}
+			terminal.Println(w, key.Entry{Key: p, Role: role}.Line())
+		})
+	})
+}
+
+type keyImportCmd struct {
+	From  string `arg:"" optional:"" help:"Key file, or with --agent a fingerprint."`
+	Agent bool   `help:"Use a key of the SSH agent."`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyImportCmd) Help() string {
+	return `A key file has OpenSSH's private key format, type Ed25519 and mode 0600; it is copied,
+and keeps its passphrase. With --agent the private key stays in the SSH agent, or in
+the security token that the agent uses.`
+}
+
+// Validate is called by kong.
+func (c *keyImportCmd) Validate() error {
+	if c.From == "" && !c.Agent {
+		return errors.New("name a key file, or use --agent")
+	}
+	return nil
+}
+
+// Run imports the key.
+func (c *keyImportCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		take := r.Import
+		if c.Agent {
+			take = r.UseAgent
+		}
+		s, err := take(ctx, c.From)
+		return a.Result(nil, err, func(w io.Writer) { terminal.Println(w, "caller "+s.ID()) })
+	})
+}
+
+type keyRotateCmd struct {
+	Role       string `arg:"" optional:"" help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller"`
+	Passphrase bool   `help:"Encrypt the new key with a passphrase."`
+}
+
+// Validate is called by kong.
+func (c *keyRotateCmd) Validate() error {
+	if c.Passphrase && c.Role == string(key.Node) {
+		return errors.New("the key of the node has no passphrase, because turns run unattended")
+	}
+	return nil
+}
+
+// Run rotates the key.
+func (c *keyRotateCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		pass, err := passphrase(a, c.Passphrase)
+		if err != nil {
+			return err
+		}
+		old, s, err := r.Rotate(ctx, key.Role(c.Role), pass)
+		clear(pass)
+		return a.Result(nil, err, func(w io.Writer) {
+			terminal.Println(w, fmt.Sprintf("%s %s, was %s", c.Role, s.ID(), old.ID()))
+		})
+	})
+}
+
+type keyTrustCmd struct {
+	Key  string `arg:"" help:"Key: TYPE BASE64, a file .pub, or a line of allowed_signers."`
+	Role string `help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller" placeholder:"ROLE"`
+	Name string `help:"Name of the node or the user." placeholder:"NAME"`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyTrustCmd) Help() string {
+	return `Compare the fingerprint with its owner first: everything that the key signs in its
+role verifies from then on. The list is $TURN_HOME/trusted.`
+}
+
+// Run trusts the key.
+func (c *keyTrustCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		text := strings.TrimSpace(c.Key)
+		if !strings.Contains(text, " ") {
+			b, err := os.ReadFile(text)
+			if err != nil || len(b) > 16<<10 {
+				return turnstone.Errorf("key.trust", turnstone.KindInvalid, text,
+					"is no file with a public key: %w", err)
+			}
+			text = strings.TrimSpace(string(b))
+		}
+		all, err := entries(text, key.Role(c.Role))
+		if err != nil {
+			return err
+		}
+		for i := range all {
+			if c.Name != "" {
+				all[i].Name = c.Name
+			}
+			if err := r.Trust(ctx, all[i]); err != nil {
+				return err
+			}
+		}
+		return a.Result(nil, nil, func(w io.Writer) {
+			for _, e := range all {
+				terminal.Println(w, strings.TrimSpace(fmt.Sprintf("%s %s %s", e.Role, e.Key.ID(),
+					terminal.Printable(e.Name))))
+			}
+		})
+	})
+}
+
+// entries returns the trusted keys of a line: those of a list, or one public key with a role.
+func entries(line string, role key.Role) ([]key.Entry, error) {
+	if !key.IsPublic(line) {
+		return key.ParseEntries(line)
+	}
+	p, comment, err := key.ParsePublic(line)
+	return []key.Entry{{Key: p, Role: role, Comment: comment}}, err
+}
+
+type keyRevokeCmd struct {
+	Key string `arg:"" help:"Key: its fingerprint, or TYPE BASE64."`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyRevokeCmd) Help() string {
+	return `Nothing that the key signed verifies here from then on, whenever it was signed. To
+keep what an old key signed, use turn key rotate. The list is $TURN_HOME/revoked.`
+}
+
+// Run revokes the key.
+func (c *keyRevokeCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		id, err := r.Revoke(ctx, c.Key)
+		return a.Result(nil, err, func(w io.Writer) { terminal.Println(w, "revoked "+id) })
+	})
+}

@@ -1,0 +1,117 @@
+package proofcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/terminal"
+	"turnstone.dev/turnstone/internal/turn/replay"
+)
+
+// A ReplayRange is turn replay of several turns, or on the present head.
+type ReplayRange struct {
+	Request     executor.RangeRequest
+	Quiet, JSON bool
+	Text        func(*turnstone.ReplayReport) string // the comparison of one turn
+}
+
+// Run runs the turns again. Each comparison is printed as its turn ends.
+func (c *ReplayRange) Run(a *cli.App) error {
+	x, err := a.Open(context.Background())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = x.Close() }()
+	p := a.Progress(c.Quiet, 0)
+	p.Hide(c.Request.Options.Secrets)
+	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
+	defer stop()
+	given := c.Request.Ref
+	if err := ExpandRange(ctx, a, x, &c.Request.Ref); err != nil {
+		p.Close()
+		return cli.Fail(err)
+	}
+	var broken error
+	c.Request.Each = func(rep *turnstone.ReplayReport) {
+		if !c.JSON && broken == nil {
+			text := c.Text(rep)
+			if c.Request.OnHead && rep.Same {
+				text = fmt.Sprintf("turn %d: the same results, as turn %d\n", rep.Number,
+					rep.Turn.Number)
+			}
+			p.Settle()
+			_, broken = io.WriteString(a.Stdout, terminal.Text(a.Stdout, text))
+		}
+	}
+	rep, err := x.ReplayRange(ctx, c.Request, p)
+	p.Close()
+	switch {
+	case rep == nil:
+		return cli.Fail(err)
+	case err == nil:
+		err = broken
+	}
+	from, _, _ := replay.CutRange(given)
+	x.NoteUse(ctx, from)
+	a.Command = "replay range"
+	if err := a.Partial(rep, err); err != nil {
+		return cli.Exit(cli.ExitAborted, err)
+	}
+	if !c.JSON {
+		if _, err := io.WriteString(a.Stdout, rangeText(rep)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case rep.Left > 0:
+		return cli.Exit(cli.ExitAborted, nil)
+	case !rep.Same:
+		return cli.Exit(cli.ExitFailed, nil)
+	}
+	return nil
+}
+
+// rangeText is the last line for people.
+func rangeText(rep *turnstone.RangeReport) (text string) {
+	last := rep.Turns[len(rep.Turns)-1]
+	switch {
+	case rep.First > 0:
+		text = fmt.Sprintf("the first turn that differs: %d\n", rep.First)
+	case rep.Left == 0:
+		text = terminal.Plural(len(rep.Turns), "turn", "turns") + ": the same again\n"
+	}
+	if rep.Left > 0 {
+		text += fmt.Sprintf("turn %d left no state: %s did not run\n", last.Number,
+			terminal.Plural(rep.Left, "turn", "turns"))
+	}
+	if rep.Branch != "" {
+		text += fmt.Sprintf("the new turns are on the branch %s\n", terminal.Name(rep.Branch))
+	}
+	return text
+}
+
+// IsRange reports whether ref has the form FROM..TO.
+func IsRange(ref string) bool {
+	_, _, is := replay.CutRange(ref)
+	return is
+}
+
+// ExpandRange expands references to the current session in FROM..TO.
+func ExpandRange(ctx context.Context, a *cli.App, x *executor.Executor, ref *string) error {
+	from, to, is := replay.CutRange(*ref)
+	if err := a.Expand(ctx, x, &from); err != nil {
+		return err
+	}
+	if *ref = from; !is {
+		return nil
+	}
+	if err := a.Expand(ctx, x, &to); err != nil {
+		return err
+	}
+	*ref += ".." + to
+	return nil
+}

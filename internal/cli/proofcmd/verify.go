@@ -1,0 +1,186 @@
+package proofcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/proof"
+	"turnstone.dev/turnstone/internal/terminal"
+)
+
+// VerifyCmd is turn verify.
+type VerifyCmd struct {
+	What string `arg:"" help:"Receipt (a file, or -), turn or session."`
+
+	All    bool     `help:"Verify all turns, the log of heads and the store."`
+	Trust  []string `help:"Trust only these keys (repeatable)." placeholder:"FILE|KEY" sep:"none"`
+	Format string   `help:"Print the evidence: ${enum}." enum:",dsse,sigstore" default:"" placeholder:"FORMAT"`
+	JSON   bool     `name:"json" help:"Print the result as JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *VerifyCmd) Help() string {
+	return `A receipt needs nothing but itself and the trusted keys: its signatures are checked,
+and that every byte before the evidence is what was signed. A turn is verified with
+all of its ancestors and every object that they need; with --all, a session with all
+of its turns, its log of heads and the whole store.
+
+Keys are trusted by $TURN_HOME/trusted, or by --trust alone: a file in OpenSSH's format
+allowed_signers, or a key such as "node=ssh-ed25519 AAAA...".
+
+--format prints the evidence of a receipt that verifies for other programs: dsse for
+in-toto, sigstore for cosign and sigstore, with the signature of the node.
+
+Exit status: 0 everything verifies; 2 there is no such receipt or turn; 3 it cannot be
+read; 4 something is not signed; 5 something does not verify.`
+}
+
+// Validate is called by kong.
+func (c *VerifyCmd) Validate() error {
+	if c.Format != "" && (c.JSON || c.All) {
+		return errors.New("--format cannot be used with --json or --all")
+	}
+	return nil
+}
+
+// Run verifies.
+func (c *VerifyCmd) Run(a *cli.App) error {
+	file, err := openWhat(a, c.What, c.All)
+	if err != nil {
+		return cli.Fail(err)
+	}
+	if file != nil {
+		return c.receipt(a, file)
+	}
+	if c.Format != "" {
+		return cli.Usage(errors.New("--format needs the file of a receipt"))
+	}
+	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x *executor.Executor) error {
+		rep, err := x.Verify(ctx, turnstone.VerifyRequest{Ref: c.What, All: c.All, Trust: c.Trust})
+		return c.result(a, rep, err)
+	})
+}
+
+// openWhat returns the file that is named, or nil if what names a turn, which - does if session
+// is true.
+func openWhat(a *cli.App, what string, session bool) ([]byte, error) {
+	in := a.Stdin
+	if what != "-" || session {
+		f, err := os.Open(what)
+		if errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(what, ".md") {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, turnstone.NewError("verify", turnstone.KindNotFound, what, err)
+		}
+		if info, err := f.Stat(); err == nil && info.IsDir() { // a session may be called like it
+			return nil, f.Close()
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, document.MaxFile+document.MaxEvidence+1))
+	switch {
+	case err != nil:
+		return nil, turnstone.NewError("verify", turnstone.KindUnavailable, what, err)
+	case len(b) > document.MaxFile+document.MaxEvidence:
+		return nil, turnstone.Errorf("verify", turnstone.KindInvalid, what, "is no receipt: "+
+			"it has more than %s", turnstone.Bytes(document.MaxFile).Human())
+	case b == nil:
+		b = []byte{}
+	}
+	return b, nil
+}
+
+// receipt verifies a receipt by itself. It makes no state directory.
+func (c *VerifyCmd) receipt(a *cli.App, file []byte) error {
+	return a.Do(func(ctx context.Context) error {
+		x, err := executor.Planner(a.Env.Options)
+		if err != nil {
+			return err
+		}
+		rep, err := x.VerifyReceipt(ctx, c.What, file, c.Trust)
+		if err == nil && rep.OK && c.Format != "" {
+			_, envelope, _ := document.CutEvidence(file)
+			b, err := proof.Export(envelope, c.Format)
+			if err == nil {
+				_, err = a.Stdout.Write(append(b, '\n'))
+			}
+			return err
+		}
+		return c.result(a, rep, err)
+	})
+}
+
+// result prints a report, and returns its exit status.
+func (c *VerifyCmd) result(a *cli.App, rep *turnstone.VerifyReport, err error) error {
+	err = a.Result(rep, err, func(w io.Writer) { c.print(w, rep) })
+	switch {
+	case err != nil || rep.OK:
+		return err
+	case rep.OnlyUnsigned():
+		return cli.Exit(cli.ExitUnsigned, nil)
+	}
+	return cli.Exit(cli.ExitUnproven, nil)
+}
+
+// print prints one line for what verifies, and a line for each problem.
+func (c *VerifyCmd) print(w io.Writer, rep *turnstone.VerifyReport) {
+	for _, p := range rep.Problems {
+		terminal.Println(w, terminal.Printable(p.Where)+": "+terminal.Printable(p.Error))
+		if p.Hint != "" {
+			terminal.Println(w, "hint: "+terminal.Printable(p.Hint))
+		}
+	}
+	what := terminal.Name(c.What)
+	switch {
+	case rep.OnlyUnsigned():
+		terminal.Println(w, what+": not signed")
+	case !rep.OK:
+		terminal.Println(w, what+": does not verify")
+	case len(rep.Turns) == 0:
+		terminal.Println(w, what+": no turns")
+	default:
+		t := rep.Turns[0]
+		line := fmt.Sprintf("%s: turn %d (%s), %s, %s", what, t.Number, t.ID, t.Result,
+			vouched(t))
+		if n := len(rep.Turns); n > 1 || rep.Objects > 0 {
+			line += fmt.Sprintf("; verified: %s, %s", terminal.Plural(n, "turn", "turns"),
+				terminal.Plural(rep.Objects, "object", "objects"))
+		}
+		if rep.Heads > 0 {
+			line += ", " + terminal.Plural(rep.Heads, "head", "heads")
+		}
+		terminal.Println(w, line)
+	}
+}
+
+// vouched says who signed a turn.
+func vouched(t turnstone.VerifiedTurn) string {
+	var by []string
+	for _, v := range t.Vouchers {
+		who := v.Role
+		if v.Name != "" {
+			who += " " + terminal.Name(v.Name)
+		}
+		if v.Later {
+			who = "later " + who
+		}
+		by = append(by, fmt.Sprintf("%s (%s)", who, v.Key))
+	}
+	line := "signed by " + strings.Join(by, " and ")
+	if len(by) == 1 {
+		line += " alone, because the caller had no key"
+	}
+	return line + " on " + t.Time.UTC().Format(time.RFC3339)
+}

@@ -1,0 +1,71 @@
+package chain
+
+import (
+	"context"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/proof"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// Trust returns the keys that named names: files in the format allowed_signers, and keys, "TYPE
+// BASE64" or "ROLE=TYPE BASE64". Without any, it returns the list of the state directory dir. The
+// keys that are revoked in dir are revoked in all cases. dir need not exist.
+func Trust(dir *statedir.Dir, named []string) (*key.Trust, error) {
+	t, err := Ring(dir, nil).List()
+	if err != nil || len(named) == 0 {
+		return t, err
+	}
+	t.Forget()
+	for _, n := range named {
+		role, text, has := strings.Cut(n, "=")
+		if r := key.Role(role); !has || r != key.Node && r != key.Caller {
+			role, text = "", n
+		}
+		if !key.IsPublic(text) || !strings.Contains(text, " ") {
+			if err := t.ReadTrust(n); err != nil {
+				if turnstone.KindOf(err) == turnstone.KindNotFound {
+					return nil, turnstone.NewError("verify", turnstone.KindInvalid, n, err).
+						WithHint("name a file in the format allowed_signers, or a key")
+				}
+				return nil, err
+			}
+			continue
+		}
+		k, comment, err := key.ParsePublic(text)
+		if err != nil {
+			return nil, turnstone.NewError("verify", turnstone.KindInvalid, "--trust", err).
+				WithHint(turnstone.HintOf(err))
+		}
+		t.Add(key.Entry{Key: k, Role: key.Role(role), Comment: comment})
+	}
+	return t, nil
+}
+
+// VerifyReceipt checks a receipt by itself. What does not verify is in the report.
+func VerifyReceipt(ctx context.Context, name string, file []byte,
+	trust *key.Trust) *turnstone.VerifyReport {
+	v := &verifier{req: Request{Trust: trust}, report: &turnstone.VerifyReport{Signed: true,
+		Turns: []turnstone.VerifiedTurn{}, Problems: []turnstone.VerifyProblem{}}}
+	s, err := proof.OpenReceipt(ctx, name, file)
+	if err != nil {
+		v.problem(name, err)
+		return v.report
+	}
+	p := &s.Predicate
+	rep := turnstone.VerifiedTurn{ID: p.Turn.ID, Session: p.Turn.Session, Number: p.Turn.Number,
+		Branch: p.Turn.Branch, Result: p.Turn.Result, Receipt: s.Subjects.Receipt,
+		Statement: s.Link, Time: p.Time, Parents: []turnstone.Digest{}}
+	for _, parent := range p.Parents {
+		rep.Parents = append(rep.Parents, parent.Statement)
+	}
+	if rep.Vouchers, err = s.Vouch(trust); err != nil {
+		rep.Vouchers = []turnstone.Voucher{}
+		v.problem(name, err)
+	}
+	v.report.Turns = append(v.report.Turns, rep)
+	v.report.OK = len(v.report.Problems) == 0
+	return v.report
+}
