@@ -1,6 +1,7 @@
 package proofcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,13 +19,14 @@ import (
 
 // KeyCmd has the commands below turn key.
 type KeyCmd struct {
-	Make   keyMakeCmd   `cmd:"" help:"Make your key, which signs your turns."`
-	Ls     keyLsCmd     `cmd:"" help:"List own, trusted and revoked keys."`
-	Show   keyShowCmd   `cmd:"" help:"Print a public key, for others to trust."`
-	Import keyImportCmd `cmd:"" help:"Sign with a key file, or a key of the SSH agent."`
-	Rotate keyRotateCmd `cmd:"" help:"Replace a key; what it signed stays valid."`
-	Trust  keyTrustCmd  `cmd:"" help:"Trust a key of another node or user."`
-	Revoke keyRevokeCmd `cmd:"" help:"Reject everything that a key signed."`
+	Make    keyMakeCmd    `cmd:"" help:"Make your key, which signs your turns."`
+	Ls      keyLsCmd      `cmd:"" help:"List own, trusted and revoked keys."`
+	Show    keyShowCmd    `cmd:"" help:"Print a public key, for others to trust."`
+	Import  keyImportCmd  `cmd:"" help:"Sign with a key file, or a key of the SSH agent."`
+	Rotate  keyRotateCmd  `cmd:"" help:"Replace a key; what it signed stays valid."`
+	Trust   keyTrustCmd   `cmd:"" help:"Trust a key of another node or user."`
+	Untrust keyUntrustCmd `cmd:"" help:"Remove a key from the trusted keys."`
+	Revoke  keyRevokeCmd  `cmd:"" help:"Reject everything that a key signed."`
 }
 
 // withRing calls f with the keys of the state directory.
@@ -153,8 +155,9 @@ type keyShowCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *keyShowCmd) Help() string {
-	return `The output is a line of a list of trusted keys, in OpenSSH's format allowed_signers.
-Give it to those who verify your receipts: turn key trust, or turn verify --trust.`
+	return `The output is a line of a list of trusted keys, in OpenSSH's format allowed_signers. Give it to those who verify your receipts, for turn key trust or:
+
+  turn verify --trust "$(turn key show node)" receipt.md`
 }
 
 // Run prints the key.
@@ -244,14 +247,15 @@ func (c *keyRotateCmd) Run(a *cli.App) error {
 
 type keyTrustCmd struct {
 	Key  string `arg:"" help:"Key: TYPE BASE64, a file .pub, or a line of allowed_signers."`
-	Role string `help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller" placeholder:"ROLE"`
+	Role string `help:"Role (default: that of the line, or caller)." enum:",caller,node" default:"" placeholder:"caller|node"`
 	Name string `help:"Name of the node or the user." placeholder:"NAME"`
 }
 
 // Help is shown below the flags' summary.
 func (c *keyTrustCmd) Help() string {
 	return `Compare the fingerprint with its owner first: everything that the key signs in its
-role verifies from then on. The list is $TURN_HOME/trusted.`
+role verifies from then on. A key has one role: caller, unless --role or the line of
+allowed_signers says node. The list is $TURN_HOME/trusted.`
 }
 
 // Run trusts the key.
@@ -260,40 +264,72 @@ func (c *keyTrustCmd) Run(a *cli.App) error {
 		text := strings.TrimSpace(c.Key)
 		if !strings.Contains(text, " ") {
 			b, err := os.ReadFile(text)
-			if err != nil || len(b) > 16<<10 {
+			if err == nil && len(b) > 16<<10 {
+				err = fmt.Errorf("it has %d bytes", len(b))
+			}
+			if err != nil {
 				return turnstone.Errorf("key.trust", turnstone.KindInvalid, text,
 					"is no file with a public key: %w", err)
 			}
 			text = strings.TrimSpace(string(b))
 		}
-		all, err := entries(text, key.Role(c.Role))
+		e, err := c.entry(text)
 		if err != nil {
 			return err
 		}
-		for i := range all {
-			if c.Name != "" {
-				all[i].Name = c.Name
+		added, err := r.Trust(ctx, e)
+		return a.Result(nil, err, func(w io.Writer) {
+			line := strings.TrimSpace(fmt.Sprintf("%s %s %s", e.Role, e.Key.ID(),
+				terminal.Printable(e.Name)))
+			if !added {
+				line += ": trusted already"
 			}
-			if err := r.Trust(ctx, all[i]); err != nil {
-				return err
-			}
-		}
-		return a.Result(nil, nil, func(w io.Writer) {
-			for _, e := range all {
-				terminal.Println(w, strings.TrimSpace(fmt.Sprintf("%s %s %s", e.Role, e.Key.ID(),
-					terminal.Printable(e.Name))))
-			}
+			terminal.Println(w, line)
 		})
 	})
 }
 
-// entries returns the trusted keys of a line: those of a list, or one public key with a role.
-func entries(line string, role key.Role) ([]key.Entry, error) {
-	if !key.IsPublic(line) {
-		return key.ParseEntries(line)
+// entry returns the trusted key of a line: that of a list with its role, or a public key.
+func (c *keyTrustCmd) entry(line string) (e key.Entry, err error) {
+	if key.IsPublic(line) {
+		e.Role, e.Name = key.Role(cmp.Or(c.Role, string(key.Caller))), c.Name
+		e.Key, e.Comment, err = key.ParsePublic(line)
+		return e, err
 	}
-	p, comment, err := key.ParsePublic(line)
-	return []key.Entry{{Key: p, Role: role, Comment: comment}}, err
+	all, err := key.ParseEntries(line)
+	if err != nil {
+		return e, err
+	}
+	e = all[0]
+	e.Name = cmp.Or(c.Name, e.Name)
+	switch id := "key " + e.Key.ID(); {
+	case len(all) > 1:
+		err = turnstone.Errorf("key.trust", turnstone.KindInvalid, id,
+			"has %d principals in its line", len(all)).WithHint("write one principal")
+	case c.Role != "" && c.Role != string(e.Role):
+		err = turnstone.Errorf("key.trust", turnstone.KindInvalid, id,
+			"is a %s's in its line, and --role says %s", e.Role, c.Role).
+			WithHint("ask its owner which of the two it is; the line alone needs no --role")
+	}
+	return e, err
+}
+
+type keyUntrustCmd struct {
+	Key string `arg:"" help:"Key: its fingerprint, or TYPE BASE64."`
+}
+
+// Help is shown below the flags' summary.
+func (c *keyUntrustCmd) Help() string {
+	return `The key is then unknown: what it signed does not verify, unless --trust names the key.
+turn key trust adds it again. To reject a key for good, use turn key revoke.`
+}
+
+// Run removes the key from the list.
+func (c *keyUntrustCmd) Run(a *cli.App) error {
+	return withRing(a, func(ctx context.Context, r key.Ring) error {
+		id, err := r.Untrust(ctx, c.Key)
+		return a.Result(nil, err, func(w io.Writer) { terminal.Println(w, "not trusted "+id) })
+	})
 }
 
 type keyRevokeCmd struct {

@@ -33,7 +33,7 @@ A receipt is replaced, or written to -o; one from standard input goes to standar
 
 // Run signs.
 func (c *SignCmd) Run(a *cli.App) error {
-	file, err := openWhat(a, c.What, false)
+	file, err := openWhat(a, c.What)
 	if err != nil {
 		return cli.Fail(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -55,12 +54,16 @@ func (c *VerifyCmd) Validate() error {
 
 // Run verifies.
 func (c *VerifyCmd) Run(a *cli.App) error {
-	file, err := openWhat(a, c.What, c.All)
-	if err != nil {
-		return cli.Fail(err)
-	}
-	if file != nil {
-		return c.receipt(a, file)
+	if !c.All {
+		file, err := openWhat(a, c.What)
+		if err != nil {
+			return cli.Fail(err)
+		}
+		if file != nil {
+			return c.receipt(a, file)
+		}
+	} else if strings.Contains(c.What, "/") && namesFile(c.What) {
+		return cli.Usage(errors.New("--all needs a session, and " + c.What + " is a file"))
 	}
 	if c.Format != "" {
 		return cli.Usage(errors.New("--format needs the file of a receipt"))
@@ -71,20 +74,24 @@ func (c *VerifyCmd) Run(a *cli.App) error {
 	})
 }
 
-// openWhat returns the file that is named, or nil if what names a turn, which - does if session
-// is true.
-func openWhat(a *cli.App, what string, session bool) ([]byte, error) {
+// openWhat returns the content of the file that what names, or nil if what names a turn or a session.
+// A name of a file has a "/" or ends with ".md": otherwise a file in the working directory could take
+// the place of the turn that is meant. A regular file that is called like a turn is an error.
+func openWhat(a *cli.App, what string) ([]byte, error) {
 	in := a.Stdin
-	if what != "-" || session {
-		f, err := os.Open(what)
-		if errors.Is(err, fs.ErrNotExist) && !strings.HasSuffix(what, ".md") {
+	if what != "-" {
+		info, err := os.Stat(what)
+		if !namesFile(what) {
+			if err == nil && info.Mode().IsRegular() {
+				return nil, turnstone.Errorf("verify", turnstone.KindInvalid, what,
+					"names a turn, and there is a file of that name").
+					WithHint("write ./" + what + " for the file, or leave the folder for the turn")
+			}
 			return nil, nil
 		}
+		f, err := os.Open(what)
 		if err != nil {
 			return nil, turnstone.NewError("verify", turnstone.KindNotFound, what, err)
-		}
-		if info, err := f.Stat(); err == nil && info.IsDir() { // a session may be called like it
-			return nil, f.Close()
 		}
 		defer func() { _ = f.Close() }()
 		in = f
@@ -100,6 +107,13 @@ func openWhat(a *cli.App, what string, session bool) ([]byte, error) {
 		b = []byte{}
 	}
 	return b, nil
+}
+
+// namesFile reports whether what is written as a file, not as a turn. The name of a branch may have
+// a "/" after the "@".
+func namesFile(what string) bool {
+	first, _, below := strings.Cut(what, "/")
+	return strings.HasSuffix(what, ".md") || below && !strings.Contains(first, "@")
 }
 
 // receipt verifies a receipt by itself. It makes no state directory.

@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/pem"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,7 +124,7 @@ func TestTrustWritesOneLine(t *testing.T) {
 		{Name: "#"}, {Name: "a\tb"},
 	} {
 		e.Key, e.Role = k, Caller
-		if err := r.Trust(t.Context(), e); turnstone.KindOf(err) != turnstone.KindInvalid {
+		if _, err := r.Trust(t.Context(), e); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", e, err)
 		}
 	}
@@ -133,13 +134,13 @@ func TestTrustWritesOneLine(t *testing.T) {
 	if _, _, err := ParsePublic(k.String() + "\nnode " + other.String()); err == nil {
 		t.Error("two lines are one key")
 	}
-	if err := r.Trust(t.Context(), Entry{Key: k, Role: Caller, Name: "alice"}); err != nil {
+	if _, err := r.Trust(t.Context(), Entry{Key: k, Role: Caller, Name: "alice"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Revoke(t.Context(), k.ID()); err != nil {
 		t.Fatal(err)
 	}
-	err := r.Trust(t.Context(), Entry{Key: k, Role: Node})
+	_, err := r.Trust(t.Context(), Entry{Key: k, Role: Node})
 	if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 		t.Errorf("a revoked key becomes trusted: %v", err)
 	}
@@ -153,8 +154,11 @@ func TestTrustAgain(t *testing.T) {
 	if err := os.WriteFile(r.Trusted(), []byte(line), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Trust(t.Context(), Entry{Key: k, Role: Caller}); err != nil {
-		t.Fatal(err)
+	if added, err := r.Trust(t.Context(), Entry{Key: k, Role: Caller}); err != nil || !added {
+		t.Fatal(added, err)
+	}
+	if added, err := r.Trust(t.Context(), Entry{Key: k, Role: Caller}); err != nil || added {
+		t.Fatal(added, err)
 	}
 	trust, err := r.List()
 	if err != nil {
@@ -162,6 +166,105 @@ func TestTrustAgain(t *testing.T) {
 	}
 	if _, err := trust.Vouch(k, Caller, time.Now()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOneRole: a key that is trusted in one role, or under one name, is not trusted in another one
+// too, and the error says what it has.
+func TestOneRole(t *testing.T) {
+	r, k := ring(t), newKey(t)
+	if _, err := r.Trust(t.Context(), Entry{Key: k, Role: Caller, Name: "alice"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range []Entry{{Role: Node}, {Role: Node, Name: "alice"}, {Role: Caller, Name: "bob"}} {
+		e.Key = k
+		_, err := r.Trust(t.Context(), e)
+		if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(fmt.Sprint(err), "is trusted as caller:alice") {
+			t.Errorf("%v: %v", e.Role, err)
+		}
+	}
+	// the key of this node does not become the caller's
+	path := filepath.Join(t.TempDir(), "copy")
+	if _, err := r.NodeKey(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(r.path(Node))
+	if err == nil {
+		err = os.WriteFile(path, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Import(t.Context(), path); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Error(err)
+	}
+}
+
+// TestUntrust: a key is removed from the list with all of its lines, and nothing else is; the keys
+// of the state directory stay.
+func TestUntrust(t *testing.T) {
+	r, k, other := ring(t), newKey(t), newKey(t)
+	node, err := r.NodeKey(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(r.Trusted())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := string(before) + "# mine\ncaller:a,caller:b " + k.String() + "\nnode " +
+		other.String() + " x\ncaller valid-before=\"20300101\" " + k.String() + "\n"
+	if err := os.WriteFile(r.Trusted(), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if id, err := r.Untrust(t.Context(), k.String()); err != nil || id != k.ID() {
+		t.Fatal(id, err)
+	}
+	b, err := os.ReadFile(r.Trusted())
+	if want := string(before) + "# mine\nnode " + other.String() + " x\n"; err != nil ||
+		string(b) != want {
+		t.Errorf("%v: %s", err, b)
+	}
+	for name, kind := range map[string]turnstone.Kind{k.ID(): turnstone.KindNotFound,
+		node.ID(): turnstone.KindInvalid, "alice": turnstone.KindInvalid} {
+		if _, err := r.Untrust(t.Context(), name); turnstone.KindOf(err) != kind {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := r.Trust(t.Context(), Entry{Key: k, Role: Node}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRotateAllPrincipals: a rotated key is trusted until then only, under each of its names, and a
+// line for another purpose stays as it is.
+func TestRotateAllPrincipals(t *testing.T) {
+	r := ring(t)
+	s, err := r.Make(t.Context(), Caller, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	git := `caller:git namespaces="git" ` + s.String() + "\n"
+	list := "caller:a,caller:b " + s.String() + "\n" + git
+	if err := os.WriteFile(r.Trusted(), []byte(list), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := r.Rotate(t.Context(), Caller, nil); err != nil {
+		t.Fatal(err)
+	}
+	trust, err := r.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := trust.Vouch(s.Public, Caller, time.Now().Add(time.Hour)); err == nil {
+		t.Error("the old key is trusted for tomorrow")
+	}
+	if _, err := trust.Vouch(s.Public, Caller, time.Now().Add(-time.Hour)); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(r.Trusted()); err != nil || !strings.Contains(string(b), git) {
+		t.Errorf("%v: %s", err, b)
 	}
 }
 

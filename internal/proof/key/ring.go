@@ -144,7 +144,7 @@ func (r Ring) make(role Role, passphrase []byte) (*Signer, error) {
 	s, b, err := generate(comment, passphrase)
 	if err == nil {
 		// Trust comes first: a key without trust would sign turns that do not verify here.
-		err = r.trust(Entry{Key: s.Public, Role: role, Comment: comment})
+		_, err = r.trust(Entry{Key: s.Public, Role: role, Comment: comment})
 	}
 	if err == nil {
 		err = writeKey(r.path(role), b, s.Public, comment)
@@ -217,7 +217,7 @@ func (r Ring) take(ctx context.Context, p Public, b []byte) error {
 		return err
 	}
 	const comment = "turnstone-caller"
-	if err := r.trust(Entry{Key: p, Role: Caller, Comment: comment}); err != nil {
+	if _, err := r.trust(Entry{Key: p, Role: Caller, Comment: comment}); err != nil {
 		return err
 	}
 	return writeKey(r.path(Caller), b, p, comment)
@@ -255,56 +255,129 @@ func (r Ring) Rotate(ctx context.Context, role Role, passphrase []byte) (old Pub
 	return *p, s, err
 }
 
-// Trust adds an entry to the list of trusted keys, unless the key has that role already.
-func (r Ring) Trust(ctx context.Context, e Entry) error {
+// Trust adds an entry to the list of trusted keys. added is false if the key is trusted like this
+// already. A key has one role and one name: another one is an error of kind Invalid.
+func (r Ring) Trust(ctx context.Context, e Entry) (added bool, err error) {
 	l, err := r.lock(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer l.Release()
 	return r.trust(e)
 }
 
-func (r Ring) trust(e Entry) error {
+func (r Ring) trust(e Entry) (added bool, err error) {
 	if err := e.check(); err != nil {
-		return turnstone.NewError("key.trust", turnstone.KindInvalid, "", err)
+		return false, turnstone.NewError("key.trust", turnstone.KindInvalid, "", err)
 	}
 	t, err := r.List()
 	if err != nil {
-		return err
+		return false, err
 	}
-	if id := e.Key.ID(); t.Revoked(id) {
-		return turnstone.Errorf("key.trust", turnstone.KindInvalid, "key "+id, "is revoked").
+	id := e.Key.ID()
+	if t.Revoked(id) {
+		return false, turnstone.Errorf("key.trust", turnstone.KindInvalid, "key "+id, "is revoked").
 			WithHint("remove it from " + r.revokedAt() + " first, or use another key")
 	}
+	known := false
 	for _, o := range t.entries {
-		if o.Key.Equal(e.Key) && o.Role == e.Role && o.After.IsZero() && o.Before.IsZero() &&
-			inNamespace(o.Namespaces) {
-			return nil
+		if !o.Key.Equal(e.Key) {
+			continue
+		}
+		if o.Role != e.Role || e.Name != "" && o.Name != e.Name {
+			return false, turnstone.Errorf("key.trust", turnstone.KindInvalid, "key "+id,
+				"is trusted as %s, and not as %s", o.principal(), e.principal()).
+				WithHint("use another key for each role, or first run turn key untrust " + id)
+		}
+		always := o.After.IsZero() && o.Before.IsZero()
+		known = known || inNamespace(o.Namespaces) &&
+			(always || o.After.Equal(e.After) && o.Before.Equal(e.Before))
+	}
+	if known {
+		return false, nil
+	}
+	return true, appendLine(r.Trusted(), e.Line())
+}
+
+// Untrust removes a key from the list of trusted keys: a fingerprint, or TYPE BASE64. What the key
+// signed is then signed by an unknown key. The error is of kind NotFound if the key is not in the
+// list, and Invalid if it signs the turns of this state directory.
+func (r Ring) Untrust(ctx context.Context, name string) (id string, err error) {
+	if id, err = parseID(strings.TrimSpace(name)); err != nil {
+		return "", turnstone.NewError("key.untrust", turnstone.KindInvalid, "", err).
+			WithHint("name the key by its fingerprint, which turn key ls prints")
+	}
+	l, err := r.lock(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer l.Release()
+	own, err := r.Own()
+	if err != nil {
+		return "", err
+	}
+	for role, p := range own {
+		if p.ID() == id {
+			return "", turnstone.Errorf("key.untrust", turnstone.KindInvalid, "key "+id,
+				"signs the turns of this state directory").
+				WithHint("replace it with turn key rotate " + string(role))
 		}
 	}
-	return appendLine(r.Trusted(), e.Line())
+	found := false
+	err = r.rewrite(func(line string, all []Entry) (string, bool) {
+		theirs := len(all) > 0 && all[0].Key.ID() == id
+		found = found || theirs
+		return line, !theirs
+	})
+	if err == nil && !found {
+		err = turnstone.Errorf("key.untrust", turnstone.KindNotFound, "key "+id, "is not trusted").
+			WithHint("list the keys with turn key ls")
+	}
+	return id, err
 }
 
 // retire sets the end of the time for which a key of a role is trusted.
 func (r Ring) retire(p Public, role Role, until time.Time) error {
+	return r.rewrite(func(line string, all []Entry) (string, bool) {
+		if len(all) == 0 || !all[0].Key.Equal(p) || !inNamespace(all[0].Namespaces) {
+			return line, true
+		}
+		var lines []string // one for each principal
+		for _, e := range all {
+			if e.Role == role && e.Before.IsZero() {
+				e.Before = until
+			}
+			lines = append(lines, e.Line())
+		}
+		return strings.Join(lines, "\n"), true
+	})
+}
+
+// rewrite replaces each line of the list of trusted keys by what f returns, or removes the line if f
+// does not keep it. A line that cannot be parsed, or a comment, has no entries.
+func (r Ring) rewrite(f func(line string, all []Entry) (replaced string, keep bool)) error {
 	b, err := os.ReadFile(r.Trusted())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return turnstone.NewError("key.trust", turnstone.KindUnavailable, r.Trusted(), err)
 	}
-	var lines []string
+	var text strings.Builder
+	changed := false
 	for line := range strings.Lines(string(b)) {
 		line = strings.TrimRight(line, "\n")
 		all, err := parseSigner(strings.TrimSpace(line))
-		if err == nil && len(all) == 1 && all[0].Key.Equal(p) && all[0].Role == role &&
-			all[0].Before.IsZero() {
-			all[0].Before = until
-			line = all[0].Line()
+		if err != nil {
+			all = nil
 		}
-		lines = append(lines, line)
+		now, keep := f(line, all)
+		changed = changed || now != line || !keep
+		if keep {
+			text.WriteString(now + "\n")
+		}
 	}
-	text := strings.Join(lines, "\n") + "\n"
-	if err := filestamp.WriteFile(r.Trusted(), []byte(text), 0o600); err != nil {
+	if !changed {
+		return nil
+	}
+	if err := filestamp.WriteFile(r.Trusted(), []byte(text.String()), 0o600); err != nil {
 		return turnstone.NewError("key.trust", turnstone.KindUnavailable, r.Trusted(), err)
 	}
 	return nil

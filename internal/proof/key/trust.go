@@ -323,12 +323,17 @@ func (e Entry) check() error {
 	return nil
 }
 
+// principal returns the role and, if there is one, the name: "node:build1".
+func (e Entry) principal() string {
+	if e.Name == "" {
+		return string(e.Role)
+	}
+	return string(e.Role) + ":" + e.Name
+}
+
 // Line returns e as a line of allowed_signers.
 func (e Entry) Line() string {
-	who := string(e.Role)
-	if e.Name != "" {
-		who += ":" + e.Name
-	}
+	who := e.principal()
 	options := []string{`namespaces="` + Namespace + `"`}
 	for _, b := range []struct {
 		name string
