@@ -39,7 +39,7 @@ func (b *bench) proof(ctx context.Context) error {
 // shell records one.
 func (b *bench) keepTraces(ctx context.Context) error {
 	commands := strings.Repeat("/bin/true\n", 1000)
-	traced, plain := step(commands), step("sh <<'END'\n"+commands+"END")
+	traced, plain := step(commands), step("bash <<'END'\n"+commands+"END")
 	var kept, whole [2][]time.Duration
 	for range min(b.runs, proofRuns) {
 		for i, doc := range []string{traced, plain} {

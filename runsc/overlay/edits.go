@@ -316,6 +316,10 @@ var edits = []edit{
 	case kernel.TurnstonePrctl:
 		return 0, nil, beginDeterministic(t, args[1].Pointer())
 
+	case kernel.TurnstoneClockPrctl:
+		addr, err := t.ClockAddress()
+		return uintptr(addr), nil, err
+
 	case linux.PR_SET_PDEATHSIG:
 `},
 	insert("deterministic: pipes of the agent, the field", "pkg/sentry/kernel/pipe/pipe.go",

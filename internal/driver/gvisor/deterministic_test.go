@@ -41,3 +41,31 @@ func TestDeterministicDoor(t *testing.T) {
 		}
 	}
 }
+
+// TestDeterministicShownTime: a program of a deterministic sandbox finds the virtual time in its
+// memory, read-only; in other sandboxes the option is unknown.
+func TestDeterministicShownTime(t *testing.T) {
+	h := turntest.Home(t)
+	s, m := newSubstrate(t, h), testMachine(t, h)
+	_, client := substratetest.Clone(t, s, m, nil)
+	if got, _ := substratetest.Shell(t, client,
+		`perl -e 'print syscall(157, 0x54757270), " ", $!'`); got != "-1 Invalid argument" {
+		t.Errorf("ordinary: prctl returned %q", got)
+	}
+	m.Determinism = &substrate.Determinism{Clock: time.Unix(1767225600, 0)}
+	_, client = substratetest.Clone(t, s, m, nil)
+	if got, exit := substratetest.Shell(t, client, `perl -e '
+		my $at = syscall(157, 0x54757270);
+		sub shown { unpack("Q", unpack("P8", pack("Q", $at))) }
+		sub asked { my $b = "x" x 16; syscall(228, 1, $b); my ($s, $ns) = unpack("QQ", $b);
+			$s * 1e9 + $ns }
+		my $first = asked(); my $now = shown(); my $next = asked();
+		print "$first $now $next" unless $first <= $now && $now <= $next && $next - $first < 1e6;
+		select(undef, undef, undef, 3600);
+		print "no hour later" unless shown() - $now >= 3600e9;
+		open(my $m, "+<", "/proc/self/mem") or exit;
+		sysseek($m, $at, 0); print "written" if syswrite($m, "x" x 8);
+		print $now == shown() ? "stands still" : ""'`); got != "" || exit.ExitCode != 0 {
+		t.Errorf("deterministic: %q, exit code %d", got, exit.ExitCode)
+	}
+}

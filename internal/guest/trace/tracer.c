@@ -195,9 +195,22 @@ static long fails(long r) // a system call's result as the C library gives it
 	return -1;
 }
 
+// In a deterministic sandbox a read of the clock is a system call, which takes longer than many a command. Its kernel
+// also shows the time in memory: see runsc/README.md. Other kernels do not know the option.
+static const uint64_t *shown_time;
+
+static void find_clock(void)
+{
+	long at = sys(n_prctl, 0x54757270, 0, 0, 0, 0, 0);
+	if (at > 0 && at % 8 == 0)
+		shown_time = (const uint64_t *)at;
+}
+
 static uint64_t now(void)
 {
 	struct ts t = { 0, 0 };
+	if (shown_time)
+		return load(shown_time);
 	if (!clock_gettime || clock_gettime(1, &t))
 		sys(n_clock, 1, (long)&t, 0, 0, 0, 0);
 	return (uint64_t)t.sec * 1000000000u + (uint64_t)t.nsec;
@@ -1036,6 +1049,7 @@ __attribute__((constructor)) static void start(int argc, char **argv, char **env
 		return;
 	local.self = (int)sys(n_getpid, 0, 0, 0, 0, 0, 0);
 	m->h.pid = main_pid = local.self;
+	find_clock();
 	m->h.start = now();
 	mem = m;
 	int reason = begin();

@@ -61,6 +61,7 @@ type determinism struct {
 	now    atomic.Int64 // the virtual monotonic time
 	offset int64        // of the real time from the monotonic time
 	clock  ktime.SyntheticClock
+	page   clockPage // shows now to the programs
 
 	running atomic.Int64 // the goroutine of the task with the baton; 0: none
 	calls   atomic.Uint64
@@ -151,6 +152,8 @@ func (tk *Timekeeper) begin(d *determinism, boot ktime.Time) {
 	tk.updateMu.Lock()
 	defer tk.updateMu.Unlock()
 	if tk.params != nil {
+		d.page = openClockPage(tk.params)
+		d.page.show(d.now.Load())
 		tk.update(false) // the vDSO knows no time from here on
 	}
 }
@@ -237,6 +240,7 @@ func (d *determinism) advance(to int64) {
 			break
 		}
 	}
+	d.page.show(d.now.Load())
 	d.clock.Store(ktime.FromNanoseconds(d.now.Load()))
 }
 
