@@ -56,7 +56,7 @@ func ReadReceipt(name string, src []byte) (*Document, *Claims, error) {
 			args...).WithHint(hint)
 	}
 	if c.turn == nil {
-		return invalid("write one with turn run -o", "is no receipt: its front matter has no turn:")
+		return invalid("write one with turn run -o", "is no receipt: its front matter has no key turn")
 	}
 	for len(c.claims.Steps) < len(d.Steps) {
 		c.claims.Steps = append(c.claims.Steps, StepClaim{})

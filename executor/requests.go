@@ -157,8 +157,8 @@ type ImportRequest struct {
 	As       string                // another name for the session; empty: its own name
 	Build    turnstone.ImportBuild // empty: BuildNone
 	Progress func(string)          // gets a short description of each build; may be nil
-	// AcceptHistory imports a session whose log of heads is not a continuation of what was seen
-	// of it here.
+	// AcceptHistory imports a session whose log of heads does not begin with the log of heads
+	// that is known here.
 	AcceptHistory bool
 }
 

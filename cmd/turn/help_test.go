@@ -23,7 +23,7 @@ func TestHelpIsShort(t *testing.T) {
 	check := func(what, help string) {
 		texts++
 		if len(help) > 60 || !strings.HasSuffix(help, ".") ||
-			strings.ToUpper(help[:1]) != help[:1] {
+			strings.ToUpper(help[:1]) != help[:1] || strings.Contains(help, " ,") {
 			t.Errorf("%s: %d characters: %q", what, len(help), help)
 		}
 	}

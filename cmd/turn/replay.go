@@ -120,9 +120,6 @@ func (c *replayCmd) Run(a *cli.App) error {
 	return err
 }
 
-// replayFiles bounds the number of files that a comparison for users names.
-const replayFiles = 50
-
 // replayText formats the comparison for users.
 func replayText(rep *turnstone.ReplayReport) string {
 	var b strings.Builder
@@ -141,22 +138,7 @@ func replayText(rep *turnstone.ReplayReport) string {
 	if rep.Template != "" {
 		terminal.Printf(&b, "  the template was rebuilt: %s\n", rep.Template)
 	}
-	for _, s := range rep.Steps {
-		terminal.Printf(&b, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
-	}
-	told := rep.Changes[:min(len(rep.Changes), replayFiles)]
-	for _, f := range told {
-		terminal.Printf(&b, "  %s: %s\n", terminal.Name(f.Path), f.What)
-	}
-	if more := rep.More + len(rep.Changes) - len(told); more > 0 {
-		terminal.Printf(&b, "  and %d more files; --json names them, up to a bound\n", more)
-	}
-	if len(rep.Env) > 0 {
-		terminal.Printf(&b, "  environment: %s\n", strings.Join(rep.Env, ", "))
-	}
-	if rep.Cwd {
-		terminal.Println(&b, "  the working directory")
-	}
+	proofcmd.PrintDifferences(&b, rep)
 	if rep.FSHash != "" {
 		terminal.Printf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
 	}

@@ -220,11 +220,11 @@ func (c *runCmd) sameAgain(a *cli.App, turn *turnstone.TurnReport, err error) er
 func (c *runCmd) moreDeterministic(turn *turnstone.TurnReport) string {
 	switch d := turn.Determinism; {
 	case d == nil:
-		return "use --deterministic; docs/determinism.md says what it promises"
+		return "run the document with --deterministic"
 	case d.Tier == turnstone.TierSeeded:
-		return "use --tier strict, or see docs/determinism.md for what the tier seeded promises"
+		return "run the document with --tier strict"
 	}
-	return "see docs/determinism.md"
+	return "report this as a bug, unless the timeout of the turn ended a run"
 }
 
 // session returns the session of the flag, or "".

@@ -290,7 +290,7 @@ type sessionImportCmd struct {
 	JSON  bool   `name:"json" help:"Print a report as JSON."`
 	Quiet bool   `short:"q" help:"Print no progress."`
 
-	AcceptHistory bool `help:"Import a history other than the one seen here."`
+	AcceptHistory bool `help:"Import a log of heads that contradicts the known one."`
 }
 
 // Help returns the text below the command's summary.
@@ -299,8 +299,8 @@ func (c *sessionImportCmd) Help() string {
 file creates no session. A second import of the same file changes nothing.
 
 Statements, their signatures and the log of heads are verified too, without trust in
-any key: turn verify NAME --all says who signed. A session that was here before, or
-still is, is refused if its history is not a continuation of what was seen.
+any key: turn verify NAME --all says who signed. If the session is or was here, its
+log of heads must begin with the log that is known here.
 
 The file may refer to files of templates. Missing templates are built if they are
 built in or known here. --build all also builds the specs in the file, which run

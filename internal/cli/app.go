@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -72,12 +73,22 @@ func (a *App) Main(grammar any, args []string) int {
 	}
 	if err != nil {
 		a.asJSON = saysJSON(args)
-		return a.report(Usage(err))
+		return a.report(Usage(withoutEmptyChoice(err)))
 	}
 	a.Verbose, a.asJSON, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
 	// log records before a command shows its progress, and those of commands without progress
 	a.LogTo(a.Stderr)
 	return a.report(kctx.Run(a))
+}
+
+// withoutEmptyChoice rewords kong's error about a value that is none of a flag's choices: the first
+// choice of a flag without a default is the empty value, which nobody means to give.
+func withoutEmptyChoice(err error) error {
+	const one = " must be one of "
+	if text := err.Error(); strings.Contains(text, one+`"",`) {
+		return errors.New(strings.Replace(text, one+`"",`, one, 1))
+	}
+	return err
 }
 
 // Help prints the help of a command, or of turn.

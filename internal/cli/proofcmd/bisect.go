@@ -31,21 +31,21 @@ type BisectCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *BisectCmd) Help() string {
-	return `With a command, the first turn of FROM..TO is found on whose state the command fails,
-in a number of sandboxes that grows with the logarithm of the range. FROM must be
-good and TO bad. As for git bisect run, status 0 means good, 125 that the turn cannot
-be tested, 1 to 127 bad; others end the search.
+	return `With FROM..TO and a command, turn bisect finds the first turn on whose state the command
+fails. FROM must be good and TO bad; each sandbox halves the range. The exit status of
+the command is as for git bisect run: 0 good; 125 the turn cannot be tested; 1 to 127
+bad; others end the search. The template of the turns must have the command's program.
 
-Without a command, the first turn is found whose replay differs. Each turn is replayed
+With FROM..TO alone, it finds the first turn whose replay differs. Each turn is replayed
 on its recorded parent, in order.
 
-With one turn, the first command of it is found whose output or effect differs in two
-runs of the document. The document is cut after commands at the top level of its
-steps. The runs are deterministic if the turn was, or if a tier is available; those of
-other turns get two seeds and two clocks.
+With one turn, it finds the first command whose output or effect differs between two
+runs of the document, which is cut after commands at the top level of its steps. The
+runs are deterministic if the turn was, or if a tier is available. If the turn was not,
+the two runs have different seeds and clocks.
 
-Exit status: 0 found; 1 nothing differs; 2 there is no such turn, or an end of the
-range is not as said; 3 the search could not be finished.`
+Exit status: 0 found; 1 nothing differs; 2 there is no such turn, FROM is bad, or an end
+of the range cannot be tested; 3 the search could not be finished.`
 }
 
 // Examples returns command lines for the help.
@@ -90,7 +90,7 @@ func (c *BisectCmd) Run(a *cli.App) error {
 		Options: executor.ReplayOptions{Secrets: secrets, Substrate: c.Substrate, Grant: c.Grant,
 			Tier: turnstone.Tier(c.Tier)},
 		Command: executor.CommandRequest{Argv: c.Cmd, HostNetwork: true, Substrate: c.Substrate},
-		Tell:    func(line string) { p.Say("turn: %s", line) }}
+		Tell:    func(line string) { p.Say("%s", line) }}
 	for _, e := range c.Env {
 		req.Command.Env = append(req.Command.Env, string(e))
 	}
@@ -125,11 +125,13 @@ func bisectText(rep *turnstone.BisectReport) string {
 		commandText(&b, rep)
 	case rep.Found:
 		t := rep.Turn
-		what := "the first bad turn"
-		if rep.Replay != nil {
-			what = "the first turn whose replay differs"
+		if r := rep.Replay; r != nil {
+			terminal.Printf(&b, "turn %d (%s) is the first turn whose replay differs: %s\n", t.Number,
+				t.ID, t.Title)
+			PrintDifferences(&b, r)
+			break
 		}
-		terminal.Printf(&b, "turn %d (%s) is %s: %s\n", t.Number, t.ID, what, t.Title)
+		terminal.Printf(&b, "turn %d (%s) is the first bad turn: %s\n", t.Number, t.ID, t.Title)
 		for _, f := range t.Files {
 			terminal.Printf(&b, "  %s %s\n", f.Status, terminal.Name(f.Path))
 		}
@@ -179,16 +181,5 @@ func commandText(b *strings.Builder, rep *turnstone.BisectReport) {
 			terminal.Println(b, "  "+o.sign+strings.TrimRight(line, "\r\n"))
 		}
 	}
-	for _, f := range c.Changes[:min(len(c.Changes), maxRows)] {
-		terminal.Printf(b, "  %s: %s\n", terminal.Name(f.Path), f.What)
-	}
-	if more := len(c.Changes) - maxRows; more > 0 {
-		terminal.Printf(b, "  and %d more files\n", more)
-	}
-	if len(c.Env) > 0 {
-		terminal.Printf(b, "  environment: %s\n", strings.Join(c.Env, ", "))
-	}
-	if c.Cwd {
-		terminal.Println(b, "  the working directory")
-	}
+	printState(b, c.Changes, 0, c.Env, c.Cwd)
 }

@@ -23,9 +23,16 @@ type CompareCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *CompareCmd) Help() string {
-	return `Several alternatives, such as branches from one turn, are laid side by side as a
-markdown table: result, duration, changed files, and for each step its status and
-the last line of its output. turn diff --results compares two turns in detail.`
+	return `The output is a markdown table with a column for each turn, such as branches that start
+from one turn: result, duration, changed files, and for each step its status and the
+last line of its output. turn diff --results compares two turns in detail.`
+}
+
+// Examples returns command lines for the help.
+func (c *CompareCmd) Examples() []string {
+	return []string{
+		"turn compare research@fast research@small research@plain",
+	}
 }
 
 // Validate is called by kong.

@@ -68,9 +68,17 @@ type keyMakeCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *keyMakeCmd) Help() string {
-	return `The key is an Ed25519 key in OpenSSH's format, keys/caller of the state directory.
-From then on it signs each of your turns beside the key of this machine, which is made
-on first use. TURN_PASSPHRASE_FILE names a file with the passphrase, for programs.`
+	return `The key is an Ed25519 key in OpenSSH's format: keys/caller in the state directory. It
+signs each of your later turns, beside the key of this machine, which is made on first
+use. Programs name a file with the passphrase in TURN_PASSPHRASE_FILE.`
+}
+
+// Examples returns command lines for the help.
+func (c *keyMakeCmd) Examples() []string {
+	return []string{
+		"turn key make",
+		"turn key make --passphrase",
+	}
 }
 
 // Run makes the key.
@@ -149,15 +157,22 @@ func (k KeyReport) status() string {
 }
 
 type keyShowCmd struct {
-	Role string `arg:"" optional:"" help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller"`
+	Role string `arg:"" optional:"" help:"Role of the key: caller or node (default: caller)." enum:"caller,node" default:"caller"`
 	Pub  bool   `help:"Print the public key alone."`
 }
 
 // Help is shown below the flags' summary.
 func (c *keyShowCmd) Help() string {
-	return `The output is a line of a list of trusted keys, in OpenSSH's format allowed_signers. Give it to those who verify your receipts, for turn key trust or:
+	return `The output is one line in OpenSSH's format allowed_signers. Send it to everyone who
+verifies your receipts, for turn key trust or turn verify --trust.`
+}
 
-  turn verify --trust "$(turn key show node)" receipt.md`
+// Examples returns command lines for the help.
+func (c *keyShowCmd) Examples() []string {
+	return []string{
+		"turn key show",
+		"turn key show node > node.pub.trust",
+	}
 }
 
 // Run prints the key.
@@ -192,9 +207,17 @@ type keyImportCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *keyImportCmd) Help() string {
-	return `A key file has OpenSSH's private key format, type Ed25519 and mode 0600; it is copied,
-and keeps its passphrase. With --agent the private key stays in the SSH agent, or in
-the security token that the agent uses.`
+	return `A key file has OpenSSH's private key format, type Ed25519 and mode 0600. The file is
+copied, and keeps its passphrase. With --agent the private key stays in the SSH agent,
+or in the security token that the agent uses.`
+}
+
+// Examples returns command lines for the help.
+func (c *keyImportCmd) Examples() []string {
+	return []string{
+		"turn key import ~/.ssh/id_ed25519",
+		"turn key import --agent",
+	}
 }
 
 // Validate is called by kong.
@@ -218,7 +241,7 @@ func (c *keyImportCmd) Run(a *cli.App) error {
 }
 
 type keyRotateCmd struct {
-	Role       string `arg:"" optional:"" help:"Role: ${enum} (default: ${default})." enum:"caller,node" default:"caller"`
+	Role       string `arg:"" optional:"" help:"Role of the key: caller or node (default: caller)." enum:"caller,node" default:"caller"`
 	Passphrase bool   `help:"Encrypt the new key with a passphrase."`
 }
 
@@ -247,8 +270,8 @@ func (c *keyRotateCmd) Run(a *cli.App) error {
 
 type keyTrustCmd struct {
 	Key  string `arg:"" help:"Key: TYPE BASE64, a file .pub, or a line of allowed_signers."`
-	Role string `help:"Role (default: that of the line, or caller)." enum:",caller,node" default:"" placeholder:"caller|node"`
-	Name string `help:"Name of the node or the user." placeholder:"NAME"`
+	Role string `help:"Set the role (default: that of the line, or caller)." enum:",caller,node" default:"" placeholder:"caller|node"`
+	Name string `help:"Set the name of the node or the user." placeholder:"NAME"`
 }
 
 // Help is shown below the flags' summary.
@@ -256,6 +279,14 @@ func (c *keyTrustCmd) Help() string {
 	return `Compare the fingerprint with its owner first: everything that the key signs in its
 role verifies from then on. A key has one role: caller, unless --role or the line of
 allowed_signers says node. The list is $TURN_HOME/trusted.`
+}
+
+// Examples returns command lines for the help.
+func (c *keyTrustCmd) Examples() []string {
+	return []string{
+		"turn key trust --name alice alice.pub",
+		"turn key trust --role node --name build1 build1.pub",
+	}
 }
 
 // Run trusts the key.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -73,6 +74,32 @@ func (c *ReplayRange) Run(a *cli.App) error {
 		return cli.Exit(cli.ExitFailed, nil)
 	}
 	return nil
+}
+
+// PrintDifferences prints the differences between two runs of a turn.
+func PrintDifferences(w io.Writer, rep *turnstone.ReplayReport) {
+	for _, s := range rep.Steps {
+		terminal.Printf(w, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
+	}
+	printState(w, rep.Changes, rep.More, rep.Env, rep.Cwd)
+}
+
+// printState prints the differences between the states of two runs.
+func printState(w io.Writer, files []turnstone.FileDifference, more int, env []string, cwd bool) {
+	shown := files[:min(len(files), maxRows)]
+	for _, f := range shown {
+		terminal.Printf(w, "  %s: %s\n", terminal.Name(f.Path), f.What)
+	}
+	if more += len(files) - len(shown); more > 0 {
+		terminal.Printf(w, "  and %s; --json names them, up to a bound\n",
+			terminal.Plural(more, "more file", "more files"))
+	}
+	if len(env) > 0 {
+		terminal.Printf(w, "  environment: %s\n", strings.Join(env, ", "))
+	}
+	if cwd {
+		terminal.Println(w, "  the working directory")
+	}
 }
 
 // rangeText is the last line for people.

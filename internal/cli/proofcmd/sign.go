@@ -24,11 +24,20 @@ type SignCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *SignCmd) Help() string {
-	return `Your signature is added to a receipt, or to a stored turn, that a node signed alone:
-because you had no key then, or because the node is not yours. The receipt has to verify
-first. The chain of turns stays the same.
+	return `A node signs a turn alone if you have no key when the turn runs, or if the node is not
+yours. turn sign adds your signature to such a receipt or stored turn later. The receipt
+must verify. The chain of turns stays the same.
 
-A receipt is replaced, or written to -o; one from standard input goes to standard output.`
+The signed receipt replaces the file, or is written to -o. A receipt from standard input
+is printed.`
+}
+
+// Examples returns command lines for the help.
+func (c *SignCmd) Examples() []string {
+	return []string{
+		"turn sign receipt.md",
+		"turn sign research@2",
+	}
 }
 
 // Run signs.

@@ -21,18 +21,26 @@ type TraceCmd struct {
 type traceExportCmd struct {
 	Ref    string  `arg:"" help:"Turn: SESSION@N, SESSION@BRANCH or an ID."`
 	Output string  `short:"o" help:"Write OTLP/JSON to this file (default: standard output)." placeholder:"FILE"`
-	OTLP   *string `name:"otlp" help:"Send OTLP to this collector; env: the one of OTEL_*." placeholder:"URL"`
+	OTLP   *string `name:"otlp" help:"Send OTLP to this collector, or to that of OTEL_* (env)." placeholder:"URL"`
 }
 
 // Help is shown below the flags' summary.
 func (c *traceExportCmd) Help() string {
 	return `The turn, its steps, their commands and their network connections are spans of one
-trace. A second export has the same IDs. turn show --commands prints the same for
-people. Values of secrets are masked, as in the receipt.
+trace. A second export has the same IDs. turn show --commands prints the commands as
+text. Secret values are masked, as in the receipt.
 
-  turn trace export research@2 -o trace.json
-  turn trace export research@2 --otlp http://localhost:4318
-  OTEL_EXPORTER_OTLP_ENDPOINT=https://otel.example.org turn trace export x@2 --otlp env`
+--otlp env takes the collector from OTEL_EXPORTER_OTLP_ENDPOINT. The standard variables
+for headers, certificates, compression and the time limit apply to every collector.`
+}
+
+// Examples returns command lines for the help.
+func (c *traceExportCmd) Examples() []string {
+	return []string{
+		"turn trace export research@2 -o trace.json",
+		"turn trace export research@2 --otlp http://localhost:4318",
+		"turn trace export research@2 --otlp env",
+	}
 }
 
 // Validate is called by kong.

@@ -23,25 +23,35 @@ type VerifyCmd struct {
 
 	All    bool     `help:"Verify all turns, the log of heads and the store."`
 	Trust  []string `help:"Trust only these keys (repeatable)." placeholder:"FILE|KEY" sep:"none"`
-	Format string   `help:"Print the evidence: ${enum}." enum:",dsse,sigstore" default:"" placeholder:"FORMAT"`
+	Format string   `help:"Print the evidence in this format." enum:",dsse,sigstore" default:"" placeholder:"dsse|sigstore"`
 	JSON   bool     `name:"json" help:"Print the result as JSON."`
 }
 
 // Help is shown below the flags' summary.
 func (c *VerifyCmd) Help() string {
-	return `A receipt needs nothing but itself and the trusted keys: its signatures are checked,
-and that every byte before the evidence is what was signed. A turn is verified with
-all of its ancestors and every object that they need; with --all, a session with all
-of its turns, its log of heads and the whole store.
+	return `A receipt is verified offline: the signatures at its end cover every byte before them.
+A turn is verified with all of its ancestors and every object that they need; with
+--all, a session with all of its turns, its log of heads and the whole store.
 
-Keys are trusted by $TURN_HOME/trusted, or by --trust alone: a file in OpenSSH's format
-allowed_signers, or a key such as "node=ssh-ed25519 AAAA...".
+The trusted keys are those in $TURN_HOME/trusted, or with --trust only those of FILE, a
+list in OpenSSH's format allowed_signers, or KEY, such as "node=ssh-ed25519 AAAA...".
 
---format prints the evidence of a receipt that verifies for other programs: dsse for
-in-toto, sigstore for cosign and sigstore, with the signature of the node.
+--format prints the evidence of a receipt that verifies, for other programs: dsse for
+in-toto; sigstore, with the signature of the node, for cosign.
 
-Exit status: 0 everything verifies; 2 there is no such receipt or turn; 3 it cannot be
-read; 4 something is not signed; 5 something does not verify.`
+Exit status: 0 everything verifies; 2 there is no such receipt or turn; 3 the receipt or
+the store cannot be read; 4 something is not signed, and everything else verifies;
+5 something does not verify.`
+}
+
+// Examples returns command lines for the help.
+func (c *VerifyCmd) Examples() []string {
+	return []string{
+		"turn verify receipt.md",
+		"turn verify receipt.md --trust node.pub.trust",
+		"turn verify research@7",
+		"turn verify research --all",
+	}
 }
 
 // Validate is called by kong.

@@ -80,8 +80,8 @@ func (db *DB) Heads(ctx context.Context, s turnstone.SessionID) ([]LoggedHead, e
 	return heads(ctx, db.sql, "WHERE session = ? ORDER BY sequence", s)
 }
 
-// An ImportHistory says what to do with a session whose log of heads is not a continuation of the
-// log that is known here.
+// An ImportHistory has an imported log of heads. The log must begin with the log that is known here,
+// unless Accept is true.
 type ImportHistory struct {
 	Heads []LoggedHead // of the imported session, oldest first
 	// Accept takes the imported log in place of the known one.

@@ -102,8 +102,12 @@ func (b *bisection) byCommand(ctx context.Context, turns []turnstone.Turn) error
 			return fail(turnstone.KindInvalid, subject, "name another end of the range",
 				"the command cannot test it (exit 125)")
 		case i == lo && v == bad:
-			return fail(turnstone.KindInvalid, subject, "begin the range at an earlier turn",
-				"the command fails there already: %s", b.last())
+			hint := "begin the range at an earlier turn"
+			if *b.last().ExitCode == 127 {
+				hint = "name a command that the template of the turn has"
+			}
+			return fail(turnstone.KindInvalid, subject, hint,
+				"the command fails there already: exit %d", *b.last().ExitCode)
 		case i == hi && v == good:
 			b.report.Note = fmt.Sprintf("the command succeeds on turn %d too", turns[i].Number)
 			return nil
@@ -127,7 +131,7 @@ func (b *bisection) byCommand(ctx context.Context, turns []turnstone.Turn) error
 		default:
 			skipped[i] = true
 		}
-		b.tell("turn %d: %s; %d turns remain, about %d sandboxes", turns[i].Number, v, hi-lo-1,
+		b.tell("turn %d: %s; turns that remain: %d, sandboxes: about %d", turns[i].Number, v, hi-lo-1,
 			bits.Len(uint(hi-lo-1)))
 	}
 	if hi-lo > 1 {
@@ -207,10 +211,9 @@ func (b *bisection) preparing(what string) {
 	}
 }
 
-// last describes the last test.
-func (b *bisection) last() string {
-	t := b.report.Tests[len(b.report.Tests)-1]
-	return fmt.Sprintf("exit %d", *t.ExitCode)
+// last returns the last test.
+func (b *bisection) last() turnstone.BisectTest {
+	return b.report.Tests[len(b.report.Tests)-1]
 }
 
 // byReplay searches the first turn whose replay differs from its record. Each turn is replayed on
@@ -233,7 +236,7 @@ func (b *bisection) byReplay(ctx context.Context, turns []turnstone.Turn) error 
 		v := map[bool]string{true: same, false: differs}[rep.Same]
 		b.report.Tests = append(b.report.Tests,
 			turnstone.BisectTest{Number: t.Number, Verdict: v})
-		b.tell("turn %d: %s; %d turns remain", t.Number, v, len(turns)-i-1)
+		b.tell("turn %d: %s; turns that remain: %d", t.Number, v, len(turns)-i-1)
 		if !rep.Same {
 			b.report.Replay = rep
 			return b.found(ctx, t)

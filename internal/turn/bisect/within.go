@@ -115,7 +115,7 @@ func (p *pair) search(ctx context.Context, at *difference) error {
 			lo = mid
 		}
 		p.report.Tests = append(p.report.Tests, turnstone.BisectTest{Number: mid, Verdict: v})
-		p.tell("command %d of %d: %s; about %d pairs of runs remain", mid, len(p.units), v,
+		p.tell("command %d of %d: %s; pairs of runs that remain: about %d", mid, len(p.units), v,
 			bits.Len(uint(hi-lo-1)))
 	}
 	u := p.units[hi-1]
