@@ -207,9 +207,10 @@ func (x *Executor) VerifyReceipt(ctx context.Context, name string, file []byte,
 }
 
 // SignTurn adds the caller's signature to the statement of the turn that ref names, which its node
-// signed alone. The error is of kind KindIntegrity if the turn does not verify, KindNotFound if it
-// is not signed or the caller has no key, and KindInvalid if a caller has signed it already.
-func (x *Executor) SignTurn(ctx context.Context, ref string) (turnstone.Turn, error) {
+// signed alone, and returns what was signed. The error is of kind KindIntegrity if the turn does not
+// verify, KindNotFound if it is not signed or the caller has no key, and KindInvalid if a caller has
+// signed it already.
+func (x *Executor) SignTurn(ctx context.Context, ref string) (*turnstone.VerifiedTurn, error) {
 	return chain.SignTurn(ctx, x.repo, ref)
 }
 

@@ -1,11 +1,13 @@
 package proofcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -29,7 +31,11 @@ yours. turn sign adds your signature to such a receipt or stored turn later. The
 must verify. The chain of turns stays the same.
 
 The signed receipt replaces the file, or is written to -o. A receipt from standard input
-is printed.`
+is printed. The name of a file has a / or ends with .md.
+
+Exit status: 0 signed; 2 there is no such receipt or turn, you have no key, or there is
+nothing to sign, because no node or already a caller signed it; 3 it cannot be read or
+written; 5 it does not verify.`
 }
 
 // Examples returns command lines for the help.
@@ -48,25 +54,32 @@ func (c *SignCmd) Run(a *cli.App) error {
 	}
 	if file != nil {
 		return withRing(a, func(ctx context.Context, r key.Ring) error {
-			signed, err := chain.SignReceipt(ctx, r, c.What, file)
-			if err == nil {
-				err = c.write(a, signed)
+			signed, t, err := chain.SignReceipt(ctx, r, c.What, file)
+			if err != nil {
+				return unproven(err)
 			}
-			return unproven(err)
+			return c.write(a, signed, t)
 		})
 	}
 	if c.Output != "" {
-		return cli.Usage(errors.New("-o needs the file of a receipt"))
+		return cli.Usage(errors.New("-o needs the file of a receipt, such as ./" + c.What))
 	}
 	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x *executor.Executor) error {
 		t, err := x.SignTurn(ctx, c.What)
 		if err != nil {
 			return unproven(err)
 		}
-		return a.Result(nil, nil, func(w io.Writer) {
-			terminal.Println(w, fmt.Sprintf("signed turn %d (%s)", t.Number, t.ID))
-		})
+		return a.Result(nil, nil, func(w io.Writer) { printSigned(w, c.What, t) })
 	})
+}
+
+// printSigned says what the caller has signed now, and when the node signed it.
+func printSigned(w io.Writer, what string, t *turnstone.VerifiedTurn) {
+	node, caller := t.Vouchers[0], t.Vouchers[len(t.Vouchers)-1]
+	terminal.Println(w, fmt.Sprintf("%s: signed on %s by %s: turn %d (%s), %s, statement %s, "+
+		"which %s signed on %s", terminal.Name(what), time.Now().UTC().Format(time.RFC3339),
+		voucher(caller), t.Number, t.ID, t.Result, t.Statement.Short(), voucher(node),
+		t.Time.UTC().Format(time.RFC3339)))
 }
 
 // unproven gives an error about evidence the exit status that turn verify has for it.
@@ -77,15 +90,13 @@ func unproven(err error) error {
 	return err
 }
 
-// write writes the signed receipt.
-func (c *SignCmd) write(a *cli.App, signed []byte) error {
-	to, mode := c.Output, os.FileMode(0o644)
-	if to == "" && c.What == "-" {
+// write writes the signed receipt, and says what was signed.
+func (c *SignCmd) write(a *cli.App, signed []byte, t *turnstone.VerifiedTurn) error {
+	to, mode := cmp.Or(c.Output, c.What), os.FileMode(0o644)
+	if to == "-" {
 		_, err := a.Stdout.Write(signed)
+		printSigned(a.Stderr, c.What, t)
 		return err
-	}
-	if to == "" {
-		to = c.What
 	}
 	if info, err := os.Stat(to); err == nil {
 		mode = info.Mode().Perm()
@@ -93,5 +104,6 @@ func (c *SignCmd) write(a *cli.App, signed []byte) error {
 	if err := filestamp.WriteFile(to, signed, mode); err != nil {
 		return turnstone.NewError("sign", turnstone.KindUnavailable, to, err)
 	}
+	printSigned(a.Stdout, to, t)
 	return nil
 }

@@ -1,11 +1,13 @@
 package proofcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,9 +31,13 @@ type VerifyCmd struct {
 
 // Help is shown below the flags' summary.
 func (c *VerifyCmd) Help() string {
-	return `A receipt is verified offline: the signatures at its end cover every byte before them.
-A turn is verified with all of its ancestors and every object that they need; with
---all, a session with all of its turns, its log of heads and the whole store.
+	return `A receipt is verified offline: the signatures at its end cover every byte before them,
+and the signed statement must say what the text says. A turn is verified with all of its
+ancestors and every object that they need; with --all, a session with all of its turns,
+its log of heads and the whole store. The output lists who signed which turns.
+
+The name of a file has a / or ends with .md: write ./NAME. Every other name is that of
+a turn or a session.
 
 The trusted keys are those in $TURN_HOME/trusted, or with --trust only those of FILE, a
 list in OpenSSH's format allowed_signers, or KEY, such as "node=ssh-ed25519 AAAA...".
@@ -94,7 +100,7 @@ func openWhat(a *cli.App, what string) ([]byte, error) {
 		if !namesFile(what) {
 			if err == nil && info.Mode().IsRegular() {
 				return nil, turnstone.Errorf("verify", turnstone.KindInvalid, what,
-					"names a turn, and there is a file of that name").
+					"names a turn or a session, and there is a file of that name").
 					WithHint("write ./" + what + " for the file, or leave the folder for the turn")
 			}
 			return nil, nil
@@ -175,36 +181,123 @@ func (c *VerifyCmd) print(w io.Writer, rep *turnstone.VerifyReport) {
 	case len(rep.Turns) == 0:
 		terminal.Println(w, what+": no turns")
 	default:
-		t := rep.Turns[0]
-		line := fmt.Sprintf("%s: turn %d (%s), %s, %s", what, t.Number, t.ID, t.Result,
-			vouched(t))
-		if n := len(rep.Turns); n > 1 || rep.Objects > 0 {
-			line += fmt.Sprintf("; verified: %s, %s", terminal.Plural(n, "turn", "turns"),
-				terminal.Plural(rep.Objects, "object", "objects"))
-		}
-		if rep.Heads > 0 {
-			line += ", " + terminal.Plural(rep.Heads, "head", "heads")
-		}
-		terminal.Println(w, line)
+		c.printTurns(w, rep)
 	}
 }
 
-// vouched says who signed a turn.
+// printTurns prints who signed which turns, if there are several, and a summary.
+func (c *VerifyCmd) printTurns(w io.Writer, rep *turnstone.VerifyReport) {
+	t, n := rep.Turns[0], len(rep.Turns)
+	if n > 1 {
+		for _, g := range groups(rep.Turns) {
+			what := ": turns "
+			if len(g.turns) == 1 {
+				what = ": turn "
+			}
+			terminal.Println(w, g.by+what+ranges(g.turns))
+		}
+	}
+	line := fmt.Sprintf("%s: turn %d (%s), %s, %s", terminal.Name(c.What), t.Number, t.ID, t.Result,
+		vouched(t))
+	if n > 1 || rep.Objects > 0 {
+		line += fmt.Sprintf("; verified: %s, %s", terminal.Plural(n, "turn", "turns"),
+			terminal.Plural(rep.Objects, "object", "objects"))
+	}
+	if rep.Heads > 0 {
+		line += ", " + terminal.Plural(rep.Heads, "head", "heads")
+	}
+	alone := 0
+	for _, t := range rep.Turns {
+		if len(t.Vouchers) == 1 {
+			alone++
+		}
+	}
+	if n > 1 {
+		line += fmt.Sprintf("; %d of %d signed by the node alone", alone, n)
+	}
+	terminal.Println(w, line)
+}
+
+// vouched says who signed a turn, and when the node did.
 func vouched(t turnstone.VerifiedTurn) string {
+	line := "signed by " + voucher(t.Vouchers[0])
+	at := " on " + t.Time.UTC().Format(time.RFC3339)
+	switch {
+	case len(t.Vouchers) == 1:
+		return line + " alone" + at + ", because the caller had no key"
+	case t.Vouchers[1].Later: // at an unknown time
+		return line + at + ", and later by " + voucher(t.Vouchers[1])
+	}
+	return line + " and " + voucher(t.Vouchers[1]) + at
+}
+
+// voucher names a key with its role: "node build1 (SHA256:…)".
+func voucher(v turnstone.Voucher) string {
+	who := v.Role
+	if v.Name != "" {
+		who += " " + terminal.Name(v.Name)
+	}
+	return who + " (" + v.Key + ")"
+}
+
+// A group is the turns that the same keys signed.
+type group struct {
+	by    string
+	turns []int // numbers
+}
+
+// groups returns the turns by their signers: those that the node alone signed come first.
+func groups(turns []turnstone.VerifiedTurn) (all []group) {
+	at := map[string]int{}
+	for _, t := range turns {
+		by := briefly(t.Vouchers)
+		i, known := at[by]
+		if !known {
+			i = len(all)
+			at[by] = i
+			all = append(all, group{by: by})
+		}
+		all[i].turns = append(all[i].turns, t.Number)
+	}
+	slices.SortStableFunc(all, func(a, b group) int {
+		return cmp.Compare(strings.Count(a.by, " + "), strings.Count(b.by, " + "))
+	})
+	return all
+}
+
+// briefly names the signers of a turn: by their names, or by the beginnings of their keys.
+func briefly(vouchers []turnstone.Voucher) string {
 	var by []string
-	for _, v := range t.Vouchers {
-		who := v.Role
+	for _, v := range vouchers {
+		who := v.Role + " " + v.Key[:min(len(v.Key), 15)]
 		if v.Name != "" {
-			who += " " + terminal.Name(v.Name)
+			who = v.Role + " " + terminal.Name(v.Name)
 		}
 		if v.Later {
 			who = "later " + who
 		}
-		by = append(by, fmt.Sprintf("%s (%s)", who, v.Key))
+		by = append(by, who)
 	}
-	line := "signed by " + strings.Join(by, " and ")
 	if len(by) == 1 {
-		line += " alone, because the caller had no key"
+		return by[0] + " alone"
 	}
-	return line + " on " + t.Time.UTC().Format(time.RFC3339)
+	return strings.Join(by, " + ")
+}
+
+// ranges writes numbers in order: "1-3, 7".
+func ranges(numbers []int) string {
+	numbers = slices.Sorted(slices.Values(numbers))
+	var parts []string
+	for i := 0; i < len(numbers); {
+		last := i
+		for last+1 < len(numbers) && numbers[last+1] == numbers[last]+1 {
+			last++
+		}
+		part := fmt.Sprint(numbers[i])
+		if last > i {
+			part += fmt.Sprintf("-%d", numbers[last])
+		}
+		parts, i = append(parts, part), last+1
+	}
+	return strings.Join(parts, ", ")
 }

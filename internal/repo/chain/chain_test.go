@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/chain"
@@ -201,29 +202,87 @@ func TestSignTurn(t *testing.T) {
 	ring := chain.Ring(p.Repo.Dir, nil)
 	ok[*key.Signer](t)(ring.Make(t.Context(), key.Caller, nil))
 	receipt := ok[[]byte](t)(p.Repo.Receipt(t.Context(), "story@2"))
-	ok[turnstone.Turn](t)(chain.SignTurn(t.Context(), p.Repo, "story@2"))
+	what := ok[*turnstone.VerifiedTurn](t)(chain.SignTurn(t.Context(), p.Repo, "story@2"))
+	if what.Number != 2 || len(what.Vouchers) != 2 || !what.Vouchers[1].Later {
+		t.Errorf("%+v", what)
+	}
 	rep := verify(t, p.Repo, "story", true)
 	if two := rep.Turns[2]; !rep.OK || two.Number != 2 || len(two.Vouchers) != 2 ||
 		!two.Vouchers[1].Later || two.Statement != before.Turns[1].Statement {
 		t.Errorf("%+v", rep)
 	}
-	signed := ok[[]byte](t)(chain.SignReceipt(t.Context(), ring, "r.md", receipt))
+	signed, what, err := chain.SignReceipt(t.Context(), ring, "r.md", receipt)
+	if err != nil || what.Number != 2 || what.Vouchers[1].Role != string(key.Caller) {
+		t.Fatal(what, err)
+	}
 	if now := ok[[]byte](t)(p.Repo.Receipt(t.Context(), "story@2")); !bytes.Equal(now, signed) {
 		t.Errorf("%s\n%s", now, signed)
 	}
 	_, twice := chain.SignTurn(t.Context(), p.Repo, "story@2")
-	_, again := chain.SignReceipt(t.Context(), ring, "r.md", signed)
+	_, _, again := chain.SignReceipt(t.Context(), ring, "r.md", signed)
 	if turnstone.KindOf(twice) != turnstone.KindInvalid ||
 		turnstone.KindOf(again) != turnstone.KindInvalid {
 		t.Errorf("twice: %v, %v", twice, again)
 	}
 	change(t, p, `UPDATE turns SET title = 'x' WHERE number = 4`)
 	_, turnErr := chain.SignTurn(t.Context(), p.Repo, "story@4")
-	_, receiptErr := chain.SignReceipt(t.Context(), ring, "r.md",
+	_, _, receiptErr := chain.SignReceipt(t.Context(), ring, "r.md",
 		bytes.Replace(receipt, []byte("# Turn"), []byte("# Turm"), 1))
 	if turnstone.KindOf(turnErr) != turnstone.KindIntegrity ||
 		turnstone.KindOf(receiptErr) != turnstone.KindIntegrity {
 		t.Errorf("what does not verify is signed: %v, %v", turnErr, receiptErr)
+	}
+}
+
+// TestLyingNode: a node whose key is trusted signs a statement that says something else than the text
+// of its receipt, or of a turn that it keeps. It does not verify, and the caller does not sign it.
+func TestLyingNode(t *testing.T) {
+	p := story(t)
+	ring := chain.Ring(p.Repo.Dir, nil)
+	ok[*key.Signer](t)(ring.Make(t.Context(), key.Caller, nil))
+	node := ok[*key.Signer](t)(ring.NodeKey(t.Context()))
+	trust := ok[*key.Trust](t)(ring.List())
+	receipt := ok[[]byte](t)(p.Repo.Receipt(t.Context(), "story@2"))
+	forge := func(text []byte, lie func(*proof.Statement)) []byte {
+		_, s, err := proof.OpenText(t.Context(), "r.md", receipt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Subjects.Receipt = turnstone.DigestBytes(text)
+		lie(s.Statement)
+		return proof.Attach(text, ok[*proof.Signed](t)(proof.Sign(t.Context(), s.Statement, node)))
+	}
+	text, _, err := proof.OpenText(t.Context(), "r.md", receipt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := turnstone.DigestBytes([]byte("other"))
+	for name, file := range map[string][]byte{
+		"document: ": forge(text, func(s *proof.Statement) { s.Predicate.Document = other }),
+		"result: ": forge(text, func(s *proof.Statement) {
+			s.Predicate.Turn.Result = turnstone.ResultFailed
+		}),
+		"number: ":  forge(text, func(s *proof.Statement) { s.Predicate.Turn.Number = 7 }),
+		"FS hash: ": forge(text, func(s *proof.Statement) { s.Subjects.FS = other }),
+		"parents: ": forge(text, func(s *proof.Statement) { s.Predicate.Parents = nil }),
+		"determinism: ": forge(text, func(s *proof.Statement) {
+			s.Predicate.Determinism = &proof.Determinism{Tier: "strict", Seed: "1",
+				Clock: s.Predicate.Time}
+		}),
+		"is no receipt": forge([]byte("# Paid\n"), func(*proof.Statement) {}),
+	} {
+		rep := chain.VerifyReceipt(t.Context(), "r.md", file, trust)
+		if rep.OK || len(rep.Problems) != 1 || !strings.Contains(rep.Problems[0].Error, name) {
+			t.Errorf("%s: %+v", name, rep.Problems)
+		}
+		_, _, err := chain.SignReceipt(t.Context(), ring, "r.md", file)
+		if turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
+			t.Errorf("%s: the caller signs it: %v", name, err)
+		}
+	}
+	same := forge(text, func(*proof.Statement) {})
+	if rep := chain.VerifyReceipt(t.Context(), "r.md", same, trust); !rep.OK {
+		t.Errorf("%+v", rep.Problems)
 	}
 }
 

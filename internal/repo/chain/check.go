@@ -15,6 +15,9 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 )
 
+// maxReceipt bounds a stored receipt, in bytes.
+const maxReceipt = 8 * document.MaxFile
+
 // ParentOf returns a turn of the session by its ID.
 type ParentOf = func(context.Context, turnstone.TurnID) (turnstone.Turn, error)
 
@@ -96,7 +99,7 @@ func compareTurn(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn, s
 // checkReceipt checks that the stored receipt is the text that the evidence follows.
 func checkReceipt(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
 	rec *turnstone.TurnRecord) error {
-	text, err := cs.Read(ctx, rec.Receipt, 8*document.MaxFile)
+	text, err := cs.Read(ctx, rec.Receipt, maxReceipt)
 	if err == nil && turnstone.DigestBytes(text) != rec.Receipt.Digest {
 		err = fmt.Errorf("it is not %s", rec.Receipt.Digest.Short())
 	}

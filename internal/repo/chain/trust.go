@@ -1,11 +1,9 @@
 package chain
 
 import (
-	"context"
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -54,30 +52,4 @@ func trustNamed(t *key.Trust, n string) error {
 			WithHint("name a file in the format allowed_signers, a line of one, or a key")
 	}
 	return err
-}
-
-// VerifyReceipt checks a receipt by itself. What does not verify is in the report.
-func VerifyReceipt(ctx context.Context, name string, file []byte,
-	trust *key.Trust) *turnstone.VerifyReport {
-	v := &verifier{req: Request{Trust: trust}, report: &turnstone.VerifyReport{Signed: true,
-		Turns: []turnstone.VerifiedTurn{}, Problems: []turnstone.VerifyProblem{}}}
-	s, err := proof.OpenReceipt(ctx, name, file)
-	if err != nil {
-		v.problem(name, err)
-		return v.report
-	}
-	p := &s.Predicate
-	rep := turnstone.VerifiedTurn{ID: p.Turn.ID, Session: p.Turn.Session, Number: p.Turn.Number,
-		Branch: p.Turn.Branch, Result: p.Turn.Result, Receipt: s.Subjects.Receipt,
-		Statement: s.Link, Time: p.Time, Parents: []turnstone.Digest{}}
-	for _, parent := range p.Parents {
-		rep.Parents = append(rep.Parents, parent.Statement)
-	}
-	if rep.Vouchers, err = s.Vouch(trust); err != nil {
-		rep.Vouchers = []turnstone.Voucher{}
-		v.problem(name, err)
-	}
-	v.report.Turns = append(v.report.Turns, rep)
-	v.report.OK = len(v.report.Problems) == 0
-	return v.report
 }

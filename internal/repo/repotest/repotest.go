@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
 	"turnstone.dev/turnstone/internal/repo"
@@ -110,8 +111,12 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 		Result: turnstone.ResultPassed}
 	// first, because it may build a template, in which contents are then looked up
 	st := leave(batch, rec)
-	rec.Receipt = p.Content(batch, fmt.Sprintf("# Turn %d\n", t.Number))
-	rec.Document = rec.Receipt
+	text := fmt.Sprintf("# Turn %d\n", t.Number)
+	doc := OK[*document.Document](p.T)(document.Parse("turn.md", []byte(text)))
+	rec.Document = p.Content(batch, text)
+	rec.Receipt = p.Content(batch, string(doc.Receipt(document.TurnInfo{ID: t.ID, Number: t.Number,
+		Session: s.Label(), Branch: branch, Parents: t.Parents, Started: t.Started,
+		Template: rec.Template, Result: rec.Result, FSHash: st.Tree.Hash}, nil)))
 	st.Format, rec.Image = repo.StateFormat, st.Image
 	put := func(v any) turnstone.Digest {
 		b := OK[[]byte](p.T)(json.Marshal(v))
