@@ -51,6 +51,9 @@ func (b *bench) corpus(ctx context.Context) error {
 	}
 	c := census{runner: r, runs: b.runs, verdicts: map[turnstone.Tier]map[string]*verdict{}}
 	for _, tier := range turnstone.Tiers() {
+		if b.tierOnly != "" && string(tier) != b.tierOnly {
+			continue
+		}
 		c.verdicts[tier] = map[string]*verdict{}
 		for _, g := range groups {
 			if b.groups != "" && !slices.Contains(strings.Split(b.groups, ","), g.Name) {

@@ -43,6 +43,7 @@ func main() {
 	flag.IntVar(&b.clones, "forks", 100, "number of clones of the part forks")
 	flag.StringVar(&b.groups, "groups", "",
 		"groups of the part determinism, separated by commas; default: all")
+	flag.StringVar(&b.tierOnly, "tier", "", "tier of the part determinism; default: both")
 	flag.StringVar(&b.only, "only", "", "parts to measure, separated by commas; default: all except determinism")
 	flag.StringVar(&b.kernel, "kernel", "",
 		"a guest kernel for tests, for the part substrates where KVM runs no stock kernel")
@@ -56,7 +57,7 @@ func main() {
 type bench struct {
 	turn, floors, stream string
 	only, substrate      string
-	groups               string
+	groups, tierOnly     string
 	kernel, accel        string // accel of the QEMU whose floor is measured; empty: any
 	state                turnstone.Bytes
 	runs, depth, clones  int
