@@ -23,6 +23,9 @@ type Determinism struct {
 	Script []Call `json:"-"`
 	// Limit bounds the time of the script on the host; 0: an hour.
 	Limit time.Duration `json:"-"`
+	// Memory bounds what the machine takes of the host's memory: its own, and the disks that the
+	// substrate keeps there; 0: no bound. More is an error of kind Exhausted, before the start.
+	Memory turnstone.Bytes `json:"-"`
 }
 
 // A Call is a command of a script.

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -19,6 +20,9 @@ func (r *Request) deterministic() bool {
 	}
 	return r.Document.Front.Deterministic
 }
+
+// bootTime bounds the boot of a machine of the tier strict, in seconds of its own time.
+const bootTime = 60
 
 // determine sets what p runs with if req is deterministic, and rejects what no tier guarantees.
 func (p *Plan) determine(req Request) error {
@@ -43,6 +47,11 @@ func (p *Plan) determine(req Request) error {
 	if err := d.Validate(); err != nil {
 		return turnstone.NewError(op, turnstone.KindInvalid, "--deterministic", err).
 			WithHint("see `turn run --help` for --seed and --clock")
+	}
+	if tier == turnstone.TierStrict && d.Clock.Unix() < bootTime {
+		return invalid("clock", "%s is in the first minute of 1970, and Linux sets no time before "+
+			"its own start", d.Clock.Format(time.RFC3339)).
+			WithHint("use a later clock, or --tier seeded")
 	}
 	p.Determinism = d
 	if _, mode := mergeRules(req, front); p.Wants.Network == nil && !mode.Replay {

@@ -86,8 +86,10 @@ func TestDeterministicRefusals(t *testing.T) {
 		"microvm gvisor": {"isolation: microvm\n", func(r *Request) { r.Substrate = driver.GVisor },
 			"gvisor is not a microVM", "--substrate qemu or auto"},
 		"clock": {"", func(r *Request) { r.Clock = time.Unix(-1, 0) }, "is before 1970", "--clock"},
-		"seed":  {"", func(r *Request) { r.Seed = &seed }, "is greater than", "--seed"},
-		"tier":  {"", func(r *Request) { r.Tier = "fast" }, `"fast" is not a tier`, "--help"},
+		"clock of strict": {"tier: strict\nclock: 1970-01-01T00:00:59Z\n", nil, "first minute of 1970",
+			"later clock"},
+		"seed": {"", func(r *Request) { r.Seed = &seed }, "is greater than", "--seed"},
+		"tier": {"", func(r *Request) { r.Tier = "fast" }, `"fast" is not a tier`, "--help"},
 	} {
 		_, err := deterministicOf(t, c.front, c.change)
 		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), c.says) ||

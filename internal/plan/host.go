@@ -52,12 +52,32 @@ func (p *Plan) fitLimits() error {
 	case p.Timeout > time.Duration(l.Timeout):
 		return beyond("timeout", p.Timeout, time.Duration(l.Timeout))
 	}
+	if d := p.Determinism; d != nil && d.Tier == turnstone.TierStrict {
+		if err := p.fitInMemory(); err != nil {
+			return err
+		}
+	}
 	// The operator may have raised the limit above the machine's memory.
 	if has := config.HostOf("").Memory; has > 0 && p.Shape.Memory > has {
 		return invalid("memory", "%s is more than the %s that this machine has",
 			p.Shape.Memory.Human(), has.Human())
 	}
 	return nil
+}
+
+// fitInMemory rejects a machine of the tier strict, whose disk is in the host's memory, if both
+// together exceed the limit. A default disk is not reduced: programs see its size, and the turn would
+// differ from host to host. Layers and scripts are added when their sizes are known.
+func (p *Plan) fitInMemory() error {
+	both, limit := p.Shape.Memory+p.Shape.Disk, turnstone.Bytes(p.Host.Limits.Memory)
+	if both <= limit {
+		return nil
+	}
+	return turnstone.Errorf(op, turnstone.KindInvalid, "memory and disk", "%s and %s are more than "+
+		"the %s of memory that this host gives a sandbox; the disk of a machine of the tier "+
+		"strict is in memory", p.Shape.Memory.Human(), p.Shape.Disk.Human(), limit.Human()).
+		WithHint(fmt.Sprintf("ask for less with memory: or disk:, or raise memory in [limits] of %s "+
+			"in the state directory", config.File))
 }
 
 func beyond(key string, asked, limit any) error {

@@ -22,6 +22,37 @@ func admitted(t *testing.T, configuration string, req Request) (*Plan, error) {
 	return Make(&Authority{Request: req, Host: host}, "", "/workspace")
 }
 
+// TestLimitsOfStrict: the disk of a machine of the tier strict counts as memory.
+func TestLimitsOfStrict(t *testing.T) {
+	const small = "[limits]\nmemory = \"2GiB\"\ndisk = \"100GiB\"\n"
+	const strict = "deterministic: true\ntier: strict\n"
+	for front, says := range map[string]string{
+		strict:                                           "1.0 GiB and 4.0 GiB are more than the 2.0 GiB of memory",
+		strict + "disk: 50GiB":                           "1.0 GiB and 50.0 GiB are more than the 2.0 GiB of memory",
+		strict + "memory: 2GiB\ndisk: 16MiB":             "2.0 GiB and 16.0 MiB are more than",
+		strict + "disk: 1GiB":                            "",
+		strict + "memory: 512MiB\ndisk: 1536MiB":         "",
+		"disk: 50GiB":                                    "",
+		"deterministic: true\ntier: seeded\ndisk: 50GiB": "",
+	} {
+		req := Request{Document: parse(t, "---\n"+front+"\n---\n")}
+		p, err := admitted(t, small, req)
+		if says == "" {
+			if err != nil {
+				t.Errorf("%q: %v", front, err)
+			} else {
+				p.Close()
+			}
+			continue
+		}
+		if turnstone.KindOf(err) != turnstone.KindInvalid ||
+			!strings.Contains(err.Error(), says) ||
+			!strings.Contains(turnstone.HintOf(err), "disk:") {
+			t.Errorf("%q: %v (%s), want %q", front, err, turnstone.HintOf(err), says)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	const small = "[limits]\ncpus = 1\nmemory = \"512MiB\"\ndisk = \"1GiB\"\ntimeout = \"10m\"\n"
 	for name, c := range map[string]struct {

@@ -97,6 +97,7 @@ func addScript(ctx context.Context, req *sandbox.Request, su Setup, base Base) e
 		calls = slices.Concat([]substrate.Call{first}, calls)
 	}
 	req.Script, req.Limit = calls, su.Plan.Timeout
+	req.Memory = turnstone.Bytes(su.Plan.Host.Limits.Memory)
 	return nil
 }
 

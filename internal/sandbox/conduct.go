@@ -30,6 +30,7 @@ func (req *Request) conduct(src *Source) error {
 	}
 	own := *d
 	own.Script, own.Limit = slices.Concat([]substrate.Call{first}, req.Script), req.Limit
+	own.Memory = req.Memory
 	src.Machine.Determinism = &own
 	req.Progress("the steps run under an instruction clock; their output follows at the end")
 	return nil

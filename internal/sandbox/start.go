@@ -59,9 +59,11 @@ type Request struct {
 	// Determinism makes the machine deterministic, and its identity part of that; nil: neither.
 	Determinism *turnstone.Determinism
 	// Script is what the sandbox does before its host is connected, after its configuration; only
-	// for a deterministic machine of the tier strict. Limit bounds its time.
+	// for a deterministic machine of the tier strict. Limit bounds its time, and Memory what it
+	// takes of the host's memory, with its disks; 0: no bound.
 	Script []substrate.Call
 	Limit  time.Duration
+	Memory turnstone.Bytes
 
 	Driver string // "auto" or a substrate's name
 	Needs  driver.Needs

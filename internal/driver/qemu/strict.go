@@ -211,6 +211,7 @@ func strictKernelArgs(d *substrate.Determinism, disks []string) string {
 // their addresses.
 func (s *Substrate) strictFiles(ctx context.Context, m substrate.Machine) (f files,
 	disks []memoryDisk, err error) {
+	room := roomFor(m)
 	if f.ram, err = memory("ram"); err == nil {
 		err = prepareMemory(f.ram, int64(m.Shape.Memory))
 	}
@@ -221,7 +222,7 @@ func (s *Substrate) strictFiles(ctx context.Context, m substrate.Machine) (f fil
 		f.initramfs, err = os.Open(m.Initramfs)
 	}
 	if err == nil {
-		f.root, err = readable(ctx, m.Root)
+		f.root, err = readable(ctx, m.Root, room)
 	}
 	if err == nil {
 		f.scratch, err = s.strictScratch(ctx, m.Shape.Disk)
@@ -240,16 +241,22 @@ func (s *Substrate) strictFiles(ctx context.Context, m substrate.Machine) (f fil
 		return nil
 	}
 	if len(m.Determinism.Script) > 0 {
-		file, err := scriptDisk(m.Determinism.Script)
+		err := room.take(guest.Size(m.Determinism.Script))
+		var file *os.File
+		if err == nil {
+			file, err = scriptDisk(m.Determinism.Script)
+		}
 		if err := add(guest.Disk, file, err); err != nil {
 			return f, nil, err
 		}
 	}
 	layers, err := disk.OpenLayers(strictOp, m.Layers)
 	for i, layer := range layers {
-		file, copyErr := copyLayer(ctx, layer)
+		if err == nil {
+			file, copyErr := copyLayer(ctx, layer, room)
+			err = add(substrate.LayerSerial(i), file, copyErr)
+		}
 		_ = layer.Close()
-		err = errors.Join(err, add(substrate.LayerSerial(i), file, copyErr))
 	}
 	if err != nil {
 		return f, nil, err
@@ -263,6 +270,34 @@ func (s *Substrate) strictFiles(ctx context.Context, m substrate.Machine) (f fil
 		disks[i].size = st.Size()
 	}
 	return f, disks, nil
+}
+
+// A room is the part of Determinism.Memory that is left for copies.
+type room struct{ bound, left int64 }
+
+// roomFor returns the room beside m's memory and disk; nil: no bound.
+func roomFor(m substrate.Machine) *room {
+	bound := int64(m.Determinism.Memory)
+	if bound == 0 {
+		return nil
+	}
+	return &room{bound, bound - int64(m.Shape.Memory) - int64(m.Shape.Disk)}
+}
+
+// take takes size bytes of r, or returns an error of kind Exhausted.
+func (r *room) take(size int64) error {
+	if r == nil {
+		return nil
+	}
+	if r.left -= size; r.left >= 0 {
+		return nil
+	}
+	return turnstone.Errorf(strictOp, turnstone.KindExhausted, "memory",
+		"the machine, its disk, its layers and its commands need %s more than the %s that this "+
+			"host gives a sandbox; a deterministic machine has its disks in memory",
+		turnstone.Bytes(-r.left).Human(), turnstone.Bytes(r.bound).Human()).
+		WithHint("ask for less with memory: or disk:, or raise memory in [limits] of the host's " +
+			"configuration")
 }
 
 // strictScratch returns an empty file system in memory.
@@ -280,7 +315,7 @@ func (s *Substrate) strictScratch(ctx context.Context, size turnstone.Bytes) (*o
 }
 
 // readable returns the image at path, or a copy in memory if the machine's QEMU could not map it.
-func readable(ctx context.Context, path string) (*os.File, error) {
+func readable(ctx context.Context, path string, room *room) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -295,12 +330,18 @@ func readable(ctx context.Context, path string) (*os.File, error) {
 		return f, nil
 	}
 	defer f.Close()
+	if err := room.take(st.Blocks * 512); err != nil {
+		return nil, err
+	}
 	return inMemory("root", func(to *os.File) error { return disk.CopySparse(ctx, to, f) })
 }
 
 // copyLayer returns the used part of a layer's image, which fills its slot with a hole.
-func copyLayer(ctx context.Context, layer *os.File) (*os.File, error) {
+func copyLayer(ctx context.Context, layer *os.File, room *room) (*os.File, error) {
 	size, err := erofsSize(layer)
+	if err == nil {
+		err = room.take(size)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,16 @@ type head struct {
 	Continue bool            `json:"continue,omitempty"`
 }
 
+// Size returns at least the number of bytes that Encode writes.
+func Size(calls []substrate.Call) int64 {
+	const around = 1 << 10 // of a call, beside its parameters and its data
+	n := int64(around)
+	for _, c := range calls {
+		n += c.Size + int64(len(c.Method)) + 6*int64(len(c.Params)) + around
+	}
+	return n
+}
+
 // Encode writes calls to w. The same calls result in the same bytes.
 func Encode(w io.Writer, calls []substrate.Call) error {
 	if len(calls) > maxCalls {
