@@ -81,8 +81,8 @@ func (a *App) Main(grammar any, args []string) int {
 	return a.report(kctx.Run(a))
 }
 
-// withoutEmptyChoice rewords kong's error about a value that is none of a flag's choices: the first
-// choice of a flag without a default is the empty value, which nobody means to give.
+// withoutEmptyChoice removes the empty value from the choices that kong's error lists. The empty
+// value is the default of a flag that may be absent; it is not a choice for users.
 func withoutEmptyChoice(err error) error {
 	const one = " must be one of "
 	if text := err.Error(); strings.Contains(text, one+`"",`) {

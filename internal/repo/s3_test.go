@@ -23,7 +23,7 @@ func TestStoreInABucket(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+addr)
 	t.Setenv("AWS_REGION", "us-east-1")
 	ctx := t.Context()
-	const place = "s3://turns/team/a"
+	const place = "s3://turns/prefix/a"
 	p := repotest.On(t, repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, place))
 	s := p.Session("s")
 	large := repotest.Random(3<<20, 5)
@@ -62,7 +62,7 @@ func TestStoreInABucket(t *testing.T) {
 		!strings.Contains(turnstone.HintOf(err), "its own prefix") {
 		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
 	}
-	other = repotest.OpenAt(other.Dir, "s3://turns/team/b")
+	other = repotest.OpenAt(other.Dir, "s3://turns/prefix/b")
 	ok[[]turnstone.SessionInfo](t)(other.Sessions(ctx))
 	_ = other.Close()
 
@@ -71,7 +71,7 @@ func TestStoreInABucket(t *testing.T) {
 	var mu sync.Mutex
 	in := 0
 	for range 6 {
-		x := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, "s3://turns/team/c")
+		x := repotest.OpenAt(&statedir.Dir{Root: t.TempDir()}, "s3://turns/prefix/c")
 		wg.Go(func() {
 			_, err := x.Sessions(ctx)
 			_ = x.Close()

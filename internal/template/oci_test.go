@@ -39,7 +39,7 @@ func TestImages(t *testing.T) {
 	srv := httptest.NewServer(h)
 	reg := &ocitest.Registry{Host: strings.TrimPrefix(srv.URL, "http://"), URL: srv.URL}
 	config := ocitest.Config{Env: []string{"A=1", "A=2", "bad-name=x", "PATH=/bin"},
-		Workdir: "/work/", User: "7:8"}
+		Workdir: "/app/", User: "7:8"}
 	digest := reg.Push(t, "x:1", ocitest.Image(t, config, bashLayer(t, ocitest.File("one", "1"))))
 
 	s := NewStore(t.TempDir())
@@ -53,7 +53,7 @@ func TestImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	pinned := name + "@" + string(digest)
-	if spec.Name != pinned || spec.User != "7:8" || spec.Workdir != "/work" || len(spec.Env) != 2 ||
+	if spec.Name != pinned || spec.User != "7:8" || spec.Workdir != "/app" || len(spec.Env) != 2 ||
 		spec.Env["A"] != "2" {
 		t.Errorf("%+v", spec)
 	}
@@ -61,7 +61,7 @@ func TestImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tmpl.User != "7:8" || tmpl.Workdir != "/work" ||
+	if tmpl.User != "7:8" || tmpl.Workdir != "/app" ||
 		!slices.Equal(tmpl.EnvList(), []string{"A=2", "PATH=/bin"}) {
 		t.Errorf("%+v", tmpl)
 	}

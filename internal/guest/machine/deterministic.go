@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The door of gVisor's kernel, with Turnstone's additions: see runsc/README.md.
+// The option of prctl(2) that makes a sandbox of Turnstone's runsc deterministic, and the size of its
+// seed: see runsc/README.md.
 const (
 	prctlDeterministic = 0x5475726e
 	seedSize           = 32
