@@ -40,10 +40,10 @@ type checkedStep struct {
 	Skip     bool   `json:"skip"`
 }
 
-// A logReport is the output of turn log.
-type logReport struct {
-	*turnstone.Graph
-	Heads []turnstone.LoggedHead `json:"heads,omitempty"` // with --heads
+// A headsReport is the output of turn log --heads.
+type headsReport struct {
+	Session turnstone.Session      `json:"session"`
+	Heads   []turnstone.LoggedHead `json:"heads"` // oldest first
 }
 
 // A turnReport is the output of turn show.

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -20,7 +21,7 @@ type logCmd struct {
 	Graph bool `help:"Draw the tree of turns."`
 	Heads bool `help:"Print the signed log of the branches' heads."`
 	Max   int  `short:"n" help:"Print at most this many turns (default: all)." placeholder:"N"`
-	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON."`
+	JSON  bool `name:"json" help:"Print the turns, branches and tags as JSON, or the heads."`
 }
 
 // Help returns the text below the command's summary.
@@ -43,28 +44,40 @@ func (c *logCmd) Examples() []string {
 	}
 }
 
+// Validate is called by kong.
+func (c *logCmd) Validate() error {
+	if c.Heads && (c.Graph || c.Max != 0) {
+		return errors.New("--heads cannot be used with --graph or -n")
+	}
+	return nil
+}
+
 // Run lists the turns.
 func (c *logCmd) Run(a *cli.App) error {
 	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
 		if err != nil || !c.Heads {
-			return a.Result(logReport{Graph: log}, err, func(w io.Writer) { c.print(w, log) })
+			return a.Result(log, err, func(w io.Writer) { c.print(w, log) })
 		}
 		heads, err := x.Heads(ctx, string(log.Session.ID))
-		return a.Result(logReport{log, heads}, err, func(w io.Writer) { printHeads(w, heads) })
+		a.Command = "log heads"
+		return a.Result(headsReport{log.Session, heads}, err, func(w io.Writer) {
+			printHeads(w, heads)
+		})
 	})
 }
 
-// printHeads prints the log of heads.
+// printHeads prints the log of heads. Digests are whole: they are compared with those elsewhere.
 func printHeads(w io.Writer, heads []turnstone.LoggedHead) {
-	for _, h := range heads {
-		what := "removed"
-		if h.Turn != "" {
-			what = fmt.Sprintf("%s %s", shortID(h.Turn), cmp.Or(h.Statement.Short(), "not signed"))
-		}
-		terminal.Println(w, fmt.Sprintf("%d %s %s %s %s", h.Sequence, h.Digest.Short(),
-			h.Time.Format(time.RFC3339), terminal.Name(h.Branch), what))
-	}
+	terminal.List(w, false, "NUMBER\tENTRY\tTIME\tBRANCH\tTURN\tSTATEMENT", heads,
+		func(h turnstone.LoggedHead) []any {
+			turn, statement := cmp.Or(string(h.Turn), "removed"), "not signed"
+			if h.Turn == "" || h.Statement != "" {
+				statement = string(h.Statement)
+			}
+			return []any{h.Sequence, h.Digest, h.Time.Format(time.RFC3339),
+				terminal.Name(h.Branch), turn, statement}
+		})
 }
 
 func (c *logCmd) print(w io.Writer, log *turnstone.Graph) {

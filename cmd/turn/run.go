@@ -32,6 +32,8 @@ type runCmd struct {
 
 	Commands bool `help:"List the commands of each step in the receipt."`
 
+	NoEvidence bool `help:"Print the receipt without its signatures."`
+
 	Session  *string  `help:"Add the turn to this session; create it if needed." placeholder:"NAME"`
 	Branch   string   `help:"Use this branch of the session (default: main)." placeholder:"NAME"`
 	Secret   []string `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
@@ -104,6 +106,8 @@ func (c *runCmd) Validate() error {
 		return errors.New("one document at a time; only receipts with --frozen may be several")
 	case c.Write && c.Output != "":
 		return errors.New("-w and -o cannot be used together")
+	case c.NoEvidence && (c.Write || c.Output != ""):
+		return errors.New("--no-evidence is for receipts on standard output, not for -w and -o")
 	case c.Write && c.File == "-":
 		return errors.New("-w requires a file: standard input cannot be written")
 	case c.Times != 0 && (c.Times < 2 || c.Times > 100):
@@ -119,7 +123,7 @@ func (c *runCmd) validateFrozen() error {
 	for flag, set := range map[string]bool{"-w": c.Write, "-o": c.Output != "",
 		"--branch": c.Branch != "", "--lifetime": c.Lifetime != "", "--home": c.Home != "",
 		"--snapshot": c.Snapshot != "", "--get": len(c.Get) > 0, "--commands": c.Commands,
-		"--times": c.Times != 0} {
+		"--times": c.Times != 0, "--no-evidence": c.NoEvidence} {
 		if set {
 			return fmt.Errorf("%s cannot be used with --frozen, which keeps nothing", flag)
 		}
@@ -303,6 +307,10 @@ func (c *runCmd) deliver(a *cli.App, turn *turnstone.TurnReport, out *cli.Output
 		if err := out.Write([]byte(turn.Receipt)); err != nil {
 			return fmt.Errorf("%s: %w", out.Named, err)
 		}
+	}
+	if c.NoEvidence {
+		text, _, _ := document.CutEvidence([]byte(turn.Receipt))
+		turn.Receipt = string(text)
 	}
 	if c.JSON {
 		return a.WriteJSON(turn)

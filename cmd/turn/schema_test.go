@@ -43,7 +43,8 @@ var printed = map[string]reflect.Type{
 	"replay range": reflect.TypeFor[turnstone.RangeReport](),
 	"run frozen":   reflect.TypeFor[proofcmd.FrozenReport](),
 	"replay":       reflect.TypeFor[turnstone.ReplayReport](),
-	"log":          reflect.TypeFor[logReport](), "show": reflect.TypeFor[turnReport](),
+	"log":          reflect.TypeFor[turnstone.Graph](),
+	"log heads":    reflect.TypeFor[headsReport](), "show": reflect.TypeFor[turnReport](),
 	"diff": reflect.TypeFor[turnstone.StateDiff](),
 	"fork": reflect.TypeFor[turnstone.Branch](), "merge": reflect.TypeFor[turnstone.MergeReport](),
 	"ls": reflect.TypeFor[turnstone.FileInfo](),
@@ -85,7 +86,7 @@ var printed = map[string]reflect.Type{
 }
 
 // modes are the flags with which a command prints another type than without them.
-var modes = map[string]string{"run frozen": "run --frozen",
+var modes = map[string]string{"run frozen": "run --frozen", "log heads": "log --heads",
 	"replay range": "replay --on-head"}
 
 // words are the types whose values are a fixed set of words.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -19,7 +20,9 @@ type showCmd struct {
 	Ref string `arg:"" help:"Turn: SESSION, SESSION@N, SESSION@BRANCH or an ID."`
 
 	Receipt bool `help:"Print the turn's receipt."`
-	Files   bool `help:"List the changed files."`
+
+	NoEvidence bool `help:"Print the receipt without its signatures."`
+	Files      bool `help:"List the changed files."`
 	// The trace is that of the turn; the table of a receipt is made only on request.
 	Commands bool `help:"List the commands that ran."`
 	JSON     bool `name:"json" help:"Print JSON; --commands adds the commands."`
@@ -57,6 +60,8 @@ func (c *showCmd) Validate() error {
 		return errTwoForms
 	case c.Commands && (c.Files || c.Receipt):
 		return errors.New("--commands cannot be used with --files or --receipt")
+	case c.NoEvidence && !c.Receipt:
+		return errors.New("--no-evidence needs --receipt")
 	}
 	return nil
 }
@@ -68,6 +73,9 @@ func (c *showCmd) Run(a *cli.App) error {
 			receipt, err := x.Receipt(ctx, c.Ref)
 			if err != nil {
 				return err
+			}
+			if c.NoEvidence {
+				receipt, _, _ = document.CutEvidence(receipt)
 			}
 			_, err = io.WriteString(a.Stdout, terminal.Text(a.Stdout, string(receipt)))
 			return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"os"
 
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
@@ -28,9 +29,16 @@ func Write(ctx context.Context, w io.Writer, read Read) error {
 	})
 }
 
+// The standard variables with an endpoint: for all signals, and for traces.
+const (
+	varAll    = "OTEL_EXPORTER_OTLP_ENDPOINT"
+	varTraces = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+)
+
 // Send sends a trace to the collector at endpoint, a URL; without a path, /v1/traces is added. An
 // empty endpoint is that of the standard variables OTEL_EXPORTER_OTLP_*, which also set headers,
-// certificates, compression and the time limit.
+// certificates, compression and the time limit. The error is of kind Invalid if the endpoint is no
+// URL, or if it is empty and no variable has one.
 func Send(ctx context.Context, endpoint string, read Read) error {
 	var opts []otlptracehttp.Option
 	if endpoint != "" {
@@ -44,6 +52,11 @@ func Send(ctx context.Context, endpoint string, read Read) error {
 			u.Path = "/v1/traces"
 		}
 		opts = append(opts, otlptracehttp.WithEndpointURL(u.String()))
+	} else if os.Getenv(varTraces) == "" && os.Getenv(varAll) == "" {
+		// The client would send to this host, where nobody has said that a collector is.
+		return turnstone.Errorf("otlp.send", turnstone.KindInvalid, "the environment",
+			"has neither %s nor %s", varAll, varTraces).
+			WithHint("set " + varAll + "=http://HOST:4318, or name the collector with --otlp URL")
 	}
 	client := otlptracehttp.NewClient(opts...)
 	fail := func(err error) error {

@@ -158,6 +158,18 @@ func TestSend(t *testing.T) {
 		t.Errorf("%d spans in %d messages", n, len(r.got))
 	}
 	r.got = nil
+	t.Setenv(varAll, "")
+	t.Setenv(varTraces, "")
+	if err := Send(t.Context(), "", aTrace(1)); turnstone.KindOf(err) !=
+		turnstone.KindInvalid || turnstone.HintOf(err) == "" {
+		t.Errorf("without an endpoint: %v", err)
+	}
+	t.Setenv(varTraces, srv.URL+"/v1/traces")
+	if err := Send(t.Context(), "", aTrace(1)); err != nil || len(r.got) != 1 {
+		t.Fatal(err)
+	}
+	r.got = nil
+	t.Setenv(varTraces, "")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", srv.URL)
 	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20x")
 	t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")

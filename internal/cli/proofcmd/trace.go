@@ -48,6 +48,9 @@ func (c *traceExportCmd) Validate() error {
 	if c.Output != "" && c.OTLP != nil {
 		return errors.New("-o cannot be used with --otlp")
 	}
+	if c.OTLP != nil && *c.OTLP == "" {
+		return errors.New("--otlp: the URL is empty; env takes that of OTEL_EXPORTER_OTLP_ENDPOINT")
+	}
 	return nil
 }
 
