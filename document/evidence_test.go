@@ -79,3 +79,34 @@ func TestEvidenceHasOneSpelling(t *testing.T) {
 		}
 	})
 }
+
+// FuzzEvidence: evidence is cut at one place only, and a document that runs again is the text before
+// it, whatever the text ends with.
+func FuzzEvidence(f *testing.F) {
+	for _, text := range []string{"# A\n\n```bash\ntrue\n```\n", "```\nopen", "<!-- open", "", "\r",
+		"> <!-- turn:evidence\n{}\n-->", "- <!--\tturn:evidence\n", "\xef\xbb\xbf# A\r\n"} {
+		f.Add([]byte(text), []byte(someEvidence))
+		f.Add(WithEvidence([]byte(text), []byte(someEvidence)), []byte(someEvidence))
+	}
+	f.Fuzz(func(t *testing.T, text, evidence []byte) {
+		if got, e, found := CutEvidence(text); found && !bytes.Equal(WithEvidence(got, e), text) {
+			t.Errorf("%q is another spelling of %q, %q", text, got, e)
+		}
+		if bytes.ContainsAny(evidence, "<>\r\n") {
+			return
+		}
+		file := WithEvidence(text, evidence)
+		got, e, found := CutEvidence(file)
+		if !found || !bytes.Equal(got, text) || !bytes.Equal(e, evidence) || !HasEvidence(file) {
+			t.Fatalf("%q: %v, %q, %q", file, found, got, e)
+		}
+		plain, err := Parse("f.md", text)
+		with, errWith := Parse("f.md", file)
+		if (err == nil) != (errWith == nil) {
+			t.Fatalf("%q: %v, and with evidence %v", text, err, errWith)
+		}
+		if err == nil && !bytes.Equal(plain.Clean(), with.Clean()) {
+			t.Errorf("%q: runs as %q, and with evidence as %q", text, plain.Clean(), with.Clean())
+		}
+	})
+}

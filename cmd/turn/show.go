@@ -19,10 +19,10 @@ import (
 type showCmd struct {
 	Ref string `arg:"" help:"Turn: SESSION, SESSION@N, SESSION@BRANCH or an ID."`
 
-	Receipt bool `help:"Print the turn's receipt."`
-
+	Receipt    bool `help:"Print the turn's receipt."`
 	NoEvidence bool `help:"Print the receipt without its signatures."`
 	Files      bool `help:"List the changed files."`
+
 	// The trace is that of the turn; the table of a receipt is made only on request.
 	Commands bool `help:"List the commands that ran."`
 	JSON     bool `name:"json" help:"Print JSON; --commands adds the commands."`

@@ -192,3 +192,41 @@ func TestSend(t *testing.T) {
 		}
 	}
 }
+
+// FuzzConvert: whatever a trace of an imported session says, its spans can be written and read by
+// OpenTelemetry's decoder, and each is of the turn's one trace.
+func FuzzConvert(f *testing.F) {
+	for _, n := range []int{0, 1, 3} {
+		var b bytes.Buffer
+		enc := json.NewEncoder(&b)
+		if err := aTrace(n)(func(l turnstone.TraceLine) error { return enc.Encode(l) }); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Add([]byte(`{"command":{"id":1,"parent":1}}` + "\n" + `{"step":{"index":-1,"started":"0001-01-01T00:00:01Z"}}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		read := func(each func(turnstone.TraceLine) error) error {
+			for line := range bytes.Lines(b) {
+				var l turnstone.TraceLine
+				if json.Unmarshal(line, &l) != nil {
+					continue
+				}
+				if err := each(l); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		var out bytes.Buffer
+		if err := Write(t.Context(), &out, read); err != nil {
+			t.Fatal(err)
+		}
+		var u ptrace.JSONUnmarshaler
+		for line := range bytes.Lines(out.Bytes()) {
+			if _, err := u.UnmarshalTraces(bytes.TrimSpace(line)); err != nil {
+				t.Errorf("%s: %v", line, err)
+			}
+		}
+	})
+}

@@ -305,16 +305,23 @@ func (k token) Sign(_ io.Reader, data []byte) (*ssh.Signature, error) {
 		Rest: rest}, nil
 }
 
-// TestSecurityToken: a hardware key's signature is the SSH signature, and no byte of it can change.
-func TestSecurityToken(t *testing.T) {
+// signedByToken returns the key of a new token, and its signature of data.
+func signedByToken(t testing.TB, data string) (*Signer, []byte) {
+	t.Helper()
 	s, err := NewSigner(newToken(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	sig, err := s.Sign(t.Context(), []byte("data"))
+	sig, err := s.Sign(t.Context(), []byte(data))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return s, sig
+}
+
+// TestSecurityToken: a hardware key's signature is the SSH signature, and no byte of it can change.
+func TestSecurityToken(t *testing.T) {
+	s, sig := signedByToken(t, "data")
 	again, err := Parse(s.String())
 	if err != nil || again.Verify(t.Context(), []byte("data"), sig) != nil {
 		t.Fatal(err)
