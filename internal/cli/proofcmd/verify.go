@@ -242,37 +242,37 @@ func voucher(v turnstone.Voucher) string {
 
 // A group is the turns that the same keys signed.
 type group struct {
-	by    string
-	turns []int // numbers
+	by      string
+	signers int
+	turns   []int // numbers
 }
 
 // groups returns the turns by their signers: those that the node alone signed come first.
 func groups(turns []turnstone.VerifiedTurn) (all []group) {
 	at := map[string]int{}
 	for _, t := range turns {
-		by := briefly(t.Vouchers)
-		i, known := at[by]
+		by, keys := briefly(t.Vouchers), ""
+		for _, v := range t.Vouchers { // two keys may have one name, and begin alike
+			keys += " " + v.Key
+		}
+		i, known := at[by+keys]
 		if !known {
 			i = len(all)
-			at[by] = i
-			all = append(all, group{by: by})
+			at[by+keys] = i
+			all = append(all, group{by: by, signers: len(t.Vouchers)})
 		}
 		all[i].turns = append(all[i].turns, t.Number)
 	}
-	slices.SortStableFunc(all, func(a, b group) int {
-		return cmp.Compare(strings.Count(a.by, " + "), strings.Count(b.by, " + "))
-	})
+	slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(a.signers, b.signers) })
 	return all
 }
 
-// briefly names the signers of a turn: by their names, or by the beginnings of their keys.
+// briefly names the signers of a turn: by their names, and by the beginnings of their keys.
 func briefly(vouchers []turnstone.Voucher) string {
 	var by []string
 	for _, v := range vouchers {
-		who := v.Role + " " + v.Key[:min(len(v.Key), 15)]
-		if v.Name != "" {
-			who = v.Role + " " + terminal.Name(v.Name)
-		}
+		v.Key = v.Key[:min(len(v.Key), len("SHA256:")+12)]
+		who := voucher(v)
 		if v.Later {
 			who = "later " + who
 		}
@@ -281,7 +281,7 @@ func briefly(vouchers []turnstone.Voucher) string {
 	if len(by) == 1 {
 		return by[0] + " alone"
 	}
-	return strings.Join(by, " + ")
+	return strings.Join(by, " and ")
 }
 
 // ranges writes numbers in order: "1-3, 7".

@@ -110,11 +110,30 @@ func parsePrivate(path string, b []byte, ask Passphrase) (*Signer, error) {
 	if err == nil && signer.hardware() {
 		err = errors.New("is the handle of a security token; add it to the SSH agent")
 	}
+	if err == nil {
+		err = matches(s)
+	}
 	if err != nil {
 		return nil, turnstone.NewError("key.load", turnstone.KindInvalid, path, err).
 			WithHint(turnstone.HintOf(err))
 	}
 	return signer, nil
+}
+
+// matches reports a file whose private and public key are not a pair, which the parser does not
+// compare: its first signature would fail only at the end of a turn.
+func matches(s ssh.Signer) error {
+	probe := []byte("turnstone: does this file hold a pair of keys?")
+	sig, err := s.Sign(rand.Reader, probe)
+	if err == nil {
+		err = s.PublicKey().Verify(probe, sig)
+	}
+	if err != nil {
+		return turnstone.Errorf("key.load", turnstone.KindInvalid, "the key",
+			"is damaged: its private key does not belong to its public key").
+			WithHint("restore the file, or make a new key")
+	}
+	return nil
 }
 
 // maxRounds bounds the work for a passphrase: ssh-keygen's default is 16 to 24 rounds, and 1,000

@@ -361,6 +361,36 @@ func manyRounds(t *testing.T, file []byte) []byte {
 	return pem.EncodeToMemory(block)
 }
 
+// unpaired returns the file of a key whose private and public key are not a pair.
+func unpaired(t testing.TB) []byte {
+	t.Helper()
+	s, file, err := generate("unpaired", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(file)
+	wire := s.key.Marshal()
+	public := wire[len(wire)-ed25519.PublicKeySize:]
+	// the private key is the seed, followed by the public key
+	seed := bytes.LastIndex(block.Bytes, public) - ed25519.SeedSize
+	block.Bytes[seed] ^= 1
+	return pem.EncodeToMemory(block)
+}
+
+// TestUnpairedKeyFile: a file whose private key is not that of its public key is refused before a
+// turn begins.
+func TestUnpairedKeyFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, unpaired(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load(path, nil)
+	if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" ||
+		!strings.Contains(fmt.Sprint(err), "does not belong to its public key") {
+		t.Errorf("%v", err)
+	}
+}
+
 // FuzzKeyFile: no file of a key makes its parser fail, or take long.
 func FuzzKeyFile(f *testing.F) {
 	for _, pass := range []string{"", "secret"} {
@@ -370,6 +400,7 @@ func FuzzKeyFile(f *testing.F) {
 		}
 		f.Add(b)
 	}
+	f.Add(unpaired(f))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := parsePrivate("key", b, func(string) ([]byte, error) {
 			return nil, turnstone.Errorf("test", turnstone.KindCanceled, "", "no passphrase")
