@@ -9,8 +9,8 @@ import (
 // maxWatched bounds the different refusals that a Watch holds, and its connections.
 const maxWatched = 256
 
-// A Watch is an Observer that collects refusals and ended connections until they are taken. It is safe for concurrent use, and
-// bounded whatever a guest does.
+// A Watch is an Observer that collects refusals and ended connections until they are taken. It is
+// safe for concurrent use, and bounded whatever a guest does.
 type Watch struct {
 	mu   sync.Mutex
 	at   map[refusalKey]int // in all

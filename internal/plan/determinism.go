@@ -102,13 +102,16 @@ func (p *Plan) tier(asked turnstone.Tier) (turnstone.Tier, error) {
 // guaranteed rejects what the tier of p cannot guarantee.
 func (p *Plan) guaranteed(req Request) error {
 	_, mode := mergeRules(req, req.Document.Front)
-	replays := p.Shape.Network && mode.Replay
+	replays, network := p.Shape.Network && mode.Replay, "network: on"
+	if mode.Record {
+		network = "network: record"
+	}
 	strict := p.Determinism.Tier == turnstone.TierStrict
 	for _, c := range []struct {
 		asked              bool
 		subject, why, hint string
 	}{
-		{p.Shape.Network && !replays, "network: on",
+		{p.Shape.Network && !replays, network,
 			"a deterministic turn has no network, because answers differ between runs",
 			"use --network off, or --network replay=TURN to serve a recording"},
 		{replays && strict, "network: replay",

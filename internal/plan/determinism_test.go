@@ -64,7 +64,7 @@ func TestDeterministicRefusals(t *testing.T) {
 		"network":          {"network: on\n", nil, "network: on: a deterministic turn has no network", "use --network off, or"},
 		"network by flag":  {"", func(r *Request) { r.Network = &on }, "network: on", "--network off"},
 		"network rules":    {"network: {allow: [a.example]}\n", nil, "network: on", "--network off"},
-		"recorded network": {"network: record\n", nil, "network: on", "--network off"},
+		"recorded network": {"network: record\n", nil, "network: record", "--network off"},
 		"replay in strict": {"network: replay\ntier: strict\n", nil, "network: replay: the tier strict",
 			"--tier seeded"},
 		"home":     {"home: me\n", nil, "home me: a deterministic turn has no home", "leave out the home"},

@@ -165,8 +165,8 @@ func (r *Runner) compare(t *testing.T, a, b *turnstone.TurnReport) []Difference 
 	return all
 }
 
-// TestMachineCorpusOrdinary checks that the programs would notice what a deterministic turn has to hide: most
-// differ between two ordinary turns.
+// TestMachineCorpusOrdinary checks that most programs differ between two ordinary turns: they read
+// values that a deterministic turn has to pin.
 func TestMachineCorpusOrdinary(t *testing.T) {
 	r := newRunner(t, "")
 	equal, n := []string(nil), 0

@@ -166,9 +166,10 @@ func (c *VerifyCmd) result(a *cli.App, rep *turnstone.VerifyReport, err error) e
 
 // print prints one line for what verifies, and a line for each problem.
 func (c *VerifyCmd) print(w io.Writer, rep *turnstone.VerifyReport) {
-	for _, p := range rep.Problems {
+	for i, p := range rep.Problems {
 		terminal.Println(w, terminal.Printable(p.Where)+": "+terminal.Printable(p.Error))
-		if p.Hint != "" {
+		repeated := i+1 < len(rep.Problems) && rep.Problems[i+1].Hint == p.Hint
+		if p.Hint != "" && !repeated {
 			terminal.Println(w, "hint: "+terminal.Printable(p.Hint))
 		}
 	}

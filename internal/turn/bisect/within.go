@@ -65,8 +65,8 @@ func (b *bisection) within(ctx context.Context, cs *repo.ContextStore, old turns
 		return err
 	}
 	if whole == nil {
-		b.report.Note = "two new runs are the same, so the record was made under other conditions: " +
-			"another substrate, template or version"
+		b.report.Note = "two new runs are the same: the record has another substrate, template or " +
+			"version, or differs in what a tier pins, such as the part of a second in a time"
 		return nil
 	}
 	return p.search(ctx, whole)
