@@ -1,12 +1,8 @@
 package proof
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"time"
-
-	"github.com/secure-systems-lab/go-securesystemslib/dsse"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -19,36 +15,19 @@ const HeadType = "application/vnd.turnstone.head.v1+json"
 func SignHead(ctx context.Context, h turnstone.Head, node *key.Signer) (envelope []byte,
 	digest turnstone.Digest, err error) {
 	h.Key, h.Time = node.String(), h.Time.UTC().Truncate(time.Second)
-	payload, err := compact(h)
-	if err != nil {
-		return nil, "", turnstone.NewError("proof.head", turnstone.KindInternal, "", err)
-	}
-	es, err := dsse.NewEnvelopeSigner(node)
-	if err != nil {
-		return nil, "", turnstone.NewError("proof.head", turnstone.KindInternal, "", err)
-	}
-	e, err := es.SignPayload(ctx, HeadType, payload)
-	if err != nil {
-		return nil, "", err
-	}
-	envelope, err = compact(e)
+	envelope, payload, err := Seal(ctx, HeadType, h, node)
 	return envelope, turnstone.DigestBytes(payload), err
 }
 
 // OpenHead decodes an untrusted entry of the log of heads, and checks that the key that it names has
 // signed it. Errors are of kind Integrity.
 func OpenHead(ctx context.Context, envelope []byte) (l turnstone.LoggedHead, err error) {
-	e, payload, err := decodeEnvelope(envelope, HeadType)
+	sealed, err := Unseal(envelope, HeadType)
 	if err != nil {
 		return l, err
 	}
-	dec := json.NewDecoder(bytes.NewReader(payload))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&l.Head); err != nil {
-		return l, damaged("has no entry of the log of heads: %w", err)
-	}
-	if again, err := compact(l.Head); err != nil || !bytes.Equal(again, payload) {
-		return l, damaged("has an entry that is not spelled as turn writes it")
+	if err := Decode(sealed.Payload, &l.Head); err != nil {
+		return l, damaged("its entry of the log of heads: %w", err)
 	}
 	for _, d := range []turnstone.Digest{l.Previous, l.Statement} {
 		if d == "" {
@@ -65,12 +44,9 @@ func OpenHead(ctx context.Context, envelope []byte) (l turnstone.LoggedHead, err
 	if err != nil {
 		return l, damaged("the node's key: %w", err)
 	}
-	if len(e.Signatures) != 1 {
-		return l, damaged("has %d signatures, not one", len(e.Signatures))
+	if err := sealed.Verify(ctx, k); err != nil {
+		return l, err
 	}
-	if err := checkSignature(ctx, e, 0, k, k.ID()); err != nil {
-		return l, damaged("the signature of the node: %w", err)
-	}
-	l.Digest = turnstone.DigestBytes(payload)
+	l.Digest = turnstone.DigestBytes(sealed.Payload)
 	return l, nil
 }

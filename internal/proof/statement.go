@@ -11,7 +11,6 @@ import (
 	"time"
 
 	intoto "github.com/in-toto/attestation/go/v1"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -215,22 +214,8 @@ func DecodeStatement(payload []byte) (*Statement, error) {
 		return nil, turnstone.Errorf("proof.statement", turnstone.KindIntegrity, "the statement",
 			format, args...)
 	}
-	if len(payload) > maxPayload {
-		return fail("has %d bytes; the limit is %d", len(payload), maxPayload)
-	}
-	if depth(payload) > maxDepth {
-		return fail("is nested deeper than %d levels", maxDepth)
-	}
-	var general intoto.Statement
-	if err := (protojson.UnmarshalOptions{RecursionLimit: 100}).Unmarshal(payload,
-		&general); err != nil {
-		return fail("is no in-toto statement: %w", err)
-	}
-	if err := general.Validate(); err != nil {
-		return fail("is no valid in-toto statement: %w", err)
-	}
-	if t := general.GetPredicateType(); t != PredicateType {
-		return fail("is about %.200q, not about a turn", t)
+	if err := CheckInToto(payload, PredicateType, "a turn"); err != nil {
+		return fail("%w", err)
 	}
 	var e encoded
 	dec := json.NewDecoder(bytes.NewReader(payload))
