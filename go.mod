@@ -8,6 +8,7 @@ require (
 	github.com/cavaliergopher/cpio v1.0.1
 	github.com/charmbracelet/x/ansi v0.11.8 // later ones pull in a go-runewidth that builds a table at each start, for 35 ms
 	github.com/erofs/go-erofs v0.3.1
+	github.com/flynn/noise v1.1.0
 	github.com/hashicorp/yamux v0.1.2
 	github.com/klauspost/compress v1.20.3
 	github.com/pierrec/lz4/v4 v4.1.22

@@ -36,6 +36,7 @@ var mustNotImport = map[string][]string{
 		"internal/repo/branchmerge", "executor/..."},
 	"internal/proof/...": {"internal/repo/...", "internal/store/...", "internal/turn/...",
 		"executor/..."},
+	"internal/channel": {"internal/...", "wire/...", "executor/...", "sandboxes/..."},
 	"cmd/turn-agent": {"internal/proof/...", "internal/repo/...", "internal/otlp"},
 	"internal/lang/...": {"document", "internal/template/...", "internal/repo/...", "executor/...",
 		"wire/..."},
