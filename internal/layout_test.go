@@ -37,7 +37,7 @@ var mustNotImport = map[string][]string{
 	"internal/proof/...": {"internal/repo/...", "internal/store/...", "internal/turn/...",
 		"executor/..."},
 	"internal/channel": {"internal/...", "wire/...", "executor/...", "sandboxes/..."},
-	"cmd/turn-agent": {"internal/proof/...", "internal/repo/...", "internal/otlp"},
+	"cmd/turn-agent":   {"internal/proof/...", "internal/repo/...", "internal/otlp"},
 	"internal/lang/...": {"document", "internal/template/...", "internal/repo/...", "executor/...",
 		"wire/..."},
 }

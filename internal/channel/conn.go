@@ -55,8 +55,8 @@ func (c *Conn) Peer() PublicKey { return c.peer }
 // Statement returns the digest of the statement that the handshake was bound to.
 func (c *Conn) Statement() turnstone.Digest { return c.statement }
 
-// Read reads data. It returns io.EOF only after the authenticated end of the other side. Errors of a
-// manipulated or broken stream have a Fault, and stay.
+// Read reads data. It returns io.EOF only after the authenticated end of the other side. Errors of
+// a manipulated or broken stream have a Fault, and stay.
 func (c *Conn) Read(p []byte) (int, error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()

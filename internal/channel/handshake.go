@@ -216,7 +216,8 @@ func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
 }
 
 // admit reads which statement a client has, and returns the keys that the statement admits.
-func (c *ServerConfig) admit(stream io.Writer, in io.Reader) (turnstone.Digest, []PublicKey, error) {
+func (c *ServerConfig) admit(stream io.Writer, in io.Reader) (turnstone.Digest, []PublicKey,
+	error) {
 	var prefix [prefixSize]byte
 	if _, err := io.ReadFull(in, prefix[:len(magic)]); err != nil {
 		return "", nil, gone(err)

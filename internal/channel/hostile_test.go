@@ -81,11 +81,14 @@ func TestFrames(t *testing.T) {
 		"empty": {FaultAltered, func(f, _ [][]byte) [][]byte {
 			return slices.Insert(f, 1, make([]byte, headSize))
 		}},
-		"twice":        {FaultRepeated, func(f, _ [][]byte) [][]byte { return slices.Insert(f, 1, f[0]) }},
-		"again, later": {FaultRepeated, func(f, _ [][]byte) [][]byte { return slices.Insert(f, 2, f[0]) }},
+		"twice": {FaultRepeated,
+			func(f, _ [][]byte) [][]byte { return slices.Insert(f, 1, f[0]) }},
+		"again, later": {FaultRepeated,
+			func(f, _ [][]byte) [][]byte { return slices.Insert(f, 2, f[0]) }},
 		"again, under an old key": {FaultAltered,
 			func(f, _ [][]byte) [][]byte { return slices.Insert(f, 4, f[0]) }},
-		"one lost":       {FaultReordered, func(f, _ [][]byte) [][]byte { return slices.Delete(f, 1, 2) }},
+		"one lost": {FaultReordered,
+			func(f, _ [][]byte) [][]byte { return slices.Delete(f, 1, 2) }},
 		"the first lost": {FaultReordered, func(f, _ [][]byte) [][]byte { return f[1:] }},
 		"lost at a new key": {FaultReordered,
 			func(f, _ [][]byte) [][]byte { return slices.Delete(f, 2, 3) }},
@@ -392,7 +395,8 @@ func TestServerRefuses(t *testing.T) {
 			t.Error(c.err)
 		}
 	})
-	for what, b := range map[string]string{"nothing": "", "HTTP": "GET / HTTP/1.1\r\n", "half": "TSC1"} {
+	for what, b := range map[string]string{"nothing": "", "HTTP": "GET / HTTP/1.1\r\n",
+		"half": "TSC1"} {
 		e := newEnds(t)
 		stream := &tape{in: bytes.NewReader([]byte(b))}
 		if _, err := Server(t.Context(), stream, e.server); turnstone.KindOf(err) ==

@@ -15,7 +15,7 @@ import (
 var update = flag.Bool("update", false, "write the golden file")
 
 // A vector is a whole connection with fixed keys, in hexadecimal: what each side sends when the
-// client writes "data" and ends its direction. Implementations in other languages read the file too.
+// client writes "data" and ends its direction. Implementations in other languages read it too.
 type vector struct {
 	Statement       turnstone.Digest `json:"statement"`
 	ClientStatic    string           `json:"client_static"` // private keys

@@ -194,7 +194,7 @@ func TestForged(t *testing.T) {
 		"nothing":        func(s *Statement) { s.Sandbox = "" },
 		"both":           func(s *Statement) { s.Node = "n" },
 		"odd name":       func(s *Statement) { s.Sandbox = "sb_\x1b[2J" },
-		"long name":      func(s *Statement) { s.Sandbox = turnstone.SandboxID(strings.Repeat("a", 254)) },
+		"long name":      func(s *Statement) { s.Sandbox, s.Node = "", strings.Repeat("a", 254) },
 		"nobody":         func(s *Statement) { s.Clients = nil },
 		"many":           func(s *Statement) { s.Clients = make([]channel.PublicKey, 17) },
 		"weak client":    func(s *Statement) { s.Clients = []channel.PublicKey{{1}} },
