@@ -16,6 +16,11 @@ import (
 
 // talkingKernel returns a kernel that prints text on the first serial port and hangs.
 func talkingKernel(text string) []byte {
+	return kernelThat(text, 0xf4, 0xeb, 0xfd) // hang: hlt, jmp hang
+}
+
+// kernelThat returns a kernel that prints text on the first serial port and executes end.
+func kernelThat(text string, end ...byte) []byte {
 	const (
 		load, noteSize  = 1 << 20, 24
 		sizeAt, entryAt = 64 + 32, 64 + 2*56 + 16
@@ -25,12 +30,12 @@ func talkingKernel(text string) []byte {
 		0xbe, 0, 0, 0, 0, // mov esi, text
 		0xac,       // next: lodsb
 		0x84, 0xc0, // test al, al
-		0x74, 0x07, // jz hang
+		0x74, 0x07, // jz end
 		0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
 		0xee,       // out dx, al
 		0xeb, 0xf4, // jmp next
 	}
-	code = append(code, 0xf4, 0xeb, 0xfd) // hang: hlt, jmp hang
+	code = append(code, end...)
 	binary.LittleEndian.PutUint32(code[1:], uint32(entry+len(code)))
 	image := append(append(append(stubKernel(), code...), text...), 0)
 	binary.LittleEndian.PutUint64(image[sizeAt:], uint64(noteSize+len(code)+len(text)+1))

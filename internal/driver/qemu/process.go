@@ -57,14 +57,14 @@ type machine struct {
 	scratch *os.File      // the disk that stores the writes; closed with the machine
 	wall    host.Wall     // QEMU's confinement
 	heard   chan struct{} // closed when the console has been read to its end
-	halted  chan struct{} // holds one signal: the guest has stopped its machine
+	halted  chan struct{} // closed when the guest has stopped its machine
 }
 
 // start runs QEMU with a machine of the given shape. It takes ownership of f's files.
 func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
 	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()),
-		wall: s.wall.Wall, heard: make(chan struct{}), halted: make(chan struct{}, 1)}
+		wall: s.wall.Wall, heard: make(chan struct{}), halted: make(chan struct{})}
 	m.stderr.Limit, m.stderr.fault, m.noKVM = 8<<10, m.turnedAway, make(chan struct{})
 	if f.initramfs == nil { // only a boot has an initramfs
 		m.Console = console.Running()
@@ -195,13 +195,20 @@ func busError(wait error) bool {
 // event handles QEMU's events. A disk write that failed because the host's disk is full stops the
 // machine, which would wait forever.
 func (m *machine) event(e event) {
-	if e.Name == "GUEST_PANICKED" {
+	switch e.Name {
+	case "GUEST_PANICKED":
 		select {
-		case m.halted <- struct{}{}:
+		case <-m.halted:
+			m.stopped()
 		default:
+			close(m.halted)
 		}
-	}
-	if e.Name != "BLOCK_IO_ERROR" {
+		return
+	case "GUEST_CRASHLOADED": // it stops nothing, so a guest could send it without end
+		m.stopped()
+		return
+	case "BLOCK_IO_ERROR":
+	default:
 		return
 	}
 	var data struct {

@@ -124,7 +124,21 @@ func (m *machine) script(ctx context.Context, limit time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, substrate.ErrTimeUp)
 	defer cancel()
-	err := m.Wait(ctx, strictOp, console.Patience{Idle: limit, Work: limit, Limit: 2 * limit},
+	listening, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	go func() {
+		select {
+		case <-m.halted:
+		case <-listening.Done():
+			return
+		}
+		select {
+		case <-time.After(stopWait):
+			give(errStopped)
+		case <-listening.Done():
+		}
+	}()
+	err := m.Wait(listening, strictOp, console.Patience{Idle: limit, Work: limit, Limit: 2 * limit},
 		func() (console.Load, error) { return host.Load(m.PID()) })
 	if err == nil {
 		select {
@@ -136,6 +150,9 @@ func (m *machine) script(ctx context.Context, limit time.Duration) error {
 			err = ctx.Err()
 		}
 	}
+	if err != nil && errors.Is(context.Cause(listening), errStopped) {
+		return m.stoppedError()
+	}
 	if err != nil && errors.Is(context.Cause(ctx), substrate.ErrTimeUp) {
 		return turnstone.NewError(strictOp, turnstone.KindExhausted, string(m.ID()),
 			fmt.Errorf("the steps of the deterministic machine took longer than %s: %w", limit,
@@ -144,6 +161,23 @@ func (m *machine) script(ctx context.Context, limit time.Duration) error {
 				"slower than others")
 	}
 	return err
+}
+
+// stopWait is how long the last line of the console may be on its way after the machine has stopped.
+const stopWait = 10 * time.Second
+
+var errStopped = errors.New("the guest stopped its machine")
+
+// stopped ends a machine that its guest has stopped again: nothing would resume it.
+func (m *machine) stopped() {
+	m.Blame(m.stoppedError())
+	_ = m.Kill()
+}
+
+func (m *machine) stoppedError() error {
+	return turnstone.NewError(strictOp, turnstone.KindDead, string(m.ID()),
+		fmt.Errorf("%w, which only its agent does, after the last command", errStopped)).
+		WithHint("check what the steps do as root with the machine's devices")
 }
 
 // strictArguments returns QEMU's command line for a deterministic machine.
