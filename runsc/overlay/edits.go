@@ -242,6 +242,23 @@ var edits = []edit{
 		return t
 	}
 `),
+	insert("deterministic: rounds of a clock", "pkg/sentry/ktime/synthetic_timer.go",
+		`type SyntheticClock struct {
+`, `	// round counts the rounds of Turnstone's virtual clock. It is protected by mu.
+	round uint64 `+"`state:\"nosave\"`"+`
+
+`),
+	insert("deterministic: rounds of a timer", "pkg/sentry/ktime/synthetic_timer.go",
+		`type SyntheticTimer struct {
+`, `	// expiredIn is the clock's last round in which the timer expired. It is protected by clock.mu.
+	expiredIn uint64 `+"`state:\"nosave\"`"+`
+
+`),
+	insert("deterministic: a timer expires", "pkg/sentry/ktime/synthetic_timer.go",
+		`			t.setting = s
+			t.listener.NotifyTimer(exp)
+`, `			t.expiredIn = c.round
+`),
 	{"deterministic: interval timers, the field", "pkg/sentry/kernel/thread_group.go",
 		`	itimerRealTimer    *ktime.SampledTimer
 `, `	itimerRealTimer    ktime.Timer

@@ -3,6 +3,10 @@ package corpus
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -103,8 +107,24 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// newRunner returns a runner in the home that tests share, or skips the test if tier's substrate
-// cannot run here.
+// lacking returns why a substrate cannot run on this host: another processor, or a program that is
+// not installed. A program of another version, or one that fails, is an error.
+func lacking(name string) string {
+	program := os.Getenv("TURN_RUNSC")
+	if program == "" {
+		program = "runsc"
+	}
+	if name == driver.QEMU {
+		program = "qemu-system-x86_64"
+	}
+	if _, err := exec.LookPath(program); runtime.GOARCH != "amd64" || err != nil {
+		return fmt.Sprintf("%s on %s: %v", name, runtime.GOARCH, err)
+	}
+	return ""
+}
+
+// newRunner returns a runner in the home that tests share, or skips the test if this host lacks
+// what tier's substrate needs.
 func newRunner(t *testing.T, tier turnstone.Tier) *Runner {
 	t.Helper()
 	h := turntest.Home(t)
@@ -114,7 +134,10 @@ func newRunner(t *testing.T, tier turnstone.Tier) *Runner {
 	}
 	c := &driver.Chooser{Home: h}
 	if _, err := c.Choose(t.Context(), name, driver.Needs{}); err != nil {
-		t.Skip(err)
+		if why := lacking(name); why != "" {
+			t.Skip(why)
+		}
+		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	x, err := executor.Open(t.Context(), executor.Options{Dir: h.Root})
 	if err != nil {
