@@ -86,10 +86,8 @@ func TestBisectByCommand(t *testing.T) {
 func TestBisectReplays(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	outside := filepath.Join(t.TempDir(), "outside") // which a guest would not see
-	if err := os.WriteFile(outside, []byte("before\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	outside, set := outside(t)
+	set("before\n")
 	s := plan.Request{Session: "s"}
 	w.passes(s, "echo 1 > n", "")
 	w.passes(s, "cp "+outside+" f", "")
@@ -98,9 +96,7 @@ func TestBisectReplays(t *testing.T) {
 		verdicts(rep) != "1 same, 2 same, 3 same" {
 		t.Errorf("%+v", rep)
 	}
-	if err := os.WriteFile(outside, []byte("after\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	set("after\n")
 	rep := ok[*turnstone.BisectReport](t)(w.bisect(bisect.Request{Ref: "s@1..3"}))
 	if !rep.Found || rep.Turn.Number != 2 || verdicts(rep) != "1 same, 2 differs" ||
 		rep.Replay == nil || len(rep.Replay.Changes) != 1 {

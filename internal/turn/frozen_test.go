@@ -1,8 +1,6 @@
 package turn_test
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,12 +23,7 @@ func (w *world) frozen(text string, req plan.Request) (*turnstone.FrozenReport, 
 func TestFrozen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	outside := filepath.Join(t.TempDir(), "outside") // which a guest would not see
-	set := func(text string) {
-		if err := os.WriteFile(outside, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	outside, set := outside(t)
 	set("before\n")
 	doc := "# D\n\n```bash name=a continue-on-error\ncat " + outside + "\ntest $(cat " + outside +
 		") = before\n```\n\n```bash name=b\ncp " + outside + " copy; seq 9000\n```\n"
@@ -100,16 +93,14 @@ func parts(rep *turnstone.FrozenReport) string {
 func TestFrozenLongOutput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	outside := filepath.Join(t.TempDir(), "outside")
+	outside, set := outside(t)
 	var long string
 	lines := strings.Split(strings.Repeat("line\n", 5000), "\n")
 	for i, want := range []string{"", "step-1: stdout"} {
 		if i == 1 {
 			lines[2500] = "LINE"
 		}
-		if err := os.WriteFile(outside, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		set(strings.Join(lines, "\n"))
 		text := "```bash\ncat " + outside + "\n```\n"
 		if i == 0 {
 			long = w.run(t.Context(), plan.Request{}, text, nil).Receipt

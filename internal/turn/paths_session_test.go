@@ -170,10 +170,8 @@ func TestReplays(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	secret := plan.Request{Session: "s", Secrets: []string{"TOKEN=tok-5f3a-XYZZY"}}
-	outside := filepath.Join(t.TempDir(), "outside") // which a guest would not see
-	if err := os.WriteFile(outside, []byte("before\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	outside, set := outside(t)
+	set("before\n")
 	w.passes(plan.Request{Session: "s"}, "echo 1 > f", "")
 	same := w.passes(secret, "cat f; echo 2 > f; echo $TOKEN; export A=1", "1\n[secret TOKEN]\n")
 	other := w.passes(plan.Request{Session: "s"}, "cat f; cat "+outside+" | tee f; export B=$(cat f)",
@@ -187,9 +185,7 @@ func TestReplays(t *testing.T) {
 	if turnstone.KindOf(err) != turnstone.KindInvalid || turnstone.HintOf(err) == "" {
 		t.Errorf("without the secret: %v (%s)", err, turnstone.HintOf(err))
 	}
-	if err := os.WriteFile(outside, []byte("now\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	set("now\n")
 	rep := w.replay(other, replay.Options{})
 	if rep.Same || len(rep.Steps) != 1 || !slices.Equal(rep.Steps[0].What,
 		[]string{"standard output"}) || len(rep.Changes) != 1 ||

@@ -2,7 +2,6 @@ package turn_test
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,12 +29,7 @@ func (w *world) turns(session string) int {
 func TestRange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	outside := filepath.Join(t.TempDir(), "outside") // which a guest would not see
-	set := func(text string) {
-		if err := os.WriteFile(outside, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	outside, set := outside(t)
 	set("before\n")
 	s := plan.Request{Session: "s"}
 	w.passes(s, "echo 1 > n; export V=1", "")
