@@ -1,6 +1,7 @@
 package bisect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/bits"
@@ -23,6 +24,8 @@ type pair struct {
 	units []unit
 	tier  turnstone.Tier // empty: the runs are not deterministic
 	runs  int
+	about int // how many runs there will be, as far as is known
+	later int // how many of them follow the first pair
 	hold  *repo.Hold
 }
 
@@ -36,6 +39,7 @@ type difference struct {
 func (b *bisection) within(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn) error {
 	opts := b.Options
 	opts.Tier = "" // it is that of the search
+	b.tell("run 1: the replay of turn %d", old.Number)
 	first, err := replay.Run(ctx, b.runner, cs, string(old.ID), opts, b.obs)
 	if err != nil {
 		return err
@@ -60,38 +64,62 @@ func (b *bisection) within(ctx context.Context, cs *repo.ContextStore, old turns
 		b.report.Note = "the turn has no commands"
 		return nil
 	}
-	whole, err := p.chooseTier(ctx)
+	now, err := cs.ReadRecord(ctx, first.Turn.Record)
 	if err != nil {
 		return err
 	}
-	if whole == nil {
+	hint, err := p.byTrace(ctx, p.rec, now)
+	if err != nil {
+		return err
+	}
+	n := len(p.units)
+	if p.later = 2 * bits.Len(uint(n-1)); hint != nil {
+		n, p.later = hint.unit+1, 2*min(1, hint.unit)
+	}
+	d, err := p.chooseTier(ctx, n)
+	if err == nil && d == nil && hint != nil {
+		p.bySeen(hint, first)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if d == nil {
 		b.report.Note = "two new runs are the same: the record has another substrate, template or " +
 			"version, or differs in what a tier pins, such as the part of a second in a time"
 		return nil
 	}
-	return p.search(ctx, whole)
+	return p.search(ctx, d, n, hint != nil)
 }
 
-// chooseTier runs the whole document twice: under the tier of the options or of the recorded turn,
-// else under the first that is available here. nil: the runs are the same.
-func (p *pair) chooseTier(ctx context.Context) (*difference, error) {
+// chooseTier runs the document up to the command n twice: under the tier of the options or of the
+// recorded turn, else under the first that is possible here, and without one if nothing differs.
+// nil: the runs are the same.
+func (p *pair) chooseTier(ctx context.Context, n int) (*difference, error) {
 	tiers := []turnstone.Tier{p.Options.Tier}
 	switch {
 	case p.Options.Tier != "":
 	case p.rec.Determinism != nil:
 		tiers[0] = p.rec.Determinism.Tier
 	default:
-		tiers = []turnstone.Tier{turnstone.TierStrict, turnstone.TierSeeded, ""}
+		// A run of the tier strict is slow, so it stands in only where seeded is not possible.
+		tiers = []turnstone.Tier{turnstone.TierSeeded, turnstone.TierStrict, ""}
 	}
 	var last error
-	for _, p.tier = range tiers {
-		d, err := p.diff(ctx, len(p.units))
+	for i, tier := range tiers {
+		if i > 0 && last == nil && tier != "" {
+			continue // the runs of a tier were the same: another tier shows no more
+		}
+		p.tier, last = tier, nil
+		p.about = p.runs + 2 + p.later
+		d, err := p.diff(ctx, n)
 		var known *turnstone.Error
 		if errors.As(err, &known) && known.Kind != turnstone.KindCanceled && ctx.Err() == nil {
 			last = err
+			p.tell("%s is not possible: %v", cmp.Or(string(tier), "a run"), err)
 			continue // this tier is not available, or refuses what the turn needs
 		}
-		if err != nil || d != nil || p.tier == tiers[len(tiers)-1] {
+		if err != nil || d != nil {
 			return d, err
 		}
 	}
@@ -99,11 +127,14 @@ func (p *pair) chooseTier(ctx context.Context) (*difference, error) {
 }
 
 // search finds the first command after which the two runs differ. At lo they are the same, at hi
-// they differ.
-func (p *pair) search(ctx context.Context, at *difference) error {
-	lo, hi := 0, len(p.units)
-	for hi-lo > 1 {
+// they differ, as at says. hinted: hi is the command that a trace names, so the one before it is
+// tested first.
+func (p *pair) search(ctx context.Context, at *difference, hi int, hinted bool) error {
+	for lo := 0; hi-lo > 1; {
 		mid := (lo + hi) / 2
+		if p.about = p.runs + 2*bits.Len(uint(hi-lo-1)); hinted {
+			mid, hinted, p.about = hi-1, false, p.runs+2
+		}
 		d, err := p.diff(ctx, mid)
 		if err != nil {
 			return err
@@ -119,21 +150,17 @@ func (p *pair) search(ctx context.Context, at *difference) error {
 			bits.Len(uint(hi-lo-1)))
 	}
 	u := p.units[hi-1]
-	step := at.a.Steps[u.step]
+	step := &at.a.Steps[u.step]
 	p.report.Found = true
-	c := &turnstone.BisectCommand{Step: step.Name, Line: u.line, Text: brief.Clip(u.text, 1000),
-		Index: hi, Of: len(p.units), Tier: p.tier, Runs: p.runs, Steps: at.rep.Steps,
-		Changes: at.rep.Changes, Env: at.rep.Env, Cwd: at.rep.Cwd}
+	c := p.command(hi-1, step.Name)
+	c.Steps, c.Changes, c.Env, c.Cwd = at.rep.Steps, at.rep.Changes, at.rep.Env, at.rep.Cwd
 	p.report.Command = c
-	for _, stream := range []func(turnstone.RecordStep) *turnstone.Content{
-		func(s turnstone.RecordStep) *turnstone.Content { return s.Stdout },
-		func(s turnstone.RecordStep) *turnstone.Content { return s.Stderr },
-	} {
-		old, err := p.output(ctx, stream(step))
+	for _, stream := range streams {
+		old, err := p.output(ctx, stream.of(step))
 		if err != nil {
 			return err
 		}
-		now, err := p.output(ctx, stream(at.b.Steps[u.step]))
+		now, err := p.output(ctx, stream.of(&at.b.Steps[u.step]))
 		if err != nil {
 			return err
 		}
@@ -143,6 +170,13 @@ func (p *pair) search(ctx context.Context, at *difference) error {
 		}
 	}
 	return nil
+}
+
+// command describes the unit n of the step called step.
+func (p *pair) command(n int, step string) *turnstone.BisectCommand {
+	u := p.units[n]
+	return &turnstone.BisectCommand{Step: step, Line: u.line, Text: brief.Clip(u.text, 1000),
+		Index: n + 1, Of: len(p.units), Tier: p.tier, Runs: p.runs}
 }
 
 const maxOutput = 16 << 20
@@ -176,6 +210,8 @@ func (p *pair) diff(ctx context.Context, n int) (*difference, error) {
 	opts := p.Options
 	opts.Tier = p.tier
 	for i, to := range []**turnstone.TurnRecord{&d.a, &d.b} {
+		p.tell("run %d of about %d: up to command %d of %d%s", p.runs+1, max(p.about, p.runs+1), n,
+			len(p.units), tierText(p.tier))
 		now, err := replay.Again(ctx, p.runner, p.cs, p.old, opts, p.hold,
 			func(req *plan.Request) {
 				cut(req.Document, p.units[n-1])
@@ -198,6 +234,14 @@ func (p *pair) diff(ctx context.Context, n int) (*difference, error) {
 		return nil, err
 	}
 	return &d, nil
+}
+
+// tierText names the tier of a run in a line of the progress.
+func tierText(t turnstone.Tier) string {
+	if t == "" {
+		return ", not deterministic"
+	}
+	return ", " + string(t)
 }
 
 // determine sets the seed and the clock of the run i, which is 0 or 1, unless the turn has its own.
