@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,21 +67,16 @@ func TestStrict(t *testing.T) {
 
 // onBusyHost calls f while all processors have something else to do.
 func onBusyHost(f func()) {
-	done := make(chan struct{})
+	var stop atomic.Bool
 	var busy sync.WaitGroup
 	for range runtime.NumCPU() {
 		busy.Go(func() {
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
+			for !stop.Load() {
 			}
 		})
 	}
 	f()
-	close(done)
+	stop.Store(true)
 	busy.Wait()
 }
 
