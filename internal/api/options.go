@@ -1,0 +1,34 @@
+package api
+
+import (
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// Bounds of messages in bytes, after decompression. A test computes that no valid request, and no
+// full page, is larger.
+const (
+	MaxRequest = 256 << 10
+	MaxAnswer  = 4 << 20
+)
+
+// ClientOptions are the options of every client of the API. FromConnect converts its errors.
+func ClientOptions() []connect.ClientOption {
+	return []connect.ClientOption{
+		connect.WithReadMaxBytes(MaxAnswer), connect.WithSendMaxBytes(MaxRequest),
+	}
+}
+
+// ScopeOf returns the scope that a token needs for a procedure. It is empty for a procedure that is
+// not for callers, which a gateway refuses.
+func ScopeOf(s connect.Spec) string {
+	m, ok := s.Schema.(protoreflect.MethodDescriptor)
+	if !ok {
+		return ""
+	}
+	scope, _ := proto.GetExtension(m.Options(), v1.E_Scope).(string)
+	return scope
+}

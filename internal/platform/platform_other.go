@@ -1,0 +1,6 @@
+//go:build !linux || turnstone_client
+
+package platform
+
+// Sandboxes reports whether this system runs sandboxes.
+const Sandboxes = false
