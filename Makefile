@@ -27,7 +27,7 @@ STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osuserg
 
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
-RUNSC_VERSION := 20260905.0+turnstone.6
+RUNSC_VERSION := 20260905.0+turnstone.8
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help
@@ -50,13 +50,14 @@ setup-bench:
 	@scripts/setup bench >&2
 
 .PHONY: build
-build: bin/runsc ## build bin/turn and bin/runsc
+build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
 	@mkdir -p internal/guest/agentbin/bin bin
 	$(TRACER)
 	$(INIT)
 	$(STATIC) -o internal/guest/agentbin/bin/agent ./cmd/turn-agent
 	cd internal/guest/agentbin/bin && sha256sum agent > agent.sha256
 	$(STATIC) -o bin/turn ./cmd/turn
+	$(STATIC) -o bin/turn-server ./cmd/turn-server
 
 # This build takes more than a minute, and runs only after a change in runsc/.
 bin/runsc: $(RUNSC_INPUTS)
@@ -83,7 +84,7 @@ export TEST_KERNEL
 # detector, because it makes each of their many processes slow; the other tests of the packages run
 # with it. After a failed part the other parts still run.
 .PHONY: test
-test: setup-tests build check ## set up, build, and run every test; as root, some again as a user
+test: setup-tests build check proto-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
@@ -92,11 +93,27 @@ test: setup-tests build check ## set up, build, and run every test; as root, som
 	scripts/test-as-user || failed=1; \
 	exit $$failed
 
+.PHONY: image
+image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
+	@$(GO) run ./packaging/image --out bin/turnstone-image.tar $(if $(PUSH),--push $(PUSH))
+
+.PHONY: cross
+cross: ## build and vet the client for macOS and Windows
+	GO=$(GO) scripts/cross
+
 .PHONY: check
-check: ## run go vet and gofmt
+check: cross ## run go vet and gofmt, and build the clients
 	$(GO) vet ./...
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
+
+.PHONY: proto
+proto: ## check proto/, and generate internal/api and docs/api.md
+	@GO=$(GO) scripts/proto
+
+.PHONY: proto-check
+proto-check:
+	@GO=$(GO) scripts/proto --check
 
 .PHONY: short
 short: build ## run the tests that start no machine
@@ -106,7 +123,8 @@ short: build ## run the tests that start no machine
 bench: setup-bench build ## measure speed and size; print markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
-	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker
+	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker \
+		./internal/server/gateway ./internal/server/node
 	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
 
 .PHONY: fuzz

@@ -79,3 +79,10 @@ func ReadsAsTurn(name string) bool {
 	digits, ok := strings.CutPrefix(name, TurnWord)
 	return ok && digits != "" && strings.Trim(digits, "0123456789") == ""
 }
+
+// CutRange cuts a reference FROM..TO; is reports whether it has both.
+func CutRange(ref string) (from, to string, is bool) {
+	at := max(0, strings.Index(ref, "@")) // names of sessions may contain ".."
+	from, to, is = strings.Cut(ref[at:], "..")
+	return ref[:at] + from, to, is
+}

@@ -4,12 +4,15 @@ package turnstone
 type ResultsDiff struct {
 	// Same reports that results, exit codes, outputs and commands are equal. Durations are not
 	// compared.
-	Same      bool          `json:"same"`
-	OldResult Result        `json:"old_result"`
-	NewResult Result        `json:"new_result"`
-	OldMillis int64         `json:"old_duration_ms"`
-	NewMillis int64         `json:"new_duration_ms"`
-	Steps     []StepCompare `json:"steps"` // of both turns, by name
+	Same      bool   `json:"same"`
+	OldResult Result `json:"old_result"`
+	NewResult Result `json:"new_result"`
+	OldMillis int64  `json:"old_duration_ms"`
+	NewMillis int64  `json:"new_duration_ms"`
+	// Determinism of the turns; absent: the turn was not deterministic. It is shown and not compared.
+	OldDeterminism *Determinism  `json:"old_determinism,omitempty"`
+	NewDeterminism *Determinism  `json:"new_determinism,omitempty"`
+	Steps          []StepCompare `json:"steps"` // of both turns, by name
 }
 
 // A StepCompare compares a step of two turns. A turn without the step has a null status.
@@ -57,16 +60,19 @@ type CompareReport struct {
 
 // A ComparedTurn is one column of a comparison.
 type ComparedTurn struct {
-	ID     TurnID         `json:"id"`
-	Number int            `json:"number"`
-	Branch string         `json:"branch"`
-	Title  string         `json:"title,omitempty"`
-	Result Result         `json:"result"`
-	Error  string         `json:"error,omitempty"`
-	Millis int64          `json:"duration_ms"`
-	Layer  LayerInfo      `json:"layer"`
-	FSHash Digest         `json:"fs_hash,omitempty"`
-	Steps  []ComparedStep `json:"steps"`
+	ID      TurnID         `json:"id"`
+	Session string         `json:"session"` // its label
+	Number  int            `json:"number"`
+	Branch  string         `json:"branch"`
+	Title   string         `json:"title,omitempty"`
+	Result  Result         `json:"result"`
+	Error   string         `json:"error,omitempty"`
+	Millis  int64          `json:"duration_ms"`
+	Layer   LayerInfo      `json:"layer"`
+	FSHash  Digest         `json:"fs_hash,omitempty"`
+	Steps   []ComparedStep `json:"steps"`
+	// Determinism is absent if the turn was not deterministic.
+	Determinism *Determinism `json:"determinism,omitempty"`
 }
 
 // A ComparedStep is a step of a compared turn.

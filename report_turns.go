@@ -11,8 +11,9 @@ type ReplayReport struct {
 	// working directory. Timestamps of files are not compared.
 	Same    bool             `json:"same"`
 	FSHash  Digest           `json:"fs_hash,omitempty"` // of the state that the first run left
-	Steps   []StepDifference `json:"steps"`
-	Changes []FileDifference `json:"files"` // in the state, by path
+	Steps   []StepDifference `json:"steps"`             // that differ
+	Count   int              `json:"step_count"`        // of all steps
+	Changes []FileDifference `json:"files"`             // in the state, by path
 	More    int              `json:"files_more,omitempty"`
 	Env     []string         `json:"env"` // names of variables
 	Cwd     bool             `json:"cwd"` // the working directories differ
@@ -26,8 +27,12 @@ type ReplayReport struct {
 
 // A StepDifference is one step whose result differs.
 type StepDifference struct {
-	Name string   `json:"name"`
-	What []string `json:"what"` // "exit code: 0 before, 1 now", "standard output"
+	Name  string   `json:"name"`
+	Index int      `json:"index,omitempty"` // from 1; absent: the result of the turn
+	What  []string `json:"what"`            // "exit code 0 before, 1 now", "standard output"
+	// Absent: equal, or not compared.
+	Stdout *OutputCompare `json:"stdout,omitempty"`
+	Stderr *OutputCompare `json:"stderr,omitempty"`
 }
 
 // A FileDifference is one path that differs between the two states.

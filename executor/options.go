@@ -1,9 +1,6 @@
 package executor
 
-import (
-	"turnstone.dev/turnstone/internal/engine"
-	"turnstone.dev/turnstone/sandboxes"
-)
+import "turnstone.dev/turnstone/sandboxes"
 
 // Options are the settings of an Executor. The zero value works on a host that has runsc, or
 // another program that runs sandboxes, beside the running program or in PATH.
@@ -41,8 +38,3 @@ type Options struct {
 	// whose caller's key has one. Default: such a key is an error.
 	Passphrase func(key string) ([]byte, error)
 }
-
-// Environ returns o as the variables that the command turn reads, for a holder. An option that is
-// not set is an empty variable, which counts as unset. The state directory is not included because
-// it is an argument of the holder.
-func (o Options) Environ() []string { return engine.Options(o).Environ() }

@@ -183,3 +183,15 @@ type TemplatePrune struct {
 	Older  time.Duration // only builds that are older; 0: all
 	DryRun bool
 }
+
+// A SandboxRequest is one sandbox to create. Zero fields select the defaults.
+type SandboxRequest struct {
+	Image string   // default "base"
+	Env   []string // KEY=VALUE, for all processes
+	// Shape of the machine. In a Shape with other fields, a zero CPUs, Memory or Disk is the
+	// template's or the default, and Network false means no network.
+	Shape     turnstone.Shape
+	Network   *turnstone.NetworkSpec // rules of its network; nil: the host's
+	Substrate string                 // "auto" or the name of a substrate
+	On        string                 // the turn whose state the sandbox starts from; empty: none
+}

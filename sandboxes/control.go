@@ -13,8 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -29,6 +27,8 @@ type controlRequest struct {
 	// for snapshot and keep: allow a sandbox that holds secrets
 	Secrets bool   `json:"secrets,omitempty"`
 	Port    uint16 `json:"port,omitempty"` // for dial
+	// for ttl: from now; 0: never
+	TTL time.Duration `json:"ttl,omitempty"`
 }
 
 const (
@@ -40,6 +40,10 @@ const (
 	opDisk     = "disk"
 	opNetwork  = "network"
 	opDial     = "dial"
+	opCommit   = "commit"
+	opClose    = "close"   // commit and end
+	opDiscard  = "discard" // do not commit at the end
+	opTTL      = "ttl"
 )
 
 // A controlAnswer is the holder's answer line.
@@ -48,6 +52,7 @@ type controlAnswer struct {
 	Kept  *substrate.Packed `json:"kept,omitempty"` // for keep
 
 	Network *turnstone.NetworkFacts `json:"network,omitempty"` // for network
+	Turn    *turnstone.TurnReport   `json:"turn,omitempty"`    // for commit
 	Status
 }
 
@@ -59,8 +64,12 @@ type Status struct {
 	Upper string `json:"upper,omitempty"`
 }
 
-// maxControl bounds a line of the control socket in bytes.
-const maxControl = 64 << 10
+// maxControl bounds a request in bytes, and maxAnswer an answer, which may have a turn's report
+// without its receipt.
+const (
+	maxControl = 64 << 10
+	maxAnswer  = 64 << 20
+)
 
 // A Control operates on a sandbox's whole machine through its holder. Its methods are safe for
 // concurrent use; the holder executes requests one after another. When a call's ctx ends, the other
@@ -102,6 +111,12 @@ func (c *Control) Pause(ctx context.Context) (Status, error) {
 // running machine.
 func (c *Control) Resume(ctx context.Context) error {
 	_, _, err := c.do(ctx, controlRequest{Op: opResume})
+	return err
+}
+
+// SetTTL sets the time from now to the sandbox's stop; 0: it is not stopped.
+func (c *Control) SetTTL(ctx context.Context, ttl time.Duration) error {
+	_, _, err := c.do(ctx, controlRequest{Op: opTTL, TTL: ttl})
 	return err
 }
 
@@ -191,7 +206,7 @@ func (c *Control) broken(err error) error {
 
 // readAnswer reads a line and the descriptor that may arrive with its first byte.
 func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
-	buf, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	buf, rights := make([]byte, 4096), make([]byte, rightsSpace)
 	defer func() {
 		if err != nil {
 			closeFile(file)
@@ -206,7 +221,7 @@ func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
 				if file == nil {
 					file = os.NewFile(uintptr(fd), "disk")
 				} else {
-					_ = unix.Close(fd)
+					_ = os.NewFile(uintptr(fd), "").Close()
 				}
 			}
 		}
@@ -219,31 +234,10 @@ func readAnswer(conn *net.UnixConn) (line []byte, file *os.File, err error) {
 			return nil, file, err
 		case n == 0:
 			return nil, file, io.ErrUnexpectedEOF
-		case len(line) > maxControl:
-			return nil, file, fmt.Errorf("a line is longer than %d bytes", maxControl)
+		case len(line) > maxAnswer:
+			return nil, file, fmt.Errorf("a line is longer than %d bytes", maxAnswer)
 		}
 	}
-}
-
-// descriptors returns the descriptors of a control message, which are not inherited by later
-// programs.
-func descriptors(rights []byte) []int {
-	msgs, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil
-	}
-	var all []int
-	for _, m := range msgs {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			all = append(all, fd)
-		}
-	}
-	return all
 }
 
 // Controlled holds the optional abilities of a Machine: pausing, snapshots and its disk.
@@ -391,7 +385,7 @@ func (c *control) answer(ctx context.Context, conn *net.UnixConn, q controlReque
 	}
 	var rights []byte
 	if disk != nil {
-		rights = unix.UnixRights(int(disk.Fd()))
+		rights = rightsOf(disk)
 	}
 	_, _, err = conn.WriteMsgUnix(append(b, '\n'), rights, nil)
 	return err

@@ -3,6 +3,7 @@ package sandboxes
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,11 +21,15 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // A Spec describes a sandbox to create.
 type Spec struct {
+	// ID is the new sandbox's ID, which no other sandbox has; empty: a random one.
+	ID turnstone.SandboxID `json:"-"`
+
 	Name  string          `json:"name,omitempty"` // display name; may be empty
 	Image string          `json:"image"`          // a template
 	Env   []string        `json:"env,omitempty"`  // KEY=VALUE for all processes
@@ -33,9 +39,22 @@ type Spec struct {
 	Substrate string                 `json:"substrate"`
 	TTL       time.Duration          `json:"ttl"` // time from ready to the stop; 0: never
 
+	Cwd string `json:"cwd,omitempty"` // absolute directory of commands; empty: the template's
+	// Stranger means that a caller of a server names the image: the host's user's credentials for
+	// registries are used for it only if the host's configuration says so.
+	Stranger bool `json:"stranger,omitempty"`
+
 	// Secrets are NAME=VALUE for all processes. Only the sandbox itself keeps their values, and a
 	// fork of the sandbox requires explicit consent.
 	Secrets []string `json:"secrets,omitempty"`
+
+	// Session is the session that the sandbox belongs to, and Branch its branch (default: main): the
+	// sandbox starts on the branch's head, and what is done in it becomes a turn. A session is made
+	// when it is new. Image may be empty: the session's.
+	Session string `json:"session,omitempty"`
+	Branch  string `json:"branch,omitempty"`
+	// Belongs is the place of the sandbox of which this one is a fork.
+	Belongs *SessionInfo `json:"belongs,omitempty"`
 
 	On string `json:"on,omitempty"` // the turn whose state the sandbox starts from
 	// Label describes the sandbox's purpose in a few words, such as "session research@main".
@@ -85,8 +104,26 @@ func (s Spec) Check() error {
 	if _, err := network.PolicyOf(s.Network); err != nil {
 		return err
 	}
+	if s.ID != "" && !idForm.MatchString(string(s.ID)) {
+		return fail(fmt.Errorf("%.80q is no sandbox's ID", s.ID))
+	}
+	if s.Cwd != "" && !path.IsAbs(s.Cwd) {
+		return fail(errors.New("its directory for commands is not absolute"))
+	}
 	if s.TTL < 0 {
 		return fail(fmt.Errorf("%s is not a valid TTL", s.TTL))
+	}
+	switch {
+	case s.Branch != "" && s.Session == "":
+		return fail(errors.New("a branch needs its session"))
+	case s.Session != "" && (s.On != "" || s.From != ""):
+		return fail(errors.New("a sandbox of a session starts from the session's head"))
+	case s.Belongs != nil && s.From == "":
+		return fail(errors.New("only a fork has another sandbox's place"))
+	case s.Session != "":
+		if _, err := secret.New(s.Secrets); err != nil {
+			return err
+		}
 	}
 	if s.Root != "" {
 		if _, err := turnstone.ParseDigest(string(s.Root)); err != nil || s.From == "" {
@@ -161,9 +198,17 @@ func (s *Store) Create(ctx context.Context, spec Spec, progress func(string)) (I
 }
 
 func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (Info, error) {
-	id := turnstone.NewSandboxID()
+	id := cmp.Or(spec.ID, turnstone.NewSandboxID())
 	dir := filepath.Join(s.dir, newPrefix+string(id))
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	err := os.Mkdir(dir, 0o700)
+	if err == nil && exists(s.path(id)) { // whoever made it has removed dir before
+		err = errors.Join(fs.ErrExist, os.Remove(dir))
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return Info{}, turnstone.Errorf("sandbox.create", turnstone.KindInvalid,
+			"sandbox "+string(id), "exists already")
+	}
+	if err != nil {
 		return Info{}, createError(err)
 	}
 	h, err := s.startHolder(id, dir, spec)
@@ -187,6 +232,11 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 		return Info{}, err
 	}
 	return info, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }
 
 func createError(err error) error {
@@ -232,7 +282,7 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 	cmd.Env = append(without(os.Environ(), spec.secretNames()), s.Holder.Env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
 	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the holder
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = ownSession()
 	if err := cmd.Start(); err != nil {
 		_ = r.Close()
 		return nil, err

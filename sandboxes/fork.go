@@ -24,6 +24,8 @@ type Fork struct {
 	Label   string        // label of each clone; see Spec
 	TTL     time.Duration // lifetime of each clone from its ready state; 0: unlimited
 	Secrets bool          // allow a sandbox that holds secrets: the clones have them too
+	// IDs are the IDs of the clones, one for each, which no other sandboxes have; empty: random ones.
+	IDs []turnstone.SandboxID
 }
 
 // Check reports the first fault of f; the error is of kind KindInvalid.
@@ -31,6 +33,15 @@ func (f Fork) Check() error {
 	if f.Count < 1 || f.Count > MaxForks {
 		return forkError(turnstone.KindInvalid, "sandbox",
 			fmt.Errorf("%d is not between 1 and %d", f.Count, MaxForks), "")
+	}
+	if len(f.IDs) > 0 && len(f.IDs) != f.Count {
+		return forkError(turnstone.KindInvalid, "sandbox",
+			fmt.Errorf("%d IDs for %d clones", len(f.IDs), f.Count), "")
+	}
+	for _, id := range f.IDs {
+		if err := (Spec{ID: id, Shape: turnstone.DefaultShape()}).Check(); err != nil {
+			return err
+		}
 	}
 	if f.Prefix != "" {
 		return CheckName(fmt.Sprintf("%s-%d", f.Prefix, f.Count))
@@ -52,7 +63,7 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork,
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
-	parent, err := s.Get(id)
+	parent, err := s.read(id)
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +71,11 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork,
 		return nil, forkError(turnstone.KindInvalid, "sandbox "+parent.Title(),
 			errors.New("it has secret headers, whose values its clones would not have"),
 			"create another sandbox, with --secret-header")
+	}
+	if parent.Session != nil && len(parent.Secrets) > 0 {
+		return nil, forkError(turnstone.KindInvalid, "sandbox "+parent.Title(),
+			errors.New("it belongs to a session and holds secrets, which its clones could not mask"),
+			"create another sandbox of the session")
 	}
 	s.sweep()
 	dir, release, err := s.forkFolder()
@@ -69,7 +85,8 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork,
 	defer release()
 	spec := Spec{Image: parent.Image, Shape: parent.Shape, Network: parent.Network,
 		Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
-		From: filepath.Join(dir, "vm"), Root: parent.Root, Parent: id, Holds: parent.Secrets}
+		From: filepath.Join(dir, "vm"), Root: parent.Root, Parent: id, Holds: parent.Secrets,
+		Belongs: parent.Session}
 	if err := s.snapshot(ctx, id, spec.From, f.Secrets); err != nil {
 		return nil, err
 	}
@@ -142,6 +159,9 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 		one := spec
 		if f.Prefix != "" {
 			one.Name = fmt.Sprintf("%s-%d", f.Prefix, n+1)
+		}
+		if len(f.IDs) > 0 {
+			one.ID = f.IDs[n]
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()

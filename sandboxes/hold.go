@@ -7,15 +7,15 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/sandboxes/performed"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -38,6 +38,10 @@ type Details struct {
 	Isolation    string
 	Workdir      string // working directory of the template's steps; empty: the agent's default
 	User         string // user of the template's steps; empty: root
+
+	Image   string       // the image, if the spec does not name it
+	Session *SessionInfo // the place of a session's sandbox; the Machine is then a Committer
+	Room    func() error // an error if the host's disk is nearly full; nil: no check
 }
 
 // An Opener starts a sandbox's machine. progress is called for long operations.
@@ -53,7 +57,8 @@ const maxSpec = 16 << 20
 func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, in io.ReadCloser,
 	out io.WriteCloser, log *slog.Logger) error {
 	tell := reporter{out}
-	h := &holder{store: s, id: id, log: log, forwards: make(chan struct{}, maxForwarded)}
+	h := &holder{store: s, id: id, log: log, stop: make(chan struct{}),
+		forwards: make(chan struct{}, maxForwarded)}
 	err := h.create(ctx, open, in, tell)
 	if err != nil {
 		tell.send(report{Fault: toFault(err)})
@@ -76,24 +81,34 @@ type holder struct {
 	lock    *statedir.Lock
 	machine Machine
 	relay   *relay
+	secret  *relay // of encrypted channels
 	ctl     *control
-	use     *use
-	ttl     time.Duration
+	watched *watched
+	due     *time.Timer // of the sandbox's stop; set before ctl
+
+	recorder *performed.Recorder // of a session's sandbox; nil: none
+	env      []string            // of the spec
+	stop     chan struct{}       // closed when a client has asked for the end
 
 	forwards   chan struct{} // connections to ports of the sandbox
 	forwarding sync.WaitGroup
 
 	still sync.RWMutex // locked while the machine has no link
 
-	mu    sync.Mutex
-	info  Info
-	upper string // for a paused machine
+	mu       sync.Mutex
+	info     Info
+	upper    string // for a paused machine
+	ttl      time.Duration
+	closed   bool  // nothing is left to commit
+	commands int64 // that run
+	followed int   // connections that have followed commands so far
 }
 
 // apply moves the sandbox to its next state and records it.
 func (h *holder) apply(e event, reason string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	defer h.watched.tell()
 	next := h.info
 	if err := next.apply(e, reason); err != nil {
 		return err
@@ -103,7 +118,20 @@ func (h *holder) apply(e event, reason string) error {
 		return err
 	}
 	h.info = next
+	h.count(h.commands)
 	return nil
+}
+
+// count moves the sandbox between ready and running, in memory only. h.mu is held.
+func (h *holder) count(commands int64) {
+	h.commands = commands
+	e := eventStarted
+	if commands <= 0 {
+		e = eventIdle
+	}
+	if _, ok := transitions[h.info.State][e]; ok {
+		_ = h.info.apply(e, "") // possible, as just seen
+	}
 }
 
 func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell reporter) error {
@@ -182,8 +210,9 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 	now := time.Now().UTC()
 	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(),
 		State: StateCreating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
-		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent}
-	h.ttl = spec.TTL
+		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent,
+		Session: spec.Belongs}
+	h.ttl, h.env = spec.TTL, spec.Env
 	if err := writeInfo(fresh, h.info); err != nil {
 		return createError(err)
 	}
@@ -200,11 +229,11 @@ func (s *Store) lockNames(ctx context.Context) (unlock func(), err error) {
 		return nil, createError(err)
 	}
 	for {
-		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
+		held, err := lockFolder(d)
+		if held {
 			return func() { _ = d.Close() }, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+		if err != nil {
 			_ = d.Close()
 			return nil, createError(err)
 		}
@@ -242,79 +271,82 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	if err != nil {
 		return err
 	}
-	h.machine, h.use = m, newUse()
-	if err := h.use.watchOnce(ctx, m); err != nil {
+	h.machine = m
+	if err := h.belong(ctx, spec, d); err != nil {
 		return err
 	}
-	l, err := listen(h.store.path(h.id), socketFile)
-	if err != nil {
-		return createError(err)
+	if err := h.followFirst(ctx); err != nil {
+		return err
 	}
-	ctl, err := listen(h.store.path(h.id), controlFile)
-	if err != nil {
-		_ = l.Close()
-		return createError(err)
+	var sockets [4]*net.UnixListener
+	for i, name := range []string{socketFile, controlFile, watchFile, channelFile} {
+		if sockets[i], err = listen(h.store.path(h.id), name); err != nil {
+			for _, l := range sockets[:i] {
+				_ = l.Close()
+			}
+			return createError(err)
+		}
 	}
 	h.mu.Lock()
 	h.info.Template, h.info.TemplateSize = d.Template, d.TemplateSize
 	h.info.Substrate, h.info.Isolation = d.Substrate, d.Isolation
 	h.info.Workdir, h.info.User = d.Workdir, d.User
-	if h.ttl > 0 {
-		until := time.Now().UTC().Add(h.ttl)
-		h.info.Expires = &until
+	h.info.Expires = until(h.ttl)
+	if h.due = time.NewTimer(h.ttl); h.ttl == 0 {
+		h.due.Stop()
 	}
+	h.watched = newWatched(sockets[2], h.present, h.log)
 	h.mu.Unlock()
-	// The socket must answer from the ready state on, and not before.
+	// The sockets must answer from the ready state on, and not before.
 	if err := h.apply(eventConfigured, ""); err != nil {
-		_, _ = l.Close(), ctl.Close()
+		_, _, _ = sockets[0].Close(), sockets[1].Close(), sockets[3].Close()
+		h.watched.close()
 		return err
 	}
-	h.relay = newRelay(l, h.connect, h.log)
-	h.ctl = newControl(context.WithoutCancel(ctx), h, ctl)
+	h.relay = newRelay(sockets[0], h.connect, h.log)
+	h.secret = newChannelRelay(sockets[3], h.connect, h.log)
+	h.ctl = newControl(context.WithoutCancel(ctx), h, sockets[1])
 	return nil
 }
 
 // keep waits for the sandbox's end and records it.
 func (h *holder) keep(ctx context.Context) {
 	_ = os.Chdir("/") // so that the process does not keep a file system busy
-	var timeUp <-chan time.Time
-	if h.ttl > 0 {
-		t := time.NewTimer(h.ttl)
-		defer t.Stop()
-		timeUp = t.C
-	}
+	defer h.due.Stop()
+	event, reason := h.await(ctx)
+	reason += h.settle(event)
 	// Recorded first, so that a client whose connection ends can read the reason.
-	if err := h.apply(h.await(ctx, timeUp)); err != nil {
+	if err := h.apply(event, reason); err != nil {
 		h.log.Error("the sandbox's end could not be recorded", "err", err)
 	}
 	_ = h.machine.Close() // before its connections, which a guest that does not read could block
 	h.ctl.close()
 	h.forwarding.Wait()
 	h.relay.close()
-	_ = os.Remove(filepath.Join(h.store.path(h.id), socketFile))
-	_ = os.Remove(filepath.Join(h.store.path(h.id), controlFile))
+	h.secret.close()
+	h.watched.close()
+	h.recorder.Close()
+	for _, name := range []string{socketFile, controlFile, watchFile, channelFile} {
+		_ = os.Remove(filepath.Join(h.store.path(h.id), name))
+	}
 	h.lock.Release()
 }
 
 // await returns the event that ends the sandbox.
-func (h *holder) await(ctx context.Context, timeUp <-chan time.Time) (event, string) {
-	used := h.use.seen
-	for {
-		select {
-		case <-used:
-			used = nil
-			if err := h.apply(eventUsed, ""); err != nil {
-				h.log.Error("the first use could not be recorded", "err", err)
-			}
-		case <-ctx.Done():
-			return eventStopRequested, "on request"
-		case <-timeUp:
-			return eventTimeUp, fmt.Sprintf("its time was up (%s)", h.ttl)
-		case <-h.machine.Done():
-			if err := h.machine.Err(); err != nil {
-				return eventMachineDied, err.Error()
-			}
-			return eventMachineDied, "its machine ended"
+func (h *holder) await(ctx context.Context) (event, string) {
+	select {
+	case <-ctx.Done():
+		return eventStopRequested, "on request"
+	case <-h.stop:
+		return eventStopRequested, "on request"
+	case <-h.due.C:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return eventTimeUp, fmt.Sprintf("its time was up (%s)", h.ttl)
+	case <-h.machine.Done():
+		if err := h.machine.Err(); err != nil {
+			return eventMachineDied, err.Error()
 		}
+		return eventMachineDied, "its machine ended"
 	}
 }

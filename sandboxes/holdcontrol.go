@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/wire"
@@ -18,6 +19,43 @@ func (h *holder) connect() (wire.LinkStream, error) {
 		return nil, pausedError(string(h.id))
 	}
 	return h.machine.Connect()
+}
+
+// setTTL sets the time from now to the sandbox's stop.
+func (h *holder) setTTL(ttl time.Duration) error {
+	if ttl < 0 {
+		return turnstone.Errorf("sandbox.control", turnstone.KindInvalid, "sandbox "+string(h.id),
+			"%s is not a valid TTL", ttl)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.watched.tell()
+	if h.info.State.Final() {
+		return turnstone.Errorf("sandbox.control", turnstone.KindDead, "sandbox "+string(h.id),
+			"it is %s", h.info.State)
+	}
+	next := h.info
+	next.Expires = until(ttl)
+	if err := writeInfo(h.store.path(h.id), next); err != nil {
+		return turnstone.NewError("sandbox.control", turnstone.KindUnavailable,
+			"sandbox "+string(h.id), err)
+	}
+	h.info, h.ttl = next, ttl
+	if ttl == 0 {
+		h.due.Stop()
+	} else {
+		h.due.Reset(ttl)
+	}
+	return nil
+}
+
+// until returns the time after ttl from now, and nil for 0.
+func until(ttl time.Duration) *time.Time {
+	if ttl == 0 {
+		return nil
+	}
+	t := time.Now().UTC().Add(ttl)
+	return &t
 }
 
 func pausedError(title string) error {
@@ -40,6 +78,10 @@ func (h *holder) control(ctx context.Context, q controlRequest,
 		return nil, h.facts(ctx, a)
 	case opDial:
 		return h.dialGuest(ctx, q.Port)
+	case opTTL:
+		return nil, h.setTTL(q.TTL)
+	case opCommit, opClose, opDiscard:
+		return nil, h.end(ctx, q.Op, a)
 	}
 	m, ok := h.machine.(Controlled)
 	if !ok {
@@ -83,13 +125,14 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 		err = m.Resume(ctx)
 	}
 	if on == (err != nil) { // the machine runs
-		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
+		h.followAgain(ctx)
 	}
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	defer h.watched.tell()
 	h.info.Paused, h.upper = on, upper
 	h.log.Info("pause", "paused", on)
 	return writeInfo(h.store.path(h.id), h.info)
@@ -118,9 +161,12 @@ func (h *holder) snapshot(ctx context.Context, q controlRequest, write func() er
 	h.still.Lock()
 	defer h.still.Unlock()
 	err := write()
+	if err == nil && h.recorder != nil { // before another connection records
+		err = h.recorder.CopyTo(q.Dir + commandsSuffix)
+	}
 	h.log.Info("snapshot", "err", err)
 	if !h.status().Paused {
-		h.use.watch(context.WithoutCancel(ctx), h.machine, h.log)
+		h.followAgain(ctx)
 	}
 	return err
 }

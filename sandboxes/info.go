@@ -14,13 +14,14 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// Info describes a sandbox: the content of its state.json.
+// Info describes a sandbox: the content of its state.json, with the state that its holder reports.
 type Info struct {
 	ID       turnstone.SandboxID `json:"id"`
 	Name     string              `json:"name,omitempty"`  // unique among running sandboxes
 	Label    string              `json:"label,omitempty"` // the sandbox's purpose, if given
 	State    State               `json:"state"`
 	Reason   string              `json:"reason,omitempty"` // why the sandbox is stopped or failed
+	End      End                 `json:"end,omitempty"`    // the same, as one of a few values
 	Image    string              `json:"image"`
 	Template turnstone.Digest    `json:"template,omitempty"`
 	// Root is the template's image of a resumed machine and its forks; empty: the template's
@@ -41,7 +42,9 @@ type Info struct {
 	Paused  bool                   `json:"paused,omitempty"` // the machine is paused
 	Holder  Process                `json:"holder"`
 	// Secrets are the names of the secrets in the environment of the processes.
-	Secrets []string            `json:"secrets,omitempty"`
+	Secrets []string `json:"secrets,omitempty"`
+	// Session is the session that the sandbox belongs to; nil: none.
+	Session *SessionInfo        `json:"session,omitempty"`
 	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox's origin, if it is a fork
 }
 
@@ -61,7 +64,7 @@ func (i *Info) apply(e event, reason string) error {
 	}
 	i.State, i.Changed = next, time.Now().UTC()
 	if next.Final() {
-		i.Reason, i.Paused = reason, false
+		i.Reason, i.End, i.Paused = reason, End(e), false
 	}
 	return nil
 }
@@ -72,6 +75,8 @@ const (
 	lockFile    = "lock"
 	socketFile  = "wire.sock"
 	controlFile = "control.sock"
+	watchFile   = "watch.sock"
+	channelFile = "channel.sock"
 	logFile     = "log"
 )
 
@@ -79,6 +84,7 @@ const (
 const maxState = 1 << 20
 
 func writeInfo(dir string, i Info) error {
+	i.State = i.State.stored()
 	b, err := json.MarshalIndent(i, "", "  ")
 	if err != nil {
 		return err

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 )
 
@@ -112,7 +110,7 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID,
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		i, err := s.Get(id)
+		i, err := s.read(id)
 		switch {
 		case turnstone.KindOf(err) == turnstone.KindNotFound:
 			ended(turnstone.Errorf("sandbox.expose", turnstone.KindDead, "sandbox "+string(id),
@@ -208,23 +206,6 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 		splice(guest, ours)
 	})
 	return theirs, nil
-}
-
-// connPair returns two ends of a stream.
-func connPair() (net.Conn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, turnstone.NewError("sandbox.dial", turnstone.KindUnavailable, "socketpair",
-			err)
-	}
-	mine := os.NewFile(uintptr(fds[0]), "forward")
-	defer closeFile(mine)
-	conn, err := net.FileConn(mine)
-	if err != nil {
-		_ = unix.Close(fds[1])
-		return nil, nil, err
-	}
-	return conn, os.NewFile(uintptr(fds[1]), "forward"), nil
 }
 
 // splice copies in both directions until both sides have ended or a side has failed, and closes

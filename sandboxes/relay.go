@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -15,6 +16,9 @@ const (
 	// maxClients bounds the concurrent connections to a sandbox: an agent takes 64, of which the
 	// holder uses some.
 	maxClients = 60
+	// maxChannels bounds the concurrent streams of channels, of which an agent takes 32. They have
+	// a socket of their own, so that their clients cannot keep those of wire.sock out.
+	maxChannels = 64
 	// tryAgainLater is the status for a full server in RFC 6455's registry.
 	tryAgainLater = 1013
 	// farewellTime bounds the time in which a rejected client reads the reason.
@@ -30,7 +34,9 @@ const (
 type relay struct {
 	listener *net.UnixListener
 	connect  func() (wire.LinkStream, error)
-	log      *slog.Logger
+	// away tells a client why it is turned away; nil: nothing.
+	away func(c *net.UnixConn, reason string)
+	log  *slog.Logger
 
 	slots chan struct{}
 	wg    sync.WaitGroup
@@ -40,14 +46,38 @@ type relay struct {
 
 func newRelay(l *net.UnixListener, connect func() (wire.LinkStream, error),
 	log *slog.Logger) *relay {
-	r := &relay{listener: l, connect: connect, log: log, slots: make(chan struct{}, maxClients),
+	r := &relay{listener: l, connect: connect, away: turnAway, log: log,
+		slots: make(chan struct{}, maxClients), open: make(map[*net.UnixConn]struct{})}
+	r.wg.Go(r.accept)
+	return r
+}
+
+// newChannelRelay is newRelay for encrypted channels, which the agent tells from connections by
+// their first bytes.
+func newChannelRelay(l *net.UnixListener, connect func() (wire.LinkStream, error),
+	log *slog.Logger) *relay {
+	begin := func() (wire.LinkStream, error) {
+		s, err := connect()
+		if err != nil {
+			return nil, err
+		}
+		if _, err := s.Write([]byte(channel.Magic)); err != nil {
+			s.Abort()
+			return nil, err
+		}
+		return s, nil
+	}
+	r := &relay{listener: l, connect: begin, log: log, slots: make(chan struct{}, maxChannels),
 		open: make(map[*net.UnixConn]struct{})}
 	r.wg.Go(r.accept)
 	return r
 }
 
-// close ends all connections and waits for them.
+// close ends all connections and waits for them. It does nothing to nil.
 func (r *relay) close() {
+	if r == nil {
+		return
+	}
 	_ = r.listener.Close()
 	r.mu.Lock()
 	open := r.open
@@ -78,7 +108,7 @@ func (r *relay) accept() {
 		select {
 		case r.slots <- struct{}{}:
 		default:
-			turnAway(c, "the sandbox has reached its limit of connections")
+			r.turn(c, "the sandbox has reached its limit of connections")
 			continue
 		}
 		if !r.add(c) {
@@ -110,6 +140,13 @@ func (r *relay) remove(c *net.UnixConn) {
 	_ = c.Close()
 }
 
+func (r *relay) turn(c *net.UnixConn, reason string) {
+	if r.away != nil {
+		r.away(c, reason)
+	}
+	_ = c.Close()
+}
+
 // turnAway sends the reason in the protocol's format and closes the connection.
 func turnAway(c *net.UnixConn, reason string) {
 	_ = c.SetDeadline(time.Now().Add(farewellTime))
@@ -121,7 +158,7 @@ func (r *relay) serve(c *net.UnixConn) {
 	s, err := r.connect()
 	if err != nil {
 		r.log.Warn("no stream to the agent", "err", err)
-		turnAway(c, "the sandbox's agent cannot be reached")
+		r.turn(c, "the sandbox's agent cannot be reached")
 		return
 	}
 	defer s.Close()

@@ -7,8 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxSocketPath is the size of a sockaddr_un's path without the final zero (unix(7)).
@@ -64,27 +62,4 @@ func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	return c.(*net.UnixConn), nil
-}
-
-// checkPeer rejects connections of users other than the holder's user and root, for file systems
-// that do not enforce the folder's permissions, such as some network file systems.
-func checkPeer(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return credErr
-	}
-	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not use this sandbox", cred.Uid)
-	}
-	return nil
 }

@@ -10,18 +10,18 @@ import (
 // TestTransitions checks every state against every event.
 func TestTransitions(t *testing.T) {
 	states := []State{StateCreating, StateReady, StateRunning, StateStopped, StateFailed}
-	events := []event{eventConfigured, eventUsed, eventStopRequested, eventTimeUp,
+	events := []event{eventConfigured, eventStarted, eventIdle, eventStopRequested, eventTimeUp,
 		eventCreateFailed,
 		eventMachineDied, eventHolderDied}
 	want := map[State]map[event]State{
 		StateCreating: {eventConfigured: StateReady, eventCreateFailed: StateFailed,
 			eventStopRequested: StateStopped, eventHolderDied: StateFailed},
-		StateReady: {eventUsed: StateRunning, eventStopRequested: StateStopped,
+		StateReady: {eventStarted: StateRunning, eventStopRequested: StateStopped,
 			eventTimeUp:      StateStopped,
 			eventMachineDied: StateFailed, eventHolderDied: StateFailed},
-		StateRunning: {eventStopRequested: StateStopped, eventTimeUp: StateStopped,
-			eventMachineDied: StateFailed,
-			eventHolderDied:  StateFailed},
+		StateRunning: {eventIdle: StateReady, eventStopRequested: StateStopped,
+			eventTimeUp: StateStopped, eventMachineDied: StateFailed,
+			eventHolderDied: StateFailed},
 	}
 	for _, s := range states {
 		for _, e := range events {

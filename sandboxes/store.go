@@ -5,6 +5,8 @@
 //	lock         locked by the holder during its whole life
 //	wire.sock    the holder's socket for connections of the wire
 //	control.sock the holder's socket for requests to the whole machine (Control)
+//	channel.sock the holder's socket for encrypted channels to the agent (Store.OpenChannel)
+//	watch.sock   the holder's socket that reports the sandbox's state (Store.Watch)
 //	log          the holder's log
 //
 // The holder is a separate process that owns the machine and relays connections to the sandbox's
@@ -80,7 +82,7 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 		if !e.IsDir() || !idForm.MatchString(e.Name()) {
 			continue
 		}
-		i, err := s.Get(turnstone.SandboxID(e.Name()))
+		i, err := s.read(turnstone.SandboxID(e.Name()))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			continue // removed meanwhile
 		}
@@ -89,12 +91,22 @@ func (s *Store) List(ctx context.Context) ([]Info, error) {
 		}
 		infos = append(infos, i)
 	}
+	s.askAll(infos)
 	return infos, nil
 }
 
 // Get returns the sandbox with this ID. The error is of kind KindNotFound if there is none, and of
 // kind KindIntegrity if its state.json is damaged.
 func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
+	i, err := s.read(id)
+	if err != nil {
+		return i, err
+	}
+	return s.ask(i), nil
+}
+
+// read is Get without a question to the holder: a sandbox in which commands run is ready.
+func (s *Store) read(id turnstone.SandboxID) (Info, error) {
 	if !idForm.MatchString(string(id)) {
 		return Info{}, notFound(string(id))
 	}
@@ -142,7 +154,8 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	if err != nil || i.State.Final() {
 		return &i, err
 	}
-	err = i.apply(eventHolderDied, "its holder process was killed, or the computer was restarted")
+	err = i.apply(eventHolderDied, "its holder process was killed, or the computer was restarted"+
+		i.Session.lost())
 	if err != nil {
 		return nil, err
 	}
@@ -199,11 +212,11 @@ func (s *Store) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn, err
 // dial connects to one of a sandbox's sockets.
 func (s *Store) dial(ctx context.Context, id turnstone.SandboxID,
 	socket string) (*net.UnixConn, error) {
-	i, err := s.Get(id)
+	i, err := s.read(id)
 	if err != nil {
 		return nil, err
 	}
-	if i.Paused && socket == socketFile && !i.State.Final() {
+	if i.Paused && socket != controlFile && !i.State.Final() {
 		return nil, pausedError(i.Title())
 	}
 	e := turnstone.NewError("sandbox.dial", turnstone.KindDead, "sandbox "+i.Title(), nil)
@@ -228,7 +241,7 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID,
 		return nil, canceled(ctx, "sandbox.dial")
 	}
 	// The sandbox may have ended meanwhile.
-	if now, getErr := s.Get(id); getErr == nil && now.State.Final() {
+	if now, getErr := s.read(id); getErr == nil && now.State.Final() {
 		return s.dial(ctx, id, socket)
 	}
 	e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, err,
@@ -237,14 +250,15 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID,
 }
 
 // Stop ends a sandbox's machine in good order and waits for its end. A sandbox that has ended is
-// unchanged.
+// unchanged. What was done in a session's sandbox becomes a turn first; if that fails, the sandbox
+// continues: see Discard.
 func (s *Store) Stop(ctx context.Context, id turnstone.SandboxID) error {
 	lock, err := s.stop(ctx, id)
 	lock.Release()
 	return err
 }
 
-// Remove stops a sandbox and removes its folder.
+// Remove stops a sandbox, as Stop does, and removes its folder.
 func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
 	lock, err := s.stop(ctx, id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
@@ -267,10 +281,18 @@ func (s *Store) discard(id turnstone.SandboxID) error {
 	return nil
 }
 
-// stop makes the holder end, by force after KillAfter, and returns the lock. An error of kind
-// KindIntegrity is returned together with the lock.
+// stop is halt after the last turn of a session's sandbox.
 func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
-	i, err := s.Get(id)
+	if err := s.commitLast(ctx, id); err != nil {
+		return nil, err
+	}
+	return s.halt(ctx, id)
+}
+
+// halt makes the holder end, by force after KillAfter, and returns the lock. An error of kind
+// KindIntegrity is returned together with the lock.
+func (s *Store) halt(ctx context.Context, id turnstone.SandboxID) (*statedir.Lock, error) {
+	i, err := s.read(id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
 		return nil, err
 	}
@@ -293,8 +315,8 @@ func (s *Store) stop(ctx context.Context, id turnstone.SandboxID) (*statedir.Loc
 	if lock, err = s.await(ctx, id); err != nil {
 		return nil, err
 	}
-	lock.Release() // Get takes the lock to record how the sandbox ended
-	if _, err := s.Get(id); err != nil {
+	lock.Release() // read takes the lock to record how the sandbox ended
+	if _, err := s.read(id); err != nil {
 		return nil, err
 	}
 	return s.await(ctx, id)

@@ -52,7 +52,7 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
 	details := sandboxes.Details{Substrate: "fake", Isolation: "none",
 		Template: turnstone.DigestBytes(nil)}
-	m, err := sandboxtest.New(sandboxtest.Serve(agent()))
+	m, err := sandboxtest.New(sandboxtest.Serve(fake(spec.Image == "rude")))
 	if err != nil {
 		return nil, details, err
 	}
@@ -80,36 +80,61 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 		}()
 	case "env":
 		progress(strings.Join(spec.Env, ","))
+	case "session":
+		return openSession(spec)
 	case "live":
 		return openLive(m, spec, details)
+	case "agent":
+		r, err := openReal()
+		return r, details, err
+	case "old": // an agent without Sandbox.activity
+		m, err := sandboxtest.New(sandboxtest.Serve(wire.NewDispatcher()))
+		return m, details, err
 	}
 	return m, details, nil
 }
 
-// agent implements what the holder and the tests request.
-func agent() *wire.Dispatcher {
-	a := &fakeAgent{}
+// fake implements what the holder and the tests request.
+func fake(rude bool) *wire.Dispatcher {
+	a := &fakeAgent{rude: rude}
 	d := wire.NewDispatcher()
 	wire.RegisterProcess(d, processes{a: a})
-	wire.RegisterTrace(d, traces{a: a})
+	wire.RegisterSandbox(d, counts{a: a})
 	return d
 }
 
 type fakeAgent struct {
+	rude bool // it ends connections that follow its commands
+
 	mu      sync.Mutex
-	tracing []*wire.Conn
+	running int64
+	told    []*wire.Conn
 }
 
-type traces struct {
-	wire.TraceServer
+// add changes the number of commands that run.
+func (a *fakeAgent) add(n int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running += n
+	for _, c := range a.told {
+		_ = c.EmitSandboxActivityChanged(c.Context(),
+			&wire.SandboxActivityChangedEvent{Running: a.running})
+	}
+}
+
+type counts struct {
+	wire.SandboxServer
 	a *fakeAgent
 }
 
-func (t traces) Enable(_ context.Context, c *wire.Conn) error {
-	t.a.mu.Lock()
-	defer t.a.mu.Unlock()
-	t.a.tracing = append(t.a.tracing, c)
-	return nil
+func (s counts) Activity(ctx context.Context, c *wire.Conn) (*wire.SandboxActivityResult, error) {
+	s.a.mu.Lock()
+	defer s.a.mu.Unlock()
+	if s.a.rude {
+		wire.AfterReply(ctx, func() { _ = c.Close() })
+	}
+	s.a.told = append(s.a.told, c)
+	return &wire.SandboxActivityResult{Running: s.a.running}, nil
 }
 
 type processes struct {
@@ -120,13 +145,6 @@ type processes struct {
 // Start runs nothing: it copies its input to its output.
 func (p processes) Start(ctx context.Context, c *wire.Conn,
 	q *wire.ProcessStartParams) (*wire.ProcessStartResult, error) {
-	p.a.mu.Lock()
-	for _, t := range p.a.tracing {
-		_ = t.EmitTraceEntry(ctx,
-			&wire.TraceEntryEvent{Entry: wire.TraceEntry{Sequence: 1,
-				Time: time.Now().Format(time.RFC3339Nano), Method: wire.MethodProcessStart}})
-	}
-	p.a.mu.Unlock()
 	out, err := c.Sender(q.StdoutStream)
 	if err != nil {
 		return nil, err
@@ -142,10 +160,12 @@ func (p processes) Start(ctx context.Context, c *wire.Conn,
 			return nil, err
 		}
 	}
+	p.a.add(1)
 	wire.AfterReply(ctx, func() {
 		c.Go(func() {
 			n, _ := io.Copy(out, in)
 			_ = out.Close()
+			p.a.add(-1)
 			_ = c.EmitProcessExited(c.Context(),
 				&wire.ProcessExitedEvent{ProcessID: q.ProcessID, StdoutEnd: n})
 		})
@@ -193,7 +213,7 @@ func use(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID, text string) 
 	c := wire.NewClient(conn)
 	defer func() { _ = c.Close() }()
 	var out bytes.Buffer
-	_, err = c.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"echo"}},
+	_, err = c.Start(t.Context(), wire.ProcessStartParams{Argv: []string{"cat"}},
 		wire.Stdio{In: strings.NewReader(text), Out: &out})
 	if err != nil {
 		t.Fatal(err)
@@ -261,7 +281,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	use(t, s, i.ID, strings.Repeat("0123456789", 1<<18)) // larger than every window and buffer
-	await(t, s, i.ID, sandboxes.StateRunning)
+	await(t, s, i.ID, sandboxes.StateReady)
 	if err := s.Stop(t.Context(), i.ID); err != nil {
 		t.Fatal(err)
 	}

@@ -2,68 +2,119 @@ package sandboxes
 
 import (
 	"context"
-	"log/slog"
-	"sync"
+	"errors"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/wire"
 )
 
-// A use detects that a process or step runs in a machine. It uses the agent's journal instead of
-// the relayed bytes, which may be encrypted one day.
-type use struct {
-	seen chan struct{} // closed after the first use
-	once sync.Once
-}
+// followTime bounds the time in which an agent answers.
+const followTime = time.Minute
 
-func newUse() *use { return &use{seen: make(chan struct{})} }
+// deathTime is the time in which a machine whose connections have ended is seen to have ended.
+const deathTime = time.Second
 
-// watchTime bounds the time in which a newly configured agent answers.
-const watchTime = time.Minute
-
-// watch continues after a machine's connections have ended, unless a use has been seen already.
-func (u *use) watch(ctx context.Context, m Machine, log *slog.Logger) {
-	select {
-	case <-u.seen:
-		return
-	default:
-	}
-	if err := u.watchOnce(ctx, m); err != nil {
-		log.Warn("the first use of the sandbox will not be noticed", "err", err)
-	}
-}
-
-// watchOnce watches until a process or step runs, or the connection ends.
-func (u *use) watchOnce(ctx context.Context, m Machine) error {
-	s, err := m.Connect()
+// follow makes the agent report how many commands run, until its connections end. Only the agent
+// knows: channels to it are encrypted.
+func (h *holder) follow(ctx context.Context) error {
+	s, err := h.machine.Connect()
 	if err != nil {
 		return err
 	}
-	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
-		if e.Method != wire.EventTraceEntry {
+	told := false // of a change, which is newer than the answer
+	set := func(running int64, answer bool) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if told && answer {
 			return
 		}
+		told = true
+		h.count(running)
+		h.watched.tell()
+	}
+	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
 		v, err := wire.DecodeEvent(e)
-		if entry, ok := v.(*wire.TraceEntryEvent); err == nil && ok && entry.Entry.Error == "" {
-			switch entry.Entry.Method {
-			case wire.MethodProcessStart, wire.MethodShellExecute:
-				u.once.Do(func() { close(u.seen) })
-			}
+		if changed, ok := v.(*wire.SandboxActivityChangedEvent); ok && err == nil {
+			set(changed.Running, false)
 		}
 	}})
-	ctx, cancel := context.WithTimeout(ctx, watchTime)
+	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
-	if err := c.TraceEnable(ctx); err != nil {
+	res, err := c.SandboxActivity(ctx)
+	if err != nil {
 		_ = c.Close()
 		return err
 	}
-	go func() { // a single look is enough
+	set(res.Running, true)
+	h.mu.Lock()
+	h.followed++
+	number := h.followed
+	h.mu.Unlock()
+	go func() {
 		select {
-		case <-u.seen:
 		case <-c.Done():
-		case <-m.Done():
+		case <-h.machine.Done():
 		}
 		_ = c.Close()
+		h.unfollowed(number, c.Err())
 	}()
 	return nil
+}
+
+// unfollowed is called when a connection that follows has ended. The end is expected if the machine
+// has ended or was relinked; otherwise the guest has ended it.
+func (h *holder) unfollowed(number int, err error) {
+	select {
+	case <-h.machine.Done():
+		return
+	case <-time.After(deathTime):
+	}
+	h.still.RLock() // after a snapshot, another connection follows
+	defer h.still.RUnlock()
+	h.mu.Lock()
+	expected := number != h.followed || h.info.Paused
+	h.mu.Unlock()
+	if !expected {
+		h.unknown(errors.Join(errors.New("the agent has closed the connection"), err))
+	}
+}
+
+// followFirst is follow at the start. An agent of a machine that an older version has kept cannot
+// report: its sandbox counts as running.
+func (h *holder) followFirst(ctx context.Context) error {
+	err := h.follow(ctx)
+	if turnstone.KindOf(err) == turnstone.KindInvalid {
+		h.unknown(err)
+		return nil
+	}
+	return err
+}
+
+// followAgain continues after a machine's connections have ended. If that fails, the sandbox counts
+// as running: nothing should take it for idle.
+func (h *holder) followAgain(ctx context.Context) {
+	if h.recorder != nil {
+		if err := h.recorder.Follow(context.WithoutCancel(ctx), h.machine); err != nil {
+			h.recorder.Fail(err.Error())
+		}
+	}
+	if err := h.follow(context.WithoutCancel(ctx)); err != nil {
+		h.unknown(err)
+	}
+}
+
+func (h *holder) unknown(err error) {
+	h.log.Warn("the sandbox's commands are not followed", "err", err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.count(1)
+	h.watched.tell()
+}
+
+// present returns the sandbox with its present state.
+func (h *holder) present() Info {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.info
 }

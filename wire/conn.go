@@ -234,6 +234,9 @@ func (c *Conn) dead(op turnstone.Op) error {
 			"the sandbox broke its channel", brokenHint
 	case errors.As(c.err, &closed) && closed.Code > 1001:
 		te.Kind, te.Subject, te.Hint = turnstone.KindInvalid, "connection", ""
+	case turnstone.KindOf(c.err) == turnstone.KindIntegrity: // of an encrypted stream below
+		te.Kind, te.Subject, te.Hint = turnstone.KindIntegrity, "connection",
+			turnstone.HintOf(c.err)
 	}
 	return te
 }
@@ -401,7 +404,8 @@ func (c *Conn) writeFailed(method string, err error) error {
 		defer c.mu.Unlock()
 		return c.dead(turnstone.Op(method))
 	default:
-		return turnstone.NewError(turnstone.Op(method), turnstone.KindInternal, "", err)
+		// the stream may be a channel, which names what a relay did
+		return turnstone.NewError(turnstone.Op(method), turnstone.KindOf(err), "", err)
 	}
 }
 

@@ -23,6 +23,7 @@ const (
 	maxReason  = 123      // bytes of text in a closing frame (RFC 6455, 5.5)
 	maxControl = 125      // bytes of a control frame
 	chunkLimit = frameHead + MaxChunk
+	maxParts   = 1 << 16 // frames of a message: empty ones would never reach its limit of bytes
 )
 
 // A ProtocolError is the reason for ending a connection after a protocol violation by the other
@@ -77,7 +78,7 @@ func NewFrames(stream io.ReadWriteCloser, masked bool) *Frames {
 func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
 	payload = buf[:0]
 	var kind ws.OpCode
-	for {
+	for parts := 0; ; {
 		h, err := ws.ReadHeader(f.r)
 		if err != nil {
 			return false, nil, f.readError(err, kind != 0)
@@ -98,9 +99,10 @@ func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
 		if kind == ws.OpBinary {
 			limit = chunkLimit
 		}
-		if h.Length > limit-int64(len(payload)) {
+		if parts++; h.Length > limit-int64(len(payload)) || parts > maxParts {
 			return false, nil, &ProtocolError{Code: int(ws.StatusMessageTooBig),
-				Reason: fmt.Sprintf("a message is longer than %d bytes", limit)}
+				Reason: fmt.Sprintf("a message is longer than %d bytes or %d frames", limit,
+					maxParts)}
 		}
 		if payload, err = f.body(payload, h); err != nil {
 			return false, nil, f.readError(err, true)
@@ -179,6 +181,9 @@ func (f *Frames) readError(err error, within bool) error {
 	}
 	return err
 }
+
+// Ping asks the other side for a sign of life, which Next takes.
+func (f *Frames) Ping() error { return f.write(ws.OpPing, nil) }
 
 // WriteText writes one JSON message.
 func (f *Frames) WriteText(p []byte) error {

@@ -22,6 +22,9 @@ const (
 	MethodSandboxSuspend           = "Sandbox.suspend"
 	MethodSandboxRenew             = "Sandbox.renew"
 	MethodSandboxNetwork           = "Sandbox.network"
+	MethodSandboxSeal              = "Sandbox.seal"
+	MethodSandboxActivity          = "Sandbox.activity"
+	MethodSandboxRecord            = "Sandbox.record"
 	MethodSandboxGetVersion        = "Sandbox.getVersion"
 	MethodSandboxGetStats          = "Sandbox.getStats"
 	MethodProcessStart             = "Process.start"
@@ -56,7 +59,73 @@ const (
 	MethodTraceEnable              = "Trace.enable"
 	MethodTraceDisable             = "Trace.disable"
 	MethodTraceGetEntries          = "Trace.getEntries"
+	MethodTurnStart                = "Turn.start"
+	MethodTurnAttach               = "Turn.attach"
+	MethodTurnCancel               = "Turn.cancel"
+	MethodSessionList              = "Session.list"
+	MethodSessionGet               = "Session.get"
+	MethodSessionLog               = "Session.log"
+	MethodSessionExpand            = "Session.expand"
+	MethodSessionCurrent           = "Session.current"
+	MethodSessionShow              = "Session.show"
+	MethodSessionReceipt           = "Session.receipt"
+	MethodSessionTrace             = "Session.trace"
+	MethodSessionListFiles         = "Session.listFiles"
+	MethodSessionReadFile          = "Session.readFile"
+	MethodSessionPackFiles         = "Session.packFiles"
+	MethodSessionDiff              = "Session.diff"
+	MethodSessionCompare           = "Session.compare"
+	MethodSessionPrepare           = "Session.prepare"
+	MethodSessionFork              = "Session.fork"
+	MethodSessionForkLive          = "Session.forkLive"
+	MethodSessionTag               = "Session.tag"
+	MethodSessionUntag             = "Session.untag"
+	MethodSessionRename            = "Session.rename"
+	MethodSessionRemove            = "Session.remove"
+	MethodSessionRemoveBranch      = "Session.removeBranch"
+	MethodSessionMerge             = "Session.merge"
+	MethodSessionExport            = "Session.export"
+	MethodSessionImport            = "Session.import"
+	MethodSessionVerify            = "Session.verify"
+	MethodSessionSignTurn          = "Session.signTurn"
+	MethodSessionHeads             = "Session.heads"
+	MethodSessionOwners            = "Session.owners"
+	MethodSessionAllow             = "Session.allow"
+	MethodSessionAdmit             = "Session.admit"
+	MethodSessionReplay            = "Session.replay"
+	MethodSessionReplayRange       = "Session.replayRange"
+	MethodSessionFrozen            = "Session.frozen"
+	MethodSessionBisect            = "Session.bisect"
+	MethodSessionGc                = "Session.gc"
+	MethodSessionFsck              = "Session.fsck"
+	MethodSessionUsage             = "Session.usage"
+	MethodSessionHomes             = "Session.homes"
+	MethodSessionHasHome           = "Session.hasHome"
+	MethodSessionRemoveHome        = "Session.removeHome"
+	MethodTemplateList             = "Template.list"
+	MethodTemplateBuild            = "Template.build"
+	MethodTemplateRemove           = "Template.remove"
+	MethodTemplatePrune            = "Template.prune"
 )
+
+// HostOnly reports whether only the host that owns the link may send a command. An agent
+// rejects these commands on encrypted channels.
+func HostOnly(method string) bool {
+	switch method {
+	case MethodSandboxConfigure,
+		MethodSandboxSuspend,
+		MethodSandboxRenew,
+		MethodSandboxNetwork,
+		MethodSandboxSeal,
+		MethodSandboxActivity,
+		MethodSandboxRecord,
+		MethodStateFreeze,
+		MethodStateExport,
+		MethodStateThaw:
+		return true
+	}
+	return false
+}
 
 // The events.
 const (
@@ -65,6 +134,9 @@ const (
 	EventTargetTargetDestroyed    = "Target.targetDestroyed"
 	EventTargetAttachedToTarget   = "Target.attachedToTarget"
 	EventTargetDetachedFromTarget = "Target.detachedFromTarget"
+	EventSandboxActivityChanged   = "Sandbox.activityChanged"
+	EventSandboxCommandStarted    = "Sandbox.commandStarted"
+	EventSandboxCommandEnded      = "Sandbox.commandEnded"
 	EventProcessOutput            = "Process.output"
 	EventProcessLost              = "Process.lost"
 	EventProcessExited            = "Process.exited"
@@ -456,8 +528,7 @@ type SandboxSuspendResult struct {
 // and accepts no other command. Each side then sends the marker as the last bytes of the
 // old link and reads the marker of the other side. The bytes after the marker belong to a
 // new link. On the new link, in the machine itself and in each clone, Sandbox.renew must
-// be the first command; the processes stay frozen until then. Only the host that owns the
-// link sends this command.
+// be the first command; the processes stay frozen until then.
 func (c *Conn) SandboxSuspend(ctx context.Context, p *SandboxSuspendParams) (*SandboxSuspendResult, error) {
 	var r SandboxSuspendResult
 	if err := c.Call(ctx, MethodSandboxSuspend, p, &r); err != nil {
@@ -547,6 +618,67 @@ func (c *Conn) SandboxNetwork(ctx context.Context, p *SandboxNetworkParams) (*Sa
 	return &r, nil
 }
 
+// SandboxSealParams are the parameters of Sandbox.seal.
+type SandboxSealParams struct {
+	// The statement's digest: sha256: and 64 lower-case hex digits. Absent: only return the
+	// key.
+	Statement string `json:"statement,omitempty"`
+	// The X25519 keys of 1 to 16 clients, in base64.
+	Clients []string `json:"clients,omitzero"`
+	// When the statement expires, RFC 3339. A connected client stays connected.
+	Expires string `json:"expires,omitempty"`
+}
+
+// SandboxSealResult is the result of Sandbox.seal.
+type SandboxSealResult struct {
+	// The sandbox's X25519 key, in base64.
+	Key string `json:"key"`
+}
+
+// SandboxSeal calls Sandbox.seal. Admits the clients of a statement to the encrypted
+// channel, and returns the public key of the sandbox's end. Call it without a statement
+// first: the statement names the key. The agent makes the key pair at the first call,
+// after the confirmed reseed, and keeps 64 statements that have not expired.
+// Sandbox.suspend erases the key pair and the statements, so that no snapshot has them:
+// the next call makes another pair. A deterministic sandbox rejects the command, because
+// its random numbers can be computed.
+func (c *Conn) SandboxSeal(ctx context.Context, p *SandboxSealParams) (*SandboxSealResult, error) {
+	var r SandboxSealResult
+	if err := c.Call(ctx, MethodSandboxSeal, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SandboxActivityResult is the result of Sandbox.activity.
+type SandboxActivityResult struct {
+	// Commands that run now.
+	Running int64 `json:"running"`
+	// Commands that were started so far.
+	Started int64 `json:"started"`
+}
+
+// SandboxActivity calls Sandbox.activity. Returns how many commands run now. From then on
+// activityChanged reports each change on this connection. A command is a process that a
+// client has started, or a step of the shell, until it has ended; a step that waits for
+// another step is one, and a process that a command has left behind is none.
+func (c *Conn) SandboxActivity(ctx context.Context) (*SandboxActivityResult, error) {
+	var r SandboxActivityResult
+	if err := c.Call(ctx, MethodSandboxActivity, nil, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SandboxRecord calls Sandbox.record. From now on this connection is attached to each
+// command that starts, before its output, and the command waits for it: commandStarted
+// comes first, then the output as Process.output, then commandEnded. Process.attach takes
+// the output of a command that runs already; its end comes as commandEnded too. One
+// connection records at a time: another one takes its place.
+func (c *Conn) SandboxRecord(ctx context.Context) error {
+	return c.Call(ctx, MethodSandboxRecord, nil, nil)
+}
+
 // SandboxGetVersionResult is the result of Sandbox.getVersion.
 type SandboxGetVersionResult struct {
 	// The version of this description.
@@ -591,6 +723,81 @@ func (c *Conn) SandboxGetStats(ctx context.Context) (*SandboxGetStatsResult, err
 	return &r, nil
 }
 
+// SandboxActivityChangedEvent is the event Sandbox.activityChanged. The number of
+// commands that run has changed. Only the latest numbers are sent: a connection that
+// reads late misses changes between them.
+type SandboxActivityChangedEvent struct {
+	// Commands that run now.
+	Running int64 `json:"running"`
+	// Commands that were started so far.
+	Started int64 `json:"started"`
+}
+
+// EmitSandboxActivityChanged sends the event Sandbox.activityChanged. It waits while the
+// other side does not read.
+func (c *Conn) EmitSandboxActivityChanged(ctx context.Context, e *SandboxActivityChangedEvent) error {
+	return c.Emit(ctx, EventSandboxActivityChanged, e)
+}
+
+// SandboxCommandStartedEvent is the event Sandbox.commandStarted. A command of a client
+// has started: a process, or a step of the shell. It is sent again to each connection
+// that records the command. A long text is cut, and cut says so.
+type SandboxCommandStartedEvent struct {
+	// The command's process.
+	ProcessID string `json:"processId"`
+	// When it started, RFC 3339.
+	Started string `json:"started"`
+	// Program and arguments; absent for a step.
+	Argv []string `json:"argv,omitzero"`
+	// The step's text.
+	Script string `json:"script,omitempty"`
+	// The step's language: bash or sh. Absent for a process.
+	Language string `json:"language,omitempty"`
+	// The step's name.
+	Name string `json:"name,omitempty"`
+	// KEY=VALUE: what its client added to the environment.
+	Env []string `json:"env,omitzero"`
+	// Names of the variables in env that are secrets.
+	Secrets []string `json:"secrets,omitzero"`
+	// The working directory.
+	Cwd string `json:"cwd"`
+	// The user as its client named it.
+	User string `json:"user,omitempty"`
+	// It runs on a terminal.
+	Terminal bool `json:"terminal,omitempty"`
+	// The text, the arguments or the variables are not complete.
+	Cut bool `json:"cut,omitempty"`
+}
+
+// EmitSandboxCommandStarted sends the event Sandbox.commandStarted. It waits while the
+// other side does not read.
+func (c *Conn) EmitSandboxCommandStarted(ctx context.Context, e *SandboxCommandStartedEvent) error {
+	return c.Emit(ctx, EventSandboxCommandStarted, e)
+}
+
+// SandboxCommandEndedEvent is the event Sandbox.commandEnded. A command has ended, and
+// all of its output was sent.
+type SandboxCommandEndedEvent struct {
+	// The command's process.
+	ProcessID string `json:"processId"`
+	// How it ended.
+	Exit ProcessExit `json:"exit"`
+	// The beginning of its standard input, at most 64 KiB; absent for a terminal.
+	Input []byte `json:"input,omitzero"`
+	// Bytes of its standard input that it could read.
+	InputSize int64 `json:"inputSize"`
+	// Bytes of standard output.
+	StdoutEnd int64 `json:"stdoutEnd"`
+	// Bytes of standard error.
+	StderrEnd int64 `json:"stderrEnd"`
+}
+
+// EmitSandboxCommandEnded sends the event Sandbox.commandEnded. It waits while the other
+// side does not read.
+func (c *Conn) EmitSandboxCommandEnded(ctx context.Context, e *SandboxCommandEndedEvent) error {
+	return c.Emit(ctx, EventSandboxCommandEnded, e)
+}
+
 // A SandboxServer answers the commands of the domain Sandbox. Each method is called in a
 // goroutine of its own; ctx ends with the connection c that the command arrived on.
 type SandboxServer interface {
@@ -603,7 +810,7 @@ type SandboxServer interface {
 	// side then sends the marker as the last bytes of the old link and reads the marker of
 	// the other side. The bytes after the marker belong to a new link. On the new link, in
 	// the machine itself and in each clone, Sandbox.renew must be the first command; the
-	// processes stay frozen until then. Only the host that owns the link sends this command.
+	// processes stay frozen until then.
 	Suspend(ctx context.Context, c *Conn, p *SandboxSuspendParams) (*SandboxSuspendResult, error)
 	// Gives a machine a fresh state. After Sandbox.suspend, in the machine and in each clone,
 	// it also lets the processes continue. It is allowed at any other time too, such as after
@@ -616,6 +823,24 @@ type SandboxServer interface {
 	// stream. Frames that the host does not read in time are dropped. A second call takes
 	// over the device, such as after Sandbox.renew.
 	Network(ctx context.Context, c *Conn, p *SandboxNetworkParams) (*SandboxNetworkResult, error)
+	// Admits the clients of a statement to the encrypted channel, and returns the public key
+	// of the sandbox's end. Call it without a statement first: the statement names the key.
+	// The agent makes the key pair at the first call, after the confirmed reseed, and keeps
+	// 64 statements that have not expired. Sandbox.suspend erases the key pair and the
+	// statements, so that no snapshot has them: the next call makes another pair. A
+	// deterministic sandbox rejects the command, because its random numbers can be computed.
+	Seal(ctx context.Context, c *Conn, p *SandboxSealParams) (*SandboxSealResult, error)
+	// Returns how many commands run now. From then on activityChanged reports each change on
+	// this connection. A command is a process that a client has started, or a step of the
+	// shell, until it has ended; a step that waits for another step is one, and a process
+	// that a command has left behind is none.
+	Activity(ctx context.Context, c *Conn) (*SandboxActivityResult, error)
+	// From now on this connection is attached to each command that starts, before its output,
+	// and the command waits for it: commandStarted comes first, then the output as
+	// Process.output, then commandEnded. Process.attach takes the output of a command that
+	// runs already; its end comes as commandEnded too. One connection records at a time:
+	// another one takes its place.
+	Record(ctx context.Context, c *Conn) error
 	// Returns versions and names.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
 	// Returns the guest's resource usage.
@@ -646,6 +871,24 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 		new: func() any { return new(SandboxNetworkParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return s.Network(ctx, c, p.(*SandboxNetworkParams))
+		},
+	})
+	d.handle(MethodSandboxSeal, entry{
+		new: func() any { return new(SandboxSealParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Seal(ctx, c, p.(*SandboxSealParams))
+		},
+	})
+	d.handle(MethodSandboxActivity, entry{
+		new: func() any { return new(struct{}) },
+		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
+			return s.Activity(ctx, c)
+		},
+	})
+	d.handle(MethodSandboxRecord, entry{
+		new: func() any { return new(struct{}) },
+		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
+			return nil, s.Record(ctx, c)
 		},
 	})
 	d.handle(MethodSandboxGetVersion, entry{
@@ -731,6 +974,9 @@ type ProcessStartParams struct {
 	Argv []string `json:"argv"`
 	// KEY=VALUE, added to the sandbox's environment.
 	Env []string `json:"env,omitzero"`
+	// Names of the variables in env that are secrets: a host that records commands masks
+	// their values.
+	Secrets []string `json:"secrets,omitzero"`
 	// Working directory, created if missing; default: the sandbox's working directory.
 	Cwd string `json:"cwd,omitempty"`
 	// Name or number of the user, optionally with :GROUP; default: root.
@@ -753,6 +999,12 @@ type ProcessStartParams struct {
 	Detach bool `json:"detach,omitempty"`
 	// Kill the process tree when this connection ends.
 	KillOnDisconnect bool `json:"killOnDisconnect,omitempty"`
+	// Milliseconds, at most 86,400,000: after the end of this connection, or of one that took
+	// its place, the process waits with its output for a connection that takes its place (see
+	// Process.attach), and is killed after this time. What was sent and may not have arrived
+	// is kept, too, as far as the agent's memory allows. Default: the process continues, and
+	// its oldest output is dropped.
+	Linger int64 `json:"linger,omitempty"`
 }
 
 func (p *ProcessStartParams) streams() (receive, send []StreamID) {
@@ -802,6 +1054,12 @@ type ProcessAttachParams struct {
 	// Process.acknowledge); 0, the default: only the connection's flow control limits the
 	// sender.
 	Window int64 `json:"window,omitempty"`
+	// Take the place of the connection that started the process: its attachment and its
+	// standard input end, and the process waits for this connection.
+	TakeOver bool `json:"takeOver,omitempty"`
+	// Standard input continues with this stream, whose first byte is that at stdinOffset;
+	// only with takeOver.
+	StdinStream StreamID `json:"stdinStream,omitempty"`
 }
 
 func (p *ProcessAttachParams) streams() (receive, send []StreamID) {
@@ -810,6 +1068,9 @@ func (p *ProcessAttachParams) streams() (receive, send []StreamID) {
 	}
 	if p.StderrStream != 0 {
 		send = append(send, p.StderrStream)
+	}
+	if p.StdinStream != 0 {
+		receive = append(receive, p.StdinStream)
 	}
 	return receive, send
 }
@@ -822,6 +1083,9 @@ type ProcessAttachResult struct {
 	StdoutOffset int64 `json:"stdoutOffset"`
 	// Where delivery begins: later than requested if that output was dropped.
 	StderrOffset int64 `json:"stderrOffset"`
+	// With takeOver: bytes of standard input that the process has accepted from all
+	// connections.
+	StdinOffset int64 `json:"stdinOffset,omitempty"`
 }
 
 // ProcessAttach calls Process.attach. Takes a process's output from an offset on. A
@@ -1341,6 +1605,9 @@ type ShellExecuteParams struct {
 	ScriptStream StreamID `json:"scriptStream,omitempty"`
 	// KEY=VALUE, set in the session before the step.
 	Env []string `json:"env,omitzero"`
+	// Names of the variables in env that are secrets: a host that records commands masks
+	// their values.
+	Secrets []string `json:"secrets,omitzero"`
 	// The session's directory from now on; created if missing.
 	Cwd string `json:"cwd,omitempty"`
 	// Name or number of the user, optionally with :GROUP; default: root.
@@ -2186,6 +2453,1699 @@ func RegisterTrace(d *Dispatcher, s TraceServer) {
 	})
 }
 
+// TurnTransfer: A file or folder for the sandbox.
+type TurnTransfer struct {
+	// Its name in the tar stream, FOLDER/NAME: NAME is what it is called where the
+	// destination is a folder.
+	Name string `json:"name"`
+	// Where it is copied to, as the destination of a document's file.
+	Dest string `json:"dest"`
+}
+
+// TurnSettingsLifetime: Lifetime of the sandbox.
+type TurnSettingsLifetime string
+
+// The values of TurnSettingsLifetime.
+const (
+	TurnSettingsLifetimeTurn    TurnSettingsLifetime = "turn"
+	TurnSettingsLifetimeSession TurnSettingsLifetime = "session"
+)
+
+// TurnSettingsSnapshot: What is kept of the machine.
+type TurnSettingsSnapshot string
+
+// The values of TurnSettingsSnapshot.
+const (
+	TurnSettingsSnapshotNone TurnSettingsSnapshot = "none"
+	TurnSettingsSnapshotVm   TurnSettingsSnapshot = "vm"
+)
+
+// TurnSettingsTier: Tier of a deterministic turn.
+type TurnSettingsTier string
+
+// The values of TurnSettingsTier.
+const (
+	TurnSettingsTierSeeded TurnSettingsTier = "seeded"
+	TurnSettingsTierStrict TurnSettingsTier = "strict"
+)
+
+// TurnSettings: What the caller requests in addition to the document. These are requests
+// as those of a document: they grant nothing that the node's configuration does not grant
+// to documents, except the session, which the ticket names. An absent field selects the
+// document's value.
+type TurnSettings struct {
+	// Name of a template, or an image.
+	Image string `json:"image,omitempty"`
+	// Variables of the sandbox, NAME=VALUE.
+	Env []string `json:"env,omitzero"`
+	// Time limit of the turn, in nanoseconds.
+	Timeout int64 `json:"timeout,omitempty"`
+	// Number of CPUs.
+	CPUs int64 `json:"cpus,omitempty"`
+	// Memory, in bytes.
+	Memory int64 `json:"memory,omitempty"`
+	// Size of the disk, in bytes.
+	Disk int64 `json:"disk,omitempty"`
+	// Whether the sandbox has a network.
+	Network *bool `json:"network,omitempty"`
+	// Rules of the network, in place of the document's.
+	Rules *TurnNetworkRules `json:"rules,omitempty"`
+	// Headers with secrets, "HOST=Name: value", sent only in requests to that host.
+	SecretHeaders []string `json:"secretHeaders,omitzero"`
+	// Secret variables, NAME=VALUE. They are masked and not stored.
+	Secrets []string `json:"secrets,omitzero"`
+	// List all commands of each step in the receipt.
+	Commands bool `json:"commands,omitempty"`
+	// Session of the turn: the ticket's, or absent for a turn in no named session.
+	Session string `json:"session,omitempty"`
+	// Branch of the session.
+	Branch string `json:"branch,omitempty"`
+	// Lifetime of the sandbox.
+	Lifetime TurnSettingsLifetime `json:"lifetime,omitempty"`
+	// Name of a home directory.
+	Home string `json:"home,omitempty"`
+	// What is kept of the machine.
+	Snapshot TurnSettingsSnapshot `json:"snapshot,omitempty"`
+	// Whether every run gives the same result.
+	Deterministic *bool `json:"deterministic,omitempty"`
+	// Tier of a deterministic turn.
+	Tier TurnSettingsTier `json:"tier,omitempty"`
+	// Seed of the random numbers, a decimal number below 2^64.
+	Seed string `json:"seed,omitempty"`
+	// Time at which the turn's clock starts (RFC 3339).
+	Clock string `json:"clock,omitempty"`
+	// Run the turn this number of times, from 2 to 100, and compare the runs.
+	Times int64 `json:"times,omitempty"`
+	// Files for the sandbox, from the tar stream of the command.
+	Add []TurnTransfer `json:"add,omitzero"`
+	// Whether the files that the document names are among these. A document with files is
+	// rejected otherwise: they are not on the node.
+	FilesSent bool `json:"filesSent,omitempty"`
+}
+
+// TurnNetworkRules: Rules and modes of a network, as in a document.
+type TurnNetworkRules struct {
+	// Hosts, addresses or ranges; everything else is denied.
+	Allow []string `json:"allow,omitzero"`
+	// Hosts, addresses or ranges that are denied.
+	Deny []string `json:"deny,omitzero"`
+	// Keep what the network answers.
+	Record bool `json:"record,omitempty"`
+	// Serve a recording instead of the network.
+	Replay bool `json:"replay,omitempty"`
+	// The turn with the recording.
+	ReplayOf string `json:"replayOf,omitempty"`
+	// Intercept TLS with an authority of the sandbox.
+	Intercept bool `json:"intercept,omitempty"`
+	// Do not trust the authorities that the node adds.
+	NoHostCA bool `json:"noHostCA,omitempty"`
+}
+
+// TurnStartParams are the parameters of Turn.start.
+type TurnStartParams struct {
+	// The ticket, reserved for the key of this client.
+	Ticket string `json:"ticket"`
+	// The document's name, for messages.
+	Name string `json:"name"`
+	// The document.
+	Document StreamID `json:"document"`
+	// A tar stream with the files that the settings name.
+	Files StreamID `json:"files,omitempty"`
+	// What the caller requests in addition.
+	Settings *TurnSettings `json:"settings,omitempty"`
+}
+
+func (p *TurnStartParams) streams() (receive, send []StreamID) {
+	if p.Document != 0 {
+		receive = append(receive, p.Document)
+	}
+	if p.Files != 0 {
+		receive = append(receive, p.Files)
+	}
+	return receive, send
+}
+
+// TurnStart calls Turn.start. Starts the turn of a ticket. The same ticket never starts a
+// second turn. The turn continues if the connection ends.
+func (c *Conn) TurnStart(ctx context.Context, p *TurnStartParams) error {
+	return c.Call(ctx, MethodTurnStart, p, nil)
+}
+
+// TurnAttachParams are the parameters of Turn.attach.
+type TurnAttachParams struct {
+	// The ticket of the turn.
+	Ticket string `json:"ticket"`
+	// Number of bytes of the journal that the client has.
+	Offset int64 `json:"offset,omitempty"`
+	// The stream that gets the journal's bytes.
+	Journal StreamID `json:"journal"`
+}
+
+func (p *TurnAttachParams) streams() (receive, send []StreamID) {
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	return receive, send
+}
+
+// TurnAttachResult is the result of Turn.attach.
+type TurnAttachResult struct {
+	// Size of the whole journal in bytes.
+	Size int64 `json:"size"`
+}
+
+// TurnAttach calls Turn.attach. Sends the journal of a turn from an offset on, and
+// returns when all of it is sent.
+func (c *Conn) TurnAttach(ctx context.Context, p *TurnAttachParams) (*TurnAttachResult, error) {
+	var r TurnAttachResult
+	if err := c.Call(ctx, MethodTurnAttach, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// TurnCancelParams are the parameters of Turn.cancel.
+type TurnCancelParams struct {
+	// The ticket of the turn.
+	Ticket string `json:"ticket"`
+}
+
+// TurnCancel calls Turn.cancel. Ends a running turn; its journal gets an end. A turn that
+// has ended stays as it is.
+func (c *Conn) TurnCancel(ctx context.Context, p *TurnCancelParams) error {
+	return c.Call(ctx, MethodTurnCancel, p, nil)
+}
+
+// A TurnServer answers the commands of the domain Turn. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
+type TurnServer interface {
+	// Starts the turn of a ticket. The same ticket never starts a second turn. The turn
+	// continues if the connection ends.
+	Start(ctx context.Context, c *Conn, p *TurnStartParams) error
+	// Sends the journal of a turn from an offset on, and returns when all of it is sent.
+	Attach(ctx context.Context, c *Conn, p *TurnAttachParams) (*TurnAttachResult, error)
+	// Ends a running turn; its journal gets an end. A turn that has ended stays as it is.
+	Cancel(ctx context.Context, c *Conn, p *TurnCancelParams) error
+}
+
+// RegisterTurn makes s answer the commands of the domain Turn.
+func RegisterTurn(d *Dispatcher, s TurnServer) {
+	d.handle(MethodTurnStart, entry{
+		new: func() any { return new(TurnStartParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Start(ctx, c, p.(*TurnStartParams))
+		},
+	})
+	d.handle(MethodTurnAttach, entry{
+		new: func() any { return new(TurnAttachParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Attach(ctx, c, p.(*TurnAttachParams))
+		},
+	})
+	d.handle(MethodTurnCancel, entry{
+		new: func() any { return new(TurnCancelParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Cancel(ctx, c, p.(*TurnCancelParams))
+		},
+	})
+}
+
+// SessionReplayOptionsTier: Makes the replay deterministic.
+type SessionReplayOptionsTier string
+
+// The values of SessionReplayOptionsTier.
+const (
+	SessionReplayOptionsTierSeeded SessionReplayOptionsTier = "seeded"
+	SessionReplayOptionsTierStrict SessionReplayOptionsTier = "strict"
+)
+
+// SessionReplayOptions: Options of a replay. All other settings come from the stored
+// turn.
+type SessionReplayOptions struct {
+	// Secret variables, NAME=VALUE. They are masked and not stored.
+	Secrets []string `json:"secrets,omitzero"`
+	// Name of a substrate; default: that of the first run. Only the operator may choose it.
+	Substrate string `json:"substrate,omitempty"`
+	// Makes the replay deterministic.
+	Tier SessionReplayOptionsTier `json:"tier,omitempty"`
+	// Keys of front matter that are granted. Only the operator may grant.
+	Grant []string `json:"grant,omitzero"`
+}
+
+// SessionResolutionSide: The side that is taken.
+type SessionResolutionSide string
+
+// The values of SessionResolutionSide.
+const (
+	SessionResolutionSideNone   SessionResolutionSide = "none"
+	SessionResolutionSideOurs   SessionResolutionSide = "ours"
+	SessionResolutionSideTheirs SessionResolutionSide = "theirs"
+)
+
+// SessionResolution: A decision about the conflicts of a path.
+type SessionResolution struct {
+	// An absolute path, with the paths below it, or "env:NAME", or "cwd".
+	Path string `json:"path"`
+	// The side that is taken.
+	Side SessionResolutionSide `json:"side"`
+}
+
+// SessionListParams are the parameters of Session.list.
+type SessionListParams struct {
+	// The stream that gets the list, as turn session ls prints its sessions, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionListParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionList calls Session.list. Lists the sessions that the client may use, the most
+// recently used first.
+func (c *Conn) SessionList(ctx context.Context, p *SessionListParams) error {
+	return c.Call(ctx, MethodSessionList, p, nil)
+}
+
+// SessionGetParams are the parameters of Session.get.
+type SessionGetParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// The stream that gets the session, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionGetParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionGet calls Session.get. Returns a session with its turns, branches and tags.
+func (c *Conn) SessionGet(ctx context.Context, p *SessionGetParams) error {
+	return c.Call(ctx, MethodSessionGet, p, nil)
+}
+
+// SessionLogParams are the parameters of Session.log.
+type SessionLogParams struct {
+	// A session, or a turn.
+	Ref string `json:"ref"`
+	// Maximum number of turns; default: all.
+	Limit int64 `json:"limit,omitempty"`
+	// The stream that gets the session with these turns, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionLogParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionLog calls Session.log. Returns the turns of a session, or a turn and its
+// ancestors, newest first.
+func (c *Conn) SessionLog(ctx context.Context, p *SessionLogParams) error {
+	return c.Call(ctx, MethodSessionLog, p, nil)
+}
+
+// SessionExpandParams are the parameters of Session.expand.
+type SessionExpandParams struct {
+	// The reference.
+	Ref string `json:"ref"`
+	// Name or ID of the current session; default: the most recently used session.
+	Session string `json:"session,omitempty"`
+}
+
+// SessionExpandResult is the result of Session.expand.
+type SessionExpandResult struct {
+	// The reference with a session.
+	Ref string `json:"ref"`
+}
+
+// SessionExpand calls Session.expand. Expands a short form of a reference, such as "-",
+// "@2" or "turn-6". Any other reference is returned unchanged.
+func (c *Conn) SessionExpand(ctx context.Context, p *SessionExpandParams) (*SessionExpandResult, error) {
+	var r SessionExpandResult
+	if err := c.Call(ctx, MethodSessionExpand, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionCurrentParams are the parameters of Session.current.
+type SessionCurrentParams struct {
+	// Its name or ID; default: the most recently used session.
+	Session string `json:"session,omitempty"`
+}
+
+// SessionCurrentResult is the result of Session.current.
+type SessionCurrentResult struct {
+	// The session: id, name, created.
+	Session json.RawMessage `json:"session"`
+}
+
+// SessionCurrent calls Session.current. Returns the current session.
+func (c *Conn) SessionCurrent(ctx context.Context, p *SessionCurrentParams) (*SessionCurrentResult, error) {
+	var r SessionCurrentResult
+	if err := c.Call(ctx, MethodSessionCurrent, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionShowParams are the parameters of Session.show.
+type SessionShowParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// The stream that gets the description, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionShowParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionShow calls Session.show. Returns the description of a turn.
+func (c *Conn) SessionShow(ctx context.Context, p *SessionShowParams) error {
+	return c.Call(ctx, MethodSessionShow, p, nil)
+}
+
+// SessionReceiptParams are the parameters of Session.receipt.
+type SessionReceiptParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// The stream that gets the receipt.
+	Receipt StreamID `json:"receipt"`
+}
+
+func (p *SessionReceiptParams) streams() (receive, send []StreamID) {
+	if p.Receipt != 0 {
+		send = append(send, p.Receipt)
+	}
+	return receive, send
+}
+
+// SessionReceipt calls Session.receipt. Returns the receipt of a turn.
+func (c *Conn) SessionReceipt(ctx context.Context, p *SessionReceiptParams) error {
+	return c.Call(ctx, MethodSessionReceipt, p, nil)
+}
+
+// SessionTraceParams are the parameters of Session.trace.
+type SessionTraceParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// The stream that gets the trace, as lines of JSON.
+	Lines StreamID `json:"lines"`
+}
+
+func (p *SessionTraceParams) streams() (receive, send []StreamID) {
+	if p.Lines != 0 {
+		send = append(send, p.Lines)
+	}
+	return receive, send
+}
+
+// SessionTrace calls Session.trace. Returns the trace of a turn: its commands.
+func (c *Conn) SessionTrace(ctx context.Context, p *SessionTraceParams) error {
+	return c.Call(ctx, MethodSessionTrace, p, nil)
+}
+
+// SessionListFilesParams are the parameters of Session.listFiles.
+type SessionListFilesParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// A directory, or a file. A relative path is below the turn's last working directory.
+	Path string `json:"path"`
+	// List everything below the path.
+	Recursive bool `json:"recursive,omitempty"`
+	// The stream that gets the files, as lines of JSON.
+	Lines StreamID `json:"lines"`
+}
+
+func (p *SessionListFilesParams) streams() (receive, send []StreamID) {
+	if p.Lines != 0 {
+		send = append(send, p.Lines)
+	}
+	return receive, send
+}
+
+// SessionListFiles calls Session.listFiles. Lists files of the state that a turn left.
+func (c *Conn) SessionListFiles(ctx context.Context, p *SessionListFilesParams) error {
+	return c.Call(ctx, MethodSessionListFiles, p, nil)
+}
+
+// SessionReadFileParams are the parameters of Session.readFile.
+type SessionReadFileParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// The file.
+	Path string `json:"path"`
+	// The stream that gets the content.
+	Data StreamID `json:"data"`
+}
+
+func (p *SessionReadFileParams) streams() (receive, send []StreamID) {
+	if p.Data != 0 {
+		send = append(send, p.Data)
+	}
+	return receive, send
+}
+
+// SessionReadFile calls Session.readFile. Returns a file of the state that a turn left.
+// Every byte is verified.
+func (c *Conn) SessionReadFile(ctx context.Context, p *SessionReadFileParams) error {
+	return c.Call(ctx, MethodSessionReadFile, p, nil)
+}
+
+// SessionPackFilesParams are the parameters of Session.packFiles.
+type SessionPackFilesParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// The file or directory.
+	Path string `json:"path"`
+	// The stream that gets the tar stream.
+	Data StreamID `json:"data"`
+	// The stream that gets a line of JSON for each omitted or changed file: its name and the
+	// reason.
+	Skipped StreamID `json:"skipped"`
+}
+
+func (p *SessionPackFilesParams) streams() (receive, send []StreamID) {
+	if p.Data != 0 {
+		send = append(send, p.Data)
+	}
+	if p.Skipped != 0 {
+		send = append(send, p.Skipped)
+	}
+	return receive, send
+}
+
+// SessionPackFiles calls Session.packFiles. Returns a file or directory of the state that
+// a turn left as a tar stream. Hard links become separate files; devices and pipes are
+// omitted.
+func (c *Conn) SessionPackFiles(ctx context.Context, p *SessionPackFilesParams) error {
+	return c.Call(ctx, MethodSessionPackFiles, p, nil)
+}
+
+// SessionDiffParams are the parameters of Session.diff.
+type SessionDiffParams struct {
+	// A turn.
+	From string `json:"from"`
+	// A turn; without a session, it is in that of the first. Default: the parent's state is
+	// compared.
+	To string `json:"to,omitempty"`
+	// Count the lines of texts.
+	Stat bool `json:"stat,omitempty"`
+	// Create patches of texts.
+	Text bool `json:"text,omitempty"`
+	// Compare results, outputs and commands too.
+	Results bool `json:"results,omitempty"`
+	// The stream that gets the difference, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionDiffParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionDiff calls Session.diff. Compares the states of two turns.
+func (c *Conn) SessionDiff(ctx context.Context, p *SessionDiffParams) error {
+	return c.Call(ctx, MethodSessionDiff, p, nil)
+}
+
+// SessionCompareParams are the parameters of Session.compare.
+type SessionCompareParams struct {
+	// The turns, at most 100.
+	Refs []string `json:"refs"`
+	// The stream that gets the comparison, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionCompareParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionCompare calls Session.compare. Lays turns side by side.
+func (c *Conn) SessionCompare(ctx context.Context, p *SessionCompareParams) error {
+	return c.Call(ctx, MethodSessionCompare, p, nil)
+}
+
+// SessionPrepareParams are the parameters of Session.prepare.
+type SessionPrepareParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+}
+
+// SessionPrepare calls Session.prepare. Makes the images that a turn on top of a turn
+// starts from.
+func (c *Conn) SessionPrepare(ctx context.Context, p *SessionPrepareParams) error {
+	return c.Call(ctx, MethodSessionPrepare, p, nil)
+}
+
+// SessionForkParams are the parameters of Session.fork.
+type SessionForkParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// Name of the branch.
+	Name string `json:"name"`
+}
+
+// SessionForkResult is the result of Session.fork.
+type SessionForkResult struct {
+	// The branch: session, name, head, created.
+	Branch json.RawMessage `json:"branch"`
+}
+
+// SessionFork calls Session.fork. Creates a branch that begins with a turn.
+func (c *Conn) SessionFork(ctx context.Context, p *SessionForkParams) (*SessionForkResult, error) {
+	var r SessionForkResult
+	if err := c.Call(ctx, MethodSessionFork, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionForkLiveParams are the parameters of Session.forkLive.
+type SessionForkLiveParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// Name of the new branch.
+	Name string `json:"name"`
+}
+
+// SessionForkLiveResult is the result of Session.forkLive.
+type SessionForkLiveResult struct {
+	// The branch: session, name, head, created.
+	Branch json.RawMessage `json:"branch"`
+}
+
+// SessionForkLive calls Session.forkLive. Creates a branch with a paused clone of the
+// machine of a branch.
+func (c *Conn) SessionForkLive(ctx context.Context, p *SessionForkLiveParams) (*SessionForkLiveResult, error) {
+	var r SessionForkLiveResult
+	if err := c.Call(ctx, MethodSessionForkLive, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionTagParams are the parameters of Session.tag.
+type SessionTagParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// Name of the tag.
+	Name string `json:"name"`
+}
+
+// SessionTagResult is the result of Session.tag.
+type SessionTagResult struct {
+	// The tag: session, name, turn, created.
+	Tag json.RawMessage `json:"tag"`
+}
+
+// SessionTag calls Session.tag. Gives a turn a permanent name.
+func (c *Conn) SessionTag(ctx context.Context, p *SessionTagParams) (*SessionTagResult, error) {
+	var r SessionTagResult
+	if err := c.Call(ctx, MethodSessionTag, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionUntagParams are the parameters of Session.untag.
+type SessionUntagParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// Name of the tag.
+	Tag string `json:"tag"`
+}
+
+// SessionUntag calls Session.untag. Removes a tag.
+func (c *Conn) SessionUntag(ctx context.Context, p *SessionUntagParams) error {
+	return c.Call(ctx, MethodSessionUntag, p, nil)
+}
+
+// SessionRenameParams are the parameters of Session.rename.
+type SessionRenameParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// The new name.
+	Name string `json:"name"`
+}
+
+// SessionRenameResult is the result of Session.rename.
+type SessionRenameResult struct {
+	// The session: id, name, created.
+	Session json.RawMessage `json:"session"`
+}
+
+// SessionRename calls Session.rename. Gives a session a name. Only its owner may.
+func (c *Conn) SessionRename(ctx context.Context, p *SessionRenameParams) (*SessionRenameResult, error) {
+	var r SessionRenameResult
+	if err := c.Call(ctx, MethodSessionRename, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionRemoveParams are the parameters of Session.remove.
+type SessionRemoveParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+}
+
+// SessionRemoveResult is the result of Session.remove.
+type SessionRemoveResult struct {
+	// The removed session: id, name, created.
+	Session json.RawMessage `json:"session"`
+}
+
+// SessionRemove calls Session.remove. Removes a session, and ends its paused machines.
+// Only its owner may.
+func (c *Conn) SessionRemove(ctx context.Context, p *SessionRemoveParams) (*SessionRemoveResult, error) {
+	var r SessionRemoveResult
+	if err := c.Call(ctx, MethodSessionRemove, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionRemoveBranchParams are the parameters of Session.removeBranch.
+type SessionRemoveBranchParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// Name of the branch.
+	Branch string `json:"branch"`
+}
+
+// SessionRemoveBranch calls Session.removeBranch. Removes a branch of a session, and ends
+// its paused machine.
+func (c *Conn) SessionRemoveBranch(ctx context.Context, p *SessionRemoveBranchParams) error {
+	return c.Call(ctx, MethodSessionRemoveBranch, p, nil)
+}
+
+// SessionMergeSide: Resolves every conflict that nothing else resolves.
+type SessionMergeSide string
+
+// The values of SessionMergeSide.
+const (
+	SessionMergeSideNone   SessionMergeSide = "none"
+	SessionMergeSideOurs   SessionMergeSide = "ours"
+	SessionMergeSideTheirs SessionMergeSide = "theirs"
+)
+
+// SessionMergeParams are the parameters of Session.merge.
+type SessionMergeParams struct {
+	// The turn to merge.
+	From string `json:"from"`
+	// The branch; default: main.
+	Into string `json:"into,omitempty"`
+	// Name or ID of the session; default: that of the turn.
+	Session string `json:"session,omitempty"`
+	// Resolves every conflict that nothing else resolves.
+	Side SessionMergeSide `json:"side,omitempty"`
+	// Resolves the conflicts of paths, at most 10,000.
+	Paths []SessionResolution `json:"paths,omitzero"`
+	// Write conflict markers into text files.
+	Markers bool `json:"markers,omitempty"`
+	// Add a turn even if moving the branch is sufficient.
+	NoFF bool `json:"noFF,omitempty"`
+	// Only report what would happen.
+	DryRun bool `json:"dryRun,omitempty"`
+	// Title of the turn.
+	Message string `json:"message,omitempty"`
+	// The stream that gets the result, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionMergeParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionMerge calls Session.merge. Merges a turn into a branch of its session. With
+// unresolved conflicts nothing is stored.
+func (c *Conn) SessionMerge(ctx context.Context, p *SessionMergeParams) error {
+	return c.Call(ctx, MethodSessionMerge, p, nil)
+}
+
+// SessionExportParams are the parameters of Session.export.
+type SessionExportParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// Include files of the template.
+	Full bool `json:"full,omitempty"`
+	// The stream that gets the file.
+	Data StreamID `json:"data"`
+}
+
+func (p *SessionExportParams) streams() (receive, send []StreamID) {
+	if p.Data != 0 {
+		send = append(send, p.Data)
+	}
+	return receive, send
+}
+
+// SessionExportResult is the result of Session.export.
+type SessionExportResult struct {
+	// What was exported: session, turns, objects, bytes.
+	Result json.RawMessage `json:"result"`
+}
+
+// SessionExport calls Session.export. Writes a session as one file.
+func (c *Conn) SessionExport(ctx context.Context, p *SessionExportParams) (*SessionExportResult, error) {
+	var r SessionExportResult
+	if err := c.Call(ctx, MethodSessionExport, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionImportBuild: The missing templates to build. Only the operator may choose all.
+type SessionImportBuild string
+
+// The values of SessionImportBuild.
+const (
+	SessionImportBuildNone  SessionImportBuild = "none"
+	SessionImportBuildKnown SessionImportBuild = "known"
+	SessionImportBuildAll   SessionImportBuild = "all"
+)
+
+// SessionImportParams are the parameters of Session.import.
+type SessionImportParams struct {
+	// Another name for the session.
+	As string `json:"as,omitempty"`
+	// The missing templates to build. Only the operator may choose all.
+	Build SessionImportBuild `json:"build,omitempty"`
+	// Accept another history of a known session.
+	AcceptHistory bool `json:"acceptHistory,omitempty"`
+	// The file.
+	Data StreamID `json:"data"`
+	// The stream that gets the progress as lines of JSON, and at its end the result.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *SessionImportParams) streams() (receive, send []StreamID) {
+	if p.Data != 0 {
+		receive = append(receive, p.Data)
+	}
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// SessionImport calls Session.import. Reads a session from a file that Session.export
+// wrote. The session becomes the client's. The evidence of its turns is checked.
+func (c *Conn) SessionImport(ctx context.Context, p *SessionImportParams) error {
+	return c.Call(ctx, MethodSessionImport, p, nil)
+}
+
+// SessionVerifyParams are the parameters of Session.verify.
+type SessionVerifyParams struct {
+	// A turn, or with all, a session.
+	Ref string `json:"ref"`
+	// Verify all turns of the session, and its log of heads.
+	All bool `json:"all,omitempty"`
+	// Whom to trust: keys, "TYPE BASE64" or "ROLE=TYPE BASE64", or texts in the format of
+	// allowed_signers. Never a path. Default: the node's list.
+	Trust []string `json:"trust,omitzero"`
+	// The stream that gets the result, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionVerifyParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionVerify calls Session.verify. Verifies the signed statements of a turn and its
+// ancestors, or of all turns of a session, and every object that they need.
+func (c *Conn) SessionVerify(ctx context.Context, p *SessionVerifyParams) error {
+	return c.Call(ctx, MethodSessionVerify, p, nil)
+}
+
+// SessionSignTurnParams are the parameters of Session.signTurn.
+type SessionSignTurnParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+}
+
+// SessionSignTurnResult is the result of Session.signTurn.
+type SessionSignTurnResult struct {
+	// The signed turn.
+	Turn json.RawMessage `json:"turn"`
+}
+
+// SessionSignTurn calls Session.signTurn. Adds the signature of the node's user to the
+// statement of a turn. Only the operator may.
+func (c *Conn) SessionSignTurn(ctx context.Context, p *SessionSignTurnParams) (*SessionSignTurnResult, error) {
+	var r SessionSignTurnResult
+	if err := c.Call(ctx, MethodSessionSignTurn, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionHeadsParams are the parameters of Session.heads.
+type SessionHeadsParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// The stream that gets the list, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionHeadsParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionHeads calls Session.heads. Returns the log of heads of a session, oldest first.
+func (c *Conn) SessionHeads(ctx context.Context, p *SessionHeadsParams) error {
+	return c.Call(ctx, MethodSessionHeads, p, nil)
+}
+
+// SessionOwnersParams are the parameters of Session.owners.
+type SessionOwnersParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+}
+
+// SessionOwnersResult is the result of Session.owners.
+type SessionOwnersResult struct {
+	// Keys of clients, of the owner and of admitted clients.
+	Owners json.RawMessage `json:"owners"`
+}
+
+// SessionOwners calls Session.owners. Returns whose a session is. Only its owner may.
+func (c *Conn) SessionOwners(ctx context.Context, p *SessionOwnersParams) (*SessionOwnersResult, error) {
+	var r SessionOwnersResult
+	if err := c.Call(ctx, MethodSessionOwners, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionAllowParams are the parameters of Session.allow.
+type SessionAllowParams struct {
+	// Name or ID of the session.
+	Session string `json:"session"`
+	// The client's X25519 key, in base64.
+	Client string `json:"client"`
+	// "read", or "read" and "write"; empty: nothing.
+	Scopes []string `json:"scopes"`
+	// How long the key is admitted, at most 366 days.
+	Seconds int64 `json:"seconds"`
+}
+
+// SessionAllow calls Session.allow. Admits the key of another client to a session, or
+// withdraws what the key may. Only the session's owner may.
+func (c *Conn) SessionAllow(ctx context.Context, p *SessionAllowParams) error {
+	return c.Call(ctx, MethodSessionAllow, p, nil)
+}
+
+// SessionAdmitParams are the parameters of Session.admit.
+type SessionAdmitParams struct {
+	// The signed grant.
+	Grant []byte `json:"grant"`
+}
+
+// SessionAdmitResult is the result of Session.admit.
+type SessionAdmitResult struct {
+	// ID of the session.
+	Session string `json:"session"`
+}
+
+// SessionAdmit calls Session.admit. Admits the key of a grant, which the session's owner
+// signed. Any client may bring a grant.
+func (c *Conn) SessionAdmit(ctx context.Context, p *SessionAdmitParams) (*SessionAdmitResult, error) {
+	var r SessionAdmitResult
+	if err := c.Call(ctx, MethodSessionAdmit, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// SessionReplayParams are the parameters of Session.replay.
+type SessionReplayParams struct {
+	// The turn.
+	Ref string `json:"ref"`
+	// Options of the replays.
+	Options *SessionReplayOptions `json:"options,omitempty"`
+	// The stream that gets the progress as lines of JSON, and at its end the comparison.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *SessionReplayParams) streams() (receive, send []StreamID) {
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// SessionReplay calls Session.replay. Runs a turn again, in a clean sandbox on the state
+// of its parent.
+func (c *Conn) SessionReplay(ctx context.Context, p *SessionReplayParams) error {
+	return c.Call(ctx, MethodSessionReplay, p, nil)
+}
+
+// SessionReplayRangeParams are the parameters of Session.replayRange.
+type SessionReplayRangeParams struct {
+	// FROM..TO, or a turn.
+	Ref string `json:"ref"`
+	// Options of the replays.
+	Options *SessionReplayOptions `json:"options,omitempty"`
+	// Run the turns on the present head of the branch, and add them to the session.
+	OnHead bool `json:"onHead,omitempty"`
+	// Name of the new branch.
+	Branch string `json:"branch,omitempty"`
+	// The stream that gets the progress as lines of JSON, and at its end the comparisons.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *SessionReplayRangeParams) streams() (receive, send []StreamID) {
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// SessionReplayRange calls Session.replayRange. Runs turns again: the first on the state
+// of its recorded parent, each other on the new turn before it.
+func (c *Conn) SessionReplayRange(ctx context.Context, p *SessionReplayRangeParams) error {
+	return c.Call(ctx, MethodSessionReplayRange, p, nil)
+}
+
+// SessionFrozenParams are the parameters of Session.frozen.
+type SessionFrozenParams struct {
+	// Name of the receipt, for messages.
+	Name string `json:"name"`
+	// The receipt.
+	Receipt StreamID `json:"receipt"`
+	// A tar stream with the files that the settings name.
+	Files StreamID `json:"files,omitempty"`
+	// What the caller requests. Requests that need a grant are rejected.
+	Settings *TurnSettings `json:"settings,omitempty"`
+	// The stream that gets the progress as lines of JSON, and at its end the comparison.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *SessionFrozenParams) streams() (receive, send []StreamID) {
+	if p.Receipt != 0 {
+		receive = append(receive, p.Receipt)
+	}
+	if p.Files != 0 {
+		receive = append(receive, p.Files)
+	}
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// SessionFrozen calls Session.frozen. Runs the document of a receipt again, on the state
+// that the receipt names, and compares the receipts.
+func (c *Conn) SessionFrozen(ctx context.Context, p *SessionFrozenParams) error {
+	return c.Call(ctx, MethodSessionFrozen, p, nil)
+}
+
+// SessionBisectParams are the parameters of Session.bisect.
+type SessionBisectParams struct {
+	// FROM..TO, or a turn.
+	Ref string `json:"ref"`
+	// Options of the replays.
+	Options *SessionReplayOptions `json:"options,omitempty"`
+	// A command that tests a turn's state; default: replays.
+	Argv []string `json:"argv,omitzero"`
+	// Variables of the command, NAME=VALUE.
+	Env []string `json:"env,omitzero"`
+	// Time limit of the command, in nanoseconds.
+	Timeout int64 `json:"timeout,omitempty"`
+	// The stream that gets the progress as lines of JSON, and at its end the result.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *SessionBisectParams) streams() (receive, send []StreamID) {
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// SessionBisect calls Session.bisect. Finds the first bad turn of a range, or the first
+// command of a turn that differs when it is replayed.
+func (c *Conn) SessionBisect(ctx context.Context, p *SessionBisectParams) error {
+	return c.Call(ctx, MethodSessionBisect, p, nil)
+}
+
+// SessionGcParams are the parameters of Session.gc.
+type SessionGcParams struct {
+	// How long anonymous sessions are kept, in nanoseconds.
+	KeepAnonymous int64 `json:"keepAnonymous,omitempty"`
+	// How long unreachable turns are kept, in nanoseconds.
+	KeepUnreachable int64 `json:"keepUnreachable,omitempty"`
+	// Only report what would be deleted.
+	DryRun bool `json:"dryRun,omitempty"`
+	// The time that counts as now (RFC 3339); default: the node's clock.
+	Now string `json:"now,omitempty"`
+	// The stream that gets the result, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionGcParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionGc calls Session.gc. Deletes unreachable data. Only the operator may.
+func (c *Conn) SessionGc(ctx context.Context, p *SessionGcParams) error {
+	return c.Call(ctx, MethodSessionGc, p, nil)
+}
+
+// SessionFsckParams are the parameters of Session.fsck.
+type SessionFsckParams struct {
+	// The stream that gets the result, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionFsckParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionFsck calls Session.fsck. Verifies every object of the store. Only the operator
+// may.
+func (c *Conn) SessionFsck(ctx context.Context, p *SessionFsckParams) error {
+	return c.Call(ctx, MethodSessionFsck, p, nil)
+}
+
+// SessionUsageParams are the parameters of Session.usage.
+type SessionUsageParams struct {
+	// The stream that gets the usage, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionUsageParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionUsage calls Session.usage. Returns the disk usage of sessions and of the state
+// directory. Only the operator may.
+func (c *Conn) SessionUsage(ctx context.Context, p *SessionUsageParams) error {
+	return c.Call(ctx, MethodSessionUsage, p, nil)
+}
+
+// SessionHomesParams are the parameters of Session.homes.
+type SessionHomesParams struct {
+	// The stream that gets the list, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionHomesParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionHomes calls Session.homes. Lists the persistent home directories. Only the
+// operator may.
+func (c *Conn) SessionHomes(ctx context.Context, p *SessionHomesParams) error {
+	return c.Call(ctx, MethodSessionHomes, p, nil)
+}
+
+// SessionHasHomeParams are the parameters of Session.hasHome.
+type SessionHasHomeParams struct {
+	// Name of the home directory.
+	Name string `json:"name"`
+}
+
+// SessionHasHome calls Session.hasHome. Reports a missing home directory as an error.
+// Only the operator may.
+func (c *Conn) SessionHasHome(ctx context.Context, p *SessionHasHomeParams) error {
+	return c.Call(ctx, MethodSessionHasHome, p, nil)
+}
+
+// SessionRemoveHomeParams are the parameters of Session.removeHome.
+type SessionRemoveHomeParams struct {
+	// Name of the home directory.
+	Name string `json:"name"`
+}
+
+// SessionRemoveHome calls Session.removeHome. Removes a home directory. Only the operator
+// may.
+func (c *Conn) SessionRemoveHome(ctx context.Context, p *SessionRemoveHomeParams) error {
+	return c.Call(ctx, MethodSessionRemoveHome, p, nil)
+}
+
+// A SessionServer answers the commands of the domain Session. Each method is called in a
+// goroutine of its own; ctx ends with the connection c that the command arrived on.
+type SessionServer interface {
+	// Lists the sessions that the client may use, the most recently used first.
+	List(ctx context.Context, c *Conn, p *SessionListParams) error
+	// Returns a session with its turns, branches and tags.
+	Get(ctx context.Context, c *Conn, p *SessionGetParams) error
+	// Returns the turns of a session, or a turn and its ancestors, newest first.
+	Log(ctx context.Context, c *Conn, p *SessionLogParams) error
+	// Expands a short form of a reference, such as "-", "@2" or "turn-6". Any other reference
+	// is returned unchanged.
+	Expand(ctx context.Context, c *Conn, p *SessionExpandParams) (*SessionExpandResult, error)
+	// Returns the current session.
+	Current(ctx context.Context, c *Conn, p *SessionCurrentParams) (*SessionCurrentResult, error)
+	// Returns the description of a turn.
+	Show(ctx context.Context, c *Conn, p *SessionShowParams) error
+	// Returns the receipt of a turn.
+	Receipt(ctx context.Context, c *Conn, p *SessionReceiptParams) error
+	// Returns the trace of a turn: its commands.
+	Trace(ctx context.Context, c *Conn, p *SessionTraceParams) error
+	// Lists files of the state that a turn left.
+	ListFiles(ctx context.Context, c *Conn, p *SessionListFilesParams) error
+	// Returns a file of the state that a turn left. Every byte is verified.
+	ReadFile(ctx context.Context, c *Conn, p *SessionReadFileParams) error
+	// Returns a file or directory of the state that a turn left as a tar stream. Hard links
+	// become separate files; devices and pipes are omitted.
+	PackFiles(ctx context.Context, c *Conn, p *SessionPackFilesParams) error
+	// Compares the states of two turns.
+	Diff(ctx context.Context, c *Conn, p *SessionDiffParams) error
+	// Lays turns side by side.
+	Compare(ctx context.Context, c *Conn, p *SessionCompareParams) error
+	// Makes the images that a turn on top of a turn starts from.
+	Prepare(ctx context.Context, c *Conn, p *SessionPrepareParams) error
+	// Creates a branch that begins with a turn.
+	Fork(ctx context.Context, c *Conn, p *SessionForkParams) (*SessionForkResult, error)
+	// Creates a branch with a paused clone of the machine of a branch.
+	ForkLive(ctx context.Context, c *Conn, p *SessionForkLiveParams) (*SessionForkLiveResult, error)
+	// Gives a turn a permanent name.
+	Tag(ctx context.Context, c *Conn, p *SessionTagParams) (*SessionTagResult, error)
+	// Removes a tag.
+	Untag(ctx context.Context, c *Conn, p *SessionUntagParams) error
+	// Gives a session a name. Only its owner may.
+	Rename(ctx context.Context, c *Conn, p *SessionRenameParams) (*SessionRenameResult, error)
+	// Removes a session, and ends its paused machines. Only its owner may.
+	Remove(ctx context.Context, c *Conn, p *SessionRemoveParams) (*SessionRemoveResult, error)
+	// Removes a branch of a session, and ends its paused machine.
+	RemoveBranch(ctx context.Context, c *Conn, p *SessionRemoveBranchParams) error
+	// Merges a turn into a branch of its session. With unresolved conflicts nothing is
+	// stored.
+	Merge(ctx context.Context, c *Conn, p *SessionMergeParams) error
+	// Writes a session as one file.
+	Export(ctx context.Context, c *Conn, p *SessionExportParams) (*SessionExportResult, error)
+	// Reads a session from a file that Session.export wrote. The session becomes the
+	// client's. The evidence of its turns is checked.
+	Import(ctx context.Context, c *Conn, p *SessionImportParams) error
+	// Verifies the signed statements of a turn and its ancestors, or of all turns of a
+	// session, and every object that they need.
+	Verify(ctx context.Context, c *Conn, p *SessionVerifyParams) error
+	// Adds the signature of the node's user to the statement of a turn. Only the operator
+	// may.
+	SignTurn(ctx context.Context, c *Conn, p *SessionSignTurnParams) (*SessionSignTurnResult, error)
+	// Returns the log of heads of a session, oldest first.
+	Heads(ctx context.Context, c *Conn, p *SessionHeadsParams) error
+	// Returns whose a session is. Only its owner may.
+	Owners(ctx context.Context, c *Conn, p *SessionOwnersParams) (*SessionOwnersResult, error)
+	// Admits the key of another client to a session, or withdraws what the key may. Only the
+	// session's owner may.
+	Allow(ctx context.Context, c *Conn, p *SessionAllowParams) error
+	// Admits the key of a grant, which the session's owner signed. Any client may bring a
+	// grant.
+	Admit(ctx context.Context, c *Conn, p *SessionAdmitParams) (*SessionAdmitResult, error)
+	// Runs a turn again, in a clean sandbox on the state of its parent.
+	Replay(ctx context.Context, c *Conn, p *SessionReplayParams) error
+	// Runs turns again: the first on the state of its recorded parent, each other on the new
+	// turn before it.
+	ReplayRange(ctx context.Context, c *Conn, p *SessionReplayRangeParams) error
+	// Runs the document of a receipt again, on the state that the receipt names, and compares
+	// the receipts.
+	Frozen(ctx context.Context, c *Conn, p *SessionFrozenParams) error
+	// Finds the first bad turn of a range, or the first command of a turn that differs when
+	// it is replayed.
+	Bisect(ctx context.Context, c *Conn, p *SessionBisectParams) error
+	// Deletes unreachable data. Only the operator may.
+	Gc(ctx context.Context, c *Conn, p *SessionGcParams) error
+	// Verifies every object of the store. Only the operator may.
+	Fsck(ctx context.Context, c *Conn, p *SessionFsckParams) error
+	// Returns the disk usage of sessions and of the state directory. Only the operator may.
+	Usage(ctx context.Context, c *Conn, p *SessionUsageParams) error
+	// Lists the persistent home directories. Only the operator may.
+	Homes(ctx context.Context, c *Conn, p *SessionHomesParams) error
+	// Reports a missing home directory as an error. Only the operator may.
+	HasHome(ctx context.Context, c *Conn, p *SessionHasHomeParams) error
+	// Removes a home directory. Only the operator may.
+	RemoveHome(ctx context.Context, c *Conn, p *SessionRemoveHomeParams) error
+}
+
+// RegisterSession makes s answer the commands of the domain Session.
+func RegisterSession(d *Dispatcher, s SessionServer) {
+	d.handle(MethodSessionList, entry{
+		new: func() any { return new(SessionListParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.List(ctx, c, p.(*SessionListParams))
+		},
+	})
+	d.handle(MethodSessionGet, entry{
+		new: func() any { return new(SessionGetParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Get(ctx, c, p.(*SessionGetParams))
+		},
+	})
+	d.handle(MethodSessionLog, entry{
+		new: func() any { return new(SessionLogParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Log(ctx, c, p.(*SessionLogParams))
+		},
+	})
+	d.handle(MethodSessionExpand, entry{
+		new: func() any { return new(SessionExpandParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Expand(ctx, c, p.(*SessionExpandParams))
+		},
+	})
+	d.handle(MethodSessionCurrent, entry{
+		new: func() any { return new(SessionCurrentParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Current(ctx, c, p.(*SessionCurrentParams))
+		},
+	})
+	d.handle(MethodSessionShow, entry{
+		new: func() any { return new(SessionShowParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Show(ctx, c, p.(*SessionShowParams))
+		},
+	})
+	d.handle(MethodSessionReceipt, entry{
+		new: func() any { return new(SessionReceiptParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Receipt(ctx, c, p.(*SessionReceiptParams))
+		},
+	})
+	d.handle(MethodSessionTrace, entry{
+		new: func() any { return new(SessionTraceParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Trace(ctx, c, p.(*SessionTraceParams))
+		},
+	})
+	d.handle(MethodSessionListFiles, entry{
+		new: func() any { return new(SessionListFilesParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.ListFiles(ctx, c, p.(*SessionListFilesParams))
+		},
+	})
+	d.handle(MethodSessionReadFile, entry{
+		new: func() any { return new(SessionReadFileParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.ReadFile(ctx, c, p.(*SessionReadFileParams))
+		},
+	})
+	d.handle(MethodSessionPackFiles, entry{
+		new: func() any { return new(SessionPackFilesParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.PackFiles(ctx, c, p.(*SessionPackFilesParams))
+		},
+	})
+	d.handle(MethodSessionDiff, entry{
+		new: func() any { return new(SessionDiffParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Diff(ctx, c, p.(*SessionDiffParams))
+		},
+	})
+	d.handle(MethodSessionCompare, entry{
+		new: func() any { return new(SessionCompareParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Compare(ctx, c, p.(*SessionCompareParams))
+		},
+	})
+	d.handle(MethodSessionPrepare, entry{
+		new: func() any { return new(SessionPrepareParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Prepare(ctx, c, p.(*SessionPrepareParams))
+		},
+	})
+	d.handle(MethodSessionFork, entry{
+		new: func() any { return new(SessionForkParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Fork(ctx, c, p.(*SessionForkParams))
+		},
+	})
+	d.handle(MethodSessionForkLive, entry{
+		new: func() any { return new(SessionForkLiveParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.ForkLive(ctx, c, p.(*SessionForkLiveParams))
+		},
+	})
+	d.handle(MethodSessionTag, entry{
+		new: func() any { return new(SessionTagParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Tag(ctx, c, p.(*SessionTagParams))
+		},
+	})
+	d.handle(MethodSessionUntag, entry{
+		new: func() any { return new(SessionUntagParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Untag(ctx, c, p.(*SessionUntagParams))
+		},
+	})
+	d.handle(MethodSessionRename, entry{
+		new: func() any { return new(SessionRenameParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Rename(ctx, c, p.(*SessionRenameParams))
+		},
+	})
+	d.handle(MethodSessionRemove, entry{
+		new: func() any { return new(SessionRemoveParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Remove(ctx, c, p.(*SessionRemoveParams))
+		},
+	})
+	d.handle(MethodSessionRemoveBranch, entry{
+		new: func() any { return new(SessionRemoveBranchParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.RemoveBranch(ctx, c, p.(*SessionRemoveBranchParams))
+		},
+	})
+	d.handle(MethodSessionMerge, entry{
+		new: func() any { return new(SessionMergeParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Merge(ctx, c, p.(*SessionMergeParams))
+		},
+	})
+	d.handle(MethodSessionExport, entry{
+		new: func() any { return new(SessionExportParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Export(ctx, c, p.(*SessionExportParams))
+		},
+	})
+	d.handle(MethodSessionImport, entry{
+		new: func() any { return new(SessionImportParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Import(ctx, c, p.(*SessionImportParams))
+		},
+	})
+	d.handle(MethodSessionVerify, entry{
+		new: func() any { return new(SessionVerifyParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Verify(ctx, c, p.(*SessionVerifyParams))
+		},
+	})
+	d.handle(MethodSessionSignTurn, entry{
+		new: func() any { return new(SessionSignTurnParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.SignTurn(ctx, c, p.(*SessionSignTurnParams))
+		},
+	})
+	d.handle(MethodSessionHeads, entry{
+		new: func() any { return new(SessionHeadsParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Heads(ctx, c, p.(*SessionHeadsParams))
+		},
+	})
+	d.handle(MethodSessionOwners, entry{
+		new: func() any { return new(SessionOwnersParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Owners(ctx, c, p.(*SessionOwnersParams))
+		},
+	})
+	d.handle(MethodSessionAllow, entry{
+		new: func() any { return new(SessionAllowParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Allow(ctx, c, p.(*SessionAllowParams))
+		},
+	})
+	d.handle(MethodSessionAdmit, entry{
+		new: func() any { return new(SessionAdmitParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Admit(ctx, c, p.(*SessionAdmitParams))
+		},
+	})
+	d.handle(MethodSessionReplay, entry{
+		new: func() any { return new(SessionReplayParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Replay(ctx, c, p.(*SessionReplayParams))
+		},
+	})
+	d.handle(MethodSessionReplayRange, entry{
+		new: func() any { return new(SessionReplayRangeParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.ReplayRange(ctx, c, p.(*SessionReplayRangeParams))
+		},
+	})
+	d.handle(MethodSessionFrozen, entry{
+		new: func() any { return new(SessionFrozenParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Frozen(ctx, c, p.(*SessionFrozenParams))
+		},
+	})
+	d.handle(MethodSessionBisect, entry{
+		new: func() any { return new(SessionBisectParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Bisect(ctx, c, p.(*SessionBisectParams))
+		},
+	})
+	d.handle(MethodSessionGc, entry{
+		new: func() any { return new(SessionGcParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Gc(ctx, c, p.(*SessionGcParams))
+		},
+	})
+	d.handle(MethodSessionFsck, entry{
+		new: func() any { return new(SessionFsckParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Fsck(ctx, c, p.(*SessionFsckParams))
+		},
+	})
+	d.handle(MethodSessionUsage, entry{
+		new: func() any { return new(SessionUsageParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Usage(ctx, c, p.(*SessionUsageParams))
+		},
+	})
+	d.handle(MethodSessionHomes, entry{
+		new: func() any { return new(SessionHomesParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Homes(ctx, c, p.(*SessionHomesParams))
+		},
+	})
+	d.handle(MethodSessionHasHome, entry{
+		new: func() any { return new(SessionHasHomeParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.HasHome(ctx, c, p.(*SessionHasHomeParams))
+		},
+	})
+	d.handle(MethodSessionRemoveHome, entry{
+		new: func() any { return new(SessionRemoveHomeParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.RemoveHome(ctx, c, p.(*SessionRemoveHomeParams))
+		},
+	})
+}
+
+// TemplateListParams are the parameters of Template.list.
+type TemplateListParams struct {
+	// The stream that gets the list, as turn template ls prints its templates, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *TemplateListParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// TemplateList calls Template.list. Lists the templates.
+func (c *Conn) TemplateList(ctx context.Context, p *TemplateListParams) error {
+	return c.Call(ctx, MethodTemplateList, p, nil)
+}
+
+// TemplateBuildParams are the parameters of Template.build.
+type TemplateBuildParams struct {
+	// Name of the template, or the path of the spec in the tar stream.
+	Name string `json:"name"`
+	// A tar stream with the folder of the spec, its lock and the files that it names.
+	Spec StreamID `json:"spec,omitempty"`
+	// Write a new lock.
+	Lock bool `json:"lock,omitempty"`
+	// The stream that gets the progress as lines of JSON, and at its end the template.
+	Journal StreamID `json:"journal"`
+	// The command is canceled when this stream ends, or is reset. It carries no data; the
+	// journal still gets its end.
+	Hold StreamID `json:"hold"`
+}
+
+func (p *TemplateBuildParams) streams() (receive, send []StreamID) {
+	if p.Spec != 0 {
+		receive = append(receive, p.Spec)
+	}
+	if p.Journal != 0 {
+		send = append(send, p.Journal)
+	}
+	if p.Hold != 0 {
+		receive = append(receive, p.Hold)
+	}
+	return receive, send
+}
+
+// TemplateBuildResult is the result of Template.build.
+type TemplateBuildResult struct {
+	// The new lock.
+	Lock []byte `json:"lock,omitzero"`
+}
+
+// TemplateBuild calls Template.build. Builds a template by its name, or a spec, which is
+// registered if the build succeeds.
+func (c *Conn) TemplateBuild(ctx context.Context, p *TemplateBuildParams) (*TemplateBuildResult, error) {
+	var r TemplateBuildResult
+	if err := c.Call(ctx, MethodTemplateBuild, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// TemplateRemoveParams are the parameters of Template.remove.
+type TemplateRemoveParams struct {
+	// Name of the template.
+	Name string `json:"name"`
+	// First copy the files that sessions need. Only the operator may.
+	Keep bool `json:"keep,omitempty"`
+	// Remove it even if sessions need it. Only the operator may.
+	Force bool `json:"force,omitempty"`
+}
+
+// TemplateRemoveResult is the result of Template.remove.
+type TemplateRemoveResult struct {
+	// The anonymous sessions that were removed with it.
+	Sessions json.RawMessage `json:"sessions"`
+}
+
+// TemplateRemove calls Template.remove. Removes a template that no session needs. Only
+// its owner may.
+func (c *Conn) TemplateRemove(ctx context.Context, p *TemplateRemoveParams) (*TemplateRemoveResult, error) {
+	var r TemplateRemoveResult
+	if err := c.Call(ctx, MethodTemplateRemove, p, &r); err != nil {
+		return nil, err
+	}
+	return &r, nil
+}
+
+// TemplatePruneParams are the parameters of Template.prune.
+type TemplatePruneParams struct {
+	// Only builds that are older, in nanoseconds.
+	Older int64 `json:"older,omitempty"`
+	// Only report what would be removed.
+	DryRun bool `json:"dryRun,omitempty"`
+	// The stream that gets the result, as JSON.
+	Report StreamID `json:"report"`
+}
+
+func (p *TemplatePruneParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// TemplatePrune calls Template.prune. Removes builds that are unknown and not needed.
+// Only the operator may.
+func (c *Conn) TemplatePrune(ctx context.Context, p *TemplatePruneParams) error {
+	return c.Call(ctx, MethodTemplatePrune, p, nil)
+}
+
+// A TemplateServer answers the commands of the domain Template. Each method is called in
+// a goroutine of its own; ctx ends with the connection c that the command arrived on.
+type TemplateServer interface {
+	// Lists the templates.
+	List(ctx context.Context, c *Conn, p *TemplateListParams) error
+	// Builds a template by its name, or a spec, which is registered if the build succeeds.
+	Build(ctx context.Context, c *Conn, p *TemplateBuildParams) (*TemplateBuildResult, error)
+	// Removes a template that no session needs. Only its owner may.
+	Remove(ctx context.Context, c *Conn, p *TemplateRemoveParams) (*TemplateRemoveResult, error)
+	// Removes builds that are unknown and not needed. Only the operator may.
+	Prune(ctx context.Context, c *Conn, p *TemplatePruneParams) error
+}
+
+// RegisterTemplate makes s answer the commands of the domain Template.
+func RegisterTemplate(d *Dispatcher, s TemplateServer) {
+	d.handle(MethodTemplateList, entry{
+		new: func() any { return new(TemplateListParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.List(ctx, c, p.(*TemplateListParams))
+		},
+	})
+	d.handle(MethodTemplateBuild, entry{
+		new: func() any { return new(TemplateBuildParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Build(ctx, c, p.(*TemplateBuildParams))
+		},
+	})
+	d.handle(MethodTemplateRemove, entry{
+		new: func() any { return new(TemplateRemoveParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return s.Remove(ctx, c, p.(*TemplateRemoveParams))
+		},
+	})
+	d.handle(MethodTemplatePrune, entry{
+		new: func() any { return new(TemplatePruneParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Prune(ctx, c, p.(*TemplatePruneParams))
+		},
+	})
+}
+
 // DecodeEvent returns an event's typed form, a pointer to an Event type of this package.
 // It returns nil for an unknown event and drops unknown fields because the other side may
 // be newer.
@@ -2202,6 +4162,12 @@ func DecodeEvent(e Event) (any, error) {
 		v = new(TargetAttachedToTargetEvent)
 	case EventTargetDetachedFromTarget:
 		v = new(TargetDetachedFromTargetEvent)
+	case EventSandboxActivityChanged:
+		v = new(SandboxActivityChangedEvent)
+	case EventSandboxCommandStarted:
+		v = new(SandboxCommandStartedEvent)
+	case EventSandboxCommandEnded:
+		v = new(SandboxCommandEndedEvent)
 	case EventProcessOutput:
 		v = new(ProcessOutputEvent)
 	case EventProcessLost:

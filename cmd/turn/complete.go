@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/completion"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -48,7 +47,7 @@ const completeTurns = 20
 // Run prints the completions of a reference. It never fails, because a completing shell cannot show
 // a message.
 func (c *completeRefsCmd) Run(a *cli.App) error {
-	_ = a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	_ = a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		if name, _, ok := strings.Cut(c.Word, "@"); ok {
 			return completeSelectors(ctx, a, x, name)
 		}
@@ -82,7 +81,7 @@ func (c *completeRefsCmd) Run(a *cli.App) error {
 }
 
 // completeSelectors prints the branches and tags of a session, which name refers to.
-func completeSelectors(ctx context.Context, a *cli.App, x *executor.Executor, name string) error {
+func completeSelectors(ctx context.Context, a *cli.App, x cli.Executor, name string) error {
 	ref := name
 	if ref == "" {
 		ref = "-"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strconv"
 
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -38,7 +37,7 @@ const (
 // Run copies the file or folder.
 func (c *cpCmd) Run(a *cli.App) error {
 	refs := []*string{&c.Path.ref}
-	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs(refs, func(ctx context.Context, x cli.Executor) error {
 		rep := copyReport{Skipped: []skipped{}}
 		most := maxSkips
 		if c.JSON {

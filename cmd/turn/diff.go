@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -51,7 +50,7 @@ func (c *diffCmd) Examples() []string {
 
 // Run prints the differences.
 func (c *diffCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.From}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.From}, func(ctx context.Context, x cli.Executor) error {
 		// all other references are in From's session
 		if strings.HasPrefix(c.To, "-") || strings.HasPrefix(c.To, "@") {
 			if err := a.Expand(ctx, x, &c.To); err != nil {

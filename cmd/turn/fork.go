@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -25,7 +24,7 @@ func (c *forkCmd) Examples() []string {
 
 // Run creates the branch.
 func (c *forkCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x cli.Executor) error {
 		fork := x.Fork
 		if c.Live {
 			fork = x.ForkLive

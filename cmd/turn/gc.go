@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -66,7 +65,7 @@ func (c *gcCmd) Examples() []string {
 
 // Run deletes unreachable data.
 func (c *gcCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		rep, err := x.GC(ctx, turnstone.GCRequest{KeepAnonymous: time.Duration(c.KeepAnonymous),
 			KeepUnreachable: time.Duration(c.KeepUnreachable), DryRun: c.DryRun})
 		return a.Result(rep, err, func(w io.Writer) { printGC(w, rep) })
@@ -110,7 +109,7 @@ Exit status: 0 no problem; 1 there are problems.`
 
 // Run verifies the store.
 func (c *fsckCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		rep, err := x.Fsck(ctx)
 		err = a.Result(rep, err, func(w io.Writer) { printFsck(w, rep) })
 		if err == nil && !rep.OK() {
@@ -149,7 +148,7 @@ data of templates. The last lines show the disk usage.`
 
 // Run prints disk usage.
 func (c *duCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		u, err := x.Usage(ctx)
 		return a.Result(u, err, func(w io.Writer) { printUsage(w, u) })
 	})

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -23,7 +22,7 @@ type homeLsCmd struct {
 
 // Run lists the homes.
 func (c *homeLsCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		all, err := x.Homes(ctx)
 		now := time.Now()
 		return a.Result(homesReport{all}, err, func(w io.Writer) {
@@ -57,7 +56,7 @@ uses is not removed. If a name is unknown, no home is removed.`
 
 // Run removes the homes, in order, up to the first failure.
 func (c *homeRmCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		rep := cli.RemovedReport{Removed: []string{}}
 		var err error
 		for _, name := range c.Homes { // a missing home is a mistake: nothing is removed then

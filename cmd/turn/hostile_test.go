@@ -32,15 +32,19 @@ func TestNothingElsePrints(t *testing.T) {
 	raw := map[string]string{ // calls that write text that was sanitized before
 		"complete.go": "prints only words of the program",
 		"diff.go":     "terminal.Patch", "merge.go": "a receipt through terminal.Text; mergeText",
-		"replay.go":                           "terminal.Text",
-		"ls.go":                               "the end of a file, sanitized on a terminal",
-		"../../internal/terminal/progress.go": "its own escapes; sanitized lines",
-		"../../internal/terminal/sink.go":     "sanitized output",
-		"run.go":                              "a receipt, sanitized on a terminal",
-		"show.go":                             "a receipt, sanitized on a terminal",
+		"replay.go":                                  "terminal.Text",
+		"ls.go":                                      "the end of a file, sanitized on a terminal",
+		"../../internal/cli/proofcmd/bisect.go":      "terminal.Text",
+		"../../internal/cli/proofcmd/frozen.go":      "terminal.Patch",
+		"../../internal/cli/proofcmd/replayrange.go": "terminal.Text",
+		"../../internal/terminal/progress.go":        "its own escapes; sanitized lines",
+		"../../internal/terminal/sink.go":            "sanitized output",
+		"run.go":                                     "a receipt, sanitized on a terminal",
+		"show.go":                                    "a receipt, sanitized on a terminal",
 	}
 	files := ok[[]string](t)(filepath.Glob("*.go"))
-	for _, dir := range []string{"terminal", "cli", "cli/flags", "cli/sandboxcmd", "completion"} {
+	for _, dir := range []string{"terminal", "cli", "cli/flags", "cli/proofcmd", "cli/sandboxcmd",
+		"completion"} {
 		files = append(files, ok[[]string](t)(filepath.Glob("../../internal/"+dir+"/*.go"))...)
 	}
 	for _, file := range files {

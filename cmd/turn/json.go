@@ -3,9 +3,6 @@ package main
 import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/doctor"
-	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
-	"turnstone.dev/turnstone/internal/template"
 )
 
 // The output of --json is a type of the library, or one of these types. docs/json.md has the rules;
@@ -83,16 +80,4 @@ type skipped struct {
 // A sessionsReport is the output of turn session ls.
 type sessionsReport struct {
 	Sessions []turnstone.SessionInfo `json:"sessions"` // the last used session first
-}
-
-// A templatesReport is the output of turn template ls.
-type templatesReport struct {
-	Templates []template.Entry `json:"templates"`
-}
-
-// A doctorReport is the output of turn doctor.
-type doctorReport struct {
-	Usable   bool                      `json:"usable"` // turns, or machines with the kernel, can run
-	Findings []doctor.Finding          `json:"findings"`
-	Kernel   *kernelcheck.KernelReport `json:"kernel,omitempty"` // with --kernel
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -54,7 +53,7 @@ func (c *logCmd) Validate() error {
 
 // Run lists the turns.
 func (c *logCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x cli.Executor) error {
 		log, err := x.Log(ctx, c.Ref, c.Max)
 		if err != nil || !c.Heads {
 			return a.Result(log, err, func(w io.Writer) { c.print(w, log) })

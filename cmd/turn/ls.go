@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -51,7 +50,7 @@ func (c *lsCmd) Examples() []string {
 // Run lists files of a state.
 func (c *lsCmd) Run(a *cli.App) error {
 	refs := []*string{&c.Path.ref}
-	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs(refs, func(ctx context.Context, x cli.Executor) error {
 		out := bufio.NewWriter(a.Stdout)
 		err := x.ListFiles(ctx, c.Path.ref, c.Path.path, c.Recursive,
 			func(f turnstone.FileInfo) error {
@@ -122,7 +121,7 @@ func (c *catCmd) Examples() []string {
 // Run prints a file of a state.
 func (c *catCmd) Run(a *cli.App) error {
 	refs := []*string{&c.Path.ref}
-	return a.WithRefs(refs, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs(refs, func(ctx context.Context, x cli.Executor) error {
 		in, err := x.OpenFile(ctx, c.Path.ref, c.Path.path)
 		if err != nil {
 			return err

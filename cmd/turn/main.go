@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 )
@@ -41,6 +42,10 @@ type commandLine struct {
 	Sandbox  sandboxcmd.Cmd `cmd:"" group:"Manage sandboxes" help:"Create, use and remove long-lived sandboxes."`
 	Template templateCmd    `cmd:"" group:"Manage sandboxes" help:"List, build, show and remove templates."`
 	Home     homeCmd        `cmd:"" group:"Manage sandboxes" help:"List and remove persistent home directories."`
+
+	Host  hostcmd.HostCmd  `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
+	Token hostcmd.TokenCmd `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
+	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
 	Doctor doctorCmd        `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
 	Gc     gcCmd            `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`

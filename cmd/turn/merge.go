@@ -97,7 +97,7 @@ func (c *mergeCmd) request() executor.MergeRequest {
 
 // merge merges. FROM is in the current session only if no session is named.
 func (c *mergeCmd) merge(
-	ctx context.Context, a *cli.App, x *executor.Executor,
+	ctx context.Context, a *cli.App, x cli.Executor,
 ) (*turnstone.MergeReport, error) {
 	given := cmp.Or(c.Session, c.From)
 	named := []*string{&c.Session}
@@ -116,7 +116,7 @@ func (c *mergeCmd) merge(
 
 // Run merges.
 func (c *mergeCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		rep, err := c.merge(ctx, a, x)
 		err = a.Result(rep, err, func(w io.Writer) {
 			text := ""

@@ -139,7 +139,7 @@ func replayText(rep *turnstone.ReplayReport) string {
 		terminal.Printf(&b, "  the template was rebuilt: %s\n", rep.Template)
 	}
 	proofcmd.PrintDifferences(&b, rep)
-	if rep.FSHash != "" {
+	if rep.FSHash != "" && rep.FSHash != rep.Turn.FSHash {
 		terminal.Printf(&b, "fs before %s\nfs now    %s\n", rep.FSHash, rep.Turn.FSHash)
 	}
 	return b.String()

@@ -61,7 +61,11 @@ func (c *resumeCmd) Run(a *cli.App) error {
 	if c.TTL < 0 {
 		return cli.Exit(cli.ExitUsage, errors.New("--ttl must not be negative"))
 	}
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithLocal("turn.resume", func(ctx context.Context, x *executor.Executor) error {
+		given := c.Ref
+		if err := a.Expand(ctx, x, &c.Ref); err != nil {
+			return err
+		}
 		p := a.Progress(c.Quiet, 0)
 		info, err := x.Resume(ctx, executor.ResumeRequest{Ref: c.Ref, Name: c.Name, TTL: c.TTL,
 			Grant:   c.Grant,
@@ -70,6 +74,7 @@ func (c *resumeCmd) Run(a *cli.App) error {
 		if err != nil {
 			return err
 		}
+		x.NoteUse(ctx, given)
 		if !c.Quiet {
 			terminal.Printf(a.Stderr, "sandbox %s: %s, %s\n",
 				info.Title(), info.State, info.Isolation)

@@ -134,7 +134,7 @@ func (c *runCmd) validateFrozen() error {
 // frozen runs receipts again.
 func (c *runCmd) frozen(a *cli.App) error {
 	f := proofcmd.Frozen{Files: append([]string{c.File}, c.More...), Quiet: c.Quiet, JSON: c.JSON}
-	f.Request = func(ctx context.Context, x *executor.Executor, file string) (
+	f.Request = func(ctx context.Context, x cli.Executor, file string) (
 		executor.Request, error) {
 		req, err := c.request(nil, file)
 		if err == nil {
@@ -194,7 +194,9 @@ func (c *runCmd) Run(a *cli.App) error {
 	}
 	if named := c.session() != "" || doc.Front.Session != ""; named {
 		x.NoteUse(context.Background(), turn.Session)
-		prepareNext(a, turn)
+		if _, here := x.(*executor.Executor); here { // a host prepares by itself
+			prepareNext(a, turn)
+		}
 	}
 	c.summary(a, turn)
 	if t := turn.Times; t != nil {
@@ -225,6 +227,12 @@ func (c *runCmd) moreDeterministic(turn *turnstone.TurnReport) string {
 	switch d := turn.Determinism; {
 	case d == nil:
 		return "run the document with --deterministic"
+	case d.Tier == turnstone.TierSeeded && turn.Network != nil && turn.Network.Replayed != "":
+		// a recording, which the tier strict does not serve
+		return "find the command with turn bisect " + string(turn.ID) +
+			"; without a recording (--network off), --tier strict is the same on every run"
+	case d.Tier == turnstone.TierSeeded && c.Substrate == "gvisor":
+		return "run the document with --tier strict --substrate qemu"
 	case d.Tier == turnstone.TierSeeded:
 		return "run the document with --tier strict"
 	}
@@ -241,7 +249,7 @@ func (c *runCmd) session() string {
 
 // expand expands references to the current session. A session in TURN_SESSION need not exist yet.
 func (c *runCmd) expand(
-	ctx context.Context, a *cli.App, x *executor.Executor, req *executor.Request,
+	ctx context.Context, a *cli.App, x cli.Executor, req *executor.Request,
 ) error {
 	if named := a.Env.Session; req.Session == "-" && named != "" {
 		req.Session = named
@@ -325,10 +333,13 @@ func (c *runCmd) deliver(a *cli.App, turn *turnstone.TurnReport, out *cli.Output
 }
 
 // undelivered reports a receipt that could not be written, and where it is kept.
-func undelivered(x *executor.Executor, turn *turnstone.TurnReport, err error) error {
+func undelivered(x cli.Executor, turn *turnstone.TurnReport, err error) error {
 	e := turnstone.NewError("run", turnstone.KindExhausted, "the receipt was not written", err)
-	if kept := x.ReceiptFile(turn.ID); kept != "" {
-		e.Hint = "read it in " + kept
+	e.Hint = "read it with turn show --receipt " + string(turn.ID)
+	if here, ok := x.(interface{ ReceiptFile(turnstone.TurnID) string }); ok {
+		if kept := here.ReceiptFile(turn.ID); kept != "" {
+			e.Hint = "read it in " + kept
+		}
 	}
 	return e
 }

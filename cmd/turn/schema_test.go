@@ -24,6 +24,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 	"turnstone.dev/turnstone/internal/doctor"
@@ -57,10 +58,18 @@ var printed = map[string]reflect.Type{
 	"session untag":  reflect.TypeFor[cli.RemovedReport](),
 	"session export": reflect.TypeFor[turnstone.ExportReport](),
 	"session import": reflect.TypeFor[turnstone.ImportReport](),
+	"host add":       reflect.TypeFor[hostcmd.HostReport](),
+	"host ls":        reflect.TypeFor[hostcmd.HostsReport](),
+	"host show":      reflect.TypeFor[hostcmd.HostReport](),
+	"host rm":        reflect.TypeFor[cli.RemovedReport](),
+	"token create":   reflect.TypeFor[hostcmd.CreatedToken](),
+	"token ls":       reflect.TypeFor[hostcmd.TokensReport](),
+	"token revoke":   reflect.TypeFor[cli.RemovedReport](),
 	"gc":             reflect.TypeFor[turnstone.GCReport](),
 	"fsck":           reflect.TypeFor[turnstone.FsckReport](),
 	"du":             reflect.TypeFor[turnstone.Usage](),
 	"sandbox create": reflect.TypeFor[sandboxes.Info](),
+	"sandbox commit": reflect.TypeFor[sandboxcmd.CommittedReport](),
 	"sandbox ls":     reflect.TypeFor[sandboxcmd.SandboxesReport](),
 	"sandbox ps":     reflect.TypeFor[sandboxcmd.ProcessesReport](),
 	"exec":           reflect.TypeFor[cli.CommandReport](),

@@ -50,7 +50,7 @@ func TestScript(t *testing.T) {
 // templates, kernel, snapshots and verdicts of the home that tests share: they are expensive to
 // create, and a script's leftovers are easy to see if no other script runs there.
 func TestMachineScript(t *testing.T) {
-	shared := turntest.Home(t).Root
+	shared, built := turntest.Home(t).Root, t.TempDir()
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/machine",
 		RequireExplicitExec: true,
@@ -62,6 +62,7 @@ func TestMachineScript(t *testing.T) {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("TURN_HOME", home)
 			env.Setenv("SHARED", shared)
+			env.Setenv("BUILT", built)
 			env.Values[serversKey{}] = map[string]*scriptServer{}
 			examples, err := filepath.Abs("../../examples")
 			if err != nil {
@@ -95,7 +96,7 @@ func TestMachineScript(t *testing.T) {
 // condition adds conditions to those of scripts. "mounts": a separate mount namespace, with a tmpfs
 // in it, is available; this requires root, and not every container allows it. "gvisor": sandboxes
 // start in gVisor; the shared home remembers the result. "testkernel": guests boot a kernel for
-// tests, under KVM.
+// tests, under KVM. "go": programs can be built.
 func condition(shared string) func(name string) (bool, error) {
 	return func(name string) (bool, error) { return holds(shared, name) }
 }
@@ -107,6 +108,9 @@ func holds(shared, name string) (bool, error) {
 	case "gvisor":
 		c := &driver.Chooser{Home: &homepkg.Dir{Root: shared}}
 		_, err := c.Choose(context.Background(), driver.GVisor, driver.Needs{})
+		return err == nil, nil
+	case "go":
+		_, err := exec.LookPath("go")
 		return err == nil, nil
 	case "testkernel":
 		return os.Getenv("TURN_TEST_KVM") != "", nil
@@ -134,6 +138,10 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"unpack":   unpack,
 	"registry": registry,
 	"inherit":  inherit,
+	"host":     host,
+	"server":   server,
+	"client":   client,
+	"attacker": attacker,
 }
 
 // status runs a program and checks its exit status: "status 2 turn run x.md". Its outputs go to the
@@ -190,7 +198,7 @@ func environ(ts *testscript.TestScript) []string {
 	var env []string
 	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL",
 		"TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY",
-		"SSL_CERT_FILE", "TERM", "NO_COLOR"} {
+		"SSL_CERT_FILE", "TERM", "NO_COLOR", "TURN_HOST", "TURN_TOKEN"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -27,6 +28,7 @@ type sessionCmd struct {
 	Import sessionImportCmd `cmd:"" help:"Import an exported session."`
 	Tag    sessionTagCmd    `cmd:"" help:"Add a tag to a turn."`
 	Untag  sessionUntagCmd  `cmd:"" help:"Remove a tag."`
+	Allow  hostcmd.AllowCmd `cmd:"" help:"Admit another client to a session of a server."`
 }
 
 type sessionLsCmd struct {
@@ -37,7 +39,7 @@ type sessionLsCmd struct {
 
 // Run lists the sessions.
 func (c *sessionLsCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		all, err := x.Sessions(ctx)
 		shown, now := slices.Clone(all), time.Now()
 		if !c.All {
@@ -66,7 +68,7 @@ type sessionShowCmd struct {
 
 // Run shows the session.
 func (c *sessionShowCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x cli.Executor) error {
 		g, err := x.Session(ctx, c.Session)
 		return a.Result(g, err, func(w io.Writer) {
 			rows := [][]any{
@@ -124,7 +126,7 @@ func (c *sessionRmCmd) Examples() []string {
 
 // Run removes the sessions, in order, up to the first failure.
 func (c *sessionRmCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		for i := range c.Sessions {
 			if err := a.Expand(ctx, x, &c.Sessions[i]); err != nil {
 				return err
@@ -138,7 +140,7 @@ func (c *sessionRmCmd) Run(a *cli.App) error {
 
 // remove adds the removed sessions to rep.
 func (c *sessionRmCmd) remove(
-	ctx context.Context, x *executor.Executor, rep *cli.RemovedReport,
+	ctx context.Context, x cli.Executor, rep *cli.RemovedReport,
 ) error {
 	if c.Branch != "" {
 		err := x.RemoveBranch(ctx, c.Sessions[0], c.Branch)
@@ -169,7 +171,7 @@ type sessionRenameCmd struct {
 
 // Run renames the session.
 func (c *sessionRenameCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		given := c.Session
 		if err := a.Expand(ctx, x, &c.Session); err != nil {
 			return err
@@ -198,7 +200,7 @@ func (c *sessionTagCmd) Examples() []string {
 
 // Run tags the turn.
 func (c *sessionTagCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x cli.Executor) error {
 		tag, err := x.Tag(ctx, c.Ref, c.Name)
 		return a.Result(tag, err, nil)
 	})
@@ -212,7 +214,7 @@ type sessionUntagCmd struct {
 
 // Run removes the tag.
 func (c *sessionUntagCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x cli.Executor) error {
 		err := x.Untag(ctx, c.Session, c.Name)
 		return a.Result(cli.RemovedReport{Removed: []string{c.Name}}, err, nil)
 	})
@@ -234,7 +236,7 @@ func (c *sessionExportCmd) Examples() []string {
 
 // Run exports the session.
 func (c *sessionExportCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Session}, func(ctx context.Context, x cli.Executor) error {
 		if c.Output == "-" {
 			req := executor.ExportRequest{Session: c.Session, Full: c.Full}
 			_, err := x.Export(ctx, req, a.Stdout)
@@ -259,7 +261,7 @@ func (c *sessionExportCmd) Run(a *cli.App) error {
 
 // exportTo writes the file as a whole, or not at all.
 func exportTo(
-	ctx context.Context, x *executor.Executor, req executor.ExportRequest, path string,
+	ctx context.Context, x cli.Executor, req executor.ExportRequest, path string,
 ) (*turnstone.ExportReport, error) {
 	unwritable := func(err error) error {
 		return turnstone.Errorf("export", turnstone.KindInvalid, path,
@@ -326,7 +328,7 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		p := a.Progress(c.Quiet, 0)
 		rep, err := x.Import(ctx, executor.ImportRequest{As: c.As,
 			Build: turnstone.ImportBuild(c.Build), Progress: p.Preparing,

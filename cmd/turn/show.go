@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -68,7 +67,7 @@ func (c *showCmd) Validate() error {
 
 // Run shows the turn.
 func (c *showCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x cli.Executor) error {
 		if c.Receipt {
 			receipt, err := x.Receipt(ctx, c.Ref)
 			if err != nil {
@@ -102,7 +101,7 @@ func (c *showCmd) Run(a *cli.App) error {
 }
 
 // showCommands prints the turn's trace while it is read.
-func (c *showCmd) showCommands(ctx context.Context, a *cli.App, x *executor.Executor) error {
+func (c *showCmd) showCommands(ctx context.Context, a *cli.App, x cli.Executor) error {
 	out := bufio.NewWriter(a.Stdout) // keeps the first error
 	err := x.Trace(ctx, c.Ref, func(l turnstone.TraceLine) error {
 		printTraceLine(out, l)
@@ -163,6 +162,9 @@ func turnFields(i *turnstone.TurnInfo, line func(key, value string)) {
 		line("took", terminal.Elapsed(time.Duration(r.Millis)*time.Millisecond))
 		line("template", fmt.Sprintf("%s (%s)", r.Image, r.Template.Short()))
 		line("isolation", r.Isolation)
+		if r.Determinism != nil {
+			line("deterministic", r.Determinism.String())
+		}
 		for _, s := range r.Steps {
 			exit := ""
 			if s.ExitCode != nil && *s.ExitCode != 0 {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -34,7 +35,11 @@ func TestStartIsCheap(t *testing.T) {
 		t.Fatalf("no packages in %s", out)
 	}
 	for _, l := range lines {
-		if n, err := strconv.Atoi(string(l[2])); err != nil || n > most {
+		limit := most
+		if strings.HasSuffix(string(l[1]), "/internal/api/turnstone/v1") {
+			limit = 144 << 10 // protobuf builds its generated types at start, and cannot do it later
+		}
+		if n, err := strconv.Atoi(string(l[2])); err != nil || n > limit {
 			t.Errorf("%s allocates %s bytes at start: make it with sync.OnceValue or lazyregexp",
 				l[1], l[2])
 		}

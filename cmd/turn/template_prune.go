@@ -27,7 +27,7 @@ func (c *templatePruneCmd) Examples() []string {
 
 // Run removes the builds.
 func (c *templatePruneCmd) Run(a *cli.App) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		rep, err := x.PruneTemplates(ctx,
 			executor.TemplatePrune{Older: c.OlderThan, DryRun: c.DryRun})
 		return a.Result(rep, err, func(w io.Writer) { printPruned(w, rep, c.DryRun) })

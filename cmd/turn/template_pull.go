@@ -1,15 +1,5 @@
 package main
 
-import (
-	"context"
-	"io"
-
-	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/template"
-	"turnstone.dev/turnstone/internal/terminal"
-)
-
 type templatePullCmd struct {
 	Image string `arg:"" help:"Image reference, such as python:3.12."`
 	JSON  bool   `name:"json" help:"Print the template as JSON."`
@@ -29,18 +19,4 @@ func (c *templatePullCmd) Examples() []string {
 	return []string{
 		"turn template pull python:3.12",
 	}
-}
-
-// Run pulls the image.
-func (c *templatePullCmd) Run(a *cli.App) error {
-	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
-		p := a.Progress(c.Quiet, 0)
-		spec, err := s.Pull(ctx, c.Image, p.Preparing)
-		var t *turnstone.Template
-		if err == nil {
-			t, err = s.Ensure(ctx, spec.Name, p.Preparing)
-		}
-		p.Close()
-		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
-	})
 }

@@ -6,9 +6,13 @@
 // attest has those. docs/decisions/0019-channel.md has the formats and the reasons.
 package channel
 
+// Magic begins every channel. No connection of the wire in the clear begins with its first byte,
+// which would be a WebSocket frame with a reserved bit.
+const Magic = "TSC1"
+
 // Sizes of the handshake and of frames, in bytes.
 const (
-	magic      = "TSC1"
+	magic      = Magic
 	digestSize = 32
 	firstSize  = 96 // Noise message 1: e, encrypted s, the tag of an empty payload
 	secondSize = 48 // Noise message 2: e, the tag of an empty payload

@@ -32,7 +32,7 @@ type ClientConfig struct {
 
 // A ServerConfig has what a server admits.
 type ServerConfig struct {
-	Key      KeyPair // of the server
+	Key      KeyPair // of the server; may be zero if the registry knows no statement
 	Registry Registry
 
 	random io.Reader // nil: the system's
@@ -170,14 +170,19 @@ func answer(in io.Reader, hello []byte) ([]byte, error) {
 }
 
 func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
-	if c.Key.private == nil || c.Registry == nil {
+	if c.Registry == nil {
 		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
-			"the server has no key, or no registry")
+			"the server has no registry")
 	}
 	in := bufio.NewReaderSize(stream, readBuffer)
 	statement, clients, err := c.admit(stream, in)
 	if err != nil {
 		return nil, err
+	}
+	if c.Key.private == nil {
+		refuse(stream, answerUnknown)
+		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+			"the server has no key")
 	}
 	digest, _ := hex.DecodeString(statement.Hex())
 	state, err := start(noise.Config{StaticKeypair: c.Key.noise(), Random: c.random}, digest)

@@ -58,6 +58,7 @@ func NewKeyPair() KeyPair {
 	private := make([]byte, KeySize)
 	_, _ = rand.Read(private) // never fails
 	pair, _ := LoadKeyPair(private)
+	clear(private)
 	return pair
 }
 
@@ -79,6 +80,13 @@ func LoadKeyPair(private []byte) (KeyPair, error) {
 
 // Private returns a copy of the private key.
 func (p KeyPair) Private() []byte { return append([]byte(nil), p.private[:]...) }
+
+// Erase overwrites the private key. The caller makes sure that no handshake uses the pair.
+func (p KeyPair) Erase() {
+	if p.private != nil {
+		clear(p.private[:])
+	}
+}
 
 // String returns the public key.
 func (p KeyPair) String() string { return p.Public.String() }

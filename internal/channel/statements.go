@@ -1,6 +1,7 @@
 package channel
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -24,6 +25,8 @@ type Registry interface {
 // Statements is a Registry in memory. The zero value is empty; the methods are safe for concurrent
 // use.
 type Statements struct {
+	Max int // valid statements; 0: 64
+
 	mu  sync.Mutex
 	all map[turnstone.Digest]admission
 	now func() time.Time // nil: time.Now
@@ -57,9 +60,10 @@ func (s *Statements) Add(statement turnstone.Digest, clients []PublicKey, expire
 			delete(s.all, d)
 		}
 	}
-	if _, ok := s.all[statement]; !ok && len(s.all) >= maxStatements {
+	most := cmp.Or(s.Max, maxStatements)
+	if _, ok := s.all[statement]; !ok && len(s.all) >= most {
 		return turnstone.Errorf("channel.admit", turnstone.KindExhausted, string(statement),
-			"%d statements are valid already", maxStatements).
+			"%d statements are valid already", most).
 			WithHint("wait until one of them expires")
 	}
 	if s.all == nil {

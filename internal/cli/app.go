@@ -16,6 +16,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/subprocess"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -73,7 +74,7 @@ func (a *App) Main(grammar any, args []string) int {
 	}
 	if err != nil {
 		a.asJSON = saysJSON(args)
-		return a.report(Usage(withoutEmptyChoice(err)))
+		return a.report(Usage(dashed(withoutEmptyChoice(err))))
 	}
 	a.Verbose, a.asJSON, a.Command = verbosity(kctx), wantsJSON(kctx), commandWords(kctx)
 	// log records before a command shows its progress, and those of commands without progress
@@ -90,6 +91,19 @@ func withoutEmptyChoice(err error) error {
 	}
 	return err
 }
+
+// dashed says plainly that the value of a flag begins with a dash, which kong's error calls a flag.
+func dashed(err error) error {
+	m := dashedValue.FindStringSubmatch(err.Error())
+	if m == nil {
+		return err
+	}
+	return turnstone.Errorf("usage", turnstone.KindInvalid, "", "%s has no value: %q begins with a "+
+		"dash, as a flag does", m[1], m[2]).WithHint("write " + m[1] + "=" + m[2] + " if it is the value")
+}
+
+var dashedValue = lazyregexp.New(
+	`^(--[a-z-]+): expected .* value but got "(-.*)" \(.*flag\); perhaps try `)
 
 // Help prints the help of a command, or of turn.
 func (a *App) Help(command []string) error {

@@ -8,6 +8,8 @@ import (
 // options.
 type Settings struct {
 	executor.Options
+	Host       string // address or name of the server; empty: see App.Server
+	Token      string // for the server; never printed
 	Substrate  string
 	Session    string
 	Background string
@@ -28,6 +30,9 @@ var Variables = []Variable{
 	{"TURN_STORE", "Store objects in this bucket: s3://BUCKET/PREFIX.",
 		func(s *Settings) *string { return &s.Store }},
 	{"TURN_SESSION", "Set the current session, which - stands for.", func(s *Settings) *string { return &s.Session }},
+	{"TURN_HOST", "Use this host: https://…, unix:PATH, NAME, auto or local.",
+		func(s *Settings) *string { return &s.Host }},
+	{"TURN_TOKEN", "Show this token to the host.", func(s *Settings) *string { return &s.Token }},
 	{"TURN_SUBSTRATE", "Set the default of --substrate.",
 		func(s *Settings) *string { return &s.Substrate }},
 	{"TURN_BACKGROUND", "Set to off: start no background work.",

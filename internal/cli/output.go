@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 )
@@ -20,8 +18,8 @@ type Output struct {
 	Named  string // as the user wrote it
 	device bool   // not a regular file: it is written, never replaced
 	mode   fs.FileMode
-	owner  *syscall.Stat_t // of the replaced file; nil: there is none
-	Old    []byte          // the required content at the time of the replacement; nil: any
+	owner  owner  // of the replaced file
+	Old    []byte // the required content at the time of the replacement; nil: any
 }
 
 // NewOutput checks that path can be written before anything starts, because a turn may take an
@@ -44,9 +42,9 @@ func NewOutput(path string) (*Output, error) {
 		return o, nil
 	default:
 		o.mode = info.Mode().Perm()
-		o.owner, _ = info.Sys().(*syscall.Stat_t)
+		o.owner = ownerOf(info)
 	}
-	if err := unix.Access(filepath.Dir(o.path), unix.W_OK|unix.X_OK); err != nil {
+	if err := writable(filepath.Dir(o.path)); err != nil {
 		return nil, o.fail(err, "name a file in a folder that exists and is writable")
 	}
 	return o, nil
@@ -89,9 +87,8 @@ func (o *Output) Write(data []byte) error {
 // fill writes data into tmp, gives it the mode and owner, and closes it.
 func (o *Output) fill(tmp *os.File, data []byte) error {
 	_, err := tmp.Write(data)
-	if err == nil && o.owner != nil {
-		// Only root can keep another user's ownership. A failure is no reason to lose the receipt.
-		_ = tmp.Chown(int(o.owner.Uid), int(o.owner.Gid))
+	if err == nil {
+		o.owner.give(tmp)
 	}
 	if err == nil {
 		err = tmp.Chmod(o.mode)
@@ -105,11 +102,4 @@ func (o *Output) fill(tmp *os.File, data []byte) error {
 func (o *Output) fail(err error, hint string) error {
 	return turnstone.Errorf("output", turnstone.KindInvalid, o.Named, "cannot be written: %w", err).
 		WithHint(hint)
-}
-
-// umask returns the process's file mode mask. It can only be read by setting it.
-func umask() fs.FileMode {
-	old := syscall.Umask(0o077)
-	syscall.Umask(old)
-	return fs.FileMode(old)
 }

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 // Do calls f with a context that the user can cancel. An error of f without an exit status gets the
@@ -27,7 +25,7 @@ func (a *App) Do(f func(ctx context.Context) error) error {
 func (a *App) Say(what string) { terminal.Println(a.Stderr, "turn: "+what) }
 
 // WithExecutor is Do with an executor.
-func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) error) error {
+func (a *App) WithExecutor(f func(ctx context.Context, x Executor) error) error {
 	return a.Do(func(ctx context.Context) error {
 		x, err := a.Open(ctx)
 		if err != nil {
@@ -37,43 +35,16 @@ func (a *App) WithExecutor(f func(ctx context.Context, x *executor.Executor) err
 	})
 }
 
-// WithSandboxes is Do with the sandboxes.
-func (a *App) WithSandboxes(f func(ctx context.Context, s *sandboxes.Store) error) error {
-	h, err := a.StateDir()
-	if err != nil {
-		return err
-	}
-	return a.Do(func(ctx context.Context) error { return f(ctx, a.Sandboxes(h)) })
-}
-
 // StateDir opens the state directory.
 func (a *App) StateDir() (*statedir.Dir, error) { return statedir.Open(a.Env.Dir) }
-
-// Open returns an executor whose holder is this program, by a path that an update of its file does
-// not change.
-func (a *App) Open(ctx context.Context) (*executor.Executor, error) {
-	o := a.Env.Options
-	o.Holder, o.Passphrase = holder, a.Passphrase
-	return executor.Open(ctx, o)
-}
-
-// holder keeps sandboxes. The path is that of the running program, even if its file is replaced.
-var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}
-
-// Sandboxes returns the sandboxes of h.
-func (a *App) Sandboxes(h *statedir.Dir) *sandboxes.Store {
-	s := sandboxes.NewStore(h.Root)
-	s.Holder = holder
-	return s
-}
 
 // WithRefs is WithExecutor for a command whose arguments refs name sessions or turns. It expands
 // references to the current session; after success, and also if the command reports a negative
 // result by its exit status alone, the session of the first reference becomes the current session.
 func (a *App) WithRefs(
-	refs []*string, f func(ctx context.Context, x *executor.Executor) error,
+	refs []*string, f func(ctx context.Context, x Executor) error,
 ) error {
-	return a.WithExecutor(func(ctx context.Context, x *executor.Executor) error {
+	return a.WithExecutor(func(ctx context.Context, x Executor) error {
 		given := *refs[0]
 		if err := a.Expand(ctx, x, refs...); err != nil {
 			return err
@@ -88,7 +59,7 @@ func (a *App) WithRefs(
 }
 
 // Expand expands references to the current session.
-func (a *App) Expand(ctx context.Context, x *executor.Executor, refs ...*string) (err error) {
+func (a *App) Expand(ctx context.Context, x Executor, refs ...*string) (err error) {
 	for _, ref := range refs {
 		if *ref, err = x.Expand(ctx, *ref, a.Env.Session); err != nil {
 			return err

@@ -30,6 +30,9 @@ type Config struct {
 	Documents Documents `toml:"documents"`
 	Images    Images    `toml:"images"`
 
+	// Host is "auto" if commands use the server of this machine while it runs, or "local" (default).
+	Host string `toml:"host"`
+
 	// The guest kernel that replaces Debian's; TURN_KERNEL and TURN_KERNEL_MODULES take precedence.
 	Kernel string `toml:"kernel"` // absolute path of a vmlinux or a bzImage
 	// absolute path of the kernel's folder lib/modules/<release>; empty: built in

@@ -90,6 +90,7 @@ func TestParseRefuses(t *testing.T) {
 		"[network\n":                               "line 2",
 		"kernel = \"vmlinux\"":                     `kernel: "vmlinux" is not an absolute path`,
 		"kernel_modules = \"/lib/modules\"":        "requires kernel",
+		"host = \"https://turn.example.org\"":      "turn host use",
 		"[kernel]\nimage = \"/a\"":                 "kernel",
 		"kernal = \"/a\"":                          `the nearest known one is "kernel"`,
 	} {

@@ -65,6 +65,10 @@ func (c *Config) check() error {
 	if n.Default != "" && n.Default != "on" && n.Default != "off" {
 		return fmt.Errorf(`network.default: %q is neither "on" nor "off"`, n.Default)
 	}
+	if c.Host != "" && c.Host != "auto" && c.Host != "local" {
+		return fmt.Errorf(`host: %q is neither "auto" nor "local"; turn host use selects others`,
+			c.Host)
+	}
 	if _, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: n.Allow, Deny: n.Deny,
 		DNS: n.DNS}); err != nil {
 		return fmt.Errorf("network: %w", err)

@@ -65,8 +65,8 @@ func TestCheckNamesEverything(t *testing.T) {
 		t.Errorf("gVisor is chosen, and cannot be used, or the other way round: %+v, %+v",
 			lines["substrate"], lines["gvisor"])
 	}
-	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "disk",
-		"memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
+	for _, name := range []string{"platform", "firecracker", "qemu", "gvisor", "substrate", "tier seeded",
+		"tier strict", "disk", "memory", "kernel", "templates", "snapshots", "mmdebstrap", "newuidmap", "mke2fs"} {
 		if !seen[name] {
 			t.Errorf("nothing is said of %s", name)
 		}

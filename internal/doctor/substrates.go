@@ -21,6 +21,7 @@ import (
 type scene struct {
 	asked    string // the requested substrate: TURN_SUBSTRATE, or else auto
 	decision driver.Decision
+	tiers    []tierTrial
 	guestErr error // why the user's guest kernel is not available; nil: available, or none
 
 	fc     fcScene
@@ -48,6 +49,7 @@ func (c *checker) substrates(ctx context.Context) []Finding { return c.tell(c.lo
 func (c *checker) look(ctx context.Context) scene {
 	s := scene{asked: cmp.Or(c.opt.Substrate, driver.Auto), guestErr: c.guestErr}
 	s.decision = c.chooser().Decide(ctx, s.asked, driver.Needs{})
+	s.tiers = lookAtTiers(ctx, c.chooser(), s.asked)
 	s.fc = c.lookAtFirecracker(ctx)
 	if q, err := qemu.New(ctx, c.home,
 		qemu.Options{Binary: c.opt.QEMU, Kernel: c.guest}); err != nil {
@@ -78,7 +80,7 @@ func stillUsable(v kvm.Verdict, try error) kvm.Verdict {
 
 // tell reports for each substrate what it can do here, and which substrate turns use.
 func (c *checker) tell(s scene) []Finding {
-	return append(c.qemu(s), c.firecracker(s), gvisorLine(s), chosenLine(s))
+	return append(append(c.qemu(s), c.firecracker(s), gvisorLine(s), chosenLine(s)), tierLines(s)...)
 }
 
 // chooser returns the Chooser of a turn.

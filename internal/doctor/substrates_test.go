@@ -347,3 +347,38 @@ func TestNamedQEMU(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// A tiersOf has the tiers with a nil error.
+type tiersOf map[turnstone.Tier]error
+
+func (h tiersOf) HasTier(_ context.Context, _ string, t turnstone.Tier) error { return h[t] }
+
+// TestTierLines checks what is said of the tiers, and that the first line that is fine is the tier
+// that turns get.
+func TestTierLines(t *testing.T) {
+	no := unavailable("runsc", "is not\ninstalled")
+	for _, tt := range []struct {
+		host  tiersOf
+		want  []string
+		tiers string
+	}{
+		{tiersOf{}, []string{"ok available, and the default of a deterministic turn",
+			"ok available with tier: strict or --tier strict"}, "[seeded strict]"},
+		{tiersOf{"seeded": no}, []string{"warn not available, because it needs gvisor: ",
+			"ok available, and the default of a deterministic turn"}, "[strict]"},
+		{tiersOf{"strict": no}, []string{"ok available, and the default",
+			"warn not available, because it needs qemu: "}, "[seeded]"},
+		{tiersOf{"seeded": no, "strict": no}, []string{"warn not", "warn not"}, "[]"},
+	} {
+		found := tierLines(scene{tiers: lookAtTiers(t.Context(), tt.host, "auto")})
+		for i, f := range found {
+			if got := string(f.Status) + " " + f.Detail; !strings.HasPrefix(got, tt.want[i]) ||
+				strings.Contains(got, "\n") {
+				t.Errorf("%v: %q, want %q", tt.host, got, tt.want[i])
+			}
+		}
+		if got := fmt.Sprint(Tiers(found)); got != tt.tiers {
+			t.Errorf("%v: %s", tt.host, got)
+		}
+	}
+}

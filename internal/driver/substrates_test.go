@@ -348,3 +348,29 @@ func TestKernelAtFault(t *testing.T) {
 		}
 	}
 }
+
+// TestTier checks which tier a turn gets that names none, and the error of a host without one.
+func TestTier(t *testing.T) {
+	for _, tt := range []struct {
+		works         []string
+		tier          turnstone.Tier
+		without, says string
+	}{
+		{[]string{"gvisor", "qemu (TCG)"}, turnstone.TierSeeded, "", ""},
+		{[]string{"gvisor"}, turnstone.TierSeeded, "", ""},
+		{[]string{"qemu (KVM)", "qemu (TCG)"}, turnstone.TierStrict, "gvisor: is not here", ""},
+		{[]string{"qemu (KVM)"}, "", "", "seeded needs gVisor: gvisor: is not here; strict " +
+			"needs QEMU: qemu (TCG): is not here"},
+	} {
+		c := Chooser{drivers: host(tt.works...)}
+		tier, without, err := c.Tier(t.Context())
+		if tier != tt.tier || (without != nil) != (tt.without != "") ||
+			without != nil && !strings.Contains(without.Error(), tt.without) {
+			t.Errorf("%v: %q, %v, %v", tt.works, tier, without, err)
+		}
+		if (err != nil) != (tt.says != "") || err != nil && (!strings.Contains(err.Error(), tt.says) ||
+			turnstone.KindOf(err) != turnstone.KindUnavailable || turnstone.HintOf(err) == "") {
+			t.Errorf("%v: %v (%s)", tt.works, err, turnstone.HintOf(err))
+		}
+	}
+}

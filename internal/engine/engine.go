@@ -9,7 +9,6 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo/bundle"
-	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/command"
 	"turnstone.dev/turnstone/internal/sandbox/userhome"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -19,10 +18,11 @@ import (
 	"turnstone.dev/turnstone/internal/turn/paused"
 	"turnstone.dev/turnstone/internal/turn/replay"
 	"turnstone.dev/turnstone/internal/turn/resume"
+	"turnstone.dev/turnstone/internal/turn/sandboxturn"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// The requests of the operations.
+// The requests of the operations, and a sandbox.
 type (
 	Options        = host.Options
 	CommandRequest = command.Request
@@ -33,6 +33,7 @@ type (
 	RangeRequest   = replay.RangeRequest
 	BisectRequest  = bisect.Request
 	TimesRequest   = replay.TimesRequest
+	Sandbox        = provision.Sandbox
 )
 
 // An Engine is a host with its runner of turns. It is safe for concurrent use.
@@ -124,14 +125,14 @@ func (x *Engine) Exec(ctx context.Context, req CommandRequest, preparing func(st
 
 // Create creates a sandbox for the caller: see provision.Create.
 func (x *Engine) Create(ctx context.Context, req CreateRequest, preparing func(string)) (
-	*sandbox.Sandbox, error) {
+	*provision.Sandbox, error) {
 	return provision.Create(ctx, x.Host, req, preparing)
 }
 
 // OpenMachine creates the machine of a sandbox for its holder. It is a sandboxes.Opener.
 func (x *Engine) OpenMachine(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-	return provision.OpenMachine(ctx, x.Host, id, spec, progress)
+	return sandboxturn.Open(ctx, x.Host, x.Runner, id, spec, progress)
 }
 
 // Resume starts the machine that a turn kept: see resume.Resume.

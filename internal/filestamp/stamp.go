@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"turnstone.dev/turnstone"
 )
@@ -137,16 +136,6 @@ func WriteFile(path string, b []byte, mode os.FileMode) (err error) {
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes the names in dir durable.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
 func (s Stamp) same(t Stamp) bool {
 	return s.Size == t.Size && s.Inode == t.Inode &&
 		s.MtimeNs == t.MtimeNs && s.CtimeNs == t.CtimeNs
@@ -161,12 +150,11 @@ func stat(f *os.File) (Stamp, error) {
 }
 
 func fromInfo(fi os.FileInfo) (Stamp, error) {
-	st, ok := fi.Sys().(*syscall.Stat_t)
+	s, ok := metadata(fi)
 	if !ok {
 		return Stamp{}, fmt.Errorf("%s: the system reports no inode", fi.Name())
 	}
-	return Stamp{Size: fi.Size(), Inode: st.Ino, MtimeNs: st.Mtim.Nano(),
-		CtimeNs: st.Ctim.Nano()}, nil
+	return s, nil
 }
 
 // contextReader ends a long read when its context ends.

@@ -21,7 +21,7 @@ const opHolder turnstone.Op = "executor.holder"
 func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 	holder := h.options.Holder
 	if holder.Path == "" {
-		path, err := findTurn(ctx)
+		path, err := FindTurn(ctx)
 		if err != nil {
 			return holder, turnstone.NewError(opHolder, turnstone.KindUnavailable, "turn", err).
 				WithHint("install turn " + turnstone.Version +
@@ -34,9 +34,9 @@ func (h *Host) Holder(ctx context.Context) (sandboxes.Holder, error) {
 	return holder, nil
 }
 
-// findTurn returns the path of the program turn: beside the running program, or in PATH. The
+// FindTurn returns the path of the program turn: beside the running program, or in PATH. The
 // program must have the version of this module, because the messages between the two may change.
-func findTurn(ctx context.Context) (string, error) {
+func FindTurn(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("turn")
 	if self, selfErr := os.Executable(); selfErr == nil {
 		beside, besideErr := exec.LookPath(filepath.Join(filepath.Dir(self), "turn"))
@@ -79,6 +79,6 @@ func (o Options) Environ() []string {
 		"TURN_DEBIAN_SECURITY_MIRROR=" + o.DebianSecurityMirror,
 		"PIP_INDEX_URL=" + o.PipIndex,
 		"npm_config_registry=" + o.NpmRegistry, "NPM_CONFIG_REGISTRY=",
-		"TURN_SUBSTRATE=", "TURN_SESSION=", "TURN_PASSPHRASE_FILE=",
+		"TURN_SUBSTRATE=", "TURN_SESSION=", "TURN_PASSPHRASE_FILE=", "TURN_HOST=", "TURN_TOKEN=",
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"net"
 	"slices"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
@@ -24,6 +25,7 @@ type Link struct {
 	player   *recording.Player
 
 	CA     *proxy.CA           // nil: TLS is not intercepted
+	Clock  time.Time           // what the guest's clock starts at; zero: the host's time
 	HostCA []*x509.Certificate // certificates that the guest trusts because its host does
 	Bundle string              // path of the certificates that the guest trusts without Turnstone's
 	outer  map[string]string   // original values of the variables that Trust replaces

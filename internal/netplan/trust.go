@@ -3,6 +3,7 @@ package netplan
 import (
 	"slices"
 	"strings"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostca"
@@ -57,7 +58,11 @@ func (l *Link) Trust(host hostca.Host, env []string) ([]string, error) {
 		return l.variables(l.outer), nil // a user who names certificates wants exactly these
 	}
 	var err error
-	if l.CA, err = proxy.NewCA(); err != nil {
+	var clocks []time.Time
+	if !l.Clock.IsZero() {
+		clocks = []time.Time{l.Clock}
+	}
+	if l.CA, err = proxy.NewCA(clocks...); err != nil {
 		return nil, err
 	}
 	if b := l.outer["SSL_CERT_FILE"]; b != "" {

@@ -8,9 +8,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/lang/syntax"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan/scripts"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -111,33 +111,7 @@ func (a *Authority) otherRecording() bool {
 	return front.Session == "" || of != front.Session && !byID(of) && !byID(front.Session)
 }
 
-// CheckScripts reports the steps of doc whose script bash cannot parse, as a document.SyntaxErrors.
-// Skipped steps and steps with the attribute unparsed are not checked. Any other error means that
-// the check itself failed.
+// CheckScripts reports the steps of doc whose script bash cannot parse: see scripts.Check.
 func CheckScripts(ctx context.Context, doc *document.Document) error {
-	if err := HasDocument(doc); err != nil {
-		return err
-	}
-	var faults document.SyntaxErrors
-	for _, step := range doc.Steps {
-		if step.Skip || step.Unparsed {
-			continue
-		}
-		fault, err := syntax.Check(ctx, "", step.Language, []byte(step.Script))
-		if err != nil {
-			return err
-		}
-		if fault == nil {
-			continue
-		}
-		from, to := doc.Position(step, fault.Span.Start), doc.Position(step, fault.Span.End)
-		faults = append(faults, document.SyntaxError{File: doc.Name, Line: from.Line,
-			Column: from.Column, Msg: step.Name + ": " + fault.Message,
-			Hint:   "nothing has run; a step marked unparsed runs as it is",
-			Source: doc.SourceLine(from.Line, from.Column, to.Line, to.Column)})
-	}
-	if faults != nil {
-		return faults
-	}
-	return nil
+	return scripts.Check(ctx, doc)
 }

@@ -99,6 +99,41 @@ func (p *Plan) tier(asked turnstone.Tier) (turnstone.Tier, error) {
 	return asked, nil
 }
 
+// withTier returns a's request with the tier that the host has for it, if it is deterministic and
+// names neither a tier nor what implies one. without is why that is not the tier seeded.
+func (a *Authority) withTier() (req Request, without, err error) {
+	req = a.Request
+	front := req.Document.Front
+	if !req.deterministic() || a.Host.Tier == nil || cmp.Or(req.Tier, front.Tier) != "" ||
+		cmp.Or(req.Substrate, driver.Auto) != driver.Auto ||
+		front.Isolation == document.IsolationMicroVM {
+		return req, nil, nil
+	}
+	tier, without, err := a.Host.Tier()
+	if err == nil && without != nil {
+		req.Tier = tier
+	}
+	return req, without, err
+}
+
+// onlyStrict returns err, which makes no plan of a. If the tier seeded would allow the request, the
+// error says why this host does not have it.
+func onlyStrict(a *Authority, without, err error) error {
+	if without == nil {
+		return err
+	}
+	seeded := *a
+	seeded.Host.Tier = nil
+	p, other := Make(&seeded, "", "/")
+	if other != nil {
+		return err
+	}
+	p.Close()
+	return turnstone.Errorf(op, turnstone.KindUnavailable, "deterministic", "the tier seeded allows "+
+		"this request and is not available here: %w; the tier strict is, and does not: %w", without,
+		err).WithHint("run `turn doctor`, which says how to get gVisor; or " + turnstone.HintOf(err))
+}
+
 // guaranteed rejects what the tier of p cannot guarantee.
 func (p *Plan) guaranteed(req Request) error {
 	_, mode := mergeRules(req, req.Document.Front)

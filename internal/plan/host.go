@@ -14,6 +14,9 @@ type Host struct {
 	Limits        config.Limits // the configuration's limits, with this machine's defaults
 	// returns an error if the host's disk is nearly full; nil: not checked
 	Room func() error
+	// Tier returns the tier of a deterministic turn that names none, and why that is not seeded;
+	// nil: such a turn is of the tier seeded.
+	Tier func() (tier turnstone.Tier, without, err error)
 }
 
 // room returns an error if the host's disk is nearly full.

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/netplan"
+	"turnstone.dev/turnstone/internal/plan/scripts"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
 	"turnstone.dev/turnstone/substrate"
@@ -22,7 +23,7 @@ import (
 
 const (
 	// DefaultImage is the image of a document that names none.
-	DefaultImage = "base"
+	DefaultImage = scripts.DefaultImage
 	// defaultTimeout bounds a turn without a bound of its document or caller, so that a forgotten
 	// turn does not occupy its machine forever.
 	defaultTimeout = time.Hour
@@ -52,6 +53,9 @@ type Plan struct {
 	// seed is final after On.
 	Determinism *turnstone.Determinism
 	seed        *uint64 // the requested seed; nil: none
+	// NotSeeded is why this host has no tier seeded for a turn that names no tier; nil: it has, or
+	// the turn names a tier.
+	NotSeeded error
 
 	Env     []string
 	Given   []string // the caller's environment, without the document's
@@ -96,6 +100,22 @@ func invalid(subject, format string, args ...any) *turnstone.Error {
 // resolved name of the turn's image, and workdir the working directory of its steps. Make only
 // checks that the files for the sandbox exist.
 func Make(a *Authority, image, workdir string) (*Plan, error) {
+	req, without, err := a.withTier()
+	if err != nil {
+		return nil, err
+	}
+	made := *a
+	made.Request = req
+	p, err := makePlan(&made, image, workdir)
+	if err != nil {
+		return nil, onlyStrict(a, without, err)
+	}
+	p.authority, p.NotSeeded = a, without
+	return p, nil
+}
+
+// makePlan is Make for a request whose tier is known.
+func makePlan(a *Authority, image, workdir string) (*Plan, error) {
 	p, err := ofTurn(a.Request, workdir, a.Replays)
 	if err != nil {
 		return nil, err

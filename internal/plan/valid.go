@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/plan/scripts"
 	"turnstone.dev/turnstone/internal/store/session"
 )
 
@@ -44,10 +45,7 @@ func (a *Authority) Valid() error {
 
 // HasDocument reports a missing document as an error of kind Invalid.
 func HasDocument(doc *document.Document) error {
-	if doc != nil {
-		return nil
-	}
-	return invalid("document", "there is none").WithHint("set the document of the request")
+	return scripts.HasDocument(doc)
 }
 
 // validChoices checks the values of types that have few values.

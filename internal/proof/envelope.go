@@ -161,16 +161,19 @@ func (s *Signed) signers() []Signer {
 
 // Countersign adds the signature of a caller to a statement that its node signed alone. The
 // statement, and with it the chain, stays the same. The error is of kind Invalid if a caller has
-// signed already.
-func (s *Signed) Countersign(ctx context.Context, caller *key.Signer) (*Signed, error) {
-	invalid := func(why string) (*Signed, error) {
-		return nil, turnstone.Errorf("proof.sign", turnstone.KindInvalid, "the statement", "%s", why)
+// signed already. name is for errors.
+func (s *Signed) Countersign(ctx context.Context, name string, caller *key.Signer) (*Signed,
+	error) {
+	invalid := func(why, hint string) (*Signed, error) {
+		return nil, turnstone.Errorf("proof.sign", turnstone.KindInvalid, name, "%s", why).
+			WithHint(hint)
 	}
 	switch {
 	case len(s.signers()) > 1:
-		return invalid("has the signature of a caller already")
+		return invalid("is signed by a caller already", "turn verify says by whom")
 	case s.Predicate.Signers[0].Key == caller.String():
-		return invalid("is signed by this key as the node's")
+		return invalid("is signed by this key as the node's",
+			"make a key of your own with turn key make")
 	}
 	e, _, err := decodeEnvelope(s.Envelope, PayloadType)
 	if err != nil {

@@ -322,7 +322,7 @@ func TestCountersign(t *testing.T) {
 	node, caller := pair(t)
 	stranger := signer(t)
 	alone := signed(t, text, node)
-	s, err := alone.Countersign(t.Context(), caller)
+	s, err := alone.Countersign(t.Context(), "r.md", caller)
 	if err != nil || s.Link != alone.Link || !bytes.Equal(s.Payload, alone.Payload) {
 		t.Fatal(err)
 	}
@@ -343,8 +343,9 @@ func TestCountersign(t *testing.T) {
 		by *key.Signer
 	}{"twice": {s, stranger}, "a named caller": {signed(t, text, node, caller), stranger},
 		"the node": {alone, node}} {
-		if _, err := c.s.Countersign(t.Context(), c.by); turnstone.KindOf(err) !=
-			turnstone.KindInvalid {
+		if _, err := c.s.Countersign(t.Context(), "r.md", c.by); turnstone.KindOf(err) !=
+			turnstone.KindInvalid || !strings.HasPrefix(err.Error(), "r.md: is signed") ||
+			turnstone.HintOf(err) == "" {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -474,7 +475,7 @@ func FuzzStatement(f *testing.F) {
 func FuzzEnvelope(f *testing.F) {
 	node, caller := pair(f)
 	f.Add(signed(f, text, node, caller).Envelope)
-	if s, err := signed(f, text, node).Countersign(f.Context(), caller); err == nil {
+	if s, err := signed(f, text, node).Countersign(f.Context(), "r.md", caller); err == nil {
 		f.Add(s.Envelope)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

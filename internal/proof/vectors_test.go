@@ -56,7 +56,7 @@ func vectors(t testing.TB) map[string][]byte {
 	node, caller := fixed(t, "turnstone test node"), fixed(t, "turnstone test caller")
 	good := signed(t, text, node, caller)
 	alone := signed(t, text, node)
-	later, err := alone.Countersign(t.Context(), caller)
+	later, err := alone.Countersign(t.Context(), "r.md", caller)
 	if err != nil {
 		t.Fatal(err)
 	}

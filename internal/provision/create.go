@@ -43,28 +43,34 @@ type CreateRequest struct {
 	On string
 	// Live requests a substrate whose sandboxes can be paused and cloned while running.
 	Live bool
+	// Stranger means that the image is named by someone who has no right to the credentials of the
+	// host's user, unless the host's configuration says otherwise.
+	Stranger bool
 }
+
+// A Sandbox is what Create returns.
+type Sandbox = sandbox.Sandbox
 
 // Create creates a sandbox for the caller. preparing is called before long operations; it may be
 // nil.
 func Create(ctx context.Context, h *host.Host, req CreateRequest, preparing func(string)) (
 	*sandbox.Sandbox, error) {
 	preparing = Quietly(preparing)
-	spec := &template.Spec{Name: req.Image}
-	var err error
-	if req.Root == "" {
-		if spec, err = h.Templates.Resolve(ctx, cmp.Or(req.Image, plan.DefaultImage),
-			preparing); err != nil {
-			return nil, err
-		}
-	}
 	facts, err := h.Facts()
 	if err != nil {
 		return nil, err
 	}
-	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Machine: spec.Machine,
-		Shape: req.Shape, Substrate: req.Substrate, Live: req.Live, Hostname: req.Hostname,
-		Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
+	spec := &template.Spec{Name: req.Image}
+	anonymous := req.Stranger && facts.StrangersImage(req.Image, h.Templates)
+	if req.Root == "" {
+		if spec, err = h.TemplatesFor(anonymous).Resolve(ctx,
+			cmp.Or(req.Image, plan.DefaultImage), preparing); err != nil {
+			return nil, err
+		}
+	}
+	p, err := plan.ForSandbox(plan.Sandbox{Image: spec.Name, Anonymous: anonymous,
+		Machine: spec.Machine, Shape: req.Shape, Substrate: req.Substrate, Live: req.Live,
+		Hostname: req.Hostname, Env: req.Env, Cwd: spec.Workdir, Network: req.Network}, facts)
 	if err != nil {
 		return nil, err
 	}
@@ -93,21 +99,38 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 		Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
 		Network: spec.Network, Substrate: spec.Substrate,
 		Hostname: strings.ReplaceAll(string(id), "_", "-"),
-		From:     spec.From, Root: spec.Root, On: spec.On, Live: spec.Live}, progress)
+		From:     spec.From, Root: spec.Root, On: spec.On, Live: spec.Live,
+		Stranger: spec.Stranger}, progress)
 	if err != nil {
 		return nil, none, err
 	}
 	t := s.Template
-	if t.Workdir != "" && spec.From == "" && spec.On == "" {
-		if err := s.Client().StateSetSession(ctx,
-			&wire.StateSetSessionParams{Cwd: t.Workdir}); err != nil {
+	workdir := cmp.Or(spec.Cwd, t.Workdir)
+	if workdir != "" && (spec.Cwd != "" || spec.From == "" && spec.On == "") {
+		if err := enter(ctx, s.Client(), workdir, spec.Cwd != ""); err != nil {
 			_ = s.Close()
 			return nil, none, err
 		}
 	}
 	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size),
 		Substrate: s.Substrate(),
-		Isolation: s.Isolation(), Workdir: t.Workdir, User: t.User}, nil
+		Isolation: s.Isolation(), Workdir: workdir, User: t.User}, nil
+}
+
+// enter makes dir the directory in which commands begin. With exists it has to exist.
+func enter(ctx context.Context, c *wire.Client, dir string, exists bool) error {
+	if exists {
+		f, err := c.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: dir})
+		if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil &&
+			f.File.Type != wire.FileSystemFileInfoTypeDirectory {
+			return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "cwd "+dir,
+				"is no directory of the template").WithHint("leave it out, and make it with a command")
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return c.StateSetSession(ctx, &wire.StateSetSessionParams{Cwd: dir})
 }
 
 // revive starts a clone of the machine that Snapshot or Keep has saved, which was started from p,

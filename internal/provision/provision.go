@@ -40,6 +40,9 @@ func Trusting(h *host.Host, p *plan.Plan, link *netplan.Link, before []string) (
 	if !p.Shape.Network {
 		return su, nil
 	}
+	if p.Determinism != nil {
+		link.Clock = p.Determinism.Clock
+	}
 	more, err := link.Trust(netplan.Authorities(h.Dir), slices.Concat(before, p.Env))
 	su.Env = slices.Concat(p.Env, more)
 	return su, err

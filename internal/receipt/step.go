@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -82,6 +83,37 @@ func (st *Step) End(end *wire.StepEnd) {
 
 // Took sets the step's duration, for a step that had ended before Begin.
 func (st *Step) Took(d time.Duration) { st.res.Duration = d }
+
+// Began sets when the step began, for a step that had ended before Begin.
+func (st *Step) Began(at time.Time) { st.steps.began[st.at] = at }
+
+// Unknown sets the result of a step that has no exit status.
+func (st *Step) Unknown(note string) {
+	st.res.Status, st.res.Note = turnstone.StepError, st.steps.Line(note)
+}
+
+// Note adds to the note of a step that has ended.
+func (st *Step) Note(note string) {
+	if note = st.steps.Line(note); note != "" && st.res.Note != "" {
+		note = st.res.Note + "; " + note
+	}
+	st.res.Note = cmp.Or(note, st.res.Note)
+}
+
+// Lacks adds a note about an output of which only the beginning was received.
+func (st *Step) Lacks(stream turnstone.Stream, why string) {
+	out := &st.res.Stdout
+	if stream == turnstone.Stderr {
+		out = &st.res.Stderr
+	}
+	if why == "" {
+		return
+	}
+	if out.Note != "" {
+		why = out.Note + "; " + why
+	}
+	out.Note = why
+}
 
 // analyse keeps the data about the step's commands.
 func (st *Step) analyse(end *wire.StepEnd) {

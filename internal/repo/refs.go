@@ -138,6 +138,16 @@ func (x *Repo) Untag(ctx context.Context, nameOrID, tag string) error {
 	return cs.DB.Untag(ctx, s.ID, tag)
 }
 
+// CreateSession creates a session without turns: see session.DB.Add.
+func (x *Repo) CreateSession(ctx context.Context, id turnstone.SessionID, name string) (
+	turnstone.Session, error) {
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return turnstone.Session{}, err
+	}
+	return cs.DB.Add(ctx, id, name)
+}
+
 // Rename gives a session a name.
 func (x *Repo) Rename(ctx context.Context, nameOrID, name string) (turnstone.Session, error) {
 	cs, s, err := x.findSession(ctx, nameOrID)

@@ -87,6 +87,22 @@ type Source struct {
 	Driver  substrate.Substrate
 }
 
+// chooser returns what chooses the drivers of machines that boot a guest kernel.
+func (l *Launcher) chooser(guest *driver.Kernel, progress func(string)) *driver.Chooser {
+	choose := &driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: progress,
+		Kernel: guest.Guest, Wrap: l.Wrap}
+	if l.Drivers != nil {
+		choose.Open = l.Drivers.Open
+	}
+	return choose
+}
+
+// Tier returns the tier of a deterministic turn that names none: see driver.Chooser.
+func (l *Launcher) Tier(ctx context.Context, choice kernel.Choice, progress func(string)) (
+	tier turnstone.Tier, without, err error) {
+	return l.chooser(driver.KernelIn(l.Dir, choice, progress), progress).Tier(ctx)
+}
+
 // Find finds or creates everything that a sandbox of req starts from, and selects its driver. The
 // first call on a host takes minutes.
 func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
@@ -101,14 +117,11 @@ func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {
 	withKernel := func(ctx context.Context) (substrate.Machine, error) {
 		return guest.Fill(ctx, src.Machine, kernel.Program(agent))
 	}
-	choose := driver.Chooser{Home: l.Dir, Programs: l.Programs, Progress: req.Progress,
-		Probe: func(ctx context.Context) (substrate.Machine, error) {
-			m, err := withKernel(ctx)
-			m.Determinism = nil
-			return m, err
-		}, Kernel: guest.Guest, Wrap: l.Wrap}
-	if l.Drivers != nil {
-		choose.Open = l.Drivers.Open
+	choose := l.chooser(guest, req.Progress)
+	choose.Probe = func(ctx context.Context) (substrate.Machine, error) {
+		m, err := withKernel(ctx)
+		m.Determinism = nil
+		return m, err
 	}
 	if src.Driver, err = choose.Choose(ctx, req.Driver, req.Needs); err != nil {
 		return nil, err

@@ -23,12 +23,9 @@ package statedir
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -61,7 +58,7 @@ func Locate(dir string) (string, error) {
 func Open(dir string) (*Dir, error) {
 	dir, err := Locate(dir)
 	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
+		err = makePrivate(dir)
 	}
 	if err != nil {
 		return nil, turnstone.NewError("home.open", turnstone.KindUnavailable, dir, err).
@@ -84,8 +81,8 @@ func (h *Dir) MkdirAll(elem ...string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// A Lock is an exclusive lock on a file (flock). The kernel releases it when its holder ends for
-// any reason.
+// A Lock is an exclusive lock on a file (flock, LockFileEx). The kernel releases it when its holder
+// ends for any reason.
 type Lock struct{ f *os.File }
 
 // Acquire takes the lock at path, waiting until ctx ends. waiting, if not nil, is called once if
@@ -111,12 +108,12 @@ func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 
 // TryAcquire takes the lock at path if it is free; otherwise it returns nil, nil.
 func TryAcquire(path string) (*Lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	free, err := lockFile(f)
+	if err == nil && !free {
 		return nil, f.Close()
 	}
 	if err == nil && !sameFile(f, path) {
@@ -146,15 +143,7 @@ func (l *Lock) Release() {
 	if l != nil {
 		// A child process between fork and exec still has the descriptor open, so Close alone would
 		// leave the lock held for a moment (flock(2)).
-		_ = syscall.Flock(int(l.f.Fd()), syscall.LOCK_UN)
+		_ = unlockFile(l.f)
 		_ = l.f.Close()
 	}
-}
-
-// Allocated returns the disk usage of a file in bytes. Holes do not count.
-func Allocated(info fs.FileInfo) int64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return info.Size()
 }

@@ -23,6 +23,24 @@ import (
 // but not owners, writes hard links as separate files, and skips sockets, pipes and devices. It
 // stops soon after ctx ends.
 func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
+	return PackAll(ctx, w, []Item{{hostPath, name}})
+}
+
+// An Item is a file or folder to pack, and its name in the stream.
+type Item struct{ HostPath, Name string }
+
+// PackAll is Pack for several files and folders in one stream.
+func PackAll(ctx context.Context, w io.Writer, items []Item) error {
+	tw := tar.NewWriter(w)
+	for _, i := range items {
+		if err := pack(ctx, tw, i.HostPath, i.Name); err != nil {
+			return err
+		}
+	}
+	return tw.Close()
+}
+
+func pack(ctx context.Context, tw *tar.Writer, hostPath, name string) error {
 	if name == "" {
 		name = filepath.Base(filepath.Clean(hostPath))
 	}
@@ -43,16 +61,23 @@ func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 		return packError(hostPath, kindOf(err), cause(err), "check its permissions")
 	}
 	defer func() { _ = root.Close() }()
-	return PackRoot(ctx, w, root, start, name)
+	return packRoot(ctx, tw, root, start, name)
 }
 
 // PackRoot is Pack for the file or folder start of root. It reads nothing outside of root, even if
 // links change meanwhile. It follows a link at start if the link leads to a file.
 func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
 	tw := tar.NewWriter(w)
+	if err := packRoot(ctx, tw, root, start, name); err != nil {
+		return err
+	}
+	return tw.Close()
+}
+
+func packRoot(ctx context.Context, tw *tar.Writer, root *os.Root, start, name string) error {
 	start = path.Clean(start)
 	p := packer{ctx: ctx, root: root, start: start, tw: tw, buf: make([]byte, 256<<10)}
-	err := fs.WalkDir(root.FS(), start, func(file string, d fs.DirEntry, err error) error {
+	return fs.WalkDir(root.FS(), start, func(file string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -66,10 +91,6 @@ func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name strin
 		}
 		return p.entry(file, path.Join(name, filepath.ToSlash(rel)), d)
 	})
-	if err != nil {
-		return err
-	}
-	return tw.Close()
 }
 
 type packer struct {

@@ -306,7 +306,7 @@ func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
 // chmod sets the mode of a folder. Root.Chmod needs /proc/self on kernels before Linux 6.6, and an
 // agent outside of its processes' PID namespace has no /proc/self.
 func (u *unpacker) chmod(name string, mode fs.FileMode) error {
-	d, err := u.root.OpenFile(name, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	d, err := u.root.OpenFile(name, os.O_RDONLY|onlyFolder, 0)
 	if err != nil { // such as an unreadable folder
 		return u.root.Chmod(name, mode)
 	}

@@ -107,6 +107,15 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	return t, nil
 }
 
+// NameOf returns the name of the spec at path, a file or its folder. The error is that of Build.
+func NameOf(path string) (string, error) {
+	spec, err := readSpec(path)
+	if err != nil {
+		return "", err
+	}
+	return spec.Name, nil
+}
+
 // isPath reports whether a user's argument is the path of a spec, and not a name.
 func isPath(nameOrPath string) bool {
 	return strings.ContainsRune(nameOrPath, '/') || strings.HasSuffix(nameOrPath, ".toml") ||

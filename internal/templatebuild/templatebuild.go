@@ -49,6 +49,17 @@ func Build(ctx context.Context, x *repo.Repo, ts *template.Store, nameOrPath str
 	return t, err
 }
 
+// Ensure is Build for a template or an image that the caller of a server names: the name is never a
+// path, and a template that is built is not built again.
+func Ensure(ctx context.Context, x *repo.Repo, ts *template.Store, name string,
+	progress func(string)) (*turnstone.Template, error) {
+	t, err := ts.Ensure(ctx, name, progress)
+	if err == nil {
+		err = x.IndexTemplate(ctx, t)
+	}
+	return t, err
+}
+
 // Has implements template.LayerBuilder.
 func (b Builder) Has(ctx context.Context, l turnstone.TemplateLayer) (bool, error) {
 	s, err := b.Store(ctx)

@@ -61,7 +61,7 @@ func TestDeterministicTurn(t *testing.T) {
 		rec.Shape.Network {
 		t.Errorf("%+v of %+v", rec.Determinism, rec)
 	}
-	trust := ok[*key.Trust](t)(chain.Trust(w.host.Dir, nil))
+	trust := ok[*key.Trust](t)(key.Ring{Dir: w.host.Dir}.ListOf(nil))
 	if v := ok[*turnstone.VerifyReport](t)(chain.Verify(t.Context(), w.host.Repo,
 		chain.Request{Ref: "s@1", Trust: trust})); !v.OK {
 		t.Errorf("%+v", v)

@@ -186,6 +186,8 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 		Parent:    r.at.State, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
 		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing}
 	switch {
+	case r.done != nil:
+		req.Base, req.Pause = r.done.Base, r.done.Pause
 	case r.paused != nil:
 		req.Base, req.Pause = r.paused.Base, r.paused.Pause
 	case r.at.State != nil:

@@ -192,6 +192,10 @@ func TestReplays(t *testing.T) {
 		rep.Changes[0] != (turnstone.FileDifference{Path: "/workspace/f", What: "differs"}) ||
 		!slices.Equal(rep.Env, []string{"B"}) || rep.Cwd {
 		t.Errorf("%+v", rep)
+	} else if s := rep.Steps[0]; s.Index != 1 || rep.Count != 1 || s.Stderr != nil ||
+		*s.Stdout != (turnstone.OutputCompare{OldBytes: 9, NewBytes: 6, Line: 2, Old: "before",
+			New: "now"}) {
+		t.Errorf("%+v, %+v", s, s.Stdout)
 	}
 	if g := ok[*turnstone.Graph](t)(w.host.Repo.Session(t.Context(), "s")); len(g.Turns) != 3 {
 		t.Errorf("the session has %d turns", len(g.Turns))

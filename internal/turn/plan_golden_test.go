@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/sandboxtest"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
@@ -218,6 +219,7 @@ func TestPlansGolden(t *testing.T) {
 func goldenPlan(t *testing.T, c goldenCase) []string {
 	t.Helper()
 	p := newPast(t)
+	p.x.host.Launcher.Drivers = &sandboxtest.Driver{Dir: t.TempDir()} // of the tier seeded
 	limits, rest := goldenLimits, ""
 	if before, _, ok := strings.Cut(c.host, "["); ok {
 		rest = strings.TrimPrefix(c.host, before)
@@ -236,7 +238,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 		p.state(p.Session("s"), *c.parent)
 	}
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
-	r, err := p.x.begin(t.Context(), c.req, c.again, &observer{})
+	r, err := p.x.begin(t.Context(), c.req, c.again, nil, &observer{})
 	if err != nil {
 		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.host.Dir.Root, "HOME"),
 			"kind " + string(turnstone.KindOf(err)),

@@ -54,7 +54,7 @@ func (x *Runner) Run(ctx context.Context, req plan.Request, obs Observer) (*turn
 // Repeat is Run for a turn that repeats another turn. again may be nil.
 func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 	obs Observer) (*turnstone.TurnReport, error) {
-	r, err := x.begin(ctx, req, again, obs)
+	r, err := x.begin(ctx, req, again, nil, obs)
 	if err != nil {
 		return nil, err
 	}
@@ -63,8 +63,8 @@ func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 }
 
 // begin returns the turn of req with its place in its session, before anything is started. The
-// caller closes the turn.
-func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
+// caller closes the turn. done is the work that the turn keeps; nil: it runs its steps.
+func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, done *Done,
 	obs Observer) (_ *run, err error) {
 	if obs == nil {
 		obs = silent{}
@@ -72,6 +72,9 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	facts, err := x.host.Facts()
 	if err != nil {
 		return nil, err
+	}
+	facts.Tier = func() (tier turnstone.Tier, without, err error) {
+		return x.host.Launcher.Tier(ctx, x.host.Kernel(facts.Config), obs.Preparing)
 	}
 	a := &plan.Authority{Request: req, Host: facts, Replays: again != nil && !again.Fresh}
 	if err := a.Valid(); err != nil { // first, because no grant makes an invalid request valid
@@ -89,19 +92,28 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat,
 	if err != nil {
 		return nil, err
 	}
-	r := &run{host: x.host, plan: p, again: again, doc: req.Document,
+	if p.NotSeeded != nil {
+		obs.Preparing("tier strict, because the tier seeded is not available: " +
+			p.NotSeeded.Error())
+	}
+	r := &run{host: x.host, plan: p, again: again, done: done, doc: req.Document,
 		clock: provision.NewStopwatch()}
 	defer func() {
 		if err != nil {
 			r.close()
 		}
 	}()
-	if err := plan.CheckScripts(ctx, req.Document); err != nil {
-		return nil, err
+	if done == nil {
+		if err := plan.CheckScripts(ctx, req.Document); err != nil {
+			return nil, err
+		}
 	}
 	r.obs = maskedObserver{obs, p.Secrets.Written().Mask}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image,
 		Result: turnstone.ResultError}
+	if done != nil {
+		r.info.Started = done.Since.UTC()
+	}
 	r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID)
 	if err != nil {
 		r.obs.Preparing("receipt and long outputs are not kept in the state directory: " +
@@ -132,6 +144,9 @@ func (r *run) locate(ctx context.Context) error {
 	}
 	req := place.Request{ID: r.info.ID, Title: title(r.doc), Session: r.plan.Session,
 		Branch: r.plan.Branch, Repo: r.host.Repo}
+	if r.done != nil {
+		req.On = &r.done.On
+	}
 	if again := r.again; again != nil && !again.Adds {
 		req.Replay, req.Parents = true, again.Parents
 		req.Number, req.Hold = again.Number, again.Hold
@@ -210,6 +225,7 @@ type run struct {
 	shape    turnstone.Shape    // shape of the machine, after its start
 	origin   *turnstone.Origin  // what the machine was made of; nil: unknown
 	paused   *paused.Machine    // the session's machine; nil: the turn has a machine of its own
+	done     *Done              // the work that the turn keeps; nil: the turn runs its steps
 	snapshot *snapshot.Snapshot // the machine at the turn's end; nil: not requested
 }
 

@@ -114,3 +114,36 @@ func TestStrictTimeUp(t *testing.T) {
 		t.Errorf("%s", told(rep))
 	}
 }
+
+// TestOtherTier: a deterministic turn that names no tier gets the tier strict on a host without
+// gVisor, and hears why. What only the tier seeded allows is rejected before the turn begins.
+func TestOtherTier(t *testing.T) {
+	w := strictly(t)
+	l := &listener{}
+	rep := w.run(t.Context(), plan.Request{}, "---\ndeterministic: true\n---\n"+
+		step("name=a", "echo one"), l)
+	if rep.Determinism == nil || rep.Determinism.Tier != turnstone.TierStrict ||
+		rep.Substrate != "qemu" || rep.Result != turnstone.ResultPassed {
+		t.Errorf("%+v, %s", rep.Determinism, told(rep))
+	}
+	if said := strings.Join(l.events, "\n"); !strings.Contains(said,
+		"tier strict, because the tier seeded is not available: ") {
+		t.Errorf("said %q", said)
+	}
+	for front, want := range map[string]string{
+		"network: replay\n": "the tier seeded allows this request and is not available here: ",
+		"cpus: 2\n":         "cpus: a deterministic turn has one CPU",
+		"tier: seeded\n":    "",
+	} {
+		doc := ok[*document.Document](t)(document.Parse("test.md", []byte(
+			"---\ndeterministic: true\n"+front+"---\n"+step("name=a", "echo one"))))
+		rep, err := w.Run(t.Context(), plan.Request{Document: doc, Image: image}, nil)
+		if want == "" { // the turn begins, and no substrate has its tier
+			if err != nil || rep.Result != turnstone.ResultError {
+				t.Errorf("%s: %+v, %v", front, rep, err)
+			}
+		} else if err == nil || rep != nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v", front, rep, err)
+		}
+	}
+}

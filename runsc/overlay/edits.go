@@ -216,6 +216,9 @@ var edits = []edit{
 	turn          *turn  `+"`state:\"nosave\"`"+` // while stopped or not started yet
 	waitsForAgent bool   `+"`state:\"nosave\"`"+`
 	calls         uint64 `+"`state:\"nosave\"`"+`
+	wrote         int64  `+"`state:\"nosave\"`"+` // bytes to pipes, since its last system call
+	owes          int64  `+"`state:\"nosave\"`"+` // time that its next system call takes longer
+	hog           hogMark `+"`state:\"nosave\"`"+`
 `),
 	insert("deterministic: of the clocks", "pkg/sentry/kernel/timekeeper.go",
 		`type Timekeeper struct {
@@ -360,12 +363,10 @@ var edits = []edit{
 		return 0, p.copyWritten(ctx, io, args[2].Pointer())
 	case linux.FIONREAD:
 `},
-	{"deterministic: pipes of the agent", "pkg/sentry/kernel/pipe/pipe_util.go",
+	{"deterministic: writes to pipes", "pkg/sentry/kernel/pipe/pipe_util.go",
 		`	if linuxerr.Equals(linuxerr.EPIPE, err) {
-`, `	if p.OfAgent && linuxerr.Equals(linuxerr.ErrWouldBlock, err) {
-		if t, ok := ctx.(interface{ WaitsForAgent() }); ok {
-			t.WaitsForAgent()
-		}
+`, `	if t, ok := ctx.(writer); ok {
+		t.WrotePipe(n, p.OfAgent && linuxerr.Equals(linuxerr.ErrWouldBlock, err))
 	}
 	if linuxerr.Equals(linuxerr.EPIPE, err) {
 `},

@@ -243,6 +243,7 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 	want(t, g.Client, "echo disk > /workspace/file; mkdir /dev/shm/d; "+
 		"echo memory > /dev/shm/d/file; echo 192.0.2.9 mine >> /etc/hosts", "")
 	at := g.count(t)
+	_ = channelKey(t, g.Client) // made before the snapshot, which must not have it
 	dir := g.Snapshot(t)
 	// although its connection has ended, and the process should end with the connection
 	g.continues(t, at)
@@ -255,6 +256,7 @@ func testFork(t *testing.T, s substrate.Substrate, c Config) {
 		&wire.ProcessAttachParams{ProcessID: "counter"}); err != nil {
 		t.Errorf("the clone's agent does not know its process: %v", err)
 	}
+	_ = channelKey(t, one.Client)
 	second := one.Snapshot(t)
 	forks := []*Guest{g, one}
 	for range 3 {
@@ -293,7 +295,9 @@ func differ(t *testing.T, forks []*Guest) {
 			lines[1] != name || lines[2] != "127.0.1.1\t"+name {
 			t.Errorf("fork %s is called %q", name, lines[:3])
 		}
-		for j, line := range lines[3 : len(lines)-1] {
+		lines[len(lines)-1] = channelKey(t, f.Client)
+		names[len(lines)-1] = "key of the channel"
+		for j, line := range lines[3:] {
 			if other, ok := seen[line]; ok {
 				t.Errorf("fork %d has the %s %q of %s", i, names[3+j], line, other)
 			}

@@ -249,12 +249,13 @@ func testTwins(t *testing.T, s substrate.Substrate, c Config) {
 		`-N32 /dev/random; cat /proc/sys/kernel/random/uuid; cat ` +
 		`/proc/sys/kernel/random/boot_id; mktemp -u`
 	names := []string{"hostname", "machine-id", "urandom 1", "urandom 2", "random 1", "random 2",
-		"uuid", "boot id", "mktemp"}
+		"uuid", "boot id", "mktemp", "key of the channel"}
 	seen := map[string]string{}
 	for i := range n {
 		_, client := c.clone(t, s)
 		out, _ := Shell(t, client, script)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
+		lines = append(lines, channelKey(t, client))
 		if len(lines) != len(names) {
 			t.Fatalf("got %d lines: %q", len(lines), out)
 		}
@@ -265,6 +266,14 @@ func testTwins(t *testing.T, s substrate.Substrate, c Config) {
 			seen[line] = fmt.Sprintf("clone %d (%s)", i, names[j])
 		}
 	}
+}
+
+// channelKey returns the agent's key of encrypted channels.
+func channelKey(t *testing.T, c *wire.Client) string {
+	t.Helper()
+	res, err := c.SandboxSeal(t.Context(), &wire.SandboxSealParams{})
+	check(t, err)
+	return res.Key
 }
 
 func testApart(t *testing.T, s substrate.Substrate, c Config) {

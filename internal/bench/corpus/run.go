@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -212,16 +213,12 @@ func Programs(all []Difference) []string {
 
 // Busy keeps a processor busy until stop is called.
 func Busy() (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
+	var done atomic.Bool
+	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
+		for !done.Load() {
 		}
 	}()
-	return func() { close(done); <-ended }
+	return func() { done.Store(true); <-ended }
 }

@@ -352,3 +352,78 @@ func FuzzStatement(f *testing.F) {
 		}
 	})
 }
+
+func testGrant() *Grant {
+	return &Grant{Session: "s_06h03ngqkbsd5up1q4", Client: channel.NewKeyPair().Public,
+		Scopes: []Scope{ScopeRead, ScopeWrite}, Number: 1, Time: now, Expires: now.Add(time.Hour)}
+}
+
+// TestGrant signs grants and opens them: each changed byte is noticed, and none can be signed that
+// means nothing.
+func TestGrant(t *testing.T) {
+	owner := signer(t, 7)
+	envelope, err := SignGrant(t.Context(), testGrant(), owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := OpenGrant(t.Context(), envelope)
+	if err != nil || g.Signer != owner.String() || g.Number != 1 || len(g.Scopes) != 2 {
+		t.Fatalf("%+v %v", g, err)
+	}
+	for i := range envelope {
+		bad := bytes.Clone(envelope)
+		bad[i] ^= 1
+		_, err := OpenGrant(t.Context(), bad)
+		want(t, err, channel.FaultForged)
+	}
+	for what, change := range map[string]func(g *Grant){
+		"nothing":    func(g *Grant) { g.Session = "" },
+		"both":       func(g *Grant) { g.Sandbox = "sb_x" },
+		"odd name":   func(g *Grant) { g.Session = "s_\n" },
+		"no number":  func(g *Grant) { g.Number = 0 },
+		"weak key":   func(g *Grant) { g.Client = channel.PublicKey{} },
+		"odd scope":  func(g *Grant) { g.Scopes = []Scope{"own"} },
+		"same scope": func(g *Grant) { g.Scopes = []Scope{ScopeRead, ScopeRead} },
+		"endless":    func(g *Grant) { g.Expires = now.Add(MaxGrantValidity + time.Second) },
+		"no time":    func(g *Grant) { g.Time = time.Time{} },
+	} {
+		g := testGrant()
+		change(g)
+		if _, err := SignGrant(t.Context(), g, owner); turnstone.KindOf(err) !=
+			turnstone.KindInvalid {
+			t.Errorf("%s can be signed: %v", what, err)
+		}
+	}
+	// an attestation is no grant, and a grant is no attestation
+	s := newScene(t)
+	_, err = OpenGrant(t.Context(), s.sign(t).Envelope)
+	want(t, err, channel.FaultForged)
+	_, err = Open(t.Context(), envelope)
+	want(t, err, channel.FaultForged)
+	// the key that it names has to be the one that signed
+	g.Signer = signer(t, 8).String()
+	forged, _, err := proof.Seal(t.Context(), proof.PayloadType, encodedGrant{
+		"https://in-toto.io/Statement/v1", g.subjects(), GrantPredicateType, *g}, owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenGrant(t.Context(), forged)
+	want(t, err, channel.FaultForged)
+}
+
+func FuzzGrant(f *testing.F) {
+	envelope, err := SignGrant(f.Context(), testGrant(), signer(f, 7))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(envelope)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		g, err := OpenGrant(t.Context(), b)
+		if err != nil && channel.FaultOf(err) != channel.FaultForged {
+			t.Fatal(err)
+		}
+		if err == nil && g.check() != nil {
+			t.Fatal("the grant means nothing")
+		}
+	})
+}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -52,7 +51,7 @@ func (c *CompareCmd) Run(a *cli.App) error {
 	for i := range c.Refs {
 		refs[i] = &c.Refs[i]
 	}
-	return a.WithRefs(refs[:1], func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs(refs[:1], func(ctx context.Context, x cli.Executor) error {
 		for _, ref := range refs[1:] { // the others are in the first one's session
 			if strings.HasPrefix(*ref, "-") || strings.HasPrefix(*ref, "@") {
 				if err := a.Expand(ctx, x, ref); err != nil {
@@ -78,13 +77,18 @@ func printCompare(w io.Writer, rep *turnstone.CompareReport) {
 		terminal.Println(w, line)
 	}
 	row("", func(t *turnstone.ComparedTurn, _ int) string {
-		return fmt.Sprintf("turn %d (%s)", t.Number, plain(t.Branch))
+		return fmt.Sprintf("%s@%d (%s)", plain(t.Session), t.Number, plain(t.Branch))
 	})
 	terminal.Println(w, "|"+strings.Repeat("---|", len(rep.Turns)+1))
 	row("title", func(t *turnstone.ComparedTurn, _ int) string { return plain(t.Title) })
 	row("result", func(t *turnstone.ComparedTurn, _ int) string {
 		return strings.TrimSpace(string(t.Result) + " " + plain(t.Error))
 	})
+	if determinismDiffers(rep.Turns) {
+		row("deterministic", func(t *turnstone.ComparedTurn, _ int) string {
+			return deterministic(t.Determinism)
+		})
+	}
 	row("duration", func(t *turnstone.ComparedTurn, _ int) string {
 		return terminal.Elapsed(time.Duration(t.Millis) * time.Millisecond)
 	})
@@ -110,6 +114,24 @@ func printCompare(w io.Writer, rep *turnstone.CompareReport) {
 	if more := len(rep.Files) - len(shown) + rep.More; more > 0 {
 		terminal.Printf(w, "\nand %d more files; --json names them, up to a bound\n", more)
 	}
+}
+
+// determinismDiffers reports whether tier, seed or clock of the turns differ.
+func determinismDiffers(turns []turnstone.ComparedTurn) bool {
+	for i := range turns {
+		if deterministic(turns[i].Determinism) != deterministic(turns[0].Determinism) {
+			return true
+		}
+	}
+	return false
+}
+
+// deterministic describes a turn's determinism.
+func deterministic(d *turnstone.Determinism) string {
+	if d == nil {
+		return "no"
+	}
+	return d.String()
 }
 
 // stepNames returns the names of all steps.
@@ -173,6 +195,9 @@ func CheckResults(results bool, to string) error {
 
 // PrintResults prints the comparison of two turns' results.
 func PrintResults(w io.Writer, d *turnstone.ResultsDiff) {
+	if was, is := deterministic(d.OldDeterminism), deterministic(d.NewDeterminism); was != is {
+		terminal.Printf(w, "deterministic: %s -> %s\n", was, is)
+	}
 	took := func(ms int64) string { return terminal.Elapsed(time.Duration(ms) * time.Millisecond) }
 	if d.Same {
 		terminal.Printf(w, "results: the same, %s before, %s now\n", took(d.OldMillis),

@@ -34,7 +34,7 @@ type Frozen struct {
 	Files       []string
 	Quiet, JSON bool
 	// Request returns the request of a file.
-	Request func(ctx context.Context, x *executor.Executor, file string) (executor.Request, error)
+	Request func(ctx context.Context, x cli.Executor, file string) (executor.Request, error)
 }
 
 // Run runs the receipts, one after the other, and reports each.
@@ -87,7 +87,7 @@ func (c *Frozen) Run(a *cli.App) error {
 }
 
 // one runs one receipt again.
-func (c *Frozen) one(ctx context.Context, a *cli.App, x *executor.Executor, file string,
+func (c *Frozen) one(ctx context.Context, a *cli.App, x cli.Executor, file string,
 	p *terminal.Progress) (*turnstone.FrozenReport, error) {
 	src, err := readReceipt(a, file)
 	if err != nil {
@@ -170,6 +170,6 @@ func (f *FrozenFile) print(a *cli.App) error {
 	} else {
 		terminal.Printf(&b, "%s: differs\n", name)
 	}
-	_, err := io.WriteString(a.Stdout, terminal.Text(a.Stdout, b.String()))
+	_, err := io.WriteString(a.Stdout, terminal.Patch(a.Stdout, b.String()))
 	return err
 }

@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
-	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -35,7 +34,8 @@ func withRing(a *cli.App, f func(ctx context.Context, r key.Ring) error) error {
 	if err != nil {
 		return err
 	}
-	return a.Do(func(ctx context.Context) error { return f(ctx, chain.Ring(dir, a.Passphrase)) })
+	ring := key.Ring{Dir: dir, Ask: a.Passphrase}
+	return a.Do(func(ctx context.Context) error { return f(ctx, ring) })
 }
 
 // passphrase returns the passphrase of a new key, which the user types twice.
@@ -300,7 +300,7 @@ func (c *keyTrustCmd) Run(a *cli.App) error {
 			}
 			if err != nil {
 				return turnstone.Errorf("key.trust", turnstone.KindInvalid, text,
-					"is no file with a public key: %w", err)
+					"is no file with a public key: %w", pathCause(err))
 			}
 			text = strings.TrimSpace(string(b))
 		}

@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/internal/turn/replay"
 )
 
 // A ReplayRange is turn replay of several turns, or on the present head.
@@ -56,7 +55,7 @@ func (c *ReplayRange) Run(a *cli.App) error {
 	case err == nil:
 		err = broken
 	}
-	from, _, _ := replay.CutRange(given)
+	from, _, _ := turnstone.CutRange(given)
 	x.NoteUse(ctx, from)
 	a.Command = "replay range"
 	if err := a.Partial(rep, err); err != nil {
@@ -79,9 +78,30 @@ func (c *ReplayRange) Run(a *cli.App) error {
 // PrintDifferences prints the differences between two runs of a turn.
 func PrintDifferences(w io.Writer, rep *turnstone.ReplayReport) {
 	for _, s := range rep.Steps {
-		terminal.Printf(w, "  %s: %s\n", s.Name, strings.Join(s.What, "; "))
+		name := s.Name
+		if s.Index > 0 {
+			name = fmt.Sprintf("step %d of %d (%s)", s.Index, rep.Count, terminal.Name(s.Name))
+		}
+		terminal.Printf(w, "  %s: %s\n", name, strings.Join(s.What, "; "))
+		printLine(w, "standard output", s.Stdout)
+		printLine(w, "standard error", s.Stderr)
 	}
 	printState(w, rep.Changes, rep.More, rep.Env, rep.Cwd)
+	if rep.FSHash != "" && rep.FSHash == rep.Turn.FSHash {
+		terminal.Println(w, "  files: the same")
+	}
+}
+
+// printLine prints the first line of an output that differs; nil: it is equal.
+func printLine(w io.Writer, name string, c *turnstone.OutputCompare) {
+	switch {
+	case c == nil:
+	case c.Line == 0: // too large
+		terminal.Printf(w, "    %s: %d bytes before, %d now\n", name, c.OldBytes, c.NewBytes)
+	default:
+		terminal.Printf(w, "    %s, line %d\n    -%s\n    +%s\n", name, c.Line,
+			terminal.Printable(c.Old), terminal.Printable(c.New))
+	}
 }
 
 // printState prints the differences between the states of two runs.
@@ -123,13 +143,13 @@ func rangeText(rep *turnstone.RangeReport) (text string) {
 
 // IsRange reports whether ref has the form FROM..TO.
 func IsRange(ref string) bool {
-	_, _, is := replay.CutRange(ref)
+	_, _, is := turnstone.CutRange(ref)
 	return is
 }
 
 // ExpandRange expands references to the current session in FROM..TO.
-func ExpandRange(ctx context.Context, a *cli.App, x *executor.Executor, ref *string) error {
-	from, to, is := replay.CutRange(*ref)
+func ExpandRange(ctx context.Context, a *cli.App, x cli.Executor, ref *string) error {
+	from, to, is := turnstone.CutRange(*ref)
 	if err := a.Expand(ctx, x, &from); err != nil {
 		return err
 	}

@@ -10,11 +10,10 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
-	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -54,7 +53,7 @@ func (c *SignCmd) Run(a *cli.App) error {
 	}
 	if file != nil {
 		return withRing(a, func(ctx context.Context, r key.Ring) error {
-			signed, t, err := chain.SignReceipt(ctx, r, c.What, file)
+			signed, t, err := proof.SignReceipt(ctx, r, c.What, file)
 			if err != nil {
 				return unproven(err)
 			}
@@ -64,7 +63,7 @@ func (c *SignCmd) Run(a *cli.App) error {
 	if c.Output != "" {
 		return cli.Usage(errors.New("-o needs the file of a receipt, such as ./" + c.What))
 	}
-	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x cli.Executor) error {
 		t, err := x.SignTurn(ctx, c.What)
 		if err != nil {
 			return unproven(err)

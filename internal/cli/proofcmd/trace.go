@@ -8,7 +8,6 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/otlp"
 )
@@ -56,7 +55,7 @@ func (c *traceExportCmd) Validate() error {
 
 // Run exports the trace.
 func (c *traceExportCmd) Run(a *cli.App) error {
-	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.Ref}, func(ctx context.Context, x cli.Executor) error {
 		read := func(each func(turnstone.TraceLine) error) error {
 			return x.Trace(ctx, c.Ref, each)
 		}

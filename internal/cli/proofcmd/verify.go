@@ -84,7 +84,7 @@ func (c *VerifyCmd) Run(a *cli.App) error {
 	if c.Format != "" {
 		return cli.Usage(errors.New("--format needs the file of a receipt"))
 	}
-	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x *executor.Executor) error {
+	return a.WithRefs([]*string{&c.What}, func(ctx context.Context, x cli.Executor) error {
 		rep, err := x.Verify(ctx, turnstone.VerifyRequest{Ref: c.What, All: c.All, Trust: c.Trust})
 		return c.result(a, rep, err)
 	})
@@ -107,7 +107,7 @@ func openWhat(a *cli.App, what string) ([]byte, error) {
 		}
 		f, err := os.Open(what)
 		if err != nil {
-			return nil, turnstone.NewError("verify", turnstone.KindNotFound, what, err)
+			return nil, turnstone.NewError("verify", turnstone.KindNotFound, what, pathCause(err))
 		}
 		defer func() { _ = f.Close() }()
 		in = f
@@ -115,7 +115,7 @@ func openWhat(a *cli.App, what string) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(in, document.MaxFile+document.MaxEvidence+1))
 	switch {
 	case err != nil:
-		return nil, turnstone.NewError("verify", turnstone.KindUnavailable, what, err)
+		return nil, turnstone.NewError("verify", turnstone.KindUnavailable, what, pathCause(err))
 	case len(b) > document.MaxFile+document.MaxEvidence:
 		return nil, turnstone.Errorf("verify", turnstone.KindInvalid, what, "is no receipt: "+
 			"it has more than %s", turnstone.Bytes(document.MaxFile).Human())
@@ -167,7 +167,10 @@ func (c *VerifyCmd) result(a *cli.App, rep *turnstone.VerifyReport, err error) e
 // print prints one line for what verifies, and a line for each problem.
 func (c *VerifyCmd) print(w io.Writer, rep *turnstone.VerifyReport) {
 	for i, p := range rep.Problems {
-		terminal.Println(w, terminal.Printable(p.Where)+": "+terminal.Printable(p.Error))
+		// the last line says so of a receipt
+		if !rep.OnlyUnsigned() || len(rep.Problems) > 1 || p.Where != c.What {
+			terminal.Println(w, terminal.Printable(p.Where)+": "+terminal.Printable(p.Error))
+		}
 		repeated := i+1 < len(rep.Problems) && rep.Problems[i+1].Hint == p.Hint
 		if p.Hint != "" && !repeated {
 			terminal.Println(w, "hint: "+terminal.Printable(p.Hint))

@@ -34,11 +34,10 @@ func (c *sandboxAttachCmd) Examples() []string {
 
 // Run shows a process's output.
 func (c *sandboxAttachCmd) Run(a *cli.App) error {
-	h, err := a.StateDir()
+	s, err := a.OpenSandboxes(context.Background())
 	if err != nil {
 		return cli.Exit(cli.ExitExec, err)
 	}
-	s := a.Sandboxes(h)
 	tell := func(string) { terminal.Println(a.Stderr, "turn: the process continues") }
 	ctx, stop := cli.Interruptible(tell, cli.ExitExec)
 	defer stop()

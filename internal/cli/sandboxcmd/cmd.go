@@ -19,6 +19,7 @@ import (
 type Cmd struct {
 	Create sandboxCreateCmd `cmd:"" help:"Create a sandbox and print its ID."`
 	Ls     sandboxLsCmd     `cmd:"" help:"List sandboxes."`
+	Commit sandboxCommitCmd `cmd:"" help:"Keep the work of a session's sandbox as a turn."`
 	Exec   sandboxExecCmd   `cmd:"" help:"Run a command in a sandbox."`
 	Attach sandboxAttachCmd `cmd:"" help:"Print the output of a detached command."`
 	Ps     sandboxPsCmd     `cmd:"" help:"List the processes of a sandbox."`
@@ -45,7 +46,7 @@ listed until turn sandbox rm removes them.`
 
 // Run lists the sandboxes.
 func (c *sandboxLsCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		all, err := s.List(ctx)
 		now := time.Now()
 		report := SandboxesReport{append([]sandboxes.Info{}, all...)}
@@ -81,13 +82,22 @@ func timeLeft(i sandboxes.Info, now time.Time) string {
 
 type sandboxStopCmd struct {
 	Sandboxes []string `arg:"" name:"sandbox" help:"IDs, ID prefixes or names."`
+	Discard   bool     `help:"Keep no turn of a session's sandbox."`
 	JSON      bool     `name:"json" help:"Print the stopped sandboxes as JSON."`
 }
 
 // Run stops the sandboxes, in order, up to the first failure.
 func (c *sandboxStopCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
-		stopped, err := eachSandbox(ctx, s, c.Sandboxes, s.Stop)
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
+		stop := s.Stop
+		if c.Discard {
+			t, err := turnsOf(s)
+			if err != nil {
+				return err
+			}
+			stop = t.Discard
+		}
+		stopped, err := eachSandbox(ctx, s, c.Sandboxes, stop)
 		return a.Partial(StoppedReport{stopped}, err)
 	})
 }
@@ -95,6 +105,7 @@ func (c *sandboxStopCmd) Run(a *cli.App) error {
 type sandboxRmCmd struct {
 	Sandboxes []string `arg:"" optional:"" name:"sandbox" help:"IDs, ID prefixes or names."`
 	All       bool     `help:"Remove all sandboxes."`
+	Discard   bool     `help:"Keep no turns of sessions' sandboxes."`
 	JSON      bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
@@ -108,10 +119,18 @@ func (c *sandboxRmCmd) Validate() error {
 
 // Run removes the sandboxes.
 func (c *sandboxRmCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, all cli.Sandboxes) error {
+		var s cli.SandboxRecords = all
+		if c.Discard {
+			t, err := turnsOf(all)
+			if err != nil {
+				return err
+			}
+			s = discarding{all, t}
+		}
 		remove := c.removeAll
 		if !c.All {
-			remove = func(ctx context.Context, s *sandboxes.Store) ([]string, error) {
+			remove = func(ctx context.Context, s cli.SandboxRecords) ([]string, error) {
 				return eachSandbox(ctx, s, c.Sandboxes, s.Remove)
 			}
 		}
@@ -120,7 +139,7 @@ func (c *sandboxRmCmd) Run(a *cli.App) error {
 	})
 }
 
-func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]string, error) {
+func (c *sandboxRmCmd) removeAll(ctx context.Context, s cli.SandboxRecords) ([]string, error) {
 	all, err := s.List(ctx)
 	if err != nil {
 		return []string{}, err
@@ -142,7 +161,7 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s *sandboxes.Store) ([]str
 // eachSandbox finds all sandboxes before it calls do with any of them, and returns the IDs of those for
 // which do succeeded.
 func eachSandbox(
-	ctx context.Context, s *sandboxes.Store, refs []string,
+	ctx context.Context, s cli.SandboxRecords, refs []string,
 	do func(context.Context, turnstone.SandboxID) error,
 ) ([]string, error) {
 	done := []string{}

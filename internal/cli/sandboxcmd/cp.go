@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 type sandboxCpCmd struct {
@@ -97,7 +96,7 @@ func (c *sandboxCpCmd) Run(a *cli.App) error {
 	if err != nil {
 		return cli.Usage(err)
 	}
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		i, err := s.Find(ctx, src.sandbox+dst.sandbox)
 		if err != nil {
 			return err
@@ -115,7 +114,7 @@ func (c *sandboxCpCmd) Run(a *cli.App) error {
 }
 
 func (c *sandboxCpCmd) copy(
-	ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID, src, dst place,
+	ctx context.Context, a *cli.App, s cli.SandboxFiles, id turnstone.SandboxID, src, dst place,
 ) error {
 	switch {
 	case src.path == "-":

@@ -1,6 +1,7 @@
 package sandboxcmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -16,14 +18,16 @@ import (
 )
 
 type sandboxCreateCmd struct {
-	Name   string          `help:"Name the sandbox; the name must be unique." placeholder:"NAME"`
-	Image  string          `help:"Run in this template or image (default: base)." placeholder:"NAME" default:"base"`
-	Env    []flags.EnvVar  `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
-	Secret []string        `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
-	TTL    time.Duration   `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
-	CPUs   *int            `name:"cpus" help:"Set the virtual CPUs (default: the template's, or 1)." placeholder:"N"`
-	Memory turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
-	Disk   turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
+	Name    string          `help:"Name the sandbox; the name must be unique." placeholder:"NAME"`
+	Image   string          `help:"Run in this template or image (default: base)." placeholder:"NAME"`
+	Session string          `help:"Begin on this session; its work becomes a turn." placeholder:"NAME"`
+	Branch  string          `help:"Begin on this branch of the session (default: main)." placeholder:"NAME"`
+	Env     []flags.EnvVar  `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Secret  []string        `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
+	TTL     time.Duration   `name:"ttl" help:"Stop the sandbox after this time; 0: never (default: 1h)." placeholder:"TIME" default:"1h"`
+	CPUs    *int            `name:"cpus" help:"Set the virtual CPUs (default: the template's, or 1)." placeholder:"N"`
+	Memory  turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
+	Disk    turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
 	flags.ForNetwork
 	Substrate string `help:"Select the substrate (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
 	Quiet     bool   `short:"q" help:"Print no progress."`
@@ -35,6 +39,10 @@ func (c *sandboxCreateCmd) Help() string {
 	return `The sandbox exists until it is removed, its time is up, or the computer is restarted;
 a separate process holds it. The ID goes to standard output as soon as the sandbox is
 ready.
+
+With --session the sandbox begins on the session's newest turn. What is done in it becomes
+a turn when it is removed or stopped, when its time is up, or with turn sandbox commit:
+each command is a step of the turn's document.
 
 A sandbox with secrets is forked only with --with-secrets. The network modes record and
 replay are for turns. SIZE is a number with a unit, such as 512MiB or 2GiB. Substrates are
@@ -49,6 +57,7 @@ func (c *sandboxCreateCmd) Examples() []string {
 	return []string{
 		"turn sandbox create",
 		"turn sandbox create --name box --image python:3.12 --ttl 8h",
+		"turn sandbox create --session research",
 	}
 }
 
@@ -57,7 +66,11 @@ func (c *sandboxCreateCmd) Examples() []string {
 func (c *sandboxCreateCmd) spec(base turnstone.Shape) sandboxes.Spec {
 	f := flags.ForSandbox{CPUs: c.CPUs, Memory: c.Memory, Disk: c.Disk,
 		ForNetwork: c.ForNetwork, Env: c.Env}
-	return sandboxes.Spec{Name: c.Name, Image: c.Image, Env: f.Environ(), Shape: f.Shape(base),
+	image := c.Image
+	if c.Session == "" {
+		image = cmp.Or(image, executor.DefaultImage)
+	}
+	return sandboxes.Spec{Name: c.Name, Image: image, Session: c.Session, Branch: c.Branch, Env: f.Environ(), Shape: f.Shape(base),
 		Substrate: c.Substrate, TTL: c.TTL}
 }
 
@@ -71,31 +84,26 @@ func (c *sandboxCreateCmd) Validate() error {
 
 // Run creates the sandbox.
 func (c *sandboxCreateCmd) Run(a *cli.App) error {
-	h, err := a.StateDir()
+	s, err := a.OpenSandboxes(context.Background())
 	if err != nil {
 		return err
 	}
-	x, err := a.Open(context.Background())
+	base, err := s.Shape(context.Background(), c.Image, c.On())
 	if err != nil {
 		return err
 	}
-	spec := c.spec(x.Shape(c.Image))
+	spec := c.spec(base)
 	if spec.Secrets, err = flags.ReadSecrets(c.Secret); err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
 	if spec.Network, err = c.ForNetwork.Spec(); err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
-	if c.On() == nil && spec.Shape.Network {
-		if spec.Shape.Network, err = x.DefaultNetwork(); err != nil {
-			return cli.Fail(err)
-		}
-	}
 	p := a.Progress(c.Quiet, 0)
 	ctx, stop := cli.Interruptible(func(s string) { p.Say("turn: %s", s) }, cli.ExitAborted)
 	defer stop()
 	began := time.Now()
-	i, err := a.Sandboxes(h).Create(ctx, spec, p.Preparing)
+	i, err := s.Create(ctx, spec, p.Preparing)
 	p.Close()
 	var sig cli.Interruption
 	switch {
@@ -136,7 +144,7 @@ func (c *sandboxHoldCmd) Run(a *cli.App) error {
 		return cli.Exit(cli.ExitUsage, turnstone.Errorf("usage", turnstone.KindInvalid, "",
 			"only turn itself starts this command").WithHint("use turn sandbox create"))
 	}
-	err = a.Sandboxes(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(a), a.Stdin, reports, log)
+	err = a.Store(h).Hold(ctx, turnstone.SandboxID(c.ID), opener(a), a.Stdin, reports, log)
 	if err != nil {
 		return cli.Exit(cli.CodeOf(err), nil) // it is in the log
 	}
@@ -148,7 +156,7 @@ func opener(a *cli.App) sandboxes.Opener {
 	return func(
 		ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec, progress func(string),
 	) (sandboxes.Machine, sandboxes.Details, error) {
-		x, err := a.Open(ctx)
+		x, err := a.OpenLocal(ctx)
 		if err != nil {
 			return nil, sandboxes.Details{}, err
 		}

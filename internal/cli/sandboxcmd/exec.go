@@ -25,6 +25,7 @@ type sandboxExecCmd struct {
 	Terminal bool           `short:"t" help:"Give the command a terminal."`
 	Detach   bool           `short:"d" help:"Print the process name and return at once."`
 	Env      []flags.EnvVar `help:"Set an environment variable (repeatable)." placeholder:"K=V" sep:"none"`
+	Secret   []string       `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
 	Cwd      string         `help:"Run in this directory (default: the template's)." placeholder:"DIR"`
 	User     string         `help:"Run as USER[:GROUP] (default: the template's, or root)." placeholder:"USER"`
 	Timeout  *time.Duration `help:"Kill the command after this time, such as 90s or 10m." placeholder:"TIME"`
@@ -76,11 +77,10 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	if err != nil {
 		return err
 	}
-	h, err := a.StateDir()
+	s, err := a.OpenSandboxes(context.Background())
 	if err != nil {
 		return cli.Exit(cli.ExitExec, err)
 	}
-	s := a.Sandboxes(h)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if c.Timeout != nil {
@@ -94,6 +94,9 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	}
 	env := (&flags.ForSandbox{Env: c.Env}).Environ()
 	cmd := sandboxes.Command{Argv: argv, Cwd: c.Cwd, User: c.User, Env: env}
+	if cmd.Secrets, err = flags.ReadSecrets(c.Secret); err != nil {
+		return cli.Exit(cli.ExitUsage, err)
+	}
 	if c.Terminal {
 		cmd.Terminal = terminalSize(a)
 		isTerm := func(e string) bool { return strings.HasPrefix(e, "TERM=") }
@@ -131,7 +134,7 @@ var errTimeUp = errors.New("the time is up")
 // attached runs a command that uses this process's streams; its outputs go to captured, if that is
 // not nil.
 func (c *sandboxExecCmd) attached(
-	ctx context.Context, a *cli.App, s *sandboxes.Store, id turnstone.SandboxID,
+	ctx context.Context, a *cli.App, s cli.SandboxCommands, id turnstone.SandboxID,
 	cmd sandboxes.Command, captured *cli.CapturedCommand, cancel context.CancelCauseFunc,
 ) (wire.ProcessExit, error) {
 	cmd.Stdout = terminal.NewSink(a.Stdout, nil, cancel)
@@ -205,7 +208,7 @@ func terminalSize(a *cli.App) *wire.ProcessTerminal {
 // resizes returns each new size of the terminal, until ctx ends.
 func resizes(a *cli.App, ctx context.Context) <-chan wire.ProcessTerminal {
 	changed, sizes := make(chan os.Signal, 1), make(chan wire.ProcessTerminal)
-	signal.Notify(changed, syscall.SIGWINCH)
+	notifyResize(changed)
 	go func() {
 		defer signal.Stop(changed)
 		for {

@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 type sandboxExposeCmd struct {
@@ -53,7 +52,7 @@ func (c *sandboxExposeCmd) Examples() []string {
 
 // Run forwards connections.
 func (c *sandboxExposeCmd) Run(a *cli.App) error {
-	err := a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	err := a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err

@@ -55,7 +55,7 @@ func (c *sandboxForkCmd) Validate() error {
 
 // Run makes the clones.
 func (c *sandboxForkCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err

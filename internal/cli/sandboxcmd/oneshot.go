@@ -78,7 +78,10 @@ func (c *ExecCmd) Run(a *cli.App) error {
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
-	x, err := a.Open(context.Background())
+	if err := a.OnlyHere("exec"); err != nil {
+		return cli.Exit(cli.ExitExec, err)
+	}
+	x, err := a.OpenLocal(context.Background())
 	if err != nil {
 		return cli.Exit(cli.ExitExec, err)
 	}

@@ -11,7 +11,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -22,7 +21,7 @@ type sandboxPsCmd struct {
 
 // Run lists the processes that were started in the sandbox.
 func (c *sandboxPsCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err

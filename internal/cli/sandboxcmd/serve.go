@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone/internal/cdp"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 type sandboxServeCmd struct {
@@ -49,7 +48,7 @@ func (c *sandboxServeCmd) Validate() error {
 
 // Run serves until it is interrupted.
 func (c *sandboxServeCmd) Run(a *cli.App) error {
-	return a.WithSandboxes(func(ctx context.Context, s *sandboxes.Store) error {
+	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
 			return turnstone.NewError("sandbox.serve", turnstone.KindUnavailable, c.Listen, err).

@@ -38,8 +38,11 @@ func TestReport(t *testing.T) {
 	if _, err := Report(text, "17"); !errors.Is(err, errNoEnd) {
 		t.Error("a report without an end is whole")
 	}
-	if _, err := Report(text+"turnstone-agent: check 17 ends", "17"); !errors.Is(err, errNoEnd) {
+	if _, err := Report(text+"turnstone-agent: check 17 end", "17"); !errors.Is(err, errNoEnd) {
 		t.Error("a report whose last line is cut is whole")
+	}
+	if _, err := Report(text+"turnstone-agent: check 17 ends", "17"); err != nil {
+		t.Errorf("a report without its last line feed: %v", err)
 	}
 }
 

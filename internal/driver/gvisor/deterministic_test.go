@@ -1,7 +1,10 @@
 package gvisor
 
 import (
+	"bytes"
+	"context"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
+	"turnstone.dev/turnstone/wire"
 )
 
 // TestDeterministic: the same seed and clock give the same bytes, also on a busy host.
@@ -68,4 +72,47 @@ func TestDeterministicShownTime(t *testing.T) {
 		print $now == shown() ? "stands still" : ""'`); got != "" || exit.ExitCode != 0 {
 		t.Errorf("deterministic: %q, exit code %d", got, exit.ExitCode)
 	}
+}
+
+// TestDeterministicRestless: a process that an earlier step left behind, and that never waits, does
+// not keep the next step from sleeping, and the clock is the same each time.
+func TestDeterministicRestless(t *testing.T) {
+	h := turntest.Home(t)
+	s, m := newSubstrate(t, h), testMachine(t, h)
+	m.Determinism = &substrate.Determinism{Clock: time.Unix(1767225600, 0)}
+	for name, script := range map[string]string{
+		"output":   "yes >/proc/self/fd/1 &",
+		"calls":    "yes >/dev/null &",
+		"pipe":     "yes | cat >/dev/null &",
+		"programs": "while :; do /bin/true; done &",
+		"computes": "while :; do :; done &",
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := restless(t, s, m, script)
+			if again := restless(t, s, m, script); again != first {
+				t.Errorf("first: %.200s\nagain: %.200s", first, again)
+			}
+			if n := strings.Count(first, "\n"); n != 2 {
+				t.Errorf("%d lines: %.200s", n, first)
+			}
+		})
+	}
+}
+
+// restless runs script in a new sandbox, and returns the output of a step after it, which sleeps.
+func restless(t *testing.T, s *Substrate, m substrate.Machine, script string) string {
+	t.Helper()
+	vm, client := substratetest.Clone(t, s, m, nil)
+	defer vm.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	var out bytes.Buffer
+	for _, step := range []string{script, "date +%s.%N; sleep 1; date +%s.%N"} {
+		out.Reset()
+		if _, err := client.Execute(ctx, wire.ShellExecuteParams{}, step, wire.Stdio{Out: &out},
+			nil); err != nil {
+			t.Fatalf("%s: %v", step, err)
+		}
+	}
+	return out.String()
 }

@@ -20,7 +20,9 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/files"
+	"turnstone.dev/turnstone/internal/guest/journal"
 	"turnstone.dev/turnstone/internal/guest/process"
+	"turnstone.dev/turnstone/internal/guest/record"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -71,7 +73,7 @@ func defaultEnv() []string {
 // procFDs is the directory in which a process finds its open files as paths.
 const procFDs = "/proc/self/fd/"
 
-// maxConns bounds the connections of one agent.
+// maxConns bounds the connections of one agent, without channels.
 const maxConns = 64
 
 // An Agent answers the commands of any number of connections. It is safe for
@@ -82,9 +84,15 @@ type Agent struct {
 	procs       *process.Table
 	shell       *shell
 	files       *files.Files
-	journal     *journal
-	configuring atomic.Bool // Sandbox.configure runs, or has succeeded
+	journal     *journal.Journal
+	activity    *activity
+	records     *record.Table
+	lingers     lingers
+	channels    *channels
+	remote      *wire.Dispatcher // for channels, whose clients are not the host
+	configuring atomic.Bool      // Sandbox.configure runs, or has succeeded
 	configured  atomic.Bool
+	fresh       atomic.Bool // random numbers are the sandbox's own, and secret
 	freezing    sync.Mutex
 	frozen      atomic.Bool // between State.freeze and State.thaw
 	renewing    sync.Mutex
@@ -94,6 +102,7 @@ type Agent struct {
 
 	mu      sync.Mutex
 	clients map[*wire.Conn]*client
+	opening map[wire.LinkStream]struct{} // streams that are not connections yet
 	wg      sync.WaitGroup
 }
 
@@ -111,8 +120,11 @@ func New(opt Options) (*Agent, error) {
 	if opt.FDs == "" {
 		opt.FDs = procFDs
 	}
-	a := &Agent{opt: opt, journal: newJournal(), clients: make(map[*wire.Conn]*client)}
+	a := &Agent{opt: opt, journal: journal.New(), activity: newActivity(), records: record.NewTable(),
+		clients: make(map[*wire.Conn]*client), opening: make(map[wire.LinkStream]struct{})}
+	a.channels = newChannels(a)
 	a.configured.Store(opt.Configure == nil)
+	a.fresh.Store(opt.Configure == nil)
 	var err error
 	a.files = files.NewFiles(opt.Chroot, opt.FDs,
 		func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
@@ -128,12 +140,12 @@ func New(opt Options) (*Agent, error) {
 	if a.shell, err = newShell(a); err != nil {
 		return nil, errors.Join(err, a.procs.Close())
 	}
-	a.dispatcher = a.dispatch()
+	a.dispatcher, a.remote = a.dispatch(a.gate), a.dispatch(a.remoteGate)
 	return a, nil
 }
 
 // dispatch maps each command to its handler.
-func (a *Agent) dispatch() *wire.Dispatcher {
+func (a *Agent) dispatch(gate func(method string) error) *wire.Dispatcher {
 	d := wire.NewDispatcher()
 	wire.RegisterSandbox(d, &sandbox{a})
 	wire.RegisterProcess(d, &processes{a})
@@ -141,8 +153,8 @@ func (a *Agent) dispatch() *wire.Dispatcher {
 	wire.RegisterFileSystem(d, files.NewServer(a.files))
 	wire.RegisterState(d, a.shell)
 	wire.RegisterTrace(d, a.journal)
-	d.Gate = a.gate
-	d.Observe = a.journal.observe
+	d.Gate = gate
+	d.Observe = a.journal.Observe
 	if a.opt.Script != nil {
 		d.Around = a.opt.Script.Around
 	}
@@ -208,10 +220,64 @@ func (a *Agent) serveLink(ctx context.Context, p *wire.Port,
 			}
 			return false, err
 		}
-		if c := a.ServeConn(s); c == nil {
-			_ = s.Close()
-		}
+		a.accept(s)
 	}
+}
+
+// accept serves a stream of the link in the background: as a channel if it begins like one, and
+// otherwise as a connection of the host.
+func (a *Agent) accept(s wire.LinkStream) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.full() {
+		_ = s.Close()
+		return
+	}
+	a.opening[s] = struct{}{}
+	a.wg.Go(func() {
+		stream, release, d, err := a.open(s)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.opening, s)
+		if err != nil {
+			release()
+			_ = s.Close()
+			return
+		}
+		a.serve(stream, d, release)
+	})
+}
+
+// open waits for a stream's first byte and, if the stream is a channel, for its handshake. It
+// returns the stream of the connection, and the commands that its client may use.
+func (a *Agent) open(s wire.LinkStream) (stream io.ReadWriteCloser, release func(),
+	d *wire.Dispatcher, err error) {
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(s, first); err != nil {
+		return nil, func() {}, nil, err
+	}
+	whole := &begun{LinkStream: s, first: first}
+	if first[0] != channelByte {
+		return whole, func() {}, a.dispatcher, nil
+	}
+	conn, release, err := a.channels.accept(whole)
+	return conn, release, a.remote, err
+}
+
+// A begun is a stream whose first bytes were read already.
+type begun struct {
+	wire.LinkStream
+	first []byte
+}
+
+// Read implements io.Reader.
+func (b *begun) Read(p []byte) (int, error) {
+	if len(b.first) == 0 {
+		return b.LinkStream.Read(p)
+	}
+	n := copy(p, b.first)
+	b.first = b.first[n:]
+	return n, nil
 }
 
 // hungUp reports whether the host closed the port. The error depends on the kind of port, and on
@@ -231,13 +297,25 @@ func hungUp(err error) bool {
 func (a *Agent) ServeConn(stream io.ReadWriteCloser) *wire.Conn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.clients) >= maxConns {
+	if a.full() {
 		return nil
 	}
-	c := wire.NewConn(stream, wire.Options{Dispatcher: a.dispatcher})
+	return a.serve(stream, a.dispatcher, func() {})
+}
+
+// full reports whether there are too many connections, without channels. a.mu is held.
+func (a *Agent) full() bool {
+	return len(a.clients)+len(a.opening)-a.channels.count() >= maxConns
+}
+
+// serve is ServeConn for the commands of d. It calls release after the connection's end. a.mu is
+// held.
+func (a *Agent) serve(stream io.ReadWriteCloser, d *wire.Dispatcher, release func()) *wire.Conn {
+	c := wire.NewConn(stream, wire.Options{Dispatcher: d})
 	cl := newClient(a, c)
 	a.clients[c] = cl
 	a.wg.Go(func() {
+		defer release()
 		<-c.Done()
 		cl.close()
 		c.Wait()
@@ -265,6 +343,9 @@ func (a *Agent) client(c *wire.Conn) *client {
 // hangUp ends all connections.
 func (a *Agent) hangUp() {
 	a.mu.Lock()
+	for s := range a.opening {
+		s.Abort()
+	}
 	for c := range a.clients {
 		_ = c.Close()
 	}

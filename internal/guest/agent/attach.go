@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/guest/files"
 	"turnstone.dev/turnstone/internal/guest/process"
+	"turnstone.dev/turnstone/internal/guest/record"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -68,15 +69,16 @@ func (cl *client) killWith(p *process.Process) {
 
 // An attachment sends a process's output, and then its end, to a connection.
 type attachment struct {
-	cl     *client
-	p      *process.Process
-	step   *step // nil: a plain process
-	owner  bool  // the connection started the process, which waits for it
-	ctx    context.Context
-	cancel context.CancelFunc
-	outs   [2]*delivery
-	left   sync.Once
-	ended  chan struct{} // closed when nothing more is sent
+	cl       *client
+	p        *process.Process
+	step     *step // nil: a plain process
+	rank     process.Rank
+	recorded *record.Command // the connection records the command; nil: it does not
+	ctx      context.Context
+	cancel   context.CancelFunc
+	outs     [2]*delivery
+	left     sync.Once
+	ended    chan struct{} // closed when nothing more is sent
 }
 
 // wanted is a client's request for one output.
@@ -89,7 +91,7 @@ type wanted struct {
 // attachAgain attaches the connection to a process, and replaces the connection's previous
 // attachment to it.
 func (cl *client) attachAgain(ctx context.Context, p *process.Process,
-	want [2]wanted) (*attachment, error) {
+	want [2]wanted, rank process.Rank) (*attachment, error) {
 	const op = wire.MethodProcessAttach
 	cl.mu.Lock()
 	_, busy := cl.changing[p]
@@ -108,28 +110,35 @@ func (cl *client) attachAgain(ctx context.Context, p *process.Process,
 		delete(cl.changing, p)
 	}()
 	var st *step
-	owner := false
 	if old := cl.detach(ctx, p); old != nil {
-		st, owner = old.step, old.owner
+		st, rank = old.step, max(rank, old.rank)
+	}
+	rec := cl.a.records.Of(cl.c, p)
+	if rec != nil {
+		rank = process.Recorder
 	}
 	if ctx.Err() != nil { // the previous attachment may still be sending
 		return nil, turnstone.NewError(op, turnstone.KindCanceled, p.ID, context.Cause(ctx))
 	}
-	return cl.attach(p, st, owner, want)
+	at, err := cl.attach(p, st, rank, want)
+	if err == nil {
+		at.recorded = rec
+	}
+	return at, err
 }
 
 // attach attaches the connection to a process that it is not attached to. Nothing is sent before
 // begin.
-func (cl *client) attach(p *process.Process, st *step, owner bool,
+func (cl *client) attach(p *process.Process, st *step, rank process.Rank,
 	want [2]wanted) (*attachment, error) {
 	const op = wire.MethodProcessAttach
-	at := &attachment{cl: cl, p: p, step: st, owner: owner, ended: make(chan struct{})}
+	at := &attachment{cl: cl, p: p, step: st, rank: rank, ended: make(chan struct{})}
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	switch {
 	case cl.closed:
 		return nil, turnstone.Errorf(op, turnstone.KindDead, "connection", "it has ended")
-	case len(cl.attached) >= maxAttached:
+	case len(cl.attached) >= maxAttached && rank != process.Recorder:
 		return nil, turnstone.NewError(op, turnstone.KindExhausted,
 			"processes that this connection is attached to",
 			nil).WithHint("detach from some with Process.detach, or open another connection")
@@ -169,6 +178,9 @@ func (at *attachment) leave() { at.left.Do(at.p.Detach) }
 func (at *attachment) begin() {
 	at.cl.c.Go(func() {
 		defer at.end()
+		if at.recorded != nil && at.recorded.Begun(at.ctx, at.cl.c) != nil {
+			at.cancel()
+		}
 		var wg sync.WaitGroup
 		for _, d := range at.outs {
 			wg.Go(d.run)
@@ -183,6 +195,10 @@ func (at *attachment) begin() {
 			return
 		}
 		at.leave()
+		if at.recorded != nil {
+			at.recorded.Ended(at.ctx, at.cl.c, at.p, *wireExit(at.p.Exit()))
+			return
+		}
 		if at.step != nil {
 			at.step.tell(at.ctx, at.cl.c)
 			return
@@ -203,6 +219,9 @@ func (at *attachment) end() {
 		delete(at.cl.attached, at.p)
 	}
 	at.cl.mu.Unlock()
+	if l := at.cl.a.lingers.get(at.p); l != nil {
+		l.left(at)
+	}
 	close(at.ended)
 }
 
@@ -253,7 +272,7 @@ func newDelivery(at *attachment, fd int, w wanted) (*delivery, error) {
 			return nil, Invalid(wire.MethodProcessAttach, string(d.name),
 				"the offset is beyond what there is so far")
 		}
-		d.reader, d.offset = l.Attach(at.ctx, w.from, at.owner)
+		d.reader, d.offset = l.Attach(at.ctx, w.from, at.rank)
 		if d.reader == nil {
 			return nil, turnstone.Errorf(wire.MethodProcessAttach, turnstone.KindExhausted, at.p.ID,
 				"too many connections are attached to it").WithHint("detach some")

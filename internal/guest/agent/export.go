@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/guest/files"
+	"turnstone.dev/turnstone/internal/guest/scan"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -121,10 +122,10 @@ func exportDir(ctx context.Context, dir int, fds string, w io.Writer) (entries i
 	if err := unix.Fstatfs(dir, &fs); err == nil {
 		e.room = int64(fs.Blocks) * fs.Bsize
 	}
-	scan := newScanner(ctx, dir, fds)
-	defer scan.close()
+	found := scan.New(ctx, dir, fds)
+	defer found.Close()
 	for {
-		batch, err := scan.next()
+		batch, err := found.Next()
 		if err != nil {
 			return e.entries, err
 		}
@@ -133,7 +134,7 @@ func exportDir(ctx context.Context, dir int, fds string, w io.Writer) (entries i
 		}
 		for i, f := range batch {
 			if err := e.entry(f); err != nil {
-				closeAll(batch[i:])
+				scan.CloseAll(batch[i:])
 				return e.entries, err
 			}
 		}
@@ -163,36 +164,36 @@ type exporter struct {
 const maxHoles = 64 << 30
 
 // entry writes one file, and closes it.
-func (e *exporter) entry(f *scanned) error {
-	defer f.close()
+func (e *exporter) entry(f *scan.File) error {
+	defer f.Close()
 	if err := e.ctx.Err(); err != nil {
 		return context.Cause(e.ctx)
 	}
-	if len(f.path) > longestPath {
+	if len(f.Path) > longestPath {
 		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted,
-			"/"+brief.Clip(f.path, 100),
+			"/"+brief.Clip(f.Path, 100),
 			"directories are nested so deep that a path has more than 64 KiB").
 			WithHint("remove the directory before the turn ends")
 	}
-	h := &tar.Header{Name: f.path, Format: tar.FormatPAX, Mode: int64(f.st.Mode & 0o7777),
-		Uid: int(f.st.Uid), Gid: int(f.st.Gid),
-		ModTime: time.Unix(f.st.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.xattrs))}
+	h := &tar.Header{Name: f.Path, Format: tar.FormatPAX, Mode: int64(f.Stat.Mode & 0o7777),
+		Uid: int(f.Stat.Uid), Gid: int(f.Stat.Gid),
+		ModTime: time.Unix(f.Stat.Mtim.Unix()), PAXRecords: make(map[string]string, 1+len(f.Xattrs))}
 	e.entries++
-	kind := f.st.Mode & unix.S_IFMT
+	kind := f.Stat.Mode & unix.S_IFMT
 	// a socket is useless without its process, but hides the files below it
 	if kind == unix.S_IFSOCK {
-		kind, f.st.Rdev, f.st.Nlink, f.xattrs = unix.S_IFCHR, 0, 1, nil
+		kind, f.Stat.Rdev, f.Stat.Nlink, f.Xattrs = unix.S_IFCHR, 0, 1, nil
 	}
-	whiteout := kind == unix.S_IFCHR && f.st.Rdev == 0
-	if f.st.Nlink > 1 && kind != unix.S_IFDIR && !whiteout {
-		id := diskFile{uint64(f.st.Dev), f.st.Ino}
+	whiteout := kind == unix.S_IFCHR && f.Stat.Rdev == 0
+	if f.Stat.Nlink > 1 && kind != unix.S_IFDIR && !whiteout {
+		id := diskFile{uint64(f.Stat.Dev), f.Stat.Ino}
 		if first, ok := e.names[id]; ok {
 			h.Typeflag, h.Linkname = tar.TypeLink, first
 			h.PAXRecords = nil
 			return e.out.WriteHeader(h)
 		}
-		e.names[id] = f.path
-		h.PAXRecords[recordLinks] = strconv.FormatUint(uint64(f.st.Nlink), 10)
+		e.names[id] = f.Path
+		h.PAXRecords[recordLinks] = strconv.FormatUint(uint64(f.Stat.Nlink), 10)
 	}
 	if err := addXattrs(h, f); err != nil {
 		return err
@@ -204,7 +205,7 @@ func (e *exporter) entry(f *scanned) error {
 		h.Typeflag = tar.TypeDir
 		h.Name += "/"
 	case unix.S_IFLNK:
-		h.Typeflag, h.Linkname = tar.TypeSymlink, f.target
+		h.Typeflag, h.Linkname = tar.TypeSymlink, f.Target
 	case unix.S_IFIFO:
 		h.Typeflag = tar.TypeFifo
 	case unix.S_IFCHR, unix.S_IFBLK:
@@ -212,9 +213,9 @@ func (e *exporter) entry(f *scanned) error {
 		if kind == unix.S_IFBLK {
 			h.Typeflag = tar.TypeBlock
 		}
-		h.Devmajor, h.Devminor = int64(unix.Major(f.st.Rdev)), int64(unix.Minor(f.st.Rdev))
+		h.Devmajor, h.Devminor = int64(unix.Major(f.Stat.Rdev)), int64(unix.Minor(f.Stat.Rdev))
 	default:
-		return fmt.Errorf("%s: a file of the kind %#o", f.path, kind)
+		return fmt.Errorf("%s: a file of the kind %#o", f.Path, kind)
 	}
 	return e.out.WriteHeader(h)
 }
@@ -231,18 +232,18 @@ const (
 	recordMore = "TURNSTONE.more"
 )
 
-func addXattrs(h *tar.Header, f *scanned) error {
+func addXattrs(h *tar.Header, f *scan.File) error {
 	total := 0
-	for _, x := range f.xattrs {
-		if total += 2*len(x.name) + len(x.value) + 64; total > maxHeader {
-			return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path,
+	for _, x := range f.Xattrs {
+		if total += 2*len(x.Name) + len(x.Value) + 64; total > maxHeader {
+			return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.Path,
 				"extended attributes of more than 768 KiB").
 				WithHint("remove some of the file's extended attributes before the turn ends")
 		}
-		if strings.Contains(x.name, "=") {
-			h.PAXRecords[recordHex+hex.EncodeToString([]byte(x.name))] = string(x.value)
+		if strings.Contains(x.Name, "=") {
+			h.PAXRecords[recordHex+hex.EncodeToString([]byte(x.Name))] = string(x.Value)
 		} else {
-			h.PAXRecords[recordXattr+x.name] = string(x.value)
+			h.PAXRecords[recordXattr+x.Name] = string(x.Value)
 		}
 	}
 	return nil
@@ -258,35 +259,35 @@ const (
 
 // file writes a regular file. A file that changes meanwhile, which normally cannot happen, is
 // truncated or filled with zeros.
-func (e *exporter) file(h *tar.Header, f *scanned) error {
-	h.Typeflag, h.Size = tar.TypeReg, f.st.Size
-	if f.data != nil {
-		h.Size = int64(len(f.data))
+func (e *exporter) file(h *tar.Header, f *scan.File) error {
+	h.Typeflag, h.Size = tar.TypeReg, f.Stat.Size
+	if f.Data != nil {
+		h.Size = int64(len(f.Data))
 		if err := e.out.WriteHeader(h); err != nil {
 			return err
 		}
-		_, err := e.out.Write(f.data)
+		_, err := e.out.Write(f.Data)
 		return err
 	}
-	if e.apparent += f.st.Size; e.apparent > e.room+maxHoles {
-		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.path,
+	if e.apparent += f.Stat.Size; e.apparent > e.room+maxHoles {
+		return turnstone.Errorf(wire.MethodStateExport, turnstone.KindExhausted, "/"+f.Path,
 			"sparse files with holes of more than 64 GiB in total").
 			WithHint("remove the largest sparse files, or make them smaller with truncate")
 	}
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
 	first := true
-	for w := range readWindows(ctx, f.fd, f.st.Size) {
+	for w := range readWindows(ctx, f.FD, f.Stat.Size) {
 		if w.err != nil {
 			return w.err
 		}
 		parts := dataParts(w.data, w.offset)
-		whole := f.st.Size == int64(len(w.data)) && len(parts) == 1 && parts[0].length == f.st.Size
+		whole := f.Stat.Size == int64(len(w.data)) && len(parts) == 1 && parts[0].length == f.Stat.Size
 		if !first && len(parts) == 0 {
 			continue
 		}
 		if !whole {
-			addParts(h, parts, f.st.Size, first)
+			addParts(h, parts, f.Stat.Size, first)
 		}
 		if err := e.out.WriteHeader(h); err != nil {
 			return err
@@ -368,7 +369,7 @@ func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 				case <-ctx.Done():
 					return
 				}
-				n, err := readAt(fd, w.data, at)
+				n, err := scan.ReadAt(fd, w.data, at)
 				clear(w.data[n:])
 				w.err = os.NewSyscallError("read", err)
 				select {
@@ -385,19 +386,4 @@ func readWindows(ctx context.Context, fd int, size int64) iter.Seq[fileWindow] {
 			free <- w.data[:cap(w.data)]
 		}
 	}
-}
-
-// readAt reads the file's content at off, up to its end or the end of b.
-func readAt(fd int, b []byte, off int64) (n int, err error) {
-	for n < len(b) {
-		k, err := unix.Pread(fd, b[n:], off+int64(n))
-		if err == unix.EINTR {
-			continue
-		}
-		if k <= 0 || err != nil {
-			return n, err
-		}
-		n += k
-	}
-	return n, nil
 }

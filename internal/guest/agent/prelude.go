@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/guest/process"
+	"turnstone.dev/turnstone/internal/guest/scan"
 )
 
 const (
@@ -123,6 +124,6 @@ func (d runDir) readCapture() ([]byte, error) {
 		return nil, errCapture
 	}
 	data := make([]byte, st.Size)
-	n, err := readAt(fd, data, 0)
+	n, err := scan.ReadAt(fd, data, 0)
 	return data[:n], err
 }

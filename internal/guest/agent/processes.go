@@ -2,8 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
-	"io"
 	"syscall"
 	"time"
 
@@ -27,6 +25,10 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 		return nil, Invalid(op, "stdin",
 			"standard input comes from a stream or from Process.write, not from both")
 	}
+	grace, err := lingerOf(p)
+	if err != nil {
+		return nil, err
+	}
 	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env,
 		Cwd: p.Cwd, User: p.User,
 		Stdin: p.Stdin || p.StdinStream != 0}
@@ -42,12 +44,18 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 	if !p.Detach {
 		spec.Before = cl.attachAtStart(ctx, nil, [2]wanted{
 			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
-			&failed)
+			grace, &failed)
 	}
+	s.a.records.Around(&wire.SandboxCommandStartedEvent{Argv: p.Argv, Env: p.Env,
+		Secrets: p.Secrets, User: p.User, Terminal: p.Terminal != nil}, &spec, s.a.attachRecorder)
+	s.a.activity.begin()
+	spec.Ended = s.a.activity.end
 	proc, err := s.a.procs.Start(spec)
-	if err == nil {
-		err = unattached(c, proc, failed)
+	if err != nil {
+		s.a.activity.end()
+		return nil, err
 	}
+	err = unattached(c, proc, failed)
 	if err != nil {
 		return nil, err
 	}
@@ -55,9 +63,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 		cl.killWith(proc)
 	}
 	if p.StdinStream != 0 {
-		if r, err := c.Receiver(p.StdinStream); err == nil {
-			c.Go(func() { feed(c, proc, r) })
-		}
+		s.feedFirst(c, proc, p.StdinStream)
 	}
 	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.Number())}, nil
 }
@@ -65,15 +71,21 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 // attachAtStart returns a function that attaches to a process before any of its output is read.
 // Sending begins after the answer to the command.
 func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted,
-	failed *error) func(*process.Process) {
+	grace time.Duration, failed *error) func(*process.Process) {
 	return func(p *process.Process) {
 		if st != nil {
 			st.p = p
 		}
-		at, err := cl.attach(p, st, true, want)
+		if grace > 0 {
+			cl.a.lingers.add(cl.a, p, grace)
+		}
+		at, err := cl.attach(p, st, process.Owner, want)
 		if err != nil {
 			*failed = err
 			return
+		}
+		if l := cl.a.lingers.get(p); l != nil {
+			l.arrived(at)
 		}
 		wire.AfterReply(ctx, at.begin)
 	}
@@ -89,33 +101,6 @@ func unattached(c *wire.Conn, p *process.Process, failed error) error {
 	return failed
 }
 
-// feed copies a stream to a process's standard input. The stream's end closes standard input; if
-// the stream is reset, or its connection is lost, standard input stays open.
-func feed(c *wire.Conn, p *process.Process, r *wire.Receiver) {
-	fed := make(chan struct{})
-	defer close(fed)
-	c.Go(func() {
-		select {
-		case <-p.Exited(): // tell the client that there is no reader
-		case <-fed:
-		}
-		_ = r.Close()
-	})
-	buf := make([]byte, wire.MaxChunk)
-	for {
-		n, err := r.Read(buf)
-		if n > 0 && p.Write(c.Context(), buf[:n]) != nil {
-			return
-		}
-		if errors.Is(err, io.EOF) {
-			_ = p.CloseStdin(c.Context())
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
 // Attach implements Process.attach.
 func (s *processes) Attach(ctx context.Context, c *wire.Conn,
 	p *wire.ProcessAttachParams) (*wire.ProcessAttachResult, error) {
@@ -123,14 +108,28 @@ func (s *processes) Attach(ctx context.Context, c *wire.Conn,
 	if err != nil {
 		return nil, err
 	}
-	at, err := s.a.client(c).attachAgain(ctx, proc, [2]wanted{
-		{p.StdoutOffset, p.StdoutStream, p.Window}, {p.StderrOffset, p.StderrStream, p.Window}})
+	want := [2]wanted{
+		{p.StdoutOffset, p.StdoutStream, p.Window}, {p.StderrOffset, p.StderrStream, p.Window}}
+	var at *attachment
+	switch {
+	case p.TakeOver:
+		at, err = s.takeOver(ctx, c, proc, p, want)
+	case p.StdinStream != 0:
+		err = Invalid(wire.MethodProcessAttach, "stdinStream", "it needs takeOver")
+	default:
+		at, err = s.a.client(c).attachAgain(ctx, proc, want, process.Follower)
+	}
 	if err != nil {
 		return nil, err
 	}
+	res := &wire.ProcessAttachResult{Process: *wireInfo(proc),
+		StdoutOffset: at.outs[0].offset, StderrOffset: at.outs[1].offset}
 	wire.AfterReply(ctx, at.begin)
-	return &wire.ProcessAttachResult{Process: *wireInfo(proc),
-		StdoutOffset: at.outs[0].offset, StderrOffset: at.outs[1].offset}, nil
+	if p.TakeOver {
+		res.StdinOffset = proc.Accepted()
+		s.feedOn(c, proc, p.StdinStream)
+	}
+	return res, nil
 }
 
 // Detach implements Process.detach.

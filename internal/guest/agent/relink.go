@@ -49,6 +49,9 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn,
 	if err == nil {
 		err = port.Expect(p.Marker)
 	}
+	if err == nil {
+		a.channels.erase()
+	}
 	if err != nil {
 		err = errors.Join(err, a.letGo())
 		a.suspended.Store(false)
@@ -104,6 +107,9 @@ func (s *sandbox) Renew(_ context.Context, _ *wire.Conn,
 	res, err := a.opt.Renew(p)
 	if err != nil {
 		return nil, err
+	}
+	if !res.Reseeded {
+		a.fresh.Store(false)
 	}
 	if a.suspended.Load() || a.held.Load() {
 		if err := a.letGo(); err != nil {

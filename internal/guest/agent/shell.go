@@ -127,9 +127,11 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn,
 	if err := s.enqueue(len(p.Script)); err != nil {
 		return nil, err
 	}
+	s.a.activity.begin()
 	err := s.take(ctx, op)
 	s.dequeue(len(p.Script))
 	if err != nil {
+		s.a.activity.end()
 		return nil, err
 	}
 	var failed error
@@ -143,11 +145,14 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn,
 		cl := s.a.client(c)
 		attach := cl.attachAtStart(ctx, st, [2]wanted{
 			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
-			&failed)
+			0, &failed)
 		spec.Before = func(pr *process.Process) {
 			st.rec.Started(s.a.traced(pr))
 			attach(pr)
 		}
+		s.a.records.Around(&wire.SandboxCommandStartedEvent{Script: string(script),
+			Language: string(p.Language), Name: p.Name, Env: p.Env, Secrets: p.Secrets,
+			User: p.User}, &spec, s.a.attachRecorder)
 		if _, err = s.a.procs.Start(spec); err != nil {
 			st.rec.Finish(-1)
 		} else if p.KillOnDisconnect {
@@ -159,6 +164,7 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn,
 			s.tidy(st)
 		}
 		s.give()
+		s.a.activity.end()
 		return nil, err
 	}
 	s.wg.Go(st.finish)

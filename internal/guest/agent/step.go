@@ -53,6 +53,7 @@ func (st *step) finish() {
 	s.mu.Unlock()
 	s.tidy(st)
 	s.give()
+	s.a.activity.end()
 }
 
 // capture returns the state that the step's shell left for the next step.

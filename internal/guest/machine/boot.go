@@ -85,6 +85,7 @@ func boot() error {
 		// kernel messages would interleave with the report's lines
 		_, _ = unix.Klogctl(unix.SYSLOG_ACTION_CONSOLE_OFF, nil)
 		runningKernel.report(nonce, is, consoleLog)
+		drainConsole()
 		return nil
 	}
 	if mounts != nil {
@@ -432,6 +433,14 @@ func consoleLog(line string) {
 		defer f.Close()
 	}
 	_, _ = f.WriteString("turnstone-agent: " + line + "\n")
+}
+
+// drainConsole waits until the console has sent its output.
+func drainConsole() {
+	if f, err := os.OpenFile("/dev/console", os.O_WRONLY|unix.O_NOCTTY, 0); err == nil {
+		_ = unix.IoctlSetInt(int(f.Fd()), unix.TCSBRK, 1) // tcdrain(3)
+		_ = f.Close()
+	}
 }
 
 // powerOff ends the machine. The host configures it so that a reboot ends it.

@@ -65,10 +65,20 @@ func (p *chunks) put(b []byte) {
 	}
 }
 
+// A Rank says whether a writer waits for a reader.
+type Rank int
+
+// The ranks of readers.
+const (
+	Follower Rank = iota // only if it is the first
+	Owner                // unless another owner came later
+	Recorder             // always
+)
+
 // A Log keeps the newest bytes of an output stream, in order, with offsets from its beginning. A
-// single goroutine writes; any number of Readers read. While the first reader is behind by the
-// bound, the writer waits; the others do not block it and lose dropped bytes. Without readers the
-// oldest bytes are dropped.
+// single goroutine writes; any number of Readers read. While the first reader, or a recorder, is
+// behind by the bound, the writer waits; the others do not block it and lose dropped bytes. Without
+// readers the oldest bytes are dropped.
 type Log struct {
 	pool *chunks
 	keep int64
@@ -81,12 +91,39 @@ type Log struct {
 	ended   bool     // no more bytes will arrive
 	hurried bool     // the writer no longer waits for readers
 	readers []*Reader
+
+	lag  int64 // bytes that are kept before the first reader; -1: no reader is waited for
+	away bool  // the first reader has left, and the writer waits for another
+	left int64 // where it has left
 }
 
 func newLog(pool *chunks, keep int64) *Log {
-	l := &Log{pool: pool, keep: keep}
+	l := &Log{pool: pool, keep: keep, lag: -1}
 	l.changed.L = &l.mu
 	return l
+}
+
+// Hold makes the writer wait for another owner when an owner has left, and keeps lag bytes before
+// the owner's offset, which may not have arrived, as long as the budget allows. A nil Log has no
+// owner.
+func (l *Log) Hold(lag int64) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lag = lag
+}
+
+// Release reverts Hold.
+func (l *Log) Release() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lag, l.away = -1, false
+	l.changed.Broadcast()
 }
 
 // Range returns the offsets of the oldest byte that is kept and of the byte after the newest. A nil
@@ -110,10 +147,17 @@ func (l *Log) bound() int64 {
 
 // oldest returns the offset of the reader that the writer waits for. l.mu is held.
 func (l *Log) oldest() int64 {
-	if len(l.readers) > 0 {
-		return l.readers[0].off
+	at, first := l.size, true
+	if l.away { // the others are not waited for
+		at, first = l.left, false
 	}
-	return l.size
+	for _, r := range l.readers {
+		if r.recorder || first {
+			at = min(at, r.off)
+		}
+		first = first && r.recorder
+	}
+	return at
 }
 
 // room waits while the first reader is too far behind, and returns the buffer for the next bytes;
@@ -170,6 +214,9 @@ func (l *Log) wrote(n int) {
 	l.chunks[len(l.chunks)-1].n += n
 	l.size += int64(n)
 	bound, read := l.bound(), l.oldest()
+	if l.lag > 0 && bound == l.keep {
+		read -= l.lag
+	}
 	for len(l.chunks) > 1 && l.size-l.chunks[0].end() >= bound && l.chunks[0].end() <= read {
 		l.drop()
 	}
@@ -241,25 +288,28 @@ func (l *Log) forget() {
 // A Reader reads a Log from an offset on. It belongs to a single goroutine, but Close may be called
 // from any.
 type Reader struct {
-	l      *Log
-	off    int64 // of the next byte
-	pinned *chunk
-	closed bool
-	stop   func() bool
+	l        *Log
+	off      int64 // of the next byte
+	pinned   *chunk
+	recorder bool
+	owner    bool
+	closed   bool
+	stop     func() bool
 }
 
 // Attach returns a reader that begins at offset from, or at the oldest kept byte if that is later;
-// offset is the actual start. The writer waits for the first reader, or for the last reader with
-// owner. The reader is closed when ctx ends. It is nil if the log has its maximum number of
-// readers.
-func (l *Log) Attach(ctx context.Context, from int64, owner bool) (r *Reader, offset int64) {
+// offset is the actual start. rank says whether the writer waits for the reader. The reader is
+// closed when ctx ends. It is nil if the log has its maximum number of readers.
+func (l *Log) Attach(ctx context.Context, from int64, rank Rank) (r *Reader, offset int64) {
 	l.mu.Lock()
-	if len(l.readers) >= maxReaders {
+	if len(l.readers) >= maxReaders && rank != Recorder {
 		l.mu.Unlock()
 		return nil, 0
 	}
-	r = &Reader{l: l, off: min(max(from, l.first), l.size)}
-	if owner {
+	r = &Reader{l: l, off: min(max(from, l.first), l.size), recorder: rank == Recorder,
+		owner: rank == Owner}
+	if rank == Owner {
+		l.away = false
 		l.readers = append([]*Reader{r}, l.readers...)
 	} else {
 		l.readers = append(l.readers, r)
@@ -333,6 +383,9 @@ func (r *Reader) detach() {
 		return
 	}
 	r.closed = true
+	if r.owner && l.lag >= 0 && l.readers[0] == r {
+		l.away, l.left = true, r.off
+	}
 	l.readers = slices.DeleteFunc(l.readers, func(other *Reader) bool { return other == r })
 	l.changed.Broadcast()
 }

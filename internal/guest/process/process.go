@@ -33,6 +33,12 @@ type Spec struct {
 	// Before, if set, is called after the start and before any output was read: an attachment in it
 	// misses nothing.
 	Before func(*Process)
+	// Fed, if set, is called with what the process was given as its standard input. It must return
+	// quickly, and not keep data.
+	Fed func(data []byte)
+	// Ended, if set, is called once after a start, when the process has ended and before others
+	// learn of it. It must return quickly.
+	Ended func()
 
 	account *account
 }
@@ -70,6 +76,7 @@ type Process struct {
 	ready    chan struct{} // closed after the start or its failure
 	startErr error         // valid after ready
 	killed   atomic.Bool
+	fed      func(data []byte)
 	exited   chan struct{} // closed when the process has ended
 	exit     Exit          // valid after exited
 	done     chan struct{} // closed when the process has ended and its logs are complete
@@ -78,6 +85,7 @@ type Process struct {
 	closing  sync.Once
 	closedIn atomic.Bool
 	attached atomic.Int64
+	accepted atomic.Int64 // bytes of standard input
 	// the process has ended and its logs are complete; guarded by table.mu, like the next two
 	over    bool
 	retired bool // it is among the table's ended processes
@@ -101,6 +109,9 @@ func (p *Process) Number() int {
 
 // Attached returns the number of connections that take its output.
 func (p *Process) Attached() int64 { return p.attached.Load() }
+
+// Accepted returns the number of bytes that its standard input has accepted.
+func (p *Process) Accepted() int64 { return p.accepted.Load() }
 
 // Attach registers a connection that takes the process's output: meanwhile the process is not
 // forgotten, and counts as running. The error is of kind NotFound if it was already forgotten.
@@ -173,7 +184,11 @@ func (p *Process) Write(ctx context.Context, data []byte) error {
 		_ = p.stdin.SetWriteDeadline(time.Unix(1, 0))
 		close(stopped)
 	})
-	_, err := p.stdin.Write(data)
+	n, err := p.stdin.Write(data)
+	p.accepted.Add(int64(n))
+	if p.fed != nil && n > 0 {
+		p.fed(data[:n])
+	}
 	if !stop() {
 		<-stopped
 		_ = p.stdin.SetWriteDeadline(time.Time{})
@@ -258,7 +273,7 @@ func (t Terminal) check(op turnstone.Op) error {
 }
 
 // run waits for the process's end for its table.
-func (p *Process) run(status <-chan syscall.WaitStatus) {
+func (p *Process) run(status <-chan syscall.WaitStatus, ended func()) {
 	ws := <-status
 	p.exit = Exit{Code: ws.ExitStatus(), Killed: p.killed.Load(), Duration: time.Since(p.Started)}
 	if ws.Signaled() {
@@ -277,6 +292,9 @@ func (p *Process) run(status <-chan syscall.WaitStatus) {
 		l.hurry() // the rest in the pipe is the last, and the end waits for no reader
 	}
 	p.closeIn()
+	if ended != nil {
+		ended()
+	}
 	close(p.exited)
 	p.pumps.Wait()
 	p.table.hasEnded(p)

@@ -56,7 +56,7 @@ func TestLog(t *testing.T) {
 			t.Fatalf("kept %d to %d of %d with %d", first, end, len(all), keep)
 		}
 		from := rapid.Int64Range(0, end).Draw(t, "from")
-		r, offset := l.Attach(context.Background(), from, false)
+		r, offset := l.Attach(context.Background(), from, Follower)
 		if offset != max(from, first) {
 			t.Fatalf("begins at %d, want %d", offset, max(from, first))
 		}
@@ -92,7 +92,7 @@ func TestLog(t *testing.T) {
 func TestLogWaits(t *testing.T) {
 	l := newLog(newChunks(), 4*chunkSize)
 	ctx, cancel := context.WithCancel(t.Context())
-	r, _ := l.Attach(ctx, 0, false)
+	r, _ := l.Attach(ctx, 0, Follower)
 	done := make(chan struct{})
 	go func() {
 		put(l, make([]byte, 20*chunkSize))
@@ -276,8 +276,8 @@ func TestIdleIsCheap(t *testing.T) {
 // TestNextTellsLoss: the second reader blocks nothing, and learns about its loss.
 func TestNextTellsLoss(t *testing.T) {
 	l := newLog(newChunks(), chunkSize)
-	first, _ := l.Attach(t.Context(), 0, false)
-	second, _ := l.Attach(t.Context(), 0, false)
+	first, _ := l.Attach(t.Context(), 0, Follower)
+	second, _ := l.Attach(t.Context(), 0, Follower)
 	defer second.Close()
 	go func() {
 		put(l, make([]byte, 10*chunkSize))

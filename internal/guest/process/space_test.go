@@ -114,7 +114,7 @@ func useSpace(table *Table, s *Space) error {
 			return err
 		}
 		<-p.Done()
-		r, _ := p.Out[1].Attach(context.Background(), 0, false)
+		r, _ := p.Out[1].Attach(context.Background(), 0, Follower)
 		for {
 			data, _, ok := r.Next(1 << 20)
 			if !ok {

@@ -176,7 +176,7 @@ func (t *Table) reserve(s *Spec) (*Process, error) {
 		s.ID = "p" + strconv.Itoa(t.made)
 	}
 	p := &Process{ID: s.ID, Argv: shorten(s.Argv), Cwd: s.Cwd, Started: time.Now(),
-		Terminal: s.Terminal != nil, table: t,
+		Terminal: s.Terminal != nil, table: t, fed: s.Fed,
 		ready: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}),
 		writing: make(chan struct{}, 1)}
 	p.Out[1] = newLog(t.chunks, t.opt.Keep)
@@ -220,7 +220,7 @@ func (t *Table) begin(p *Process, s Spec, status <-chan syscall.WaitStatus) {
 	}
 	go func() {
 		defer t.wg.Done()
-		p.run(status)
+		p.run(status, s.Ended)
 	}()
 }
 

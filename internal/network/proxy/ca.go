@@ -32,18 +32,20 @@ type CA struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	leaf *ecdsa.PrivateKey // of all leaves, which have the same lifetime
+	at   []time.Time       // what guests' clocks show, beside the host's time
 
 	mu     sync.Mutex
 	leaves map[string]*tls.Certificate
 }
 
-// NewCA creates a certificate authority with a fresh key.
-func NewCA() (*CA, error) {
+// NewCA creates a certificate authority with a fresh key. Its certificates are valid at the host's
+// time and at the times in clocks, which a guest with a clock of its own starts at.
+func NewCA(clocks ...time.Time) (*CA, error) {
 	fail := func(err error) (*CA, error) {
 		return nil, turnstone.NewError("network.ca", turnstone.KindInternal,
 			"certificate authority", err)
 	}
-	c := &CA{leaves: map[string]*tls.Certificate{}}
+	c := &CA{leaves: map[string]*tls.Certificate{}, at: clocks}
 	var err error
 	if c.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return fail(err)
@@ -51,10 +53,10 @@ func NewCA() (*CA, error) {
 	if c.leaf, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return fail(err)
 	}
-	now := time.Now()
+	from, until := c.validity(caTime)
 	tmpl := &x509.Certificate{SerialNumber: serial(),
 		Subject:   pkix.Name{CommonName: "Turnstone sandbox", Organization: []string{"Turnstone"}},
-		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(caTime), IsCA: true,
+		NotBefore: from, NotAfter: until, IsCA: true,
 		BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &c.key.PublicKey, c.key)
@@ -65,6 +67,21 @@ func NewCA() (*CA, error) {
 		return fail(err)
 	}
 	return c, nil
+}
+
+// validity returns a time that begins before each clock shows now, and lasts for d from the last.
+func (c *CA) validity(d time.Duration) (from, until time.Time) {
+	now := time.Now()
+	from, until = now, now
+	for _, t := range c.at {
+		if t.Before(from) {
+			from = t
+		}
+		if t.After(until) {
+			until = t
+		}
+	}
+	return from.Add(-clockSlack), until.Add(d)
 }
 
 // serial returns a random serial number of 127 bits (RFC 5280, section 4.1.2.2).
@@ -89,10 +106,10 @@ func (c *CA) Leaf(host string) (*tls.Certificate, error) {
 	if l := c.leaves[host]; l != nil && time.Until(l.Leaf.NotAfter) > time.Hour {
 		return l, nil
 	}
-	now := time.Now()
+	from, until := c.validity(leafTime)
 	tmpl := &x509.Certificate{SerialNumber: serial(),
 		Subject:   pkix.Name{Organization: []string{"Turnstone"}},
-		NotBefore: now.Add(-clockSlack), NotAfter: now.Add(leafTime), BasicConstraintsValid: true,
+		NotBefore: from, NotAfter: until, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	if ip := net.ParseIP(host); ip != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 )
@@ -47,5 +48,32 @@ func TestCA(t *testing.T) {
 	}
 	if len(ca.leaves) > maxLeaves {
 		t.Errorf("%d certificates are held", len(ca.leaves))
+	}
+}
+
+// TestCAClocks checks certificates with the clock of a guest that starts elsewhere in time.
+func TestCAClocks(t *testing.T) {
+	now := time.Now()
+	for name, clock := range map[string]time.Time{"1970": time.Unix(0, 0),
+		"2026": time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
+		"2100": time.Date(2100, 12, 31, 0, 0, 0, 0, time.UTC)} {
+		t.Run(name, func(t *testing.T) {
+			ca, err := NewCA(clock)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leaf, err := ca.Leaf("api.example.com")
+			if err != nil {
+				t.Fatal(err)
+			}
+			roots := x509.NewCertPool()
+			roots.AppendCertsFromPEM(ca.PEM())
+			for _, at := range []time.Time{now, clock, clock.Add(24 * time.Hour)} {
+				if _, err := leaf.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: at,
+					DNSName: "api.example.com"}); err != nil {
+					t.Errorf("at %s: %v", at, err)
+				}
+			}
+		})
 	}
 }

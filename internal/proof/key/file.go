@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"syscall"
 
 	"golang.org/x/crypto/ssh"
 
@@ -28,20 +26,21 @@ type Passphrase func(what string) ([]byte, error)
 // there is no file, and Invalid if another user can read it, if it is not an Ed25519 key, or if the
 // passphrase is wrong. ask may be nil.
 func Load(path string, ask Passphrase) (*Signer, error) {
-	b, err := readPrivate(path)
+	b, err := ReadPrivate(path, "the key")
 	if err != nil {
 		return nil, err
 	}
 	return parsePrivate(path, b, ask)
 }
 
-// readPrivate returns the content of a file that only its owner can read.
-func readPrivate(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+// ReadPrivate returns the content of a file with a secret, such as "the key", that only its owner can
+// read, at most 64 KiB. Errors are as those of Load.
+func ReadPrivate(path, what string) ([]byte, error) {
+	f, err := openNoFollow(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, turnstone.NewError("key.load", turnstone.KindNotFound, path, err)
 	}
-	if errors.Is(err, syscall.ELOOP) {
+	if errors.Is(err, errSymlink) {
 		return nil, turnstone.Errorf("key.load", turnstone.KindInvalid, path, "is a symbolic link").
 			WithHint("name the file that it leads to")
 	}
@@ -53,21 +52,17 @@ func readPrivate(path string) ([]byte, error) {
 	if err != nil {
 		return nil, turnstone.NewError("key.load", turnstone.KindUnavailable, path, err)
 	}
-	st, _ := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
 		err = errors.New("is not a regular file")
-	case info.Mode().Perm()&0o077 != 0:
-		return nil, turnstone.Errorf("key.load", turnstone.KindInvalid, path,
-			"has mode %04o: other users can read the key", info.Mode().Perm()).
-			WithHint("chmod 600 " + path + ", and make a new key if others had access")
-	case st == nil || int(st.Uid) != os.Geteuid() && st.Uid != 0:
-		err = errors.New("belongs to another user")
 	case info.Size() > maxFile:
 		err = fmt.Errorf("has %d bytes", info.Size())
 	}
 	if err != nil {
 		return nil, turnstone.NewError("key.load", turnstone.KindInvalid, path, err)
+	}
+	if err := checkOwn(path, what, info); err != nil {
+		return nil, err
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxFile))
 	if err != nil {

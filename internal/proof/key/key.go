@@ -51,11 +51,20 @@ func NewPublic(k ssh.PublicKey) (Public, error) {
 	return Public{k}, nil
 }
 
+// severalLines is the error for a list of keys where one key is required.
+func severalLines() error {
+	return invalid("the key", "has more than one line").
+		WithHint("give one line; turn verify --trust takes the file of a list")
+}
+
 // ParsePublic parses "TYPE BASE64", optionally followed by a comment, as in OpenSSH's .pub files.
 func ParsePublic(line string) (p Public, comment string, err error) {
+	if strings.ContainsAny(line, "\r\n") {
+		return p, "", severalLines()
+	}
 	fields := strings.Fields(line)
-	if len(line) > maxKey || len(fields) < 2 || strings.ContainsAny(line, "\r\n") {
-		return p, "", invalid("the key", "does not have the form TYPE BASE64, on one line")
+	if len(line) > maxKey || len(fields) < 2 {
+		return p, "", invalid("the key", "does not have the form TYPE BASE64")
 	}
 	raw, err := base64.StdEncoding.Strict().DecodeString(fields[1])
 	if err != nil {

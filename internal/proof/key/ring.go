@@ -185,7 +185,7 @@ func (r Ring) free(role Role) error {
 
 // Import makes the private key in the file at path the caller's key. Its passphrase stays.
 func (r Ring) Import(ctx context.Context, path string) (*Signer, error) {
-	b, err := readPrivate(path)
+	b, err := ReadPrivate(path, "the key")
 	if err != nil {
 		return nil, err
 	}

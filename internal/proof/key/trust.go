@@ -357,7 +357,7 @@ func (t *Trust) Forget() { t.entries = nil }
 // ParseEntries parses a line of a list of trusted keys, in the format allowed_signers.
 func ParseEntries(line string) ([]Entry, error) {
 	if strings.ContainsAny(line, "\r\n") {
-		return nil, invalid("the key", "has more than one line")
+		return nil, severalLines()
 	}
 	return parseSigner(line)
 }

@@ -127,7 +127,8 @@ type importer struct {
 	unbuilt []turnstone.UnbuiltTemplate
 	rep     turnstone.ImportReport
 
-	unpacked int64 // bytes that further contents in chunks may have together
+	borrowed turnstone.Digest // see borrow
+	unpacked int64            // bytes that further contents in chunks may have together
 }
 
 // A counting reader counts the bytes that were read.
@@ -292,7 +293,9 @@ func (m *importer) verify(ctx context.Context) error {
 			return e
 		}}
 	r.Object = func(d turnstone.Digest) bool {
-		m.named(d)
+		if !m.named(d) {
+			m.borrow(ctx, d)
+		}
 		return seen.First(d)
 	}
 	contents := map[turnstone.Content]bool{}
@@ -316,7 +319,20 @@ func (m *importer) verify(ctx context.Context) error {
 			return refused("has the object %s, which no other object names", d)
 		}
 	}
+	if m.borrowed != "" {
+		return turnstone.Errorf("executor.import", turnstone.KindInvalid, "the file",
+			"names %s, and does not have it", m.borrowed).
+			WithHint("export the session with --full")
+	}
 	return nil
+}
+
+// borrow notes an object that the file names and does not have. Somebody who may not use every
+// session here cannot know whether it is another's: whoever knows its digest could read it.
+func (m *importer) borrow(ctx context.Context, d turnstone.Digest) {
+	if session.Limited(ctx) && !m.cs.Templates.HasContent(d) {
+		m.borrowed = d
+	}
 }
 
 // named records that an object names d, and reports whether the file has d.
@@ -354,10 +370,17 @@ func (m *importer) verifyContent(ctx context.Context, c turnstone.Content) error
 	}
 	ours := m.named(c.Digest) && c.Chunks == ""
 	for _, d := range objects {
-		ours = m.named(d) || ours
+		has := m.named(d)
+		ours = has || ours
+		if !has && !m.leftOut[d] {
+			m.borrow(ctx, d)
+		}
 	}
 	for _, d := range objects {
 		has, err := m.cs.Store.Has(ctx, d)
+		if err == nil && has && m.leftOut[d] {
+			m.borrow(ctx, d)
+		}
 		if err == nil && !has && m.leftOut[d] && c.Chunks == "" && d == c.Digest {
 			m.missing[d] = c.Size
 			return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 )
@@ -196,7 +197,7 @@ func TestImportHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The forged continuation is signed by a key that is not that of the session's node.
-	trust, err := chain.Trust(p.Repo.Dir, nil)
+	trust, err := proof.Trusted(p.Repo.Dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

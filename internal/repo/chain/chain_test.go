@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo/trace"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -62,7 +63,7 @@ func story(t testing.TB) *repotest.Past {
 
 func verify(t testing.TB, r *repo.Repo, ref string, all bool) *turnstone.VerifyReport {
 	t.Helper()
-	trust, err := chain.Trust(r.Dir, nil)
+	trust, err := key.Ring{Dir: r.Dir}.ListOf(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,11 +85,11 @@ func TestVerify(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	receipt := ok[[]byte](t)(p.Repo.Receipt(t.Context(), "story@2"))
-	trust, err := chain.Trust(p.Repo.Dir, nil)
+	trust, err := key.Ring{Dir: p.Repo.Dir}.ListOf(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if rep := chain.VerifyReceipt(t.Context(), "r.md", receipt, trust); !rep.OK ||
+	if rep := proof.VerifyReceipt(t.Context(), "r.md", receipt, trust); !rep.OK ||
 		rep.Turns[0].Statement != one.Turns[1].Statement {
 		t.Errorf("%+v", rep)
 	}
@@ -190,6 +191,29 @@ func TestRevokedSigner(t *testing.T) {
 	ok[*chain.Keys](t)(chain.Open(t.Context(), p.Repo.Dir, p.CS, nil))
 }
 
+// anything allows everything, to a context that is limited all the same.
+type anything struct{}
+
+func (anything) May(context.Context, turnstone.SessionID) error  { return nil }
+func (anything) Made(context.Context, turnstone.SessionID) error { return nil }
+
+// TestRemoteCaller: the key of this host's user signs the user's turns, and none of a remote client.
+func TestRemoteCaller(t *testing.T) {
+	p := repotest.New(t)
+	ok[*key.Signer](t)(chain.Ring(p.Repo.Dir, nil).Make(t.Context(), key.Caller, nil))
+	for name, c := range map[string]struct {
+		ctx      context.Context
+		vouchers int
+	}{"own": {t.Context(), 2}, "remote": {session.WithAccess(t.Context(), anything{}), 1}} {
+		p.Keys = ok[*chain.Keys](t)(chain.Open(c.ctx, p.Repo.Dir, p.CS, nil))
+		p.Turn(p.Session(name), "main", treetest.File{Path: "/f", Data: "x"})
+		rep := verify(t, p.Repo, name, false)
+		if !rep.OK || len(rep.Turns) != 1 || len(rep.Turns[0].Vouchers) != c.vouchers {
+			t.Errorf("%s: %+v", name, rep)
+		}
+	}
+}
+
 // TestSignTurn: a caller adds a signature to a turn that its node signed alone. The turns above it
 // verify as before.
 func TestSignTurn(t *testing.T) {
@@ -211,7 +235,7 @@ func TestSignTurn(t *testing.T) {
 		!two.Vouchers[1].Later || two.Statement != before.Turns[1].Statement {
 		t.Errorf("%+v", rep)
 	}
-	signed, what, err := chain.SignReceipt(t.Context(), ring, "r.md", receipt)
+	signed, what, err := proof.SignReceipt(t.Context(), ring, "r.md", receipt)
 	if err != nil || what.Number != 2 || what.Vouchers[1].Role != string(key.Caller) {
 		t.Fatal(what, err)
 	}
@@ -219,14 +243,14 @@ func TestSignTurn(t *testing.T) {
 		t.Errorf("%s\n%s", now, signed)
 	}
 	_, twice := chain.SignTurn(t.Context(), p.Repo, "story@2")
-	_, _, again := chain.SignReceipt(t.Context(), ring, "r.md", signed)
+	_, _, again := proof.SignReceipt(t.Context(), ring, "r.md", signed)
 	if turnstone.KindOf(twice) != turnstone.KindInvalid ||
 		turnstone.KindOf(again) != turnstone.KindInvalid {
 		t.Errorf("twice: %v, %v", twice, again)
 	}
 	change(t, p, `UPDATE turns SET title = 'x' WHERE number = 4`)
 	_, turnErr := chain.SignTurn(t.Context(), p.Repo, "story@4")
-	_, _, receiptErr := chain.SignReceipt(t.Context(), ring, "r.md",
+	_, _, receiptErr := proof.SignReceipt(t.Context(), ring, "r.md",
 		bytes.Replace(receipt, []byte("# Turn"), []byte("# Turm"), 1))
 	if turnstone.KindOf(turnErr) != turnstone.KindIntegrity ||
 		turnstone.KindOf(receiptErr) != turnstone.KindIntegrity {
@@ -271,17 +295,17 @@ func TestLyingNode(t *testing.T) {
 		}),
 		"is no receipt": forge([]byte("# Paid\n"), func(*proof.Statement) {}),
 	} {
-		rep := chain.VerifyReceipt(t.Context(), "r.md", file, trust)
+		rep := proof.VerifyReceipt(t.Context(), "r.md", file, trust)
 		if rep.OK || len(rep.Problems) != 1 || !strings.Contains(rep.Problems[0].Error, name) {
 			t.Errorf("%s: %+v", name, rep.Problems)
 		}
-		_, _, err := chain.SignReceipt(t.Context(), ring, "r.md", file)
+		_, _, err := proof.SignReceipt(t.Context(), ring, "r.md", file)
 		if turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: the caller signs it: %v", name, err)
 		}
 	}
 	same := forge(text, func(*proof.Statement) {})
-	if rep := chain.VerifyReceipt(t.Context(), "r.md", same, trust); !rep.OK {
+	if rep := proof.VerifyReceipt(t.Context(), "r.md", same, trust); !rep.OK {
 		t.Errorf("%+v", rep.Problems)
 	}
 }
@@ -331,7 +355,7 @@ func TestKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trust, err := chain.Trust(p.Repo.Dir, []string{"node=" + k.String()})
+	trust, err := key.Ring{Dir: p.Repo.Dir}.ListOf([]string{"node=" + k.String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +373,7 @@ func TestKeys(t *testing.T) {
 		!strings.Contains(rep.Problems[0].Error, "is revoked") {
 		t.Errorf("%+v", rep)
 	}
-	trust, err = chain.Trust(p.Repo.Dir, []string{"node=" + own["node"].String()})
+	trust, err = key.Ring{Dir: p.Repo.Dir}.ListOf([]string{"node=" + own["node"].String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -396,7 +420,7 @@ func TestAnyByteOfTheStore(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := repotest.Open(p.Repo.Dir)
-			trust, err := chain.Trust(r.Dir, nil)
+			trust, err := key.Ring{Dir: r.Dir}.ListOf(nil)
 			if err != nil {
 				t.Fatal(err)
 			}

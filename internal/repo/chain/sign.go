@@ -10,53 +10,6 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 )
 
-// callerOf returns the caller's key, which has to be there.
-func callerOf(ctx context.Context, ring key.Ring) (*key.Signer, error) {
-	caller, err := ring.CallerKey(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if caller == nil {
-		return nil, turnstone.Errorf("sign", turnstone.KindNotFound, "caller key", "there is none").
-			WithHint("turn key make creates one")
-	}
-	return caller, ring.InUse(key.Caller, caller)
-}
-
-// countersign adds the caller's signature to s, for which by vouches, and describes what was signed.
-func countersign(ctx context.Context, ring key.Ring, s *proof.Signed, by []turnstone.Voucher) (
-	*proof.Signed, *turnstone.VerifiedTurn, error) {
-	caller, err := callerOf(ctx, ring)
-	if err != nil {
-		return nil, nil, err
-	}
-	if s, err = s.Countersign(ctx, caller); err != nil {
-		return nil, nil, err
-	}
-	t := describe(s, later(by, caller))
-	return s, &t, nil
-}
-
-// SignReceipt adds the caller's signature to a receipt that its node signed alone, and returns the
-// receipt, and what was signed. The receipt has to verify with the ring's trusted keys. name is for
-// errors.
-func SignReceipt(ctx context.Context, ring key.Ring, name string, file []byte) ([]byte,
-	*turnstone.VerifiedTurn, error) {
-	trust, err := ring.List()
-	if err != nil {
-		return nil, nil, err
-	}
-	text, s, by, err := openReceipt(ctx, name, file, trust)
-	if err != nil {
-		return nil, nil, err
-	}
-	s, t, err := countersign(ctx, ring, s, by)
-	if err != nil {
-		return nil, nil, err
-	}
-	return proof.Attach(text, s), t, nil
-}
-
 // SignTurn adds the caller's signature to the statement of the turn that ref names, which its node
 // signed alone, and returns what was signed. What is stored of the turn has to verify.
 func SignTurn(ctx context.Context, x *repo.Repo, ref string) (*turnstone.VerifiedTurn, error) {
@@ -73,7 +26,7 @@ func SignTurn(ctx context.Context, x *repo.Repo, ref string) (*turnstone.Verifie
 	if err != nil {
 		return nil, err
 	}
-	s, signed, err := countersign(ctx, ring, s, by)
+	s, signed, err := proof.Countersign(ctx, ring, nameOf(t), s, by)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +62,7 @@ func vouchStored(ctx context.Context, cs *repo.ContextStore, ring key.Ring, t tu
 	if err != nil {
 		return nil, err
 	}
-	return by, checkText(nameOf(t), text, s)
+	return by, proof.CheckText(nameOf(t), text, s)
 }
 
 // put stores an object durably.

@@ -90,14 +90,8 @@ func (v *verifier) turns(ctx context.Context, x *repo.Repo) error {
 
 // problem adds an error to the report.
 func (v *verifier) problem(where string, err error) {
-	p := turnstone.VerifyProblem{Where: where, Error: fmt.Sprint(repo.CauseOf(err)),
-		Hint: turnstone.HintOf(err), Signed: true}
-	var e *turnstone.Error
-	if errors.As(err, &e) && e.Op == "verify" && e.Kind == turnstone.KindNotFound {
-		p.Signed, v.report.Signed = false, false
-	} else if errors.As(err, &e) && e.Subject != "" && e.Subject != where {
-		p.Error = err.Error()
-	}
+	p := proof.Problem(where, err)
+	v.report.Signed = v.report.Signed && p.Signed
 	if len(v.report.Problems) < maxProblems {
 		v.report.Problems = append(v.report.Problems, p)
 	}

@@ -72,6 +72,7 @@ func Results(ctx context.Context, x *repo.Repo, from, to string) (*turnstone.Res
 	}
 	d := &turnstone.ResultsDiff{OldResult: before.rec.Result, NewResult: after.rec.Result,
 		OldMillis: before.rec.Millis, NewMillis: after.rec.Millis,
+		OldDeterminism: before.rec.Determinism, NewDeterminism: after.rec.Determinism,
 		Same: before.rec.Result == after.rec.Result, Steps: []turnstone.StepCompare{}}
 	for _, name := range names(before.rec, after.rec) {
 		s, err := step(ctx, cs, name, before, after)
@@ -122,10 +123,10 @@ func step(ctx context.Context, cs *repo.ContextStore, name string, before, after
 	if a == nil || b == nil {
 		return c, nil
 	}
-	if c.Stdout, err = output(ctx, cs, a.Stdout, b.Stdout); err != nil {
+	if c.Stdout, err = Output(ctx, cs, a.Stdout, b.Stdout); err != nil {
 		return c, err
 	}
-	if c.Stderr, err = output(ctx, cs, a.Stderr, b.Stderr); err != nil {
+	if c.Stderr, err = Output(ctx, cs, a.Stderr, b.Stderr); err != nil {
 		return c, err
 	}
 	old, now := before.steps[name], after.steps[name]
@@ -205,8 +206,8 @@ func commands(old, now []turnstone.CommandReport) (all []turnstone.CommandChange
 	return all, note
 }
 
-// output compares two outputs; nil: they are equal.
-func output(ctx context.Context, cs *repo.ContextStore, a, b *turnstone.Content) (
+// Output compares two outputs; nil: they are equal.
+func Output(ctx context.Context, cs *repo.ContextStore, a, b *turnstone.Content) (
 	*turnstone.OutputCompare, error) {
 	c := &turnstone.OutputCompare{}
 	if a != nil {

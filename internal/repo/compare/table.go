@@ -72,9 +72,13 @@ func Turns(ctx context.Context, x *repo.Repo, refs []string) (*turnstone.Compare
 func column(ctx context.Context, cs *repo.ContextStore, s *side) (c turnstone.ComparedTurn,
 	err error) {
 	t, rec := s.turn, s.rec
-	c = turnstone.ComparedTurn{ID: t.ID, Number: t.Number, Branch: t.Branch, Title: t.Title,
-		Result: rec.Result, Error: rec.Error, Millis: rec.Millis, Layer: rec.Layer,
-		Steps: []turnstone.ComparedStep{}}
+	in, err := cs.DB.Find(ctx, string(t.Session))
+	if err != nil {
+		return c, err
+	}
+	c = turnstone.ComparedTurn{ID: t.ID, Session: in.Label(), Number: t.Number, Branch: t.Branch,
+		Title: t.Title, Result: rec.Result, Error: rec.Error, Millis: rec.Millis, Layer: rec.Layer,
+		Steps: []turnstone.ComparedStep{}, Determinism: rec.Determinism}
 	if t.State != "" {
 		st, err := cs.State(ctx, t.State)
 		if err != nil {

@@ -137,9 +137,12 @@ func (db *DB) Has(ctx context.Context, g *turnstone.Graph) (bool, error) {
 }
 
 func hasGraph(ctx context.Context, q querier, g *turnstone.Graph) (bool, error) {
-	if _, err := oneSession(ctx, q, string(g.Session.ID), "id = ?",
+	if s, err := oneSession(ctx, q, string(g.Session.ID), "id = ?",
 		g.Session.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
 		if err != nil {
+			return false, err
+		}
+		if err := notHidden(ctx, s); err != nil {
 			return false, err
 		}
 		return true, sameTurns(ctx, q, g)
@@ -190,6 +193,9 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) err
 		}
 	}
 	s := g.Session
+	if err := made(ctx, s.ID); err != nil {
+		return err
+	}
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
 		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, unixNano(s.Created), next)

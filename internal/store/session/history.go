@@ -97,7 +97,7 @@ func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turns
 		return nil, nil, dbError("graph", string(s), err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	g, err := graph(ctx, tx, s)
+	g, err := db.graph(ctx, tx, s)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -105,10 +105,10 @@ func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turns
 	return g, log, err
 }
 
-func graph(ctx context.Context, tx *sql.Tx, s turnstone.SessionID) (g *turnstone.Graph,
+func (db *DB) graph(ctx context.Context, tx *sql.Tx, s turnstone.SessionID) (g *turnstone.Graph,
 	err error) {
 	g = &turnstone.Graph{}
-	if g.Session, err = find(ctx, tx, string(s)); err != nil {
+	if g.Session, err = db.visible(ctx, tx, string(s)); err != nil {
 		return nil, err
 	}
 	if g.Turns, err = turns(ctx, tx, "WHERE session = ? ORDER BY number DESC", s); err != nil {

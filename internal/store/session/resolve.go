@@ -203,7 +203,11 @@ func (db *DB) byID(ctx context.Context, ref string, in turnstone.SessionID) (tur
 	case len(found) == 0:
 		return turnstone.Turn{}, unknown
 	}
-	return db.Turn(ctx, found[0].ID)
+	t, err := db.Turn(ctx, found[0].ID)
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		return turnstone.Turn{}, unknown // the error does not complete a prefix
+	}
+	return t, err
 }
 
 // up goes k first parents up.

@@ -115,6 +115,30 @@ func TestSessions(t *testing.T) {
 	wantKind(t, "renamed to a name that is used", err, turnstone.KindInvalid)
 }
 
+// TestAdd: an ID that is chosen makes one session, whatever is asked with it again.
+func TestAdd(t *testing.T) {
+	db := open(t, t.TempDir())
+	id := turnstone.NewSessionID()
+	s := must[turnstone.Session](t)(db.Add(t.Context(), id, "work"))
+	if s.ID != id || s.Name != "work" {
+		t.Fatalf("%+v", s)
+	}
+	must[turnstone.Session](t)(db.Rename(t.Context(), id, "play"))
+	if s = must[turnstone.Session](t)(db.Add(t.Context(), id, "work")); s.Name != "play" {
+		t.Errorf("%+v", s)
+	}
+	_, err := db.Add(t.Context(), turnstone.NewSessionID(), "play")
+	wantKind(t, "a name in use", err, turnstone.KindInvalid)
+	for _, id := range []turnstone.SessionID{"", "s_1", "t_000000000000000000", "s_/../../../../../etc"} {
+		_, err := db.Add(t.Context(), id, "")
+		wantKind(t, string(id), err, turnstone.KindInvalid)
+	}
+	grow(t, db, s, Main)
+	if all := must[[]turnstone.Session](t)(db.List(t.Context())); len(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestNames(t *testing.T) {
 	for name, ok := range map[string]bool{"a": true, "A.b_c-9": true, "9": true,
 		strings.Repeat("x", 64): true,

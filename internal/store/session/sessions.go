@@ -5,9 +5,11 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/suggest"
 )
 
@@ -22,8 +24,34 @@ func (db *DB) Create(ctx context.Context, name string) (turnstone.Session, error
 	return s, err
 }
 
+// Add is Create with an ID that the caller has chosen, such as a server's controller. It returns the
+// session that has the ID if there is one, whatever its name is by now.
+func (db *DB) Add(ctx context.Context, id turnstone.SessionID, name string) (turnstone.Session,
+	error) {
+	if !idForm.MatchString(string(id)) {
+		return turnstone.Session{}, turnstone.Errorf("session.create", turnstone.KindInvalid,
+			"the session", "%.40q is no session's ID", id)
+	}
+	var s turnstone.Session
+	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+		s, err = oneSession(ctx, tx, string(id), "id = ?", string(id))
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			s, err = db.createAs(ctx, tx, id, name)
+		}
+		return err
+	})
+	return s, err
+}
+
+var idForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
+
 func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (turnstone.Session, error) {
-	s := turnstone.Session{ID: turnstone.NewSessionID(), Name: name, Created: db.now().UTC()}
+	return db.createAs(ctx, tx, turnstone.NewSessionID(), name)
+}
+
+func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, name string) (
+	turnstone.Session, error) {
+	s := turnstone.Session{ID: id, Name: name, Created: db.now().UTC()}
 	if name != "" {
 		if err := CheckName("session", name); err != nil {
 			return s, err
@@ -31,6 +59,9 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (turnstone.Se
 		if _, err := find(ctx, tx, name); err == nil {
 			return s, taken("session", name, "choose another name")
 		}
+	}
+	if err := made(ctx, s.ID); err != nil {
+		return s, err
 	}
 	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
 		s.ID, sql.NullString{String: name, Valid: name != ""}, unixNano(s.Created))
@@ -53,6 +84,10 @@ func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error
 		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.create(ctx, tx, name)
+			return err
+		}
+		if err == nil {
+			err = notHidden(ctx, s)
 		}
 		return err
 	})
@@ -62,7 +97,7 @@ func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error
 // Find returns the session with this name or ID, or with a unique prefix of its ID ("s_" and at
 // least 6 characters).
 func (db *DB) Find(ctx context.Context, nameOrID string) (turnstone.Session, error) {
-	s, err := find(ctx, db.sql, nameOrID)
+	s, err := db.visible(ctx, db.sql, nameOrID)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return s, db.unknownSession(ctx, nameOrID)
 	}
@@ -107,9 +142,16 @@ func sessions(ctx context.Context, q querier, clause string, args ...any) ([]tur
 	}, "SELECT id, name, created FROM sessions "+clause, args...)
 }
 
-// List returns all sessions, oldest first.
+// List returns all sessions that the context may use, oldest first.
 func (db *DB) List(ctx context.Context) ([]turnstone.Session, error) {
-	return sessions(ctx, db.sql, "ORDER BY created, id")
+	all, err := sessions(ctx, db.sql, "ORDER BY created, id")
+	if err != nil {
+		return nil, err
+	}
+	// one session whose access cannot be decided does not hide the others
+	return slices.DeleteFunc(all, func(s turnstone.Session) bool {
+		return may(ctx, s.ID) != nil
+	}), nil
 }
 
 // Rename changes a session's name, or names an anonymous session.

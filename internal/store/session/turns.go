@@ -59,6 +59,9 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req Star
 		}
 		t.Session = s.ID
 	}
+	if err := may(ctx, t.Session); err != nil {
+		return err
+	}
 	b, err := branch(ctx, tx, t.Session, t.Branch)
 	if err != nil {
 		return err
@@ -311,23 +314,26 @@ func turn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone.Turn, 
 		return turnstone.Turn{}, err
 	}
 	if len(all) == 0 {
-		return turnstone.Turn{}, turnstone.Errorf("session.turn", turnstone.KindNotFound,
-			string(id),
-			"there is no such turn").WithHint("list a session's turns with turn log SESSION")
+		return turnstone.Turn{}, unknownTurn(id)
 	}
 	return all[0], nil
 }
 
+func unknownTurn(id turnstone.TurnID) error {
+	return turnstone.Errorf("session.turn", turnstone.KindNotFound, string(id),
+		"there is no such turn").WithHint("list a session's turns with turn log SESSION")
+}
+
 // Turn returns the turn with this ID.
 func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, error) {
-	t, err := turn(ctx, db.sql, id)
+	t, err := visibleTurn(ctx, db.sql, id)
 	if err != nil || t.Status != turnstone.TurnRunning {
 		return t, err
 	}
 	if err := db.reapOne(ctx, t.ID); err != nil {
 		return t, err
 	}
-	return turn(ctx, db.sql, id)
+	return visibleTurn(ctx, db.sql, id)
 }
 
 // Turns returns all turns of a session, oldest first.

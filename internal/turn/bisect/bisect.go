@@ -48,7 +48,7 @@ func Run(ctx context.Context, h *host.Host, r *turn.Runner, q Request, obs turn.
 	}
 	b := &bisection{Request: q, host: h, runner: r, obs: obs,
 		report: &turnstone.BisectReport{Tests: []turnstone.BisectTest{}}}
-	_, _, several := replay.CutRange(q.Ref)
+	_, _, several := turnstone.CutRange(q.Ref)
 	switch {
 	case len(q.Command.Argv) > 0:
 		if len(turns) < 2 {
@@ -103,8 +103,9 @@ func (b *bisection) byCommand(ctx context.Context, turns []turnstone.Turn) error
 				"the command cannot test it (exit 125)")
 		case i == lo && v == bad:
 			hint := "begin the range at an earlier turn"
-			if *b.last().ExitCode == 127 {
-				hint = "name a command that the template of the turn has"
+			if notStarted(b.last().ExitCode) {
+				hint = "name a command that the template of the turn has; for a line of shell, use " +
+					"-- sh -c 'LINE'"
 			}
 			return fail(turnstone.KindInvalid, subject, hint,
 				"the command fails there already: exit %d", *b.last().ExitCode)
@@ -141,8 +142,17 @@ func (b *bisection) byCommand(ctx context.Context, turns []turnstone.Turn) error
 		b.report.Note = "the other turns could not be tested (exit 125)"
 		return nil
 	}
+	for _, t := range b.report.Tests {
+		if t.Number == turns[hi].Number && notStarted(t.ExitCode) {
+			b.report.Note = fmt.Sprintf("exit %d means that a program is missing or cannot be started; "+
+				"for a line of shell, use -- sh -c 'LINE'", *t.ExitCode)
+		}
+	}
 	return b.found(ctx, turns[hi])
 }
+
+// notStarted reports whether an exit status says that a program could not be started.
+func notStarted(code *int) bool { return code != nil && (*code == 126 || *code == 127) }
 
 // middle returns the index between lo and hi that is nearest to the middle and not skipped.
 func middle(lo, hi int, skipped map[int]bool) (int, bool) {

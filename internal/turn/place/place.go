@@ -39,6 +39,8 @@ type Request struct {
 	Number  int        // of the replay; 0: none
 	Hold    *repo.Hold // keeps the replay, so that others can start from it; nil: it is not kept
 	Repo    *repo.Repo // has the keys that sign the turn
+	// On is the turn whose state the turn starts from, "" for the template; nil: the branch's head.
+	On *turnstone.TurnID
 }
 
 // Take gives a turn its place and its number, before anything is started. A turn without a session
@@ -68,7 +70,7 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 		}
 	}
 	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
-		Branch: req.Branch, Kind: turnstone.TurnKindRun, Title: req.Title})
+		Branch: req.Branch, Parent: req.On, Kind: turnstone.TurnKindRun, Title: req.Title})
 	if err != nil {
 		return nil, err
 	}

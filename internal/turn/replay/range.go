@@ -2,9 +2,9 @@ package replay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/plan"
@@ -24,17 +24,10 @@ type RangeRequest struct {
 	Each func(*turnstone.ReplayReport)
 }
 
-// CutRange cuts a reference FROM..TO; is reports whether it has both.
-func CutRange(ref string) (from, to string, is bool) {
-	at := max(0, strings.Index(ref, "@")) // names of sessions may contain ".."
-	from, to, is = strings.Cut(ref[at:], "..")
-	return ref[:at] + from, to, is
-}
-
 // Turns returns the turns from FROM to TO, along the first parents of TO, for a reference FROM..TO;
 // otherwise the one turn that ref names. TO may be a number, a branch or a tag of FROM's session.
 func Turns(ctx context.Context, cs *repo.ContextStore, ref string) ([]turnstone.Turn, error) {
-	from, to, is := CutRange(ref)
+	from, to, is := turnstone.CutRange(ref)
 	first, err := cs.DB.Resolve(ctx, from)
 	if err != nil || !is {
 		return []turnstone.Turn{first}, err
@@ -151,7 +144,11 @@ func (p *repetition) run(ctx context.Context, r *turn.Runner, cs *repo.ContextSt
 	if err != nil {
 		return rep, err
 	}
-	return rep, compare(ctx, cs, p.rec, rep, !of.Adds)
+	if err = compare(ctx, cs, p.rec, rep, !of.Adds); err != nil && ctx.Err() != nil {
+		err = turnstone.NewError("replay", turnstone.KindCanceled,
+			fmt.Sprintf("turn %d", p.rec.Number), errors.New("interrupted, and not compared"))
+	}
+	return rep, err
 }
 
 // branchOnHead creates the branch for turns that run on the present head.

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
+	results "turnstone.dev/turnstone/internal/repo/compare"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/turn"
 	"turnstone.dev/turnstone/internal/turn/netrecord"
@@ -184,13 +185,24 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnReco
 		rep.Steps = append(rep.Steps, turnstone.StepDifference{Name: "turn",
 			What: []string{fmt.Sprintf("result: %s before, %s now", rec.Result, now.Result)}})
 	}
+	rep.Count = len(rec.Steps)
 	for i, a := range rec.Steps {
 		if i >= len(now.Steps) {
 			break
 		}
-		if what := differences(a, now.Steps[i]); len(what) > 0 {
-			rep.Steps = append(rep.Steps, turnstone.StepDifference{Name: a.Name, What: what})
+		b := now.Steps[i]
+		what := differences(a, b)
+		if len(what) == 0 {
+			continue
 		}
+		d := turnstone.StepDifference{Name: a.Name, Index: i + 1, What: what}
+		if d.Stdout, err = results.Output(ctx, cs, a.Stdout, b.Stdout); err != nil {
+			return err
+		}
+		if d.Stderr, err = results.Output(ctx, cs, a.Stderr, b.Stderr); err != nil {
+			return err
+		}
+		rep.Steps = append(rep.Steps, d)
 	}
 	if !states {
 		rep.Same = len(rep.Steps) == 0

@@ -29,14 +29,15 @@ type Request struct {
 	Base    turnstone.TreeRef
 	Secrets *secret.Set
 	Bounds  collect.Bounds
-	// Pause pauses the session's machine and returns its changes, or the reason why the machine
-	// cannot be paused. nil: the sandbox ends.
-	Pause func(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (c *collect.Changes,
-		unpaused, err error)
+	Pause   Pause // pauses the session's machine; nil: the sandbox ends
 	// Inherited selects the shell's variables that the next turn starts with.
 	Inherited func(env []string) []string
 	Tell      func(string) // receives the reasons for data that is not kept
 }
+
+// A Pause pauses a machine and returns its changes, or the reason why the machine cannot be paused.
+type Pause func(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (c *collect.Changes,
+	unpaused, err error)
 
 // Collected is the data that a turn left, before the commit.
 type Collected struct {

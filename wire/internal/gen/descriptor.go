@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// A protocol is a description in the Chrome DevTools Protocol's format with three additional keys:
-// encoding (base64), direction (of a stream, from the agent's point of view) and distinct (absent
-// differs from zero).
+// A protocol is a description in the Chrome DevTools Protocol's format with four additional keys:
+// encoding (base64), direction (of a stream, from the agent's point of view), distinct (absent
+// differs from zero) and host (only the host may send the command).
 type protocol struct {
 	Version struct{ Major, Minor string } `json:"version"`
 	Domains []*domain                     `json:"domains"`
@@ -35,6 +35,7 @@ type typ struct {
 type command struct {
 	Name        string  `json:"name"`
 	Description string  `json:"description"`
+	Host        bool    `json:"host,omitempty"`
 	Parameters  []*prop `json:"parameters,omitempty"`
 	Returns     []*prop `json:"returns,omitempty"`
 }
@@ -123,6 +124,8 @@ func checkProps(types map[string]*typ, d *domain, owner, description string, pro
 			return fmt.Errorf("%s: the stream %s has no direction", where, p.Name)
 		case p.Encoding != "" && (p.Encoding != "base64" || p.Type != "string"):
 			return fmt.Errorf("%s: %s has an unknown encoding", where, p.Name)
+		case p.Type == "object" && (p.Optional || p.Ref != ""):
+			return fmt.Errorf("%s: the object %s is optional or has a type", where, p.Name)
 		case p.Distinct && !p.Optional:
 			return fmt.Errorf("%s: %s is distinct and not optional", where, p.Name)
 		}

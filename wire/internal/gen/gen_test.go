@@ -51,6 +51,29 @@ func TestGoName(t *testing.T) {
 	}
 }
 
+// TestHostCommands: the commands of the host are marked in the reference, and in the code.
+func TestHostCommands(t *testing.T) {
+	p, err := parse([]byte(`{"version":{"major":"1","minor":"0"},
+		"domains":[{"domain":"A","description":"a","commands":[
+		{"name":"b","description":"b","host":true},{"name":"c","description":"c"}]}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, err := goSource(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, host, _ := strings.Cut(string(code), "func HostOnly(")
+	host, _, _ = strings.Cut(host, "\n}")
+	if !strings.Contains(host, "case MethodAB:") || strings.Contains(host, "MethodAC") {
+		t.Errorf("the commands of the host are\n%s", host)
+	}
+	doc := string(reference(p, "# Intro\n"))
+	if !strings.Contains(doc, "*command of the host.* b") || !strings.Contains(doc, "*command.* c") {
+		t.Errorf("the commands of the host are not marked in\n%s", doc)
+	}
+}
+
 // TestReferenceLinks: every link of the reference has its anchor.
 func TestReferenceLinks(t *testing.T) {
 	p, err := parse([]byte(`{"version":{"major":"1","minor":"0"},

@@ -52,13 +52,34 @@ func (s *source) names() {
 			s.f("Method%s%s = %q\n", d.Domain, goName(c.Name), d.Domain+"."+c.Name)
 		}
 	}
-	s.f(")\n\n// The events.\nconst (\n")
+	s.f(")\n\n")
+	s.hostOnly()
+	s.f("// The events.\nconst (\n")
 	for _, d := range s.p.Domains {
 		for _, e := range d.Events {
 			s.f("Event%s%s = %q\n", d.Domain, goName(e.Name), d.Domain+"."+e.Name)
 		}
 	}
 	s.f(")\n\n")
+}
+
+// hostOnly generates the function that tells the host's own commands from all others.
+func (s *source) hostOnly() {
+	var methods []string
+	for _, d := range s.p.Domains {
+		for _, c := range d.Commands {
+			if c.Host {
+				methods = append(methods, "Method"+d.Domain+goName(c.Name))
+			}
+		}
+	}
+	if len(methods) == 0 {
+		return
+	}
+	s.comment("HostOnly reports whether only the host that owns the link may send a command. An " +
+		"agent rejects these commands on encrypted channels.")
+	s.f("func HostOnly(method string) bool {\nswitch method {\ncase %s:\nreturn true\n}\n"+
+		"return false\n}\n\n", strings.Join(methods, ",\n"))
 }
 
 func (s *source) typeDecl(d *domain, t *typ) {
@@ -123,6 +144,8 @@ func (s *source) goType(d *domain, owner string, p *prop) string {
 		return "[]" + scalar(p.Items.Type)
 	case p.Encoding == "base64":
 		return "[]byte"
+	case p.Type == "object": // the description says which
+		return "json.RawMessage"
 	}
 	gt, object := scalar(p.Type), false
 	if p.Ref != "" {

@@ -76,7 +76,11 @@ func (g *page) collectUsers() {
 func (g *page) domain(d *domain) {
 	g.f("\n%s\n## %s\n\n%s\n", anchor(d.Domain), d.Domain, d.Description)
 	for _, c := range d.Commands {
-		g.heading(d, c.Name, "command", c.Description)
+		what := "command"
+		if c.Host {
+			what = "command of the host"
+		}
+		g.heading(d, c.Name, what, c.Description)
 		g.props(d, "parameter", c.Parameters)
 		g.props(d, "result", c.Returns)
 	}

@@ -38,10 +38,19 @@ const (
 	callTime = time.Microsecond
 	// callBatch is the number of a task's system calls after which its CPU clocks advance.
 	callBatch = 64
-	// callsInRow is the number of system calls after which a task lets others run.
-	callsInRow = 10_000
+	// byteTime is the virtual time that a byte takes that is written to a pipe.
+	byteTime = 10 * time.Nanosecond
+	// processTime is the virtual time that a new process takes, and a new program.
+	processTime = 2 * time.Millisecond
+	// slice is the virtual time of system calls in a row, and of their bytes, after which a task
+	// lets others run. A whole slice takes busyTime in addition. A task that never waits thus takes
+	// about as much virtual time as real time, and the others sleep no longer than they ask for.
+	slice    = 10 * time.Millisecond
+	busyTime = 9 * slice
 	// patience is the real time that a task may run without a system call while others wait.
 	patience = 5 * time.Second
+	// hogTime is the same for a task that has used up patience, until its next system call.
+	hogTime = patience / 50
 )
 
 // A determinism makes the programs of a sandbox run in the same way each time. It concerns all
@@ -52,9 +61,10 @@ const (
 //     continue is asked at that moment only, so that the order in which Go's scheduler wakes
 //     goroutines does not matter.
 //   - Random numbers that the task with the baton reads come from a seed.
-//   - The clock advances by a fixed time for each system call, and to the next timer when all tasks
-//     wait. It stands still when no main process exists: a child of the agent, such as a step's
-//     shell. Tasks that live on do not run then either.
+//   - The clock advances by a fixed time for each system call, each new process and each byte that
+//     is written to a pipe, and to the next timer when all tasks wait. It stands still when no main
+//     process exists: a child of the agent, such as a step's shell. Tasks that live on do not run
+//     then either.
 //
 // The agent sees the real monotonic time and the virtual real time.
 type determinism struct {
@@ -70,11 +80,12 @@ type determinism struct {
 
 	running atomic.Int64 // the goroutine of the task with the baton; 0: none
 	calls   atomic.Uint64
-	tired   atomic.Bool // the task with the baton has to hand it on
+	tired   atomic.Bool  // the task with the baton has to hand it on
+	used    int64        // by the task with the baton, of its slice
+	hogs    atomic.Int64 // the tasks that are marked
 
 	mu     sync.Mutex
-	holder *Task  // has the baton
-	first  uint64 // value of calls when holder got the baton
+	holder *Task // has the baton
 	queue  []*turn
 	mains  map[*ThreadGroup]int // tasks of the main processes
 	idling bool                 // idle chooses the next holder
@@ -84,6 +95,9 @@ type determinism struct {
 
 // A determinismPointer is nil in a sandbox that is not deterministic.
 type determinismPointer struct{ atomic.Pointer[determinism] }
+
+// A hogMark marks a task that computes for longer than patience.
+type hogMark struct{ atomic.Bool }
 
 // deterministic returns the determinism that t takes part in, or nil.
 func (t *Task) deterministic() *determinism {

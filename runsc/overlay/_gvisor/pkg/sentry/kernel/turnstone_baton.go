@@ -19,9 +19,13 @@ type turn struct {
 	granted      chan struct{}
 }
 
-// WaitsForAgent is called before t blocks because of something that only the agent changes, such as
-// a full pipe that the agent reads. t keeps the baton: how fast the agent is does not matter.
-func (t *Task) WaitsForAgent() { t.waitsForAgent = true }
+// WrotePipe is called when t has written n bytes to a pipe. waitsForAgent reports that the pipe is
+// full and that the agent reads it: when t blocks next, it keeps the baton, so that the agent's
+// speed does not matter.
+func (t *Task) WrotePipe(n int64, waitsForAgent bool) {
+	t.wrote += n
+	t.waitsForAgent = t.waitsForAgent || waitsForAgent
+}
 
 // prepareStart queues a new task. Its parent has the baton, or is the agent.
 func (t *Task) prepareStart() {
@@ -36,6 +40,9 @@ func (t *Task) prepareStart() {
 		t.PIDNamespace().IDOfThreadGroup(t.tg) != initTID
 	w := &turn{t: t, ready: true, granted: make(chan struct{}, 1)}
 	t.turn = w
+	if t == t.tg.leader {
+		t.owes = int64(processTime)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if main {
@@ -74,6 +81,7 @@ func (t *Task) finish() {
 		}
 	}
 	d.leaveLocked(t)
+	d.mark(t, false)
 	d.nextLocked()
 }
 
@@ -230,7 +238,7 @@ func (d *determinism) chooseLocked() bool {
 	for i, w := range d.queue {
 		if d.canRunLocked(w) {
 			d.queue = append(d.queue[:i], d.queue[i+1:]...)
-			d.holder, d.first = w.t, d.calls.Load()
+			d.holder, d.used = w.t, 0
 			d.tired.Store(false)
 			w.granted <- struct{}{}
 			return true

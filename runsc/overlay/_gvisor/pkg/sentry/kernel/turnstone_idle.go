@@ -25,6 +25,7 @@ const (
 // when all wait.
 func (d *determinism) wait() {
 	timer := time.NewTimer(longPause)
+	net := newTraffic(d.k.RootNetworkNamespace().Stack())
 	for range d.idle {
 		d.clock.NewRound()
 		pause, still := glance, 0
@@ -35,7 +36,9 @@ func (d *determinism) wait() {
 			next, waits := d.nextTimer()
 			if waits = waits && open; waits {
 				pause = glance
-				if still == stillness {
+				if !net.settled() {
+					pause = 4 * glance
+				} else if still >= stillness {
 					still = 0
 					d.advance(next)
 					d.mu.Lock()
@@ -124,7 +127,7 @@ func (d *determinism) quiet() bool {
 func (d *determinism) watch() {
 	var last uint64
 	var who *Task
-	for since := time.Now(); ; time.Sleep(patience / 5) {
+	for since := time.Now(); ; time.Sleep(d.glances()) {
 		calls := d.calls.Load()
 		d.mu.Lock()
 		holder := d.holder
@@ -139,20 +142,45 @@ func (d *determinism) watch() {
 			who, last, since = holder, calls, time.Now()
 			continue
 		}
-		if time.Since(since) < patience {
+		limit := patience
+		if holder.hog.Load() {
+			limit = hogTime
+		}
+		if time.Since(since) < limit {
 			continue
 		}
 		since = time.Now()
 		if _, waits := d.clock.NextExpiration(); waits {
-			d.advance(d.now.Load() + int64(patience))
+			d.advance(d.now.Load() + int64(limit))
 		}
 		d.mu.Lock()
 		if d.holder == holder && len(d.queue) > 0 {
+			d.mark(holder, true)
 			d.tired.Store(true)
 			holder.p.Interrupt()
 		}
 		d.mu.Unlock()
 	}
+}
+
+// mark records whether t computes for longer than patience.
+func (d *determinism) mark(t *Task, hog bool) {
+	if t.hog.Load() == hog || !t.hog.CompareAndSwap(!hog, hog) {
+		return
+	}
+	if hog {
+		d.hogs.Add(1)
+	} else {
+		d.hogs.Add(-1)
+	}
+}
+
+// glances returns how often watch looks.
+func (d *determinism) glances() time.Duration {
+	if d.hogs.Load() > 0 {
+		return hogTime / 5
+	}
+	return patience / 5
 }
 
 // revokeLocked takes the baton from a stopped task that has not seen it yet.

@@ -5,6 +5,7 @@ package kernel
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/goid"
 	"gvisor.dev/gvisor/pkg/sentry/ktime"
 	sentrytime "gvisor.dev/gvisor/pkg/sentry/time"
@@ -114,10 +115,18 @@ func (t *Task) enterSyscall() {
 	if d == nil {
 		return
 	}
-	if d.calls.Add(1)-d.first > callsInRow {
-		d.tired.Store(true)
+	d.mark(t, false)
+	d.calls.Add(1)
+	took := int64(callTime) + t.wrote*int64(byteTime)
+	if d.used += took; d.used > int64(slice) && !d.tired.Swap(true) {
+		took += int64(busyTime)
 	}
-	d.advance(d.now.Load() + int64(callTime))
+	switch t.Arch().SyscallNo() {
+	case unix.SYS_EXECVE, unix.SYS_EXECVEAT:
+		took += int64(processTime)
+	}
+	d.advance(d.now.Load() + took + t.owes)
+	t.wrote, t.owes = 0, 0
 	t.waitsForAgent = false
 	if t.calls++; t.calls%callBatch == 0 {
 		t.advanceCPU(callBatch * callTime)

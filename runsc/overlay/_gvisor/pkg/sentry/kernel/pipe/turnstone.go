@@ -10,6 +10,11 @@ import (
 	"gvisor.dev/gvisor/pkg/usermem"
 )
 
+// A writer is a task of a deterministic sandbox that writes to a pipe.
+type writer interface {
+	WrotePipe(n int64, waitsForAgent bool)
+}
+
 // turnstoneWritten is an ioctl(2) for pipes of a deterministic sandbox's agent: the number of bytes
 // written to the pipe. What is still in the pipe depends on how fast the agent reads.
 const turnstoneWritten = 0x54570001

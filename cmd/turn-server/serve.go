@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/server"
+	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/service"
+	"turnstone.dev/turnstone/internal/terminal"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// Run serves until a signal ends the server.
+func (c *serveCmd) Run(a *cli.App) error {
+	inherited, err := server.Inherit() // before anything else has a descriptor
+	if err != nil {
+		return cli.Fail(err)
+	}
+	dir, err := a.StateDir()
+	if err != nil {
+		return cli.Fail(err)
+	}
+	settings, err := c.settings(dir.Root)
+	if err == nil {
+		err = settings.CheckFiles()
+	}
+	if err != nil {
+		return complain(a, err)
+	}
+	if c.CheckConfig {
+		text, err := settings.TOML()
+		for line := range strings.Lines(text) {
+			terminal.Println(a.Stdout, strings.TrimSuffix(line, "\n"))
+		}
+		return err
+	}
+	log := logger(a.Stderr, settings.Log, a.Verbose)
+	slog.SetDefault(log) // of the packages of a node
+	ctx, now, stop := endings(log)
+	defer stop()
+	o := server.Options{Config: settings, Dir: dir, Executor: a.Env.Options, Inherited: inherited,
+		Log: log}
+	o.Executor.Dir = dir.Root
+	if settings.Has(config.Node) {
+		if o.Executor.Holder, err = holder(ctx); err != nil {
+			return cli.Fail(err)
+		}
+	}
+	return serve(ctx, now, o)
+}
+
+// serve opens the server and serves. The service manager knows the state of it.
+func serve(ctx, now context.Context, o server.Options) error {
+	manager := service.New(o.Log)
+	s, err := server.Open(ctx, o)
+	if err != nil {
+		return cli.Fail(err)
+	}
+	manager.Ready(strings.Join(s.Addresses(), " "))
+	ended := make(chan struct{})
+	defer close(ended)
+	go reload(s, manager, o.Log, ended)
+	go manager.Watch(ended)
+	defer context.AfterFunc(ctx, func() { manager.Stopping(o.Config.Limits.End) })()
+	if err := s.Serve(ctx, now); err != nil {
+		return cli.Fail(err)
+	}
+	return nil
+}
+
+// settings returns the settings of the flags, the environment and the file.
+func (c *serveCmd) settings(dir string) (*config.Config, error) {
+	environ := os.Environ()
+	flags := map[string]string{}
+	for _, f := range []struct{ flag, variable, value string }{
+		{"--role", config.Prefix + "ROLES", strings.Join(c.Role, ",")},
+		{"--listen", config.Prefix + "LISTEN_ADDRESS", c.Listen},
+	} {
+		if f.value != "" {
+			environ = append(environ, f.variable+"="+f.value) // the last one counts
+			flags[f.variable] = f.flag
+		}
+	}
+	settings, err := config.Load(dir, c.Config, environ)
+	var problems config.Problems
+	if errors.As(err, &problems) {
+		for _, p := range problems {
+			if flag := flags[p.Source]; flag != "" {
+				p.Source = flag
+			}
+		}
+	}
+	return settings, err
+}
+
+// complain prints each problem of the settings in a line.
+func complain(a *cli.App, err error) error {
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		return cli.Exit(cli.ExitUsage, err)
+	}
+	for _, p := range problems {
+		terminal.Println(a.Stderr, "turn: "+terminal.Printable(p.Error()))
+		if p.Hint != "" {
+			terminal.Println(a.Stderr, "hint: "+terminal.Printable(p.Hint))
+		}
+	}
+	return cli.Exit(cli.ExitUsage, nil)
+}
+
+// logger logs to w as the settings say; -v lowers the level.
+func logger(w io.Writer, c config.Log, verbose int) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Level)) // the settings were checked
+	o := &slog.HandlerOptions{Level: level - slog.Level(4*verbose)}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(terminal.Cleaner(w), o))
+}
+
+// holder is the program turn that keeps sandboxes. An update of its file does not change the running
+// server's: the descriptor stays open.
+func holder(ctx context.Context) (sandboxes.Holder, error) {
+	path, err := host.FindTurn(ctx)
+	fd := -1
+	if err == nil {
+		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return sandboxes.Holder{}, turnstone.NewError("serve", turnstone.KindUnavailable, "turn",
+			err).WithHint("install turn " + turnstone.Version + " beside turn-server")
+	}
+	return sandboxes.Holder{Path: fmt.Sprintf("/proc/self/fd/%d", fd),
+		Args: []string{"turn", "sandbox", "hold"}}, nil
+}
+
+// endings returns a context that ends with the first SIGTERM or SIGINT, and one that ends with the
+// second.
+func endings(log *slog.Logger) (ctx, now context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	now, cancelNow := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	done := make(chan struct{})
+	go func() {
+		for _, f := range []func(){cancel, cancelNow} {
+			select {
+			case <-done:
+				return
+			case s := <-signals:
+				log.Info("signal", "name", s.String())
+				f()
+			}
+		}
+	}()
+	return ctx, now, func() {
+		signal.Stop(signals)
+		close(done)
+		cancel()
+		cancelNow()
+	}
+}
+
+// reload reads certificates again with each SIGHUP, until the server has ended.
+func reload(s *server.Server, manager *service.Manager, log *slog.Logger, ended chan struct{}) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	for {
+		select {
+		case <-ended:
+			return
+		case <-signals:
+			manager.Reloading()
+			if err := s.Reload(); err != nil {
+				log.Error("certificates cannot be read again", "error", err)
+			}
+			manager.Ready(strings.Join(s.Addresses(), " "))
+		}
+	}
+}

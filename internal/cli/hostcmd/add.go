@@ -1,0 +1,241 @@
+package hostcmd
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"io"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"golang.org/x/term"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/terminal"
+)
+
+type addCmd struct {
+	Name      string   `arg:"" help:"Name of the host, for turn host use."`
+	URL       string   `arg:"" help:"Address: https://…, http://LOOPBACK or unix:PATH."`
+	Pin       []string `help:"Trust nodes with this fingerprint (repeatable)." placeholder:"SHA256:…" sep:"none"`
+	TokenFile string   `help:"Read the token from FILE; - stores standard input." placeholder:"FILE"`
+	Use       bool     `help:"Also select the host for later commands."`
+	JSON      bool     `name:"json" help:"Print JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *addCmd) Help() string {
+	return `The server is asked for its nodes, whose keys sign what the client relies on. Compare
+each fingerprint with the operator of the node, where turn key ls prints the
+key: whoever stands between you and the node could show another one. Without --pin,
+turn asks on a terminal, and refuses without one.
+
+For a host that is known already, new nodes are added, and a node with another key
+than before is refused unless --pin names its new key.
+
+The token is read from its file for each call; mode 0600. TURN_TOKEN wins. Without
+a token file, a token in TURN_TOKEN is used and not stored.`
+}
+
+// Examples returns command lines for the help.
+func (c *addCmd) Examples() []string {
+	return []string{
+		"turn host add work https://turn.example.org --token-file work.token",
+		"turn host add ci $URL --pin SHA256:uUGyLs3zBOnBK1ONAHBtP7b1FSZQTqLPLJHCXbLbHRg",
+	}
+}
+
+// Run adds the host.
+func (c *addCmd) Run(a *cli.App) error {
+	return a.Do(func(ctx context.Context) error {
+		if err := hosts.CheckName(c.Name); err != nil {
+			return err
+		}
+		address, err := remote.ParseAddress(c.URL)
+		if err != nil {
+			return err
+		}
+		s, err := store(a)
+		if err != nil {
+			return err
+		}
+		h, err := c.known(s, address)
+		if err != nil {
+			return err
+		}
+		file, err := tokenFile(a, s, c.Name, c.TokenFile)
+		if err != nil {
+			return err
+		}
+		h.TokenFile = cmp.Or(file, h.TokenFile)
+		nodes, own, err := c.nodes(ctx, a, address, h)
+		if err == nil && (!own || len(c.Pin) > 0) {
+			err = c.accept(a, address, h, nodes)
+		}
+		if err != nil {
+			if c.TokenFile == "-" {
+				_ = s.Forget(&hosts.Host{TokenFile: file})
+			}
+			return err
+		}
+		if err := s.Change(ctx, func(l *hosts.List) error {
+			l.Hosts[c.Name] = h
+			if c.Use {
+				l.Current = c.Name
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		return c.added(a, h)
+	})
+}
+
+// added prints the host.
+func (c *addCmd) added(a *cli.App, h *hosts.Host) error {
+	current, err := a.CurrentHost()
+	if err != nil {
+		return err
+	}
+	rep, err := report(c.Name, h, current)
+	return a.Result(rep, err, func(w io.Writer) {
+		for _, n := range rep.Nodes {
+			terminal.Println(w, c.Name+": node "+n.Name+" "+n.Key)
+		}
+		if !rep.Current {
+			terminal.Println(w, "turn host use "+c.Name+" selects it")
+		}
+	})
+}
+
+// known returns a copy of the host of this name, or a new one.
+func (c *addCmd) known(s hosts.Store, address remote.Address) (*hosts.Host, error) {
+	list, err := s.Load()
+	if err != nil {
+		return nil, err
+	}
+	h := &hosts.Host{URL: address.String(), Nodes: map[string][]string{}}
+	old := list.Hosts[c.Name]
+	if old == nil {
+		return h, nil
+	}
+	if old.URL != h.URL {
+		return nil, turnstone.Errorf("host.add", turnstone.KindInvalid, "host "+c.Name,
+			"is %s already", old.URL).
+			WithHint("choose another name, or remove it with turn host rm " + c.Name)
+	}
+	h.TokenFile = old.TokenFile
+	for node, keys := range old.Nodes {
+		h.Nodes[node] = slices.Clone(keys)
+	}
+	return h, nil
+}
+
+// nodes asks the server for its nodes. What it answers is not believed yet, except over a socket of
+// this user.
+func (c *addCmd) nodes(ctx context.Context, a *cli.App, address remote.Address, h *hosts.Host) (
+	nodes []NodeReport, own bool, err error) {
+	server, own, err := a.Unpinned(ctx, address, h)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = server.Close() }()
+	answer, err := server.Server.ListNodes(ctx, connect.NewRequest(&v1.ListNodesRequest{}))
+	if err != nil {
+		return nil, false, err
+	}
+	for _, n := range answer.Msg.Nodes {
+		k, err := key.Parse(n.Key)
+		if err == nil {
+			err = turnstone.CheckName("node", n.Name)
+		}
+		if err != nil {
+			return nil, false, turnstone.NewError("host.add", turnstone.KindIntegrity, address.String(), err)
+		}
+		nodes = append(nodes, NodeReport{n.Name, k.ID(), n.Key})
+	}
+	if len(nodes) == 0 {
+		return nil, false, turnstone.Errorf("host.add", turnstone.KindUnavailable, address.String(),
+			"has no node that runs").WithHint("start a node: turn serve --role node")
+	}
+	return nodes, own, nil
+}
+
+// accept adds the nodes that the user trusts to h.
+func (c *addCmd) accept(a *cli.App, address remote.Address, h *hosts.Host,
+	nodes []NodeReport) error {
+	if len(c.Pin) > 0 {
+		return c.pinned(address, h, nodes)
+	}
+	var unknown []NodeReport
+	for _, n := range nodes {
+		switch keys := h.Nodes[n.Name]; {
+		case slices.Contains(keys, n.Public):
+		case len(keys) > 0:
+			return turnstone.Errorf("host.add", turnstone.KindIntegrity, address.String(),
+				"node %s shows another key than before: %s. Its key was replaced, or somebody stands "+
+					"between you and the node", n.Name, n.Key).
+				WithHint("ask the node's operator for its fingerprint, and name it with --pin")
+		default:
+			unknown = append(unknown, n)
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	if err := c.ask(a, address, unknown); err != nil {
+		return err
+	}
+	for _, n := range unknown {
+		h.Nodes[n.Name] = []string{n.Public}
+	}
+	return nil
+}
+
+// pinned adds the nodes whose fingerprints the user named; they replace older keys.
+func (c *addCmd) pinned(address remote.Address, h *hosts.Host, nodes []NodeReport) error {
+	var missing []string
+	for _, pin := range c.Pin {
+		found := false
+		for _, n := range nodes {
+			if n.Key == strings.TrimSpace(pin) {
+				h.Nodes[n.Name], found = []string{n.Public}, true
+			}
+		}
+		if !found {
+			missing = append(missing, pin)
+		}
+	}
+	if len(missing) > 0 {
+		return turnstone.Errorf("host.add", turnstone.KindIntegrity, address.String(),
+			"has no node with the key %.200s: %s", strings.Join(missing, ", "), fingerprints(nodes)).
+			WithHint("do not use this server before you know why its nodes have other keys")
+	}
+	return nil
+}
+
+// ask shows the fingerprints, and asks for the user's trust.
+func (c *addCmd) ask(a *cli.App, address remote.Address, nodes []NodeReport) error {
+	refused := turnstone.Errorf("host.add", turnstone.KindInvalid, address.String(),
+		"its nodes are not trusted yet: %s", fingerprints(nodes)).
+		WithHint("compare each with turn key ls on its machine, and name it with --pin")
+	if !term.IsTerminal(int(a.Stdin.Fd())) || c.TokenFile == "-" {
+		return refused
+	}
+	terminal.Println(a.Stderr, "The authenticity of "+address.String()+" cannot be established.")
+	for _, n := range nodes {
+		terminal.Println(a.Stderr, "node "+n.Name+" has the key "+n.Key)
+	}
+	terminal.Printf(a.Stderr, "Trust these keys? (yes/no) ")
+	answer, _ := bufio.NewReader(io.LimitReader(a.Stdin, 1<<10)).ReadString('\n')
+	if strings.TrimSpace(answer) != "yes" {
+		return refused
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package hostcmd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/terminal"
+)
+
+// TokenCmd has the commands below turn token.
+type TokenCmd struct {
+	Create createCmd  `cmd:"" help:"Create a token for the API, and print it."`
+	Ls     tokenLsCmd `cmd:"" help:"List tokens, without their secrets."`
+	Revoke revokeCmd  `cmd:"" help:"End tokens before their time."`
+}
+
+// withServer calls f with the current host, or with the server of this machine.
+func withServer(a *cli.App, f func(ctx context.Context, s *remote.Server) error) error {
+	return a.Do(func(ctx context.Context) error {
+		s, err := a.Server(ctx)
+		if err == nil && s == nil {
+			s, err = a.OperatorServer(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(ctx, s), s.Close())
+	})
+}
+
+// A TokenReport describes a token.
+type TokenReport struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Tenant  string    `json:"tenant"`
+	Subject string    `json:"subject"`
+	Scopes  []string  `json:"scopes"`
+	Created time.Time `json:"created,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
+	Revoked bool      `json:"revoked"`
+}
+
+// A CreatedToken is the output of turn token create.
+type CreatedToken struct {
+	TokenReport
+	Token string `json:"token"` // the secret, which is shown once
+}
+
+// A TokensReport is the output of turn token ls.
+type TokensReport struct {
+	Tokens []TokenReport `json:"tokens"`
+}
+
+func tokenReport(t *v1.Token) TokenReport {
+	r := TokenReport{ID: t.GetTokenId(), Name: t.GetName(), Tenant: t.GetTenant(),
+		Subject: t.GetSubject(), Scopes: append([]string{}, t.GetScopes()...),
+		Revoked: t.GetRevoked()}
+	if t.GetCreated() != nil {
+		r.Created = t.GetCreated().AsTime()
+	}
+	if t.GetExpires() != nil {
+		r.Expires = t.GetExpires().AsTime()
+	}
+	return r
+}
+
+type createCmd struct {
+	Name     string        `required:"" help:"Name of the token, for turn token ls." placeholder:"NAME"`
+	TTL      time.Duration `name:"ttl" default:"24h" help:"Time to its end (default: 24h)." placeholder:"24h"`
+	Scope    []string      `help:"Grant this right (repeatable)." placeholder:"SERVICE:ACTION" sep:","`
+	Session  []string      `help:"Only for sessions of this pattern (repeatable)." placeholder:"PATTERN" sep:"none"`
+	Template []string      `help:"Only for templates of this pattern (repeatable)." placeholder:"PATTERN" sep:"none"`
+	Tenant   string        `help:"Create it for this tenant." placeholder:"NAME"`
+	Subject  string        `help:"Whom the token is for (default: its name)." placeholder:"TEXT"`
+	JSON     bool          `name:"json" help:"Print JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *createCmd) Help() string {
+	return `The token is printed once and stored nowhere. It grants at most what your own token
+grants; on the server's own machine, the operator's socket needs no token. Without
+--scope it may use turns, sandboxes, sessions, templates and usage, and list nodes.
+Rights are such as turns:run, sandboxes:* and tokens:issue.`
+}
+
+// Examples returns command lines for the help.
+func (c *createCmd) Examples() []string {
+	return []string{
+		"turn token create --name ci --ttl 24h",
+		"turn token create --name nightly --scope turns:run,turns:read --session 'ci-*'",
+	}
+}
+
+// Validate is called by kong.
+func (c *createCmd) Validate() error {
+	if c.TTL < time.Second {
+		return errors.New("--ttl: a token lives for at least a second")
+	}
+	return nil
+}
+
+// Run creates the token.
+func (c *createCmd) Run(a *cli.App) error {
+	return withServer(a, func(ctx context.Context, s *remote.Server) error {
+		answer, err := s.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{
+			Name: c.Name, Ttl: durationpb.New(c.TTL), Tenant: c.Tenant, Subject: c.Subject,
+			Scopes: c.Scope, Sessions: c.Session, Templates: c.Template}))
+		if err != nil {
+			return err
+		}
+		made := CreatedToken{tokenReport(answer.Msg.Token), answer.Msg.Secret}
+		return a.Result(made, nil, func(w io.Writer) { terminal.Println(w, made.Token) })
+	})
+}
+
+type tokenLsCmd struct {
+	JSON bool `name:"json" help:"Print JSON."`
+}
+
+// maxPages bounds the pages of a list.
+const maxPages = 1000
+
+// Run lists the tokens.
+func (c *tokenLsCmd) Run(a *cli.App) error {
+	return withServer(a, func(ctx context.Context, s *remote.Server) error {
+		rep, page := TokensReport{[]TokenReport{}}, &v1.Page{Size: 100}
+		for range maxPages {
+			answer, err := s.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{
+				Page: page}))
+			if err != nil {
+				return err
+			}
+			for _, t := range answer.Msg.Tokens {
+				rep.Tokens = append(rep.Tokens, tokenReport(t))
+			}
+			page.Token = answer.Msg.NextPageToken
+			if page.Token == "" {
+				break
+			}
+		}
+		return a.Result(rep, nil, func(w io.Writer) {
+			terminal.List(w, false, "ID\tNAME\tTENANT\tEXPIRES\tSTATUS", rep.Tokens,
+				func(t TokenReport) []any {
+					return []any{t.ID, t.Name, t.Tenant, t.Expires.UTC().Format(time.RFC3339),
+						t.status()}
+				})
+		})
+	})
+}
+
+func (t TokenReport) status() string {
+	switch {
+	case t.Revoked:
+		return "revoked"
+	case !t.Expires.IsZero() && time.Now().After(t.Expires):
+		return "expired"
+	}
+	return "valid"
+}
+
+type revokeCmd struct {
+	ID   []string `arg:"" help:"IDs of tokens, as turn token ls prints them."`
+	JSON bool     `name:"json" help:"Print JSON."`
+}
+
+// Run revokes the tokens.
+func (c *revokeCmd) Run(a *cli.App) error {
+	return withServer(a, func(ctx context.Context, s *remote.Server) error {
+		rep := cli.RemovedReport{Removed: []string{}}
+		for _, id := range c.ID {
+			if _, err := s.Server.RevokeToken(ctx, connect.NewRequest(&v1.RevokeTokenRequest{
+				TokenId: id})); err != nil {
+				return a.Partial(rep, err)
+			}
+			rep.Removed = append(rep.Removed, id)
+		}
+		return a.Result(rep, nil, nil)
+	})
+}

@@ -1,0 +1,6 @@
+package sandboxcmd
+
+import "os"
+
+// notifyResize does nothing: Windows has no such signal.
+func notifyResize(chan<- os.Signal) {}

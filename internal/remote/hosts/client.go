@@ -1,0 +1,183 @@
+package hosts
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// SocketFile is the name of the operator's socket in the state directory of a server.
+const SocketFile = "server.sock"
+
+// A Client connects to hosts.
+type Client struct {
+	Dir   string // the state directory; empty: the user's
+	Token string // in place of the tokens of hosts; empty: theirs
+}
+
+// store opens the state directory, which it creates.
+func (c Client) store() (Store, error) {
+	dir, err := statedir.Open(c.Dir)
+	return Store{Dir: dir}, err
+}
+
+// LastSession returns the path of a file that notes the session which was used last at an address.
+func (c Client) LastSession(address remote.Address) (string, error) {
+	store, err := c.store()
+	if err != nil {
+		return "", err
+	}
+	dir, err := store.Dir.MkdirAll(folder, "last")
+	if err != nil {
+		return "", saved(dir, err)
+	}
+	return filepath.Join(dir, turnstone.DigestBytes([]byte(address.String())).Hex()[:16]), nil
+}
+
+// Server returns the server of a host: its name or its address, Auto or Local. It is
+// nil for this machine alone.
+func (c Client) Server(ctx context.Context, host string) (*remote.Server, error) {
+	switch {
+	case host == "" || host == Local:
+		return nil, nil
+	case host == Auto:
+		return c.ownServer(ctx)
+	}
+	store, err := c.store()
+	if err != nil {
+		return nil, err
+	}
+	list, err := store.Load()
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{URL: host}
+	if known := list.Hosts[host]; known != nil {
+		h = known
+	} else if !strings.Contains(host, ":") {
+		_, _, err := list.Find(host)
+		return nil, err
+	}
+	address, err := remote.ParseAddress(h.URL)
+	if err != nil {
+		return nil, err
+	}
+	if _, known, err := list.Find(address.String()); err == nil {
+		h = known
+	} else if !address.Loopback() {
+		return nil, err // nobody could vouch for its nodes
+	}
+	return c.connect(ctx, store, address, h)
+}
+
+// Operator returns the server of this machine over the operator's socket. The error is of kind
+// Unavailable if none runs.
+func (c Client) Operator(ctx context.Context) (*remote.Server, error) {
+	dir, err := statedir.Locate(c.Dir)
+	if err != nil {
+		return nil, err
+	}
+	address, err := remote.ParseAddress("unix:" + filepath.Join(dir, SocketFile))
+	if err != nil {
+		return nil, err
+	}
+	if err := address.Own(ctx); err != nil {
+		return nil, err
+	}
+	store, err := c.store()
+	if err != nil {
+		return nil, err
+	}
+	return c.connect(ctx, store, address, &Host{})
+}
+
+// ownServer returns the server of this machine, or nil if none runs.
+func (c Client) ownServer(ctx context.Context) (*remote.Server, error) {
+	s, err := c.Operator(ctx)
+	if turnstone.KindOf(err) == turnstone.KindUnavailable {
+		return nil, nil
+	}
+	return s, err
+}
+
+// connect returns the server at an address. A socket of this user needs no pins and no token.
+func (c Client) connect(ctx context.Context, store Store, address remote.Address,
+	h *Host) (*remote.Server, error) {
+	pair, err := store.ClientKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o := remote.ServerOptions{Address: address, Key: pair, Token: c.token(h),
+		Pins: pins(store.Dir, address, h)}
+	if address.Socket() != "" && len(h.Nodes) == 0 {
+		o.Own = true
+	}
+	return remote.NewServer(o), nil
+}
+
+// Unpinned returns the server at an address, to ask for its nodes, whose channels are not trusted. own
+// reports a socket of this user, whose nodes need no pins.
+func (c Client) Unpinned(ctx context.Context, address remote.Address, h *Host) (
+	s *remote.Server, own bool, err error) {
+	store, err := c.store()
+	if err != nil {
+		return nil, false, err
+	}
+	pair, err := store.ClientKey(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	own = address.Socket() != "" && address.Own(ctx) == nil
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Own: own,
+		Token: c.token(h), Pins: pins(store.Dir, address, &Host{})}), own, nil
+}
+
+// token returns the token of TURN_TOKEN, or of the host.
+func (c Client) token(h *Host) remote.Token {
+	return func() (string, error) {
+		switch {
+		case c.Token != "":
+			return strings.TrimSpace(c.Token), nil
+		case h.TokenFile == "":
+			return "", nil
+		}
+		token, err := ReadToken(h.TokenFile)
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			return "", turnstone.NewError("host.token", turnstone.KindInvalid, h.TokenFile, err).
+				WithHint("store a token with turn host add --token-file, or set TURN_TOKEN")
+		}
+		return token, err
+	}
+}
+
+// pins returns who may sign the statements of nodes: the keys of the host, and on this machine the
+// key of this state directory's own node.
+func pins(dir *statedir.Dir, address remote.Address, h *Host) func(string) (attest.Pins,
+	error) {
+	return func(node string) (attest.Pins, error) {
+		ring := key.Ring{Dir: dir}
+		trust, err := ring.List()
+		if err != nil {
+			return nil, err
+		}
+		if err := h.Pin(trust, node); err != nil {
+			return nil, err
+		}
+		if address.Loopback() {
+			own, err := ring.Own()
+			if err != nil {
+				return nil, err
+			}
+			if k, has := own[key.Node]; has {
+				trust.Add(key.Entry{Key: k, Role: key.Node})
+			}
+		}
+		return trust, nil
+	}
+}

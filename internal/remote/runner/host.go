@@ -1,0 +1,80 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/remote/atnode"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Host has the operations of executor.Executor at a server: its turns run there, and its sessions
+// are there. It is safe for concurrent use.
+type Host struct {
+	*atnode.Executor
+	turns     Runner
+	substrate string
+}
+
+// Options are what a Host needs of this machine.
+type Options struct {
+	Dir  string // the state directory, whose keys verify receipts
+	Last string // path of a file that notes the session that was used last
+	// Substrate is the default of requests on this machine: a request with this value selects none
+	// at the server.
+	Substrate string
+}
+
+// Open returns the executor of a server, which it owns.
+func Open(s *remote.Server, o Options) *Host {
+	x := &atnode.Executor{Dir: o.Dir, Last: o.Last, Dial: func(ctx context.Context) (*wire.Client, error) {
+		stream, err := s.NodeChannel(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		return wire.NewClient(stream), nil
+	}}
+	return &Host{x, Runner{Server: s, Copy: x.CopyOut}, o.Substrate}
+}
+
+// Close closes the connections.
+func (h *Host) Close() error { return errors.Join(h.Executor.Close(), h.turns.Server.Close()) }
+
+// there returns a request without what concerns this machine.
+func (h *Host) there(req executor.Request) executor.Request {
+	if req.Substrate == h.substrate || req.Substrate == "auto" {
+		req.Substrate = ""
+	}
+	return req
+}
+
+// Run is Runner.Run.
+func (h *Host) Run(ctx context.Context, req executor.Request, obs executor.Observer) (
+	*turnstone.TurnReport, error) {
+	return h.turns.Run(ctx, h.there(req), obs)
+}
+
+// Times is Runner.Times.
+func (h *Host) Times(ctx context.Context, req executor.Request, n int, obs executor.Observer) (
+	*turnstone.TurnReport, error) {
+	return h.turns.Times(ctx, h.there(req), n, obs)
+}
+
+// Frozen is executor.Executor.Frozen. A grant of the session names the receipt's.
+func (h *Host) Frozen(ctx context.Context, name string, receipt []byte, req executor.Request,
+	obs executor.Observer) (*turnstone.FrozenReport, error) {
+	req = h.there(req)
+	if slices.Contains(req.Grant, "session") {
+		if _, claims, err := document.ReadReceipt(name, receipt); err == nil {
+			req.Session = either(req.Session, string(claims.Info.Session))
+		}
+		req.Grant = slices.DeleteFunc(slices.Clone(req.Grant),
+			func(key string) bool { return key == "session" })
+	}
+	return h.Executor.Frozen(ctx, name, receipt, req, obs)
+}

@@ -1,0 +1,189 @@
+package remote
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/sandboxes/access"
+)
+
+// lingerTime is how long a command in a sandbox and its client wait for each other after a lost
+// connection.
+const lingerTime = 10 * time.Minute
+
+// Bounds of lists.
+const (
+	pageSize = 100
+	maxPages = 100
+)
+
+// Sandboxes are the sandboxes of a server, with the methods of a sandboxes.Store. Their life is in
+// control calls; commands, files and their environment go through the sandbox's channel, which the
+// server cannot read. The methods are safe for concurrent use.
+type Sandboxes struct {
+	*access.Access
+	calls  connectv1.SandboxServiceClient
+	client func() *v1.ChannelClient
+	open   func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
+}
+
+// AllSandboxes returns the sandboxes of the server.
+func (s *Server) AllSandboxes() *Sandboxes {
+	b := &Sandboxes{calls: s.Sandboxes, open: s.SandboxChannel, client: func() *v1.ChannelClient {
+		c, _ := s.asker()
+		return c
+	}}
+	b.Access = &access.Access{Open: b.open, Linger: lingerTime,
+		Info: func(ctx context.Context, id turnstone.SandboxID) (access.Sandbox, error) {
+			i, err := b.get(ctx, id)
+			return accessOf(i), err
+		}}
+	return b
+}
+
+func accessOf(i sandboxes.Info) access.Sandbox {
+	a := access.Sandbox{Title: i.Title(), Workdir: i.Workdir, User: i.User}
+	if i.State.Final() {
+		a.Ended = string(i.State) + ": " + i.Reason
+	}
+	return a
+}
+
+// List returns the sandboxes that have not ended, and those that have ended without a request,
+// oldest first. The server forgets ended sandboxes by itself.
+func (b *Sandboxes) List(ctx context.Context) ([]sandboxes.Info, error) {
+	all, err := b.list(ctx, &v1.SandboxFilter{})
+	infos := []sandboxes.Info{}
+	for n := len(all) - 1; n >= 0; n-- {
+		if s := all[n]; s.Reason != v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED {
+			infos = append(infos, infoOf(s))
+		}
+	}
+	return infos, err
+}
+
+// list returns what a filter selects, newest first.
+func (b *Sandboxes) list(ctx context.Context, f *v1.SandboxFilter) (all []*v1.Sandbox, err error) {
+	token := ""
+	for range maxPages {
+		a, err := b.calls.ListSandboxes(ctx, connect.NewRequest(&v1.ListSandboxesRequest{Filter: f,
+			Page: &v1.Page{Size: pageSize, Token: token}}))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a.Msg.Sandboxes...)
+		if token = a.Msg.NextPageToken; token == "" {
+			return all, nil
+		}
+	}
+	return all, turnstone.Errorf("sandbox.list", turnstone.KindExhausted, "the server",
+		"has more than %d sandboxes", maxPages*pageSize)
+}
+
+// getTime bounds Get.
+const getTime = 30 * time.Second
+
+// Get returns the sandbox with this ID.
+func (b *Sandboxes) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), getTime)
+	defer cancel()
+	return b.get(ctx, id)
+}
+
+func (b *Sandboxes) get(ctx context.Context, id turnstone.SandboxID) (sandboxes.Info, error) {
+	a, err := b.calls.GetSandbox(ctx, connect.NewRequest(&v1.GetSandboxRequest{
+		SandboxId: string(id)}))
+	if err != nil {
+		return sandboxes.Info{}, err
+	}
+	return infoOf(a.Msg.Sandbox), nil
+}
+
+// live are the states of sandboxes that have not ended.
+var live = []v1.SandboxState{v1.SandboxState_SANDBOX_STATE_CREATING,
+	v1.SandboxState_SANDBOX_STATE_READY, v1.SandboxState_SANDBOX_STATE_RUNNING}
+
+// Find returns the sandbox that ref names: an ID, a unique prefix of the ID of a sandbox that has
+// not ended, or a name. The errors are those of sandboxes.Store.Find.
+func (b *Sandboxes) Find(ctx context.Context, ref string) (sandboxes.Info, error) {
+	if idForm.MatchString(ref) {
+		i, err := b.get(ctx, turnstone.SandboxID(ref))
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			err = notFound(ref)
+		}
+		return i, err
+	}
+	if !strings.HasPrefix(ref, "sb_") {
+		return b.named(ctx, ref)
+	}
+	all, err := b.list(ctx, &v1.SandboxFilter{States: live})
+	if err != nil {
+		return sandboxes.Info{}, err
+	}
+	var begun []*v1.Sandbox
+	for _, s := range all {
+		if len(ref) > len("sb_") && strings.HasPrefix(s.SandboxId, ref) {
+			begun = append(begun, s)
+		}
+	}
+	switch len(begun) {
+	case 0:
+		return sandboxes.Info{}, notFound(ref)
+	case 1:
+		return infoOf(begun[0]), nil
+	}
+	return sandboxes.Info{}, turnstone.Errorf("sandbox.find", turnstone.KindInvalid, "sandbox "+ref,
+		"%d sandboxes have this prefix", len(begun)).
+		WithHint("write more of the ID, as turn sandbox ls lists it")
+}
+
+// named returns the sandbox with a name: that which has not ended, or else the newest.
+func (b *Sandboxes) named(ctx context.Context, name string) (sandboxes.Info, error) {
+	if sandboxes.CheckName(name) != nil {
+		return sandboxes.Info{}, notFound(name) // no sandbox has such a name
+	}
+	all, err := b.list(ctx, &v1.SandboxFilter{Name: name})
+	if err != nil {
+		return sandboxes.Info{}, err
+	}
+	for _, s := range all {
+		if i := infoOf(s); !i.State.Final() {
+			return i, nil
+		}
+	}
+	for _, s := range all {
+		return infoOf(s), nil
+	}
+	return sandboxes.Info{}, notFound(name)
+}
+
+func notFound(ref string) error {
+	return turnstone.Errorf("sandbox.find", turnstone.KindNotFound,
+		fmt.Sprintf("sandbox %.80s", ref),
+		"no such sandbox").WithHint("list the sandboxes with turn sandbox ls")
+}
+
+// Stop ends a sandbox; the server keeps its record for some days.
+func (b *Sandboxes) Stop(ctx context.Context, id turnstone.SandboxID) error {
+	return b.Remove(ctx, id)
+}
+
+// Remove ends a sandbox.
+func (b *Sandboxes) Remove(ctx context.Context, id turnstone.SandboxID) error {
+	_, err := b.calls.DeleteSandbox(ctx, connect.NewRequest(&v1.DeleteSandboxRequest{
+		SandboxId: string(id)}))
+	return err
+}
+
+// idempotencyKey returns a key that makes repetitions of one call one call.
+func idempotencyKey() string { return rand.Text() }

@@ -1,0 +1,256 @@
+package remote
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/websocket"
+
+	"connectrpc.com/connect"
+)
+
+// Times of connections.
+const (
+	connectTime   = 10 * time.Second
+	handshakeTime = 30 * time.Second
+	idleTime      = 90 * time.Second
+	pingTime      = 30 * time.Second
+)
+
+// A Token returns the token of the caller, or "" for none. It is asked for each call.
+type Token func() (string, error)
+
+// ServerOptions say how to reach a server, and whom to trust behind it.
+type ServerOptions struct {
+	Address Address
+	Token   Token // nil: none
+	// Pins returns who may sign statements about the node with this name, or, without a name, about
+	// a sandbox of any node.
+	Pins func(node string) (attest.Pins, error)
+	// Own, in place of Pins and Token, is for a socket of this user: each connection checks that the
+	// other end is a process of this user or of root, and every node behind it is trusted.
+	Own bool
+	Key channel.KeyPair // of this client
+	// TLS is the configuration of https: addresses; nil: the system's authorities.
+	TLS *tls.Config
+}
+
+// A Server is a client's view of a server: its services, and the channels behind it. The server is
+// not trusted with content. Its methods are safe for concurrent use.
+type Server struct {
+	Sandboxes connectv1.SandboxServiceClient
+	Turns     connectv1.TurnServiceClient
+	Sessions  connectv1.SessionServiceClient
+	Templates connectv1.TemplateServiceClient
+	Server    connectv1.ServerServiceClient
+
+	o         ServerOptions
+	connect   func(ctx context.Context, network, addr string) (net.Conn, error)
+	transport *http.Transport
+}
+
+// anyNode trusts every key: the connection has shown whose the server is.
+type anyNode struct{}
+
+// Vouch implements attest.Pins.
+func (anyNode) Vouch(k key.Public, role key.Role, _ time.Time) (key.Entry, error) {
+	return key.Entry{Key: k, Role: role}, nil
+}
+
+// NewServer returns a server. It connects when it is used. Close it.
+func NewServer(o ServerOptions) *Server {
+	s := &Server{o: o, connect: o.Address.dial}
+	if o.Own {
+		s.connect, s.o.Token = o.Address.dialOwn, nil
+		s.o.Pins = func(string) (attest.Pins, error) { return anyNode{}, nil }
+	}
+	s.transport = &http.Transport{DialContext: s.connect, ForceAttemptHTTP2: true,
+		TLSHandshakeTimeout: connectTime, IdleConnTimeout: idleTime, TLSClientConfig: s.tls(),
+		MaxResponseHeaderBytes: 64 << 10,
+		HTTP2:                  &http.HTTP2Config{SendPingTimeout: pingTime, PingTimeout: pingTime}}
+	client := &http.Client{Transport: s.transport, CheckRedirect: s.redirected}
+	options := append(api.ClientOptions(), connect.WithInterceptors(&caller{server: s,
+		pause: retryPause}))
+	base := o.Address.control()
+	s.Sandboxes = connectv1.NewSandboxServiceClient(client, base, options...)
+	s.Turns = connectv1.NewTurnServiceClient(client, base, options...)
+	s.Sessions = connectv1.NewSessionServiceClient(client, base, options...)
+	s.Templates = connectv1.NewTemplateServiceClient(client, base, options...)
+	s.Server = connectv1.NewServerServiceClient(client, base, options...)
+	return s
+}
+
+// Close closes idle connections. Channels that are open stay.
+func (s *Server) Close() error {
+	s.transport.CloseIdleConnections()
+	return nil
+}
+
+// Address returns the server's address.
+func (s *Server) Address() Address { return s.o.Address }
+
+// Key returns the public key of this client.
+func (s *Server) Key() channel.PublicKey { return s.o.Key.Public }
+
+func (s *Server) tls() *tls.Config {
+	if s.o.TLS == nil {
+		return &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	return s.o.TLS.Clone()
+}
+
+// redirected refuses to follow a redirection, because the token would follow too.
+func (s *Server) redirected(to *http.Request, _ []*http.Request) error {
+	return turnstone.Errorf("host.call", turnstone.KindInvalid, s.o.Address.String(),
+		"redirects to %.100s", to.URL.Scheme+"://"+to.URL.Host).
+		WithHint("use that address with turn host add if you trust it")
+}
+
+// maxToken bounds a token in bytes, as servers do.
+const maxToken = 16 << 10
+
+// authorization returns the header of a call, or "".
+func (s *Server) authorization() (string, error) {
+	if s.o.Token == nil {
+		return "", nil
+	}
+	token, err := s.o.Token()
+	if err != nil || token == "" {
+		return "", err
+	}
+	if len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool {
+		return r <= ' ' || r > '~'
+	}) {
+		return "", turnstone.Errorf("host.token", turnstone.KindInvalid, "the token",
+			"is too long, or has characters that no token has").
+			WithHint("set TURN_TOKEN to what turn token create printed")
+	}
+	return "Bearer " + token, nil
+}
+
+// asker returns the client's part of a new statement, and its nonce.
+func (s *Server) asker() (*v1.ChannelClient, attest.Nonce) {
+	var nonce attest.Nonce
+	_, _ = rand.Read(nonce[:]) // documented never to fail
+	return &v1.ChannelClient{ClientPublicKey: s.o.Key.Public[:], Nonce: nonce[:]}, nonce
+}
+
+// An offer is what a server answers about a channel. It is not believed before open has checked it.
+type offer struct {
+	channel *v1.Channel
+	node    string // whose statement it has to be; empty: any pinned node's
+	about   string // the statement's subject
+	nonce   attest.Nonce
+	owner   string // the key that the client named as owner; may be empty
+}
+
+// nodeOffer returns the offer of a channel to a node.
+func nodeOffer(c *v1.Channel, node string, nonce attest.Nonce) offer {
+	return offer{channel: c, node: node, about: "node:" + node, nonce: nonce}
+}
+
+// open checks an offer and opens its channel.
+func (s *Server) open(ctx context.Context, o offer) (io.ReadWriteCloser, error) {
+	pins, err := s.o.Pins(o.node)
+	if err != nil {
+		return nil, err
+	}
+	signed, err := verify(ctx, o.channel.GetAttestation(), attest.Expected{
+		Pins: pins, About: o.about, Client: s.o.Key.Public, Nonce: o.nonce,
+		Owner: o.owner})
+	if err != nil {
+		return nil, s.distrusted(err)
+	}
+	stream, err := s.dial(ctx, o.channel.GetPath())
+	if err != nil {
+		return nil, err
+	}
+	c, err := channel.Client(ctx, stream, channel.ClientConfig{Key: s.o.Key,
+		Server: signed.ServerKey, Statement: signed.Digest})
+	if err != nil {
+		return nil, s.distrusted(err)
+	}
+	return c, nil
+}
+
+// dial opens the WebSocket at a path that the server answered.
+func (s *Server) dial(ctx context.Context, path string) (io.ReadWriteCloser, error) {
+	to, err := s.o.Address.channel(path)
+	if err != nil {
+		return nil, err
+	}
+	header := http.Header{}
+	auth, err := s.authorization()
+	if err != nil {
+		return nil, err
+	}
+	if auth != "" {
+		header.Set("Authorization", auth)
+	}
+	config := s.tls()
+	config.NextProtos = []string{"http/1.1"} // WebSockets over HTTP/2 are rare
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	d := websocket.Dialer{TLS: config, Net: s.connect}
+	stream, err := d.Dial(ctx, to, header)
+	if err != nil {
+		return nil, s.unreached(err)
+	}
+	return stream, nil
+}
+
+// NodeChannel opens a channel to a node, for the wire's domains Turn, Session and Template. Without
+// a name, the server selects the node.
+func (s *Server) NodeChannel(ctx context.Context, node string) (io.ReadWriteCloser, error) {
+	client, nonce := s.asker()
+	a, err := s.Sessions.ConnectNode(ctx, connect.NewRequest(&v1.ConnectNodeRequest{Node: node,
+		Client: client}))
+	if err != nil {
+		return nil, err
+	}
+	return s.open(ctx, nodeOffer(a.Msg.Channel, cmp.Or(node, a.Msg.Node), nonce))
+}
+
+// SessionChannel is NodeChannel for the node of a session.
+func (s *Server) SessionChannel(ctx context.Context, session string) (io.ReadWriteCloser, error) {
+	client, nonce := s.asker()
+	a, err := s.Sessions.ConnectSession(ctx, connect.NewRequest(&v1.ConnectSessionRequest{
+		Session: session, Client: client}))
+	if err != nil {
+		return nil, err
+	}
+	return s.open(ctx, nodeOffer(a.Msg.Channel, a.Msg.Session.GetNode(), nonce))
+}
+
+// SandboxChannel opens a channel to a sandbox, whose agent is at the other end.
+func (s *Server) SandboxChannel(ctx context.Context, id turnstone.SandboxID) (
+	io.ReadWriteCloser, error) {
+	return s.OwnedSandboxChannel(ctx, id, "")
+}
+
+// OwnedSandboxChannel is SandboxChannel for a sandbox whose creator named an owner's key, as
+// "TYPE BASE64".
+func (s *Server) OwnedSandboxChannel(ctx context.Context, id turnstone.SandboxID, owner string) (
+	io.ReadWriteCloser, error) {
+	client, nonce := s.asker()
+	a, err := s.Sandboxes.ConnectSandbox(ctx, connect.NewRequest(&v1.ConnectSandboxRequest{
+		SandboxId: string(id), Client: client}))
+	if err != nil {
+		return nil, err
+	}
+	return s.open(ctx, offer{channel: a.Msg.Channel, about: string(id), nonce: nonce, owner: owner})
+}

@@ -1,0 +1,206 @@
+package remote
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"io"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/api"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/tarfiles"
+	"turnstone.dev/turnstone/internal/turnlog"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Dialer opens a channel to a node. The stream is the caller's to close.
+type Dialer func(ctx context.Context) (io.ReadWriteCloser, error)
+
+// A TurnRequest is one turn to run at a node.
+type TurnRequest struct {
+	Ticket   string // reserved for this client's key
+	Document *document.Document
+	Settings wire.TurnSettings
+	// Add are files of this machine for the sandbox. Those that the document names are among them:
+	// their paths begin in the document's folder, which only the caller knows.
+	Add []document.Transfer
+}
+
+// Turns runs turns at a node. It is safe for concurrent use; each turn has a connection of its own.
+type Turns struct {
+	Dial Dialer
+	// Patience is how long a lost connection is dialled again. Default: one hour.
+	Patience time.Duration
+	// Pause is the time before a lost connection is dialled again. It is doubled, up to five
+	// seconds, until bytes of the journal arrive. Default: 100 ms.
+	Pause time.Duration
+	// Tell gets a line when a connection is lost; nil: nobody.
+	Tell func(what string)
+}
+
+// Defaults of Turns, and the longest pause.
+const (
+	patience   = time.Hour
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// Run runs a turn and follows its progress, over as many connections as it takes: the turn runs
+// once. The result is that of executor.Executor.Run. When ctx ends, the turn is canceled, and Run
+// waits for its result; a second loss of the connection then ends Run. obs may be nil.
+func (t *Turns) Run(ctx context.Context, r TurnRequest, obs turnlog.Observer) (
+	*turnstone.TurnReport, error) {
+	return t.follow(ctx, &following{turns: t, req: r, journal: turnlog.NewReader(r.Document, obs)})
+}
+
+// Follow is Run for a turn that was started earlier: it starts none. The error is of kind NotFound
+// if the node has no turn of the ticket.
+func (t *Turns) Follow(ctx context.Context, ticket string, doc *document.Document,
+	obs turnlog.Observer) (*turnstone.TurnReport, error) {
+	return t.follow(ctx, &following{turns: t, req: TurnRequest{Ticket: ticket, Document: doc},
+		journal: turnlog.NewReader(doc, obs), started: true})
+}
+
+// follow runs a turn over as many connections as it takes.
+func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport, error) {
+	first, last := cmp.Or(t.Pause, firstPause), cmp.Or(t.Patience, patience)
+	pause, since := first, time.Now()
+	for {
+		before := f.journal.Offset()
+		err := f.connected(ctx)
+		if report, failed, ok := f.journal.Result(); ok {
+			return report, failed
+		}
+		if err == nil {
+			err = turnstone.Errorf("turn.attach", turnstone.KindDead, "the journal",
+				"ended without the turn's result")
+		}
+		if !lost(err) || ctx.Err() != nil {
+			return nil, err // a manipulated connection is not tried again
+		}
+		if f.journal.Offset() > before {
+			pause, since, f.told = first, time.Now(), false
+		}
+		if time.Since(since)+pause > last {
+			return nil, err
+		}
+		if t.Tell != nil && !f.told {
+			f.told = true
+			t.Tell("the connection to the node is lost, and the turn goes on there: connecting again")
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// lost reports whether another connection may help.
+func lost(err error) bool {
+	if channel.FaultOf(err) != "" && channel.FaultOf(err) != channel.FaultTruncated {
+		return false
+	}
+	return api.Retryable(err)
+}
+
+// following is one turn that a client follows.
+type following struct {
+	turns   *Turns
+	req     TurnRequest
+	journal *turnlog.Reader
+	tried   bool // to start the turn
+	started bool // the node said so
+	told    bool // that the connection is lost
+}
+
+// connected follows the turn over one connection.
+func (f *following) connected(ctx context.Context) error {
+	stream, err := f.turns.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	c := wire.NewClient(stream)
+	defer func() { _ = c.Close(); c.Wait() }()
+	// a turn whose start had no answer may run; its ticket starts no second one
+	if f.tried && !f.started {
+		err := f.follow(ctx, c)
+		if turnstone.KindOf(err) != turnstone.KindNotFound {
+			return err
+		}
+	}
+	if !f.started {
+		f.tried = true
+		if err := f.start(ctx, c); err != nil {
+			return err
+		}
+		f.started = true
+	}
+	return f.follow(ctx, c)
+}
+
+// start starts the turn, and sends its document and its files.
+func (f *following) start(ctx context.Context, c *wire.Client) error {
+	settings := f.req.Settings
+	settings.FilesSent = true
+	var items []tarfiles.Item
+	for i, t := range f.req.Add {
+		// their own names may be the same, and count where the destination is a folder
+		name := strconv.Itoa(i) + "/" + filepath.Base(t.Path)
+		items = append(items, tarfiles.Item{HostPath: t.Path, Name: name})
+		settings.Add = append(settings.Add, wire.TurnTransfer{Name: name, Dest: t.Dest})
+	}
+	p := &wire.TurnStartParams{Ticket: f.req.Ticket, Name: f.req.Document.Name, Settings: &settings}
+	return c.Feed(bytes.NewReader(f.req.Document.Source), func(id wire.StreamID) error {
+		if p.Document = id; len(items) == 0 {
+			return c.TurnStart(ctx, p)
+		}
+		r, w := io.Pipe()
+		go func() { _ = w.CloseWithError(tarfiles.PackAll(ctx, w, items)) }()
+		defer func() { _ = r.Close() }() // ends the packing
+		return c.Feed(r, func(id wire.StreamID) error {
+			p.Files = id
+			return c.TurnStart(ctx, p)
+		})
+	})
+}
+
+// follow reads the journal from where it was left. When ctx ends, the turn is canceled, and its end
+// is read too.
+func (f *following) follow(ctx context.Context, c *wire.Client) error {
+	defer context.AfterFunc(ctx, func() {
+		_ = c.TurnCancel(context.WithoutCancel(ctx), &wire.TurnCancelParams{Ticket: f.req.Ticket})
+	})()
+	id := c.NewStream()
+	in, err := c.Receiver(id)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := c.TurnAttach(context.WithoutCancel(ctx), &wire.TurnAttachParams{
+			Ticket: f.req.Ticket, Offset: f.journal.Offset(), Journal: id})
+		if err != nil {
+			_ = in.Close() // a rejected command has no stream
+		}
+		answer <- err
+	}()
+	err = f.journal.Read(in)
+	if _, _, ok := f.journal.Result(); ok {
+		return nil
+	}
+	if turnstone.KindOf(err) == turnstone.KindIntegrity {
+		return err // the answer would come at the turn's end
+	}
+	if failed := <-answer; failed != nil {
+		return failed
+	}
+	return err
+}

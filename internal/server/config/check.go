@@ -1,0 +1,277 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/server/auth"
+)
+
+// none is the value of a listener that is switched off.
+const none = "off"
+
+// checkText checks one text of a setting, by the tags kind and oneof. It never quotes the value of
+// a file's setting: somebody may have put the secret itself there.
+func (s setting) checkText(text string) error {
+	if words := s.field.Tag.Get("oneof"); words != "" &&
+		!slices.Contains(strings.Split(words, ","), text) {
+		return fmt.Errorf("%.60q is not one of %s", text, strings.ReplaceAll(words, ",", ", "))
+	}
+	if text == "" {
+		return nil
+	}
+	switch s.field.Tag.Get("kind") {
+	case "file", "secret":
+		if strings.ContainsAny(text, "\n\r\x00") || strings.Contains(text, "-----BEGIN") {
+			return errors.New("is not a path: put the secret into a file that other users cannot " +
+				"read, and name the file")
+		}
+	case "address":
+		if text != none {
+			return checkAddress(text)
+		}
+	case "peer":
+		if path, ok := strings.CutPrefix(text, "unix:"); ok {
+			if !filepath.IsAbs(path) {
+				return errors.New("does not name an absolute path after unix:, such as unix:/run/turn.sock")
+			}
+			return nil
+		}
+		return checkAddress(text)
+	case "node":
+		if !nodeName(text) {
+			return errors.New("is not 1 to 64 letters, digits, dots, underscores and hyphens")
+		}
+	case "host":
+		if _, err := netip.ParseAddr(text); err != nil {
+			return fmt.Errorf("%.60q is not an IP address, such as 127.0.0.1", text)
+		}
+	case "network":
+		if _, err := netip.ParsePrefix(text); err != nil {
+			return fmt.Errorf("%.60q is not a network, such as 10.0.0.0/8", text)
+		}
+	}
+	return nil
+}
+
+// nodeName reports whether nodes can have the name.
+func nodeName(text string) bool {
+	const alphanumeric = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return text != "" && len(text) <= 64 && strings.ContainsAny(text[:1], alphanumeric) &&
+		strings.Trim(text, alphanumeric+"._-") == ""
+}
+
+// thisHost returns the name of this machine, as far as nodes can have it.
+func thisHost() string {
+	if name, err := os.Hostname(); err == nil && nodeName(name) {
+		return name
+	}
+	return "node"
+}
+
+func checkAddress(text string) error {
+	_, port, err := net.SplitHostPort(text)
+	if err != nil || port == "" {
+		return fmt.Errorf("%.80q is not HOST:PORT", text)
+	}
+	if n, err := net.LookupPort("tcp", port); err != nil || n < 0 {
+		return fmt.Errorf("%.80q does not have a port between 0 and 65535", text)
+	}
+	return nil
+}
+
+// Loopback reports whether an address HOST:PORT is reached from this machine only.
+func Loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	ip, _ := netip.ParseAddr(host)
+	return err == nil && (host == "localhost" || ip.IsLoopback())
+}
+
+// complete makes the paths of the state directory's files absolute, and "off" empty.
+func (l *loader) complete(c *Config) {
+	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
+		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key} {
+		if p == &c.Listen.Socket && *p == none {
+			*p = ""
+		} else if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(l.dir, *p)
+		}
+	}
+	if c.Listen.Address == none {
+		c.Listen.Address = ""
+	}
+	if c.Machine.Name == "" {
+		c.Machine.Name = thisHost()
+	}
+	if c.Peers.Address == "" {
+		c.Peers.Address = c.Peers.Listen
+	}
+}
+
+// check reports settings that do not fit together.
+func (l *loader) check(c *Config) {
+	if c.Name == "" || len(c.Name) > 200 || strings.ContainsFunc(c.Name, func(r rune) bool {
+		return unicode.IsSpace(r) || !unicode.IsPrint(r)
+	}) {
+		l.problem("name", errors.New("is not a name of 1 to 200 characters without spaces"), "")
+	}
+	if len(c.Roles) == 0 {
+		l.problem("roles", errors.New("is empty"), "use some of gateway, controller, node")
+		return
+	}
+	l.pair(c.TLS.Certificate, c.TLS.Key, "tls.certificate", "tls.key")
+	l.pair(c.Peers.Certificate, c.Peers.Key, "peers.certificate", "peers.key")
+	if a := c.Listen.Address; a != "" && !Loopback(a) && c.TLS.Certificate == "" &&
+		len(c.Listen.Proxies) == 0 {
+		l.problem("listen.address", errors.New("is reached from other machines, without TLS"),
+			"set tls.certificate and tls.key, or listen.proxies if a proxy in front ends TLS")
+	}
+	if c.Has(Gateway) && c.Listen.Address == "" && c.Listen.Socket == "" {
+		l.problem("listen.address", errors.New("is off, and so is listen.socket"),
+			"set one of them, or leave the role gateway out")
+	}
+	if c.Limits.Burst < c.Limits.Rate {
+		l.problem(l.isSet("limits.burst", "limits.rate"),
+			fmt.Errorf("burst is %d, less than rate, which is %d", c.Limits.Burst, c.Limits.Rate), "")
+	}
+	l.checkPeers(c)
+	for n := range c.Issuers {
+		l.checkIssuer(c, n)
+	}
+}
+
+// pair reports one of two files that belong together.
+func (l *loader) pair(one, two, keyOne, keyTwo string) {
+	if one != "" && two == "" {
+		l.problem(keyOne, errors.New("needs "+keyTwo), "")
+	}
+	if one == "" && two != "" {
+		l.problem(keyTwo, errors.New("needs "+keyOne), "")
+	}
+}
+
+// checkPeers reports roles that cannot reach each other.
+func (l *loader) checkPeers(c *Config) {
+	alone := !(c.Has(Gateway) && c.Has(Controller) && c.Has(Node))
+	if alone && !c.Has(Controller) && c.Peers.Controller == "" {
+		l.problem("peers.controller", errors.New("is missing: this process is no controller"), "")
+	}
+	if c.Has(Controller) && c.Peers.Controller != "" {
+		l.problem("peers.controller", errors.New("is set, and this process is a controller"), "")
+	}
+	if alone && (c.Has(Controller) || c.Has(Node)) && c.Peers.Listen == "" {
+		l.problem("peers.listen", errors.New("is missing: other processes connect to this one"), "")
+	}
+	if c.Has(Node) && alone && unspecified(c.Peers.Address) {
+		l.problem(l.isSet("peers.address", "peers.listen"), errors.New("is no address that other "+
+			"processes can connect to"), "set peers.address to where they reach this node")
+	}
+	for _, one := range []struct{ key, value string }{{"peers.controller", c.Peers.Controller},
+		{"peers.listen", c.Peers.Listen}} {
+		if one.value != "" && !strings.HasPrefix(one.value, "unix:") &&
+			(c.Peers.Authority == "" || c.Peers.Certificate == "") {
+			l.problem(one.key, errors.New("is TCP, which needs mutual TLS between roles"),
+				"set peers.authority, peers.certificate and peers.key, or use unix:PATH")
+		}
+	}
+}
+
+// unspecified reports an address that is only good for listening.
+func unspecified(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false // a path, or missing, which is another problem
+	}
+	ip, _ := netip.ParseAddr(host)
+	return host == "" || ip.IsUnspecified() || port == "0"
+}
+
+func (l *loader) checkIssuer(c *Config, n int) {
+	if err := c.Issuers[n].OIDC().Check(c.Name); err != nil {
+		l.problem(fmt.Sprintf("issuers.%d", n+1), err, turnstone.HintOf(err))
+	}
+}
+
+// OIDC returns the issuer for package auth.
+func (i Issuer) OIDC() auth.OIDC {
+	o := auth.OIDC{Issuer: i.Issuer, Audiences: i.Audiences, Algorithms: i.Algorithms,
+		Tenant: i.Tenant, Tenants: as[auth.Pattern](i.Tenants), Scopes: as[auth.Scope](i.Scopes),
+		Grant: auth.Grant{Scopes: as[auth.Scope](i.GrantScopes),
+			Sessions:  as[auth.Pattern](i.GrantSessions),
+			Templates: as[auth.Pattern](i.GrantTemplates)},
+		Require: i.Require, MaxTTL: i.Longest, Fresh: i.Fresh, Outage: i.Outage}
+	if i.Outage == 0 {
+		o.Outage = -1 // 0 is auth's default
+	}
+	return o
+}
+
+func as[T ~string](words []string) (list []T) {
+	for _, w := range words {
+		list = append(list, T(w))
+	}
+	return list
+}
+
+// CheckFiles reports files that the settings name and that cannot be used: turn serve
+// --check-config calls it after Load, and the server when it starts. The error is of kind Invalid
+// and has Problems. It holds nothing of the files.
+func (c *Config) CheckFiles() error {
+	var all Problems
+	add := func(key, path string, err error) {
+		if err != nil {
+			all = append(all, &Problem{Source: path, Key: key, Err: err})
+		}
+	}
+	for _, one := range []struct{ key, certificate, secret string }{
+		{"tls", c.TLS.Certificate, c.TLS.Key}, {"peers", c.Peers.Certificate, c.Peers.Key}} {
+		if one.certificate == "" {
+			continue
+		}
+		if err := checkSecret(one.secret); err != nil {
+			add(one.key+".key", one.secret, err)
+			continue
+		}
+		if _, err := tls.LoadX509KeyPair(one.certificate, one.secret); err != nil {
+			add(one.key+".certificate", one.certificate,
+				fmt.Errorf("does not fit to its key, or is not PEM: %w", err))
+		}
+	}
+	if c.Peers.Authority != "" {
+		b, err := os.ReadFile(c.Peers.Authority)
+		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(b) {
+			err = errors.New("has no certificate as PEM")
+		}
+		add("peers.authority", c.Peers.Authority, err)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return turnstone.NewError("server.config", turnstone.KindInvalid, "", all)
+}
+
+// checkSecret reports a file that every user of the machine can read. A group may read it, as
+// Debian's group ssl-cert and mounted secrets do.
+func checkSecret(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return errors.New("is not a regular file")
+	case info.Mode().Perm()&0o007 != 0:
+		return fmt.Errorf("has mode %04o: all users can read or write it; chmod 600 it",
+			info.Mode().Perm())
+	}
+	return nil
+}

@@ -1,0 +1,140 @@
+// Package config reads the settings of turn serve: a TOML file, and an environment variable for
+// every setting. docs/server.md has the table of settings, which a test compares with this package.
+//
+// Errors name the key, and its line or variable. No setting holds a secret: a setting that needs
+// one names its file.
+package config
+
+import (
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// File is the name of the file in the state directory.
+const File = "server.toml"
+
+// Prefix begins the name of each variable: TURN_SERVER_LIMITS_IDLE is limits.idle.
+const Prefix = "TURN_SERVER_"
+
+// The roles of a server.
+const (
+	Gateway    = "gateway"
+	Controller = "controller"
+	Node       = "node"
+)
+
+// The values of Config.Plaintext.
+const (
+	PlaintextOff      = "off"
+	PlaintextLoopback = "loopback"
+	PlaintextOn       = "on"
+)
+
+// A Config has all settings. The tags are the source of the documentation: toml is the key, default
+// the value of a file that does not name the key, min and max are bounds, oneof lists all values,
+// and kind says what a text has to be. help.go describes each setting.
+type Config struct {
+	Name      string   `toml:"name" default:"turnstone"`
+	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
+	Plaintext string   `toml:"plaintext" default:"loopback" oneof:"off,loopback,on"`
+
+	Listen  Listen   `toml:"listen"`
+	TLS     TLS      `toml:"tls"`
+	Peers   Peers    `toml:"peers"`
+	Machine Machine  `toml:"node"`
+	Tokens  Tokens   `toml:"tokens"`
+	Limits  Limits   `toml:"limits"`
+	Records Records  `toml:"records"`
+	Log     Log      `toml:"log"`
+	Issuers []Issuer `toml:"issuers"`
+}
+
+// Listen says where callers connect.
+type Listen struct {
+	Address string `toml:"address" default:"127.0.0.1:7420" kind:"address"`
+	Socket  string `toml:"socket" default:"server.sock" kind:"file"`
+	// Proxies are trusted to name the caller's address and to end TLS.
+	Proxies []string `toml:"proxies" kind:"network"`
+}
+
+// TLS is the server's certificate for callers.
+type TLS struct {
+	Certificate string `toml:"certificate" kind:"file"`
+	Key         string `toml:"key" kind:"secret"`
+}
+
+// Peers connects the roles of several processes.
+type Peers struct {
+	Listen      string `toml:"listen" kind:"peer"`
+	Address     string `toml:"address" kind:"peer"`
+	Controller  string `toml:"controller" kind:"peer"`
+	Authority   string `toml:"authority" kind:"file"`
+	Certificate string `toml:"certificate" kind:"file"`
+	Key         string `toml:"key" kind:"secret"`
+}
+
+// Machine is this machine as a node.
+type Machine struct {
+	// Name is never empty in a Config of Load.
+	Name   string `toml:"name" kind:"node"`
+	Turns  int    `toml:"turns" default:"16" min:"1" max:"10000"`
+	Expose string `toml:"expose" kind:"host"`
+}
+
+// Tokens bounds tokens of all issuers.
+type Tokens struct {
+	Longest     time.Duration `toml:"longest" default:"2160h" min:"1s" max:"8784h"`
+	Leeway      time.Duration `toml:"leeway" default:"30s" min:"0s" max:"2m"`
+	Revocations time.Duration `toml:"revocations" default:"1m" min:"5s" max:"1h"`
+}
+
+// Limits bounds callers and the server's end.
+type Limits struct {
+	Connections int             `toml:"connections" default:"10000" min:"1" max:"1000000"`
+	Idle        time.Duration   `toml:"idle" default:"5m" min:"1s" max:"24h"`
+	Handshake   time.Duration   `toml:"handshake" default:"10s" min:"100ms" max:"5m"`
+	Request     turnstone.Bytes `toml:"request" default:"1MiB" min:"1KiB" max:"64MiB"`
+	Rate        int             `toml:"rate" default:"50" min:"1" max:"1000000"`
+	Burst       int             `toml:"burst" default:"100" min:"1" max:"1000000"`
+	End         time.Duration   `toml:"end" default:"5m" min:"0s" max:"24h"`
+}
+
+// Records is the controller's database.
+type Records struct {
+	Database string        `toml:"database" default:"server.db" kind:"file"`
+	Keep     time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
+}
+
+// Log is the server's log, on standard error.
+type Log struct {
+	Level  string `toml:"level" default:"info" oneof:"debug,info,warn,error"`
+	Format string `toml:"format" default:"text" oneof:"text,json"`
+}
+
+// An Issuer is an OpenID Connect issuer. Its tokens get at most what is here.
+type Issuer struct {
+	Issuer         string            `toml:"issuer"`
+	Audiences      []string          `toml:"audiences"`
+	Algorithms     []string          `toml:"algorithms" default:"RS256,ES256,EdDSA"`
+	Tenant         string            `toml:"tenant"`
+	Tenants        []string          `toml:"tenants"`
+	Scopes         []string          `toml:"scopes"`
+	GrantScopes    []string          `toml:"grant_scopes"`
+	GrantSessions  []string          `toml:"grant_sessions"`
+	GrantTemplates []string          `toml:"grant_templates"`
+	Require        map[string]string `toml:"require"`
+	Longest        time.Duration     `toml:"longest" default:"24h" min:"1s" max:"8784h"`
+	Fresh          time.Duration     `toml:"fresh" default:"15m" min:"1s" max:"24h"`
+	Outage         time.Duration     `toml:"outage" default:"24h" min:"0s" max:"168h"`
+}
+
+// Has reports whether this process has a role.
+func (c *Config) Has(role string) bool {
+	for _, r := range c.Roles {
+		if r == role {
+			return true
+		}
+	}
+	return false
+}

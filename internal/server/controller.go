@@ -1,0 +1,97 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"turnstone.dev/turnstone/internal/api"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/controller"
+	"turnstone.dev/turnstone/internal/server/peers"
+	"turnstone.dev/turnstone/internal/server/records"
+)
+
+// A controllerRole is the controller of this process.
+type controllerRole struct {
+	*controller.Controller
+	verifier *auth.TokenVerifier
+}
+
+func (s *Server) openController(ctx context.Context) error {
+	if !s.c.Has(config.Controller) {
+		return nil
+	}
+	store, err := records.Open(ctx, s.c.Records.Database, records.Options{Keep: s.c.Records.Keep})
+	if err != nil {
+		return err
+	}
+	s.onClose(store.Close)
+	issuer, err := auth.OpenIssuer(ctx, s.c.Name, s.o.Dir.Path("keys", "token"),
+		auth.SystemClock())
+	if err != nil {
+		return err
+	}
+	publisher, err := auth.NewPublisher(ctx, issuer, controller.Register(store))
+	if err != nil {
+		return err
+	}
+	verifier, err := s.verifier()
+	if err != nil {
+		return err
+	}
+	c, err := controller.New(ctx, controller.Options{Name: s.c.Name, Records: store,
+		Issuer: issuer, Publisher: publisher, Verifier: verifier, Nodes: s.nodes(), Log: s.log,
+		Longest: s.c.Tokens.Longest,
+		// Verifiers refuse tokens when they heard nothing for the time of the setting.
+		Times: controller.Times{Beat: s.c.Tokens.Revocations / 4}})
+	if err != nil {
+		return err
+	}
+	s.onClose(c.Close)
+	s.controller = &controllerRole{c, verifier}
+	return nil
+}
+
+// verifier returns a verifier, which Close closes.
+func (s *Server) verifier() (*auth.TokenVerifier, error) {
+	v := auth.VerifierConfig{Name: s.c.Name, Clock: auth.SystemClock(), Leeway: s.c.Tokens.Leeway,
+		Stale: s.c.Tokens.Revocations, Log: s.log}
+	for _, i := range s.c.Issuers {
+		v.Issuers = append(v.Issuers, i.OIDC())
+	}
+	verifier, err := auth.NewVerifier(v)
+	if err == nil {
+		s.onClose(verifier.Close)
+	}
+	return verifier, err
+}
+
+// nodes returns clients of nodes by their address. An address has one pool of connections.
+func (s *Server) nodes() func(address string) connectv1.NodeServiceClient {
+	var mu sync.Mutex
+	transports := map[string]*http.Transport{}
+	s.onClose(func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, t := range transports {
+			t.CloseIdleConnections()
+		}
+		return nil
+	})
+	return func(address string) connectv1.NodeServiceClient {
+		mu.Lock()
+		defer mu.Unlock()
+		t := transports[address]
+		if t == nil {
+			if t = s.peers.Transport(address, config.Node); s.here(address) {
+				t = peers.MemoryTransport(s.memory)
+			}
+			transports[address] = t
+		}
+		return connectv1.NewNodeServiceClient(&http.Client{Transport: t}, "http://node",
+			api.ClientOptions()...)
+	}
+}

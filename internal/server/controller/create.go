@@ -1,0 +1,265 @@
+package controller
+
+import (
+	"context"
+	"errors"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/records"
+)
+
+// A creation makes objects: their records first, then the objects at their node.
+type creation struct {
+	op  turnstone.Op
+	key *records.Key // nil: the request has none
+	// plan chooses a node and returns the objects, with new IDs. It runs while Controller.placing
+	// is held, and not at all if the key was used.
+	plan func(ctx context.Context) ([]records.Object, error)
+	// make asks the node. It is repeated with the same objects until the node has answered once,
+	// so that the node makes them once.
+	make func(ctx context.Context, made []records.Object) error
+	// again answers the objects of a key whose creation the node has answered.
+	again func(ctx context.Context, made []records.Object) error
+}
+
+// create runs a creation. Of calls with one key one at a time asks the node.
+func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) error {
+	made, old, done, err := c.plan(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if old { // another call may be asking the node
+		unlock, err := c.calls.lock(ctx, lockOf(made[0]))
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if made, err = c.reread(ctx, p, n.op, made); err != nil {
+			return err
+		}
+	}
+	c.unmade.remove(made[0])
+	if answered(made[0]) {
+		return n.again(ctx, made)
+	}
+	if made[0].State.Final() {
+		return unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason)
+	}
+	if err := n.make(ctx, made); err != nil {
+		return c.fail(ctx, n, made, err)
+	}
+	return nil
+}
+
+// answered reports whether the node has answered the creation of an object that has not failed.
+func answered(o records.Object) bool {
+	switch o.Kind {
+	case records.Sandbox:
+		return o.State == records.Ready || o.State == records.Running || o.State == records.Stopped ||
+			o.State == records.Failed && o.Reason != string(records.CreateFailed) && o.Detail != nil
+	case records.Turn:
+		return o.State == records.Running || o.State == records.Done || o.Detail != nil
+	}
+	return o.Detail != nil
+}
+
+// lockOf returns what is locked while the node is asked to make objects, of which o is the first.
+func lockOf(o records.Object) string { return string(o.Kind) + o.ID }
+
+// plan returns the old objects of the key, or records new ones. They are pending until done is
+// called; until then new ones are also locked.
+func (c *Controller) plan(ctx context.Context, n creation) (made []records.Object, old bool,
+	done func(), err error) {
+	if n.key != nil {
+		made, err = c.o.Records.Used(ctx, *n.key)
+		if err != nil {
+			return nil, false, nil, err
+		}
+		if len(made) > 0 {
+			return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
+		}
+	}
+	c.placing.Lock()
+	defer c.placing.Unlock()
+	planned, err := n.plan(ctx)
+	if err != nil {
+		return nil, false, nil, err
+	}
+	unlock, err := c.calls.lock(ctx, lockOf(planned[0])) // before others can find it by the key
+	if err != nil {
+		return nil, false, nil, err
+	}
+	unpend := c.pendings.add(planned[0].Node, ids(planned)...)
+	done = func() { unpend(); unlock() }
+	c.commit.Lock()
+	defer c.commit.Unlock()
+	made, old, err = c.o.Records.Create(ctx, n.key, planned...)
+	if err != nil {
+		done()
+		return nil, false, nil, err
+	}
+	if old { // another call with this key was faster
+		done()
+		return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
+	}
+	c.note(made...)
+	return made, false, done, nil
+}
+
+func ids(all []records.Object) (list []string) {
+	for _, o := range all {
+		list = append(list, o.ID)
+	}
+	return list
+}
+
+// reread returns the objects as they are now, if the caller may see them.
+func (c *Controller) reread(ctx context.Context, p auth.Principal, op turnstone.Op,
+	all []records.Object) ([]records.Object, error) {
+	now := make([]records.Object, len(all))
+	for i, o := range all {
+		x, err := c.find(ctx, op, p, o.Kind, o.ID)
+		if err != nil {
+			return nil, err
+		}
+		now[i] = x.Object
+	}
+	return now, nil
+}
+
+// fail ends a creation that the node did not answer well. With a key the objects stay as they are
+// if a repetition may succeed; else they fail.
+func (c *Controller) fail(ctx context.Context, n creation, made []records.Object,
+	err error) error {
+	ctx, end := system(ctx)
+	defer end()
+	err = asked(err)
+	if n.key != nil && again(err) {
+		for _, o := range made {
+			c.unmade.add(o)
+		}
+		return err
+	}
+	c.end(ctx, made)
+	// The node may have made some of them, or still make them.
+	c.tasks.Go(func() { c.discardAll(made) })
+	return err
+}
+
+// again reports whether the same call may succeed later.
+func again(err error) bool {
+	kind := turnstone.KindOf(err)
+	return api.Retryable(err) || kind == turnstone.KindCanceled ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// end gives objects that were not made their last state.
+func (c *Controller) end(ctx context.Context, all []records.Object) {
+	events := map[records.Kind]records.Event{records.Sandbox: records.CreateFailed,
+		records.Turn: records.Cancelled, records.Session: records.Deleted,
+		records.Snapshot: records.Deleted}
+	for _, o := range all {
+		if _, err := c.change(ctx, o, records.Change{Event: events[o.Kind]}); err != nil &&
+			turnstone.KindOf(err) != turnstone.KindInvalid { // it has a last state
+			c.log.Error("a failed creation cannot be recorded", "object", o.ID, "error", err)
+		}
+	}
+}
+
+// giveUp ends the creations whose repetition did not come.
+func (c *Controller) giveUp(ctx context.Context) {
+	for _, o := range c.unmade.take(c.o.Times.Abandon) {
+		func() {
+			unlock, err := c.calls.lock(ctx, lockOf(o))
+			if err != nil {
+				return
+			}
+			defer unlock()
+			now, err := c.o.Records.Object(ctx, o.Tenant, o.Kind, o.ID)
+			if err != nil || answered(now) {
+				return
+			}
+			c.end(ctx, []records.Object{now})
+			c.tasks.Go(func() { c.discardAll([]records.Object{now}) })
+		}()
+	}
+}
+
+// discardAll removes from their node what was perhaps made. If the node does not answer, its next
+// list shows them as surplus.
+func (c *Controller) discardAll(all []records.Object) {
+	for _, o := range all {
+		ctx, end := context.WithTimeout(c.ctx, c.o.Times.Call)
+		if err := c.discard(ctx, o.Node, o); err != nil {
+			c.log.Debug("a failed creation is not removed yet", "object", o.ID, "error", err)
+		}
+		end()
+	}
+}
+
+// discard removes an object from a node that should not have it. Only sandboxes and turns are
+// removed: nothing can make a session or a snapshot again.
+func (c *Controller) discard(ctx context.Context, node string, o records.Object) error {
+	client, err := c.at(node)
+	if err != nil {
+		return err
+	}
+	switch o.Kind {
+	case records.Sandbox:
+		_, err = client.DeleteSandbox(ctx, connect.NewRequest(&v1.NodeServiceDeleteSandboxRequest{
+			Principal: message.Janitor(o.Tenant), Request: &v1.DeleteSandboxRequest{SandboxId: o.ID}}))
+	case records.Turn:
+		_, err = client.CancelTurn(ctx, connect.NewRequest(&v1.NodeServiceCancelTurnRequest{
+			Principal: message.Janitor(o.Tenant), Request: &v1.CancelTurnRequest{TicketId: o.ID}}))
+	}
+	if isNotFound(err) {
+		return nil
+	}
+	return asked(err)
+}
+
+// wrong is the error about a node that answers about something else.
+func wrong(node string) error {
+	return turnstone.Errorf("node.call", turnstone.KindInternal, "node "+node,
+		"answers about another object")
+}
+
+// A place is what a request that names a session means.
+type place struct {
+	name string // as a record has it: the ID, or the name of a session that is new
+	id   string // empty: the session is new
+	node string // where the session is, or will be; empty: any
+}
+
+// inPlace finds the session that a request names. The caller holds placing.
+func (c *Controller) inPlace(ctx context.Context, op turnstone.Op, p auth.Principal,
+	scope auth.Scope, name string) (place, error) {
+	if name == "" {
+		return place{}, nil
+	}
+	o, err := c.session(ctx, op, p, scope, name)
+	if err != nil {
+		return place{}, err
+	}
+	if o.ID != "" {
+		return place{name: o.ID, id: o.ID, node: o.Node}, nil
+	}
+	return place{name: name, node: c.ledger.NodeOf(p.Tenant, name)}, nil
+}
+
+// call is the context of a call to a node.
+func (c *Controller) call(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.o.Times.Call)
+}
+
+// long is the context of a call that makes machines.
+func (c *Controller) long(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, c.o.Times.Create)
+}

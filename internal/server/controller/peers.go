@@ -1,0 +1,173 @@
+package controller
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api/serve"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/message"
+)
+
+// A peerService serves ControllerService.
+type peerService struct{ *Controller }
+
+func (c *Controller) peerHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle(connectv1.NewControllerServiceHandler(peerService{c},
+		serve.HandlerOptions(c.report, guard.Refusals{})...))
+	return mux
+}
+
+// RegisterNode implements turnstonev1connect.ControllerServiceHandler.
+func (c peerService) RegisterNode(ctx context.Context,
+	r *connect.Request[v1.RegisterNodeRequest]) (*connect.Response[v1.RegisterNodeResponse], error) {
+	if err := c.register(ctx, r.Msg.Node, r.Msg.Address); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.RegisterNodeResponse{}), nil
+}
+
+// LocateChannel implements turnstonev1connect.ControllerServiceHandler.
+func (c peerService) LocateChannel(ctx context.Context,
+	r *connect.Request[v1.LocateChannelRequest]) (*connect.Response[v1.LocateChannelResponse],
+	error) {
+	const op = "channel.open"
+	p := message.OfPrincipal(r.Msg.Principal)
+	name := r.Msg.GetNode()
+	if id := r.Msg.GetSandboxId(); id != "" {
+		x, err := c.sandbox(ctx, op, p, auth.SandboxesConnect, id)
+		if err == nil {
+			err = alive(op, x.Object)
+		}
+		if err != nil {
+			return nil, err
+		}
+		name = x.Node
+	} else if err := allowNode(p); err != nil {
+		return nil, err
+	}
+	c.nodes.mu.Lock()
+	defer c.nodes.mu.Unlock()
+	n := c.nodes.all[name]
+	if n == nil || !n.up {
+		return nil, lost(name)
+	}
+	return connect.NewResponse(&v1.LocateChannelResponse{Node: name, Address: n.address}), nil
+}
+
+// allowNode reports why a principal may not open a channel to a node: it needs one of the scopes of
+// the methods that answer an attestation for it. What it may do there is decided by its key.
+func allowNode(p auth.Principal) error {
+	var err error
+	for _, s := range []auth.Scope{auth.SessionsRead, auth.TurnsRun, auth.TemplatesWrite} {
+		if err = p.Allow(auth.Request{Scope: s}); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// WatchAuthority implements turnstonev1connect.ControllerServiceHandler.
+func (c peerService) WatchAuthority(ctx context.Context,
+	_ *connect.Request[v1.WatchAuthorityRequest],
+	stream *connect.ServerStream[v1.WatchAuthorityResponse]) error {
+	f := &remoteFollower{wake: make(chan struct{}, 1)}
+	leave, err := c.o.Publisher.Follow(f)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	var sent uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.ctx.Done():
+			return turnstone.Errorf("authority.watch", turnstone.KindUnavailable, "the controller",
+				"ends").WithHint("watch again")
+		case <-f.wake:
+		}
+		b := f.newest()
+		if b.Number == sent {
+			if err := stream.Send(&v1.WatchAuthorityResponse{Number: sent}); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := sendBulletin(b, stream.Send); err != nil {
+			return err
+		}
+		sent = b.Number
+	}
+}
+
+// partSize is the size of a part of a bulletin.
+const partSize = 1 << 20
+
+func sendBulletin(b auth.Bulletin, send func(*v1.WatchAuthorityResponse) error) error {
+	text, err := b.Encode()
+	if err != nil {
+		return err
+	}
+	for len(text) > 0 {
+		n := min(len(text), partSize)
+		err := send(&v1.WatchAuthorityResponse{Number: b.Number, Part: text[:n],
+			Last: n == len(text)})
+		if err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	return nil
+}
+
+// A remoteFollower queues the newest bulletin for a gateway.
+type remoteFollower struct {
+	wake chan struct{} // has one element when there is a bulletin or a confirmation
+
+	mu   sync.Mutex
+	last auth.Bulletin
+}
+
+// Update implements auth.Follower.
+func (f *remoteFollower) Update(b auth.Bulletin) error {
+	f.mu.Lock()
+	f.last = b
+	f.mu.Unlock()
+	f.signal()
+	return nil
+}
+
+// Confirm implements auth.Follower.
+func (f *remoteFollower) Confirm(number uint64) error {
+	f.mu.Lock()
+	have := f.last.Number
+	f.mu.Unlock()
+	if have != number {
+		return turnstone.Errorf("authority.watch", turnstone.KindIntegrity, "bulletin",
+			"number %d is confirmed, which did not come", number)
+	}
+	f.signal()
+	return nil
+}
+
+func (f *remoteFollower) signal() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (f *remoteFollower) newest() auth.Bulletin {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.last
+}

@@ -1,0 +1,336 @@
+package controller
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/records"
+)
+
+// A sandboxService serves SandboxService.
+type sandboxService struct{ *Controller }
+
+// CreateSandbox implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) CreateSandbox(ctx context.Context,
+	r *connect.Request[v1.CreateSandboxRequest]) (*connect.Response[v1.CreateSandboxResponse],
+	error) {
+	const op, scope = "sandbox.create", auth.SandboxesCreate
+	p, m := guard.Caller(ctx), r.Msg
+	template := m.GetTemplate() + m.GetImage()
+	if template == "" && m.GetSnapshotId() == "" {
+		template = c.o.Template
+	}
+	session := m.ContextId
+	if message.IsSessionID(session) {
+		session = "" // inPlace checks it by its name
+	}
+	err := p.Allow(auth.Request{Scope: scope, Session: session, Template: template})
+	if err != nil {
+		return nil, err
+	}
+	var answer *v1.CreateSandboxResponse
+	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSandbox", m),
+		plan: func(ctx context.Context) ([]records.Object, error) {
+			o, err := c.planSandbox(ctx, p, m, template)
+			return []records.Object{o}, err
+		},
+		make: func(ctx context.Context, made []records.Object) (err error) {
+			answer, err = c.makeSandbox(ctx, p, m, made[0])
+			return err
+		},
+		again: func(ctx context.Context, made []records.Object) (err error) {
+			answer, err = c.sandboxAgain(ctx, p, m.Client, made[0])
+			return err
+		}})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(answer), nil
+}
+
+// planSandbox returns the record of a new sandbox.
+func (c *Controller) planSandbox(ctx context.Context, p auth.Principal, m *v1.CreateSandboxRequest,
+	template string) (records.Object, error) {
+	const op, scope = "sandbox.create", auth.SandboxesCreate
+	in, err := c.inPlace(ctx, op, p, scope, m.ContextId)
+	if err != nil {
+		return records.Object{}, err
+	}
+	want := need{node: in.node, machine: orEmpty(m.Machine), substrate: m.Substrate,
+		template: template}
+	if id := m.GetSnapshotId(); id != "" {
+		s, err := c.kept(ctx, op, p, id)
+		if err != nil {
+			return records.Object{}, err
+		}
+		if in.node != "" && in.node != s.Node {
+			return records.Object{}, unfit(op, id, "is on another node than the session")
+		}
+		want.node, template = s.Node, s.Template
+	}
+	node, err := c.nodes.place(want)
+	return records.Object{Kind: records.Sandbox, ID: string(turnstone.NewSandboxID()),
+		Tenant: p.Tenant, Owner: p.Subject, Node: node, Name: m.Name, Session: in.name,
+		Template: template, Labels: m.Metadata}, err
+}
+
+// kept is find for a snapshot that is there.
+func (c *Controller) kept(ctx context.Context, op turnstone.Op, p auth.Principal, id string) (
+	message.Seen, error) {
+	s, err := c.find(ctx, op, p, records.Snapshot, id)
+	if err == nil && s.State.Final() {
+		err = p.See(op, id, auth.Owner{})
+	}
+	return s, err
+}
+
+func orEmpty(m *v1.Machine) *v1.Machine {
+	if m == nil {
+		return &v1.Machine{}
+	}
+	return m
+}
+
+// makeSandbox asks the node for a sandbox that has a record.
+func (c *Controller) makeSandbox(ctx context.Context, p auth.Principal, m *v1.CreateSandboxRequest,
+	o records.Object) (*v1.CreateSandboxResponse, error) {
+	client, err := c.at(o.Node)
+	if err != nil {
+		return nil, err
+	}
+	session := ""
+	if message.IsSessionID(o.Session) {
+		session = o.Session
+	}
+	ctx, end := c.long(ctx)
+	defer end()
+	answer, err := client.CreateSandbox(ctx, connect.NewRequest(&v1.NodeServiceCreateSandboxRequest{
+		Principal: message.Principal(p), Request: m, SandboxId: o.ID, SessionId: session}))
+	if err != nil {
+		return nil, err
+	}
+	return c.made(ctx, p, o, answer.Msg)
+}
+
+// made records that a node has made a sandbox, and completes the node's answer.
+func (c *Controller) made(ctx context.Context, p auth.Principal, o records.Object,
+	answer *v1.CreateSandboxResponse) (*v1.CreateSandboxResponse, error) {
+	if answer.GetSandbox().GetSandboxId() != o.ID {
+		return nil, wrong(o.Node)
+	}
+	ctx, end := system(ctx)
+	defer end()
+	r := message.OfSandbox(o.Tenant, answer.Sandbox)
+	after, err := c.change(ctx, o, records.Change{Event: records.Configured, Detail: r.Detail})
+	if err != nil && turnstone.KindOf(err) == turnstone.KindInvalid {
+		// The node's report was faster, or the sandbox has ended already.
+		after, err = c.o.Records.Object(ctx, o.Tenant, o.Kind, o.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if after.State.Final() {
+		return nil, unfit("sandbox.create", o.ID, "is %s: %s", after.State, after.Reason)
+	}
+	return c.withToken(ctx, p, after, answer.Channel)
+}
+
+// defaultLife is the life of a sandbox's token if neither the sandbox nor the caller's token ends.
+const defaultLife = 24 * time.Hour
+
+// withToken returns the answer about a sandbox that is there, with a token of its own. The token
+// ends with the sandbox or with the caller's token, and its secret is nowhere else.
+func (c *Controller) withToken(ctx context.Context, p auth.Principal, o records.Object,
+	channel *v1.Channel) (*v1.CreateSandboxResponse, error) {
+	names, err := c.sessionNames(ctx, o.Tenant, o.Session)
+	if err != nil {
+		return nil, err
+	}
+	answer := &v1.CreateSandboxResponse{Channel: channel,
+		Sandbox: message.Sandbox(message.Seen{Object: o, SessionName: names[o.Session]})}
+	if o.State.Final() {
+		return answer, nil
+	}
+	now := time.Now()
+	expires := now.Add(defaultLife)
+	if e := message.Instant(answer.Sandbox.Expires); !e.IsZero() {
+		expires = e
+	}
+	if longest := min(c.o.Longest, auth.MaxTTL-time.Minute); expires.After(now.Add(longest)) {
+		expires = now.Add(longest)
+	}
+	if !p.Expires.IsZero() && expires.After(p.Expires) {
+		expires = p.Expires
+	}
+	if expires.Before(now.Add(2 * time.Second)) {
+		return answer, nil // it would have ended before it arrives
+	}
+	token, err := c.o.Issuer.Issue(ctx, p.ForSandbox(turnstone.SandboxID(o.ID), expires))
+	if err != nil {
+		return nil, err
+	}
+	answer.AuthToken, answer.AuthTokenExpires = token.Token.Reveal(), message.Timestamp(token.Expires)
+	return answer, nil
+}
+
+// sandboxAgain answers a repeated request: the same sandbox, and a fresh attestation if it is
+// there.
+func (c *Controller) sandboxAgain(ctx context.Context, p auth.Principal, client *v1.ChannelClient,
+	o records.Object) (*v1.CreateSandboxResponse, error) {
+	if o.State.Final() {
+		return c.withToken(ctx, p, o, nil)
+	}
+	channel, err := c.connectSandbox(ctx, p, o,
+		&v1.ConnectSandboxRequest{SandboxId: o.ID, Client: client})
+	if err != nil {
+		return nil, err
+	}
+	return c.withToken(ctx, p, o, channel)
+}
+
+// ConnectSandbox implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) ConnectSandbox(ctx context.Context,
+	r *connect.Request[v1.ConnectSandboxRequest]) (*connect.Response[v1.ConnectSandboxResponse],
+	error) {
+	p := guard.Caller(ctx)
+	x, err := c.sandbox(ctx, "sandbox.connect", p, auth.SandboxesConnect, r.Msg.SandboxId)
+	if err == nil {
+		err = alive("sandbox.connect", x.Object)
+	}
+	if err != nil {
+		return nil, err
+	}
+	channel, err := c.connectSandbox(ctx, p, x.Object, r.Msg)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ConnectSandboxResponse{Channel: channel}), nil
+}
+
+func (c *Controller) connectSandbox(ctx context.Context, p auth.Principal, o records.Object,
+	m *v1.ConnectSandboxRequest) (*v1.Channel, error) {
+	client, err := c.at(o.Node)
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := c.call(ctx)
+	defer end()
+	answer, err := client.ConnectSandbox(ctx, connect.NewRequest(
+		&v1.NodeServiceConnectSandboxRequest{Principal: message.Principal(p), Request: m}))
+	if err != nil {
+		return nil, asked(err)
+	}
+	return answer.Msg.Channel, nil
+}
+
+// GetSandbox implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) GetSandbox(ctx context.Context, r *connect.Request[v1.GetSandboxRequest]) (
+	*connect.Response[v1.GetSandboxResponse], error) {
+	x, err := c.sandbox(ctx, "sandbox.get", guard.Caller(ctx), auth.SandboxesRead, r.Msg.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.GetSandboxResponse{Sandbox: message.Sandbox(x)}), nil
+}
+
+// sandboxQuery returns the query of a filter.
+func (c *Controller) sandboxQuery(ctx context.Context, p auth.Principal, f *v1.SandboxFilter) (
+	query, error) {
+	q := query{filter: records.Filter{Kind: records.Sandbox, Name: f.GetName(),
+		Template: f.GetTemplate(), Labels: f.GetMetadata(), IDs: f.GetSandboxIds()}}
+	for _, s := range f.GetStates() {
+		q.filter.States = append(q.filter.States, message.SandboxStates.ToRecord(s))
+	}
+	return q, c.inSession(ctx, p.Tenant, f.GetContextId(), &q.filter)
+}
+
+// ListSandboxes implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) ListSandboxes(ctx context.Context,
+	r *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse],
+	error) {
+	p := guard.Caller(ctx)
+	q, err := c.sandboxQuery(ctx, p, r.Msg.Filter)
+	if err != nil {
+		return nil, err
+	}
+	all, next, err := c.page(ctx, p, q, pageOf(r.Msg.Page))
+	if err != nil {
+		return nil, err
+	}
+	answer := &v1.ListSandboxesResponse{NextPageToken: next}
+	for _, x := range all {
+		answer.Sandboxes = append(answer.Sandboxes, message.Sandbox(x))
+	}
+	return connect.NewResponse(answer), nil
+}
+
+func pageOf(p *v1.Page) records.Page {
+	return records.Page{Size: int(p.GetSize()), Token: p.GetToken()}
+}
+
+// WatchSandboxes implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) WatchSandboxes(ctx context.Context,
+	r *connect.Request[v1.WatchSandboxesRequest],
+	stream *connect.ServerStream[v1.WatchSandboxesResponse]) error {
+	p := guard.Caller(ctx)
+	q, err := c.sandboxQuery(ctx, p, r.Msg.Filter)
+	if err != nil {
+		return err
+	}
+	return c.watch(ctx, p, q, func(e v1.WatchEvent, x *message.Seen) error {
+		m := &v1.WatchSandboxesResponse{Event: e}
+		if x != nil {
+			m.Sandbox = message.Sandbox(*x)
+		}
+		return stream.Send(m)
+	})
+}
+
+// DeleteSandbox implements turnstonev1connect.SandboxServiceHandler.
+func (c sandboxService) DeleteSandbox(ctx context.Context,
+	r *connect.Request[v1.DeleteSandboxRequest]) (*connect.Response[v1.DeleteSandboxResponse],
+	error) {
+	const op = "sandbox.delete"
+	p := guard.Caller(ctx)
+	x, err := c.sandbox(ctx, op, p, auth.SandboxesDelete, r.Msg.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	done := func(x message.Seen) (*connect.Response[v1.DeleteSandboxResponse], error) {
+		return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: message.Sandbox(x)}), nil
+	}
+	client, err := c.at(x.Node)
+	if err == nil {
+		ctx, end := c.long(ctx)
+		defer end()
+		_, err = client.DeleteSandbox(ctx, connect.NewRequest(&v1.NodeServiceDeleteSandboxRequest{
+			Principal: message.Principal(p), Request: r.Msg}))
+	}
+	if x.State.Final() {
+		return done(x) // whatever the node says: what is left of it is not in use
+	}
+	if err != nil && !isNotFound(err) {
+		return nil, asked(err)
+	}
+	ctx, end := system(ctx)
+	defer end()
+	event := records.StopRequested
+	if x.State == records.Creating {
+		event = records.CreateFailed
+	}
+	after, err := c.change(ctx, x.Object, records.Change{Event: event})
+	if err != nil && turnstone.KindOf(err) == turnstone.KindInvalid { // the report was faster
+		after, err = c.o.Records.Object(ctx, x.Tenant, x.Kind, x.ID)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return done(message.Seen{Object: after, SessionName: x.SessionName})
+}

@@ -1,0 +1,216 @@
+// Package usage keeps in memory what tenants use now: machines, and what they occupy.
+package usage
+
+import (
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/records"
+)
+
+// A Ref names an object.
+type Ref struct {
+	Kind records.Kind
+	ID   string
+}
+
+// RefOf returns the name of an object.
+func RefOf(o records.Object) Ref { return Ref{o.Kind, o.ID} }
+
+// A Ledger has what has not ended, in memory: for the usage of tenants, and for the node of a new
+// session's first turns. The records can make it again.
+type Ledger struct {
+	mu   sync.Mutex
+	live map[Ref]*entry
+	// sessions has the nodes of objects that have not ended by tenant and session.
+	sessions map[[2]string]map[Ref]string
+	ended    []records.Usage // that are not recorded yet
+	flushed  time.Time
+}
+
+type entry struct {
+	tenant, node, session string
+	size                  uint64    // bytes that it occupies
+	cpus                  int       // 0: no machine
+	memory                uint64    //
+	began                 time.Time // of the machine; zero: it has none yet
+	changed               time.Time // of the node's last report
+}
+
+// Note takes the state of an object after a change. The caller holds Controller.commit.
+func (l *Ledger) Note(o records.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live == nil {
+		l.live, l.sessions = map[Ref]*entry{}, map[[2]string]map[Ref]string{}
+	}
+	r := RefOf(o)
+	e := l.live[r]
+	if o.State.Final() {
+		if e == nil {
+			return
+		}
+		l.measure(o, e)
+		if !e.began.IsZero() {
+			l.ended = append(l.ended, e.span(r, o.Ended))
+		}
+		l.drop(r, e)
+		delete(l.live, r)
+		return
+	}
+	if e == nil {
+		e = &entry{tenant: o.Tenant, node: o.Node}
+		l.live[r] = e
+	}
+	if e.session != o.Session {
+		l.drop(r, e)
+		e.session = o.Session
+		if o.Session != "" {
+			key := [2]string{e.tenant, e.session}
+			if l.sessions[key] == nil {
+				l.sessions[key] = map[Ref]string{}
+			}
+			l.sessions[key][r] = e.node
+		}
+	}
+	l.measure(o, e)
+}
+
+func (l *Ledger) drop(r Ref, e *entry) {
+	key := [2]string{e.tenant, e.session}
+	delete(l.sessions[key], r)
+	if len(l.sessions[key]) == 0 {
+		delete(l.sessions, key)
+	}
+}
+
+// measure reads what an object uses. A machine's size and beginning do not change once they are
+// known, because spans are stored with them.
+func (l *Ledger) measure(o records.Object, e *entry) {
+	switch o.Kind {
+	case records.Sandbox:
+		if e.began.IsZero() && o.State != records.Creating && o.Detail != nil {
+			s := &v1.Sandbox{}
+			message.Decode(o.Detail, s)
+			e.cpus, e.memory = int(s.GetMachine().GetCpus()), s.GetMachine().GetMemory()
+			e.began = o.Created
+		}
+	case records.Turn:
+		if e.began.IsZero() && (o.State == records.Running || o.State == records.Done) {
+			t := &v1.Turn{}
+			message.Decode(o.Detail, t)
+			e.began = message.Instant(t.GetStarted())
+			if e.began.IsZero() && o.State == records.Running {
+				e.began = o.Changed
+			}
+			cpus, _ := strconv.ParseUint(o.Labels[message.LabelCPUs], 10, 16)
+			memory, _ := strconv.ParseUint(o.Labels[message.LabelMemory], 10, 64)
+			e.cpus, e.memory = max(int(cpus), 1), memory
+		}
+	case records.Session:
+		s := &v1.Session{}
+		message.Decode(o.Detail, s)
+		e.size = s.GetSize()
+	case records.Snapshot:
+		s := &v1.Snapshot{}
+		message.Decode(o.Detail, s)
+		e.size = s.GetSize()
+	}
+}
+
+// span returns the usage of a machine until a time.
+func (e *entry) span(r Ref, until time.Time) records.Usage {
+	if until.Before(e.began) { // clocks differ
+		until = e.began
+	}
+	return records.Usage{Tenant: e.tenant, Kind: r.Kind, Object: r.ID, Node: e.node, From: e.began,
+		To: until, CPUs: e.cpus, Memory: turnstone.Bytes(e.memory)}
+}
+
+// Newer reports whether a report of a node about an object is not older than the last one, and
+// notes its time.
+func (l *Ledger) Newer(r Ref, changed time.Time) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := l.live[r]
+	if e == nil || changed.IsZero() {
+		return true
+	}
+	if changed.Before(e.changed) {
+		return false
+	}
+	e.changed = changed
+	return true
+}
+
+// Of returns the objects of a session that have not ended, with their nodes.
+func (l *Ledger) Of(tenant, session string) map[Ref]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.sessions[[2]string{tenant, session}])
+}
+
+// NodeOf returns the node of the objects of a session that have not ended, or "".
+func (l *Ledger) NodeOf(tenant, session string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, node := range l.sessions[[2]string{tenant, session}] {
+		return node
+	}
+	return ""
+}
+
+// A Standing is what a tenant uses now.
+type Standing struct {
+	Sandboxes, Turns uint32 // that have a machine
+	Stored           uint64 // bytes
+}
+
+func (l *Ledger) Standing(tenant string) (s Standing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for r, e := range l.live {
+		if e.tenant != tenant {
+			continue
+		}
+		s.Stored += e.size
+		switch {
+		case r.Kind == records.Sandbox && !e.began.IsZero():
+			s.Sandboxes++
+		case r.Kind == records.Turn && !e.began.IsZero():
+			s.Turns++
+		}
+	}
+	return s
+}
+
+// Take returns the spans to record: of machines that ended, and of those that exist until now.
+func (l *Ledger) Take(now time.Time) (spans []records.Usage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	spans, l.ended, l.flushed = l.ended, nil, now
+	for r, e := range l.live {
+		if !e.began.IsZero() {
+			spans = append(spans, e.span(r, now))
+		}
+	}
+	return spans
+}
+
+func (l *Ledger) PutBack(spans []records.Usage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = append(l.ended, spans...)
+}
+
+// Stale reports whether nothing was taken for longer than most.
+func (l *Ledger) Stale(now time.Time, most time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return now.Sub(l.flushed) > most
+}

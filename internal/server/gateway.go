@@ -1,0 +1,77 @@
+package server
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/gateway"
+)
+
+// leastSilence is how long a controller may say nothing: it confirms the list every few seconds.
+const leastSilence = 10 * time.Second
+
+// A gatewayRole answers callers. A process with the controller has one for the operator's socket,
+// also without the role gateway.
+type gatewayRole struct {
+	*gateway.Gateway
+	follow func(ctx context.Context) // keeps the verifier informed until ctx ends; nil: not needed
+}
+
+func (s *Server) openGateway(context.Context) error {
+	if !s.c.Has(config.Gateway) && s.controller == nil {
+		return nil
+	}
+	client, t := s.toController()
+	s.onClose(func() error { t.CloseIdleConnections(); return nil })
+	g := &gatewayRole{}
+	o := gateway.Options{Name: s.c.Name, Locator: client, Dial: s.dialNode, Limits: s.limits(),
+		Log: s.log}
+	for _, p := range s.c.Listen.Proxies {
+		prefix, err := netip.ParsePrefix(p)
+		if err != nil {
+			return err // the settings were checked
+		}
+		o.Proxies = append(o.Proxies, prefix)
+	}
+	if s.controller != nil {
+		o.Control, o.Verifier = s.controller.Callers(), s.controller.verifier
+	} else {
+		at, err := url.Parse(controllerURL)
+		if err != nil {
+			return err
+		}
+		verifier, err := s.verifier()
+		if err != nil {
+			return err
+		}
+		o.Control, o.Verifier = gateway.Controller(at, t, s.log), verifier
+		g.follow = func(ctx context.Context) {
+			gateway.Follow(ctx, client, verifier, max(s.c.Tokens.Revocations/2, leastSilence), s.log)
+		}
+	}
+	if s.node != nil {
+		o.Plain = s.node.Plain(s.c.Plaintext)
+	}
+	g.Gateway = gateway.New(o)
+	s.onClose(g.Close)
+	s.gateway = g
+	return nil
+}
+
+func (s *Server) limits() gateway.Limits {
+	l := s.c.Limits
+	return gateway.Limits{Connections: l.Connections, Handshake: l.Handshake, Idle: l.Idle,
+		End: l.End, Request: int64(l.Request), Rate: l.Rate, Burst: l.Burst}
+}
+
+// dialNode connects to a node for a channel.
+func (s *Server) dialNode(ctx context.Context, address string) (net.Conn, error) {
+	if s.here(address) {
+		return s.memory.Dial(ctx)
+	}
+	return s.peers.Dial(ctx, address, config.Node)
+}

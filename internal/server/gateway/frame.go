@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	"turnstone.dev/turnstone/internal/server/auth"
+)
+
+// headers are in every answer: no answer is a page, and none is for a cache.
+var headers = map[string]string{
+	"Cache-Control":           "no-store",
+	"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+	"Referrer-Policy":         "no-referrer",
+	"X-Content-Type-Options":  "nosniff",
+}
+
+// frame bounds a request before anything looks at it.
+func (g *Gateway) frame(next http.Handler) http.Handler {
+	l := g.o.Limits
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for k, v := range headers {
+			w.Header().Set(k, v)
+		}
+		if r.TLS != nil {
+			w.Header().Set("Strict-Transport-Security", "max-age=31536000")
+		}
+		p := &patient{ResponseWriter: w, stall: l.Stall, ctl: http.NewResponseController(w)}
+		if r.ProtoMajor == 1 {
+			p.done() // the deadline of the connection's last answer
+		}
+		defer p.last()
+		if at, ok := callerOf(r, g.o.Proxies); ok {
+			if wait := g.addresses.take(at); wait > 0 {
+				g.refuser.refuse(p, r, tooOften("the address", wait))
+				return
+			}
+		}
+		if r.ContentLength > l.Request {
+			g.refuser.refuse(p, r, tooLarge(r.ContentLength, l.Request))
+			return
+		}
+		if r.Body != nil && r.Body != http.NoBody {
+			_ = p.ctl.SetReadDeadline(time.Now().Add(l.Body)) // net/http resets it at the end
+			b := &body{ReadCloser: http.MaxBytesReader(p, r.Body, l.Request), limit: l.Body}
+			r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, b))
+			r.Body = b
+		}
+		next.ServeHTTP(p, r)
+	})
+}
+
+func tooOften(subject string, wait time.Duration) error {
+	return &api.Status{RetryAfter: wait, Err: turnstone.Errorf("gateway.rate",
+		turnstone.KindExhausted, subject, "sends more requests than its rate allows").
+		WithHint("wait as long as the answer says, and repeat the request")}
+}
+
+func tooLarge(size, limit int64) error {
+	return turnstone.Errorf("gateway.request", turnstone.KindExhausted, "request",
+		"has %d bytes; the limit is %d", size, limit).
+		WithHint("send contents through the channel; the control API carries none")
+}
+
+// A body explains why it cannot be read, and remembers it: a failed read also cancels a request of
+// HTTP/1.1, so whoever passes it on may notice that first.
+type body struct {
+	io.ReadCloser
+	limit  time.Duration
+	failed atomic.Pointer[error]
+}
+
+type bodyKey struct{}
+
+// bodyError returns why the body of a request could not be read, or nil.
+func bodyError(ctx context.Context) error {
+	if b, ok := ctx.Value(bodyKey{}).(*body); ok && b.failed.Load() != nil {
+		return *b.failed.Load()
+	}
+	return nil
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = &lateError{b.limit}
+	} else if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = cutError{}
+	}
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, http.ErrBodyReadAfterClose) {
+		b.failed.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+// A cutError is about a body that ended early.
+type cutError struct{}
+
+func (cutError) Error() string { return "the request's body is cut off" }
+func (cutError) Unwrap() error { return io.ErrUnexpectedEOF }
+
+// A lateError is about a body that did not come in time.
+type lateError struct{ limit time.Duration }
+
+func (e *lateError) Error() string {
+	return fmt.Sprintf("the request's body did not arrive within %s", e.limit)
+}
+
+func (e *lateError) Timeout() bool { return true }
+
+// Is makes it a deadline of the caller, for package connect.
+func (e *lateError) Is(target error) bool { return target == context.DeadlineExceeded }
+
+// A patient ResponseWriter waits for a caller that does not read for a limited time only.
+type patient struct {
+	http.ResponseWriter
+	ctl   *http.ResponseController
+	stall time.Duration
+}
+
+func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+func (p *patient) Write(b []byte) (int, error) {
+	p.begin()
+	n, err := p.ResponseWriter.Write(b)
+	p.done()
+	return n, err
+}
+
+// Flush implements http.Flusher, which package connect asks for.
+func (p *patient) Flush() {
+	p.begin()
+	_ = p.ctl.Flush() // a caller that is gone is noticed by its context
+	p.done()
+}
+
+func (p *patient) begin() { _ = p.ctl.SetWriteDeadline(time.Now().Add(p.stall)) }
+
+// done takes the deadline back: HTTP/2 would end a stream that is silent.
+func (p *patient) done() { _ = p.ctl.SetWriteDeadline(time.Time{}) }
+
+// last bounds what net/http writes after the handler. The connection's next request begins with
+// deadlines of its own.
+func (p *patient) last() { p.begin() }
+
+// guarded passes requests with a valid token on, and the operator's.
+func (g *Gateway) guarded(resumable func(*http.Request) bool, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p, err := g.principal(r)
+		if err != nil {
+			g.refuser.refuse(w, r, err)
+			return
+		}
+		if p.Issuer != "" {
+			if wait := g.tokens.take(keyOf(p)); wait > 0 {
+				g.refuser.refuse(w, r, tooOften("the token", wait))
+				return
+			}
+		}
+		ctx, done, err := g.calls.begin(auth.NewContext(r.Context(), p), p, resumable(r))
+		if err != nil {
+			g.refuser.refuse(w, r, err)
+			return
+		}
+		defer done()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}

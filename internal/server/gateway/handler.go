@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"net/http"
+	"strings"
+
+	"connectrpc.com/grpchealth"
+	"connectrpc.com/grpcreflect"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"turnstone.dev/turnstone"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/auth"
+)
+
+// Paths of channels; a node has the same. HealthPath says that the process answers, ReadyPath that
+// it can serve callers.
+const (
+	NodeChannelPath    = "/turnstone/v1/nodes/{node}/channel"
+	SandboxChannelPath = "/turnstone/v1/sandboxes/{id}/channel"
+	PlainPath          = "/turnstone/v1/plain/" // in the clear, to a node in this process
+	HealthPath         = "/healthz"
+	ReadyPath          = "/readyz"
+)
+
+// services are what callers reach with a token. Those between roles are not among them.
+var services = []string{connectv1.SandboxServiceName, connectv1.TurnServiceName,
+	connectv1.SessionServiceName, connectv1.TemplateServiceName, connectv1.ServerServiceName}
+
+// open are services that tell nothing about tenants: gRPC's health protocol and its reflection.
+var open = []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName,
+	grpcreflect.ReflectV1AlphaServiceName}
+
+// Handler serves callers. It bounds requests and not connections, which Serve does.
+func (g *Gateway) Handler() http.Handler {
+	mux := http.NewServeMux()
+	control := g.guarded(isStream, http.HandlerFunc(g.control))
+	for _, name := range services {
+		mux.Handle("/"+name+"/", control)
+	}
+	for _, name := range open {
+		mux.Handle("/"+name+"/", http.HandlerFunc(g.control))
+	}
+	never := func(*http.Request) bool { return false }
+	mux.Handle("GET "+NodeChannelPath, g.guarded(never, http.HandlerFunc(g.nodeChannel)))
+	mux.Handle("GET "+SandboxChannelPath, g.guarded(never, http.HandlerFunc(g.sandboxChannel)))
+	if g.o.Plain != nil {
+		mux.Handle("POST "+PlainPath, g.guarded(never, g.o.Plain))
+	}
+	mux.HandleFunc("GET "+HealthPath, g.health)
+	mux.HandleFunc("GET "+ReadyPath, g.ready)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		g.refuser.refuse(w, r, turnstone.Errorf("gateway.path", turnstone.KindNotFound, "the path",
+			"is not one of this server").WithHint("see docs/api.md for the paths"))
+	})
+	return g.frame(mux)
+}
+
+// control passes a control call on.
+func (g *Gateway) control(w http.ResponseWriter, r *http.Request) { g.o.Control.ServeHTTP(w, r) }
+
+// principal returns the caller: of the connection, or of the token.
+func (g *Gateway) principal(r *http.Request) (auth.Principal, error) {
+	if p, ok := auth.FromContext(r.Context()); ok {
+		return p, nil
+	}
+	token, err := auth.Bearer(r.Header)
+	if err != nil {
+		return auth.Principal{}, refusal(err)
+	}
+	p, err := g.o.Verifier.Verify(r.Context(), token)
+	if err != nil {
+		return auth.Principal{}, refusal(err)
+	}
+	return p, nil
+}
+
+// isStream reports whether a call is answered by a stream of changes, which a client can watch
+// again elsewhere.
+func isStream(r *http.Request) bool {
+	service, method, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(
+		protoreflect.FullName(service + "." + method))
+	m, ok := d.(protoreflect.MethodDescriptor)
+	return err == nil && ok && m.IsStreamingServer()
+}
+
+func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) {
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
+	err := g.calls.refusing()
+	if err == nil && g.o.Ready != nil {
+		err = g.o.Ready(r.Context())
+	}
+	if err != nil {
+		g.log.Info("not ready", "kind", turnstone.KindOf(err), "error", err)
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "not ready", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ready\n"))
+}

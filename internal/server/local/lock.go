@@ -1,0 +1,28 @@
+package local
+
+import (
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+// Lock takes the lock of a role in a state directory, until the lock is released or the process
+// ends: two controllers or nodes with one state would damage it. The error is of kind Unavailable
+// if another server has the role.
+func Lock(dir *statedir.Dir, role string) (*statedir.Lock, error) {
+	fail := func(err error) (*statedir.Lock, error) {
+		return nil, turnstone.NewError("server.lock", turnstone.KindUnavailable, dir.Root, err)
+	}
+	if _, err := dir.MkdirAll("server"); err != nil {
+		return fail(err)
+	}
+	l, err := statedir.TryAcquire(dir.Path("server", role+".lock"))
+	if err != nil {
+		return fail(err)
+	}
+	if l == nil {
+		return nil, turnstone.Errorf("server.lock", turnstone.KindUnavailable, dir.Root,
+			"is the state of another running server with the role %s", role).
+			WithHint("end the other server, or set TURN_HOME to another directory")
+	}
+	return l, nil
+}

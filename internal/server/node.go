@@ -1,0 +1,57 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"turnstone.dev/turnstone/internal/api"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/node/member"
+	"turnstone.dev/turnstone/internal/server/peers"
+)
+
+// inMemory is the address of a node that no other process reaches.
+const inMemory = "memory:"
+
+func (s *Server) openNode(ctx context.Context) error {
+	if !s.c.Has(config.Node) {
+		return nil
+	}
+	m, err := member.Open(ctx, member.Options{Dir: s.o.Dir, Executor: s.o.Executor,
+		Settings: s.c.Machine, Address: s.address(), TrustOperator: s.c.Has(config.Controller),
+		Log: s.log})
+	if err != nil {
+		return err
+	}
+	s.onClose(m.Close)
+	s.node = m
+	return nil
+}
+
+// address is where this process's node is registered.
+func (s *Server) address() string {
+	if s.c.Peers.Address != "" {
+		return s.c.Peers.Address
+	}
+	return inMemory
+}
+
+// here reports whether an address is this process's node. The controller asks before the node is
+// open: it knows the node from an earlier process.
+func (s *Server) here(address string) bool {
+	return s.c.Has(config.Node) && address == s.address()
+}
+
+// toController returns a client of the controller, and its transport, which its owner closes.
+func (s *Server) toController() (connectv1.ControllerServiceClient, *http.Transport) {
+	t := s.peers.Transport(s.c.Peers.Controller, config.Controller)
+	if s.controller != nil {
+		t = peers.MemoryTransport(s.memory)
+	}
+	return connectv1.NewControllerServiceClient(&http.Client{Transport: t}, controllerURL,
+		api.ClientOptions()...), t
+}
+
+// controllerURL stands for the controller: its transport knows where it is.
+const controllerURL = "http://controller"

@@ -1,0 +1,116 @@
+package control
+
+import (
+	"runtime"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// cpuShares is how many CPUs of machines share one of the computer, by default: most machines wait.
+const cpuShares = 16
+
+// fill sets the fields of the capacity that are not set.
+func (s *Service) fill() {
+	c := &s.o.Capacity
+	memory, disk := s.o.Tenants.Size()
+	if c.CPUs == 0 {
+		c.CPUs = cpuShares * runtime.NumCPU()
+	}
+	if c.Memory == 0 {
+		c.Memory = memory
+	}
+	if c.Disk == 0 {
+		c.Disk = disk
+	}
+}
+
+// take reserves room for new sandboxes with these IDs until free is called. The error is of kind
+// Exhausted, and may be retried.
+func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err error) {
+	s.roomMu.Lock()
+	defer s.roomMu.Unlock()
+	sum := s.used()
+	for range ids {
+		sum = plus(sum, m)
+	}
+	for _, c := range []struct {
+		what      string
+		want, has int64
+	}{
+		{"CPUs", int64(sum.CPUs), int64(s.o.Capacity.CPUs)},
+		{"memory", int64(sum.Memory), int64(s.o.Capacity.Memory)},
+		{"disk", int64(sum.Disk), int64(s.o.Capacity.Disk)},
+	} {
+		if c.want > c.has {
+			return nil, exhausted(turnstone.Errorf("node.room", turnstone.KindExhausted, "the node",
+				"has too little %s left for the machine", c.what).
+				WithHint("remove a sandbox, or try again later"))
+		}
+	}
+	for _, id := range ids {
+		s.pending[id] = m
+	}
+	return func() {
+		s.roomMu.Lock()
+		defer s.roomMu.Unlock()
+		for _, id := range ids {
+			delete(s.pending, id)
+		}
+	}, nil
+}
+
+// used returns the machines of sandboxes, running turns, and creations in progress. The caller holds
+// s.roomMu.
+func (s *Service) used() turnstone.Machine {
+	var sum turnstone.Machine
+	for _, m := range s.pending {
+		sum = plus(sum, m)
+	}
+	s.board.each(kindSandbox, func(d *v1.WatchNodeResponse) {
+		switch sb := d.GetSandbox().GetSandbox(); sb.GetState() {
+		case v1.SandboxState_SANDBOX_STATE_CREATING, v1.SandboxState_SANDBOX_STATE_READY,
+			v1.SandboxState_SANDBOX_STATE_RUNNING:
+			if _, counted := s.pending[sb.SandboxId]; !counted {
+				sum = plus(sum, toMachine(sb.Machine))
+			}
+		}
+	})
+	turn := turnstone.DefaultShape()
+	for _, st := range s.o.Tenants.All() {
+		n := st.Turns.Count()
+		sum = plus(sum, turnstone.Machine{CPUs: n * turn.CPUs,
+			Memory: turnstone.Bytes(n) * turn.Memory, Disk: turnstone.Bytes(n) * turn.Disk})
+	}
+	return sum
+}
+
+func plus(a, b turnstone.Machine) turnstone.Machine {
+	return turnstone.Machine{CPUs: a.CPUs + b.CPUs, Memory: a.Memory + b.Memory,
+		Disk: a.Disk + b.Disk}
+}
+
+// Describe returns what a node says of itself when it registers, and in GetNode.
+func (s *Service) Describe() *v1.Node {
+	s.roomMu.Lock()
+	used := s.used()
+	s.roomMu.Unlock()
+	return &v1.Node{Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
+		Version: s.o.Version, Started: timestamppb.New(s.started),
+		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates}
+}
+
+// clamp returns a machine that the rules of the API permit: sums of machines may exceed what one
+// machine may have.
+func clamp(m turnstone.Machine) *v1.Machine {
+	return machineOf(turnstone.Machine{CPUs: min(m.CPUs, turnstone.MaxCPUs),
+		Memory: min(m.Memory, turnstone.MaxMemory), Disk: min(m.Disk, turnstone.MaxDisk)})
+}
+
+// describe puts the node itself on the board.
+func (s *Service) describe() {
+	s.board.set(name{kindNode, "", s.o.Node.Name()}, &v1.WatchNodeResponse{
+		Object: &v1.WatchNodeResponse_Node{Node: s.Describe()}})
+}

@@ -1,0 +1,150 @@
+// Package control is what a node does for a controller: the handler of NodeService. It authorises no
+// caller, because the controller has done so, and no content, which only the keys of clients open.
+// A call works in the state of its principal's tenant, where an object of another tenant does not
+// exist.
+package control
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api/serve"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+)
+
+// Options are the parts and bounds of a Service. A zero bound selects its default.
+type Options struct {
+	Node    *node.Node   // signs the statements
+	Tenants *tenants.Set // the Service does not close them
+	Version string       // of the program
+
+	// Capacity bounds the machines of all sandboxes and turns together. Default: 16 CPUs for each
+	// of this computer, its memory, and the size of the state directory's disk.
+	Capacity turnstone.Machine
+	// Substrates are those that work on this computer, for its description.
+	Substrates []string
+	// Lifetime is the time to a sandbox's stop if the request names none, and LongestLifetime
+	// bounds what it names. Defaults: 1 hour, 30 days.
+	Lifetime, LongestLifetime time.Duration
+	// Expose is the host or address on which exposed ports of sandboxes listen, such as 127.0.0.1.
+	// Empty: no port can be exposed.
+	Expose string
+	// TrustOperator makes the node believe a principal that is the operator. It is right only if
+	// the controller is in the same process: a controller elsewhere could pretend to be anybody.
+	TrustOperator bool
+}
+
+const (
+	defaultLifetime = time.Hour
+	longestLifetime = 30 * 24 * time.Hour
+)
+
+// A Service implements turnstonev1connect.NodeServiceHandler. It is safe for concurrent use.
+type Service struct {
+	o       Options
+	started time.Time
+	board   *board
+	busy    locks // of the IDs that calls work on
+
+	ctx  context.Context // of what outlives a call
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	tenants map[string]*tenant
+	ports   map[portName]*exposed
+	builds  map[name]*build
+
+	roomMu  sync.Mutex
+	pending map[string]turnstone.Machine // of sandboxes that are being created
+}
+
+// New returns the service of a node. Close it.
+func New(_ context.Context, o Options) (*Service, error) {
+	o.Lifetime = cmp.Or(o.Lifetime, defaultLifetime)
+	o.LongestLifetime = cmp.Or(o.LongestLifetime, longestLifetime)
+	s := &Service{o: o, started: time.Now(), board: newBoard(),
+		tenants: make(map[string]*tenant), ports: make(map[portName]*exposed),
+		builds: make(map[name]*build), pending: make(map[string]turnstone.Machine)}
+	s.fill()
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	for _, st := range o.Tenants.All() { // what there is, is on the board before the first watcher
+		s.attach(st)
+		infos, err := st.Sandboxes.List(s.ctx)
+		if err != nil {
+			s.stop()
+			return nil, err
+		}
+		for _, i := range infos {
+			s.noteSandbox(st, i)
+		}
+		s.forgetRemoved(st)
+	}
+	s.lookTemplates(s.ctx)
+	s.describe()
+	s.wg.Go(s.follow)
+	return s, nil
+}
+
+// Close ends watches, builds of templates and exposed ports, and waits for them. Sandboxes and turns
+// continue.
+func (s *Service) Close() error {
+	s.stop()
+	s.wg.Wait()
+	return nil
+}
+
+// Handler returns the path and the HTTP handler of the service, for other roles only. report gets
+// the errors that callers get no text of; it may be nil.
+func (s *Service) Handler(report serve.Report) (string, http.Handler) {
+	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report)...)
+}
+
+// GetNode answers the node's name, key and capacity.
+func (s *Service) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (
+	*connect.Response[v1.GetNodeResponse], error) {
+	return connect.NewResponse(&v1.GetNodeResponse{Node: s.Describe()}), nil
+}
+
+// locks are one lock for each name that is in use.
+type locks struct {
+	mu   sync.Mutex
+	held map[string]chan struct{} // closed when the lock is free
+}
+
+// acquire waits for the lock of id, until ctx ends.
+func (l *locks) acquire(ctx context.Context, id string) (release func(), err error) {
+	for {
+		l.mu.Lock()
+		busy := l.held[id]
+		if busy == nil {
+			if l.held == nil {
+				l.held = make(map[string]chan struct{})
+			}
+			free := make(chan struct{})
+			l.held[id] = free
+			l.mu.Unlock()
+			return func() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				delete(l.held, id)
+				close(free)
+			}, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, turnstone.NewError("node.wait", turnstone.KindCanceled, id,
+				context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,380 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"regexp"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/node/kept"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+var sandboxForm = regexp.MustCompile(`^sb_[0-9a-v]{18}$`)
+
+// Folders of what the service keeps, in the server's folder of a tenant.
+const (
+	sandboxFolder  = "sandboxes"
+	snapshotFolder = "snapshots"
+)
+
+// record returns what is kept of a sandbox; nil for one of a local command.
+func (s *Service) record(st *tenants.State, id turnstone.SandboxID) (*kept.Sandbox, error) {
+	dir, err := st.Folder(sandboxFolder)
+	if err != nil {
+		return nil, err
+	}
+	return kept.Load(dir, id)
+}
+
+func (s *Service) save(st *tenants.State, r *kept.Sandbox) error {
+	dir, err := st.Folder(sandboxFolder)
+	if err != nil {
+		return err
+	}
+	return r.Save(dir)
+}
+
+func (s *Service) forget(st *tenants.State, id turnstone.SandboxID) error {
+	dir, err := st.Folder(sandboxFolder)
+	if err != nil {
+		return err
+	}
+	return kept.Forget(dir, id)
+}
+
+// forgetRemoved removes what is kept of sandboxes that local commands have removed, or that a former
+// process did not finish.
+func (s *Service) forgetRemoved(st *tenants.State) {
+	dir, err := st.Folder(sandboxFolder)
+	if err != nil {
+		return
+	}
+	ids, err := kept.List(dir)
+	for _, id := range ids {
+		if _, gone := st.Sandboxes.Get(id); turnstone.KindOf(gone) == turnstone.KindNotFound {
+			err = errors.Join(err, kept.Forget(dir, id))
+		}
+	}
+	if err != nil {
+		slog.Warn("what is kept of a removed sandbox stays", "tenant", st.Tenant, "err", err)
+	}
+}
+
+// sandbox returns a sandbox of the principal's tenant. Another tenant's does not exist.
+func (s *Service) sandbox(p *v1.Principal, id string) (*tenants.State, sandboxes.Info, error) {
+	st, err := s.find(p, kindSandbox, id)
+	if err != nil {
+		return nil, sandboxes.Info{}, err
+	}
+	i, err := st.Sandboxes.Get(turnstone.SandboxID(id))
+	return st, i, hide(err, kindSandbox, id)
+}
+
+// CreateSandbox creates a sandbox. The same ID with the same request answers the same sandbox.
+func (s *Service) CreateSandbox(ctx context.Context,
+	r *connect.Request[v1.NodeServiceCreateSandboxRequest]) (
+	*connect.Response[v1.CreateSandboxResponse], error) {
+	p, q, id := r.Msg.Principal, r.Msg.Request, turnstone.SandboxID(r.Msg.SandboxId)
+	if q.ContextId != "" || q.GetSnapshotId() != "" {
+		if err := noOwner("sandbox.create", q.Owner,
+			"a sandbox of a session or a snapshot"); err != nil {
+			return nil, err
+		}
+	}
+	client, caller, err := s.client(p, q.Client, q.Owner)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.o.Tenants.Of(ctx, p.Tenant)
+	if err != nil {
+		return nil, exhausted(err)
+	}
+	release, err := s.busy.acquire(ctx, string(id))
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	rec := &kept.Sandbox{ID: id, Request: api.RequestDigest(q), Metadata: q.Metadata,
+		Context: q.ContextId, Session: turnstone.SessionID(r.Msg.SessionId),
+		From:   q.GetSnapshotId(),
+		Holder: kept.Holder{Client: client.Key, Owner: q.Owner}}
+	have, err := s.created(st, rec)
+	if err != nil {
+		return nil, err
+	}
+	if have == nil {
+		spec, err := s.spec(ctx, st, p, q, rec, caller)
+		if err != nil {
+			return nil, err
+		}
+		if have, err = s.create(ctx, st, rec, spec); err != nil {
+			return nil, err
+		}
+	}
+	out, err := s.answer(ctx, st, *have, q.Client, p, q.Owner)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
+// created returns the sandbox that an earlier call has created for the same request; nil if there is
+// none. The error is of kind Invalid if the ID was used for another request.
+func (s *Service) created(st *tenants.State, rec *kept.Sandbox) (*sandboxes.Info, error) {
+	was, err := s.record(st, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	if was != nil && was.Request != rec.Request {
+		return nil, used(rec.ID)
+	}
+	// IDs are the same for no two tenants: a channel's path has no tenant in it.
+	at, err := s.o.Tenants.Holding(rec.ID)
+	switch {
+	case turnstone.KindOf(err) == turnstone.KindNotFound:
+		return nil, nil
+	case err != nil && at == nil:
+		return nil, err
+	case was == nil || at != st:
+		return nil, used(rec.ID)
+	}
+	i, err := st.Sandboxes.Get(rec.ID)
+	return &i, err
+}
+
+func used(id turnstone.SandboxID) error {
+	return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "sandbox "+string(id),
+		"exists, and another request has created it")
+}
+
+// create creates a sandbox, with its record. If it fails, neither remains.
+func (s *Service) create(ctx context.Context, st *tenants.State, rec *kept.Sandbox,
+	spec sandboxes.Spec) (*sandboxes.Info, error) {
+	free, err := s.take(turnstone.Machine{CPUs: spec.Shape.CPUs, Memory: spec.Shape.Memory,
+		Disk: spec.Shape.Disk}, string(rec.ID))
+	if err != nil {
+		return nil, err
+	}
+	defer free()
+	if err := st.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.save(st, rec); err != nil {
+		return nil, err
+	}
+	spec.ID = rec.ID
+	i, err := st.Sandboxes.Create(ctx, spec, nil)
+	if err != nil {
+		return nil, errors.Join(exhausted(err), s.forget(st, rec.ID))
+	}
+	s.noteSandbox(st, i)
+	s.followSandbox(st, i.ID)
+	return &i, nil
+}
+
+// answer returns a sandbox with its channel, unless the sandbox has ended.
+func (s *Service) answer(ctx context.Context, st *tenants.State, i sandboxes.Info,
+	c *v1.ChannelClient, p *v1.Principal, owner string) (*v1.CreateSandboxResponse, error) {
+	client, _, err := s.client(p, c, owner)
+	if err != nil {
+		return nil, err
+	}
+	out := &v1.CreateSandboxResponse{Sandbox: s.noteSandbox(st, i)}
+	if !i.State.Final() {
+		out.Channel, err = s.attestSandbox(ctx, i.ID, client)
+	}
+	return out, err
+}
+
+// image returns the name of what a sandbox starts from; empty: the default.
+func image(q *v1.CreateSandboxRequest) string { return cmp.Or(q.GetTemplate(), q.GetImage()) }
+
+// environment returns variables in a fixed order.
+func environment(env map[string]string) (all []string) {
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		all = append(all, name+"="+env[name])
+	}
+	return all
+}
+
+// lifetime returns the time to a sandbox's stop.
+func (s *Service) lifetime(asked time.Duration) time.Duration {
+	return min(cmp.Or(asked, s.o.Lifetime), s.o.LongestLifetime)
+}
+
+// ConnectSandbox signs a statement for a client that may open the sandbox's channel.
+func (s *Service) ConnectSandbox(ctx context.Context,
+	r *connect.Request[v1.NodeServiceConnectSandboxRequest]) (
+	*connect.Response[v1.ConnectSandboxResponse], error) {
+	p, q := r.Msg.Principal, r.Msg.Request
+	st, i, err := s.sandbox(p, q.SandboxId)
+	if err != nil {
+		return nil, err
+	}
+	owner, err := s.mayOpen(ctx, st, p, i.ID, q.Client)
+	if err != nil {
+		return nil, err
+	}
+	if i.State.Final() {
+		return nil, turnstone.Errorf("sandbox.attest", turnstone.KindDead,
+			"sandbox "+q.SandboxId, "it is %s", i.State)
+	}
+	client, _, err := s.client(p, q.Client, owner)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.attestSandbox(ctx, i.ID, client)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ConnectSandboxResponse{Channel: c}), nil
+}
+
+// mayOpen returns nil if a client may open the channel of a sandbox: by the key that created it, by
+// a grant of its owner, or as the operator if a local command has created it. Whoever authorised
+// the call has no say in this.
+func (s *Service) mayOpen(ctx context.Context, st *tenants.State, p *v1.Principal,
+	id turnstone.SandboxID, c *v1.ChannelClient) (owner string, err error) {
+	client, _, err := s.client(p, c, "")
+	if err != nil {
+		return "", err
+	}
+	release, err := s.busy.acquire(ctx, string(id))
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	rec, err := s.record(st, id)
+	if err != nil {
+		return "", err
+	}
+	if rec == nil {
+		if client.Operator {
+			return "", nil
+		}
+		return "", (&kept.Holder{}).May(client.Key, time.Now())
+	}
+	if len(c.Grant) > 0 {
+		changed, err := rec.Admit(ctx, id, c.Grant, time.Now())
+		if err == nil && changed {
+			err = s.save(st, rec)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return rec.Owner, rec.May(client.Key, time.Now())
+}
+
+// DeleteSandbox stops a sandbox and removes it.
+func (s *Service) DeleteSandbox(ctx context.Context,
+	r *connect.Request[v1.NodeServiceDeleteSandboxRequest]) (
+	*connect.Response[v1.DeleteSandboxResponse], error) {
+	id := r.Msg.Request.SandboxId
+	release, err := s.busy.acquire(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	st, i, err := s.sandbox(r.Msg.Principal, id)
+	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
+		return nil, err
+	}
+	if err == nil {
+		if err := st.Sandboxes.Stop(ctx, i.ID); err != nil {
+			return nil, hide(err, kindSandbox, id)
+		}
+		if i, err = st.Sandboxes.Get(i.ID); err != nil {
+			return nil, hide(err, kindSandbox, id)
+		}
+	}
+	i.ID = turnstone.SandboxID(id)
+	last := s.noteSandbox(st, i)
+	s.closePorts(st, i.ID)
+	if err := st.Sandboxes.Remove(ctx, i.ID); err != nil {
+		return nil, hide(err, kindSandbox, id)
+	}
+	s.board.drop(name{kindSandbox, st.Tenant, id})
+	if err := s.forget(st, i.ID); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: last}), nil
+}
+
+// control calls f with the control of a sandbox, and returns the sandbox afterwards.
+func (s *Service) control(ctx context.Context, p *v1.Principal, id string,
+	f func(*sandboxes.Control) error) (*v1.Sandbox, error) {
+	release, err := s.busy.acquire(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	st, i, err := s.sandbox(p, id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := st.Sandboxes.Control(ctx, i.ID)
+	if err != nil {
+		return nil, hide(err, kindSandbox, id)
+	}
+	defer func() { _ = c.Close() }()
+	if err := f(c); err != nil {
+		return nil, hide(err, kindSandbox, id)
+	}
+	if i, err = st.Sandboxes.Get(i.ID); err != nil {
+		return nil, hide(err, kindSandbox, id)
+	}
+	return s.noteSandbox(st, i), nil
+}
+
+// PauseSandbox pauses a machine; its channels end.
+func (s *Service) PauseSandbox(ctx context.Context,
+	r *connect.Request[v1.NodeServicePauseSandboxRequest]) (
+	*connect.Response[v1.PauseSandboxResponse], error) {
+	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request.SandboxId,
+		func(c *sandboxes.Control) error {
+			_, err := c.Pause(ctx)
+			return err
+		})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.PauseSandboxResponse{Sandbox: sb}), nil
+}
+
+// ResumeSandbox resumes a paused machine.
+func (s *Service) ResumeSandbox(ctx context.Context,
+	r *connect.Request[v1.NodeServiceResumeSandboxRequest]) (
+	*connect.Response[v1.ResumeSandboxResponse], error) {
+	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request.SandboxId,
+		func(c *sandboxes.Control) error { return c.Resume(ctx) })
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ResumeSandboxResponse{Sandbox: sb}), nil
+}
+
+// SetSandboxTimeout sets the time from now to a sandbox's stop.
+func (s *Service) SetSandboxTimeout(ctx context.Context,
+	r *connect.Request[v1.NodeServiceSetSandboxTimeoutRequest]) (
+	*connect.Response[v1.SetSandboxTimeoutResponse], error) {
+	q := r.Msg.Request
+	sb, err := s.control(ctx, r.Msg.Principal, q.SandboxId, func(c *sandboxes.Control) error {
+		return c.SetTTL(ctx, s.lifetime(q.Timeout.AsDuration()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.SetSandboxTimeoutResponse{Sandbox: sb}), nil
+}

@@ -1,0 +1,501 @@
+package control_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/server/node/control"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+func localSpec() sandboxes.Spec {
+	return sandboxes.Spec{Image: "fine", Shape: turnstone.DefaultShape()}
+}
+
+// TestSandbox follows a sandbox from its creation to its removal.
+func TestSandbox(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := sandboxID()
+	ask := func(q *v1.CreateSandboxRequest) {
+		q.Name, q.Metadata = "box", map[string]string{"for": "tests"}
+		q.Env, q.Cwd = map[string]string{"B": "2", "A": "1"}, "/tmp"
+		q.Timeout = durationpb.New(time.Minute)
+	}
+	made, err := s.create(t, ada, id, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := made.Sandbox
+	if sb.SandboxId != id || sb.State != v1.SandboxState_SANDBOX_STATE_READY || sb.Name != "box" ||
+		sb.Metadata["for"] != "tests" || sb.Node != "n1" || sb.Template != "fine" ||
+		sb.Expires == nil || sb.Machine.Cpus != 1 {
+		t.Fatalf("%v", sb)
+	}
+	st, err := attest.Open(t.Context(), made.Channel.Attestation)
+	if err != nil || string(st.Sandbox) != id || len(st.Clients) != 1 ||
+		st.Clients[0] != ada.pair.Public || string(st.ServerKey[:]) !=
+		string(made.Channel.ServerPublicKey) {
+		t.Fatalf("%+v %v", st, err)
+	}
+	if made.Channel.Path != "/turnstone/v1/sandboxes/"+id+"/channel" {
+		t.Fatal(made.Channel.Path)
+	}
+	// the same again is the same sandbox, with a new nonce
+	again, err := s.create(t, ada, id, ask)
+	if err != nil || again.Sandbox.Created.AsTime() != sb.Created.AsTime() {
+		t.Fatalf("%v %v", again, err)
+	}
+	_, err = s.create(t, ada, id, nil)
+	want(t, "another request", err, turnstone.KindInvalid)
+
+	paused, err := call(t, s.PauseSandbox, &v1.NodeServicePauseSandboxRequest{
+		Principal: ada.Principal, Request: &v1.PauseSandboxRequest{SandboxId: id}})
+	if err != nil || !paused.Sandbox.Paused {
+		t.Fatalf("%v %v", paused, err)
+	}
+	_, err = s.connect(t, ada, id)
+	want(t, "a paused sandbox", err, turnstone.KindUnavailable)
+	resumed, err := call(t, s.ResumeSandbox, &v1.NodeServiceResumeSandboxRequest{
+		Principal: ada.Principal, Request: &v1.ResumeSandboxRequest{SandboxId: id}})
+	if err != nil || resumed.Sandbox.Paused {
+		t.Fatalf("%v %v", resumed, err)
+	}
+	later, err := call(t, s.SetSandboxTimeout, &v1.NodeServiceSetSandboxTimeoutRequest{
+		Principal: ada.Principal, Request: &v1.SetSandboxTimeoutRequest{SandboxId: id,
+			Timeout: durationpb.New(time.Hour)}})
+	if err != nil || time.Until(later.Sandbox.Expires.AsTime()) < 30*time.Minute {
+		t.Fatalf("%v %v", later, err)
+	}
+	if _, err = s.connect(t, ada, id); err != nil {
+		t.Fatal(err)
+	}
+	gone, err := s.remove(t, ada, id)
+	if err != nil || gone.Sandbox.State != v1.SandboxState_SANDBOX_STATE_STOPPED ||
+		gone.Sandbox.Reason != v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED {
+		t.Fatalf("%v %v", gone, err)
+	}
+	_, err = s.remove(t, ada, id)
+	want(t, "removed", err, turnstone.KindNotFound)
+}
+
+func (s *scene) connect(t *testing.T, p person, id string, grant ...byte) (
+	*v1.ConnectSandboxResponse, error) {
+	t.Helper()
+	c := p.client()
+	c.Grant = grant
+	return call(t, s.ConnectSandbox, &v1.NodeServiceConnectSandboxRequest{Principal: p.Principal,
+		Request: &v1.ConnectSandboxRequest{SandboxId: id, Client: c}})
+}
+
+func (s *scene) remove(t *testing.T, p person, id string) (*v1.DeleteSandboxResponse, error) {
+	t.Helper()
+	return call(t, s.DeleteSandbox, &v1.NodeServiceDeleteSandboxRequest{Principal: p.Principal,
+		Request: &v1.DeleteSandboxRequest{SandboxId: id}})
+}
+
+// TestConcurrentCreation: a repetition that comes too early waits for the first.
+func TestConcurrentCreation(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := sandboxID()
+	var wg sync.WaitGroup
+	for range 6 {
+		wg.Go(func() {
+			if r, err := s.create(t, ada, id, nil); err != nil || r.Sandbox.SandboxId != id {
+				t.Errorf("%v %v", r, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestFailedCreation leaves nothing, and the ID can be used again.
+func TestFailedCreation(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := sandboxID()
+	_, err := s.create(t, ada, id, func(q *v1.CreateSandboxRequest) {
+		q.Source = &v1.CreateSandboxRequest_Template{Template: "broken"}
+	})
+	want(t, "a broken machine", err, turnstone.KindUnavailable)
+	for name, change := range map[string]func(*v1.CreateSandboxRequest){
+		"a malformed rule": func(q *v1.CreateSandboxRequest) {
+			q.Network = &v1.Network{Allow: []string{"1.2.3.4/99"}}
+		},
+		"rules without a network": func(q *v1.CreateSandboxRequest) {
+			q.Network = &v1.Network{Mode: v1.NetworkMode_NETWORK_MODE_OFF,
+				Allow: []string{"example.com"}}
+		},
+		"a name like an ID":    func(q *v1.CreateSandboxRequest) { q.Name = "sb_box" },
+		"an unusable key":      func(q *v1.CreateSandboxRequest) { q.Client.ClientPublicKey = make([]byte, 32) },
+		"more CPUs than a max": func(q *v1.CreateSandboxRequest) { q.Machine.Cpus = 65 },
+	} {
+		_, err := s.create(t, ada, id, change)
+		want(t, name, err, turnstone.KindInvalid)
+	}
+	if _, err := s.create(t, ada, id, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAbandonedCreation: when the caller gives up, nothing remains.
+func TestAbandonedCreation(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := sandboxID()
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.CreateSandbox(ctx, connect.NewRequest(&v1.NodeServiceCreateSandboxRequest{
+			Principal: ada.Principal, SandboxId: id, Request: &v1.CreateSandboxRequest{
+				Client: ada.client(), Source: &v1.CreateSandboxRequest_Template{Template: "slow"}}}))
+		done <- err
+	}()
+	st, err := s.set.Of(t.Context(), "ada")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is not being created", func() bool {
+		i, err := st.Sandboxes.Get(turnstone.SandboxID(id))
+		return err == nil && i.State == "creating"
+	})
+	stop()
+	want(t, "abandoned", api.FromConnect(<-done), turnstone.KindCanceled)
+	eventually(t, "it remains", func() bool {
+		_, err := st.Sandboxes.Get(turnstone.SandboxID(id))
+		return turnstone.KindOf(err) == turnstone.KindNotFound
+	})
+	if _, err := s.create(t, ada, id, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTenants: what is another tenant's does not exist, with the same words as for nothing.
+func TestTenants(t *testing.T) {
+	s, ada, eve := newScene(t, nil), of("ada"), of("eve")
+	id := s.made(t, ada, nil).SandboxId
+	s.made(t, eve, nil) // so that both tenants have state
+	nothing := sandboxID()
+	for _, p := range []person{eve, of("nobody"), of("local")} {
+		p.pair = ada.pair // even with the right key
+		for name, f := range map[string]func(id string) error{
+			"connect": func(id string) error { _, err := s.connect(t, p, id); return err },
+			"delete":  func(id string) error { _, err := s.remove(t, p, id); return err },
+			"pause": func(id string) error {
+				_, err := call(t, s.PauseSandbox, &v1.NodeServicePauseSandboxRequest{
+					Principal: p.Principal, Request: &v1.PauseSandboxRequest{SandboxId: id}})
+				return err
+			},
+			"fork": func(id string) error {
+				_, err := call(t, s.ForkSandbox, &v1.NodeServiceForkSandboxRequest{
+					Principal: p.Principal, SandboxIds: []string{sandboxID()},
+					Request: &v1.ForkSandboxRequest{SandboxId: id,
+						Clients: []*v1.ChannelClient{p.client()}}})
+				return err
+			},
+			"snapshot": func(id string) error {
+				_, err := call(t, s.SnapshotSandbox, &v1.NodeServiceSnapshotSandboxRequest{
+					Principal: p.Principal, SnapshotId: snapshotID(),
+					Request: &v1.SnapshotSandboxRequest{SandboxId: id}})
+				return err
+			},
+			"expose": func(id string) error {
+				_, err := call(t, s.ExposePort, &v1.NodeServiceExposePortRequest{
+					Principal: p.Principal, Request: &v1.ExposePortRequest{SandboxId: id, Port: 80}})
+				return err
+			},
+		} {
+			theirs, none := f(id), f(nothing)
+			want(t, name, theirs, turnstone.KindNotFound)
+			if none == nil || strings.ReplaceAll(theirs.Error(), id, "") !=
+				strings.ReplaceAll(none.Error(), nothing, "") {
+				t.Errorf("%s: %q and %q", name, theirs, none)
+			}
+		}
+		// nor can an ID be taken over
+		_, err := s.create(t, p, id, nil)
+		want(t, "its ID", err, turnstone.KindInvalid)
+	}
+	if r, err := s.connect(t, ada, id); err != nil || r.Channel == nil {
+		t.Fatal(err)
+	}
+}
+
+// TestKeys: a token of the tenant opens no channel. A grant of the owner does.
+func TestKeys(t *testing.T) {
+	s, ada, bob, sign := newScene(t, nil), of("team"), of("team"), owner(t)
+	id := s.made(t, ada, func(q *v1.CreateSandboxRequest) {
+		q.Owner = sign.Public.String()
+	}).SandboxId
+	_, err := s.connect(t, bob, id)
+	want(t, "another key", err, turnstone.KindInvalid)
+	fork := func(p person) error {
+		_, err := call(t, s.ForkSandbox, &v1.NodeServiceForkSandboxRequest{Principal: p.Principal,
+			SandboxIds: []string{sandboxID()}, Request: &v1.ForkSandboxRequest{SandboxId: id,
+				Clients: []*v1.ChannelClient{p.client()}}})
+		return err
+	}
+	want(t, "a clone for another key", fork(bob), turnstone.KindInvalid)
+
+	grant := attest.Grant{Sandbox: turnstone.SandboxID(id), Client: bob.pair.Public,
+		Scopes: []attest.Scope{attest.ScopeWrite}, Number: 2, Time: time.Now().Add(-time.Minute),
+		Expires: time.Now().Add(time.Hour)}
+	seal := func(change func(*attest.Grant), by string) []byte {
+		g, signer := grant, sign
+		if change != nil {
+			change(&g)
+		}
+		if by != "" {
+			signer = owner(t)
+		}
+		b, err := attest.SignGrant(t.Context(), &g, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for name, b := range map[string][]byte{
+		"of another owner": seal(nil, "another"),
+		"of another sandbox": seal(func(g *attest.Grant) {
+			g.Sandbox = turnstone.NewSandboxID()
+		}, ""),
+		"expired": seal(func(g *attest.Grant) {
+			g.Time, g.Expires = time.Now().Add(-2*time.Hour), time.Now().Add(-time.Hour)
+		}, ""),
+		"for reading": seal(func(g *attest.Grant) {
+			g.Scopes = []attest.Scope{attest.ScopeRead}
+		}, ""),
+		"for another client": seal(func(g *attest.Grant) { g.Client, g.Number = of("x").pair.Public, 1 }, ""),
+		"noise":              []byte("{}"),
+	} {
+		if r, err := s.connect(t, bob, id, b...); err == nil {
+			t.Errorf("a grant %s: %v", name, r)
+		}
+	}
+	if _, err := s.connect(t, bob, id, seal(nil, "")...); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.connect(t, bob, id, seal(nil, "")...); err != nil { // in effect already
+		t.Fatal(err)
+	}
+	if _, err := s.connect(t, bob, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := fork(bob); err != nil {
+		t.Fatal(err)
+	}
+	// withdrawn, and the old grant does not bring it back
+	if _, err := s.connect(t, ada, id, seal(func(g *attest.Grant) {
+		g.Scopes, g.Number = []attest.Scope{}, 3
+	}, "")...); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.connect(t, bob, id)
+	want(t, "withdrawn", err, turnstone.KindInvalid)
+	if _, err = s.connect(t, bob, id, seal(nil, "")...); err == nil {
+		t.Fatal("an old grant took effect")
+	}
+}
+
+// TestLocalSandbox: a sandbox of a local command is the operator's, whom only a node that shares its
+// process with the controller believes.
+func TestLocalSandbox(t *testing.T) {
+	for _, trust := range []bool{true, false} {
+		s := newScene(t, func(o *control.Options) { o.TrustOperator = trust })
+		st, err := s.set.Of(t.Context(), "local")
+		if err != nil {
+			t.Fatal(err)
+		}
+		i, err := st.Sandboxes.Create(t.Context(), localSpec(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		operator := person{&v1.Principal{Tenant: "local", Subject: "0"}, of("").pair}
+		_, err = s.connect(t, operator, string(i.ID))
+		if (err == nil) != trust {
+			t.Errorf("trust %t: %v", trust, err)
+		}
+		_, err = s.connect(t, of("local"), string(i.ID))
+		want(t, "a token of the tenant", err, turnstone.KindInvalid)
+	}
+}
+
+// TestFork makes clones, and again those that are missing.
+func TestFork(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := s.made(t, ada, nil).SandboxId
+	q := &v1.ForkSandboxRequest{SandboxId: id, Clients: []*v1.ChannelClient{ada.client(),
+		ada.client(), ada.client()}}
+	r := &v1.NodeServiceForkSandboxRequest{Principal: ada.Principal, Request: q,
+		SandboxIds: []string{sandboxID(), sandboxID(), sandboxID()}}
+	made, err := call(t, s.ForkSandbox, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, c := range made.Clones {
+		if c.Sandbox.SandboxId != r.SandboxIds[n] || c.Sandbox.ParentId != id || c.Channel == nil {
+			t.Fatalf("%d: %v", n, c)
+		}
+	}
+	if _, err := s.remove(t, ada, r.SandboxIds[1]); err != nil {
+		t.Fatal(err)
+	}
+	again, err := call(t, s.ForkSandbox, r)
+	if err != nil || len(again.Clones) != 3 || again.Clones[0].Sandbox.Created.AsTime() !=
+		made.Clones[0].Sandbox.Created.AsTime() {
+		t.Fatalf("%v %v", again, err)
+	}
+	r.Request = &v1.ForkSandboxRequest{SandboxId: id, Secrets: true, Clients: q.Clients}
+	_, err = call(t, s.ForkSandbox, r)
+	want(t, "another request", err, turnstone.KindInvalid)
+}
+
+// TestSnapshot keeps a machine, and starts another from it after the first is gone.
+func TestSnapshot(t *testing.T) {
+	s, ada, bob := newScene(t, nil), of("team"), of("team")
+	id, snap := s.made(t, ada, nil).SandboxId, snapshotID()
+	r := &v1.NodeServiceSnapshotSandboxRequest{Principal: ada.Principal, SnapshotId: snap,
+		Request: &v1.SnapshotSandboxRequest{SandboxId: id}}
+	for range 2 {
+		k, err := call(t, s.SnapshotSandbox, r)
+		if err != nil || k.Snapshot.SnapshotId != snap || k.Snapshot.Size == 0 {
+			t.Fatalf("%v %v", k, err)
+		}
+	}
+	if _, err := s.remove(t, ada, id); err != nil {
+		t.Fatal(err)
+	}
+	s.stop(t)
+	s.start(t)
+	from := func(q *v1.CreateSandboxRequest) {
+		q.Source, q.Machine = &v1.CreateSandboxRequest_SnapshotId{SnapshotId: snap}, nil
+	}
+	sb := s.made(t, ada, from)
+	if sb.SnapshotId != snap || sb.Template != "fine" {
+		t.Fatalf("%v", sb)
+	}
+	_, err := s.create(t, bob, sandboxID(), from)
+	want(t, "another key", err, turnstone.KindInvalid)
+	_, err = s.create(t, of("eve"), sandboxID(), from)
+	want(t, "another tenant", err, turnstone.KindNotFound)
+	_, err = s.create(t, ada, sandboxID(), func(q *v1.CreateSandboxRequest) {
+		from(q)
+		q.Env = map[string]string{"A": "1"}
+	})
+	want(t, "an environment", err, turnstone.KindInvalid)
+	remove := &v1.NodeServiceDeleteSnapshotRequest{Principal: of("eve").Principal,
+		Request: &v1.DeleteSnapshotRequest{SnapshotId: snap}}
+	_, err = call(t, s.DeleteSnapshot, remove)
+	want(t, "another tenant's", err, turnstone.KindNotFound)
+	remove.Principal = ada.Principal
+	if _, err := call(t, s.DeleteSnapshot, remove); err != nil {
+		t.Fatal(err)
+	}
+	_, err = call(t, s.DeleteSnapshot, remove)
+	want(t, "removed", err, turnstone.KindNotFound)
+}
+
+// TestRoom: a node refuses what it has no room for, and says when to try again.
+func TestRoom(t *testing.T) {
+	s := newScene(t, func(o *control.Options) {
+		o.Capacity = turnstone.Machine{CPUs: 2, Memory: 8 << 30, Disk: 1 << 40}
+	})
+	ada := of("ada")
+	first := s.made(t, ada, nil)
+	s.made(t, of("bob"), nil)
+	_, err := s.create(t, ada, sandboxID(), nil)
+	want(t, "no room", err, turnstone.KindExhausted)
+	if api.RetryAfter(err) <= 0 || !api.Retryable(err) {
+		t.Fatalf("%v: when?", err)
+	}
+	n, err := call(t, s.GetNode, &v1.GetNodeRequest{})
+	if err != nil || n.Node.Used.Cpus != 2 || n.Node.Capacity.Cpus != 2 ||
+		n.Node.Used.Memory != 2<<30 {
+		t.Fatalf("%v %v", n, err)
+	}
+	if _, err := s.remove(t, ada, first.SandboxId); err != nil {
+		t.Fatal(err)
+	}
+	s.made(t, ada, nil)
+}
+
+// TestPorts reaches a server in a sandbox, also after a restart of the node.
+func TestPorts(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := s.made(t, ada, nil).SandboxId
+	ask := &v1.NodeServiceExposePortRequest{Principal: ada.Principal,
+		Request: &v1.ExposePortRequest{SandboxId: id, Port: 80}}
+	r, err := call(t, s.ExposePort, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reach := func() error {
+		c, err := net.Dial("tcp", strings.TrimPrefix(r.Url, "http://"))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		if _, err := c.Write([]byte("hello")); err != nil {
+			return err
+		}
+		_, err = io.ReadFull(c, make([]byte, 5))
+		return err
+	}
+	if err := reach(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := call(t, s.ExposePort, ask)
+	if err != nil || again.Url != r.Url {
+		t.Fatalf("%v %v", again, err)
+	}
+	for n := range 15 {
+		if _, err := call(t, s.ExposePort, &v1.NodeServiceExposePortRequest{
+			Principal: ada.Principal, Request: &v1.ExposePortRequest{SandboxId: id,
+				Port: uint32(100 + n), Ttl: durationpb.New(time.Second)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	more := &v1.NodeServiceExposePortRequest{Principal: ada.Principal,
+		Request: &v1.ExposePortRequest{SandboxId: id, Port: 200}}
+	eventually(t, "ports whose time is over are counted", func() bool {
+		_, err := call(t, s.ExposePort, more)
+		return err == nil
+	})
+	s.stop(t)
+	if reach() == nil {
+		t.Fatal("it is reachable without a node")
+	}
+	s.start(t)
+	if err := reach(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.remove(t, ada, id); err != nil {
+		t.Fatal(err)
+	}
+	if reach() == nil {
+		t.Fatal("it is reachable without a sandbox")
+	}
+	off := s.made(t, ada, func(q *v1.CreateSandboxRequest) {
+		q.Network = &v1.Network{Mode: v1.NetworkMode_NETWORK_MODE_OFF}
+	})
+	ask.Request.SandboxId = off.SandboxId
+	_, err = call(t, s.ExposePort, ask)
+	want(t, "no network", err, turnstone.KindUnavailable)
+	s.stop(t)
+	s.o.Expose = ""
+	s.start(t)
+	_, err = call(t, s.ExposePort, ask)
+	want(t, "not configured", err, turnstone.KindUnavailable)
+	if turnstone.HintOf(err) == "" {
+		t.Error("without a hint")
+	}
+}

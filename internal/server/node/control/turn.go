@@ -1,0 +1,137 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/server/node/owners"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/internal/server/node/turns"
+)
+
+// ticketTime is the time in which a turn is started after its reservation.
+const ticketTime = 15 * time.Minute
+
+// ReserveTurn writes a ticket. The same ticket with the same request answers the same turn.
+func (s *Service) ReserveTurn(ctx context.Context,
+	r *connect.Request[v1.NodeServiceReserveTurnRequest]) (
+	*connect.Response[v1.StartTurnResponse], error) {
+	p, q, id := r.Msg.Principal, r.Msg.Request, r.Msg.TicketId
+	client, caller, err := s.client(p, q.Client, "")
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.o.Tenants.Of(ctx, p.Tenant)
+	if err != nil {
+		return nil, exhausted(err)
+	}
+	s.attach(st)
+	if _, err := st.Turns.Get(id); turnstone.KindOf(err) == turnstone.KindNotFound {
+		if err := s.newTurn(ctx, st, r.Msg, caller); err != nil {
+			return nil, err
+		}
+	}
+	t := turns.Ticket{ID: id, Client: client.Key, Session: q.Session,
+		SessionID: turnstone.SessionID(r.Msg.SessionId), Template: q.Template,
+		Machine: toMachine(q.Machine), Timeout: q.Timeout.AsDuration(),
+		Expires: time.Now().Add(ticketTime)}
+	if err := st.Turns.Reserve(t); err != nil {
+		return nil, exhausted(err)
+	}
+	i, err := st.Turns.Get(id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.attestNode(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.StartTurnResponse{Turn: s.turnOf(i), Channel: c}), nil
+}
+
+// newTurn checks what a new ticket needs: room, and a session that the client may change.
+func (s *Service) newTurn(ctx context.Context, st *tenants.State,
+	r *v1.NodeServiceReserveTurnRequest, caller owners.Caller) error {
+	if err := st.Room(); err != nil {
+		return exhausted(err)
+	}
+	shape := st.Executor.Shape(r.Request.Template)
+	free, err := s.take(toMachine(r.Request.Machine).Over(turnstone.Machine{CPUs: shape.CPUs,
+		Memory: shape.Memory, Disk: shape.Disk}), r.TicketId)
+	if err != nil {
+		return err
+	}
+	free() // the turn itself takes its place when it starts
+	if err := st.Refresh(ctx); err != nil {
+		return err
+	}
+	if r.SessionId == "" {
+		return nil // what exists under the name by then is checked when the turn starts
+	}
+	id := turnstone.SessionID(r.SessionId)
+	if err := admit(ctx, st, id, caller, r.Request.Client.GetGrant()); err != nil {
+		return err
+	}
+	if err := st.Owners.May(id, caller, owners.Write); err != nil {
+		return hide(err, kindSession, r.Request.Session)
+	}
+	_, err = st.Executor.Session(ctx, r.SessionId)
+	return hide(err, kindSession, r.Request.Session)
+}
+
+// turn returns a ticket of the principal's tenant.
+func (s *Service) turn(p *v1.Principal, id string) (*tenants.State, turns.Info, error) {
+	st, err := s.find(p, kindTurn, id)
+	if err != nil {
+		return nil, turns.Info{}, err
+	}
+	i, err := st.Turns.Get(id)
+	return st, i, hide(err, kindTurn, id)
+}
+
+// ConnectTurn signs a statement for the client of a turn, and for no other.
+func (s *Service) ConnectTurn(ctx context.Context,
+	r *connect.Request[v1.NodeServiceConnectTurnRequest]) (
+	*connect.Response[v1.ConnectTurnResponse], error) {
+	p, q := r.Msg.Principal, r.Msg.Request
+	_, i, err := s.turn(p, q.TicketId)
+	if err != nil {
+		return nil, err
+	}
+	if i.Client != channel.PublicKey(q.Client.ClientPublicKey) {
+		return nil, missing(kindTurn, q.TicketId)
+	}
+	client, _, err := s.client(p, q.Client, "")
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.attestNode(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.ConnectTurnResponse{Turn: s.turnOf(i), Channel: c}), nil
+}
+
+// CancelTurn ends a turn. A turn that has ended is not changed.
+func (s *Service) CancelTurn(_ context.Context,
+	r *connect.Request[v1.NodeServiceCancelTurnRequest]) (
+	*connect.Response[v1.CancelTurnResponse], error) {
+	id := r.Msg.Request.TicketId
+	st, _, err := s.turn(r.Msg.Principal, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := st.Turns.Cancel(id); err != nil {
+		return nil, hide(err, kindTurn, id)
+	}
+	_, i, err := s.turn(r.Msg.Principal, id)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&v1.CancelTurnResponse{Turn: s.turnOf(i)}), nil
+}

@@ -1,0 +1,141 @@
+// Package member puts a node together as a part of a server: its tenants, its channels, its service
+// for controllers, and its registration.
+package member
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/control"
+	"turnstone.dev/turnstone/internal/server/node/plain"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/internal/server/peers"
+	"turnstone.dev/turnstone/internal/statedir"
+)
+
+const (
+	// registerEvery is the time between two registrations; a controller counts a node as lost
+	// after several of them.
+	registerEvery = 5 * time.Second
+	// retryEvery is the same while the controller does not answer.
+	retryEvery = registerEvery / 10
+	// warnAfter is the number of failures at the start before a warning.
+	warnAfter = 10
+)
+
+// Options are the parts of a Member.
+type Options struct {
+	Dir      *statedir.Dir
+	Executor executor.Options // with a Holder
+	Settings config.Machine
+	Address  string // where controllers and gateways reach the node
+	// TrustOperator is set if the controller is in the same process: see control.Options.
+	TrustOperator bool
+	Log           *slog.Logger
+}
+
+// A Member is a node. Its methods are safe for concurrent use.
+type Member struct {
+	o       Options
+	node    *node.Node
+	control *control.Service
+	tenants *tenants.Set
+}
+
+// Open opens the state of a node. Close it.
+func Open(ctx context.Context, o Options) (*Member, error) {
+	signer, err := (key.Ring{Dir: o.Dir}).NodeKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := &Member{o: o}
+	m.tenants, err = tenants.Open(ctx, tenants.Options{Executor: o.Executor,
+		Turns: o.Settings.Turns})
+	if err != nil {
+		return nil, err
+	}
+	m.node = node.New(node.Options{Name: o.Settings.Name, Key: signer,
+		Commands: m.tenants.Commands, Sandboxes: m.tenants})
+	m.control, err = control.New(ctx, control.Options{Node: m.node, Tenants: m.tenants,
+		Version: turnstone.Version, Expose: o.Settings.Expose, TrustOperator: o.TrustOperator})
+	if err != nil {
+		return nil, errors.Join(err, m.node.Close(), m.tenants.Close())
+	}
+	return m, nil
+}
+
+// Drain starts no more turns, and waits for the running ones. The error is that of ctx.
+func (m *Member) Drain(ctx context.Context) error { return m.tenants.Drain(ctx) }
+
+// Close ends channels and running turns. Sandboxes continue.
+func (m *Member) Close() error {
+	return errors.Join(m.control.Close(), m.node.Close(), m.tenants.Close())
+}
+
+// Handle adds what other roles reach to mux.
+func (m *Member) Handle(mux *http.ServeMux) {
+	path, h := m.control.Handler(m.report)
+	mux.Handle(path, peers.Only(h, config.Controller))
+	// a controller without a gateway connects its operator's channels itself
+	channels := peers.Only(m.node.Handler(), config.Gateway, config.Controller)
+	mux.Handle(node.ChannelPath, channels)
+	mux.Handle(node.SandboxChannelPath, channels)
+}
+
+// Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The
+// caller is the principal of a request's context.
+func (m *Member) Plain(allow string) http.Handler {
+	return plain.New(plain.Options{Allow: allow, Tenant: plain.Of(m.tenants)}).Handler()
+}
+
+// report logs a fault whose text no caller gets.
+func (m *Member) report(_ context.Context, procedure string, err error) {
+	m.o.Log.Error("a call failed", "procedure", procedure, "error", err)
+}
+
+// Register tells the controller again and again that the node is there, until ctx ends.
+func (m *Member) Register(ctx context.Context, c connectv1.ControllerServiceClient) {
+	was, failures := errors.New("not yet"), 0
+	for {
+		call, cancel := context.WithTimeout(ctx, registerEvery)
+		_, err := c.RegisterNode(call, connect.NewRequest(&v1.RegisterNodeRequest{
+			Node: m.control.Describe(), Address: m.o.Address}))
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && (was == nil || failures == warnAfter): // roles that start together meet late
+			failures++
+			m.o.Log.Warn("the node cannot register; trying again", "error", api.FromConnect(err),
+				"hint", "check peers.controller, and that the certificate names the role node")
+		case err != nil:
+			failures++
+			m.o.Log.Debug("the node cannot register", "error", api.FromConnect(err))
+		case was != nil:
+			m.o.Log.Info("node registered", "node", m.node.Name(), "address", m.o.Address,
+				"key", m.node.PublicKey().ID())
+		}
+		wait := registerEvery
+		if was = err; err != nil {
+			wait = retryEvery
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}

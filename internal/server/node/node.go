@@ -1,0 +1,232 @@
+// Package node is the part of a server that runs turns and sandboxes: it signs statements about the
+// keys of its channels, and ends the channels of clients.
+package node
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/websocket"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Sandboxes opens and attests the channels of sandboxes: see sandboxes.Store.
+type Sandboxes interface {
+	Seal(ctx context.Context, id turnstone.SandboxID, seal sandboxes.Seal) (
+		sandboxes.ChannelKey, error)
+	OpenChannel(ctx context.Context, id turnstone.SandboxID) (sandboxes.ChannelStream, error)
+}
+
+// A Peer is the client of a channel of the node itself.
+type Peer struct {
+	Key channel.PublicKey // the channel has proved it
+	// Tenant is whose state the commands of the channel use: the tenant that the statement was made
+	// for.
+	Tenant string
+	// Operator is set if the statement was made for the operator of this machine.
+	Operator bool
+	// Owner is "TYPE BASE64" of the key that may admit others to what the client makes; it may be
+	// empty.
+	Owner string
+}
+
+// Options are the parts of a Node.
+type Options struct {
+	Name string      // of the node, in its statements
+	Key  *key.Signer // signs statements
+	// Commands registers what a client may do in a channel of the node itself. An error closes the
+	// channel.
+	Commands  func(d *wire.Dispatcher, p Peer) error
+	Sandboxes Sandboxes
+	// Channels is the number of channels that may be open at the same time. Default: 1,000.
+	Channels int
+}
+
+// Times of statements and handshakes, and the default number of channels.
+const (
+	validity       = time.Hour
+	clockSkew      = time.Minute // by which a client's clock may be behind
+	defaultChannel = 1000
+	maxStatements  = 100_000 // of 200 bytes
+)
+
+// Paths of channels.
+const (
+	ChannelPath        = "/turnstone/v1/nodes/{node}/channel"
+	SandboxChannelPath = "/turnstone/v1/sandboxes/{id}/channel"
+)
+
+// A Node is safe for concurrent use.
+type Node struct {
+	o     Options
+	pair  channel.KeyPair // of the node's own channels, for the life of the process
+	known statements
+	slots chan struct{}
+
+	ctx  context.Context // of all channels
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+// New returns a node. Close it.
+func New(o Options) *Node {
+	if o.Channels == 0 {
+		o.Channels = defaultChannel
+	}
+	n := &Node{o: o, pair: channel.NewKeyPair(), slots: make(chan struct{}, o.Channels)}
+	n.known.Max = maxStatements
+	n.known.peers = make(map[turnstone.Digest]admitted)
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	return n
+}
+
+// Close ends all channels, and waits for them. Turns continue: see turns.Service.
+func (n *Node) Close() error {
+	n.stop()
+	n.wg.Wait()
+	return nil
+}
+
+// Name returns the node's name.
+func (n *Node) Name() string { return n.o.Name }
+
+// PublicKey returns the key that signs the node's statements.
+func (n *Node) PublicKey() key.Public { return n.o.Key.Public }
+
+// A Client is who asks for a statement.
+type Client struct {
+	Key   channel.PublicKey
+	Nonce attest.Nonce
+	Owner string // the key that may admit others; may be empty
+	// Tenant and Operator are what the Peer of a channel of the node will have.
+	Tenant   string
+	Operator bool
+}
+
+// Attest returns a signed statement about the node's own channel, which admits the client for an
+// hour.
+func (n *Node) Attest(ctx context.Context, c Client) (*attest.Signed, error) {
+	s, err := n.sign(ctx, c, attest.Statement{Node: n.o.Name, ServerKey: n.pair.Public})
+	if err != nil {
+		return nil, err
+	}
+	return s, n.known.admit(s, c)
+}
+
+// AttestSandbox returns a signed statement about the channel of a sandbox, whose agent then admits
+// the client.
+func (n *Node) AttestSandbox(ctx context.Context, id turnstone.SandboxID, c Client) (
+	*attest.Signed, error) {
+	own, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{})
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.sign(ctx, c, attest.Statement{Sandbox: id, ServerKey: own})
+	if err != nil {
+		return nil, err
+	}
+	again, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{Statement: s.Digest,
+		Clients: []sandboxes.ChannelKey{c.Key}, Expires: s.Expires})
+	if err == nil && again != own { // it was paused or copied in between
+		err = turnstone.Errorf("sandbox.attest", turnstone.KindUnavailable, "sandbox "+string(id),
+			"has another key now").WithHint("try again")
+	}
+	return s, err
+}
+
+func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.Signed, error) {
+	if err := c.Key.Check(); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	s.Clients, s.Nonce, s.Owner = []channel.PublicKey{c.Key}, c.Nonce, c.Owner
+	s.Time, s.Expires = now.Add(-clockSkew), now.Add(validity)
+	return attest.Sign(ctx, &s, n.o.Key)
+}
+
+// Handler serves the channels, for gateways: it knows no tokens. A channel that a client opens shows
+// its right by its key.
+func (n *Node) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+ChannelPath, func(w http.ResponseWriter, r *http.Request) {
+		n.accept(w, r, n.serve)
+	})
+	mux.HandleFunc("GET "+SandboxChannelPath, func(w http.ResponseWriter, r *http.Request) {
+		id := turnstone.SandboxID(r.PathValue("id"))
+		n.accept(w, r, func(s *websocket.Stream) { n.pass(s, id) })
+	})
+	return mux
+}
+
+// accept upgrades a request, and passes the stream to f, which closes it.
+func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.Stream)) {
+	select {
+	case n.slots <- struct{}{}:
+		defer func() { <-n.slots }()
+	default:
+		w.Header().Set("Retry-After", "5")
+		http.Error(w, "the node has reached its limit of channels", http.StatusServiceUnavailable)
+		return
+	}
+	n.wg.Add(1)
+	defer n.wg.Done()
+	s, err := websocket.Accept(w, r)
+	if err != nil {
+		return // the client has its answer
+	}
+	f(s)
+}
+
+// serve ends a channel of the node itself: the client drives its executor.
+func (n *Node) serve(s *websocket.Stream) {
+	c, err := channel.Server(n.ctx, s, channel.ServerConfig{Key: n.pair, Registry: &n.known})
+	if err != nil {
+		slog.Debug("a channel was refused", "fault", channel.FaultOf(err))
+		return // Server has closed the stream
+	}
+	p, ok := n.known.peer(c.Statement())
+	d := wire.NewDispatcher()
+	if p.Key = c.Peer(); !ok { // it has expired since the handshake
+		_ = c.Close()
+		return
+	}
+	if err := n.o.Commands(d, p); err != nil {
+		slog.Warn("a channel has no commands", "tenant", p.Tenant, "err", err)
+		_ = c.Close()
+		return
+	}
+	conn := wire.NewConn(c, wire.Options{Dispatcher: d})
+	defer context.AfterFunc(n.ctx, func() { _ = conn.Close() })()
+	conn.Wait()
+	_ = conn.Close()
+}
+
+// pass copies the bytes of a channel to the agent of a sandbox, which ends it.
+func (n *Node) pass(s *websocket.Stream, id turnstone.SandboxID) {
+	defer func() { _ = s.Close() }()
+	agent, err := n.o.Sandboxes.OpenChannel(n.ctx, id)
+	if err != nil {
+		slog.Debug("a sandbox has no channel", "sandbox", id, "kind", turnstone.KindOf(err))
+		return
+	}
+	defer func() { _ = agent.Close() }()
+	defer context.AfterFunc(n.ctx, func() { s.Abort(); _ = agent.Close() })()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(agent, s)
+		_ = agent.CloseWrite()
+	}()
+	_, _ = io.Copy(s, agent)
+	_ = s.Close() // ends the other copy
+	<-done
+}

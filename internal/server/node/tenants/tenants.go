@@ -1,0 +1,336 @@
+// Package tenants opens the state of each tenant of a node. The operator's tenant, "local", has the
+// node's state directory. Another tenant T has the state directory tenants/T in it, with sandboxes,
+// sessions and templates of its own, and shares what is public: built templates of the program, the
+// guest kernel and the snapshots of templates.
+package tenants
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/owners"
+	"turnstone.dev/turnstone/internal/server/node/sessions"
+	"turnstone.dev/turnstone/internal/server/node/turns"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/template"
+	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Options are the settings of a Set. A zero number selects its default.
+type Options struct {
+	// Executor are the options of every tenant's executor. Dir is the node's state directory, and
+	// Holder keeps sandboxes.
+	Executor executor.Options
+	// Turns is the number of turns of one tenant that may run at the same time. Default: 16.
+	Turns int
+	// Tenants is the number of tenants that may have state here. Default: 1,000.
+	Tenants int
+}
+
+const (
+	defaultTurns   = 16
+	defaultTenants = 1000
+	folder         = "tenants" // of the node's state directory
+	serverFolder   = "server"  // of each tenant's: what only a server keeps
+)
+
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// A State is what a node keeps for one tenant. Its parts are safe for concurrent use.
+type State struct {
+	Tenant    string
+	Dir       *statedir.Dir
+	Executor  *executor.Executor
+	Sandboxes *sandboxes.Store
+	Turns     *turns.Service
+	Templates *template.Store
+	Owners    *owners.Store // of its sessions
+
+	sessions *sessions.Service
+
+	shared *State // the operator's; nil in itself
+}
+
+// Folder creates the folder of the tenant's state directory that keeps what only a server needs, or
+// one below it, and returns its path.
+func (s *State) Folder(elem ...string) (string, error) {
+	dir, err := s.Dir.MkdirAll(append([]string{serverFolder}, elem...)...)
+	if err != nil {
+		return "", turnstone.Classify("tenant.open", turnstone.KindUnavailable, dir, err,
+			"the node's state directory")
+	}
+	return dir, nil
+}
+
+// Operator reports whether it is the state of the node's operator.
+func (s *State) Operator() bool { return s.shared == nil }
+
+func (s *State) close() error { return errors.Join(s.Turns.Close(), s.Executor.Close()) }
+
+// A Set is the tenants of a node. Its methods are safe for concurrent use.
+type Set struct {
+	o    Options
+	root *statedir.Dir
+
+	mu     sync.Mutex
+	closed bool
+	all    map[string]*State
+}
+
+// Open returns the tenants that have state in the state directory that o names. Close them.
+func Open(ctx context.Context, o Options) (*Set, error) {
+	if o.Turns == 0 {
+		o.Turns = defaultTurns
+	}
+	if o.Tenants == 0 {
+		o.Tenants = defaultTenants
+	}
+	root, err := statedir.Open(o.Executor.Dir)
+	if err != nil {
+		return nil, err
+	}
+	// before a tenant shares it: all turns and statements of a node are signed by one key
+	if _, err := (key.Ring{Dir: root}).NodeKey(ctx); err != nil {
+		return nil, err
+	}
+	s := &Set{o: o, root: root, all: make(map[string]*State)}
+	names, err := s.names()
+	for _, name := range names {
+		if err == nil {
+			_, err = s.Of(ctx, name)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// names lists the tenants with a state directory, the operator's first: the others share its parts.
+func (s *Set) names() ([]string, error) {
+	names := []string{auth.OperatorTenant}
+	entries, err := os.ReadDir(s.root.Path(folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, failed("", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && validName.MatchString(e.Name()) && e.Name() != auth.OperatorTenant {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Of returns the state of a tenant, which it makes if the tenant is new. The error is of kind
+// Exhausted if there are too many tenants.
+func (s *Set) Of(ctx context.Context, tenant string) (*State, error) {
+	if !validName.MatchString(tenant) {
+		return nil, turnstone.Errorf("tenant.open", turnstone.KindInvalid, "the tenant",
+			"is not 1 to 64 letters, digits, dots, underscores and hyphens")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.all[tenant]; st != nil {
+		return st, nil
+	}
+	if s.closed {
+		return nil, turnstone.Errorf("tenant.open", turnstone.KindUnavailable, "the node", "stops")
+	}
+	if len(s.all) >= s.o.Tenants {
+		return nil, turnstone.Errorf("tenant.open", turnstone.KindExhausted, "the node",
+			"has state of %d tenants, and may have no more", len(s.all))
+	}
+	st, err := s.open(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	s.all[tenant] = st
+	return st, nil
+}
+
+// Known returns the state of a tenant that has some. A tenant without state has no objects: the
+// error is of kind NotFound, and says nothing of the tenant.
+func (s *Set) Known(tenant string) (*State, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.all[tenant]; st != nil {
+		return st, nil
+	}
+	return nil, turnstone.Errorf("tenant.open", turnstone.KindNotFound, "", "there is no such object")
+}
+
+func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
+	st := &State{Tenant: tenant, Dir: s.root}
+	if tenant != auth.OperatorTenant {
+		dir, err := statedir.Open(s.root.Path(folder, tenant))
+		if err != nil {
+			return nil, err
+		}
+		st.Dir, st.shared = dir, s.all[auth.OperatorTenant]
+		if err := share(s.root, dir); err != nil {
+			return nil, failed(tenant, err)
+		}
+	}
+	st.Templates = template.NewStore(st.Dir.Path("templates"))
+	if err := st.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	o := s.o.Executor
+	o.Dir = st.Dir.Root
+	x, err := executor.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	st.Executor, st.Sandboxes = x, sandboxes.NewStore(st.Dir.Root)
+	st.Sandboxes.Holder = o.Holder
+	tickets, err := st.Folder("tickets")
+	if err == nil {
+		st.Turns, err = turns.Open(tickets, x, s.o.Turns)
+	}
+	if err == nil {
+		err = st.openOwners()
+	}
+	if err == nil {
+		err = st.openSessions()
+	}
+	if err != nil {
+		return nil, errors.Join(err, x.Close())
+	}
+	return st, nil
+}
+
+// openSessions makes the service of the tenant's sessions, and removes what clients of a former
+// process sent.
+func (s *State) openSessions() error {
+	dir, err := s.Folder("received")
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return failed(s.Tenant, err)
+	}
+	s.sessions = sessions.New(sessions.Options{Executor: s.Executor, Owners: s.Owners,
+		Templates: s.Templates, Dir: dir})
+	return nil
+}
+
+// openOwners opens the owners of the tenant's sessions, and forgets those of sessions that are gone.
+func (s *State) openOwners() error {
+	dir, err := s.Folder("owners")
+	if err != nil {
+		return err
+	}
+	if s.Owners, err = owners.Open(dir); err != nil {
+		return err
+	}
+	return s.Owners.Sweep(func(id turnstone.SessionID) error {
+		_, err := s.Executor.CurrentSession(context.Background(), string(id))
+		return err
+	})
+}
+
+// All returns the tenants, in the order of their names.
+func (s *Set) All() []*State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*State, 0, len(s.all))
+	for _, st := range s.all {
+		all = append(all, st)
+	}
+	slices.SortFunc(all, func(a, b *State) int { return strings.Compare(a.Tenant, b.Tenant) })
+	return all
+}
+
+// Drain starts no more turns and opens no more tenants, and waits for the running turns. The error is
+// that of ctx.
+func (s *Set) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	all := s.All()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, st := range all {
+		wg.Go(func() { errs[i] = st.Turns.Drain(ctx) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Close ends the turns of all tenants, and waits for them. Sandboxes continue.
+func (s *Set) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	var errs []error
+	for _, st := range s.All() {
+		errs = append(errs, st.close())
+	}
+	return errors.Join(errs...)
+}
+
+// Holding returns the tenant that has a sandbox. The error is of kind NotFound if none has.
+func (s *Set) Holding(id turnstone.SandboxID) (*State, error) {
+	for _, st := range s.All() {
+		if _, err := st.Sandboxes.Get(id); turnstone.KindOf(err) != turnstone.KindNotFound {
+			return st, err
+		}
+	}
+	return nil, turnstone.Errorf("sandbox.find", turnstone.KindNotFound,
+		"sandbox "+filepath.Base(string(id)), "no such sandbox")
+}
+
+// Seal implements node.Sandboxes, for the sandboxes of all tenants.
+func (s *Set) Seal(ctx context.Context, id turnstone.SandboxID, seal sandboxes.Seal) (
+	sandboxes.ChannelKey, error) {
+	st, err := s.Holding(id)
+	if err != nil {
+		return sandboxes.ChannelKey{}, err
+	}
+	return st.Sandboxes.Seal(ctx, id, seal)
+}
+
+// OpenChannel implements node.Sandboxes, for the sandboxes of all tenants.
+func (s *Set) OpenChannel(ctx context.Context, id turnstone.SandboxID) (sandboxes.ChannelStream,
+	error) {
+	st, err := s.Holding(id)
+	if err != nil {
+		return nil, err
+	}
+	return st.Sandboxes.OpenChannel(ctx, id)
+}
+
+// Commands registers the commands of a client of the node's channel: it is node.Options.Commands.
+func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
+	st, err := s.Of(context.Background(), p.Tenant)
+	if err != nil {
+		return err
+	}
+	caller := owners.Caller{Key: p.Key, Owner: p.Owner, Operator: p.Operator && st.Operator()}
+	st.sessions.Register(d, caller)
+	wire.RegisterTurn(d, st.Turns.For(p.Key, func(ctx context.Context) context.Context {
+		return st.Owners.Limit(ctx, caller, owners.Write)
+	}))
+	return nil
+}
+
+func failed(tenant string, err error) error {
+	if typed := (*turnstone.Error)(nil); errors.As(err, &typed) {
+		return err
+	}
+	return turnstone.Classify("tenant.open", turnstone.KindUnavailable, "tenant "+tenant, err,
+		"the node's state directory")
+}

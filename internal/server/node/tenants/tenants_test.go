@@ -1,0 +1,176 @@
+package tenants_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/internal/server/node/turns"
+	"turnstone.dev/turnstone/wire"
+)
+
+func open(t *testing.T, dir string, most int) *tenants.Set {
+	t.Helper()
+	s, err := tenants.Open(t.Context(), tenants.Options{Executor: executor.Options{Dir: dir},
+		Tenants: most})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func state(t *testing.T, s *tenants.Set, name string) *tenants.State {
+	t.Helper()
+	st, err := s.Of(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// TestState: each tenant has state of its own, which is found again.
+func TestState(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 3)
+	local, ada := state(t, s, auth.OperatorTenant), state(t, s, "ada")
+	if local.Dir.Root != dir || !local.Operator() || ada.Operator() ||
+		ada.Dir.Root != filepath.Join(dir, "tenants", "ada") {
+		t.Fatal(local.Dir.Root, ada.Dir.Root)
+	}
+	if state(t, s, "ada") != ada {
+		t.Fatal("the state was opened twice")
+	}
+	if _, err := s.Known("bob"); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Fatal(err)
+	}
+	ticket := turns.Ticket{ID: "tk_00000000", Client: channel.NewKeyPair().Public,
+		Expires: time.Now().Add(time.Hour)}
+	if err := ada.Turns.Reserve(ticket); err != nil {
+		t.Fatal(err)
+	}
+	made, err := ada.Executor.CreateSession(t.Context(), turnstone.NewSessionID(), "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, dir, 3)
+	ada, err = again.Known("ada")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i, err := ada.Turns.Get(ticket.ID); err != nil || i.Client != ticket.Client {
+		t.Fatalf("%+v %v", i, err)
+	}
+	if g, err := ada.Executor.Session(t.Context(), "work"); err != nil || g.Session.ID != made.ID {
+		t.Fatalf("%+v %v", g, err)
+	}
+	local = state(t, again, auth.OperatorTenant)
+	if _, err := local.Turns.Get(ticket.ID); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Fatal(err)
+	}
+	if _, err := local.Executor.Session(t.Context(), string(made.ID)); turnstone.KindOf(err) !=
+		turnstone.KindNotFound {
+		t.Fatal(err)
+	}
+	state(t, again, "bob")
+	if _, err := again.Of(t.Context(), "eve"); turnstone.KindOf(err) != turnstone.KindExhausted {
+		t.Fatal(err)
+	}
+}
+
+// TestNames: a tenant's name is no path.
+func TestNames(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 0)
+	for _, name := range []string{"", ".", "..", "../x", "a/b", ".hidden", "a\x00b", "ä",
+		"0123456789012345678901234567890123456789012345678901234567890123456789"} {
+		if _, err := s.Of(t.Context(), name); turnstone.KindOf(err) != turnstone.KindInvalid {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "tenants")); !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+}
+
+// TestShared: all tenants sign with the node's key, and follow the operator's configuration, also
+// when it changes.
+func TestShared(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 0)
+	ada := state(t, s, "ada")
+	for _, file := range []string{"keys/node", "keys/node.pub"} {
+		a, err := os.Stat(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.Stat(ada.Dir.Path(file)); err != nil || !os.SameFile(a, b) {
+			t.Errorf("%s: %v", file, err)
+		}
+	}
+	if on, err := ada.Executor.DefaultNetwork(); err != nil || !on {
+		t.Fatal(on, err)
+	}
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte("[network]\ndefault = \"off\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ada.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if on, err := ada.Executor.DefaultNetwork(); err != nil || on {
+		t.Fatal(on, err)
+	}
+	if granted, err := ada.OpensNetwork(); err != nil || granted {
+		t.Fatal(granted, err)
+	}
+	if err := os.WriteFile(config, []byte("no TOML ["), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ada.Refresh(t.Context()); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Fatal("a configuration that cannot be read", err)
+	}
+	if err := os.Remove(config); err != nil {
+		t.Fatal(err)
+	}
+	if err := ada.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if on, err := ada.Executor.DefaultNetwork(); err != nil || !on {
+		t.Fatal(on, err)
+	}
+}
+
+// TestCommands: a channel works in the state of the tenant that its statement was made for.
+func TestCommands(t *testing.T) {
+	s := open(t, t.TempDir(), 0)
+	if err := s.Commands(wire.NewDispatcher(), node.Peer{Tenant: "../x"}); turnstone.KindOf(err) !=
+		turnstone.KindInvalid {
+		t.Fatal(err)
+	}
+	if err := s.Commands(wire.NewDispatcher(), node.Peer{Tenant: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Known("ada"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Holding(turnstone.NewSandboxID()); turnstone.KindOf(err) !=
+		turnstone.KindNotFound {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,438 @@
+package turns
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/tarfiles"
+	"turnstone.dev/turnstone/internal/turnlog"
+	"turnstone.dev/turnstone/wire"
+)
+
+// An Executor runs turns: see executor.Executor.
+type Executor interface {
+	Run(ctx context.Context, r executor.Request, o executor.Observer) (*turnstone.TurnReport, error)
+	Times(ctx context.Context, r executor.Request, n int, o executor.Observer) (
+		*turnstone.TurnReport, error)
+}
+
+const (
+	// keepFor is how long a ticket and its journal stay after the turn's end.
+	keepFor = 24 * time.Hour
+	// sweepEvery is the time between two removals of old tickets.
+	sweepEvery = time.Hour
+)
+
+// A Service runs the turns of a node. It is safe for concurrent use.
+type Service struct {
+	dir    string
+	x      Executor
+	now    func() time.Time
+	places chan struct{} // turns that may run at the same time
+
+	ctx  context.Context // of all turns
+	stop context.CancelCauseFunc
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	running map[string]*running
+	starts  map[string]bool // tickets whose turns are being started
+	swept   time.Time       // when old tickets were removed
+	idle    []chan struct{} // closed when no turn runs and nobody reads a journal of one
+	changed func(id string) // nil: nobody is told
+}
+
+// A running turn.
+type running struct {
+	journal *journal
+	cancel  context.CancelFunc
+	started time.Time
+	readers int  // under the service's mu
+	ended   bool // the same
+}
+
+// Open returns the service with its tickets in the folder dir, which it creates. At most limit turns
+// run at the same time. Turns that a former process of the node left get an end in their journals.
+func Open(dir string, x Executor, limit int) (*Service, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, failed("", err)
+	}
+	ctx, stop := context.WithCancelCause(context.Background())
+	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit), ctx: ctx,
+		stop: stop, running: make(map[string]*running), starts: make(map[string]bool)}
+	if err := s.recover(); err != nil {
+		stop(nil)
+		return nil, err
+	}
+	return s, nil
+}
+
+// recover ends the journals of turns that a former process left, and removes old tickets.
+func (s *Service) recover() error {
+	all, err := os.ReadDir(s.dir)
+	if err != nil {
+		return failed("", err)
+	}
+	for _, e := range all {
+		dir := filepath.Join(s.dir, e.Name())
+		if !validID.MatchString(e.Name()) {
+			_ = os.RemoveAll(dir) // what Reserve left
+			continue
+		}
+		left, _ := filepath.Glob(filepath.Join(dir, filesFolder+"*"))
+		for _, files := range left {
+			_ = os.RemoveAll(files)
+		}
+		if err := endJournal(dir); err != nil {
+			return failed(e.Name(), err)
+		}
+	}
+	return s.sweep()
+}
+
+// sweep removes tickets that are no longer kept, once an hour.
+func (s *Service) sweep() error {
+	s.mu.Lock()
+	due := s.now().Sub(s.swept) >= sweepEvery || s.now().Before(s.swept) // the clock was set back
+	if due {
+		s.swept = s.now()
+	}
+	s.mu.Unlock()
+	if !due {
+		return nil
+	}
+	all, err := os.ReadDir(s.dir)
+	if err != nil {
+		return failed("", err)
+	}
+	for _, e := range all {
+		if !validID.MatchString(e.Name()) || !s.old(e.Name()) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(s.dir, e.Name())); err != nil {
+			slog.Warn("an old ticket was not removed", "ticket", e.Name(), "err", err)
+		}
+	}
+	return nil
+}
+
+// old reports whether a ticket and its journal are no longer kept: since their last change, and
+// since the ticket expired.
+func (s *Service) old(id string) bool {
+	s.mu.Lock()
+	busy := s.running[id] != nil || s.starts[id]
+	s.mu.Unlock()
+	t, dir, err := s.load(id)
+	if busy || err != nil {
+		return false
+	}
+	newest := t.Expires
+	for _, name := range []string{begunFile, journalFile} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err == nil &&
+			info.ModTime().After(newest) {
+			newest = info.ModTime()
+		}
+	}
+	return s.now().Sub(newest) > keepFor
+}
+
+// endJournal appends an end to the journal in dir, if its turn was started and has none.
+func endJournal(dir string) error {
+	begun, err := os.ReadFile(filepath.Join(dir, begunFile))
+	if errors.Is(err, fs.ErrNotExist) || string(begun) == cancelled {
+		return nil
+	}
+	f, err := os.OpenFile(filepath.Join(dir, journalFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	ended, whole, err := turnlog.Scan(f)
+	if err != nil || ended {
+		return err
+	}
+	// a line that was cut would spoil the next
+	if err := f.Truncate(whole); err != nil {
+		return err
+	}
+	if _, err := f.Seek(whole, io.SeekStart); err != nil {
+		return err
+	}
+	return turnlog.NewWriter(f).End(nil, turnstone.Errorf("turn.run", turnstone.KindDead,
+		"the node", "was restarted while the turn ran").
+		WithHint("turn log shows whether the turn is kept; run it again if not"))
+}
+
+// Close ends the running turns, and waits for them.
+func (s *Service) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.stop(turnstone.Errorf("turn.run", turnstone.KindCanceled, "the node", "stops"))
+	s.wg.Wait()
+	return nil
+}
+
+// A Limit returns a context whose operations use only the sessions of a client: see owners.Limit.
+type Limit func(context.Context) context.Context
+
+// For returns the commands of the domain Turn for a client whose key the channel has proved. limit
+// is that of its turns, also while they run without the client.
+func (s *Service) For(client channel.PublicKey, limit Limit) wire.TurnServer {
+	return &served{s, client, limit}
+}
+
+// served answers one client.
+type served struct {
+	s      *Service
+	client channel.PublicKey
+	limit  Limit
+}
+
+// Start starts the turn of a ticket.
+func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParams) error {
+	s := v.s
+	t, dir, err := s.of(v.client, p.Ticket)
+	if err != nil {
+		return err
+	}
+	doc, err := readDocument(c, p)
+	if err != nil {
+		return err
+	}
+	settings := p.Settings
+	if settings == nil {
+		settings = new(wire.TurnSettings)
+	}
+	req, times, err := request(doc, t, settings)
+	if err != nil {
+		return err
+	}
+	done, err := s.starting(t.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	// each attempt has files of its own
+	if req.Dir, err = os.MkdirTemp(dir, filesFolder); err != nil {
+		return failed(t.ID, err)
+	}
+	if err = receiveFiles(ctx, c, p.Files, req.Dir); err == nil {
+		req.Add, err = transfers(settings, req.Dir)
+	}
+	if err == nil {
+		err = s.start(t, dir, req, times, v.limit)
+	}
+	if err != nil {
+		_ = os.RemoveAll(req.Dir)
+	}
+	return err
+}
+
+// starting notes that a ticket's turn is being started: one command at a time receives its files.
+func (s *Service) starting(id string) (done func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.starts[id] {
+		return nil, turnstone.Errorf("turn.run", turnstone.KindInvalid, "ticket "+id,
+			"is being started").WithHint("wait for the first start, or attach to its turn")
+	}
+	s.starts[id] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.starts, id)
+	}, nil
+}
+
+// filesFolder begins the names of folders with a turn's files.
+const filesFolder = "files-"
+
+func readDocument(c *wire.Conn, p *wire.TurnStartParams) (*document.Document, error) {
+	in, err := c.Receiver(p.Document)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = in.Close() }()
+	text, err := io.ReadAll(io.LimitReader(in, document.MaxFile+1)) // the parser rejects longer ones
+	if err != nil {
+		return nil, err
+	}
+	return document.Parse(p.Name, text)
+}
+
+// receiveFiles writes the files of a turn into dir; no stream has none.
+func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir string) error {
+	if id == 0 {
+		return nil
+	}
+	in, err := c.Receiver(id)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	return tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Limits{
+		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
+}
+
+// start begins the ticket and its turn, if there is a place for it.
+func (s *Service) start(t Ticket, dir string, req executor.Request, times int, limit Limit) (
+	err error) {
+	select {
+	case s.places <- struct{}{}:
+	default:
+		return turnstone.Errorf("turn.run", turnstone.KindExhausted, "the node",
+			"runs %d turns, and may run no more", cap(s.places)).WithHint("try again later")
+	}
+	defer func() {
+		if err != nil {
+			<-s.places
+		}
+	}()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
+	}
+	if err := s.begin(t, dir); err != nil {
+		return err
+	}
+	j, err := createJournal(filepath.Join(dir, journalFile))
+	if err != nil {
+		return failed(t.ID, err)
+	}
+	ctx, cancel := context.WithCancel(s.ctx)
+	r := &running{journal: j, cancel: cancel, started: s.now().UTC()}
+	s.running[t.ID] = r
+	s.wg.Go(func() {
+		defer func() { <-s.places }()
+		defer cancel()
+		s.tell(t.ID)
+		s.run(limit(ctx), t.ID, r, req, times)
+	})
+	return nil
+}
+
+// run runs a turn, and ends its journal.
+func (s *Service) run(ctx context.Context, id string, r *running, req executor.Request, times int) {
+	defer func() { _ = os.RemoveAll(req.Dir) }()
+	w := turnlog.NewWriter(r.journal)
+	report, err := func() (*turnstone.TurnReport, error) {
+		if times > 0 {
+			return s.x.Times(ctx, req, times, w)
+		}
+		return s.x.Run(ctx, req, w)
+	}()
+	if err := w.End(report, err); err != nil {
+		slog.Warn("the journal of a turn is not complete", "ticket", id, "err", err)
+	}
+	_ = r.journal.f.Sync() // the turn itself is in the store
+	if err := keepOutcome(filepath.Join(s.dir, id), r.started, s.now(), report); err != nil {
+		slog.Warn("the outcome of a turn is not kept", "ticket", id, "err", err)
+	}
+	r.journal.end()
+	s.mu.Lock()
+	r.ended = true
+	s.leave(id, r)
+	s.mu.Unlock()
+	s.tell(id)
+}
+
+// leave forgets an ended turn that nobody reads; its journal stays on disk. The caller has s.mu.
+func (s *Service) leave(id string, r *running) {
+	if r.ended && r.readers == 0 && s.running[id] == r {
+		delete(s.running, id)
+		_ = r.journal.f.Close()
+	}
+	if len(s.running) == 0 {
+		for _, c := range s.idle {
+			close(c)
+		}
+		s.idle = nil
+	}
+}
+
+// Attach sends the journal of a turn.
+func (v *served) Attach(ctx context.Context, c *wire.Conn, p *wire.TurnAttachParams) (
+	*wire.TurnAttachResult, error) {
+	_, dir, err := v.s.of(v.client, p.Ticket)
+	if err != nil {
+		return nil, err
+	}
+	if p.Offset < 0 {
+		return nil, turnstone.Errorf("turn.attach", turnstone.KindInvalid, "the offset",
+			"is below zero")
+	}
+	out, err := c.Sender(p.Journal)
+	if err != nil {
+		return nil, err
+	}
+	size, err := v.s.copyJournal(ctx, p.Ticket, dir, out, p.Offset)
+	if err != nil {
+		out.Abort(err)
+		return nil, err
+	}
+	return &wire.TurnAttachResult{Size: size}, out.Close()
+}
+
+// copyJournal sends a journal from offset on, while its turn runs and after its end.
+func (s *Service) copyJournal(ctx context.Context, id, dir string, w io.Writer, offset int64) (
+	int64, error) {
+	s.mu.Lock()
+	r := s.running[id]
+	if r != nil {
+		r.readers++
+	}
+	s.mu.Unlock()
+	if r != nil {
+		defer func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			r.readers--
+			s.leave(id, r)
+		}()
+		return r.journal.copyTo(ctx, w, offset)
+	}
+	f, err := os.Open(filepath.Join(dir, journalFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, turnstone.Errorf("turn.attach", turnstone.KindNotFound, "ticket "+id,
+			"has no turn yet").WithHint("start the turn first")
+	}
+	if err != nil {
+		return 0, failed(id, err)
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, failed(id, err)
+	}
+	_, err = io.Copy(w, io.NewSectionReader(f, offset, max(0, info.Size()-offset)))
+	return info.Size(), err
+}
+
+// Cancel ends a running turn.
+func (v *served) Cancel(_ context.Context, _ *wire.Conn, p *wire.TurnCancelParams) error {
+	if _, _, err := v.s.of(v.client, p.Ticket); err != nil {
+		return err
+	}
+	v.s.mu.Lock()
+	defer v.s.mu.Unlock()
+	if r := v.s.running[p.Ticket]; r != nil {
+		r.cancel()
+	}
+	return nil
+}

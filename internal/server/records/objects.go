@@ -1,0 +1,353 @@
+package records
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+const columns = `seq, kind, id, tenant, owner, node, name, session, template, state, result, reason,
+	paused, labels, detail, created, changed, ended, expires`
+
+// A row is an object with its place in the order of creation.
+type row struct {
+	Object
+	seq int64
+}
+
+func scanRow(rows *sql.Rows) (r row, err error) {
+	var labels string
+	var created, changed, ended, expires int64
+	err = rows.Scan(&r.seq, &r.Kind, &r.ID, &r.Tenant, &r.Owner, &r.Node, &r.Name, &r.Session,
+		&r.Template, &r.State, &r.Result, &r.Reason, &r.Paused, &labels, &r.Detail,
+		&created, &changed, &ended, &expires)
+	if err != nil {
+		return r, err
+	}
+	r.Created, r.Changed = fromUnixNano(created), fromUnixNano(changed)
+	r.Ended, r.Expires = fromUnixNano(ended), fromUnixNano(expires)
+	if labels != "{}" {
+		err = json.Unmarshal([]byte(labels), &r.Labels)
+	}
+	if len(r.Detail) == 0 {
+		r.Detail = nil
+	}
+	return r, err
+}
+
+// plain returns the objects of rows.
+func plain(rows []row) []Object {
+	all := make([]Object, len(rows))
+	for i, r := range rows {
+		all[i] = r.Object
+	}
+	return all
+}
+
+// Create implements Objects.
+func (db *DB) Create(ctx context.Context, key *Key, objects ...Object) (made []Object, old bool,
+	err error) {
+	if len(objects) == 0 {
+		return nil, false, invalid("create", "the objects", "there are none")
+	}
+	for i := range objects {
+		if err := objects[i].check("create"); err != nil {
+			return nil, false, err
+		}
+		if objects[i].Tenant != objects[0].Tenant {
+			return nil, false, invalid("create", "the objects", "are of several tenants")
+		}
+	}
+	if key != nil {
+		if err := key.check(objects); err != nil {
+			return nil, false, err
+		}
+	}
+	err = db.write(ctx, db.durable, "create", func(tx *sql.Tx) error {
+		made, old, err = db.create(ctx, tx, key, objects)
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	return made, old, nil
+}
+
+func (db *DB) create(ctx context.Context, tx *sql.Tx, key *Key, objects []Object) (made []Object,
+	old bool, err error) {
+	tenant := objects[0].Tenant
+	if err := db.useTenant(ctx, tx, tenant); err != nil {
+		return nil, false, err
+	}
+	var id sql.NullInt64
+	if key != nil {
+		made, err = db.useKey(ctx, tx, *key, &id)
+		if err != nil || len(made) > 0 {
+			return made, len(made) > 0, err
+		}
+	}
+	for _, o := range objects {
+		o.State, o.Created = First(o.Kind), db.now()
+		o.Changed, o.Ended, o.Paused, o.Reason, o.Result = o.Created, time.Time{}, false, "", ""
+		if err := insert(ctx, tx, &o, id); err != nil {
+			return nil, false, err
+		}
+		made = append(made, o)
+	}
+	return made, false, nil
+}
+
+// useTenant stores a tenant that is new, and refuses one that is disabled.
+func (db *DB) useTenant(ctx context.Context, tx *sql.Tx, name string) error {
+	var disabled bool
+	err := tx.QueryRowContext(ctx, "SELECT disabled FROM tenants WHERE name = ?", name).
+		Scan(&disabled)
+	if errors.Is(err, sql.ErrNoRows) {
+		_, err = tx.ExecContext(ctx, "INSERT INTO tenants VALUES (?, 0, ?)", name,
+			unixNano(db.now()))
+	}
+	if disabled {
+		return invalid("create", name, "the tenant is disabled").WithHint("ask the operator")
+	}
+	return err
+}
+
+// useKey returns the objects of a key that was used, or stores the key and sets its number.
+func (db *DB) useKey(ctx context.Context, tx *sql.Tx, k Key, id *sql.NullInt64) ([]Object, error) {
+	var request string
+	err := tx.QueryRowContext(ctx, `SELECT id, request FROM keys
+		WHERE tenant = ? AND method = ? AND key = ?`, k.Tenant, k.Method, k.Key).Scan(id, &request)
+	if err == nil {
+		age, err := db.ageNow(ctx, tx)
+		if err != nil {
+			return nil, err
+		}
+		done, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE id = ? AND"+deadKey, id,
+			int64(age-KeyLife))
+		if err != nil {
+			return nil, err
+		}
+		n, err := done.RowsAffected()
+		switch {
+		case err != nil:
+			return nil, err
+		case n == 0 && request != string(k.Request):
+			return nil, usedFor(k)
+		case n == 0:
+			rows, err := query(ctx, tx, scanRow,
+				"SELECT "+columns+" FROM objects WHERE key = ? ORDER BY seq", id)
+			return plain(rows), err
+		}
+	} else if !errors.Is(err, sql.ErrNoRows) {
+		return nil, err
+	}
+	id.Valid = true
+	return nil, tx.QueryRowContext(ctx, `INSERT INTO keys (tenant, method, key, request)
+		VALUES (?, ?, ?, ?) RETURNING id`, k.Tenant, k.Method, k.Key, string(k.Request)).
+		Scan(&id.Int64)
+}
+
+// deadKey is the condition under which the life of a key is over.
+const deadKey = ` NOT EXISTS (SELECT 1 FROM objects WHERE objects.key = keys.id
+	AND (ended_age IS NULL OR ended_age > ?))`
+
+// insert stores a new object as it is.
+func insert(ctx context.Context, tx *sql.Tx, o *Object, key sql.NullInt64) error {
+	if _, err := find(ctx, tx, o.Kind, o.ID); err == nil {
+		return invalid("create", o.ID, "the ID exists").WithHint("use a new ID")
+	} else if !errors.Is(err, errNone) {
+		return err
+	}
+	if err := checkFree(ctx, tx, o); err != nil {
+		return err
+	}
+	labels, err := json.Marshal(o.Labels)
+	if err != nil {
+		return err
+	}
+	if len(o.Labels) == 0 {
+		labels = []byte("{}")
+	}
+	_, err = tx.ExecContext(ctx, `INSERT INTO objects (kind, id, tenant, owner, node, name, session,
+		template, state, result, reason, paused, labels, detail, created, changed, ended, expires,
+		key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)`,
+		o.Kind, o.ID, o.Tenant, o.Owner, o.Node, o.Name, o.Session, o.Template, o.State, o.Result,
+		o.Reason, o.Paused, string(labels), blob(o.Detail), unixNano(o.Created),
+		unixNano(o.Changed), unixNano(o.Expires), key)
+	return err
+}
+
+func blob(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// checkFree reports a name that another object of the tenant has.
+func checkFree(ctx context.Context, tx *sql.Tx, o *Object) error {
+	if o.Name == "" {
+		return nil
+	}
+	var other string
+	err := tx.QueryRowContext(ctx, `SELECT id FROM objects
+		WHERE tenant = ? AND kind = ? AND name = ? AND name <> '' AND ended_age IS NULL
+			AND id <> ?`, o.Tenant, o.Kind, o.Name, o.ID).Scan(&other)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return invalid("create", o.Name, "is the name of %s %s", o.Kind, other).
+		WithHint("use another name")
+}
+
+// errNone is the internal error of find.
+var errNone = errors.New("there is none")
+
+func find(ctx context.Context, q querier, kind Kind, id string) (row, error) {
+	rows, err := query(ctx, q, scanRow,
+		"SELECT "+columns+" FROM objects WHERE kind = ? AND id = ?", kind, id)
+	if err == nil && len(rows) == 0 {
+		err = errNone
+	}
+	if err != nil {
+		return row{}, err
+	}
+	return rows[0], nil
+}
+
+// notFound is the same for an object that does not exist and for one of another tenant or node.
+func notFound(op turnstone.Op, kind Kind, id string) error {
+	return turnstone.Errorf("records."+op, turnstone.KindNotFound, string(kind),
+		"%.80q does not exist", id).WithHint("list what exists")
+}
+
+// Object implements Objects.
+func (db *DB) Object(ctx context.Context, tenant string, kind Kind, id string) (Object, error) {
+	// The tenant is part of the query: a row of another tenant is not read.
+	return db.one(ctx, kind, id, "kind = ? AND id = ? AND tenant = ?", kind, id, tenant)
+}
+
+// Named implements Objects.
+func (db *DB) Named(ctx context.Context, tenant string, kind Kind, name string) (Object, error) {
+	return db.one(ctx, kind, name, // as in the index objects_name
+		"tenant = ? AND kind = ? AND name = ? AND name <> '' AND ended_age IS NULL", tenant, kind,
+		name)
+}
+
+// one returns the object that a condition selects.
+func (db *DB) one(ctx context.Context, kind Kind, subject, where string, args ...any) (Object,
+	error) {
+	rows, err := query(ctx, db.readers, scanRow, "SELECT "+columns+" FROM objects WHERE "+where,
+		args...)
+	if err == nil && len(rows) == 0 {
+		return Object{}, notFound("object", kind, subject)
+	} else if err != nil {
+		return Object{}, dbError("object", db.path, err)
+	}
+	return rows[0].Object, nil
+}
+
+// Used implements Objects.
+func (db *DB) Used(ctx context.Context, k Key) ([]Object, error) {
+	rows, err := query(ctx, db.readers, func(rows *sql.Rows) (r [2]int64, err error) {
+		var request string
+		err = rows.Scan(&r[0], &request)
+		if err == nil && request != string(k.Request) {
+			err = usedFor(k)
+		}
+		return r, err
+	}, "SELECT id, request FROM keys WHERE tenant = ? AND method = ? AND key = ?", k.Tenant,
+		k.Method, k.Key)
+	if err != nil || len(rows) == 0 {
+		return nil, dbError("used", db.path, err)
+	}
+	all, err := query(ctx, db.readers, scanRow,
+		"SELECT "+columns+" FROM objects WHERE key = ? ORDER BY seq", rows[0][0])
+	return plain(all), dbError("used", db.path, err)
+}
+
+// usedFor is the error about a key that another request had.
+func usedFor(k Key) error {
+	return invalid("create", k.Key, "the idempotency key was used for another request").
+		WithHint("use a new key for each new request")
+}
+
+// List implements Objects.
+func (db *DB) List(ctx context.Context, tenant string, f Filter, p Page) ([]Object, string, error) {
+	if err := f.check(); err != nil {
+		return nil, "", err
+	}
+	size, before, err := db.begin(p, tenant, f)
+	if err != nil {
+		return nil, "", err
+	}
+	where, args := f.where()
+	args = append([]any{tenant, f.Kind, before}, args...)
+	rows, err := query(ctx, db.readers, scanRow, "SELECT "+columns+` FROM objects
+		WHERE tenant = ? AND kind = ? AND seq < ?`+where+" ORDER BY seq DESC LIMIT ?",
+		append(args, size+1)...)
+	if err != nil {
+		return nil, "", dbError("list", db.path, err)
+	}
+	next := ""
+	if len(rows) > size {
+		rows = rows[:size]
+		next = db.token(rows[size-1].seq, tenant, f)
+	}
+	return plain(rows), next, nil
+}
+
+// where returns the conditions of a filter beside the kind.
+func (f *Filter) where() (text string, args []any) {
+	var b strings.Builder
+	and := func(condition string, values ...any) {
+		b.WriteString(" AND " + condition)
+		args = append(args, values...)
+	}
+	if len(f.Sessions) > 0 {
+		and("session IN (?"+strings.Repeat(", ?", len(f.Sessions)-1)+")", anys(f.Sessions)...)
+	}
+	for column, value := range map[string]string{"name": f.Name, "session": f.Session,
+		"template": f.Template, "node": f.Node} {
+		if value != "" {
+			and(column+" = ?", value)
+		}
+	}
+	if f.Prefix != "" {
+		and("substr(CAST(name AS BLOB), 1, ?) = ?", len(f.Prefix), []byte(f.Prefix))
+	}
+	if f.Named {
+		and("name <> ''")
+	}
+	if len(f.States) > 0 {
+		and("state IN (?"+strings.Repeat(", ?", len(f.States)-1)+")", anys(f.States)...)
+	}
+	if len(f.IDs) > 0 {
+		and("id IN (?"+strings.Repeat(", ?", len(f.IDs)-1)+")", anys(f.IDs)...)
+	}
+	for name, value := range f.Labels {
+		and("json_extract(labels, ?) = ?", `$."`+name+`"`, value)
+	}
+	if !f.Since.IsZero() {
+		and("created >= ?", unixNano(f.Since))
+	}
+	if !f.Until.IsZero() {
+		and("created < ?", unixNano(f.Until))
+	}
+	return b.String(), args
+}
+
+func anys[T any](list []T) (all []any) {
+	for v := range slices.Values(list) {
+		all = append(all, v)
+	}
+	return all
+}

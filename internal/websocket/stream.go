@@ -1,0 +1,195 @@
+// Package websocket carries a byte stream in the binary messages of a WebSocket (RFC 6455): what
+// HTTP servers, proxies and browsers let through.
+package websocket
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/gobwas/ws"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Stream is a byte stream. One goroutine may read; any goroutine may write.
+type Stream struct {
+	conn   net.Conn
+	frames *wire.Frames
+	rest   []byte // of a message, not read yet
+	buf    []byte
+	close  sync.Once
+	pings  *time.Timer // nil: the other side pings
+}
+
+// farewellTime bounds the writing of a closing frame.
+const farewellTime = time.Second
+
+// pingTime is the time between two pings of a client. Relays and proxies end connections that are
+// silent for longer, often after a minute.
+const pingTime = 30 * time.Second
+
+// buffered is a connection of which bytes were read before.
+type buffered struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (b *buffered) Read(p []byte) (int, error) {
+	if b.r != nil {
+		if n := b.r.Buffered(); n > 0 {
+			return b.r.Read(p[:min(len(p), n)])
+		}
+		b.r = nil
+	}
+	return b.Conn.Read(p)
+}
+
+func newStream(conn net.Conn, r *bufio.Reader, client bool) *Stream {
+	return &Stream{conn: conn, frames: wire.NewFrames(&buffered{conn, r}, client)}
+}
+
+// Accept answers the upgrade of a request; after an error the client has its answer.
+func Accept(w http.ResponseWriter, r *http.Request) (*Stream, error) {
+	var up ws.HTTPUpgrader
+	conn, rw, _, err := up.Upgrade(r, w)
+	if err != nil {
+		return nil, turnstone.NewError("websocket.accept", turnstone.KindInvalid, "the request", err)
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil { // those of the HTTP server
+		_ = conn.Close()
+		return nil, turnstone.NewError("websocket.accept", turnstone.KindDead, "the connection", err)
+	}
+	return newStream(conn, rw.Reader, false), nil
+}
+
+// A Dialer opens connections below WebSockets.
+type Dialer struct {
+	// Net dials an address; nil: a net.Dialer.
+	Net func(ctx context.Context, network, addr string) (net.Conn, error)
+	TLS *tls.Config // of wss: addresses
+
+	ping time.Duration // 0: pingTime
+}
+
+// Dial opens a WebSocket at an address ws: or wss: with further header fields. ctx bounds the
+// handshake only. The error is of kind Unavailable if nobody answers, and its subject has no
+// credentials of the address.
+func (d Dialer) Dial(ctx context.Context, address string, header http.Header) (*Stream, error) {
+	conn, r, _, err := ws.Dialer{NetDial: d.Net, TLSConfig: d.TLS,
+		Header: ws.HandshakeHeaderHTTP(header)}.Dial(ctx, address)
+	if err != nil {
+		return nil, refused(address, err)
+	}
+	s := newStream(conn, r, true)
+	s.keepAlive(cmp.Or(d.ping, pingTime))
+	return s, nil
+}
+
+// keepAlive pings again and again until the stream ends.
+func (s *Stream) keepAlive(every time.Duration) {
+	var once func()
+	ready := make(chan struct{})
+	once = func() {
+		<-ready
+		if s.frames.Ping() == nil {
+			s.pings.Reset(every)
+		}
+	}
+	s.pings = time.AfterFunc(every, once)
+	close(ready)
+}
+
+// refused returns the error of a handshake.
+func refused(address string, err error) error {
+	name := "the server"
+	if u, e := url.Parse(address); e == nil {
+		name = u.Host
+	}
+	var status ws.StatusError
+	if !errors.As(err, &status) {
+		return turnstone.NewError("websocket.dial", turnstone.KindUnavailable, name, err).
+			WithHint("check that the server runs and can be reached")
+	}
+	kind, hint := turnstone.KindUnavailable, "try again"
+	switch code := int(status); {
+	case code == http.StatusTooManyRequests:
+		kind = turnstone.KindExhausted
+	case code == http.StatusNotFound:
+		kind, hint = turnstone.KindNotFound, "check the address, and that the object exists"
+	case code >= 400 && code < 500:
+		kind, hint = turnstone.KindInvalid, "check the token and the server's address"
+	}
+	return turnstone.Errorf("websocket.dial", kind, name, "answers %d %s", int(status),
+		http.StatusText(int(status))).WithHint(hint)
+}
+
+// Read implements io.Reader. A closing frame ends the stream, and so does the connection's end
+// between messages: only the layer above knows whether all was said.
+func (s *Stream) Read(p []byte) (int, error) {
+	for len(s.rest) == 0 {
+		text, message, err := s.frames.Next(s.buf)
+		var closed *wire.ClosedError
+		switch {
+		case errors.As(err, &closed):
+			return 0, io.EOF
+		case err != nil:
+			return 0, err
+		case text:
+			return 0, &wire.ProtocolError{Code: int(ws.StatusUnsupportedData),
+				Reason: "a text message in a stream of bytes"}
+		}
+		s.buf, s.rest = message[:0], message
+	}
+	n := copy(p, s.rest)
+	if s.rest = s.rest[n:]; len(s.rest) == 0 {
+		s.buf = nil // an idle stream holds no message
+	}
+	return n, nil
+}
+
+// Write implements io.Writer.
+func (s *Stream) Write(p []byte) (int, error) {
+	done := 0
+	for done < len(p) {
+		part := p[done:min(len(p), done+wire.MaxChunk)]
+		if err := s.frames.WriteBinary(part); err != nil {
+			return done, err
+		}
+		done += len(part)
+	}
+	return done, nil
+}
+
+// Close sends a closing frame, if the other side takes it soon, and closes the connection.
+func (s *Stream) Close() error {
+	s.quiet()
+	s.close.Do(func() {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(farewellTime))
+		_ = s.frames.Farewell(nil)
+	})
+	return s.conn.Close()
+}
+
+// Abort closes the connection at once.
+func (s *Stream) Abort() {
+	s.quiet()
+	_ = s.conn.Close()
+}
+
+// quiet ends the pings. One that is under way fails, because the connection is closed, and sets no
+// other one.
+func (s *Stream) quiet() {
+	if s.pings != nil {
+		s.pings.Stop()
+	}
+}

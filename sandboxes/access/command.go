@@ -1,0 +1,202 @@
+package access
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Command is a process to run in a sandbox.
+type Command struct {
+	Argv []string
+	Env  []string // KEY=VALUE, added to the sandbox's environment
+	// Secrets are NAME=VALUE, added like Env. In a sandbox of a session they are masked in what is
+	// kept of the command.
+	Secrets []string
+
+	Cwd  string // empty: the template's working directory
+	User string // empty: the user of the template's steps, or root
+
+	Stdin          io.Reader // nil: no input. Reading may outlive the call by one Read.
+	Stdout, Stderr io.Writer // nil: discarded. With a terminal only Stdout is used.
+
+	Terminal *wire.ProcessTerminal       // nil: pipes
+	Resized  <-chan wire.ProcessTerminal // new sizes of the terminal; may be nil
+	Signals  <-chan string               // signals for the process tree, such as "INT"; may be nil
+}
+
+// killTime bounds the time in which a sandbox confirms that a command was killed.
+const killTime = 5 * time.Second
+
+// Exec runs a command and waits for its end. When ctx or this process ends, the command is killed.
+// Unless ctx has ended, an error means that the command's outcome is unknown.
+func (a *Access) Exec(ctx context.Context, id turnstone.SandboxID,
+	cmd Command) (wire.ProcessExit, error) {
+	if _, err := secret.New(cmd.Secrets); err != nil { // they could not be masked
+		return wire.ProcessExit{}, err
+	}
+	i, err := a.Info(ctx, id)
+	if err != nil {
+		return wire.ProcessExit{}, err
+	}
+	if a.Linger > 0 {
+		return a.persist(ctx, id, i, cmd)
+	}
+	c, err := a.Client(ctx, id)
+	if err != nil {
+		return wire.ProcessExit{}, err
+	}
+	defer c.Close()
+	defer closeAfter(ctx, c)()
+	p := cmd.params(i)
+	p.KillOnDisconnect = true
+	done := make(chan struct{})
+	defer close(done)
+	go cmd.control(c, p.ProcessID, done)
+	out, errs := &counter{w: cmd.Stdout}, &counter{w: cmd.Stderr}
+	ended, err := c.Start(ctx, p, wire.Stdio{In: cmd.Stdin, Out: out, Err: errs})
+	exit := ended.Exit
+	if turnstone.KindOf(err) == turnstone.KindDead && ctx.Err() == nil {
+		// The connection is lost, and the process with it. The sandbox still has its output until
+		// then and its exit status. A fork also ends connections; the process then continues.
+		f := &follower{access: a, id: id, process: p.ProcessID, outs: [2]*counter{out, errs}}
+		again, followErr := f.run(ctx)
+		if ctx.Err() != nil {
+			a.kill(context.WithoutCancel(ctx), id, p.ProcessID)
+			return again, followErr
+		}
+		switch {
+		case followErr == nil && !again.Killed:
+			return again, nil
+		case followErr == nil:
+			return again, turnstone.Errorf("sandbox.exec", turnstone.KindDead, cmd.Argv[0],
+				"killed because the connection to the sandbox was lost").
+				WithHint("use -d for a command that outlives its connection")
+		}
+		return exit, a.EndReason(ctx, id, err)
+	}
+	if err == nil {
+		a.release(ctx, c, p.ProcessID)
+	}
+	return exit, err
+}
+
+// persist is Exec over as many connections as it takes. No output is lost or doubled, and the
+// command reads its input once.
+func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, i Sandbox,
+	cmd Command) (wire.ProcessExit, error) {
+	p := cmd.params(i)
+	p.Linger = a.Linger.Milliseconds()
+	f := &follower{access: a, id: id, process: p.ProcessID, cmd: &cmd, start: &p,
+		outs: [2]*counter{{w: cmd.Stdout}, {w: cmd.Stderr}}}
+	if cmd.Stdin != nil {
+		f.in = newInput(cmd.Stdin)
+		defer f.in.close()
+	}
+	var missing int64
+	f.lost = func(_ wire.ProcessStream, n int64) { missing += n }
+	exit, err := f.run(ctx)
+	switch {
+	case ctx.Err() != nil && !f.over:
+		a.kill(context.WithoutCancel(ctx), id, p.ProcessID)
+	case err == nil && missing > 0:
+		err = turnstone.Errorf("sandbox.exec", turnstone.KindIntegrity, cmd.Argv[0],
+			"%d bytes of its output were lost with a connection", missing)
+	}
+	return exit, err
+}
+
+// release forgets a process that has ended.
+func (a *Access) release(ctx context.Context, c *wire.Client, process string) {
+	_ = c.ProcessRelease(context.WithoutCancel(ctx), &wire.ProcessReleaseParams{ProcessID: process})
+}
+
+// kill ends a process that should have ended with its lost connection.
+func (a *Access) kill(ctx context.Context, id turnstone.SandboxID, process string) {
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	c, err := a.Client(ctx, id)
+	if err != nil {
+		return // the process has ended with its sandbox
+	}
+	defer c.Close()
+	_ = c.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: "KILL"})
+}
+
+// StartDetached starts a command without waiting for it and returns its name. The command has no
+// standard input. Its output is kept for Attach, up to a bound.
+func (a *Access) StartDetached(ctx context.Context, id turnstone.SandboxID,
+	cmd Command) (string, error) {
+	if _, err := secret.New(cmd.Secrets); err != nil {
+		return "", err
+	}
+	i, err := a.Info(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	c, err := a.Client(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	p := cmd.params(i)
+	p.Detach = true
+	res, err := c.ProcessStart(ctx, &p)
+	if err != nil {
+		return "", a.EndReason(ctx, id, err)
+	}
+	return res.ProcessID, nil
+}
+
+// params returns the command for the agent of i.
+func (c *Command) params(i Sandbox) wire.ProcessStartParams {
+	names := make([]string, len(c.Secrets))
+	for i, kv := range c.Secrets {
+		names[i], _, _ = strings.Cut(kv, "=")
+	}
+	return wire.ProcessStartParams{ProcessID: "p" + strings.ToLower(rand.Text()[:12]),
+		Argv: c.Argv, Env: slices.Concat(c.Env, c.Secrets), Secrets: names,
+		Cwd: cmp.Or(c.Cwd, i.Workdir), User: cmp.Or(c.User, i.User), Terminal: c.Terminal}
+}
+
+// control passes on signals and sizes until done. Signals and sizes before the start or after the
+// end have no effect.
+func (c *Command) control(to *wire.Client, process string, done <-chan struct{}) {
+	ctx := to.Context()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+			return
+		case size := <-c.Resized:
+			_ = to.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: process,
+				Columns: size.Columns, Rows: size.Rows})
+		case name := <-c.Signals:
+			_ = to.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: name})
+		}
+	}
+}
+
+// Processes returns a sandbox's running processes and the most recent processes that have ended.
+func (a *Access) Processes(ctx context.Context,
+	id turnstone.SandboxID) ([]wire.ProcessProcessInfo, error) {
+	c, err := a.Client(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	res, err := c.ProcessList(ctx)
+	if err != nil {
+		return nil, a.EndReason(ctx, id, err)
+	}
+	return res.Processes, nil
+}

@@ -1,0 +1,98 @@
+package sandboxes
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A ChannelKey is an X25519 public key of one end of an encrypted channel.
+type ChannelKey = [channel.KeySize]byte
+
+// A Seal admits clients to the encrypted channel of a sandbox. The zero value admits nobody.
+type Seal struct {
+	Statement turnstone.Digest // the attestation of the sandbox's key
+	Clients   []ChannelKey     // 1 to 16
+	Expires   time.Time        // of the statement
+}
+
+// Seal gives the sandbox's agent a statement about its key, and returns the key. With the zero Seal
+// it only returns the key, for the statement to name. A pause or a snapshot of the sandbox makes
+// the agent forget key and statements: the next Seal returns another key. The error is of kind
+// KindUnavailable if the sandbox is deterministic, and of kind KindExhausted if 64 statements are
+// valid.
+func (s *Store) Seal(ctx context.Context, id turnstone.SandboxID, seal Seal) (ChannelKey, error) {
+	c, err := s.client(ctx, id)
+	if err != nil {
+		return ChannelKey{}, err
+	}
+	defer func() { _ = c.Close() }()
+	p := wire.SandboxSealParams{Statement: string(seal.Statement)}
+	for _, key := range seal.Clients {
+		p.Clients = append(p.Clients, channel.PublicKey(key).String())
+	}
+	if !seal.Expires.IsZero() {
+		p.Expires = seal.Expires.UTC().Format(time.RFC3339Nano)
+	}
+	res, err := c.SandboxSeal(ctx, &p)
+	if err != nil {
+		return ChannelKey{}, s.access().EndReason(ctx, id, err)
+	}
+	var key channel.PublicKey
+	if err = key.UnmarshalText([]byte(res.Key)); err == nil {
+		err = key.Check()
+	}
+	if err != nil {
+		return ChannelKey{}, turnstone.NewError("sandbox.seal", turnstone.KindIntegrity,
+			"sandbox "+string(id), err).
+			WithHint("do not trust this sandbox: a program in it impersonates its agent")
+	}
+	return ChannelKey(key), nil
+}
+
+// A ChannelStream is a byte stream to the sandbox's end of an encrypted channel. CloseWrite ends
+// writing and leaves reading open.
+type ChannelStream interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// OpenChannel opens a stream for a client of an encrypted channel: the caller copies bytes between
+// the two. The client needs no trust: the holder begins a channel with the agent, so no client
+// reaches the agent in the clear, with the rights of the host, and a stream whose client does not
+// begin a channel ends.
+func (s *Store) OpenChannel(ctx context.Context, id turnstone.SandboxID) (ChannelStream, error) {
+	conn, err := s.dial(ctx, id, channelFile)
+	if err != nil {
+		return nil, err
+	}
+	return &channelStream{UnixConn: conn, due: channel.Magic}, nil
+}
+
+// A channelStream swallows the first bytes of its client, which the holder has sent.
+type channelStream struct {
+	*net.UnixConn
+	due string // used only by the writer
+}
+
+// Write implements io.Writer.
+func (c *channelStream) Write(p []byte) (int, error) {
+	n := 0
+	for ; n < len(p) && c.due != ""; n++ {
+		if p[n] != c.due[0] {
+			_ = c.Close()
+			return n, turnstone.Errorf("sandbox.dial", turnstone.KindInvalid, "the channel",
+				"the client does not begin a channel")
+		}
+		c.due = c.due[1:]
+	}
+	if n == len(p) {
+		return n, nil
+	}
+	m, err := c.UnixConn.Write(p[n:])
+	return n + m, err
+}

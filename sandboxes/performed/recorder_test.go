@@ -1,0 +1,210 @@
+package performed
+
+import (
+	"encoding/json"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone/wire"
+)
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+func open(t interface {
+	Helper()
+	Fatal(...any)
+}, dir string, secrets ...string) *Recorder {
+	t.Helper()
+	r, err := NewRecorder(dir, Options{Log: quiet(), Secrets: secrets})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// send gives r an event of the agent.
+func (r *Recorder) send(method string, event any) {
+	b, err := json.Marshal(event)
+	if err != nil {
+		panic(err)
+	}
+	r.event(wire.Event{Method: method, Params: b})
+}
+
+func (r *Recorder) start(e wire.SandboxCommandStartedEvent) {
+	r.send(wire.EventSandboxCommandStarted, &e)
+}
+
+func (r *Recorder) output(id string, stream wire.ProcessStream, offset int64, data string) {
+	r.send(wire.EventProcessOutput, &wire.ProcessOutputEvent{ProcessID: id, Stream: stream,
+		Offset: offset, Data: []byte(data)})
+}
+
+func (r *Recorder) end(id string, code int64) {
+	r.send(wire.EventSandboxCommandEnded, &wire.SandboxCommandEndedEvent{ProcessID: id,
+		Exit: wire.ProcessExit{ExitCode: code}})
+}
+
+func content(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestMasking checks that a value is masked in all parts of a command, also if it arrives in pieces.
+func TestMasking(t *testing.T) {
+	const value = "sesame-open-4711"
+	dir := t.TempDir()
+	var held []string
+	r, err := NewRecorder(dir, Options{Log: quiet(), Held: func(n []string) { held = n }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.start(wire.SandboxCommandStartedEvent{ProcessID: "a", Argv: []string{"x", value},
+		Env: []string{"KEY=" + value, "B=is " + value}, Secrets: []string{"KEY"}, Cwd: "/" + value})
+	r.output("a", wire.ProcessStreamStdout, 0, "1 sesame-")
+	r.output("a", wire.ProcessStreamStdout, 9, "open-4711 2")
+	r.end("a", 0)
+	w := r.Work()
+	c := w.Commands[0]
+	if len(c.Env) != 1 || c.Secrets[0] != "KEY" || len(held) != 1 || c.Stdout.Size != 20 ||
+		w.Secrets[0] != "KEY="+value {
+		t.Errorf("%+v %q %q", c, held, w.Secrets)
+	}
+	files, err := filepath.Glob(dir + "/*")
+	if err != nil || len(files) != 2 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	for _, f := range files {
+		if text := content(t, f); strings.Contains(text, "sesame") {
+			t.Errorf("%s: %s", f, text)
+		}
+	}
+	if text := content(t, c.Stdout.Path); !strings.HasPrefix(text, "1 ") ||
+		!strings.HasSuffix(text, " 2") {
+		t.Errorf("%q", text)
+	}
+}
+
+// TestBounds checks what is kept of many commands, and of a full disk.
+func TestBounds(t *testing.T) {
+	r := open(t, t.TempDir())
+	for i := range maxPerformed + 3 {
+		id := strconv.Itoa(i)
+		r.start(wire.SandboxCommandStartedEvent{ProcessID: id, Argv: []string{"true"}})
+		r.end(id, 0)
+	}
+	if w := r.Work(); len(w.Commands) != maxPerformed || w.Unlisted != 3 {
+		t.Errorf("%d and %d", len(w.Commands), w.Unlisted)
+	}
+	r = open(t, t.TempDir())
+	long := strings.Repeat("x", 1<<20)
+	for i := range 20 {
+		r.start(wire.SandboxCommandStartedEvent{ProcessID: string(rune('a' + i)), Script: long,
+			Language: "bash", Env: []string{"A=" + long}})
+	}
+	if w := r.Work(); len(w.Commands) > 12 || w.Unlisted < 8 || !w.Commands[0].Cut {
+		t.Errorf("%d and %d", len(w.Commands), w.Unlisted)
+	}
+	r = open(t, t.TempDir())
+	r.Room = func() error { return io.ErrShortWrite }
+	r.start(wire.SandboxCommandStartedEvent{ProcessID: "a", Argv: []string{"true"}})
+	r.output("a", wire.ProcessStreamStderr, 0, "text")
+	if o := r.Work().Commands[0].Stderr; o.Size != 4 || o.Kept != 0 || content(t, o.Path) != "" {
+		t.Errorf("%+v", o)
+	}
+}
+
+// TestContinues checks that a fork continues with a copy of the commands so far, and that neither
+// side sees what the other one does.
+func TestContinues(t *testing.T) {
+	r := open(t, t.TempDir())
+	for _, id := range []string{"past", "done", "runs"} {
+		r.start(wire.SandboxCommandStartedEvent{ProcessID: id, Argv: []string{id}})
+		if id == "past" {
+			r.Committed(r.Work().Commands)
+		}
+		r.output(id, wire.ProcessStreamStdout, 0, "1")
+	}
+	r.end("done", 1)
+	to := filepath.Join(t.TempDir(), "copy")
+	if err := r.CopyTo(to); err != nil {
+		t.Fatal(err)
+	}
+	clone := open(t, to)
+	r.output("runs", wire.ProcessStreamStdout, 1, "original")
+	clone.output("runs", wire.ProcessStreamStdout, 0, "1clone") // from an earlier offset
+	clone.start(wire.SandboxCommandStartedEvent{ProcessID: "runs", Argv: []string{"again"}})
+	clone.end("past", 0)
+	for want, w := range map[string]Work{"1original": r.Work(), "1clone": clone.Work()} {
+		if len(w.Commands) != 2 || w.Commands[0].ID != "done" || w.Commands[1].Argv[0] != "runs" {
+			t.Fatalf("%+v", w.Commands)
+		}
+		if got := content(t, w.Commands[1].Stdout.Path); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}
+
+// TestHostileEvents checks that no sequence of events of a hostile guest makes the recorder fail or
+// keep more than was sent.
+func TestHostileEvents(t *testing.T) {
+	dir := t.TempDir()
+	rapid.Check(t, func(t *rapid.T) {
+		d, err := os.MkdirTemp(dir, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := open(t, d, "KEY=sesame-open-4711")
+		number := rapid.OneOf(rapid.Int64(), rapid.Int64Range(-2, 9),
+			rapid.Just(int64(math.MaxInt64)))
+		id := rapid.SampledFrom([]string{"a", "b", "../../x", ""})
+		sent := int64(0)
+		for range rapid.IntRange(0, 30).Draw(t, "events") {
+			p := id.Draw(t, "id")
+			switch rapid.IntRange(0, 4).Draw(t, "kind") {
+			case 0:
+				r.start(wire.SandboxCommandStartedEvent{ProcessID: p, Started: rapid.String().Draw(t,
+					"started"), Argv: []string{rapid.String().Draw(t, "argv")}})
+			case 1:
+				text := rapid.String().Draw(t, "data")
+				sent += int64(len(text))
+				r.output(p, wire.ProcessStream(rapid.SampledFrom([]string{"stdout", "stderr", "x"}).
+					Draw(t, "stream")), number.Draw(t, "offset"), text)
+			case 2:
+				r.end(p, number.Draw(t, "code"))
+			case 3:
+				r.send(wire.EventProcessLost, &wire.ProcessLostEvent{ProcessID: p, Stream: "stdout",
+					From: number.Draw(t, "from"), To: number.Draw(t, "to")})
+			case 4:
+				r.event(wire.Event{Method: wire.EventSandboxCommandEnded,
+					Params: json.RawMessage(rapid.String().Draw(t, "json"))})
+			}
+		}
+		kept := int64(0)
+		for _, c := range r.Work().Commands {
+			kept += c.Stdout.Kept + c.Stderr.Kept
+			if c.Stdout.Kept > c.Stdout.Size || c.Took < 0 {
+				t.Errorf("%+v", c)
+			}
+		}
+		if kept > sent {
+			t.Errorf("%d bytes of %d", kept, sent)
+		}
+		r.Close()
+		if left, err := os.ReadDir(dir); err != nil || len(left) == 0 {
+			t.Fatalf("%v, %v", left, err)
+		}
+	})
+}
