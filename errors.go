@@ -23,6 +23,7 @@ const (
 	KindTimeout     Kind = "timeout"   // it took longer than allowed
 	KindIntegrity   Kind = "integrity" // stored or received data does not match its digest
 	KindDead        Kind = "dead"      // the sandbox or its connection is gone
+	KindDenied      Kind = "denied"    // the caller's token was refused, or does not grant it
 	KindInternal    Kind = "internal"  // a fault of this program
 )
 

@@ -74,8 +74,8 @@ func (e *replyError) decode(method string) *turnstone.Error {
 func knownKind(s string) turnstone.Kind {
 	switch k := turnstone.Kind(s); k {
 	case turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable,
-		turnstone.KindExhausted,
-		turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead:
+		turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout,
+		turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindDenied:
 		return k
 	}
 	return turnstone.KindInternal

@@ -103,7 +103,7 @@ var words = map[reflect.Type][]string{
 	reflect.TypeFor[turnstone.Kind](): wordsOf(turnstone.KindInvalid,
 		turnstone.KindNotFound, turnstone.KindUnavailable, turnstone.KindExhausted,
 		turnstone.KindCanceled, turnstone.KindTimeout, turnstone.KindIntegrity, turnstone.KindDead,
-		turnstone.KindInternal),
+		turnstone.KindDenied, turnstone.KindInternal),
 	reflect.TypeFor[turnstone.Result](): wordsOf(turnstone.ResultPassed,
 		turnstone.ResultFailed, turnstone.ResultTimedOut, turnstone.ResultError),
 	reflect.TypeFor[turnstone.Status](): wordsOf(turnstone.StepPassed, turnstone.StepFailed,

@@ -85,12 +85,13 @@ var meanings = []meaning{
 		"the sandbox or its connection is gone"},
 	{turnstone.KindInternal, v1.ErrorKind_ERROR_KIND_INTERNAL, connect.CodeInternal, false,
 		"a fault of the server, which its log explains"},
+	{turnstone.KindDenied, v1.ErrorKind_ERROR_KIND_DENIED, connect.CodePermissionDenied, false,
+		"the token does not grant it; `unauthenticated`: it is missing, invalid or has ended"},
 }
 
 // kindsOfCodes has the kinds of the codes that no kind has: of libraries, proxies and refusals.
 var kindsOfCodes = map[connect.Code]turnstone.Kind{
-	connect.CodeUnauthenticated:    turnstone.KindInvalid, // the token is missing or invalid
-	connect.CodePermissionDenied:   turnstone.KindInvalid, // the token lacks a scope
+	connect.CodeUnauthenticated:    turnstone.KindDenied, // the token is missing or invalid
 	connect.CodeAlreadyExists:      turnstone.KindInvalid,
 	connect.CodeFailedPrecondition: turnstone.KindInvalid, // such as a pause of a stopped sandbox
 	connect.CodeOutOfRange:         turnstone.KindInvalid,
@@ -122,13 +123,16 @@ func Meanings() (all []Meaning) {
 }
 
 // ofKind returns the row of kind; of an unknown kind, that of KindInternal.
-func ofKind(kind turnstone.Kind) meaning {
+func ofKind(kind turnstone.Kind) (row meaning) {
 	for _, m := range meanings {
 		if m.kind == kind {
 			return m
 		}
+		if m.kind == turnstone.KindInternal {
+			row = m
+		}
 	}
-	return meanings[len(meanings)-1]
+	return row
 }
 
 // KindOfCode returns the kind of an error that has a code and no detail.

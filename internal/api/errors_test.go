@@ -20,7 +20,7 @@ import (
 var kinds = []turnstone.Kind{
 	turnstone.KindInvalid, turnstone.KindNotFound, turnstone.KindUnavailable,
 	turnstone.KindExhausted, turnstone.KindCanceled, turnstone.KindTimeout,
-	turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindInternal,
+	turnstone.KindIntegrity, turnstone.KindDead, turnstone.KindDenied, turnstone.KindInternal,
 }
 
 // TestMeaningsAreComplete: kinds, values of the enumeration and codes are one to one, and every

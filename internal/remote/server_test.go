@@ -418,8 +418,8 @@ func TestExplained(t *testing.T) {
 	}{
 		"token": {func(o *remote.ServerOptions) {
 			o.Token = func() (string, error) { return "wrong-" + token, nil }
-		}, turnstone.KindInvalid, "TURN_TOKEN"},
-		"no token": {func(o *remote.ServerOptions) { o.Token = nil }, turnstone.KindInvalid, "TURN_TOKEN"},
+		}, turnstone.KindDenied, "TURN_TOKEN"},
+		"no token": {func(o *remote.ServerOptions) { o.Token = nil }, turnstone.KindDenied, "TURN_TOKEN"},
 		"bad token": {func(o *remote.ServerOptions) {
 			o.Token = func() (string, error) { return token + "\n", nil }
 		}, turnstone.KindInvalid, "TURN_TOKEN"},

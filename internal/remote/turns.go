@@ -80,6 +80,9 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 			err = turnstone.Errorf("turn.attach", turnstone.KindDead, "the journal",
 				"ended without the turn's result")
 		}
+		if f.started && turnstone.KindOf(err) == turnstone.KindDenied {
+			return nil, locked(err)
+		}
 		if !lost(err) || ctx.Err() != nil {
 			return nil, err // a manipulated connection is not tried again
 		}
@@ -100,6 +103,13 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 		}
 		pause = min(2*pause, lastPause)
 	}
+}
+
+// locked returns the error of a client whose token ended while its turn runs.
+func locked(err error) error {
+	return turnstone.NewError("turn.attach", turnstone.KindDenied,
+		"the turn runs at the node and cannot be followed", err).
+		WithHint("use a new token; turn log of the session then shows the turn")
 }
 
 // lost reports whether another connection may help.

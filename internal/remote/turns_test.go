@@ -277,6 +277,40 @@ func TestNotAgain(t *testing.T) {
 	}
 }
 
+// TestTokenEnds: a client whose token ends while its turn runs is told so at once, as what it is, and
+// the turn goes on.
+func TestTokenEnds(t *testing.T) {
+	n := newNode(t, &teller{wait: make(chan struct{})})
+	refused := turnstone.Errorf("auth.verify", turnstone.KindDenied, "the token", "is revoked")
+	var mu sync.Mutex
+	var open io.Closer
+	ended := &heard{first: func() {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = open.Close() // as a gateway does
+	}}
+	dial := func(ctx context.Context) (io.ReadWriteCloser, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if open != nil {
+			return nil, refused
+		}
+		c, err := n.dial(ctx)
+		open = c
+		return c, err
+	}
+	_, err := (&remote.Turns{Dial: dial, Pause: time.Millisecond}).Run(t.Context(),
+		remote.TurnRequest{Ticket: n.ticket("k_00000001", ""), Document: parse(t,
+			"```bash\necho\n```\n")}, ended)
+	if turnstone.KindOf(err) != turnstone.KindDenied || !errors.Is(err, refused) ||
+		!strings.Contains(turnstone.HintOf(err), "new token") {
+		t.Fatalf("%s: %v; %s", turnstone.KindOf(err), err, turnstone.HintOf(err))
+	}
+	if n.service.Count() != 1 {
+		t.Fatal("the turn ended with its client's token")
+	}
+}
+
 // TestImpatient gives up when no connection comes about for too long.
 func TestImpatient(t *testing.T) {
 	gone := func(context.Context) (io.ReadWriteCloser, error) {

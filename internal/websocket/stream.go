@@ -124,6 +124,8 @@ func refused(address string, err error) error {
 	switch code := int(status); {
 	case code == http.StatusTooManyRequests:
 		kind = turnstone.KindExhausted
+	case code == http.StatusUnauthorized, code == http.StatusForbidden:
+		kind, hint = turnstone.KindDenied, "check the token, and what it grants"
 	case code == http.StatusNotFound:
 		kind, hint = turnstone.KindNotFound, "check the address, and that the object exists"
 	case code >= 400 && code < 500:

@@ -189,7 +189,7 @@ func TestKeepAlive(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for code, kind := range map[int]turnstone.Kind{401: turnstone.KindInvalid,
+	for code, kind := range map[int]turnstone.Kind{401: turnstone.KindDenied, 403: turnstone.KindDenied,
 		404: turnstone.KindNotFound, 429: turnstone.KindExhausted, 503: turnstone.KindUnavailable} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "no", code)

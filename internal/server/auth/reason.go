@@ -56,7 +56,7 @@ func (e *reasonError) Unwrap() error { return e.err }
 
 // refuse returns an error with a reason. Arguments must hold no part of a token and no key.
 func refuse(op turnstone.Op, r Reason, format string, args ...any) *turnstone.Error {
-	kind, subject := turnstone.KindInvalid, "the token"
+	kind, subject := turnstone.KindDenied, "the token"
 	if r == Stale {
 		kind = turnstone.KindUnavailable
 	}

@@ -47,21 +47,24 @@ const (
 	ErrorKind_ERROR_KIND_DEAD ErrorKind = 8
 	// A fault of the server.
 	ErrorKind_ERROR_KIND_INTERNAL ErrorKind = 9
+	// The caller's token was refused, or does not grant it.
+	ErrorKind_ERROR_KIND_DENIED ErrorKind = 10
 )
 
 // Enum value maps for ErrorKind.
 var (
 	ErrorKind_name = map[int32]string{
-		0: "ERROR_KIND_UNSPECIFIED",
-		1: "ERROR_KIND_INVALID",
-		2: "ERROR_KIND_NOT_FOUND",
-		3: "ERROR_KIND_UNAVAILABLE",
-		4: "ERROR_KIND_EXHAUSTED",
-		5: "ERROR_KIND_CANCELED",
-		6: "ERROR_KIND_TIMEOUT",
-		7: "ERROR_KIND_INTEGRITY",
-		8: "ERROR_KIND_DEAD",
-		9: "ERROR_KIND_INTERNAL",
+		0:  "ERROR_KIND_UNSPECIFIED",
+		1:  "ERROR_KIND_INVALID",
+		2:  "ERROR_KIND_NOT_FOUND",
+		3:  "ERROR_KIND_UNAVAILABLE",
+		4:  "ERROR_KIND_EXHAUSTED",
+		5:  "ERROR_KIND_CANCELED",
+		6:  "ERROR_KIND_TIMEOUT",
+		7:  "ERROR_KIND_INTEGRITY",
+		8:  "ERROR_KIND_DEAD",
+		9:  "ERROR_KIND_INTERNAL",
+		10: "ERROR_KIND_DENIED",
 	}
 	ErrorKind_value = map[string]int32{
 		"ERROR_KIND_UNSPECIFIED": 0,
@@ -74,6 +77,7 @@ var (
 		"ERROR_KIND_INTEGRITY":   7,
 		"ERROR_KIND_DEAD":        8,
 		"ERROR_KIND_INTERNAL":    9,
+		"ERROR_KIND_DENIED":      10,
 	}
 )
 
@@ -307,7 +311,7 @@ const file_turnstone_v1_error_proto_rawDesc = "" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage*\x88\x02\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage*\x9f\x02\n" +
 	"\tErrorKind\x12\x1a\n" +
 	"\x16ERROR_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ERROR_KIND_INVALID\x10\x01\x12\x18\n" +
@@ -318,7 +322,9 @@ const file_turnstone_v1_error_proto_rawDesc = "" +
 	"\x12ERROR_KIND_TIMEOUT\x10\x06\x12\x18\n" +
 	"\x14ERROR_KIND_INTEGRITY\x10\a\x12\x13\n" +
 	"\x0fERROR_KIND_DEAD\x10\b\x12\x17\n" +
-	"\x13ERROR_KIND_INTERNAL\x10\tB?Z=turnstone.dev/turnstone/internal/api/turnstone/v1;turnstonev1b\x06proto3"
+	"\x13ERROR_KIND_INTERNAL\x10\t\x12\x15\n" +
+	"\x11ERROR_KIND_DENIED\x10\n" +
+	"B?Z=turnstone.dev/turnstone/internal/api/turnstone/v1;turnstonev1b\x06proto3"
 
 var (
 	file_turnstone_v1_error_proto_rawDescOnce sync.Once
