@@ -23,8 +23,8 @@ type Seal struct {
 // Seal gives the sandbox's agent a statement about its key, and returns the key. With the zero Seal
 // it only returns the key, for the statement to name. A pause or a snapshot of the sandbox makes
 // the agent forget key and statements: the next Seal returns another key. The error is of kind
-// KindUnavailable if the sandbox is deterministic, and of kind KindExhausted if 64 statements are
-// valid.
+// KindUnavailable if the sandbox is deterministic, and of kind KindExhausted if 64 clients have
+// valid statements.
 func (s *Store) Seal(ctx context.Context, id turnstone.SandboxID, seal Seal) (ChannelKey, error) {
 	c, err := s.client(ctx, id)
 	if err != nil {

@@ -638,10 +638,11 @@ type SandboxSealResult struct {
 // SandboxSeal calls Sandbox.seal. Admits the clients of a statement to the encrypted
 // channel, and returns the public key of the sandbox's end. Call it without a statement
 // first: the statement names the key. The agent makes the key pair at the first call,
-// after the confirmed reseed, and keeps 64 statements that have not expired.
-// Sandbox.suspend erases the key pair and the statements, so that no snapshot has them:
-// the next call makes another pair. A deterministic sandbox rejects the command, because
-// its random numbers can be computed.
+// after the confirmed reseed, and keeps 64 statements that have not expired; when there
+// are more, the client with the most loses its oldest. Sandbox.suspend erases the key
+// pair and the statements, so that no snapshot has them: the next call makes another
+// pair. A deterministic sandbox rejects the command, because its random numbers can be
+// computed.
 func (c *Conn) SandboxSeal(ctx context.Context, p *SandboxSealParams) (*SandboxSealResult, error) {
 	var r SandboxSealResult
 	if err := c.Call(ctx, MethodSandboxSeal, p, &r); err != nil {
@@ -826,9 +827,10 @@ type SandboxServer interface {
 	// Admits the clients of a statement to the encrypted channel, and returns the public key
 	// of the sandbox's end. Call it without a statement first: the statement names the key.
 	// The agent makes the key pair at the first call, after the confirmed reseed, and keeps
-	// 64 statements that have not expired. Sandbox.suspend erases the key pair and the
-	// statements, so that no snapshot has them: the next call makes another pair. A
-	// deterministic sandbox rejects the command, because its random numbers can be computed.
+	// 64 statements that have not expired; when there are more, the client with the most
+	// loses its oldest. Sandbox.suspend erases the key pair and the statements, so that no
+	// snapshot has them: the next call makes another pair. A deterministic sandbox rejects
+	// the command, because its random numbers can be computed.
 	Seal(ctx context.Context, c *Conn, p *SandboxSealParams) (*SandboxSealResult, error)
 	// Returns how many commands run now. From then on activityChanged reports each change on
 	// this connection. A command is a process that a client has started, or a step of the

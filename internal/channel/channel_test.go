@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -284,6 +285,46 @@ func (e ends) weakEphemeral(t *testing.T, k PublicKey) {
 	want(t, err, FaultWeakKey)
 }
 
+// TestStatementsOfBusyClient connects more often than statements are kept: the client loses its
+// oldest ones, and no other client loses one.
+func TestStatementsOfBusyClient(t *testing.T) {
+	var dropped []turnstone.Digest
+	s := &Statements{Dropped: func(d turnstone.Digest) { dropped = append(dropped, d) }}
+	later := time.Now().Add(time.Hour)
+	d := func(i int) turnstone.Digest { return turnstone.DigestBytes([]byte(strconv.Itoa(i))) }
+	add := func(i int, k PublicKey) error { return s.Add(d(i), []PublicKey{k}, later) }
+	quiet, busy := NewKeyPair().Public, NewKeyPair().Public
+	if err := add(-1, quiet); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 10 * maxStatements {
+		if err := add(i, busy); err != nil {
+			t.Fatal(i, err)
+		}
+		for _, one := range []int{-1, i, max(0, i-maxStatements/2)} {
+			if _, err := s.Clients(d(one)); err != nil {
+				t.Fatal(i, one, err)
+			}
+		}
+	}
+	if _, err := s.Clients(d(0)); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Error("the oldest statement is kept:", err)
+	}
+	if len(s.all) > maxStatements || len(dropped)+len(s.all) != 10*maxStatements+1 {
+		t.Errorf("%d statements are kept, and %d were dropped", len(s.all), len(dropped))
+	}
+	for i := 0; ; i++ { // each with a key of its own, until all have one
+		err := add(10000+i, NewKeyPair().Public)
+		if err == nil && i < maxStatements {
+			continue
+		}
+		if turnstone.KindOf(err) != turnstone.KindExhausted || i != maxStatements-2 {
+			t.Error(i, err)
+		}
+		break
+	}
+}
+
 func TestStatements(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &Statements{now: func() time.Time { return now }}
@@ -297,10 +338,6 @@ func TestStatements(t *testing.T) {
 	if err := s.Add(d(0), k, now.Add(time.Minute)); err != nil {
 		t.Error("renewed:", err)
 	}
-	if err := s.Add(d(99), k, now.Add(time.Minute)); turnstone.KindOf(err) !=
-		turnstone.KindExhausted {
-		t.Error(err)
-	}
 	if _, err := s.Clients(d(99)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Error(err)
 	}
@@ -312,6 +349,9 @@ func TestStatements(t *testing.T) {
 	want(t, err, FaultExpired)
 	if err := s.Add(d(99), k, now.Add(time.Minute)); err != nil {
 		t.Error("expired statements keep their place:", err)
+	}
+	if _, err := s.Clients(d(1)); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Error(err)
 	}
 	for what, err := range map[string]error{"no digest": s.Add("x", k, now),
 		"no client": s.Add(d(1), nil, now), "many": s.Add(d(1), make([]PublicKey, 17), now)} {

@@ -23,22 +23,31 @@ type Registry interface {
 }
 
 // Statements is a Registry in memory. The zero value is empty; the methods are safe for concurrent
-// use.
+// use. When it is full, the client with the most statements loses its oldest ones: each connection
+// has a statement of its own, so a client that connects often has long used those.
 type Statements struct {
 	Max int // valid statements; 0: 64
+	// Dropped is called for each statement that was removed, and must not call methods; nil: nobody.
+	Dropped func(statement turnstone.Digest)
 
-	mu  sync.Mutex
-	all map[turnstone.Digest]admission
-	now func() time.Time // nil: time.Now
+	mu    sync.Mutex
+	all   map[turnstone.Digest]admission
+	added uint64           // statements so far
+	swept time.Time        // when expired ones were removed
+	now   func() time.Time // nil: time.Now
 }
 
 type admission struct {
 	clients []PublicKey
 	expires time.Time
+	number  uint64 // in the order of Add
 }
 
+// sweepTime is the time between two removals of expired statements, if there is room.
+const sweepTime = time.Minute
+
 // Add admits clients under a statement until it expires. The error is of kind Invalid if there is
-// no client, or a bad key, and Exhausted if too many statements are valid.
+// no client, or a bad key, and Exhausted if too many clients have one valid statement each.
 func (s *Statements) Add(statement turnstone.Digest, clients []PublicKey, expires time.Time) error {
 	if _, err := turnstone.ParseDigest(string(statement)); err != nil {
 		return turnstone.NewError("channel.admit", turnstone.KindInvalid, "the statement", err)
@@ -54,23 +63,65 @@ func (s *Statements) Add(statement turnstone.Digest, clients []PublicKey, expire
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.time()
-	for d, a := range s.all {
-		if !now.Before(a.expires) {
-			delete(s.all, d)
-		}
-	}
 	most := cmp.Or(s.Max, maxStatements)
-	if _, ok := s.all[statement]; !ok && len(s.all) >= most {
+	_, known := s.all[statement]
+	full := !known && len(s.all) >= most
+	if now := s.time(); full || now.Sub(s.swept).Abs() >= sweepTime {
+		s.sweep(now)
+	}
+	if !known && len(s.all) >= most && !s.evict() {
 		return turnstone.Errorf("channel.admit", turnstone.KindExhausted, string(statement),
-			"%d statements are valid already", most).
+			"%d clients have valid statements already", most).
 			WithHint("wait until one of them expires")
 	}
 	if s.all == nil {
 		s.all = map[turnstone.Digest]admission{}
 	}
-	s.all[statement] = admission{slices.Clone(clients), expires}
+	s.added++
+	s.all[statement] = admission{slices.Clone(clients), expires, s.added}
 	return nil
+}
+
+// sweep removes what has expired. s.mu is held.
+func (s *Statements) sweep(now time.Time) {
+	s.swept = now
+	for d, a := range s.all {
+		if !now.Before(a.expires) {
+			s.drop(d)
+		}
+	}
+}
+
+// evict removes the oldest sixteenth of the statements of the client that has the most of them, and
+// reports whether there is a client with two. s.mu is held.
+func (s *Statements) evict() bool {
+	of := map[PublicKey][]turnstone.Digest{}
+	var most PublicKey
+	for d, a := range s.all {
+		c := a.clients[0]
+		if of[c] = append(of[c], d); len(of[c]) > len(of[most]) {
+			most = c
+		}
+	}
+	his := of[most]
+	if len(his) < 2 {
+		return false
+	}
+	slices.SortFunc(his, func(a, b turnstone.Digest) int {
+		return cmp.Compare(s.all[a].number, s.all[b].number)
+	})
+	for _, d := range his[:max(1, len(his)/16)] {
+		s.drop(d)
+	}
+	return true
+}
+
+// drop removes a statement. s.mu is held.
+func (s *Statements) drop(d turnstone.Digest) {
+	delete(s.all, d)
+	if s.Dropped != nil {
+		s.Dropped(d)
+	}
 }
 
 // Clients implements Registry.

@@ -83,8 +83,7 @@ func New(o Options) *Node {
 		o.Channels = defaultChannel
 	}
 	n := &Node{o: o, pair: channel.NewKeyPair(), slots: make(chan struct{}, o.Channels)}
-	n.known.Max = maxStatements
-	n.known.peers = make(map[turnstone.Digest]admitted)
+	n.known.init()
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	return n
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"sync"
-	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
@@ -14,35 +13,31 @@ type statements struct {
 	channel.Statements
 
 	mu    sync.Mutex
-	peers map[turnstone.Digest]admitted
-	swept time.Time
+	peers map[turnstone.Digest]Peer
 }
 
-type admitted struct {
-	peer    Peer
-	expires time.Time
+// init makes an empty set. s.mu is taken while the registry is locked, and not the other way round.
+func (s *statements) init() {
+	s.Max, s.peers = maxStatements, make(map[turnstone.Digest]Peer)
+	s.Dropped = func(d turnstone.Digest) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.peers, d)
+	}
 }
-
-// sweepPeers is the time between two removals of expired statements.
-const sweepPeers = time.Minute
 
 // admit adds a statement that was made for c.
 func (s *statements) admit(signed *attest.Signed, c Client) error {
-	if err := s.Add(signed.Digest, signed.Clients, signed.Expires); err != nil {
-		return err
+	s.mu.Lock() // before the registry has it, because it may drop it at once
+	s.peers[signed.Digest] = Peer{Tenant: c.Tenant, Operator: c.Operator, Owner: c.Owner}
+	s.mu.Unlock()
+	err := s.Add(signed.Digest, signed.Clients, signed.Expires)
+	if err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.peers, signed.Digest)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if now := time.Now(); now.Sub(s.swept) > sweepPeers {
-		s.swept = now
-		for d, p := range s.peers {
-			if now.After(p.expires) {
-				delete(s.peers, d)
-			}
-		}
-	}
-	s.peers[signed.Digest] = admitted{Peer{Tenant: c.Tenant, Operator: c.Operator, Owner: c.Owner}, signed.Expires}
-	return nil
+	return err
 }
 
 // peer returns for whom a valid statement was made.
@@ -50,5 +45,5 @@ func (s *statements) peer(d turnstone.Digest) (Peer, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.peers[d]
-	return p.peer, ok
+	return p, ok
 }
