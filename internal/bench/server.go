@@ -76,7 +76,7 @@ func (b *bench) serve(ctx context.Context) (*served, error) {
 		return nil, fmt.Errorf("%w: %s", err, s.log.String())
 	}
 	s.remote = []string{"TURN_HOME=" + s.dir, "TURN_TOKEN=" + strings.TrimSpace(token),
-		"TURN_HOST=bench"}
+		"TURN_HOST=bench", "TURN_SUBSTRATE="} // the server selects
 	pin, err := b.nodeKey(ctx)
 	if err == nil {
 		_, err = b.answer(ctx, s.remote[:2], "host", "add", "bench", "http://"+address, "--pin", pin)
