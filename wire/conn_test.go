@@ -290,6 +290,47 @@ func TestNoAnswerAfterClose(t *testing.T) {
 	client.Wait()
 }
 
+// A lateWriter is a pipe's end whose writes return when it is closed.
+type lateWriter struct {
+	net.Conn
+	once   *sync.Once
+	closed chan struct{}
+}
+
+func (l lateWriter) Write(p []byte) (int, error) {
+	n, err := l.Conn.Write(p)
+	<-l.closed
+	return n, err
+}
+
+func (l lateWriter) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Conn.Close()
+}
+
+// TestAnswerBeforeTheEnd: an answer counts that arrived before the end of the connection, even if
+// the write of its command has not returned by then.
+func TestAnswerBeforeTheEnd(t *testing.T) {
+	d := NewDispatcher()
+	d.handle("Test.last", entry{func() any { return new(echoParams) },
+		func(ctx context.Context, c *Conn, p any) (any, error) {
+			AfterReply(ctx, func() { _ = c.Close() })
+			return map[string]string{"text": p.(*echoParams).Text}, nil
+		}})
+	for range 20 {
+		a, b := net.Pipe()
+		server := NewConn(b, Options{Dispatcher: d})
+		client := NewConn(lateWriter{a, new(sync.Once), make(chan struct{})}, Options{})
+		var got struct{ Text string }
+		err := client.Call(ctxFor(t), "Test.last", echoParams{Text: "hello"}, &got)
+		if err != nil || got.Text != "hello" {
+			t.Errorf("%q, %v", got.Text, err)
+		}
+		client.Wait()
+		server.Wait()
+	}
+}
+
 func TestEndOfConnection(t *testing.T) {
 	c, server := pair(t,
 		map[string]entry{"Test.hang": {func() any { return new(echoParams) },
