@@ -64,10 +64,12 @@ func controllerError(ctx context.Context, err error, l *slog.Logger) error {
 	var large *http.MaxBytesError
 	var status *api.Status
 	var late *lateError
-	failed, cause := bodyError(ctx), context.Cause(ctx)
-	switch {
-	case errors.As(cause, &status):
+	cause := context.Cause(ctx)
+	if errors.As(cause, &status) {
 		return cause
+	}
+	failed := bodyError(ctx)
+	switch {
 	case errors.As(failed, &large):
 		return turnstone.Errorf("gateway.request", turnstone.KindExhausted, "request",
 			"has more than %d bytes", large.Limit)

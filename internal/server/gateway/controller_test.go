@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -205,15 +207,58 @@ func TestForwardedBodies(t *testing.T) {
 		head + "Transfer-Encoding: chunked\r\n\r\n20000\r\n" + strings.Repeat(" ", 0x20000) +
 			"\r\n0\r\n\r\n": "resource_exhausted",
 		head + "Content-Length: 100\r\n\r\n{": "deadline_exceeded",
+		head + "Content-Length: 90\r\n\r\n{":  "is cut off",
 	} {
 		conn := s.dial(t)
 		_, err := io.WriteString(conn, text)
 		check(t, err)
+		if want == "is cut off" {
+			check(t, conn.(*net.TCPConn).CloseWrite())
+		}
 		all, _ := io.ReadAll(conn)
 		if !bytes.Contains(all, []byte(want)) {
 			t.Errorf("%.120s: %s", text, all)
 		}
 		s.works(t)
+	}
+}
+
+// A lastRead is a body whose read cancels its request before it fails, as one of net/http does.
+type lastRead struct {
+	cancel func()
+	err    error
+}
+
+func (l lastRead) Read([]byte) (int, error) {
+	l.cancel()
+	time.Sleep(50 * time.Millisecond) // whoever does not wait for the read answers meanwhile
+	return 0, l.err
+}
+
+func (l lastRead) Close() error { return nil }
+
+// TestCanceledByItsBody: a body that cannot be read is the reason for a request's end, although the
+// request ends first.
+func TestCanceledByItsBody(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		kind turnstone.Kind
+		want string
+	}{
+		{os.ErrDeadlineExceeded, turnstone.KindTimeout, "did not arrive within 1s"},
+		{io.ErrUnexpectedEOF, turnstone.KindInvalid, "is cut off"},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		b := &body{ReadCloser: lastRead{cancel, c.err}, limit: time.Second}
+		ctx = context.WithValue(ctx, bodyKey{}, b)
+		read := make(chan struct{})
+		go func() { defer close(read); _, _ = b.Read(nil) }()
+		<-ctx.Done()
+		err := controllerError(ctx, ctx.Err(), slog.New(slog.DiscardHandler))
+		if turnstone.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v", c.err, err)
+		}
+		<-read
 	}
 }
 

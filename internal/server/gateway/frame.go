@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -70,25 +71,37 @@ func tooLarge(size, limit int64) error {
 		WithHint("send contents through the channel; the control API carries none")
 }
 
-// A body explains why it cannot be read, and remembers it: a failed read also cancels a request of
-// HTTP/1.1, so whoever passes it on may notice that first.
+// A body explains why it cannot be read, and remembers it: a failed read of HTTP/1.1 cancels its
+// request before it returns, so whoever passes the request on may notice that first.
 type body struct {
 	io.ReadCloser
-	limit  time.Duration
-	failed atomic.Pointer[error]
+	limit   time.Duration
+	reading sync.Mutex // held during a read
+	failed  atomic.Pointer[error]
 }
 
 type bodyKey struct{}
 
-// bodyError returns why the body of a request could not be read, or nil.
+// bodyError returns why the body of a request could not be read, or nil. It waits for the end of a
+// read if the request has ended: that read may be the reason. A read has a deadline.
 func bodyError(ctx context.Context) error {
-	if b, ok := ctx.Value(bodyKey{}).(*body); ok && b.failed.Load() != nil {
-		return *b.failed.Load()
+	b, ok := ctx.Value(bodyKey{}).(*body)
+	if !ok {
+		return nil
+	}
+	if ctx.Err() != nil {
+		b.reading.Lock()
+		defer b.reading.Unlock()
+	}
+	if err := b.failed.Load(); err != nil {
+		return *err
 	}
 	return nil
 }
 
 func (b *body) Read(p []byte) (int, error) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = &lateError{b.limit}
