@@ -1,6 +1,7 @@
 package atnode
 
 import (
+	"bytes"
 	"encoding/json"
 	"reflect"
 	"testing"
@@ -91,5 +92,41 @@ func TestReportsRoundTrip(t *testing.T) {
 			b, _ := json.Marshal(again.Interface())
 			t.Errorf("%T:\n%s\n%s", v, text, b)
 		}
+	}
+}
+
+// FuzzReports reads answers of a node: each is a report that can be printed as JSON again, or the
+// error says that the node's answer is malformed.
+func FuzzReports(f *testing.F) {
+	for _, v := range []any{new(turnstone.TurnInfo), new(turnstone.Graph), new(turnstone.MergeReport)} {
+		fill(reflect.ValueOf(v).Elem(), 2)
+		text, err := json.Marshal(v)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(append(text, '\n'))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		readReports[turnstone.TurnInfo](t, text)
+		readReports[turnstone.Graph](t, text)
+		readReports[turnstone.SessionInfo](t, text)
+		readReports[turnstone.TraceLine](t, text)
+		readReports[turnstone.MergeReport](t, text)
+		readReports[turnstone.VerifyReport](t, text)
+		readReports[turnstone.Template](t, text)
+	})
+}
+
+func readReports[T any](t *testing.T, text []byte) {
+	t.Helper()
+	said := 0
+	err := eachLine(bytes.NewReader(text), func(one T) error {
+		said++
+		_, err := json.Marshal(one)
+		return err
+	})
+	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity ||
+		said > bytes.Count(text, []byte("\n"))+1 {
+		t.Errorf("%T: %d reports, %v", *new(T), said, err)
 	}
 }

@@ -48,7 +48,8 @@ func TestSandbox(t *testing.T) {
 // TestDamaged: a file that is damaged is an error, and never nothing: nothing would be the operator's.
 func TestDamaged(t *testing.T) {
 	for _, text := range []string{"", "{}", "nonsense", `{"version":2}`, `{"version":1,"id":"sb_1"}`,
-		`{"version":1,"id":"sb_000000000000000001","more":1}`} {
+		`{"version":1,"id":"sb_000000000000000001","more":1}`,
+		`{"version":1,"id":"sb_000000000000000001"}{"version":1}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, string(id)+suffix), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -46,7 +46,6 @@ type Outcome struct {
 const (
 	outcomeFile = "outcome.json"
 	cancelled   = "cancelled" // the content of begunFile if no turn will begin
-	maxOutcome  = 64 << 10
 )
 
 // Get returns a ticket. The error is of kind NotFound if there is none, with the same text for every
@@ -76,19 +75,17 @@ func (s *Service) Get(id string) (Info, error) {
 		return Info{}, failed(id, err)
 	default:
 		i.State = Done
-		i.Outcome, err = readOutcome(dir)
-		return i, failed(id, err)
+		if i.Outcome, err = readOutcome(dir, id); err != nil {
+			return Info{}, err
+		}
 	}
 	return i, nil
 }
 
 // readOutcome returns the outcome in the folder of a ticket. A turn that a former process of the
 // node left has none: its end is that of its journal.
-func readOutcome(dir string) (o Outcome, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, outcomeFile))
-	if err == nil && len(text) < maxOutcome {
-		err = json.Unmarshal(text, &o)
-	}
+func readOutcome(dir, id string) (o Outcome, err error) {
+	err = readJSON(filepath.Join(dir, outcomeFile), id, &o)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return o, err
 	}

@@ -3,6 +3,7 @@ package turns
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -114,18 +115,47 @@ func (s *Service) load(id string) (Ticket, string, error) {
 	if err != nil {
 		return Ticket{}, "", err
 	}
-	text, err := os.ReadFile(filepath.Join(dir, ticketFile))
+	var t Ticket
+	err = readJSON(filepath.Join(dir, ticketFile), id, &t)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Ticket{}, "", unknown(id)
 	}
-	var t Ticket
-	if err == nil {
-		err = json.Unmarshal(text, &t)
+	if err == nil && t.ID != id {
+		err = damaged(id, fmt.Errorf("its file is about %.80q", t.ID))
 	}
 	if err != nil {
-		return Ticket{}, "", failed(id, err)
+		return Ticket{}, "", err
 	}
 	return t, dir, nil
+}
+
+// maxFile bounds the JSON files of a ticket in bytes.
+const maxFile = 64 << 10
+
+// readJSON reads a file of a ticket. The error is of kind Integrity if the file is damaged, and has
+// fs.ErrNotExist in its chain if there is none.
+func readJSON(path, id string, v any) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return failed(id, err)
+	}
+	if info.Size() > maxFile {
+		return damaged(id, fmt.Errorf("its file %s has more than %d bytes", filepath.Base(path),
+			maxFile))
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return failed(id, err)
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		return damaged(id, fmt.Errorf("its file %s: %w", filepath.Base(path), err))
+	}
+	return nil
+}
+
+func damaged(id string, err error) error {
+	return turnstone.NewError("turn.ticket", turnstone.KindIntegrity, "ticket "+id, err).
+		WithHint("let the node's operator look at the ticket's folder in the state directory")
 }
 
 // of returns a ticket of a client. A ticket of another client is as unknown as none.
