@@ -23,6 +23,7 @@ const asServer = "TURNSTONE_TEST_AS_SERVER"
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
 		_ = os.Unsetenv(asServer)
+		mountHome()
 		main()
 		return
 	}
@@ -88,12 +89,27 @@ func (p *process) text() string {
 // start starts a server and waits until it listens.
 func start(t *testing.T, home string, env []string, args ...string) *process {
 	t.Helper()
+	p := &process{t: t, home: home, done: make(chan struct{})}
+	p.cmd = asServerCommand(t, home, env, append([]string{"serve"}, args...)...)
+	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.begin(args...)
+	return p
+}
+
+// asServerCommand returns a command that makes this program be turn-server.
+func asServerCommand(t *testing.T, home string, env []string, args ...string) *exec.Cmd {
+	t.Helper()
 	self, err := os.Executable()
 	check(t, err)
-	p := &process{t: t, home: home, done: make(chan struct{})}
-	p.cmd = exec.Command(self, append([]string{"serve"}, args...)...)
-	p.cmd.Env = append(environ(t, home, env...), asServer+"=1")
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	c := exec.Command(self, args...)
+	c.Env = append(environ(t, home, env...), asServer+"=1")
+	return c
+}
+
+// begin starts p and waits until it listens.
+func (p *process) begin(args ...string) {
+	t := p.t
+	t.Helper()
 	check(t, p.cmd.Start())
 	go func() {
 		defer close(p.done)
@@ -103,11 +119,10 @@ func start(t *testing.T, home string, env []string, args ...string) *process {
 		p.kill(syscall.SIGKILL)
 		<-p.done
 		if t.Failed() {
-			t.Logf("the log of %q in %s:\n%s", args, filepath.Base(home), p.text())
+			t.Logf("the log of %q in %s:\n%s", args, filepath.Base(p.home), p.text())
 		}
 	})
 	p.await("msg=serving")
-	return p
 }
 
 // await waits for a text in the log.

@@ -249,7 +249,12 @@ func dbError(op, path string, err error) error {
 	e := turnstone.NewError(turnstone.Op("records."+op), turnstone.KindInternal, path, err)
 	var se *sqlite.Error
 	if errors.As(err, &se) {
-		switch se.Code() & 0xff {
+		code := se.Code() & 0xff
+		if se.Code() == sqlite3.SQLITE_IOERR_SHMSIZE { // the index of the log has no room to grow
+			code = sqlite3.SQLITE_FULL
+			e.Err = fmt.Errorf("database or disk is full: %w", err)
+		}
+		switch code {
 		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
 			e.Kind, e.Hint = turnstone.KindUnavailable,
 				"another process holds the database for long; try again"
