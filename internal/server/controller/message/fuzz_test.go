@@ -95,3 +95,18 @@ func FuzzDetail(f *testing.F) {
 		}
 	})
 }
+
+// TestEmptyReport: a node that reports an object without saying which reports nothing.
+func TestEmptyReport(t *testing.T) {
+	for _, m := range []*v1.WatchNodeResponse{{},
+		{Object: &v1.WatchNodeResponse_Sandbox{}},
+		{Object: &v1.WatchNodeResponse_Sandbox{Sandbox: &v1.OwnedSandbox{Tenant: "a"}}},
+		{Object: &v1.WatchNodeResponse_Turn{Turn: &v1.OwnedTurn{Tenant: "a"}}},
+		{Object: &v1.WatchNodeResponse_Session{Session: &v1.OwnedSession{Tenant: "a"}}},
+		{Object: &v1.WatchNodeResponse_Snapshot{Snapshot: &v1.OwnedSnapshot{Tenant: "a"}}},
+		{Object: &v1.WatchNodeResponse_Snapshot{}}} {
+		if r, ok := OfEvent(m); ok {
+			t.Errorf("%v: %+v", m, r)
+		}
+	}
+}

@@ -89,6 +89,14 @@ func encode(m proto.Message) []byte {
 // greatest number, which no message here has.
 var unknownField = []byte{0xf8, 0xff, 0xff, 0xff, 0x0f, 0x00}
 
+// copyOf returns a copy of a message; an empty one if a node has left it out.
+func copyOf[M proto.Message](m M) M {
+	if !m.ProtoReflect().IsValid() {
+		return m.ProtoReflect().New().Interface().(M)
+	}
+	return proto.Clone(m).(M)
+}
+
 // Decode reads what encode made.
 func Decode(detail []byte, m proto.Message) {
 	_ = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(detail, m) // an empty message, then
@@ -158,7 +166,7 @@ func (r *Report) Valid() bool {
 
 // OfSandbox returns what a node says of a sandbox.
 func OfSandbox(tenant string, s *v1.Sandbox) Report {
-	d := proto.Clone(s).(*v1.Sandbox)
+	d := copyOf(s)
 	d.SandboxId, d.Name, d.State, d.Reason, d.Paused, d.ContextId = "", "", 0, 0, false, ""
 	d.Metadata, d.Created, d.Changed, d.Node = nil, nil, nil, ""
 	return Report{Object: records.Object{Kind: records.Sandbox, ID: s.GetSandboxId(),
@@ -194,7 +202,7 @@ func Turn(x Seen) *v1.Turn {
 
 // OfTurn returns what a node says of a turn.
 func OfTurn(tenant string, t *v1.Turn) Report {
-	d := proto.Clone(t).(*v1.Turn)
+	d := copyOf(t)
 	d.TicketId, d.SessionId, d.Session, d.State, d.Result = "", "", "", 0, 0
 	d.Created, d.Node = nil, ""
 	session := t.GetSessionId()
@@ -220,7 +228,7 @@ func Session(x Seen) *v1.Session {
 
 // OfSession returns what a node says of a session.
 func OfSession(tenant string, s *v1.Session) Report {
-	d := proto.Clone(s).(*v1.Session)
+	d := copyOf(s)
 	d.SessionId, d.Name, d.Node, d.Created = "", "", "", nil
 	return Report{Object: records.Object{Kind: records.Session, ID: s.GetSessionId(),
 		Tenant: tenant, Name: s.GetName(), State: records.Kept, Created: orNow(s.GetCreated()),
@@ -240,7 +248,7 @@ func Snapshot(x Seen) *v1.Snapshot {
 
 // OfSnapshot returns what a node says of a snapshot.
 func OfSnapshot(tenant string, s *v1.Snapshot) Report {
-	d := proto.Clone(s).(*v1.Snapshot)
+	d := copyOf(s)
 	d.SnapshotId, d.SandboxId, d.Created = "", "", nil
 	return Report{Object: records.Object{Kind: records.Snapshot, ID: s.GetSnapshotId(),
 		Tenant: tenant, Template: s.GetTemplate(), State: records.Kept,
