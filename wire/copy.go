@@ -6,8 +6,8 @@ import (
 )
 
 // copySize is large because each read and write costs a frame and, on the sandbox's side, an exit
-// from the virtual machine.
-const copySize = 256 << 10
+// from the virtual machine. It fills whole frames.
+const copySize = 4 * SendChunk
 
 var copyPool = sync.Pool{New: func() any { return new([copySize]byte) }}
 

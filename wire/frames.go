@@ -24,6 +24,13 @@ const (
 	maxControl = 125      // bytes of a control frame
 	chunkLimit = frameHead + MaxChunk
 	maxParts   = 1 << 16 // frames of a message: empty ones would never reach its limit of bytes
+
+	// SendChunk is the data in bytes that this package sends in a binary frame. With its headers it
+	// fits into one frame of an encrypted channel, which has at most 65,535 bytes: 64 KiB would take
+	// two of them.
+	SendChunk = 60 << 10
+	// MaxBinary is the largest binary message that Next takes, in bytes.
+	MaxBinary = chunkLimit
 )
 
 // A ProtocolError is the reason for ending a connection after a protocol violation by the other
@@ -76,7 +83,11 @@ func NewFrames(stream io.ReadWriteCloser, masked bool) *Frames {
 // results in a *ProtocolError, a closing frame in a *ClosedError, and an end without a closing
 // frame in io.EOF.
 func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
-	payload = buf[:0]
+	return f.NextIn(func() []byte { return buf })
+}
+
+// NextIn is Next with a buffer that is taken when a message begins, and not while nothing arrives.
+func (f *Frames) NextIn(take func() []byte) (text bool, payload []byte, err error) {
 	var kind ws.OpCode
 	for parts := 0; ; {
 		h, err := ws.ReadHeader(f.r)
@@ -93,7 +104,7 @@ func (f *Frames) Next(buf []byte) (text bool, payload []byte, err error) {
 			continue
 		}
 		if h.OpCode != ws.OpContinuation {
-			kind = h.OpCode
+			kind, payload = h.OpCode, take()[:0]
 		}
 		limit := int64(MaxMessage)
 		if kind == ws.OpBinary {

@@ -237,7 +237,7 @@ func (s *Sender) Write(p []byte) (int, error) {
 			defer s.mu.Unlock()
 			return done, s.err
 		}
-		n := min(uint64(len(p)-done), s.limit-s.sent, MaxChunk)
+		n := min(uint64(len(p)-done), s.limit-s.sent, SendChunk)
 		f := Frame{Kind: frameData, Stream: s.id, Offset: s.sent, Data: p[done : done+int(n)]}
 		s.sent += n
 		s.mu.Unlock()

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -360,3 +361,23 @@ func TestStatements(t *testing.T) {
 		}
 	}
 }
+
+// TestWireFrameFits: data of the wire is one frame of a channel, which is one message of a WebSocket.
+func TestWireFrameFits(t *testing.T) {
+	var out written
+	f := wire.Frame{Stream: 1, Data: make([]byte, wire.SendChunk)}
+	if err := wire.NewFrames(&out, true).WriteBinary(f.Head(), f.Data); err != nil {
+		t.Fatal(err)
+	}
+	if len(out) > maxData || maxFrame > wire.MaxBinary {
+		t.Errorf("%d bytes of %d; a frame has up to %d, a message %d", len(out), maxData, maxFrame,
+			wire.MaxBinary)
+	}
+}
+
+// written is a stream that keeps what is written.
+type written []byte
+
+func (w *written) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }
+func (w *written) Read([]byte) (int, error)    { return 0, io.EOF }
+func (w *written) Close() error                { return nil }

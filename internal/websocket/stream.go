@@ -25,8 +25,8 @@ import (
 type Stream struct {
 	conn   net.Conn
 	frames *wire.Frames
-	rest   []byte // of a message, not read yet
-	buf    []byte
+	buf    *[wire.MaxBinary]byte // has a message; nil: there is none
+	rest   []byte                // of the message, not read yet
 	close  sync.Once
 	pings  *time.Timer // nil: the other side pings
 }
@@ -139,31 +139,76 @@ func refused(address string, err error) error {
 // between messages: only the layer above knows whether all was said.
 func (s *Stream) Read(p []byte) (int, error) {
 	for len(s.rest) == 0 {
-		text, message, err := s.frames.Next(s.buf)
-		var closed *wire.ClosedError
-		switch {
-		case errors.As(err, &closed):
-			return 0, io.EOF
-		case err != nil:
+		if err := s.next(); err != nil {
 			return 0, err
-		case text:
-			return 0, &wire.ProtocolError{Code: int(ws.StatusUnsupportedData),
-				Reason: "a text message in a stream of bytes"}
 		}
-		s.buf, s.rest = message[:0], message
 	}
 	n := copy(p, s.rest)
 	if s.rest = s.rest[n:]; len(s.rest) == 0 {
-		s.buf = nil // an idle stream holds no message
+		s.release()
 	}
 	return n, nil
 }
 
-// Write implements io.Writer.
+// buffers have room for a message. An idle stream holds none.
+var buffers = sync.Pool{New: func() any { return new([wire.MaxBinary]byte) }}
+
+// next waits for a message, and reads it into s.rest. Messages may be empty.
+func (s *Stream) next() error {
+	text, message, err := s.frames.NextIn(s.take)
+	if s.rest = message; err == nil && !text && len(message) > 0 {
+		return nil
+	}
+	s.release()
+	var closed *wire.ClosedError
+	switch {
+	case errors.As(err, &closed):
+		return io.EOF
+	case err == nil && text:
+		return &wire.ProtocolError{Code: int(ws.StatusUnsupportedData),
+			Reason: "a text message in a stream of bytes"}
+	}
+	return err
+}
+
+// take returns the buffer for a message that begins.
+func (s *Stream) take() []byte {
+	s.buf = buffers.Get().(*[wire.MaxBinary]byte)
+	return s.buf[:]
+}
+
+// release returns the buffer of a message that was read.
+func (s *Stream) release() {
+	if s.buf != nil {
+		buffers.Put(s.buf)
+		s.buf, s.rest = nil, nil
+	}
+}
+
+// WriteTo implements io.WriterTo: each message is one Write.
+func (s *Stream) WriteTo(w io.Writer) (n int64, err error) {
+	for {
+		if len(s.rest) > 0 {
+			m, err := w.Write(s.rest)
+			n += int64(m)
+			if s.rest = s.rest[m:]; err != nil {
+				return n, err
+			}
+			s.release()
+		}
+		if err := s.next(); errors.Is(err, io.EOF) {
+			return n, nil
+		} else if err != nil {
+			return n, err
+		}
+	}
+}
+
+// Write implements io.Writer. A frame of a channel is one message.
 func (s *Stream) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
-		part := p[done:min(len(p), done+wire.MaxChunk)]
+		part := p[done:min(len(p), done+wire.MaxBinary)]
 		if err := s.frames.WriteBinary(part); err != nil {
 			return done, err
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,39 @@ func TestEcho(t *testing.T) {
 	}
 	_ = c.Close()
 	<-done
+}
+
+// TestMessages: what a frame of a channel needs is one message, and copying a stream out of its
+// messages makes one write of each.
+func TestMessages(t *testing.T) {
+	sizes := make(chan []int, 1)
+	at := serve(t, func(s *Stream) {
+		defer s.Abort()
+		var w writes
+		n, err := io.Copy(&w, s)
+		if err != nil || n != 2*wire.MaxBinary+1 {
+			t.Error(n, err)
+		}
+		sizes <- w
+	})
+	c, err := Dialer{}.Dial(t.Context(), at, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Write(make([]byte, wire.MaxBinary))
+	_, _ = c.Write(make([]byte, wire.MaxBinary+1))
+	_ = c.Close()
+	if got := <-sizes; !slices.Equal(got, []int{wire.MaxBinary, wire.MaxBinary, 1}) {
+		t.Error(got)
+	}
+}
+
+// writes are the sizes of writes.
+type writes []int
+
+func (w *writes) Write(p []byte) (int, error) {
+	*w = append(*w, len(p))
+	return len(p), nil
 }
 
 // TestEnds reads to the end of the other side, whatever kind it is.

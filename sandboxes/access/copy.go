@@ -144,4 +144,4 @@ func transfer(dst io.Writer, src io.Reader) error {
 	return err
 }
 
-const copyBuffer = 64 << 10
+const copyBuffer = wire.SendChunk

@@ -369,14 +369,14 @@ func (d *delivery) send(ctx context.Context, c *wire.Conn, data []byte, offset i
 // ctx has ended.
 func (d *delivery) room(ctx context.Context) int {
 	if d.window <= 0 || d.sender != nil {
-		return wire.MaxChunk
+		return wire.SendChunk
 	}
 	for {
 		d.mu.Lock()
 		left := d.window - (d.sent - d.acked)
 		d.mu.Unlock()
 		if left > 0 {
-			return int(min(left, wire.MaxChunk))
+			return int(min(left, wire.SendChunk))
 		}
 		select {
 		case <-d.wake:

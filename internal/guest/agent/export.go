@@ -116,7 +116,7 @@ func (d *Disks) export(ctx context.Context, w io.Writer) (entries int64, err err
 
 // exportDir is export for an open directory, which it closes. fds is as in Options.
 func exportDir(ctx context.Context, dir int, fds string, w io.Writer) (entries int64, err error) {
-	buffered := bufio.NewWriterSize(w, wire.MaxChunk)
+	buffered := bufio.NewWriterSize(w, wire.SendChunk)
 	e := &exporter{ctx: ctx, out: tar.NewWriter(buffered), names: make(map[diskFile]string)}
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(dir, &fs); err == nil {

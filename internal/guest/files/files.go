@@ -256,7 +256,7 @@ func (f *Files) readTo(ctx context.Context, c *wire.Conn, p *wire.FileSystemRead
 	}
 	n, err := io.CopyBuffer(struct{ io.Writer }{s},
 		struct{ io.Reader }{io.NewSectionReader(file, p.Offset, length)},
-		make([]byte, wire.MaxChunk))
+		make([]byte, wire.SendChunk))
 	if err != nil {
 		s.Abort(RootCause(err))
 		return false, err

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	chunkSize = 64 << 10 // bytes; size of a read and of a frame
+	chunkSize = 60 << 10 // bytes; size of a read and of a frame: wire.SendChunk
 	// firstSize is a stream's first chunk size, so that a silent process costs almost nothing.
 	firstSize  = 1 << 10
 	secondSize = 8 << 10

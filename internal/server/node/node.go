@@ -225,7 +225,8 @@ func (n *Node) pass(s *websocket.Stream, id turnstone.SandboxID) {
 		_, _ = io.Copy(agent, s)
 		_ = agent.CloseWrite()
 	}()
-	_, _ = io.Copy(s, agent)
+	// a read takes a frame of the channel, which is one message then
+	_, _ = io.CopyBuffer(s, struct{ io.Reader }{agent}, make([]byte, wire.MaxBinary))
 	_ = s.Close() // ends the other copy
 	<-done
 }
