@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -35,7 +36,14 @@ type Sandboxes struct {
 	calls  connectv1.SandboxServiceClient
 	client func() *v1.ChannelClient
 	open   func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
+
+	mu    sync.Mutex
+	found sandboxes.Info // of the last Find; zero: there is none
+	at    time.Time      // of found
 }
+
+// foundTime is how long a command believes what Find has just answered, and does not ask again.
+const foundTime = 10 * time.Second
 
 // AllSandboxes returns the sandboxes of the server.
 func (s *Server) AllSandboxes() *Sandboxes {
@@ -45,10 +53,25 @@ func (s *Server) AllSandboxes() *Sandboxes {
 	}}
 	b.Access = &access.Access{Open: b.open, Linger: lingerTime,
 		Info: func(ctx context.Context, id turnstone.SandboxID) (access.Sandbox, error) {
+			if i := b.takeFound(); i.ID == id {
+				return accessOf(i), nil
+			}
 			i, err := b.get(ctx, id)
 			return accessOf(i), err
 		}}
 	return b
+}
+
+// takeFound returns what Find has just answered, once.
+func (b *Sandboxes) takeFound() sandboxes.Info {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i := b.found
+	b.found = sandboxes.Info{}
+	if time.Since(b.at) > foundTime {
+		return sandboxes.Info{}
+	}
+	return i
 }
 
 func accessOf(i sandboxes.Info) access.Sandbox {
@@ -116,6 +139,14 @@ var live = []v1.SandboxState{v1.SandboxState_SANDBOX_STATE_CREATING,
 // Find returns the sandbox that ref names: an ID, a unique prefix of the ID of a sandbox that has
 // not ended, or a name. The errors are those of sandboxes.Store.Find.
 func (b *Sandboxes) Find(ctx context.Context, ref string) (sandboxes.Info, error) {
+	i, err := b.find(ctx, ref)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.found, b.at = i, time.Now()
+	return i, err
+}
+
+func (b *Sandboxes) find(ctx context.Context, ref string) (sandboxes.Info, error) {
 	if idForm.MatchString(ref) {
 		i, err := b.get(ctx, turnstone.SandboxID(ref))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {

@@ -30,6 +30,7 @@ type park struct {
 	all     []*v1.Sandbox // newest first
 	created []*v1.CreateSandboxRequest
 	forked  *v1.ForkSandboxRequest
+	got     int // calls of GetSandbox
 }
 
 func (p *park) CreateSandbox(_ context.Context, r *connect.Request[v1.CreateSandboxRequest]) (
@@ -57,6 +58,7 @@ func (p *park) GetSandbox(_ context.Context, r *connect.Request[v1.GetSandboxReq
 	*connect.Response[v1.GetSandboxResponse], error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.got++
 	s := p.find(r.Msg.SandboxId)
 	if s == nil {
 		return nil, api.ToConnect(turnstone.Errorf("sandbox.get", turnstone.KindNotFound,
@@ -119,6 +121,28 @@ func parked(t *testing.T) (*park, *remote.Sandboxes) {
 		Key: channel.NewKeyPair(), Pins: func(string) (attest.Pins, error) { return nil, nil }})
 	t.Cleanup(func() { _ = c.Close(); s.Close() })
 	return p, c.AllSandboxes()
+}
+
+// TestFoundIsNotAskedAgain: a command that has found its sandbox does not ask for it once more, and
+// the next command does.
+func TestFoundIsNotAskedAgain(t *testing.T) {
+	p, b := parked(t)
+	i, err := b.Create(t.Context(), sandboxes.Spec{Image: "base", TTL: time.Hour,
+		Shape: turnstone.Shape{Network: true}}, nil)
+	if err == nil {
+		_, err = b.Find(t.Context(), string(i.ID))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want := 1; want < 4; want++ {
+		if _, err := b.Exec(t.Context(), i.ID, sandboxes.Command{Argv: []string{"true"}}); err == nil {
+			t.Fatal("the park has no channels")
+		}
+		if p.got != want {
+			t.Errorf("the server was asked %d times, not %d", p.got, want)
+		}
+	}
 }
 
 func TestSandboxesAreFound(t *testing.T) {

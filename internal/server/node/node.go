@@ -57,6 +57,8 @@ const (
 	clockSkew      = time.Minute // by which a client's clock may be behind
 	defaultChannel = 1000
 	maxStatements  = 100_000 // of 200 bytes
+	maxKeys        = 10_000
+	sealTries      = 3
 )
 
 // Paths of channels.
@@ -70,6 +72,7 @@ type Node struct {
 	o     Options
 	pair  channel.KeyPair // of the node's own channels, for the life of the process
 	known statements
+	keys  sandboxKeys
 	slots chan struct{}
 
 	ctx  context.Context // of all channels
@@ -122,24 +125,34 @@ func (n *Node) Attest(ctx context.Context, c Client) (*attest.Signed, error) {
 }
 
 // AttestSandbox returns a signed statement about the channel of a sandbox, whose agent then admits
-// the client.
+// the client. The agent is asked once if its key is that of the last statement.
 func (n *Node) AttestSandbox(ctx context.Context, id turnstone.SandboxID, c Client) (
 	*attest.Signed, error) {
-	own, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{})
-	if err != nil {
-		return nil, err
+	own, known := n.keys.get(id)
+	if !known {
+		var err error
+		if own, err = n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{}); err != nil {
+			return nil, err
+		}
 	}
-	s, err := n.sign(ctx, c, attest.Statement{Sandbox: id, ServerKey: own})
-	if err != nil {
-		return nil, err
+	for range sealTries {
+		s, err := n.sign(ctx, c, attest.Statement{Sandbox: id, ServerKey: own})
+		if err != nil {
+			return nil, err
+		}
+		now, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{Statement: s.Digest,
+			Clients: []sandboxes.ChannelKey{c.Key}, Expires: s.Expires})
+		if err != nil {
+			return nil, err
+		}
+		n.keys.set(id, now)
+		if now == own {
+			return s, nil
+		}
+		own = now // it was paused or copied since the last statement
 	}
-	again, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{Statement: s.Digest,
-		Clients: []sandboxes.ChannelKey{c.Key}, Expires: s.Expires})
-	if err == nil && again != own { // it was paused or copied in between
-		err = turnstone.Errorf("sandbox.attest", turnstone.KindUnavailable, "sandbox "+string(id),
-			"has another key now").WithHint("try again")
-	}
-	return s, err
+	return nil, turnstone.Errorf("sandbox.attest", turnstone.KindUnavailable, "sandbox "+string(id),
+		"has another key again and again").WithHint("try again")
 }
 
 func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.Signed, error) {

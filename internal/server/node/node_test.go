@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,11 +72,13 @@ func (e echo) Times(ctx context.Context, r executor.Request, _ int, o executor.O
 type agents struct {
 	key   channel.KeyPair
 	known channel.Statements
+	seals atomic.Int32 // calls of Seal
 	wg    sync.WaitGroup
 }
 
 func (a *agents) Seal(_ context.Context, id turnstone.SandboxID, s sandboxes.Seal) (
 	sandboxes.ChannelKey, error) {
+	a.seals.Add(1)
 	if id != "sb_1" {
 		return sandboxes.ChannelKey{}, turnstone.Errorf("sandbox.seal", turnstone.KindNotFound,
 			string(id), "does not exist")
@@ -351,4 +354,32 @@ func TestManyChannels(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// TestSandboxKeyIsRemembered: an agent is asked for its key once, and a statement names the key that
+// the agent has when it admits the client.
+func TestSandboxKeyIsRemembered(t *testing.T) {
+	a := &agents{key: channel.NewKeyPair()}
+	n := node.New(node.Options{Name: "n1", Key: signer(t, 1), Sandboxes: a})
+	defer func() { _ = n.Close() }()
+	client := node.Client{Key: channel.NewKeyPair().Public, Nonce: attest.Nonce{1}}
+	attests := func(seals int32) {
+		t.Helper()
+		before := a.seals.Load()
+		s, err := n.AttestSandbox(t.Context(), "sb_1", client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.ServerKey != a.key.Public || a.seals.Load()-before != seals {
+			t.Errorf("the key %s, after %d questions", s.ServerKey, a.seals.Load()-before)
+		}
+		if _, err := a.known.Clients(s.Digest); err != nil {
+			t.Error(err)
+		}
+	}
+	attests(2)
+	attests(1)
+	a.key = channel.NewKeyPair() // as after a pause
+	attests(2)
+	attests(1)
 }

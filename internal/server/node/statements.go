@@ -47,3 +47,25 @@ func (s *statements) peer(d turnstone.Digest) (Peer, bool) {
 	p, ok := s.peers[d]
 	return p, ok
 }
+
+// sandboxKeys are the last known keys of sandboxes. A pause or a fork changes a sandbox's key.
+type sandboxKeys struct {
+	mu  sync.Mutex
+	all map[turnstone.SandboxID]channel.PublicKey
+}
+
+func (k *sandboxKeys) get(id turnstone.SandboxID) (channel.PublicKey, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	own, known := k.all[id]
+	return own, known
+}
+
+func (k *sandboxKeys) set(id turnstone.SandboxID, own channel.PublicKey) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.all == nil || len(k.all) >= maxKeys { // those in use are asked for once more
+		k.all = make(map[turnstone.SandboxID]channel.PublicKey)
+	}
+	k.all[id] = own
+}
