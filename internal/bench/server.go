@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -24,20 +26,69 @@ func (b *bench) server(ctx context.Context) error {
 		return err
 	}
 	defer s.end()
-	fmt.Printf("## Server%s\n\n| the whole process, p50 | on this machine | through gateway and channel | added | goal |\n"+
+	fmt.Printf("## Server%s\n\n| p50 | on this machine | through gateway and channel | added | goal |\n"+
 		"|---|---|---|---|---|\n", b.on())
 	if err := b.remoteTurn(ctx, s); err != nil {
 		return err
 	}
-	if err := b.remoteExec(ctx, s); err != nil {
+	local, err := b.remoteExec(ctx, s)
+	if err != nil {
 		return err
 	}
-	if err := b.floorBenchmarks(ctx, "1 GiB through the relay over loopback, all ends in one process",
-		"node", "Carry", "3x"); err != nil {
+	defer b.remove(ctx, local)
+	if err := b.carried(ctx, local); err != nil {
 		return err
 	}
-	return b.floorBenchmarks(ctx, "a gateway in a process of its own", "gateway",
-		"Idle|Throughput", "1x")
+	return b.relayed(ctx)
+}
+
+// carried prints what a channel costs on the way to a sandbox of this machine.
+func (b *bench) carried(ctx context.Context, id string) error {
+	found, err := b.floorBenchmarks(ctx, "node", "Sandbox", fmt.Sprintf("%dx", min(b.runs, serverRuns)),
+		"TURNSTONE_BENCH_HOME="+b.home.Root, "TURNSTONE_BENCH_SANDBOX="+id)
+	if err != nil {
+		return err
+	}
+	p := found["Sandbox/process"]
+	fmt.Printf("| a process `true`, over open connections | %.1f ms | %.1f ms | %.1f ms | 2.0 ms |\n",
+		p["local-ms"], p["channel-ms"], p["channel-ms"]-p["local-ms"])
+	all, err := b.floorBenchmarks(ctx, "node", "Carry", "3x")
+	if err != nil {
+		return err
+	}
+	fmt.Print("\n| throughput, MB/s (seconds of CPU for each GB, without the sandbox) | plain relay | " +
+		"channel in it | ratio | goal |\n|---|---|---|---|---|\n")
+	for _, way := range []string{"output", "input"} {
+		m := found["Sandbox/"+way]
+		fmt.Printf("| %s of a sandbox, 64 MiB | %.0f (%.2f) | %.0f (%.2f) | %.2f | 0.70 |\n", way,
+			m["plain-MB/s"], m["plain-cpu-s/GB"], m["channel-MB/s"], m["channel-cpu-s/GB"],
+			m["channel:plain"])
+	}
+	plain, sealed := all["Carry/plain"], all["Carry/channel"]
+	fmt.Printf("| 1 GiB, no sandbox, all ends in one process | %.0f (%.2f) | %.0f (%.2f) | %.2f | – |\n",
+		plain["MB/s"], plain["cpu-s/GB"], sealed["MB/s"], sealed["cpu-s/GB"],
+		sealed["MB/s"]/plain["MB/s"])
+	return nil
+}
+
+// relayed prints what a gateway in a process of its own costs.
+func (b *bench) relayed(ctx context.Context) error {
+	idle, err := b.floorBenchmarks(ctx, "gateway", "Idle", "1x")
+	if err != nil {
+		return err
+	}
+	moved, err := b.floorBenchmarks(ctx, "gateway", "Throughput", "2048x") // MiB
+	if err != nil {
+		return err
+	}
+	fmt.Print("\n| the gateway's process | plain | TLS | goal |\n|---|---|---|---|\n")
+	fmt.Printf("| seconds of CPU for each GB that it carries | %.2f | %.2f | 1.00 |\n",
+		moved["Throughput/plain"]["cpu-s/GB"], moved["Throughput/tls"]["cpu-s/GB"])
+	for _, what := range []string{"connection", "channel"} {
+		fmt.Printf("| memory of an idle %s | %.1f KiB | %.1f KiB | 64 KiB |\n", what,
+			idle["Idle/plain-"+what]["B/each"]/1024, idle["Idle/tls-"+what]["B/each"]/1024)
+	}
+	return nil
 }
 
 // A served is a running server with all roles and a client of it.
@@ -168,48 +219,75 @@ func (b *bench) remoteTurn(ctx context.Context, s *served) error {
 	args := []string{"run", "-q", doc}
 	d, err := b.compare(ctx, s, args, args)
 	if err == nil {
-		printRow("a turn of `true`", d, 10*time.Millisecond)
+		printRow("a turn of `true`, the whole process", d, 10*time.Millisecond)
 	}
 	return err
 }
 
-func (b *bench) remoteExec(ctx context.Context, s *served) error {
+// remoteExec prints the time of exec, and returns the sandbox of this machine that it has made.
+func (b *bench) remoteExec(ctx context.Context, s *served) (id string, err error) {
+	here, there := []string{"TURN_HOME=" + b.home.Root}, s.remote
 	ids := make([]string, 2)
-	for side, env := range [][]string{{"TURN_HOME=" + b.home.Root}, s.remote} {
+	for side, env := range [][]string{here, there} {
 		out, err := b.output(ctx, env, "sandbox", "create")
 		if err != nil {
-			return err
+			b.remove(ctx, ids[0])
+			return "", err
 		}
 		ids[side] = strings.TrimSpace(out)
-		defer func() { _, _ = b.output(context.WithoutCancel(ctx), env, "sandbox", "rm", ids[side]) }()
 	}
-	run := func(command ...string) ([2][]time.Duration, error) {
-		args := func(id string) []string {
-			return append([]string{"sandbox", "exec", id, "--"}, command...)
+	defer func() {
+		_, _ = b.output(context.WithoutCancel(ctx), there, "sandbox", "rm", ids[1])
+		if err != nil {
+			b.remove(ctx, ids[0])
 		}
-		return b.compare(ctx, s, args(ids[0]), args(ids[1]))
+	}()
+	args := func(id string) []string { return []string{"sandbox", "exec", id, "--", "true"} }
+	d, err := b.compare(ctx, s, args(ids[0]), args(ids[1]))
+	if err == nil {
+		printRow("`sandbox exec` of `true`, the whole process, a new channel", d, 2*time.Millisecond)
 	}
-	d, err := run("true")
-	if err != nil {
-		return err
-	}
-	printRow("`sandbox exec` of `true`", d, 2*time.Millisecond)
-	return nil
+	return ids[0], err
 }
 
-// floorBenchmarks prints benchmarks of a package, which are in the floors' folder.
-func (b *bench) floorBenchmarks(ctx context.Context, title, name, pattern, times string) error {
-	out, err := exec.CommandContext(ctx, filepath.Join(b.floors, name+".test"), "-test.run", "^$",
-		"-test.bench", pattern, "-test.benchtime", times).Output()
-	if err != nil {
-		return fmt.Errorf("%s.test: %w", name, err)
+// remove removes a sandbox of this machine; none has the ID "".
+func (b *bench) remove(ctx context.Context, id string) {
+	if id != "" {
+		_, _ = b.output(context.WithoutCancel(ctx), []string{"TURN_HOME=" + b.home.Root}, "sandbox",
+			"rm", id)
 	}
-	fmt.Printf("\n| %s | |\n|---|---|\n", title)
-	for _, line := range strings.Split(string(out), "\n") {
-		if words := strings.Fields(line); len(words) > 2 && strings.HasPrefix(words[0], "Benchmark") {
-			fmt.Printf("| %s | %s |\n", strings.TrimPrefix(words[0], "Benchmark"),
-				strings.Join(words[2:], " "))
+}
+
+// floorBenchmarks runs benchmarks of a package, whose test binary is in the floors' folder, and
+// returns their metrics by unit.
+func (b *bench) floorBenchmarks(ctx context.Context, name, pattern, times string, env ...string) (
+	map[string]map[string]float64, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, name+".test"), "-test.run", "^$",
+		"-test.bench", pattern, "-test.benchtime", times)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("%s.test: %w: %s", name, err, out)
+	}
+	all := map[string]map[string]float64{}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		if len(words) < 4 || !strings.HasPrefix(words[0], "Benchmark") {
+			continue
+		}
+		row := cpuSuffix.ReplaceAllString(strings.TrimPrefix(words[0], "Benchmark"), "")
+		all[row] = map[string]float64{}
+		for i := 2; i+1 < len(words); i += 2 {
+			if all[row][words[i+1]], err = strconv.ParseFloat(words[i], 64); err != nil {
+				return nil, fmt.Errorf("%s.test: %w", name, err)
+			}
 		}
 	}
-	return nil
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s.test has measured nothing: %s", name, out)
+	}
+	return all, nil
 }
+
+// cpuSuffix is what package testing adds to a benchmark's name on several CPUs.
+var cpuSuffix = regexp.MustCompile(`-\d+$`)
