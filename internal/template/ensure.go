@@ -107,13 +107,17 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 	return t, nil
 }
 
-// NameOf returns the name of the spec at path, a file or its folder. The error is that of Build.
-func NameOf(path string) (string, error) {
+// NamesOf returns the name of the spec at path, a file or its folder, and that of the template or the
+// image that is its base; a release of Debian has none. The error is that of Build.
+func NamesOf(path string) (name, base string, err error) {
 	spec, err := readSpec(path)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	return spec.Name, nil
+	if base = strings.TrimPrefix(spec.Base, ociBase); strings.HasPrefix(spec.Base, debianBase) {
+		base = ""
+	}
+	return spec.Name, base, nil
 }
 
 // isPath reports whether a user's argument is the path of a spec, and not a name.

@@ -194,8 +194,8 @@ func TestRevokedSigner(t *testing.T) {
 // anything allows everything, to a context that is limited all the same.
 type anything struct{}
 
-func (anything) May(context.Context, turnstone.SessionID) error  { return nil }
-func (anything) Made(context.Context, turnstone.SessionID) error { return nil }
+func (anything) May(context.Context, turnstone.Session) error  { return nil }
+func (anything) Made(context.Context, turnstone.Session) error { return nil }
 
 // TestRemoteCaller: the key of this host's user signs the user's turns, and none of a remote client.
 func TestRemoteCaller(t *testing.T) {

@@ -23,10 +23,18 @@ func (p Principal) Allow(r Request) error {
 		return refuse("auth.check", Denied, "does not grant the scope %s", r.Scope)
 	case p.Sandbox != "" && p.Sandbox != r.Sandbox:
 		return refuse("auth.check", Denied, "is for the sandbox %s only", p.Sandbox)
-	case r.Session != "" && !matches(p.Sessions, r.Session):
-		return refuse("auth.check", Denied, "does not grant the session %.80q", r.Session)
-	case r.Template != "" && !matches(p.Templates, r.Template):
-		return refuse("auth.check", Denied, "does not grant the template %.80q", r.Template)
+	}
+	return p.AllowNames(r.Session, r.Template)
+}
+
+// AllowNames is Allow for names alone, of what a request for which a scope was checked leads to.
+// Empty names are allowed.
+func (p Principal) AllowNames(session, template string) error {
+	switch {
+	case session != "" && !matches(p.Sessions, session):
+		return refuse("auth.check", Denied, "does not grant the session %.80q", session)
+	case template != "" && !matches(p.Templates, template):
+		return refuse("auth.check", Denied, "does not grant the template %.80q", template)
 	}
 	return nil
 }

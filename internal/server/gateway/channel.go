@@ -7,15 +7,18 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/principal"
 	"turnstone.dev/turnstone/internal/server/relay"
 )
+
+// headRoom is for the other fields of the request to a node.
+const headRoom = 8 << 10
 
 // locateTime bounds the controller's answer about a channel.
 const locateTime = 10 * time.Second
@@ -42,8 +45,15 @@ func (g *Gateway) channel(w http.ResponseWriter, r *http.Request, where *v1.Loca
 		g.refuser.refuse(w, r, err)
 		return
 	}
+	p, _ := auth.FromContext(r.Context())
+	tell := http.Header{} // the node narrows the channel by it
+	if err := principal.Set(tell, p); err != nil {
+		g.refuser.refuse(w, r, err)
+		return
+	}
 	l := g.o.Limits
-	u := relay.Upgrade{Host: "node", Target: target, DialTime: l.Handshake, HeadTime: l.Handshake,
+	u := relay.Upgrade{Host: "node", Target: target, Header: tell,
+		MaxHead: principal.MaxHeader + headRoom, DialTime: l.Handshake, HeadTime: l.Handshake,
 		Dial:    func(ctx context.Context) (net.Conn, error) { return g.o.Dial(ctx, at.Address) },
 		Refuse:  g.refuseChannel,
 		Options: relay.Options{Idle: l.Idle, Write: l.Stall}}
@@ -81,7 +91,7 @@ func (g *Gateway) logChannel(node string, sizes relay.Sizes, began time.Time, er
 func (g *Gateway) locate(ctx context.Context, where *v1.LocateChannelRequest) (
 	*v1.LocateChannelResponse, error) {
 	p, _ := auth.FromContext(ctx)
-	where.Principal = principalOf(p)
+	where.Principal = principal.Message(p)
 	if err := serve.Validate("gateway.channel", where); err != nil {
 		return nil, err
 	}
@@ -103,23 +113,4 @@ func (g *Gateway) refuseChannel(w http.ResponseWriter, r *http.Request, err erro
 		w.Header().Set("Sec-WebSocket-Version", "13")
 	}
 	g.refuser.refuse(withStatus{w, status}, r, err)
-}
-
-// principalOf returns what a role tells another one about a caller.
-func principalOf(p auth.Principal) *v1.Principal {
-	out := &v1.Principal{Issuer: p.Issuer, Tenant: p.Tenant, Subject: p.Subject,
-		TokenId: p.TokenID, SandboxId: string(p.Sandbox)}
-	if !p.Expires.IsZero() {
-		out.Expires = timestamppb.New(p.Expires)
-	}
-	for _, s := range p.Scopes {
-		out.Scopes = append(out.Scopes, string(s))
-	}
-	for _, s := range p.Sessions {
-		out.Sessions = append(out.Sessions, string(s))
-	}
-	for _, s := range p.Templates {
-		out.Templates = append(out.Templates, string(s))
-	}
-	return out
 }

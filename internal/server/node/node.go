@@ -14,6 +14,9 @@ import (
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/node/rights"
+	"turnstone.dev/turnstone/internal/server/principal"
 	"turnstone.dev/turnstone/internal/websocket"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -34,6 +37,9 @@ type Peer struct {
 	Tenant string
 	// Operator is set if the statement was made for the operator of this machine.
 	Operator bool
+	// Tokens are the principals that the statement was made for, and that opened the connection,
+	// as controller and gateway say. They are two: a statement may change hands.
+	Tokens [2]auth.Principal
 	// Owner is "TYPE BASE64" of the key that may admit others to what the client makes; it may be
 	// empty.
 	Owner string
@@ -109,9 +115,10 @@ type Client struct {
 	Key   channel.PublicKey
 	Nonce attest.Nonce
 	Owner string // the key that may admit others; may be empty
-	// Tenant and Operator are what the Peer of a channel of the node will have.
-	Tenant   string
-	Operator bool
+	// Tenant, Operator and Principal are what the Peer of a channel of the node will have.
+	Tenant    string
+	Operator  bool
+	Principal auth.Principal
 }
 
 // Attest returns a signed statement about the node's own channel, which admits the client for an
@@ -170,7 +177,8 @@ func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.
 func (n *Node) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ChannelPath, func(w http.ResponseWriter, r *http.Request) {
-		n.accept(w, r, n.serve)
+		opened := principal.From(r.Header)
+		n.accept(w, r, func(s *websocket.Stream) { n.serve(s, opened) })
 	})
 	mux.HandleFunc("GET "+SandboxChannelPath, func(w http.ResponseWriter, r *http.Request) {
 		id := turnstone.SandboxID(r.PathValue("id"))
@@ -198,8 +206,8 @@ func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.
 	f(s)
 }
 
-// serve ends a channel of the node itself: the client drives its executor.
-func (n *Node) serve(s *websocket.Stream) {
+// serve ends a channel of the node itself, which a principal opened: the client drives its executor.
+func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 	c, err := channel.Server(n.ctx, s, channel.ServerConfig{Key: n.pair, Registry: &n.known})
 	if err != nil {
 		slog.Debug("a channel was refused", "fault", channel.FaultOf(err))
@@ -211,6 +219,7 @@ func (n *Node) serve(s *websocket.Stream) {
 		_ = c.Close()
 		return
 	}
+	p.Tokens[1] = opened
 	if err := n.o.Commands(d, p); err != nil {
 		slog.Warn("a channel has no commands", "tenant", p.Tenant, "err", err)
 		_ = c.Close()
@@ -218,6 +227,9 @@ func (n *Node) serve(s *websocket.Stream) {
 	}
 	conn := wire.NewConn(c, wire.Options{Dispatcher: d})
 	defer context.AfterFunc(n.ctx, func() { _ = conn.Close() })()
+	if e := rights.Of(p.Tenant, p.Tokens[:]...).Expires(); !e.IsZero() {
+		defer time.AfterFunc(time.Until(e), func() { _ = conn.Close() }).Stop()
+	}
 	conn.Wait()
 	_ = conn.Close()
 }

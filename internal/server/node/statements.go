@@ -6,6 +6,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/server/auth"
 )
 
 // statements are the valid statements about the node's own key, and for whom each was made.
@@ -29,7 +30,8 @@ func (s *statements) init() {
 // admit adds a statement that was made for c.
 func (s *statements) admit(signed *attest.Signed, c Client) error {
 	s.mu.Lock() // before the registry has it, because it may drop it at once
-	s.peers[signed.Digest] = Peer{Tenant: c.Tenant, Operator: c.Operator, Owner: c.Owner}
+	s.peers[signed.Digest] = Peer{Tenant: c.Tenant, Operator: c.Operator, Owner: c.Owner,
+		Tokens: [2]auth.Principal{c.Principal}}
 	s.mu.Unlock()
 	err := s.Add(signed.Digest, signed.Clients, signed.Expires)
 	if err != nil {

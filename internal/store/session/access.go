@@ -9,11 +9,11 @@ import (
 // An Access limits the operations of a context to some sessions. It is called by several goroutines.
 type Access interface {
 	// May returns nil if the session's content may be used. An error of kind NotFound hides the
-	// session: it answers as if it did not exist.
-	May(ctx context.Context, s turnstone.SessionID) error
+	// session: it answers as if it did not exist. Of s, the ID and the name are set.
+	May(ctx context.Context, s turnstone.Session) error
 	// Made is called for each new session, before any other program can see it. With an error the
 	// session is not made.
-	Made(ctx context.Context, s turnstone.SessionID) error
+	Made(ctx context.Context, s turnstone.Session) error
 }
 
 type accessKey struct{}
@@ -30,15 +30,27 @@ func WithAccess(ctx context.Context, a Access) context.Context {
 func Limited(ctx context.Context) bool { return ctx.Value(accessKey{}) != nil }
 
 // may returns nil if the context may use the session.
-func may(ctx context.Context, s turnstone.SessionID) error {
+func may(ctx context.Context, s turnstone.Session) error {
 	if a, ok := ctx.Value(accessKey{}).(Access); ok {
 		return a.May(ctx, s)
 	}
 	return nil
 }
 
+// mayByID is may for a session of which only the ID is known.
+func mayByID(ctx context.Context, q querier, id turnstone.SessionID) error {
+	if !Limited(ctx) {
+		return nil
+	}
+	s, err := oneSession(ctx, q, string(id), "id = ?", id)
+	if err != nil {
+		return err
+	}
+	return may(ctx, s)
+}
+
 // made tells the context's access of a new session.
-func made(ctx context.Context, s turnstone.SessionID) error {
+func made(ctx context.Context, s turnstone.Session) error {
 	if a, ok := ctx.Value(accessKey{}).(Access); ok {
 		return a.Made(ctx, s)
 	}
@@ -55,7 +67,7 @@ func (db *DB) visible(ctx context.Context, q querier, ref string) (turnstone.Ses
 	if err != nil {
 		return s, err
 	}
-	if err := may(ctx, s.ID); hidden(err) {
+	if err := may(ctx, s); hidden(err) {
 		return turnstone.Session{}, turnstone.NewError("session.find", turnstone.KindNotFound, ref,
 			nil)
 	} else if err != nil {
@@ -70,7 +82,7 @@ func visibleTurn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone
 	if err != nil {
 		return t, err
 	}
-	if err := may(ctx, t.Session); hidden(err) {
+	if err := mayByID(ctx, q, t.Session); hidden(err) {
 		return turnstone.Turn{}, unknownTurn(id)
 	} else if err != nil {
 		return turnstone.Turn{}, err
@@ -80,7 +92,7 @@ func visibleTurn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone
 
 // notHidden returns the error for a name or an ID that a hidden session has: it cannot be used.
 func notHidden(ctx context.Context, s turnstone.Session) error {
-	err := may(ctx, s.ID)
+	err := may(ctx, s)
 	if !hidden(err) {
 		return err
 	}

@@ -193,7 +193,7 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) err
 		}
 	}
 	s := g.Session
-	if err := made(ctx, s.ID); err != nil {
+	if err := made(ctx, s); err != nil {
 		return err
 	}
 	_, err := tx.ExecContext(ctx,

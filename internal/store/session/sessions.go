@@ -60,7 +60,7 @@ func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, 
 			return s, taken("session", name, "choose another name")
 		}
 	}
-	if err := made(ctx, s.ID); err != nil {
+	if err := made(ctx, s); err != nil {
 		return s, err
 	}
 	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
@@ -150,7 +150,7 @@ func (db *DB) List(ctx context.Context) ([]turnstone.Session, error) {
 	}
 	// one session whose access cannot be decided does not hide the others
 	return slices.DeleteFunc(all, func(s turnstone.Session) bool {
-		return may(ctx, s.ID) != nil
+		return may(ctx, s) != nil
 	}), nil
 }
 

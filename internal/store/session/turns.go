@@ -59,7 +59,7 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req Star
 		}
 		t.Session = s.ID
 	}
-	if err := may(ctx, t.Session); err != nil {
+	if err := mayByID(ctx, tx, t.Session); err != nil {
 		return err
 	}
 	b, err := branch(ctx, tx, t.Session, t.Branch)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/server/node/control"
+	"turnstone.dev/turnstone/internal/server/principal"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/internal/websocket"
@@ -62,7 +64,11 @@ func (s *scene) host(t *testing.T, p person, about string,
 			return c.GetAttestation(), err
 		},
 		Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
-			return websocket.Dialer{}.Dial(ctx, "ws"+strings.TrimPrefix(ends.URL, "http")+path, nil)
+			opened := http.Header{} // as a gateway says
+			if err := principal.Set(opened, principal.Of(p.Principal)); err != nil {
+				return nil, err
+			}
+			return websocket.Dialer{}.Dial(ctx, "ws"+strings.TrimPrefix(ends.URL, "http")+path, opened)
 		}}
 }
 

@@ -30,6 +30,8 @@ import (
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/guest/agent"
 	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/control"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
@@ -261,7 +263,8 @@ type person struct {
 }
 
 func of(tenant string) person {
-	return person{&v1.Principal{Issuer: "i", Tenant: tenant, Subject: "x", TokenId: "t"},
+	return person{&v1.Principal{Issuer: "i", Tenant: tenant, Subject: "x", TokenId: "t",
+		Scopes: message.Texts(auth.AllScopes()), Sessions: []string{"*"}, Templates: []string{"*"}},
 		channel.NewKeyPair()}
 }
 

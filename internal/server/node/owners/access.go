@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"cmp"
 	"context"
 
 	"turnstone.dev/turnstone"
@@ -24,11 +25,22 @@ type access struct {
 }
 
 // May implements session.Access.
-func (a *access) May(_ context.Context, s turnstone.SessionID) error {
-	return a.store.May(s, a.caller, a.need)
+func (a *access) May(_ context.Context, s turnstone.Session) error {
+	if err := a.store.May(s.ID, a.caller, a.need); err != nil || a.caller.Tokens == nil {
+		return err
+	}
+	return a.caller.Tokens.AllowSession(nameOf(s))
 }
 
+// nameOf is a session for the patterns of tokens: its name, or the ID of one that has none.
+func nameOf(s turnstone.Session) string { return cmp.Or(s.Name, string(s.ID)) }
+
 // Made implements session.Access.
-func (a *access) Made(ctx context.Context, s turnstone.SessionID) error {
-	return a.store.Claim(ctx, s, a.caller)
+func (a *access) Made(ctx context.Context, s turnstone.Session) error {
+	if a.caller.Tokens != nil {
+		if err := a.caller.Tokens.AllowSession(nameOf(s)); err != nil {
+			return err
+		}
+	}
+	return a.store.Claim(ctx, s.ID, a.caller)
 }

@@ -32,6 +32,16 @@ type Caller struct {
 	// Operator: the channel was opened over the operator's socket. It may use everything, and what
 	// it makes has no entry.
 	Operator bool
+	// Tokens narrow what the key may use; nil: nothing does. What they allow, they allow beside the
+	// key.
+	Tokens Tokens
+}
+
+// Tokens are what the tokens of a connection grant, such as a *rights.Rights. The error is of kind
+// Denied.
+type Tokens interface {
+	AllowSession(name string) error
+	AllowTemplate(name string) error
 }
 
 // A Need is what an operation does with a session.

@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"os"
@@ -131,6 +132,9 @@ func (v *served) Frozen(ctx context.Context, c *wire.Conn, p *wire.SessionFrozen
 	if err != nil {
 		return err
 	}
+	if err := v.grantedImage(p.Name, receipt); err != nil {
+		return err
+	}
 	return run(ctx, v, job{c, p.Journal, p.Hold, owners.Read},
 		func(ctx context.Context, w *turnlog.JobWriter) (*turnstone.FrozenReport, error) {
 			dir, err := v.folder("frozen-")
@@ -148,6 +152,17 @@ func (v *served) Frozen(ctx context.Context, c *wire.Conn, p *wire.SessionFrozen
 			}
 			return v.x.Frozen(ctx, p.Name, receipt, req, w)
 		})
+}
+
+// grantedImage returns nil if the connection's tokens grant the image of a receipt. What is wrong with
+// the receipt is the executor's to say.
+func (v *served) grantedImage(name string, receipt []byte) error {
+	doc, claims, err := document.ReadReceipt(name, receipt)
+	if err != nil || v.caller.Tokens == nil {
+		return nil
+	}
+	return v.caller.Tokens.AllowTemplate(
+		cmp.Or(claims.Info.Image, doc.Front.Image, executor.DefaultImage))
 }
 
 // frozenRequest returns the request of a client's settings. Its document is the receipt's, so what

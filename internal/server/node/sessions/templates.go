@@ -31,7 +31,13 @@ const (
 )
 
 func (t *templates) List(ctx context.Context, c *wire.Conn, p *wire.TemplateListParams) error {
-	return report(ctx, t.served, c, p.Report, owners.Read, light, t.o.Templates.List)
+	return report(ctx, t.served, c, p.Report, owners.Read, light,
+		func(ctx context.Context) ([]template.Entry, error) {
+			all, err := t.o.Templates.List(ctx)
+			return slices.DeleteFunc(all, func(e template.Entry) bool {
+				return t.granted(e.Name) != nil
+			}), err
+		})
 }
 
 func (t *templates) Build(ctx context.Context, c *wire.Conn, p *wire.TemplateBuildParams) (
@@ -62,6 +68,14 @@ func (t *templates) Build(ctx context.Context, c *wire.Conn, p *wire.TemplateBui
 			}
 			return built, err
 		})
+}
+
+// granted returns nil if the connection's tokens grant a template or an image.
+func (t *templates) granted(name string) error {
+	if t.caller.Tokens == nil {
+		return nil
+	}
+	return t.caller.Tokens.AllowTemplate(name)
 }
 
 // isPath reports whether the executor takes name for the path of a spec.
@@ -96,7 +110,12 @@ func (t *templates) spec(ctx context.Context, c *wire.Conn, p *wire.TemplateBuil
 		return "", invalid("template "+p.Name, "is not in the stream")
 	}
 	path := filepath.Join(dir, p.Name)
-	name, err := template.NameOf(path)
+	name, base, err := template.NamesOf(path)
+	for _, n := range []string{name, base} {
+		if err == nil && n != "" {
+			err = t.granted(n)
+		}
+	}
 	if err != nil {
 		return "", err
 	}
