@@ -168,12 +168,40 @@ func TestOtherSandbox(t *testing.T) {
 	}
 }
 
-// TestForSandbox: the token of a new sandbox opens it, whatever session and template it has.
+// TestForSandbox: the token of a new sandbox opens it and nothing else, and grants nothing that its
+// maker does not have.
 func TestForSandbox(t *testing.T) {
 	s := newSetup(t)
-	c := someone().ForSandbox(box, s.time.wallTime().Add(time.Hour))
+	maker := someone()
+	maker.Scopes, maker.Sessions = []Scope{"sandboxes:*"}, []Pattern{"ci-*"}
+	maker.Templates, maker.Expires = []Pattern{"py*"}, s.time.wallTime().Add(30*time.Minute)
+	c, ok := maker.ForSandbox(box, s.time.wallTime().Add(time.Hour))
+	if !ok || !c.Expires.Equal(maker.Expires) {
+		t.Errorf("%v, and it ends at %s", ok, c.Expires)
+	}
 	p := s.accepted(t, s.issue(t, c).Token.Reveal())
-	o := Owner{Tenant: "acme", Session: "any", Template: "docker.io/library/x", Sandbox: box}
+	for _, none := range []Owner{{Tenant: "acme", Session: "other", Sandbox: box},
+		{Tenant: "acme", Template: "node", Sandbox: box}} {
+		if p.Sees(none) {
+			t.Errorf("it sees %+v, and its maker does not", none)
+		}
+	}
+	half := maker
+	half.Scopes = []Scope{SandboxesCreate, SandboxesRead}
+	if c, ok := half.ForSandbox(box, maker.Expires); !ok || len(c.Scopes) != 1 ||
+		c.Scopes[0] != SandboxesRead {
+		t.Errorf("of a maker that may not connect: %v", c.Scopes)
+	}
+	half.Scopes = []Scope{SandboxesCreate}
+	if _, ok := half.ForSandbox(box, maker.Expires); ok {
+		t.Error("of a maker that may neither read nor connect")
+	}
+	half = maker
+	half.Sandbox = other
+	if _, ok := half.ForSandbox(box, maker.Expires); ok {
+		t.Error("of a maker that is for another sandbox")
+	}
+	o := Owner{Tenant: "acme", Session: "ci-1", Template: "python", Sandbox: box}
 	for _, scope := range []Scope{SandboxesConnect, SandboxesRead} {
 		check(t, p.Check(Request{Scope: scope, Sandbox: box}, string(box), o))
 	}

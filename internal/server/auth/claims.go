@@ -28,6 +28,7 @@ type Claims struct {
 	Sessions, Templates []Pattern
 	Sandbox             turnstone.SandboxID // empty: not restricted
 	Expires             time.Time
+	Ancestors           []Ancestor // tokens with which it was made, the first one first
 }
 
 // The names of claims that are not registered ones.
@@ -37,6 +38,7 @@ const (
 	claimSessions  = "sessions"
 	claimTemplates = "templates"
 	claimSandbox   = "sandbox"
+	claimAncestors = "ancestors"
 )
 
 // encoded is the payload of an own token.
@@ -52,6 +54,7 @@ type encodedClaims struct {
 	Sessions  []Pattern           `json:"sessions,omitempty"`
 	Templates []Pattern           `json:"templates,omitempty"`
 	Sandbox   turnstone.SandboxID `json:"sandbox,omitempty"`
+	Ancestors []string            `json:"ancestors,omitempty"`
 }
 
 // check reports claims that no verifier would accept. The error is of kind Invalid.
@@ -75,6 +78,9 @@ func (c Claims) check() error {
 		words[i] = string(s)
 	}
 	if _, err := ParseScopes(words); err != nil {
+		return err
+	}
+	if _, err := encodeAncestors(c.Ancestors); err != nil {
 		return err
 	}
 	for _, list := range [][]Pattern{c.Sessions, c.Templates} {
@@ -114,6 +120,7 @@ func isSandbox(id string) bool {
 type span struct {
 	now, latest time.Time // the wall clock's time, and one that does not go back
 	leeway      time.Duration
+	late        time.Duration // the leeway of the end
 	longest     time.Duration // lifetime, from now
 }
 
@@ -123,7 +130,7 @@ func (p *parsed) times(s span) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, refuse("auth.verify", BadClaims, "exp %w", err)
 	}
-	if !s.latest.Add(-s.leeway).Before(exp) {
+	if !s.latest.Add(-s.late).Before(exp) {
 		return time.Time{}, refuse("auth.verify", Expired, "expired at %s", when(exp))
 	}
 	for _, name := range []string{"nbf", "iat"} {
@@ -244,6 +251,16 @@ func (p *parsed) grants() (c Claims, err error) {
 			return bad(claimSandbox, errName)
 		}
 		c.Sandbox = turnstone.SandboxID(id)
+	}
+	if raw := p.claims[claimAncestors]; raw != nil {
+		words, err := texts(raw, MaxAncestors, maxAncestor)
+		if err != nil {
+			return bad(claimAncestors, err)
+		}
+		var ok bool
+		if c.Ancestors, ok = ancestors(words); !ok {
+			return bad(claimAncestors, errName)
+		}
 	}
 	return c, nil
 }

@@ -36,6 +36,8 @@ type Principal struct {
 	Sessions, Templates []Pattern
 	// Sandbox restricts the caller to one sandbox; empty: it is not restricted.
 	Sandbox turnstone.SandboxID
+	// Ancestors are the tokens with which the token was made.
+	Ancestors []Ancestor
 }
 
 // OperatorTenant owns what the operator makes without a token.
@@ -49,11 +51,24 @@ func Operator(subject string) Principal {
 }
 
 // ForSandbox returns the claims of a token that opens the channel of one sandbox and reads its
-// state, and nothing else. The sandbox is the restriction, so all sessions and templates match.
-func (p Principal) ForSandbox(id turnstone.SandboxID, expires time.Time) Claims {
-	return Claims{Tenant: p.Tenant, Subject: p.Subject, Sandbox: id, Expires: expires,
-		Scopes: []Scope{SandboxesConnect, SandboxesRead}, Sessions: []Pattern{Any},
-		Templates: []Pattern{Any}}
+// state, as far as the principal may do that, and nothing else. It ends with the principal's token.
+// ok is false if there is nothing to grant.
+func (p Principal) ForSandbox(id turnstone.SandboxID, expires time.Time) (c Claims, ok bool) {
+	from, err := p.Lineage()
+	if err != nil || p.Sandbox != "" && p.Sandbox != id {
+		return Claims{}, false
+	}
+	if !p.Expires.IsZero() && expires.After(p.Expires) {
+		expires = p.Expires
+	}
+	c = Claims{Tenant: p.Tenant, Subject: p.Subject, Sandbox: id, Expires: expires,
+		Sessions: p.Sessions, Templates: p.Templates, Ancestors: from}
+	for _, s := range []Scope{SandboxesConnect, SandboxesRead} {
+		if p.Has(s) {
+			c.Scopes = append(c.Scopes, s)
+		}
+	}
+	return c, len(c.Scopes) > 0
 }
 
 // Has reports whether the principal was granted s.

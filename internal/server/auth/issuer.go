@@ -197,13 +197,18 @@ func (i *Issuer) Issue(_ context.Context, c Claims) (Issued, error) {
 	expires := c.Expires.Truncate(time.Second)
 	if ttl := expires.Sub(now); ttl < MinTTL || ttl > MaxTTL {
 		return Issued{}, turnstone.Errorf("token.issue", turnstone.KindInvalid, "the token",
-			"would end in %s; %s to %s are allowed", ttl.Round(time.Second), MinTTL, MaxTTL)
+			"would end in %s; %s to %d days are allowed", ttl.Round(time.Second), MinTTL,
+			MaxTTL/(24*time.Hour))
+	}
+	parents, err := encodeAncestors(c.Ancestors)
+	if err != nil {
+		return Issued{}, err
 	}
 	id := "tk_" + strings.ToLower(rand.Text())
 	payload, err := json.Marshal(encodedClaims{Issuer: i.name, Audience: i.name,
 		Subject: c.Subject, ID: id, Issued: now.Unix(), Expires: expires.Unix(),
 		Tenant: c.Tenant, Scope: joined(c.Scopes), Sessions: c.Sessions, Templates: c.Templates,
-		Sandbox: c.Sandbox})
+		Sandbox: c.Sandbox, Ancestors: parents})
 	if err != nil {
 		return Issued{}, turnstone.NewError("token.issue", turnstone.KindInternal, "the token", err)
 	}

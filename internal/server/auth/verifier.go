@@ -24,7 +24,8 @@ type VerifierConfig struct {
 	// Name is the server's: the audience of all tokens, and the issuer of its own.
 	Name  string
 	Clock *Clock // nil: SystemClock
-	// Leeway is how much the clocks of issuers may differ from this one; 0: DefaultLeeway.
+	// Leeway is how much the clocks of issuers may differ from this one; 0: DefaultLeeway. Own tokens
+	// may begin as much early, because the controller's clock may be ahead, and end on time.
 	Leeway time.Duration
 	// Stale is the age of the last bulletin after which every token is refused; 0: DefaultStale.
 	Stale   time.Duration
@@ -187,10 +188,13 @@ func (v *TokenVerifier) Still(p Principal) error {
 	if err != nil {
 		return err
 	}
-	if !v.clock.Latest().Add(-v.config.Leeway).Before(p.Expires) {
+	if !v.clock.Latest().Add(-v.leeway(p.Issuer)).Before(p.Expires) {
 		return refuse("auth.verify", Expired, "expired at %s", when(p.Expires))
 	}
 	if err := b.ends(p.Issuer, p.TokenID, p.Key); err != nil {
+		return err
+	}
+	if err := b.descends(p.Ancestors); err != nil {
 		return err
 	}
 	if p.Issuer == v.config.Name && !v.valid(b.keys[p.Key]) {
@@ -199,10 +203,19 @@ func (v *TokenVerifier) Still(p Principal) error {
 	return nil
 }
 
+// leeway is by how much a token may be late. The server's own tokens end on time: their time is that
+// of the controller, to whose list of revocations the verifier listens.
+func (v *TokenVerifier) leeway(issuer string) time.Duration {
+	if issuer == v.config.Name {
+		return 0
+	}
+	return v.config.Leeway
+}
+
 // valid reports whether an own key is there, and its tokens have not ended.
 func (v *TokenVerifier) valid(k OwnKey) bool {
 	return k.Key != nil &&
-		(k.Until.IsZero() || v.clock.Latest().Add(-v.config.Leeway).Before(k.Until))
+		(k.Until.IsZero() || v.clock.Latest().Before(k.Until))
 }
 
 // own verifies a token of the server's own issuer.
@@ -248,7 +261,7 @@ func (v *TokenVerifier) unknown(b *board, p *parsed) error {
 func (v *TokenVerifier) claims(p *parsed, b *board, audiences []string, longest time.Duration) (
 	Claims, string, error) {
 	expires, err := p.times(span{now: v.clock.Now(), latest: v.clock.Latest(),
-		leeway: v.config.Leeway, longest: longest})
+		leeway: v.config.Leeway, late: v.leeway(p.issuer), longest: longest})
 	if err != nil {
 		return Claims{}, "", err
 	}
@@ -264,6 +277,12 @@ func (v *TokenVerifier) claims(p *parsed, b *board, audiences []string, longest 
 	}
 	c, err := p.grants()
 	c.Expires = expires
+	if err == nil && p.issuer != v.config.Name {
+		c.Ancestors = nil // the claim is ours
+	}
+	if err == nil {
+		err = b.descends(c.Ancestors)
+	}
 	if err == nil && c.Tenant == "" && p.issuer == v.config.Name {
 		err = refuse("auth.verify", BadClaims, "%s is missing", claimTenant)
 	}
@@ -273,7 +292,7 @@ func (v *TokenVerifier) claims(p *parsed, b *board, audiences []string, longest 
 func (c Claims) principal(p *parsed, id string) Principal {
 	return Principal{Issuer: p.issuer, Tenant: c.Tenant, Subject: c.Subject, TokenID: id,
 		Key: p.kid, Expires: c.Expires, Scopes: c.Scopes, Sessions: c.Sessions, Templates: c.Templates,
-		Sandbox: c.Sandbox}
+		Sandbox: c.Sandbox, Ancestors: c.Ancestors}
 }
 
 // foreign verifies a token of an OpenID Connect issuer.

@@ -166,13 +166,11 @@ func (c *Controller) withToken(ctx context.Context, p auth.Principal, o records.
 	if longest := min(c.o.Longest, auth.MaxTTL-time.Minute); expires.After(now.Add(longest)) {
 		expires = now.Add(longest)
 	}
-	if !p.Expires.IsZero() && expires.After(p.Expires) {
-		expires = p.Expires
+	claims, ok := p.ForSandbox(turnstone.SandboxID(o.ID), expires)
+	if !ok || claims.Expires.Before(now.Add(2*time.Second)) {
+		return answer, nil // it would grant nothing, or have ended before it arrives
 	}
-	if expires.Before(now.Add(2 * time.Second)) {
-		return answer, nil // it would have ended before it arrives
-	}
-	token, err := c.o.Issuer.Issue(ctx, p.ForSandbox(turnstone.SandboxID(o.ID), expires))
+	token, err := c.o.Issuer.Issue(ctx, claims)
 	if err != nil {
 		return nil, err
 	}

@@ -82,6 +82,10 @@ func (c serverService) CreateToken(ctx context.Context,
 	if err := p.MayIssue(claims); err != nil {
 		return nil, err
 	}
+	var err error
+	if claims.Ancestors, err = p.Lineage(); err != nil {
+		return nil, err
+	}
 	issued, err := c.o.Issuer.Issue(ctx, claims)
 	if err != nil {
 		return nil, err

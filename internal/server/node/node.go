@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -37,9 +38,9 @@ type Peer struct {
 	Tenant string
 	// Operator is set if the statement was made for the operator of this machine.
 	Operator bool
-	// Tokens are the principals that the statement was made for, and that opened the connection,
-	// as controller and gateway say. They are two: a statement may change hands.
-	Tokens [2]auth.Principal
+	// Rights are what the principals grant that the statement was made for, and that opened the
+	// connection, as controller and gateway say. They are two: a statement may change hands.
+	Rights rights.Rights
 	// Owner is "TYPE BASE64" of the key that may admit others to what the client makes; it may be
 	// empty.
 	Owner string
@@ -118,7 +119,7 @@ type Client struct {
 	// Tenant, Operator and Principal are what the Peer of a channel of the node will have.
 	Tenant    string
 	Operator  bool
-	Principal auth.Principal
+	Principal *v1.Principal
 }
 
 // Attest returns a signed statement about the node's own channel, which admits the client for an
@@ -219,7 +220,7 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 		_ = c.Close()
 		return
 	}
-	p.Tokens[1] = opened
+	p.Rights = p.Rights.And(opened)
 	if err := n.o.Commands(d, p); err != nil {
 		slog.Warn("a channel has no commands", "tenant", p.Tenant, "err", err)
 		_ = c.Close()
@@ -227,7 +228,7 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 	}
 	conn := wire.NewConn(c, wire.Options{Dispatcher: d})
 	defer context.AfterFunc(n.ctx, func() { _ = conn.Close() })()
-	if e := rights.Of(p.Tenant, p.Tokens[:]...).Expires(); !e.IsZero() {
+	if e := p.Rights.Expires(); !e.IsZero() {
 		defer time.AfterFunc(time.Until(e), func() { _ = conn.Close() }).Stop()
 	}
 	conn.Wait()

@@ -6,7 +6,8 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
-	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/node/rights"
+	"turnstone.dev/turnstone/internal/server/principal"
 )
 
 // statements are the valid statements about the node's own key, and for whom each was made.
@@ -31,7 +32,7 @@ func (s *statements) init() {
 func (s *statements) admit(signed *attest.Signed, c Client) error {
 	s.mu.Lock() // before the registry has it, because it may drop it at once
 	s.peers[signed.Digest] = Peer{Tenant: c.Tenant, Operator: c.Operator, Owner: c.Owner,
-		Tokens: [2]auth.Principal{c.Principal}}
+		Rights: rights.Of(c.Tenant, principal.Of(c.Principal))}
 	s.mu.Unlock()
 	err := s.Add(signed.Digest, signed.Clients, signed.Expires)
 	if err != nil {

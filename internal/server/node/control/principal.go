@@ -13,7 +13,6 @@ import (
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
-	"turnstone.dev/turnstone/internal/server/principal"
 )
 
 // retryAfter is when a caller tries again for whom there was no room.
@@ -57,7 +56,7 @@ func (s *Service) client(p *v1.Principal, c *v1.ChannelClient, owner string) (no
 	owners.Caller, error) {
 	n := node.Client{Key: channel.PublicKey(c.GetClientPublicKey()),
 		Nonce: attest.Nonce(c.GetNonce()), Owner: owner, Tenant: p.GetTenant(),
-		Operator: s.operator(p), Principal: principal.Of(p)}
+		Operator: s.operator(p), Principal: p}
 	if err := n.Key.Check(); err != nil {
 		return n, owners.Caller{}, turnstone.NewError("node.client", turnstone.KindInvalid,
 			"client_public_key", err)

@@ -8,6 +8,7 @@ package rights
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -20,20 +21,25 @@ import (
 const grace = auth.MaxLeeway
 
 // Rights are what all tokens of a connection grant together. They are safe for concurrent use.
+// The zero Rights grant nothing.
 type Rights struct {
 	tenant string
 	tokens []auth.Principal
-	now    func() time.Time
 }
 
 // Of returns the rights of a connection to the state of a tenant. Without tokens, or with one of
 // another tenant, it grants nothing.
-func Of(tenant string, tokens ...auth.Principal) *Rights {
-	return &Rights{tenant: tenant, tokens: tokens, now: time.Now}
+func Of(tenant string, tokens ...auth.Principal) Rights {
+	return Rights{tenant: tenant, tokens: tokens}
+}
+
+// And returns the rights that a further token narrows.
+func (r Rights) And(token auth.Principal) Rights {
+	return Rights{tenant: r.tenant, tokens: append(slices.Clone(r.tokens), token)}
 }
 
 // Operator reports whether the operator opened the connection: no token bounds it.
-func (r *Rights) Operator() bool {
+func (r Rights) Operator() bool {
 	for _, t := range r.tokens {
 		if t.Issuer != "" || t.TokenID != "" || t.Sandbox != "" || t.Tenant != auth.OperatorTenant {
 			return false
@@ -43,7 +49,7 @@ func (r *Rights) Operator() bool {
 }
 
 // Expires returns when the connection ends, whatever runs in it; zero: never.
-func (r *Rights) Expires() (first time.Time) {
+func (r Rights) Expires() (first time.Time) {
 	for _, t := range r.tokens {
 		if !t.Expires.IsZero() && (first.IsZero() || t.Expires.Before(first)) {
 			first = t.Expires
@@ -56,7 +62,7 @@ func (r *Rights) Expires() (first time.Time) {
 }
 
 // Allow returns nil if each token grants the request. The error is of kind Denied.
-func (r *Rights) Allow(req auth.Request) error {
+func (r Rights) Allow(req auth.Request) error {
 	if len(r.tokens) == 0 {
 		return deny("is not known to the node").WithHint("let the operator check that gateway and " +
 			"node have the same version")
@@ -74,17 +80,17 @@ func (r *Rights) Allow(req auth.Request) error {
 }
 
 // AllowSession returns nil if each token grants the session with this name; a session without a name
-// has its ID here. It asks for no scope, and does not end: a turn that runs keeps its session.
-func (r *Rights) AllowSession(name string) error {
+// has its ID here, and every token grants "". It asks for no scope, and does not end: a turn that runs keeps its session.
+func (r Rights) AllowSession(name string) error {
 	return r.each(func(t auth.Principal) error { return t.AllowNames(name, "") })
 }
 
 // AllowTemplate is AllowSession for the name of a template or an image.
-func (r *Rights) AllowTemplate(name string) error {
+func (r Rights) AllowTemplate(name string) error {
 	return r.each(func(t auth.Principal) error { return t.AllowNames("", name) })
 }
 
-func (r *Rights) each(f func(auth.Principal) error) error {
+func (r Rights) each(f func(auth.Principal) error) error {
 	if len(r.tokens) == 0 {
 		return r.Allow(auth.Request{})
 	}
@@ -103,7 +109,7 @@ func deny(format string, args ...any) *turnstone.Error {
 // Guard makes d refuse the commands that the rights do not grant, before anything of a command is
 // done. ticket returns what a ticket is for; the error of one that does not exist is the command's
 // to give.
-func (r *Rights) Guard(d *wire.Dispatcher, ticket func(ctx context.Context, id string) Ticket) {
+func (r Rights) Guard(d *wire.Dispatcher, ticket TicketOf) {
 	next := d.Around
 	d.Around = func(ctx context.Context, c *wire.Conn, method string, params any,
 		answer func() (any, error)) (any, error) {
@@ -117,43 +123,41 @@ func (r *Rights) Guard(d *wire.Dispatcher, ticket func(ctx context.Context, id s
 	}
 }
 
-// A Ticket is what a turn's ticket is for.
-type Ticket struct{ Session, Template string }
+// A TicketOf returns the names of a ticket's session and template; empty: none.
+type TicketOf func(ctx context.Context, id string) (session, template string)
+
+// about are names that a command leads to; empty: none.
+type about struct{ session, template string }
 
 // command returns nil if the rights grant a command.
-func (r *Rights) command(ctx context.Context, method string, params any,
-	ticket func(context.Context, string) Ticket) error {
+func (r Rights) command(ctx context.Context, method string, params any,
+	ticket TicketOf) error {
 	w, ok := table[method]
 	if !ok {
 		return deny("grants no command %s", method)
 	}
-	if e := r.Expires(); !e.IsZero() && !r.now().Before(e) {
+	if e := r.Expires(); !e.IsZero() && !time.Now().Before(e) {
 		return deny("expired at %s", e.Add(-grace).UTC().Format(time.RFC3339)).
 			WithHint("connect again with a new token")
 	}
 	if err := r.scopes(w, params); err != nil {
 		return err
 	}
-	var about Ticket
+	var of about
 	if w.names != nil {
-		about = w.names(params)
+		of = w.names(params)
 	}
 	if w.ticket != nil {
-		about = ticket(ctx, w.ticket(params))
+		of.session, of.template = ticket(ctx, w.ticket(params))
 	}
-	if about.Session != "" {
-		if err := r.AllowSession(about.Session); err != nil {
-			return err
-		}
+	if err := r.AllowSession(of.session); err != nil {
+		return err
 	}
-	if about.Template != "" {
-		return r.AllowTemplate(about.Template)
-	}
-	return nil
+	return r.AllowTemplate(of.template)
 }
 
 // scopes returns nil if each token has all scopes of a row, and one of its alternatives.
-func (r *Rights) scopes(w row, params any) error {
+func (r Rights) scopes(w row, params any) error {
 	all := w.all
 	if w.more != nil {
 		all = append(all[:len(all):len(all)], w.more(params)...)
@@ -169,7 +173,7 @@ func (r *Rights) scopes(w row, params any) error {
 	// Each token may have another of the alternatives.
 	for _, t := range r.tokens {
 		var err error
-		one := &Rights{tenant: r.tenant, tokens: []auth.Principal{t}, now: r.now}
+		one := Of(r.tenant, t)
 		for _, s := range w.any {
 			if err = one.Allow(auth.Request{Scope: s}); err == nil {
 				break

@@ -79,7 +79,7 @@ func scopes(list ...auth.Scope) func(*auth.Principal) {
 	return func(p *auth.Principal) { p.Scopes = list }
 }
 
-func noTicket(context.Context, string) Ticket { return Ticket{} }
+func noTicket(context.Context, string) (session, template string) { return "", "" }
 
 // params are parameters of the type of a command, for rows that look at them.
 var params = map[string]any{
@@ -136,9 +136,10 @@ func TestNames(t *testing.T) {
 	r := Of("t", token(), token(func(p *auth.Principal) {
 		p.Sessions, p.Templates = []auth.Pattern{auth.Any}, []auth.Pattern{auth.Any}
 	}))
-	ticket := func(_ context.Context, id string) Ticket {
-		return map[string]Ticket{"good": {"ci-1", "python"}, "session": {"other", "python"},
+	ticket := func(_ context.Context, id string) (session, template string) {
+		t := map[string]about{"good": {"ci-1", "python"}, "session": {"other", "python"},
 			"template": {"ci-1", "node"}}[id]
+		return t.session, t.template
 	}
 	for _, c := range []struct {
 		method string

@@ -13,7 +13,7 @@ type row struct {
 	any []auth.Scope // and, unless it is empty, one of them
 
 	more   func(params any) []auth.Scope // further scopes, by the parameters
-	names  func(params any) Ticket
+	names  func(params any) about
 	ticket func(params any) string // the ticket whose session and template are checked
 }
 
@@ -56,8 +56,8 @@ var table = map[string]row{
 	"Session.forkLive": needs(auth.SessionsWrite, auth.TurnsRun),
 	"Session.tag":      needs(auth.SessionsWrite),
 	"Session.untag":    needs(auth.SessionsWrite),
-	"Session.rename": {all: []auth.Scope{auth.SessionsWrite}, names: func(p any) Ticket {
-		return Ticket{Session: p.(*wire.SessionRenameParams).Name}
+	"Session.rename": {all: []auth.Scope{auth.SessionsWrite}, names: func(p any) about {
+		return about{session: p.(*wire.SessionRenameParams).Name}
 	}},
 	"Session.removeBranch": needs(auth.SessionsWrite),
 	"Session.merge":        needs(auth.SessionsWrite),
@@ -88,14 +88,14 @@ var table = map[string]row{
 
 	"Template.list": needs(auth.TemplatesRead),
 	// The name of a spec that is sent, and its base, are checked where the spec is read.
-	"Template.build": {all: []auth.Scope{auth.TemplatesWrite}, names: func(p any) Ticket {
+	"Template.build": {all: []auth.Scope{auth.TemplatesWrite}, names: func(p any) about {
 		b := p.(*wire.TemplateBuildParams)
 		if b.Spec != 0 {
-			return Ticket{}
+			return about{}
 		}
-		return Ticket{Template: b.Name}
+		return about{template: b.Name}
 	}},
-	"Template.remove": {all: []auth.Scope{auth.TemplatesWrite}, names: func(p any) Ticket {
-		return Ticket{Template: p.(*wire.TemplateRemoveParams).Name}
+	"Template.remove": {all: []auth.Scope{auth.TemplatesWrite}, names: func(p any) about {
+		return about{template: p.(*wire.TemplateRemoveParams).Name}
 	}},
 }

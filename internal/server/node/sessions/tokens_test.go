@@ -18,8 +18,9 @@ func TestTokensNarrow(t *testing.T) {
 	with := func(session, template auth.Pattern) *rights.Rights {
 		p := auth.Principal{Issuer: "i", Tenant: "t", Scopes: auth.AllScopes(),
 			Sessions: []auth.Pattern{session}, Templates: []auth.Pattern{template}}
-		return rights.Of("t", auth.Principal{Issuer: "i", Tenant: "t", Scopes: auth.AllScopes(),
+		both := rights.Of("t", auth.Principal{Issuer: "i", Tenant: "t", Scopes: auth.AllScopes(),
 			Sessions: []auth.Pattern{auth.Any}, Templates: []auth.Pattern{auth.Any}}, p)
+		return &both
 	}
 	all := methods(t)
 	for name, k := range commands(s) {

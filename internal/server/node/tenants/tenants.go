@@ -22,7 +22,6 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
-	"turnstone.dev/turnstone/internal/server/node/rights"
 	"turnstone.dev/turnstone/internal/server/node/sessions"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -321,10 +320,9 @@ func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
 	if err != nil {
 		return err
 	}
-	granted := rights.Of(p.Tenant, p.Tokens[:]...)
-	granted.Guard(d, st.ticket)
-	caller := owners.Caller{Key: p.Key, Owner: p.Owner, Tokens: granted,
-		Operator: p.Operator && st.Operator() && granted.Operator()}
+	p.Rights.Guard(d, st.ticket)
+	caller := owners.Caller{Key: p.Key, Owner: p.Owner, Tokens: &p.Rights,
+		Operator: p.Operator && st.Operator() && p.Rights.Operator()}
 	st.sessions.Register(d, caller)
 	wire.RegisterTurn(d, st.Turns.For(p.Key, func(ctx context.Context) context.Context {
 		return st.Owners.Limit(ctx, caller, owners.Write)
@@ -334,18 +332,18 @@ func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
 
 // ticket returns what a ticket is for. A turn without a session gets an anonymous one, whose ID
 // patterns have to match where it is made.
-func (s *State) ticket(ctx context.Context, id string) rights.Ticket {
+func (s *State) ticket(ctx context.Context, id string) (session, template string) {
 	i, err := s.Turns.Get(id)
 	if err != nil {
-		return rights.Ticket{} // the command itself tells
+		return "", "" // the command itself tells
 	}
-	t := rights.Ticket{Session: i.Session, Template: cmp.Or(i.Template, executor.DefaultImage)}
+	session = i.Session
 	if i.SessionID != "" { // the request may have named it by its ID
 		if g, err := s.Executor.CurrentSession(ctx, string(i.SessionID)); err == nil {
-			t.Session = cmp.Or(g.Name, string(g.ID))
+			session = cmp.Or(g.Name, string(g.ID))
 		}
 	}
-	return t
+	return session, cmp.Or(i.Template, executor.DefaultImage)
 }
 
 func failed(tenant string, err error) error {
