@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/remote"
@@ -102,7 +104,8 @@ func (c *createCmd) Examples() []string {
 // Validate is called by kong.
 func (c *createCmd) Validate() error {
 	if c.TTL < time.Second {
-		return errors.New("--ttl: a token lives for at least a second")
+		return errors.New("--ttl: a token lives for 1s at least, and as long as the server's " +
+			"tokens.longest (2160h by default) at most")
 	}
 	return nil
 }
@@ -131,29 +134,37 @@ const maxPages = 1000
 // Run lists the tokens.
 func (c *tokenLsCmd) Run(a *cli.App) error {
 	return withServer(a, func(ctx context.Context, s *remote.Server) error {
-		rep, page := TokensReport{[]TokenReport{}}, &v1.Page{Size: 100}
-		for range maxPages {
-			answer, err := s.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{
-				Page: page}))
-			if err != nil {
-				return err
-			}
-			for _, t := range answer.Msg.Tokens {
-				rep.Tokens = append(rep.Tokens, tokenReport(t))
-			}
-			page.Token = answer.Msg.NextPageToken
-			if page.Token == "" {
-				break
-			}
+		all, err := allTokens(ctx, s)
+		if err != nil {
+			return err
 		}
-		return a.Result(rep, nil, func(w io.Writer) {
-			terminal.List(w, false, "ID\tNAME\tTENANT\tEXPIRES\tSTATUS", rep.Tokens,
+		return a.Result(TokensReport{all}, nil, func(w io.Writer) {
+			terminal.List(w, false, "ID\tNAME\tTENANT\tEXPIRES\tSTATUS", all,
 				func(t TokenReport) []any {
 					return []any{t.ID, t.Name, t.Tenant, t.Expires.UTC().Format(time.RFC3339),
 						t.status()}
 				})
 		})
 	})
+}
+
+// allTokens returns the tokens that the caller may list.
+func allTokens(ctx context.Context, s *remote.Server) ([]TokenReport, error) {
+	all, page := []TokenReport{}, &v1.Page{Size: 100}
+	for range maxPages {
+		answer, err := s.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{Page: page}))
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range answer.Msg.Tokens {
+			all = append(all, tokenReport(t))
+		}
+		page.Token = answer.Msg.NextPageToken
+		if page.Token == "" {
+			break
+		}
+	}
+	return all, nil
 }
 
 func (t TokenReport) status() string {
@@ -167,15 +178,38 @@ func (t TokenReport) status() string {
 }
 
 type revokeCmd struct {
-	ID   []string `arg:"" help:"IDs of tokens, as turn token ls prints them."`
-	JSON bool     `name:"json" help:"Print JSON."`
+	Token []string `arg:"" name:"token" help:"IDs or names of tokens, as turn token ls prints them."`
+	JSON  bool     `name:"json" help:"Print JSON."`
+}
+
+// Help is shown below the flags' summary.
+func (c *revokeCmd) Help() string {
+	return `Tokens that were made with a revoked token end with it, and so do those of its
+sandboxes. A name that several valid tokens have is an error that lists their IDs.`
 }
 
 // Run revokes the tokens.
 func (c *revokeCmd) Run(a *cli.App) error {
 	return withServer(a, func(ctx context.Context, s *remote.Server) error {
 		rep := cli.RemovedReport{Removed: []string{}}
-		for _, id := range c.ID {
+		var known []TokenReport
+		for _, ref := range c.Token {
+			id := ref
+			if !isTokenID(ref) {
+				var err error
+				if known == nil {
+					known, err = allTokens(ctx, s)
+				}
+				// without the right to list tokens, it can only be an ID
+				if err == nil {
+					id, err = tokenNamed(known, ref)
+				} else if turnstone.KindOf(err) == turnstone.KindDenied {
+					err = nil
+				}
+				if err != nil {
+					return a.Partial(rep, err)
+				}
+			}
 			if _, err := s.Server.RevokeToken(ctx, connect.NewRequest(&v1.RevokeTokenRequest{
 				TokenId: id})); err != nil {
 				return a.Partial(rep, err)
@@ -184,4 +218,33 @@ func (c *revokeCmd) Run(a *cli.App) error {
 		}
 		return a.Result(rep, nil, nil)
 	})
+}
+
+// isTokenID reports whether text has the form of the IDs that servers give.
+func isTokenID(text string) bool {
+	rest, ok := strings.CutPrefix(text, "tk_")
+	return ok && len(rest) == 26 && strings.Trim(rest, "abcdefghijklmnopqrstuvwxyz234567") == ""
+}
+
+// tokenNamed returns the ID of the token with this ID, else of the valid one with this name. What is
+// neither may be a token's text, so it is not repeated.
+func tokenNamed(all []TokenReport, ref string) (string, error) {
+	var ids []string
+	for _, t := range all {
+		if t.ID == ref {
+			return ref, nil
+		}
+		if t.Name == ref && t.status() == "valid" {
+			ids = append(ids, t.ID)
+		}
+	}
+	switch len(ids) {
+	case 0:
+		return ref, nil // the server knows better
+	case 1:
+		return ids[0], nil
+	}
+	return "", turnstone.Errorf("token.revoke", turnstone.KindInvalid, "token "+ref,
+		"%d valid tokens have this name: %s", len(ids), strings.Join(ids, ", ")).
+		WithHint("name the ID of one, or all of them")
 }

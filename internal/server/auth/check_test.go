@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,10 @@ func TestScopes(t *testing.T) {
 	if _, err := ParseScopes([]string{"turns:run", "turns:fly"}); turnstone.KindOf(err) !=
 		turnstone.KindInvalid {
 		t.Errorf("an unknown scope: %v", err)
+	}
+	_, err := ParseScopes([]string{"turn:runs"})
+	if h := turnstone.HintOf(err); !strings.HasPrefix(h, "did you mean turns:run? ") {
+		t.Errorf("the hint is %q", h)
 	}
 	for _, s := range Scopes() {
 		if !Operator("root").Has(s) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the service.
@@ -84,11 +85,25 @@ func ParseScopes(words []string) ([]Scope, error) {
 	for _, w := range words {
 		if !known(Scope(w)) {
 			return nil, turnstone.Errorf("auth.scope", turnstone.KindInvalid, "scope",
-				"%.60q is not known", w).WithHint("use SERVICE:* or some of " + scopeList())
+				"%.60q is not known", w).WithHint(nearest(w) + "use SERVICE:* or some of " +
+				scopeList())
 		}
 		list = append(list, Scope(w))
 	}
 	return list, nil
+}
+
+// nearest begins a hint with the known scope that is closest to a word, if one is close.
+func nearest(word string) string {
+	var all []string
+	for _, s := range append(AllScopes(), scopes...) {
+		all = append(all, string(s))
+	}
+	near, edits := suggest.Nearest(word, all)
+	if near == "" || edits > 3 {
+		return ""
+	}
+	return "did you mean " + near + "? "
 }
 
 func scopeList() string {
