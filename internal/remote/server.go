@@ -82,7 +82,8 @@ func NewServer(o ServerOptions) *Server {
 		TLSHandshakeTimeout: connectTime, IdleConnTimeout: idleTime, TLSClientConfig: s.tls(),
 		MaxResponseHeaderBytes: 64 << 10,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: pingTime, PingTimeout: pingTime}}
-	client := &http.Client{Transport: s.transport, CheckRedirect: s.redirected}
+	client := &http.Client{Transport: answers{s.transport, answerTime, bodyTime},
+		CheckRedirect: s.redirected}
 	options := append(api.ClientOptions(), connect.WithInterceptors(&caller{server: s,
 		pause: retryPause}))
 	base := o.Address.control()

@@ -45,8 +45,9 @@ func (s *Server) openController(ctx context.Context) error {
 	c, err := controller.New(ctx, controller.Options{Name: s.c.Name, Records: store,
 		Issuer: issuer, Publisher: publisher, Verifier: verifier, Nodes: s.nodes(), Log: s.log,
 		Longest: s.c.Tokens.Longest,
-		// Verifiers refuse tokens when they heard nothing for the time of the setting.
-		Times: controller.Times{Beat: s.c.Tokens.Revocations / 4}})
+		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
+		// processes may have set to less.
+		Times: controller.Times{Beat: config.LeastRevocations / 4}})
 	if err != nil {
 		return err
 	}

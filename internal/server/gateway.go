@@ -5,14 +5,10 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"time"
 
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/gateway"
 )
-
-// leastSilence is how long a controller may say nothing: it confirms the list every few seconds.
-const leastSilence = 10 * time.Second
 
 // A gatewayRole answers callers. A process with the controller has one for the operator's socket,
 // also without the role gateway.
@@ -50,7 +46,8 @@ func (s *Server) openGateway(context.Context) error {
 		}
 		o.Control, o.Verifier = gateway.Controller(at, t, s.log), verifier
 		g.follow = func(ctx context.Context) {
-			gateway.Follow(ctx, client, verifier, max(s.c.Tokens.Revocations/2, leastSilence), s.log)
+			// at least two confirmations: see openController
+			gateway.Follow(ctx, client, verifier, s.c.Tokens.Revocations/2, s.log)
 		}
 	}
 	if s.node != nil {

@@ -31,6 +31,9 @@ const (
 	PlaintextOn       = "on"
 )
 
+// LeastRevocations is the least value of Tokens.Revocations.
+const LeastRevocations = 5 * time.Second
+
 // A Config has all settings. The tags are the source of the documentation: toml is the key, default
 // the value of a file that does not name the key, min and max are bounds, oneof lists all values,
 // and kind says what a text has to be. help.go describes each setting.

@@ -22,7 +22,7 @@ var help = map[string]string{
 	"peers.certificate": "PEM file with this process's certificate for other roles.",
 	"peers.key":         "PEM file with that certificate's key.",
 	"tokens.longest":    "Longest lifetime of the server's own tokens.",
-	"tokens.leeway":     "How much the clocks of issuers may differ.",
+	"tokens.leeway":     "How much the clocks of other issuers may differ; own tokens end on time.",
 	"tokens.revocations": "Age of the list of revocations after which a gateway refuses " +
 		"all tokens.",
 	"limits.connections":      "Connections of callers at one time.",

@@ -35,13 +35,19 @@ func Follow(ctx context.Context, w Watcher, f auth.Follower, silence time.Durati
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	followAll(ctx, retries{firstRetry, lastRetry}, log, func(heard func()) error {
+	followAll(ctx, retriesWithin(silence), log, func(heard func()) error {
 		return follow(ctx, w, f, silence, heard)
 	})
 }
 
 // retries are the first and the longest wait between two attempts.
 type retries struct{ first, last time.Duration }
+
+// retriesWithin returns the waits of a gateway that gives up a silent controller after a time: all
+// tokens are refused after twice that, so it must not wait for longer before it tries again.
+func retriesWithin(silence time.Duration) retries {
+	return retries{firstRetry, max(firstRetry, min(lastRetry, silence/4))}
+}
 
 // followAll calls once again and again until ctx ends.
 func followAll(ctx context.Context, r retries, log *slog.Logger, once func(heard func()) error) {
