@@ -36,7 +36,7 @@ func TestScopes(t *testing.T) {
 		t.Errorf("an unknown scope: %v", err)
 	}
 	_, err := ParseScopes([]string{"turn:runs"})
-	if h := turnstone.HintOf(err); !strings.HasPrefix(h, "did you mean turns:run? ") {
+	if h := turnstone.HintOf(err); !strings.HasPrefix(h, "did you mean turns:run, ") {
 		t.Errorf("the hint is %q", h)
 	}
 	for _, s := range Scopes() {

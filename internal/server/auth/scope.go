@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/suggest"
 )
 
 // A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the service.
@@ -93,17 +92,18 @@ func ParseScopes(words []string) ([]Scope, error) {
 	return list, nil
 }
 
-// nearest begins a hint with the known scope that is closest to a word, if one is close.
+// nearest begins a hint with the scopes of the service that a word names, or begins like.
 func nearest(word string) string {
-	var all []string
-	for _, s := range append(AllScopes(), scopes...) {
-		all = append(all, string(s))
+	var near []string
+	for _, s := range scopes {
+		if len(word) >= 3 && strings.HasPrefix(string(s), word[:3]) {
+			near = append(near, string(s))
+		}
 	}
-	near, edits := suggest.Nearest(word, all)
-	if near == "" || edits > 3 {
+	if near == nil {
 		return ""
 	}
-	return "did you mean " + near + "? "
+	return "did you mean " + strings.Join(near, ", ") + "? "
 }
 
 func scopeList() string {
