@@ -26,6 +26,8 @@ type Fork struct {
 	Secrets bool          // allow a sandbox that holds secrets: the clones have them too
 	// IDs are the IDs of the clones, one for each, which no other sandboxes have; empty: random ones.
 	IDs []turnstone.SandboxID
+	// Names are the names of the clones, one for each, in place of Prefix.
+	Names []string
 }
 
 // Check reports the first fault of f; the error is of kind KindInvalid.
@@ -40,6 +42,15 @@ func (f Fork) Check() error {
 	}
 	for _, id := range f.IDs {
 		if err := (Spec{ID: id, Shape: turnstone.DefaultShape()}).Check(); err != nil {
+			return err
+		}
+	}
+	if len(f.Names) > 0 && (len(f.Names) != f.Count || f.Prefix != "") {
+		return forkError(turnstone.KindInvalid, "sandbox",
+			fmt.Errorf("%d names for %d clones", len(f.Names), f.Count), "")
+	}
+	for _, name := range f.Names {
+		if err := CheckName(name); err != nil {
 			return err
 		}
 	}
@@ -159,6 +170,9 @@ func (s *Store) clones(ctx context.Context, spec Spec, f Fork, ready func(Info))
 		one := spec
 		if f.Prefix != "" {
 			one.Name = fmt.Sprintf("%s-%d", f.Prefix, n+1)
+		}
+		if len(f.Names) > 0 {
+			one.Name = f.Names[n]
 		}
 		if len(f.IDs) > 0 {
 			one.ID = f.IDs[n]

@@ -275,7 +275,7 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	if err := h.belong(ctx, spec, d); err != nil {
 		return err
 	}
-	if err := h.followFirst(ctx); err != nil {
+	if err := h.followFirst(ctx, d); err != nil {
 		return err
 	}
 	var sockets [4]*net.UnixListener

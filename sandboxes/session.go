@@ -203,13 +203,16 @@ func (h *holder) belong(ctx context.Context, spec Spec, d Details) (err error) {
 // commandsSuffix follows the name of a snapshot, for the folder with the commands of its sandbox.
 const commandsSuffix = ".commands"
 
+// maxHeld bounds the names of secrets, which an agent may make up.
+const maxHeld = 1024
+
 // hold notes the names of secrets that commands were given, so that no copy is made without consent.
 func (h *holder) hold(names []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	all := slices.Clone(h.info.Secrets)
 	for _, name := range names {
-		if !slices.Contains(all, name) {
+		if !slices.Contains(all, name) && len(all) < maxHeld && len(name) <= maxLabel {
 			all = append(all, name)
 		}
 	}

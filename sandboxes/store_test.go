@@ -109,6 +109,8 @@ type fakeAgent struct {
 	mu      sync.Mutex
 	running int64
 	told    []*wire.Conn
+
+	defaults wire.SandboxSetDefaultsParams
 }
 
 // add changes the number of commands that run.
@@ -135,6 +137,14 @@ func (s counts) Activity(ctx context.Context, c *wire.Conn) (*wire.SandboxActivi
 	}
 	s.a.told = append(s.a.told, c)
 	return &wire.SandboxActivityResult{Running: s.a.running}, nil
+}
+
+func (s counts) SetDefaults(_ context.Context, _ *wire.Conn,
+	p *wire.SandboxSetDefaultsParams) error {
+	s.a.mu.Lock()
+	defer s.a.mu.Unlock()
+	s.a.defaults = *p
+	return nil
 }
 
 type processes struct {

@@ -35,8 +35,14 @@ func (h *holder) follow(ctx context.Context) error {
 	}
 	c := wire.NewConn(s, wire.Options{OnEvent: func(e wire.Event) {
 		v, err := wire.DecodeEvent(e)
-		if changed, ok := v.(*wire.SandboxActivityChangedEvent); ok && err == nil {
-			set(changed.Running, false)
+		if err != nil {
+			return
+		}
+		switch v := v.(type) {
+		case *wire.SandboxActivityChangedEvent:
+			set(v.Running, false)
+		case *wire.SandboxSecretsAddedEvent:
+			h.hold(v.Names)
 		}
 	}})
 	ctx, cancel := context.WithTimeout(ctx, followTime)
@@ -47,6 +53,7 @@ func (h *holder) follow(ctx context.Context) error {
 		return err
 	}
 	set(res.Running, true)
+	h.hold(res.Secrets)
 	h.mu.Lock()
 	h.followed++
 	number := h.followed
@@ -82,13 +89,30 @@ func (h *holder) unfollowed(number int, err error) {
 
 // followFirst is follow at the start. An agent of a machine that an older version has kept cannot
 // report: its sandbox counts as running.
-func (h *holder) followFirst(ctx context.Context) error {
-	err := h.follow(ctx)
+func (h *holder) followFirst(ctx context.Context, d Details) error {
+	err := h.setDefaults(ctx, d)
+	if err == nil {
+		err = h.follow(ctx)
+	}
 	if turnstone.KindOf(err) == turnstone.KindInvalid {
 		h.unknown(err)
 		return nil
 	}
 	return err
+}
+
+// setDefaults tells the agent what commands get that name no directory and no user: clients of
+// encrypted channels do not know them.
+func (h *holder) setDefaults(ctx context.Context, d Details) error {
+	s, err := h.machine.Connect()
+	if err != nil {
+		return err
+	}
+	c := wire.NewConn(s, wire.Options{})
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	return c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User})
 }
 
 // followAgain continues after a machine's connections have ended. If that fails, the sandbox counts

@@ -25,6 +25,9 @@ const (
 	MethodSandboxSeal              = "Sandbox.seal"
 	MethodSandboxActivity          = "Sandbox.activity"
 	MethodSandboxRecord            = "Sandbox.record"
+	MethodSandboxSetDefaults       = "Sandbox.setDefaults"
+	MethodSandboxAddSecrets        = "Sandbox.addSecrets"
+	MethodSandboxConnect           = "Sandbox.connect"
 	MethodSandboxGetVersion        = "Sandbox.getVersion"
 	MethodSandboxGetStats          = "Sandbox.getStats"
 	MethodProcessStart             = "Process.start"
@@ -88,6 +91,8 @@ const (
 	MethodSessionImport            = "Session.import"
 	MethodSessionVerify            = "Session.verify"
 	MethodSessionSignTurn          = "Session.signTurn"
+	MethodSessionCommitSandbox     = "Session.commitSandbox"
+	MethodSessionDiscardSandbox    = "Session.discardSandbox"
 	MethodSessionHeads             = "Session.heads"
 	MethodSessionOwners            = "Session.owners"
 	MethodSessionAllow             = "Session.allow"
@@ -119,6 +124,7 @@ func HostOnly(method string) bool {
 		MethodSandboxSeal,
 		MethodSandboxActivity,
 		MethodSandboxRecord,
+		MethodSandboxSetDefaults,
 		MethodStateFreeze,
 		MethodStateExport,
 		MethodStateThaw:
@@ -135,6 +141,7 @@ const (
 	EventTargetAttachedToTarget   = "Target.attachedToTarget"
 	EventTargetDetachedFromTarget = "Target.detachedFromTarget"
 	EventSandboxActivityChanged   = "Sandbox.activityChanged"
+	EventSandboxSecretsAdded      = "Sandbox.secretsAdded"
 	EventSandboxCommandStarted    = "Sandbox.commandStarted"
 	EventSandboxCommandEnded      = "Sandbox.commandEnded"
 	EventProcessOutput            = "Process.output"
@@ -657,6 +664,9 @@ type SandboxActivityResult struct {
 	Running int64 `json:"running"`
 	// Commands that were started so far.
 	Started int64 `json:"started"`
+	// Names of the variables that Sandbox.addSecrets has added; secretsAdded reports later
+	// ones.
+	Secrets []string `json:"secrets,omitzero"`
 }
 
 // SandboxActivity calls Sandbox.activity. Returns how many commands run now. From then on
@@ -678,6 +688,62 @@ func (c *Conn) SandboxActivity(ctx context.Context) (*SandboxActivityResult, err
 // connection records at a time: another one takes its place.
 func (c *Conn) SandboxRecord(ctx context.Context) error {
 	return c.Call(ctx, MethodSandboxRecord, nil, nil)
+}
+
+// SandboxSetDefaultsParams are the parameters of Sandbox.setDefaults.
+type SandboxSetDefaultsParams struct {
+	// An absolute directory; empty: /workspace.
+	Cwd string `json:"cwd,omitempty"`
+	// As in Process.start; empty: root.
+	User string `json:"user,omitempty"`
+}
+
+// SandboxSetDefaults calls Sandbox.setDefaults. Sets the directory and the user of
+// processes whose Process.start names none: those of the template, or of the state that
+// the sandbox began with.
+func (c *Conn) SandboxSetDefaults(ctx context.Context, p *SandboxSetDefaultsParams) error {
+	return c.Call(ctx, MethodSandboxSetDefaults, p, nil)
+}
+
+// SandboxAddSecretsParams are the parameters of Sandbox.addSecrets.
+type SandboxAddSecretsParams struct {
+	// KEY=VALUE, of at most 64 KiB each.
+	Secrets []string `json:"secrets"`
+}
+
+// SandboxAddSecrets calls Sandbox.addSecrets. Adds secret variables to the environment of
+// all processes and steps that start from now on. The host that records the sandbox's
+// commands masks their values. A variable of the same name is replaced. 64 at most in
+// all.
+func (c *Conn) SandboxAddSecrets(ctx context.Context, p *SandboxAddSecretsParams) error {
+	return c.Call(ctx, MethodSandboxAddSecrets, p, nil)
+}
+
+// SandboxConnectParams are the parameters of Sandbox.connect.
+type SandboxConnectParams struct {
+	// 1 to 65535.
+	Port int64 `json:"port"`
+	// Carries bytes to the port.
+	In StreamID `json:"in"`
+	// Carries bytes from the port.
+	Out StreamID `json:"out"`
+}
+
+func (p *SandboxConnectParams) streams() (receive, send []StreamID) {
+	if p.In != 0 {
+		receive = append(receive, p.In)
+	}
+	if p.Out != 0 {
+		send = append(send, p.Out)
+	}
+	return receive, send
+}
+
+// SandboxConnect calls Sandbox.connect. Opens a TCP connection to a port of the sandbox,
+// at the address of its network card, and answers when it is open. The connection's two
+// directions are the streams; each ends when its sender ends. 256 at most at once.
+func (c *Conn) SandboxConnect(ctx context.Context, p *SandboxConnectParams) error {
+	return c.Call(ctx, MethodSandboxConnect, p, nil)
 }
 
 // SandboxGetVersionResult is the result of Sandbox.getVersion.
@@ -738,6 +804,22 @@ type SandboxActivityChangedEvent struct {
 // other side does not read.
 func (c *Conn) EmitSandboxActivityChanged(ctx context.Context, e *SandboxActivityChangedEvent) error {
 	return c.Emit(ctx, EventSandboxActivityChanged, e)
+}
+
+// SandboxSecretsAddedEvent is the event Sandbox.secretsAdded. Sandbox.addSecrets has
+// added variables. A connection that called Sandbox.activity gets their names, and the
+// one that records their values, before any command has them.
+type SandboxSecretsAddedEvent struct {
+	// All names.
+	Names []string `json:"names"`
+	// KEY=VALUE, all of them, for the connection that records.
+	Secrets []string `json:"secrets,omitzero"`
+}
+
+// EmitSandboxSecretsAdded sends the event Sandbox.secretsAdded. It waits while the other
+// side does not read.
+func (c *Conn) EmitSandboxSecretsAdded(ctx context.Context, e *SandboxSecretsAddedEvent) error {
+	return c.Emit(ctx, EventSandboxSecretsAdded, e)
 }
 
 // SandboxCommandStartedEvent is the event Sandbox.commandStarted. A command of a client
@@ -843,6 +925,17 @@ type SandboxServer interface {
 	// runs already; its end comes as commandEnded too. One connection records at a time:
 	// another one takes its place.
 	Record(ctx context.Context, c *Conn) error
+	// Sets the directory and the user of processes whose Process.start names none: those of
+	// the template, or of the state that the sandbox began with.
+	SetDefaults(ctx context.Context, c *Conn, p *SandboxSetDefaultsParams) error
+	// Adds secret variables to the environment of all processes and steps that start from now
+	// on. The host that records the sandbox's commands masks their values. A variable of the
+	// same name is replaced. 64 at most in all.
+	AddSecrets(ctx context.Context, c *Conn, p *SandboxAddSecretsParams) error
+	// Opens a TCP connection to a port of the sandbox, at the address of its network card,
+	// and answers when it is open. The connection's two directions are the streams; each ends
+	// when its sender ends. 256 at most at once.
+	Connect(ctx context.Context, c *Conn, p *SandboxConnectParams) error
 	// Returns versions and names.
 	GetVersion(ctx context.Context, c *Conn) (*SandboxGetVersionResult, error)
 	// Returns the guest's resource usage.
@@ -891,6 +984,24 @@ func RegisterSandbox(d *Dispatcher, s SandboxServer) {
 		new: func() any { return new(struct{}) },
 		call: func(ctx context.Context, c *Conn, _ any) (any, error) {
 			return nil, s.Record(ctx, c)
+		},
+	})
+	d.handle(MethodSandboxSetDefaults, entry{
+		new: func() any { return new(SandboxSetDefaultsParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.SetDefaults(ctx, c, p.(*SandboxSetDefaultsParams))
+		},
+	})
+	d.handle(MethodSandboxAddSecrets, entry{
+		new: func() any { return new(SandboxAddSecretsParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.AddSecrets(ctx, c, p.(*SandboxAddSecretsParams))
+		},
+	})
+	d.handle(MethodSandboxConnect, entry{
+		new: func() any { return new(SandboxConnectParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Connect(ctx, c, p.(*SandboxConnectParams))
 		},
 	})
 	d.handle(MethodSandboxGetVersion, entry{
@@ -3332,6 +3443,41 @@ func (c *Conn) SessionSignTurn(ctx context.Context, p *SessionSignTurnParams) (*
 	return &r, nil
 }
 
+// SessionCommitSandboxParams are the parameters of Session.commitSandbox.
+type SessionCommitSandboxParams struct {
+	// The sandbox's ID.
+	Sandbox string `json:"sandbox"`
+	// The stream that gets the turn without its receipt, as JSON; null: nothing was done.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionCommitSandboxParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionCommitSandbox calls Session.commitSandbox. Keeps what was done in a sandbox of a
+// session as a turn; the sandbox continues. The channel's client has to be the sandbox's,
+// and may write the session.
+func (c *Conn) SessionCommitSandbox(ctx context.Context, p *SessionCommitSandboxParams) error {
+	return c.Call(ctx, MethodSessionCommitSandbox, p, nil)
+}
+
+// SessionDiscardSandboxParams are the parameters of Session.discardSandbox.
+type SessionDiscardSandboxParams struct {
+	// The sandbox's ID.
+	Sandbox string `json:"sandbox"`
+}
+
+// SessionDiscardSandbox calls Session.discardSandbox. Ends a sandbox without a turn: what
+// was done in it since its last turn is lost. The channel's client has to be the
+// sandbox's.
+func (c *Conn) SessionDiscardSandbox(ctx context.Context, p *SessionDiscardSandboxParams) error {
+	return c.Call(ctx, MethodSessionDiscardSandbox, p, nil)
+}
+
 // SessionHeadsParams are the parameters of Session.heads.
 type SessionHeadsParams struct {
 	// Name or ID of the session.
@@ -3717,6 +3863,12 @@ type SessionServer interface {
 	// Adds the signature of the node's user to the statement of a turn. Only the operator
 	// may.
 	SignTurn(ctx context.Context, c *Conn, p *SessionSignTurnParams) (*SessionSignTurnResult, error)
+	// Keeps what was done in a sandbox of a session as a turn; the sandbox continues. The
+	// channel's client has to be the sandbox's, and may write the session.
+	CommitSandbox(ctx context.Context, c *Conn, p *SessionCommitSandboxParams) error
+	// Ends a sandbox without a turn: what was done in it since its last turn is lost. The
+	// channel's client has to be the sandbox's.
+	DiscardSandbox(ctx context.Context, c *Conn, p *SessionDiscardSandboxParams) error
 	// Returns the log of heads of a session, oldest first.
 	Heads(ctx context.Context, c *Conn, p *SessionHeadsParams) error
 	// Returns whose a session is. Only its owner may.
@@ -3908,6 +4060,18 @@ func RegisterSession(d *Dispatcher, s SessionServer) {
 		new: func() any { return new(SessionSignTurnParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return s.SignTurn(ctx, c, p.(*SessionSignTurnParams))
+		},
+	})
+	d.handle(MethodSessionCommitSandbox, entry{
+		new: func() any { return new(SessionCommitSandboxParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.CommitSandbox(ctx, c, p.(*SessionCommitSandboxParams))
+		},
+	})
+	d.handle(MethodSessionDiscardSandbox, entry{
+		new: func() any { return new(SessionDiscardSandboxParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.DiscardSandbox(ctx, c, p.(*SessionDiscardSandboxParams))
 		},
 	})
 	d.handle(MethodSessionHeads, entry{
@@ -4166,6 +4330,8 @@ func DecodeEvent(e Event) (any, error) {
 		v = new(TargetDetachedFromTargetEvent)
 	case EventSandboxActivityChanged:
 		v = new(SandboxActivityChangedEvent)
+	case EventSandboxSecretsAdded:
+		v = new(SandboxSecretsAddedEvent)
 	case EventSandboxCommandStarted:
 		v = new(SandboxCommandStartedEvent)
 	case EventSandboxCommandEnded:

@@ -34,10 +34,21 @@ type Access struct {
 // Client opens a connection for a single task.
 func (a *Access) Client(ctx context.Context, id turnstone.SandboxID) (*wire.Client, error) {
 	conn, err := a.Open(ctx, id)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		return wire.NewClient(conn), nil
 	}
-	return wire.NewClient(conn), nil
+	if a.Linger > 0 { // whoever refused may not know why
+		if i, getErr := a.Info(ctx, id); getErr == nil && i.Ended != "" {
+			return nil, ended(i)
+		}
+	}
+	return nil, err
+}
+
+// ended is the error about a sandbox that has ended.
+func ended(i Sandbox) error {
+	return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+i.Title,
+		"it is %s", i.Ended).WithHint("create a new sandbox with turn sandbox create")
 }
 
 // gone reports whether a sandbox that does not answer has ended.
@@ -78,9 +89,7 @@ func (a *Access) EndReason(ctx context.Context, id turnstone.SandboxID, err erro
 				"it was removed")
 		}
 		if getErr == nil && i.Ended != "" {
-			return turnstone.Errorf("sandbox.use", turnstone.KindDead, "sandbox "+i.Title,
-				"it is %s", i.Ended).WithHint(
-				"create a new sandbox with turn sandbox create")
+			return ended(i)
 		}
 	}
 	return err

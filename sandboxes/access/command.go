@@ -47,6 +47,9 @@ func (a *Access) Exec(ctx context.Context, id turnstone.SandboxID,
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
+	if a.Linger > 0 && i.Ended != "" {
+		return wire.ProcessExit{}, ended(i)
+	}
 	if a.Linger > 0 {
 		return a.persist(ctx, id, i, cmd)
 	}

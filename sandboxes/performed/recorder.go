@@ -37,6 +37,8 @@ const (
 	maxOffset = 1 << 50
 	// connectTime bounds the time in which an agent answers.
 	connectTime = time.Minute
+	// maxPairs bounds the secrets that an agent may name.
+	maxPairs = 4096
 	// maxRecent bounds the IDs of commands that have ended; an agent lists fewer.
 	maxRecent = 1024
 )
@@ -214,6 +216,12 @@ func (r *Recorder) event(e wire.Event) {
 	switch e := v.(type) {
 	case *wire.SandboxCommandStartedEvent:
 		r.started(e)
+	case *wire.SandboxSecretsAddedEvent:
+		for _, kv := range e.Secrets {
+			if len(r.pairs) < maxPairs {
+				r.hide(kv)
+			}
+		}
 	case *wire.ProcessOutputEvent:
 		if run := r.running[e.ProcessID]; run != nil {
 			run.write(r, e)

@@ -64,7 +64,8 @@ func (s *sandbox) Activity(ctx context.Context,
 		})
 		wire.AfterReply(ctx, func() { c.Go(func() { t.follow(c, known) }) })
 	}
-	return &wire.SandboxActivityResult{Running: known.running, Started: known.started}, nil
+	return &wire.SandboxActivityResult{Running: known.running, Started: known.started,
+		Secrets: s.a.secrets.Follow(c)}, nil
 }
 
 func (t *activity) follow(c *wire.Conn, known commands) {

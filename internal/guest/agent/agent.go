@@ -89,6 +89,9 @@ type Agent struct {
 	records     *record.Table
 	lingers     lingers
 	channels    *channels
+	defaults    defaults
+	secrets     record.Secrets
+	forwards    chan struct{}    // connections of Sandbox.connect
 	remote      *wire.Dispatcher // for channels, whose clients are not the host
 	configuring atomic.Bool      // Sandbox.configure runs, or has succeeded
 	configured  atomic.Bool
@@ -121,7 +124,8 @@ func New(opt Options) (*Agent, error) {
 		opt.FDs = procFDs
 	}
 	a := &Agent{opt: opt, journal: journal.New(), activity: newActivity(), records: record.NewTable(),
-		clients: make(map[*wire.Conn]*client), opening: make(map[wire.LinkStream]struct{})}
+		forwards: make(chan struct{}, maxForwards), clients: make(map[*wire.Conn]*client),
+		opening: make(map[wire.LinkStream]struct{})}
 	a.channels = newChannels(a)
 	a.configured.Store(opt.Configure == nil)
 	a.fresh.Store(opt.Configure == nil)

@@ -30,11 +30,8 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 		return nil, err
 	}
 	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env,
-		Cwd: p.Cwd, User: p.User,
 		Stdin: p.Stdin || p.StdinStream != 0}
-	if spec.Cwd == "" {
-		spec.Cwd = s.a.opt.Cwd
-	}
+	spec.Cwd, spec.User = s.a.defaults.of(p.Cwd, p.User, s.a.opt.Cwd)
 	if t := p.Terminal; t != nil {
 		spec.Terminal = &process.Terminal{Columns: int(t.Columns), Rows: int(t.Rows)}
 		spec.Env = process.MergeEnv(spec.Env, []string{"TERM=xterm-256color"})
@@ -47,7 +44,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 			grace, &failed)
 	}
 	s.a.records.Around(&wire.SandboxCommandStartedEvent{Argv: p.Argv, Env: p.Env,
-		Secrets: p.Secrets, User: p.User, Terminal: p.Terminal != nil}, &spec, s.a.attachRecorder)
+		Secrets: p.Secrets, User: spec.User, Terminal: p.Terminal != nil}, &spec, s.a.attachRecorder)
 	s.a.activity.begin()
 	spec.Ended = s.a.activity.end
 	proc, err := s.a.procs.Start(spec)

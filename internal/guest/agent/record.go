@@ -9,9 +9,8 @@ import (
 )
 
 // Record implements Sandbox.record.
-func (s *sandbox) Record(_ context.Context, c *wire.Conn) error {
-	s.a.records.Record(c)
-	return nil
+func (s *sandbox) Record(ctx context.Context, c *wire.Conn) error {
+	return s.a.secrets.Record(ctx, s.a.records, c)
 }
 
 // attachRecorder attaches a connection that records to p, which has written nothing yet.

@@ -52,6 +52,13 @@ func (t *Table) Recording() bool {
 	return t.to != nil
 }
 
+// recorder returns the connection that records now; nil: none.
+func (t *Table) recorder() *wire.Conn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.to
+}
+
 // Of returns the record of p if c records; nil otherwise.
 func (t *Table) Of(c *wire.Conn, p *process.Process) *Command {
 	t.mu.Lock()

@@ -1,0 +1,49 @@
+package agent
+
+import (
+	"context"
+	"path"
+	"sync"
+
+	"turnstone.dev/turnstone/wire"
+)
+
+// defaults are what processes get that name nothing else.
+type defaults struct {
+	mu        sync.Mutex
+	cwd, user string
+}
+
+// of returns the directory and the user of a process.
+func (d *defaults) of(cwd, user, byDefault string) (string, string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range []string{d.cwd, byDefault} {
+		if cwd == "" {
+			cwd = c
+		}
+	}
+	if user == "" {
+		user = d.user
+	}
+	return cwd, user
+}
+
+// SetDefaults implements Sandbox.setDefaults.
+func (s *sandbox) SetDefaults(_ context.Context, _ *wire.Conn,
+	p *wire.SandboxSetDefaultsParams) error {
+	if p.Cwd != "" && !path.IsAbs(p.Cwd) {
+		return Invalid(wire.MethodSandboxSetDefaults, p.Cwd, "it is not an absolute path")
+	}
+	d := &s.a.defaults
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cwd, d.user = p.Cwd, p.User
+	return nil
+}
+
+// AddSecrets implements Sandbox.addSecrets. The host knows a secret before a command has it.
+func (s *sandbox) AddSecrets(ctx context.Context, _ *wire.Conn,
+	p *wire.SandboxAddSecretsParams) error {
+	return s.a.secrets.Add(ctx, s.a.records, p.Secrets, s.a.shell.addEnv)
+}
