@@ -147,6 +147,9 @@ func (x *Executor) Shape(image string) turnstone.Shape { return x.engine.Shape(i
 // of kind KindInvalid if the host's policy cannot be read.
 func (x *Executor) DefaultNetwork() (bool, error) { return x.engine.DefaultNetwork() }
 
+// Substrates returns the names of the substrates that run sandboxes on this host.
+func (x *Executor) Substrates(ctx context.Context) []string { return x.engine.Substrates(ctx) }
+
 // ReceiptFile returns the path of a turn's receipt in the state directory, or "" if there is no
 // receipt, for programs that name the file to their users.
 func (x *Executor) ReceiptFile(id turnstone.TurnID) string { return x.engine.ReceiptFile(id) }

@@ -295,3 +295,5 @@ func (x *Executor) CopyOut(context.Context, string, string, string, func(string,
 }
 
 func (x *Executor) DefaultNetwork() (bool, error) { return noneOf[bool]() }
+
+func (x *Executor) Substrates(context.Context) []string { return nil }

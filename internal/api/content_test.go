@@ -44,6 +44,11 @@ var noContent = map[string][]string{
 		"SandboxFilter.context_id", "Session.name", "SessionFilter.name_prefix",
 		"StartTurnRequest.session", "Turn.session", "TurnFilter.session",
 	},
+	"the name of a session's branch, which servers may know as they know the session's": {
+		"CreateSandboxRequest.branch",
+	},
+	"where and as whom a template's commands run, or as the caller's request says; not of a session's " +
+		"sandbox, whose commands choose": {"Sandbox.user", "Sandbox.workdir"},
 	"the name of a template or an image, which servers may know": {
 		"BuildTemplateRequest.template", "CreateSandboxRequest.image",
 		"CreateSandboxRequest.template", "DeleteTemplateRequest.template",
@@ -55,7 +60,8 @@ var noContent = map[string][]string{
 		"Sandbox.template_digest", "Template.digest",
 	},
 	"the display name of a sandbox, which servers may know": {
-		"CreateSandboxRequest.name", "Sandbox.name", "SandboxFilter.name",
+		"CreateSandboxRequest.name", "ForkSandboxRequest.names", "Sandbox.name",
+		"SandboxFilter.name",
 	},
 	"the caller declares it public; what is secret goes through the channel": {
 		"CreateSandboxRequest.EnvEntry.key", "CreateSandboxRequest.EnvEntry.value",

@@ -113,6 +113,15 @@ func (h *Host) Kernel(c config.Config) kernel.Choice {
 		Mirrors: h.options.sources().Mirrors()}.Over(c.GuestKernel())
 }
 
+// Substrates returns the names of the substrates that run sandboxes here.
+func (h *Host) Substrates(ctx context.Context) []string {
+	c, err := h.Config()
+	if err != nil {
+		return nil // nothing runs then
+	}
+	return h.Launcher.Substrates(ctx, h.Kernel(c))
+}
+
 // Shape returns the machine that the template or image called image requests; empty stands for
 // plan.DefaultImage. An unknown template has the default shape; a later lookup reports the template
 // as missing.

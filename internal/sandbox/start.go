@@ -97,6 +97,17 @@ func (l *Launcher) chooser(guest *driver.Kernel, progress func(string)) *driver.
 	return choose
 }
 
+// Substrates returns the names of the substrates that run sandboxes here. It starts no guest.
+func (l *Launcher) Substrates(ctx context.Context, choice kernel.Choice) (names []string) {
+	choose := l.chooser(driver.KernelIn(l.Dir, choice, nil), func(string) {})
+	for _, name := range driver.Names() {
+		if name != driver.Auto && choose.Decide(ctx, name, driver.Needs{}).Err == nil {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // Tier returns the tier of a deterministic turn that names none: see driver.Chooser.
 func (l *Launcher) Tier(ctx context.Context, choice kernel.Choice, progress func(string)) (
 	tier turnstone.Tier, without, err error) {

@@ -148,9 +148,12 @@ func (c sandboxService) ForkSandbox(ctx context.Context,
 	answer := &v1.ForkSandboxResponse{}
 	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "ForkSandbox", m),
 		plan: func(context.Context) (all []records.Object, err error) {
-			for range m.Clients {
+			for i := range m.Clients {
 				o := x.Object
 				o.ID, o.Owner, o.Name = string(turnstone.NewSandboxID()), p.Subject, ""
+				if len(m.Names) > 0 {
+					o.Name = m.Names[i]
+				}
 				o.Detail, o.Expires = nil, time.Time{}
 				all = append(all, o)
 			}

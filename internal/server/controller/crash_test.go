@@ -156,7 +156,7 @@ func TestAbandoned(t *testing.T) {
 		Tenant: "acme", Node: "a"}
 	made, _, err := w.store.Create(t.Context(), nil, o)
 	must(t, err)
-	w.unmade.add(made[0])
+	w.unmade.add(made[0], false)
 	w.giveUp(t.Context())
 	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_CREATING {
 		t.Fatalf("it failed too early: %v", s)
@@ -164,8 +164,49 @@ func TestAbandoned(t *testing.T) {
 	w.o.Times.Abandon = time.Nanosecond
 	time.Sleep(time.Millisecond)
 	w.giveUp(t.Context())
-	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_FAILED {
+	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_FAILED || s.Removed {
 		t.Fatalf("it is %v", s)
+	}
+}
+
+// TestFailedCreation: a creation whose caller has the error leaves nothing that has to be removed,
+// and what is removed stays so.
+func TestFailedCreation(t *testing.T) {
+	w := newWorld(t, "a")
+	c := w.as(with("acme"))
+	refuse := turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "template", "does not exist")
+	w.nodes[0].hook(nil, func(_ context.Context, method, _ string) error {
+		if method == "CreateSandbox" {
+			return refuse
+		}
+		return nil
+	})
+	_, err := c.sandboxes.CreateSandbox(t.Context(), ask(&v1.CreateSandboxRequest{
+		Name: "box", IdempotencyKey: "k", Client: newClient()}))
+	w.fails(err, connect.CodeInvalidArgument)
+	w.nodes[0].hook(nil, nil)
+	all, err := c.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
+	must(t, err)
+	if len(all.Msg.Sandboxes) != 1 || !all.Msg.Sandboxes[0].Removed ||
+		all.Msg.Sandboxes[0].State != v1.SandboxState_SANDBOX_STATE_FAILED {
+		t.Fatalf("%v", all.Msg.Sandboxes)
+	}
+	for _, keep := range []bool{true, false} {
+		id := w.create(c, &v1.CreateSandboxRequest{Name: "box"}).Sandbox.SandboxId
+		_, err = c.sandboxes.DeleteSandbox(t.Context(),
+			ask(&v1.DeleteSandboxRequest{SandboxId: id, Keep: keep}))
+		must(t, err)
+		if s := w.state(c, id); s.Removed == keep {
+			t.Errorf("keep %t: %v", keep, s)
+		}
+		_, err = c.sandboxes.DeleteSandbox(t.Context(), ask(&v1.DeleteSandboxRequest{SandboxId: id}))
+		must(t, err)
+		w.restart()
+		c = w.as(with("acme"))
+		if s := w.state(c, id); !s.Removed || s.Reason !=
+			v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED {
+			t.Errorf("removed after keep %t: %v", keep, s)
+		}
 	}
 }
 

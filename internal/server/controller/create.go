@@ -143,11 +143,11 @@ func (c *Controller) fail(ctx context.Context, n creation, made []records.Object
 	err = asked(err)
 	if n.key != nil && again(err) {
 		for _, o := range made {
-			c.unmade.add(o)
+			c.unmade.add(o, !gone(err))
 		}
 		return err
 	}
-	c.end(ctx, made)
+	c.end(ctx, made, !gone(err))
 	// The node may have made some of them, or still make them.
 	c.tasks.Go(func() { c.discardAll(made) })
 	return err
@@ -160,13 +160,23 @@ func again(err error) bool {
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// end gives objects that were not made their last state.
-func (c *Controller) end(ctx context.Context, all []records.Object) {
+// gone reports whether the caller left before the error of its call.
+func gone(err error) bool {
+	return turnstone.KindOf(err) == turnstone.KindCanceled || errors.Is(err, context.Canceled)
+}
+
+// end gives objects that were not made their last state. told says that the caller knows: nobody
+// has to remove a sandbox then.
+func (c *Controller) end(ctx context.Context, all []records.Object, told bool) {
 	events := map[records.Kind]records.Event{records.Sandbox: records.CreateFailed,
 		records.Turn: records.Cancelled, records.Session: records.Deleted,
 		records.Snapshot: records.Deleted}
 	for _, o := range all {
-		if _, err := c.change(ctx, o, records.Change{Event: events[o.Kind]}); err != nil &&
+		change := records.Change{Event: events[o.Kind]}
+		if told && o.Kind == records.Sandbox {
+			change.Detail = message.Removed(o.Detail)
+		}
+		if _, err := c.change(ctx, o, change); err != nil &&
 			turnstone.KindOf(err) != turnstone.KindInvalid { // it has a last state
 			c.log.Error("a failed creation cannot be recorded", "object", o.ID, "error", err)
 		}
@@ -175,7 +185,8 @@ func (c *Controller) end(ctx context.Context, all []records.Object) {
 
 // giveUp ends the creations whose repetition did not come.
 func (c *Controller) giveUp(ctx context.Context) {
-	for _, o := range c.unmade.take(c.o.Times.Abandon) {
+	for _, w := range c.unmade.take(c.o.Times.Abandon) {
+		o := w.object
 		func() {
 			unlock, err := c.calls.lock(ctx, lockOf(o))
 			if err != nil {
@@ -186,7 +197,7 @@ func (c *Controller) giveUp(ctx context.Context) {
 			if err != nil || answered(now) {
 				return
 			}
-			c.end(ctx, []records.Object{now})
+			c.end(ctx, []records.Object{now}, w.told)
 			c.tasks.Go(func() { c.discardAll([]records.Object{now}) })
 		}()
 	}

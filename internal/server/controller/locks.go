@@ -125,15 +125,16 @@ type unmade struct {
 type waiting struct {
 	object records.Object
 	since  time.Time
+	told   bool // the caller has the error
 }
 
-func (u *unmade) add(o records.Object) {
+func (u *unmade) add(o records.Object, told bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.all == nil {
 		u.all = map[usage.Ref]waiting{}
 	}
-	u.all[usage.RefOf(o)] = waiting{o, time.Now()}
+	u.all[usage.RefOf(o)] = waiting{o, time.Now(), told}
 }
 
 func (u *unmade) remove(o records.Object) {
@@ -143,12 +144,12 @@ func (u *unmade) remove(o records.Object) {
 }
 
 // take removes and returns what waits longer than most.
-func (u *unmade) take(most time.Duration) (old []records.Object) {
+func (u *unmade) take(most time.Duration) (old []waiting) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for r, w := range u.all {
 		if time.Since(w.since) > most {
-			old = append(old, w.object)
+			old = append(old, w)
 			delete(u.all, r)
 		}
 	}

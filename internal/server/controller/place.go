@@ -115,7 +115,8 @@ func (n *node) load(m *v1.Machine) (share float64, possible bool) {
 		used[1] += p.memory
 		used[2] += p.disk
 	}
-	capacity := [3]uint64{uint64(n.info.GetCapacity().GetCpus()), n.info.GetCapacity().GetMemory(),
+	shares := uint64(max(1, n.info.GetCpuShares()))
+	capacity := [3]uint64{shares * uint64(n.info.GetCapacity().GetCpus()), n.info.GetCapacity().GetMemory(),
 		n.info.GetCapacity().GetDisk()}
 	want := [3]uint64{uint64(m.GetCpus()), m.GetMemory(), m.GetDisk()}
 	for i, all := range capacity {

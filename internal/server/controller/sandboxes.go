@@ -302,6 +302,15 @@ func (c sandboxService) DeleteSandbox(ctx context.Context,
 		return nil, err
 	}
 	done := func(x message.Seen) (*connect.Response[v1.DeleteSandboxResponse], error) {
+		if !r.Msg.Keep && x.Kind == records.Sandbox {
+			ctx, end := system(ctx)
+			defer end()
+			after, err := c.change(ctx, x.Object, records.Change{Detail: message.Removed(x.Detail)})
+			if err != nil {
+				return nil, err
+			}
+			x.Object = after
+		}
 		return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: message.Sandbox(x)}), nil
 	}
 	client, err := c.at(x.Node)

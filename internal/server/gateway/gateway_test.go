@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -79,6 +80,30 @@ func TestChallenge(t *testing.T) {
 			if answer.Header.Get(k) != v {
 				t.Errorf("%s is %q", k, answer.Header.Get(k))
 			}
+		}
+	}
+}
+
+// TestNoPlain: without a node in its process, a gateway says why it does not forward Exec and Run.
+func TestNoPlain(t *testing.T) {
+	s := newScene(t)
+	for token, want := range map[string]int{"": http.StatusUnauthorized,
+		s.token(t): http.StatusForbidden} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+			"http://"+s.at+PlainPath+"run", strings.NewReader("# A turn"))
+		check(t, err)
+		r.Header.Set("Content-Type", "text/markdown")
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		a, err := http.DefaultClient.Do(r)
+		check(t, err)
+		text, err := io.ReadAll(a.Body)
+		check(t, err)
+		_ = a.Body.Close()
+		if a.StatusCode != want || token != "" &&
+			!strings.Contains(string(text), "end at the node, which is another process") {
+			t.Errorf("%d: %s", a.StatusCode, text)
 		}
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"net/http"
 	"strings"
 
+	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/auth"
 )
@@ -45,9 +47,11 @@ func (g *Gateway) Handler() http.Handler {
 	never := func(*http.Request) bool { return false }
 	mux.Handle("GET "+NodeChannelPath, g.guarded(never, http.HandlerFunc(g.nodeChannel)))
 	mux.Handle("GET "+SandboxChannelPath, g.guarded(never, http.HandlerFunc(g.sandboxChannel)))
-	if g.o.Plain != nil {
-		mux.Handle("POST "+PlainPath, g.guarded(never, g.o.Plain))
+	inTheClear := g.o.Plain
+	if inTheClear == nil {
+		inTheClear = http.HandlerFunc(g.noPlain)
 	}
+	mux.Handle("POST "+PlainPath, g.guarded(never, inTheClear))
 	mux.HandleFunc("GET "+HealthPath, g.health)
 	mux.HandleFunc("GET "+ReadyPath, g.ready)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -55,6 +59,15 @@ func (g *Gateway) Handler() http.Handler {
 			"is not one of this server").WithHint("see docs/api.md for the paths"))
 	})
 	return g.frame(mux)
+}
+
+// noPlain refuses Exec and Run, which end at the node: a gateway that passed them on would read them.
+func (g *Gateway) noPlain(w http.ResponseWriter, r *http.Request) {
+	g.refuser.refuse(w, r, &api.Status{Code: connect.CodePermissionDenied, Err: turnstone.Errorf(
+		"plain.call", turnstone.KindInvalid, "the gateway", "does not forward Exec and Run: they "+
+			"end at the node, which is another process, and the gateway would read them").
+		WithHint("use the turn command, whose channel is encrypted to the node, or a server whose " +
+			"gateway and node are one process")})
 }
 
 // control passes a control call on.

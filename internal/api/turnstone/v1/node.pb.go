@@ -228,14 +228,16 @@ type Node struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// The key that signs attestations, as "ssh-ed25519 BASE64".
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// Machines that it has room for in all, and what of it is in use.
+	// What the computer has, and what of it machines use.
 	Capacity *Machine `protobuf:"bytes,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Used     *Machine `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
 	// The substrates that work on it.
 	Substrates []string `protobuf:"bytes,5,rep,name=substrates,proto3" json:"substrates,omitempty"`
 	// The version of its program.
-	Version       string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	Started       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
+	Version string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	Started *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
+	// How many CPUs of machines share one of the computer; 0: one.
+	CpuShares     uint32 `protobuf:"varint,8,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -317,6 +319,13 @@ func (x *Node) GetStarted() *timestamppb.Timestamp {
 		return x.Started
 	}
 	return nil
+}
+
+func (x *Node) GetCpuShares() uint32 {
+	if x != nil {
+		return x.CpuShares
+	}
+	return 0
 }
 
 type WatchNodeRequest struct {
@@ -1895,7 +1904,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"sandbox_id\x18\t \x01(\tB\x1b\xbaH\x18\xd8\x01\x01r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"\x10\n" +
 	"\x0eGetNodeRequest\"9\n" +
 	"\x0fGetNodeResponse\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\"\x91\x03\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\"\xba\x03\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -1905,7 +1914,9 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"substrates\x18\x05 \x03(\tB$\xbaH!\x92\x01\x1e\x10\x10\"\x1ar\x182\x16^[a-z][a-z0-9-]{0,31}$R\n" +
 	"substrates\x127\n" +
 	"\aversion\x18\x06 \x01(\tB\x1d\xbaH\x1ar\x18(\x80\x012\x13^[^\\x00-\\x1f\\x7f]*$R\aversion\x124\n" +
-	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\"\x12\n" +
+	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12'\n" +
+	"\n" +
+	"cpu_shares\x18\b \x01(\rB\b\xbaH\x05*\x03\x18\x80\bR\tcpuShares\"\x12\n" +
 	"\x10WatchNodeRequest\"\x87\x03\n" +
 	"\x11WatchNodeResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\x0e2\x18.turnstone.v1.WatchEventR\x05event\x12(\n" +
@@ -1950,7 +1961,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\x1dNodeServiceForkSandboxRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12B\n" +
 	"\arequest\x18\x02 \x01(\v2 .turnstone.v1.ForkSandboxRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x12D\n" +
-	"\vsandbox_ids\x18\x03 \x03(\tB#\xbaH \x92\x01\x1d\b\x01\x10\x10\x18\x01\"\x15r\x132\x11^sb_[0-9a-v]{18}$R\n" +
+	"\vsandbox_ids\x18\x03 \x03(\tB#\xbaH \x92\x01\x1d\b\x01\x10(\x18\x01\"\x15r\x132\x11^sb_[0-9a-v]{18}$R\n" +
 	"sandboxIds:n\xbaHk\x1ai\n" +
 	"\bfork.ids\x12'there is one sandbox_id for each client\x1a4size(this.sandbox_ids) == size(this.request.clients)\"\xe5\x01\n" +
 	"!NodeServiceSnapshotSandboxRequest\x12=\n" +

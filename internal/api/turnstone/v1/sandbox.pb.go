@@ -188,7 +188,17 @@ type Sandbox struct {
 	// The snapshot that it was started from.
 	SnapshotId string `protobuf:"bytes,17,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
 	// The name of its node.
-	Node          string `protobuf:"bytes,18,opt,name=node,proto3" json:"node,omitempty"`
+	Node string `protobuf:"bytes,18,opt,name=node,proto3" json:"node,omitempty"`
+	// The directory of commands that name none; empty for a sandbox of a session, whose directory
+	// its commands have chosen.
+	Workdir string `protobuf:"bytes,19,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	// The user of commands that name none, as the template has it; empty: root.
+	User string `protobuf:"bytes,20,opt,name=user,proto3" json:"user,omitempty"`
+	// Bytes of the template's files.
+	TemplateSize uint64 `protobuf:"varint,21,opt,name=template_size,json=templateSize,proto3" json:"template_size,omitempty"`
+	// The sandbox was deleted, or its creation failed and its caller has the error. The record stays
+	// for a time.
+	Removed       bool `protobuf:"varint,22,opt,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -349,6 +359,34 @@ func (x *Sandbox) GetNode() string {
 	return ""
 }
 
+func (x *Sandbox) GetWorkdir() string {
+	if x != nil {
+		return x.Workdir
+	}
+	return ""
+}
+
+func (x *Sandbox) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *Sandbox) GetTemplateSize() uint64 {
+	if x != nil {
+		return x.TemplateSize
+	}
+	return 0
+}
+
+func (x *Sandbox) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
+}
+
 // CreateSandboxRequest describes a new sandbox.
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -385,7 +423,9 @@ type CreateSandboxRequest struct {
 	// The substrate, such as "qemu"; empty: the node selects.
 	Substrate string `protobuf:"bytes,15,opt,name=substrate,proto3" json:"substrate,omitempty"`
 	// Require a substrate whose sandboxes can be paused, forked and kept.
-	Live          bool `protobuf:"varint,16,opt,name=live,proto3" json:"live,omitempty"`
+	Live bool `protobuf:"varint,16,opt,name=live,proto3" json:"live,omitempty"`
+	// The branch of context_id whose head the sandbox starts from; empty: main.
+	Branch        string `protobuf:"bytes,17,opt,name=branch,proto3" json:"branch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -543,6 +583,13 @@ func (x *CreateSandboxRequest) GetLive() bool {
 		return x.Live
 	}
 	return false
+}
+
+func (x *CreateSandboxRequest) GetBranch() string {
+	if x != nil {
+		return x.Branch
+	}
+	return ""
 }
 
 type isCreateSandboxRequest_Source interface {
@@ -1118,8 +1165,10 @@ func (x *ConnectSandboxResponse) GetChannel() *Channel {
 }
 
 type DeleteSandboxRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Keep the record as that of a sandbox that was stopped and not removed.
+	Keep          bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1159,6 +1208,13 @@ func (x *DeleteSandboxRequest) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *DeleteSandboxRequest) GetKeep() bool {
+	if x != nil {
+		return x.Keep
+	}
+	return false
 }
 
 type DeleteSandboxResponse struct {
@@ -1393,7 +1449,9 @@ type ForkSandboxRequest struct {
 	// As in CreateSandboxRequest, for each clone.
 	Timeout *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Clone a sandbox that holds secrets: their values are in its memory.
-	Secrets       bool `protobuf:"varint,5,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	Secrets bool `protobuf:"varint,5,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	// The clones' names, as in CreateSandboxRequest; empty: they have none.
+	Names         []string `protobuf:"bytes,6,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1461,6 +1519,13 @@ func (x *ForkSandboxRequest) GetSecrets() bool {
 		return x.Secrets
 	}
 	return false
+}
+
+func (x *ForkSandboxRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
 }
 
 type ForkSandboxResponse struct {
@@ -2104,7 +2169,7 @@ var File_turnstone_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xfa\x05\n" +
+	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xe7\x06\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -2127,10 +2192,15 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\tparent_id\x18\x10 \x01(\tR\bparentId\x12\x1f\n" +
 	"\vsnapshot_id\x18\x11 \x01(\tR\n" +
 	"snapshotId\x12\x12\n" +
-	"\x04node\x18\x12 \x01(\tR\x04node\x1a;\n" +
+	"\x04node\x18\x12 \x01(\tR\x04node\x12\x18\n" +
+	"\aworkdir\x18\x13 \x01(\tR\aworkdir\x12\x12\n" +
+	"\x04user\x18\x14 \x01(\tR\x04user\x12#\n" +
+	"\rtemplate_size\x18\x15 \x01(\x04R\ftemplateSize\x12\x18\n" +
+	"\aremoved\x18\x16 \x01(\bR\aremoved\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf6\t\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\n" +
+	"\n" +
 	"\x14CreateSandboxRequest\x12D\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12@\n" +
 	"\btemplate\x18\x02 \x01(\tB\"\xbaH\x1fr\x1d2\x1b^[a-z0-9][a-z0-9._-]{0,62}$H\x00R\btemplate\x12E\n" +
@@ -2151,7 +2221,8 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\x06client\x18\r \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\x12?\n" +
 	"\x05owner\x18\x0e \x01(\tB)\xbaH&\xd8\x01\x01r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x05owner\x12>\n" +
 	"\tsubstrate\x18\x0f \x01(\tB \xbaH\x1d\xd8\x01\x01r\x182\x16^[a-z][a-z0-9-]{0,31}$R\tsubstrate\x12\x12\n" +
-	"\x04live\x18\x10 \x01(\bR\x04live\x1a6\n" +
+	"\x04live\x18\x10 \x01(\bR\x04live\x12C\n" +
+	"\x06branch\x18\x11 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x06branch\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -2198,10 +2269,11 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12;\n" +
 	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\"I\n" +
 	"\x16ConnectSandboxResponse\x12/\n" +
-	"\achannel\x18\x01 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"O\n" +
+	"\achannel\x18\x01 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"c\n" +
 	"\x14DeleteSandboxRequest\x127\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"H\n" +
+	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12\x12\n" +
+	"\x04keep\x18\x02 \x01(\bR\x04keep\"H\n" +
 	"\x15DeleteSandboxResponse\x12/\n" +
 	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"N\n" +
 	"\x13PauseSandboxRequest\x127\n" +
@@ -2213,16 +2285,19 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"H\n" +
 	"\x15ResumeSandboxResponse\x12/\n" +
-	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\x95\x03\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\xd9\x04\n" +
 	"\x12ForkSandboxRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12D\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12A\n" +
 	"\aclients\x18\x03 \x03(\v2\x1b.turnstone.v1.ChannelClientB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10\x10R\aclients\x12F\n" +
+	"\xbaH\a\x92\x01\x04\b\x01\x10(R\aclients\x12F\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\atimeout\x12\x18\n" +
-	"\asecrets\x18\x05 \x01(\bR\asecrets:[\xbaHX\x1aV\n" +
-	"\vfork.nonces\x12 the nonces of the clients differ\x1a%this.clients.map(c, c.nonce).unique()\"R\n" +
+	"\asecrets\x18\x05 \x01(\bR\asecrets\x12G\n" +
+	"\x05names\x18\x06 \x03(\tB1\xbaH.\x92\x01+\x10(\x18\x01\"%r#2!^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$R\x05names:\xd5\x01\xbaH\xd1\x01\x1aV\n" +
+	"\vfork.nonces\x12 the nonces of the clients differ\x1a%this.clients.map(c, c.nonce).unique()\x1aw\n" +
+	"\n" +
+	"fork.names\x12(there is no name, or one for each client\x1a?size(this.names) == 0 || size(this.names) == size(this.clients)\"R\n" +
 	"\x13ForkSandboxResponse\x12;\n" +
 	"\x06clones\x18\x01 \x03(\v2#.turnstone.v1.CreateSandboxResponseR\x06clones\"\xb1\x01\n" +
 	"\x16SnapshotSandboxRequest\x127\n" +

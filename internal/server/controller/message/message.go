@@ -127,6 +127,15 @@ func Sandbox(x Seen) *v1.Sandbox {
 	return s
 }
 
+// Removed returns the detail of the record of a sandbox that its caller has removed, or whose caller
+// knows that it could not be created.
+func Removed(detail []byte) []byte {
+	s := &v1.Sandbox{}
+	Decode(detail, s)
+	s.Removed = true
+	return encode(s)
+}
+
 var validIDs = map[records.Kind]*regexp.Regexp{
 	records.Sandbox:  regexp.MustCompile(`^sb_[0-9a-v]{18}$`),
 	records.Turn:     regexp.MustCompile(`^tk_[0-9a-v]{18}$`),
@@ -168,7 +177,7 @@ func (r *Report) Valid() bool {
 func OfSandbox(tenant string, s *v1.Sandbox) Report {
 	d := copyOf(s)
 	d.SandboxId, d.Name, d.State, d.Reason, d.Paused, d.ContextId = "", "", 0, 0, false, ""
-	d.Metadata, d.Created, d.Changed, d.Node = nil, nil, nil, ""
+	d.Metadata, d.Created, d.Changed, d.Node, d.Removed = nil, nil, nil, "", false
 	return Report{Object: records.Object{Kind: records.Sandbox, ID: s.GetSandboxId(),
 		Tenant: tenant, Name: s.GetName(), Template: s.GetTemplate(), Session: s.GetContextId(),
 		State: SandboxStates.ToRecord(s.GetState()), Paused: s.GetPaused(),

@@ -9,15 +9,18 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 )
 
-// cpuShares is how many CPUs of machines share one of the computer, by default: most machines wait.
+// cpuShares is how many CPUs of machines share one of the computer: most machines wait.
 const cpuShares = 16
 
 // fill sets the fields of the capacity that are not set.
 func (s *Service) fill() {
 	c := &s.o.Capacity
+	if s.o.CPUShares == 0 {
+		s.o.CPUShares = cpuShares
+	}
 	memory, disk := s.o.Tenants.Size()
 	if c.CPUs == 0 {
-		c.CPUs = cpuShares * runtime.NumCPU()
+		c.CPUs = runtime.NumCPU()
 	}
 	if c.Memory == 0 {
 		c.Memory = memory
@@ -40,7 +43,7 @@ func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err err
 		what      string
 		want, has int64
 	}{
-		{"CPUs", int64(sum.CPUs), int64(s.o.Capacity.CPUs)},
+		{"CPUs", int64(sum.CPUs), int64(s.o.CPUShares) * int64(s.o.Capacity.CPUs)},
 		{"memory", int64(sum.Memory), int64(s.o.Capacity.Memory)},
 		{"disk", int64(sum.Disk), int64(s.o.Capacity.Disk)},
 	} {
@@ -99,7 +102,8 @@ func (s *Service) Describe() *v1.Node {
 	s.roomMu.Unlock()
 	return &v1.Node{Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
 		Version: s.o.Version, Started: timestamppb.New(s.started),
-		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates}
+		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates,
+		CpuShares: uint32(s.o.CPUShares)}
 }
 
 // clamp returns a machine that the rules of the API permit: sums of machines may exceed what one

@@ -26,9 +26,11 @@ type Options struct {
 	Tenants *tenants.Set // the Service does not close them
 	Version string       // of the program
 
-	// Capacity bounds the machines of all sandboxes and turns together. Default: 16 CPUs for each
-	// of this computer, its memory, and the size of the state directory's disk.
+	// Capacity bounds the machines of all sandboxes and turns together. Default: this computer's
+	// CPUs and memory, and the size of the state directory's disk.
 	Capacity turnstone.Machine
+	// CPUShares is how many CPUs of machines share one of Capacity. Default: 16.
+	CPUShares int
 	// Substrates are those that work on this computer, for its description.
 	Substrates []string
 	// Lifetime is the time to a sandbox's stop if the request names none, and LongestLifetime
@@ -62,6 +64,8 @@ type Service struct {
 	tenants map[string]*tenant
 	ports   map[portName]*exposed
 	builds  map[name]*build
+
+	sizes sizes
 
 	roomMu  sync.Mutex
 	pending map[string]turnstone.Machine // of sandboxes that are being created

@@ -85,7 +85,10 @@ func (s *Service) sandboxOf(i sandboxes.Info, r *kept.Sandbox) *v1.Sandbox {
 		Substrate: i.Substrate, Network: i.Shape.Network, Created: stamp(i.Created),
 		Changed: stamp(i.Changed), ParentId: string(i.Parent), Node: s.o.Node.Name(),
 		Machine: machineOf(turnstone.Machine{CPUs: i.Shape.CPUs, Memory: i.Shape.Memory,
-			Disk: i.Shape.Disk})}
+			Disk: i.Shape.Disk}), TemplateSize: uint64(max(0, i.TemplateSize))}
+	if i.Session == nil && (r == nil || r.Session == "") {
+		out.Workdir, out.User = i.Workdir, i.User // else a command has chosen the directory
+	}
 	if i.State.Final() {
 		out.Reason = toReason(i)
 	} else if i.Expires != nil {
@@ -131,8 +134,8 @@ func (s *Service) turnOf(i turns.Info) *v1.Turn {
 	return t
 }
 
-func (s *Service) sessionOf(i turnstone.SessionInfo) *v1.Session {
+func (s *Service) sessionOf(tenant string, i turnstone.SessionInfo) *v1.Session {
 	return &v1.Session{SessionId: string(i.ID), Name: i.Name, Turns: uint32(i.Turns),
 		Running: uint32(i.Running), Created: stamp(i.Created), Used: stamp(i.Used),
-		Node: s.o.Node.Name()}
+		Node: s.o.Node.Name(), Size: uint64(max(0, s.sizes.get(tenant, i.ID)))}
 }

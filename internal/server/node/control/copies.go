@@ -93,6 +93,9 @@ func (s *Service) fork(ctx context.Context, st *tenants.State, parent sandboxes.
 	var ids []string
 	for _, n := range missing {
 		f.IDs = append(f.IDs, records[n].ID)
+		if len(q.Names) > 0 {
+			f.Names = append(f.Names, q.Names[n])
+		}
 		ids = append(ids, string(records[n].ID))
 	}
 	free, err := s.take(turnstone.Machine{CPUs: parent.Shape.CPUs, Memory: parent.Shape.Memory,

@@ -49,6 +49,7 @@ func (s *Service) follow() {
 			s.lookTemplates(s.ctx)
 			rest = now
 		}
+		s.measure(now)
 		s.describe()
 		select {
 		case <-tick.C:
@@ -77,6 +78,9 @@ func (s *Service) attach(st *tenants.State) *tenant {
 	s.mu.Unlock()
 	if !fresh {
 		return t
+	}
+	if dir, err := st.Folder(sandboxFolder); err == nil {
+		st.ServeSandboxes(kept.Works{Store: st.Sandboxes, Dir: dir})
 	}
 	st.Turns.Notify(func(id string) { s.lookTurn(st, id) })
 	s.lookSessions(s.ctx, st, true)
@@ -231,7 +235,7 @@ func (s *Service) lookSessions(ctx context.Context, st *tenants.State, all bool)
 		ids[string(i.ID)] = true
 		s.board.set(name{kindSession, st.Tenant, string(i.ID)}, &v1.WatchNodeResponse{
 			Object: &v1.WatchNodeResponse_Session{Session: &v1.OwnedSession{Tenant: st.Tenant,
-				Session: s.sessionOf(i)}}})
+				Session: s.sessionOf(st.Tenant, i)}}})
 	}
 	s.board.keep(kindSession, st.Tenant, ids)
 }

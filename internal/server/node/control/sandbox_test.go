@@ -408,6 +408,7 @@ func TestSnapshot(t *testing.T) {
 func TestRoom(t *testing.T) {
 	s := newScene(t, func(o *control.Options) {
 		o.Capacity = turnstone.Machine{CPUs: 2, Memory: 8 << 30, Disk: 1 << 40}
+		o.CPUShares = 1
 	})
 	ada := of("ada")
 	first := s.made(t, ada, nil)

@@ -76,7 +76,7 @@ func (s *Service) CreateSession(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.CreateSessionResponse{Session: s.sessionOf(i), Channel: c}), nil
+	return connect.NewResponse(&v1.CreateSessionResponse{Session: s.sessionOf(st.Tenant, i), Channel: c}), nil
 }
 
 // ConnectSession signs a statement about the node's channel. What the client may do with the session
@@ -100,7 +100,7 @@ func (s *Service) ConnectSession(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.ConnectSessionResponse{Session: s.sessionOf(i), Channel: c}), nil
+	return connect.NewResponse(&v1.ConnectSessionResponse{Session: s.sessionOf(st.Tenant, i), Channel: c}), nil
 }
 
 // ConnectNode signs a statement about the node's channel.
@@ -136,7 +136,7 @@ func (s *Service) RenameSession(ctx context.Context,
 	}
 	s.attach(st)
 	s.lookSessions(ctx, st, true)
-	return connect.NewResponse(&v1.RenameSessionResponse{Session: s.sessionOf(i)}), nil
+	return connect.NewResponse(&v1.RenameSessionResponse{Session: s.sessionOf(st.Tenant, i)}), nil
 }
 
 // DeleteSession removes a session with its turns.

@@ -30,7 +30,7 @@ func (s *Service) spec(ctx context.Context, st *tenants.State, p *v1.Principal,
 	if err != nil {
 		return spec, err
 	}
-	spec.Session = string(rec.Session)
+	spec.Session, spec.Branch = string(rec.Session), q.Branch
 	if !begun {
 		spec.Image = cmp.Or(spec.Image, executor.DefaultImage)
 	}
@@ -83,6 +83,10 @@ func network(st *tenants.State, n *v1.Network, operator bool, spec *sandboxes.Sp
 // it, and reports whether it has a turn that the sandbox starts from.
 func (s *Service) onSession(ctx context.Context, st *tenants.State, q *v1.CreateSandboxRequest,
 	rec *kept.Sandbox, caller owners.Caller) (begun bool, err error) {
+	if q.ContextId == "" && q.Branch != "" {
+		return false, turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "branch",
+			"needs its session").WithHint("name the session in context_id")
+	}
 	if q.ContextId == "" {
 		return false, nil
 	}
@@ -103,7 +107,7 @@ func (s *Service) onSession(ctx context.Context, st *tenants.State, q *v1.Create
 		return false, hide(err, kindSession, q.ContextId)
 	}
 	return slices.ContainsFunc(g.Branches, func(b turnstone.Branch) bool {
-		return b.Name == mainBranch && b.Head != ""
+		return b.Name == cmp.Or(q.Branch, mainBranch) && b.Head != ""
 	}), nil
 }
 

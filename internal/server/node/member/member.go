@@ -17,6 +17,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/control"
@@ -69,8 +70,12 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	}
 	m.node = node.New(node.Options{Name: o.Settings.Name, Key: signer,
 		Commands: m.tenants.Commands, Sandboxes: m.tenants})
+	var substrates []string
+	if st, known := m.tenants.Known(auth.OperatorTenant); known == nil {
+		substrates = st.Executor.Substrates(ctx)
+	}
 	m.control, err = control.New(ctx, control.Options{Node: m.node, Tenants: m.tenants,
-		Version: turnstone.Version, Expose: o.Settings.Expose, TrustOperator: o.TrustOperator})
+		Substrates: substrates, Version: turnstone.Version, Expose: o.Settings.Expose, TrustOperator: o.TrustOperator})
 	if err != nil {
 		return nil, errors.Join(err, m.node.Close(), m.tenants.Close())
 	}

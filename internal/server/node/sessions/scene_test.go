@@ -102,9 +102,30 @@ func openExecutor(t *testing.T, dir string) *executor.Executor {
 }
 
 func (s *scene) serve(x Executor) *Service {
-	return New(Options{Executor: x, Owners: s.store, Dir: filepath.Join(s.dir, "server", "received"),
+	v := New(Options{Executor: x, Owners: s.store, Dir: filepath.Join(s.dir, "server", "received"),
 		Templates: template.NewStore(filepath.Join(s.dir, "templates"))})
+	v.ServeSandboxes(boxes{s})
+	return v
 }
+
+// boxes has one sandbox, which belongs to the session research.
+type boxes struct{ s *scene }
+
+const box = "sb_000000000000000000"
+
+// Of implements Sandboxes: all clients have the key of the sandbox.
+func (b boxes) Of(id turnstone.SandboxID, _ owners.Caller) (turnstone.SessionID, error) {
+	if id != box {
+		return "", turnstone.Errorf("sandbox.find", turnstone.KindNotFound, "sandbox", "none")
+	}
+	return b.s.research.ID, nil
+}
+
+func (b boxes) Commit(context.Context, turnstone.SandboxID) (*turnstone.TurnReport, error) {
+	return &turnstone.TurnReport{Session: "research", Number: 3}, nil
+}
+
+func (b boxes) Discard(context.Context, turnstone.SandboxID) error { return nil }
 
 // connect returns the connection of a client.
 func (s *scene) connect(service *Service, c owners.Caller) *wire.Client {

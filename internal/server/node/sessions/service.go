@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -106,6 +107,9 @@ type Service struct {
 	o     Options
 	heavy chan struct{}
 	now   func() time.Time
+
+	mu    sync.Mutex
+	boxes Sandboxes // nil: none
 }
 
 // New returns a service.

@@ -76,6 +76,9 @@ func (s *State) Folder(elem ...string) (string, error) {
 	return dir, nil
 }
 
+// ServeSandboxes lets clients of the tenant's sessions keep the work of x as turns.
+func (s *State) ServeSandboxes(x sessions.Sandboxes) { s.sessions.ServeSandboxes(x) }
+
 // Operator reports whether it is the state of the node's operator.
 func (s *State) Operator() bool { return s.shared == nil }
 
