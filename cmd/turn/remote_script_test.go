@@ -63,10 +63,12 @@ func turnServer(ts *testscript.TestScript) (string, error) {
 }
 
 // server runs turn serve until the script's end: "server NAME HOME". HOME gets what the script's own
-// home shares with others. The address is the variable NAME, the log the file NAME.log.
+// home shares with others. The address is the variable NAME, the log the file NAME.log. With "split",
+// the node is a process of its own, with the log NAME-node.log; the state of the gateway and the
+// controller is in HOME-front, and tokens are made there.
 func server(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: server NAME HOME")
+	if neg || len(args) != 2 && (len(args) != 3 || args[2] != "split") {
+		ts.Fatalf("usage: server NAME HOME [split]")
 	}
 	program, err := turnServer(ts)
 	ts.Check(err)
@@ -79,16 +81,38 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	at := l.Addr().String()
 	_ = l.Close()
+	if len(args) == 3 {
+		front := home + "-front"
+		ts.Check(os.MkdirAll(front, 0o700))
+		startServer(ts, program, name, front, []string{"--listen", at, "--role", "gateway,controller"},
+			"TURN_SERVER_PEERS_LISTEN=unix:"+front+"/peers.sock")
+		startServer(ts, program, name+"-node", home, []string{"--role", "node"},
+			"TURN_SERVER_PEERS_LISTEN=unix:"+home+"/peers.sock",
+			"TURN_SERVER_PEERS_CONTROLLER=unix:"+front+"/peers.sock")
+		await(ts, false, []string{name + "-node.log", "node registered"})
+	} else {
+		startServer(ts, program, name, home, []string{"--listen", at})
+		await(ts, false, []string{name + ".log", "node registered"})
+	}
+	ts.Setenv(name, "http://"+at)
+	signer, err := key.Ring{Dir: &statedir.Dir{Root: home}}.NodeKey(context.Background())
+	ts.Check(err)
+	ts.Setenv(name+"_KEY", signer.ID())
+}
+
+// startServer starts a process of a server, which ends with the script.
+func startServer(ts *testscript.TestScript, program, name, home string, flags []string,
+	settings ...string) {
 	log, err := os.Create(ts.MkAbs(name + ".log"))
 	ts.Check(err)
-	cmd := exec.Command(program, "serve", "--listen", at)
+	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
 	for _, v := range environ(ts) {
 		if !strings.HasPrefix(v, "TURN_HOME=") && !strings.HasPrefix(v, "TURN_HOST=") &&
 			!strings.HasPrefix(v, "TURN_TOKEN=") {
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
-	cmd.Env = append(cmd.Env, "TURN_HOME="+home)
+	cmd.Env = append(append(cmd.Env, "TURN_HOME="+home), settings...)
 	cmd.Stderr, cmd.Stdout, cmd.Dir = log, log, ts.MkAbs(".")
 	ts.Check(cmd.Start())
 	ts.Defer(func() {
@@ -96,11 +120,6 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 		_ = cmd.Wait()
 		_ = log.Close()
 	})
-	await(ts, false, []string{name + ".log", "node registered"})
-	ts.Setenv(name, "http://"+at)
-	signer, err := key.Ring{Dir: &statedir.Dir{Root: home}}.NodeKey(context.Background())
-	ts.Check(err)
-	ts.Setenv(name+"_KEY", signer.ID())
 }
 
 // attacker starts a gateway before a server until the script's end: "attacker NAME ADDRESS MODE". It

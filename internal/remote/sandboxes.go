@@ -36,6 +36,7 @@ type Sandboxes struct {
 	calls  connectv1.SandboxServiceClient
 	client func() *v1.ChannelClient
 	open   func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
+	node   func(ctx context.Context, name string) (io.ReadWriteCloser, error)
 
 	mu    sync.Mutex
 	found sandboxes.Info // of the last Find; zero: there is none
@@ -47,7 +48,7 @@ const foundTime = 10 * time.Second
 
 // AllSandboxes returns the sandboxes of the server.
 func (s *Server) AllSandboxes() *Sandboxes {
-	b := &Sandboxes{calls: s.Sandboxes, open: s.SandboxChannel, client: func() *v1.ChannelClient {
+	b := &Sandboxes{calls: s.Sandboxes, open: s.SandboxChannel, node: s.NodeChannel, client: func() *v1.ChannelClient {
 		c, _ := s.asker()
 		return c
 	}}
@@ -75,21 +76,22 @@ func (b *Sandboxes) takeFound() sandboxes.Info {
 }
 
 func accessOf(i sandboxes.Info) access.Sandbox {
-	a := access.Sandbox{Title: i.Title(), Workdir: i.Workdir, User: i.User}
+	// its agent knows the directory and the user of commands that name none
+	a := access.Sandbox{Title: i.Title(), Capacity: i.Shape.Disk + i.TemplateSize}
 	if i.State.Final() {
 		a.Ended = string(i.State) + ": " + i.Reason
 	}
 	return a
 }
 
-// List returns the sandboxes that have not ended, and those that have ended without a request,
-// oldest first. The server forgets ended sandboxes by itself.
+// List returns the sandboxes that were not removed, oldest first. After some days the server forgets
+// those that have ended.
 func (b *Sandboxes) List(ctx context.Context) ([]sandboxes.Info, error) {
 	all, err := b.list(ctx, &v1.SandboxFilter{})
 	infos := []sandboxes.Info{}
 	for n := len(all) - 1; n >= 0; n-- {
-		if s := all[n]; s.Reason != v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED {
-			infos = append(infos, infoOf(s))
+		if !all[n].Removed {
+			infos = append(infos, infoOf(all[n]))
 		}
 	}
 	return infos, err
@@ -128,6 +130,9 @@ func (b *Sandboxes) get(ctx context.Context, id turnstone.SandboxID) (sandboxes.
 		SandboxId: string(id)}))
 	if err != nil {
 		return sandboxes.Info{}, err
+	}
+	if a.Msg.Sandbox.GetRemoved() {
+		return sandboxes.Info{}, notFound(string(id))
 	}
 	return infoOf(a.Msg.Sandbox), nil
 }
@@ -193,7 +198,9 @@ func (b *Sandboxes) named(ctx context.Context, name string) (sandboxes.Info, err
 		}
 	}
 	for _, s := range all {
-		return infoOf(s), nil
+		if !s.Removed {
+			return infoOf(s), nil
+		}
 	}
 	return sandboxes.Info{}, notFound(name)
 }
@@ -204,15 +211,19 @@ func notFound(ref string) error {
 		"no such sandbox").WithHint("list the sandboxes with turn sandbox ls")
 }
 
-// Stop ends a sandbox; the server keeps its record for some days.
+// Stop ends a sandbox, which List still lists.
 func (b *Sandboxes) Stop(ctx context.Context, id turnstone.SandboxID) error {
-	return b.Remove(ctx, id)
+	return b.end(ctx, id, true)
 }
 
-// Remove ends a sandbox.
+// Remove ends a sandbox and removes it.
 func (b *Sandboxes) Remove(ctx context.Context, id turnstone.SandboxID) error {
+	return b.end(ctx, id, false)
+}
+
+func (b *Sandboxes) end(ctx context.Context, id turnstone.SandboxID, keep bool) error {
 	_, err := b.calls.DeleteSandbox(ctx, connect.NewRequest(&v1.DeleteSandboxRequest{
-		SandboxId: string(id)}))
+		SandboxId: string(id), Keep: keep}))
 	return err
 }
 

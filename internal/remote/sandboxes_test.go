@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -94,7 +95,7 @@ func (p *park) DeleteSandbox(_ context.Context, r *connect.Request[v1.DeleteSand
 	defer p.mu.Unlock()
 	s := p.find(r.Msg.SandboxId)
 	s.State = v1.SandboxState_SANDBOX_STATE_STOPPED
-	s.Reason = v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED
+	s.Reason, s.Removed = v1.SandboxReason_SANDBOX_REASON_STOP_REQUESTED, !r.Msg.Keep
 	return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: s}), nil
 }
 
@@ -162,11 +163,12 @@ func TestSandboxesAreFound(t *testing.T) {
 	p.find(string(ids[4])).State = v1.SandboxState_SANDBOX_STATE_FAILED
 	p.find(string(ids[4])).Reason = v1.SandboxReason_SANDBOX_REASON_MACHINE_DIED
 	all, err := b.List(t.Context())
-	if err != nil || len(all) != 4 || all[0].ID != ids[0] || all[3].Reason != "its machine died" {
+	if err != nil || len(all) != 4 || all[0].ID != ids[0] || all[3].Reason != "its machine died" ||
+		slices.ContainsFunc(all, func(i sandboxes.Info) bool { return i.ID == ids[2] }) {
 		t.Errorf("%+v %v", all, err)
 	}
 	for ref, want := range map[string]turnstone.SandboxID{"one": ids[0], "two": ids[1],
-		"five": ids[4], string(ids[2]): ids[2], string(ids[3]): ids[3]} {
+		"five": ids[4], string(ids[3]): ids[3]} {
 		if i, err := b.Find(t.Context(), ref); err != nil || i.ID != want {
 			t.Errorf("%s: %s %v, not %s", ref, i.ID, err, want)
 		}
@@ -174,6 +176,7 @@ func TestSandboxesAreFound(t *testing.T) {
 	for ref, kind := range map[string]turnstone.Kind{"six": turnstone.KindNotFound,
 		"": turnstone.KindNotFound, "sb_": turnstone.KindNotFound, "a b": turnstone.KindNotFound,
 		"sb_zzz": turnstone.KindNotFound, string(ids[0][:6]): turnstone.KindInvalid,
+		string(ids[2]):                   turnstone.KindNotFound, // removed
 		string(turnstone.NewSandboxID()): turnstone.KindNotFound} {
 		_, err := b.Find(t.Context(), ref)
 		var e *turnstone.Error
@@ -209,8 +212,12 @@ func TestSandboxSpecs(t *testing.T) {
 				Allow: []string{"a.example:443"}}}},
 		"a session": {func(s *sandboxes.Spec) { s.Image, s.Session = "", "research" },
 			&v1.CreateSandboxRequest{ContextId: "research"}},
-		"a secret": {func(s *sandboxes.Spec) { s.Secrets = []string{"K=hidden"} }, nil},
-		"no end":   {func(s *sandboxes.Spec) { s.TTL = 0 }, nil},
+		"a branch": {func(s *sandboxes.Spec) { s.Image, s.Session, s.Branch = "", "research", "side" },
+			&v1.CreateSandboxRequest{ContextId: "research", Branch: "side"}},
+		"a secret that cannot be masked": {func(s *sandboxes.Spec) {
+			s.Session, s.Secrets = "research", []string{"K=x"}
+		}, nil},
+		"no end": {func(s *sandboxes.Spec) { s.TTL = 0 }, nil},
 		"a secret header": {func(s *sandboxes.Spec) {
 			s.Network = &turnstone.NetworkSpec{Headers: []turnstone.SecretHeader{{}}}
 		}, nil},
@@ -241,6 +248,23 @@ func TestSandboxSpecs(t *testing.T) {
 	}
 }
 
+// TestSandboxSecrets: no control call has a secret, and a sandbox that did not get its secrets is
+// removed.
+func TestSandboxSecrets(t *testing.T) {
+	p, b := parked(t)
+	_, err := b.Create(t.Context(), sandboxes.Spec{Image: "base", TTL: time.Hour,
+		Secrets: []string{"K=hidden"}}, nil)
+	if err == nil {
+		t.Fatal("a sandbox without a channel got a secret")
+	}
+	if len(p.created) != 1 || strings.Contains(p.created[0].String(), "hidden") {
+		t.Errorf("%v", p.created)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v %v", all, err)
+	}
+}
+
 func TestSandboxForks(t *testing.T) {
 	p, b := parked(t)
 	id, n := turnstone.NewSandboxID(), 0
@@ -249,11 +273,15 @@ func TestSandboxForks(t *testing.T) {
 	if err != nil || len(all) != 3 || n != 3 || all[0].Parent != id {
 		t.Fatalf("%+v %v, %d told", all, err, n)
 	}
-	if len(p.forked.Clients) != 3 || p.forked.Timeout.AsDuration() != time.Minute {
+	if _, err := b.Fork(t.Context(), id, sandboxes.Fork{Count: 2, TTL: time.Minute, Prefix: "x"},
+		nil); err != nil || !slices.Equal(p.forked.Names, []string{"x-1", "x-2"}) {
+		t.Errorf("%v %v", p.forked, err)
+	}
+	if len(p.forked.Clients) != 2 || p.forked.Timeout.AsDuration() != time.Minute {
 		t.Errorf("%v", p.forked)
 	}
-	for _, f := range []sandboxes.Fork{{Count: 0, TTL: 1}, {Count: 17, TTL: 1}, {Count: 1},
-		{Count: 1, TTL: 1, Prefix: "x"}} {
+	for _, f := range []sandboxes.Fork{{Count: 0, TTL: 1}, {Count: 41, TTL: 1}, {Count: 1},
+		{Count: 1, TTL: 1, Prefix: "a b"}} {
 		if _, err := b.Fork(t.Context(), id, f, nil); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%+v: %v", f, err)
 		}

@@ -35,7 +35,8 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 	i := sandboxes.Info{ID: turnstone.SandboxID(s.GetSandboxId()), Name: s.GetName(),
 		Image: s.GetTemplate(), Template: turnstone.Digest(s.GetTemplateDigest()),
 		Substrate: s.GetSubstrate(), Isolation: s.GetSubstrate(), Paused: s.GetPaused(),
-		Parent: turnstone.SandboxID(s.GetParentId())}
+		Parent: turnstone.SandboxID(s.GetParentId()), Workdir: s.GetWorkdir(), User: s.GetUser(),
+		TemplateSize: turnstone.Bytes(min(s.GetTemplateSize(), 1<<62))}
 	i.Shape = turnstone.Shape{CPUs: int(s.GetMachine().GetCpus()),
 		Memory:  turnstone.Bytes(min(s.GetMachine().GetMemory(), 1<<62)),
 		Disk:    turnstone.Bytes(min(s.GetMachine().GetDisk(), 1<<62)),
@@ -48,6 +49,7 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 		i.Reason = reasons[s.GetReason()]
 	}
 	if s.GetContextId() != "" {
+		i.Session = &sandboxes.SessionInfo{Name: s.GetContextId()}
 		i.Label = "session " + s.GetContextId()
 	}
 	if node := s.GetNode(); node != "" {

@@ -41,7 +41,13 @@ func (b *Sandboxes) Create(ctx context.Context, spec sandboxes.Spec, progress fu
 	if err != nil {
 		return sandboxes.Info{}, err
 	}
-	return infoOf(a.Msg.Sandbox), nil
+	i := infoOf(a.Msg.Sandbox)
+	if len(spec.Secrets) > 0 {
+		if err := b.addSecrets(ctx, i.ID, spec.Secrets); err != nil {
+			return sandboxes.Info{}, err
+		}
+	}
+	return i, nil
 }
 
 // request returns the call that creates a sandbox of spec.
@@ -52,18 +58,16 @@ func (b *Sandboxes) request(spec sandboxes.Spec) (*v1.CreateSandboxRequest, erro
 	}
 	r := &v1.CreateSandboxRequest{IdempotencyKey: idempotencyKey(), Name: spec.Name,
 		Client: b.client(), Live: spec.Live}
+	if err := checkSecrets(spec.Session, spec.Secrets); err != nil {
+		return nil, err
+	}
 	switch {
-	case len(spec.Secrets) > 0:
-		return refuse("a secret for all commands", "give it to each command: turn sandbox exec "+
-			"--env NAME=VALUE, which the server cannot read")
 	case spec.TTL <= 0:
 		return refuse("a life without an end", "write a time, such as --ttl 720h")
 	case spec.On != "" || spec.From != "":
 		return refuse("a turn's state", "name a session")
-	case spec.Branch != "" && spec.Branch != "main":
-		return refuse("another branch than main", "")
 	}
-	r.ContextId = string(spec.Session)
+	r.ContextId, r.Branch = spec.Session, spec.Branch
 	switch {
 	case spec.Image == "":
 	case templateForm.MatchString(spec.Image):
@@ -130,9 +134,9 @@ func networkOf(spec sandboxes.Spec) (*v1.Network, error) {
 }
 
 // maxClones bounds the clones of one fork in the control API.
-const maxClones = 16
+const maxClones = 40
 
-// Fork clones a sandbox. The clones have no names.
+// Fork clones a sandbox.
 func (b *Sandboxes) Fork(ctx context.Context, id turnstone.SandboxID, f sandboxes.Fork,
 	ready func(sandboxes.Info)) ([]sandboxes.Info, error) {
 	refuse := func(format string, args ...any) ([]sandboxes.Info, error) {
@@ -142,15 +146,21 @@ func (b *Sandboxes) Fork(ctx context.Context, id turnstone.SandboxID, f sandboxe
 	switch {
 	case f.Count < 1 || f.Count > maxClones:
 		return refuse("a server makes 1 to %d clones at once, not %d", maxClones, f.Count)
-	case f.Prefix != "":
-		return refuse("a server gives clones no names")
 	case f.TTL <= 0:
 		return refuse("clones on a server have a life with an end")
 	}
 	r := &v1.ForkSandboxRequest{SandboxId: string(id), IdempotencyKey: idempotencyKey(),
 		Timeout: lifeOf(f.TTL), Secrets: f.Secrets}
-	for range f.Count {
+	for n := range f.Count {
 		r.Clients = append(r.Clients, b.client())
+		if f.Prefix != "" {
+			r.Names = append(r.Names, fmt.Sprintf("%s-%d", f.Prefix, n+1))
+		}
+	}
+	if f.Prefix != "" {
+		if err := sandboxes.CheckName(r.Names[f.Count-1]); err != nil {
+			return nil, err
+		}
 	}
 	a, err := b.calls.ForkSandbox(ctx, connect.NewRequest(r))
 	if err != nil {

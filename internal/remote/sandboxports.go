@@ -4,14 +4,11 @@ import (
 	"context"
 	"io"
 	"net"
-	"net/url"
 	"sync"
 	"time"
 
-	"connectrpc.com/connect"
-
 	"turnstone.dev/turnstone"
-	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/wire"
 )
 
 // Dial opens a connection of the wire to a sandbox.
@@ -45,25 +42,26 @@ func join(a, b io.ReadWriteCloser) {
 }
 
 const (
-	// maxForwarded bounds the concurrent connections to ports of a sandbox.
-	maxForwarded = 256
+	// maxForwarded bounds the concurrent connections to ports of a sandbox, and perChannel those in
+	// one channel, of whose streams an agent takes 32.
+	maxForwarded = 192
+	perChannel   = 24
 	// aliveTime is the time between two questions whether a sandbox has ended.
 	aliveTime = 5 * time.Second
 )
 
-// Expose forwards the connections of l to a TCP port of a sandbox, until ctx or the sandbox ends,
-// and closes l. The server opens the port, and sees its traffic. failed is called from any
-// goroutine for each connection that could not be forwarded; it may be nil.
+// Expose forwards the connections of l to a TCP port of a sandbox, through its channel, until ctx or
+// the sandbox ends, and closes l. failed is called from any goroutine for each connection that could
+// not be forwarded; it may be nil.
 func (b *Sandboxes) Expose(ctx context.Context, id turnstone.SandboxID, port uint16, l net.Listener,
 	failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	to, err := b.exposed(ctx, id, port)
-	if err != nil {
-		_ = l.Close()
-		return err
-	}
+	f := &forwarder{dial: func(ctx context.Context) (*wire.Client, error) {
+		return b.Client(ctx, id)
+	}}
+	defer f.close()
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { b.untilEnd(ctx, id, cancel) })
@@ -84,34 +82,94 @@ func (b *Sandboxes) Expose(ctx context.Context, id turnstone.SandboxID, port uin
 		all.Go(func() {
 			defer func() { <-slots }()
 			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-			guest, err := (&net.Dialer{Timeout: connectTime}).DialContext(ctx, "tcp", to)
+			guest, done, err := f.connect(ctx, port)
 			if err != nil {
 				_ = conn.Close()
 				if failed != nil && ctx.Err() == nil {
-					failed(turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, to, err))
+					failed(err)
 				}
 				return
 			}
+			defer done()
 			defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
 			join(guest, conn)
 		})
 	}
 }
 
-// exposed asks the server to open a port, and returns where.
-func (b *Sandboxes) exposed(ctx context.Context, id turnstone.SandboxID, port uint16) (
-	string, error) {
-	a, err := b.calls.ExposePort(ctx, connect.NewRequest(&v1.ExposePortRequest{
-		SandboxId: string(id), Port: uint32(port)}))
+// A forwarder has the channels of a sandbox through which connections to its ports go.
+type forwarder struct {
+	dial func(ctx context.Context) (*wire.Client, error)
+
+	mu  sync.Mutex
+	all []*carrier
+}
+
+// A carrier is a channel and the number of its connections.
+type carrier struct {
+	*wire.Client
+	used int
+}
+
+// connect opens a connection to a port, over a channel with room: a new one if there is none, or if
+// the old one was lost.
+func (f *forwarder) connect(ctx context.Context, port uint16) (*wire.PortStream, func(), error) {
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
+	defer cancel()
+	for again := true; ; again = false {
+		c, err := f.carrier(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		done := func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			c.used--
+		}
+		s, err := c.ConnectPort(ctx, port)
+		if err == nil {
+			return s, done, nil
+		}
+		done()
+		if !again || turnstone.KindOf(err) != turnstone.KindDead || ctx.Err() != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// carrier returns a channel with room, and counts a connection in it.
+func (f *forwarder) carrier(ctx context.Context) (*carrier, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock() // a burst of connections makes one channel
+	live := f.all[:0]
+	for _, c := range f.all {
+		select {
+		case <-c.Done():
+		default:
+			live = append(live, c)
+		}
+	}
+	f.all = live
+	for _, c := range f.all {
+		if c.used < perChannel {
+			c.used++
+			return c, nil
+		}
+	}
+	c, err := f.dial(ctx)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	u, err := url.Parse(a.Msg.Url)
-	if err != nil || u.Hostname() == "" || u.Port() == "" {
-		return "", turnstone.Errorf("sandbox.expose", turnstone.KindIntegrity, "the server",
-			"answers %.100q, which is no address of a port", a.Msg.Url)
+	f.all = append(f.all, &carrier{c, 1})
+	return f.all[len(f.all)-1], nil
+}
+
+func (f *forwarder) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.all {
+		_ = c.Close()
 	}
-	return u.Host, nil
 }
 
 // untilEnd asks whether the sandbox still runs, and returns when it has ended.
