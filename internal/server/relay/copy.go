@@ -47,6 +47,9 @@ func Copy(ctx context.Context, client, node net.Conn, o Options) (Sizes, error) 
 	r.direction(Client, client, Node, node, &r.toNode)
 	<-toClient
 	stop()
+	if r.last != nil {
+		r.last.Stop()
+	}
 	_, _ = client.Close(), node.Close()
 	sizes := Sizes{ToNode: r.toNode.Load(), ToClient: r.toClient.Load()}
 	if e := r.ended.Load(); e != nil && e.Reason != "" {
@@ -67,6 +70,9 @@ type relay struct {
 	mu       sync.Mutex
 	finished bool // no direction runs
 	timer    *time.Timer
+	left     Side        // the side that ended its stream last
+	unsent   *EndError   // a side does not take bytes; whether that is wrong depends on its stream
+	last     *time.Timer // ends the wait for the stream of unsent
 }
 
 // limit enforces the context and the limits of time until the function that it returns is called,
@@ -159,7 +165,11 @@ func (r *relay) direction(from Side, src net.Conn, to Side, dst net.Conn, count 
 	for {
 		p, err := in.next()
 		if len(p) > 0 {
-			if e := r.write(to, dst, p, count); e != nil {
+			switch e := r.write(to, dst, p, count); {
+			case e != nil && e.Reason == Broken:
+				r.untaken(e)
+				return
+			case e != nil:
 				r.end(e)
 				return
 			}
@@ -168,11 +178,38 @@ func (r *relay) direction(from Side, src net.Conn, to Side, dst net.Conn, count 
 		case err == nil:
 		case errors.Is(err, io.EOF):
 			r.closeWrite(to, dst)
+			r.leave(from)
 			return
 		default:
 			r.end(&EndError{Side: from, Reason: Broken, Err: cause(err)})
 			return
 		}
+	}
+}
+
+// lastTime bounds the wait for the end of the stream of a side that takes no bytes any more.
+const lastTime = 5 * time.Second
+
+// untaken notes that a side's connection takes no bytes. If that side has ended its stream, or ends
+// it in what it sent before, it has only left without waiting for an answer: the relay ends in order.
+// A connection that failed says so to the direction that reads it.
+func (r *relay) untaken(e *EndError) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.left == e.Side {
+		r.end(&EndError{})
+		return
+	}
+	r.unsent = e
+	r.last = time.AfterFunc(lastTime, func() { r.end(e) })
+}
+
+// leave notes that a side has ended its stream.
+func (r *relay) leave(from Side) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.left = from; r.unsent != nil && r.unsent.Side == from {
+		r.end(&EndError{})
 	}
 }
 

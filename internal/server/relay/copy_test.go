@@ -275,6 +275,37 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestLeaves: a side that says its last word and leaves, as a client does after its closing frame, is
+// not a broken connection, even if the answer of the other side no longer reaches it. The other side
+// gets the last word.
+func TestLeaves(t *testing.T) {
+	for name, pair := range transports {
+		t.Run(name, func(t *testing.T) {
+			for range 50 {
+				r := start(t.Context(), t, Options{}, pair, tcpPair)
+				_, _ = io.WriteString(r.client, "hello")
+				word := make([]byte, 5)
+				if _, err := io.ReadFull(r.node, word); err != nil {
+					t.Fatal(err)
+				}
+				_, _ = io.WriteString(r.client, "bye")
+				_ = r.client.Close()
+				for { // until the relay has tried in vain, and has ended
+					if _, err := r.node.Write(make([]byte, 1)); err != nil {
+						break
+					}
+				}
+				if r.wait(); r.err != nil {
+					t.Fatal(r.err)
+				}
+				if got, err := io.ReadAll(r.node); err == nil && string(got) != "bye" {
+					t.Fatalf("%q", got)
+				}
+			}
+		})
+	}
+}
+
 // TestStalledTLS: a peer that does not read a TLS connection cannot hold a relay that ends.
 func TestStalledTLS(t *testing.T) {
 	r := start(t.Context(), t, Options{Write: 100 * time.Millisecond}, tlsPair, tlsPair)
