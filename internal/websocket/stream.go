@@ -223,8 +223,21 @@ func (s *Stream) Close() error {
 	s.close.Do(func() {
 		_ = s.conn.SetWriteDeadline(time.Now().Add(farewellTime))
 		_ = s.frames.Farewell(nil)
+		finish(s.conn)
 	})
 	return s.conn.Close()
+}
+
+// finish ends the writing of a connection by itself: with bytes that nobody has read, Close alone
+// would reset it, and to the other side that is no orderly end.
+func finish(c net.Conn) {
+	if t, ok := c.(*tls.Conn); ok {
+		_ = t.CloseWrite() // an alert
+		c = t.NetConn()
+	}
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		_ = w.CloseWrite()
+	}
 }
 
 // Abort closes the connection at once.

@@ -108,6 +108,39 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestCloseUnread: Close ends the stream in order, also with bytes that nobody has read.
+func TestCloseUnread(t *testing.T) {
+	sent, result := make(chan struct{}), make(chan error, 1)
+	at := serve(t, func(s *Stream) {
+		defer s.Abort()
+		b := make([]byte, 100)
+		_, _ = s.Read(b[:1]) // the handshake is over, and reads nothing of what follows
+		_, _ = s.Write(make([]byte, 1000))
+		close(sent)
+		for {
+			// below the frames, where only the connection's own end is one
+			if _, err := s.conn.Read(b); err != nil {
+				result <- err
+				return
+			}
+		}
+	})
+	c, err := Dialer{}.Dial(t.Context(), at, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Write([]byte("?"))
+	<-sent
+	var one [1]byte // the rest has arrived, and stays in the connection
+	if _, err := io.ReadFull(c.conn, one[:]); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := <-result; !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+}
+
 // TestHostile ends a stream whose other side breaks the rules.
 func TestHostile(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
