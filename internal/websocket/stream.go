@@ -34,6 +34,9 @@ type Stream struct {
 // farewellTime bounds the writing of a closing frame.
 const farewellTime = time.Second
 
+// restTime bounds the wait for the end of the other side of a Unix socket.
+const restTime = 100 * time.Millisecond
+
 // pingTime is the time between two pings of a client. Relays and proxies end connections that are
 // silent for longer, often after a minute.
 const pingTime = 30 * time.Second
@@ -235,8 +238,13 @@ func finish(c net.Conn) {
 		_ = t.CloseWrite() // an alert
 		c = t.NetConn()
 	}
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		_ = w.CloseWrite()
+	w, ok := c.(interface{ CloseWrite() error })
+	if !ok || w.CloseWrite() != nil {
+		return
+	}
+	if _, ok := c.(*net.UnixConn); ok { // bytes that nobody has read still reset it
+		_ = c.SetReadDeadline(time.Now().Add(restTime))
+		_, _ = io.Copy(io.Discard, c)
 	}
 }
 
