@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -61,6 +62,7 @@ type Server struct {
 	o         ServerOptions
 	connect   func(ctx context.Context, network, addr string) (net.Conn, error)
 	transport *http.Transport
+	greeted   atomic.Bool // the port speaks plain HTTP, as its address says
 }
 
 // anyNode trusts every key: the connection has shown whose the server is.
@@ -124,8 +126,11 @@ func (s *Server) redirected(to *http.Request, _ []*http.Request) error {
 // maxToken bounds a token in bytes, as servers do.
 const maxToken = 16 << 10
 
-// authorization returns the header of a call, or "".
-func (s *Server) authorization() (string, error) {
+// authorization returns the header of a call, or "". It is asked before anything is sent.
+func (s *Server) authorization(ctx context.Context) (string, error) {
+	if err := s.greet(ctx); err != nil {
+		return "", err
+	}
 	if s.o.Token == nil {
 		return "", nil
 	}
@@ -195,7 +200,7 @@ func (s *Server) dial(ctx context.Context, path string) (io.ReadWriteCloser, err
 		return nil, err
 	}
 	header := http.Header{}
-	auth, err := s.authorization()
+	auth, err := s.authorization(ctx)
 	if err != nil {
 		return nil, err
 	}

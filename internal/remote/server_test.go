@@ -411,6 +411,9 @@ func TestExplained(t *testing.T) {
 	_ = closed.Close()
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()
+	secure := httptest.NewTLSServer(http.NotFoundHandler())
+	defer secure.Close()
+	alerts := listenTLS(t)
 	for name, tc := range map[string]struct {
 		change func(*remote.ServerOptions)
 		kind   turnstone.Kind
@@ -434,6 +437,12 @@ func TestExplained(t *testing.T) {
 		"plain": {func(o *remote.ServerOptions) {
 			o.Address = address(t, strings.Replace(plain.URL, "http:", "https:", 1))
 		}, turnstone.KindUnavailable, "http://"},
+		"TLS": {func(o *remote.ServerOptions) {
+			o.Address = address(t, strings.Replace(secure.URL, "https:", "http:", 1))
+		}, turnstone.KindInvalid, "https://"},
+		"TLS with an alert": {func(o *remote.ServerOptions) {
+			o.Address = address(t, "http://"+alerts.Addr().String())
+		}, turnstone.KindInvalid, "https://"},
 		"another server": {func(o *remote.ServerOptions) { o.Address = address(t, plain.URL) },
 			turnstone.KindUnavailable, "version"},
 	} {
@@ -448,4 +457,32 @@ func TestExplained(t *testing.T) {
 	if _, err := s.client(t).StartTurn(ctx, remote.TurnStart{}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+}
+
+// listenTLS answers plain HTTP as most TLS servers do: with an alert. It fails the test if the
+// token comes.
+func listenTLS(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			b := make([]byte, 4096)
+			n, _ := c.Read(b)
+			if bytes.Contains(b[:n], []byte(token)) {
+				t.Error("the token is sent to a port that speaks TLS")
+			}
+			_, _ = c.Write([]byte{0x15, 3, 1, 0, 2, 2, 70})
+			_ = c.Close()
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
+	return l
 }
