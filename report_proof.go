@@ -8,7 +8,9 @@ type Voucher struct {
 	Key     string `json:"key"`  // its fingerprint
 	Name    string `json:"name,omitempty"`
 	Comment string `json:"comment,omitempty"`
-	Later   bool   `json:"later,omitempty"` // signed after the turn, which does not name this key
+	// Host is the host of this client by whose pin the key is trusted; empty: a list names the key.
+	Host  string `json:"host,omitempty"`
+	Later bool   `json:"later,omitempty"` // signed after the turn, which does not name this key
 }
 
 // VerifyRequest says what to verify, and whom to trust.

@@ -117,12 +117,18 @@ func (a *App) Open(ctx context.Context) (Executor, error) {
 		return nil, err
 	}
 	if s != nil {
-		last, err := a.hosts().LastSession(s.Address())
-		dir, locate := a.Locate()
-		if err = errors.Join(err, locate); err != nil {
+		o := runner.Options{Substrate: a.Env.Substrate}
+		var failed [3]error
+		o.Last, failed[0] = a.hosts().LastSession(s.Address())
+		o.Dir, failed[1] = a.Locate()
+		var w *hosts.Witness
+		if w, failed[2] = a.hosts().Witness(s.Address().String()); w != nil {
+			o.Witness = w
+		}
+		if err := errors.Join(failed[:]...); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
-		return runner.Open(s, runner.Options{Dir: dir, Last: last, Substrate: a.Env.Substrate}), nil
+		return runner.Open(s, o), nil
 	}
 	return a.OpenLocal(ctx)
 }

@@ -224,7 +224,7 @@ func (s *Signed) Vouch(t *key.Trust) ([]turnstone.Voucher, error) {
 			return nil, err
 		}
 		all = append(all, turnstone.Voucher{Role: string(one.Role), Key: k.ID(), Name: e.Name,
-			Comment: e.Comment, Later: i >= len(s.Predicate.Signers)})
+			Comment: e.Comment, Host: e.Host, Later: i >= len(s.Predicate.Signers)})
 	}
 	return all, nil
 }

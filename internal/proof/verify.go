@@ -162,14 +162,9 @@ func Countersign(ctx context.Context, ring key.Ring, name string, s *Signed,
 }
 
 // SignReceipt adds the caller's signature to a receipt that its node signed alone, and returns the
-// receipt, and what was signed. The receipt has to verify with the ring's trusted keys. name is for
-// errors.
-func SignReceipt(ctx context.Context, ring key.Ring, name string, file []byte) ([]byte,
-	*turnstone.VerifiedTurn, error) {
-	trust, err := ring.List()
-	if err != nil {
-		return nil, nil, err
-	}
+// receipt, and what was signed. The receipt has to verify with the keys of trust. name is for errors.
+func SignReceipt(ctx context.Context, ring key.Ring, trust *key.Trust, name string, file []byte) (
+	[]byte, *turnstone.VerifiedTurn, error) {
 	text, s, by, err := openReceipt(ctx, name, file, trust)
 	if err != nil {
 		return nil, nil, err

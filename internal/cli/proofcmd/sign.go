@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/remote/hosts"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -53,7 +54,11 @@ func (c *SignCmd) Run(a *cli.App) error {
 	}
 	if file != nil {
 		return withRing(a, func(ctx context.Context, r key.Ring) error {
-			signed, t, err := proof.SignReceipt(ctx, r, c.What, file)
+			trust, err := hosts.Trusted(r.Dir, nil)
+			if err != nil {
+				return err
+			}
+			signed, t, err := proof.SignReceipt(ctx, r, trust, c.What, file)
 			if err != nil {
 				return unproven(err)
 			}

@@ -13,9 +13,10 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
-	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -39,8 +40,9 @@ its log of heads and the whole store. The output lists who signed which turns.
 The name of a file has a / or ends with .md: write ./NAME. Every other name is that of
 a turn or a session.
 
-The trusted keys are those in $TURN_HOME/trusted, or with --trust only those of FILE, a
-list in OpenSSH's format allowed_signers, or KEY, such as "node=ssh-ed25519 AAAA...".
+The trusted keys are those in $TURN_HOME/trusted and those of nodes that turn host add
+has pinned, or with --trust only those of FILE, a list in OpenSSH's format
+allowed_signers, or KEY, such as "node=ssh-ed25519 AAAA...".
 
 --format prints the evidence of a receipt that verifies, for other programs: dsse for
 in-toto; sigstore, with the signature of the node, for cosign.
@@ -135,12 +137,16 @@ func namesFile(what string) bool {
 // receipt verifies a receipt by itself. It makes no state directory.
 func (c *VerifyCmd) receipt(a *cli.App, file []byte) error {
 	return a.Do(func(ctx context.Context) error {
-		x, err := executor.Planner(a.Env.Options)
+		dir, err := a.Locate()
 		if err != nil {
 			return err
 		}
-		rep, err := x.VerifyReceipt(ctx, c.What, file, c.Trust)
-		if err == nil && rep.OK && c.Format != "" {
+		trust, err := hosts.Trusted(&statedir.Dir{Root: dir}, c.Trust)
+		if err != nil {
+			return err
+		}
+		rep := proof.VerifyReceipt(ctx, c.What, file, trust)
+		if rep.OK && c.Format != "" {
 			_, envelope, _ := document.CutEvidence(file)
 			b, err := proof.Export(envelope, c.Format)
 			if err == nil {
@@ -148,7 +154,7 @@ func (c *VerifyCmd) receipt(a *cli.App, file []byte) error {
 			}
 			return err
 		}
-		return c.result(a, rep, err)
+		return c.result(a, rep, nil)
 	})
 }
 
@@ -240,6 +246,9 @@ func voucher(v turnstone.Voucher) string {
 	who := v.Role
 	if v.Name != "" {
 		who += " " + terminal.Name(v.Name)
+	}
+	if v.Host != "" {
+		return who + " (" + v.Key + ", pinned for host " + terminal.Name(v.Host) + ")"
 	}
 	return who + " (" + v.Key + ")"
 }

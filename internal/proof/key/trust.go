@@ -43,8 +43,10 @@ type Entry struct {
 	Role    Role   // empty: both
 	Name    string // of the node or the user; may be empty
 	Comment string
-	After   time.Time // zero: no bound
-	Before  time.Time // zero: no bound
+	// Host is the host by whose pin the key is trusted; empty: a list names the key.
+	Host   string
+	After  time.Time // zero: no bound
+	Before time.Time // zero: no bound
 	// Namespaces are patterns; empty: all.
 	Namespaces []string
 }

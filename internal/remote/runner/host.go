@@ -19,6 +19,13 @@ type Host struct {
 	*atnode.Executor
 	turns     Runner
 	substrate string
+	witness   Witness
+}
+
+// A Witness says whom this client trusts for the turns of a host: see hosts.Witness.
+type Witness interface {
+	Keys() []string
+	Explain(r *turnstone.VerifyReport)
 }
 
 // Options are what a Host needs of this machine.
@@ -28,6 +35,8 @@ type Options struct {
 	// Substrate is the default of requests on this machine: a request with this value selects none
 	// at the server.
 	Substrate string
+	// Witness is for verifications that name no keys; nil: the node's own lists count then.
+	Witness Witness
 }
 
 // Open returns the executor of a server, which it owns.
@@ -39,7 +48,7 @@ func Open(s *remote.Server, o Options) *Host {
 		}
 		return wire.NewClient(stream), nil
 	}}
-	return &Host{x, Runner{Server: s, Copy: x.CopyOut}, o.Substrate}
+	return &Host{x, Runner{Server: s, Copy: x.CopyOut}, o.Substrate, o.Witness}
 }
 
 // Close closes the connections.
@@ -63,6 +72,20 @@ func (h *Host) Run(ctx context.Context, req executor.Request, obs executor.Obser
 func (h *Host) Times(ctx context.Context, req executor.Request, n int, obs executor.Observer) (
 	*turnstone.TurnReport, error) {
 	return h.turns.Times(ctx, h.there(req), n, obs)
+}
+
+// Verify is executor.Executor.Verify at the node, with the keys that this client trusts.
+func (h *Host) Verify(ctx context.Context, req turnstone.VerifyRequest) (*turnstone.VerifyReport,
+	error) {
+	if len(req.Trust) > 0 || h.witness == nil {
+		return h.Executor.Verify(ctx, req)
+	}
+	req.Trust = h.witness.Keys()
+	report, err := h.Executor.Verify(ctx, req)
+	if report != nil {
+		h.witness.Explain(report)
+	}
+	return report, err
 }
 
 // Frozen is executor.Executor.Frozen. A grant of the session names the receipt's.

@@ -235,7 +235,7 @@ func TestSignTurn(t *testing.T) {
 		!two.Vouchers[1].Later || two.Statement != before.Turns[1].Statement {
 		t.Errorf("%+v", rep)
 	}
-	signed, what, err := proof.SignReceipt(t.Context(), ring, "r.md", receipt)
+	signed, what, err := proof.SignReceipt(t.Context(), ring, trustOf(t, ring), "r.md", receipt)
 	if err != nil || what.Number != 2 || what.Vouchers[1].Role != string(key.Caller) {
 		t.Fatal(what, err)
 	}
@@ -243,14 +243,14 @@ func TestSignTurn(t *testing.T) {
 		t.Errorf("%s\n%s", now, signed)
 	}
 	_, twice := chain.SignTurn(t.Context(), p.Repo, "story@2")
-	_, _, again := proof.SignReceipt(t.Context(), ring, "r.md", signed)
+	_, _, again := proof.SignReceipt(t.Context(), ring, trustOf(t, ring), "r.md", signed)
 	if turnstone.KindOf(twice) != turnstone.KindInvalid ||
 		turnstone.KindOf(again) != turnstone.KindInvalid {
 		t.Errorf("twice: %v, %v", twice, again)
 	}
 	change(t, p, `UPDATE turns SET title = 'x' WHERE number = 4`)
 	_, turnErr := chain.SignTurn(t.Context(), p.Repo, "story@4")
-	_, _, receiptErr := proof.SignReceipt(t.Context(), ring, "r.md",
+	_, _, receiptErr := proof.SignReceipt(t.Context(), ring, trustOf(t, ring), "r.md",
 		bytes.Replace(receipt, []byte("# Turn"), []byte("# Turm"), 1))
 	if turnstone.KindOf(turnErr) != turnstone.KindIntegrity ||
 		turnstone.KindOf(receiptErr) != turnstone.KindIntegrity {
@@ -299,7 +299,7 @@ func TestLyingNode(t *testing.T) {
 		if rep.OK || len(rep.Problems) != 1 || !strings.Contains(rep.Problems[0].Error, name) {
 			t.Errorf("%s: %+v", name, rep.Problems)
 		}
-		_, _, err := proof.SignReceipt(t.Context(), ring, "r.md", file)
+		_, _, err := proof.SignReceipt(t.Context(), ring, trustOf(t, ring), "r.md", file)
 		if turnstone.KindOf(err) != turnstone.KindIntegrity || turnstone.HintOf(err) == "" {
 			t.Errorf("%s: the caller signs it: %v", name, err)
 		}
@@ -458,4 +458,13 @@ func BenchmarkOpen(b *testing.B) {
 	for b.Loop() {
 		ok[*chain.Keys](b)(chain.Open(b.Context(), p.Repo.Dir, p.CS, nil))
 	}
+}
+
+func trustOf(t *testing.T, r key.Ring) *key.Trust {
+	t.Helper()
+	trust, err := r.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trust
 }
