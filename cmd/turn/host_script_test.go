@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -107,4 +108,45 @@ func host(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv(args[0]+"_KEY", signer.ID())
 	ts.Setenv(args[0]+"_PORT", strings.TrimPrefix(filepath.Base(outside.URL), "127.0.0.1:"))
 	ts.Defer(func() { outside.Close(); inside.Close() })
+}
+
+// tlsPort starts a port that speaks TLS: "tlsport NAME". Its address is the variable NAME, and the
+// file NAME.log has what comes over plain connections.
+func tlsPort(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: tlsport NAME")
+	}
+	log, err := os.Create(ts.MkAbs(args[0] + ".log"))
+	ts.Check(err)
+	s := httptest.NewUnstartedServer(http.NotFoundHandler())
+	s.Listener = &noted{s.Listener, log}
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s.StartTLS()
+	ts.Setenv(args[0], s.Listener.Addr().String())
+	ts.Defer(func() { s.Close(); _ = log.Close() })
+}
+
+// noted writes what its connections receive into a file.
+type noted struct {
+	net.Listener
+	to *os.File
+}
+
+func (n *noted) Accept() (net.Conn, error) {
+	c, err := n.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &notedConn{c, n.to}, nil
+}
+
+type notedConn struct {
+	net.Conn
+	to *os.File
+}
+
+func (n *notedConn) Read(p []byte) (int, error) {
+	count, err := n.Conn.Read(p)
+	_, _ = n.to.Write(p[:count])
+	return count, err
 }

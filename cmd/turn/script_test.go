@@ -139,6 +139,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"registry": registry,
 	"inherit":  inherit,
 	"host":     host,
+	"tlsport":  tlsPort,
 	"server":   server,
 	"client":   client,
 	"attacker": attacker,

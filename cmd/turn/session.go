@@ -346,8 +346,8 @@ func (c *sessionImportCmd) Run(a *cli.App) error {
 
 func printImport(w io.Writer, rep *turnstone.ImportReport) {
 	if !rep.Fresh {
-		terminal.Printf(w, "%s exists already; verify its data with turn fsck\n",
-			rep.Session.Label())
+		terminal.Printf(w, "%s exists already; verify it with turn verify %s --all\n",
+			rep.Session.Label(), rep.Session.Label())
 		return
 	}
 	terminal.Printf(w, "%s: %d turns, %d objects\n", rep.Session.Label(), rep.Turns, rep.Objects)

@@ -208,3 +208,20 @@ func (s *Server) secure() error {
 		"speaks TLS, and nothing was sent to it").
 		WithHint("write https:// and the name of its certificate in the address")
 }
+
+// maintenance are words of hints that only the operator of a node can follow, on its machine.
+var maintenance = []string{"turn gc", "turn fsck", "turn doctor", "turn template prune",
+	"config.toml", "TURN_KERNEL", "TURN_STORE", "TURN_RUNSC"}
+
+// ForOperator returns a hint of a node for a client elsewhere, which cannot maintain the node.
+func ForOperator(hint string) string {
+	for _, word := range maintenance {
+		if strings.Contains(hint, word) {
+			return "ask the node's operator: " + hint
+		}
+	}
+	return hint
+}
+
+// Operator reports whether the connection is over a socket of this user, who is the operator then.
+func (s *Server) Operator() bool { return s.o.Own }

@@ -231,17 +231,6 @@ func (s *Server) NodeChannel(ctx context.Context, node string) (io.ReadWriteClos
 	return s.open(ctx, nodeOffer(a.Msg.Channel, cmp.Or(node, a.Msg.Node), nonce))
 }
 
-// SessionChannel is NodeChannel for the node of a session.
-func (s *Server) SessionChannel(ctx context.Context, session string) (io.ReadWriteCloser, error) {
-	client, nonce := s.asker()
-	a, err := s.Sessions.ConnectSession(ctx, connect.NewRequest(&v1.ConnectSessionRequest{
-		Session: session, Client: client}))
-	if err != nil {
-		return nil, err
-	}
-	return s.open(ctx, nodeOffer(a.Msg.Channel, a.Msg.Session.GetNode(), nonce))
-}
-
 // SandboxChannel opens a channel to a sandbox, whose agent is at the other end.
 func (s *Server) SandboxChannel(ctx context.Context, id turnstone.SandboxID) (
 	io.ReadWriteCloser, error) {

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -32,6 +33,13 @@ type HostCmd struct {
 func store(a *cli.App) (hosts.Store, error) {
 	dir, err := a.StateDir()
 	return hosts.Store{Dir: dir}, err
+}
+
+// known returns the hosts of the state directory, for a command that changes nothing: it need not
+// exist.
+func known(a *cli.App) (hosts.Store, error) {
+	dir, err := a.Locate()
+	return hosts.Store{Dir: &statedir.Dir{Root: dir}}, err
 }
 
 // A HostReport is a server that turn knows.
@@ -78,7 +86,7 @@ type lsCmd struct {
 // Run lists the hosts.
 func (c *lsCmd) Run(a *cli.App) error {
 	return a.Do(func(context.Context) error {
-		s, err := store(a)
+		s, err := known(a)
 		if err != nil {
 			return err
 		}
@@ -157,7 +165,7 @@ type showCmd struct {
 // Run shows the host.
 func (c *showCmd) Run(a *cli.App) error {
 	return a.Do(func(context.Context) error {
-		s, err := store(a)
+		s, err := known(a)
 		if err != nil {
 			return err
 		}

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -35,6 +38,16 @@ func withRing(a *cli.App, f func(ctx context.Context, r key.Ring) error) error {
 		return err
 	}
 	ring := key.Ring{Dir: dir, Ask: a.Passphrase}
+	return a.Do(func(ctx context.Context) error { return f(ctx, ring) })
+}
+
+// readRing is withRing for a command that changes nothing: it creates no state directory.
+func readRing(a *cli.App, f func(ctx context.Context, r key.Ring) error) error {
+	dir, err := a.Locate()
+	if err != nil {
+		return err
+	}
+	ring := key.Ring{Dir: &statedir.Dir{Root: dir}}
 	return a.Do(func(ctx context.Context) error { return f(ctx, ring) })
 }
 
@@ -120,7 +133,7 @@ type KeyReport struct {
 
 // Run lists the keys.
 func (c *keyLsCmd) Run(a *cli.App) error {
-	return withRing(a, func(_ context.Context, r key.Ring) error {
+	return readRing(a, func(_ context.Context, r key.Ring) error {
 		trust, err := r.List()
 		if err != nil {
 			return err
@@ -164,7 +177,8 @@ type keyShowCmd struct {
 // Help is shown below the flags' summary.
 func (c *keyShowCmd) Help() string {
 	return `The output is one line in OpenSSH's format allowed_signers. Send it to everyone who
-verifies your receipts, for turn key trust or turn verify --trust.`
+verifies your receipts, for turn key trust or turn verify --trust. With a host selected,
+the keys of node are those that turn host add has pinned.`
 }
 
 // Examples returns command lines for the help.
@@ -177,27 +191,71 @@ func (c *keyShowCmd) Examples() []string {
 
 // Run prints the key.
 func (c *keyShowCmd) Run(a *cli.App) error {
-	return withRing(a, func(ctx context.Context, r key.Ring) error {
+	return readRing(a, func(_ context.Context, r key.Ring) error {
 		role := key.Role(c.Role)
-		if role == key.Node {
-			if _, err := r.NodeKey(ctx); err != nil { // made on first use
+		entries, err := c.pinned(a, r, role)
+		if err != nil {
+			return err
+		}
+		if entries == nil {
+			if entries, err = ownKey(r, role); err != nil {
 				return err
 			}
 		}
-		own, err := r.Own()
-		p, has := own[role]
-		if err == nil && !has {
-			err = turnstone.Errorf("key.show", turnstone.KindNotFound, "caller key",
-				"there is none").WithHint("turn key make creates one")
-		}
-		return a.Result(nil, err, func(w io.Writer) {
-			if c.Pub {
-				terminal.Println(w, p.String())
-				return
+		return a.Result(nil, nil, func(w io.Writer) {
+			for _, e := range entries {
+				if c.Pub {
+					terminal.Println(w, e.Key.String())
+				} else {
+					terminal.Println(w, e.Line())
+				}
 			}
-			terminal.Println(w, key.Entry{Key: p, Role: role}.Line())
 		})
 	})
+}
+
+// ownKey returns the key of this state directory.
+func ownKey(r key.Ring, role key.Role) ([]key.Entry, error) {
+	own, err := r.Own()
+	if err != nil {
+		return nil, err
+	}
+	if p, has := own[role]; has {
+		return []key.Entry{{Key: p, Role: role}}, nil
+	}
+	hint := "turn key make creates one"
+	if role == key.Node {
+		hint = "this machine has run no turn yet: the first one makes its key, and so does turn serve"
+	}
+	return nil, turnstone.Errorf("key.show", turnstone.KindNotFound, string(role)+" key",
+		"there is none").WithHint(hint)
+}
+
+// pinned returns the keys of the nodes of the selected host, or nil without one: the key of this
+// machine counts then.
+func (c *keyShowCmd) pinned(a *cli.App, r key.Ring, role key.Role) (all []key.Entry, err error) {
+	if role != key.Node {
+		return nil, nil
+	}
+	name, err := a.CurrentHost()
+	if err != nil || name == hosts.Local || name == hosts.Auto {
+		return nil, err
+	}
+	list, err := hosts.Store{Dir: r.Dir}.Load()
+	if err != nil {
+		return nil, err
+	}
+	_, h, err := list.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	trust := &key.Trust{}
+	if err := h.Pin(trust, ""); err != nil {
+		return nil, err
+	}
+	all = trust.Entries()
+	slices.SortFunc(all, func(a, b key.Entry) int { return strings.Compare(a.Name, b.Name) })
+	return all, nil
 }
 
 type keyImportCmd struct {

@@ -30,6 +30,8 @@ type Executor struct {
 	// Dir is the state directory of this machine, whose list of keys VerifyReceipt trusts; empty: the
 	// user's.
 	Dir string
+	// Hint changes the hints of the node's errors, which may be for its operator; nil: they stay.
+	Hint func(hint string) string
 
 	mu     sync.Mutex
 	client *wire.Client
@@ -85,7 +87,7 @@ func (x *Executor) do(ctx context.Context, f func(c *wire.Client) error) error {
 	if err != nil {
 		return err
 	}
-	return ofNode(f(c))
+	return x.ofNode(f(c))
 }
 
 func canceled(ctx context.Context) error {
@@ -93,12 +95,17 @@ func canceled(ctx context.Context) error {
 		context.Cause(ctx))
 }
 
-// ofNode names the node in the error of a lost connection, which package wire has of a sandbox.
-func ofNode(err error) error {
+// ofNode names the node in the error of a lost connection, which package wire has of a sandbox, and
+// changes its hint.
+func (x *Executor) ofNode(err error) error {
 	var te *turnstone.Error
 	if errors.As(err, &te) && te.Subject == "connection to the sandbox" {
 		return turnstone.NewError(te.Op, te.Kind, "the connection to the node", te.Err).
 			WithHint("try again")
+	}
+	if hint := turnstone.HintOf(err); x.Hint != nil && hint != "" && x.Hint(hint) != hint {
+		return turnstone.NewError("remote.command", turnstone.KindOf(err), "", err).
+			WithHint(x.Hint(hint))
 	}
 	return err
 }

@@ -48,7 +48,10 @@ func Open(s *remote.Server, o Options) *Host {
 		}
 		return wire.NewClient(stream), nil
 	}}
-	return &Host{x, Runner{Server: s, Copy: x.CopyOut}, o.Substrate, o.Witness}
+	if !s.Operator() {
+		x.Hint = remote.ForOperator
+	}
+	return &Host{x, Runner{Server: s, Copy: x.CopyOut, Hint: x.Hint}, o.Substrate, o.Witness}
 }
 
 // Close closes the connections.

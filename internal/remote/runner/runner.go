@@ -26,6 +26,8 @@ type Runner struct {
 	Server *remote.Server
 	// Copy copies files of a turn's state to this machine, for --get: see Executor.CopyOut.
 	Copy func(ctx context.Context, ref, name, dest string, skipped func(name, why string)) error
+	// Hint changes the hint of a turn's report, which may be for the node's operator; nil: it stays.
+	Hint func(hint string) string
 }
 
 // Run is executor.Executor.Run at the server. The files of the document and of req.Add are of this
@@ -65,6 +67,9 @@ func (r *Runner) run(ctx context.Context, req executor.Request, times int, obs e
 	}
 	report, err := turns.Run(ctx, remote.TurnRequest{Ticket: started.Ticket, Document: req.Document,
 		Settings: settings, Add: add}, obs)
+	if report != nil && r.Hint != nil {
+		report.Hint = r.Hint(report.Hint)
+	}
 	if report == nil && ctx.Err() != nil { // the channel is gone, the turn may run
 		end, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelTime)
 		defer stop()

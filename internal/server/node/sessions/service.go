@@ -184,7 +184,8 @@ func (v *served) operator(ctx context.Context, w weight, what string,
 func forbidden(what string) error {
 	return turnstone.Errorf("session.operator", turnstone.KindInvalid, what,
 		"only the node's operator may do that").
-		WithHint("let the operator do it, over the server's socket or without a server")
+		WithHint("the operator does it on the node's machine: over the socket of a process that is " +
+			"controller and node, or with TURN_HOST=local and the node's TURN_HOME")
 }
 
 // send runs f with the stream id, and ends the stream. With an error the stream is aborted.
