@@ -459,6 +459,18 @@ func TestExplained(t *testing.T) {
 	}
 }
 
+// TestForOperator: a client elsewhere does not get a command for the node's machine as its own.
+func TestForOperator(t *testing.T) {
+	for hint, want := range map[string]string{"": "", "try again": "try again",
+		"list the sessions with turn session ls": "list the sessions with turn session ls",
+		"list all damage with turn fsck":         "ask the node's operator: list all damage with turn fsck",
+		"run `turn doctor`":                      "ask the node's operator: run `turn doctor`"} {
+		if got := remote.ForOperator(hint); got != want {
+			t.Errorf("%q: %q", hint, got)
+		}
+	}
+}
+
 // listenTLS answers plain HTTP as most TLS servers do: with an alert. It fails the test if the
 // token comes.
 func listenTLS(t *testing.T) net.Listener {

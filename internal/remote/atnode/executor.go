@@ -103,9 +103,8 @@ func (x *Executor) ofNode(err error) error {
 		return turnstone.NewError(te.Op, te.Kind, "the connection to the node", te.Err).
 			WithHint("try again")
 	}
-	if hint := turnstone.HintOf(err); x.Hint != nil && hint != "" && x.Hint(hint) != hint {
-		return turnstone.NewError("remote.command", turnstone.KindOf(err), "", err).
-			WithHint(x.Hint(hint))
+	if hint := turnstone.HintOf(err); te != nil && x.Hint != nil && hint != "" {
+		_ = te.WithHint(x.Hint(hint))
 	}
 	return err
 }

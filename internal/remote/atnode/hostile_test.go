@@ -148,7 +148,18 @@ func TestGone(t *testing.T) {
 	if _, err := x.Log(t.Context(), "s", 0); err != nil {
 		t.Fatalf("after a lost connection: %v", err)
 	}
-	if err := ofNode(turnstone.NewError("session.log", turnstone.KindDead, "connection to the sandbox",
+	far := &Executor{Hint: func(hint string) string { return "the operator: " + hint }}
+	damaged := far.ofNode(turnstone.NewError("store.read", turnstone.KindIntegrity, "o", io.EOF).
+		WithHint("turn fsck"))
+	if turnstone.HintOf(damaged) != "the operator: turn fsck" ||
+		turnstone.KindOf(damaged) != turnstone.KindIntegrity {
+		t.Errorf("%v: %s", damaged, turnstone.HintOf(damaged))
+	}
+	if err := far.ofNode(turnstone.NewError("session.log", turnstone.KindDead, "x", io.EOF)); turnstone.HintOf(
+		err) != "" {
+		t.Error(turnstone.HintOf(err))
+	}
+	if err := new(Executor).ofNode(turnstone.NewError("session.log", turnstone.KindDead, "connection to the sandbox",
 		io.EOF)); !strings.Contains(err.Error(), "node") || turnstone.HintOf(err) != "try again" {
 		t.Error(err)
 	}
