@@ -37,7 +37,8 @@ func (a *Access) Client(ctx context.Context, id turnstone.SandboxID) (*wire.Clie
 	if err == nil {
 		return wire.NewClient(conn), nil
 	}
-	if a.Linger > 0 { // whoever refused may not know why
+	// a server that refuses an ended sandbox does not say why the sandbox has ended
+	if a.Linger > 0 && turnstone.KindOf(err) == turnstone.KindInvalid {
 		if i, getErr := a.Info(ctx, id); getErr == nil && i.Ended != "" {
 			return nil, ended(i)
 		}

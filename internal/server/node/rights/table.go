@@ -66,6 +66,10 @@ var table = map[string]row{
 	"Session.signTurn":     needs(auth.SessionsWrite),
 	"Session.remove":       needs(auth.SessionsDelete),
 
+	// As the control calls that keep the work of a sandbox as a turn, or end a sandbox.
+	"Session.commitSandbox":  needs(auth.SandboxesControl),
+	"Session.discardSandbox": needs(auth.SandboxesDelete),
+
 	"Session.replay": needs(auth.SessionsRead, auth.TurnsRun),
 	"Session.bisect": needs(auth.SessionsRead, auth.TurnsRun),
 	"Session.frozen": needs(auth.SessionsRead, auth.TurnsRun),

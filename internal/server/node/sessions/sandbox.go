@@ -31,7 +31,7 @@ func (s *Service) sandboxes() Sandboxes {
 }
 
 // sandbox returns the ID of a sandbox whose work the client may keep or throw away.
-func (v *served) sandbox(ref string) (turnstone.SandboxID, error) {
+func (v *served) sandbox(ctx context.Context, ref string) (turnstone.SandboxID, error) {
 	id := turnstone.SandboxID(ref)
 	none := turnstone.Errorf("sandbox.find", turnstone.KindNotFound, "the sandbox", "no such sandbox")
 	if v.sandboxes() == nil {
@@ -39,7 +39,8 @@ func (v *served) sandbox(ref string) (turnstone.SandboxID, error) {
 	}
 	session, err := v.sandboxes().Of(id, v.caller)
 	if err == nil && session != "" {
-		err = v.o.Owners.May(session, v.caller, owners.Write)
+		// by its name too: the client's tokens narrow what its key may
+		_, err = v.x.CurrentSession(v.o.Owners.Limit(ctx, v.caller, owners.Write), string(session))
 	}
 	if turnstone.KindOf(err) == turnstone.KindNotFound { // and nothing of its session
 		err = none
@@ -49,7 +50,7 @@ func (v *served) sandbox(ref string) (turnstone.SandboxID, error) {
 
 func (v *served) CommitSandbox(ctx context.Context, c *wire.Conn,
 	p *wire.SessionCommitSandboxParams) error {
-	id, err := v.sandbox(p.Sandbox)
+	id, err := v.sandbox(ctx, p.Sandbox)
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func (v *served) CommitSandbox(ctx context.Context, c *wire.Conn,
 
 func (v *served) DiscardSandbox(ctx context.Context, _ *wire.Conn,
 	p *wire.SessionDiscardSandboxParams) error {
-	id, err := v.sandbox(p.Sandbox)
+	id, err := v.sandbox(ctx, p.Sandbox)
 	if err != nil {
 		return err
 	}
