@@ -166,6 +166,9 @@ func (m *mallory) once() bool {
 
 // answer manipulates the statements of answers.
 func (m *mallory) answer(r *http.Response) error {
+	if r.StatusCode != http.StatusOK { // such as of a node that asks for a proof
+		return nil
+	}
 	var body proto.Message
 	var get func() *v1.Channel
 	switch path := r.Request.URL.Path; {

@@ -3,6 +3,7 @@ package api
 import (
 	"regexp/syntax"
 	"testing"
+	"unicode/utf8"
 
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"buf.build/go/protovalidate"
@@ -53,8 +54,17 @@ func maxSize(t *testing.T, m protoreflect.MessageDescriptor) (n int) {
 	case "google.protobuf.Timestamp", "google.protobuf.Duration":
 		return 24
 	}
+	largest := map[protoreflect.OneofDescriptor]int{} // of a oneof one field is set
 	for i := range m.Fields().Len() {
-		n += fieldSize(t, m.Fields().Get(i))
+		f := m.Fields().Get(i)
+		if of := f.ContainingOneof(); of != nil {
+			largest[of] = max(largest[of], fieldSize(t, f))
+			continue
+		}
+		n += fieldSize(t, f)
+	}
+	for _, size := range largest {
+		n += size
 	}
 	return n
 }
@@ -128,8 +138,10 @@ func longest(re *syntax.Regexp) (n int, ok bool) {
 	switch re.Op {
 	case syntax.OpLiteral:
 		return 4 * len(re.Rune), true
-	case syntax.OpCharClass, syntax.OpAnyChar, syntax.OpAnyCharNotNL:
-		return 4, true
+	case syntax.OpCharClass: // the last rune is the largest
+		return utf8.RuneLen(re.Rune[len(re.Rune)-1]), true
+	case syntax.OpAnyChar, syntax.OpAnyCharNotNL:
+		return utf8.UTFMax, true
 	case syntax.OpStar, syntax.OpPlus:
 		return 0, false
 	case syntax.OpRepeat:

@@ -30,6 +30,8 @@ const (
 const (
 	maxViolations = 16
 	maxRetryAfter = 24 * time.Hour
+
+	maxIntroduction = 16 << 10 // bytes
 )
 
 // A Status is an error with what only the control API says of errors. Err may be any error; what
@@ -38,8 +40,11 @@ type Status struct {
 	Code       connect.Code  // 0: the code of Err's kind
 	RetryAfter time.Duration // when a retry may succeed, 0: unknown
 	Violations []Violation
-	Reason     string // why a token was refused, such as "expired"; may be empty
-	Err        error
+	Reason     string // why a token or a proof was refused, such as "expired"; may be empty
+	// Introduction is a node's signed statement about the key that a proof has to be made to, with
+	// the reason Unproven. It is not verified.
+	Introduction []byte
+	Err          error
 }
 
 // A Violation is one fault of a request. It has no value of the request.
@@ -170,6 +175,16 @@ func kindIn(err error) turnstone.Kind {
 	return ofKind(turnstone.KindOf(err)).kind
 }
 
+// Unproven is the reason of a Status that refuses a call whose client's key is not proved to the
+// node. The call may succeed with a proof to the key of the introduction.
+const Unproven = "proof"
+
+// IsUnproven reports whether a call was refused because its client's key is not proved.
+func IsUnproven(err error) bool {
+	var s *Status
+	return errors.As(err, &s) && s.Reason == Unproven
+}
+
 // RetryAfter returns how long a client waits before it repeats the request; 0 if unknown.
 func RetryAfter(err error) time.Duration {
 	var s *Status
@@ -240,7 +255,7 @@ func toDetail(err error) *v1.Error {
 	}
 	var s *Status
 	if errors.As(err, &s) {
-		out.Reason = Clean(s.Reason, maxOp)
+		out.Reason, out.Introduction = Clean(s.Reason, maxOp), s.Introduction
 		for _, v := range s.Violations[:min(len(s.Violations), maxViolations)] {
 			out.Violations = append(out.Violations, &v1.Violation{
 				Field: Clean(v.Field, maxSubject), Rule: Clean(v.Rule, maxOp),
@@ -260,6 +275,9 @@ func FromConnect(err error) error {
 	}
 	d := detail(sent)
 	s := &Status{Code: sent.Code(), Reason: Clean(d.GetReason(), maxOp)}
+	if i := d.GetIntroduction(); len(i) <= maxIntroduction {
+		s.Introduction = i
+	}
 	if d == nil {
 		e := turnstone.NewError("api.call", KindOfCode(sent.Code()), "", nil)
 		if e.Err = errors.New(Clean(sent.Message(), maxCause)); !connect.IsWireError(sent) {

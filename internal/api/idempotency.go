@@ -27,24 +27,53 @@ func IdempotencyKey(m proto.Message) string {
 // RequestDigest returns a digest of a valid request for the comparison of requests with one
 // idempotency key. It does not depend on the order of fields and pairs, on the encoding, or on the
 // version of a library. It leaves out the key itself, and the nonces and grants of clients: a
-// repetition has new ones.
+// repetition has new ones, as it has other proofs.
 func RequestDigest(m proto.Message) turnstone.Digest {
-	d := digester{sha256.New()}
+	return digestOf(m, leftOut)
+}
+
+// ProofDigest returns a digest of a whole request, which a client's proof of possession is about: of
+// all fields, also nonces, grants and the idempotency key, except the proofs. It begins with the
+// message's name, which only one procedure has.
+func ProofDigest(m proto.Message) turnstone.Digest {
+	return digestOf(m, func(f protoreflect.FieldDescriptor) bool {
+		return f.Name() == "proofs" && f.ContainingMessage().FullName() == clientName
+	})
+}
+
+func digestOf(m proto.Message, without func(protoreflect.FieldDescriptor) bool) turnstone.Digest {
+	d := digester{sha256.New(), without}
 	d.text(string(m.ProtoReflect().Descriptor().FullName()))
 	d.message(m.ProtoReflect())
 	return turnstone.Digest("sha256:" + hex.EncodeToString(d.h.Sum(nil)))
 }
 
+var clientName = (*v1.ChannelClient)(nil).ProtoReflect().Descriptor().FullName()
+
+// Clients returns the clients that a request names, without its lists of other messages: nil for
+// those that are not set.
+func Clients(m proto.Message) []*v1.ChannelClient {
+	switch x := m.(type) {
+	case interface{ GetClient() *v1.ChannelClient }:
+		return []*v1.ChannelClient{x.GetClient()}
+	case interface{ GetClients() []*v1.ChannelClient }:
+		return x.GetClients()
+	}
+	return nil
+}
+
 // leftOut are the fields that RequestDigest does not compare.
 func leftOut(f protoreflect.FieldDescriptor) bool {
-	client := (*v1.ChannelClient)(nil).ProtoReflect().Descriptor().FullName()
 	return f.Name() == "idempotency_key" ||
-		f.ContainingMessage().FullName() == client && f.Name() != "client_public_key"
+		f.ContainingMessage().FullName() == clientName && f.Name() != "client_public_key"
 }
 
 // A digester hashes values so that no two different messages of a type give the same bytes: each
 // part has a length or a number before it.
-type digester struct{ h hash.Hash }
+type digester struct {
+	h       hash.Hash
+	without func(protoreflect.FieldDescriptor) bool // fields that are not hashed
+}
 
 func (d digester) number(n uint64) {
 	_, _ = d.h.Write(binary.BigEndian.AppendUint64(nil, n)) // documented never to fail
@@ -58,7 +87,7 @@ func (d digester) text(s string) {
 func (d digester) message(m protoreflect.Message) {
 	var set []protoreflect.FieldDescriptor
 	m.Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		if !leftOut(f) {
+		if !d.without(f) {
 			set = append(set, f)
 		}
 		return true

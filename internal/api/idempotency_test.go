@@ -1,6 +1,8 @@
 package api
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -13,14 +15,33 @@ import (
 )
 
 // TestRequestDigest: equal requests have one digest in every encoding, and a change of any field
-// but the key, nonces and grants changes it.
+// but the key, nonces, grants and proofs changes it.
 func TestRequestDigest(t *testing.T) {
+	without := []string{"ChannelClient.nonce", "ChannelClient.grant", "ChannelClient.proofs",
+		"KeyProof.node", "KeyProof.message"}
+	checkDigest(t, RequestDigest, 6, func(f protoreflect.FieldDescriptor) bool {
+		return f.Name() == "idempotency_key" ||
+			slices.Contains(without, strings.TrimPrefix(string(f.FullName()), "turnstone.v1."))
+	})
+}
+
+// TestProofDigest: a change of any field but the proofs changes what a proof is about.
+func TestProofDigest(t *testing.T) {
+	without := []string{"ChannelClient.proofs", "KeyProof.node", "KeyProof.message"}
+	checkDigest(t, ProofDigest, 3, func(f protoreflect.FieldDescriptor) bool {
+		return slices.Contains(without, strings.TrimPrefix(string(f.FullName()), "turnstone.v1."))
+	})
+}
+
+func checkDigest(t *testing.T, digest func(proto.Message) turnstone.Digest, without int,
+	leaves func(protoreflect.FieldDescriptor) bool) {
+	t.Helper()
 	requests, _ := apitest.Messages(t)
 	seen := map[turnstone.Digest]string{}
 	for _, desc := range requests {
 		m := apitest.MessageType(t, desc).New()
 		apitest.Fill(m)
-		want := RequestDigest(m.Interface())
+		want := digest(m.Interface())
 		if other := seen[want]; other != "" {
 			t.Errorf("%s and %s have one digest", desc.Name(), other)
 		}
@@ -30,25 +51,26 @@ func TestRequestDigest(t *testing.T) {
 			t.Fatal(err)
 		}
 		again := m.New().Interface()
-		if err := protojson.Unmarshal(text, again); err != nil || RequestDigest(again) != want {
+		if err := protojson.Unmarshal(text, again); err != nil || digest(again) != want {
 			t.Errorf("%s through JSON has another digest: %v", desc.Name(), err)
 		}
-		changed, left := eachChange(m, func(left bool, path string) {
-			if (RequestDigest(m.Interface()) == want) != left {
+		changed, left := eachChange(m, leaves, func(left bool, path string) {
+			if (digest(m.Interface()) == want) != left {
 				t.Errorf("%s: a change of %s; left out: %v", desc.Name(), path, left)
 			}
 		})
-		if RequestDigest(m.Interface()) != want {
+		if digest(m.Interface()) != want {
 			t.Fatal("the changes were not undone")
 		}
-		if desc.Name() == "ForkSandboxRequest" && (changed < 5 || left != 3) {
+		if desc.Name() == "ForkSandboxRequest" && (changed < 5 || left != without) {
 			t.Errorf("%d changes, %d without effect", changed, left)
 		}
 	}
 }
 
 // eachChange clears each field of m in turn, calls check, and sets it again.
-func eachChange(m protoreflect.Message, check func(left bool, path string)) (changed, left int) {
+func eachChange(m protoreflect.Message, leaves func(protoreflect.FieldDescriptor) bool,
+	check func(left bool, path string)) (changed, left int) {
 	for i := range m.Descriptor().Fields().Len() {
 		f := m.Descriptor().Fields().Get(i)
 		if !m.Has(f) {
@@ -59,10 +81,10 @@ func eachChange(m protoreflect.Message, check func(left bool, path string)) (cha
 			if f.IsList() {
 				inner = inner.List().Get(0)
 			}
-			c, l := eachChange(inner.Message(), check)
+			c, l := eachChange(inner.Message(), leaves, check)
 			changed, left = changed+c, left+l
 		}
-		without := f.Name() == "idempotency_key" || f.Name() == "nonce" || f.Name() == "grant"
+		without := leaves(f)
 		changed++
 		if without {
 			left++

@@ -18,7 +18,7 @@ const (
 	maxWait    = 10 * time.Second // that a server may ask for
 )
 
-// A caller adds the token to calls, repeats what is safe to repeat, and explains errors. It is a
+// A caller adds the token and proofs of this client's key to calls, repeats what is safe to repeat, and explains errors. It is a
 // connect.Interceptor.
 type caller struct {
 	server *Server
@@ -28,11 +28,22 @@ type caller struct {
 // WrapUnary implements connect.Interceptor.
 func (c *caller) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		pause := c.pause
+		pause, met := c.pause, 0
+		m, _ := r.Any().(proto.Message)
 		for try := 1; ; try++ {
+			if err := c.server.prove(m); err != nil {
+				return nil, err
+			}
 			a, err := c.once(ctx, r, next)
 			if err == nil {
 				return a, nil
+			}
+			if again, failed := c.server.meet(ctx, m, err); failed != nil {
+				return nil, failed
+			} else if again && met < maxMeets {
+				met++
+				try--
+				continue
 			}
 			wait := max(pause, api.RetryAfter(err))
 			if try == maxTries || !repeatable(r) || !api.Retryable(err) || wait > maxWait ||

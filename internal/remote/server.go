@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,8 @@ type ServerOptions struct {
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool
 	Key channel.KeyPair // of this client
+	// Book remembers the keys of nodes; nil: this Server alone.
+	Book NodeBook
 	// TLS is the configuration of https: addresses; nil: the system's authorities.
 	TLS *tls.Config
 }
@@ -63,6 +66,10 @@ type Server struct {
 	connect   func(ctx context.Context, network, addr string) (net.Conn, error)
 	transport *http.Transport
 	greeted   atomic.Bool // the port speaks plain HTTP, as its address says
+
+	known sync.Mutex
+	asked bool      // the book
+	all   []NodeKey // nodes that the client proves its key to
 }
 
 // anyNode trusts every key: the connection has shown whose the server is.
@@ -180,6 +187,9 @@ func (s *Server) open(ctx context.Context, o offer) (io.ReadWriteCloser, error) 
 		Owner: o.owner})
 	if err != nil {
 		return nil, s.distrusted(err)
+	}
+	if signed.Node != "" && !s.o.Own {
+		s.remember(NodeKey{signed.Node, signed.ServerKey, signed.Tenant})
 	}
 	stream, err := s.dial(ctx, o.channel.GetPath())
 	if err != nil {

@@ -94,7 +94,11 @@ func sample(f protoreflect.FieldDescriptor) protoreflect.Value {
 		}
 		return protoreflect.ValueOfString("a")
 	case protoreflect.BytesKind:
-		return protoreflect.ValueOfBytes(bytes.Repeat([]byte{9}, 32))
+		size := 32
+		if f.FullName() == "turnstone.v1.KeyProof.message" {
+			size = 104
+		}
+		return protoreflect.ValueOfBytes(bytes.Repeat([]byte{9}, size))
 	case protoreflect.EnumKind:
 		return protoreflect.ValueOfEnum(1)
 	case protoreflect.BoolKind:

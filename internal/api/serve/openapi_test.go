@@ -105,7 +105,7 @@ func TestOpenAPIRejects(t *testing.T) {
 		`{` + client + `,"image":"python:3.12","timeout":"3600s","env":{"A":"b"}}`: true,
 		`{` + client + `,"machine":{"cpus":2,"memory":"1073741824"}}`:              true,
 		`{` + client + `,"name":"","contextId":""}`:                                true,
-		`{}`:                                                          false,
+		`{}`:                                                          true,
 		`{"client":{}}`:                                               false,
 		`{` + client + `,"netwrok":{}}`:                               false,
 		`{` + client + `,"name":"../x"}`:                              false,

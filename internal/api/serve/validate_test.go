@@ -57,7 +57,16 @@ func TestValidate(t *testing.T) {
 		change func(*request)
 		field  string
 	}{
-		"no client": {func(r *request) { r.Client = nil }, "client"},
+		"no nonce": {func(r *request) { r.Client.Nonce = nil }, "client.nonce"},
+		"short proof": {func(r *request) {
+			r.Client.Proofs = []*v1.KeyProof{{Node: "n", Message: make([]byte, 103)}}
+		}, "client.proofs[0].message"},
+		"many proofs": {func(r *request) {
+			for range 7 {
+				r.Client.Proofs = append(r.Client.Proofs, &v1.KeyProof{Node: "n",
+					Message: make([]byte, 104)})
+			}
+		}, "client.proofs"},
 		"short key": {func(r *request) {
 			r.Client.ClientPublicKey = []byte("x")
 		}, "client.client_public_key"},

@@ -61,6 +61,8 @@ type Statement struct {
 	Clients   []channel.PublicKey `json:"clients"`         // who may connect
 	Owner     string              `json:"owner,omitempty"` // "TYPE BASE64" of who may admit others
 	Nonce     Nonce               `json:"nonce"`           // of the client that asked
+	// Tenant is in whose name a client of the node's own channel works; empty: not known.
+	Tenant string `json:"tenant,omitempty"`
 	// What runs; digests are empty where they are not known.
 	Template  turnstone.Digest `json:"template,omitempty"`
 	Agent     turnstone.Digest `json:"agent,omitempty"`
@@ -169,6 +171,8 @@ func (s *Statement) check() error {
 		return errors.New("it is about neither or both of a sandbox and a node")
 	case len(s.About()) > maxName || outside(string(s.Sandbox)+s.Node):
 		return fmt.Errorf("%.40q is no name of a sandbox or a node", s.About())
+	case len(s.Tenant) > maxName || outside(s.Tenant):
+		return fmt.Errorf("%.40q is no name of a tenant", s.Tenant)
 	case len(s.Clients) == 0 || len(s.Clients) > channel.MaxClients:
 		return fmt.Errorf("it admits %d clients, not 1 to %d", len(s.Clients), channel.MaxClients)
 	case s.Nonce == Nonce{}:

@@ -114,9 +114,9 @@ func (c Client) connect(ctx context.Context, store Store, address remote.Address
 		return nil, err
 	}
 	o := remote.ServerOptions{Address: address, Key: pair, Token: c.token(h),
-		Pins: pins(store.Dir, address, h)}
+		Pins: pins(store.Dir, address, h), Book: book{store, address}}
 	if address.Socket() != "" && len(h.Nodes) == 0 {
-		o.Own = true
+		o.Own, o.Book = true, nil
 	}
 	return remote.NewServer(o), nil
 }

@@ -9,7 +9,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the service.
+// A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the
+// service except admin.
 type Scope string
 
 // The scopes. The control API says which of its methods needs which.
@@ -17,6 +18,7 @@ const (
 	TurnsRun    Scope = "turns:run"
 	TurnsRead   Scope = "turns:read"
 	TurnsCancel Scope = "turns:cancel"
+	TurnsAdmin  Scope = "turns:admin" // cancel turns of other clients
 
 	SandboxesCreate  Scope = "sandboxes:create"
 	SandboxesRead    Scope = "sandboxes:read"
@@ -24,10 +26,12 @@ const (
 	SandboxesControl Scope = "sandboxes:control" // pause, resume, fork, snapshot, set the timeout
 	SandboxesExpose  Scope = "sandboxes:expose"
 	SandboxesDelete  Scope = "sandboxes:delete"
+	SandboxesAdmin   Scope = "sandboxes:admin" // control and delete those of other clients
 
 	SessionsRead   Scope = "sessions:read"
 	SessionsWrite  Scope = "sessions:write"
 	SessionsDelete Scope = "sessions:delete"
+	SessionsAdmin  Scope = "sessions:admin" // rename and delete those of other clients
 
 	TemplatesRead  Scope = "templates:read"
 	TemplatesWrite Scope = "templates:write"
@@ -42,18 +46,24 @@ const (
 	UsageRead    Scope = "usage:read"
 )
 
-var scopes = []Scope{TurnsRun, TurnsRead, TurnsCancel,
+var scopes = []Scope{TurnsRun, TurnsRead, TurnsCancel, TurnsAdmin,
 	SandboxesCreate, SandboxesRead, SandboxesConnect, SandboxesControl, SandboxesExpose,
-	SandboxesDelete, SessionsRead, SessionsWrite, SessionsDelete, TemplatesRead, TemplatesWrite,
+	SandboxesDelete, SandboxesAdmin, SessionsRead, SessionsWrite, SessionsDelete, SessionsAdmin, TemplatesRead, TemplatesWrite,
 	TokensRead, TokensIssue, TokensRevoke, TenantsIssue, NodesRead, NodesWrite, UsageRead}
 
 // Scopes returns all scopes without "*", in the order of the documentation.
 func Scopes() []Scope { return slices.Clone(scopes) }
 
-// AllScopes returns "SERVICE:*" for each service.
+// administrative reports whether the scope is about objects of other clients. "SERVICE:*" does not
+// include it: a token has it only by its name.
+func (s Scope) administrative() bool { return strings.HasSuffix(string(s), ":admin") }
+
+// AllScopes returns "SERVICE:*" for each service, and the administrative scopes.
 func AllScopes() (all []Scope) {
 	for _, s := range scopes {
-		if w := Scope(s.service() + ":*"); !slices.Contains(all, w) {
+		if s.administrative() {
+			all = append(all, s)
+		} else if w := Scope(s.service() + ":*"); !slices.Contains(all, w) {
 			all = append(all, w)
 		}
 	}
@@ -67,7 +77,7 @@ func (s Scope) Covers(need Scope) bool {
 	if s == need {
 		return known(s)
 	}
-	return known(s) && known(need) && s == Scope(need.service()+":*")
+	return known(s) && known(need) && !need.administrative() && s == Scope(need.service()+":*")
 }
 
 func known(s Scope) bool {

@@ -83,6 +83,8 @@ type Machine struct {
 	Name   string `toml:"name" kind:"node"`
 	Turns  int    `toml:"turns" default:"16" min:"1" max:"10000"`
 	Expose string `toml:"expose" kind:"host"`
+	// TrustController: see control.Options.
+	TrustController string `toml:"trust_controller" default:"off" oneof:"off,on"`
 }
 
 // Tokens bounds tokens of all issuers.

@@ -164,7 +164,9 @@ func (c sandboxService) ForkSandbox(ctx context.Context,
 		},
 		again: func(ctx context.Context, made []records.Object) error {
 			for i, o := range made {
-				clone, err := c.sandboxAgain(ctx, p, m.Clients[i], o)
+				clone, err := c.sandboxAgain(ctx, p, m.Clients[i], o,
+					&v1.NodeServiceConnectSandboxRequest{
+						Made: &v1.NodeServiceConnectSandboxRequest_Fork{Fork: m}})
 				if err != nil {
 					return err
 				}

@@ -153,10 +153,10 @@ func (c *Controller) fail(ctx context.Context, n creation, made []records.Object
 	return err
 }
 
-// again reports whether the same call may succeed later.
+// again reports whether the same call may succeed later, or with a proof to the node that was chosen.
 func again(err error) bool {
 	kind := turnstone.KindOf(err)
-	return api.Retryable(err) || kind == turnstone.KindCanceled ||
+	return api.Retryable(err) || api.IsUnproven(err) || kind == turnstone.KindCanceled ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 

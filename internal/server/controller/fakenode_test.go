@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -526,7 +527,7 @@ func (n *fakeNode) session(p *v1.Principal, id string) (*v1.OwnedSession, error)
 func (n *fakeNode) ConnectSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceConnectSessionRequest]) (
 	*connect.Response[v1.ConnectSessionResponse], error) {
-	id := r.Msg.Request.Session
+	id := cmp.Or(r.Msg.SessionId, r.Msg.Request.Session)
 	return do(ctx, n, "ConnectSession", id, func() (*v1.ConnectSessionResponse, error) {
 		s, err := n.session(r.Msg.Principal, id)
 		if err != nil {
@@ -549,7 +550,7 @@ func (n *fakeNode) ConnectNode(ctx context.Context,
 func (n *fakeNode) RenameSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceRenameSessionRequest]) (
 	*connect.Response[v1.RenameSessionResponse], error) {
-	id := r.Msg.Request.Session
+	id := cmp.Or(r.Msg.SessionId, r.Msg.Request.Session)
 	return do(ctx, n, "RenameSession", id, func() (*v1.RenameSessionResponse, error) {
 		s, err := n.session(r.Msg.Principal, id)
 		if err != nil {
@@ -564,7 +565,7 @@ func (n *fakeNode) RenameSession(ctx context.Context,
 func (n *fakeNode) DeleteSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceDeleteSessionRequest]) (
 	*connect.Response[v1.DeleteSessionResponse], error) {
-	id := r.Msg.Request.Session
+	id := cmp.Or(r.Msg.SessionId, r.Msg.Request.Session)
 	return do(ctx, n, "DeleteSession", id, func() (*v1.DeleteSessionResponse, error) {
 		s, err := n.session(r.Msg.Principal, id)
 		if err != nil {

@@ -46,7 +46,9 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 			return err
 		},
 		again: func(ctx context.Context, made []records.Object) (err error) {
-			answer, err = c.sandboxAgain(ctx, p, m.Client, made[0])
+			answer, err = c.sandboxAgain(ctx, p, m.Client, made[0],
+				&v1.NodeServiceConnectSandboxRequest{
+					Made: &v1.NodeServiceConnectSandboxRequest_Create{Create: m}})
 			return err
 		}})
 	if err != nil {
@@ -178,15 +180,15 @@ func (c *Controller) withToken(ctx context.Context, p auth.Principal, o records.
 	return answer, nil
 }
 
-// sandboxAgain answers a repeated request: the same sandbox, and a fresh attestation if it is
-// there.
+// sandboxAgain answers a repeated request, which ask has: the same sandbox, and a fresh attestation
+// if it is there and has an owner.
 func (c *Controller) sandboxAgain(ctx context.Context, p auth.Principal, client *v1.ChannelClient,
-	o records.Object) (*v1.CreateSandboxResponse, error) {
-	if o.State.Final() {
+	o records.Object, ask *v1.NodeServiceConnectSandboxRequest) (*v1.CreateSandboxResponse, error) {
+	if o.State.Final() || client == nil {
 		return c.withToken(ctx, p, o, nil)
 	}
-	channel, err := c.connectSandbox(ctx, p, o,
-		&v1.ConnectSandboxRequest{SandboxId: o.ID, Client: client})
+	ask.Request = &v1.ConnectSandboxRequest{SandboxId: o.ID, Client: client}
+	channel, err := c.connectSandbox(ctx, p, o, ask)
 	if err != nil {
 		return nil, err
 	}
@@ -205,7 +207,8 @@ func (c sandboxService) ConnectSandbox(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	channel, err := c.connectSandbox(ctx, p, x.Object, r.Msg)
+	channel, err := c.connectSandbox(ctx, p, x.Object,
+		&v1.NodeServiceConnectSandboxRequest{Request: r.Msg})
 	if err != nil {
 		return nil, err
 	}
@@ -213,15 +216,15 @@ func (c sandboxService) ConnectSandbox(ctx context.Context,
 }
 
 func (c *Controller) connectSandbox(ctx context.Context, p auth.Principal, o records.Object,
-	m *v1.ConnectSandboxRequest) (*v1.Channel, error) {
+	m *v1.NodeServiceConnectSandboxRequest) (*v1.Channel, error) {
 	client, err := c.at(o.Node)
 	if err != nil {
 		return nil, err
 	}
 	ctx, end := c.call(ctx)
 	defer end()
-	answer, err := client.ConnectSandbox(ctx, connect.NewRequest(
-		&v1.NodeServiceConnectSandboxRequest{Principal: message.Principal(p), Request: m}))
+	m.Principal = message.Principal(p)
+	answer, err := client.ConnectSandbox(ctx, connect.NewRequest(m))
 	if err != nil {
 		return nil, asked(err)
 	}

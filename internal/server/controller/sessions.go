@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -62,7 +61,9 @@ func (c sessionService) CreateSession(ctx context.Context,
 			if answer.Session = sessionOf(made[0]); made[0].State.Final() {
 				return nil
 			}
-			answer.Channel, err = c.connectSession(ctx, p, made[0], m.Client)
+			answer.Channel, err = c.connectSession(ctx, p, made[0],
+				&v1.NodeServiceConnectSessionRequest{Create: m, Request: &v1.ConnectSessionRequest{
+					Session: made[0].ID, Client: m.Client}})
 			return err
 		}})
 	if err != nil {
@@ -153,7 +154,8 @@ func (c sessionService) ConnectSession(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	channel, err := c.connectSession(ctx, p, o, r.Msg.Client)
+	channel, err := c.connectSession(ctx, p, o,
+		&v1.NodeServiceConnectSessionRequest{Request: r.Msg})
 	if err != nil {
 		return nil, err
 	}
@@ -163,16 +165,15 @@ func (c sessionService) ConnectSession(ctx context.Context,
 
 // connectSession asks for an attestation by the session's ID: its name may be another's by now.
 func (c *Controller) connectSession(ctx context.Context, p auth.Principal, o records.Object,
-	client *v1.ChannelClient) (*v1.Channel, error) {
+	m *v1.NodeServiceConnectSessionRequest) (*v1.Channel, error) {
 	node, err := c.at(o.Node)
 	if err != nil {
 		return nil, err
 	}
 	ctx, end := c.call(ctx)
 	defer end()
-	answer, err := node.ConnectSession(ctx, connect.NewRequest(
-		&v1.NodeServiceConnectSessionRequest{Principal: message.Principal(p),
-			Request: &v1.ConnectSessionRequest{Session: o.ID, Client: client}}))
+	m.Principal, m.SessionId = message.Principal(p), o.ID
+	answer, err := node.ConnectSession(ctx, connect.NewRequest(m))
 	if err != nil {
 		return nil, asked(err)
 	}
@@ -195,10 +196,8 @@ func (c sessionService) ConnectNode(ctx context.Context,
 	}
 	ctx, end := c.call(ctx)
 	defer end()
-	m := proto.Clone(r.Msg).(*v1.ConnectNodeRequest)
-	m.Node = name
 	answer, err := client.ConnectNode(ctx, connect.NewRequest(&v1.NodeServiceConnectNodeRequest{
-		Principal: message.Principal(p), Request: m}))
+		Principal: message.Principal(p), Request: r.Msg}))
 	if err != nil {
 		return nil, asked(err)
 	}
@@ -234,7 +233,7 @@ func (c sessionService) RenameSession(ctx context.Context,
 	ask, end := c.call(ctx)
 	defer end()
 	_, err = client.RenameSession(ask, connect.NewRequest(&v1.NodeServiceRenameSessionRequest{
-		Principal: message.Principal(p), Request: &v1.RenameSessionRequest{Session: o.ID, NewName: to}}))
+		Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
 	if err != nil {
 		ctx, end := system(ctx)
 		defer end()
@@ -264,7 +263,7 @@ func (c sessionService) DeleteSession(ctx context.Context,
 	ask, end := c.call(ctx)
 	defer end()
 	_, err = client.DeleteSession(ask, connect.NewRequest(&v1.NodeServiceDeleteSessionRequest{
-		Principal: message.Principal(p), Request: &v1.DeleteSessionRequest{Session: o.ID}}))
+		Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
 	if err != nil && !isNotFound(err) {
 		return nil, asked(err)
 	}

@@ -61,7 +61,8 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 			}
 			x := message.Seen{Object: made[0], SessionName: names[made[0].Session]}
 			answer.Turn, answer.Channel, err = c.connectTurn(ctx, p, x,
-				&v1.ConnectTurnRequest{TicketId: x.ID, Client: m.Client})
+				&v1.NodeServiceConnectTurnRequest{Start: m,
+					Request: &v1.ConnectTurnRequest{TicketId: x.ID, Client: m.Client}})
 			return err
 		}})
 	if err != nil {
@@ -140,7 +141,8 @@ func (c turnService) ConnectTurn(ctx context.Context, r *connect.Request[v1.Conn
 	if err != nil {
 		return nil, err
 	}
-	t, channel, err := c.connectTurn(ctx, p, x, r.Msg)
+	t, channel, err := c.connectTurn(ctx, p, x,
+		&v1.NodeServiceConnectTurnRequest{Request: r.Msg})
 	if err != nil {
 		return nil, err
 	}
@@ -148,15 +150,15 @@ func (c turnService) ConnectTurn(ctx context.Context, r *connect.Request[v1.Conn
 }
 
 func (c *Controller) connectTurn(ctx context.Context, p auth.Principal, x message.Seen,
-	m *v1.ConnectTurnRequest) (*v1.Turn, *v1.Channel, error) {
+	m *v1.NodeServiceConnectTurnRequest) (*v1.Turn, *v1.Channel, error) {
 	client, err := c.at(x.Node)
 	if err != nil {
 		return nil, nil, err
 	}
 	ctx, end := c.call(ctx)
 	defer end()
-	answer, err := client.ConnectTurn(ctx, connect.NewRequest(&v1.NodeServiceConnectTurnRequest{
-		Principal: message.Principal(p), Request: m}))
+	m.Principal = message.Principal(p)
+	answer, err := client.ConnectTurn(ctx, connect.NewRequest(m))
 	if err != nil {
 		return nil, nil, asked(err)
 	}

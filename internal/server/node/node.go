@@ -76,11 +76,12 @@ const (
 
 // A Node is safe for concurrent use.
 type Node struct {
-	o     Options
-	pair  channel.KeyPair // of the node's own channels, for the life of the process
-	known statements
-	keys  sandboxKeys
-	slots chan struct{}
+	o      Options
+	pair   channel.KeyPair // of the node's own channels, for the life of the process
+	known  statements
+	proofs proofs // of clients, that were used
+	keys   sandboxKeys
+	slots  chan struct{}
 
 	ctx  context.Context // of all channels
 	stop context.CancelFunc
@@ -169,6 +170,9 @@ func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.
 	}
 	now := time.Now()
 	s.Clients, s.Nonce, s.Owner = []channel.PublicKey{c.Key}, c.Nonce, c.Owner
+	if s.Node != "" {
+		s.Tenant = c.Tenant
+	}
 	s.Time, s.Expires = now.Add(-clockSkew), now.Add(validity)
 	return attest.Sign(ctx, &s, n.o.Key)
 }

@@ -33,7 +33,10 @@ type ChannelClient struct {
 	// 32 random bytes, fresh for each call. The attestation repeats them.
 	Nonce []byte `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// A grant that an owner of the sandbox or session signed: a DSSE envelope. Empty for the owner.
-	Grant         []byte `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
+	Grant []byte `protobuf:"bytes,3,opt,name=grant,proto3" json:"grant,omitempty"`
+	// Proofs that the caller has the private key, one for each node that it knows. A node refuses a
+	// call that names a key and has no proof for the node, with the reason "proof" and its key.
+	Proofs        []*KeyProof `protobuf:"bytes,4,rep,name=proofs,proto3" json:"proofs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -89,6 +92,69 @@ func (x *ChannelClient) GetGrant() []byte {
 	return nil
 }
 
+func (x *ChannelClient) GetProofs() []*KeyProof {
+	if x != nil {
+		return x.Proofs
+	}
+	return nil
+}
+
+// KeyProof shows one node that the caller has a client's private key and makes this call now.
+type KeyProof struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the node.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// A message of Noise_X_25519_ChaChaPoly_SHA256, from the client's key to the node's channel key:
+	// docs/decisions/0021-proof-of-possession.md has its prologue. Its payload is the time.
+	Message       []byte `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyProof) Reset() {
+	*x = KeyProof{}
+	mi := &file_turnstone_v1_channel_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyProof) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyProof) ProtoMessage() {}
+
+func (x *KeyProof) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_channel_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyProof.ProtoReflect.Descriptor instead.
+func (*KeyProof) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_channel_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *KeyProof) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *KeyProof) GetMessage() []byte {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 // Channel says where the channel is, and whom its client finds there.
 type Channel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -107,7 +173,7 @@ type Channel struct {
 
 func (x *Channel) Reset() {
 	*x = Channel{}
-	mi := &file_turnstone_v1_channel_proto_msgTypes[1]
+	mi := &file_turnstone_v1_channel_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -119,7 +185,7 @@ func (x *Channel) String() string {
 func (*Channel) ProtoMessage() {}
 
 func (x *Channel) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_channel_proto_msgTypes[1]
+	mi := &file_turnstone_v1_channel_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -132,7 +198,7 @@ func (x *Channel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Channel.ProtoReflect.Descriptor instead.
 func (*Channel) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_channel_proto_rawDescGZIP(), []int{1}
+	return file_turnstone_v1_channel_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Channel) GetAttestation() []byte {
@@ -167,11 +233,15 @@ var File_turnstone_v1_channel_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_channel_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/channel.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x83\x01\n" +
+	"\x1aturnstone/v1/channel.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x01\n" +
 	"\rChannelClient\x123\n" +
 	"\x11client_public_key\x18\x01 \x01(\fB\a\xbaH\x04z\x02h R\x0fclientPublicKey\x12\x1d\n" +
 	"\x05nonce\x18\x02 \x01(\fB\a\xbaH\x04z\x02h R\x05nonce\x12\x1e\n" +
-	"\x05grant\x18\x03 \x01(\fB\b\xbaH\x05z\x03\x18\x80 R\x05grant\"\xa1\x01\n" +
+	"\x05grant\x18\x03 \x01(\fB\b\xbaH\x05z\x03\x18\x80 R\x05grant\x128\n" +
+	"\x06proofs\x18\x04 \x03(\v2\x16.turnstone.v1.KeyProofB\b\xbaH\x05\x92\x01\x02\x10\x06R\x06proofs\"k\n" +
+	"\bKeyProof\x12<\n" +
+	"\x04node\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04node\x12!\n" +
+	"\amessage\x18\x02 \x01(\fB\a\xbaH\x04z\x02hhR\amessage\"\xa1\x01\n" +
 	"\aChannel\x12 \n" +
 	"\vattestation\x18\x01 \x01(\fR\vattestation\x12*\n" +
 	"\x11server_public_key\x18\x02 \x01(\fR\x0fserverPublicKey\x12\x12\n" +
@@ -190,19 +260,21 @@ func file_turnstone_v1_channel_proto_rawDescGZIP() []byte {
 	return file_turnstone_v1_channel_proto_rawDescData
 }
 
-var file_turnstone_v1_channel_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_turnstone_v1_channel_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_turnstone_v1_channel_proto_goTypes = []any{
 	(*ChannelClient)(nil),         // 0: turnstone.v1.ChannelClient
-	(*Channel)(nil),               // 1: turnstone.v1.Channel
-	(*timestamppb.Timestamp)(nil), // 2: google.protobuf.Timestamp
+	(*KeyProof)(nil),              // 1: turnstone.v1.KeyProof
+	(*Channel)(nil),               // 2: turnstone.v1.Channel
+	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
 }
 var file_turnstone_v1_channel_proto_depIdxs = []int32{
-	2, // 0: turnstone.v1.Channel.expires:type_name -> google.protobuf.Timestamp
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	1, // 0: turnstone.v1.ChannelClient.proofs:type_name -> turnstone.v1.KeyProof
+	3, // 1: turnstone.v1.Channel.expires:type_name -> google.protobuf.Timestamp
+	2, // [2:2] is the sub-list for method output_type
+	2, // [2:2] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_channel_proto_init() }
@@ -216,7 +288,7 @@ func file_turnstone_v1_channel_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_channel_proto_rawDesc), len(file_turnstone_v1_channel_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

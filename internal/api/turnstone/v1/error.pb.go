@@ -127,8 +127,11 @@ type Error struct {
 	RetryAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// The faults of an invalid request, at most 16.
 	Violations []*Violation `protobuf:"bytes,8,rep,name=violations,proto3" json:"violations,omitempty"`
-	// Why a token was refused, such as "expired", or empty.
-	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Why a token or a client's proof was refused, such as "expired", or empty.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// With the reason "proof": the node's signed statement about the key that a proof has to be made
+	// to. It admits nobody.
+	Introduction  []byte `protobuf:"bytes,10,opt,name=introduction,proto3" json:"introduction,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -226,6 +229,13 @@ func (x *Error) GetReason() string {
 	return ""
 }
 
+func (x *Error) GetIntroduction() []byte {
+	if x != nil {
+		return x.Introduction
+	}
+	return nil
+}
+
 // Violation is one fault of a request.
 type Violation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -294,7 +304,7 @@ var File_turnstone_v1_error_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_error_proto_rawDesc = "" +
 	"\n" +
-	"\x18turnstone/v1/error.proto\x12\fturnstone.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb3\x02\n" +
+	"\x18turnstone/v1/error.proto\x12\fturnstone.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x02\n" +
 	"\x05Error\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.turnstone.v1.ErrorKindR\x04kind\x12\x18\n" +
@@ -307,7 +317,9 @@ const file_turnstone_v1_error_proto_rawDesc = "" +
 	"\n" +
 	"violations\x18\b \x03(\v2\x17.turnstone.v1.ViolationR\n" +
 	"violations\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"O\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
+	"\fintroduction\x18\n" +
+	" \x01(\fR\fintroduction\"O\n" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x18\n" +

@@ -802,9 +802,17 @@ func (x *NodeServiceCreateSandboxRequest) GetSessionId() string {
 }
 
 type NodeServiceConnectSandboxRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Principal     *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
-	Request       *ConnectSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	Request   *ConnectSandboxRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The repeated call that created the sandbox, if it is that which the caller made and proved: the
+	// request has only its ID and client then.
+	//
+	// Types that are valid to be assigned to Made:
+	//
+	//	*NodeServiceConnectSandboxRequest_Create
+	//	*NodeServiceConnectSandboxRequest_Fork
+	Made          isNodeServiceConnectSandboxRequest_Made `protobuf_oneof:"made"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,6 +860,47 @@ func (x *NodeServiceConnectSandboxRequest) GetRequest() *ConnectSandboxRequest {
 	}
 	return nil
 }
+
+func (x *NodeServiceConnectSandboxRequest) GetMade() isNodeServiceConnectSandboxRequest_Made {
+	if x != nil {
+		return x.Made
+	}
+	return nil
+}
+
+func (x *NodeServiceConnectSandboxRequest) GetCreate() *CreateSandboxRequest {
+	if x != nil {
+		if x, ok := x.Made.(*NodeServiceConnectSandboxRequest_Create); ok {
+			return x.Create
+		}
+	}
+	return nil
+}
+
+func (x *NodeServiceConnectSandboxRequest) GetFork() *ForkSandboxRequest {
+	if x != nil {
+		if x, ok := x.Made.(*NodeServiceConnectSandboxRequest_Fork); ok {
+			return x.Fork
+		}
+	}
+	return nil
+}
+
+type isNodeServiceConnectSandboxRequest_Made interface {
+	isNodeServiceConnectSandboxRequest_Made()
+}
+
+type NodeServiceConnectSandboxRequest_Create struct {
+	Create *CreateSandboxRequest `protobuf:"bytes,3,opt,name=create,proto3,oneof"`
+}
+
+type NodeServiceConnectSandboxRequest_Fork struct {
+	Fork *ForkSandboxRequest `protobuf:"bytes,4,opt,name=fork,proto3,oneof"`
+}
+
+func (*NodeServiceConnectSandboxRequest_Create) isNodeServiceConnectSandboxRequest_Made() {}
+
+func (*NodeServiceConnectSandboxRequest_Fork) isNodeServiceConnectSandboxRequest_Made() {}
 
 type NodeServiceDeleteSandboxRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1358,9 +1407,11 @@ func (x *NodeServiceReserveTurnRequest) GetSessionId() string {
 }
 
 type NodeServiceConnectTurnRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Principal     *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
-	Request       *ConnectTurnRequest    `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	Request   *ConnectTurnRequest    `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// As in NodeServiceConnectSandboxRequest.
+	Start         *StartTurnRequest `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1405,6 +1456,13 @@ func (x *NodeServiceConnectTurnRequest) GetPrincipal() *Principal {
 func (x *NodeServiceConnectTurnRequest) GetRequest() *ConnectTurnRequest {
 	if x != nil {
 		return x.Request
+	}
+	return nil
+}
+
+func (x *NodeServiceConnectTurnRequest) GetStart() *StartTurnRequest {
+	if x != nil {
+		return x.Start
 	}
 	return nil
 }
@@ -1523,9 +1581,13 @@ func (x *NodeServiceCreateSessionRequest) GetSessionId() string {
 }
 
 type NodeServiceConnectSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Principal     *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
-	Request       *ConnectSessionRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	Request   *ConnectSessionRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The session's ID; empty: the request names it.
+	SessionId string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// As in NodeServiceConnectSandboxRequest.
+	Create        *CreateSessionRequest `protobuf:"bytes,4,opt,name=create,proto3" json:"create,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1570,6 +1632,20 @@ func (x *NodeServiceConnectSessionRequest) GetPrincipal() *Principal {
 func (x *NodeServiceConnectSessionRequest) GetRequest() *ConnectSessionRequest {
 	if x != nil {
 		return x.Request
+	}
+	return nil
+}
+
+func (x *NodeServiceConnectSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *NodeServiceConnectSessionRequest) GetCreate() *CreateSessionRequest {
+	if x != nil {
+		return x.Create
 	}
 	return nil
 }
@@ -1627,9 +1703,11 @@ func (x *NodeServiceConnectNodeRequest) GetRequest() *ConnectNodeRequest {
 }
 
 type NodeServiceRenameSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Principal     *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
-	Request       *RenameSessionRequest  `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	Request   *RenameSessionRequest  `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The session's ID; empty: the request names it.
+	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1678,10 +1756,19 @@ func (x *NodeServiceRenameSessionRequest) GetRequest() *RenameSessionRequest {
 	return nil
 }
 
+func (x *NodeServiceRenameSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
 type NodeServiceDeleteSessionRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Principal     *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
-	Request       *DeleteSessionRequest  `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Principal *Principal             `protobuf:"bytes,1,opt,name=principal,proto3" json:"principal,omitempty"`
+	Request   *DeleteSessionRequest  `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// The session's ID; empty: the request names it.
+	SessionId     string `protobuf:"bytes,3,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1728,6 +1815,13 @@ func (x *NodeServiceDeleteSessionRequest) GetRequest() *DeleteSessionRequest {
 		return x.Request
 	}
 	return nil
+}
+
+func (x *NodeServiceDeleteSessionRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
 }
 
 type NodeServiceBuildTemplateRequest struct {
@@ -1945,10 +2039,13 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x03 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x129\n" +
 	"\n" +
-	"session_id\x18\x04 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xa8\x01\n" +
+	"session_id\x18\x04 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xa6\x02\n" +
 	" NodeServiceConnectSandboxRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12E\n" +
-	"\arequest\x18\x02 \x01(\v2#.turnstone.v1.ConnectSandboxRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa6\x01\n" +
+	"\arequest\x18\x02 \x01(\v2#.turnstone.v1.ConnectSandboxRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x12<\n" +
+	"\x06create\x18\x03 \x01(\v2\".turnstone.v1.CreateSandboxRequestH\x00R\x06create\x126\n" +
+	"\x04fork\x18\x04 \x01(\v2 .turnstone.v1.ForkSandboxRequestH\x00R\x04forkB\x06\n" +
+	"\x04made\"\xa6\x01\n" +
 	"\x1fNodeServiceDeleteSandboxRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12D\n" +
 	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.DeleteSandboxRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa4\x01\n" +
@@ -1983,10 +2080,11 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\arequest\x18\x02 \x01(\v2\x1e.turnstone.v1.StartTurnRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x125\n" +
 	"\tticket_id\x18\x03 \x01(\tB\x18\xbaH\x15r\x132\x11^tk_[0-9a-v]{18}$R\bticketId\x129\n" +
 	"\n" +
-	"session_id\x18\x04 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xa2\x01\n" +
+	"session_id\x18\x04 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xd8\x01\n" +
 	"\x1dNodeServiceConnectTurnRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12B\n" +
-	"\arequest\x18\x02 \x01(\v2 .turnstone.v1.ConnectTurnRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa0\x01\n" +
+	"\arequest\x18\x02 \x01(\v2 .turnstone.v1.ConnectTurnRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x124\n" +
+	"\x05start\x18\x03 \x01(\v2\x1e.turnstone.v1.StartTurnRequestR\x05start\"\xa0\x01\n" +
 	"\x1cNodeServiceCancelTurnRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12A\n" +
 	"\arequest\x18\x02 \x01(\v2\x1f.turnstone.v1.CancelTurnRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xde\x01\n" +
@@ -1994,19 +2092,26 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12D\n" +
 	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.CreateSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x126\n" +
 	"\n" +
-	"session_id\x18\x03 \x01(\tB\x17\xbaH\x14r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xa8\x01\n" +
+	"session_id\x18\x03 \x01(\tB\x17\xbaH\x14r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\x9f\x02\n" +
 	" NodeServiceConnectSessionRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12E\n" +
-	"\arequest\x18\x02 \x01(\v2#.turnstone.v1.ConnectSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa2\x01\n" +
+	"\arequest\x18\x02 \x01(\v2#.turnstone.v1.ConnectSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x129\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\x12:\n" +
+	"\x06create\x18\x04 \x01(\v2\".turnstone.v1.CreateSessionRequestR\x06create\"\xa2\x01\n" +
 	"\x1dNodeServiceConnectNodeRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12B\n" +
-	"\arequest\x18\x02 \x01(\v2 .turnstone.v1.ConnectNodeRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa6\x01\n" +
+	"\arequest\x18\x02 \x01(\v2 .turnstone.v1.ConnectNodeRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xe1\x01\n" +
 	"\x1fNodeServiceRenameSessionRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12D\n" +
-	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.RenameSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa6\x01\n" +
+	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.RenameSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x129\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xe1\x01\n" +
 	"\x1fNodeServiceDeleteSessionRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12D\n" +
-	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.DeleteSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa6\x01\n" +
+	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.DeleteSessionRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\x129\n" +
+	"\n" +
+	"session_id\x18\x03 \x01(\tB\x1a\xbaH\x17\xd8\x01\x01r\x122\x10^s_[0-9a-v]{18}$R\tsessionId\"\xa6\x01\n" +
 	"\x1fNodeServiceBuildTemplateRequest\x12=\n" +
 	"\tprincipal\x18\x01 \x01(\v2\x17.turnstone.v1.PrincipalB\x06\xbaH\x03\xc8\x01\x01R\tprincipal\x12D\n" +
 	"\arequest\x18\x02 \x01(\v2\".turnstone.v1.BuildTemplateRequestB\x06\xbaH\x03\xc8\x01\x01R\arequest\"\xa8\x01\n" +
@@ -2098,10 +2203,10 @@ var file_turnstone_v1_node_proto_goTypes = []any{
 	(*Snapshot)(nil),                            // 38: turnstone.v1.Snapshot
 	(*CreateSandboxRequest)(nil),                // 39: turnstone.v1.CreateSandboxRequest
 	(*ConnectSandboxRequest)(nil),               // 40: turnstone.v1.ConnectSandboxRequest
-	(*DeleteSandboxRequest)(nil),                // 41: turnstone.v1.DeleteSandboxRequest
-	(*PauseSandboxRequest)(nil),                 // 42: turnstone.v1.PauseSandboxRequest
-	(*ResumeSandboxRequest)(nil),                // 43: turnstone.v1.ResumeSandboxRequest
-	(*ForkSandboxRequest)(nil),                  // 44: turnstone.v1.ForkSandboxRequest
+	(*ForkSandboxRequest)(nil),                  // 41: turnstone.v1.ForkSandboxRequest
+	(*DeleteSandboxRequest)(nil),                // 42: turnstone.v1.DeleteSandboxRequest
+	(*PauseSandboxRequest)(nil),                 // 43: turnstone.v1.PauseSandboxRequest
+	(*ResumeSandboxRequest)(nil),                // 44: turnstone.v1.ResumeSandboxRequest
 	(*SnapshotSandboxRequest)(nil),              // 45: turnstone.v1.SnapshotSandboxRequest
 	(*DeleteSnapshotRequest)(nil),               // 46: turnstone.v1.DeleteSnapshotRequest
 	(*SetSandboxTimeoutRequest)(nil),            // 47: turnstone.v1.SetSandboxTimeoutRequest
@@ -2160,95 +2265,99 @@ var file_turnstone_v1_node_proto_depIdxs = []int32{
 	39, // 17: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
 	0,  // 18: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
 	40, // 19: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
-	0,  // 20: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	41, // 21: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
-	0,  // 22: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	42, // 23: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
-	0,  // 24: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	43, // 25: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
-	0,  // 26: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	44, // 27: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 28: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	45, // 29: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
-	0,  // 30: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
-	46, // 31: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
-	0,  // 32: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
-	47, // 33: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
-	0,  // 34: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
-	48, // 35: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
-	0,  // 36: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
-	49, // 37: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 38: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
-	50, // 39: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
-	0,  // 40: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
-	51, // 41: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
-	0,  // 42: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
-	52, // 43: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 44: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
-	53, // 45: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
-	0,  // 46: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
-	54, // 47: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
-	0,  // 48: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
-	55, // 49: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
-	0,  // 50: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
-	56, // 51: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
-	0,  // 52: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	57, // 53: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
-	0,  // 54: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	58, // 55: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
-	0,  // 56: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
-	59, // 57: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
-	1,  // 58: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
-	4,  // 59: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
-	10, // 60: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
-	11, // 61: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
-	12, // 62: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
-	13, // 63: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
-	14, // 64: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
-	15, // 65: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
-	16, // 66: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
-	17, // 67: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
-	18, // 68: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	19, // 69: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
-	20, // 70: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
-	21, // 71: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
-	22, // 72: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
-	23, // 73: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
-	24, // 74: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
-	25, // 75: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
-	26, // 76: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
-	27, // 77: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
-	28, // 78: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
-	29, // 79: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
-	30, // 80: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
-	2,  // 81: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
-	5,  // 82: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
-	60, // 83: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	61, // 84: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	62, // 85: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	63, // 86: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	64, // 87: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	65, // 88: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	66, // 89: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	67, // 90: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	68, // 91: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	69, // 92: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	70, // 93: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
-	71, // 94: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	72, // 95: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	73, // 96: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
-	74, // 97: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
-	75, // 98: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
-	76, // 99: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
-	77, // 100: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
-	78, // 101: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
-	79, // 102: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
-	80, // 103: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
-	81, // [81:104] is the sub-list for method output_type
-	58, // [58:81] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	39, // 20: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
+	41, // 21: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 22: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	42, // 23: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
+	0,  // 24: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	43, // 25: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
+	0,  // 26: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	44, // 27: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
+	0,  // 28: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	41, // 29: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 30: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	45, // 31: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
+	0,  // 32: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
+	46, // 33: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
+	0,  // 34: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
+	47, // 35: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
+	0,  // 36: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
+	48, // 37: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
+	0,  // 38: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
+	49, // 39: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 40: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
+	50, // 41: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
+	49, // 42: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 43: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
+	51, // 44: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
+	0,  // 45: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
+	52, // 46: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 47: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
+	53, // 48: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
+	52, // 49: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 50: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
+	54, // 51: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
+	0,  // 52: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
+	55, // 53: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
+	0,  // 54: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
+	56, // 55: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
+	0,  // 56: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	57, // 57: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
+	0,  // 58: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	58, // 59: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
+	0,  // 60: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
+	59, // 61: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
+	1,  // 62: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
+	4,  // 63: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
+	10, // 64: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
+	11, // 65: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
+	12, // 66: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
+	13, // 67: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
+	14, // 68: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
+	15, // 69: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
+	16, // 70: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
+	17, // 71: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
+	18, // 72: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	19, // 73: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
+	20, // 74: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
+	21, // 75: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
+	22, // 76: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
+	23, // 77: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
+	24, // 78: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
+	25, // 79: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
+	26, // 80: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
+	27, // 81: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
+	28, // 82: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
+	29, // 83: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
+	30, // 84: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
+	2,  // 85: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
+	5,  // 86: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
+	60, // 87: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	61, // 88: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	62, // 89: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	63, // 90: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	64, // 91: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	65, // 92: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	66, // 93: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	67, // 94: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	68, // 95: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	69, // 96: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	70, // 97: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
+	71, // 98: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	72, // 99: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	73, // 100: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
+	74, // 101: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
+	75, // 102: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
+	76, // 103: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
+	77, // 104: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
+	78, // 105: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
+	79, // 106: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
+	80, // 107: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
+	85, // [85:108] is the sub-list for method output_type
+	62, // [62:85] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_node_proto_init() }
@@ -2268,6 +2377,10 @@ func file_turnstone_v1_node_proto_init() {
 		(*WatchNodeResponse_Session)(nil),
 		(*WatchNodeResponse_Template)(nil),
 		(*WatchNodeResponse_Snapshot)(nil),
+	}
+	file_turnstone_v1_node_proto_msgTypes[11].OneofWrappers = []any{
+		(*NodeServiceConnectSandboxRequest_Create)(nil),
+		(*NodeServiceConnectSandboxRequest_Fork)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -416,7 +416,9 @@ type CreateSandboxRequest struct {
 	Network *Network             `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
 	// For the caller's own use and for filters. Servers see it.
 	Metadata map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The client that may connect. The nonce is the caller's.
+	// The client that owns the sandbox and may connect. Without one the sandbox has no owner: every
+	// caller of the tenant with the scope may use it, also in the clear. A sandbox of a session or of
+	// a snapshot has one.
 	Client *ChannelClient `protobuf:"bytes,13,opt,name=client,proto3" json:"client,omitempty"`
 	// The Ed25519 key that may sign grants for further clients, as "ssh-ed25519 BASE64".
 	Owner string `protobuf:"bytes,14,opt,name=owner,proto3" json:"owner,omitempty"`
@@ -1168,7 +1170,9 @@ type DeleteSandboxRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// Keep the record as that of a sandbox that was stopped and not removed.
-	Keep          bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	Keep bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1217,6 +1221,13 @@ func (x *DeleteSandboxRequest) GetKeep() bool {
 	return false
 }
 
+func (x *DeleteSandboxRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
+}
+
 type DeleteSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The last state.
@@ -1263,8 +1274,10 @@ func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
 }
 
 type PauseSandboxRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1304,6 +1317,13 @@ func (x *PauseSandboxRequest) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *PauseSandboxRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type PauseSandboxResponse struct {
@@ -1351,8 +1371,10 @@ func (x *PauseSandboxResponse) GetSandbox() *Sandbox {
 }
 
 type ResumeSandboxRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1392,6 +1414,13 @@ func (x *ResumeSandboxRequest) GetSandboxId() string {
 		return x.SandboxId
 	}
 	return ""
+}
+
+func (x *ResumeSandboxRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type ResumeSandboxResponse struct {
@@ -1580,7 +1609,9 @@ type SnapshotSandboxRequest struct {
 	// As in CreateSandboxRequest.
 	IdempotencyKey string `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Keep a sandbox that holds secrets: their values are in its memory.
-	Secrets       bool `protobuf:"varint,3,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	Secrets bool `protobuf:"varint,3,opt,name=secrets,proto3" json:"secrets,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,4,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1634,6 +1665,13 @@ func (x *SnapshotSandboxRequest) GetSecrets() bool {
 		return x.Secrets
 	}
 	return false
+}
+
+func (x *SnapshotSandboxRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type SnapshotSandboxResponse struct {
@@ -1875,8 +1913,10 @@ func (x *ListSnapshotsResponse) GetNextPageToken() string {
 }
 
 type DeleteSnapshotRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SnapshotId    string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1916,6 +1956,13 @@ func (x *DeleteSnapshotRequest) GetSnapshotId() string {
 		return x.SnapshotId
 	}
 	return ""
+}
+
+func (x *DeleteSnapshotRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type DeleteSnapshotResponse struct {
@@ -1958,7 +2005,9 @@ type SetSandboxTimeoutRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// From now.
-	Timeout       *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2003,6 +2052,13 @@ func (x *SetSandboxTimeoutRequest) GetSandboxId() string {
 func (x *SetSandboxTimeoutRequest) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
+	}
+	return nil
+}
+
+func (x *SetSandboxTimeoutRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
 	}
 	return nil
 }
@@ -2056,7 +2112,9 @@ type ExposePortRequest struct {
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	Port      uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	// Unset: until the sandbox ends.
-	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// The caller, if a client key owns the sandbox: its owner.
+	Client        *ChannelClient `protobuf:"bytes,4,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2108,6 +2166,13 @@ func (x *ExposePortRequest) GetPort() uint32 {
 func (x *ExposePortRequest) GetTtl() *durationpb.Duration {
 	if x != nil {
 		return x.Ttl
+	}
+	return nil
+}
+
+func (x *ExposePortRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
 	}
 	return nil
 }
@@ -2199,7 +2264,7 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\aremoved\x18\x16 \x01(\bR\aremoved\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb3\n" +
 	"\n" +
 	"\x14CreateSandboxRequest\x12D\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12@\n" +
@@ -2217,8 +2282,8 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\atimeout\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\atimeout\x12/\n" +
 	"\anetwork\x18\v \x01(\v2\x15.turnstone.v1.NetworkR\anetwork\x12\x97\x01\n" +
-	"\bmetadata\x18\f \x03(\v20.turnstone.v1.CreateSandboxRequest.MetadataEntryBI\xbaHF\x9a\x01C\x10 \"#r!(@2\x1d^[A-Za-z0-9][A-Za-z0-9._/-]*$*\x1ar\x18(\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\bmetadata\x12;\n" +
-	"\x06client\x18\r \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\x12?\n" +
+	"\bmetadata\x18\f \x03(\v20.turnstone.v1.CreateSandboxRequest.MetadataEntryBI\xbaHF\x9a\x01C\x10 \"#r!(@2\x1d^[A-Za-z0-9][A-Za-z0-9._/-]*$*\x1ar\x18(\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\bmetadata\x123\n" +
+	"\x06client\x18\r \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\x12?\n" +
 	"\x05owner\x18\x0e \x01(\tB)\xbaH&\xd8\x01\x01r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x05owner\x12>\n" +
 	"\tsubstrate\x18\x0f \x01(\tB \xbaH\x1d\xd8\x01\x01r\x182\x16^[a-z][a-z0-9-]{0,31}$R\tsubstrate\x12\x12\n" +
 	"\x04live\x18\x10 \x01(\bR\x04live\x12C\n" +
@@ -2269,21 +2334,24 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12;\n" +
 	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\"I\n" +
 	"\x16ConnectSandboxResponse\x12/\n" +
-	"\achannel\x18\x01 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"c\n" +
+	"\achannel\x18\x01 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"\x98\x01\n" +
 	"\x14DeleteSandboxRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12\x12\n" +
-	"\x04keep\x18\x02 \x01(\bR\x04keep\"H\n" +
+	"\x04keep\x18\x02 \x01(\bR\x04keep\x123\n" +
+	"\x06client\x18\x03 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"H\n" +
 	"\x15DeleteSandboxResponse\x12/\n" +
-	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"N\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\x83\x01\n" +
 	"\x13PauseSandboxRequest\x127\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"G\n" +
+	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x123\n" +
+	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"G\n" +
 	"\x14PauseSandboxResponse\x12/\n" +
-	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"O\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\x84\x01\n" +
 	"\x14ResumeSandboxRequest\x127\n" +
 	"\n" +
-	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"H\n" +
+	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x123\n" +
+	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"H\n" +
 	"\x15ResumeSandboxResponse\x12/\n" +
 	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\xd9\x04\n" +
 	"\x12ForkSandboxRequest\x127\n" +
@@ -2299,12 +2367,13 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"fork.names\x12(there is no name, or one for each client\x1a?size(this.names) == 0 || size(this.names) == size(this.clients)\"R\n" +
 	"\x13ForkSandboxResponse\x12;\n" +
-	"\x06clones\x18\x01 \x03(\v2#.turnstone.v1.CreateSandboxResponseR\x06clones\"\xb1\x01\n" +
+	"\x06clones\x18\x01 \x03(\v2#.turnstone.v1.CreateSandboxResponseR\x06clones\"\xe6\x01\n" +
 	"\x16SnapshotSandboxRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12D\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12\x18\n" +
-	"\asecrets\x18\x03 \x01(\bR\asecrets\"M\n" +
+	"\asecrets\x18\x03 \x01(\bR\asecrets\x123\n" +
+	"\x06client\x18\x04 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"M\n" +
 	"\x17SnapshotSandboxResponse\x122\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x16.turnstone.v1.SnapshotR\bsnapshot\"\xce\x01\n" +
 	"\bSnapshot\x12\x1f\n" +
@@ -2322,22 +2391,25 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"sandbox_id\x18\x02 \x01(\tB\x1b\xbaH\x18\xd8\x01\x01r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"u\n" +
 	"\x15ListSnapshotsResponse\x124\n" +
 	"\tsnapshots\x18\x01 \x03(\v2\x16.turnstone.v1.SnapshotR\tsnapshots\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"R\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x87\x01\n" +
 	"\x15DeleteSnapshotRequest\x129\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sn_[0-9a-v]{18}$R\n" +
-	"snapshotId\"\x18\n" +
-	"\x16DeleteSnapshotResponse\"\x9e\x01\n" +
+	"snapshotId\x123\n" +
+	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"\x18\n" +
+	"\x16DeleteSnapshotResponse\"\xd3\x01\n" +
 	"\x18SetSandboxTimeoutRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12I\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xc8\x01\x01\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\atimeout\"L\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xc8\x01\x01\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\atimeout\x123\n" +
+	"\x06client\x18\x03 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"L\n" +
 	"\x19SetSandboxTimeoutResponse\x12/\n" +
-	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\xad\x01\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\xe2\x01\n" +
 	"\x11ExposePortRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\x12\x1f\n" +
 	"\x04port\x18\x02 \x01(\rB\v\xbaH\b*\x06\x18\xff\xff\x03(\x01R\x04port\x12>\n" +
-	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\x03ttl\"\\\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x11\xbaH\x0e\xaa\x01\v\"\x05\b\x80\x9a\x9e\x012\x02\b\x01R\x03ttl\x123\n" +
+	"\x06client\x18\x04 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"\\\n" +
 	"\x12ExposePortResponse\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x124\n" +
 	"\aexpires\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires*\xb2\x01\n" +
@@ -2463,53 +2535,60 @@ var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	2,  // 24: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
 	41, // 25: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
 	42, // 26: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	2,  // 27: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	2,  // 28: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	2,  // 29: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 30: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
-	39, // 31: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 32: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
-	24, // 33: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
-	38, // 34: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	43, // 35: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
-	24, // 36: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
-	39, // 37: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	2,  // 38: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	39, // 39: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
-	38, // 40: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 41: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
-	5,  // 42: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
-	8,  // 43: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
-	10, // 44: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
-	12, // 45: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
-	14, // 46: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
-	16, // 47: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
-	18, // 48: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
-	20, // 49: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
-	22, // 50: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
-	25, // 51: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
-	27, // 52: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
-	29, // 53: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
-	31, // 54: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
-	4,  // 55: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	6,  // 56: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
-	9,  // 57: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
-	11, // 58: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
-	13, // 59: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	15, // 60: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	17, // 61: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	19, // 62: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	21, // 63: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	23, // 64: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	26, // 65: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
-	28, // 66: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	30, // 67: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	32, // 68: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	41, // 27: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 28: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 29: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 30: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 31: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 32: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 33: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
+	39, // 34: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 35: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
+	41, // 36: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	24, // 37: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
+	38, // 38: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	43, // 39: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
+	24, // 40: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
+	41, // 41: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
+	39, // 42: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	41, // 43: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 44: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	39, // 45: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
+	41, // 46: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
+	38, // 47: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 48: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
+	5,  // 49: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
+	8,  // 50: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
+	10, // 51: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
+	12, // 52: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
+	14, // 53: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
+	16, // 54: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
+	18, // 55: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
+	20, // 56: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
+	22, // 57: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
+	25, // 58: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
+	27, // 59: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
+	29, // 60: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
+	31, // 61: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
+	4,  // 62: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	6,  // 63: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
+	9,  // 64: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
+	11, // 65: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
+	13, // 66: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	15, // 67: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	17, // 68: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	19, // 69: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	21, // 70: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	23, // 71: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	26, // 72: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
+	28, // 73: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	30, // 74: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	32, // 75: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	62, // [62:76] is the sub-list for method output_type
+	48, // [48:62] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_sandbox_proto_init() }

@@ -825,8 +825,10 @@ func (x *ConnectNodeResponse) GetChannel() *Channel {
 type RenameSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session's name or ID.
-	Session       string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	NewName       string `protobuf:"bytes,2,opt,name=new_name,json=newName,proto3" json:"new_name,omitempty"`
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	NewName string `protobuf:"bytes,2,opt,name=new_name,json=newName,proto3" json:"new_name,omitempty"`
+	// The caller: an owner of the session.
+	Client        *ChannelClient `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -873,6 +875,13 @@ func (x *RenameSessionRequest) GetNewName() string {
 		return x.NewName
 	}
 	return ""
+}
+
+func (x *RenameSessionRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type RenameSessionResponse struct {
@@ -922,7 +931,9 @@ func (x *RenameSessionResponse) GetSession() *Session {
 type DeleteSessionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session's name or ID.
-	Session       string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// The caller: an owner of the session.
+	Client        *ChannelClient `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +973,13 @@ func (x *DeleteSessionRequest) GetSession() string {
 		return x.Session
 	}
 	return ""
+}
+
+func (x *DeleteSessionRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type DeleteSessionResponse struct {
@@ -1062,14 +1080,16 @@ const file_turnstone_v1_session_proto_rawDesc = "" +
 	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\"Z\n" +
 	"\x13ConnectNodeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12/\n" +
-	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"\x9f\x01\n" +
+	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"\xd4\x01\n" +
 	"\x14RenameSessionRequest\x12B\n" +
 	"\asession\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\x12C\n" +
-	"\bnew_name\x18\x02 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\anewName\"H\n" +
+	"\bnew_name\x18\x02 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\anewName\x123\n" +
+	"\x06client\x18\x03 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"H\n" +
 	"\x15RenameSessionResponse\x12/\n" +
-	"\asession\x18\x01 \x01(\v2\x15.turnstone.v1.SessionR\asession\"Z\n" +
+	"\asession\x18\x01 \x01(\v2\x15.turnstone.v1.SessionR\asession\"\x8f\x01\n" +
 	"\x14DeleteSessionRequest\x12B\n" +
-	"\asession\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\"H\n" +
+	"\asession\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\x123\n" +
+	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"H\n" +
 	"\x15DeleteSessionResponse\x12/\n" +
 	"\asession\x18\x01 \x01(\v2\x15.turnstone.v1.SessionR\asession2\xf5\x06\n" +
 	"\x0eSessionService\x12l\n" +
@@ -1139,29 +1159,31 @@ var file_turnstone_v1_session_proto_depIdxs = []int32{
 	20, // 14: turnstone.v1.ConnectSessionResponse.channel:type_name -> turnstone.v1.Channel
 	19, // 15: turnstone.v1.ConnectNodeRequest.client:type_name -> turnstone.v1.ChannelClient
 	20, // 16: turnstone.v1.ConnectNodeResponse.channel:type_name -> turnstone.v1.Channel
-	0,  // 17: turnstone.v1.RenameSessionResponse.session:type_name -> turnstone.v1.Session
-	0,  // 18: turnstone.v1.DeleteSessionResponse.session:type_name -> turnstone.v1.Session
-	1,  // 19: turnstone.v1.SessionService.CreateSession:input_type -> turnstone.v1.CreateSessionRequest
-	3,  // 20: turnstone.v1.SessionService.GetSession:input_type -> turnstone.v1.GetSessionRequest
-	6,  // 21: turnstone.v1.SessionService.ListSessions:input_type -> turnstone.v1.ListSessionsRequest
-	8,  // 22: turnstone.v1.SessionService.WatchSessions:input_type -> turnstone.v1.WatchSessionsRequest
-	10, // 23: turnstone.v1.SessionService.ConnectSession:input_type -> turnstone.v1.ConnectSessionRequest
-	12, // 24: turnstone.v1.SessionService.ConnectNode:input_type -> turnstone.v1.ConnectNodeRequest
-	14, // 25: turnstone.v1.SessionService.RenameSession:input_type -> turnstone.v1.RenameSessionRequest
-	16, // 26: turnstone.v1.SessionService.DeleteSession:input_type -> turnstone.v1.DeleteSessionRequest
-	2,  // 27: turnstone.v1.SessionService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
-	4,  // 28: turnstone.v1.SessionService.GetSession:output_type -> turnstone.v1.GetSessionResponse
-	7,  // 29: turnstone.v1.SessionService.ListSessions:output_type -> turnstone.v1.ListSessionsResponse
-	9,  // 30: turnstone.v1.SessionService.WatchSessions:output_type -> turnstone.v1.WatchSessionsResponse
-	11, // 31: turnstone.v1.SessionService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
-	13, // 32: turnstone.v1.SessionService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
-	15, // 33: turnstone.v1.SessionService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
-	17, // 34: turnstone.v1.SessionService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
-	27, // [27:35] is the sub-list for method output_type
-	19, // [19:27] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	19, // 17: turnstone.v1.RenameSessionRequest.client:type_name -> turnstone.v1.ChannelClient
+	0,  // 18: turnstone.v1.RenameSessionResponse.session:type_name -> turnstone.v1.Session
+	19, // 19: turnstone.v1.DeleteSessionRequest.client:type_name -> turnstone.v1.ChannelClient
+	0,  // 20: turnstone.v1.DeleteSessionResponse.session:type_name -> turnstone.v1.Session
+	1,  // 21: turnstone.v1.SessionService.CreateSession:input_type -> turnstone.v1.CreateSessionRequest
+	3,  // 22: turnstone.v1.SessionService.GetSession:input_type -> turnstone.v1.GetSessionRequest
+	6,  // 23: turnstone.v1.SessionService.ListSessions:input_type -> turnstone.v1.ListSessionsRequest
+	8,  // 24: turnstone.v1.SessionService.WatchSessions:input_type -> turnstone.v1.WatchSessionsRequest
+	10, // 25: turnstone.v1.SessionService.ConnectSession:input_type -> turnstone.v1.ConnectSessionRequest
+	12, // 26: turnstone.v1.SessionService.ConnectNode:input_type -> turnstone.v1.ConnectNodeRequest
+	14, // 27: turnstone.v1.SessionService.RenameSession:input_type -> turnstone.v1.RenameSessionRequest
+	16, // 28: turnstone.v1.SessionService.DeleteSession:input_type -> turnstone.v1.DeleteSessionRequest
+	2,  // 29: turnstone.v1.SessionService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
+	4,  // 30: turnstone.v1.SessionService.GetSession:output_type -> turnstone.v1.GetSessionResponse
+	7,  // 31: turnstone.v1.SessionService.ListSessions:output_type -> turnstone.v1.ListSessionsResponse
+	9,  // 32: turnstone.v1.SessionService.WatchSessions:output_type -> turnstone.v1.WatchSessionsResponse
+	11, // 33: turnstone.v1.SessionService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
+	13, // 34: turnstone.v1.SessionService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
+	15, // 35: turnstone.v1.SessionService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
+	17, // 36: turnstone.v1.SessionService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
+	29, // [29:37] is the sub-list for method output_type
+	21, // [21:29] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_session_proto_init() }

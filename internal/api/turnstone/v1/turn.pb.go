@@ -910,8 +910,10 @@ func (x *ConnectTurnResponse) GetChannel() *Channel {
 }
 
 type CancelTurnRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TicketId      string                 `protobuf:"bytes,1,opt,name=ticket_id,json=ticketId,proto3" json:"ticket_id,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	TicketId string                 `protobuf:"bytes,1,opt,name=ticket_id,json=ticketId,proto3" json:"ticket_id,omitempty"`
+	// The caller: the client that started the turn.
+	Client        *ChannelClient `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -951,6 +953,13 @@ func (x *CancelTurnRequest) GetTicketId() string {
 		return x.TicketId
 	}
 	return ""
+}
+
+func (x *CancelTurnRequest) GetClient() *ChannelClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
 }
 
 type CancelTurnResponse struct {
@@ -1225,9 +1234,10 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\"n\n" +
 	"\x13ConnectTurnResponse\x12&\n" +
 	"\x04turn\x18\x01 \x01(\v2\x12.turnstone.v1.TurnR\x04turn\x12/\n" +
-	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"J\n" +
+	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"\x7f\n" +
 	"\x11CancelTurnRequest\x125\n" +
-	"\tticket_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^tk_[0-9a-v]{18}$R\bticketId\"<\n" +
+	"\tticket_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^tk_[0-9a-v]{18}$R\bticketId\x123\n" +
+	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"<\n" +
 	"\x12CancelTurnResponse\x12&\n" +
 	"\x04turn\x18\x01 \x01(\v2\x12.turnstone.v1.TurnR\x04turn\"u\n" +
 	"\x0fGetUsageRequest\x120\n" +
@@ -1337,31 +1347,32 @@ var file_turnstone_v1_turn_proto_depIdxs = []int32{
 	21, // 21: turnstone.v1.ConnectTurnRequest.client:type_name -> turnstone.v1.ChannelClient
 	2,  // 22: turnstone.v1.ConnectTurnResponse.turn:type_name -> turnstone.v1.Turn
 	22, // 23: turnstone.v1.ConnectTurnResponse.channel:type_name -> turnstone.v1.Channel
-	2,  // 24: turnstone.v1.CancelTurnResponse.turn:type_name -> turnstone.v1.Turn
-	18, // 25: turnstone.v1.GetUsageRequest.since:type_name -> google.protobuf.Timestamp
-	18, // 26: turnstone.v1.GetUsageRequest.until:type_name -> google.protobuf.Timestamp
-	18, // 27: turnstone.v1.GetUsageResponse.since:type_name -> google.protobuf.Timestamp
-	18, // 28: turnstone.v1.GetUsageResponse.until:type_name -> google.protobuf.Timestamp
-	20, // 29: turnstone.v1.GetUsageResponse.cpu_time:type_name -> google.protobuf.Duration
-	3,  // 30: turnstone.v1.TurnService.StartTurn:input_type -> turnstone.v1.StartTurnRequest
-	5,  // 31: turnstone.v1.TurnService.GetTurn:input_type -> turnstone.v1.GetTurnRequest
-	8,  // 32: turnstone.v1.TurnService.ListTurns:input_type -> turnstone.v1.ListTurnsRequest
-	10, // 33: turnstone.v1.TurnService.WatchTurns:input_type -> turnstone.v1.WatchTurnsRequest
-	12, // 34: turnstone.v1.TurnService.ConnectTurn:input_type -> turnstone.v1.ConnectTurnRequest
-	14, // 35: turnstone.v1.TurnService.CancelTurn:input_type -> turnstone.v1.CancelTurnRequest
-	16, // 36: turnstone.v1.TurnService.GetUsage:input_type -> turnstone.v1.GetUsageRequest
-	4,  // 37: turnstone.v1.TurnService.StartTurn:output_type -> turnstone.v1.StartTurnResponse
-	6,  // 38: turnstone.v1.TurnService.GetTurn:output_type -> turnstone.v1.GetTurnResponse
-	9,  // 39: turnstone.v1.TurnService.ListTurns:output_type -> turnstone.v1.ListTurnsResponse
-	11, // 40: turnstone.v1.TurnService.WatchTurns:output_type -> turnstone.v1.WatchTurnsResponse
-	13, // 41: turnstone.v1.TurnService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	15, // 42: turnstone.v1.TurnService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	17, // 43: turnstone.v1.TurnService.GetUsage:output_type -> turnstone.v1.GetUsageResponse
-	37, // [37:44] is the sub-list for method output_type
-	30, // [30:37] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	21, // 24: turnstone.v1.CancelTurnRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 25: turnstone.v1.CancelTurnResponse.turn:type_name -> turnstone.v1.Turn
+	18, // 26: turnstone.v1.GetUsageRequest.since:type_name -> google.protobuf.Timestamp
+	18, // 27: turnstone.v1.GetUsageRequest.until:type_name -> google.protobuf.Timestamp
+	18, // 28: turnstone.v1.GetUsageResponse.since:type_name -> google.protobuf.Timestamp
+	18, // 29: turnstone.v1.GetUsageResponse.until:type_name -> google.protobuf.Timestamp
+	20, // 30: turnstone.v1.GetUsageResponse.cpu_time:type_name -> google.protobuf.Duration
+	3,  // 31: turnstone.v1.TurnService.StartTurn:input_type -> turnstone.v1.StartTurnRequest
+	5,  // 32: turnstone.v1.TurnService.GetTurn:input_type -> turnstone.v1.GetTurnRequest
+	8,  // 33: turnstone.v1.TurnService.ListTurns:input_type -> turnstone.v1.ListTurnsRequest
+	10, // 34: turnstone.v1.TurnService.WatchTurns:input_type -> turnstone.v1.WatchTurnsRequest
+	12, // 35: turnstone.v1.TurnService.ConnectTurn:input_type -> turnstone.v1.ConnectTurnRequest
+	14, // 36: turnstone.v1.TurnService.CancelTurn:input_type -> turnstone.v1.CancelTurnRequest
+	16, // 37: turnstone.v1.TurnService.GetUsage:input_type -> turnstone.v1.GetUsageRequest
+	4,  // 38: turnstone.v1.TurnService.StartTurn:output_type -> turnstone.v1.StartTurnResponse
+	6,  // 39: turnstone.v1.TurnService.GetTurn:output_type -> turnstone.v1.GetTurnResponse
+	9,  // 40: turnstone.v1.TurnService.ListTurns:output_type -> turnstone.v1.ListTurnsResponse
+	11, // 41: turnstone.v1.TurnService.WatchTurns:output_type -> turnstone.v1.WatchTurnsResponse
+	13, // 42: turnstone.v1.TurnService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	15, // 43: turnstone.v1.TurnService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	17, // 44: turnstone.v1.TurnService.GetUsage:output_type -> turnstone.v1.GetUsageResponse
+	38, // [38:45] is the sub-list for method output_type
+	31, // [31:38] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_turn_proto_init() }

@@ -1,5 +1,6 @@
 // Package control is what a node does for a controller: the handler of NodeService. It authorises no
-// caller, because the controller has done so, and no content, which only the keys of clients open.
+// scope, because the controller has done so. Who a client is and what it owns, the node decides
+// itself, by the keys that clients prove.
 // A call works in the state of its principal's tenant, where an object of another tenant does not
 // exist.
 package control
@@ -42,6 +43,9 @@ type Options struct {
 	// TrustOperator makes the node believe a principal that is the operator. It is right only if
 	// the controller is in the same process: a controller elsewhere could pretend to be anybody.
 	TrustOperator bool
+	// TrustController makes the node believe a controller elsewhere about the scopes by which an
+	// administrator ends and changes what belongs to other clients.
+	TrustController bool
 }
 
 const (

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node/kept"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/sandboxes"
@@ -25,13 +26,20 @@ func (s *Service) ForkSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceForkSandboxRequest]) (
 	*connect.Response[v1.ForkSandboxResponse], error) {
 	p, q, ids := r.Msg.Principal, r.Msg.Request, r.Msg.SandboxIds
+	callers := make([]caller, len(q.Clients))
+	for n, c := range q.Clients {
+		var err error
+		if callers[n], err = s.caller(ctx, p, q, c); err != nil {
+			return nil, err
+		}
+	}
 	st, i, err := s.sandbox(p, q.SandboxId)
 	if err != nil {
 		return nil, err
 	}
 	owner := ""
-	for _, c := range q.Clients {
-		if owner, err = s.mayOpen(ctx, st, p, i.ID, c); err != nil {
+	for n, c := range q.Clients {
+		if owner, err = s.mayOpen(ctx, st, callers[n], i.ID, c); err != nil {
 			return nil, err
 		}
 	}
@@ -165,6 +173,10 @@ func (s *Service) SnapshotSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceSnapshotSandboxRequest]) (
 	*connect.Response[v1.SnapshotSandboxResponse], error) {
 	p, q, id := r.Msg.Principal, r.Msg.Request, r.Msg.SnapshotId
+	who, err := s.caller(ctx, p, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
 	release, err := s.busy.acquire(ctx, id)
 	if err != nil {
 		return nil, err
@@ -173,11 +185,13 @@ func (s *Service) SnapshotSandbox(ctx context.Context,
 	digest := api.RequestDigest(q)
 	_, k, err := s.snapshot(p, id)
 	switch {
+	case err == nil && !who.holds(k.Holder) && !who.admin(auth.SandboxesAdmin):
+		return nil, who.refuse("snapshot.keep", kindSnapshot, id, auth.SandboxesAdmin)
 	case err == nil && k.Request != digest:
 		return nil, turnstone.Errorf("snapshot.keep", turnstone.KindInvalid, "snapshot "+id,
 			"exists, and another request has made it")
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
-		k, err = s.keep(ctx, p, q, id, digest)
+		k, err = s.keep(ctx, who, q, id, digest)
 	}
 	if err != nil {
 		return nil, err
@@ -186,10 +200,13 @@ func (s *Service) SnapshotSandbox(ctx context.Context,
 }
 
 // keep takes a snapshot of a sandbox.
-func (s *Service) keep(ctx context.Context, p *v1.Principal, q *v1.SnapshotSandboxRequest, id string,
+func (s *Service) keep(ctx context.Context, who caller, q *v1.SnapshotSandboxRequest, id string,
 	digest turnstone.Digest) (*kept.Snapshot, error) {
-	st, i, err := s.sandbox(p, q.SandboxId)
+	st, i, err := s.sandbox(who.principal, q.SandboxId)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mayControl("snapshot.keep", who, st, i.ID); err != nil {
 		return nil, err
 	}
 	if i.Network != nil && len(i.Network.Headers) > 0 {
@@ -239,6 +256,10 @@ func (s *Service) DeleteSnapshot(ctx context.Context,
 	r *connect.Request[v1.NodeServiceDeleteSnapshotRequest]) (
 	*connect.Response[v1.DeleteSnapshotResponse], error) {
 	id := r.Msg.Request.SnapshotId
+	who, err := s.caller(ctx, r.Msg.Principal, r.Msg.Request, r.Msg.Request.Client)
+	if err != nil {
+		return nil, err
+	}
 	release, err := s.busy.acquire(ctx, id)
 	if err != nil {
 		return nil, err
@@ -247,6 +268,9 @@ func (s *Service) DeleteSnapshot(ctx context.Context,
 	dir, k, err := s.snapshot(r.Msg.Principal, id)
 	if err != nil {
 		return nil, err
+	}
+	if !who.holds(k.Holder) && !who.admin(auth.SandboxesAdmin) {
+		return nil, who.refuse("snapshot.delete", kindSnapshot, id, auth.SandboxesAdmin)
 	}
 	if err := k.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err

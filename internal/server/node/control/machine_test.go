@@ -220,7 +220,7 @@ func TestMachineTurn(t *testing.T) {
 		return one.GetName() == "work" && one.Turns == 2
 	})
 	_, err = s.create(t, of(ada.Tenant), sandboxID(), on)
-	want(t, "another key", err, turnstone.KindNotFound)
+	want(t, "another key", err, turnstone.KindDenied)
 }
 
 type nothing struct{}

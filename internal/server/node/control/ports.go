@@ -38,6 +38,10 @@ func (s *Service) ExposePort(ctx context.Context,
 	r *connect.Request[v1.NodeServiceExposePortRequest]) (
 	*connect.Response[v1.ExposePortResponse], error) {
 	q := r.Msg.Request
+	who, err := s.caller(ctx, r.Msg.Principal, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
 	release, err := s.busy.acquire(ctx, q.SandboxId)
 	if err != nil {
 		return nil, err
@@ -45,6 +49,9 @@ func (s *Service) ExposePort(ctx context.Context,
 	defer release()
 	st, i, err := s.sandbox(r.Msg.Principal, q.SandboxId)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mayControl("sandbox.expose", who, st, i.ID); err != nil {
 		return nil, err
 	}
 	refuse := func(kind turnstone.Kind, hint, format string, args ...any) error {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
@@ -24,7 +25,7 @@ var sandboxForm = regexp.MustCompile(`^sb_[0-9a-v]{18}$`)
 
 // Folders of what the service keeps, in the server's folder of a tenant.
 const (
-	sandboxFolder  = "sandboxes"
+	sandboxFolder  = kept.Folder
 	snapshotFolder = "snapshots"
 )
 
@@ -86,15 +87,19 @@ func (s *Service) CreateSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceCreateSandboxRequest]) (
 	*connect.Response[v1.CreateSandboxResponse], error) {
 	p, q, id := r.Msg.Principal, r.Msg.Request, turnstone.SandboxID(r.Msg.SandboxId)
+	who, err := s.caller(ctx, p, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
+	if q.Client == nil && (q.ContextId != "" || q.Owner != "") {
+		return nil, turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "client",
+			"is missing: a sandbox of a session, or with an owner, has a client key")
+	}
 	if q.ContextId != "" || q.GetSnapshotId() != "" {
 		if err := noOwner("sandbox.create", q.Owner,
 			"a sandbox of a session or a snapshot"); err != nil {
 			return nil, err
 		}
-	}
-	client, caller, err := s.client(p, q.Client, q.Owner)
-	if err != nil {
-		return nil, err
 	}
 	st, err := s.o.Tenants.Of(ctx, p.Tenant)
 	if err != nil {
@@ -105,16 +110,19 @@ func (s *Service) CreateSandbox(ctx context.Context,
 		return nil, err
 	}
 	defer release()
+	if q.ContextId == "" {
+		r.Msg.SessionId = "" // a controller puts nothing into a session that the caller did not name
+	}
 	rec := &kept.Sandbox{ID: id, Request: api.RequestDigest(q), Metadata: q.Metadata,
 		Context: q.ContextId, Session: turnstone.SessionID(r.Msg.SessionId),
 		From:   q.GetSnapshotId(),
-		Holder: kept.Holder{Client: client.Key, Owner: q.Owner}}
+		Holder: kept.Holder{Client: who.key, Owner: q.Owner, Open: q.Client == nil}}
 	have, err := s.created(st, rec)
 	if err != nil {
 		return nil, err
 	}
 	if have == nil {
-		spec, err := s.spec(ctx, st, p, q, rec, caller)
+		spec, err := s.spec(ctx, st, q, rec, who)
 		if err != nil {
 			return nil, err
 		}
@@ -186,12 +194,12 @@ func (s *Service) create(ctx context.Context, st *tenants.State, rec *kept.Sandb
 // answer returns a sandbox with its channel, unless the sandbox has ended.
 func (s *Service) answer(ctx context.Context, st *tenants.State, i sandboxes.Info,
 	c *v1.ChannelClient, p *v1.Principal, owner string) (*v1.CreateSandboxResponse, error) {
-	client, _, err := s.client(p, c, owner)
-	if err != nil {
-		return nil, err
-	}
 	out := &v1.CreateSandboxResponse{Sandbox: s.noteSandbox(st, i)}
-	if !i.State.Final() {
+	if c == nil || i.State.Final() {
+		return out, nil
+	}
+	client, _, err := s.client(p, c, owner)
+	if err == nil {
 		out.Channel, err = s.attestSandbox(ctx, i.ID, client)
 	}
 	return out, err
@@ -218,11 +226,15 @@ func (s *Service) ConnectSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceConnectSandboxRequest]) (
 	*connect.Response[v1.ConnectSandboxResponse], error) {
 	p, q := r.Msg.Principal, r.Msg.Request
+	who, err := s.connecting(ctx, r.Msg)
+	if err != nil {
+		return nil, err
+	}
 	st, i, err := s.sandbox(p, q.SandboxId)
 	if err != nil {
 		return nil, err
 	}
-	owner, err := s.mayOpen(ctx, st, p, i.ID, q.Client)
+	owner, err := s.mayOpen(ctx, st, who, i.ID, q.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -241,15 +253,37 @@ func (s *Service) ConnectSandbox(ctx context.Context,
 	return connect.NewResponse(&v1.ConnectSandboxResponse{Channel: c}), nil
 }
 
+// connecting returns who asks to open a sandbox's channel: by that call, or by the repetition of the
+// one that created the sandbox.
+func (s *Service) connecting(ctx context.Context, r *v1.NodeServiceConnectSandboxRequest) (caller,
+	error) {
+	var made proto.Message = r.Request
+	switch {
+	case r.GetCreate() != nil:
+		made = r.GetCreate()
+	case r.GetFork() != nil:
+		made = r.GetFork()
+	}
+	who, err := s.caller(ctx, r.Principal, made, r.Request.Client)
+	if err != nil || made == proto.Message(r.Request) || who.operator {
+		return who, err
+	}
+	st, _, err := s.sandbox(r.Principal, r.Request.SandboxId)
+	if err != nil {
+		return who, err
+	}
+	rec, err := s.record(st, turnstone.SandboxID(r.Request.SandboxId))
+	if err == nil && (rec == nil || rec.Request != api.RequestDigest(made)) {
+		err = missing(kindSandbox, r.Request.SandboxId)
+	}
+	return who, err
+}
+
 // mayOpen returns nil if a client may open the channel of a sandbox: by the key that created it, by
 // a grant of its owner, or as the operator if a local command has created it. Whoever authorised
 // the call has no say in this.
-func (s *Service) mayOpen(ctx context.Context, st *tenants.State, p *v1.Principal,
+func (s *Service) mayOpen(ctx context.Context, st *tenants.State, who caller,
 	id turnstone.SandboxID, c *v1.ChannelClient) (owner string, err error) {
-	client, _, err := s.client(p, c, "")
-	if err != nil {
-		return "", err
-	}
 	release, err := s.busy.acquire(ctx, string(id))
 	if err != nil {
 		return "", err
@@ -260,10 +294,10 @@ func (s *Service) mayOpen(ctx context.Context, st *tenants.State, p *v1.Principa
 		return "", err
 	}
 	if rec == nil {
-		if client.Operator {
+		if who.operator {
 			return "", nil
 		}
-		return "", (&kept.Holder{}).May(client.Key, time.Now())
+		return "", (&kept.Holder{}).May(who.key, time.Now())
 	}
 	if len(c.Grant) > 0 {
 		changed, err := rec.Admit(ctx, id, c.Grant, time.Now())
@@ -274,7 +308,7 @@ func (s *Service) mayOpen(ctx context.Context, st *tenants.State, p *v1.Principa
 			return "", err
 		}
 	}
-	return rec.Owner, rec.May(client.Key, time.Now())
+	return rec.Owner, rec.May(who.key, time.Now())
 }
 
 // DeleteSandbox stops a sandbox and removes it.
@@ -282,6 +316,10 @@ func (s *Service) DeleteSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceDeleteSandboxRequest]) (
 	*connect.Response[v1.DeleteSandboxResponse], error) {
 	id := r.Msg.Request.SandboxId
+	who, err := s.caller(ctx, r.Msg.Principal, r.Msg.Request, r.Msg.Request.Client)
+	if err != nil {
+		return nil, err
+	}
 	release, err := s.busy.acquire(ctx, id)
 	if err != nil {
 		return nil, err
@@ -289,6 +327,9 @@ func (s *Service) DeleteSandbox(ctx context.Context,
 	defer release()
 	st, i, err := s.sandbox(r.Msg.Principal, id)
 	if err != nil && turnstone.KindOf(err) != turnstone.KindIntegrity {
+		return nil, err
+	}
+	if err := s.mayControl("sandbox.delete", who, st, turnstone.SandboxID(id)); err != nil {
 		return nil, err
 	}
 	if err == nil {
@@ -312,9 +353,21 @@ func (s *Service) DeleteSandbox(ctx context.Context,
 	return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: last}), nil
 }
 
+// A controlRequest is a call about one sandbox.
+type controlRequest interface {
+	proto.Message
+	GetSandboxId() string
+	GetClient() *v1.ChannelClient
+}
+
 // control calls f with the control of a sandbox, and returns the sandbox afterwards.
-func (s *Service) control(ctx context.Context, p *v1.Principal, id string,
+func (s *Service) control(ctx context.Context, p *v1.Principal, q controlRequest,
 	f func(*sandboxes.Control) error) (*v1.Sandbox, error) {
+	id := q.GetSandboxId()
+	who, err := s.caller(ctx, p, q, q.GetClient())
+	if err != nil {
+		return nil, err
+	}
 	release, err := s.busy.acquire(ctx, id)
 	if err != nil {
 		return nil, err
@@ -322,6 +375,9 @@ func (s *Service) control(ctx context.Context, p *v1.Principal, id string,
 	defer release()
 	st, i, err := s.sandbox(p, id)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.mayControl("sandbox.control", who, st, i.ID); err != nil {
 		return nil, err
 	}
 	c, err := st.Sandboxes.Control(ctx, i.ID)
@@ -342,7 +398,7 @@ func (s *Service) control(ctx context.Context, p *v1.Principal, id string,
 func (s *Service) PauseSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServicePauseSandboxRequest]) (
 	*connect.Response[v1.PauseSandboxResponse], error) {
-	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request.SandboxId,
+	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request,
 		func(c *sandboxes.Control) error {
 			_, err := c.Pause(ctx)
 			return err
@@ -357,7 +413,7 @@ func (s *Service) PauseSandbox(ctx context.Context,
 func (s *Service) ResumeSandbox(ctx context.Context,
 	r *connect.Request[v1.NodeServiceResumeSandboxRequest]) (
 	*connect.Response[v1.ResumeSandboxResponse], error) {
-	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request.SandboxId,
+	sb, err := s.control(ctx, r.Msg.Principal, r.Msg.Request,
 		func(c *sandboxes.Control) error { return c.Resume(ctx) })
 	if err != nil {
 		return nil, err
@@ -370,7 +426,7 @@ func (s *Service) SetSandboxTimeout(ctx context.Context,
 	r *connect.Request[v1.NodeServiceSetSandboxTimeoutRequest]) (
 	*connect.Response[v1.SetSandboxTimeoutResponse], error) {
 	q := r.Msg.Request
-	sb, err := s.control(ctx, r.Msg.Principal, q.SandboxId, func(c *sandboxes.Control) error {
+	sb, err := s.control(ctx, r.Msg.Principal, q, func(c *sandboxes.Control) error {
 		return c.SetTTL(ctx, s.lifetime(q.Timeout.AsDuration()))
 	})
 	if err != nil {

@@ -396,7 +396,7 @@ func TestSnapshot(t *testing.T) {
 		Request: &v1.DeleteSnapshotRequest{SnapshotId: snap}}
 	_, err = call(t, s.DeleteSnapshot, remove)
 	want(t, "another tenant's", err, turnstone.KindNotFound)
-	remove.Principal = ada.Principal
+	remove.Principal, remove.Request.Client = ada.Principal, nil
 	if _, err := call(t, s.DeleteSnapshot, remove); err != nil {
 		t.Fatal(err)
 	}

@@ -178,6 +178,9 @@ type scene struct {
 	holder  string
 	options executor.Options
 
+	// bare is a controller that passes on what it likes.
+	bare turnstonev1connect.NodeServiceClient
+
 	set     *tenants.Set
 	node    *node.Node
 	service *control.Service
@@ -227,8 +230,10 @@ func (s *scene) start(t *testing.T) {
 	s.server = httptest.NewUnstartedServer(h)
 	s.server.EnableHTTP2 = true
 	s.server.StartTLS()
-	s.NodeServiceClient = turnstonev1connect.NewNodeServiceClient(s.server.Client(), s.server.URL,
+	s.bare = turnstonev1connect.NewNodeServiceClient(s.server.Client(), s.server.URL,
 		api.ClientOptions()...)
+	s.NodeServiceClient = turnstonev1connect.NewNodeServiceClient(s.server.Client(), s.server.URL,
+		append(api.ClientOptions(), connect.WithInterceptors(s.prover(t)))...)
 }
 
 // stop ends the node's process. Sandboxes continue.
@@ -263,9 +268,12 @@ type person struct {
 }
 
 func of(tenant string) person {
-	return person{&v1.Principal{Issuer: "i", Tenant: tenant, Subject: "x", TokenId: "t",
+	p := person{&v1.Principal{Issuer: "i", Tenant: tenant, Subject: "x", TokenId: "t",
 		Scopes: message.Texts(auth.AllScopes()), Sessions: []string{"*"}, Templates: []string{"*"}},
 		channel.NewKeyPair()}
+	keys.Store(p.Principal, p.pair)
+	keys.Store(p.pair.Public, p.pair)
+	return p
 }
 
 // client returns a ChannelClient of p, with a fresh nonce.

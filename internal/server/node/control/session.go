@@ -1,12 +1,15 @@
 package control
 
 import (
+	"cmp"
 	"context"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 )
@@ -37,6 +40,17 @@ func (s *Service) session(ctx context.Context, p *v1.Principal, ref string) (*te
 	return st, i, nil
 }
 
+// named returns a session of the principal's tenant that a caller named: by ref, and by id if the
+// controller has looked for it. A controller selects no other session.
+func (s *Service) named(ctx context.Context, p *v1.Principal, ref, id string) (*tenants.State,
+	turnstone.SessionInfo, error) {
+	st, i, err := s.session(ctx, p, cmp.Or(id, ref))
+	if err == nil && !isSession(i.Session, ref) {
+		err = missing(kindSession, ref)
+	}
+	return st, i, hide(err, kindSession, ref)
+}
+
 // CreateSession makes a session that belongs to the client's key. The same ID answers the same
 // session.
 func (s *Service) CreateSession(ctx context.Context,
@@ -44,6 +58,9 @@ func (s *Service) CreateSession(ctx context.Context,
 	*connect.Response[v1.CreateSessionResponse], error) {
 	p, q, id := r.Msg.Principal, r.Msg.Request, turnstone.SessionID(r.Msg.SessionId)
 	if err := noOwner("session.create", q.Owner, "a session"); err != nil {
+		return nil, err
+	}
+	if _, err := s.caller(ctx, p, q, q.Client); err != nil {
 		return nil, err
 	}
 	client, caller, err := s.client(p, q.Client, "")
@@ -64,8 +81,7 @@ func (s *Service) CreateSession(ctx context.Context,
 	}
 	// a session that exists is not claimed: it could be the operator's
 	if err := st.Owners.May(made.ID, caller, owners.Own); err != nil {
-		return nil, turnstone.Errorf("session.create", turnstone.KindInvalid, "session "+string(id),
-			"exists, and another client has made it")
+		return nil, taken("session.create", cmp.Or(q.Name, string(made.ID)))
 	}
 	s.lookSessions(ctx, st, true)
 	c, err := s.attestNode(ctx, client)
@@ -85,7 +101,14 @@ func (s *Service) ConnectSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceConnectSessionRequest]) (
 	*connect.Response[v1.ConnectSessionResponse], error) {
 	p, q := r.Msg.Principal, r.Msg.Request
-	st, i, err := s.session(ctx, p, q.Session)
+	var asked proto.Message = q
+	if r.Msg.Create != nil { // repeated: its session is named by the ID
+		asked = r.Msg.Create
+	}
+	if _, err := s.caller(ctx, p, asked, q.Client); err != nil {
+		return nil, err
+	}
+	st, i, err := s.named(ctx, p, q.Session, r.Msg.SessionId)
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +134,9 @@ func (s *Service) ConnectNode(ctx context.Context,
 	if q.Node != "" && q.Node != s.o.Node.Name() {
 		return nil, missing(kindNode, q.Node)
 	}
+	if _, err := s.caller(ctx, r.Msg.Principal, q, q.Client); err != nil {
+		return nil, err
+	}
 	client, _, err := s.client(r.Msg.Principal, q.Client, "")
 	if err != nil {
 		return nil, err
@@ -127,7 +153,14 @@ func (s *Service) RenameSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceRenameSessionRequest]) (
 	*connect.Response[v1.RenameSessionResponse], error) {
 	p, q := r.Msg.Principal, r.Msg.Request
-	st, i, err := s.session(ctx, p, q.Session)
+	who, err := s.caller(ctx, p, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
+	st, i, err := s.named(ctx, p, q.Session, r.Msg.SessionId)
+	if err == nil && !who.admin(auth.SessionsAdmin) {
+		err = who.maySession("session.rename", st, i.Session, owners.Own)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +177,14 @@ func (s *Service) DeleteSession(ctx context.Context,
 	r *connect.Request[v1.NodeServiceDeleteSessionRequest]) (
 	*connect.Response[v1.DeleteSessionResponse], error) {
 	p, q := r.Msg.Principal, r.Msg.Request
-	st, i, err := s.session(ctx, p, q.Session)
+	who, err := s.caller(ctx, p, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
+	st, i, err := s.named(ctx, p, q.Session, r.Msg.SessionId)
+	if err == nil && !who.admin(auth.SessionsAdmin) {
+		err = who.maySession("session.delete", st, i.Session, owners.Own)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -47,7 +47,7 @@ func TestSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.session(t, of("ada"), id, "work")
-	want(t, "another client", err, turnstone.KindInvalid)
+	want(t, "another client", err, turnstone.KindDenied)
 	_, err = s.session(t, ada, sessionID(), "work")
 	want(t, "a name in use", err, turnstone.KindInvalid)
 	if _, err := s.session(t, eve, sessionID(), "work"); err != nil { // a name of another tenant
@@ -96,13 +96,13 @@ func TestOperatorsSession(t *testing.T) {
 	}
 	eve := of("local")
 	_, err = s.session(t, eve, string(made.ID), "mine")
-	want(t, "create", err, turnstone.KindInvalid)
+	want(t, "create", err, turnstone.KindDenied)
 	_, err = s.reserve(t, eve, ticketID(), func(q *v1.StartTurnRequest) {
 		q.Session = string(made.ID)
 	})
-	want(t, "a turn", err, turnstone.KindNotFound)
+	want(t, "a turn", err, turnstone.KindDenied)
 	_, err = s.create(t, eve, sandboxID(), func(q *v1.CreateSandboxRequest) { q.ContextId = "mine" })
-	want(t, "a sandbox", err, turnstone.KindNotFound)
+	want(t, "a sandbox", err, turnstone.KindDenied)
 	caller := owners.Caller{Key: eve.pair.Public}
 	want(t, "the owner", st.Owners.May(made.ID, caller, owners.Read), turnstone.KindNotFound)
 }
@@ -128,7 +128,7 @@ func TestContext(t *testing.T) {
 	_, err = s.create(t, of("ada"), sandboxID(), func(q *v1.CreateSandboxRequest) {
 		q.ContextId = "work"
 	})
-	want(t, "another key", err, turnstone.KindNotFound)
+	want(t, "another key", err, turnstone.KindDenied)
 }
 
 // TestTicket follows a ticket that no document comes for.
@@ -167,7 +167,7 @@ func TestTicket(t *testing.T) {
 		return err
 	}
 	want(t, "its client", connect(ada, ada.pair), "")
-	want(t, "another key", connect(ada, other.pair), turnstone.KindNotFound)
+	want(t, "another key", connect(ada, other.pair), turnstone.KindDenied)
 	want(t, "another tenant", connect(eve, ada.pair), turnstone.KindNotFound)
 	cancel := func(p person) (*v1.CancelTurnResponse, error) {
 		return call(t, s.CancelTurn, &v1.NodeServiceCancelTurnRequest{Principal: p.Principal,

@@ -17,16 +17,16 @@ import (
 
 // spec returns the library's description of a sandbox that a caller asks for. The caller is as
 // untrusted as the author of a document, unless it is the operator.
-func (s *Service) spec(ctx context.Context, st *tenants.State, p *v1.Principal,
-	q *v1.CreateSandboxRequest, rec *kept.Sandbox, caller owners.Caller) (sandboxes.Spec, error) {
-	operator := caller.Operator
+func (s *Service) spec(ctx context.Context, st *tenants.State, q *v1.CreateSandboxRequest,
+	rec *kept.Sandbox, who caller) (sandboxes.Spec, error) {
+	operator := who.operator
 	spec := sandboxes.Spec{Name: q.Name, Image: image(q), Env: environment(q.Env), Cwd: q.Cwd,
 		Substrate: cmp.Or(q.Substrate, "auto"), Live: q.Live, Stranger: !operator,
 		TTL: s.lifetime(q.Timeout.AsDuration())}
 	if q.GetSnapshotId() != "" {
-		return spec, s.fromSnapshot(ctx, st, p, q, rec, &spec)
+		return spec, s.fromSnapshot(ctx, q, who, &spec)
 	}
-	begun, err := s.onSession(ctx, st, q, rec, caller)
+	begun, err := s.onSession(ctx, st, q, rec, who)
 	if err != nil {
 		return spec, err
 	}
@@ -82,7 +82,8 @@ func network(st *tenants.State, n *v1.Network, operator bool, spec *sandboxes.Sp
 // onSession finds the session that a sandbox belongs to, which the client's key may change, or makes
 // it, and reports whether it has a turn that the sandbox starts from.
 func (s *Service) onSession(ctx context.Context, st *tenants.State, q *v1.CreateSandboxRequest,
-	rec *kept.Sandbox, caller owners.Caller) (begun bool, err error) {
+	rec *kept.Sandbox, who caller) (begun bool, err error) {
+	caller := who.owns()
 	if q.ContextId == "" && q.Branch != "" {
 		return false, turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "branch",
 			"needs its session").WithHint("name the session in context_id")
@@ -99,12 +100,15 @@ func (s *Service) onSession(ctx context.Context, st *tenants.State, q *v1.Create
 	if err != nil {
 		return false, hide(err, kindSession, q.ContextId)
 	}
+	if !isSession(g.Session, q.ContextId) {
+		return false, missing(kindSession, q.ContextId)
+	}
 	rec.Session = g.Session.ID
 	if err := admit(ctx, st, rec.Session, caller, q.Client.GetGrant()); err != nil {
 		return false, err
 	}
-	if err := st.Owners.May(rec.Session, caller, owners.Write); err != nil {
-		return false, hide(err, kindSession, q.ContextId)
+	if err := who.maySession("sandbox.create", st, g.Session, owners.Write); err != nil {
+		return false, err
 	}
 	return slices.ContainsFunc(g.Branches, func(b turnstone.Branch) bool {
 		return b.Name == cmp.Or(q.Branch, mainBranch) && b.Head != ""
@@ -130,19 +134,15 @@ func (s *Service) newContext(ctx context.Context, st *tenants.State, q *v1.Creat
 
 // fromSnapshot makes a sandbox continue from a snapshot, for the keys that may open the sandbox that
 // it was taken of.
-func (s *Service) fromSnapshot(ctx context.Context, st *tenants.State, p *v1.Principal,
-	q *v1.CreateSandboxRequest, rec *kept.Sandbox, spec *sandboxes.Spec) error {
+func (s *Service) fromSnapshot(ctx context.Context, q *v1.CreateSandboxRequest, who caller,
+	spec *sandboxes.Spec) error {
 	if len(q.Env) > 0 || q.Machine != nil || q.Network != nil || q.Substrate != "" ||
 		q.ContextId != "" {
 		return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "snapshot_id",
 			"a snapshot has its own environment, machine, network, substrate and files").
 			WithHint("leave env, machine, network, substrate and context_id out")
 	}
-	dir, k, err := s.snapshot(p, q.GetSnapshotId())
-	if err != nil {
-		return err
-	}
-	client, _, err := s.client(p, q.Client, "")
+	dir, k, err := s.snapshot(who.principal, q.GetSnapshotId())
 	if err != nil {
 		return err
 	}
@@ -151,8 +151,8 @@ func (s *Service) fromSnapshot(ctx context.Context, st *tenants.State, p *v1.Pri
 			return err
 		}
 	}
-	if k.Client.Check() == nil || !client.Operator { // otherwise of a local command's sandbox
-		if err := k.May(client.Key, time.Now()); err != nil {
+	if k.Client.Check() == nil || !who.operator { // otherwise of a local command's sandbox
+		if err := k.May(who.key, time.Now()); err != nil {
 			return err
 		}
 	}

@@ -198,6 +198,9 @@ func (s *Service) DeleteTemplate(ctx context.Context,
 func (s *Service) ConnectTemplates(ctx context.Context,
 	r *connect.Request[v1.NodeServiceConnectTemplatesRequest]) (
 	*connect.Response[v1.ConnectTemplatesResponse], error) {
+	if _, err := s.caller(ctx, r.Msg.Principal, r.Msg.Request, r.Msg.Request.Client); err != nil {
+		return nil, err
+	}
 	client, _, err := s.client(r.Msg.Principal, r.Msg.Request.Client, "")
 	if err != nil {
 		return nil, err

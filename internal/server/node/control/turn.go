@@ -1,14 +1,16 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
-	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/node/turns"
@@ -22,7 +24,11 @@ func (s *Service) ReserveTurn(ctx context.Context,
 	r *connect.Request[v1.NodeServiceReserveTurnRequest]) (
 	*connect.Response[v1.StartTurnResponse], error) {
 	p, q, id := r.Msg.Principal, r.Msg.Request, r.Msg.TicketId
-	client, caller, err := s.client(p, q.Client, "")
+	who, err := s.caller(ctx, p, q, q.Client)
+	if err != nil {
+		return nil, err
+	}
+	client, _, err := s.client(p, q.Client, "")
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +38,7 @@ func (s *Service) ReserveTurn(ctx context.Context,
 	}
 	s.attach(st)
 	if _, err := st.Turns.Get(id); turnstone.KindOf(err) == turnstone.KindNotFound {
-		if err := s.newTurn(ctx, st, r.Msg, caller); err != nil {
+		if err := s.newTurn(ctx, st, r.Msg, who); err != nil {
 			return nil, err
 		}
 	}
@@ -56,7 +62,7 @@ func (s *Service) ReserveTurn(ctx context.Context,
 
 // newTurn checks what a new ticket needs: room, and a session that the client may change.
 func (s *Service) newTurn(ctx context.Context, st *tenants.State,
-	r *v1.NodeServiceReserveTurnRequest, caller owners.Caller) error {
+	r *v1.NodeServiceReserveTurnRequest, who caller) error {
 	if err := st.Room(); err != nil {
 		return exhausted(err)
 	}
@@ -74,14 +80,15 @@ func (s *Service) newTurn(ctx context.Context, st *tenants.State,
 		return nil // what exists under the name by then is checked when the turn starts
 	}
 	id := turnstone.SessionID(r.SessionId)
-	if err := admit(ctx, st, id, caller, r.Request.Client.GetGrant()); err != nil {
+	g, err := st.Executor.Session(ctx, r.SessionId)
+	if err != nil || !isSession(g.Session, r.Request.Session) {
+		return hide(cmp.Or(err, missing(kindSession, r.Request.Session)), kindSession,
+			r.Request.Session)
+	}
+	if err := admit(ctx, st, id, who.owns(), r.Request.Client.GetGrant()); err != nil {
 		return err
 	}
-	if err := st.Owners.May(id, caller, owners.Write); err != nil {
-		return hide(err, kindSession, r.Request.Session)
-	}
-	_, err = st.Executor.Session(ctx, r.SessionId)
-	return hide(err, kindSession, r.Request.Session)
+	return who.maySession("turn.start", st, g.Session, owners.Write)
 }
 
 // turn returns a ticket of the principal's tenant.
@@ -99,12 +106,21 @@ func (s *Service) ConnectTurn(ctx context.Context,
 	r *connect.Request[v1.NodeServiceConnectTurnRequest]) (
 	*connect.Response[v1.ConnectTurnResponse], error) {
 	p, q := r.Msg.Principal, r.Msg.Request
+	var made proto.Message = q
+	if r.Msg.Start != nil { // repeated: the ticket's client made it
+		made = r.Msg.Start
+	}
+	who, err := s.caller(ctx, p, made, q.Client)
+	if err != nil {
+		return nil, err
+	}
 	_, i, err := s.turn(p, q.TicketId)
 	if err != nil {
 		return nil, err
 	}
-	if i.Client != channel.PublicKey(q.Client.ClientPublicKey) {
-		return nil, missing(kindTurn, q.TicketId)
+	if i.Client != who.key {
+		return nil, denied("turn.connect", kindTurn, q.TicketId,
+			"exists and belongs to another client key", "use the client key that started it")
 	}
 	client, _, err := s.client(p, q.Client, "")
 	if err != nil {
@@ -118,18 +134,25 @@ func (s *Service) ConnectTurn(ctx context.Context,
 }
 
 // CancelTurn ends a turn. A turn that has ended is not changed.
-func (s *Service) CancelTurn(_ context.Context,
+func (s *Service) CancelTurn(ctx context.Context,
 	r *connect.Request[v1.NodeServiceCancelTurnRequest]) (
 	*connect.Response[v1.CancelTurnResponse], error) {
 	id := r.Msg.Request.TicketId
-	st, _, err := s.turn(r.Msg.Principal, id)
+	who, err := s.caller(ctx, r.Msg.Principal, r.Msg.Request, r.Msg.Request.Client)
 	if err != nil {
 		return nil, err
+	}
+	st, i, err := s.turn(r.Msg.Principal, id)
+	if err != nil {
+		return nil, err
+	}
+	if i.Client != who.key && !who.admin(auth.TurnsAdmin) {
+		return nil, who.refuse("turn.cancel", kindTurn, id, auth.TurnsAdmin)
 	}
 	if err := st.Turns.Cancel(id); err != nil {
 		return nil, hide(err, kindTurn, id)
 	}
-	_, i, err := s.turn(r.Msg.Principal, id)
+	_, i, err = s.turn(r.Msg.Principal, id)
 	if err != nil {
 		return nil, err
 	}

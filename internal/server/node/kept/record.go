@@ -64,10 +64,12 @@ type Snapshot struct {
 
 // A Holder is the keys that may open the channel of a sandbox, and of what is made of it.
 type Holder struct {
-	Client   channel.PublicKey `json:"client"`
-	Owner    string            `json:"owner,omitempty"`  // signs grants; empty: nobody
-	Number   uint64            `json:"number,omitempty"` // of the newest grant
-	Admitted []Admitted        `json:"admitted,omitempty"`
+	Client channel.PublicKey `json:"client"`
+	// Open: it was made without a client's key, and everybody of the tenant may use it.
+	Open     bool       `json:"open,omitempty"`
+	Owner    string     `json:"owner,omitempty"`  // signs grants; empty: nobody
+	Number   uint64     `json:"number,omitempty"` // of the newest grant
+	Admitted []Admitted `json:"admitted,omitempty"`
 }
 
 // An Admitted is a key that the owner admitted.
@@ -84,13 +86,13 @@ const (
 
 // May returns nil if a key may open the channel. The error is of kind Invalid otherwise.
 func (h *Holder) May(client channel.PublicKey, now time.Time) error {
-	if h.Client == client || slices.ContainsFunc(h.Admitted, func(a Admitted) bool {
+	if h.Open || h.Client == client || slices.ContainsFunc(h.Admitted, func(a Admitted) bool {
 		return a.Client == client && now.Before(a.Expires)
 	}) {
 		return nil
 	}
 	return turnstone.Errorf("sandbox.attest", turnstone.KindInvalid, "the client's key",
-		"is none of the sandbox's").
+		"is none of the sandbox's, which belongs to another client key").
 		WithHint("use the key that created the sandbox, or bring a grant of its owner")
 }
 
@@ -180,6 +182,9 @@ func Forget(dir string, id turnstone.SandboxID) error {
 	}
 	return nil
 }
+
+// Folder is the name of the folder of sandboxes, in what a server keeps of a tenant.
+const Folder = "sandboxes"
 
 // List returns the sandboxes that have a file in dir.
 func List(dir string) ([]turnstone.SandboxID, error) {

@@ -75,7 +75,8 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 		substrates = st.Executor.Substrates(ctx)
 	}
 	m.control, err = control.New(ctx, control.Options{Node: m.node, Tenants: m.tenants,
-		Substrates: substrates, Version: turnstone.Version, Expose: o.Settings.Expose, TrustOperator: o.TrustOperator})
+		Substrates: substrates, Version: turnstone.Version, Expose: o.Settings.Expose,
+		TrustOperator: o.TrustOperator, TrustController: o.Settings.TrustController == "on"})
 	if err != nil {
 		return nil, errors.Join(err, m.node.Close(), m.tenants.Close())
 	}

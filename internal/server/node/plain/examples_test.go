@@ -28,15 +28,24 @@ type registry struct {
 	id      turnstone.SandboxID
 	mu      sync.Mutex
 	sandbox *v1.Sandbox // nil: there is none
+	free    bool        // it has no client
 }
 
 func (g *registry) CreateSandbox(_ context.Context, r *connect.Request[v1.CreateSandboxRequest]) (
 	*connect.Response[v1.CreateSandboxResponse], error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.free = r.Msg.Client == nil
 	g.sandbox = &v1.Sandbox{SandboxId: string(g.id), State: v1.SandboxState_SANDBOX_STATE_READY,
 		Template: r.Msg.GetTemplate(), Metadata: r.Msg.Metadata}
 	return connect.NewResponse(&v1.CreateSandboxResponse{Sandbox: g.sandbox}), nil
+}
+
+// open reports whether the sandbox was created without a client's key.
+func (g *registry) open(turnstone.SandboxID, bool) (bool, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.free, nil
 }
 
 func (g *registry) ListSandboxes(_ context.Context, r *connect.Request[v1.ListSandboxesRequest]) (
@@ -101,7 +110,7 @@ func TestExamples(t *testing.T) {
 		Scopes:    []auth.Scope{auth.SandboxesConnect, auth.TurnsRun}}
 	clear := plain.New(plain.Options{Allow: config.PlaintextLoopback, Verifier: tokens{"good": p},
 		Tenant: func(context.Context, string) (plain.Tenant, error) {
-			return plain.Tenant{Sandboxes: b, Runner: &runner{}}, nil
+			return plain.Tenant{Sandboxes: b, Runner: &runner{}, Open: g.open}, nil
 		}})
 	mux := http.NewServeMux()
 	mux.Handle(plain.Prefix, clear.Handler())

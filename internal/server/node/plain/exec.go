@@ -156,6 +156,12 @@ func (s *Service) sandbox(ctx context.Context, p auth.Principal, id turnstone.Sa
 	switch {
 	case err == nil:
 		owner = auth.Owner{Tenant: p.Tenant, Sandbox: id, Template: i.Image}
+		if err := p.See(op, fmt.Sprintf("sandbox %.80s", id), owner); err != nil {
+			return nil, err
+		}
+		if err := t.open(p, id); err != nil {
+			return nil, err
+		}
 		if i.Session != nil || i.Parent != "" {
 			// what it began with is content of a client key, which no call in the clear proves
 			return nil, turnstone.Errorf(op, turnstone.KindInvalid, "sandbox "+string(id),
@@ -166,6 +172,18 @@ func (s *Service) sandbox(ctx context.Context, p auth.Principal, id turnstone.Sa
 		return nil, err
 	}
 	return t.Sandboxes, p.See(op, fmt.Sprintf("sandbox %.80s", id), owner)
+}
+
+// open refuses a sandbox that a client key owns, which no call in the clear proves.
+func (t Tenant) open(p auth.Principal, id turnstone.SandboxID) error {
+	if t.Open != nil {
+		if open, err := t.Open(id, operator(p)); err != nil || open {
+			return err
+		}
+	}
+	return turnstone.Errorf("plain.exec", turnstone.KindDenied, "sandbox "+string(id),
+		"belongs to a client key, and a call in the clear proves none").
+		WithHint("use its channel: turn sandbox exec; or create one without client")
 }
 
 // started returns the error of a command. What was wrong with the command is the caller's fault.

@@ -80,7 +80,8 @@ func (m tokens) Verify(_ context.Context, token string) (auth.Principal, error) 
 type scene struct {
 	*box
 	*runner
-	url string
+	url   string
+	owned turnstone.SandboxID // by a client key
 }
 
 func newScene(t *testing.T, allow string) *scene {
@@ -101,7 +102,8 @@ func newScene(t *testing.T, allow string) *scene {
 			return plain.Tenant{}, turnstone.Errorf("tenant.open", turnstone.KindNotFound, "",
 				"there is no such object")
 		}
-		return plain.Tenant{Sandboxes: s.box, Runner: s.runner}, nil
+		return plain.Tenant{Sandboxes: s.box, Runner: s.runner,
+			Open: func(id turnstone.SandboxID, _ bool) (bool, error) { return id != s.owned, nil }}, nil
 	}})
 	h := httptest.NewServer(service.Handler())
 	t.Cleanup(h.Close)
@@ -215,6 +217,14 @@ func TestRefusedExec(t *testing.T) {
 			t.Errorf("%s: %d %.300s", name, status, text)
 		}
 	}
+	s.owned = s.id
+	if status, text := s.exec(t, "good", good); status != 403 ||
+		!strings.Contains(text, "belongs to a client key") {
+		t.Errorf("a client's own sandbox: %d %s", status, text)
+	}
+	if status, text := s.exec(t, "alien", good); status != 404 {
+		t.Errorf("another tenant's: %d %s", status, text)
+	}
 	unknown := "/turnstone/v1/plain/sandboxes/" + string(turnstone.NewSandboxID()) + "/exec"
 	_, missing, _ := s.post(t, "good", unknown, "application/json", good)
 	_, alien, _ := s.post(t, "alien", unknown, "application/json", good)
@@ -258,7 +268,8 @@ func TestAllowed(t *testing.T) {
 			Templates: []auth.Pattern{auth.Any}, Scopes: []auth.Scope{auth.SandboxesConnect}}
 		s := plain.New(plain.Options{Allow: tt.allow, Verifier: tokens{"good": p},
 			Tenant: func(context.Context, string) (plain.Tenant, error) {
-				return plain.Tenant{Sandboxes: b}, nil
+				return plain.Tenant{Sandboxes: b,
+					Open: func(turnstone.SandboxID, bool) (bool, error) { return true, nil }}, nil
 			}})
 		r := httptest.NewRequest(http.MethodPost,
 			"/turnstone/v1/plain/sandboxes/"+string(b.id)+"/exec", strings.NewReader(body))

@@ -3,7 +3,9 @@ package plain
 import (
 	"context"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/server/node/kept"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 )
@@ -17,6 +19,17 @@ func Of(set *tenants.Set) func(ctx context.Context, name string) (Tenant, error)
 			return Tenant{}, err
 		}
 		return Tenant{Sandboxes: st.Sandboxes, Runner: st.Executor,
+			Open: func(id turnstone.SandboxID, operator bool) (bool, error) {
+				dir, err := st.Folder(kept.Folder)
+				if err != nil {
+					return false, err
+				}
+				rec, err := kept.Load(dir, id)
+				if rec == nil {
+					return operator && st.Operator(), err
+				}
+				return rec.Open, err
+			},
 			Limit: func(ctx context.Context) context.Context {
 				c := owners.Caller{Key: channel.NewKeyPair().Public}
 				return st.Owners.Limit(ctx, c, owners.Read)

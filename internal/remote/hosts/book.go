@@ -1,0 +1,45 @@
+package hosts
+
+import (
+	"encoding/json"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/remote"
+)
+
+// nodes is the folder of the books of servers.
+const nodes = "nodes"
+
+// A book remembers the nodes of the server at an address in a file of the user. What is wrong with
+// the file costs a round trip, so no error of it is told.
+type book struct {
+	store   Store
+	address remote.Address
+}
+
+func (b book) path() string {
+	name := turnstone.DigestBytes([]byte(b.address.String())).Hex()[:16] + ".json"
+	return b.store.Dir.Path(folder, nodes, name)
+}
+
+// Nodes implements remote.NodeBook.
+func (b book) Nodes() []remote.NodeKey {
+	text, err := readOwn(b.path())
+	var all []remote.NodeKey
+	if err != nil || json.Unmarshal([]byte(text), &all) != nil {
+		return nil
+	}
+	return all
+}
+
+// Remember implements remote.NodeBook.
+func (b book) Remember(all []remote.NodeKey) {
+	text, err := json.Marshal(all)
+	if err != nil {
+		return
+	}
+	if _, err := b.store.Dir.MkdirAll(folder, nodes); err == nil {
+		_ = filestamp.WriteFile(b.path(), append(text, '\n'), 0o600)
+	}
+}

@@ -1,0 +1,164 @@
+package remote_test
+
+import (
+	"context"
+	"encoding/base64"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	apiserve "turnstone.dev/turnstone/internal/api/serve"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/proof/key"
+	"turnstone.dev/turnstone/internal/remote"
+	nodes "turnstone.dev/turnstone/internal/server/node"
+)
+
+// asking is a control API in front of nodes that ask for proofs, each call at the next node.
+type asking struct {
+	connectv1.UnimplementedSandboxServiceHandler
+	nodes  []*nodes.Node
+	tenant string // that the nodes hear
+
+	mu    sync.Mutex
+	calls int
+	place func(call int) int
+}
+
+func (a *asking) check(ctx context.Context, m proto.Message, c *v1.ChannelClient) error {
+	a.mu.Lock()
+	n := a.nodes[a.place(a.calls)]
+	a.calls++
+	a.mu.Unlock()
+	for _, p := range c.GetProofs() {
+		if p.Node == n.Name() && n.Prove(channel.PublicKey(c.ClientPublicKey), p.Message,
+			channel.Claim{Tenant: a.tenant, Request: api.ProofDigest(m)}) == "" {
+			return nil
+		}
+	}
+	signed, err := n.Introduce(ctx, nodes.Client{Key: channel.PublicKey(c.GetClientPublicKey()),
+		Nonce: attest.Nonce(c.GetNonce()), Tenant: a.tenant})
+	if err != nil {
+		return err
+	}
+	return &api.Status{Reason: api.Unproven, Introduction: signed.Envelope,
+		Err: turnstone.Errorf("client.prove", turnstone.KindDenied, "key", "is not proved")}
+}
+
+func (a *asking) DeleteSandbox(ctx context.Context, r *connect.Request[v1.DeleteSandboxRequest]) (
+	*connect.Response[v1.DeleteSandboxResponse], error) {
+	return connect.NewResponse(&v1.DeleteSandboxResponse{}), a.check(ctx, r.Msg, r.Msg.Client)
+}
+
+// book is a remote.NodeBook in memory.
+type book struct {
+	mu  sync.Mutex
+	all []remote.NodeKey
+}
+
+func (b *book) Nodes() []remote.NodeKey {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.all)
+}
+
+func (b *book) Remember(all []remote.NodeKey) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all = all
+}
+
+type askingScene struct {
+	*asking
+	book  *book
+	trust *key.Trust
+	key   channel.KeyPair
+	http  *httptest.Server
+}
+
+func newAsking(t *testing.T, names ...string) *askingScene {
+	s := &askingScene{asking: &asking{tenant: "acme", place: func(int) int { return 0 }},
+		book: &book{}, trust: &key.Trust{}, key: channel.NewKeyPair()}
+	for i, name := range names {
+		own := signer(t, byte(i+1))
+		s.trust.Add(key.Entry{Key: own.Public, Role: key.Node})
+		n := nodes.New(nodes.Options{Name: name, Key: own})
+		t.Cleanup(func() { _ = n.Close() })
+		s.nodes = append(s.nodes, n)
+	}
+	s.http = httptest.NewServer(apiserve.Services{Sandboxes: s.asking}.Handler(
+		func(_ context.Context, procedure string, err error) { t.Errorf("%s: %v", procedure, err) }))
+	t.Cleanup(s.http.Close)
+	return s
+}
+
+// remove makes a call in a process of its own, with a token.
+func (s *askingScene) remove(t *testing.T, token string) (int, error) {
+	t.Helper()
+	c := remote.NewServer(remote.ServerOptions{Address: address(t, s.http.URL), Key: s.key,
+		Book: s.book, Token: func() (string, error) { return token, nil },
+		Pins: func(string) (attest.Pins, error) { return s.trust, nil }})
+	defer func() { _ = c.Close() }()
+	before := s.calls
+	err := c.AllSandboxes().Remove(t.Context(), turnstone.NewSandboxID())
+	return s.calls - before, err
+}
+
+// TestProves: a client proves its key to nodes that it knows without another round trip, also in a
+// later process, and learns the keys of others from their refusals.
+func TestProves(t *testing.T) {
+	s := newAsking(t, "n1", "n2")
+	for i, tt := range []struct {
+		what  string
+		place func(int) int
+		calls int
+	}{
+		{"the first call", func(int) int { return 0 }, 2},
+		{"a later process", func(int) int { return 0 }, 1},
+		{"another node", func(int) int { return 1 }, 2},
+		{"the first node", func(int) int { return 0 }, 1},
+		{"any node", func(call int) int { return call % 2 }, 1},
+	} {
+		s.place = tt.place
+		if calls, err := s.remove(t, "x"); err != nil || calls != tt.calls {
+			t.Errorf("%d, %s: %d calls, want %d: %v", i, tt.what, calls, tt.calls, err)
+		}
+	}
+	again := nodes.New(nodes.Options{Name: "n1", Key: signer(t, 1)})
+	t.Cleanup(func() { _ = again.Close() })
+	s.nodes[0], s.place = again, func(int) int { return 0 }
+	if calls, err := s.remove(t, "x"); err != nil || calls != 2 {
+		t.Errorf("after the node's restart: %d calls: %v", calls, err)
+	}
+	s.tenant = "other"
+	if calls, err := s.remove(t, "x"); err != nil || calls != 2 {
+		t.Errorf("a token of another tenant: %d calls: %v", calls, err)
+	}
+}
+
+// TestProvesToNobodyElse: a client remembers no key of a node that it does not trust, and none for
+// another tenant than its token's.
+func TestProvesToNobodyElse(t *testing.T) {
+	s := newAsking(t, "n1")
+	claims := base64.RawURLEncoding.EncodeToString([]byte(`{"tenant":"other"}`))
+	if calls, err := s.remove(t, "e30."+claims+".x"); channel.FaultOf(err) != channel.FaultSpliced ||
+		calls != 1 {
+		t.Errorf("another tenant: %d calls: %v", calls, err)
+	}
+	s.trust = &key.Trust{}
+	if calls, err := s.remove(t, "x"); channel.FaultOf(err) != channel.FaultUntrusted || calls != 1 {
+		t.Errorf("an untrusted node: %d calls: %v", calls, err)
+	}
+	if all := s.book.Nodes(); len(all) > 0 {
+		t.Errorf("%v are remembered", all)
+	}
+}
