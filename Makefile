@@ -73,7 +73,7 @@ run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
 # The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU.
-ON_QEMU := (run|session|kept|lifetime|network|sandbox-fork|secret|channel)
+ON_QEMU := (run|session|kept|home|lifetime|network|sandbox-fork|secret|channel)
 
 # A guest kernel made for tests, which also boots where the host's KVM runs no stock kernel. The
 # file is beside the checkout, if present; docs/substrates.md describes the kernel.

@@ -80,7 +80,8 @@ type TurnRecord struct {
 	// nil: the turn had no network, or no network activity
 	Network *RecordNetwork `json:"network,omitempty"`
 	// its home directory, by name, which is in no state
-	Home string `json:"home,omitempty"`
+	Home    string   `json:"home,omitempty"`
+	HomeUse *HomeUse `json:"home_use,omitempty"` // nil: none, or a disk of an older program
 	// empty unless its machine belonged to the session
 	Lifetime Lifetime `json:"lifetime,omitempty"`
 

@@ -87,16 +87,17 @@ type GCReport struct {
 // Usage reports disk usage, in bytes.
 type Usage struct {
 	Sessions []SessionUsage `json:"sessions"`
-	// Logical is the data that all sessions need, each object counted once; Shared is the part that
+	// Logical is the data that all sessions and homes need, each object counted once; Shared is the part that
 	// several sessions need. Both are uncompressed, and without data in templates.
 	Logical int64      `json:"logical_bytes"`
 	Shared  int64      `json:"shared_bytes"`
 	Store   StoreUsage `json:"store"`
 	// Disk usage of folders of the state directory.
-	Database  int64 `json:"database_bytes"`
-	Images    int64 `json:"images_bytes"` // a cache of images that sandboxes mount
-	Turns     int64 `json:"turns_bytes"`  // original receipts and outputs of turns
-	Machines  int64 `json:"machines_bytes"`
+	Database int64 `json:"database_bytes"`
+	Images   int64 `json:"images_bytes"` // a cache of images that sandboxes mount
+	Turns    int64 `json:"turns_bytes"`  // original receipts and outputs of turns
+	Machines int64 `json:"machines_bytes"`
+	// Homes is what homes need in the store, uncompressed, and the disk usage of those that are disks.
 	Homes     int64 `json:"homes_bytes"`
 	Templates int64 `json:"templates_bytes"`
 }
@@ -114,9 +115,19 @@ type SessionUsage struct {
 
 // HomeInfo describes a home.
 type HomeInfo struct {
-	Name  string    `json:"name"`
-	Bytes int64     `json:"bytes"` // occupied on disk
-	Used  time.Time `json:"used"`  // time of the last write
-	InUse bool      `json:"in_use"`
-	Turn  TurnID    `json:"turn,omitempty"` // the current or last user
+	Name   string    `json:"name"`
+	Owner  string    `json:"owner,omitempty"` // the key of a server's client; absent: this host's user
+	Bytes  int64     `json:"bytes"`           // of its files; of a disk: occupied
+	FSHash Digest    `json:"fs_hash,omitempty"`
+	Disk   bool      `json:"disk,omitempty"` // a disk, which becomes a tree when it is used
+	Used   time.Time `json:"used"`           // time of the last change
+	InUse  bool      `json:"in_use"`
+	Turn   TurnID    `json:"turn,omitempty"` // the current or last user
+}
+
+// A HomeUse is a turn's use of a home.
+type HomeUse struct {
+	Name  string   `json:"name"`
+	Began TreeRef  `json:"began"`           // the home's files when the turn began
+	Ended *TreeRef `json:"ended,omitempty"` // at its end; absent: the turn kept no state
 }

@@ -20,9 +20,11 @@ type ReplayReport struct {
 	// Template reports that the template was rebuilt in between, from another spec or with newer
 	// packages. A rebuilt template alone is no difference.
 	Template string `json:"template,omitempty"`
-	// Home is the name of the first run's home directory. The new run had none, because a home
-	// belongs to no state.
-	Home string `json:"home,omitempty"`
+	// Home is the name of the first run's home directory. The new run began with the same files in
+	// it, unless HomeMissing is set: they are no longer kept, and the new run had no home.
+	Home        string `json:"home,omitempty"`
+	HomeMissing bool   `json:"home_missing,omitempty"`
+	HomeDiffers bool   `json:"home_differs,omitempty"` // the runs left different files in it
 }
 
 // A StepDifference is one step whose result differs.
@@ -72,6 +74,7 @@ type TurnReport struct {
 	Record   Digest         `json:"record,omitempty"`  // the object with the TurnRecord
 	Layer    *LayerInfo     `json:"layer,omitempty"`
 	Network  *RecordNetwork `json:"network,omitempty"` // the kept data about its network
+	Home     *HomeUse       `json:"home,omitempty"`    // the states of its home directory
 	// what a deterministic turn ran with; nil: the turn was not deterministic
 	Determinism *Determinism `json:"determinism,omitempty"`
 	// Times compares the runs of a turn that ran several times. The report is of the first run.

@@ -135,6 +135,8 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 	text("secrets", strings.Join(info.Secrets, ", "))
 	text("network", info.Network)
 	text("home", info.Home)
+	text("home_began", string(info.HomeBegan))
+	text("home_ended", string(info.HomeEnded))
 	if info.Lifetime != turnstone.LifetimeTurn {
 		text("lifetime", string(info.Lifetime))
 	}

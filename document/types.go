@@ -119,10 +119,13 @@ type TurnInfo struct {
 	Changes string           // summary, such as "3 added, 1 changed"
 	Secrets []string         // names of the turn's secrets
 
-	Home     string             // name of the home directory; empty: none
-	Lifetime turnstone.Lifetime // omitted unless the machine belongs to the session
-	Snapshot Snapshot           // omitted unless the whole machine was kept
-	Network  string             // summary, such as "recorded, 3 connections"; empty: none
+	Home string // name of the home directory; empty: none
+	// HomeBegan and HomeEnded are the FS hashes of the home before and after the turn; empty: none,
+	// and no state was kept.
+	HomeBegan, HomeEnded turnstone.Digest
+	Lifetime             turnstone.Lifetime // omitted unless the machine belongs to the session
+	Snapshot             Snapshot           // omitted unless the whole machine was kept
+	Network              string             // summary, such as "recorded, 3 connections"; empty: none
 
 	Determinism *turnstone.Determinism // nil: the turn was not deterministic
 }

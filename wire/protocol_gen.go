@@ -3772,8 +3772,8 @@ func (p *SessionHomesParams) streams() (receive, send []StreamID) {
 	return receive, send
 }
 
-// SessionHomes calls Session.homes. Lists the persistent home directories. Only the
-// operator may.
+// SessionHomes calls Session.homes. Lists the caller's persistent home directories; for
+// the operator, those of all clients.
 func (c *Conn) SessionHomes(ctx context.Context, p *SessionHomesParams) error {
 	return c.Call(ctx, MethodSessionHomes, p, nil)
 }
@@ -3784,8 +3784,8 @@ type SessionHasHomeParams struct {
 	Name string `json:"name"`
 }
 
-// SessionHasHome calls Session.hasHome. Reports a missing home directory as an error.
-// Only the operator may.
+// SessionHasHome calls Session.hasHome. Reports a missing home directory of the caller as
+// an error.
 func (c *Conn) SessionHasHome(ctx context.Context, p *SessionHasHomeParams) error {
 	return c.Call(ctx, MethodSessionHasHome, p, nil)
 }
@@ -3796,8 +3796,7 @@ type SessionRemoveHomeParams struct {
 	Name string `json:"name"`
 }
 
-// SessionRemoveHome calls Session.removeHome. Removes a home directory. Only the operator
-// may.
+// SessionRemoveHome calls Session.removeHome. Removes a home directory of the caller.
 func (c *Conn) SessionRemoveHome(ctx context.Context, p *SessionRemoveHomeParams) error {
 	return c.Call(ctx, MethodSessionRemoveHome, p, nil)
 }
@@ -3896,11 +3895,11 @@ type SessionServer interface {
 	Fsck(ctx context.Context, c *Conn, p *SessionFsckParams) error
 	// Returns the disk usage of sessions and of the state directory. Only the operator may.
 	Usage(ctx context.Context, c *Conn, p *SessionUsageParams) error
-	// Lists the persistent home directories. Only the operator may.
+	// Lists the caller's persistent home directories; for the operator, those of all clients.
 	Homes(ctx context.Context, c *Conn, p *SessionHomesParams) error
-	// Reports a missing home directory as an error. Only the operator may.
+	// Reports a missing home directory of the caller as an error.
 	HasHome(ctx context.Context, c *Conn, p *SessionHasHomeParams) error
-	// Removes a home directory. Only the operator may.
+	// Removes a home directory of the caller.
 	RemoveHome(ctx context.Context, c *Conn, p *SessionRemoveHomeParams) error
 }
 

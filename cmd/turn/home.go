@@ -50,8 +50,9 @@ type homeRmCmd struct {
 
 // Help returns the text below the command's summary.
 func (c *homeRmCmd) Help() string {
-	return `The files are deleted: no session and no export contains them. A home that a turn
-uses is not removed. If a name is unknown, no home is removed.`
+	return `The files are deleted, with their earlier states: no session and no export contains
+them, and turn gc frees the space. A home that a turn uses is not removed. If a name is
+unknown, no home is removed.`
 }
 
 // Run removes the homes, in order, up to the first failure.

@@ -123,8 +123,8 @@ func (c *replayCmd) Run(a *cli.App) error {
 // replayText formats the comparison for users.
 func replayText(rep *turnstone.ReplayReport) string {
 	var b strings.Builder
-	if rep.Home != "" {
-		terminal.Printf(&b, "home %s belongs to no state, and was not mounted\n", rep.Home)
+	if rep.HomeMissing {
+		terminal.Printf(&b, "home %s: its files of then are not kept, and were not mounted\n", rep.Home)
 	}
 	if rep.Same {
 		terminal.Printf(&b, "turn %d: the same again: ", rep.Number)
@@ -135,6 +135,9 @@ func replayText(rep *turnstone.ReplayReport) string {
 		return b.String()
 	}
 	terminal.Printf(&b, "turn %d: differs\n", rep.Number)
+	if rep.HomeDiffers {
+		terminal.Printf(&b, "  the files in home %s differ\n", rep.Home)
+	}
 	if rep.Template != "" {
 		terminal.Printf(&b, "  the template was rebuilt: %s\n", rep.Template)
 	}

@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo/bundle"
+	"turnstone.dev/turnstone/internal/repo/homes"
 	"turnstone.dev/turnstone/internal/sandbox/command"
-	"turnstone.dev/turnstone/internal/sandbox/userhome"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/templatebuild/buildsandbox"
 	"turnstone.dev/turnstone/internal/turn"
@@ -157,7 +157,7 @@ func (x *Engine) RemoveBranch(ctx context.Context, nameOrID, branch string) erro
 }
 
 // Homes returns the persistent home directories.
-func (x *Engine) Homes() *userhome.Homes { return userhome.In(x.Dir) }
+func (x *Engine) Homes() *homes.Homes { return homes.In(x.Repo) }
 
 // Bundles returns the exporter and importer of sessions. It imports nothing while the disk is
 // nearly full.

@@ -212,7 +212,7 @@ func (p *Plan) check() error {
 
 // Needs returns what p requires of its substrate.
 func (p *Plan) Needs() driver.Needs {
-	n := driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM, Home: p.Home != "",
+	n := driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM,
 		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
 	if p.Determinism != nil {

@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/repo/homes"
 	"turnstone.dev/turnstone/internal/sandbox"
-	"turnstone.dev/turnstone/internal/sandbox/userhome"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -23,6 +23,7 @@ type Setup struct {
 	Turn turnstone.TurnID // the turn of the sandbox; empty: none
 	Env  []string         // environment of the processes: the plan's and the link's
 	Link *netplan.Link    // serves the plan's network; nil: no network
+	Home *homes.Home      // its home directory; nil: none
 	// Script returns what the sandbox does before its host is connected, after SetSession: see
 	// sandbox.Request. user is the user of the template. Nil: nothing.
 	Script func(ctx context.Context, user string) ([]substrate.Call, error)
@@ -65,7 +66,7 @@ func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func
 		return nil, err
 	}
 	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
-		return below(ctx, h, su, base, req.Template, m, progress)
+		return below(ctx, h, su, base, &req, m)
 	}
 	if su.Script != nil {
 		if err := addScript(ctx, &req, su, base); err != nil {
@@ -127,37 +128,63 @@ func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 
 // below adds the images below the disk of a sandbox on base to m. The images remain until release
 // is called.
-func below(ctx context.Context, h *host.Host, su Setup, base Base, tmpl *turnstone.Template,
-	m *substrate.Machine, progress func(string)) (release func(), err error) {
-	release = func() {}
-	if p := su.Plan; p.Home != "" {
-		use := userhome.Request{Name: p.Home, Turn: su.Turn, Timeout: p.Timeout}
-		if m.Home, release, err = userhome.In(h.Dir).Acquire(ctx, use, progress); err != nil {
+func below(ctx context.Context, h *host.Host, su Setup, base Base, req *sandbox.Request,
+	m *substrate.Machine) (release func(), err error) {
+	tmpl := req.Template
+	if base.State == nil && len(tmpl.Layers) == 0 && su.Home == nil {
+		return func() {}, nil
+	}
+	cs := base.Context
+	if cs == nil {
+		if cs, err = h.Context(ctx); err != nil {
 			return nil, err
 		}
 	}
-	if base.State == nil && len(tmpl.Layers) == 0 {
-		return release, nil
-	}
-	unlock := release
-	cs := base.Context
-	if cs == nil {
-		cs, err = h.Context(ctx)
-	}
-	var root turnstone.TreeRef
-	if err == nil {
-		root, err = cs.RootTree(ctx, tmpl)
-	}
-	if err == nil {
-		m.Layers, release, err = cs.Images.Stack(ctx, root,
-			cs.History(ctx, base.Parent, tmpl.Layers))
-	}
+	root, err := cs.RootTree(ctx, tmpl)
 	if err != nil {
-		unlock()
 		return nil, err
 	}
-	free := release
-	return func() { free(); unlock() }, nil
+	if su.Home != nil {
+		on := homes.Base{Root: root, Layers: tmpl.Layers, Tree: root}
+		if n := len(tmpl.Layers); n > 0 {
+			on.Tree = tmpl.Layers[n-1].Tree
+		}
+		if base.State != nil {
+			on.Parent, on.Tree = base.Parent, base.State.Tree
+		}
+		m.Layers, release, err = su.Home.Images(ctx, on,
+			homeDir(slices.Concat(tmpl.EnvList(), req.Env)))
+		return release, err
+	}
+	m.Layers, release, err = cs.Images.Stack(ctx, root, cs.History(ctx, base.Parent, tmpl.Layers))
+	return release, err
+}
+
+// homeDir returns the directory of a home in a sandbox with this environment: $HOME.
+func homeDir(env []string) string {
+	path := "/root" // the agent's default
+	for _, kv := range env {
+		v, ok := strings.CutPrefix(kv, "HOME=")
+		if ok && strings.HasPrefix(v, "/") && strings.Trim(v, "/") != "" {
+			path = v
+		}
+	}
+	return path
+}
+
+// OpenHome opens the home that the plan of su requests, or, for a turn that repeats the turn of, the
+// home that that turn began with; nil: none. The caller closes it.
+func OpenHome(ctx context.Context, h *host.Host, su Setup, of turnstone.TurnID,
+	progress func(string)) (*homes.Home, error) {
+	all := homes.In(h.Repo)
+	switch p := su.Plan; {
+	case of != "":
+		return all.Recorded(ctx, of)
+	case p.Home != "":
+		return all.Open(ctx, homes.Request{Name: p.Home, Turn: su.Turn, Timeout: p.Timeout,
+			Room: p.Host.Room}, progress)
+	}
+	return nil, nil
 }
 
 // SetSession sets the directory of the shell of s to cwd and its environment to env, in which the

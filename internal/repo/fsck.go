@@ -23,7 +23,7 @@ func addProblem(r *turnstone.FsckReport, p turnstone.FsckProblem) {
 }
 
 // Fsck reads and verifies every object of the store, checks that all data that the turns of all
-// sessions need exists, and verifies the FS hashes and hard links of their trees. Damaged or lost
+// sessions and the homes need exists, and verifies the FS hashes and hard links of their trees. Damaged or lost
 // sessions are a problem like others, and the rest is checked anyway. It changes nothing except the
 // store's index, which can be rebuilt.
 func (x *Repo) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
@@ -144,7 +144,7 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 		}
 	}
 	rep.Sessions, rep.Turns = len(sessions), len(all)
-	return nil
+	return x.orProblem(ctx, rep, r.Homes(ctx, nil))
 }
 
 // there reports a missing object d as an error.

@@ -87,11 +87,44 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 	for _, l := range layers {
 		records[l.Tree.Root] = true
 	}
+	if err := cs.homeImages(ctx, all, gone, records); err != nil {
+		return err
+	}
 	var freed int64
 	needed := func(r turnstone.ImageRecipe) bool { return records[r.Newest] }
 	rep.Images, freed, err = cs.Images.Prune(needed, rep.DryRun)
 	rep.Freed += freed
 	return err
+}
+
+// homeImages adds the keys of the states with homes in them to keys: those that all turns but the
+// gone ones began and ended with, and templates with homes as they are now.
+func (cs *ContextStore) homeImages(ctx context.Context, all []turnstone.Turn,
+	gone map[turnstone.TurnID]bool, keys map[turnstone.Digest]bool) error {
+	homes, err := cs.DB.AllHomes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range homes {
+		keys[HomeKey("", h.Tree.Root)] = true
+	}
+	uses, err := cs.DB.AllHomeUses(ctx)
+	if err != nil {
+		return err
+	}
+	byID := map[turnstone.TurnID]turnstone.Turn{}
+	for _, t := range all {
+		byID[t.ID] = t
+	}
+	for _, u := range uses {
+		t, ok := byID[u.Turn]
+		if !ok || gone[u.Turn] {
+			continue
+		}
+		keys[HomeKey(t.Record, u.Ended.Root)] = true
+		keys[HomeKey(byID[t.Parent()].Record, u.Began.Root)] = true
+	}
+	return nil
 }
 
 func idsOf(turns []turnstone.Turn) map[turnstone.TurnID]bool {
@@ -133,6 +166,9 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 		if err := r.Turn(ctx, t); err != nil {
 			return turns, err
 		}
+	}
+	if err := r.Homes(ctx, without); err != nil {
+		return turns, err
 	}
 	return turns, cs.markHeld(ctx, r)
 }

@@ -147,3 +147,9 @@ func contextFiles(rec *turnstone.TurnRecord) []lowerdir.File {
 	}
 	return files
 }
+
+// HomeKey returns the key of the item for the turn with a record, with a home in its files: of
+// History's items, which have no homes. An empty record stands for a template.
+func HomeKey(record, home turnstone.Digest) turnstone.Digest {
+	return turnstone.DigestBytes([]byte("turnstone home 1\n" + string(record) + "\n" + string(home)))
+}

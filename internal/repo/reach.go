@@ -80,6 +80,35 @@ func (r *Reach) Turn(ctx context.Context, t turnstone.Turn) error {
 	return r.state(ctx, what, rec.State)
 }
 
+// Homes traverses the trees of all homes, and those that turns began and ended with, except
+// the turns in without.
+func (r *Reach) Homes(ctx context.Context, without map[turnstone.TurnID]bool) error {
+	all, err := r.In.DB.AllHomes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		if err := r.Tree(ctx, "home "+h.Name, h.Tree); err != nil {
+			return err
+		}
+	}
+	uses, err := r.In.DB.AllHomeUses(ctx)
+	if err != nil {
+		return err
+	}
+	for _, u := range uses {
+		if without[u.Turn] {
+			continue
+		}
+		for _, ref := range []turnstone.TreeRef{u.Began, u.Ended} {
+			if err := r.Tree(ctx, "home "+u.Name+" of turn "+string(u.Turn), ref); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // below traverses the trees of a kept machine's images, as far as they are available: a template's
 // trees may come with the template.
 func (r *Reach) below(ctx context.Context, what string, vm *turnstone.VMRef) error {

@@ -29,6 +29,9 @@ func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 			return nil, err
 		}
 	}
+	if err := c.homes(ctx, len(sessions)); err != nil {
+		return nil, err
+	}
 	c.sum(u)
 	if u.Store, err = cs.Store.Usage(ctx); err != nil {
 		return nil, err
@@ -38,6 +41,7 @@ func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 		"machines": &u.Machines, "homes": &u.Homes, "templates": &u.Templates} {
 		*to = diskUse(x.Dir.Path(folder))
 	}
+	u.Homes += c.logical[len(sessions)]
 	return u, nil
 }
 
@@ -92,6 +96,17 @@ func (c *usageCount) measured(i int) func(d turnstone.Digest, b []byte) error {
 
 func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn) error {
 	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
+	r := c.reach(i)
+	for _, t := range turns {
+		if err := r.Turn(ctx, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reach returns a traversal that counts the data of session i.
+func (c *usageCount) reach(i int) *Reach {
 	add := func(d turnstone.Digest) bool { return c.add(i, d, 0) }
 	r := &Reach{In: c.cs, Object: add, Got: c.measured(i),
 		Failed: func(what string, err error) error {
@@ -105,12 +120,13 @@ func (c *usageCount) session(ctx context.Context, i int, turns []turnstone.Turn)
 		c.add(i, content.Digest, content.Size)
 		return nil
 	}
-	for _, t := range turns {
-		if err := r.Turn(ctx, t); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r
+}
+
+// homes counts what homes need, as if they were session i.
+func (c *usageCount) homes(ctx context.Context, i int) error {
+	c.shared, c.logical = append(c.shared, 0), append(c.logical, 0)
+	return c.reach(i).Homes(ctx, nil)
 }
 
 func (c *usageCount) sum(u *turnstone.Usage) {

@@ -10,7 +10,7 @@
 //	context.db   sessions, branches, turns
 //	leases/      a lock for each running turn
 //	images/      images that sandboxes mount below their disks; a cache
-//	homes/       persistent home directories, a disk each
+//	homes/       a lock for each home directory; disks of homes from before they were trees
 //	machines/    the machine of each session's branch
 //	turns/       receipts and kept outputs, one folder per turn
 //	gvisor/      images with the agent, the root of gVisor's sandboxes

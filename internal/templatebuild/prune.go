@@ -135,6 +135,9 @@ func stays(ctx context.Context, x *repo.Repo, k turnstone.KeptBuild, uses map[tu
 		return fmt.Sprintf("has files of sessions that are nowhere else: %s",
 			strings.Join(names, ", ")), nil
 	}
+	if len(use.homes) > 0 {
+		return "has files of homes that are nowhere else", nil
+	}
 	gone := map[turnstone.Digest]bool{}
 	for _, b := range rep.Builds {
 		gone[b.Digest] = true

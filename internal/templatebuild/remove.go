@@ -59,6 +59,10 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 			case req.Keep && len(use.contents)+len(use.dropped) > 0:
 				more = use
 				return nil
+			case len(use.homes) > 0: // a home belongs to no template, so it does not keep one
+				more = newTemplateUse()
+				more.homes = use.homes
+				return nil
 			case !req.Keep && len(use.Sessions) > 0:
 				return inUse(req.Name, use)
 			}
@@ -107,7 +111,7 @@ func inUse(name string, use *templateUse) error {
 			"--force removes the image, and damages these sessions")
 }
 
-// copyIn puts the files that sessions need from a template's image into the store.
+// copyIn puts the files that sessions and homes need from a template's image into the store.
 func copyIn(ctx context.Context, cs *repo.ContextStore, use *templateUse) error {
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
@@ -116,6 +120,7 @@ func copyIn(ctx context.Context, cs *repo.ContextStore, use *templateUse) error 
 	defer func() { _ = batch.Close() }()
 	all := maps.Clone(use.contents)
 	maps.Copy(all, use.dropped)
+	maps.Copy(all, use.homes)
 	for _, d := range slices.Sorted(maps.Keys(all)) {
 		b, err := cs.Read(ctx, all[d], store.MaxObject)
 		if err != nil {

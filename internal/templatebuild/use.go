@@ -23,12 +23,14 @@ type templateUse struct {
 
 	contents map[turnstone.Digest]turnstone.Content // of Sessions
 	dropped  map[turnstone.Digest]turnstone.Content // of Anonymous
+	homes    map[turnstone.Digest]turnstone.Content // of home directories
 }
 
 func newTemplateUse() *templateUse {
 	return &templateUse{Sessions: []turnstone.Session{},
 		contents: map[turnstone.Digest]turnstone.Content{},
-		dropped:  map[turnstone.Digest]turnstone.Content{}}
+		dropped:  map[turnstone.Digest]turnstone.Content{},
+		homes:    map[turnstone.Digest]turnstone.Content{}}
 }
 
 // findUse returns the sessions that need a template: a file of one of their turns is only in its
@@ -79,6 +81,10 @@ func folderUse(ctx context.Context, cs *repo.ContextStore, dir string, use *temp
 		case needs:
 			use.Sessions = append(use.Sessions, s)
 		}
+	}
+	u.contents = use.homes
+	if err := u.reach("", map[turnstone.Digest]bool{}, new(bool)).Homes(ctx, nil); err != nil {
+		return err
 	}
 	use.Files = len(use.contents)
 	for _, c := range use.contents {
@@ -134,8 +140,32 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 		return false, err
 	}
 	seen := map[turnstone.Digest]bool{}
+	found := false
+	r := u.reach(s.Label()+": ", seen, &found)
+	for _, t := range turns {
+		if err := r.Turn(ctx, t); err != nil {
+			return false, err
+		}
+		if needs = needs || found; own && t.State != "" && !needs {
+			st, err := u.cs.State(ctx, t.State)
+			if err != nil {
+				return false, err
+			}
+			needs = st.Image == name
+		}
+	}
+	if needs = needs || found; !needs {
+		maps.Copy(u.free, seen)
+	}
+	return needs, nil
+}
+
+// reach returns a traversal that adds what is needed of the image to u.contents, and then sets
+// found. seen gets the objects that were traversed. label begins the subject of errors.
+func (u *templateUser) reach(label string, seen map[turnstone.Digest]bool,
+	found *bool) *repo.Reach {
 	r := &repo.Reach{In: u.cs, Failed: func(what string, err error) error {
-		return turnstone.NewError("executor.template", turnstone.KindOf(err), s.Label()+": "+what,
+		return turnstone.NewError("executor.template", turnstone.KindOf(err), label+what,
 			err).WithHint("list all damage with turn fsck")
 	}}
 	r.Object = func(d turnstone.Digest) bool {
@@ -150,25 +180,10 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 		}
 		has, err := u.cs.Store.Has(ctx, c.Digest)
 		if err == nil && !has {
-			needs = true
+			*found = true
 			u.contents[c.Digest] = c
 		}
 		return err
 	}
-	for _, t := range turns {
-		if err := r.Turn(ctx, t); err != nil {
-			return false, err
-		}
-		if own && t.State != "" && !needs {
-			st, err := u.cs.State(ctx, t.State)
-			if err != nil {
-				return false, err
-			}
-			needs = st.Image == name
-		}
-	}
-	if !needs {
-		maps.Copy(u.free, seen)
-	}
-	return needs, nil
+	return r
 }

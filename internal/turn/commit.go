@@ -44,6 +44,10 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 		return c, err
 	}
 	r.info.FSHash, r.info.Layer, r.info.Changes = l.Tree.Hash, l.Layer.Digest, l.Layer.String()
+	r.info.HomeEnded = ""
+	if home := r.setup.Home.Describe(l.State != ""); home != nil && home.Ended != nil {
+		r.info.HomeEnded = home.Ended.Hash
+	}
 	if err := r.tape.Search(r.plan.Secrets); err != nil {
 		return c, err
 	}
@@ -74,7 +78,7 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 		return c, err
 	}
 	c.record, c.state = digest, l.State
-	return c, r.at.Finish(ctx, r.info.Result, digest, l.State)
+	return c, r.at.Finish(ctx, r.info.Result, digest, l.State, r.setup.Home.Use(l.State != ""))
 }
 
 // commitWithoutState stores a turn whose state could not be stored, as a turn without a state. If
@@ -86,7 +90,7 @@ func (r *run) commitWithoutState() committed {
 	r.info.Branch = r.plan.Branch
 	c, err := r.commit(ctx, nil)
 	if err != nil {
-		_ = r.at.Finish(ctx, r.info.Result, "", "")
+		_ = r.at.Finish(ctx, r.info.Result, "", "", nil)
 	}
 	if c.receipt == nil {
 		c.receipt = r.steps.Receipt(&r.info)
@@ -105,7 +109,8 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 		Millis: r.info.Duration.Milliseconds(),
 		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given,
 		Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
-		State: l.State, Layer: l.Layer, Home: r.info.Home, Lifetime: r.info.Lifetime,
+		State: l.State, Layer: l.Layer, Home: r.info.Home, HomeUse: r.setup.Home.Describe(l.State != ""),
+		Lifetime:    r.info.Lifetime,
 		Determinism: r.info.Determinism}
 	put := func(to *turnstone.Content, b []byte) (err error) {
 		*to, err = l.Batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))

@@ -98,6 +98,17 @@ func (r *run) getAll(ctx context.Context, s *sandbox.Sandbox) error {
 
 // open creates the turn's sandbox on its initial state.
 func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
+	var again turnstone.TurnID
+	if r.again != nil {
+		again = r.again.Of
+	}
+	home, err := provision.OpenHome(ctx, r.host, r.setup, again, r.obs.Preparing)
+	if err != nil {
+		return nil, err
+	}
+	if r.setup.Home = home; home != nil {
+		r.info.Home, r.info.HomeBegan = home.Name, home.Began.Hash
+	}
 	su := r.setup
 	su.Env = slices.Concat(su.Env, r.plan.Secrets.Env())
 	if r.strict() {
@@ -183,7 +194,7 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 	unpaused, err error) {
 	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store,
 		Templates: r.host.Templates,
-		Parent:    r.at.State, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
+		Parent:    r.at.State, Home: r.setup.Home, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
 		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing}
 	switch {
 	case r.done != nil:

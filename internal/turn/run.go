@@ -34,6 +34,7 @@ type Repeat struct {
 	Inputs  []turnstone.RecordInput
 	Parents []turnstone.TurnID
 	Session turnstone.SessionID // session of the repeated turn
+	Of      turnstone.TurnID    // the repeated turn, whose home is used; empty: no home
 	Fresh   bool                // the request is the caller's, not that of a record
 	// Adds adds the new turn to the session and the branch of the request. Otherwise it is in no
 	// session: Hold keeps it with this number, so that another turn can start from it.
@@ -130,6 +131,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 // close frees the turn's resources except its sandbox.
 func (r *run) close() {
 	r.snapshot.Remove()
+	r.setup.Home.Close()
 	r.inputs.Close()
 	r.folder.Close()
 	r.tape.Close()
@@ -279,7 +281,8 @@ func (r *run) report(c committed) *turnstone.TurnReport {
 		Started: i.Started, Duration: i.Duration, Millis: i.Duration.Milliseconds(),
 		Session: i.Session, Number: i.Number, Branch: i.Branch, Diverged: c.diverged,
 		Parents: i.Parents, Start: i.Start, FSHash: i.FSHash, State: c.state, Record: c.record,
-		Layer: &c.layer, Network: c.network, Determinism: i.Determinism, Phases: r.clock.Phases, Receipt: string(c.receipt),
+		Layer: &c.layer, Network: c.network, Home: r.setup.Home.Describe(c.state != ""),
+		Determinism: i.Determinism, Phases: r.clock.Phases, Receipt: string(c.receipt),
 		Steps: r.steps.Reports()}
 }
 

@@ -10,6 +10,7 @@
 package ext4
 
 import (
+	"errors"
 	"io"
 	"strings"
 
@@ -34,6 +35,10 @@ const (
 // Open reads the metadata of the file system in r, of size bytes. The image must not change during
 // its use; a change leads to wrong data but to nothing worse. The FS is safe for concurrent use.
 func Open(r io.ReaderAt, size int64) (*FS, error) { return OpenOptions(r, size, Options{}) }
+
+// ErrJournal is the cause of the error for a file system that was not unmounted or frozen: its
+// journal has changes that are not in their places.
+var ErrJournal = errors.New("the file system has a journal that requires a replay")
 
 // Root returns the top directory.
 func (fs *FS) Root() (*Inode, error) { return fs.inode(rootInode) }

@@ -118,7 +118,7 @@ func (fs *FS) features(sb []byte) error {
 	incompat, roCompat := le.Uint32(sb[0x60:]), le.Uint32(sb[0x64:])
 	switch {
 	case incompat&incompatRecover != 0:
-		return unsupported("the file system has a journal that requires a replay")
+		return unsupported("%w", ErrJournal)
 	case incompat&^incompatKnown != 0:
 		return unsupported("incompatible features %#x", incompat&^incompatKnown)
 	case roCompat&(roCompatBigalloc|roCompatSharedBlocks) != 0:

@@ -229,14 +229,14 @@ func (x *Executor) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.
 	})
 }
 
-// HasHome is executor.Executor.HasHome. Only the operator may ask.
+// HasHome is executor.Executor.HasHome, of the caller's homes.
 func (x *Executor) HasHome(ctx context.Context, name string) error {
 	return x.do(ctx, func(c *wire.Client) error {
 		return c.SessionHasHome(ctx, &wire.SessionHasHomeParams{Name: name})
 	})
 }
 
-// RemoveHome is executor.Executor.RemoveHome. Only the operator may ask.
+// RemoveHome is executor.Executor.RemoveHome, of the caller's homes.
 func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 	return x.do(ctx, func(c *wire.Client) error {
 		return c.SessionRemoveHome(ctx, &wire.SessionRemoveHomeParams{Name: name})

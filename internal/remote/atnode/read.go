@@ -265,7 +265,7 @@ func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
 	})
 }
 
-// Homes is executor.Executor.Homes. Only the operator may ask.
+// Homes is executor.Executor.Homes, of the caller's homes.
 func (x *Executor) Homes(ctx context.Context) ([]turnstone.HomeInfo, error) {
 	return fetch[[]turnstone.HomeInfo](ctx, x, func(c *wire.Client, id wire.StreamID) error {
 		return c.SessionHomes(ctx, &wire.SessionHomesParams{Report: id})

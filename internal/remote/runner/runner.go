@@ -122,13 +122,16 @@ func turnSettings(req *executor.Request) (s wire.TurnSettings, err error) {
 	}
 	granted := func(key string) bool { return slices.Contains(req.Grant, key) }
 	for _, key := range req.Grant {
-		if key != "session" && key != "files" {
+		if key != "session" && key != "files" && key != "home" {
 			return s, refuse("--grant "+key, "its own configuration grants", "name the value with "+
 				"its flag, or let the host's operator grant it in config.toml")
 		}
 	}
 	if req.Session == "" && front.Session != "" && granted("session") {
 		req.Session = front.Session
+	}
+	if req.Home == "" && granted("home") {
+		req.Home = front.Home
 	}
 	if req.Branch == "" && req.Session == front.Session {
 		req.Branch = front.Branch

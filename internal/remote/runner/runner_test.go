@@ -45,7 +45,7 @@ func TestRules(t *testing.T) {
 // TestRefused checks what no host does, and that the session of a document needs its caller.
 func TestRefused(t *testing.T) {
 	named := parse(t, "---\nsession: other\n---\n"+step)
-	for _, req := range []executor.Request{{Substrate: "gvisor"}, {Grant: []string{"home"}},
+	for _, req := range []executor.Request{{Substrate: "gvisor"}, {Grant: []string{"lifetime"}},
 		{Grant: []string{"network", "session"}}} {
 		req.Document = named
 		if _, err := turnSettings(&req); turnstone.KindOf(err) != turnstone.KindInvalid ||

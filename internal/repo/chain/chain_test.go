@@ -196,6 +196,7 @@ type anything struct{}
 
 func (anything) May(context.Context, turnstone.Session) error  { return nil }
 func (anything) Made(context.Context, turnstone.Session) error { return nil }
+func (anything) Owner() string                                 { return "somebody" }
 
 // TestRemoteCaller: the key of this host's user signs the user's turns, and none of a remote client.
 func TestRemoteCaller(t *testing.T) {

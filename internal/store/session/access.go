@@ -14,6 +14,8 @@ type Access interface {
 	// Made is called for each new session, before any other program can see it. With an error the
 	// session is not made.
 	Made(ctx context.Context, s turnstone.Session) error
+	// Owner names whose homes are used; not empty.
+	Owner() string
 }
 
 type accessKey struct{}

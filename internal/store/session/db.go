@@ -26,7 +26,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 2
+const schemaVersion = 3
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
 // processes. A change is durable when its method returns.

@@ -134,12 +134,15 @@ type Finish struct {
 	MoveBranch bool
 	// ExpectedHead is the required current head for MoveBranch; nil: none.
 	ExpectedHead *turnstone.TurnID
+	// Home is the turn's use of a home, whose tree it changes; nil: none.
+	Home *HomeUse
 }
 
 // Finish stores a running turn as done in a single transaction and releases its lease. If the turn
 // should become its branch's head and another turn was faster, it becomes the head of a new branch,
 // whose name is returned with diverged true. The objects that the turn refers to must already be
-// durable. After an error the lease is still held.
+// durable. A home that is not what the turn began with is an error of kind Unavailable. After an
+// error the lease is still held.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
 	err = db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, f.Turn)
@@ -154,6 +157,11 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			f.Statement, f.Envelope, t.ID)
 		if err != nil {
 			return dbError("finish", string(t.ID), err)
+		}
+		if f.Home != nil {
+			if err := db.useHome(ctx, tx, f.Home); err != nil {
+				return err
+			}
 		}
 		onBranch = t.Branch
 		if f.MoveBranch {

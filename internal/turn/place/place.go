@@ -152,9 +152,10 @@ func (at *Place) Sign(ctx context.Context, batch *store.Batch, rec *turnstone.Tu
 	return l.Attach(text), nil
 }
 
-// Finish ends the turn with its result, its record and its state. An empty state moves no branch.
+// Finish ends the turn with its result, its record, its state and its use of a home, which may be
+// nil. An empty state moves no branch.
 func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
-	state turnstone.Digest) error {
+	state turnstone.Digest, home *session.HomeUse) error {
 	if at.Replay {
 		if at.hold == nil || state == "" {
 			return nil
@@ -164,7 +165,7 @@ func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
 		return at.hold.Add(t)
 	}
 	end := session.Finish{Turn: at.Turn.ID, Result: result, Record: record, State: state,
-		MoveBranch: state != "", ExpectedHead: at.head()}
+		MoveBranch: state != "", ExpectedHead: at.head(), Home: home}
 	if record != "" && at.link != nil {
 		end.Statement, end.Envelope = at.link.Statement, at.link.Envelope
 	}

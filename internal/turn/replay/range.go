@@ -89,7 +89,7 @@ func Range(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, q RangeRe
 		}
 	}
 	for i, p := range all {
-		of.Inputs, of.Number = p.rec.Inputs, p.old.Number
+		of.Inputs, of.Number, of.Of = p.rec.Inputs, p.old.Number, p.old.ID
 		if q.OnHead {
 			p.req.Session, p.req.Branch = string(p.old.Session), rep.Branch
 		}

@@ -47,7 +47,7 @@ func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string,
 	}
 	p := repetition{old: old, rec: rec, req: req}
 	return p.run(ctx, r, cs, turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents,
-		Session: old.Session}, obs)
+		Session: old.Session, Of: old.ID}, obs)
 }
 
 // again returns the request of the turn old, whose record is rec. The parent comes from the
@@ -153,7 +153,7 @@ func Again(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, old turns
 	}
 	change(req)
 	return r.Repeat(ctx, *req, &turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents,
-		Session: old.Session, Hold: hold}, obs)
+		Session: old.Session, Of: old.ID, Hold: hold}, obs)
 }
 
 // Compare adds the differences between the record of a turn and the turn of rep to rep.
@@ -204,6 +204,13 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnReco
 		}
 		rep.Steps = append(rep.Steps, d)
 	}
+	if was := rec.HomeUse; rec.Home != "" {
+		is := now.HomeUse
+		rep.HomeMissing = is == nil
+		rep.HomeDiffers = is != nil && was != nil && (was.Ended == nil) != (is.Ended == nil) ||
+			is != nil && is.Ended != nil && was != nil && was.Ended != nil &&
+				was.Ended.Hash != is.Ended.Hash
+	}
 	if !states {
 		rep.Same = len(rep.Steps) == 0
 		return nil
@@ -224,7 +231,7 @@ func compare(ctx context.Context, cs *repo.ContextStore, rec *turnstone.TurnReco
 	if err := compareStates(ctx, cs, before, after, rep); err != nil {
 		return err
 	}
-	rep.Same = len(rep.Steps)+len(rep.Changes)+len(rep.Env) == 0 && !rep.Cwd
+	rep.Same = len(rep.Steps)+len(rep.Changes)+len(rep.Env) == 0 && !rep.Cwd && !rep.HomeDiffers
 	return nil
 }
 

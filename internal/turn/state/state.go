@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/repo/homes"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/secret"
@@ -27,6 +28,7 @@ type Request struct {
 	Parent    *turnstone.TurnState // nil: the turn started from its template
 	// Base is the tree below the sandbox's disk; zero: the template's tree.
 	Base    turnstone.TreeRef
+	Home    *homes.Home // was put on Base, and is not part of the state; nil: none
 	Secrets *secret.Set
 	Bounds  collect.Bounds
 	Pause   Pause // pauses the session's machine; nil: the sandbox ends
@@ -88,10 +90,16 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 			return err
 		}
 	}
+	below := l.Base // of the sandbox's disk
+	if req.Home != nil {
+		if below, err = req.Home.Onto(ctx, l.Batch, l.Base); err != nil {
+			return err
+		}
+	}
 	if req.Secrets != nil { // before the batch, so that no value of a secret reaches a pack
 		leaks := newLeakWatch(req.Secrets)
 		watched := layer.Options{Inspect: leaks.inspect, Check: leaks.check}
-		_, _, err := c.Apply(ctx, hashOnly{tree.NewHasher(), l.Batch}, l.Base, watched)
+		_, _, err := c.Apply(ctx, hashOnly{tree.NewHasher(), l.Batch}, below, watched)
 		if err == nil {
 			err = leaks.found()
 		}
@@ -99,12 +107,15 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 			return err
 		}
 	}
-	ref, stats, err := c.Apply(ctx, l.Batch, l.Base, layer.Options{})
+	ref, stats, err := c.Apply(ctx, l.Batch, below, layer.Options{})
+	if err == nil && req.Home != nil {
+		ref, err = req.Home.Leave(ctx, l.Batch, ref, l.Base)
+	}
 	if err != nil {
 		return err
 	}
 	l.Tree = ref
-	if l.Layer, err = req.layerOf(ctx, l, l.Base, stats); err != nil {
+	if l.Layer, err = req.layerOf(ctx, l, below, stats); err != nil {
 		return err
 	}
 	env, dropped := req.Secrets.Strip(req.Inherited(c.Env))
@@ -136,10 +147,10 @@ func (h hashOnly) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 }
 
 // layerOf returns the changes of the turn itself. The disk of a resumed machine has the changes of
-// earlier turns too.
-func (req *Request) layerOf(ctx context.Context, l *Collected, base turnstone.TreeRef,
+// earlier turns too, and a disk on a home has those of the home. below is the tree below the disk.
+func (req *Request) layerOf(ctx context.Context, l *Collected, below turnstone.TreeRef,
 	stats layer.Stats) (info turnstone.LayerInfo, err error) {
-	parent := base
+	parent := l.Base
 	if req.Parent != nil {
 		parent = req.Parent.Tree
 	}
@@ -147,7 +158,7 @@ func (req *Request) layerOf(ctx context.Context, l *Collected, base turnstone.Tr
 		return info, nil
 	}
 	info = turnstone.LayerInfo{Added: stats.Added, Changed: stats.Changed, Removed: stats.Removed}
-	if parent != base {
+	if parent != below {
 		info = turnstone.LayerInfo{}
 		for c, err := range tree.Diff(ctx, l.Batch, parent, l.Tree) {
 			switch {

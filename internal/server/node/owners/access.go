@@ -44,3 +44,6 @@ func (a *access) Made(ctx context.Context, s turnstone.Session) error {
 	}
 	return a.store.Claim(ctx, s.ID, a.caller)
 }
+
+// Owner implements session.Access: homes belong to a client's key.
+func (a *access) Owner() string { return a.caller.Key.String() }

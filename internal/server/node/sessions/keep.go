@@ -41,18 +41,18 @@ func (v *served) Usage(ctx context.Context, c *wire.Conn, p *wire.SessionUsagePa
 }
 
 func (v *served) Homes(ctx context.Context, c *wire.Conn, p *wire.SessionHomesParams) error {
-	return kept(ctx, v, c, p.Report, "home directories", v.x.Homes)
+	return report(ctx, v, c, p.Report, owners.Read, light, v.x.Homes)
 }
 
 func (v *served) HasHome(ctx context.Context, _ *wire.Conn, p *wire.SessionHasHomeParams) error {
-	return v.operator(ctx, light, "home directories", func(ctx context.Context) error {
+	return v.do(ctx, owners.Read, light, func(ctx context.Context) error {
 		return v.x.HasHome(ctx, p.Name)
 	})
 }
 
 func (v *served) RemoveHome(ctx context.Context, _ *wire.Conn,
 	p *wire.SessionRemoveHomeParams) error {
-	return v.operator(ctx, light, "home directories", func(ctx context.Context) error {
+	return v.do(ctx, owners.Own, light, func(ctx context.Context) error {
 		return v.x.RemoveHome(ctx, p.Name)
 	})
 }

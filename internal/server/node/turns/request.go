@@ -61,9 +61,6 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 	if s.Snapshot != "" {
 		front.Snapshot = document.Snapshot(s.Snapshot)
 	}
-	if s.Home != "" {
-		front.Home = s.Home
-	}
 	front.Files = nil                    // they are among the transfers
 	front.Session, front.Branch = "", "" // named by the ticket and the caller, or not at all
 	if err := bound(front, t, s); err != nil {
@@ -73,6 +70,7 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 		Timeout: time.Duration(s.Timeout), CPUs: int(s.CPUs), Memory: turnstone.Bytes(s.Memory),
 		Disk: turnstone.Bytes(s.Disk), SecretHeaders: slices.Clone(s.SecretHeaders),
 		Secrets: slices.Clone(s.Secrets), Commands: s.Commands, Branch: s.Branch,
+		Home:          s.Home, // one of the caller's own, so that naming it grants it
 		Session:       cmp.Or(string(t.SessionID), t.Session),
 		Deterministic: s.Deterministic, Tier: turnstone.Tier(s.Tier)}
 	if s.Seed != "" {
