@@ -82,8 +82,6 @@ func TestPlanRefusals(t *testing.T) {
 		"unknown substrate": {Request{Document: empty, Substrate: "docker"}, "docker"},
 		"microvm of gvisor": {Request{Document: parse(t, "---\nisolation: microvm\n---\n"),
 			Substrate: "gvisor"}, "is not a microVM"},
-		"home on gvisor": {Request{Document: empty, Substrate: "gvisor", Home: "h"},
-			"no disk for a persistent home"},
 		"home of one that stays": {Request{Document: empty, Session: "s", Home: "h",
 			Lifetime: turnstone.LifetimeSession}, "keep the home from all others"},
 		"home with a secret": {Request{Document: empty, Home: "h",
