@@ -17,9 +17,10 @@ const (
 	leastPause  = 5 * time.Millisecond
 	longestLook = 120 * time.Millisecond
 	deathWait   = 2 * time.Second
-	// The memory of an ended process is released after some time: while the use grows by no more
-	// than this, nothing else is killed during that time.
-	settleTime   = time.Second
+	// The memory of an ended process is released after some time, longer if the host is busy: while
+	// the use grows by no more than this, nothing else is killed until the memory is released, or
+	// for at most that time.
+	settleTime   = 10 * time.Second
 	settleGrowth = 16 << 20 // bytes
 )
 
@@ -56,8 +57,12 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 		return min(longestLook,
 			max(leastPause, time.Duration(float64(room)/growth*float64(time.Second)))), true
 	}
-	if g.killLargest() {
-		g.settle(used)
+	if freed, ok := g.killLargest(); ok {
+		// It may have grown between the look at the use and its end: that is not another's growth.
+		if after, err := g.memoryUsed(); err == nil {
+			used = max(used, after)
+		}
+		g.settle(used, freed)
 	}
 	return leastPause, true
 }
@@ -66,20 +71,22 @@ func (g *Groups) memoryUsed() (int64, error) {
 	return readNumber(filepath.Join(g.dir, "memory.current"))
 }
 
-// settle waits until the memory of a killed process is free again.
-func (g *Groups) settle(before int64) {
+// settle waits until the memory of a killed process, which had at least freed bytes, is free again.
+// It returns early if that is not enough, or if other processes use more and more.
+func (g *Groups) settle(before, freed int64) {
 	deadline := time.Now().Add(settleTime)
 	for ; time.Now().Before(deadline); time.Sleep(leastPause) {
 		used, err := g.memoryUsed()
-		if err != nil || used <= g.memoryMax.Load() || used > before+settleGrowth {
+		if err != nil || used <= g.memoryMax.Load() || used <= before-freed ||
+			used > before+settleGrowth {
 			return
 		}
 	}
 }
 
-// killLargest kills the process with the most memory, and waits for its end. It reports whether
-// there was one.
-func (g *Groups) killLargest() bool {
+// killLargest kills the process with the most memory, and waits for its end. It returns how many
+// bytes the process had, and whether there was one.
+func (g *Groups) killLargest() (freed int64, ok bool) {
 	g.mu.Lock()
 	groups := make([]*cgroup, 0, len(g.live))
 	for c := range g.live {
@@ -96,12 +103,12 @@ func (g *Groups) killLargest() bool {
 		})
 	}
 	if of == nil {
-		return false
+		return 0, false
 	}
 	of.killed.Add(1) // first: the observer of the process's end reads it
 	if syscall.Kill(largest, syscall.SIGKILL) != nil {
 		of.killed.Add(-1)
-		return false
+		return 0, false
 	}
 	deadline := time.Now().Add(deathWait)
 	for ; time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -109,7 +116,7 @@ func (g *Groups) killLargest() bool {
 			break
 		}
 	}
-	return true
+	return most * int64(os.Getpagesize()), true
 }
 
 // residentPages returns the memory of a process (proc(5), statm); -1: no such process.

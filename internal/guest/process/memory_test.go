@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -34,6 +35,15 @@ func fakeGroups(t *testing.T, used, limit int64, pids ...int) (*Groups, *cgroup)
 	return g, c
 }
 
+// setUse changes the use at once, so that nobody reads an empty file.
+func setUse(g *Groups, used int64) error {
+	next := filepath.Join(g.dir, "next")
+	if err := os.WriteFile(next, []byte(strconv.FormatInt(used, 10)+"\n"), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, filepath.Join(g.dir, "memory.current"))
+}
+
 // Above the limit the largest process is killed, and reported like a process that Linux kills.
 func TestEnforceMemory(t *testing.T) {
 	var pids []int
@@ -59,10 +69,12 @@ func TestEnforceMemory(t *testing.T) {
 		defer func() { _ = in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 		pids = append(pids, cmd.Process.Pid)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- large.Wait() }()
-
 	g, c := fakeGroups(t, 99, 100, pids...)
+	ended := make(chan error, 1)
+	go func() {
+		_ = large.Wait()
+		ended <- setUse(g, 9)
+	}()
 	g.enforce = make(chan struct{}, 1)
 	if pause, again := g.enforceOnce(); !again || pause != leastPause || c.oomKills() != 0 {
 		t.Errorf("below the limit: %v %v", pause, again)
@@ -72,7 +84,10 @@ func TestEnforceMemory(t *testing.T) {
 		t.Error("no process is left")
 	}
 	select {
-	case <-ended:
+	case err := <-ended:
+		if err != nil {
+			t.Fatal(err)
+		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("the largest lives")
 	}
@@ -84,6 +99,38 @@ func TestEnforceMemory(t *testing.T) {
 	}
 	if n := c.oomKills(); n != 0 {
 		t.Errorf("%d more", n)
+	}
+}
+
+// Nothing else is killed until the memory of a killed process is released, however late that is,
+// unless other processes use more and more, or the memory was released and is not enough.
+func TestSettle(t *testing.T) {
+	const before, limit, freed = 600 << 20, 500 << 20, 50 << 20
+	for name, c := range map[string]struct {
+		then int64 // the use after five seconds
+		want time.Duration
+	}{
+		"released late":    {then: limit, want: 5 * time.Second},
+		"not enough":       {then: before - freed, want: 5 * time.Second},
+		"others grow":      {then: before + settleGrowth + 1, want: 5 * time.Second},
+		"never released":   {then: before, want: settleTime},
+		"released in part": {then: before - freed + 1, want: settleTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, _ := fakeGroups(t, before, limit)
+			synctest.Test(t, func(t *testing.T) {
+				time.AfterFunc(5*time.Second, func() {
+					if err := setUse(g, c.then); err != nil {
+						t.Error(err)
+					}
+				})
+				start := time.Now()
+				g.settle(before, freed)
+				if took := time.Since(start); took < c.want || took > c.want+2*leastPause {
+					t.Errorf("%v, want %v", took, c.want)
+				}
+			})
+		})
 	}
 }
 
