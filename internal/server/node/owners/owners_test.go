@@ -292,8 +292,8 @@ func TestLimit(t *testing.T) {
 	anonymous, err := db.Start(my, session.StartTurn{Kind: turnstone.TurnKindRun})
 	want(t, err, "")
 	want(t, s.May(anonymous.Session, mine, Own), "")
-	refs := []string{"research", "research@1", "research@main", string(turn.ID), string(turn.ID)[:12],
-		string(research.ID), string(research.ID)[:12] + "@1", string(research.ID) + "@turn-1"}
+	refs := []string{"research", "research@1", "research@main", string(turn.ID), string(turn.ID)[:18],
+		string(research.ID), string(research.ID)[:18] + "@1", string(research.ID) + "@turn-1"}
 	for _, ref := range refs {
 		for name, c := range map[string]struct {
 			ctx  context.Context
