@@ -430,8 +430,8 @@ func (r *Recorder) Fail(why string) {
 	r.Log.Warn("the sandbox's commands are not recorded", "err", why)
 }
 
-// Settle waits until the ends of commands that have ended have arrived: a client learns of them
-// first.
+// Settle waits until the starts of all commands have arrived, and the ends of those that have ended:
+// a client learns of both first.
 func (r *Recorder) Settle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -448,9 +448,11 @@ func (r *Recorder) Settle(ctx context.Context) {
 		return
 	}
 	for _, p := range list.Processes {
-		for p.Exit != nil {
+		for {
 			r.mu.Lock()
-			arrived, next := slices.Contains(r.recent, p.ProcessID) || r.conn != c, r.changed
+			arrived := slices.Contains(r.recent, p.ProcessID) || r.conn != c ||
+				p.Exit == nil && r.running[p.ProcessID] != nil
+			next := r.changed
 			r.mu.Unlock()
 			if arrived {
 				break

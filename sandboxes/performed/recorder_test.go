@@ -1,15 +1,18 @@
 package performed
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -207,4 +210,79 @@ func TestHostileEvents(t *testing.T) {
 			t.Fatalf("%v, %v", left, err)
 		}
 	})
+}
+
+// A lateAgent is a machine whose agent lists a command before it says that the command has started.
+type lateAgent struct {
+	t    *testing.T
+	exit *wire.ProcessExit
+	conn *wire.Conn
+	list int
+}
+
+type lateSandbox struct{ wire.SandboxServer }
+
+func (lateSandbox) Record(context.Context, *wire.Conn) error { return nil }
+
+type lateProcesses struct {
+	wire.ProcessServer
+	*lateAgent
+}
+
+func (a lateProcesses) List(ctx context.Context, c *wire.Conn) (*wire.ProcessListResult, error) {
+	if a.list++; a.list == 1 {
+		return &wire.ProcessListResult{}, nil
+	}
+	wire.AfterReply(ctx, func() {
+		c.Go(func() {
+			time.Sleep(50 * time.Millisecond) // the answer goes far ahead
+			err := c.EmitSandboxCommandStarted(c.Context(), &wire.SandboxCommandStartedEvent{
+				ProcessID: "late", Argv: []string{"sleep"}})
+			if err == nil && a.exit != nil {
+				err = c.EmitSandboxCommandEnded(c.Context(), &wire.SandboxCommandEndedEvent{
+					ProcessID: "late", Exit: *a.exit})
+			}
+			if err != nil {
+				a.t.Error(err)
+			}
+		})
+	})
+	return &wire.ProcessListResult{Processes: []wire.ProcessProcessInfo{{ProcessID: "late",
+		Exit: a.exit}}}, nil
+}
+
+func (a *lateAgent) Done() <-chan struct{} { return nil }
+
+func (a *lateAgent) Connect() (wire.LinkStream, error) {
+	near, far := net.Pipe()
+	d := wire.NewDispatcher()
+	wire.RegisterSandbox(d, lateSandbox{})
+	wire.RegisterProcess(d, lateProcesses{lateAgent: a})
+	a.conn = wire.NewConn(far, wire.Options{Dispatcher: d})
+	return pipeStream{near}, nil
+}
+
+type pipeStream struct{ net.Conn }
+
+func (s pipeStream) CloseWrite() error { return nil }
+func (s pipeStream) Abort()            { _ = s.Close() }
+
+// TestSettle checks that a turn has each command that its client knows to be started, also if the
+// agent's word about it is late.
+func TestSettle(t *testing.T) {
+	for _, exit := range []*wire.ProcessExit{nil, {ExitCode: 7}} {
+		a := &lateAgent{t: t, exit: exit}
+		r := open(t, t.TempDir())
+		if err := r.Follow(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		r.Settle(t.Context())
+		all := r.Work().Commands
+		if len(all) != 1 || all[0].ID != "late" || all[0].Ended != (exit != nil) {
+			t.Errorf("exit %v: the work has %+v", exit, all)
+		}
+		r.Close()
+		_ = a.conn.Close()
+		a.conn.Wait()
+	}
 }
