@@ -93,6 +93,9 @@ func (c serverService) CreateToken(ctx context.Context,
 	t := records.Token{ID: issued.ID, Tenant: claims.Tenant, Name: m.Name, Subject: claims.Subject,
 		Key: issued.Key, Scopes: message.Texts(claims.Scopes), Issued: time.Now(),
 		Expires: issued.Expires}
+	for _, a := range claims.Ancestors {
+		t.Ancestors = append(t.Ancestors, records.Ancestor(a))
+	}
 	if err := c.o.Records.PutToken(ctx, t); err != nil {
 		return nil, err // nobody has the token
 	}
@@ -131,9 +134,12 @@ func (c serverService) ListTokens(ctx context.Context, r *connect.Request[v1.Lis
 	}
 	answer := &v1.ListTokensResponse{NextPageToken: next}
 	for _, t := range all {
-		answer.Tokens = append(answer.Tokens, toToken(t,
-			ended[records.Revocation{Issuer: c.o.Name, TokenID: t.ID}] ||
-				ended[records.Revocation{Issuer: c.o.Name, Key: t.Key}]))
+		line := append(t.Ancestors, records.Ancestor{Issuer: c.o.Name, Key: t.Key, TokenID: t.ID})
+		answer.Tokens = append(answer.Tokens, toToken(t, slices.ContainsFunc(line,
+			func(a records.Ancestor) bool {
+				return ended[records.Revocation{Issuer: a.Issuer, TokenID: a.TokenID}] ||
+					ended[records.Revocation{Issuer: a.Issuer, Key: a.Key}]
+			})))
 	}
 	return connect.NewResponse(answer), nil
 }

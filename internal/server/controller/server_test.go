@@ -121,6 +121,47 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// TestDescendantsAreListed: a token that was made with a revoked one is listed as revoked, also
+// through others and after a restart; others are not.
+func TestDescendantsAreListed(t *testing.T) {
+	w := newWorld(t, "a")
+	make := func(c *callerClient, name string) (string, *callerClient) {
+		a, err := c.server.CreateToken(t.Context(), ask(&v1.CreateTokenRequest{Name: name,
+			Ttl: duration(time.Minute), Scopes: []string{"tokens:*"}}))
+		must(t, err)
+		return a.Msg.Token.TokenId, w.bearer(a.Msg.Secret)
+	}
+	top := w.as(with("acme"))
+	id, parent := make(top, "parent")
+	_, child := make(parent, "child")
+	make(child, "grandchild")
+	make(top, "sibling")
+	revoked := func() (names []string) {
+		list, err := top.server.ListTokens(t.Context(), ask(&v1.ListTokensRequest{}))
+		must(t, err)
+		for _, token := range list.Msg.Tokens {
+			if token.Revoked {
+				names = append(names, token.Name)
+			}
+		}
+		return names
+	}
+	if names := revoked(); names != nil {
+		t.Errorf("before: %q", names)
+	}
+	_, err := top.server.RevokeToken(t.Context(), ask(&v1.RevokeTokenRequest{TokenId: id}))
+	must(t, err)
+	want := []string{"grandchild", "child", "parent"}
+	if names := revoked(); !slices.Equal(names, want) {
+		t.Errorf("%q, not %q", names, want)
+	}
+	w.restart()
+	top = w.as(with("acme"))
+	if names := revoked(); !slices.Equal(names, want) {
+		t.Errorf("after a restart: %q, not %q", names, want)
+	}
+}
+
 // TestSecretsStay: no token is in the database, in the log or in an error.
 func TestSecretsStay(t *testing.T) {
 	w := newWorld(t, "a")

@@ -15,7 +15,9 @@ const (
 	maxLabels = 32
 	maxNode   = 256 << 10 // the detail of a node
 	maxScopes = 64
-	maxList   = 100 // IDs in a filter
+	// maxAncestors bounds the tokens that a token descends from.
+	maxAncestors = 16
+	maxList      = 100 // IDs in a filter
 )
 
 func invalid(op turnstone.Op, subject, format string, args ...any) *turnstone.Error {
@@ -134,6 +136,15 @@ func (t *Token) check() error {
 	for _, s := range t.Scopes {
 		if !isText(s) {
 			return invalid("token", t.ID, "%.80q is not a scope", s)
+		}
+	}
+	if len(t.Ancestors) > maxAncestors {
+		return invalid("token", t.ID, "descends from more than %d others", maxAncestors)
+	}
+	for _, a := range t.Ancestors {
+		if a.Issuer == "" || !isText(a.Issuer) || !isText(a.Key) || a.TokenID == "" ||
+			!isText(a.TokenID) || strings.HasPrefix(a.TokenID, "eyJ") {
+			return invalid("token", t.ID, "the name of an ancestor is malformed")
 		}
 	}
 	return checkTenant("token", t.Tenant)

@@ -24,7 +24,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 1
+const schemaVersion = 2
 
 // Options are for Open. Zero values select the defaults.
 type Options struct {

@@ -226,6 +226,15 @@ type Token struct {
 	Scopes  []string
 	Issued  time.Time
 	Expires time.Time
+	// Ancestors are the tokens that it descends from; their end is its end. Nil: none.
+	Ancestors []Ancestor
+}
+
+// An Ancestor is a token with which another token was made, directly or through others.
+type Ancestor struct {
+	Issuer  string `json:"issuer"`
+	Key     string `json:"key,omitempty"`
+	TokenID string `json:"token"`
 }
 
 // A Revocation ends a token, or all tokens of a key, before their time. Exactly one of TokenID and

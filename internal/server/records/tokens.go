@@ -43,6 +43,10 @@ func (db *DB) PutToken(ctx context.Context, t Token) error {
 	if err != nil {
 		return dbError("token", db.path, err)
 	}
+	ancestors, err := json.Marshal(append([]Ancestor{}, t.Ancestors...))
+	if err != nil {
+		return dbError("token", db.path, err)
+	}
 	return db.write(ctx, db.durable, "token", func(tx *sql.Tx) error {
 		if err := db.useTenant(ctx, tx, t.Tenant); err != nil {
 			return err
@@ -59,8 +63,9 @@ func (db *DB) PutToken(ctx context.Context, t Token) error {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO tokens (id, tenant, name, subject, key, scopes,
-			issued, expires, age) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`, t.ID, t.Tenant, t.Name,
-			t.Subject, t.Key, string(scopes), unixNano(t.Issued), unixNano(t.Expires), int64(age))
+			issued, expires, age, ancestors) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`, t.ID, t.Tenant,
+			t.Name, t.Subject, t.Key, string(scopes), unixNano(t.Issued), unixNano(t.Expires),
+			int64(age), string(ancestors))
 		return err
 	})
 }
@@ -80,14 +85,18 @@ func (db *DB) Token(ctx context.Context, id string) (Token, error) {
 	return all[0], nil
 }
 
-const tokenColumns = "seq, id, tenant, name, subject, key, scopes, issued, expires"
+const tokenColumns = "seq, id, tenant, name, subject, key, scopes, issued, expires, ancestors"
 
 func scanToken(rows *sql.Rows) (t Token, seq int64, err error) {
 	var issued, expires int64
-	var scopes string
-	err = rows.Scan(&seq, &t.ID, &t.Tenant, &t.Name, &t.Subject, &t.Key, &scopes, &issued, &expires)
+	var scopes, ancestors string
+	err = rows.Scan(&seq, &t.ID, &t.Tenant, &t.Name, &t.Subject, &t.Key, &scopes, &issued, &expires,
+		&ancestors)
 	if err == nil {
 		err = json.Unmarshal([]byte(scopes), &t.Scopes)
+	}
+	if err == nil && ancestors != "[]" {
+		err = json.Unmarshal([]byte(ancestors), &t.Ancestors)
 	}
 	t.Issued, t.Expires = fromUnixNano(issued), fromUnixNano(expires)
 	return t, seq, err

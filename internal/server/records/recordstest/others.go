@@ -20,6 +20,10 @@ func testTokens(t *testing.T, f *fixture) {
 	for _, id := range []string{"t1", "t2", "t3"} {
 		r := records.Token{ID: id, Tenant: "a", Name: "ci", Subject: "me", Key: "kid",
 			Scopes: []string{"turns:run"}, Issued: f.Now(), Expires: f.Now().Add(time.Hour)}
+		for _, a := range want {
+			r.Ancestors = append(r.Ancestors, records.Ancestor{Issuer: "https://a b", Key: "kid",
+				TokenID: a.ID})
+		}
 		if err := f.PutToken(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
@@ -41,6 +45,10 @@ func testTokens(t *testing.T, f *fixture) {
 		func(r *records.Token) { r.ID = jwt }, func(r *records.Token) { r.Key = jwt },
 		func(r *records.Token) { r.ID = "" }, func(r *records.Token) { r.Expires = time.Time{} },
 		func(r *records.Token) { r.Scopes = []string{"a\n"} },
+		func(r *records.Token) { r.Ancestors = []records.Ancestor{{TokenID: "t"}} },
+		func(r *records.Token) { r.Ancestors = []records.Ancestor{{Issuer: "i"}} },
+		func(r *records.Token) { r.Ancestors = []records.Ancestor{{Issuer: "i", TokenID: jwt}} },
+		func(r *records.Token) { r.Ancestors = make([]records.Ancestor, 17) },
 	} {
 		r := want[0]
 		r.ID = "new"
