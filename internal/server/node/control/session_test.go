@@ -228,6 +228,24 @@ func TestTemplates(t *testing.T) {
 	}
 	want(t, "the node's", remove("base"), turnstone.KindInvalid)
 	want(t, "unknown", remove("nothing"), turnstone.KindNotFound)
+	st, err := s.set.Of(t.Context(), ada.Principal.Tenant)
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := owners.Template("mine")
+	err = st.Owners.Claim(t.Context(), object, owners.Caller{Key: channel.NewKeyPair().Public})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = remove("mine")
+	want(t, "another client's", err, turnstone.KindDenied)
+	if !strings.Contains(turnstone.HintOf(err), "turn template rm") {
+		t.Errorf("%v (%s)", err, turnstone.HintOf(err))
+	}
+	if err := st.Owners.Forget(object); err != nil {
+		t.Fatal(err)
+	}
+	want(t, "of nobody, and unknown", remove("mine"), turnstone.KindNotFound)
 }
 
 // TestNamedKeys: whoever names the key of another client, with an own key as the owner, gets no

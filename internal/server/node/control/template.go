@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 )
 
@@ -166,7 +167,8 @@ func (s *Service) shared(ctx context.Context, ref string) bool {
 }
 
 // DeleteTemplate removes the build of a template that nothing needs. Templates of the program are
-// the operator's to remove.
+// the operator's to remove, and those that a client built from a spec are the client's: the call
+// proves no key, and the node's channel does.
 func (s *Service) DeleteTemplate(ctx context.Context,
 	r *connect.Request[v1.NodeServiceDeleteTemplateRequest]) (
 	*connect.Response[v1.DeleteTemplateResponse], error) {
@@ -174,6 +176,15 @@ func (s *Service) DeleteTemplate(ctx context.Context,
 	st, err := s.find(p, kindTemplate, ref)
 	if err != nil {
 		return nil, err
+	}
+	object := owners.Template(ref)
+	owned, err := st.Owners.Owned(object)
+	if err != nil {
+		return nil, err
+	}
+	if owned && !s.operator(p) {
+		return nil, denied("template.remove", kindTemplate, ref, "belongs to a client key, and the "+
+			"call proves none", "remove it with turn template rm and the client key that built it")
 	}
 	if s.shared(ctx, ref) && !st.Operator() {
 		return nil, turnstone.Errorf("template.remove", turnstone.KindInvalid, "template "+ref,
@@ -185,6 +196,11 @@ func (s *Service) DeleteTemplate(ctx context.Context,
 	}
 	if _, err := st.Executor.RemoveTemplate(ctx, executor.TemplateRemoval{Name: ref}); err != nil {
 		return nil, hide(err, kindTemplate, ref)
+	}
+	if owned {
+		if err := st.Owners.Forget(object); err != nil {
+			return nil, err
+		}
 	}
 	s.mu.Lock()
 	delete(s.builds, name{kindTemplate, st.Tenant, ref})

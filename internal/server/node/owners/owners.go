@@ -115,6 +115,19 @@ func (s *Store) May(session turnstone.SessionID, c Caller, need Need) error {
 	return nil
 }
 
+// Owned reports whether a client owns what stands for a session. If not, it is the operator's or the
+// tenant's, or does not exist. The error is of kind Integrity if the entry is damaged.
+func (s *Store) Owned(session turnstone.SessionID) (bool, error) {
+	if !sessionID.MatchString(string(session)) {
+		return false, nil
+	}
+	_, err := s.load(session)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // String returns what the need is, for messages.
 func (n Need) String() string { return [...]string{"read it", "change it", "own it"}[n] }
 
