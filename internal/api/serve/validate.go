@@ -94,12 +94,9 @@ func fieldPath(b *protovalidate.Violation) string {
 	return path.String()
 }
 
-// ruleText returns a violation's sentence, or its rule if it has none.
+// ruleText returns a violation's sentence.
 func ruleText(b *protovalidate.Violation) string {
-	text := b.Proto.GetMessage()
-	if text == "" {
-		text = "breaks the rule " + b.Proto.GetRuleId()
-	}
+	text := sentence(b)
 	if b.Proto.GetForKey() {
 		text = "a key: " + text
 	}

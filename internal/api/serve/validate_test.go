@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 
+	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	"buf.build/go/protovalidate"
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -117,6 +119,12 @@ func TestValidate(t *testing.T) {
 				s.Violations[0].Rule == "" || s.Violations[0].Message == "" {
 				t.Errorf("%+v", s.Violations)
 			}
+			for _, word := range []string{"regex", "`", "^", "(s)", "enum", "oneof", "value is",
+				"rule", "\n"} {
+				if strings.Contains(err.Error(), word) {
+					t.Errorf("%v has %q", err, word)
+				}
+			}
 			if strings.Contains(api.ToConnect(err).Error()+details(t, api.ToConnect(err)), "SECRET") {
 				t.Errorf("%v has data of the request", err)
 			}
@@ -130,6 +138,48 @@ func TestValidate(t *testing.T) {
 	fork.Clients[1].Nonce[0] = 1
 	if err := Validate("test", fork); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPatternsHaveWords: a value that does not match a pattern is refused in words, whichever field
+// it is of.
+func TestPatternsHaveWords(t *testing.T) {
+	requests, answers := apitest.Messages(t)
+	seen, found := map[protoreflect.FullName]bool{}, 0
+	check := func(m protoreflect.FullName, s *validate.StringRules) {
+		if s.GetPattern() == "" {
+			return
+		}
+		if found++; patterns[s.GetPattern()] == "" {
+			t.Errorf("%s: %s", m, s.GetPattern())
+		}
+	}
+	var walk func(m protoreflect.MessageDescriptor)
+	walk = func(m protoreflect.MessageDescriptor) {
+		if seen[m.FullName()] {
+			return
+		}
+		seen[m.FullName()] = true
+		for i := range m.Fields().Len() {
+			f := m.Fields().Get(i)
+			r, err := protovalidate.ResolveFieldRules(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(f.FullName(), r.GetString())
+			check(f.FullName(), r.GetRepeated().GetItems().GetString())
+			check(f.FullName(), r.GetMap().GetKeys().GetString())
+			check(f.FullName(), r.GetMap().GetValues().GetString())
+			if f.Message() != nil {
+				walk(f.Message())
+			}
+		}
+	}
+	for _, m := range append(requests, answers...) {
+		walk(m)
+	}
+	if found < 50 {
+		t.Errorf("%d patterns", found)
 	}
 }
 
