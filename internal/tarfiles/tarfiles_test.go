@@ -273,6 +273,73 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestPartial: a stream that breaks off leaves no part of a file, and what was there stays.
+func TestPartial(t *testing.T) {
+	whole := stream(t, dir("d/"), file("d/first", "new"), file("d/second", strings.Repeat("x", 1<<20)))
+	sent := turnstone.NewError("", turnstone.KindDead, "the connection", nil)
+	for _, n := range []int{512*3 + 700, 512*4 + 1, len(whole) / 2, 512*4 + 1<<20 - 1} {
+		for _, old := range []bool{false, true} {
+			at := t.TempDir()
+			want := []string{"d/", "d/first"}
+			if old {
+				want = append(want, "d/second")
+				for name, text := range map[string]string{"first": "old", "second": "kept"} {
+					if err := errors.Join(os.MkdirAll(filepath.Join(at, "d"), 0o755),
+						os.WriteFile(filepath.Join(at, "d", name), []byte(text), 0o600)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:n]), failing{sent}), at,
+				Limits{})
+			if turnstone.KindOf(err) != turnstone.KindDead {
+				t.Errorf("cut off at %d: %v", n, err)
+			}
+			if got := list(t, at); !slices.Equal(got, want) {
+				t.Errorf("cut off at %d: left %q, want %q", n, got, want)
+			}
+			first, _ := os.ReadFile(filepath.Join(at, "d", "first"))
+			second, _ := os.ReadFile(filepath.Join(at, "d", "second"))
+			if string(first) != "new" || old && string(second) != "kept" {
+				t.Errorf("cut off at %d: %q, %q", n, first, second)
+			}
+		}
+	}
+}
+
+// TestReplaces: what has the name of a file makes room for the file, except a folder with files.
+func TestReplaces(t *testing.T) {
+	whole := stream(t, file("f", "new"))
+	for name, make := range map[string]func(at string) error{
+		"a file":        func(at string) error { return os.WriteFile(at, []byte("old"), 0o400) },
+		"a link":        func(at string) error { return os.Symlink("/etc/passwd", at) },
+		"a folder":      func(at string) error { return os.Mkdir(at, 0o755) },
+		"a full folder": func(at string) error { return os.MkdirAll(filepath.Join(at, "x"), 0o755) },
+	} {
+		at := filepath.Join(t.TempDir(), "f")
+		if err := make(at); err != nil {
+			t.Fatal(err)
+		}
+		err := Unpack(t.Context(), bytes.NewReader(whole), filepath.Dir(at), Limits{})
+		if name == "a full folder" {
+			if turnstone.KindOf(err) != turnstone.KindInvalid {
+				t.Errorf("%s: %v", name, err)
+			}
+			if got := list(t, at); !slices.Equal(got, []string{"x/"}) {
+				t.Errorf("%s: left %q", name, got)
+			}
+			continue
+		}
+		st, _ := os.Lstat(at)
+		if got, rerr := os.ReadFile(at); err != nil || string(got) != "new" || !st.Mode().IsRegular() {
+			t.Errorf("%s: %q, %v, %v", name, got, err, rerr)
+		}
+		if got := list(t, filepath.Dir(at)); len(got) != 1 {
+			t.Errorf("%s: left %q", name, got)
+		}
+	}
+}
+
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }

@@ -3,6 +3,7 @@ package tarfiles
 import (
 	"archive/tar"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -50,8 +51,10 @@ const (
 // contain "..", and entries below symbolic links, are errors of kind Invalid. Unpack skips devices,
 // pipes, sockets and hard links, and symbolic links that could lead out of their top-level name,
 // now or after later copies. The umask applies to modes; set-user-ID and set-group-ID bits are
-// dropped; existing folders keep their mode. Exceeding a limit is an error of kind Exhausted. Data
-// written before an error remains.
+// dropped; existing folders keep their mode. Exceeding a limit is an error of kind Exhausted.
+//
+// A file gets its name when its content is complete. After an error, the entries before the one that
+// failed remain, and what stood in the place of the others is unchanged.
 func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error {
 	if limits.Entries == 0 {
 		limits.Entries = defaultEntries
@@ -313,18 +316,25 @@ func (u *unpacker) chmod(name string, mode fs.FileMode) error {
 	return errors.Join(d.Chmod(mode), d.Close())
 }
 
-// clear prepares the place of a file or link: it creates the folder and removes an existing entry.
-func (u *unpacker) clear(name string) error {
+// folder creates the folder of a file or link.
+func (u *unpacker) folder(name string) error {
 	if name == "." {
 		return errNoName
 	}
-	if dir := path.Dir(name); dir != "." {
-		if err := u.noLinks(dir); err != nil {
-			return err
-		}
-		if err := u.root.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
+	dir := path.Dir(name)
+	if dir == "." {
+		return nil
+	}
+	if err := u.noLinks(dir); err != nil {
+		return err
+	}
+	return u.root.MkdirAll(dir, 0o755)
+}
+
+// clear prepares the place of a link: it creates the folder and removes an existing entry.
+func (u *unpacker) clear(name string) error {
+	if err := u.folder(name); err != nil {
+		return err
 	}
 	err := u.root.Remove(name) // removes only an empty folder
 	if errors.Is(err, fs.ErrNotExist) {
@@ -354,22 +364,43 @@ func (u *unpacker) noLinks(dir string) error {
 	return nil
 }
 
+// tempPrefix begins the names of files that are incomplete.
+const tempPrefix = ".turn-"
+
+// file writes a file under another name in its folder, and renames it.
 func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
 	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
 		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes),
 			"copy less data at a time")
 	}
 	u.bytes += h.Size
-	if err := u.clear(name); err != nil {
+	if err := u.folder(name); err != nil {
 		return u.writeError(name, err)
 	}
-	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm())
+	temp := path.Join(path.Dir(name), tempPrefix+rand.Text())
+	f, err := u.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode.Perm())
 	if err != nil {
 		return u.writeError(name, err)
 	}
+	if err = u.content(f, tr, h, name, mode); err == nil {
+		_ = u.root.Chtimes(temp, time.Time{}, h.ModTime)
+		if err = u.replace(temp, name); err != nil {
+			err = u.writeError(name, err)
+		}
+	}
+	if err != nil {
+		_ = u.root.Remove(temp)
+	}
+	return err
+}
+
+// content writes what a file has, and closes f.
+func (u *unpacker) content(f *os.File, tr *tar.Reader, h *tar.Header, name string,
+	mode fs.FileMode) error {
 	defer func() { _ = f.Close() }()
 	out := &sparseWriter{f: f, take: u.take}
-	if err = out.copy(tr, u.buf); err == nil {
+	err := out.copy(tr, u.buf)
+	if err == nil {
 		err = out.finish()
 	}
 	if err != nil {
@@ -393,8 +424,22 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	if err := f.Close(); err != nil { // a full disk may be reported only here
 		return u.writeError(name, err)
 	}
-	_ = u.root.Chtimes(name, time.Time{}, h.ModTime)
 	return nil
+}
+
+// replace gives a complete file its name, in place of what has it. A folder has to be empty.
+func (u *unpacker) replace(temp, name string) error {
+	err := u.root.Rename(temp, name)
+	if err == nil {
+		return nil
+	}
+	if st, serr := u.root.Lstat(name); serr != nil || !st.IsDir() {
+		return err
+	}
+	if err := u.root.Remove(name); err != nil {
+		return err
+	}
+	return u.root.Rename(temp, name)
 }
 
 // finish sets the folders' modes and times, deepest first.

@@ -29,6 +29,9 @@ If the destination is a folder or ends in a slash, the copy is created in it and
 its name. Otherwise the copy gets the name of the destination, and replaces an existing
 file. - copies one file.
 
+A file gets its name when it is complete. If a copy of a folder fails, the files that
+were complete stay, and no part of another.
+
 A symlink that is named as the source is followed; symlinks below a folder are copied
 as symlinks. Files from a sandbox are untrusted: symlinks that lead out of the copied
 folder, devices and set-user-ID bits are not copied. Modes are subject to the umask.`
