@@ -289,32 +289,18 @@ func (c *control) close() {
 }
 
 func (c *control) accept() {
-	for {
-		conn, err := c.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // probably out of descriptors: others will be closed
-			c.h.log.Warn("a connection to the control could not be accepted", "err", err)
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		if err := checkPeer(conn); err != nil {
-			c.h.log.Warn("a connection to the control was rejected", "err", err)
-			_ = conn.Close()
-			continue
-		}
+	acceptPeers(c.listener, c.h.log, "a connection to the control", func(conn *net.UnixConn) {
 		select {
 		case c.slots <- struct{}{}:
 		default:
 			_ = conn.Close()
-			continue
+			return
 		}
 		c.wg.Go(func() {
 			defer func() { <-c.slots }()
 			c.serve(conn)
 		})
-	}
+	})
 }
 
 // serve executes the requests of a connection. When the connection ends, its pending request is

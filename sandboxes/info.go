@@ -134,6 +134,9 @@ var (
 	idForm   = lazyregexp.New(`^sb_[0-9a-v]{18}$`)
 )
 
+// IsID reports whether ref has the form of a sandbox's ID.
+func IsID(ref string) bool { return idForm.MatchString(ref) }
+
 // CheckName reports whether name is a valid name for a sandbox: 1 to 63 letters, digits, '.', '_'
 // and '-', the first a letter or digit, and not like an ID. The error is of kind KindInvalid.
 func CheckName(name string) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/forward"
 )
 
 // Networked holds the optional abilities of a Machine with a network.
@@ -69,39 +70,14 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 	failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	var all sync.WaitGroup
-	defer all.Wait()
-	all.Go(func() { s.untilEnd(ctx, id, cancel) })
-	slots := make(chan struct{}, maxForwarded)
-	for {
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			if err == nil {
-				_ = conn.Close()
-			}
-			return context.Cause(ctx)
-		}
-		if err != nil { // probably out of descriptors
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
-			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() { s.untilEnd(ctx, id, cancel) })
+	return forward.Serve(ctx, l, maxForwarded,
+		func(ctx context.Context) (io.ReadWriteCloser, func(), error) {
 			guest, err := s.DialGuest(ctx, id, port)
-			if err != nil {
-				_ = conn.Close()
-				if failed != nil && ctx.Err() == nil {
-					failed(err)
-				}
-				return
-			}
-			defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
-			splice(guest, conn)
-		})
-	}
+			return guest, nil, err
+		}, failed)
 }
 
 // untilEnd polls whether the sandbox still runs, and returns when it has ended.
@@ -203,24 +179,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 			case <-stop:
 			}
 		}()
-		splice(guest, ours)
+		forward.Join(guest, ours)
 	})
 	return theirs, nil
-}
-
-// splice copies in both directions until both sides have ended or a side has failed, and closes
-// both.
-func splice(a, b net.Conn) {
-	var both sync.WaitGroup
-	pump := func(dst, src net.Conn) {
-		_, err := io.Copy(dst, src)
-		w, ok := dst.(interface{ CloseWrite() error })
-		if err != nil || !ok || w.CloseWrite() != nil {
-			_, _ = a.Close(), b.Close()
-		}
-	}
-	both.Go(func() { pump(a, b) })
-	both.Go(func() { pump(b, a) })
-	both.Wait()
-	_, _ = a.Close(), b.Close()
 }

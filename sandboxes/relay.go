@@ -1,7 +1,6 @@
 package sandboxes
 
 import (
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -90,28 +89,14 @@ func (r *relay) close() {
 }
 
 func (r *relay) accept() {
-	for {
-		c, err := r.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // probably out of descriptors: others will be closed
-			r.log.Warn("a connection could not be accepted", "err", err)
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		if err := checkPeer(c); err != nil {
-			r.log.Warn("a connection was rejected", "err", err)
-			_ = c.Close()
-			continue
-		}
+	acceptPeers(r.listener, r.log, "a connection", func(c *net.UnixConn) {
 		select {
 		case r.slots <- struct{}{}:
 		default:
 			r.turn(c, "the sandbox has reached its limit of connections")
-			continue
+			return
 		}
-		if !r.add(c) {
+		if !r.add(c) { // the relay was closed, and its listener before
 			_ = c.Close()
 			return
 		}
@@ -120,7 +105,7 @@ func (r *relay) accept() {
 			defer r.remove(c)
 			r.serve(c)
 		})
-	}
+	})
 }
 
 func (r *relay) add(c *net.UnixConn) bool {

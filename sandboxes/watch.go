@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -76,21 +75,7 @@ func (w *watched) close() {
 }
 
 func (w *watched) accept() {
-	for {
-		conn, err := w.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		if err != nil { // probably out of descriptors: others will be closed
-			w.log.Warn("a watcher could not be accepted", "err", err)
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		if err := checkPeer(conn); err != nil {
-			w.log.Warn("a watcher was rejected", "err", err)
-			_ = conn.Close()
-			continue
-		}
+	acceptPeers(w.listener, w.log, "a watcher", func(conn *net.UnixConn) {
 		select {
 		case w.slots <- struct{}{}:
 			w.wg.Go(func() {
@@ -100,7 +85,7 @@ func (w *watched) accept() {
 		default:
 			_, _ = w.write(conn), conn.Close() // its buffer is empty, so this does not wait
 		}
-	}
+	})
 }
 
 // serve reports to one reader until the end of either.

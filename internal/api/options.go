@@ -6,7 +6,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
+
+// templateName is the form of a template's name in the API, where everything else is an image.
+var templateName = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
+
+// IsTemplateName reports whether a request can have name as its template's name.
+func IsTemplateName(name string) bool { return templateName.MatchString(name) }
 
 // Bounds of messages in bytes, after decompression. A test computes that no valid request, and no
 // full page, is larger.

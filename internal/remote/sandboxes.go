@@ -152,7 +152,7 @@ func (b *Sandboxes) Find(ctx context.Context, ref string) (sandboxes.Info, error
 }
 
 func (b *Sandboxes) find(ctx context.Context, ref string) (sandboxes.Info, error) {
-	if idForm.MatchString(ref) {
+	if sandboxes.IsID(ref) {
 		i, err := b.get(ctx, turnstone.SandboxID(ref))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			err = notFound(ref)

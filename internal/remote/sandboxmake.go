@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
-	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -19,12 +19,6 @@ import (
 func (b *Sandboxes) Shape(_ context.Context, _ string, on *bool) (turnstone.Shape, error) {
 	return turnstone.Shape{Network: on == nil || *on}, nil
 }
-
-// The forms of a template's name in the control API, where everything else is an image, and of an ID.
-var (
-	templateForm = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	idForm       = lazyregexp.New(`^sb_[0-9a-v]{18}$`)
-)
 
 // Create creates a sandbox. Values of the shape that are zero are the template's; without a network
 // policy, so is Shape.Network, unless it is false.
@@ -70,7 +64,7 @@ func (b *Sandboxes) request(spec sandboxes.Spec) (*v1.CreateSandboxRequest, erro
 	r.ContextId, r.Branch = spec.Session, spec.Branch
 	switch {
 	case spec.Image == "":
-	case templateForm.MatchString(spec.Image):
+	case api.IsTemplateName(spec.Image):
 		r.Source = &v1.CreateSandboxRequest_Template{Template: spec.Image}
 	default:
 		r.Source = &v1.CreateSandboxRequest_Image{Image: spec.Image}

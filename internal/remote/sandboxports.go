@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/forward"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -21,24 +22,8 @@ func (b *Sandboxes) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn,
 		return conn, nil
 	}
 	near, far := net.Pipe()
-	go join(far, c)
+	go forward.Join(far, c)
 	return near, nil
-}
-
-// join copies in both directions until one has ended, and closes both.
-func join(a, b io.ReadWriteCloser) {
-	var both sync.WaitGroup
-	pump := func(dst io.WriteCloser, src io.Reader) {
-		_, err := io.Copy(dst, src)
-		w, ok := dst.(interface{ CloseWrite() error })
-		if err != nil || !ok || w.CloseWrite() != nil {
-			_, _ = a.Close(), b.Close()
-		}
-	}
-	both.Go(func() { pump(a, b) })
-	both.Go(func() { pump(b, a) })
-	both.Wait()
-	_, _ = a.Close(), b.Close()
 }
 
 const (
@@ -57,44 +42,17 @@ func (b *Sandboxes) Expose(ctx context.Context, id turnstone.SandboxID, port uin
 	failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	f := &forwarder{dial: func(ctx context.Context) (*wire.Client, error) {
 		return b.Client(ctx, id)
 	}}
 	defer f.close()
-	var all sync.WaitGroup
-	defer all.Wait()
-	all.Go(func() { b.untilEnd(ctx, id, cancel) })
-	slots := make(chan struct{}, maxForwarded)
-	for {
-		conn, err := l.Accept()
-		if ctx.Err() != nil {
-			if err == nil {
-				_ = conn.Close()
-			}
-			return context.Cause(ctx)
-		}
-		if err != nil { // probably out of descriptors
-			time.Sleep(100 * time.Millisecond)
-			continue
-		}
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
-			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-			guest, done, err := f.connect(ctx, port)
-			if err != nil {
-				_ = conn.Close()
-				if failed != nil && ctx.Err() == nil {
-					failed(err)
-				}
-				return
-			}
-			defer done()
-			defer context.AfterFunc(ctx, func() { _ = guest.Close() })()
-			join(guest, conn)
-		})
-	}
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	watch.Go(func() { b.untilEnd(ctx, id, cancel) })
+	return forward.Serve(ctx, l, maxForwarded,
+		func(ctx context.Context) (io.ReadWriteCloser, func(), error) {
+			return f.connect(ctx, port)
+		}, failed)
 }
 
 // A forwarder has the channels of a sandbox through which connections to its ports go.

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"modernc.org/sqlite" // registers "sqlite" with database/sql
-	sqlite3 "modernc.org/sqlite/lib"
+	_ "modernc.org/sqlite" // registers "sqlite" with database/sql
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sqlitefault"
 )
 
 // migrations are applied in order; PRAGMA user_version counts the applied migrations. A released
@@ -242,45 +242,9 @@ const hintDamaged = "stop the server, then restore a copy of the file or recover
 
 // dbError converts an error of SQLite to an error with a hint.
 func dbError(op, path string, err error) error {
-	var known *turnstone.Error
-	if err == nil || errors.As(err, &known) {
-		return err
-	}
-	e := turnstone.NewError(turnstone.Op("records."+op), turnstone.KindInternal, path, err)
-	var se *sqlite.Error
-	if errors.As(err, &se) {
-		code := se.Code() & 0xff
-		if se.Code() == sqlite3.SQLITE_IOERR_SHMSIZE { // the index of the log has no room to grow
-			code = sqlite3.SQLITE_FULL
-			e.Err = fmt.Errorf("database or disk is full: %w", err)
-		}
-		switch code {
-		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-			e.Kind, e.Hint = turnstone.KindUnavailable,
-				"another process holds the database for long; try again"
-		case sqlite3.SQLITE_FULL:
-			e.Kind, e.Hint = turnstone.KindExhausted, "free some space on the disk of the database"
-		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.KindIntegrity, hintDamaged
-		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
-			sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
-			e.Kind, e.Hint = turnstone.KindUnavailable,
-				"check the permissions and the disk of the database"
-		}
-	}
-	var pe *os.PathError
-	switch {
-	case turnstone.IsFull(err):
-		e.Kind, e.Hint = turnstone.KindExhausted, "free some space on the disk of the database"
-	case errors.As(err, &pe):
-		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, pe.Err,
-			"check the permissions of the database's folder"
-	case errors.Is(err, context.Canceled):
-		e.Kind = turnstone.KindCanceled
-	case errors.Is(err, context.DeadlineExceeded):
-		e.Kind = turnstone.KindTimeout
-	}
-	return e
+	return sqlitefault.Error(turnstone.Op("records."+op), path, err, sqlitefault.Hints{
+		Full: "free some space on the disk of the database", Damaged: hintDamaged,
+		Access: "check the permissions and the disk of the database and its folder"})
 }
 
 // unixNano and fromUnixNano convert times to and from the database.

@@ -12,10 +12,10 @@ import (
 	"sync"
 	"time"
 
-	"modernc.org/sqlite" // registers "sqlite" with database/sql
-	sqlite3 "modernc.org/sqlite/lib"
+	_ "modernc.org/sqlite" // registers "sqlite" with database/sql
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sqlitefault"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -183,40 +183,11 @@ func query[T any](ctx context.Context, q querier, op string,
 
 // dbError converts an error of SQLite to an error with a hint.
 func dbError(op, path string, err error) error {
-	var known *turnstone.Error
-	if err == nil || errors.As(err, &known) {
-		return err
-	}
-	e := turnstone.NewError(turnstone.Op("session."+op), turnstone.KindInternal, path, err)
-	var se *sqlite.Error
-	if errors.As(err, &se) {
-		switch se.Code() & 0xff {
-		case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-			e.Kind, e.Hint = turnstone.KindUnavailable,
-				"another process holds the database for long; try again"
-		case sqlite3.SQLITE_FULL:
-			e.Kind, e.Hint = turnstone.KindExhausted, "free some disk space, such as with turn gc"
-		case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-			e.Kind, e.Hint = turnstone.KindIntegrity,
-				"restore a copy of the file, or recover it with sqlite3; receipts are in turns/ "+
-					"beside it"
-		case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
-			sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR:
-			e.Kind, e.Hint = turnstone.KindUnavailable,
-				"check the permissions and the disk of the state directory"
-		}
-	}
-	var pe *os.PathError
-	switch {
-	case errors.As(err, &pe):
-		e.Kind, e.Err, e.Hint = turnstone.KindUnavailable, pe.Err,
-			"check the permissions of the state directory"
-	case errors.Is(err, context.Canceled):
-		e.Kind = turnstone.KindCanceled
-	case errors.Is(err, context.DeadlineExceeded):
-		e.Kind = turnstone.KindTimeout
-	}
-	return e
+	return sqlitefault.Error(turnstone.Op("session."+op), path, err, sqlitefault.Hints{
+		Full: "free some disk space, such as with turn gc",
+		Damaged: "restore a copy of the file, or recover it with sqlite3; receipts are in turns/ " +
+			"beside it",
+		Access: "check the permissions and the disk of the state directory"})
 }
 
 // unixNano and fromUnixNano convert times to and from the database.
