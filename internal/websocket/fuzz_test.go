@@ -39,6 +39,7 @@ func (c *tape) Read(p []byte) (int, error) {
 func (c *tape) Write(p []byte) (int, error)      { return c.out.Write(p) }
 func (c *tape) Close() error                     { return nil }
 func (c *tape) SetDeadline(time.Time) error      { return nil }
+func (c *tape) SetReadDeadline(time.Time) error  { return nil }
 func (c *tape) SetWriteDeadline(time.Time) error { return nil }
 
 // frames returns a client's frames.
@@ -60,7 +61,7 @@ func FuzzStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		read := func(most int) (string, error) {
 			s := newStream(&tape{in: bytes.NewReader(b), max: most},
-				bufio.NewReader(strings.NewReader("")), false)
+				bufio.NewReader(strings.NewReader("")), 0)
 			all, err := io.ReadAll(io.LimitReader(s, int64(len(b))+1))
 			_ = s.Close()
 			return string(all), err

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"time"
 
@@ -41,10 +42,15 @@ const restTime = 100 * time.Millisecond
 // silent for longer, often after a minute.
 const pingTime = 30 * time.Second
 
+// silences is how many pings of a client may have no answer. Then the way to the other side is lost,
+// which TCP alone notices after a quarter of an hour.
+const silences = 4
+
 // buffered is a connection of which bytes were read before.
 type buffered struct {
 	net.Conn
-	r *bufio.Reader
+	r       *bufio.Reader
+	silence time.Duration // longest time in which a Read gets nothing; 0: any
 }
 
 func (b *buffered) Read(p []byte) (int, error) {
@@ -54,11 +60,27 @@ func (b *buffered) Read(p []byte) (int, error) {
 		}
 		b.r = nil
 	}
-	return b.Conn.Read(p)
+	if b.silence == 0 {
+		return b.Conn.Read(p)
+	}
+	if err := b.SetReadDeadline(time.Now().Add(b.silence)); err != nil {
+		return 0, err
+	}
+	n, err := b.Conn.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = turnstone.Errorf("websocket.read", turnstone.KindDead, "the connection",
+			"the other side answers no ping for %s", b.silence).WithHint("connect again")
+	}
+	return n, err
 }
 
-func newStream(conn net.Conn, r *bufio.Reader, client bool) *Stream {
-	return &Stream{conn: conn, frames: wire.NewFrames(&buffered{conn, r}, client)}
+// newStream returns a stream. A stream that pings ends after some pings without any answer.
+func newStream(conn net.Conn, r *bufio.Reader, ping time.Duration) *Stream {
+	b := &buffered{Conn: conn, r: r}
+	if _, here := conn.(*net.UnixConn); !here { // its other side cannot vanish
+		b.silence = silences * ping
+	}
+	return &Stream{conn: conn, frames: wire.NewFrames(b, ping > 0)}
 }
 
 // Accept answers the upgrade of a request; after an error the client has its answer.
@@ -72,7 +94,7 @@ func Accept(w http.ResponseWriter, r *http.Request) (*Stream, error) {
 		_ = conn.Close()
 		return nil, turnstone.NewError("websocket.accept", turnstone.KindDead, "the connection", err)
 	}
-	return newStream(conn, rw.Reader, false), nil
+	return newStream(conn, rw.Reader, 0), nil
 }
 
 // A Dialer opens connections below WebSockets.
@@ -93,8 +115,9 @@ func (d Dialer) Dial(ctx context.Context, address string, header http.Header) (*
 	if err != nil {
 		return nil, refused(address, err)
 	}
-	s := newStream(conn, r, true)
-	s.keepAlive(cmp.Or(d.ping, pingTime))
+	ping := cmp.Or(d.ping, pingTime)
+	s := newStream(conn, r, ping)
+	s.keepAlive(ping)
 	return s, nil
 }
 

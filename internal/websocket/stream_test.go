@@ -255,6 +255,57 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
+// TestSilence: a stream whose other side vanishes without a word is dead after some pings, and one
+// that answers pings and says nothing else is not.
+func TestSilence(t *testing.T) {
+	const ping = time.Second
+	serveTo := func(answers int) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			c, _, _, err := ws.UpgradeHTTP(r, w)
+			if err != nil {
+				return
+			}
+			defer func() { _ = c.Close() }()
+			for n := 0; ; {
+				f, err := ws.ReadFrame(c)
+				if err != nil {
+					return
+				}
+				if f.Header.OpCode != ws.OpPing || n == answers {
+					continue
+				}
+				if n++; n <= silences {
+					err = ws.WriteFrame(c, ws.NewPongFrame(nil))
+				} else {
+					err = ws.WriteFrame(c, ws.NewBinaryFrame([]byte("word")))
+				}
+				if err != nil {
+					return
+				}
+			}
+		}))
+		t.Cleanup(s.Close)
+		return "ws" + strings.TrimPrefix(s.URL, "http")
+	}
+	vanishes, err := Dialer{ping: ping / 20}.Dial(t.Context(), serveTo(0), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = vanishes.Close() }()
+	if n, err := vanishes.Read(make([]byte, 1)); turnstone.KindOf(err) != turnstone.KindDead {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	stays, err := Dialer{ping: ping}.Dial(t.Context(), serveTo(silences+1), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stays.Close() }()
+	word := make([]byte, 4)
+	if _, err := io.ReadFull(stays, word); err != nil || string(word) != "word" {
+		t.Errorf("%q, %v", word, err)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	for code, kind := range map[int]turnstone.Kind{401: turnstone.KindDenied, 403: turnstone.KindDenied,
 		404: turnstone.KindNotFound, 429: turnstone.KindExhausted, 503: turnstone.KindUnavailable} {

@@ -54,6 +54,8 @@ func ended(i Sandbox) error {
 
 // gone reports whether a sandbox that does not answer has ended.
 func (a *Access) gone(ctx context.Context, id turnstone.SandboxID) bool {
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
 	i, err := a.Info(ctx, id)
 	switch {
 	case err == nil:
@@ -65,6 +67,9 @@ func (a *Access) gone(ctx context.Context, id turnstone.SandboxID) bool {
 }
 
 const (
+	// connectTime bounds the answer of a sandbox that answered before: the way to it may lose all
+	// that is sent, and a new connection may find another way.
+	connectTime = 30 * time.Second
 	// endReasonTime bounds the time in which a holder records why its machine ended.
 	endReasonTime = 2 * time.Second
 	// The times between two questions, near and far.

@@ -31,6 +31,8 @@ type Command struct {
 	Terminal *wire.ProcessTerminal       // nil: pipes
 	Resized  <-chan wire.ProcessTerminal // new sizes of the terminal; may be nil
 	Signals  <-chan string               // signals for the process tree, such as "INT"; may be nil
+
+	unsent chan string // signals that a lost connection may not have delivered
 }
 
 // killTime bounds the time in which a sandbox confirms that a command was killed.
@@ -63,6 +65,7 @@ func (a *Access) Exec(ctx context.Context, id turnstone.SandboxID,
 	p.KillOnDisconnect = true
 	done := make(chan struct{})
 	defer close(done)
+	cmd.unsent = make(chan string, maxUnsent)
 	go cmd.control(c, p.ProcessID, done)
 	out, errs := &counter{w: cmd.Stdout}, &counter{w: cmd.Stderr}
 	ended, err := c.Start(ctx, p, wire.Stdio{In: cmd.Stdin, Out: out, Err: errs})
@@ -98,6 +101,7 @@ func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, i Sandbox,
 	cmd Command) (wire.ProcessExit, error) {
 	p := cmd.params(i)
 	p.Linger = a.Linger.Milliseconds()
+	cmd.unsent = make(chan string, maxUnsent)
 	f := &follower{access: a, id: id, process: p.ProcessID, cmd: &cmd, start: &p,
 		outs: [2]*counter{{w: cmd.Stdout}, {w: cmd.Stderr}}}
 	if cmd.Stdin != nil {
@@ -119,7 +123,9 @@ func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, i Sandbox,
 
 // release forgets a process that has ended.
 func (a *Access) release(ctx context.Context, c *wire.Client, process string) {
-	_ = c.ProcessRelease(context.WithoutCancel(ctx), &wire.ProcessReleaseParams{ProcessID: process})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	_ = c.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: process})
 }
 
 // kill ends a process that should have ended with its lost connection.
@@ -170,8 +176,16 @@ func (c *Command) params(i Sandbox) wire.ProcessStartParams {
 		Cwd: cmp.Or(c.Cwd, i.Workdir), User: cmp.Or(c.User, i.User), Terminal: c.Terminal}
 }
 
-// control passes on signals and sizes until done. Signals and sizes before the start or after the
-// end have no effect.
+const (
+	// maxUnsent bounds the signals of a command that wait for a connection.
+	maxUnsent = 4
+	// startPause is the time between two signals to a command that is about to start.
+	startPause = 20 * time.Millisecond
+)
+
+// control passes on signals and sizes until done. A signal waits for the start of the command, and
+// for another connection if this one is lost; sizes before the start, and both after the end, have
+// no effect.
 func (c *Command) control(to *wire.Client, process string, done <-chan struct{}) {
 	ctx := to.Context()
 	for {
@@ -184,8 +198,34 @@ func (c *Command) control(to *wire.Client, process string, done <-chan struct{})
 			_ = to.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: process,
 				Columns: size.Columns, Rows: size.Rows})
 		case name := <-c.Signals:
-			_ = to.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: name})
+			c.signal(to, process, name, done)
+		case name := <-c.unsent:
+			c.signal(to, process, name, done)
 		}
+	}
+}
+
+// signal sends a signal to the command, or leaves it to the next connection.
+func (c *Command) signal(to *wire.Client, process, name string, done <-chan struct{}) {
+	ctx := to.Context()
+	for {
+		err := to.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: process, Signal: name})
+		if kind := turnstone.KindOf(err); ctx.Err() == nil && kind != turnstone.KindDead {
+			if kind != turnstone.KindNotFound {
+				return
+			}
+			select {
+			case <-time.After(startPause):
+				continue
+			case <-ctx.Done():
+			case <-done:
+			}
+		}
+		select {
+		case c.unsent <- name:
+		default:
+		}
+		return
 	}
 }
 

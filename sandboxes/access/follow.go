@@ -83,7 +83,7 @@ func (f *follower) again(err error) bool {
 	switch turnstone.KindOf(err) {
 	case turnstone.KindDead:
 		return f.connected || f.access.Linger == 0
-	case turnstone.KindUnavailable:
+	case turnstone.KindUnavailable, turnstone.KindTimeout:
 		return f.connected && f.access.Linger > 0
 	}
 	return false
@@ -91,7 +91,7 @@ func (f *follower) again(err error) bool {
 
 // once follows the process over one connection.
 func (f *follower) once(ctx context.Context) (wire.ProcessExit, error) {
-	c, err := f.access.Client(ctx, f.id)
+	c, err := f.connect(ctx)
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
@@ -113,6 +113,20 @@ func (f *follower) once(ctx context.Context) (wire.ProcessExit, error) {
 		f.access.release(ctx, c, f.process)
 	}
 	return exit, err
+}
+
+// connect opens a connection: after the first one within a bound, so that another is tried.
+func (f *follower) connect(ctx context.Context) (*wire.Client, error) {
+	if !f.connected || f.access.Linger == 0 {
+		return f.access.Client(ctx, f.id)
+	}
+	bounded, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	c, err := f.access.Client(bounded, f.id)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		err = turnstone.NewError("sandbox.attach", turnstone.KindTimeout, "sandbox "+string(f.id), err)
+	}
+	return c, err
 }
 
 // first starts the command.

@@ -28,6 +28,7 @@ type far struct {
 	dials  int
 	carry  func(dial int) int64 // bytes of both directions; 0: any
 	silent bool                 // the agent does not learn of a loss
+	late   bool                 // a connection was refused
 	open   []net.Conn
 	wg     sync.WaitGroup
 }
@@ -164,6 +165,57 @@ func TestStartIsLost(t *testing.T) {
 		if err != nil || exit.ExitCode != 0 || out.String() != "x\n" {
 			t.Fatalf("%d bytes: %+v %q %v", carry, exit, out.String(), err)
 		}
+	}
+}
+
+// TestSignalIsLost loses the connection while a signal is on its way: the command gets it. The signal
+// is there before the command has started.
+func TestSignalIsLost(t *testing.T) {
+	for carry := int64(300); carry < 1500; carry += 77 {
+		f := newFar(t, func(dial int) int64 {
+			if dial == 1 {
+				return carry
+			}
+			return 0
+		})
+		signals := make(chan string, 1)
+		signals <- "INT"
+		var out bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		exit, err := f.access().Exec(ctx, "sb", access.Command{Signals: signals, Stdout: &out,
+			Argv: []string{"sh", "-c", "exec sleep 1000"}})
+		cancel()
+		if err != nil || exit.Signal != "SIGINT" {
+			t.Fatalf("%d bytes: %+v %q %v after %d connections", carry, exit, out.String(), err,
+				f.dials)
+		}
+	}
+}
+
+// TestAnswerIsLate: after a lost connection, another one is tried if one does not answer in time.
+func TestAnswerIsLate(t *testing.T) {
+	f := newFar(t, func(dial int) int64 {
+		if dial == 1 {
+			return 1000
+		}
+		return 0
+	})
+	a := f.access()
+	a.Open = func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error) {
+		f.mu.Lock()
+		n := f.dials
+		f.mu.Unlock()
+		if n == 1 && !f.late {
+			f.late = true
+			return nil, turnstone.Errorf("host.call", turnstone.KindTimeout, "the answer", "is late")
+		}
+		return f.dial(ctx, id)
+	}
+	var out bytes.Buffer
+	exit, err := a.Exec(t.Context(), "sb", access.Command{
+		Argv: []string{"sh", "-c", "seq 1 2000; exit 7"}, Stdout: &out})
+	if err != nil || exit.ExitCode != 7 || !strings.HasSuffix(out.String(), "\n2000\n") || !f.late {
+		t.Errorf("%+v %v, %d bytes", exit, err, out.Len())
 	}
 }
 

@@ -33,7 +33,7 @@ var patterns = map[string]string{
 	`^s_[0-9a-v]{18}$`:                "is not the ID of a session, such as s_0123456789abcdefgh",
 	`^sb_[0-9a-v]{18}$`:               "is not the ID of a sandbox, such as sb_0123456789abcdefgh",
 	`^sn_[0-9a-v]{18}$`:               "is not the ID of a snapshot, such as sn_0123456789abcdefgh",
-	`^tk_[0-9a-v]{18}$`:               "is not the ID of a turn, such as tk_0123456789abcdefgh",
+	`^tk_[0-9a-v]{18}$`:               "is not the ticket of a turn, such as tk_0123456789abcdefgh",
 	`^ssh-ed25519 [A-Za-z0-9+/]{68}$`: "is not a public key, such as ssh-ed25519 AAAA…",
 }
 
