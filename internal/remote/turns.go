@@ -34,7 +34,8 @@ type TurnRequest struct {
 // Turns runs turns at a node. It is safe for concurrent use; each turn has a connection of its own.
 type Turns struct {
 	Dial Dialer
-	// Patience is how long a lost connection is dialled again. Default: one hour.
+	// Patience is how long a lost connection is dialled again. The time of connections that carry
+	// nothing, because the turn is silent, does not count. Default: one hour.
 	Patience time.Duration
 	// Pause is the time before a lost connection is dialled again. It is doubled, up to five
 	// seconds, until bytes of the journal arrive. Default: 100 ms.
@@ -72,6 +73,7 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 	pause, since := first, time.Now()
 	for {
 		before := f.journal.Offset()
+		f.held = 0
 		err := f.connected(ctx)
 		if report, failed, ok := f.journal.Result(); ok {
 			return report, failed
@@ -88,6 +90,8 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 		}
 		if f.journal.Offset() > before {
 			pause, since, f.told = first, time.Now(), false
+		} else {
+			since = since.Add(f.held) // a turn may be silent for longer than a client is patient
 		}
 		if time.Since(since)+pause > last {
 			return nil, err
@@ -125,9 +129,10 @@ type following struct {
 	turns   *Turns
 	req     TurnRequest
 	journal *turnlog.Reader
-	tried   bool // to start the turn
-	started bool // the node said so
-	told    bool // that the connection is lost
+	tried   bool          // to start the turn
+	started bool          // the node said so
+	told    bool          // that the connection is lost
+	held    time.Duration // of the last connection, from its channel's handshake to its end
 }
 
 // connected follows the turn over one connection.
@@ -136,6 +141,8 @@ func (f *following) connected(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	opened := time.Now()
+	defer func() { f.held = time.Since(opened) }()
 	c := wire.NewClient(stream)
 	defer func() { _ = c.Close(); c.Wait() }()
 	// a turn whose start had no answer may run; its ticket starts no second one

@@ -52,7 +52,7 @@ func newNode(t *testing.T, x turns.Executor) *node {
 	n := &node{t: t, service: s, key: channel.NewKeyPair(), client: channel.NewKeyPair(),
 		digest: turnstone.DigestBytes([]byte("statement"))}
 	if err := n.admitted.Add(n.digest, []channel.PublicKey{n.client.Public},
-		time.Now().Add(time.Hour)); err != nil {
+		time.Now().Add(24*time.Hour)); err != nil { // a client gets a new one for each connection
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close(); n.wg.Wait() })

@@ -43,8 +43,9 @@ type follower struct {
 	tried bool   // to start it
 	begun bool   // the sandbox knows it
 
-	connected bool // once
-	over      bool // the process has ended
+	connected bool          // once
+	held      time.Duration // of the last connection
+	over      bool          // the process has ended
 }
 
 // run follows the process to its end.
@@ -52,6 +53,7 @@ func (f *follower) run(ctx context.Context) (wire.ProcessExit, error) {
 	delay, since := retryDelay, time.Now()
 	for failures := 0; ; failures++ {
 		before := f.outs[0].n + f.outs[1].n
+		f.held = 0
 		exit, err := f.once(ctx)
 		if err == nil || ctx.Err() != nil || !f.again(err) {
 			f.over = err == nil
@@ -59,6 +61,8 @@ func (f *follower) run(ctx context.Context) (wire.ProcessExit, error) {
 		}
 		if f.outs[0].n+f.outs[1].n > before {
 			failures, delay, since = 0, retryDelay, time.Now()
+		} else {
+			since = since.Add(f.held) // a command may be silent for longer than it lingers
 		}
 		enough := failures == maxRetries
 		if f.access.Linger > 0 {
@@ -96,6 +100,8 @@ func (f *follower) once(ctx context.Context) (wire.ProcessExit, error) {
 		return wire.ProcessExit{}, err
 	}
 	f.connected = true
+	opened := time.Now()
+	defer func() { f.held = time.Since(opened) }()
 	defer c.Close()
 	if f.cmd != nil {
 		done := make(chan struct{})

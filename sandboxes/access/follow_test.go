@@ -8,6 +8,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -239,6 +241,37 @@ func TestClientIsGone(t *testing.T) {
 	}
 	if !exit.Killed {
 		t.Errorf("%+v", exit)
+	}
+}
+
+// TestSilentCommand loses the connection of a command that has said nothing for longer than it and
+// its client wait for each other: that time was no time without a connection.
+func TestSilentCommand(t *testing.T) {
+	f := newFar(t, func(int) int64 { return 0 })
+	a, began := f.access(), filepath.Join(t.TempDir(), "began")
+	a.Linger = 5 * time.Second
+	lost := make(chan struct{})
+	go func() {
+		defer close(lost)
+		for {
+			if _, err := os.Stat(began); err == nil {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(a.Linger + 500*time.Millisecond)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, c := range f.open {
+			_ = c.Close()
+		}
+	}()
+	var out bytes.Buffer
+	exit, err := a.Exec(t.Context(), "sb", access.Command{Argv: []string{"sh", "-c",
+		"touch " + began + "; sleep 7; echo done; exit 3"}, Stdout: &out})
+	<-lost
+	if err != nil || exit.ExitCode != 3 || out.String() != "done\n" || f.dials < 2 {
+		t.Errorf("%+v %q %v after %d connections", exit, out.String(), err, f.dials)
 	}
 }
 
