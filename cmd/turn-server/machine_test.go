@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,13 +78,18 @@ func TestMachineOneProcess(t *testing.T) {
 	}
 	inTheClear(t, p)
 	waitTurns(t, p, false)
-	ends := make(chan string, 1)
-	file := slow(t, "5")
+	ends := make(chan string, 2)
+	file := slow(t, "8") // longer than clients have for the last answers
+	clearly, secret := make(chan struct{}), token(t, p)
+	go func() { ends <- slowlyInTheClear(t, p, secret, file, clearly) }()
+	<-clearly
 	go func() { ends <- slowly(t, c, file) }()
 	waitRunning(t, p)
 	p.end()
-	if got := <-ends; !strings.Contains(got, "finished-late") {
-		t.Errorf("a turn that ran when the server was told to end: %s", got)
+	for range 2 {
+		if got := <-ends; !strings.Contains(got, "finished-late") {
+			t.Errorf("a turn that ran when the server was told to end: %s", got)
+		}
 	}
 	if log := p.text(); strings.Contains(log, "mark-in-document") {
 		t.Errorf("the log has contents:\n%s", log)
@@ -153,6 +160,33 @@ func slowly(t *testing.T, c *client, file string) string {
 		return err.Error() + "\n" + out + errs
 	}
 	return out
+}
+
+// slowlyInTheClear runs such a document as curl would. It closes began when the server has the
+// request.
+func slowlyInTheClear(t *testing.T, p *process, secret, file string, began chan struct{}) string {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+		WroteRequest: func(httptrace.WroteRequestInfo) { close(began) }})
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost,
+		"http://"+p.address()+"/turnstone/v1/plain/run", bytes.NewReader(b))
+	if err != nil {
+		return err.Error()
+	}
+	req.Header.Set("Content-Type", "text/markdown")
+	req.Header.Set("Authorization", "Bearer "+secret)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if b, err = io.ReadAll(resp.Body); err != nil {
+		return err.Error()
+	}
+	return string(b)
 }
 
 // servers are the roles in three processes, with mutual TLS between them, and TLS for callers.

@@ -54,6 +54,7 @@ type Member struct {
 	node    *node.Node
 	control *control.Service
 	tenants *tenants.Set
+	plain   *plain.Service // nil: Plain was not called
 }
 
 // Open opens the state of a node. Close it.
@@ -83,8 +84,15 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	return m, nil
 }
 
-// Drain starts no more turns, and waits for the running ones. The error is that of ctx.
-func (m *Member) Drain(ctx context.Context) error { return m.tenants.Drain(ctx) }
+// Drain starts no more turns, and waits for the running ones, and for commands in the clear. The
+// error is that of ctx.
+func (m *Member) Drain(ctx context.Context) error {
+	err := m.tenants.Drain(ctx)
+	if m.plain != nil {
+		err = errors.Join(err, m.plain.Drain(ctx))
+	}
+	return err
+}
 
 // Close ends channels and running turns. Sandboxes continue.
 func (m *Member) Close() error {
@@ -102,9 +110,10 @@ func (m *Member) Handle(mux *http.ServeMux) {
 }
 
 // Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The
-// caller is the principal of a request's context.
+// caller is the principal of a request's context. It is called once, before Drain.
 func (m *Member) Plain(allow string) http.Handler {
-	return plain.New(plain.Options{Allow: allow, Tenant: plain.Of(m.tenants)}).Handler()
+	m.plain = plain.New(plain.Options{Allow: allow, Tenant: plain.Of(m.tenants)})
+	return m.plain.Handler()
 }
 
 // report logs a fault whose text no caller gets.

@@ -95,6 +95,20 @@ func New(o Options) *Service {
 	return &Service{o: o, slots: make(chan struct{}, o.Requests)}
 }
 
+// Drain waits until the requests that run have ended. The error is that of ctx. Whoever calls it
+// lets no more requests come.
+func (s *Service) Drain(ctx context.Context) error {
+	for range cap(s.slots) {
+		select {
+		case s.slots <- struct{}{}:
+			defer func() { <-s.slots }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
 // Handler serves the paths that begin with Prefix. A request ends when its caller leaves.
 func (s *Service) Handler() http.Handler {
 	mux := http.NewServeMux()

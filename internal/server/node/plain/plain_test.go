@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -58,11 +60,19 @@ func (b *box) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 }
 
 // runner runs no turn.
-type runner struct{ ran []executor.Request }
+type runner struct {
+	ran   []executor.Request
+	began chan struct{} // with end: closed when a turn runs; nil: it ends at once
+	end   chan struct{}
+}
 
 func (r *runner) Run(_ context.Context, q executor.Request, _ executor.Observer) (
 	*turnstone.TurnReport, error) {
 	r.ran = append(r.ran, q)
+	if r.began != nil {
+		close(r.began)
+		<-r.end
+	}
 	return &turnstone.TurnReport{Result: turnstone.ResultFailed, Receipt: "the receipt\n"}, nil
 }
 
@@ -80,8 +90,9 @@ func (m tokens) Verify(_ context.Context, token string) (auth.Principal, error) 
 type scene struct {
 	*box
 	*runner
-	url   string
-	owned turnstone.SandboxID // by a client key
+	service *plain.Service
+	url     string
+	owned   turnstone.SandboxID // by a client key
 }
 
 func newScene(t *testing.T, allow string) *scene {
@@ -107,7 +118,7 @@ func newScene(t *testing.T, allow string) *scene {
 	}})
 	h := httptest.NewServer(service.Handler())
 	t.Cleanup(h.Close)
-	s.url = h.URL
+	s.url, s.service = h.URL, service
 	return s
 }
 
@@ -363,5 +374,29 @@ func TestRun(t *testing.T) {
 		if status != tt.status || len(s.ran) != 1 {
 			t.Errorf("%s: %d %.300s", name, status, text)
 		}
+	}
+}
+
+// TestDrain waits for a turn that runs, and for as long as the context permits.
+func TestDrain(t *testing.T) {
+	s := newScene(t, config.PlaintextLoopback)
+	s.began, s.end = make(chan struct{}), make(chan struct{})
+	answered := make(chan string, 1)
+	go func() {
+		_, text, _ := s.post(t, "good", "/turnstone/v1/plain/run", "text/markdown", "```bash\ntrue\n```\n")
+		answered <- text
+	}()
+	<-s.began
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := s.service.Drain(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a turn runs: %v", err)
+	}
+	close(s.end)
+	if err := s.service.Drain(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := <-answered; got != "the receipt\n" {
+		t.Errorf("the answer is %q", got)
 	}
 }

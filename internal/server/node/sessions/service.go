@@ -108,8 +108,9 @@ type Service struct {
 	heavy chan struct{}
 	now   func() time.Time
 
-	mu    sync.Mutex
-	boxes Sandboxes // nil: none
+	mu     sync.Mutex
+	boxes  Sandboxes // nil: none
+	ending bool      // no more heavy commands
 }
 
 // New returns a service.
@@ -167,8 +168,34 @@ func (v *served) do(ctx context.Context, need owners.Need, w weight,
 		default:
 			return full("the node", cap(v.heavy))
 		}
+		if v.ends() { // with the place: Drain has waited for it, or waits
+			return turnstone.Errorf("session.start", turnstone.KindUnavailable, "the node", "stops")
+		}
 	}
 	return f(v.o.Owners.Limit(ctx, v.caller, need))
+}
+
+func (s *Service) ends() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ending
+}
+
+// Drain starts no more commands that run machines, or read or write much, and waits until those that
+// run have ended. The error is that of ctx.
+func (s *Service) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
+	for range cap(s.heavy) {
+		select {
+		case s.heavy <- struct{}{}:
+			defer func() { <-s.heavy }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // operator runs an operation that only the operator may do.

@@ -258,17 +258,18 @@ func (s *Set) All() []*State {
 	return all
 }
 
-// Drain starts no more turns and opens no more tenants, and waits for the running turns. The error is
-// that of ctx.
+// Drain starts no more turns and opens no more tenants, and waits for the running turns, also those
+// that run again in a command such as a replay. The error is that of ctx.
 func (s *Set) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	all := s.All()
-	errs := make([]error, len(all))
+	errs := make([]error, 2*len(all))
 	var wg sync.WaitGroup
 	for i, st := range all {
-		wg.Go(func() { errs[i] = st.Turns.Drain(ctx) })
+		wg.Go(func() { errs[2*i] = st.Turns.Drain(ctx) })
+		wg.Go(func() { errs[2*i+1] = st.sessions.Drain(ctx) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

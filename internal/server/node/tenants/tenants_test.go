@@ -1,7 +1,9 @@
 package tenants_test
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,8 +12,10 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/remote/atnode"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/rights"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/wire"
@@ -172,5 +176,38 @@ func TestCommands(t *testing.T) {
 	if _, err := s.Holding(turnstone.NewSandboxID()); turnstone.KindOf(err) !=
 		turnstone.KindNotFound {
 		t.Fatal(err)
+	}
+}
+
+// TestDrain: a node that is about to end starts no turn and no command that may run one.
+func TestDrain(t *testing.T) {
+	s := open(t, t.TempDir(), 0)
+	d := wire.NewDispatcher()
+	operator := auth.Operator("0")
+	if err := s.Commands(d, node.Peer{Tenant: operator.Tenant, Operator: true,
+		Rights: rights.Of(operator.Tenant, operator)}); err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	conn := wire.NewConn(far, wire.Options{Dispatcher: d})
+	defer func() { _ = conn.Close(); conn.Wait() }()
+	c := wire.NewClient(near)
+	defer func() { _ = c.Close(); c.Wait() }()
+	x := &atnode.Executor{Last: filepath.Join(t.TempDir(), "last"),
+		Dial: func(context.Context) (*wire.Client, error) { return c, nil }}
+	if _, err := x.Fsck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Fsck(t.Context()); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("%s: %v", turnstone.KindOf(err), err)
+	}
+	if _, err := x.Sessions(t.Context()); err != nil {
+		t.Errorf("what is read is refused: %v", err)
+	}
+	if _, err := s.Of(t.Context(), "new"); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("a new tenant: %v", err)
 	}
 }
