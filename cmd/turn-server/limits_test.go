@@ -49,7 +49,7 @@ func others(t *testing.T, address string) {
 	check(t, c.Close())
 }
 
-// ends reads a connection to its end, which is the server's to make.
+// ends reads a connection to its end, which is the server's to make, and closes it.
 func ends(t *testing.T, c net.Conn) string {
 	t.Helper()
 	check(t, c.SetReadDeadline(time.Now().Add(2*time.Minute)))
@@ -58,6 +58,7 @@ func ends(t *testing.T, c net.Conn) string {
 	if errors.As(err, &late) && late.Timeout() {
 		t.Error("the server keeps the connection")
 	}
+	_ = c.Close()
 	return string(b)
 }
 

@@ -15,6 +15,8 @@ import (
 type pair struct {
 	gateway, controller *process
 	url                 string
+	peers               string // where other roles reach the controller
+	again               func() // starts the controller again, in its state directory
 }
 
 // startPair starts both. The settings in env are those of both. roles are those of the controller's
@@ -22,9 +24,12 @@ type pair struct {
 func startPair(t *testing.T, roles string, env ...string) *pair {
 	t.Helper()
 	at := "unix:" + filepath.Join(t.TempDir(), "peers.sock")
-	x := &pair{}
-	x.controller = start(t, filepath.Join(t.TempDir(), "home"),
-		append([]string{"TURN_SERVER_PEERS_LISTEN=" + at}, env...), "--role", roles)
+	x, home := &pair{peers: at}, filepath.Join(t.TempDir(), "home")
+	x.again = func() {
+		x.controller = start(t, home, append([]string{"TURN_SERVER_PEERS_LISTEN=" + at}, env...),
+			"--role", roles)
+	}
+	x.again()
 	x.gateway = start(t, filepath.Join(t.TempDir(), "home"),
 		append([]string{"TURN_SERVER_PEERS_CONTROLLER=" + at}, env...), "--role", config.Gateway,
 		"--listen", "127.0.0.1:0")

@@ -258,7 +258,8 @@ func TestRefusedTokens(t *testing.T) {
 			t.Errorf("a token of a megabyte at %s: %d", a.Request.URL.Path, a.StatusCode)
 		}
 	}
-	good := mine.token(nil, nil)
+	rotated(t, x)
+	good := own(t, x.controller).token(nil, nil)
 	if status, got := call(t, http.DefaultClient, x.url, good, "TurnService/ListTurns", "{}"); status !=
 		http.StatusOK {
 		t.Errorf("afterwards: %d %s", status, got)
@@ -272,8 +273,7 @@ func TestRefusedTokens(t *testing.T) {
 	x.end(t, kept...)
 }
 
-// revoked: a token is refused by the gateway's process as soon as the controller's has answered that
-// it is revoked, or its key was replaced.
+// revoked: a token that the operator revokes at the controller is refused by the gateway's process.
 func revoked(t *testing.T, x *pair) {
 	t.Helper()
 	operator := &client{t, filepath.Join(t.TempDir(), "home"),
@@ -294,4 +294,23 @@ func revoked(t *testing.T, x *pair) {
 		return ""
 	})
 	refusedAs(t, x.url, made.Token, "revoked")
+}
+
+// rotated: a controller whose key was removed while it was away signs with another one, as
+// docs/server.md says, and the gateway's process refuses all tokens of the old key.
+func rotated(t *testing.T, x *pair) {
+	t.Helper()
+	old := token(t, x.controller)
+	x.controller.end()
+	check(t, os.Remove(filepath.Join(x.controller.home, "keys", "token")))
+	x.again()
+	next := token(t, x.controller)
+	waitFor(t, func() string { // until the gateway has heard of the key
+		status, got := call(t, http.DefaultClient, x.url, next, "TurnService/ListTurns", "{}")
+		if status != http.StatusOK {
+			return fmt.Sprint(status, " ", got)
+		}
+		return ""
+	})
+	refusedAs(t, x.url, old, "key")
 }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"archive/tar"
+	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -153,15 +156,70 @@ func TestRuns(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"version", "turn "}, {"serve --check-config", "roles = "}} {
 		words := strings.Fields(c.args)
-		cmd := exec.Command("/usr/bin/turn", words...)
-		cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin", "TURN_HOME=" + home}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root,
-			Credential: &syscall.Credential{Uid: user, Gid: user}}
-		out, err := cmd.CombinedOutput()
+		out, err := inside(root, words...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), c.want) {
 			t.Errorf("turn %s: %v: %s", c.args, err, out)
 		}
 	}
+	serves(t, root)
+}
+
+// inside returns a command of turn as the image's user in the image's files.
+func inside(root string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/usr/bin/turn", args...)
+	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin", "TURN_HOME=" + home}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Pdeathsig: syscall.SIGKILL,
+		Credential: &syscall.Credential{Uid: user, Gid: user}}
+	return cmd
+}
+
+// serves runs a gateway and a controller in the image's files, without /proc and /dev: they answer
+// callers, and end when they are told to.
+func serves(t *testing.T, root string) {
+	t.Helper()
+	server := inside(root, "serve", "--role", "gateway,controller", "--listen", "127.0.0.1:0")
+	server.Env = append(server.Env, "TURN_SERVER_PEERS_LISTEN=unix:/tmp/peers.sock",
+		"TURN_SERVER_LOG_FORMAT=json")
+	log, err := server.StderrPipe()
+	check(t, err)
+	check(t, server.Start())
+	defer func() { _ = server.Process.Kill() }()
+	lines := bufio.NewScanner(log)
+	var at string
+	for at == "" && lines.Scan() {
+		var line struct{ Listeners []string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && len(line.Listeners) > 0 {
+			at = line.Listeners[0]
+		}
+	}
+	if at == "" {
+		t.Fatalf("the server ended: %v", server.Wait())
+	}
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		_, _ = io.Copy(io.Discard, log)
+	}()
+	client := inside(root, "token", "create", "--name", "ci", "--ttl", "1h")
+	client.Env = append(client.Env, "TURN_HOST=unix:"+home+"/server.sock")
+	token, err := client.Output()
+	check(t, err)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		"http://"+at+"/turnstone.v1.TurnService/ListTurns", strings.NewReader("{}"))
+	check(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
+	answer, err := http.DefaultClient.Do(r)
+	check(t, err)
+	b, err := io.ReadAll(answer.Body)
+	check(t, err)
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("%d %s", answer.StatusCode, b)
+	}
+	check(t, server.Process.Signal(syscall.SIGTERM))
+	<-drained
+	check(t, server.Wait())
 }
 
 // unpack returns a folder with the image's files.
