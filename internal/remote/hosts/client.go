@@ -57,21 +57,27 @@ func (c Client) Server(ctx context.Context, host string) (*remote.Server, error)
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{URL: host}
-	if known := list.Hosts[host]; known != nil {
-		h = known
-	} else if !strings.Contains(host, ":") {
+	if h := list.Hosts[host]; h != nil { // others may have its address, with other tokens and pins
+		address, err := remote.ParseAddress(h.URL)
+		if err != nil {
+			return nil, err
+		}
+		return c.connect(ctx, store, address, h)
+	}
+	if !strings.Contains(host, ":") {
 		_, _, err := list.Find(host)
 		return nil, err
 	}
-	address, err := remote.ParseAddress(h.URL)
+	address, err := remote.ParseAddress(host)
 	if err != nil {
 		return nil, err
 	}
-	if _, known, err := list.Find(address.String()); err == nil {
-		h = known
-	} else if !address.Loopback() {
-		return nil, err // nobody could vouch for its nodes
+	_, h, err := list.Find(address.String())
+	if err != nil {
+		if !address.Loopback() {
+			return nil, err // nobody could vouch for its nodes
+		}
+		h = &Host{URL: host}
 	}
 	return c.connect(ctx, store, address, h)
 }

@@ -2,6 +2,8 @@ package hosts_test
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote/hosts"
@@ -134,6 +139,44 @@ func TestPin(t *testing.T) {
 
 // TestFiles checks that files are private, that damaged ones are errors, and that no error shows a
 // secret.
+// TestOneAddress: of hosts with one address, each has its own token, whatever the others are called.
+func TestOneAddress(t *testing.T) {
+	s := store(t)
+	asked := make(chan string, 10)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/ListTokens") { // not the greeting of a plain port
+			asked <- r.Header.Get("Authorization")
+		}
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer server.Close()
+	for _, name := range []string{"a", "b", "c"} {
+		file, err := s.TakeToken(name, strings.NewReader("token-of-"+name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Change(t.Context(), func(l *hosts.List) error {
+			l.Hosts[name] = &hosts.Host{URL: server.URL, TokenFile: file}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		c, err := hosts.Client{Dir: s.Dir.Root}.Server(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Server.ListTokens(t.Context(), connect.NewRequest(&v1.ListTokensRequest{}))
+		if got := <-asked; err == nil || got != "Bearer token-of-"+name {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestFiles(t *testing.T) {
 	s := store(t)
 	k, err := s.ClientKey(t.Context())
