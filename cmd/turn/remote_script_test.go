@@ -103,23 +103,18 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 // startServer starts a process of a server, which ends with the script.
 func startServer(ts *testscript.TestScript, program, name, home string, flags []string,
 	settings ...string) {
-	log, err := os.Create(ts.MkAbs(name + ".log"))
-	ts.Check(err)
-	cmd := exec.Command(program, append([]string{"serve"}, flags...)...)
+	p := &serverProcess{program: program, args: append([]string{"serve"}, flags...),
+		dir: ts.MkAbs("."), log: ts.MkAbs(name + ".log")}
 	for _, v := range environ(ts) {
 		if !strings.HasPrefix(v, "TURN_HOME=") && !strings.HasPrefix(v, "TURN_HOST=") &&
 			!strings.HasPrefix(v, "TURN_TOKEN=") {
-			cmd.Env = append(cmd.Env, v)
+			p.env = append(p.env, v)
 		}
 	}
-	cmd.Env = append(append(cmd.Env, "TURN_HOME="+home), settings...)
-	cmd.Stderr, cmd.Stdout, cmd.Dir = log, log, ts.MkAbs(".")
-	ts.Check(cmd.Start())
-	ts.Defer(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		_ = log.Close()
-	})
+	p.env = append(append(p.env, "TURN_HOME="+home), settings...)
+	ts.Check(p.start())
+	runningOf(ts).servers[name] = p
+	ts.Defer(func() { p.end(syscall.SIGTERM) })
 }
 
 // attacker starts a gateway before a server until the script's end: "attacker NAME ADDRESS MODE". It

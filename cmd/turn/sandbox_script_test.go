@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net/http"
@@ -9,11 +10,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 
+	"github.com/gobwas/ws"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"turnstone.dev/turnstone/internal/cdp/cdptest"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
 )
 
 // reap makes a script remove all its sandboxes at its end, also after a failure.
@@ -92,4 +97,49 @@ func stock(ts *testscript.TestScript, neg bool, args []string) {
 		strings.TrimSpace(ts.ReadFile(args[1])), strings.TrimSpace(ts.ReadFile(args[2])))
 	ts.Logf("%s", out)
 	ts.Check(err)
+}
+
+// devtools runs a command by way of "turn sandbox serve": "devtools FILE IDFILE PROGRAM [ARG…]". FILE is
+// the server's output, and the command's output goes to the file out.
+func devtools(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 3 {
+		ts.Fatalf("usage: devtools FILE IDFILE PROGRAM [ARG…]")
+	}
+	base := served(ts, args[0])
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, early, _, err := ws.Dial(ctx, "ws://"+base.Host+"/"+tokenOf(base)+"/devtools/page/"+
+		strings.TrimSpace(ts.ReadFile(args[1])))
+	ts.Check(err)
+	if early != nil {
+		ts.Fatalf("the sandbox speaks first")
+	}
+	var mu sync.Mutex
+	var out bytes.Buffer
+	ended := make(chan struct{})
+	c := wire.NewConn(conn, wire.Options{Masked: true, OnEvent: func(e wire.Event) {
+		v, err := wire.DecodeEvent(e)
+		if err != nil {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		switch v := v.(type) {
+		case *wire.ProcessOutputEvent:
+			out.Write(v.Data)
+		case *wire.ProcessExitedEvent:
+			close(ended)
+		}
+	}})
+	defer func() { _ = c.Close() }()
+	_, err = c.ProcessStart(ctx, &wire.ProcessStartParams{Argv: args[2:]})
+	ts.Check(err)
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		ts.Fatalf("the command does not end")
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	ts.Check(os.WriteFile(ts.MkAbs("out"), out.Bytes(), 0o600))
 }

@@ -64,6 +64,7 @@ func TestMachineScript(t *testing.T) {
 			env.Setenv("SHARED", shared)
 			env.Setenv("BUILT", built)
 			env.Values[serversKey{}] = map[string]*scriptServer{}
+			env.Values[runningKey{}] = newRunning()
 			examples, err := filepath.Abs("../../examples")
 			if err != nil {
 				return err
@@ -143,6 +144,10 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"server":   server,
 	"client":   client,
 	"attacker": attacker,
+	"devtools": devtools,
+	"restart":  restart,
+	"relay":    relayTo,
+	"states":   states,
 }
 
 // status runs a program and checks its exit status: "status 2 turn run x.md". Its outputs go to the

@@ -33,8 +33,9 @@ A file gets its name when it is complete. If a copy of a folder fails, the files
 were complete stay, and no part of another.
 
 A symlink that is named as the source is followed; symlinks below a folder are copied
-as symlinks. Files from a sandbox are untrusted: symlinks that lead out of the copied
-folder, devices and set-user-ID bits are not copied. Modes are subject to the umask.`
+as symlinks, and hard links as separate files. Files from a sandbox are untrusted: symlinks
+that lead out of the copied folder, devices and set-user-ID bits are not copied. Modes are
+subject to the umask. A copy that fails can be repeated.`
 }
 
 // Examples returns command lines for the help.
