@@ -32,6 +32,8 @@ type SandboxRecords interface {
 	List(ctx context.Context) ([]sandboxes.Info, error)
 	Get(id turnstone.SandboxID) (sandboxes.Info, error)
 	Find(ctx context.Context, ref string) (sandboxes.Info, error)
+	// Resolve returns the ID of what Find returns. An ID may be that of no sandbox.
+	Resolve(ctx context.Context, ref string) (turnstone.SandboxID, error)
 	Stop(ctx context.Context, id turnstone.SandboxID) error
 	Remove(ctx context.Context, id turnstone.SandboxID) error
 }
@@ -116,6 +118,12 @@ var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sa
 type localSandboxes struct {
 	*sandboxes.Store
 	app *App
+}
+
+// Resolve implements SandboxRecords.
+func (l *localSandboxes) Resolve(ctx context.Context, ref string) (turnstone.SandboxID, error) {
+	i, err := l.Find(ctx, ref)
+	return i.ID, err
 }
 
 // Shape implements SandboxMaker.

@@ -37,6 +37,7 @@ type Sandboxes struct {
 	client func() *v1.ChannelClient
 	open   func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
 	node   func(ctx context.Context, name string) (io.ReadWriteCloser, error)
+	forget func(id turnstone.SandboxID) // what is kept of a sandbox that ends
 
 	mu    sync.Mutex
 	found sandboxes.Info // of the last Find; zero: there is none
@@ -48,9 +49,19 @@ const foundTime = 10 * time.Second
 
 // AllSandboxes returns the sandboxes of the server.
 func (s *Server) AllSandboxes() *Sandboxes {
-	b := &Sandboxes{calls: s.Sandboxes, open: s.SandboxChannel, node: s.NodeChannel, client: func() *v1.ChannelClient {
+	b := &Sandboxes{calls: s.Sandboxes, node: s.NodeChannel, client: func() *v1.ChannelClient {
 		c, _ := s.asker()
 		return c
+	}, forget: func(id turnstone.SandboxID) {
+		if s.o.Statements != nil {
+			s.o.Statements.Drop(id)
+		}
+	}, open: func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error) {
+		c, err := s.SandboxChannel(ctx, id)
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			err = notFound(string(id))
+		}
+		return c, err
 	}}
 	b.Access = &access.Access{Open: b.open, Linger: lingerTime,
 		Info: func(ctx context.Context, id turnstone.SandboxID) (access.Sandbox, error) {
@@ -151,6 +162,16 @@ func (b *Sandboxes) Find(ctx context.Context, ref string) (sandboxes.Info, error
 	return i, err
 }
 
+// Resolve returns the ID of the sandbox that ref names, as Find does. It does not ask about an ID:
+// what uses the sandbox says whether it is there.
+func (b *Sandboxes) Resolve(ctx context.Context, ref string) (turnstone.SandboxID, error) {
+	if sandboxes.IsID(ref) {
+		return turnstone.SandboxID(ref), nil
+	}
+	i, err := b.find(ctx, ref)
+	return i.ID, err
+}
+
 func (b *Sandboxes) find(ctx context.Context, ref string) (sandboxes.Info, error) {
 	if sandboxes.IsID(ref) {
 		i, err := b.get(ctx, turnstone.SandboxID(ref))
@@ -222,6 +243,7 @@ func (b *Sandboxes) Remove(ctx context.Context, id turnstone.SandboxID) error {
 }
 
 func (b *Sandboxes) end(ctx context.Context, id turnstone.SandboxID, keep bool) error {
+	b.forget(id)
 	_, err := b.calls.DeleteSandbox(ctx, connect.NewRequest(&v1.DeleteSandboxRequest{
 		SandboxId: string(id), Keep: keep}))
 	return err

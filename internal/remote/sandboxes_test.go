@@ -2,6 +2,7 @@ package remote_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"slices"
@@ -31,7 +32,16 @@ type park struct {
 	all     []*v1.Sandbox // newest first
 	created []*v1.CreateSandboxRequest
 	forked  *v1.ForkSandboxRequest
-	got     int // calls of GetSandbox
+	got     int   // calls of GetSandbox
+	refuse  error // of ConnectSandbox; nil: it is not there
+}
+
+func (p *park) ConnectSandbox(ctx context.Context, r *connect.Request[v1.ConnectSandboxRequest]) (
+	*connect.Response[v1.ConnectSandboxResponse], error) {
+	if p.refuse != nil {
+		return nil, api.ToConnect(p.refuse)
+	}
+	return p.UnimplementedSandboxServiceHandler.ConnectSandbox(ctx, r)
 }
 
 func (p *park) CreateSandbox(_ context.Context, r *connect.Request[v1.CreateSandboxRequest]) (
@@ -124,24 +134,67 @@ func parked(t *testing.T) (*park, *remote.Sandboxes) {
 	return p, c.AllSandboxes()
 }
 
-// TestFoundIsNotAskedAgain: a command that has found its sandbox does not ask for it once more, and
-// the next command does.
+// TestFoundIsNotAskedAgain: a command of an ID does not ask for its sandbox, a copy that has found it
+// does not ask once more, and the next copy does.
 func TestFoundIsNotAskedAgain(t *testing.T) {
 	p, b := parked(t)
 	i, err := b.Create(t.Context(), sandboxes.Spec{Image: "base", TTL: time.Hour,
 		Shape: turnstone.Shape{Network: true}}, nil)
-	if err == nil {
-		_, err = b.Find(t.Context(), string(i.ID))
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	id, err := b.Resolve(t.Context(), string(i.ID))
+	if err != nil || id != i.ID {
+		t.Fatal(id, err)
+	}
+	if _, err := b.Exec(t.Context(), id, sandboxes.Command{Argv: []string{"true"}}); err == nil {
+		t.Error("the park has no channels")
+	}
+	if _, err := b.StartDetached(t.Context(), id, sandboxes.Command{Argv: []string{"true"}}); err == nil {
+		t.Error("the park has no channels")
+	}
+	if p.got != 0 {
+		t.Errorf("the server was asked %d times about a command's sandbox", p.got)
+	}
+	if _, err = b.Find(t.Context(), string(i.ID)); err != nil {
+		t.Fatal(err)
+	}
 	for want := 1; want < 4; want++ {
-		if _, err := b.Exec(t.Context(), i.ID, sandboxes.Command{Argv: []string{"true"}}); err == nil {
+		if err := b.Download(t.Context(), i.ID, "/x", t.TempDir(), nil); err == nil {
 			t.Fatal("the park has no channels")
 		}
 		if p.got != want {
 			t.Errorf("the server was asked %d times, not %d", p.got, want)
+		}
+	}
+}
+
+// TestEndedSandboxIsNamed: a command of a sandbox that has ended or was removed says so, although
+// nobody has asked for the sandbox before.
+func TestEndedSandboxIsNamed(t *testing.T) {
+	p, b := parked(t)
+	p.all = []*v1.Sandbox{
+		{SandboxId: "sb_000000000000000001", State: v1.SandboxState_SANDBOX_STATE_FAILED,
+			Reason: v1.SandboxReason_SANDBOX_REASON_MACHINE_DIED},
+		{SandboxId: "sb_000000000000000002", State: v1.SandboxState_SANDBOX_STATE_STOPPED,
+			Removed: true}}
+	stopped := turnstone.Errorf("sandbox.connect", turnstone.KindInvalid, "x", "is stopped")
+	for id, want := range map[turnstone.SandboxID]struct {
+		refuse error
+		kind   turnstone.Kind
+		says   string
+	}{
+		"sb_000000000000000001": {stopped, turnstone.KindDead, "its machine died"},
+		"sb_000000000000000002": {stopped, turnstone.KindNotFound, "no such sandbox"},
+		"sb_000000000000000003": {turnstone.Errorf("sandbox.connect", turnstone.KindNotFound, "x",
+			"does not exist"), turnstone.KindNotFound, "no such sandbox"},
+	} {
+		p.refuse = want.refuse
+		_, err := b.Exec(t.Context(), id, sandboxes.Command{Argv: []string{"true"}})
+		var e *turnstone.Error
+		if turnstone.KindOf(err) != want.kind || !strings.Contains(fmt.Sprint(err), want.says) ||
+			want.kind == turnstone.KindNotFound && (!errors.As(err, &e) || e.Op != "sandbox.find") {
+			t.Errorf("%s: %v", id, err)
 		}
 	}
 }

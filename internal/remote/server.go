@@ -49,6 +49,8 @@ type ServerOptions struct {
 	Key channel.KeyPair // of this client
 	// Book remembers the keys of nodes; nil: this Server alone.
 	Book NodeBook
+	// Statements keeps statements about sandboxes; nil: each channel asks for one.
+	Statements StatementBook
 	// TLS is the configuration of https: addresses; nil: the system's authorities.
 	TLS *tls.Config
 }
@@ -178,6 +180,15 @@ func nodeOffer(c *v1.Channel, node string, nonce attest.Nonce) offer {
 
 // open checks an offer and opens its channel.
 func (s *Server) open(ctx context.Context, o offer) (io.ReadWriteCloser, error) {
+	signed, err := s.believe(ctx, o)
+	if err != nil {
+		return nil, s.distrusted(err)
+	}
+	return s.enter(ctx, signed, o.channel.GetPath())
+}
+
+// believe returns the statement of an offer, if it is the one that the client asked for.
+func (s *Server) believe(ctx context.Context, o offer) (*attest.Signed, error) {
 	pins, err := s.o.Pins(o.node)
 	if err != nil {
 		return nil, err
@@ -186,12 +197,18 @@ func (s *Server) open(ctx context.Context, o offer) (io.ReadWriteCloser, error) 
 		Pins: pins, About: o.about, Client: s.o.Key.Public, Nonce: o.nonce,
 		Owner: o.owner})
 	if err != nil {
-		return nil, s.distrusted(err)
+		return nil, err
 	}
 	if signed.Node != "" && !s.o.Own {
 		s.remember(NodeKey{signed.Node, signed.ServerKey, signed.Tenant})
 	}
-	stream, err := s.dial(ctx, o.channel.GetPath())
+	return signed, nil
+}
+
+// enter opens the channel at a path, whose other end proves the key of a statement.
+func (s *Server) enter(ctx context.Context, signed *attest.Signed, path string) (
+	io.ReadWriteCloser, error) {
+	stream, err := s.dial(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +258,8 @@ func (s *Server) NodeChannel(ctx context.Context, node string) (io.ReadWriteClos
 	return s.open(ctx, nodeOffer(a.Msg.Channel, cmp.Or(node, a.Msg.Node), nonce))
 }
 
-// SandboxChannel opens a channel to a sandbox, whose agent is at the other end.
+// SandboxChannel opens a channel to a sandbox, whose agent is at the other end. The statement about
+// it may be one of an earlier channel.
 func (s *Server) SandboxChannel(ctx context.Context, id turnstone.SandboxID) (
 	io.ReadWriteCloser, error) {
 	return s.OwnedSandboxChannel(ctx, id, "")
@@ -251,11 +269,21 @@ func (s *Server) SandboxChannel(ctx context.Context, id turnstone.SandboxID) (
 // "TYPE BASE64".
 func (s *Server) OwnedSandboxChannel(ctx context.Context, id turnstone.SandboxID, owner string) (
 	io.ReadWriteCloser, error) {
-	client, nonce := s.asker()
+	o := offer{about: string(id), owner: owner}
+	if c, err := s.openKept(ctx, o); c != nil || err != nil {
+		return c, err
+	}
+	var client *v1.ChannelClient
+	client, o.nonce = s.asker()
 	a, err := s.Sandboxes.ConnectSandbox(ctx, connect.NewRequest(&v1.ConnectSandboxRequest{
 		SandboxId: string(id), Client: client}))
 	if err != nil {
 		return nil, err
 	}
-	return s.open(ctx, offer{channel: a.Msg.Channel, about: string(id), nonce: nonce, owner: owner})
+	o.channel = a.Msg.Channel
+	c, err := s.open(ctx, o)
+	if err == nil {
+		s.keep(o)
+	}
+	return c, err
 }

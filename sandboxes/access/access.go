@@ -24,7 +24,8 @@ type Sandbox struct {
 type Access struct {
 	// Open opens a connection of the wire to a sandbox's agent. The caller closes it.
 	Open func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
-	// Info returns a sandbox.
+	// Info returns a sandbox. Commands do not ask for it if Linger is set: the agent of a sandbox far
+	// away knows its directory and its user.
 	Info func(ctx context.Context, id turnstone.SandboxID) (Sandbox, error)
 	// Linger is how long a command of Exec and its caller wait for each other after a lost
 	// connection. 0: a command ends with its connection.
@@ -39,7 +40,10 @@ func (a *Access) Client(ctx context.Context, id turnstone.SandboxID) (*wire.Clie
 	}
 	// a server that refuses an ended sandbox does not say why the sandbox has ended
 	if a.Linger > 0 && turnstone.KindOf(err) == turnstone.KindInvalid {
-		if i, getErr := a.Info(ctx, id); getErr == nil && i.Ended != "" {
+		switch i, getErr := a.Info(ctx, id); {
+		case turnstone.KindOf(getErr) == turnstone.KindNotFound:
+			return nil, getErr // it was removed
+		case getErr == nil && i.Ended != "":
 			return nil, ended(i)
 		}
 	}

@@ -45,15 +45,12 @@ func (a *Access) Exec(ctx context.Context, id turnstone.SandboxID,
 	if _, err := secret.New(cmd.Secrets); err != nil { // they could not be masked
 		return wire.ProcessExit{}, err
 	}
+	if a.Linger > 0 {
+		return a.persist(ctx, id, cmd)
+	}
 	i, err := a.Info(ctx, id)
 	if err != nil {
 		return wire.ProcessExit{}, err
-	}
-	if a.Linger > 0 && i.Ended != "" {
-		return wire.ProcessExit{}, ended(i)
-	}
-	if a.Linger > 0 {
-		return a.persist(ctx, id, i, cmd)
 	}
 	c, err := a.Client(ctx, id)
 	if err != nil {
@@ -97,9 +94,9 @@ func (a *Access) Exec(ctx context.Context, id turnstone.SandboxID,
 
 // persist is Exec over as many connections as it takes. No output is lost or doubled, and the
 // command reads its input once.
-func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, i Sandbox,
-	cmd Command) (wire.ProcessExit, error) {
-	p := cmd.params(i)
+func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, cmd Command) (
+	wire.ProcessExit, error) {
+	p := cmd.params(Sandbox{})
 	p.Linger = a.Linger.Milliseconds()
 	cmd.unsent = make(chan string, maxUnsent)
 	f := &follower{access: a, id: id, process: p.ProcessID, cmd: &cmd, start: &p,
@@ -147,9 +144,12 @@ func (a *Access) StartDetached(ctx context.Context, id turnstone.SandboxID,
 	if _, err := secret.New(cmd.Secrets); err != nil {
 		return "", err
 	}
-	i, err := a.Info(ctx, id)
-	if err != nil {
-		return "", err
+	var i Sandbox
+	if a.Linger == 0 {
+		var err error
+		if i, err = a.Info(ctx, id); err != nil {
+			return "", err
+		}
 	}
 	c, err := a.Client(ctx, id)
 	if err != nil {

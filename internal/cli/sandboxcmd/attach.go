@@ -43,14 +43,14 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 	defer stop()
 	ctx, broken := context.WithCancelCause(ctx)
 	defer broken(nil)
-	i, err := s.Find(ctx, c.Sandbox)
+	id, err := s.Resolve(ctx, c.Sandbox)
 	if err != nil {
 		return sandboxVerdict(ctx, "", wire.ProcessExit{}, err)
 	}
 	lost := func(stream wire.ProcessStream, n int64) {
 		terminal.Printf(a.Stderr, "turn: %d bytes of %s are no longer kept\n", n, stream)
 	}
-	exit, err := s.Attach(ctx, i.ID, c.Process, terminal.NewSink(a.Stdout, nil, broken),
+	exit, err := s.Attach(ctx, id, c.Process, terminal.NewSink(a.Stdout, nil, broken),
 		terminal.NewSink(a.Stderr, nil, broken), lost)
 	var fault *turnstone.Error
 	var sig cli.Interruption

@@ -88,7 +88,7 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 		ctx, stop = context.WithTimeoutCause(ctx, *c.Timeout, errTimeUp)
 		defer stop()
 	}
-	i, err := s.Find(ctx, c.Sandbox)
+	id, err := s.Resolve(ctx, c.Sandbox)
 	if err != nil {
 		return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 	}
@@ -105,7 +105,7 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 		}
 	}
 	if c.Detach {
-		process, err := s.StartDetached(ctx, i.ID, cmd)
+		process, err := s.StartDetached(ctx, id, cmd)
 		if err != nil {
 			return sandboxVerdict(ctx, argv[0], wire.ProcessExit{}, err)
 		}
@@ -116,7 +116,7 @@ func (c *sandboxExecCmd) Run(a *cli.App) error {
 	if c.JSON {
 		captured = cli.NewCapturedCommand(argv)
 	}
-	exit, err := c.attached(ctx, a, s, i.ID, cmd, captured, cancel)
+	exit, err := c.attached(ctx, a, s, id, cmd, captured, cancel)
 	if c.Timeout != nil && errors.Is(err, errTimeUp) {
 		err = turnstone.Errorf("sandbox.exec", turnstone.KindTimeout, argv[0],
 			"killed after %s", *c.Timeout)

@@ -22,11 +22,11 @@ type sandboxPsCmd struct {
 // Run lists the processes that were started in the sandbox.
 func (c *sandboxPsCmd) Run(a *cli.App) error {
 	return a.WithSandboxes(func(ctx context.Context, s cli.Sandboxes) error {
-		i, err := s.Find(ctx, c.Sandbox)
+		id, err := s.Resolve(ctx, c.Sandbox)
 		if err != nil {
 			return err
 		}
-		all, err := s.Processes(ctx, i.ID)
+		all, err := s.Processes(ctx, id)
 		return a.Result(newProcessesReport(all), err, func(w io.Writer) {
 			// All of this data comes from the sandbox.
 			head := "PROCESS\tPID\tSTATE\tAGE\tOUTPUT\tCOMMAND"

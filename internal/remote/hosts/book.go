@@ -19,8 +19,12 @@ type book struct {
 }
 
 func (b book) path() string {
-	name := turnstone.DigestBytes([]byte(b.address.String())).Hex()[:16] + ".json"
-	return b.store.Dir.Path(folder, nodes, name)
+	return b.store.Dir.Path(folder, nodes, addressName(b.address)+".json")
+}
+
+// addressName returns the name that files about the server at an address have.
+func addressName(a remote.Address) string {
+	return turnstone.DigestBytes([]byte(a.String())).Hex()[:16]
 }
 
 // Nodes implements remote.NodeBook.

@@ -37,7 +37,7 @@ func (c Client) LastSession(address remote.Address) (string, error) {
 	if err != nil {
 		return "", saved(dir, err)
 	}
-	return filepath.Join(dir, turnstone.DigestBytes([]byte(address.String())).Hex()[:16]), nil
+	return filepath.Join(dir, addressName(address)), nil
 }
 
 // Server returns the server of a host: its name or its address, Auto or Local. It is
@@ -120,7 +120,8 @@ func (c Client) connect(ctx context.Context, store Store, address remote.Address
 		return nil, err
 	}
 	o := remote.ServerOptions{Address: address, Key: pair, Token: c.token(h),
-		Pins: pins(store.Dir, address, h), Book: book{store, address}}
+		Pins: pins(store.Dir, address, h), Book: book{store, address},
+		Statements: shelf{store, address}}
 	if address.Socket() != "" && len(h.Nodes) == 0 {
 		o.Own, o.Book = true, nil
 	}
