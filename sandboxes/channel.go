@@ -18,6 +18,8 @@ type Seal struct {
 	Statement turnstone.Digest // the attestation of the sandbox's key
 	Clients   []ChannelKey     // 1 to 16
 	Expires   time.Time        // of the statement
+	// Withdrawn is a client whose statements the agent forgets first; nil: nobody.
+	Withdrawn *ChannelKey
 }
 
 // Seal gives the sandbox's agent a statement about its key, and returns the key. With the zero Seal
@@ -37,6 +39,9 @@ func (s *Store) Seal(ctx context.Context, id turnstone.SandboxID, seal Seal) (Ch
 	}
 	if !seal.Expires.IsZero() {
 		p.Expires = seal.Expires.UTC().Format(time.RFC3339Nano)
+	}
+	if seal.Withdrawn != nil {
+		p.Withdrawn = channel.PublicKey(*seal.Withdrawn).String()
 	}
 	res, err := c.SandboxSeal(ctx, &p)
 	if err != nil {

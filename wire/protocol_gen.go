@@ -634,6 +634,9 @@ type SandboxSealParams struct {
 	Clients []string `json:"clients,omitzero"`
 	// When the statement expires, RFC 3339. A connected client stays connected.
 	Expires string `json:"expires,omitempty"`
+	// The X25519 key of a client, in base64. The agent first forgets the statements that
+	// admit it. A connected client stays connected.
+	Withdrawn string `json:"withdrawn,omitempty"`
 }
 
 // SandboxSealResult is the result of Sandbox.seal.

@@ -286,6 +286,25 @@ func (e ends) weakEphemeral(t *testing.T, k PublicKey) {
 	want(t, err, FaultWeakKey)
 }
 
+// TestWithdraw: all statements of a client end, and no other one.
+func TestWithdraw(t *testing.T) {
+	s := new(Statements)
+	later := time.Now().Add(time.Hour)
+	gone, other := NewKeyPair().Public, NewKeyPair().Public
+	d := func(n byte) turnstone.Digest { return turnstone.DigestBytes([]byte{n}) }
+	for n, clients := range [][]PublicKey{{gone}, {other}, {other, gone}} {
+		if err := s.Add(d(byte(n)), clients, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Withdraw(gone)
+	for n, stays := range []bool{false, true, false} {
+		if _, err := s.Clients(d(byte(n))); (err == nil) != stays {
+			t.Errorf("statement %d: %v", n, err)
+		}
+	}
+}
+
 // TestStatementsOfBusyClient connects more often than statements are kept: the client loses its
 // oldest ones, and no other client loses one.
 func TestStatementsOfBusyClient(t *testing.T) {

@@ -23,8 +23,8 @@ type Registry interface {
 }
 
 // Statements is a Registry in memory. The zero value is empty; the methods are safe for concurrent
-// use. When it is full, the client with the most statements loses its oldest ones: each connection
-// has a statement of its own, so a client that connects often has long used those.
+// use. When it is full, the client with the most statements loses its oldest ones: a client connects
+// under the newest one that it has.
 type Statements struct {
 	Max int // valid statements; 0: 64
 	// Dropped is called for each statement that was removed, and must not call methods; nil: nobody.
@@ -80,6 +80,17 @@ func (s *Statements) Add(statement turnstone.Digest, clients []PublicKey, expire
 	s.added++
 	s.all[statement] = admission{slices.Clone(clients), expires, s.added}
 	return nil
+}
+
+// Withdraw removes the statements that admit a client. Channels that are open stay.
+func (s *Statements) Withdraw(client PublicKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d, a := range s.all {
+		if slices.Contains(a.clients, client) {
+			s.drop(d)
+		}
+	}
 }
 
 // sweep removes what has expired. s.mu is held.

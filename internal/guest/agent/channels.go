@@ -121,6 +121,13 @@ func (s *sandbox) Seal(_ context.Context, _ *wire.Conn,
 	if err != nil {
 		return nil, err
 	}
+	if p.Withdrawn != "" {
+		var key channel.PublicKey
+		if err := key.UnmarshalText([]byte(p.Withdrawn)); err != nil {
+			return nil, Invalid(op, "withdrawn", "it is not a key in base64")
+		}
+		k.statements.Withdraw(key)
+	}
 	if p.Statement != "" {
 		err := k.statements.Add(turnstone.Digest(p.Statement), clients, expires)
 		if err != nil {

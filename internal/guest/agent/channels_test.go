@@ -174,9 +174,10 @@ func TestSealRejects(t *testing.T) {
 		"many clients": func(p *wire.SandboxSealParams) {
 			p.Clients = slices.Repeat(p.Clients, channel.MaxClients+1)
 		},
-		"no key":   func(p *wire.SandboxSealParams) { p.Clients[0] = "AAAA" },
-		"weak key": func(p *wire.SandboxSealParams) { p.Clients[0] = channel.PublicKey(weak).String() },
-		"no time":  func(p *wire.SandboxSealParams) { p.Expires = "tomorrow" },
+		"no key":           func(p *wire.SandboxSealParams) { p.Clients[0] = "AAAA" },
+		"weak key":         func(p *wire.SandboxSealParams) { p.Clients[0] = channel.PublicKey(weak).String() },
+		"no time":          func(p *wire.SandboxSealParams) { p.Expires = "tomorrow" },
+		"no withdrawn key": func(p *wire.SandboxSealParams) { p.Withdrawn = "AAAA" },
 	} {
 		p := g.params()
 		change(p)

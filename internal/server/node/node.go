@@ -117,6 +117,8 @@ type Client struct {
 	Key   channel.PublicKey
 	Nonce attest.Nonce
 	Owner string // the key that may admit others; may be empty
+	// Until is when the client's right ends, and its statement at the latest; zero: no such time.
+	Until time.Time
 	// Tenant, Operator and Principal are what the Peer of a channel of the node will have.
 	Tenant    string
 	Operator  bool
@@ -164,6 +166,13 @@ func (n *Node) AttestSandbox(ctx context.Context, id turnstone.SandboxID, c Clie
 		"has another key again and again").WithHint("try again")
 }
 
+// Withdraw makes the agent of a sandbox forget the statements that admit a client, which may have
+// kept them for later connections.
+func (n *Node) Withdraw(ctx context.Context, id turnstone.SandboxID, c channel.PublicKey) error {
+	_, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{Withdrawn: (*sandboxes.ChannelKey)(&c)})
+	return err
+}
+
 func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.Signed, error) {
 	if err := c.Key.Check(); err != nil {
 		return nil, err
@@ -174,6 +183,9 @@ func (n *Node) sign(ctx context.Context, c Client, s attest.Statement) (*attest.
 		s.Tenant = c.Tenant
 	}
 	s.Time, s.Expires = now.Add(-clockSkew), now.Add(validity)
+	if !c.Until.IsZero() && c.Until.Before(s.Expires) {
+		s.Expires = c.Until
+	}
 	return attest.Sign(ctx, &s, n.o.Key)
 }
 

@@ -39,9 +39,11 @@ func (s *Service) ForkSandbox(ctx context.Context,
 	}
 	owner := ""
 	for n, c := range q.Clients {
-		if owner, err = s.mayOpen(ctx, st, callers[n], i.ID, c); err != nil {
+		may, err := s.mayOpen(ctx, st, callers[n], i, c)
+		if err != nil {
 			return nil, err
 		}
+		owner = may.owner
 	}
 	release, err := s.busy.acquire(ctx, ids[0])
 	if err != nil {

@@ -149,15 +149,16 @@ func (s *Service) created(st *tenants.State, rec *kept.Sandbox) (*sandboxes.Info
 	}
 	// IDs are the same for no two tenants: a channel's path has no tenant in it.
 	at, err := s.o.Tenants.Holding(rec.ID)
-	switch {
-	case turnstone.KindOf(err) == turnstone.KindNotFound:
-		return nil, nil
-	case err != nil && at == nil:
-		return nil, err
-	case was == nil || at != st:
+	if err != nil {
+		return nil, nil // none has it
+	}
+	if was == nil || at != st {
 		return nil, used(rec.ID)
 	}
 	i, err := st.Sandboxes.Get(rec.ID)
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		return nil, nil // it was removed meanwhile
+	}
 	return &i, err
 }
 
@@ -234,7 +235,7 @@ func (s *Service) ConnectSandbox(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	owner, err := s.mayOpen(ctx, st, who, i.ID, q.Client)
+	may, err := s.mayOpen(ctx, st, who, i, q.Client)
 	if err != nil {
 		return nil, err
 	}
@@ -242,10 +243,11 @@ func (s *Service) ConnectSandbox(ctx context.Context,
 		return nil, turnstone.Errorf("sandbox.attest", turnstone.KindDead,
 			"sandbox "+q.SandboxId, "it is %s", i.State)
 	}
-	client, _, err := s.client(p, q.Client, owner)
+	client, _, err := s.client(p, q.Client, may.owner)
 	if err != nil {
 		return nil, err
 	}
+	client.Until = may.until
 	c, err := s.attestSandbox(ctx, i.ID, client)
 	if err != nil {
 		return nil, err
@@ -279,36 +281,55 @@ func (s *Service) connecting(ctx context.Context, r *v1.NodeServiceConnectSandbo
 	return who, err
 }
 
+// A permit says how a client may open the channel of a sandbox.
+type permit struct {
+	owner string    // of the sandbox
+	until time.Time // when the right ends; zero: with the sandbox
+}
+
 // mayOpen returns nil if a client may open the channel of a sandbox: by the key that created it, by
 // a grant of its owner, or as the operator if a local command has created it. Whoever authorised
 // the call has no say in this.
 func (s *Service) mayOpen(ctx context.Context, st *tenants.State, who caller,
-	id turnstone.SandboxID, c *v1.ChannelClient) (owner string, err error) {
-	release, err := s.busy.acquire(ctx, string(id))
+	i sandboxes.Info, c *v1.ChannelClient) (permit, error) {
+	release, err := s.busy.acquire(ctx, string(i.ID))
 	if err != nil {
-		return "", err
+		return permit{}, err
 	}
 	defer release()
-	rec, err := s.record(st, id)
+	rec, err := s.record(st, i.ID)
 	if err != nil {
-		return "", err
+		return permit{}, err
 	}
 	if rec == nil {
 		if who.operator {
-			return "", nil
+			return permit{}, nil
 		}
-		return "", (&kept.Holder{}).May(who.key, time.Now())
+		return permit{}, (&kept.Holder{}).May(who.key, time.Now())
 	}
 	if len(c.Grant) > 0 {
-		changed, err := rec.Admit(ctx, id, c.Grant, time.Now())
-		if err == nil && changed {
-			err = s.save(st, rec)
-		}
-		if err != nil {
-			return "", err
+		if err := s.admit(ctx, st, rec, i, c.Grant); err != nil {
+			return permit{}, err
 		}
 	}
-	return rec.Owner, rec.May(who.key, time.Now())
+	return permit{rec.Owner, rec.Until(who.key)}, rec.May(who.key, time.Now())
+}
+
+// admit lets a grant of the owner take effect. Statements of a client that it withdraws end first.
+func (s *Service) admit(ctx context.Context, st *tenants.State, rec *kept.Sandbox,
+	i sandboxes.Info, grant []byte) error {
+	now, before := time.Now(), rec.Admitted
+	changed, err := rec.Admit(ctx, i.ID, grant, now)
+	if err != nil || !changed {
+		return err
+	}
+	// an agent that is suspended or gone knows no statement
+	if gone := rec.Withdrawn(before, now); gone != nil && !i.Paused && !i.State.Final() {
+		if err := s.o.Node.Withdraw(ctx, i.ID, *gone); err != nil {
+			return err
+		}
+	}
+	return s.save(st, rec)
 }
 
 // DeleteSandbox stops a sandbox and removes it.

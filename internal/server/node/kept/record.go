@@ -96,6 +96,30 @@ func (h *Holder) May(client channel.PublicKey, now time.Time) error {
 		WithHint("use the key that created the sandbox, or bring a grant of its owner")
 }
 
+// Until returns when the right of a client ends that the owner has admitted; zero: with the sandbox.
+func (h *Holder) Until(client channel.PublicKey) time.Time {
+	if h.Open || h.Client == client {
+		return time.Time{}
+	}
+	for _, a := range h.Admitted {
+		if a.Client == client {
+			return a.Expires
+		}
+	}
+	return time.Time{}
+}
+
+// Withdrawn returns the client that was admitted before, and is not now; nil: there is none. A grant
+// names one client.
+func (h *Holder) Withdrawn(before []Admitted, now time.Time) *channel.PublicKey {
+	for _, a := range before {
+		if now.Before(a.Expires) && h.May(a.Client, now) != nil {
+			return &a.Client
+		}
+	}
+	return nil
+}
+
 // Admit lets a grant of the owner take effect. A grant that is in effect changes nothing.
 func (h *Holder) Admit(ctx context.Context, id turnstone.SandboxID, grant []byte,
 	now time.Time) (changed bool, err error) {
@@ -122,7 +146,7 @@ func (h *Holder) Admit(ctx context.Context, id turnstone.SandboxID, grant []byte
 			"is number %d, and number %d was used", g.Number, h.Number)
 	}
 	h.Number = g.Number
-	h.Admitted = slices.DeleteFunc(h.Admitted, func(a Admitted) bool {
+	h.Admitted = slices.DeleteFunc(slices.Clone(h.Admitted), func(a Admitted) bool {
 		return a.Client == g.Client || !now.Before(a.Expires)
 	})
 	if len(g.Scopes) == 0 {
