@@ -105,6 +105,15 @@ func (s *Store) Get(id turnstone.SandboxID) (Info, error) {
 	return s.ask(i), nil
 }
 
+// Has reports whether there is a sandbox with this ID, without a question to its holder.
+func (s *Store) Has(id turnstone.SandboxID) bool {
+	if !idForm.MatchString(string(id)) {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(s.path(id), stateFile))
+	return !errors.Is(err, fs.ErrNotExist)
+}
+
 // read is Get without a question to the holder: a sandbox in which commands run is ready.
 func (s *Store) read(id turnstone.SandboxID) (Info, error) {
 	if !idForm.MatchString(string(id)) {
