@@ -170,45 +170,6 @@ func (s *Server) distrusted(err error) error {
 		"the connection to the node is not what it claims to be (%s): %w", text, err).WithHint(hint)
 }
 
-// greet asks a plain HTTP port of this machine who it is, before it gets a token or a name: a port
-// that speaks TLS would get them unencrypted. The answer itself says nothing about trust.
-func (s *Server) greet(ctx context.Context) error {
-	if s.o.Address.socket != "" || s.o.Address.base.Scheme != "http" || s.greeted.Load() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, connectTime)
-	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.o.Address.control()+"/healthz", nil)
-	if err != nil {
-		return err
-	}
-	a, err := s.transport.RoundTrip(r)
-	if err != nil {
-		// a TLS server that answers with an alert: its type, and the version
-		if strings.Contains(err.Error(), `malformed HTTP response "\x15\x03`) {
-			return s.secure()
-		}
-		return s.unreached(err)
-	}
-	defer func() { _ = a.Body.Close() }()
-	text, _ := io.ReadAll(io.LimitReader(a.Body, maxGreeting))
-	if a.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "HTTPS") {
-		return s.secure()
-	}
-	s.greeted.Store(true)
-	return nil
-}
-
-// maxGreeting bounds what is read of an answer to greet, in bytes.
-const maxGreeting = 4 << 10
-
-// secure returns the error for a plain HTTP address whose port speaks TLS.
-func (s *Server) secure() error {
-	return turnstone.Errorf("host.connect", turnstone.KindInvalid, s.o.Address.String(),
-		"speaks TLS, and nothing was sent to it").
-		WithHint("write https:// and the name of its certificate in the address")
-}
-
 // maintenance are words of hints that only the operator of a node can follow, on its machine.
 var maintenance = []string{"turn gc", "turn fsck", "turn doctor", "turn template prune",
 	"config.toml", "TURN_KERNEL", "TURN_STORE", "TURN_RUNSC"}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,6 +34,8 @@ type box struct {
 	connectv1.UnimplementedSandboxServiceHandler
 	node *nodes.Node
 	wg   sync.WaitGroup
+
+	connections atomic.Int32 // to the server
 
 	mu    sync.Mutex
 	asked int // statements
@@ -120,7 +123,16 @@ func newBox(t *testing.T) *boxed {
 	mux := http.NewServeMux()
 	mux.Handle("/turnstone/v1/", b.node.Handler())
 	mux.Handle("/", apiserve.Services{Sandboxes: b.box}.Handler(nil))
-	s := httptest.NewServer(mux)
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "ok")
+	})
+	s := httptest.NewUnstartedServer(mux)
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			b.connections.Add(1)
+		}
+	}
+	s.Start()
 	t.Cleanup(func() { _ = b.node.Close(); s.Close(); b.wg.Wait() })
 	b.o = remote.ServerOptions{Address: address(t, s.URL), Key: channel.NewKeyPair(),
 		Pins: func(string) (attest.Pins, error) { return b.trust, nil }, Statements: b.notes}
@@ -212,5 +224,19 @@ func TestKeptStatementIsNotBelieved(t *testing.T) {
 	err := b.hello(t)
 	if channel.FaultOf(err) != channel.FaultUntrusted || b.asked != 2 || len(b.notes) != 0 {
 		t.Errorf("a revoked key: %d calls, %d kept: %v", b.asked, len(b.notes), err)
+	}
+}
+
+// TestGreetingIsOneConnection: the connection that shows that a port speaks plain HTTP carries the
+// channel too, and one that nobody uses is closed.
+func TestGreetingIsOneConnection(t *testing.T) {
+	b := newBox(t)
+	if err := b.hello(t); err != nil {
+		t.Fatal(err)
+	}
+	before := b.connections.Load()
+	if err := b.hello(t); err != nil || b.connections.Load() != before+1 {
+		t.Errorf("a channel under a kept statement took %d connections: %v",
+			b.connections.Load()-before, err)
 	}
 }

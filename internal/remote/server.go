@@ -68,6 +68,7 @@ type Server struct {
 	connect   func(ctx context.Context, network, addr string) (net.Conn, error)
 	transport *http.Transport
 	greeted   atomic.Bool // the port speaks plain HTTP, as its address says
+	waiting   waiting     // a connection that was greeted
 
 	known sync.Mutex
 	asked bool      // the book
@@ -89,7 +90,7 @@ func NewServer(o ServerOptions) *Server {
 		s.connect, s.o.Token = o.Address.dialOwn, nil
 		s.o.Pins = func(string) (attest.Pins, error) { return anyNode{}, nil }
 	}
-	s.transport = &http.Transport{DialContext: s.connect, ForceAttemptHTTP2: true,
+	s.transport = &http.Transport{DialContext: s.dialNext, ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: connectTime, IdleConnTimeout: idleTime, TLSClientConfig: s.tls(),
 		MaxResponseHeaderBytes: 64 << 10,
 		HTTP2:                  &http.HTTP2Config{SendPingTimeout: pingTime, PingTimeout: pingTime}}
@@ -109,7 +110,16 @@ func NewServer(o ServerOptions) *Server {
 // Close closes idle connections. Channels that are open stay.
 func (s *Server) Close() error {
 	s.transport.CloseIdleConnections()
+	s.waiting.close()
 	return nil
+}
+
+// dialNext connects to the server, or returns the connection that was greeted.
+func (s *Server) dialNext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if c := s.waiting.take(); c != nil {
+		return c, nil
+	}
+	return s.connect(ctx, network, addr)
 }
 
 // Address returns the server's address.
@@ -238,7 +248,7 @@ func (s *Server) dial(ctx context.Context, path string) (io.ReadWriteCloser, err
 	config.NextProtos = []string{"http/1.1"} // WebSockets over HTTP/2 are rare
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
-	d := websocket.Dialer{TLS: config, Net: s.connect}
+	d := websocket.Dialer{TLS: config, Net: s.dialNext}
 	stream, err := d.Dial(ctx, to, header)
 	if err != nil {
 		return nil, s.unreached(err)
