@@ -380,3 +380,64 @@ func TestDiskWithAJournal(t *testing.T) {
 		t.Errorf("it has %v", got)
 	}
 }
+
+// TestLargest: a turn that makes a home larger than 32 GiB leaves it as it was; one that makes a home
+// smaller, which was too large before, does not.
+func TestLargest(t *testing.T) {
+	const most = 32 << 30
+	p := repotest.New(t)
+	cs := p.CS
+	use(t, p, "me", map[string]string{"/a": "12345"})
+	s := ok[turnstone.Session](t)(cs.DB.Ensure(t.Context(), "s"))
+	start := func() turnstone.Turn {
+		return ok[turnstone.Turn](t)(cs.DB.Start(t.Context(), session.StartTurn{Session: s.ID}))
+	}
+	leave := func(bytes int64, text string) error {
+		turn := start()
+		now, _, err := cs.DB.Home(t.Context(), "me")
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The largest homes are too large for a test: a new record says how large this one is.
+		ok[bool](t)(cs.DB.RemoveHome(t.Context(), "me"))
+		if _, _, err := cs.DB.Finish(t.Context(), session.Finish{Turn: turn.ID, Result: "passed",
+			Home: &session.HomeUse{Turn: turn.ID, Name: "me", Began: now.Tree, Ended: now.Tree,
+				Bytes: bytes, New: true}}); err != nil {
+			t.Fatal(err)
+		}
+		h := ok[*homes.Home](t)(homes.In(p.Repo).Open(t.Context(),
+			homes.Request{Name: "me", Turn: start().ID, Timeout: time.Minute}, quiet))
+		defer h.Close()
+		b := ok[*store.Batch](t)(cs.Store.Begin(t.Context()))
+		defer func() { _ = b.Close() }()
+		base := treetest.Make(t, b, treetest.Texts(map[string]string{"/root/.profile": "template"})...)
+		if err := b.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, release, err := h.Images(t.Context(), homes.Base{Root: base, Tree: base}, "/root")
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+		ok[turnstone.TreeRef](t)(h.Onto(t.Context(), b, base))
+		_, err = h.Leave(t.Context(), b, treetest.Make(t, b,
+			treetest.Texts(map[string]string{"/root/a": text})...), base)
+		if err != nil && h.Ended != (turnstone.TreeRef{}) {
+			t.Error("a home that is refused has an end")
+		}
+		return err
+	}
+	if err := leave(most-1, "123456"); err != nil { // exactly the most
+		t.Errorf("the largest home: %v", err)
+	}
+	err := leave(most, "123456")
+	if turnstone.KindOf(err) != turnstone.KindExhausted || !strings.Contains(err.Error(), "32GiB is the most") ||
+		turnstone.HintOf(err) == "" {
+		t.Errorf("a home that is too large: %v", err)
+	}
+	for _, text := range []string{"12345", "1"} {
+		if err := leave(most+10, text); err != nil {
+			t.Errorf("a home that does not grow: %v", err)
+		}
+	}
+}
