@@ -25,7 +25,7 @@ func (c *homeLsCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		all, err := x.Homes(ctx)
 		now := time.Now()
-		return a.Result(homesReport{all}, err, func(w io.Writer) {
+		err = a.Result(homesReport{all}, err, func(w io.Writer) {
 			head := "HOME\tSIZE\tUSED\tTURN"
 			terminal.List(w, c.Names, head, all, func(h turnstone.HomeInfo) []any {
 				used := terminal.Ago(h.Used, now)
@@ -35,6 +35,10 @@ func (c *homeLsCmd) Run(a *cli.App) error {
 				return []any{h.Name, turnstone.Bytes(h.Bytes).Human(), used, h.Turn}
 			})
 		})
+		if err == nil {
+			a.SayUnseen(ctx, x)
+		}
+		return err
 	})
 }
 

@@ -57,6 +57,9 @@ func (c *sessionLsCmd) Run(a *cli.App) error {
 			terminal.Printf(a.Stderr, "turn: %s not shown; -a shows them\n",
 				terminal.Plural(n, "anonymous session is", "anonymous sessions are"))
 		}
+		if err == nil {
+			a.SayUnseen(ctx, x)
+		}
 		return err
 	})
 }

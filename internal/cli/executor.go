@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/remote/hosts"
 	"turnstone.dev/turnstone/internal/remote/runner"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // The parts of an Executor. Methods are those of executor.Executor with the same name.
@@ -165,4 +166,17 @@ func (a *App) WithLocal(op turnstone.Op, f func(ctx context.Context, x *executor
 		}
 		return errors.Join(f(ctx, x), x.Close())
 	})
+}
+
+// SayUnseen tells the operator of a server which sessions and homes a list leaves out, and where they
+// are listed.
+func (a *App) SayUnseen(ctx context.Context, x Executor) {
+	h, is := x.(*runner.Host)
+	if !is {
+		return
+	}
+	if what, hint := h.Unseen(ctx); what != "" {
+		a.Say(what)
+		terminal.Println(a.Stderr, "hint: "+hint)
+	}
 }

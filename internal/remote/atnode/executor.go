@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -20,7 +22,7 @@ import (
 // lets this client use its own sessions and those that it was admitted to. An operation whose
 // connection is lost has an error of kind KindDead and may have been done.
 //
-// Its methods are safe for concurrent use. They share one connection.
+// Its methods are safe for concurrent use. They share one connection to each node.
 type Executor struct {
 	// Dial connects to the node.
 	Dial func(ctx context.Context) (*wire.Client, error)
@@ -30,11 +32,14 @@ type Executor struct {
 	// Dir is the state directory of this machine, whose list of keys VerifyReceipt trusts; empty: the
 	// user's.
 	Dir string
+	// Nodes are for operations on what Dial's node does not know; nil: it is the only one.
+	Nodes Nodes
 	// Hint changes the hints of the node's errors, which may be for its operator; nil: they stay.
 	Hint func(hint string) string
 
 	mu     sync.Mutex
 	client *wire.Client
+	named  map[string]*wire.Client // connections to nodes of Nodes
 	closed bool
 }
 
@@ -44,15 +49,31 @@ const maxReport = 1 << 30
 // Close ends the connection, and the operations on it.
 func (x *Executor) Close() error {
 	x.mu.Lock()
-	c := x.client
-	x.client, x.closed = nil, true
-	x.mu.Unlock()
-	if c == nil {
-		return nil
+	all := slices.Collect(maps.Values(x.named))
+	if x.client != nil {
+		all = append(all, x.client)
 	}
-	_ = c.Close()
-	c.Wait()
+	x.client, x.named, x.closed = nil, nil, true
+	x.mu.Unlock()
+	for _, c := range all {
+		_ = c.Close()
+		c.Wait()
+	}
 	return nil
+}
+
+func errClosed() error {
+	return turnstone.Errorf("remote.connect", turnstone.KindUnavailable, "the executor", "is closed")
+}
+
+// ended reports whether the connection of c is gone.
+func ended(c *wire.Client) bool {
+	select {
+	case <-c.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // connect returns the connection, which it makes if there is none.
@@ -60,17 +81,12 @@ func (x *Executor) connect(ctx context.Context) (*wire.Client, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
-		return nil, turnstone.Errorf("remote.connect", turnstone.KindUnavailable, "the executor",
-			"is closed")
+		return nil, errClosed()
 	}
-	if x.client != nil {
-		select {
-		case <-x.client.Done():
-			x.client = nil
-		default:
-			return x.client, nil
-		}
+	if x.client != nil && !ended(x.client) {
+		return x.client, nil
 	}
+	x.client = nil
 	c, err := x.Dial(ctx)
 	if err == nil {
 		x.client = c
@@ -78,7 +94,8 @@ func (x *Executor) connect(ctx context.Context) (*wire.Client, error) {
 	return c, err
 }
 
-// do runs an operation on the connection.
+// do runs an operation on the connection, and at other nodes if this one does not know what the
+// operation is about: f runs again then, and has had no effect before.
 func (x *Executor) do(ctx context.Context, f func(c *wire.Client) error) error {
 	if err := ctx.Err(); err != nil {
 		return canceled(ctx)
@@ -87,7 +104,11 @@ func (x *Executor) do(ctx context.Context, f func(c *wire.Client) error) error {
 	if err != nil {
 		return err
 	}
-	return x.ofNode(f(c))
+	err = x.ofNode(f(c))
+	if x.Nodes != nil && turnstone.KindOf(err) == turnstone.KindNotFound {
+		return x.elsewhere(ctx, err, f)
+	}
+	return err
 }
 
 func canceled(ctx context.Context) error {
@@ -168,16 +189,24 @@ func (s *source) Read(p []byte) (int, error) {
 // fetch runs a command that sends a report.
 func fetch[T any](ctx context.Context, x *Executor,
 	command func(c *wire.Client, report wire.StreamID) error) (report T, err error) {
-	err = x.do(ctx, func(c *wire.Client) error {
-		return receive(ctx, c, func(r io.Reader) error {
-			in := io.LimitReader(r, maxReport)
-			text, err := io.ReadAll(in)
-			if err != nil {
-				return err
-			}
-			return decode(text, &report)
-		}, func(id wire.StreamID) error { return command(c, id) })
+	err = x.do(ctx, func(c *wire.Client) (err error) {
+		report, err = answer[T](ctx, c, command)
+		return err
 	})
+	return report, err
+}
+
+// answer runs a command that sends a report on a connection.
+func answer[T any](ctx context.Context, c *wire.Client,
+	command func(c *wire.Client, report wire.StreamID) error) (report T, err error) {
+	err = receive(ctx, c, func(r io.Reader) error {
+		in := io.LimitReader(r, maxReport)
+		text, err := io.ReadAll(in)
+		if err != nil {
+			return err
+		}
+		return decode(text, &report)
+	}, func(id wire.StreamID) error { return command(c, id) })
 	if err != nil {
 		var none T
 		return none, err

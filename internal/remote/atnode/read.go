@@ -16,13 +16,6 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// Sessions lists the sessions that this client may use, the most recently used first.
-func (x *Executor) Sessions(ctx context.Context) ([]turnstone.SessionInfo, error) {
-	return fetch[[]turnstone.SessionInfo](ctx, x, func(c *wire.Client, id wire.StreamID) error {
-		return c.SessionList(ctx, &wire.SessionListParams{Report: id})
-	})
-}
-
 // Session is executor.Executor.Session.
 func (x *Executor) Session(ctx context.Context, nameOrID string) (*turnstone.Graph, error) {
 	return fetch[*turnstone.Graph](ctx, x, func(c *wire.Client, id wire.StreamID) error {
@@ -262,12 +255,5 @@ func (x *Executor) Usage(ctx context.Context) (*turnstone.Usage, error) {
 func (x *Executor) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
 	return fetch[*turnstone.FsckReport](ctx, x, func(c *wire.Client, id wire.StreamID) error {
 		return c.SessionFsck(ctx, &wire.SessionFsckParams{Report: id})
-	})
-}
-
-// Homes is executor.Executor.Homes, of the caller's homes.
-func (x *Executor) Homes(ctx context.Context) ([]turnstone.HomeInfo, error) {
-	return fetch[[]turnstone.HomeInfo](ctx, x, func(c *wire.Client, id wire.StreamID) error {
-		return c.SessionHomes(ctx, &wire.SessionHomesParams{Report: id})
 	})
 }

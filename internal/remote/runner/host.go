@@ -41,13 +41,9 @@ type Options struct {
 
 // Open returns the executor of a server, which it owns.
 func Open(s *remote.Server, o Options) *Host {
-	x := &atnode.Executor{Dir: o.Dir, Last: o.Last, Dial: func(ctx context.Context) (*wire.Client, error) {
-		stream, err := s.NodeChannel(ctx, "")
-		if err != nil {
-			return nil, err
-		}
-		return wire.NewClient(stream), nil
-	}}
+	nodes := nodesOf{s}
+	x := &atnode.Executor{Dir: o.Dir, Last: o.Last, Nodes: nodes,
+		Dial: func(ctx context.Context) (*wire.Client, error) { return nodes.Dial(ctx, "") }}
 	if !s.Operator() {
 		x.Hint = remote.ForOperator
 	}
