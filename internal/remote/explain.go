@@ -41,13 +41,29 @@ func (s *Server) explain(err error) error {
 	case sent != nil && !connect.IsWireError(sent) &&
 		(status.Code == connect.CodeUnavailable || lostConnection(sent)):
 		return s.unreached(e)
+	case e.Op == "gateway.path":
+		return turnstone.Errorf("host.call", turnstone.KindInvalid, s.o.Address.String(),
+			"has no such service at this path").WithHint("check the path at the end of the " +
+			"address, and that client and server have the same version")
 	case status.Code == connect.CodeUnauthenticated:
 		return s.hinted(status, e, tokenHint(status.Reason))
+	case sent != nil && !connect.IsWireError(sent) && foreign(sent.Message()):
+		return turnstone.Errorf("host.call", turnstone.KindUnavailable, s.o.Address.String(),
+			"another program than turn serve answers: %w", e.Err).
+			WithHint("check the address, a proxy in front of the server, and that client and server " +
+				"have the same version")
 	case status.Code == connect.CodePermissionDenied && e.Hint == "":
 		return s.hinted(status, e, "use a token with the right that is missing: turn token create "+
 			"--scope")
 	}
 	return err
+}
+
+// foreign reports whether text is connect's about an answer of another protocol: its HTTP status, or
+// its content type.
+func foreign(text string) bool {
+	return strings.HasPrefix(text, "invalid content-type") ||
+		len(text) > 3 && text[3] == ' ' && strings.Trim(text[:3], "0123456789") == ""
 }
 
 // tokenHint says what the holder of a refused token can do: see the reasons of package auth.

@@ -445,6 +445,17 @@ func TestExplained(t *testing.T) {
 		}, turnstone.KindInvalid, "https://"},
 		"another server": {func(o *remote.ServerOptions) { o.Address = address(t, plain.URL) },
 			turnstone.KindUnavailable, "version"},
+		"HTML": {func(o *remote.ServerOptions) { o.Address = address(t, page(t, http.StatusOK)) },
+			turnstone.KindUnavailable, "a proxy"},
+		"forbidden": {func(o *remote.ServerOptions) {
+			o.Address = address(t, page(t, http.StatusForbidden))
+		}, turnstone.KindUnavailable, "a proxy"},
+		"moved": {func(o *remote.ServerOptions) {
+			o.Address = address(t, page(t, http.StatusMovedPermanently))
+		}, turnstone.KindUnavailable, "a proxy"},
+		"gateway": {func(o *remote.ServerOptions) {
+			o.Address = address(t, page(t, http.StatusBadGateway))
+		}, turnstone.KindUnavailable, "server runs"},
 	} {
 		_, err := s.client(t, tc.change).StartTurn(t.Context(), remote.TurnStart{})
 		if turnstone.KindOf(err) != tc.kind || !strings.Contains(turnstone.HintOf(err), tc.says) ||
@@ -497,4 +508,15 @@ func listenTLS(t *testing.T) net.Listener {
 	})
 	t.Cleanup(func() { _ = l.Close(); wg.Wait() })
 	return l
+}
+
+// page returns the address of a program that answers each request with HTML, as a proxy does.
+func page(t *testing.T, status int) string {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte("<html><title>It is not here</title></html>"))
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
 }
