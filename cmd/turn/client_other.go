@@ -5,11 +5,17 @@ package main
 import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/platform"
 )
 
-// Run reports that no sandbox can run here.
-func (c *doctorCmd) Run(*cli.App) error { return noSandboxes("doctor") }
+// Run checks a host; no sandbox can run here.
+func (c *doctorCmd) Run(a *cli.App) error {
+	if done, err := hostcmd.Doctor(a, c.localOnly()); done {
+		return err
+	}
+	return noSandboxes("doctor")
+}
 
 // Run lists the templates of a host.
 func (c *templateLsCmd) Run(a *cli.App) error {

@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -22,6 +23,9 @@ type doctorReport struct {
 
 // Run checks the machine, or a kernel.
 func (c *doctorCmd) Run(a *cli.App) error {
+	if done, err := hostcmd.Doctor(a, c.localOnly()); done {
+		return err
+	}
 	h, err := a.StateDir()
 	if err != nil {
 		return err
