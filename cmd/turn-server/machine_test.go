@@ -79,15 +79,17 @@ func TestMachineOneProcess(t *testing.T) {
 	inTheClear(t, p)
 	waitTurns(t, p, false)
 	ends := make(chan string, 2)
-	file := slow(t, "8") // longer than clients have for the last answers
+	file := slow(t, "5")
+	// ends later than the other one, by more than clients have for their last answers
+	longer := slow(t, "14")
 	clearly, secret := make(chan struct{}), token(t, p)
-	go func() { ends <- slowlyInTheClear(t, p, secret, file, clearly) }()
+	go func() { ends <- slowlyInTheClear(t, p, secret, longer, clearly) }()
 	<-clearly
 	go func() { ends <- slowly(t, c, file) }()
 	waitRunning(t, p)
 	p.end()
 	for range 2 {
-		if got := <-ends; !strings.Contains(got, "finished-late") {
+		if got := <-ends; !strings.Contains(got, "finished-42") {
 			t.Errorf("a turn that ran when the server was told to end: %s", got)
 		}
 	}
@@ -144,11 +146,11 @@ func TestMachineEndAtOnce(t *testing.T) {
 	start(t, home, nil, "--listen", address).await("node registered")
 }
 
-// slow writes a document of some seconds.
+// slow writes a document of some seconds. Its output, finished-42, is not in its text.
 func slow(t *testing.T, seconds string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "slow.md")
-	text := "```bash\nsleep " + seconds + "; echo finished-late\n```\n"
+	text := "```bash\nsleep " + seconds + "; echo finished-$((6*7))\n```\n"
 	check(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
@@ -279,7 +281,7 @@ func TestMachineThreeProcesses(t *testing.T) {
 	s.gateway.kill(syscall.SIGKILL)
 	<-s.gateway.done
 	s.start(config.Gateway)
-	if got := <-ends; !strings.Contains(got, "finished-late") {
+	if got := <-ends; !strings.Contains(got, "finished-42") {
 		t.Errorf("a turn whose gateway was killed: %s", got)
 	}
 	for _, p := range []*process{s.gateway, s.node, s.controller} {
