@@ -26,7 +26,7 @@ func reap(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: reap")
 	}
-	s := sandboxes.NewStore(ts.Getenv("TURN_HOME"))
+	s := sandboxes.NewStore(ts.MkAbs(ts.Getenv("TURN_HOME")))
 	ts.Defer(func() {
 		all, err := s.List(context.Background())
 		ts.Check(err)

@@ -13,7 +13,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// farewell bounds how long Close waits for the other side to take the end.
+// farewell bounds how long Close waits for the other side to take the end, and how long a side that
+// reports a manipulation waits for the other side to leave.
 const farewell = 2 * time.Second
 
 // subject is the subject of errors.
@@ -72,6 +73,10 @@ func (c *Conn) Read(p []byte) (int, error) {
 			c.rerr = err
 		case kind == kindEnd && len(c.rest) == 0:
 			c.rerr = io.EOF
+		case kind == kindFault && reportable(Fault(c.rest)):
+			c.rerr = c.fail(Fail("channel.read", Fault(c.rest), subject,
+				"the other side received something else than this side sent"))
+			c.rest = nil
 		case kind != kindData || len(c.rest) == 0:
 			c.rest = nil
 			c.rerr = c.fail(turnstone.Errorf("channel.read", turnstone.KindInvalid, subject,
@@ -104,7 +109,7 @@ func (c *Conn) next() (kind byte, err error) {
 	}
 	size, number := int(binary.BigEndian.Uint16(head[:])), binary.BigEndian.Uint64(head[2:])
 	if size < minNoise {
-		return 0, c.fail(Fail("channel.read", FaultAltered, subject,
+		return 0, c.report(Fail("channel.read", FaultAltered, subject,
 			"a frame of %d bytes is too short", size))
 	}
 	sealed := frames.Get().(*[maxFrame]byte)
@@ -113,14 +118,14 @@ func (c *Conn) next() (kind byte, err error) {
 		return 0, c.ended(err)
 	}
 	if due := c.recv.due(); number != due {
-		return 0, c.fail(c.name(number, due, sealed[:size]))
+		return 0, c.report(c.name(number, due, sealed[:size]))
 	}
 	// The ciphertext stays as it is: a failed decryption erases its destination.
 	c.buf = frames.Get().(*[maxFrame]byte)
 	plain, err := c.recv.open(c.buf[:0], sealed[:size])
 	if err != nil {
 		c.release()
-		return 0, c.fail(c.name(number, number, sealed[:size]))
+		return 0, c.report(c.name(number, number, sealed[:size]))
 	}
 	c.rest = plain[1:]
 	return plain[0], nil
@@ -161,6 +166,23 @@ func (c *Conn) fail(err *turnstone.Error) error {
 	return c.failed.Load()
 }
 
+// report is fail for a manipulation, whose name it sends to the other side first. The other side
+// would otherwise see the end of a stream, which it takes for a failing network. What still arrives
+// is discarded: a stream that is closed with unread bytes may lose what was written to it.
+func (c *Conn) report(err *turnstone.Error) error {
+	if c.failed.CompareAndSwap(nil, err) {
+		late := time.AfterFunc(farewell, func() { abort(c.stream) })
+		defer late.Stop()
+		c.wmu.Lock()
+		sent := c.werr == nil && c.put(kindFault, []byte(FaultOf(err))) == nil
+		c.wmu.Unlock()
+		if sent {
+			_, _ = io.Copy(io.Discard, c.in)
+		}
+	}
+	return c.fail(err)
+}
+
 // Write writes p in as many frames as it needs, and blocks while the stream blocks.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	c.wmu.Lock()
@@ -197,6 +219,11 @@ func (c *Conn) frame(kind byte, data []byte) error {
 	if err := c.failed.Load(); err != nil {
 		return err
 	}
+	return c.put(kind, data)
+}
+
+// put is frame, also after a fault. c.wmu is held.
+func (c *Conn) put(kind byte, data []byte) error {
 	buf := frames.Get().(*[maxFrame]byte)
 	defer frames.Put(buf)
 	plain := append(append(buf[headSize:headSize], kind), data...)

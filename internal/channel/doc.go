@@ -35,6 +35,7 @@ const (
 	kindData    byte = 0
 	kindEnd     byte = 1 // no data follows in this direction
 	kindConfirm byte = 2 // the client's first frame: its first message was not replayed
+	kindFault   byte = 3 // the name of a manipulation of received frames; the sender's last frame
 )
 
 // The reasons of a server that ends a handshake. They are not authenticated.

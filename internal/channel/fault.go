@@ -3,6 +3,7 @@ package channel
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"turnstone.dev/turnstone"
 )
@@ -28,6 +29,11 @@ const (
 	FaultReflected Fault = "reflected" // a side's own bytes came back
 	FaultTruncated Fault = "truncated" // the stream ended without the authenticated end
 )
+
+// reportable reports whether a side may say of received frames that this was done to them.
+func reportable(f Fault) bool {
+	return slices.Contains([]Fault{FaultAltered, FaultRepeated, FaultReordered, FaultReflected}, f)
+}
 
 // A faultError is an error with the name of a manipulation.
 type faultError struct {

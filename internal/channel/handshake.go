@@ -15,6 +15,9 @@ import (
 	"turnstone.dev/turnstone"
 )
 
+// OpHandshake is the operation of errors of a handshake.
+const OpHandshake turnstone.Op = "channel.handshake"
+
 // handshakeTime bounds a handshake if the context has no earlier deadline.
 const handshakeTime = 10 * time.Second
 
@@ -61,7 +64,7 @@ func within(ctx context.Context, stream io.Closer, shake func() (*Conn, error)) 
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			kind = turnstone.KindTimeout
 		}
-		err = turnstone.Errorf("channel.handshake", kind, subject, "the handshake: %w", ctx.Err())
+		err = turnstone.Errorf(OpHandshake, kind, subject, "the handshake: %w", ctx.Err())
 	}
 	if err != nil {
 		abort(stream)
@@ -72,12 +75,12 @@ func within(ctx context.Context, stream io.Closer, shake func() (*Conn, error)) 
 
 // shakeError returns an error of the handshake with the name of a manipulation.
 func shakeError(f Fault, format string, args ...any) *turnstone.Error {
-	return Fail("channel.handshake", f, subject, format, args...)
+	return Fail(OpHandshake, f, subject, format, args...)
 }
 
 // gone returns the error of a stream that ended during the handshake.
 func gone(err error) error {
-	return turnstone.Errorf("channel.handshake", turnstone.KindDead, subject,
+	return turnstone.Errorf(OpHandshake, turnstone.KindDead, subject,
 		"the stream ended during the handshake: %w", err).WithHint("connect again")
 }
 
@@ -87,7 +90,7 @@ func start(config noise.Config, statement []byte) (*noise.HandshakeState, error)
 	config.Prologue = append([]byte(prologue), statement...)
 	state, err := noise.NewHandshakeState(config)
 	if err != nil {
-		err = turnstone.NewError("channel.handshake", turnstone.KindInternal, subject, err)
+		err = turnstone.NewError(OpHandshake, turnstone.KindInternal, subject, err)
 	}
 	return state, err
 }
@@ -95,7 +98,7 @@ func start(config noise.Config, statement []byte) (*noise.HandshakeState, error)
 func (c *ClientConfig) connect(stream io.ReadWriteCloser) (*Conn, error) {
 	statement, err := hex.DecodeString(c.Statement.Hex())
 	if err != nil || len(statement) != digestSize || c.Key.private == nil {
-		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+		return nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the client has no key, or the statement no digest")
 	}
 	state, err := start(noise.Config{Initiator: true, StaticKeypair: c.Key.noise(),
@@ -139,14 +142,15 @@ func answer(in io.Reader, hello []byte) ([]byte, error) {
 		return nil, gone(err)
 	}
 	refused := func(kind turnstone.Kind, why, hint string) ([]byte, error) {
-		return nil, turnstone.Errorf("channel.handshake", kind, subject,
+		return nil, turnstone.Errorf(OpHandshake, kind, subject,
 			"refused, as the server or a relay says: %s", why).WithHint(hint)
 	}
 	const again = "request a new attestation"
 	switch all[0] {
 	case answerSecond:
 	case answerUnknown:
-		return refused(turnstone.KindNotFound, "the statement is not known there", again)
+		return refused(turnstone.KindNotFound, "the statement is not known there: it is "+
+			"another sandbox or node, or one that was paused or started since", again)
 	case answerExpired:
 		return refused(turnstone.KindInvalid, "the statement has expired", again)
 	case answerKey:
@@ -171,7 +175,7 @@ func answer(in io.Reader, hello []byte) ([]byte, error) {
 
 func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
 	if c.Registry == nil {
-		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+		return nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the server has no registry")
 	}
 	in := bufio.NewReaderSize(stream, readBuffer)
@@ -181,7 +185,7 @@ func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
 	}
 	if c.Key.private == nil {
 		refuse(stream, answerUnknown)
-		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+		return nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the server has no key")
 	}
 	digest, _ := hex.DecodeString(statement.Hex())
@@ -204,7 +208,7 @@ func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
 	peer := PublicKey(state.PeerStatic())
 	if !slices.Contains(clients, peer) {
 		refuse(stream, answerKey)
-		return nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+		return nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the statement %s does not name the client's key %s", statement, peer)
 	}
 	second, recv, send, err := state.WriteMessage([]byte{answerSecond}, nil)
@@ -228,7 +232,7 @@ func (c *ServerConfig) admit(stream io.Writer, in io.Reader) (turnstone.Digest, 
 		return "", nil, gone(err)
 	}
 	if string(prefix[:len(magic)]) != magic {
-		return "", nil, turnstone.Errorf("channel.handshake", turnstone.KindInvalid, subject,
+		return "", nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the client does not speak this protocol: it began with %q", prefix[:len(magic)])
 	}
 	if _, err := io.ReadFull(in, prefix[len(magic):]); err != nil {

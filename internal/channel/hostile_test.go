@@ -136,6 +136,9 @@ func TestFrames(t *testing.T) {
 			if _, err := server.Write(data); FaultOf(err) != c.fault {
 				t.Errorf("the channel writes after a fault: %v", err)
 			}
+			client.in.Reset(bytes.NewReader(back.out.Bytes()))
+			_, err = io.ReadAll(client)
+			want(t, err, c.fault) // the server has told it
 		})
 	}
 }
@@ -225,7 +228,7 @@ func TestKeysChange(t *testing.T) {
 
 // TestUnknownKinds checks that an authentic frame without a meaning ends the channel.
 func TestUnknownKinds(t *testing.T) {
-	for kind, data := range map[byte]string{kindConfirm: "", 3: "x", kindData: "", kindEnd: "x"} {
+	for kind, data := range map[byte]string{kindConfirm: "", kindFault: "truncated", 4: "x", kindData: "", kindEnd: "x"} {
 		client, server, sent, _, read := taped(t)
 		_ = client.frame(kind, []byte(data))
 		read(sent.out.Bytes())

@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/proof/key"
 )
 
 // explain returns the error of a call as a *turnstone.Error that says what to do.
@@ -177,7 +178,11 @@ func (s *Server) distrusted(err error) error {
 			WithHint("compare the clocks of this machine and of the node: date -u")
 	}
 	hint := turnstone.HintOf(err)
-	if fault == channel.FaultUntrusted {
+	switch {
+	case errors.Is(err, key.ErrRevoked):
+		hint = "ask the node's operator for its new key, and trust that with turn host add --pin " +
+			"FINGERPRINT: this client's list revokes the old one (turn key revoke)"
+	case fault == channel.FaultUntrusted:
 		hint = "compare the node's key with the server's operator; turn host add --pin FINGERPRINT " +
 			"trusts it"
 	}

@@ -3,6 +3,7 @@ package remote
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/sandboxes/access"
 )
@@ -58,8 +60,9 @@ func (s *Server) AllSandboxes() *Sandboxes {
 		}
 	}, open: func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error) {
 		c, err := s.SandboxChannel(ctx, id)
-		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			err = notFound(string(id))
+		var e *turnstone.Error
+		if errors.As(err, &e) && e.Kind == turnstone.KindNotFound && e.Op != channel.OpHandshake {
+			err = notFound(string(id)) // an unknown statement is no unknown sandbox
 		}
 		return c, err
 	}}

@@ -68,6 +68,9 @@ func (t *Trust) Revoke(id string) {
 // Revoked reports whether the key with this ID is revoked.
 func (t *Trust) Revoked(id string) bool { return t.revoked[id] }
 
+// ErrRevoked is in the chain of Vouch's error for a revoked key.
+var ErrRevoked = errors.New("is revoked")
+
 // Vouch returns the entry by which k is trusted as role for a statement of the time at. The error
 // is of kind Integrity and says why there is none.
 func (t *Trust) Vouch(k Public, role Role, at time.Time) (Entry, error) {
@@ -76,7 +79,7 @@ func (t *Trust) Vouch(k Public, role Role, at time.Time) (Entry, error) {
 			fmt.Sprintf("the %s's key %s", role, k.ID()), format, args...).WithHint(hint)
 	}
 	if t.revoked[k.ID()] {
-		return refused("do not rely on anything that this key signed", "is revoked")
+		return refused("do not rely on anything that this key signed", "%w", ErrRevoked)
 	}
 	why, args := "is not trusted", []any(nil)
 	for _, e := range t.entries {

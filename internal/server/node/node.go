@@ -227,7 +227,7 @@ func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.
 func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 	c, err := channel.Server(n.ctx, s, channel.ServerConfig{Key: n.pair, Registry: &n.known})
 	if err != nil {
-		slog.Debug("a channel was refused", "fault", channel.FaultOf(err))
+		logFault("a channel was refused", err)
 		return // Server has closed the stream
 	}
 	p, ok := n.known.peer(c.Statement())
@@ -248,7 +248,18 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 		defer time.AfterFunc(time.Until(e), func() { _ = conn.Close() }).Stop()
 	}
 	conn.Wait()
+	logFault("a channel ended", conn.Err())
 	_ = conn.Close()
+}
+
+// logFault names what was done to a channel, if something was. An end of the connection is no fault
+// of anybody.
+func logFault(what string, err error) {
+	level, fault := slog.LevelWarn, channel.FaultOf(err)
+	if fault == "" || fault == channel.FaultTruncated {
+		level = slog.LevelDebug
+	}
+	slog.Log(context.Background(), level, what, "fault", fault)
 }
 
 // pass copies the bytes of a channel to the agent of a sandbox, which ends it.
