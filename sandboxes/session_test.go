@@ -134,7 +134,7 @@ func TestCommit(t *testing.T) {
 	all := turns(t)
 	if len(all) != 2 || !slices.Equal(ran(all[0]), []string{"echo one", "sleep 1000"}) ||
 		!slices.Equal(ran(all[1]), []string{"echo two"}) || all[1].Session.Number != 2 {
-		t.Errorf("%+v", all)
+		t.Fatalf("%+v", all)
 	}
 	if c := all[0].Commands[1]; c.Ended || c.Exit != nil {
 		t.Errorf("a command that runs has ended: %+v", c)

@@ -344,3 +344,15 @@ func TestOtherSides(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// TestOperates asks a node whom it takes for its operator.
+func TestOperates(t *testing.T) {
+	s := newScene(t)
+	for name, c := range map[string]owners.Caller{"other": s.other, "reader": s.reader,
+		"mine": s.mine, "operator": s.operator} {
+		got, err := s.remote(s.service, c).Operates(context.Background())
+		if err != nil || got != (name == "operator") {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+}
