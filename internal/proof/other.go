@@ -60,7 +60,7 @@ func Unseal(envelope []byte, payloadType string) (*Sealed, error) {
 // Verify checks that the key k has signed. The error is of kind Integrity.
 func (s *Sealed) Verify(ctx context.Context, k key.Public) error {
 	if err := checkSignature(ctx, s.envelope, 0, k, k.ID()); err != nil {
-		return damaged("the signature of the node: %w", err)
+		return damaged("its signature: %w", err)
 	}
 	return nil
 }

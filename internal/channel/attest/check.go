@@ -36,6 +36,9 @@ func (s *Signed) Check(e Expected, now time.Time) error {
 	// The time of the check, and not of the statement: an attacker with an old key chooses the
 	// latter.
 	if _, err := e.Pins.Vouch(s.signer, key.Node, now); err != nil {
+		if channel.FaultOf(err) != "" { // about its certificate
+			return err
+		}
 		return fail(channel.FaultUntrusted, "%w", err)
 	}
 	if s.Time.After(now.Add(skew)) {
