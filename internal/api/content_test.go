@@ -97,7 +97,8 @@ var noContent = map[string][]string{
 	"random, and of a fixed length":                              {"ChannelClient.nonce"},
 	"a Noise message of a fixed length, whose payload is a time": {"KeyProof.message"},
 	"a signed statement about keys and digests": {
-		"Channel.attestation", "ChannelClient.grant", "Error.introduction",
+		"Channel.attestation", "Channel.certificate", "ChannelClient.grant",
+		"Error.introduction", "Error.certificate", "Node.certificate",
 	},
 	"a path of the server, made of an ID or a node's name": {"Channel.path"},
 	"the address of a port, made of an ID":                 {"ExposePortResponse.url"},

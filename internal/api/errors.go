@@ -44,7 +44,9 @@ type Status struct {
 	// Introduction is a node's signed statement about the key that a proof has to be made to, with
 	// the reason Unproven. It is not verified.
 	Introduction []byte
-	Err          error
+	// Certificate is that of the node which introduces itself, as it shows it; it may be empty.
+	Certificate []byte
+	Err         error
 }
 
 // A Violation is one fault of a request. It has no value of the request.
@@ -256,6 +258,7 @@ func toDetail(err error) *v1.Error {
 	var s *Status
 	if errors.As(err, &s) {
 		out.Reason, out.Introduction = Clean(s.Reason, maxOp), s.Introduction
+		out.Certificate = s.Certificate
 		for _, v := range s.Violations[:min(len(s.Violations), maxViolations)] {
 			out.Violations = append(out.Violations, &v1.Violation{
 				Field: Clean(v.Field, maxSubject), Rule: Clean(v.Rule, maxOp),
@@ -277,6 +280,9 @@ func FromConnect(err error) error {
 	s := &Status{Code: sent.Code(), Reason: Clean(d.GetReason(), maxOp)}
 	if i := d.GetIntroduction(); len(i) <= maxIntroduction {
 		s.Introduction = i
+	}
+	if c := d.GetCertificate(); len(c) <= maxIntroduction {
+		s.Certificate = c
 	}
 	if d == nil {
 		e := turnstone.NewError("api.call", KindOfCode(sent.Code()), "", nil)

@@ -15,6 +15,8 @@ type KeptStatement struct {
 	Envelope []byte       `json:"envelope"`
 	Nonce    attest.Nonce `json:"nonce"` // that the client chose for it
 	Path     string       `json:"path"`  // of the channel
+	// Certificate is what the node showed with it; may be empty.
+	Certificate []byte `json:"certificate,omitempty"`
 }
 
 // A StatementBook keeps statements about a server's sandboxes for later connections. A bad one costs
@@ -38,7 +40,8 @@ func (s *Server) openKept(ctx context.Context, o offer) (io.ReadWriteCloser, err
 	if !has {
 		return nil, nil
 	}
-	o.nonce, o.channel = k.Nonce, &v1.Channel{Attestation: k.Envelope, Path: k.Path}
+	o.nonce, o.channel = k.Nonce, &v1.Channel{Attestation: k.Envelope, Path: k.Path,
+		Certificate: k.Certificate}
 	signed, err := s.believe(ctx, o)
 	if err == nil {
 		var c io.ReadWriteCloser
@@ -57,6 +60,6 @@ func (s *Server) openKept(ctx context.Context, o offer) (io.ReadWriteCloser, err
 func (s *Server) keep(o offer) {
 	if s.o.Statements != nil {
 		s.o.Statements.Keep(turnstone.SandboxID(o.about), KeptStatement{o.channel.GetAttestation(),
-			o.nonce, o.channel.GetPath()})
+			o.nonce, o.channel.GetPath(), o.channel.GetCertificate()})
 	}
 }

@@ -135,7 +135,7 @@ func newBox(t *testing.T) *boxed {
 	s.Start()
 	t.Cleanup(func() { _ = b.node.Close(); s.Close(); b.wg.Wait() })
 	b.o = remote.ServerOptions{Address: address(t, s.URL), Key: channel.NewKeyPair(),
-		Pins: func(string) (attest.Pins, error) { return b.trust, nil }, Statements: b.notes}
+		Pins: func(context.Context, string, []byte) (attest.Pins, error) { return b.trust, nil }, Statements: b.notes}
 	return b
 }
 

@@ -110,7 +110,7 @@ func (s *Server) meet(ctx context.Context, m proto.Message, refused error) (bool
 	if err != nil {
 		return false, err
 	}
-	pins, err := s.o.Pins(signed.Node)
+	pins, err := s.o.Pins(ctx, signed.Node, status.Certificate)
 	if err != nil {
 		return false, err
 	}

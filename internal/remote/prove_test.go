@@ -106,7 +106,7 @@ func (s *askingScene) remove(t *testing.T, token string) (int, error) {
 	t.Helper()
 	c := remote.NewServer(remote.ServerOptions{Address: address(t, s.http.URL), Key: s.key,
 		Book: s.book, Token: func() (string, error) { return token, nil },
-		Pins: func(string) (attest.Pins, error) { return s.trust, nil }})
+		Pins: func(context.Context, string, []byte) (attest.Pins, error) { return s.trust, nil }})
 	defer func() { _ = c.Close() }()
 	before := s.calls
 	err := c.AllSandboxes().Remove(t.Context(), turnstone.NewSandboxID())

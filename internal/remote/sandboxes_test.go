@@ -129,7 +129,7 @@ func parked(t *testing.T) (*park, *remote.Sandboxes) {
 	p := &park{}
 	s := httptest.NewServer(apiserve.Services{Sandboxes: p}.Handler(nil))
 	c := remote.NewServer(remote.ServerOptions{Address: address(t, s.URL),
-		Key: channel.NewKeyPair(), Pins: func(string) (attest.Pins, error) { return nil, nil }})
+		Key: channel.NewKeyPair(), Pins: func(context.Context, string, []byte) (attest.Pins, error) { return nil, nil }})
 	t.Cleanup(func() { _ = c.Close(); s.Close() })
 	return p, c.AllSandboxes()
 }

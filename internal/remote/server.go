@@ -36,13 +36,15 @@ const (
 // A Token returns the token of the caller, or "" for none. It is asked for each call.
 type Token func() (string, error)
 
+// Pins returns who may sign statements about the node with this name, or, without a name, about a
+// sandbox of any node. The certificate is what the node shows: it is untrusted, and may be empty.
+type Pins func(ctx context.Context, node string, certificate []byte) (attest.Pins, error)
+
 // ServerOptions say how to reach a server, and whom to trust behind it.
 type ServerOptions struct {
 	Address Address
 	Token   Token // nil: none
-	// Pins returns who may sign statements about the node with this name, or, without a name, about
-	// a sandbox of any node.
-	Pins func(node string) (attest.Pins, error)
+	Pins    Pins
 	// Own, in place of Pins and Token, is for a socket of this user: each connection checks that the
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool
@@ -88,7 +90,7 @@ func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, connect: o.Address.dial}
 	if o.Own {
 		s.connect, s.o.Token = o.Address.dialOwn, nil
-		s.o.Pins = func(string) (attest.Pins, error) { return anyNode{}, nil }
+		s.o.Pins = func(context.Context, string, []byte) (attest.Pins, error) { return anyNode{}, nil }
 	}
 	s.transport = &http.Transport{DialContext: s.dialNext, ForceAttemptHTTP2: true,
 		TLSHandshakeTimeout: connectTime, IdleConnTimeout: idleTime, TLSClientConfig: s.tls(),
@@ -199,7 +201,7 @@ func (s *Server) open(ctx context.Context, o offer) (io.ReadWriteCloser, error) 
 
 // believe returns the statement of an offer, if it is the one that the client asked for.
 func (s *Server) believe(ctx context.Context, o offer) (*attest.Signed, error) {
-	pins, err := s.o.Pins(o.node)
+	pins, err := s.o.Pins(ctx, o.node, o.channel.GetCertificate())
 	if err != nil {
 		return nil, err
 	}

@@ -218,7 +218,7 @@ func (s *served) client(t *testing.T, change ...func(*remote.ServerOptions)) *re
 	t.Helper()
 	o := remote.ServerOptions{Address: address(t, s.http.URL), Key: s.key, TLS: s.tls,
 		Token: func() (string, error) { return token, nil },
-		Pins:  func(string) (attest.Pins, error) { return s.trust, nil }}
+		Pins:  func(context.Context, string, []byte) (attest.Pins, error) { return s.trust, nil }}
 	for _, f := range change {
 		f(&o)
 	}
@@ -341,7 +341,7 @@ func TestDistrust(t *testing.T) {
 		}
 		c := s.client(t, func(o *remote.ServerOptions) {
 			if tc.trust != nil {
-				o.Pins = func(string) (attest.Pins, error) { return tc.trust, nil }
+				o.Pins = func(context.Context, string, []byte) (attest.Pins, error) { return tc.trust, nil }
 			}
 		})
 		turn, err := c.StartTurn(t.Context(), remote.TurnStart{})

@@ -106,6 +106,9 @@ func (s *Server) Reload() error {
 	if s.tls != nil {
 		err = errors.Join(err, s.tls.Reload())
 	}
+	if s.node != nil {
+		err = errors.Join(err, s.node.Reload())
+	}
 	return err
 }
 

@@ -62,7 +62,7 @@ func (c Client) Server(ctx context.Context, host string) (*remote.Server, error)
 		if err != nil {
 			return nil, err
 		}
-		return c.connect(ctx, store, address, h)
+		return c.connect(ctx, store, address, host, h)
 	}
 	if !strings.Contains(host, ":") {
 		_, _, err := list.Find(host)
@@ -72,14 +72,14 @@ func (c Client) Server(ctx context.Context, host string) (*remote.Server, error)
 	if err != nil {
 		return nil, err
 	}
-	_, h, err := list.Find(address.String())
+	name, h, err := list.Find(address.String())
 	if err != nil {
 		if !address.Loopback() {
 			return nil, err // nobody could vouch for its nodes
 		}
 		h = &Host{URL: host}
 	}
-	return c.connect(ctx, store, address, h)
+	return c.connect(ctx, store, address, name, h)
 }
 
 // Operator returns the server of this machine over the operator's socket. The error is of kind
@@ -100,7 +100,7 @@ func (c Client) Operator(ctx context.Context) (*remote.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.connect(ctx, store, address, &Host{})
+	return c.connect(ctx, store, address, "", &Host{})
 }
 
 // ownServer returns the server of this machine, or nil if none runs.
@@ -112,17 +112,17 @@ func (c Client) ownServer(ctx context.Context) (*remote.Server, error) {
 	return s, err
 }
 
-// connect returns the server at an address. A socket of this user needs no pins and no token.
+// connect returns the server at an address, of the host with a name, if it has one. A socket of this user needs no pins and no token.
 func (c Client) connect(ctx context.Context, store Store, address remote.Address,
-	h *Host) (*remote.Server, error) {
+	name string, h *Host) (*remote.Server, error) {
 	pair, err := store.ClientKey(ctx)
 	if err != nil {
 		return nil, err
 	}
 	o := remote.ServerOptions{Address: address, Key: pair, Token: c.token(h),
-		Pins: pins(store.Dir, address, h), Book: book{store, address},
+		Pins: pins(store, address, name, h), Book: book{store, address},
 		Statements: shelf{store, address}}
-	if address.Socket() != "" && len(h.Nodes) == 0 {
+	if address.Socket() != "" && !h.Pinned() {
 		o.Own, o.Book = true, nil
 	}
 	return remote.NewServer(o), nil
@@ -142,7 +142,7 @@ func (c Client) Unpinned(ctx context.Context, address remote.Address, h *Host) (
 	}
 	own = address.Socket() != "" && address.Own(ctx) == nil
 	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Own: own,
-		Token: c.token(h), Pins: pins(store.Dir, address, &Host{})}), own, nil
+		Token: c.token(h), Pins: pins(store, address, "", &Host{})}), own, nil
 }
 
 // token returns the token of TURN_TOKEN, or of the host.
@@ -163,12 +163,11 @@ func (c Client) token(h *Host) remote.Token {
 	}
 }
 
-// pins returns who may sign the statements of nodes: the keys of the host, and on this machine the
-// key of this state directory's own node.
-func pins(dir *statedir.Dir, address remote.Address, h *Host) func(string) (attest.Pins,
-	error) {
-	return func(node string) (attest.Pins, error) {
-		ring := key.Ring{Dir: dir}
+// pins returns who may sign the statements of nodes: the keys of the host, those that its root
+// certifies, and on this machine the key of this state directory's own node.
+func pins(s Store, address remote.Address, name string, h *Host) remote.Pins {
+	return func(ctx context.Context, node string, certificate []byte) (attest.Pins, error) {
+		ring := key.Ring{Dir: s.Dir}
 		trust, err := ring.List()
 		if err != nil {
 			return nil, err
@@ -184,6 +183,9 @@ func pins(dir *statedir.Dir, address remote.Address, h *Host) func(string) (atte
 			if k, has := own[key.Node]; has {
 				trust.Add(key.Entry{Key: k, Role: key.Node})
 			}
+		}
+		if h.Root != nil {
+			return s.certified(ctx, trust, name, h, node, certificate)
 		}
 		return trust, nil
 	}

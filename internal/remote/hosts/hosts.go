@@ -46,6 +46,8 @@ type Host struct {
 	TokenFile string `toml:"token_file,omitempty"`
 	// Nodes has the keys that sign the statements of each node, as "ssh-ed25519 BASE64".
 	Nodes map[string][]string `toml:"nodes,omitempty"`
+	// Root is the operator's root, whose certificates make nodes trusted; nil: Nodes alone count.
+	Root *Root `toml:"root,omitempty"`
 }
 
 // A List is the content of hosts.toml.
@@ -81,7 +83,8 @@ func Parse(text string) (*List, error) {
 		return nil, fmt.Errorf("the key %.80q is not known", unknown[0].String())
 	}
 	for _, k := range meta.Keys() { // the decoder ignores another value where a table belongs
-		if n := len(k); (n == 1 && k[0] == "hosts" || n == 3 && k[2] == "nodes") &&
+		n := len(k)
+		if (n == 1 && k[0] == "hosts" || n == 3 && (k[2] == "nodes" || k[2] == "root")) &&
 			meta.Type(k...) != "Hash" {
 			return nil, fmt.Errorf("%s is no table", k)
 		}
@@ -117,6 +120,11 @@ func (h *Host) check() error {
 	}
 	if strings.ContainsFunc(h.TokenFile, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return errors.New("token_file: it has control characters")
+	}
+	if h.Root != nil {
+		if err := h.Root.check(); err != nil {
+			return fmt.Errorf("root: %w", err)
+		}
 	}
 	if len(h.Nodes) > maxNodes {
 		return fmt.Errorf("nodes: there are more than %d", maxNodes)

@@ -86,6 +86,9 @@ func TestParse(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(good)
 	f.Add("current = \"auto\"")
+	f.Add("[hosts.a]\nurl = \"https://a\"\n[hosts.a.root]\nkey = \"" + one + "\"\nepoch = 2\n" +
+		"[[hosts.a.root.nodes]]\nkey = \"" + two + "\"\nepoch = 2\n" +
+		"after = 2026-01-01T00:00:00Z\nbefore = 2026-02-01T00:00:00Z\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		l, err := hosts.Parse(text)
 		if err != nil {

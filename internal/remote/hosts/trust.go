@@ -30,25 +30,43 @@ func Trusted(dir *statedir.Dir, named []string) (*key.Trust, error) {
 	return t, nil
 }
 
-// trust adds the keys of the host's nodes to t, except those that t knows.
+// Pinned reports whether the client knows whom it trusts behind the host.
+func (h *Host) Pinned() bool { return len(h.Nodes) > 0 || h.Root != nil }
+
+// trust adds the keys of the host's nodes to t, and those that its root certified, except those that
+// t knows.
 func (h *Host) trust(t *key.Trust, name string) error {
 	known := t.Entries()
+	add := func(e key.Entry) {
+		e.Host = name
+		if !slices.ContainsFunc(known, func(o key.Entry) bool { return o.Key.Equal(e.Key) }) {
+			t.Add(e)
+		}
+	}
 	for _, node := range slices.Sorted(maps.Keys(h.Nodes)) {
 		for _, text := range h.Nodes[node] {
 			k, err := key.Parse(text)
 			if err != nil {
 				return err
 			}
-			if !slices.ContainsFunc(known, func(e key.Entry) bool { return e.Key.Equal(k) }) {
-				t.Add(key.Entry{Key: k, Role: key.Node, Name: node, Host: name})
-			}
+			add(key.Entry{Key: k, Role: key.Node, Name: node})
 		}
 	}
-	return nil
+	if h.Root == nil || revokedRoot(t, []string{h.Root.Key}) != nil {
+		return nil
+	}
+	certified, err := h.Root.Entries()
+	for _, e := range certified {
+		add(e)
+	}
+	return err
 }
 
 // A Witness says whom a client trusts when it lets a node verify turns.
-type Witness struct{ trust *key.Trust }
+type Witness struct {
+	trust *key.Trust
+	again func() (*Witness, error) // reads the files again
+}
 
 // Witness returns whom this client trusts for the turns of a host: its own lists, and the pins of
 // the host (Client.Server). Without any pin it is nil: the node's own lists count.
@@ -62,7 +80,7 @@ func (c Client) Witness(host string) (*Witness, error) {
 		return nil, err
 	}
 	name, h, err := list.Find(host)
-	if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil && len(h.Nodes) == 0 {
+	if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil && !h.Pinned() {
 		return nil, nil // a socket or a port of this machine, which needs no pin
 	}
 	if err != nil {
@@ -72,11 +90,15 @@ func (c Client) Witness(host string) (*Witness, error) {
 	if err == nil {
 		err = h.trust(t, name)
 	}
-	return &Witness{t}, err
+	return &Witness{t, func() (*Witness, error) { return c.Witness(host) }}, err
 }
 
-// Keys returns the trusted keys, as turnstone.VerifyRequest.Trust has them.
+// Keys returns the trusted keys, as turnstone.VerifyRequest.Trust has them. They are more when a
+// channel has shown a certificate since the last call.
 func (w *Witness) Keys() (all []string) {
+	if now, err := w.again(); err == nil && now != nil {
+		w.trust = now.trust
+	}
 	for _, e := range w.trust.Entries() {
 		if w.trust.Revoked(e.Key.ID()) ||
 			len(e.Namespaces) > 0 && !slices.Contains(e.Namespaces, key.Namespace) {

@@ -81,6 +81,11 @@ func (h *Host) Verify(ctx context.Context, req turnstone.VerifyRequest) (*turnst
 	}
 	req.Trust = h.witness.Keys()
 	report, err := h.Executor.Verify(ctx, req)
+	// the channel may have shown a certificate of a key that was not known before
+	if now := h.witness.Keys(); err == nil && !slices.Equal(now, req.Trust) {
+		req.Trust = now
+		report, err = h.Executor.Verify(ctx, req)
+	}
 	if report != nil {
 		h.witness.Explain(report)
 	}

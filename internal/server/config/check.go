@@ -100,7 +100,8 @@ func Loopback(address string) bool {
 // complete makes the paths of the state directory's files absolute, and "off" empty.
 func (l *loader) complete(c *Config) {
 	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
-		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key} {
+		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key,
+		&c.Machine.Certificate} {
 		if p == &c.Listen.Socket && *p == none {
 			*p = ""
 		} else if *p != "" && !filepath.IsAbs(*p) {

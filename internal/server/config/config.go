@@ -80,7 +80,10 @@ type Peers struct {
 // Machine is this machine as a node.
 type Machine struct {
 	// Name is never empty in a Config of Load.
-	Name   string `toml:"name" kind:"node"`
+	Name string `toml:"name" kind:"node"`
+	// Certificate is the node's certificate by the operator's root.
+	Certificate string `toml:"certificate" kind:"file"`
+
 	Turns  int    `toml:"turns" default:"16" min:"1" max:"10000"`
 	Expose string `toml:"expose" kind:"host"`
 	// TrustController: see control.Options.

@@ -15,8 +15,10 @@ var help = map[string]string{
 	"peers.listen":  "unix:PATH or HOST:PORT where other roles connect to this process.",
 	"peers.address": "Where a controller and gateways reach this node; none: peers.listen.",
 	"node.name":     "Name of this node, which clients see; none: the host's name.",
-	"node.turns":    "Turns of one tenant at one time.",
-	"node.expose":   "Address on which exposed ports of sandboxes listen; none: no port can be exposed.",
+	"node.certificate": "Certificate of this node's key by the operator's root (turn host root " +
+		"sign); read again when it changes.",
+	"node.turns":  "Turns of one tenant at one time.",
+	"node.expose": "Address on which exposed ports of sandboxes listen; none: no port can be exposed.",
 	"node.trust_controller": "Whether a controller in another process is believed about the scopes " +
 		"sandboxes:admin, turns:admin and sessions:admin.",
 	"peers.controller":  "unix:PATH or HOST:PORT of the controller, unless it is this process.",

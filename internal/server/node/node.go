@@ -50,6 +50,8 @@ type Peer struct {
 type Options struct {
 	Name string      // of the node, in its statements
 	Key  *key.Signer // signs statements
+	// Certificate returns that of Key by the operator's root; nil: there is none.
+	Certificate func() []byte
 	// Commands registers what a client may do in a channel of the node itself. An error closes the
 	// channel.
 	Commands  func(d *wire.Dispatcher, p Peer) error
@@ -111,6 +113,14 @@ func (n *Node) Name() string { return n.o.Name }
 
 // PublicKey returns the key that signs the node's statements.
 func (n *Node) PublicKey() key.Public { return n.o.Key.Public }
+
+// Certificate returns what the node shows to clients that trust the operator's root, or nil.
+func (n *Node) Certificate() []byte {
+	if n.o.Certificate == nil {
+		return nil
+	}
+	return n.o.Certificate()
+}
 
 // A Client is who asks for a statement.
 type Client struct {

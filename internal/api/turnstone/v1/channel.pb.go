@@ -166,7 +166,10 @@ type Channel struct {
 	// The path of the WebSocket on the server that answered.
 	Path string `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
 	// The statement's expiry: a new connection needs a new statement then.
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires,proto3" json:"expires,omitempty"`
+	Expires *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires,proto3" json:"expires,omitempty"`
+	// The certificate of the node's key by the operator's root, for clients that pin a root: lines of
+	// DSSE envelopes, at most 16 KiB. Empty: the node has none.
+	Certificate   []byte `protobuf:"bytes,5,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -229,6 +232,13 @@ func (x *Channel) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Channel) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
 var File_turnstone_v1_channel_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_channel_proto_rawDesc = "" +
@@ -241,12 +251,13 @@ const file_turnstone_v1_channel_proto_rawDesc = "" +
 	"\x06proofs\x18\x04 \x03(\v2\x16.turnstone.v1.KeyProofB\b\xbaH\x05\x92\x01\x02\x10\x06R\x06proofs\"k\n" +
 	"\bKeyProof\x12<\n" +
 	"\x04node\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04node\x12!\n" +
-	"\amessage\x18\x02 \x01(\fB\a\xbaH\x04z\x02hhR\amessage\"\xa1\x01\n" +
+	"\amessage\x18\x02 \x01(\fB\a\xbaH\x04z\x02hhR\amessage\"\xc3\x01\n" +
 	"\aChannel\x12 \n" +
 	"\vattestation\x18\x01 \x01(\fR\vattestation\x12*\n" +
 	"\x11server_public_key\x18\x02 \x01(\fR\x0fserverPublicKey\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x124\n" +
-	"\aexpires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aexpiresB?Z=turnstone.dev/turnstone/internal/api/turnstone/v1;turnstonev1b\x06proto3"
+	"\aexpires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12 \n" +
+	"\vcertificate\x18\x05 \x01(\fR\vcertificateB?Z=turnstone.dev/turnstone/internal/api/turnstone/v1;turnstonev1b\x06proto3"
 
 var (
 	file_turnstone_v1_channel_proto_rawDescOnce sync.Once

@@ -131,7 +131,9 @@ type Error struct {
 	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	// With the reason "proof": the node's signed statement about the key that a proof has to be made
 	// to. It admits nobody.
-	Introduction  []byte `protobuf:"bytes,10,opt,name=introduction,proto3" json:"introduction,omitempty"`
+	Introduction []byte `protobuf:"bytes,10,opt,name=introduction,proto3" json:"introduction,omitempty"`
+	// With an introduction: the node's certificate, as in Channel.
+	Certificate   []byte `protobuf:"bytes,11,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -236,6 +238,13 @@ func (x *Error) GetIntroduction() []byte {
 	return nil
 }
 
+func (x *Error) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
 // Violation is one fault of a request.
 type Violation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -304,7 +313,7 @@ var File_turnstone_v1_error_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_error_proto_rawDesc = "" +
 	"\n" +
-	"\x18turnstone/v1/error.proto\x12\fturnstone.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd7\x02\n" +
+	"\x18turnstone/v1/error.proto\x12\fturnstone.v1\x1a\x1egoogle/protobuf/duration.proto\"\xf9\x02\n" +
 	"\x05Error\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.turnstone.v1.ErrorKindR\x04kind\x12\x18\n" +
@@ -319,7 +328,8 @@ const file_turnstone_v1_error_proto_rawDesc = "" +
 	"violations\x12\x16\n" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
 	"\fintroduction\x18\n" +
-	" \x01(\fR\fintroduction\"O\n" +
+	" \x01(\fR\fintroduction\x12 \n" +
+	"\vcertificate\x18\v \x01(\fR\vcertificate\"O\n" +
 	"\tViolation\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x12\n" +
 	"\x04rule\x18\x02 \x01(\tR\x04rule\x12\x18\n" +

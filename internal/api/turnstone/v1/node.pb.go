@@ -237,7 +237,9 @@ type Node struct {
 	Version string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
 	Started *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started,proto3" json:"started,omitempty"`
 	// How many CPUs of machines share one of the computer; 0: one.
-	CpuShares     uint32 `protobuf:"varint,8,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
+	CpuShares uint32 `protobuf:"varint,8,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
+	// The certificate of the node's key, as in Channel.
+	Certificate   []byte `protobuf:"bytes,9,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -326,6 +328,13 @@ func (x *Node) GetCpuShares() uint32 {
 		return x.CpuShares
 	}
 	return 0
+}
+
+func (x *Node) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
 }
 
 type WatchNodeRequest struct {
@@ -1998,7 +2007,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"sandbox_id\x18\t \x01(\tB\x1b\xbaH\x18\xd8\x01\x01r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"\x10\n" +
 	"\x0eGetNodeRequest\"9\n" +
 	"\x0fGetNodeResponse\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\"\xba\x03\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\"\xe7\x03\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -2010,7 +2019,8 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\aversion\x18\x06 \x01(\tB\x1d\xbaH\x1ar\x18(\x80\x012\x13^[^\\x00-\\x1f\\x7f]*$R\aversion\x124\n" +
 	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12'\n" +
 	"\n" +
-	"cpu_shares\x18\b \x01(\rB\b\xbaH\x05*\x03\x18\x80\bR\tcpuShares\"\x12\n" +
+	"cpu_shares\x18\b \x01(\rB\b\xbaH\x05*\x03\x18\x80\bR\tcpuShares\x12+\n" +
+	"\vcertificate\x18\t \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x01R\vcertificate\"\x12\n" +
 	"\x10WatchNodeRequest\"\x87\x03\n" +
 	"\x11WatchNodeResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\x0e2\x18.turnstone.v1.WatchEventR\x05event\x12(\n" +

@@ -103,7 +103,7 @@ func (s *Service) Describe() *v1.Node {
 	return &v1.Node{Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
 		Version: s.o.Version, Started: timestamppb.New(s.started),
 		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates,
-		CpuShares: uint32(s.o.CPUShares)}
+		CpuShares: uint32(s.o.CPUShares), Certificate: s.o.Node.Certificate()}
 }
 
 // clamp returns a machine that the rules of the API permit: sums of machines may exceed what one

@@ -18,7 +18,7 @@ import (
 func (s *Service) channel(signed *attest.Signed, path, name, value string) *v1.Channel {
 	return &v1.Channel{Attestation: signed.Envelope, ServerPublicKey: signed.ServerKey[:],
 		Path:    strings.Replace(path, name, value, 1),
-		Expires: timestamppb.New(signed.Expires)}
+		Expires: timestamppb.New(signed.Expires), Certificate: s.o.Node.Certificate()}
 }
 
 // stamp returns nil for the zero time.

@@ -83,7 +83,7 @@ func (s *Service) refuseProof(ctx context.Context, c node.Client, fault node.Pro
 	if err != nil {
 		return err
 	}
-	e.Introduction = signed.Envelope
+	e.Introduction, e.Certificate = signed.Envelope, s.o.Node.Certificate()
 	return e
 }
 

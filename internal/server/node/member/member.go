@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/certificate"
 	"turnstone.dev/turnstone/internal/server/node/control"
 	"turnstone.dev/turnstone/internal/server/node/plain"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
@@ -50,11 +51,12 @@ type Options struct {
 
 // A Member is a node. Its methods are safe for concurrent use.
 type Member struct {
-	o       Options
-	node    *node.Node
-	control *control.Service
-	tenants *tenants.Set
-	plain   *plain.Service // nil: Plain was not called
+	o           Options
+	node        *node.Node
+	certificate *certificate.File
+	control     *control.Service
+	tenants     *tenants.Set
+	plain       *plain.Service // nil: Plain was not called
 }
 
 // Open opens the state of a node. Close it.
@@ -64,13 +66,17 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 		return nil, err
 	}
 	m := &Member{o: o}
+	m.certificate, err = certificate.Open(o.Settings.Certificate, o.Settings.Name, signer.Public, o.Log)
+	if err != nil {
+		return nil, err
+	}
 	m.tenants, err = tenants.Open(ctx, tenants.Options{Executor: o.Executor,
 		Turns: o.Settings.Turns})
 	if err != nil {
 		return nil, err
 	}
 	m.node = node.New(node.Options{Name: o.Settings.Name, Key: signer,
-		Commands: m.tenants.Commands, Sandboxes: m.tenants})
+		Certificate: m.certificate.Text, Commands: m.tenants.Commands, Sandboxes: m.tenants})
 	var substrates []string
 	if st, known := m.tenants.Known(auth.OperatorTenant); known == nil {
 		substrates = st.Executor.Substrates(ctx)
@@ -93,6 +99,9 @@ func (m *Member) Drain(ctx context.Context) error {
 	}
 	return err
 }
+
+// Reload reads the node's certificate again.
+func (m *Member) Reload() error { return m.certificate.Reload() }
 
 // Close ends channels and running turns. Sandboxes continue.
 func (m *Member) Close() error {
