@@ -115,7 +115,7 @@ func TestCommandsPage(t *testing.T) {
 				!slices.ContainsFunc(rows, name.MatchString) {
 				t.Errorf("the page does not list turn %s%s", below, child.Name)
 			}
-			visit(child, child.Name+" ")
+			visit(child, below+child.Name+" ")
 		}
 	}
 	visit(p.Model.Node, "")

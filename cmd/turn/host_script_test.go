@@ -29,7 +29,8 @@ import (
 // scriptHost is a server with one node, whose key is that of a state directory, and with tokens.
 type scriptHost struct {
 	connectv1.UnimplementedServerServiceHandler
-	key string
+	key  string
+	cert string // path of the node's certificate, which need not exist
 
 	mu     sync.Mutex
 	tokens []*v1.Token
@@ -37,7 +38,13 @@ type scriptHost struct {
 
 func (s *scriptHost) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
 	*connect.Response[v1.ListNodesResponse], error) {
-	return connect.NewResponse(&v1.ListNodesResponse{Nodes: []*v1.Node{{Name: "n1", Key: s.key}}}), nil
+	return connect.NewResponse(&v1.ListNodesResponse{Nodes: []*v1.Node{{Name: "n1", Key: s.key,
+		Certificate: s.certificate()}}}), nil
+}
+
+func (s *scriptHost) certificate() []byte {
+	b, _ := os.ReadFile(s.cert)
+	return b
 }
 
 func (s *scriptHost) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (
@@ -73,8 +80,8 @@ func (s *scriptHost) RevokeToken(_ context.Context, r *connect.Request[v1.Revoke
 }
 
 // host starts a server until the script's end: "host NAME HOME". Its node has the key of the state
-// directory HOME, its address is the variable NAME, and $HOME/server.sock is its operator's socket.
-// Over the network its token is "good".
+// directory HOME and the certificate HOME/node.cert, if there is one; its address is the variable
+// NAME, and $HOME/server.sock is its operator's socket. Over the network its token is "good".
 func host(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: host NAME HOME")
@@ -83,7 +90,7 @@ func host(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	signer, err := key.Ring{Dir: dir}.NodeKey(context.Background())
 	ts.Check(err)
-	s := &scriptHost{key: signer.String()}
+	s := &scriptHost{key: signer.String(), cert: dir.Path("node.cert")}
 	calls := serve.Services{Server: s}.Handler(nil)
 	outside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer good" {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -35,6 +36,31 @@ func (a *App) Passphrase(key string) ([]byte, error) {
 		return nil, turnstone.NewError("key.passphrase", turnstone.KindCanceled, key, err)
 	}
 	return pass, nil
+}
+
+// NewPassphrase returns the passphrase of a new key, which the user types twice; nil if none is
+// wanted.
+func (a *App) NewPassphrase(wanted bool) ([]byte, error) {
+	if !wanted {
+		return nil, nil
+	}
+	one, err := a.Passphrase("the new key")
+	if err != nil || a.Env.PassphraseFile != "" {
+		return one, err
+	}
+	two, err := a.Passphrase("the new key, again")
+	switch {
+	case err != nil:
+		return nil, err
+	case string(one) != string(two):
+		err = errors.New("the passphrases differ")
+	case len(one) == 0:
+		err = errors.New("the passphrase is empty")
+	}
+	if err != nil {
+		return nil, turnstone.NewError("key.passphrase", turnstone.KindInvalid, "", err)
+	}
+	return one, nil
 }
 
 func readPassphrase(path string) ([]byte, error) {

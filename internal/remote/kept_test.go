@@ -41,6 +41,8 @@ type box struct {
 	asked int // statements
 	key   channel.KeyPair
 	known *channel.Statements
+
+	certificate []byte // that answers have
 }
 
 func (b *box) ConnectSandbox(ctx context.Context, r *connect.Request[v1.ConnectSandboxRequest]) (
@@ -55,7 +57,7 @@ func (b *box) ConnectSandbox(ctx context.Context, r *connect.Request[v1.ConnectS
 		return nil, api.ToConnect(err)
 	}
 	return connect.NewResponse(&v1.ConnectSandboxResponse{Channel: &v1.Channel{
-		Attestation: s.Envelope, ServerPublicKey: s.ServerKey[:],
+		Attestation: s.Envelope, ServerPublicKey: s.ServerKey[:], Certificate: b.certificate,
 		Path: "/turnstone/v1/sandboxes/" + r.Msg.SandboxId + "/channel"}}), nil
 }
 
@@ -224,6 +226,35 @@ func TestKeptStatementIsNotBelieved(t *testing.T) {
 	err := b.hello(t)
 	if channel.FaultOf(err) != channel.FaultUntrusted || b.asked != 2 || len(b.notes) != 0 {
 		t.Errorf("a revoked key: %d calls, %d kept: %v", b.asked, len(b.notes), err)
+	}
+}
+
+// TestKeptCertificate: a kept statement counts with the certificate that the node showed with it, as
+// the pins see it now.
+func TestKeptCertificate(t *testing.T) {
+	b := newBox(t)
+	b.certificate = []byte("one")
+	trusted := "one"
+	b.o.Pins = func(_ context.Context, _ string, c []byte) (attest.Pins, error) {
+		if string(c) != trusted {
+			return &key.Trust{}, nil
+		}
+		return b.trust, nil
+	}
+	for range 2 {
+		if err := b.hello(t); err != nil || b.asked != 1 {
+			t.Fatalf("%d calls: %v", b.asked, err)
+		}
+	}
+	trusted = "two" // such as of a later epoch
+	if err := b.hello(t); channel.FaultOf(err) != channel.FaultUntrusted || b.asked != 2 {
+		t.Errorf("%d calls: %v", b.asked, err)
+	}
+	b.certificate = []byte("two")
+	for range 2 {
+		if err := b.hello(t); err != nil || b.asked != 3 {
+			t.Fatalf("%d calls: %v", b.asked, err)
+		}
 	}
 }
 

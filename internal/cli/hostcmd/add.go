@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote"
@@ -24,6 +26,7 @@ type addCmd struct {
 	Name      string   `arg:"" help:"Name of the host, for turn host use."`
 	URL       string   `arg:"" help:"Address: https://…, http://LOOPBACK or unix:PATH."`
 	Pin       []string `help:"Trust nodes with this fingerprint (repeatable)." placeholder:"SHA256:…" sep:"none"`
+	Root      string   `help:"Trust the nodes that this root (or FILE) certified." placeholder:"SHA256:…"`
 	TokenFile string   `help:"Read the token from FILE; - stores standard input." placeholder:"FILE"`
 	Use       bool     `help:"Also select the host for later commands."`
 	JSON      bool     `name:"json" help:"Print JSON."`
@@ -36,6 +39,9 @@ each fingerprint with the operator of the node, where turn key ls prints the
 key: whoever stands between you and the node could show another one. Without --pin,
 turn asks on a terminal, and refuses without one.
 
+--root trusts the operator's root in place of single nodes: every node with a valid
+certificate of it (turn host root), also one that is added later or has a new key.
+
 For a host that is known already, new nodes are added, and a node with another key
 than before is refused unless --pin names its new key.
 
@@ -47,8 +53,17 @@ a token file, a token in TURN_TOKEN is used and not stored.`
 func (c *addCmd) Examples() []string {
 	return []string{
 		"turn host add work https://turn.example.org --token-file work.token",
+		"turn host add fleet https://fleet.example.org --root root.pub",
 		"turn host add ci $URL --pin SHA256:uUGyLs3zBOnBK1ONAHBtP7b1FSZQTqLPLJHCXbLbHRg",
 	}
+}
+
+// Validate is called by kong.
+func (c *addCmd) Validate() error {
+	if c.Root != "" && len(c.Pin) > 0 {
+		return errors.New("--root and --pin cannot be used together")
+	}
+	return nil
 }
 
 // Run adds the host.
@@ -75,7 +90,12 @@ func (c *addCmd) Run(a *cli.App) error {
 		}
 		h.TokenFile = cmp.Or(file, h.TokenFile)
 		nodes, own, err := c.nodes(ctx, a, address, h)
-		if err == nil && (!own || len(c.Pin) > 0) {
+		var shown []*attest.Chain
+		switch {
+		case err != nil:
+		case c.Root != "" || h.Root != nil:
+			shown, err = c.certified(ctx, s, address, h, nodes)
+		case !own || len(c.Pin) > 0:
 			err = c.accept(a, address, h, nodes)
 		}
 		if err != nil {
@@ -89,7 +109,7 @@ func (c *addCmd) Run(a *cli.App) error {
 			if c.Use {
 				l.Current = c.Name
 			}
-			return nil
+			return learn(l, h, shown)
 		}); err != nil {
 			return err
 		}
@@ -105,8 +125,11 @@ func (c *addCmd) added(a *cli.App, h *hosts.Host) error {
 	}
 	rep, err := report(c.Name, h, current)
 	return a.Result(rep, err, func(w io.Writer) {
+		if rep.Root != nil {
+			terminal.Println(w, c.Name+": root "+rep.Root.Key)
+		}
 		for _, n := range rep.Nodes {
-			terminal.Println(w, c.Name+": node "+n.Name+" "+n.Key)
+			terminal.Println(w, c.Name+": node "+n.line())
 		}
 		if !rep.Current {
 			terminal.Println(w, "turn host use "+c.Name+" selects it")
@@ -131,6 +154,16 @@ func (c *addCmd) known(s hosts.Store, address remote.Address) (*hosts.Host, erro
 			WithHint("choose another name, or remove it with turn host rm " + c.Name)
 	}
 	h.TokenFile = old.TokenFile
+	if old.Root != nil {
+		root := *old.Root
+		root.Nodes = slices.Clone(root.Nodes)
+		h.Root = &root
+		if len(c.Pin) > 0 {
+			return nil, turnstone.Errorf("host.add", turnstone.KindInvalid, "host "+c.Name,
+				"trusts nodes by the root %s", root.ID()).
+				WithHint("remove it with turn host rm " + c.Name + " to pin nodes in place of the root")
+		}
+	}
 	for node, keys := range old.Nodes {
 		h.Nodes[node] = slices.Clone(keys)
 	}
@@ -158,7 +191,8 @@ func (c *addCmd) nodes(ctx context.Context, a *cli.App, address remote.Address, 
 		if err != nil {
 			return nil, false, turnstone.NewError("host.add", turnstone.KindIntegrity, address.String(), err)
 		}
-		nodes = append(nodes, NodeReport{n.Name, k.ID(), n.Key})
+		nodes = append(nodes, NodeReport{Name: n.Name, Key: k.ID(), Public: n.Key,
+			shown: n.Certificate})
 	}
 	if len(nodes) == 0 {
 		return nil, false, turnstone.Errorf("host.add", turnstone.KindUnavailable, address.String(),

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
@@ -26,6 +27,7 @@ type HostCmd struct {
 	Use  useCmd  `cmd:"" help:"Select the server for later commands."`
 	Show showCmd `cmd:"" help:"Show a server and its trusted keys."`
 	Rm   rmCmd   `cmd:"" help:"Remove a server and its token."`
+	Root rootCmd `cmd:"" help:"Certify the nodes of your own servers."`
 	Key  keyCmd  `cmd:"" help:"Print this client's public key, for turn session allow."`
 }
 
@@ -44,11 +46,13 @@ func known(a *cli.App) (hosts.Store, error) {
 
 // A HostReport is a server that turn knows.
 type HostReport struct {
-	Name      string       `json:"name"`
-	URL       string       `json:"url"`
-	Current   bool         `json:"current"`
-	TokenFile string       `json:"token_file"` // empty: none
-	Nodes     []NodeReport `json:"nodes"`
+	Name      string `json:"name"`
+	URL       string `json:"url"`
+	Current   bool   `json:"current"`
+	TokenFile string `json:"token_file"` // empty: none
+	// Root is the operator's root, which certifies nodes, if the client trusts one.
+	Root  *HostRootReport `json:"root,omitempty"`
+	Nodes []NodeReport    `json:"nodes"`
 }
 
 // A NodeReport is a node of a server with a key that is trusted.
@@ -56,6 +60,29 @@ type NodeReport struct {
 	Name   string `json:"name"`
 	Key    string `json:"key"` // its fingerprint
 	Public string `json:"public"`
+	// Expires is the end of the certificate by which the key is trusted; none: the key is pinned.
+	Expires time.Time `json:"expires,omitzero"`
+
+	shown []byte // untrusted: its certificate
+}
+
+// line describes the node with the key that is trusted.
+func (n NodeReport) line() string {
+	line := n.Key
+	if n.Name != "" {
+		line = n.Name + " " + n.Key
+	}
+	if !n.Expires.IsZero() {
+		line += " certified until " + n.Expires.Format(time.RFC3339)
+	}
+	return line
+}
+
+// A HostRootReport is an operator's root as a client knows it.
+type HostRootReport struct {
+	Key    string `json:"key"` // its fingerprint
+	Public string `json:"public"`
+	Epoch  uint64 `json:"epoch"` // the latest that this client saw
 }
 
 // A HostsReport is the output of turn host ls.
@@ -73,8 +100,20 @@ func report(name string, h *hosts.Host, current string) (HostReport, error) {
 			if err != nil {
 				return r, err
 			}
-			r.Nodes = append(r.Nodes, NodeReport{node, k.ID(), text})
+			r.Nodes = append(r.Nodes, NodeReport{Name: node, Key: k.ID(), Public: text})
 		}
+	}
+	if h.Root == nil {
+		return r, nil
+	}
+	r.Root = &HostRootReport{h.Root.ID(), h.Root.Key, h.Root.Epoch}
+	certified, err := h.Root.Entries()
+	for _, e := range certified {
+		r.Nodes = append(r.Nodes, NodeReport{Name: e.Name, Key: e.Key.ID(),
+			Public: e.Key.String(), Expires: e.Before})
+	}
+	if err != nil {
+		return r, err
 	}
 	return r, nil
 }
@@ -106,9 +145,14 @@ func (c *lsCmd) Run(a *cli.App) error {
 			rep.Hosts = append(rep.Hosts, one)
 		}
 		return a.Result(rep, nil, func(w io.Writer) {
-			terminal.List(w, false, "NAME\tURL\tNODES\tTOKEN\tCURRENT", rep.Hosts,
+			terminal.List(w, false, "NAME\tURL\tNODES\tROOT\tTOKEN\tCURRENT", rep.Hosts,
 				func(h HostReport) []any {
-					return []any{h.Name, h.URL, len(h.Nodes), yes(h.TokenFile != ""), yes(h.Current)}
+					root := ""
+					if h.Root != nil {
+						root = h.Root.Key
+					}
+					return []any{h.Name, h.URL, len(h.Nodes), root, yes(h.TokenFile != ""),
+						yes(h.Current)}
 				})
 		})
 	})
@@ -196,8 +240,11 @@ func (c *showCmd) Run(a *cli.App) error {
 			if rep.TokenFile != "" {
 				terminal.Println(w, "token  in "+terminal.Name(rep.TokenFile))
 			}
+			if rep.Root != nil {
+				terminal.Println(w, "root   "+rep.Root.Key+fmt.Sprint(", epoch ", rep.Root.Epoch))
+			}
 			for _, n := range rep.Nodes {
-				terminal.Println(w, "node   "+n.Name+" "+n.Key)
+				terminal.Println(w, "node   "+n.line())
 			}
 		})
 	})

@@ -51,30 +51,6 @@ func readRing(a *cli.App, f func(ctx context.Context, r key.Ring) error) error {
 	return a.Do(func(ctx context.Context) error { return f(ctx, ring) })
 }
 
-// passphrase returns the passphrase of a new key, which the user types twice.
-func passphrase(a *cli.App, wanted bool) ([]byte, error) {
-	if !wanted {
-		return nil, nil
-	}
-	one, err := a.Passphrase("the new key")
-	if err != nil || a.Env.PassphraseFile != "" {
-		return one, err
-	}
-	two, err := a.Passphrase("the new key, again")
-	switch {
-	case err != nil:
-		return nil, err
-	case string(one) != string(two):
-		err = errors.New("the passphrases differ")
-	case len(one) == 0:
-		err = errors.New("the passphrase is empty")
-	}
-	if err != nil {
-		return nil, turnstone.NewError("key.passphrase", turnstone.KindInvalid, "", err)
-	}
-	return one, nil
-}
-
 type keyMakeCmd struct {
 	Passphrase bool `help:"Encrypt the key with a passphrase."`
 }
@@ -97,7 +73,7 @@ func (c *keyMakeCmd) Examples() []string {
 // Run makes the key.
 func (c *keyMakeCmd) Run(a *cli.App) error {
 	return withRing(a, func(ctx context.Context, r key.Ring) error {
-		pass, err := passphrase(a, c.Passphrase)
+		pass, err := a.NewPassphrase(c.Passphrase)
 		if err != nil {
 			return err
 		}
@@ -178,7 +154,7 @@ type keyShowCmd struct {
 func (c *keyShowCmd) Help() string {
 	return `The output is one line in OpenSSH's format allowed_signers. Send it to everyone who
 verifies your receipts, for turn key trust or turn verify --trust. With a host selected,
-the keys of node are those that turn host add has pinned.`
+the keys of node are those that turn host add has pinned, or that its root certified.`
 }
 
 // Examples returns command lines for the help.
@@ -254,6 +230,13 @@ func (c *keyShowCmd) pinned(a *cli.App, r key.Ring, role key.Role) (all []key.En
 		return nil, err
 	}
 	all = trust.Entries()
+	if h.Root != nil {
+		certified, err := h.Root.Entries()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, certified...)
+	}
 	slices.SortFunc(all, func(a, b key.Entry) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil
 }
@@ -314,7 +297,7 @@ func (c *keyRotateCmd) Validate() error {
 // Run rotates the key.
 func (c *keyRotateCmd) Run(a *cli.App) error {
 	return withRing(a, func(ctx context.Context, r key.Ring) error {
-		pass, err := passphrase(a, c.Passphrase)
+		pass, err := a.NewPassphrase(c.Passphrase)
 		if err != nil {
 			return err
 		}

@@ -261,6 +261,29 @@ func TestRoot(t *testing.T) {
 	}
 }
 
+// TestRootOfOneAddress: of two hosts with one address, each has its own root.
+func TestRootOfOneAddress(t *testing.T) {
+	s := newScene(t)
+	if err := s.store.Change(t.Context(), func(l *hosts.List) error {
+		other := &hosts.Host{URL: l.Hosts["work"].URL}
+		l.SetRoot(other, signer(t, rootOther).String())
+		l.Hosts["another"] = other
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s.set(t, nodeOne, cert(t, rootOne, nodeOne, 5))
+	if err := s.connect(t, false); err != nil {
+		t.Error(err)
+	}
+	if r := s.root(t, "work"); r.Epoch != 5 {
+		t.Error(r)
+	}
+	if r := s.root(t, "another"); r.Epoch != 0 || r.Key != signer(t, rootOther).String() {
+		t.Error(r)
+	}
+}
+
 // TestRootIntroduction: a node that asks for a proof introduces itself with its certificate.
 func TestRootIntroduction(t *testing.T) {
 	s := newScene(t)
