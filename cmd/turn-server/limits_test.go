@@ -161,6 +161,7 @@ func largeRequests(t *testing.T, url string, token func() string) {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 			url+"/turnstone.v1.TurnService/GetTurn", strings.NewReader(c.body))
 		check(t, err)
+		repeatable(r)
 		r.Header.Set("Content-Type", c.kind)
 		r.Header.Set("Authorization", "Bearer "+token())
 		answer, err := http.DefaultClient.Do(r)
@@ -182,6 +183,7 @@ func tooOften(t *testing.T, url, token string) {
 			url+"/turnstone.v1.TurnService/ListTurns", strings.NewReader("{}"))
 		check(t, err)
 		r.Header.Set("Content-Type", "application/json")
+		repeatable(r)
 		r.Header.Set("Authorization", "Bearer "+token)
 		answer, err := http.DefaultClient.Do(r)
 		check(t, err)

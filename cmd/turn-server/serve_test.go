@@ -45,6 +45,7 @@ func call(t *testing.T, h *http.Client, url, token, method, body string) (int, s
 	req, err := http.NewRequest(http.MethodPost, url+"/turnstone.v1."+method,
 		strings.NewReader(body))
 	check(t, err)
+	repeatable(req)
 	req.Header.Set("Content-Type", "application/json")
 	if token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
@@ -56,6 +57,10 @@ func call(t *testing.T, h *http.Client, url, token, method, body string) (int, s
 	check(t, err)
 	return resp.StatusCode, string(b)
 }
+
+// repeatable lets net/http send a request again if the server closes its idle connection meanwhile.
+// The header itself is not sent.
+func repeatable(r *http.Request) { r.Header["Idempotency-Key"] = []string{} }
 
 // TestControl: a control call needs a token; what cannot be served is refused when the server
 // starts.
