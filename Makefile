@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 
 GO ?= go
 FUZZTIME ?= 10s
-TIMEOUT ?= 14m
+TIMEOUT ?= 30m
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 # The library that is preloaded into a step's bash: it must not require or load a C library.

@@ -57,7 +57,6 @@ func TestMachineScript(t *testing.T) {
 		RequireUniqueNames:  true,
 		Cmds:                commands,
 		Condition:           condition(shared),
-		Deadline:            time.Now().Add(13 * time.Minute),
 		Setup: func(env *testscript.Env) error {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("TURN_HOME", home)
