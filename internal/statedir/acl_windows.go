@@ -42,13 +42,17 @@ func makePrivate(dir string) error {
 // checkPrivate rejects a state directory that another user could write. Windows checks the folders
 // on the path by itself: a folder's entries are protected by their own lists.
 func checkPrivate(dir string) error {
-	const writes = windows.FILE_WRITE_DATA | windows.FILE_APPEND_DATA | windows.DELETE |
-		windows.WRITE_DAC | windows.WRITE_OWNER | windows.GENERIC_WRITE | windows.GENERIC_ALL
-	if err := checkACL(dir, writes); err != nil {
+	if err := CheckWriters(dir); err != nil {
 		return turnstone.NewError("home.open", turnstone.KindInvalid, "state directory "+dir,
 			err).WithHint("set TURN_HOME to a directory of your own that others cannot write")
 	}
 	return nil
+}
+
+// CheckWriters returns an error if another user can write the file or directory at path.
+func CheckWriters(path string) error {
+	return checkACL(path, windows.FILE_WRITE_DATA|windows.FILE_APPEND_DATA|windows.DELETE|
+		windows.WRITE_DAC|windows.WRITE_OWNER|windows.GENERIC_WRITE|windows.GENERIC_ALL)
 }
 
 // CheckReaders returns an error if another user can read the file at path.

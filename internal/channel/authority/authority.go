@@ -64,7 +64,7 @@ func (a Authority) Show() (*Record, error) { return a.load() }
 func (a Authority) Sign(ctx context.Context, q Request) (*Signed, error) {
 	var signed *Signed
 	err := a.change(ctx, func(r *Record, root *key.Signer) (err error) {
-		if r.revoked(q.Key) {
+		if r.revokes(q.Key.ID()) {
 			return turnstone.Errorf("root.sign", turnstone.KindInvalid, "key "+q.Key.ID(),
 				"is revoked").WithHint("make a new key on the node: turn key rotate node")
 		}
@@ -121,8 +121,18 @@ func (a Authority) Revoke(ctx context.Context, named []string, epoch uint64) (
 	return now, all, nil
 }
 
+// HasPassphrase reports whether the root's private key is encrypted.
+func (a Authority) HasPassphrase() (bool, error) {
+	r, err := a.load()
+	if err != nil {
+		return false, err
+	}
+	return a.Ring.RootHasPassphrase(r.generation())
+}
+
 // Rotate makes a new root, which the old one names as its successor, and returns certificates of the
-// nodes by the new one.
+// nodes by the new one. A key that is in the place of the new one is renamed: the record may be an
+// older copy, and the key that of the root which clients trust.
 func (a Authority) Rotate(ctx context.Context, passphrase []byte) (*Record, []*Signed, error) {
 	var all []*Signed
 	var now *Record
@@ -186,7 +196,8 @@ func (r *Record) sign(ctx context.Context, c attest.Certificate, root *key.Signe
 	}
 	text := attest.JoinChain(envelope, successions)
 	if _, err := attest.OpenChain(ctx, text); err != nil {
-		return nil, err // such as of a damaged record
+		return nil, turnstone.NewError("root.sign", turnstone.KindInvalid, "the root's record", err).
+			WithHint("restore keys/root.json from its copy")
 	}
 	return &Signed{c, text}, nil
 }
@@ -226,9 +237,9 @@ func (r *Record) note(n Issued) error {
 	return nil
 }
 
-// revoked reports whether a key is revoked.
-func (r *Record) revoked(k key.Public) bool {
-	return slices.ContainsFunc(r.Revoked, func(o Revoked) bool { return o.Key == k.ID() })
+// revokes reports whether the key with a fingerprint is revoked.
+func (r *Record) revokes(id string) bool {
+	return slices.ContainsFunc(r.Revoked, func(o Revoked) bool { return o.Key == id })
 }
 
 // revoke notes that the nodes that name names get no certificate any more.
@@ -251,7 +262,7 @@ func (r *Record) revoke(name string, epoch uint64) error {
 		ids = []string{name} // such as an earlier key of a node
 	}
 	for _, id := range ids {
-		if slices.ContainsFunc(r.Revoked, func(o Revoked) bool { return o.Key == id }) {
+		if r.revokes(id) {
 			continue
 		}
 		if len(r.Revoked) >= maxRevoked {

@@ -1,12 +1,12 @@
 package authority
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
+	"io"
 	"strings"
 	"time"
 
@@ -78,25 +78,35 @@ func (a Authority) path() string { return a.Ring.Dir.Path("keys", "root.json") }
 
 // load reads the record. The error is of kind NotFound if there is no root.
 func (a Authority) load() (*Record, error) {
-	b, err := os.ReadFile(a.path())
-	if errors.Is(err, fs.ErrNotExist) {
+	b, err := key.ReadRecord(a.path(), maxRecord)
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return nil, turnstone.Errorf("root.load", turnstone.KindNotFound, "the operator's root",
 			"there is none in this state directory").WithHint("turn host root make creates one")
 	}
 	if err != nil {
-		return nil, turnstone.NewError("root.load", turnstone.KindUnavailable, a.path(), err)
+		return nil, err
 	}
-	r := &Record{}
-	if len(b) > maxRecord {
-		err = fmt.Errorf("has more than %d bytes", maxRecord)
-	} else if err = json.Unmarshal(b, r); err == nil {
-		err = r.check()
-	}
+	r, err := decode(b)
 	if err != nil {
 		return nil, turnstone.NewError("root.load", turnstone.KindInvalid, a.path(), err).
 			WithHint("restore the file from its copy")
 	}
 	return r, nil
+}
+
+// decode decodes a record. What it does not know would be lost with the next change, so that is an
+// error.
+func decode(b []byte) (*Record, error) {
+	r := &Record{}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(r); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("has something after its end")
+	}
+	return r, r.check()
 }
 
 // check reports a damaged record.
@@ -114,10 +124,34 @@ func (r *Record) check() error {
 		if _, err := key.Parse(n.Key); err != nil {
 			return err
 		}
-		for _, t := range []time.Time{n.Time, n.Expires} {
-			if err := proof.CheckTime(t); err != nil {
-				return err
-			}
+		if err := checkNode(n.Node, n.Time, n.Expires); err != nil {
+			return err
+		}
+		if !n.Expires.After(n.Time) || r.revokes(n.ID()) {
+			return fmt.Errorf("the key %s has no possible time, or is revoked", n.ID())
+		}
+	}
+	for _, o := range r.Revoked {
+		if !fingerprint(o.Key) || o.Epoch > r.Epoch {
+			return fmt.Errorf("%.60q is no key that was revoked", o.Key)
+		}
+		if err := checkNode(o.Node, o.Time); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNode reports a name that no node has, and times that no certificate has.
+func checkNode(name string, times ...time.Time) error {
+	if name != "" {
+		if err := turnstone.CheckName("node", name); err != nil {
+			return err
+		}
+	}
+	for _, t := range times {
+		if err := proof.CheckTime(t); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -230,11 +230,13 @@ func (c *rootSignCmd) Run(a *cli.App) error {
 	}
 	return withRoot(a, func(ctx context.Context, o authority.Authority) error {
 		s, err := o.Sign(ctx, q)
-		if err == nil && c.Output != "" {
-			err = writeChain(c.Output, s.Chain)
-		}
 		if err != nil {
 			return err
+		}
+		if c.Output != "" {
+			if err := writeChain(c.Output, s.Chain); err != nil {
+				return err
+			}
 		}
 		root, err := key.Parse(s.Signer)
 		rep := SignedReport{IssuedReport{s.Node, q.Key.ID(), s.Key, s.Time, s.Expires}, s.Epoch,
@@ -279,9 +281,29 @@ func readLine(path string) (string, error) {
 	return string(b), err
 }
 
-func writeChain(path string, chain []byte) error {
+func writeChain(path string, chain []byte) *turnstone.Error {
 	if err := filestamp.WriteFile(path, chain, 0o644); err != nil {
 		return turnstone.Classify("root.write", turnstone.KindUnavailable, path, err, "")
+	}
+	return nil
+}
+
+// writable makes the folder for certificates, if one is named, and reports that it cannot have any. It
+// is called before the root changes: clients refuse the nodes that do not get new certificates.
+func writable(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		var f *os.File
+		if f, err = os.CreateTemp(dir, ".new-"); err == nil {
+			err = errors.Join(f.Close(), os.Remove(f.Name()))
+		}
+	}
+	if err != nil {
+		return turnstone.Classify("root.write", turnstone.KindUnavailable, dir, err, "").
+			WithHint("name a folder that you can write")
 	}
 	return nil
 }
@@ -291,9 +313,6 @@ func writeAll(dir string, all []*authority.Signed) (files []string, err error) {
 	if dir == "" {
 		return nil, nil
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, turnstone.Classify("root.write", turnstone.KindUnavailable, dir, err, "")
-	}
 	for _, s := range all {
 		name := s.Node
 		if name == "" { // what its key begins with would be the same for all
@@ -301,7 +320,8 @@ func writeAll(dir string, all []*authority.Signed) (files []string, err error) {
 		}
 		path := filepath.Join(dir, name+".cert")
 		if err := writeChain(path, s.Chain); err != nil {
-			return files, err
+			return files, err.WithHint("certify each node again with turn host root sign, because " +
+				"the root has changed")
 		}
 		files = append(files, path)
 	}
@@ -320,7 +340,8 @@ func (c *rootRevokeCmd) Help() string {
 	return `The root's epoch is raised: a client that has seen a certificate of the new epoch refuses
 all of earlier epochs. So every other node needs its new certificate, which -o writes.
 A client that is shown no new certificate trusts the revoked node until its
-certificate expires. --epoch continues after the loss of the newest root.json.`
+certificate expires. --epoch continues after the loss of the newest root.json: name the
+nodes again that were revoked since its copy, which would get new certificates.`
 }
 
 // Examples returns command lines for the help.
@@ -331,6 +352,9 @@ func (c *rootRevokeCmd) Examples() []string {
 // Run revokes certificates.
 func (c *rootRevokeCmd) Run(a *cli.App) error {
 	return withRoot(a, func(ctx context.Context, o authority.Authority) error {
+		if err := writable(c.Output); err != nil {
+			return err
+		}
 		r, all, err := o.Revoke(ctx, c.Node, c.Epoch)
 		return renewed(a, c.Output, r, all, err)
 	})
@@ -356,7 +380,8 @@ type rootRotateCmd struct {
 func (c *rootRotateCmd) Help() string {
 	return `The old root signs the new one, and each certificate carries that signature: a client
 that pins the old root follows to the new one when a node shows its new certificate,
-and no longer believes the old one. Against a stolen root key that does not help:
+and no longer believes the old one. If the old key has a passphrase, the new one gets one
+too. Against a stolen root key that does not help:
 its holder can name a successor too, so clients have to pin a new root themselves.`
 }
 
@@ -368,7 +393,14 @@ func (c *rootRotateCmd) Examples() []string {
 // Run replaces the root.
 func (c *rootRotateCmd) Run(a *cli.App) error {
 	return withRoot(a, func(ctx context.Context, o authority.Authority) error {
-		pass, err := a.NewPassphrase(c.Passphrase)
+		if err := writable(c.Output); err != nil {
+			return err
+		}
+		locked, err := o.HasPassphrase()
+		if err != nil {
+			return err
+		}
+		pass, err := a.NewPassphrase(c.Passphrase || locked)
 		if err != nil {
 			return err
 		}

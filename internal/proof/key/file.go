@@ -36,6 +36,17 @@ func Load(path string, ask Passphrase) (*Signer, error) {
 // ReadPrivate returns the content of a file with a secret, such as "the key", that only its owner can
 // read, at most 64 KiB. Errors are as those of Load.
 func ReadPrivate(path, what string) ([]byte, error) {
+	return readOwn(path, maxFile, func(info fs.FileInfo) error { return checkOwn(path, what, info) })
+}
+
+// ReadRecord returns the content of a file that says what its owner does with a key, at most max
+// bytes. Other users can neither write the file nor own it. Errors are as those of Load.
+func ReadRecord(path string, max int64) ([]byte, error) {
+	return readOwn(path, max, func(info fs.FileInfo) error { return checkWriters(path, info) })
+}
+
+// readOwn reads a regular file that check accepts. It follows no link and waits for no writer.
+func readOwn(path string, max int64, check func(fs.FileInfo) error) ([]byte, error) {
 	f, err := openNoFollow(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, turnstone.NewError("key.load", turnstone.KindNotFound, path, err)
@@ -55,16 +66,16 @@ func ReadPrivate(path, what string) ([]byte, error) {
 	switch {
 	case !info.Mode().IsRegular():
 		err = errors.New("is not a regular file")
-	case info.Size() > maxFile:
+	case info.Size() > max:
 		err = fmt.Errorf("has %d bytes", info.Size())
 	}
 	if err != nil {
 		return nil, turnstone.NewError("key.load", turnstone.KindInvalid, path, err)
 	}
-	if err := checkOwn(path, what, info); err != nil {
+	if err := check(info); err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxFile))
+	b, err := io.ReadAll(io.LimitReader(f, max))
 	if err != nil {
 		return nil, turnstone.NewError("key.load", turnstone.KindUnavailable, path, err)
 	}

@@ -33,3 +33,13 @@ func checkOwn(path, what string, _ fs.FileInfo) error {
 	}
 	return nil
 }
+
+// checkWriters rejects a file that another user owns or can write, by its access list.
+func checkWriters(path string, _ fs.FileInfo) error {
+	if err := statedir.CheckWriters(path); err != nil {
+		return turnstone.Errorf("key.load", turnstone.KindInvalid, path,
+			"other users can write it: %w", err).
+			WithHint("remove their rights: icacls FILE /inheritance:r /grant:r %USERNAME%:F")
+	}
+	return nil
+}
