@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -26,25 +27,30 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// scriptHost is a server with one node, whose key is that of a state directory, and with tokens.
+// scriptHost is a server with nodes, whose keys are those of state directories, and with tokens.
 type scriptHost struct {
 	connectv1.UnimplementedServerServiceHandler
-	key  string
-	cert string // path of the node's certificate, which need not exist
+	nodes  []scriptNode
+	during func() // runs while the server is asked for its nodes
 
 	mu     sync.Mutex
 	tokens []*v1.Token
 }
 
-func (s *scriptHost) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
-	*connect.Response[v1.ListNodesResponse], error) {
-	return connect.NewResponse(&v1.ListNodesResponse{Nodes: []*v1.Node{{Name: "n1", Key: s.key,
-		Certificate: s.certificate()}}}), nil
+type scriptNode struct {
+	key  string
+	cert string // path of the node's certificate, which need not exist
 }
 
-func (s *scriptHost) certificate() []byte {
-	b, _ := os.ReadFile(s.cert)
-	return b
+func (s *scriptHost) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
+	*connect.Response[v1.ListNodesResponse], error) {
+	a := &v1.ListNodesResponse{}
+	for i, n := range s.nodes {
+		shown, _ := os.ReadFile(n.cert)
+		a.Nodes = append(a.Nodes, &v1.Node{Name: fmt.Sprint("n", i+1), Key: n.key, Certificate: shown})
+	}
+	s.during()
+	return connect.NewResponse(a), nil
 }
 
 func (s *scriptHost) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (
@@ -79,18 +85,37 @@ func (s *scriptHost) RevokeToken(_ context.Context, r *connect.Request[v1.Revoke
 		"token "+r.Msg.TokenId, "does not exist"))
 }
 
-// host starts a server until the script's end: "host NAME HOME". Its node has the key of the state
-// directory HOME and the certificate HOME/node.cert, if there is one; its address is the variable
-// NAME, and $HOME/server.sock is its operator's socket. Over the network its token is "good".
+// host starts a server until the script's end: "host NAME HOME…". Its nodes n1, n2… have the keys of
+// the state directories and the certificates HOME/node.cert, if there are any; its address is the
+// variable NAME, and $HOME/server.sock of the first is its operator's socket. Over the network its
+// token is "good". The shell script HOME/during of the first runs whenever it is asked for its nodes.
 func host(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 2 {
-		ts.Fatalf("usage: host NAME HOME")
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: host NAME HOME…")
 	}
-	dir, err := statedir.Open(ts.MkAbs(args[1]))
-	ts.Check(err)
-	signer, err := key.Ring{Dir: dir}.NodeKey(context.Background())
-	ts.Check(err)
-	s := &scriptHost{key: signer.String(), cert: dir.Path("node.cert")}
+	s := &scriptHost{}
+	var dir *statedir.Dir
+	for i, home := range args[1:] {
+		one, err := statedir.Open(ts.MkAbs(home))
+		ts.Check(err)
+		signer, err := key.Ring{Dir: one}.NodeKey(context.Background())
+		ts.Check(err)
+		s.nodes = append(s.nodes, scriptNode{signer.String(), one.Path("node.cert")})
+		if i == 0 {
+			dir = one
+			ts.Setenv(args[0]+"_KEY", signer.ID())
+		}
+	}
+	folder := ts.MkAbs(".")
+	s.during = func() {
+		if script, err := os.ReadFile(dir.Path("during")); err == nil {
+			cmd := exec.Command("sh", "-e", "-c", string(script))
+			cmd.Dir = folder
+			if out, err := cmd.CombinedOutput(); err != nil {
+				panic(fmt.Sprintf("%v: %s", err, out))
+			}
+		}
+	}
 	calls := serve.Services{Server: s}.Handler(nil)
 	outside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer good" {
@@ -112,7 +137,6 @@ func host(ts *testscript.TestScript, neg bool, args []string) {
 		})}}
 	inside.Start()
 	ts.Setenv(args[0], outside.URL)
-	ts.Setenv(args[0]+"_KEY", signer.ID())
 	ts.Setenv(args[0]+"_PORT", strings.TrimPrefix(filepath.Base(outside.URL), "127.0.0.1:"))
 	ts.Defer(func() { outside.Close(); inside.Close() })
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -201,7 +202,7 @@ var hints = map[channel.Fault]string{
 	FaultOtherNode:   "ask the server's operator which key the node has: turn host root show",
 }
 
-func refuse(f channel.Fault, format string, args ...any) error {
+func refuse(f channel.Fault, format string, args ...any) *turnstone.Error {
 	return channel.Fail("root.verify", f, "the node's certificate", format, args...).
 		WithHint(hints[f])
 }
@@ -252,6 +253,13 @@ func (c *Chain) Check(r Root, now time.Time) (Root, error) {
 		return r, refuse(FaultCertExpired, "expired at %s", c.Expires.Format(time.RFC3339))
 	}
 	return Root{c.Signer, c.Epoch}, nil
+}
+
+// Replaced is the error about a certificate of a root, "TYPE BASE64", that another one has replaced.
+func Replaced(root, by string) error {
+	return refuse(FaultOtherRoot, "is signed by the root %s, which this client has seen replaced by %s",
+		fingerprint(root), fingerprint(by)).
+		WithHint("ask the server's operator for a certificate of the node by the new root")
 }
 
 // CheckNode reports a certificate that is not about the node with this name and key. Without a name,

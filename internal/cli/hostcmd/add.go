@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -14,7 +15,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
-	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote"
@@ -80,7 +80,11 @@ func (c *addCmd) Run(a *cli.App) error {
 		if err != nil {
 			return err
 		}
-		h, err := c.known(s, address)
+		list, err := s.Load()
+		if err != nil {
+			return err
+		}
+		h, err := c.known(list, address)
 		if err != nil {
 			return err
 		}
@@ -90,13 +94,14 @@ func (c *addCmd) Run(a *cli.App) error {
 		}
 		h.TokenFile = cmp.Or(file, h.TokenFile)
 		nodes, own, err := c.nodes(ctx, a, address, h)
-		var shown []*attest.Chain
-		switch {
-		case err != nil:
-		case c.Root != "" || h.Root != nil:
-			shown, err = c.certified(ctx, s, address, h, nodes)
-		case !own || len(c.Pin) > 0:
+		rooted := c.Root != "" || h.Root != nil
+		if err == nil && !rooted && (!own || len(c.Pin) > 0) {
 			err = c.accept(a, address, h, nodes)
+		}
+		if err == nil {
+			err = s.Change(ctx, func(l *hosts.List) error {
+				return c.store(ctx, s, l, address, h, nodes, list.Hosts[c.Name])
+			})
 		}
 		if err != nil {
 			if c.TokenFile == "-" {
@@ -104,22 +109,49 @@ func (c *addCmd) Run(a *cli.App) error {
 			}
 			return err
 		}
-		if err := s.Change(ctx, func(l *hosts.List) error {
-			l.Hosts[c.Name] = h
-			if c.Use {
-				l.Current = c.Name
-			}
-			return learn(l, h, shown)
-		}); err != nil {
-			return err
-		}
-		return c.added(a, h)
+		return c.added(a, s)
 	})
 }
 
+// store adds the host to a list. Another process may have changed the list since the server was asked,
+// such as by a later certificate: what it says of a root is as it is now, and with pins it must be as
+// the user has seen it.
+func (c *addCmd) store(ctx context.Context, s hosts.Store, l *hosts.List, address remote.Address,
+	h *hosts.Host, nodes []NodeReport, seen *hosts.Host) error {
+	now := l.Hosts[c.Name]
+	if c.Root == "" && h.Root == nil && !reflect.DeepEqual(now, seen) ||
+		c.Root == "" && h.Root != nil && (now == nil || now.Root == nil) {
+		return turnstone.Errorf("host.add", turnstone.KindUnavailable, "host "+c.Name,
+			"was changed by another process").WithHint("repeat the command")
+	}
+	if c.Root != "" || h.Root != nil {
+		fresh, err := c.known(l, address)
+		if err != nil {
+			return err
+		}
+		h.Root = fresh.Root
+		if err := c.certified(ctx, s, l, address, h, nodes); err != nil {
+			return err
+		}
+	}
+	l.Hosts[c.Name] = h
+	if c.Use {
+		l.Current = c.Name
+	}
+	return nil
+}
+
 // added prints the host.
-func (c *addCmd) added(a *cli.App, h *hosts.Host) error {
+func (c *addCmd) added(a *cli.App, s hosts.Store) error {
 	current, err := a.CurrentHost()
+	if err != nil {
+		return err
+	}
+	list, err := s.Load()
+	if err != nil {
+		return err
+	}
+	_, h, err := list.Find(c.Name)
 	if err != nil {
 		return err
 	}
@@ -138,11 +170,7 @@ func (c *addCmd) added(a *cli.App, h *hosts.Host) error {
 }
 
 // known returns a copy of the host of this name, or a new one.
-func (c *addCmd) known(s hosts.Store, address remote.Address) (*hosts.Host, error) {
-	list, err := s.Load()
-	if err != nil {
-		return nil, err
-	}
+func (c *addCmd) known(list *hosts.List, address remote.Address) (*hosts.Host, error) {
 	h := &hosts.Host{URL: address.String(), Nodes: map[string][]string{}}
 	old := list.Hosts[c.Name]
 	if old == nil {

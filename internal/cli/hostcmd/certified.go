@@ -3,7 +3,6 @@ package hostcmd
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -15,10 +14,14 @@ import (
 	"turnstone.dev/turnstone/internal/remote/hosts"
 )
 
-// certified makes h a host of the root that the user named, or keeps its root. It returns what the
-// nodes show that the root certified: one of them at least.
-func (c *addCmd) certified(ctx context.Context, s hosts.Store, address remote.Address, h *hosts.Host,
-	nodes []NodeReport) ([]*attest.Chain, error) {
+// certified makes h a host of the root that the user named, or keeps its root, and notes what nodes show
+// that the root certified: one of them at least. l is the list that h will be in.
+func (c *addCmd) certified(ctx context.Context, s hosts.Store, l *hosts.List, address remote.Address,
+	h *hosts.Host, nodes []NodeReport) error {
+	trust, err := key.Ring{Dir: s.Dir}.List()
+	if err != nil {
+		return err
+	}
 	var shown []*attest.Chain
 	var names []NodeReport
 	var refused []string
@@ -26,16 +29,7 @@ func (c *addCmd) certified(ctx context.Context, s hosts.Store, address remote.Ad
 		refused = append(refused, fmt.Sprintf("node %s: %v", n.Name, err))
 	}
 	for _, n := range nodes {
-		chain, err := attest.OpenChain(ctx, n.shown)
-		if len(n.shown) == 0 {
-			err = turnstone.Errorf("root.verify", turnstone.KindIntegrity, "", "it shows no certificate")
-		}
-		if err == nil {
-			var k key.Public
-			if k, err = key.Parse(n.Public); err == nil {
-				err = chain.CheckNode(n.Name, k)
-			}
-		}
+		chain, err := n.chain(ctx, trust)
 		if err != nil {
 			refuse(n, err)
 			continue
@@ -44,29 +38,50 @@ func (c *addCmd) certified(ctx context.Context, s hosts.Store, address remote.Ad
 	}
 	root, err := c.root(h, shown)
 	if err != nil {
-		return nil, err
-	}
-	list, err := s.Load()
-	if err != nil {
-		return nil, err
+		return err
 	}
 	if root == "" {
 		refused = append(refused, others(names, shown)...)
-		return nil, c.uncertified(address, c.Root, refused)
+		return c.uncertified(address, c.Root, refused)
 	}
-	list.SetRoot(h, root)
-	var good []*attest.Chain
+	l.SetRoot(h, root)
+	good := 0
 	for i, chain := range shown {
-		if _, err := list.Learn(h, chain, time.Now()); err != nil {
+		err := hosts.CheckRevoked(trust, chain, h.Root.Key)
+		if err == nil {
+			_, err = l.Learn(h, chain, time.Now())
+		}
+		if err != nil {
 			refuse(names[i], err)
 			continue
 		}
-		good = append(good, chain)
+		good++
 	}
-	if len(good) == 0 {
-		return nil, c.uncertified(address, h.Root.ID(), refused)
+	if good == 0 {
+		return c.uncertified(address, h.Root.ID(), refused)
 	}
-	return good, nil
+	return nil
+}
+
+// chain returns what a node shows, if it is about the node's name and key, and the user has not revoked
+// the key.
+func (n NodeReport) chain(ctx context.Context, trust *key.Trust) (*attest.Chain, error) {
+	if len(n.shown) == 0 {
+		return nil, turnstone.Errorf("root.verify", turnstone.KindIntegrity, "",
+			"it shows no certificate")
+	}
+	chain, err := attest.OpenChain(ctx, n.shown)
+	if err != nil {
+		return nil, err
+	}
+	k, err := key.Parse(n.Public)
+	if err != nil {
+		return nil, err
+	}
+	if trust.Revoked(k.ID()) {
+		return nil, fmt.Errorf("its key %w", key.ErrRevoked)
+	}
+	return chain, chain.CheckNode(n.Name, k)
 }
 
 // others says which roots certified the nodes.
@@ -81,8 +96,7 @@ func others(nodes []NodeReport, shown []*attest.Chain) (all []string) {
 
 func (c *addCmd) uncertified(address remote.Address, root string, refused []string) error {
 	return channel.Fail("host.add", attest.FaultUncertified, address.String(),
-		"has no node with a valid certificate of the root %.200s: %s", root,
-		strings.Join(refused, "; ")).
+		"has no node with a valid certificate of the root %.200s: %s", root, some(refused)).
 		WithHint("ask the server's operator for the root's fingerprint and for certificates of the " +
 			"nodes: turn host root show")
 }
@@ -101,28 +115,17 @@ func (c *addCmd) root(h *hosts.Host, shown []*attest.Chain) (string, error) {
 		}
 		return k.String(), nil
 	}
+	var all []string
+	if h.Root != nil {
+		all = append(all, h.Root.Former...)
+	}
 	for _, chain := range shown {
-		for _, text := range chain.Roots() {
-			if k, err := key.Parse(text); err == nil && k.ID() == named {
-				return text, nil
-			}
+		all = append(all, chain.Roots()...)
+	}
+	for _, text := range all {
+		if k, err := key.Parse(text); err == nil && k.ID() == named {
+			return text, nil
 		}
 	}
 	return "", nil
-}
-
-// learn notes in a list what the nodes of h showed. Another process may have seen later
-// certificates since.
-func learn(l *hosts.List, h *hosts.Host, shown []*attest.Chain) error {
-	if h.Root == nil {
-		return nil
-	}
-	l.SetRoot(h, h.Root.Key)
-	for _, chain := range slices.Backward(shown) {
-		if _, err := l.Learn(h, chain, time.Now()); err != nil &&
-			channel.FaultOf(err) != attest.FaultOldEpoch {
-			return err
-		}
-	}
-	return nil
 }

@@ -309,5 +309,17 @@ func fingerprints(nodes []NodeReport) string {
 	for _, n := range nodes {
 		lines = append(lines, fmt.Sprintf("node %s has the key %s", n.Name, n.Key))
 	}
-	return strings.Join(lines, "; ")
+	return some(lines)
+}
+
+// maxSome bounds the nodes in one message: a server in hostile hands can have any number of them.
+const maxSome = 10
+
+// some joins lines about nodes, and counts those that are too many.
+func some(lines []string) string {
+	text := strings.Join(lines[:min(len(lines), maxSome)], "; ")
+	if n := len(lines) - maxSome; n > 0 {
+		text += fmt.Sprintf("; and %d more", n)
+	}
+	return text
 }

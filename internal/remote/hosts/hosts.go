@@ -31,6 +31,8 @@ const (
 	maxHosts = 100
 	maxNodes = 256 // of a host
 	maxKeys  = 8   // of a node, while its key is rotated
+
+	maxFormer = 64 // roots that a root has followed
 )
 
 // Names that no host has: this machine alone, and this machine's server if it runs.
@@ -125,6 +127,9 @@ func (h *Host) check() error {
 		if err := h.Root.check(); err != nil {
 			return fmt.Errorf("root: %w", err)
 		}
+		if len(h.Nodes) > 0 { // a pin that nobody remembers
+			return errors.New("nodes: they count beside the root: remove one of both")
+		}
 	}
 	if len(h.Nodes) > maxNodes {
 		return fmt.Errorf("nodes: there are more than %d", maxNodes)
@@ -155,6 +160,11 @@ func (l *List) Encode() ([]byte, error) {
 	b.WriteString("# Servers that turn knows: see turn host --help.\n")
 	if err := toml.NewEncoder(&b).Encode(l); err != nil {
 		return nil, err
+	}
+	if b.Len() > maxFile { // Parse would refuse it
+		return nil, turnstone.Errorf("host.save", turnstone.KindExhausted, "the list of hosts",
+			"would have %d bytes; the limit is %d", b.Len(), maxFile).
+			WithHint("remove hosts that are not in use with turn host rm")
 	}
 	return b.Bytes(), nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,9 @@ type Root struct {
 	Key string `toml:"key"` // "TYPE BASE64"
 	// Epoch is the latest of the root's certificates that the client saw: it refuses earlier ones.
 	Epoch uint64 `toml:"epoch"`
+	// Former are the roots that Key has followed, the oldest first. None of them is believed again:
+	// who names one means Key.
+	Former []string `toml:"former,omitempty"`
 	// Nodes are the keys whose certificates the client saw. Those of an earlier epoch are not
 	// trusted: the node of one may have been revoked.
 	Nodes []Certified `toml:"nodes,omitempty"`
@@ -49,6 +53,14 @@ func (r *Root) check() error {
 	}
 	if r.Epoch > attest.MaxEpoch {
 		return fmt.Errorf("epoch: it is more than %d", attest.MaxEpoch)
+	}
+	if len(r.Former) > maxFormer || slices.Contains(r.Former, r.Key) {
+		return fmt.Errorf("former: there are more than %d, or one that follows itself", maxFormer)
+	}
+	for _, text := range r.Former {
+		if _, err := key.Parse(text); err != nil {
+			return fmt.Errorf("former: %w", err)
+		}
 	}
 	if len(r.Nodes) > maxNodes {
 		return fmt.Errorf("nodes: there are more than %d", maxNodes)
@@ -123,37 +135,80 @@ func (r *Root) note(c *attest.Certificate) bool {
 }
 
 // SetRoot makes h a host whose nodes are trusted by a root, "TYPE BASE64", in place of its pins. What
-// the client knows of the root from another host counts.
+// the client knows of the root from this and other hosts counts: its latest epoch, and the root that
+// took its place.
 func (l *List) SetRoot(h *Host, root string) {
 	h.Nodes = nil
-	if h.Root == nil || h.Root.Key != root {
-		h.Root = &Root{Key: root}
+	r := Root{Key: root}
+	if h.Root != nil && (h.Root.Key == root || slices.Contains(h.Root.Former, root)) {
+		r = *h.Root
 	}
-	for _, o := range l.Hosts {
-		if o.Root != nil && o.Root.Key == root {
-			h.Root.Epoch = max(h.Root.Epoch, o.Root.Epoch)
+	l.update(&r)
+	h.Root = &r
+}
+
+// update brings r up to what the hosts of the list know, and reports whether that is more.
+func (l *List) update(r *Root) (changed bool) {
+	for range len(l.Hosts) + 1 { // each can lead to another one
+		for _, name := range slices.Sorted(maps.Keys(l.Hosts)) {
+			o := l.Hosts[name].Root
+			switch {
+			case o == nil:
+			case o.Key == r.Key && o.Epoch > r.Epoch:
+				r.Epoch, changed = o.Epoch, true
+			case slices.Contains(o.Former, r.Key) && !slices.Contains(r.Former, o.Key):
+				r.follow(o.Key, o.Former[slices.Index(o.Former, r.Key):])
+				r.Epoch, changed = max(r.Epoch, o.Epoch), true
+			}
 		}
 	}
+	return changed
+}
+
+// follow makes next the root in place of the former ones, the last of which named it.
+func (r *Root) follow(next string, former []string) {
+	r.Former = append(slices.DeleteFunc(slices.Clone(r.Former), func(o string) bool {
+		return slices.Contains(former, o)
+	}), former...)
+	r.Former = r.Former[max(0, len(r.Former)-maxFormer):]
+	r.Key = next
+}
+
+// believe returns what the client knows after it has seen a chain. Errors have a channel.Fault.
+func (r *Root) believe(c *attest.Chain, now time.Time) (attest.Root, error) {
+	if slices.Contains(r.Former, c.Signer) {
+		return attest.Root{}, attest.Replaced(c.Signer, r.Key)
+	}
+	return c.Check(attest.Root{Key: r.Key, Epoch: r.Epoch}, now)
 }
 
 // Learn checks what a node of h shows, and notes the certificate, its epoch, and the root that has
-// followed h's, for all hosts of that root. It reports whether something was new. Errors have a
-// channel.Fault.
+// followed h's, for all hosts of the roots in it. What another host has shown of a root counts too. It
+// reports whether something was new. Errors have a channel.Fault.
 func (l *List) Learn(h *Host, c *attest.Chain, now time.Time) (bool, error) {
-	before := h.Root.Key
-	next, err := c.Check(attest.Root{Key: before, Epoch: h.Root.Epoch}, now)
+	changed := l.update(h.Root)
+	next, err := h.Root.believe(c, now)
 	if err != nil {
 		return false, err
 	}
-	changed := before != next.Key || h.Root.Epoch != next.Epoch
-	learn := func(o *Root) {
-		if o != nil && (o.Key == before || o.Key == next.Key) {
-			o.Key, o.Epoch = next.Key, max(o.Epoch, next.Epoch)
-		}
-	}
-	learn(h.Root)
+	roots := c.Roots()
+	moved := []*Root{h.Root}
 	for _, o := range l.Hosts {
-		learn(o.Root)
+		if o.Root == nil || o.Root == h.Root || !slices.Contains(roots, o.Root.Key) {
+			continue
+		}
+		if _, err := o.Root.believe(c, now); err != nil {
+			return false, err
+		}
+		moved = append(moved, o.Root)
+	}
+	for _, o := range moved {
+		if at := slices.Index(roots, o.Key); o.Key != next.Key {
+			o.follow(next.Key, roots[at:len(roots)-1])
+			changed = true
+		}
+		changed = changed || o.Epoch != next.Epoch
+		o.Epoch = next.Epoch
 	}
 	return h.Root.note(&c.Certificate) || changed, nil
 }
@@ -190,20 +245,24 @@ func (s Store) certified(ctx context.Context, trust *key.Trust, name string, h *
 	if r.chain, r.why = attest.OpenChain(ctx, certificate); r.why != nil {
 		return r, nil
 	}
-	if r.why = revokedRoot(trust, append(r.chain.Roots(), h.Root.Key)); r.why != nil {
-		return r, nil
-	}
 	now := time.Now()
 	list, err := s.Load()
 	if err != nil {
 		return nil, err
 	}
-	changed := false
-	if changed, r.why = list.Learn(current(list, name, h), r.chain, now); !changed || r.why != nil {
+	learn := func(l *List) (changed bool) {
+		one := current(l, name, h)
+		l.update(one.Root)
+		if r.why = CheckRevoked(trust, r.chain, one.Root.Key); r.why == nil {
+			changed, r.why = l.Learn(one, r.chain, now)
+		}
+		return changed
+	}
+	if changed := learn(list); !changed || r.why != nil {
 		return r, nil
 	}
 	return r, s.Change(ctx, func(l *List) error { // another process may have seen a later epoch
-		_, r.why = l.Learn(current(l, name, h), r.chain, now)
+		learn(l)
 		return nil
 	})
 }
@@ -217,6 +276,16 @@ func current(l *List, name string, h *Host) *Host {
 	one, root := *h, *h.Root
 	one.Root = &root
 	return &one
+}
+
+// CheckRevoked reports a chain that hangs on a root which the user has revoked, for a client that pins
+// one of its roots: those that came before it do not matter. The error has a channel.Fault.
+func CheckRevoked(t *key.Trust, c *attest.Chain, pinned string) error {
+	roots := c.Roots()
+	if at := slices.Index(roots, pinned); at >= 0 {
+		roots = roots[at:]
+	}
+	return revokedRoot(t, append(roots, pinned))
 }
 
 // revokedRoot reports a root that the user has revoked.
