@@ -115,6 +115,8 @@ func (s *Server) meet(ctx context.Context, m proto.Message, refused error) (bool
 		return false, err
 	}
 	expected := attest.Expected{Pins: pins, About: "node:" + signed.Node, Client: s.o.Key.Public}
+	err = channel.Fail("channel.verify", channel.FaultReplayed, "the attestation of "+signed.About(),
+		"is the answer to a call that asked for none")
 	for _, c := range api.Clients(m) { // a fork has several, each with a nonce of its own
 		if c.GetNonce() == nil {
 			continue

@@ -1,6 +1,7 @@
 package remote_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"net/http/httptest"
@@ -59,6 +60,14 @@ func (a *asking) DeleteSandbox(ctx context.Context, r *connect.Request[v1.Delete
 	return connect.NewResponse(&v1.DeleteSandboxResponse{}), a.check(ctx, r.Msg, r.Msg.Client)
 }
 
+// ListSandboxes introduces a node to a call that asked for none.
+func (a *asking) ListSandboxes(ctx context.Context, r *connect.Request[v1.ListSandboxesRequest]) (
+	*connect.Response[v1.ListSandboxesResponse], error) {
+	client := channel.NewKeyPair().Public
+	return nil, a.check(ctx, r.Msg, &v1.ChannelClient{ClientPublicKey: client[:],
+		Nonce: bytes.Repeat([]byte{7}, 32)})
+}
+
 // book is a remote.NodeBook in memory.
 type book struct {
 	mu  sync.Mutex
@@ -101,13 +110,20 @@ func newAsking(t *testing.T, names ...string) *askingScene {
 	return s
 }
 
-// remove makes a call in a process of its own, with a token.
-func (s *askingScene) remove(t *testing.T, token string) (int, error) {
+// connect returns the server to a process of the client.
+func (s *askingScene) connect(t *testing.T, token string) *remote.Server {
 	t.Helper()
 	c := remote.NewServer(remote.ServerOptions{Address: address(t, s.http.URL), Key: s.key,
 		Book: s.book, Token: func() (string, error) { return token, nil },
 		Pins: func(context.Context, string, []byte) (attest.Pins, error) { return s.trust, nil }})
-	defer func() { _ = c.Close() }()
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// remove makes a call in a process of its own, with a token.
+func (s *askingScene) remove(t *testing.T, token string) (int, error) {
+	t.Helper()
+	c := s.connect(t, token)
 	before := s.calls
 	err := c.AllSandboxes().Remove(t.Context(), turnstone.NewSandboxID())
 	return s.calls - before, err
@@ -153,6 +169,11 @@ func TestProvesToNobodyElse(t *testing.T) {
 	if calls, err := s.remove(t, "e30."+claims+".x"); channel.FaultOf(err) != channel.FaultSpliced ||
 		calls != 1 {
 		t.Errorf("another tenant: %d calls: %v", calls, err)
+	}
+	c := s.connect(t, "x") // a call without a client has no nonce, and nothing answers it
+	if _, err := c.AllSandboxes().List(t.Context()); channel.FaultOf(err) != channel.FaultReplayed ||
+		s.calls != 2 {
+		t.Errorf("an introduction that was not asked for: %d calls: %v", s.calls, err)
 	}
 	s.trust = &key.Trust{}
 	if calls, err := s.remove(t, "x"); channel.FaultOf(err) != channel.FaultUntrusted || calls != 1 {
