@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +14,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +38,9 @@ import (
 // file NAME.seen gets all that it sees.
 //
 //	forged untrusted replayed key_swapped   statements, and the key behind them
+//	certificate FILE                        the certificate beside statements and introductions
+//	introduction old|own                    an earlier introduction, or one that it signed
+//	node FILE                               the name of the node, in all answers
 //	ask ID, path ID                         another sandbox is asked for, or connected
 //	ticket                                  the ticket of an earlier turn is answered
 //	altered repeated reordered reflected truncated N     the node's message N; with up_ the client's
@@ -75,6 +81,7 @@ type mallory struct {
 	mu      sync.Mutex
 	seen    io.Writer
 	old     []byte // the first statement
+	met     []byte // the first introduction
 	tickets []string
 	done    string // a manipulation that happened once
 }
@@ -131,7 +138,11 @@ func (m *mallory) answer(r *http.Response) error {
 	m.see(b)
 	r.Body = io.NopCloser(bytes.NewReader(b))
 	if r.StatusCode != http.StatusOK { // such as of a node that asks for a proof
+		m.introduction(r, b)
 		return nil
+	}
+	if o := m.mode(); o.word == "node" {
+		return m.rename(r, b, o)
 	}
 	var body interface {
 		proto.Message
@@ -161,12 +172,102 @@ func (m *mallory) answer(r *http.Response) error {
 		}
 		m.mu.Unlock()
 	}
-	if b, err = proto.Marshal(body); err != nil {
-		return err
-	}
+	b, err = proto.Marshal(body)
+	replace(r, b)
+	return err
+}
+
+// replace makes b the answer.
+func replace(r *http.Response, b []byte) {
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
 	r.Header.Del("Content-Length")
-	return nil
+}
+
+// rename gives the node of an answer the name in a file.
+func (m *mallory) rename(r *http.Response, b []byte, o mode) error {
+	name := string(m.read(o.on))
+	var body proto.Message
+	switch path := r.Request.URL.Path; {
+	case strings.HasSuffix(path, "/StartTurn"):
+		a := &v1.StartTurnResponse{}
+		if err := proto.Unmarshal(b, a); err != nil {
+			return err
+		}
+		a.Turn.Node, body = name, a
+	case strings.HasSuffix(path, "/ConnectNode"):
+		a := &v1.ConnectNodeResponse{}
+		if err := proto.Unmarshal(b, a); err != nil {
+			return err
+		}
+		a.Node, body = name, a
+	case strings.HasSuffix(path, "/CreateSandbox"):
+		a := &v1.CreateSandboxResponse{}
+		if err := proto.Unmarshal(b, a); err != nil {
+			return err
+		}
+		a.Sandbox.Node, body = name, a
+	case strings.HasSuffix(path, "/ListNodes"):
+		a := &v1.ListNodesResponse{}
+		if err := proto.Unmarshal(b, a); err != nil {
+			return err
+		}
+		for _, n := range a.Nodes {
+			n.Name = name
+		}
+		body = a
+	default:
+		return nil
+	}
+	b, err := proto.Marshal(body)
+	replace(r, b)
+	return err
+}
+
+// read returns the content of a file beside the mode's.
+func (m *mallory) read(name string) []byte {
+	b, _ := os.ReadFile(filepath.Join(filepath.Dir(m.file), name))
+	return b
+}
+
+// introduction manipulates the introduction of a node in an error.
+func (m *mallory) introduction(r *http.Response, b []byte) {
+	var sent map[string]any
+	if json.Unmarshal(b, &sent) != nil {
+		return
+	}
+	details, _ := sent["details"].([]any)
+	for _, one := range details {
+		detail, _ := one.(map[string]any)
+		text, _ := detail["value"].(string)
+		raw, err := base64.RawStdEncoding.DecodeString(text)
+		e := &v1.Error{}
+		if err != nil || proto.Unmarshal(raw, e) != nil || len(e.Introduction) == 0 {
+			continue
+		}
+		o := m.mode()
+		c := &v1.Channel{Attestation: e.Introduction, Certificate: e.Certificate}
+		m.mu.Lock()
+		if m.met == nil {
+			m.met = e.Introduction
+		}
+		switch {
+		case o.word == "certificate":
+			c.Certificate = m.read(o.on)
+		case o.word == "introduction" && o.on == "old":
+			c.Attestation = m.met
+		case o.word == "introduction" && o.on == "own":
+			m.sign(c)
+		}
+		m.mu.Unlock()
+		e.Introduction, e.Certificate = c.Attestation, c.Certificate
+		if raw, err = proto.Marshal(e); err == nil {
+			detail["value"] = base64.RawStdEncoding.EncodeToString(raw)
+			delete(detail, "debug")
+		}
+	}
+	if b, err := json.Marshal(sent); err == nil {
+		replace(r, b)
+	}
 }
 
 func (m *mallory) statement(o mode, c *v1.Channel) {
@@ -181,24 +282,31 @@ func (m *mallory) statement(o mode, c *v1.Channel) {
 			[]byte(`"payload":"eyI`), 1)
 	case "replayed":
 		c.Attestation = m.old
-	case "untrusted": // a statement of its own
-		s, err := attest.Open(context.Background(), c.Attestation)
-		if err != nil {
-			return
-		}
-		dir, err := os.MkdirTemp("", "mallory")
-		if err != nil {
-			return
-		}
-		defer func() { _ = os.RemoveAll(dir) }()
-		own, err := key.Ring{Dir: &statedir.Dir{Root: dir}}.NodeKey(context.Background())
-		if err != nil {
-			return
-		}
-		s.ServerKey = m.pair.Public
-		if mine, err := attest.Sign(context.Background(), s.Statement, own); err == nil {
-			c.Attestation = mine.Envelope
-		}
+	case "untrusted":
+		m.sign(c)
+	case "certificate":
+		c.Certificate = m.read(o.on)
+	}
+}
+
+// sign replaces a statement by one of its own.
+func (m *mallory) sign(c *v1.Channel) {
+	s, err := attest.Open(context.Background(), c.Attestation)
+	if err != nil {
+		return
+	}
+	dir, err := os.MkdirTemp("", "mallory")
+	if err != nil {
+		return
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	own, err := key.Ring{Dir: &statedir.Dir{Root: dir}}.NodeKey(context.Background())
+	if err != nil {
+		return
+	}
+	s.ServerKey = m.pair.Public
+	if mine, err := attest.Sign(context.Background(), s.Statement, own); err == nil {
+		c.Attestation = mine.Envelope
 	}
 }
 

@@ -36,7 +36,7 @@ func front(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv(args[0], "http://"+at)
 }
 
-// node starts a node of a front until the script's end or "stop NAME": "node NAME HOME FRONTHOME". It
+// node starts a node of a front until the script's end or "end NAME": "node NAME HOME FRONTHOME". It
 // has the name NAME, and the log NAME.log. HOME gets what the script's own home shares with others.
 func node(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
@@ -53,10 +53,10 @@ func node(ts *testscript.TestScript, neg bool, args []string) {
 	await(ts, false, []string{args[0] + ".log", "node registered"})
 }
 
-// stop ends what front or node started: "stop NAME".
-func stop(ts *testscript.TestScript, neg bool, args []string) {
+// end ends what front or node started: "end NAME".
+func end(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: stop NAME")
+		ts.Fatalf("usage: end NAME")
 	}
 	cmd, ok := parts.LoadAndDelete(partKey{ts, args[0]})
 	if !ok {

@@ -144,12 +144,42 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"client":   client,
 	"front":    front,
 	"node":     node,
-	"stop":     stop,
+	"end":      end,
 	"attacker": attacker,
 	"devtools": devtools,
 	"restart":  restart,
 	"relay":    relayTo,
 	"states":   states,
+}
+
+// builtin are testscript's own commands, which it runs in place of those of the same name.
+const builtin = " cd chmod cmp cmpenv cp env exec exists grep kill mkdir mv rm skip stderr stdin " +
+	"stdout symlink stop ttyin ttyout unix2dos unquote wait "
+
+// TestScriptCommands: no command of scripts has the name of one of testscript's, which would run in its
+// place, and no script ends before its end: "stop" passes.
+func TestScriptCommands(t *testing.T) {
+	for name := range commands {
+		if strings.Contains(builtin, " "+name+" ") {
+			t.Errorf("%s is a command of testscript", name)
+		}
+	}
+	paths, err := filepath.Glob("testdata/*/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatal(paths, err)
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		script, _, _ := bytes.Cut(text, []byte("\n-- "))
+		for line := range strings.Lines(string(script)) {
+			if word, _, _ := strings.Cut(strings.TrimSpace(line), " "); word == "stop" {
+				t.Errorf("%s: %q ends the test", path, strings.TrimSpace(line))
+			}
+		}
+	}
 }
 
 // status runs a program and checks its exit status: "status 2 turn run x.md". Its outputs go to the

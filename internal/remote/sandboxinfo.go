@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -29,12 +30,17 @@ var reasons = map[v1.SandboxReason]string{
 	v1.SandboxReason_SANDBOX_REASON_NODE_LOST:      "the node lost it",
 }
 
+// maxText bounds a name in a server's answer in bytes: a gateway chooses them, and no name is longer.
+const maxText = 256
+
+func short(s string) string { return api.Clean(s, maxText) }
+
 // infoOf returns what a server says of a sandbox. A state of a newer server counts as running,
 // because nothing says that the sandbox has ended.
 func infoOf(s *v1.Sandbox) sandboxes.Info {
-	i := sandboxes.Info{ID: turnstone.SandboxID(s.GetSandboxId()), Name: s.GetName(),
-		Image: s.GetTemplate(), Template: turnstone.Digest(s.GetTemplateDigest()),
-		Substrate: s.GetSubstrate(), Isolation: s.GetSubstrate(), Paused: s.GetPaused(),
+	i := sandboxes.Info{ID: turnstone.SandboxID(s.GetSandboxId()), Name: short(s.GetName()),
+		Image: short(s.GetTemplate()), Template: turnstone.Digest(short(s.GetTemplateDigest())),
+		Substrate: short(s.GetSubstrate()), Isolation: short(s.GetSubstrate()), Paused: s.GetPaused(),
 		Parent: turnstone.SandboxID(s.GetParentId()), Workdir: s.GetWorkdir(), User: s.GetUser(),
 		TemplateSize: turnstone.Bytes(min(s.GetTemplateSize(), 1<<62))}
 	i.Shape = turnstone.Shape{CPUs: int(s.GetMachine().GetCpus()),
@@ -48,11 +54,11 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 	if i.State.Final() {
 		i.Reason = reasons[s.GetReason()]
 	}
-	if s.GetContextId() != "" {
-		i.Session = &sandboxes.SessionInfo{Name: s.GetContextId()}
-		i.Label = "session " + s.GetContextId()
+	if session := short(s.GetContextId()); session != "" {
+		i.Session = &sandboxes.SessionInfo{Name: session}
+		i.Label = "session " + session
 	}
-	if node := s.GetNode(); node != "" {
+	if node := short(s.GetNode()); node != "" {
 		i.Isolation = strings.TrimSpace(i.Isolation + " on " + node)
 	}
 	i.Created, i.Changed = s.GetCreated().AsTime(), s.GetChanged().AsTime()

@@ -51,7 +51,7 @@ func (s *Signed) Check(e Expected, now time.Time) error {
 		return fail(channel.FaultReplayed, "is the answer to another request")
 	}
 	if s.About() != e.About {
-		return fail(channel.FaultSpliced, "is not about %s", e.About)
+		return fail(channel.FaultSpliced, "is not about %.200s", e.About) // a gateway can have named it
 	}
 	if !slices.Contains(s.Clients, e.Client) {
 		return fail(channel.FaultSpliced, "does not admit this client's key %s", e.Client)
