@@ -31,6 +31,8 @@ type File struct {
 
 	mu     sync.Mutex
 	text   []byte
+	valid  attest.Certificate // what text says
+	warned bool               // that text is out of its time
 	stamp  filestamp.Stamp
 	looked time.Time
 	failed string // why the newest file is not in use, as it was reported
@@ -59,6 +61,7 @@ func (c *File) Text() []byte {
 		if c.failed != "" || !c.stamp.Fresh(target(c.path)) {
 			c.report(c.read())
 		}
+		c.warn(now)
 	}
 	return c.text
 }
@@ -98,13 +101,22 @@ func (c *File) read() error {
 		return turnstone.NewError("node.certificate", turnstone.KindInvalid, c.path, err).
 			WithHint("ask the operator of the root for a certificate of this node: turn host root sign")
 	}
-	if now := time.Now(); (now.After(chain.Expires) || now.Before(chain.Time)) &&
-		!bytes.Equal(text, c.text) {
-		c.log.Warn("clients refuse the node's certificate, which is not valid now", "path", c.path,
-			"from", chain.Time, "until", chain.Expires)
-	}
-	c.text = text
+	c.warned = c.warned && bytes.Equal(text, c.text)
+	c.text, c.valid = text, chain.Certificate
+	c.warn(time.Now())
 	return nil
+}
+
+// warn logs once that the certificate in use is out of its time, which it may be from its first day or
+// become. The caller holds mu.
+func (c *File) warn(now time.Time) {
+	if c.warned || c.text == nil || now.Before(c.valid.Expires) && !now.Before(c.valid.Time) {
+		return
+	}
+	c.warned = true
+	c.log.Warn("clients refuse the node's certificate, which is not valid now", "path", c.path,
+		"from", c.valid.Time, "until", c.valid.Expires,
+		"hint", "ask the operator of the root for a new one: turn host root sign")
 }
 
 // target returns the file that links at path lead to: a mounted secret is a link, which changes.

@@ -145,3 +145,43 @@ func TestCertificate(t *testing.T) {
 		t.Error("a folder is a certificate")
 	}
 }
+
+// TestRunsOut: a node whose certificate runs out while it is in use says so, once.
+func TestRunsOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "node.cert")
+	var log bytes.Buffer
+	write := func(from time.Time) {
+		t.Helper()
+		if err := os.WriteFile(path, certify(t, 1, "n1", 1, from), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// it ends within two seconds
+	write(time.Now().Add(2*time.Second - time.Hour))
+	c, err := Open(path, "n1", signer(t, 1).Public, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil || log.Len() > 0 {
+		t.Fatal(err, &log)
+	}
+	look := func() {
+		c.looked = time.Time{}
+		c.Text()
+	}
+	for look(); time.Now().Before(c.valid.Expires); look() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	for range 3 {
+		look()
+	}
+	if n := strings.Count(log.String(), "not valid now"); n != 1 {
+		t.Errorf("it says so %d times: %s", n, &log)
+	}
+	log.Reset()
+	write(time.Now())
+	if look(); log.Len() > 0 {
+		t.Errorf("a new one: %s", &log)
+	}
+	write(time.Now().Add(time.Hour))
+	if look(); !strings.Contains(log.String(), "not valid now") {
+		t.Errorf("an early one: %s", &log)
+	}
+}
