@@ -59,8 +59,8 @@ func (a Authority) Make(ctx context.Context, passphrase []byte) (*Record, error)
 // Show returns the root and what it signed. The error is of kind NotFound if there is none.
 func (a Authority) Show() (*Record, error) { return a.load() }
 
-// Sign certifies a node. A later certificate of the same name takes the place of the earlier one in
-// the record; both are valid.
+// Sign certifies a node. A later certificate of the same name with another key takes the place of the
+// earlier one in the record; both are valid.
 func (a Authority) Sign(ctx context.Context, q Request) (*Signed, error) {
 	var signed *Signed
 	err := a.change(ctx, func(r *Record, root *key.Signer) (err error) {
@@ -83,7 +83,7 @@ func (a Authority) Sign(ctx context.Context, q Request) (*Signed, error) {
 		if signed, err = r.sign(ctx, c, root); err != nil {
 			return err
 		}
-		return r.note(Issued{Node: c.Node, Key: c.Key, Time: c.Time, Expires: c.Expires})
+		return r.note(Issued{Node: c.Node, Key: c.Key, Time: c.Time, Expires: c.Expires}, time.Now())
 	})
 	if err != nil {
 		return nil, err
@@ -203,11 +203,13 @@ func (r *Record) sign(ctx context.Context, c attest.Certificate, root *key.Signe
 }
 
 // renew signs the certificates of the record again, with the record's epoch and their own times,
-// except those that have expired.
+// except those that have expired. Of several about one node, the earliest counts.
 func (r *Record) renew(ctx context.Context, root *key.Signer) (all []*Signed, err error) {
 	now := time.Now()
 	for _, n := range r.Nodes {
-		if !n.Expires.After(now) {
+		if !n.Expires.After(now) || slices.ContainsFunc(all, func(o *Signed) bool {
+			return o.Node == n.Node && o.Key == n.Key
+		}) {
 			continue
 		}
 		s, err := r.sign(ctx, attest.Certificate{Node: n.Node, Key: n.Key, Epoch: r.Epoch,
@@ -220,10 +222,21 @@ func (r *Record) renew(ctx context.Context, root *key.Signer) (all []*Signed, er
 	return all, nil
 }
 
-// note adds a certificate to the record, in place of that of the same name or, without one, key.
-func (r *Record) note(n Issued) error {
+// note adds a certificate to the record, in place of those of the same name with another key. What it
+// says of the same name and key is joined: a certificate that was signed in advance, or for a short
+// time, does not cost a node the one that it has when all are signed again.
+func (r *Record) note(n Issued, now time.Time) error {
 	r.Nodes = slices.DeleteFunc(r.Nodes, func(o Issued) bool {
-		return o.Key == n.Key && o.Node == n.Node || n.Node != "" && o.Node == n.Node
+		switch {
+		case o.Node != n.Node:
+			return false
+		case o.Key != n.Key:
+			return n.Node != ""
+		case o.Expires.Before(n.Time) || n.Expires.Before(o.Time):
+			return !o.Expires.After(now)
+		}
+		n.join(o, now)
+		return true
 	})
 	if len(r.Nodes) >= maxNodes {
 		return turnstone.Errorf("root.sign", turnstone.KindExhausted, "the root",
@@ -232,9 +245,26 @@ func (r *Record) note(n Issued) error {
 	}
 	r.Nodes = append(r.Nodes, n)
 	slices.SortFunc(r.Nodes, func(a, b Issued) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Key, b.Key))
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Key, b.Key), a.Time.Compare(b.Time))
 	})
 	return nil
+}
+
+// join extends n by the time of o, as far as one certificate can have it.
+func (n *Issued) join(o Issued, now time.Time) {
+	if o.Time.Before(n.Time) {
+		n.Time = o.Time
+	}
+	if o.Expires.After(n.Expires) {
+		n.Expires = o.Expires
+	}
+	if earliest := n.Expires.Add(-attest.MaxCertificateValidity); !earliest.After(n.Time) {
+		return
+	} else if earliest.After(now) {
+		n.Expires = n.Time.Add(attest.MaxCertificateValidity)
+	} else {
+		n.Time = earliest
+	}
 }
 
 // revokes reports whether the key with a fingerprint is revoked.

@@ -266,3 +266,37 @@ func TestTogether(t *testing.T) {
 		t.Error(len(r.Nodes), err)
 	}
 }
+
+// TestSignedTimes: when all certificates are signed again, a node keeps the time of the one that it
+// has, whatever was signed for it besides.
+func TestSignedTimes(t *testing.T) {
+	now := time.Now().UTC().Truncate(time.Second)
+	const day = 24 * time.Hour
+	span := func(from, to time.Duration) [2]time.Time { return [2]time.Time{now.Add(from), now.Add(to)} }
+	for what, tc := range map[string]struct {
+		signed [][2]time.Time
+		want   [2]time.Time
+	}{
+		"the next one, in advance":  {[][2]time.Time{span(-day, 30*day), span(20*day, 90*day)}, span(-day, 90*day)},
+		"the next one, with a gap":  {[][2]time.Time{span(-day, 30*day), span(40*day, 90*day)}, span(-day, 30*day)},
+		"the next one, first":       {[][2]time.Time{span(40*day, 90*day), span(-day, 30*day)}, span(-day, 30*day)},
+		"a short one":               {[][2]time.Time{span(-day, 30*day), span(0, time.Minute)}, span(-day, 30*day)},
+		"one that has expired":      {[][2]time.Time{span(-day, 30*day), span(-9*day, -8*day)}, span(-day, 30*day)},
+		"after one that expired":    {[][2]time.Time{span(-9*day, -8*day), span(-day, 30*day)}, span(-day, 30*day)},
+		"more than a year together": {[][2]time.Time{span(-300*day, 30*day), span(0, 360*day)}, span(-6*day, 360*day)},
+		"more than a year ahead":    {[][2]time.Time{span(-day, 30*day), span(29*day, 390*day)}, span(-day, 365*day)},
+	} {
+		a, _ := made(t)
+		for _, s := range tc.signed {
+			if _, err := a.Sign(t.Context(), Request{Key: node(t, 1), Name: "n1", From: s[0],
+				For: s[1].Sub(s[0])}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, all, err := a.Revoke(t.Context(), nil, 0)
+		if err != nil || len(all) != 1 || !all[0].Time.Equal(tc.want[0]) ||
+			!all[0].Expires.Equal(tc.want[1]) {
+			t.Errorf("%s: %+v: %v", what, all, err)
+		}
+	}
+}
