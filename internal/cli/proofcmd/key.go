@@ -98,8 +98,8 @@ type KeysReport struct {
 type KeyReport struct {
 	Role    string    `json:"role"` // "node", "caller"; empty: any
 	Name    string    `json:"name,omitempty"`
-	Key     string    `json:"key"` // its fingerprint
-	Public  string    `json:"public"`
+	Key     string    `json:"key"`    // its fingerprint
+	Public  string    `json:"public"` // empty: revoked by its fingerprint alone
 	Comment string    `json:"comment,omitempty"`
 	Own     bool      `json:"own"` // signs the turns of this state directory
 	Revoked bool      `json:"revoked"`
@@ -122,6 +122,11 @@ func (c *keyLsCmd) Run(a *cli.App) error {
 				Key: e.Key.ID(), Public: e.Key.String(), Comment: e.Comment,
 				Own: is && mine.Equal(e.Key), Revoked: trust.Revoked(e.Key.ID()), After: e.After,
 				Before: e.Before})
+		}
+		for _, id := range trust.AllRevoked() { // such as of a host's node, or of its root
+			if !slices.ContainsFunc(rep.Keys, func(k KeyReport) bool { return k.Key == id }) {
+				rep.Keys = append(rep.Keys, KeyReport{Key: id, Revoked: true})
+			}
 		}
 		return a.Result(rep, err, func(w io.Writer) {
 			terminal.List(w, false, "ROLE\tNAME\tKEY\tSTATUS\tCOMMENT", rep.Keys,

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -67,6 +68,9 @@ func (t *Trust) Revoke(id string) {
 
 // Revoked reports whether the key with this ID is revoked.
 func (t *Trust) Revoked(id string) bool { return t.revoked[id] }
+
+// AllRevoked returns the IDs of the revoked keys in order, also of those that no entry has.
+func (t *Trust) AllRevoked() []string { return slices.Sorted(maps.Keys(t.revoked)) }
 
 // ErrRevoked is in the chain of Vouch's error for a revoked key.
 var ErrRevoked = errors.New("is revoked")
