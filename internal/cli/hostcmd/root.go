@@ -223,7 +223,7 @@ func (c *rootSignCmd) Run(a *cli.App) error {
 			WithHint("compare the key with turn key ls on the node's machine"))
 	}
 	if c.From != "" {
-		if q.From, err = time.Parse(time.RFC3339, c.From); err != nil {
+		if q.From, err = time.Parse(time.RFC3339, c.From); err != nil || q.From.IsZero() {
 			return cli.Usage(turnstone.Errorf("root.sign", turnstone.KindInvalid, "--from",
 				"%.40q is not a time such as 2027-01-31T00:00:00Z", c.From))
 		}
