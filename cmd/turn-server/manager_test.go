@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -55,7 +56,7 @@ func (m *manager) start(home string, watchdog bool) *process {
 		env = append(env, "WATCHDOG_USEC=300000")
 	}
 	p.cmd = exec.Command("bash", "-c", script+`; exec "$0" "$@"`,
-		filepath.Join(bin(t), "turn"), "serve", "--role", "gateway,controller")
+		filepath.Join(bin(t), "turn"), "serve")
 	p.cmd.Env = environ(t, home, append(env, "TURN_SERVER_LISTEN_ADDRESS=127.0.0.1:1",
 		"TURN_SERVER_PEERS_LISTEN=unix:"+filepath.Join(t.TempDir(), "peers.sock"))...)
 	for _, l := range []interface{ File() (*os.File, error) }{m.callers, m.socket} {
@@ -127,6 +128,13 @@ func TestServiceManager(t *testing.T) {
 			[]string{"TURN_HOST=unix:" + m.socket.Addr().String()}}
 		operator.must("token", "ls")
 		m.next(true)
+		// a child has its own descriptors from 3 on, before it looks up the program that it becomes
+		for fd := 3; fd < 16; fd++ {
+			file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", p.cmd.Process.Pid, fd))
+			if err == nil && filepath.Base(file) == "turn" {
+				t.Errorf("the holder's program is at descriptor %d, which a child replaces", fd)
+			}
+		}
 		p.kill(syscall.SIGHUP)
 		if got := m.next(false); !strings.HasPrefix(got, "RELOADING=1\nMONOTONIC_USEC=") {
 			t.Errorf("%q", got)

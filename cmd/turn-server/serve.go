@@ -138,7 +138,7 @@ func holder(ctx context.Context) (sandboxes.Holder, error) {
 	path, err := host.FindTurn(ctx)
 	fd := -1
 	if err == nil {
-		fd, err = unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err = openHigh(path)
 	}
 	if err != nil {
 		return sandboxes.Holder{}, turnstone.NewError("serve", turnstone.KindUnavailable, "turn",
@@ -146,6 +146,19 @@ func holder(ctx context.Context) (sandboxes.Holder, error) {
 	}
 	return sandboxes.Holder{Path: fmt.Sprintf("/proc/self/fd/%d", fd),
 		Args: []string{"turn", "sandbox", "hold"}}, nil
+}
+
+// openHigh opens a file for reading at a descriptor that no child process uses for another file: exec
+// resolves /proc/self/fd/N in the child, after its own descriptors from 3 on are in place. The lowest
+// free one is 3 after a systemd socket was taken over.
+func openHigh(path string) (int, error) {
+	const first = 64
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, first)
 }
 
 // endings returns a context that ends with the first SIGTERM or SIGINT, and one that ends with the

@@ -127,6 +127,10 @@ func symptoms() []symptom {
 		{regexp.MustCompile(`does not have a Release file|Failed to fetch[^\n]*|404 +Not Found`),
 			turnstone.KindUnavailable,
 			"try again later, or name another mirror with TURN_DEBIAN_MIRROR"},
+		{regexp.MustCompile(`new[ug]idmap: (?:write to|open of) [ug]id_map failed[^\n]*`),
+			turnstone.KindUnavailable,
+			"let the setuid program newuidmap have its rights: systemd's NoNewPrivileges= and all " +
+				"filters of system calls in a unit, and no-new-privileges of a container, take them"},
 		{regexp.MustCompile(
 			`failed to unshare[^\n]*|newuidmap[^\n]*|unshare[^\n]*Operation not permitted`),
 			turnstone.KindUnavailable,
