@@ -27,11 +27,9 @@ func (k PublicKey) MarshalText() ([]byte, error) { return []byte(k.String()), ni
 // of kind Invalid.
 func (k *PublicKey) UnmarshalText(text []byte) error {
 	b, err := base64.StdEncoding.Strict().DecodeString(string(text))
-	if err == nil && (len(b) != KeySize || base64.StdEncoding.EncodeToString(b) != string(text)) {
-		err = errors.New("is not base64 of 32 bytes")
-	}
-	if err != nil {
-		return turnstone.NewError("channel.key", turnstone.KindInvalid, "the key", err)
+	if err != nil || len(b) != KeySize || base64.StdEncoding.EncodeToString(b) != string(text) {
+		return turnstone.Errorf("channel.key", turnstone.KindInvalid, "the key",
+			"is not base64 of 32 bytes")
 	}
 	copy(k[:], b)
 	return nil

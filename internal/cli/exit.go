@@ -68,6 +68,9 @@ func Usage(err error) error {
 	if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
 		if words := commandWords(parse.Context); words != "" {
 			hint = "list the flags with turn " + words + " --help"
+			if n := parse.Context.Selected(); n != nil && !n.Leaf() {
+				hint = "list the commands with turn " + words + " --help"
+			}
 		}
 	}
 	if own := turnstone.HintOf(err); own != "" {

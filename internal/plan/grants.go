@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -121,18 +122,36 @@ func (a *Authority) Check(only ...string) error {
 	if a.Replays { // a replay has no other flags
 		flags = nil
 	}
-	return NotGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "),
+	if a.Request.Remote && !slices.ContainsFunc(keys, callersGrant) {
+		return notGrantedHere(a.Request.Document.Name, strings.Join(clipList(what), "; "), keys)
+	}
+	return notGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "),
 		strings.Join(clipList(flags), " "), strings.Join(keys, ","))
 }
 
-// NotGranted returns the error about a document that lacks grants.
-func NotGranted(name, what, flags, keys string) error {
+// notGranted returns the error about a document that lacks grants.
+func notGranted(name, what, flags, keys string) error {
 	hint := "add --grant " + keys + ", which grants the document's requests unchanged"
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
 	return turnstone.Errorf("executor.grants", turnstone.KindInvalid, name,
 		"the document asks for what only its caller can grant: %s", what).WithHint(hint)
+}
+
+// callersGrant reports whether a caller on another machine grants a document's requests under key.
+func callersGrant(key string) bool { return key == "session" || key == "home" || key == "files" }
+
+// notGrantedHere returns the error about a remote turn: no flag of its caller is a grant.
+func notGrantedHere(name, what string, keys []string) error {
+	quoted := make([]string, len(keys))
+	for i, key := range keys {
+		quoted[i] = strconv.Quote(key)
+	}
+	return turnstone.Errorf("executor.grants", turnstone.KindInvalid, name,
+		"the host does not grant what the turn asks for: %s", what).
+		WithHint("leave it out, or ask the host's operator for it: grant = [" +
+			strings.Join(quoted, ", ") + "] in [documents] of config.toml")
 }
 
 // clipList bounds the part of a list in a message.

@@ -254,6 +254,25 @@ func TestReceiptGrantsNothing(t *testing.T) {
 	}
 }
 
+// TestHintOfRemoteCaller checks that a caller on another machine is not told to give a flag that it
+// has given: only the host's configuration grants.
+func TestHintOfRemoteCaller(t *testing.T) {
+	for front, key := range map[string]string{"lifetime: session": "lifetime",
+		"snapshot: vm": "snapshot", "network: {allow: [10.0.0.0/8]}": "network"} {
+		doc, err := document.Parse("a.md", []byte("---\n"+front+"\n---\n```bash\ntrue\n```\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for remote, want := range map[bool]string{false: "add --", true: `grant = ["` + key + `"]`} {
+			err := (&Authority{Request: Request{Document: doc, Remote: remote}}).Check()
+			if hint := turnstone.HintOf(err); !strings.Contains(hint, want) ||
+				remote == strings.Contains(hint, "--") {
+				t.Errorf("%s, remote %t: %v, %q", front, remote, err, hint)
+			}
+		}
+	}
+}
+
 // TestHintOfPipedFiles checks that the hint names the remedy once.
 func TestHintOfPipedFiles(t *testing.T) {
 	for front, want := range map[string]string{

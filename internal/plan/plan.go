@@ -236,6 +236,14 @@ func (p *Plan) RunsOn(name, isolation string) bool {
 // document has every grant.
 func (p *Plan) Granted(key string) bool { return p.authority == nil || p.authority.Granted(key) }
 
+// NotGranted returns the error about a request of the document under key, which flags would grant.
+func (p *Plan) NotGranted(name, what, flags, key string) error {
+	if p.authority != nil && p.authority.Request.Remote {
+		return notGrantedHere(name, what, []string{key})
+	}
+	return notGranted(name, what, flags, key)
+}
+
 // A Sandbox is a sandbox to plan that runs no document. Zero fields select the defaults.
 type Sandbox struct {
 	Image     string

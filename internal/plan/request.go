@@ -42,4 +42,8 @@ type Request struct {
 	Tier          turnstone.Tier // empty: by the substrate; this and the next only if deterministic
 	Seed          *uint64        // nil: derived from the document and the parent's state
 	Clock         time.Time      // when the turn's clock starts
+
+	// Remote says that the caller is on another machine: what it asks for is in Document, and the
+	// host's configuration alone grants what its own flags would grant here.
+	Remote bool
 }

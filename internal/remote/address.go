@@ -52,6 +52,8 @@ func ParseAddress(text string) (Address, error) {
 	switch {
 	case err != nil: // whose text has the address, and maybe a password
 		return bad("is no URL")
+	case u.Scheme == "" || u.Opaque != "" && u.Scheme != "https" && u.Scheme != "http": // HOST:PORT
+		return bad("has no scheme: https, http or unix")
 	case u.Scheme != "https" && u.Scheme != "http":
 		return bad("has the scheme %.20q, not https, http or unix", u.Scheme)
 	case u.User != nil:

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"syscall"
 
@@ -112,8 +113,8 @@ func (s *Server) unreached(err error) error {
 	case errors.Is(err, context.Canceled):
 		return fail(turnstone.KindCanceled, "", "%w", context.Canceled)
 	case errors.As(err, &unknown):
-		return fail(turnstone.KindIntegrity, "name the authority's file in SSL_CERT_FILE if you "+
-			"trust it", "its certificate is signed by an unknown authority")
+		return fail(turnstone.KindIntegrity, authorityHint(),
+			"its certificate is signed by an unknown authority")
 	case errors.As(err, &host):
 		return fail(turnstone.KindIntegrity, "use the name of the certificate in the address",
 			"its certificate is for another name")
@@ -124,8 +125,8 @@ func (s *Server) unreached(err error) error {
 		return fail(turnstone.KindUnavailable, "write http:// if the server is on this machine "+
 			"and has no certificate", "does not speak TLS")
 	case errors.As(err, &dns):
-		return fail(turnstone.KindUnavailable, "check the address with turn host ls", "its name %s "+
-			"is not known", dns.Name)
+		return fail(turnstone.KindUnavailable, "check the name in the address, and this machine's DNS",
+			"the name %s has no address: %s", dns.Name, dns.Err)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ENOENT):
 		return fail(turnstone.KindUnavailable, "start the server with turn serve, or select another "+
 			"host with turn host use", "no server answers")
@@ -136,6 +137,19 @@ func (s *Server) unreached(err error) error {
 	}
 	return fail(turnstone.KindUnavailable, "check that the server runs and can be reached",
 		"does not answer: %w", cause(err))
+}
+
+// authorityHint says how to trust an authority: a file in SSL_CERT_FILE that cannot be read is ignored
+// by crypto/x509.
+func authorityHint() string {
+	if path := os.Getenv("SSL_CERT_FILE"); path != "" {
+		if f, err := os.Open(path); err != nil {
+			return "correct SSL_CERT_FILE, which names the authority's file: " + err.Error()
+		} else if err := f.Close(); err == nil {
+			return "check that SSL_CERT_FILE (" + path + ") has the certificate of this server's authority"
+		}
+	}
+	return "name the authority's file in SSL_CERT_FILE if you trust it"
 }
 
 // refusedChannel returns the error of a WebSocket that the server refused. Reaching a limit passes:

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"sync"
 
@@ -89,6 +90,10 @@ func (s *Server) nodes() func(address string) connectv1.NodeServiceClient {
 		if t == nil {
 			if t = s.peers.Transport(address, config.Node); s.here(address) {
 				t = peers.MemoryTransport(s.memory)
+			} else if address == inMemory {
+				t = &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+					return nil, errElsewhere()
+				}}
 			}
 			transports[address] = t
 		}

@@ -70,5 +70,8 @@ func (s *Server) dialNode(ctx context.Context, address string) (net.Conn, error)
 	if s.here(address) {
 		return s.memory.Dial(ctx)
 	}
+	if address == inMemory {
+		return nil, errElsewhere()
+	}
 	return s.peers.Dial(ctx, address, config.Node)
 }

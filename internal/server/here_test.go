@@ -1,8 +1,10 @@
 package server
 
 import (
+	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
@@ -15,5 +17,10 @@ func TestHere(t *testing.T) {
 	s.c.Roles = []string{config.Controller}
 	if s.here(inMemory) {
 		t.Error("there is no node in this process")
+	}
+	// no name server is asked for the host "memory"
+	if _, err := s.dialNode(t.Context(), inMemory); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(err.Error(), "earlier server") {
+		t.Error(err)
 	}
 }

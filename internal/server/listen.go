@@ -120,7 +120,7 @@ func (s *Server) listenCallers(ctx context.Context, l net.Listener) error {
 		var err error
 		if l, err = new(net.ListenConfig).Listen(ctx, "tcp", at); err != nil {
 			return turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
-				WithHint("end the other process, or change listen.address")
+				WithHint(local.ListenHint(err, "listen.address"))
 		}
 	}
 	s.onClose(ignoreClosed(l))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/config"
@@ -41,6 +42,13 @@ func (s *Server) address() string {
 // open: it knows the node from an earlier process.
 func (s *Server) here(address string) bool {
 	return s.c.Has(config.Node) && address == s.address()
+}
+
+// errElsewhere returns the error of a node that was in an earlier process with all roles. The
+// controller knows it until it is lost.
+func errElsewhere() error {
+	return turnstone.Errorf("node.call", turnstone.KindUnavailable, "node",
+		"was part of an earlier server").WithHint("wait until the node is back, or lost")
 }
 
 // toController returns a client of the controller, and its transport, which its owner closes.

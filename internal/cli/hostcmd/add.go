@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"reflect"
 	"slices"
@@ -62,6 +63,12 @@ func (c *addCmd) Examples() []string {
 func (c *addCmd) Validate() error {
 	if c.Root != "" && len(c.Pin) > 0 {
 		return errors.New("--root and --pin cannot be used together")
+	}
+	for _, pin := range c.Pin {
+		if !key.IsID(strings.TrimSpace(pin)) {
+			return fmt.Errorf("--pin: %.80q is no fingerprint: write SHA256:… as turn key ls prints it "+
+				"on the node", pin)
+		}
 	}
 	return nil
 }

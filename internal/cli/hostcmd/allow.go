@@ -61,7 +61,7 @@ func (c *AllowCmd) Validate() error {
 func (c *AllowCmd) Run(a *cli.App) error {
 	var k channel.PublicKey
 	if err := k.UnmarshalText([]byte(c.Key)); err != nil {
-		return cli.Usage(turnstone.NewError("session.allow", turnstone.KindInvalid, "the key", err).
+		return cli.Usage(turnstone.NewError("session.allow", turnstone.KindInvalid, "", err).
 			WithHint("print the key with turn host key, on the other client's machine"))
 	}
 	if c.End {

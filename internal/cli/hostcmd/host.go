@@ -3,7 +3,6 @@ package hostcmd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -295,10 +294,6 @@ func tokenFile(a *cli.App, s hosts.Store, name, given string) (string, error) {
 	path, err := filepath.Abs(given)
 	if err == nil {
 		_, err = hosts.ReadToken(path)
-	}
-	var typed *turnstone.Error
-	if errors.As(err, &typed) && typed.Kind == turnstone.KindNotFound {
-		typed.Kind = turnstone.KindInvalid
 	}
 	return path, err
 }

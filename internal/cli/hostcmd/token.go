@@ -212,6 +212,10 @@ func (c *revokeCmd) Run(a *cli.App) error {
 			}
 			if _, err := s.Server.RevokeToken(ctx, connect.NewRequest(&v1.RevokeTokenRequest{
 				TokenId: id})); err != nil {
+				if turnstone.KindOf(err) == turnstone.KindNotFound {
+					err = turnstone.NewError("token.revoke", turnstone.KindNotFound, "", err).
+						WithHint("list the tokens with turn token ls: a name is that of a valid token")
+				}
 				return a.Partial(rep, err)
 			}
 			rep.Removed = append(rep.Removed, id)

@@ -143,6 +143,12 @@ func (t *Trust) ReadRevoked(path string) error {
 	})
 }
 
+// IsID reports whether text has the form of a fingerprint: see Public.ID.
+func IsID(text string) bool {
+	id, err := parseID(text)
+	return err == nil && id == text
+}
+
 // parseID returns the ID of a key that a line names: a fingerprint, or TYPE BASE64, each optionally
 // followed by a comment. Each fingerprint has one spelling, so that no revocation is lost.
 func parseID(line string) (string, error) {

@@ -145,6 +145,12 @@ func (c Client) Unpinned(ctx context.Context, address remote.Address, h *Host) (
 		Token: c.token(h), Pins: pins(store, address, "", &Host{})}), own, nil
 }
 
+// noFile returns the error about a missing file of a token.
+func noFile(path string) error {
+	return turnstone.Errorf("host.token", turnstone.KindInvalid, path, "does not exist").
+		WithHint("write a token of turn token create into it (mode 0600), or set TURN_TOKEN")
+}
+
 // token returns the token of TURN_TOKEN, or of the host.
 func (c Client) token(h *Host) remote.Token {
 	return func() (string, error) {
@@ -154,12 +160,7 @@ func (c Client) token(h *Host) remote.Token {
 		case h.TokenFile == "":
 			return "", nil
 		}
-		token, err := ReadToken(h.TokenFile)
-		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			return "", turnstone.NewError("host.token", turnstone.KindInvalid, h.TokenFile, err).
-				WithHint("store a token with turn host add --token-file, or set TURN_TOKEN")
-		}
-		return token, err
+		return ReadToken(h.TokenFile)
 	}
 }
 

@@ -8,7 +8,6 @@ package hosts
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -60,15 +59,11 @@ type List struct {
 
 // CheckName reports a name that no host can have. The error is of kind Invalid.
 func CheckName(name string) error {
-	err := turnstone.CheckName("host", name)
-	if err == nil && (name == Local || name == Auto) {
-		err = errors.New("is a word with a meaning of its own")
-	}
-	if err != nil {
+	if name == Local || name == Auto {
 		return turnstone.Errorf("host.name", turnstone.KindInvalid, fmt.Sprintf("host %.80q", name),
-			"%w", err).WithHint(cmp.Or(turnstone.HintOf(err), "choose another name"))
+			"is a word with a meaning of its own").WithHint("choose another name")
 	}
-	return nil
+	return turnstone.CheckName("host", name)
 }
 
 // Parse reads hosts.toml, which may be damaged. The error is of kind Invalid.

@@ -167,6 +167,9 @@ const maxToken = 16 << 10
 // ReadToken reads a token from a file that only its owner can read.
 func ReadToken(path string) (string, error) {
 	b, err := key.ReadPrivate(path, "the token")
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		return "", noFile(path)
+	}
 	if err != nil {
 		return "", err
 	}

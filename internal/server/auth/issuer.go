@@ -195,7 +195,8 @@ func (i *Issuer) Issue(_ context.Context, c Claims) (Issued, error) {
 	}
 	now := i.clock.Now()
 	expires := c.Expires.Truncate(time.Second)
-	if ttl := expires.Sub(now); ttl < MinTTL || ttl > MaxTTL {
+	// both in whole seconds: a lifetime of MinTTL is not too short because time has passed
+	if ttl := expires.Sub(now.Truncate(time.Second)); ttl < MinTTL || ttl > MaxTTL {
 		return Issued{}, turnstone.Errorf("token.issue", turnstone.KindInvalid, "the token",
 			"would end in %s; %s to %d days are allowed", ttl.Round(time.Second), MinTTL,
 			MaxTTL/(24*time.Hour))

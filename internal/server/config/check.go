@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -82,7 +83,7 @@ func thisHost() string {
 func checkAddress(text string) error {
 	_, port, err := net.SplitHostPort(text)
 	if err != nil || port == "" {
-		return fmt.Errorf("%.80q is not HOST:PORT", text)
+		return fmt.Errorf("%.80q is not HOST:PORT, such as 127.0.0.1:7420", text)
 	}
 	if n, err := net.LookupPort("tcp", port); err != nil || n < 0 {
 		return fmt.Errorf("%.80q does not have a port between 0 and 65535", text)
@@ -154,10 +155,10 @@ func (l *loader) check(c *Config) {
 // pair reports one of two files that belong together.
 func (l *loader) pair(one, two, keyOne, keyTwo string) {
 	if one != "" && two == "" {
-		l.problem(keyOne, errors.New("needs "+keyTwo), "")
+		l.problem(keyOne, errors.New("needs "+keyTwo), "set both, or none of them")
 	}
 	if one == "" && two != "" {
-		l.problem(keyTwo, errors.New("needs "+keyOne), "")
+		l.problem(keyTwo, errors.New("needs "+keyOne), "set both, or none of them")
 	}
 }
 
@@ -165,13 +166,16 @@ func (l *loader) pair(one, two, keyOne, keyTwo string) {
 func (l *loader) checkPeers(c *Config) {
 	alone := !(c.Has(Gateway) && c.Has(Controller) && c.Has(Node))
 	if alone && !c.Has(Controller) && c.Peers.Controller == "" {
-		l.problem("peers.controller", errors.New("is missing: this process is no controller"), "")
+		l.problem("peers.controller", errors.New("is missing: this process is no controller"),
+			"set it to the controller's peers.listen")
 	}
 	if c.Has(Controller) && c.Peers.Controller != "" {
-		l.problem("peers.controller", errors.New("is set, and this process is a controller"), "")
+		l.problem("peers.controller", errors.New("is set, and this process is a controller"),
+			"leave it out, or take the controller out of roles")
 	}
 	if alone && (c.Has(Controller) || c.Has(Node)) && c.Peers.Listen == "" {
-		l.problem("peers.listen", errors.New("is missing: other processes connect to this one"), "")
+		l.problem("peers.listen", errors.New("is missing: other processes connect to this one"),
+			"set it to unix:PATH, or to HOST:PORT with mutual TLS")
 	}
 	if c.Has(Node) && alone && unspecified(c.Peers.Address) {
 		l.problem(l.isSet("peers.address", "peers.listen"), errors.New("is no address that other "+
@@ -231,7 +235,7 @@ func (c *Config) CheckFiles() error {
 	var all Problems
 	add := func(key, path string, err error) {
 		if err != nil {
-			all = append(all, &Problem{Source: path, Key: key, Err: err})
+			all = append(all, &Problem{Source: path, Key: key, Err: err, Hint: fileHint(key, err)})
 		}
 	}
 	for _, one := range []struct{ key, certificate, secret string }{
@@ -241,6 +245,14 @@ func (c *Config) CheckFiles() error {
 		}
 		if err := checkSecret(one.secret); err != nil {
 			add(one.key+".key", one.secret, err)
+			continue
+		}
+		if _, err := os.ReadFile(one.secret); err != nil {
+			add(one.key+".key", one.secret, err)
+			continue
+		}
+		if _, err := os.ReadFile(one.certificate); err != nil {
+			add(one.key+".certificate", one.certificate, err)
 			continue
 		}
 		if _, err := tls.LoadX509KeyPair(one.certificate, one.secret); err != nil {
@@ -259,6 +271,19 @@ func (c *Config) CheckFiles() error {
 		return nil
 	}
 	return turnstone.NewError("server.config", turnstone.KindInvalid, "", all)
+}
+
+// fileHint says what to do about a file that a setting names.
+func fileHint(key string, err error) string {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "make the file, or name another one in " + key
+	case errors.Is(err, fs.ErrPermission):
+		return "let the user of turn serve read the file, and no other: chgrp and chmod 640"
+	case strings.HasSuffix(key, ".certificate"):
+		return "name the certificate as PEM, and the private key that it was made for"
+	}
+	return ""
 }
 
 // checkSecret reports a file that every user of the machine can read. A group may read it, as

@@ -216,6 +216,24 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// TestNewcomers: the first mistakes have whole sentences, and hints.
+func TestNewcomers(t *testing.T) {
+	for text, want := range map[string][2]string{
+		"[limts]\nidle = \"5m\"":  {"limts: is not a setting", "the nearest one is limits"},
+		"name = turnstone":        {"name: is not TOML: expected value", "texts in quotes"},
+		"[listen\naddress = 1":    {"server.toml:2: is not TOML", "texts in quotes"},
+		"roles = [\"gateway\"]":   {"peers.controller: is missing", "peers.listen"},
+		"[tls]\nkey = \"/k\"":     {"tls.key: needs tls.certificate", "set both"},
+		"[listen]\naddress=\"x\"": {"such as 127.0.0.1:7420", ""},
+	} {
+		p := problems(t, text)
+		if len(p) == 0 || !strings.Contains(p[0].Error(), want[0]) ||
+			!strings.Contains(p[0].Hint, want[1]) || strings.HasSuffix(p[0].Err.Error(), ":") {
+			t.Errorf("%q: %v", text, p)
+		}
+	}
+}
+
 // TestAllProblems: one run reports all of them, in the order of the file, with hints.
 func TestAllProblems(t *testing.T) {
 	p := problems(t, "[limits]\nidle = 5\nidel = 5\n[log]\nlevel = \"x\"\n", "TURN_SERVER_NAM=x",

@@ -92,8 +92,15 @@ func Load(dir, path string, environ []string) (*Config, error) {
 	l := &loader{dir: dir, path: path, from: map[string]string{}}
 	text, err := read(path)
 	if err != nil && (!optional || !errors.Is(err, fs.ErrNotExist)) {
+		hint := "make it a file that only you can write: chmod go-w " + path
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			hint = "write the file, or name another one with --config"
+		case errors.Is(err, fs.ErrPermission):
+			hint = "let the user of turn serve read the file"
+		}
 		return nil, turnstone.NewError("server.config", turnstone.KindInvalid, path, err).
-			WithHint("make it a file that only you can write: chmod go-w " + path)
+			WithHint(hint)
 	}
 	return l.load(text, environ)
 }
@@ -158,7 +165,8 @@ func (l *loader) load(text string, environ []string) (*Config, error) {
 
 // syntax adds the problem of a file that is no TOML.
 func (l *loader) syntax(err error) {
-	p := &Problem{Source: l.path, Err: errors.New("is not TOML")}
+	p := &Problem{Source: l.path, Err: errors.New("is not TOML"),
+		Hint: `write [table] and key = value on lines of their own, and texts in quotes`}
 	var fault toml.ParseError
 	if errors.As(err, &fault) {
 		// The message may quote the value, which may be a secret that does not belong there.
@@ -167,7 +175,7 @@ func (l *loader) syntax(err error) {
 		if isKey(fault.LastKey) {
 			p.Key = fault.LastKey
 		}
-		p.Err = errors.New("is not TOML: " + clean(fault.Message))
+		p.Err = errors.New(strings.TrimSuffix("is not TOML: "+clean(fault.Message), ": "))
 	}
 	l.problems = append(l.problems, p)
 }
@@ -184,6 +192,8 @@ func isKey(key string) bool {
 func clean(message string) string {
 	if i := strings.IndexAny(message, `"'`+"`"); i >= 0 {
 		message = strings.TrimRight(message[:i], " :(")
+		message = strings.TrimSuffix(strings.TrimSuffix(message, " but found"), " but got")
+		message = strings.TrimSuffix(message, "expected")
 	}
 	return message
 }
@@ -258,6 +268,13 @@ func (l *loader) unknown(prefix, key string, all []setting) {
 	var keys []string
 	for _, s := range all {
 		keys = append(keys, s.key)
+	}
+	if prefix == "" && !strings.Contains(key, ".") { // perhaps a table
+		for _, s := range all {
+			if table, _, is := strings.Cut(s.key, "."); is && !slices.Contains(keys, table) {
+				keys = append(keys, table)
+			}
+		}
 	}
 	nearest, _ := suggest.Nearest(key, keys)
 	l.problem(prefix+key, errors.New("is not a setting"),

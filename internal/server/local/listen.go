@@ -42,6 +42,19 @@ func Listen(ctx context.Context, path string, log *slog.Logger) (net.Listener, e
 		WithHint("name a path in a folder that only you can write")
 }
 
+// ListenHint says what to do if a TCP address cannot be listened at, which is the value of setting.
+func ListenHint(err error, setting string) string {
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return "use an address of this machine in " + setting
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return "use a port above 1023 in " + setting + ", or let systemd listen (turnstone.socket)"
+	case errors.Is(err, unix.EADDRINUSE):
+		return "end the other process, or change " + setting
+	}
+	return "change " + setting
+}
+
 // clear removes a socket that nobody listens at.
 func clear(ctx context.Context, path string) error {
 	if len(path) > maxPath {

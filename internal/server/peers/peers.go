@@ -62,7 +62,7 @@ func (p *Peers) Listen(ctx context.Context) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", p.c.Listen)
 	if err != nil {
 		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, p.c.Listen, err).
-			WithHint("end the other process, or change peers.listen")
+			WithHint(local.ListenHint(err, "peers.listen"))
 	}
 	return l, nil
 }

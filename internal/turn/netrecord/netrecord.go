@@ -177,7 +177,7 @@ func (req *Request) replayable(t turnstone.Turn) error {
 		return nil
 	}
 	ref := req.Plan.Net.Mode.ReplayOf
-	return plan.NotGranted(req.Name, "network: replay: "+ref+", of another session",
+	return req.Plan.NotGranted(req.Name, "network: replay: "+ref+", of another session",
 		"--network replay="+ref, "network")
 }
 

@@ -72,7 +72,7 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 		Secrets: slices.Clone(s.Secrets), Commands: s.Commands, Branch: s.Branch,
 		Home:          s.Home, // one of the caller's own, so that naming it grants it
 		Session:       cmp.Or(string(t.SessionID), t.Session),
-		Deterministic: s.Deterministic, Tier: turnstone.Tier(s.Tier)}
+		Deterministic: s.Deterministic, Tier: turnstone.Tier(s.Tier), Remote: true}
 	if s.Seed != "" {
 		seed, err := strconv.ParseUint(s.Seed, 10, 64)
 		if err != nil {
