@@ -182,6 +182,17 @@ func TestIssueRefuses(t *testing.T) {
 	}
 }
 
+// TestShortest: the shortest lifetime can be had at any time of a second.
+func TestShortest(t *testing.T) {
+	s := newSetup(t)
+	s.time.pass(500 * time.Millisecond)
+	c := s.usual()
+	c.Expires = s.time.wallTime().Add(MinTTL)
+	if _, err := s.issuer.Issue(t.Context(), c); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRotation: a rotated key's tokens are accepted until the time that was given, and no longer.
 func TestRotation(t *testing.T) {
 	s := newSetup(t)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -122,6 +123,26 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	_ = c.Close()
+}
+
+// TestListenHint: the hint is about what failed.
+func TestListenHint(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	for address, want := range map[string]string{l.Addr().String(): "end the other process",
+		"192.0.2.1:0": "an address of this machine"} {
+		if _, err := net.Listen("tcp", address); !strings.HasPrefix(ListenHint(err, "x"), want) &&
+			!strings.HasPrefix(ListenHint(err, "x"), "use "+want) {
+			t.Errorf("%v: %s", err, ListenHint(err, "x"))
+		}
+	}
+	err = &net.OpError{Err: os.NewSyscallError("bind", syscall.EACCES)}
+	if got := ListenHint(err, "listen.address"); !strings.Contains(got, "above 1023 in listen.address") {
+		t.Error(got)
+	}
 }
 
 // TestLock: a role is taken once; another role is free.

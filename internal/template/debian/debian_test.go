@@ -30,6 +30,9 @@ func TestExplain(t *testing.T) {
 			"NO_PUBKEY 0E98404D386FA1D9", turnstone.KindIntegrity, "debian-archive-keyring"},
 		{"E: failed to unshare the user namespace\n", "failed to unshare the user namespace",
 			turnstone.KindUnavailable, "apparmor_restrict"},
+		{"newuidmap: write to uid_map failed: Operation not permitted\nE: x",
+			"newuidmap: write to uid_map failed: Operation not permitted",
+			turnstone.KindUnavailable, "NoNewPrivileges="},
 		{"I: going\nE: something new\nE: mmdebstrap failed to run\n", "something new",
 			turnstone.KindUnavailable, ""},
 	} {
