@@ -400,3 +400,25 @@ type written []byte
 func (w *written) Write(p []byte) (int, error) { *w = append(*w, p...); return len(p), nil }
 func (w *written) Read([]byte) (int, error)    { return 0, io.EOF }
 func (w *written) Close() error                { return nil }
+
+// TestErase checks that an erased key is gone in both forms, and that ephemeral keys are erased.
+func TestErase(t *testing.T) {
+	none := make([]byte, KeySize)
+	k := NewKeyPair()
+	d := &dh{static: k.private}
+	made, err := d.GenerateKeypair(nil)
+	if err != nil || bytes.Equal(made.Private, none) {
+		t.Fatal("there is no ephemeral key", err)
+	}
+	if _, err := d.DH(NewKeyPair().Private(), k.Public[:]); !errors.Is(err, errForeign) {
+		t.Errorf("a key of another exchange: %v", err)
+	}
+	ephemeral := d.ephemeral
+	d.erase()
+	k.Erase()
+	for name, p := range map[string]*private{"static": k.private, "ephemeral": ephemeral} {
+		if !bytes.Equal(p.bytes[:], none) || !bytes.Equal(p.key.Bytes(), none) {
+			t.Errorf("the %s key is not erased", name)
+		}
+	}
+}

@@ -84,15 +84,15 @@ func gone(err error) error {
 		"the stream ended during the handshake: %w", err).WithHint("connect again")
 }
 
-// start returns the state of a handshake that is bound to a statement.
-func start(config noise.Config, statement []byte) (*noise.HandshakeState, error) {
-	config.CipherSuite, config.Pattern = suite, noise.HandshakeIK
+// start returns the state of a handshake that is bound to a statement, as newState does.
+func start(config noise.Config, own *private, statement []byte) (
+	state *noise.HandshakeState, erase func(), err error) {
+	config.Pattern = noise.HandshakeIK
 	config.Prologue = append([]byte(prologue), statement...)
-	state, err := noise.NewHandshakeState(config)
-	if err != nil {
+	if state, erase, err = newState(config, own); err != nil {
 		err = turnstone.NewError(OpHandshake, turnstone.KindInternal, subject, err)
 	}
-	return state, err
+	return state, erase, err
 }
 
 func (c *ClientConfig) connect(stream io.ReadWriteCloser) (*Conn, error) {
@@ -101,11 +101,12 @@ func (c *ClientConfig) connect(stream io.ReadWriteCloser) (*Conn, error) {
 		return nil, turnstone.Errorf(OpHandshake, turnstone.KindInvalid, subject,
 			"the client has no key, or the statement no digest")
 	}
-	state, err := start(noise.Config{Initiator: true, StaticKeypair: c.Key.noise(),
-		PeerStatic: c.Server[:], Random: c.random}, statement)
+	state, erase, err := start(noise.Config{Initiator: true, PeerStatic: c.Server[:],
+		Random: c.random}, c.Key.private, statement)
 	if err != nil {
 		return nil, err
 	}
+	defer erase()
 	hello := append([]byte(magic), statement...)
 	hello, _, _, err = state.WriteMessage(hello, nil)
 	if err != nil {
@@ -189,10 +190,11 @@ func (c *ServerConfig) accept(stream io.ReadWriteCloser) (*Conn, error) {
 			"the server has no key")
 	}
 	digest, _ := hex.DecodeString(statement.Hex())
-	state, err := start(noise.Config{StaticKeypair: c.Key.noise(), Random: c.random}, digest)
+	state, erase, err := start(noise.Config{Random: c.random}, c.Key.private, digest)
 	if err != nil {
 		return nil, err
 	}
+	defer erase()
 	first := make([]byte, firstSize)
 	if _, err := io.ReadFull(in, first); err != nil {
 		return nil, gone(err)

@@ -60,12 +60,12 @@ func Prove(own KeyPair, server PublicKey, c Claim, now time.Time) ([]byte, error
 		return nil, turnstone.Errorf("channel.prove", turnstone.KindInvalid, subject,
 			"the client has no key")
 	}
-	state, err := noise.NewHandshakeState(noise.Config{CipherSuite: suite,
-		Pattern: noise.HandshakeX, Initiator: true, Prologue: prologue,
-		StaticKeypair: own.noise(), PeerStatic: server[:]})
+	state, erase, err := newState(noise.Config{Pattern: noise.HandshakeX, Initiator: true,
+		Prologue: prologue, PeerStatic: server[:]}, own.private)
 	if err != nil {
 		return nil, turnstone.NewError("channel.prove", turnstone.KindInternal, subject, err)
 	}
+	defer erase()
 	payload := binary.BigEndian.AppendUint64(nil, uint64(now.UnixMilli()))
 	message, _, _, err := state.WriteMessage(nil, payload)
 	if err != nil {
@@ -88,8 +88,8 @@ func OpenProof(own KeyPair, message []byte, c Claim) (*Possession, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := noise.NewHandshakeState(noise.Config{CipherSuite: suite,
-		Pattern: noise.HandshakeX, Prologue: prologue, StaticKeypair: own.noise()})
+	state, _, err := newState(noise.Config{Pattern: noise.HandshakeX, Prologue: prologue},
+		own.private)
 	if err != nil {
 		return nil, turnstone.NewError("channel.prove", turnstone.KindInternal, "the proof", err)
 	}
