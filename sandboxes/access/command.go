@@ -118,11 +118,12 @@ func (a *Access) persist(ctx context.Context, id turnstone.SandboxID, cmd Comman
 	return exit, err
 }
 
-// release forgets a process that has ended.
+// release makes the agent forget a process that has ended. Nothing depends on its answer, which
+// would be a round trip at the end of each command.
 func (a *Access) release(ctx context.Context, c *wire.Client, process string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
-	_ = c.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: process})
+	_ = c.Post(ctx, wire.MethodProcessRelease, &wire.ProcessReleaseParams{ProcessID: process})
 }
 
 // kill ends a process that should have ended with its lost connection.
