@@ -63,7 +63,7 @@ type DB struct {
 	writing sync.Mutex // held by the writer: SQLite has one, and waits for it by sleeping
 	durable *sql.DB    // commits are synced to the disk
 	soft    *sql.DB    // commits survive the process, and perhaps no loss of power
-	readers *sql.DB
+	readers *reader    // nil: not open
 }
 
 var _ Store = (*DB)(nil)
@@ -80,7 +80,10 @@ func Open(ctx context.Context, path string, o Options) (*DB, error) {
 	db := &DB{path: path, options: o}
 	if db.durable, err = pool(path, 1, "synchronous(FULL)"); err == nil {
 		if db.soft, err = pool(path, 1, "synchronous(NORMAL)"); err == nil {
-			db.readers, err = pool(path, 4, "query_only(1)")
+			var p *sql.DB
+			if p, err = pool(path, 4, "query_only(1)"); err == nil {
+				db.readers = &reader{DB: p}
+			}
 		}
 	}
 	if err == nil {
@@ -114,7 +117,10 @@ func pool(path string, size int, pragma string) (*sql.DB, error) {
 // Close closes the database.
 func (db *DB) Close() error {
 	var all []error
-	for _, p := range []*sql.DB{db.readers, db.soft, db.durable} {
+	if db.readers != nil {
+		all = append(all, db.readers.Close())
+	}
+	for _, p := range []*sql.DB{db.soft, db.durable} {
 		if p != nil {
 			all = append(all, p.Close())
 		}

@@ -319,6 +319,21 @@ func BenchmarkActivity(b *testing.B) {
 	}
 }
 
+// BenchmarkObject reads an object by its ID, as each channel that opens does.
+func BenchmarkObject(b *testing.B) {
+	db := open(b, filepath.Join(b.TempDir(), "server.db"), recordstest.NewClock())
+	defer func() { _ = db.Close() }()
+	o := object()
+	if _, _, err := db.Create(b.Context(), nil, o); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := db.Object(b.Context(), "a", o.Kind, o.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // BenchmarkList is a page of 50 in the middle of 10,000 objects.
 func BenchmarkList(b *testing.B) {
 	db := open(b, filepath.Join(b.TempDir(), "server.db"), recordstest.NewClock())
