@@ -35,8 +35,10 @@ func Of(m *v1.Principal) auth.Principal {
 		Sandbox:   turnstone.SandboxID(m.GetSandboxId())}
 	if m.GetExpires().IsValid() {
 		p.Expires = m.GetExpires().AsTime()
-	} else if m.GetExpires() != nil {
-		p.Expires = time.Unix(0, 0) // not a time: it has ended
+	}
+	if m.GetExpires() != nil && p.Expires.IsZero() {
+		// no time, or the one that a Principal without an end has: it has ended
+		p.Expires = time.Unix(0, 0)
 	}
 	return p
 }

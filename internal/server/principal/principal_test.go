@@ -1,12 +1,16 @@
 package principal
 
 import (
+	"math"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
 )
 
@@ -39,5 +43,19 @@ func TestHeader(t *testing.T) {
 	}
 	if Set(h, p) == nil {
 		t.Error("a principal that no token has")
+	}
+}
+
+// TestNoEndlessPrincipal checks that no time that a message has means that there is no end.
+func TestNoEndlessPrincipal(t *testing.T) {
+	for _, expires := range []*timestamppb.Timestamp{{}, timestamppb.New(time.Time{}), {Nanos: -1},
+		{Seconds: math.MaxInt64}} {
+		if p := Of(&v1.Principal{Expires: expires}); p.Expires.IsZero() ||
+			p.Expires.After(time.Now()) {
+			t.Errorf("%v is %v", expires, p.Expires)
+		}
+	}
+	if p := Of(&v1.Principal{}); !p.Expires.IsZero() {
+		t.Errorf("without a time: %v", p.Expires)
 	}
 }
