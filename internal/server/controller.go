@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync"
 
+	"connectrpc.com/connect"
+
 	"turnstone.dev/turnstone/internal/api"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/auth"
@@ -72,7 +74,7 @@ func (s *Server) verifier() (*auth.TokenVerifier, error) {
 }
 
 // nodes returns clients of nodes by their address. An address has one pool of connections.
-func (s *Server) nodes() func(address string) connectv1.NodeServiceClient {
+func (s *Server) nodes() func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 	var mu sync.Mutex
 	transports := map[string]*http.Transport{}
 	s.onClose(func() error {
@@ -83,7 +85,7 @@ func (s *Server) nodes() func(address string) connectv1.NodeServiceClient {
 		}
 		return nil
 	})
-	return func(address string) connectv1.NodeServiceClient {
+	return func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 		mu.Lock()
 		defer mu.Unlock()
 		t := transports[address]
@@ -98,6 +100,6 @@ func (s *Server) nodes() func(address string) connectv1.NodeServiceClient {
 			transports[address] = t
 		}
 		return connectv1.NewNodeServiceClient(&http.Client{Transport: t}, "http://node",
-			api.ClientOptions()...)
+			append(api.ClientOptions(), o...)...)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api/serve"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
@@ -32,8 +34,8 @@ type Options struct {
 	// Verifier verifies the tokens of calls whose context has no principal. One that is an
 	// auth.Follower follows the Publisher from New until Close.
 	Verifier Verifier
-	// Nodes returns a client of the node that listens at an address.
-	Nodes func(address string) connectv1.NodeServiceClient
+	// Nodes returns a client of the node that listens at an address, with further options.
+	Nodes func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient
 
 	// Template is the template of a request that names none, for authorisation. Default: "base".
 	Template string

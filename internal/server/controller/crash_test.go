@@ -2,7 +2,9 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -367,6 +369,13 @@ func TestLostNode(t *testing.T) {
 		t.Fatalf("a sandbox of a session is elsewhere: %v", box)
 	}
 	home.stop()
+	// The way to the node fails before the controller knows that it is lost.
+	_, err = c.sandboxes.PauseSandbox(ctx, ask(&v1.PauseSandboxRequest{SandboxId: box.SandboxId}))
+	if text := fmt.Sprintf("%v %+v", err, w.fails(err, connect.CodeUnavailable)); !strings.Contains(
+		text, "node "+home.name+": does not answer") || strings.Contains(text, home.address()) ||
+		turnstone.HintOf(api.FromConnect(err)) == "" {
+		t.Errorf("%s", text)
+	}
 	w.Controller.nodes.mu.Lock()
 	w.Controller.nodes.all[home.name].seen = time.Now().Add(-time.Hour)
 	w.Controller.nodes.mu.Unlock()

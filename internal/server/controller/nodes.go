@@ -2,11 +2,13 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
@@ -91,7 +93,8 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 // enter makes a node, and follows it. The caller holds registry.mu.
 func (c *Controller) enter(name, address string) *node {
 	ctx, stop := context.WithCancel(c.ctx)
-	n := &node{name: name, address: address, client: c.o.Nodes(address), stop: stop,
+	n := &node{name: name, address: address, stop: stop,
+		client:    c.o.Nodes(address, connect.WithInterceptors(c.wayTo(name))),
 		templates: map[string]*v1.Template{}}
 	if old := c.nodes.all[name]; old != nil {
 		n.templates, n.info, n.placed = old.templates, old.info, old.placed
@@ -191,10 +194,30 @@ func (c *Controller) at(name string) (connectv1.NodeServiceClient, error) {
 	return nil, lost(name)
 }
 
-func lost(name string) error {
-	return &api.Status{RetryAfter: 5 * time.Second, Err: turnstone.Errorf("node.call",
+func lost(name string) error { return silent(name, 5*time.Second) }
+
+func silent(name string, wait time.Duration) error {
+	return &api.Status{RetryAfter: wait, Err: turnstone.Errorf("node.call",
 		turnstone.KindUnavailable, "node "+name, "does not answer").
 		WithHint("wait until the node is back")}
+}
+
+// wayTo names the node in the errors of connections to it: their texts have addresses of the
+// server's own network, which mean nothing to a caller. The log has them.
+func (c *Controller) wayTo(name string) connect.UnaryInterceptorFunc {
+	return func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+			a, err := next(ctx, r)
+			var e *connect.Error
+			if errors.As(err, &e) && !connect.IsWireError(e) && ctx.Err() == nil &&
+				// a connection that breaks while the request is written is "canceled"
+				(e.Code() == connect.CodeUnavailable || e.Code() == connect.CodeCanceled) {
+				c.log.Info("a node cannot be reached", "node", name, "error", err)
+				return nil, silent(name, time.Second)
+			}
+			return a, err
+		}
+	}
 }
 
 // present returns the nodes that are up, in the order of their names.

@@ -105,9 +105,9 @@ func (w *world) start() {
 	w.Controller, err = New(ctx, Options{Name: serverName, Records: w.store, Issuer: w.issuer,
 		Publisher: publisher, Verifier: w.verifier, Times: w.times, Watches: w.watches,
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Nodes: func(address string) connectv1.NodeServiceClient {
+		Nodes: func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 			return connectv1.NewNodeServiceClient(w.clients, "http://"+address,
-				api.ClientOptions()...)
+				append(api.ClientOptions(), o...)...)
 		}})
 	must(w, err)
 	w.http = httptest.NewServer(w.Callers())
