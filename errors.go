@@ -98,6 +98,17 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
+// With returns a copy of e whose subject and hint text has changed, and whose cause is what cause
+// returns.
+func (e *Error) With(text func(string) string, cause func(error) error) error {
+	c := *e
+	c.Subject, c.Hint = text(e.Subject), text(e.Hint)
+	if e.Err != nil {
+		c.Err = cause(e.Err)
+	}
+	return &c
+}
+
 // KindOf returns the kind of the outermost *Error in err's chain, or KindInternal.
 func KindOf(err error) Kind {
 	var e *Error

@@ -8,6 +8,9 @@ type Options struct {
 	// Dir is the state directory. Open creates a missing directory. Default:
 	// $XDG_DATA_HOME/turnstone, or else ~/.local/share/turnstone.
 	Dir string
+	// Within is a directory that contains Dir, such as a server's state directory with those of its
+	// tenants. Receipts have no path of either. Empty: none.
+	Within string
 	// Store is the location of the objects of turns: empty for Dir, or s3://BUCKET/PREFIX. The
 	// credentials of a bucket come from the variables AWS_* of the environment.
 	Store string

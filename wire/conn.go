@@ -75,6 +75,8 @@ type Options struct {
 	// OnEvent is called for each event, in order, by the reading goroutine. It must return quickly
 	// and must not wait for anything that arrives over the connection.
 	OnEvent func(Event)
+	// Errors, if set, rewrites each error before the other side gets it, such as to hide paths.
+	Errors func(error) error
 	// Masked is set by a WebSocket client.
 	Masked bool
 }
@@ -453,6 +455,14 @@ func (c *Conn) Emit(ctx context.Context, method string, params any) error {
 	return c.writeMessage(&Message{Method: method, Params: raw})
 }
 
+// shown returns err as the other side may see it.
+func (c *Conn) shown(err error) error {
+	if c.opt.Errors != nil && err != nil {
+		return c.opt.Errors(err)
+	}
+	return err
+}
+
 func (c *Conn) reply(id *int64, result any, re *replyError) {
 	if c.ended() { // the command was canceled, so its result means nothing
 		return
@@ -469,11 +479,11 @@ func (c *Conn) reply(id *int64, result any, re *replyError) {
 	}
 	if err != nil {
 		m.Result = nil
-		m.Error, _ = json.Marshal(encodeError(err))
+		m.Error, _ = json.Marshal(encodeError(c.shown(err)))
 	}
 	if err := c.writeMessage(m); err != nil && !hungUp(err) {
 		m.Result = nil
-		m.Error, _ = json.Marshal(encodeError(err))
+		m.Error, _ = json.Marshal(encodeError(c.shown(err)))
 		_ = c.writeMessage(m)
 	}
 }

@@ -454,3 +454,52 @@ func TestTooManyValuesAreNotSent(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestErrorsAreRewritten: what an end's Options say of errors holds for each way on which it sends
+// one.
+func TestErrorsAreRewritten(t *testing.T) {
+	secret := errors.New("open /srv/alice/x: gone")
+	d := NewDispatcher()
+	newEcho := func() any { return new(echoParams) }
+	d.handle("Test.fail", entry{newEcho, func(_ context.Context, c *Conn, p any) (any, error) {
+		s, err := c.Sender(p.(*echoParams).Out)
+		if err != nil {
+			return nil, err
+		}
+		s.Abort(secret)
+		return nil, turnstone.NewError("test.fail", turnstone.KindInternal, "", secret)
+	}})
+	d.Gate = func(method string) error {
+		if method == "Test.gated" {
+			return secret
+		}
+		return nil
+	}
+	d.handle("Test.gated", d.entries["Test.fail"])
+	a, b := net.Pipe()
+	c := NewConn(a, Options{})
+	server := NewConn(b, Options{Dispatcher: d, Errors: func(err error) error {
+		return errors.New(strings.ReplaceAll(err.Error(), "/srv/alice/", ""))
+	}})
+	t.Cleanup(func() {
+		_, _ = c.Close(), server.Close()
+		c.Wait()
+		server.Wait()
+	})
+	out := c.NewStream()
+	r, err := c.Receiver(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Call(ctxFor(t), "Test.fail", &echoParams{Out: out}, nil); err == nil ||
+		err.Error() != "open x: gone" {
+		t.Errorf("the answer is %v", err)
+	}
+	if _, err := io.ReadAll(r); err == nil || !strings.Contains(err.Error(), "open x: gone") {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if err := c.Call(ctxFor(t), "Test.gated", nil, nil); err == nil ||
+		err.Error() != "open x: gone" {
+		t.Errorf("the gate says %v", err)
+	}
+}

@@ -50,7 +50,7 @@ const maxCalls = 256
 // streams that the command names exist before their frames arrive.
 func (c *Conn) command(m *Message) {
 	fail := func(err error, code int) {
-		re := encodeError(err)
+		re := encodeError(c.shown(err))
 		if code != 0 {
 			re.Code = code
 		}

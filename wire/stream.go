@@ -269,7 +269,7 @@ func (s *Sender) Close() error { return s.end(Frame{Kind: frameEnd}, io.ErrClose
 func (s *Sender) Abort(why error) {
 	reason := ""
 	if why != nil {
-		reason = clip(why.Error(), 1000)
+		reason = clip(s.c.shown(why).Error(), 1000)
 	}
 	_ = s.end(Frame{Kind: frameReset, Data: []byte(reason)}, io.ErrClosedPipe)
 }

@@ -62,6 +62,13 @@ func (s *Status) Error() string { return s.Err.Error() }
 // Unwrap returns Err.
 func (s *Status) Unwrap() error { return s.Err }
 
+// With returns a copy of s whose error is what cause returns.
+func (s *Status) With(_ func(string) string, cause func(error) error) error {
+	c := *s
+	c.Err = cause(s.Err)
+	return &c
+}
+
 // A meaning is what a kind of error is in the control API.
 type meaning struct {
 	kind      turnstone.Kind

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/network/proxy"
 	"turnstone.dev/turnstone/internal/plan"
@@ -29,6 +30,7 @@ type Host struct {
 	Repo      *repo.Repo      // the stored turns
 	Launcher  *sandbox.Launcher
 	Templates *template.Store // with a builder of layers
+	Paths     *hostpath.Hider // of this host, which receipts do not have
 
 	options Options
 	opened  *proxy.Budget // memory for the connections that sandboxes have opened
@@ -38,7 +40,7 @@ type Host struct {
 // nil: layers cannot be built. New opens nothing.
 func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder) *Host {
 	h := &Host{Dir: dir, Space: diskspace.New(dir.Root), Launcher: o.launcher(dir), options: o,
-		opened: proxy.NewBudget(proxy.DefaultBudget)}
+		Paths: dir.Paths(o.Within), opened: proxy.NewBudget(proxy.DefaultBudget)}
 	h.Templates = template.NewStore(dir.Path("templates")).From(o.sources())
 	if layers != nil {
 		h.Templates = h.Templates.WithLayers(layers(h))

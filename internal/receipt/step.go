@@ -145,7 +145,7 @@ func (st *Step) TimedOut(note string) {
 }
 
 // Cut sets the note of a step whose end is unknown.
-func (st *Step) Cut(why error) { st.res.Note = st.steps.Line(why.Error()) }
+func (st *Step) Cut(why error) { st.res.Note = st.steps.Cause(why) }
 
 // Status returns the step's current status.
 func (st *Step) Status() turnstone.Status { return st.res.Status }

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/secret"
 )
 
@@ -24,8 +25,10 @@ type Options struct {
 	// Dir is the folder for outputs that are too long for the receipt, and Shown is its name in the
 	// receipt. With an empty Dir they are not kept.
 	Dir, Shown string
-	Limit      int64        // bytes of one output in Dir
-	Floor      config.Space // free space to leave on the disk of Dir
+	// Paths hides the host's paths in texts about the turn; nil: they stay.
+	Paths *hostpath.Hider
+	Limit int64        // bytes of one output in Dir
+	Floor config.Space // free space to leave on the disk of Dir
 
 	// Image returns an image with a program that the turn's image lacks, or "", for the note of a
 	// step that did not find the program. It may be nil. The guest chooses the program's name.
@@ -167,5 +170,10 @@ func describe(o document.Output) (string, turnstone.OutputInfo) {
 	return text, turnstone.OutputInfo{Bytes: o.Size, Digest: o.Digest, Truncated: cut, File: o.File}
 }
 
-// Line masks secrets and folds text to one line.
-func (s *Steps) Line(text string) string { return brief.Line(s.opts.Secrets.Written().Mask(text)) }
+// Line masks secrets, hides the host's paths, and folds text to one line.
+func (s *Steps) Line(text string) string {
+	return brief.Line(s.opts.Secrets.Written().Mask(s.opts.Paths.Text(text)))
+}
+
+// Cause is Line of what an error says, without the paths that the error names.
+func (s *Steps) Cause(err error) string { return s.Line(s.opts.Paths.Error(err).Error()) }

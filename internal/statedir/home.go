@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/hostpath"
 )
 
 // Dir is a state directory. Its methods are safe for concurrent use, also by several processes.
@@ -73,6 +74,12 @@ func Open(dir string) (*Dir, error) {
 // Path appends elem to the state directory's path.
 func (h *Dir) Path(elem ...string) string {
 	return filepath.Join(append([]string{h.Root}, elem...)...)
+}
+
+// Paths returns what hides the path of the state directory, and those of directories that contain
+// it, in texts that others read.
+func (h *Dir) Paths(within ...string) *hostpath.Hider {
+	return hostpath.New(append(within, h.Root)...)
 }
 
 // MkdirAll creates the folder at elem and returns its path.

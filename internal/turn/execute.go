@@ -23,7 +23,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	r.checkpoint()
 	s, err := r.open(ctx)
 	if sandbox.TimeUp(err) && ctx.Err() == nil {
-		r.info.Result, r.info.Error = turnstone.ResultTimedOut, err.Error()
+		r.info.Result, r.info.Error = turnstone.ResultTimedOut, r.steps.Cause(err)
 		return nil, nil
 	}
 	if err != nil {

@@ -109,7 +109,9 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 			return nil, err
 		}
 	}
-	r.obs = maskedObserver{obs, p.Secrets.Written().Mask}
+	r.obs = maskedObserver{obs, func(s string) string {
+		return p.Secrets.Written().Mask(x.host.Paths.Text(s))
+	}}
 	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image,
 		Result: turnstone.ResultError}
 	if done != nil {
@@ -197,7 +199,7 @@ func (r *run) openSteps() {
 	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd,
 		Commands: p.Commands,
 		Dir:      r.folder.Dir, Shown: "$TURN_HOME/turns/" +
-			string(r.info.ID), Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
+			string(r.info.ID), Paths: r.host.Paths, Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
 		Image: func(program string) string {
 			return provision.ImageWith(p.Image,
 				program)
@@ -268,7 +270,7 @@ func (r *run) fail(err error) {
 
 // setError records err in the report and the receipt.
 func (r *run) setError(err error) {
-	r.info.Error, r.hint = r.steps.Line(err.Error()), r.steps.Line(turnstone.HintOf(err))
+	r.info.Error, r.hint = r.steps.Cause(err), r.steps.Line(turnstone.HintOf(err))
 	r.kind = turnstone.KindOf(err)
 }
 

@@ -89,7 +89,7 @@ func (w *JobWriter) Item(v any) {
 // End writes the report, which may be nil, and the error, and returns the error of the journal
 // itself. Nothing is written after it.
 func (w *JobWriter) End(report any, err error) error {
-	end := &End{Error: errorOf(err), Kinds: kinds(report)}
+	end := &End{Error: errorOf(w.paths.Error(err)), Kinds: kinds(report)}
 	text, merr := json.Marshal(report)
 	if merr != nil {
 		return merr

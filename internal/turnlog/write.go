@@ -7,6 +7,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/hostpath"
 )
 
 // A Writer writes a journal. It is an observer of a turn, and safe for concurrent use. After an
@@ -18,6 +19,7 @@ type Writer struct {
 	ended   bool
 	left    int64              // bytes of output that may follow
 	omitted map[omission]int64 // bytes that were left out of a running step
+	paths   *hostpath.Hider    // of the host's paths in messages and errors; nil: they stay
 }
 
 type omission struct {
@@ -29,6 +31,9 @@ type omission struct {
 func NewWriter(w io.Writer) *Writer {
 	return &Writer{w: w, left: MaxOutput, omitted: make(map[omission]int64)}
 }
+
+// Hide makes the writer hide the host's paths in messages and errors. It is called before all else.
+func (w *Writer) Hide(paths *hostpath.Hider) { w.paths = paths }
 
 func (w *Writer) line(l Line) {
 	if w.err != nil || w.ended {
@@ -50,7 +55,7 @@ func (w *Writer) write(l Line) {
 // Preparing writes a line of text for people.
 func (w *Writer) Preparing(what string) {
 	if what != "" {
-		w.write(Line{Preparing: what})
+		w.write(Line{Preparing: w.paths.Text(what)})
 	}
 }
 
@@ -88,7 +93,7 @@ func (w *Writer) StepFinished(step *document.Step, report turnstone.StepReport) 
 // End writes the result of the turn, report and err, and returns the error of the journal itself.
 // Nothing is written after it.
 func (w *Writer) End(report *turnstone.TurnReport, err error) error {
-	end := &End{Error: errorOf(err)}
+	end := &End{Error: errorOf(w.paths.Error(err))}
 	var text []byte
 	if report != nil {
 		end.Kind = report.Kind

@@ -20,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
+	"turnstone.dev/turnstone/internal/hostpath"
 )
 
 // maxText bounds what an error repeats of a library, in bytes.
@@ -225,9 +226,34 @@ func (i *errorInterceptor) convert(ctx context.Context, procedure string, err er
 	}
 	out := api.ToConnect(err)
 	if turnstone.KindOf(api.FromConnect(out)) == turnstone.KindInternal {
-		i.report(ctx, procedure, err)
+		i.report(ctx, procedure, hostpath.Original(err))
 	}
 	return out
+}
+
+// Hide returns an interceptor that takes this host's paths out of the errors of handlers. Reports
+// get the errors as they are.
+func Hide(h *hostpath.Hider) connect.Interceptor { return hideInterceptor{h} }
+
+type hideInterceptor struct{ *hostpath.Hider }
+
+func (i hideInterceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		answer, err := next(ctx, r)
+		return answer, i.Error(err)
+	}
+}
+
+func (i hideInterceptor) WrapStreamingClient(
+	next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (i hideInterceptor) WrapStreamingHandler(
+	next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, c connect.StreamingHandlerConn) error {
+		return i.Error(next(ctx, c))
+	}
 }
 
 // recover turns a panic into an error without its text. net/http's own panic, which ends a

@@ -14,6 +14,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node/rights"
@@ -56,6 +57,8 @@ type Options struct {
 	// channel.
 	Commands  func(d *wire.Dispatcher, p Peer) error
 	Sandboxes Sandboxes
+	// Paths hides the node's paths in errors of commands; nil: they stay.
+	Paths *hostpath.Hider
 	// Channels is the number of channels that may be open at the same time. Default: 1,000.
 	Channels int
 }
@@ -110,6 +113,9 @@ func (n *Node) Close() error {
 
 // Name returns the node's name.
 func (n *Node) Name() string { return n.o.Name }
+
+// Paths returns what hides the node's paths; nil: nothing.
+func (n *Node) Paths() *hostpath.Hider { return n.o.Paths }
 
 // PublicKey returns the key that signs the node's statements.
 func (n *Node) PublicKey() key.Public { return n.o.Key.Public }
@@ -252,7 +258,7 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 		_ = c.Close()
 		return
 	}
-	conn := wire.NewConn(c, wire.Options{Dispatcher: d})
+	conn := wire.NewConn(c, wire.Options{Dispatcher: d, Errors: n.o.Paths.Error})
 	defer context.AfterFunc(n.ctx, func() { _ = conn.Close() })()
 	if e := p.Rights.Expires(); !e.IsZero() {
 		defer time.AfterFunc(time.Until(e), func() { _ = conn.Close() }).Stop()

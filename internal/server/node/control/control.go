@@ -113,7 +113,7 @@ func (s *Service) Close() error {
 // Handler returns the path and the HTTP handler of the service, for other roles only. report gets
 // the errors that callers get no text of; it may be nil.
 func (s *Service) Handler(report serve.Report) (string, http.Handler) {
-	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report)...)
+	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report, serve.Hide(s.o.Node.Paths()))...)
 }
 
 // GetNode answers the node's name, key and capacity.

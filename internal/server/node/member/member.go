@@ -76,7 +76,8 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 		return nil, err
 	}
 	m.node = node.New(node.Options{Name: o.Settings.Name, Key: signer,
-		Certificate: m.certificate.Text, Commands: m.tenants.Commands, Sandboxes: m.tenants})
+		Certificate: m.certificate.Text, Commands: m.tenants.Commands, Sandboxes: m.tenants,
+		Paths: o.Dir.Paths()})
 	var substrates []string
 	if st, known := m.tenants.Known(auth.OperatorTenant); known == nil {
 		substrates = st.Executor.Substrates(ctx)
@@ -121,7 +122,7 @@ func (m *Member) Handle(mux *http.ServeMux) {
 // Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The
 // caller is the principal of a request's context. It is called once, before Drain.
 func (m *Member) Plain(allow string) http.Handler {
-	m.plain = plain.New(plain.Options{Allow: allow, Tenant: plain.Of(m.tenants)})
+	m.plain = plain.New(plain.Options{Allow: allow, Tenant: plain.Of(m.tenants), Paths: m.node.Paths()})
 	return m.plain.Handler()
 }
 

@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/api"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/sandboxes"
@@ -68,6 +69,8 @@ type Options struct {
 	Verifier auth.Verifier
 	// Tenant returns what the node has for a tenant.
 	Tenant func(ctx context.Context, name string) (Tenant, error)
+	// Paths hides the node's paths in answered errors; nil: they stay.
+	Paths *hostpath.Hider
 	// Requests is the number of requests at the same time. Default: 16.
 	Requests int
 }
@@ -115,7 +118,7 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc("POST "+ExecPath, s.guarded("application/json", s.exec))
 	mux.HandleFunc("POST "+RunPath, s.guarded("text/markdown", s.run))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		answerError(w, turnstone.Errorf("plain.path", turnstone.KindNotFound, "the path",
+		s.refuse(w, turnstone.Errorf("plain.path", turnstone.KindNotFound, "the path",
 			"is not one of this server").WithHint("see docs/api.md for the paths"))
 	})
 	return mux
@@ -127,7 +130,7 @@ func (s *Service) guarded(kind string,
 	return func(w http.ResponseWriter, r *http.Request) {
 		p, err := s.caller(r, kind)
 		if err != nil {
-			answerError(w, err)
+			s.refuse(w, err)
 			return
 		}
 		select {
@@ -135,13 +138,13 @@ func (s *Service) guarded(kind string,
 			defer func() { <-s.slots }()
 		default:
 			w.Header().Set("Retry-After", "1")
-			answerError(w, turnstone.Errorf("plain.call", turnstone.KindUnavailable, "the node",
+			s.refuse(w, turnstone.Errorf("plain.call", turnstone.KindUnavailable, "the node",
 				"serves as many plain requests as it may").WithHint("try again"))
 			return
 		}
 		if err := next(w, r, p); err != nil && r.Context().Err() == nil {
 			slog.Debug("a plain request failed", "path", r.URL.Path, "kind", turnstone.KindOf(err))
-			answerError(w, err)
+			s.refuse(w, err)
 		}
 	}
 }
@@ -250,8 +253,9 @@ func refusal(err error) error {
 	return err
 }
 
-// answerError answers an error. A fault of the node has no text: its log has one.
-func answerError(w http.ResponseWriter, err error) {
+// refuse answers an error. A fault of the node has no text: its log has one.
+func (s *Service) refuse(w http.ResponseWriter, err error) {
+	err = s.o.Paths.Error(err)
 	sent := api.ToConnect(refusal(err))
 	body := errorBody{Code: connect.CodeOf(sent).String(), Message: sent.Error(),
 		Hint: turnstone.HintOf(err)}
@@ -261,7 +265,7 @@ func answerError(w http.ResponseWriter, err error) {
 	}
 	status, known := statusOf[connect.CodeOf(sent)]
 	if !known {
-		slog.Error("a plain request failed", "error", err)
+		slog.Error("a plain request failed", "error", hostpath.Original(err))
 		status, body.Hint = http.StatusInternalServerError, ""
 	}
 	if status == http.StatusUnauthorized {

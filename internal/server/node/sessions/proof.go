@@ -32,7 +32,14 @@ func (v *served) Verify(ctx context.Context, c *wire.Conn, p *wire.SessionVerify
 	}
 	return report(ctx, v, c, p.Report, owners.Read, heavy,
 		func(ctx context.Context) (*turnstone.VerifyReport, error) {
-			return v.x.Verify(ctx, turnstone.VerifyRequest{Ref: p.Ref, All: p.All, Trust: p.Trust})
+			r, err := v.x.Verify(ctx, turnstone.VerifyRequest{Ref: p.Ref, All: p.All,
+				Trust: p.Trust})
+			if r != nil {
+				for i := range r.Problems {
+					r.Problems[i].Error = v.o.Paths.Text(r.Problems[i].Error)
+				}
+			}
+			return r, err
 		})
 }
 

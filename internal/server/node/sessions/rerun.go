@@ -49,6 +49,7 @@ func run[T any](ctx context.Context, v *served, j job,
 			<-ended
 		}()
 		w := turnlog.NewJobWriter(out)
+		w.Hide(v.o.Paths)
 		report, err := f(ctx, w)
 		if err := w.End(report, err); err != nil {
 			out.Abort(err)

@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
@@ -92,6 +93,8 @@ type Options struct {
 	Owners    *owners.Store
 	Templates Lister
 	Dir       string // for what clients send; others cannot write it
+	// Paths hides the node's paths in what clients get; nil: they stay.
+	Paths *hostpath.Hider
 	// Commands is the number of commands of one client that may run at the same time, and Heavy
 	// that of all clients' commands that run machines, or read or write much. Defaults: 16 and 8.
 	Commands, Heavy int

@@ -61,6 +61,7 @@ type State struct {
 	Owners    *owners.Store // of its sessions
 
 	sessions *sessions.Service
+	root     *statedir.Dir // of the node, which has the tenant's
 
 	shared *State // the operator's; nil in itself
 }
@@ -177,7 +178,7 @@ func (s *Set) Known(tenant string) (*State, error) {
 }
 
 func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
-	st := &State{Tenant: tenant, Dir: s.root}
+	st := &State{Tenant: tenant, Dir: s.root, root: s.root}
 	if tenant != auth.OperatorTenant {
 		dir, err := statedir.Open(s.root.Path(folder, tenant))
 		if err != nil {
@@ -193,7 +194,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		return nil, err
 	}
 	o := s.o.Executor
-	o.Dir = st.Dir.Root
+	o.Dir, o.Within = st.Dir.Root, s.root.Root
 	x, err := executor.Open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -205,6 +206,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		st.Turns, err = turns.Open(tickets, x, s.o.Turns)
 	}
 	if err == nil {
+		st.Turns.Hide(s.root.Paths())
 		err = st.openOwners()
 	}
 	if err == nil {
@@ -227,7 +229,7 @@ func (s *State) openSessions() error {
 		return failed(s.Tenant, err)
 	}
 	s.sessions = sessions.New(sessions.Options{Executor: s.Executor, Owners: s.Owners,
-		Templates: s.Templates, Dir: dir})
+		Templates: s.Templates, Dir: dir, Paths: s.root.Paths()})
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
+	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/internal/turnlog"
 	"turnstone.dev/turnstone/wire"
@@ -41,7 +42,8 @@ type Service struct {
 	dir    string
 	x      Executor
 	now    func() time.Time
-	places chan struct{} // turns that may run at the same time
+	paths  *hostpath.Hider // of the node's paths in journals
+	places chan struct{}   // turns that may run at the same time
 
 	ctx  context.Context // of all turns
 	stop context.CancelCauseFunc
@@ -80,6 +82,10 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 	}
 	return s, nil
 }
+
+// Hide makes the service hide the node's paths in the journals of turns, which clients get. It is
+// called before the first turn.
+func (s *Service) Hide(paths *hostpath.Hider) { s.paths = paths }
 
 // recover ends the journals of turns that a former process left, and removes old tickets.
 func (s *Service) recover() error {
@@ -331,6 +337,7 @@ func (s *Service) start(t Ticket, dir string, req executor.Request, times int, l
 func (s *Service) run(ctx context.Context, id string, r *running, req executor.Request, times int) {
 	defer func() { _ = os.RemoveAll(req.Dir) }()
 	w := turnlog.NewWriter(r.journal)
+	w.Hide(s.paths)
 	report, err := func() (*turnstone.TurnReport, error) {
 		if times > 0 {
 			return s.x.Times(ctx, req, times, w)
