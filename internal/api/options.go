@@ -26,6 +26,7 @@ const (
 func ClientOptions() []connect.ClientOption {
 	return []connect.ClientOption{
 		connect.WithReadMaxBytes(MaxAnswer), connect.WithSendMaxBytes(MaxRequest),
+		connect.WithAcceptCompression(Compression, Gunzip(MaxAnswer), Gzip),
 	}
 }
 

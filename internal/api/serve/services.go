@@ -58,7 +58,9 @@ func (s Services) Handler(report Report, inner ...connect.Interceptor) http.Hand
 		add(connectv1.ServerServiceName, path, h)
 	}
 	bounds := connect.WithHandlerOptions(
-		connect.WithReadMaxBytes(api.MaxRequest), connect.WithSendMaxBytes(api.MaxAnswer))
+		connect.WithReadMaxBytes(api.MaxRequest), connect.WithSendMaxBytes(api.MaxAnswer),
+		// nobody's requests are worth the work
+		connect.WithCompression(api.Compression, nil, nil))
 	mux.Handle(grpchealth.NewHandler(health{s.Healthy, names}, bounds))
 	reflector := grpcreflect.NewStaticReflector(names...)
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, bounds))

@@ -40,6 +40,7 @@ func HandlerOptions(report Report, inner ...connect.Interceptor) []connect.Handl
 	return []connect.HandlerOption{
 		connect.WithReadMaxBytes(api.MaxRequest), connect.WithSendMaxBytes(api.MaxAnswer),
 		connect.WithCompressMinBytes(minCompress),
+		connect.WithCompression(api.Compression, api.Gunzip(api.MaxRequest), api.Gzip),
 		connect.WithCodec(strictJSON{"json"}), connect.WithCodec(strictJSON{"json; charset=utf-8"}),
 		connect.WithInterceptors(append(all, validateInterceptor{})...),
 	}

@@ -41,6 +41,11 @@ func (g *Gateway) frame(next http.Handler) http.Handler {
 		defer p.last()
 		if at, ok := callerOf(r, g.o.Proxies); ok {
 			if wait := g.addresses.take(at); wait > 0 {
+				if from, _ := addressOf(r.RemoteAddr); !within(from, g.o.Proxies) {
+					// Connections are limited too: a flood of requests in one would be answered
+					// as fast as it comes.
+					p.Header().Set("Connection", "close")
+				}
 				g.refuser.refuse(p, r, tooOften("the address", wait))
 				return
 			}

@@ -42,7 +42,7 @@ func (g *Gateway) Handler() http.Handler {
 		mux.Handle("/"+name+"/", control)
 	}
 	for _, name := range open {
-		mux.Handle("/"+name+"/", http.HandlerFunc(g.control))
+		mux.Handle("/"+name+"/", g.unknown(http.HandlerFunc(g.control)))
 	}
 	never := func(*http.Request) bool { return false }
 	mux.Handle("GET "+NodeChannelPath, g.guarded(never, http.HandlerFunc(g.nodeChannel)))
@@ -72,6 +72,22 @@ func (g *Gateway) noPlain(w http.ResponseWriter, r *http.Request) {
 
 // control passes a control call on.
 func (g *Gateway) control(w http.ResponseWriter, r *http.Request) { g.o.Control.ServeHTTP(w, r) }
+
+// maxUnknown bounds a body in bytes that comes without a token. An answer about a service is a
+// thousand times larger than its question.
+const maxUnknown = 16 << 10
+
+// unknown passes requests of callers without a token on.
+func (g *Gateway) unknown(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength > maxUnknown {
+			g.refuser.refuse(w, r, tooLarge(r.ContentLength, maxUnknown))
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxUnknown)
+		next.ServeHTTP(w, r)
+	})
+}
 
 // principal returns the caller: of the connection, or of the token.
 func (g *Gateway) principal(r *http.Request) (auth.Principal, error) {

@@ -59,7 +59,8 @@ type Options struct {
 	Sandboxes Sandboxes
 	// Paths hides the node's paths in errors of commands; nil: they stay.
 	Paths *hostpath.Hider
-	// Channels is the number of channels that may be open at the same time. Default: 1,000.
+	// Channels is the number of channels that may be open at the same time; a tenant may have as many
+	// as are free. Default: 2,000.
 	Channels int
 }
 
@@ -67,7 +68,7 @@ type Options struct {
 const (
 	validity       = time.Hour
 	clockSkew      = time.Minute // by which a client's clock may be behind
-	defaultChannel = 1000
+	defaultChannel = 2000
 	maxStatements  = 100_000 // of 200 bytes
 	maxKeys        = 10_000
 	sealTries      = 3
@@ -86,7 +87,7 @@ type Node struct {
 	known  statements
 	proofs proofs // of clients, that were used
 	keys   sandboxKeys
-	slots  chan struct{}
+	places *places
 
 	ctx  context.Context // of all channels
 	stop context.CancelFunc
@@ -98,7 +99,7 @@ func New(o Options) *Node {
 	if o.Channels == 0 {
 		o.Channels = defaultChannel
 	}
-	n := &Node{o: o, pair: channel.NewKeyPair(), slots: make(chan struct{}, o.Channels)}
+	n := &Node{o: o, pair: channel.NewKeyPair(), places: newPlaces(o.Channels)}
 	n.known.init()
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	return n
@@ -222,14 +223,20 @@ func (n *Node) Handler() http.Handler {
 
 // accept upgrades a request, and passes the stream to f, which closes it.
 func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.Stream)) {
-	select {
-	case n.slots <- struct{}{}:
-		defer func() { <-n.slots }()
-	default:
+	// who opens the channel is the gateway's word
+	opened := principal.From(r.Header)
+	who := opened.Tenant
+	if opened.Issuer == "" {
+		who = "" // the operator, whom tokens of no tenant keep out
+	}
+	leave, ok := n.places.take(who)
+	if !ok {
 		w.Header().Set("Retry-After", "5")
-		http.Error(w, "the node has reached its limit of channels", http.StatusServiceUnavailable)
+		http.Error(w, "the node or the tenant has reached its limit of channels",
+			http.StatusServiceUnavailable)
 		return
 	}
+	defer leave()
 	n.wg.Add(1)
 	defer n.wg.Done()
 	s, err := websocket.Accept(w, r)
