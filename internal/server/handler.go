@@ -5,6 +5,7 @@ import (
 
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/controller"
 	"turnstone.dev/turnstone/internal/server/peers"
 )
 
@@ -13,7 +14,15 @@ func (s *Server) peerHandler() http.Handler {
 	mux := http.NewServeMux()
 	if c := s.controller; c != nil {
 		const registers = connectv1.ControllerServiceRegisterNodeProcedure
-		mux.Handle(registers, peers.Only(c.Peers(), config.Node))
+		near, far := c.Peers(), controller.FromNetwork(c.Peers())
+		mux.Handle(registers, peers.Only(http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			if r.TLS != nil {
+				far.ServeHTTP(w, r)
+			} else {
+				near.ServeHTTP(w, r)
+			}
+		}), config.Node))
 		mux.Handle("/"+connectv1.ControllerServiceName+"/", peers.Only(c.Peers(), config.Gateway))
 		mux.Handle("/", peers.Only(c.Callers(), config.Gateway))
 	}

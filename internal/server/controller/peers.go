@@ -2,7 +2,9 @@ package controller
 
 import (
 	"context"
+	"net"
 	"net/http"
+	"strconv"
 	"sync"
 
 	"connectrpc.com/connect"
@@ -29,10 +31,33 @@ func (c *Controller) peerHandler() http.Handler {
 // RegisterNode implements turnstonev1connect.ControllerServiceHandler.
 func (c peerService) RegisterNode(ctx context.Context,
 	r *connect.Request[v1.RegisterNodeRequest]) (*connect.Response[v1.RegisterNodeResponse], error) {
+	if ctx.Value(networkKey{}) != nil && !isNetwork(r.Msg.Address) {
+		return nil, turnstone.Errorf("node.register", turnstone.KindInvalid,
+			"the address of node "+r.Msg.Node.GetName(), "is not HOST:PORT, and the node is on "+
+				"another machine").WithHint("set peers.address of the node to HOST:PORT")
+	}
 	if err := c.register(ctx, r.Msg.Node, r.Msg.Address); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&v1.RegisterNodeResponse{}), nil
+}
+
+type networkKey struct{}
+
+// FromNetwork marks the requests of roles that come over TCP. The address of such a node is on the
+// network: by another one, its certificate would open sockets of this machine's user, or stand for
+// the node of this process.
+func FromNetwork(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), networkKey{}, true)))
+	})
+}
+
+// isNetwork reports whether an address is HOST:PORT.
+func isNetwork(address string) bool {
+	host, port, err := net.SplitHostPort(address)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && bad == nil && host != "" && host != "unix" && n != 0
 }
 
 // LocateChannel implements turnstonev1connect.ControllerServiceHandler.

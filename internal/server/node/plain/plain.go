@@ -14,7 +14,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 
 	"connectrpc.com/connect"
 
@@ -183,8 +186,31 @@ func operator(p auth.Principal) bool {
 	return p.Issuer == "" && p.TokenID == "" && p.Tenant == auth.OperatorTenant
 }
 
-// forwarded are headers of requests that a proxy has passed on: their callers may be anywhere.
-var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"}
+// forwarded are headers of requests that a proxy has passed on, as are all that begin with
+// X-Forwarded-: their callers may be anywhere. Origin is of a page in a browser, which may be of
+// anywhere too.
+var forwarded = []string{"Forwarded", "X-Real-Ip", "Via", "Cf-Connecting-Ip", "True-Client-Ip",
+	"Fastly-Client-Ip", "Fly-Client-Ip", "X-Client-Ip", "X-Cluster-Client-Ip",
+	"X-Original-Forwarded-For", "X-Original-Host", "Origin"}
+
+// passedOn reports whether a request shows that its caller may be elsewhere: by headers, by a name
+// of the server that is not this machine's, as a page has it whose name was made to lead here, or
+// by HTTP/1.0, which proxies speak that add no headers.
+func passedOn(r *http.Request) bool {
+	for name := range r.Header {
+		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(forwarded, name) {
+			return true
+		}
+	}
+	return !r.ProtoAtLeast(1, 1)
+}
+
+// addressed reports whether a request names this machine by its loopback address.
+func addressed(r *http.Request) bool {
+	host := (&url.URL{Host: r.Host}).Hostname()
+	a, err := netip.ParseAddr(host)
+	return err == nil && a.Unmap().IsLoopback() || strings.EqualFold(host, "localhost")
+}
 
 // allowed decides by the node's configuration and by the connection.
 func (s *Service) allowed(r *http.Request, socket bool) error {
@@ -200,11 +226,13 @@ func (s *Service) allowed(r *http.Request, socket bool) error {
 	default:
 		return refuse("does not serve content in the clear (plaintext = \"off\")")
 	}
-	for _, name := range forwarded {
-		if r.Header.Get(name) != "" {
-			return refuse("serves content in the clear only to this machine, not through a proxy " +
-				"(plaintext = \"loopback\")")
-		}
+	if passedOn(r) {
+		return refuse("serves content in the clear only to this machine, not through a proxy or " +
+			"to a page in a browser (plaintext = \"loopback\")")
+	}
+	if !socket && r.TLS == nil && !addressed(r) { // TLS has checked the name
+		return refuse("serves content in the clear only at localhost or a loopback address " +
+			"(plaintext = \"loopback\")")
 	}
 	if !socket && !loopback(r) {
 		return refuse("serves content in the clear only to this machine (plaintext = \"loopback\")")

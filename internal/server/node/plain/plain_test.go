@@ -2,7 +2,9 @@ package plain_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
@@ -261,18 +263,37 @@ func TestAllowed(t *testing.T) {
 		header string
 		socket bool
 		want   int
+		host   string // none: localhost:7420
+		change func(*http.Request)
 	}{
-		{config.PlaintextOff, "127.0.0.1:1", "", false, 403},
-		{config.PlaintextOff, "@", "", true, 403},
-		{"", "127.0.0.1:1", "", false, 403},
-		{config.PlaintextLoopback, "127.0.0.1:1", "", false, 200},
-		{config.PlaintextLoopback, "[::1]:1", "", false, 200},
-		{config.PlaintextLoopback, "@", "", true, 200},
-		{config.PlaintextLoopback, "@", "", false, 403},
-		{config.PlaintextLoopback, "192.0.2.1:1", "", false, 403},
-		{config.PlaintextLoopback, "127.0.0.1:1", "X-Forwarded-For", false, 403},
-		{config.PlaintextLoopback, "127.0.0.1:1", "Forwarded", false, 403},
-		{config.PlaintextOn, "192.0.2.1:1", "X-Forwarded-For", false, 200},
+		{config.PlaintextOff, "127.0.0.1:1", "", false, 403, "", nil},
+		{config.PlaintextOff, "@", "", true, 403, "", nil},
+		{"", "127.0.0.1:1", "", false, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "", false, 200, "", nil},
+		{config.PlaintextLoopback, "[::1]:1", "", false, 200, "", nil},
+		{config.PlaintextLoopback, "@", "", true, 200, "", nil},
+		{config.PlaintextLoopback, "@", "", false, 403, "", nil},
+		{config.PlaintextLoopback, "192.0.2.1:1", "", false, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "X-Forwarded-For", false, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "Forwarded", false, 403, "", nil},
+		{config.PlaintextOn, "192.0.2.1:1", "X-Forwarded-For", false, 200, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "x-forwarded-anything", false, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "CF-Connecting-IP", false, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "Origin", false, 403, "", nil},
+		{config.PlaintextLoopback, "@", "Origin", true, 403, "", nil},
+		{config.PlaintextLoopback, "127.0.0.1:1", "X-Request-Id", false, 200, "", nil},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "127.8.8.8:1", want: 200},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "[::1]:1", want: 200},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "LOCALHOST", want: 200},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "evil.example:7420", want: 403},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "localhost.evil.example",
+			want: 403},
+		{allow: config.PlaintextLoopback, from: "@", host: "server", socket: true, want: 200},
+		{allow: config.PlaintextOn, from: "192.0.2.1:1", host: "turn.example.org", want: 200},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", host: "turn.example.org", want: 200,
+			change: func(r *http.Request) { r.TLS = new(tls.ConnectionState) }},
+		{allow: config.PlaintextLoopback, from: "127.0.0.1:1", want: 403, // as some proxies do
+			change: func(r *http.Request) { r.ProtoMinor = 0 }},
 	} {
 		b := newBox(t)
 		p := auth.Principal{Issuer: "test", TokenID: "1", Tenant: auth.OperatorTenant,
@@ -284,7 +305,10 @@ func TestAllowed(t *testing.T) {
 			}})
 		r := httptest.NewRequest(http.MethodPost,
 			"/turnstone/v1/plain/sandboxes/"+string(b.id)+"/exec", strings.NewReader(body))
-		r.RemoteAddr = tt.from
+		r.RemoteAddr, r.Host = tt.from, cmp.Or(tt.host, "localhost:7420")
+		if tt.change != nil {
+			tt.change(r)
+		}
 		ctx := context.WithValue(r.Context(), http.LocalAddrContextKey,
 			net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2}))
 		if tt.socket {
@@ -300,7 +324,8 @@ func TestAllowed(t *testing.T) {
 		w := httptest.NewRecorder()
 		s.Handler().ServeHTTP(w, r.WithContext(ctx))
 		if w.Code != tt.want {
-			t.Errorf("%+v: %d %s", tt, w.Code, w.Body)
+			t.Errorf("%s from %s to %q with %q: %d %s", tt.allow, tt.from, tt.host, tt.header,
+				w.Code, w.Body)
 		}
 	}
 }
