@@ -21,7 +21,7 @@ func (s *Server) openGateway(context.Context) error {
 	if !s.c.Has(config.Gateway) && s.controller == nil {
 		return nil
 	}
-	client, t := s.toController()
+	client, t := s.toController(silent(s.log))
 	s.onClose(func() error { t.CloseIdleConnections(); return nil })
 	g := &gatewayRole{}
 	o := gateway.Options{Name: s.c.Name, Locator: client, Dial: s.dialNode, Limits: s.limits(),

@@ -4,6 +4,8 @@ import (
 	"context"
 	"net/http"
 
+	"connectrpc.com/connect"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
@@ -52,13 +54,15 @@ func errElsewhere() error {
 }
 
 // toController returns a client of the controller, and its transport, which its owner closes.
-func (s *Server) toController() (connectv1.ControllerServiceClient, *http.Transport) {
+// Each call runs within.
+func (s *Server) toController(within ...connect.Interceptor) (connectv1.ControllerServiceClient,
+	*http.Transport) {
 	t := s.peers.Transport(s.c.Peers.Controller, config.Controller)
 	if s.controller != nil {
 		t = peers.MemoryTransport(s.memory)
 	}
 	return connectv1.NewControllerServiceClient(&http.Client{Transport: t}, controllerURL,
-		api.ClientOptions()...), t
+		append(api.ClientOptions(), connect.WithInterceptors(within...))...), t
 }
 
 // controllerURL stands for the controller: its transport knows where it is.
