@@ -235,9 +235,10 @@ func (c *Conn) put(kind byte, data []byte) error {
 	binary.BigEndian.PutUint16(buf[:], uint16(len(sealed)))
 	binary.BigEndian.PutUint64(buf[2:], number)
 	if _, err := c.stream.Write(buf[:headSize+len(sealed)]); err != nil {
-		// Half a frame may have been written: nothing can follow it.
-		c.werr = turnstone.NewError("channel.write", turnstone.KindDead, subject, err).
-			WithHint("connect again")
+		// A part of a frame may have been written: nothing can follow it. Whether a side that loses
+		// its stream reads the end or cannot write first is chance: the name is the same.
+		c.werr = Fail("channel.write", FaultTruncated, subject,
+			"the stream ended without the end of the other side: %w", err)
 		if first := c.failed.Load(); first != nil {
 			c.werr = first
 		}

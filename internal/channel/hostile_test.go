@@ -416,3 +416,20 @@ func TestServerRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestLostWhileWriting: a side whose stream is lost while it writes names that as one that reads does,
+// and more data does not follow the part of a frame that was written.
+func TestLostWhileWriting(t *testing.T) {
+	client, server := pair(t)
+	if err := server.stream.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		_, err := client.Write([]byte("x"))
+		want(t, err, FaultTruncated)
+		if turnstone.KindOf(err) != turnstone.KindDead || turnstone.HintOf(err) == "" {
+			t.Error(err)
+		}
+	}
+	_ = client.Close()
+}
