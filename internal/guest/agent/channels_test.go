@@ -285,9 +285,10 @@ func TestReplayedHello(t *testing.T) {
 	if _, err := s.Write(sent); err != nil { // the handshake, its confirmation, and commands
 		t.Fatal(err)
 	}
-	// The answer to the handshake, and a frame that names what was done, but no command's result.
-	const answer, frame = 1 + 48, 10 + 1 + 16
-	if said, err := io.ReadAll(s); len(said) > answer+frame+len(channel.FaultAltered) {
+	// The answer, and a frame under the new keys that says "altered": a client whose confirmation was
+	// changed can read it, and whoever replays cannot.
+	const answer, report = 1 + 48, 2 + 8 + 1 + len(channel.FaultAltered) + 16
+	if said, err := io.ReadAll(s); len(said) != answer+report {
 		t.Errorf("%d bytes came, %v", len(said), err)
 	}
 	res, err := h.ProcessList(t.Context())
