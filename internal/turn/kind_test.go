@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
@@ -13,7 +14,7 @@ import (
 func TestTurnKeepsKind(t *testing.T) {
 	for _, kind := range []turnstone.Kind{turnstone.KindNotFound, turnstone.KindUnavailable,
 		turnstone.KindCanceled, turnstone.KindDead} {
-		r := &run{plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{},
+		r := &run{host: &host.Host{}, plan: &plan.Plan{}, doc: parse(t, "# A turn\n\ntext\n"), obs: &observer{},
 			clock: provision.NewStopwatch(), folder: &repo.TurnFolder{}}
 		r.openSteps()
 		r.fail(turnstone.NewError("executor.get", kind, "/nofile", nil))

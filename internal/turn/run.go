@@ -197,13 +197,10 @@ func (r *run) openSteps() {
 		r.inputs.Replayed = r.again.Inputs
 	}
 	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd,
-		Commands: p.Commands,
-		Dir:      r.folder.Dir, Shown: "$TURN_HOME/turns/" +
-			string(r.info.ID), Paths: r.host.Paths, Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
-		Image: func(program string) string {
-			return provision.ImageWith(p.Image,
-				program)
-		}, Output: r.obs.StepOutput})
+		Commands: p.Commands, Dir: r.folder.Dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID),
+		Paths: r.host.Paths, Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
+		Image:  func(program string) string { return provision.ImageWith(p.Image, program) },
+		Output: r.obs.StepOutput})
 }
 
 // A run is a turn in progress.

@@ -2,7 +2,6 @@ package controller
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"log/slog"
 	"net/http"
@@ -41,8 +40,6 @@ type world struct {
 	log      *lockedBuffer
 	clients  *http.Client
 	watches  int
-	beats    context.CancelFunc
-	beating  sync.WaitGroup
 }
 
 type lockedBuffer struct {
@@ -111,8 +108,6 @@ func (w *world) start() {
 		}})
 	must(w, err)
 	w.http = httptest.NewServer(w.Callers())
-	// Nodes register again and again.
-	ctx, w.beats = context.WithCancel(ctx)
 }
 
 // stop ends the controller; crash ends it without its last words.
@@ -120,7 +115,6 @@ func (w *world) stop() {
 	if w.Controller == nil {
 		return
 	}
-	w.beats()
 	w.http.CloseClientConnections()
 	must(w, w.Close())
 	w.http.Close()

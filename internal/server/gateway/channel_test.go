@@ -34,7 +34,6 @@ import (
 type nodeScene struct {
 	*scene
 	node   *node.Node
-	listen net.Listener
 	server *httptest.Server
 	end    *echoes
 	pair   channel.KeyPair

@@ -34,7 +34,7 @@ func units(t *testing.T) map[string][]*unit.UnitOption {
 		if err != nil {
 			t.Fatal(err)
 		}
-		options, err := unit.Deserialize(f)
+		options, err := unit.DeserializeOptions(f)
 		_ = f.Close()
 		if err != nil {
 			t.Fatalf("%s: %v", e.Name(), err)

@@ -201,15 +201,6 @@ func (s *Service) Drain(ctx context.Context) error {
 	return nil
 }
 
-// operator runs an operation that only the operator may do.
-func (v *served) operator(ctx context.Context, w weight, what string,
-	f func(ctx context.Context) error) error {
-	if !v.caller.Operator {
-		return forbidden(what)
-	}
-	return v.do(ctx, owners.Own, w, f)
-}
-
 // forbidden returns the error for what only the operator may do.
 func forbidden(what string) error {
 	return turnstone.Errorf("session.operator", turnstone.KindInvalid, what,
