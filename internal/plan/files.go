@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"os"
-	"path"
 	"path/filepath"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/tarfiles"
 )
 
 // files resolves the files that are copied in and out, relative to the working directory.
@@ -55,20 +54,7 @@ func (p *Plan) documentFile(dir, file string) (sandbox.Transfer, error) {
 
 // inside returns the path of name in the sandbox: dest, or else the same name in the working
 // directory. A trailing slash is kept because it means "into this folder".
-func (p *Plan) inside(dest, name string) string {
-	if dest == "" {
-		return path.Join(p.Cwd, filepath.Base(name))
-	}
-	slash := strings.HasSuffix(dest, "/")
-	if !path.IsAbs(dest) {
-		dest = path.Join(p.Cwd, dest)
-	}
-	dest = path.Clean(dest)
-	if slash && dest != "/" {
-		dest += "/"
-	}
-	return dest
-}
+func (p *Plan) inside(dest, name string) string { return tarfiles.Into(p.Cwd, dest, name) }
 
 func (p *Plan) transfers(add, get []document.Transfer) error {
 	for _, t := range add {
@@ -85,11 +71,8 @@ func (p *Plan) transfers(add, get []document.Transfer) error {
 		if t.Path == "" {
 			return invalid("--get", "no path given")
 		}
-		src := t.Path
-		if !path.IsAbs(src) {
-			src = path.Join(p.Cwd, src)
-		}
-		p.Get = append(p.Get, sandbox.Transfer{Path: path.Clean(src), Dest: cmp.Or(t.Dest, ".")})
+		p.Get = append(p.Get, sandbox.Transfer{Path: tarfiles.Below(p.Cwd, t.Path),
+			Dest: cmp.Or(t.Dest, ".")})
 	}
 	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"turnstone.dev/turnstone/internal/plan/scripts"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/secret"
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -300,9 +300,4 @@ func ForSandbox(req Sandbox, host Host) (*Plan, error) {
 }
 
 // InCwd resolves a step's cwd relative to the document's.
-func InCwd(base, dir string) string {
-	if path.IsAbs(dir) {
-		return path.Clean(dir)
-	}
-	return path.Join(base, dir)
-}
+func InCwd(base, dir string) string { return tarfiles.Below(base, dir) }

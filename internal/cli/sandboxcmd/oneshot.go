@@ -3,6 +3,7 @@ package sandboxcmd
 import (
 	"context"
 	"errors"
+	"io"
 	"syscall"
 
 	"golang.org/x/term"
@@ -78,8 +79,16 @@ func (c *ExecCmd) Run(a *cli.App) error {
 	if err != nil {
 		return cli.Exit(cli.ExitUsage, err)
 	}
-	if err := a.OnlyHere("exec"); err != nil {
+	var stdin io.Reader
+	if !term.IsTerminal(int(a.Stdin.Fd())) {
+		stdin = a.Stdin
+	}
+	server, err := a.Server(context.Background())
+	if err != nil {
 		return cli.Exit(cli.ExitExec, err)
+	}
+	if server != nil {
+		return c.onHost(a, server.AllSandboxes(), argv, rules, stdin)
 	}
 	x, err := a.OpenLocal(context.Background())
 	if err != nil {
@@ -94,15 +103,12 @@ func (c *ExecCmd) Run(a *cli.App) error {
 		Argv: argv, Image: c.Image, Env: c.Environ(), Cwd: c.Cwd,
 		Add: flags.Transfers(c.Add), Get: flags.Transfers(c.Get),
 		Shape: c.Shape(x.Shape(c.Image)), Substrate: c.Substrate,
-		Network: rules, HostNetwork: c.ForNetwork.On() == nil,
+		Network: rules, HostNetwork: c.ForNetwork.On() == nil, Stdin: stdin,
 		Stdout: terminal.NewSink(a.Stdout, p, broken),
 		Stderr: terminal.NewSink(a.Stderr, p, broken),
 	}
 	if c.Timeout != nil {
 		req.Timeout = *c.Timeout
-	}
-	if !term.IsTerminal(int(a.Stdin.Fd())) {
-		req.Stdin = a.Stdin
 	}
 	captured := cli.NewCapturedCommand(argv)
 	if c.JSON {
