@@ -61,8 +61,13 @@ func CodeOf(err error) int {
 	return ExitAborted
 }
 
-// Usage adds a hint at the help to an error of the command line that has no hint.
+// Usage adds a hint at the help to an error of the command line that has no hint. An error of writing
+// the help is not the command line's.
 func Usage(err error) error {
+	var write *fs.PathError
+	if errors.As(err, &write) && write.Op == "write" {
+		return Exit(ExitAborted, write)
+	}
 	hint := "list the commands with turn --help"
 	var parse *kong.ParseError
 	if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
