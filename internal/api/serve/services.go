@@ -59,7 +59,7 @@ func (s Services) Handler(report Report, inner ...connect.Interceptor) http.Hand
 	}
 	bounds := connect.WithHandlerOptions(
 		connect.WithReadMaxBytes(api.MaxRequest), connect.WithSendMaxBytes(api.MaxAnswer),
-		// nobody's requests are worth the work
+		// requests without a token are not worth the work of decompression
 		connect.WithCompression(api.Compression, nil, nil))
 	mux.Handle(grpchealth.NewHandler(health{s.Healthy, names}, bounds))
 	reflector := grpcreflect.NewStaticReflector(names...)
