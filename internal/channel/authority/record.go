@@ -94,8 +94,7 @@ func (a Authority) load() (*Record, error) {
 	return r, nil
 }
 
-// decode decodes a record. What it does not know would be lost with the next change, so that is an
-// error.
+// decode decodes a record. Unknown fields are an error, because the next change would drop them.
 func decode(b []byte) (*Record, error) {
 	r := &Record{}
 	d := json.NewDecoder(bytes.NewReader(b))
