@@ -314,6 +314,7 @@ func TestChannelsAreBounded(t *testing.T) {
 	h := newHarness(t)
 	g := h.seal()
 	stays := g.connect()
+	echo(t, stays, "a channel") // the agent's side of its handshake has ended too
 	var slow []wire.LinkStream
 	for range maxHandshakes {
 		s := h.open()
@@ -328,7 +329,7 @@ func TestChannelsAreBounded(t *testing.T) {
 		return h.a.channels.handshakes == maxHandshakes
 	})
 	if _, err := g.dial(); turnstone.KindOf(err) != turnstone.KindDead {
-		t.Errorf("one handshake more: %v", err)
+		t.Fatalf("one handshake more: %v", err)
 	}
 	echo(t, stays, "a channel")
 	echo(t, h.Client, "the host")
@@ -342,7 +343,9 @@ func TestChannelsAreBounded(t *testing.T) {
 	})
 	all := []*wire.Client{stays}
 	for len(all) < maxChannels {
-		all = append(all, g.connect())
+		c := g.connect()
+		echo(t, c, "the handshake has ended")
+		all = append(all, c)
 	}
 	if _, err := g.dial(); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("one channel more: %v", err)
