@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"slices"
 	"sync"
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // A Batch is a set of objects that become durable together: see Flush. Its methods are safe for
@@ -23,10 +26,12 @@ type Batch struct {
 	wg     sync.WaitGroup
 
 	mu      sync.Mutex
-	idle    *sync.Cond // signaled when running is 0
-	running int        // jobs and packs in progress
-	objects map[id]*pending
-	open    *pack // the pack that receives objects; may be nil
+	idle    *sync.Cond      // signaled when running is 0
+	running int             // jobs and packs in progress
+	objects map[id]*pending // by digest
+	needs   map[id]bool     // names: see Needs
+	outside map[id]bool     // digests: see Elsewhere
+	open    *pack           // the pack that receives objects; may be nil
 	packs   []*newPack
 	err     error // the first background error: the batch is lost
 	started bool
@@ -44,7 +49,8 @@ type pending struct {
 // A job is an object to compress; a chunk's digest is not known yet.
 type job struct {
 	buf   *buffer
-	id    id
+	id    id              // the digest
+	name  id              // the name in the store
 	chunk *id             // receives the digest
 	done  *sync.WaitGroup // for chunks
 }
@@ -62,7 +68,7 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 		return nil, err
 	}
 	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2),
-		objects: map[id]*pending{}}
+		objects: map[id]*pending{}, needs: map[id]bool{}, outside: map[id]bool{}}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.idle = sync.NewCond(&b.mu)
 	return b, nil
@@ -76,25 +82,75 @@ func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 			"the object is too large: %d bytes", len(p))
 	}
 	i := id(sha256.Sum256(p))
-	have, err := b.has(ctx, i)
-	if err != nil || have {
-		return i.digest(), err
+	name, have, err := b.has(ctx, i)
+	if err == nil && !have {
+		buf := b.s.bufs.get(len(p))
+		copy(buf.b, p)
+		err = b.add(ctx, &job{buf: buf, id: i, name: name})
 	}
-	buf := b.s.bufs.get(len(p))
-	copy(buf.b, p)
-	return i.digest(), b.add(ctx, &job{buf: buf, id: i})
+	if err == nil {
+		b.need(name)
+	}
+	return i.digest(), err
 }
 
-// has reports whether the batch or the store has i.
-func (b *Batch) has(ctx context.Context, i id) (bool, error) {
+// has returns the name of the object with the digest i, and reports whether the batch or its domain
+// has the object. A public object is no reason not to seal another: the batch of a domain needs
+// nothing outside of it, and shows nothing of what is there.
+func (b *Batch) has(ctx context.Context, i id) (name id, have bool, err error) {
+	if name, err = b.s.nameOf(i); err != nil {
+		return name, false, err
+	}
 	b.mu.Lock()
 	_, ok := b.objects[i]
-	err := b.state()
+	err = b.state()
 	b.mu.Unlock()
 	if ok || err != nil {
-		return ok, err
+		return name, ok, err
 	}
-	return b.s.known(ctx, i)
+	ok, err = b.s.has(ctx, target{name, b.s.domainID()})
+	return name, ok, err
+}
+
+// need notes names that the batch has put or found.
+func (b *Batch) need(names ...id) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, n := range names {
+		b.needs[n] = true
+	}
+}
+
+// Needs returns the sorted names of all objects that the batch has put or found in its domain since
+// Begin, those of chunks and lists of chunks included: what a Mark has to keep for the batch's sake,
+// besides what the batch's data refers to and did not put. A name has the form of a digest; in a
+// public batch it is the digest.
+func (b *Batch) Needs() []turnstone.Digest { return b.digests(b.needs) }
+
+// Elsewhere returns the sorted digests of the contents that the batch did not store because an
+// alternate has them.
+func (b *Batch) Elsewhere() []turnstone.Digest { return b.digests(b.outside) }
+
+func (b *Batch) digests(of map[id]bool) []turnstone.Digest {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make([]turnstone.Digest, 0, len(of))
+	for i := range of {
+		all = append(all, i.digest())
+	}
+	slices.Sort(all)
+	return all
+}
+
+// elsewhere reports whether an alternate has the content with the digest i, and notes it.
+func (b *Batch) elsewhere(i id) bool {
+	if b.s.elsewhere(i.digest()) == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.outside[i] = true
+	return true
 }
 
 // state returns the batch's error.
@@ -153,7 +209,7 @@ func (b *Batch) start() {
 	b.started = true
 	for range b.s.cores {
 		b.wg.Go(func() {
-			var scratch []byte
+			var scratch scratch
 			for {
 				select {
 				case <-b.ctx.Done():
@@ -188,15 +244,20 @@ func (b *Batch) lose(err error) {
 	}
 }
 
+// A scratch has the memory of a background goroutine.
+type scratch struct{ frame, sealed []byte }
+
 // compress adds an object to the open pack.
-func (b *Batch) compress(j *job, scratch *[]byte) error {
+func (b *Batch) compress(j *job, tmp *scratch) error {
 	raw := j.buf.b
 	if j.chunk != nil {
 		j.id = sha256.Sum256(raw)
 		*j.chunk = j.id
-		if have, err := b.has(b.ctx, j.id); err != nil || have {
+		name, have, err := b.has(b.ctx, j.id)
+		if err != nil || have {
 			return err
 		}
+		j.name = name
 		b.mu.Lock()
 		if b.objects[j.id] != nil {
 			b.mu.Unlock()
@@ -206,36 +267,62 @@ func (b *Batch) compress(j *job, scratch *[]byte) error {
 		b.objects[j.id] = &pending{raw: j.buf}
 		b.mu.Unlock()
 	}
-	stored := raw
-	if len(raw) > 0 {
-		if cap(*scratch) > 4*maxChunk {
-			*scratch = nil
-		}
-		var err error
-		if *scratch, err = b.s.codec.compress(*scratch, raw); err != nil {
-			return err
-		}
-		// The saving must be worth the decompression.
-		if len(*scratch) < len(raw)-len(raw)/64 {
-			stored = *scratch
-		}
+	stored, err := b.encode(j.name, raw, tmp)
+	if err != nil {
+		return err
 	}
-	full := b.place(j.id, stored, len(raw))
+	e := newEntry(j.name, stored, len(raw), b.s.domain != nil)
+	full := b.place(j.id, e, stored)
 	if full == nil {
 		return nil
 	}
 	return b.write(b.ctx, full)
 }
 
+// encode returns the stored form of the object raw, which may be in tmp.
+func (b *Batch) encode(name id, raw []byte, tmp *scratch) ([]byte, error) {
+	if cap(tmp.frame) > 4*maxChunk {
+		*tmp = scratch{}
+	}
+	domain := b.s.domain
+	head := 0
+	if domain != nil {
+		head = seal.HeaderSize
+	}
+	stored := raw
+	if len(raw) > 0 {
+		// The capacity suffices for the frame, its padding, and what does not compress.
+		tmp.frame = slices.Grow(tmp.frame[:0], seal.PaddedSize(head+codec.Bound(len(raw))))
+		p, err := b.s.codec.Compress(tmp.frame[head:head], raw)
+		if err != nil {
+			return nil, err
+		}
+		// The saving must be worth the decompression.
+		if len(p) < len(raw)-len(raw)/64 {
+			stored = p
+		}
+	}
+	if domain == nil {
+		return stored, nil
+	}
+	tmp.frame = slices.Grow(tmp.frame[:0], head+len(stored))[:head+len(stored)]
+	if len(stored) > 0 && &stored[0] != &tmp.frame[head] {
+		copy(tmp.frame[head:], stored)
+	}
+	var err error
+	tmp.sealed, err = domain.Seal(tmp.sealed[:0], tmp.frame, name, len(raw))
+	return tmp.sealed, err
+}
+
 // place adds an object's stored form to the open pack, and returns the pack if it is full.
-func (b *Batch) place(i id, stored []byte, size int) (full *pack) {
+func (b *Batch) place(i id, e packEntry, stored []byte) (full *pack) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.open == nil {
-		b.open = newPackIn(&b.s.slabs)
+		b.open = newPackIn(&b.s.slabs, b.s.domainID())
 	}
 	p := b.objects[i]
-	p.entry = b.open.add(i, stored, size)
+	p.entry = b.open.add(e, stored)
 	p.pack = b.open
 	p.raw.release()
 	p.raw = nil
@@ -263,7 +350,7 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 		p.id = name
 		p.data.append(table)
 		b.mu.Unlock()
-		err := b.s.packs.blobs.Put(b.ctx, packName(name), p.data.reader(), p.data.n)
+		err := b.s.blobs.Put(b.ctx, packName(name), p.data.reader(), p.data.n)
 		<-b.slots
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -407,7 +494,7 @@ func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
 	pk, e := p.pack, p.entry
 	if pk.written {
 		b.mu.Unlock()
-		return b.s.read(ctx, place{packEntry: e, pack: pk.id})
+		return b.s.read(ctx, place{packEntry: e, pack: pk.id, domain: pk.domain}, i)
 	}
 	stored := make([]byte, e.stored)
 	_, err := pk.data.ReadAt(stored, int64(e.off))
@@ -415,5 +502,5 @@ func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
 	if err != nil {
 		return nil, err // its pack could not be written
 	}
-	return b.s.codec.decode(stored, e)
+	return b.s.unpack(stored, place{packEntry: e, domain: pk.domain}, i)
 }

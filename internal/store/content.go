@@ -44,12 +44,23 @@ func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (turnst
 	}
 	i := id(sha256.Sum256(buf.b))
 	c := turnstone.Content{Digest: i.digest(), Size: size}
-	have, err := b.has(ctx, i)
-	if err != nil || have || b.s.elsewhere(c.Digest) != nil {
+	name, have, err := b.has(ctx, i)
+	switch {
+	case err != nil:
 		buf.release()
 		return c, err
+	case have:
+		buf.release()
+	case b.elsewhere(i):
+		buf.release()
+		return c, nil
+	default:
+		if err := b.add(ctx, &job{buf: buf, id: i, name: name}); err != nil {
+			return c, err
+		}
 	}
-	return c, b.add(ctx, &job{buf: buf, id: i})
+	b.need(name)
+	return c, nil
 }
 
 func wrongSize(text string) error {

@@ -61,6 +61,14 @@ func (s *Store) markBad(i id) {
 	s.bad[i] = true
 }
 
+// badObjects returns a copy of the list of damaged objects.
+func (s *Store) badObjects() map[id]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readBad()
+	return maps.Clone(s.bad)
+}
+
 // setBad replaces the list of damaged objects.
 func (s *Store) setBad(all map[id]bool) error {
 	s.mu.Lock()

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // docs/store.md describes the formats. All numbers are little-endian.
@@ -25,9 +27,13 @@ const (
 	packEntrySize   = 44
 	packTrailerSize = 16
 
-	// MaxObject is the maximum size of an object in bytes, which bounds the allocation for a
-	// damaged length. Larger data is stored as a content.
-	MaxObject = 256 << 20
+	// Packs of sealed objects.
+	sealedMagic       = "TURNPAK2"
+	sealedEnd         = "TURNEND2"
+	sealedTrailerSize = 32
+
+	// MaxObject is the maximum size of an object in bytes. Larger data is stored as a content.
+	MaxObject = codec.MaxObject
 	// smallContent is the largest content stored as a single object.
 	smallContent = 1 << 20
 	// The sizes of chunks. They and the cutter are part of the format: other sizes would give the
@@ -76,29 +82,54 @@ func parsePackName(name string) (id, bool) {
 
 // A packEntry is an object in a pack.
 type packEntry struct {
-	id     id
+	id     id     // digest of the object, or name of a sealed object
 	off    uint32 // offset in the pack
 	stored uint32 // bytes in the pack
 	size   uint32 // size of the object; equal to stored if the object is not compressed
+	sum    uint32 // of a sealed object instead of size: CRC-32C of the stored bytes
+	sealed bool
+}
+
+// makeEntry returns an entry from its numbers in a table or a segment.
+func makeEntry(i id, off, stored, third uint32, sealed bool) packEntry {
+	e := packEntry{id: i, off: off, stored: stored, sealed: sealed}
+	if sealed {
+		e.sum = third
+	} else {
+		e.size = third
+	}
+	return e
+}
+
+// third returns the number that makeEntry calls so.
+func (e packEntry) third() uint32 {
+	if e.sealed {
+		return e.sum
+	}
+	return e.size
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // encodeTable sorts the entries and returns the pack's table, whose digest is the pack's name. The
-// pack's checksum in it is zero.
-func encodeTable(entries []packEntry) ([]byte, id) {
+// pack's checksum in it is zero. The domain is zero for public objects.
+func encodeTable(entries []packEntry, domain seal.ID) ([]byte, id) {
 	slices.SortFunc(entries, func(a, b packEntry) int { return bytes.Compare(a.id[:], b.id[:]) })
-	table := make([]byte, 0, len(entries)*packEntrySize+packTrailerSize)
+	table := make([]byte, 0, len(entries)*packEntrySize+sealedTrailerSize)
 	for _, e := range entries {
 		table = append(table, e.id[:]...)
 		table = binary.LittleEndian.AppendUint32(table, e.off)
 		table = binary.LittleEndian.AppendUint32(table, e.stored)
-		table = binary.LittleEndian.AppendUint32(table, e.size)
+		table = binary.LittleEndian.AppendUint32(table, e.third())
+	}
+	end := packEnd
+	if !domain.IsZero() {
+		table, end = append(table, domain[:]...), sealedEnd
 	}
 	name := id(sha256.Sum256(table))
 	table = binary.LittleEndian.AppendUint32(table, uint32(len(entries)))
 	table = binary.LittleEndian.AppendUint32(table, 0)
-	return append(table, packEnd...), name
+	return append(table, end...), name
 }
 
 // sumOffset is the offset of the pack's checksum from the end of the pack. The checksum is the
@@ -109,53 +140,80 @@ const sumOffset = 12
 // packSum returns c as the checksum of a pack.
 func packSum(c uint32) uint32 { return max(c, 1) }
 
-// tableSize returns the size of the table and the trailer, from the trailer of a pack of size
-// bytes.
-func tableSize(trailer []byte, size int64) (int64, error) {
-	if len(trailer) != packTrailerSize || string(trailer[8:]) != packEnd {
-		return 0, errors.New("the end of the pack is missing")
+// A packEnding is what the trailer of a pack says.
+type packEnding struct {
+	domain  seal.ID
+	entries int64
+	sum     uint32 // zero: none
+	size    int64  // of the table and the trailer
+	header  int64  // size of the pack's beginning
+}
+
+// readEnding decodes the trailer at the end of tail, which is the end of a pack of size bytes.
+func readEnding(tail []byte, size int64) (e packEnding, err error) {
+	n := len(tail)
+	if n < packTrailerSize {
+		return e, errors.New("the end of the pack is missing")
 	}
-	n := int64(binary.LittleEndian.Uint32(trailer))*packEntrySize + packTrailerSize
-	if n > size-int64(len(packMagic)) {
-		return 0, errors.New("the pack is shorter than its table")
+	trailer := int64(packTrailerSize)
+	e.header = int64(len(packMagic))
+	switch end := string(tail[n-len(packEnd):]); {
+	case end == packEnd:
+	case end == sealedEnd && n >= sealedTrailerSize:
+		trailer = sealedTrailerSize
+		e.domain = seal.ID(tail[n-sealedTrailerSize:])
+		e.header += int64(len(e.domain))
+		if e.domain.IsZero() {
+			return e, errors.New("the pack is sealed and names no domain")
+		}
+	case strings.HasPrefix(end, packEnd[:len(packEnd)-1]):
+		return e, errors.New("the pack's format is not known: a newer program wrote it")
+	default:
+		return e, errors.New("the end of the pack is missing")
 	}
-	return n, nil
+	e.entries = int64(binary.LittleEndian.Uint32(tail[n-packTrailerSize:]))
+	e.sum = binary.LittleEndian.Uint32(tail[n-sumOffset:])
+	e.size = e.entries*packEntrySize + trailer
+	if e.size > size-e.header {
+		return e, errors.New("the pack is shorter than its table")
+	}
+	return e, nil
 }
 
 // decodeTable decodes the table and trailer of the pack name of size bytes.
-func decodeTable(b []byte, name id, size int64) ([]packEntry, error) {
-	if len(b) < packTrailerSize {
-		return nil, errors.New("the table is truncated")
-	}
-	n, err := tableSize(b[len(b)-packTrailerSize:], size)
+func decodeTable(b []byte, name id, size int64) ([]packEntry, packEnding, error) {
+	end, err := readEnding(b, size)
 	if err != nil {
-		return nil, err
+		return nil, end, err
 	}
-	if int64(len(b)) != n {
-		return nil, errors.New("the table's length does not match its header")
+	if int64(len(b)) != end.size {
+		return nil, end, errors.New("the table's length does not match its header")
 	}
-	table := b[:len(b)-packTrailerSize]
-	if sha256.Sum256(table) != name {
-		return nil, errors.New("the table does not match the pack's name")
+	if sha256.Sum256(b[:len(b)-packTrailerSize]) != name {
+		return nil, end, errors.New("the table does not match the pack's name")
 	}
-	end := size - n
-	entries := make([]packEntry, 0, len(table)/packEntrySize)
-	for ; len(table) > 0; table = table[packEntrySize:] {
-		e := packEntry{id: id(table[:32]), off: binary.LittleEndian.Uint32(table[32:]),
-			stored: binary.LittleEndian.Uint32(table[36:]),
-			size:   binary.LittleEndian.Uint32(table[40:])}
-		if int64(e.off) < int64(len(packMagic)) ||
-			int64(e.off)+int64(e.stored) > end || e.check() != nil {
-			return nil, fmt.Errorf("the offset of object %s is outside the pack", e.id.digest())
+	sealed := !end.domain.IsZero()
+	entries := make([]packEntry, 0, end.entries)
+	for range end.entries {
+		e := makeEntry(id(b[:32]), binary.LittleEndian.Uint32(b[32:]),
+			binary.LittleEndian.Uint32(b[36:]), binary.LittleEndian.Uint32(b[40:]), sealed)
+		if int64(e.off) < end.header ||
+			int64(e.off)+int64(e.stored) > size-end.size || e.check() != nil {
+			return nil, end, fmt.Errorf("the offset of object %s is outside the pack",
+				e.id.digest())
 		}
 		entries = append(entries, e)
+		b = b[packEntrySize:]
 	}
-	return entries, nil
+	return entries, end, nil
 }
+
+// maxSealed is the size of the largest sealed object.
+var maxSealed = uint32(seal.SealedSize(MaxObject))
 
 // check bounds the allocation for reading the object.
 func (e packEntry) check() error {
-	if e.size > MaxObject || e.stored > e.size {
+	if e.sealed && e.stored > maxSealed || !e.sealed && (e.size > MaxObject || e.stored > e.size) {
 		return errors.New("its lengths are impossible")
 	}
 	return nil

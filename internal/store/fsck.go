@@ -14,18 +14,21 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // A Problem is a fault found by Fsck.
 type Problem struct {
-	Object   turnstone.Digest `json:"object,omitempty"`
+	Object   turnstone.Digest `json:"object,omitempty"`   // the name, if it is sealed
+	Domain   string           `json:"domain,omitempty"`   // of a sealed object or pack
 	Pack     string           `json:"pack,omitempty"`     // the pack's blob name
 	Segment  string           `json:"segment,omitempty"`  // a segment of the index
 	Repaired bool             `json:"repaired,omitempty"` // the index was rebuilt from the packs
 	Err      error            `json:"-"`
 }
 
-// Fsck reads and verifies every object. It reports each damaged object, each object of a damaged
+// Fsck reads and verifies every object: sealed objects of other domains than the view's by their
+// checksums, which needs no key. It reports each damaged object, each object of a damaged
 // pack, each missing or invalid pack, and faults of the index, which it rebuilds. It calls report
 // from a single goroutine at a time. Putting a damaged object again stores it again.
 func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.StoreSummary, error) {
@@ -34,7 +37,7 @@ func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.Store
 		return turnstone.StoreSummary{}, err
 	}
 	defer l.release()
-	c := &checker{s: s, report: report, bad: map[id]bool{}}
+	c := &checker{s: s, report: report, bad: map[id]bool{}, domains: map[id]seal.ID{}}
 	if err := c.index(ctx); err != nil {
 		return c.sum, err
 	}
@@ -61,6 +64,7 @@ type checker struct {
 	report     func(Problem)
 	sum        turnstone.StoreSummary
 	bad        map[id]bool
+	domains    map[id]seal.ID // of the packs in the index
 	wrongIndex bool
 }
 
@@ -68,6 +72,9 @@ func (c *checker) problem(p Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sum.Problems++
+	if pack, ok := parsePackName(p.Pack); ok && !c.domains[pack].IsZero() {
+		p.Domain = c.domains[pack].String()
+	}
 	if p.Object != "" {
 		if i, err := parseID("", p.Object); err == nil {
 			c.bad[i] = true
@@ -110,8 +117,9 @@ func (c *checker) placesByPack(ctx context.Context) (map[id][]packEntry, error) 
 		return nil, err
 	}
 	all := map[id][]packEntry{}
-	for p := range v.packs() {
+	for p, info := range v.packs() {
 		all[p] = nil
+		c.domains[p] = info.domain
 	}
 	for p, err := range v.all(ctx) {
 		if err != nil {
@@ -127,7 +135,7 @@ func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
 	g, checking := errgroup.WithContext(ctx)
 	g.SetLimit(c.s.cores)
 	found := map[id]bool{}
-	for info, err := range c.s.packs.blobs.List(checking, packPrefix) {
+	for info, err := range c.s.blobs.List(checking, packPrefix) {
 		p, ok := parsePackName(info.Name)
 		found[p] = ok
 		g.Go(func() error {
@@ -163,14 +171,14 @@ func (c *checker) missing(ctx context.Context, p id, entries []packEntry) {
 	}
 }
 
-// readable reports whether i is readable at one of its places.
+// readable reports whether the object with the name i is intact at one of its places.
 func (s *Store) readable(ctx context.Context, i id) bool {
 	places, err := s.find(ctx, i)
 	if err != nil {
 		return false
 	}
 	for _, p := range places {
-		if _, err := s.read(ctx, p); err == nil {
+		if s.intact(ctx, p) == nil {
 			return true
 		}
 	}
@@ -180,10 +188,11 @@ func (s *Store) readable(ctx context.Context, i id) bool {
 // pack checks a pack. It returns only errors unrelated to the stored data.
 func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []packEntry) error {
 	entries := indexed
+	domain := c.domains[p]
 	t, err := c.s.readTable(ctx, p, info.Size)
 	switch {
 	case err == nil:
-		entries = t.entries
+		entries, domain = t.entries, t.domain
 		if !sameEntries(indexed, entries) {
 			c.mu.Lock()
 			c.wrongIndex = true
@@ -196,14 +205,14 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 	default:
 		return err
 	}
-	r := &packScan{c: c, ctx: ctx, name: info.Name, size: info.Size,
-		sum: crc32.Checksum([]byte(packMagic), castagnoli)}
+	header := packHeader(domain)
+	r := &packScan{c: c, ctx: ctx, name: info.Name, size: info.Size, sum: checksum(header)}
 	defer r.close()
 	entries = slices.Clone(entries)
 	slices.SortFunc(entries, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
 	intact := err == nil
 	if intact {
-		if err := r.frame(entries); err != nil {
+		if err := r.frame(header, entries); err != nil {
 			if turnstone.KindOf(err) != turnstone.KindIntegrity {
 				return err
 			}
@@ -217,7 +226,10 @@ func (c *checker) pack(ctx context.Context, p id, info blob.Info, indexed []pack
 		}
 		stored, err := r.next(e)
 		if err == nil {
-			_, err = c.s.codec.decode(stored, e)
+			err = c.s.verify(stored, place{packEntry: e, pack: p, domain: domain})
+			if turnstone.KindOf(err) == turnstone.KindUnavailable { // the domain was erased
+				return err
+			}
 		} else if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable ||
 			kind == turnstone.KindCanceled {
 			return err
@@ -260,18 +272,18 @@ type packScan struct {
 
 // frame checks the bytes of a pack outside of its objects and its table: the beginning, and that
 // there are no others.
-func (r *packScan) frame(sorted []packEntry) error {
-	rc, err := r.c.s.packs.blobs.Get(r.ctx, r.name, 0, int64(len(packMagic)))
+func (r *packScan) frame(header []byte, sorted []packEntry) error {
+	rc, err := r.c.s.blobs.Get(r.ctx, r.name, 0, int64(len(header)))
 	if err != nil {
 		return err
 	}
-	magic := make([]byte, len(packMagic))
-	_, err = io.ReadFull(rc, magic)
+	begin := make([]byte, len(header))
+	_, err = io.ReadFull(rc, begin)
 	_ = rc.Close()
-	if err != nil || string(magic) != packMagic {
+	if err != nil || !bytes.Equal(begin, header) {
 		return damaged("store.fsck", r.name, errors.New("the pack does not begin like one"))
 	}
-	at := int64(len(packMagic))
+	at := int64(len(header))
 	for _, e := range sorted {
 		if int64(e.off) > at {
 			return damaged("store.fsck", r.name, errors.New("the pack has bytes of no object"))
@@ -289,7 +301,7 @@ func (r *packScan) next(e packEntry) ([]byte, error) {
 	}
 	if r.rc == nil || off < r.at {
 		r.close()
-		rc, err := r.c.s.packs.blobs.Get(r.ctx, r.name, off, -1)
+		rc, err := r.c.s.blobs.Get(r.ctx, r.name, off, -1)
 		if err != nil {
 			return nil, err
 		}

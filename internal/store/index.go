@@ -146,7 +146,7 @@ type newPack struct {
 func (p *newPack) places() iter.Seq2[place, error] {
 	return func(yield func(place, error) bool) {
 		for _, e := range p.entries {
-			if !yield(place{packEntry: e, pack: p.id}, nil) {
+			if !yield(place{packEntry: e, pack: p.id, domain: p.domain}, nil) {
 				return
 			}
 		}

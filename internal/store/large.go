@@ -11,6 +11,7 @@ import (
 	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // putLarge cuts a content into chunks and hashes the whole content in parallel.
@@ -36,8 +37,15 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (turnston
 		return turnstone.Content{}, err
 	}
 	c := turnstone.Content{Digest: digest.digest(), Size: size}
-	if b.s.elsewhere(c.Digest) != nil {
+	if b.elsewhere(digest) {
 		return c, nil // the chunks are garbage for Sweep
+	}
+	for _, k := range chunks {
+		name, err := b.s.nameOf(k.id)
+		if err != nil {
+			return turnstone.Content{}, err
+		}
+		b.need(name)
 	}
 	c.Chunks, err = b.Put(ctx, encodeList(chunks))
 	return c, err
@@ -58,8 +66,8 @@ func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker,
 	if err := src.end(); err != nil {
 		return turnstone.Content{}, err
 	}
-	if d := id(h.Sum(nil)).digest(); b.s.elsewhere(d) != nil {
-		return turnstone.Content{Digest: d, Size: size}, nil
+	if i := id(h.Sum(nil)); b.elsewhere(i) {
+		return turnstone.Content{Digest: i.digest(), Size: size}, nil
 	}
 	_, err = again.Seek(at, io.SeekStart)
 	return turnstone.Content{}, fail("store.put", "", err)
@@ -72,10 +80,17 @@ type cutter struct {
 	options   chunkers.ChunkerOpts
 }
 
-func newCutter() (*cutter, error) {
+// newCutter returns the cutter of a domain; nil: the public one. Each domain has a table of its own,
+// so that the sizes of a content's chunks do not show the content. The library would keep its tables
+// of keys forever.
+func newCutter(domain *seal.Domain) (*cutter, error) {
 	c := &cutter{options: chunkers.ChunkerOpts{MinSize: minChunk,
 		NormalSize: normalChunk, MaxSize: maxChunk}}
-	return c, c.algorithm.Setup(&c.options)
+	err := c.algorithm.Setup(&c.options)
+	if err == nil && domain != nil {
+		c.algorithm.G, err = domain.Gear()
+	}
+	return c, err
 }
 
 // next returns the size of the first chunk of p, which has at least maxChunk bytes or is the rest
@@ -100,7 +115,7 @@ type splitter struct {
 // putChunks stores the chunks of src.
 func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing,
 	size int64) ([]chunk, error) {
-	cut, err := newCutter()
+	cut, err := newCutter(b.s.domain)
 	if err != nil {
 		return nil, err
 	}

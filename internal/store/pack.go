@@ -5,6 +5,8 @@ import (
 	"hash/crc32"
 	"io"
 	"sync"
+
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // slabSize is the unit of memory for building packs.
@@ -77,39 +79,69 @@ func (r slabReader) WriteTo(w io.Writer) (sum int64, err error) {
 
 // A pack is a pack under construction.
 type pack struct {
-	id      id // valid after the pack is finished
+	id      id      // valid after the pack is finished
+	domain  seal.ID // zero: its objects are public
 	data    slabs
 	entries []packEntry
 	raw     int64
 	written bool // the pack is a blob; data is no longer in memory
 }
 
-func newPackIn(pool *sync.Pool) *pack {
-	p := &pack{data: slabs{pool: pool}}
-	p.data.append([]byte(packMagic))
+func newPackIn(pool *sync.Pool, domain seal.ID) *pack {
+	p := &pack{domain: domain, data: slabs{pool: pool}}
+	p.data.append(packHeader(domain))
 	return p
 }
 
-// add appends the stored form of an object of size bytes.
-func (p *pack) add(i id, stored []byte, size int) packEntry {
-	e := packEntry{id: i, off: uint32(p.data.n), stored: uint32(len(stored)), size: uint32(size)}
+// packHeader returns the beginning of a pack.
+func packHeader(domain seal.ID) []byte {
+	if domain.IsZero() {
+		return []byte(packMagic)
+	}
+	return append([]byte(sealedMagic), domain[:]...)
+}
+
+// newEntry returns the entry of a public object of size bytes, or of a sealed object.
+func newEntry(i id, stored []byte, size int, sealed bool) packEntry {
+	if sealed {
+		return packEntry{id: i, sum: checksum(stored), sealed: true}
+	}
+	return packEntry{id: i, size: uint32(size)}
+}
+
+func checksum(stored []byte) uint32 { return crc32.Checksum(stored, castagnoli) }
+
+// add appends the stored form of an object, and sets its place in the entry.
+func (p *pack) add(e packEntry, stored []byte) packEntry {
+	e.off, e.stored = uint32(p.data.n), uint32(len(stored))
 	p.data.append(stored)
 	p.entries = append(p.entries, e)
-	p.raw += int64(size)
+	p.raw += e.bytes()
 	return e
 }
 
-// table returns the pack's table with the checksum, and the pack's name. No object is added after it.
+// bytes returns the size of an object, or what is known of it without a key: its stored size.
+func (e packEntry) bytes() int64 {
+	if e.sealed {
+		return int64(e.stored)
+	}
+	return int64(e.size)
+}
+
+// table returns the pack's table with the checksum, and the pack's name. No object is added after
+// it. The entries of sealed objects have checksums of their own.
 func (p *pack) table() ([]byte, id) {
-	table, name := encodeTable(p.entries)
-	sum := crc32.New(castagnoli)
-	_, _ = p.data.reader().WriteTo(sum) // a hash returns no error
-	binary.LittleEndian.PutUint32(table[len(table)-sumOffset:], packSum(sum.Sum32()))
+	table, name := encodeTable(p.entries, p.domain)
+	if p.domain.IsZero() {
+		sum := crc32.New(castagnoli)
+		_, _ = p.data.reader().WriteTo(sum) // a hash returns no error
+		binary.LittleEndian.PutUint32(table[len(table)-sumOffset:], packSum(sum.Sum32()))
+	}
 	return table, name
 }
 
 // indexed returns the index's data of the finished pack.
 func (p *pack) indexed() *newPack {
-	return &newPack{packInfo: packInfo{id: p.id, size: p.data.n, raw: p.raw,
+	return &newPack{packInfo: packInfo{id: p.id, size: p.data.n, raw: p.raw, domain: p.domain,
 		objects: uint32(len(p.entries))}, entries: p.entries}
 }

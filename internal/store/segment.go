@@ -10,7 +10,10 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"sync/atomic"
+
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // A segment is a file of the index: objects sorted by their ids, with their places. It is written
@@ -21,6 +24,7 @@ import (
 //	blocks  of 4096 bytes: up to 85 entries, their number, checksum
 const (
 	segMagic      = "TURNIDX1"
+	sealedSegment = "TURNIDX2" // names the domains of packs
 	segHeaderSize = 32
 	segPackSize   = 56
 	segEntrySize  = 48
@@ -32,14 +36,16 @@ const (
 type packInfo struct {
 	id      id
 	size    int64 // of the blob
-	raw     int64 // of its objects, uncompressed
+	raw     int64 // of its objects, uncompressed; as stored if they are sealed
 	objects uint32
+	domain  seal.ID // zero: its objects are public
 }
 
 // A place is the location of an object.
 type place struct {
 	packEntry
-	pack id
+	pack   id
+	domain seal.ID // of the pack
 }
 
 // errSegment is the error of an untrusted segment.
@@ -87,12 +93,14 @@ func readSegment(f *os.File, name string) (*segment, error) {
 	packs := int64(binary.LittleEndian.Uint32(h[8:]))
 	blocks := int64(binary.LittleEndian.Uint32(h[12:]))
 	entries := int64(binary.LittleEndian.Uint32(h[16:]))
-	start := segHeaderSize + packs*segPackSize
-	if string(h[:8]) != segMagic || info.Size() != start+blocks*blockSize ||
+	size := segmentPackSize(string(h[:8]) == sealedSegment)
+	start := segHeaderSize + packs*int64(size)
+	if magic := string(h[:8]); magic != segMagic && magic != sealedSegment ||
+		info.Size() != start+blocks*blockSize ||
 		blocks != (entries+blockEntries-1)/blockEntries {
 		return nil, segErr(name, errors.New("its lengths are wrong"))
 	}
-	table := make([]byte, packs*segPackSize) // no longer than the file
+	table := make([]byte, start-segHeaderSize) // no longer than the file
 	if _, err := f.ReadAt(table, segHeaderSize); err != nil {
 		return nil, segErr(name, err)
 	}
@@ -102,13 +110,25 @@ func readSegment(f *os.File, name string) (*segment, error) {
 	}
 	s := &segment{name: name, f: f, entries: int(entries), start: start,
 		packs: make([]packInfo, 0, packs), blocks: make([]atomic.Pointer[block], blocks)}
-	for ; len(table) > 0; table = table[segPackSize:] {
-		s.packs = append(s.packs, packInfo{id: id(table[:32]),
+	for ; len(table) > 0; table = table[size:] {
+		p := packInfo{id: id(table[:32]),
 			size:    int64(binary.LittleEndian.Uint64(table[32:])),
 			raw:     int64(binary.LittleEndian.Uint64(table[40:])),
-			objects: binary.LittleEndian.Uint32(table[48:])})
+			objects: binary.LittleEndian.Uint32(table[48:])}
+		if size > segPackSize {
+			p.domain = seal.ID(table[segPackSize:size])
+		}
+		s.packs = append(s.packs, p)
 	}
 	return s, nil
+}
+
+// segmentPackSize returns the size of a pack's entry in the header of a segment.
+func segmentPackSize(sealed bool) int {
+	if sealed {
+		return segPackSize + len(seal.ID{})
+	}
+	return segPackSize
 }
 
 func segErr(name string, err error) error {
@@ -151,13 +171,17 @@ func (b *block) check() error {
 // place decodes an entry.
 func (s *segment) place(b *block, i int) (place, error) {
 	e := b.b[i*segEntrySize:]
-	p := place{packEntry: packEntry{id: id(e[:32]), off: binary.LittleEndian.Uint32(e[36:]),
-		stored: binary.LittleEndian.Uint32(e[40:]), size: binary.LittleEndian.Uint32(e[44:])}}
 	n := binary.LittleEndian.Uint32(e[32:])
-	if n >= uint32(len(s.packs)) || p.check() != nil {
+	if n >= uint32(len(s.packs)) {
 		return place{}, segErr(s.name, errors.New("an entry is impossible"))
 	}
-	p.pack = s.packs[n].id
+	p := place{pack: s.packs[n].id, domain: s.packs[n].domain}
+	p.packEntry = makeEntry(id(e[:32]), binary.LittleEndian.Uint32(e[36:]),
+		binary.LittleEndian.Uint32(e[40:]), binary.LittleEndian.Uint32(e[44:]),
+		!p.domain.IsZero())
+	if p.check() != nil {
+		return place{}, segErr(s.name, errors.New("an entry is impossible"))
+	}
 	return p, nil
 }
 
@@ -281,8 +305,12 @@ func (s *segment) check(ctx context.Context) error {
 // writeSegment writes a segment of the places, which arrive sorted. n is their number.
 func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, error]) error {
 	number := make(map[id]uint32, len(packs))
-	head := make([]byte, segHeaderSize, segHeaderSize+len(packs)*segPackSize)
-	copy(head, segMagic)
+	sealed := slices.ContainsFunc(packs, func(p packInfo) bool { return !p.domain.IsZero() })
+	head := make([]byte, segHeaderSize, segHeaderSize+len(packs)*segmentPackSize(sealed))
+	copy(head, segMagic) // older programs read the index of a store without sealed objects
+	if sealed {
+		copy(head, sealedSegment)
+	}
 	binary.LittleEndian.PutUint32(head[8:], uint32(len(packs)))
 	binary.LittleEndian.PutUint32(head[12:], uint32((n+blockEntries-1)/blockEntries))
 	binary.LittleEndian.PutUint32(head[16:], uint32(n))
@@ -292,6 +320,9 @@ func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, 
 		head = binary.LittleEndian.AppendUint64(head, uint64(p.size))
 		head = binary.LittleEndian.AppendUint64(head, uint64(p.raw))
 		head = binary.LittleEndian.AppendUint64(head, uint64(p.objects))
+		if sealed {
+			head = append(head, p.domain[:]...)
+		}
 	}
 	sum := crc32.Update(crc32.Checksum(head[:segHeaderSize-4], castagnoli),
 		castagnoli, head[segHeaderSize:])
@@ -317,7 +348,7 @@ func writeSegment(w io.Writer, packs []packInfo, n int, places iter.Seq2[place, 
 		binary.LittleEndian.PutUint32(e[32:], number[p.pack])
 		binary.LittleEndian.PutUint32(e[36:], p.off)
 		binary.LittleEndian.PutUint32(e[40:], p.stored)
-		binary.LittleEndian.PutUint32(e[44:], p.size)
+		binary.LittleEndian.PutUint32(e[44:], p.third())
 		n--
 		if b.n++; b.n == blockEntries {
 			if err := flush(); err != nil {

@@ -6,6 +6,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -17,6 +18,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/blob/windows"
+	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -27,13 +31,20 @@ type Options struct {
 	Fault func(op string) error
 }
 
-// A Store stores objects. Its methods are safe for concurrent use, also by several processes on the
-// same directory.
+// A Store stores objects. It is a view of the objects in a directory: see In. Its methods are safe
+// for concurrent use, also by several processes on the same directory.
 type Store struct {
+	*core
+	domain *seal.Domain // nil: puts are public
+}
+
+// A core is what the views of a store share.
+type core struct {
 	dir   string
-	packs packReader
+	blobs blob.Store
+	packs *windows.Reader
 	index index
-	codec codec
+	codec *codec.Codec
 	slabs sync.Pool // of *[slabSize]byte
 	bufs  bufferPool
 	cores int
@@ -63,17 +74,16 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 		return nil, turnstone.NewError("store.open", turnstone.KindUnavailable, dir, err).
 			WithHint("use a folder that you can write")
 	}
-	s := &Store{dir: dir, index: index{dir: segments, fault: opts.Fault},
-		cores: runtime.GOMAXPROCS(0)}
-	s.packs.init(blobs)
-	s.codec.cores = s.cores
+	s := &Store{core: &core{dir: dir, index: index{dir: segments, fault: opts.Fault},
+		blobs: blobs, packs: windows.New(blobs), cores: runtime.GOMAXPROCS(0)}}
+	s.codec = codec.New(s.cores)
 	s.slabs.New = func() any { return new([slabSize]byte) }
 	return s, nil
 }
 
-// Close releases the store's memory. Close batches first.
+// Close releases the memory of the store and its views. Close batches first.
 func (s *Store) Close() error {
-	s.codec.close()
+	s.codec.Close()
 	return nil
 }
 
@@ -90,8 +100,9 @@ func (s *Store) others() []Alternate {
 	return s.alternates
 }
 
-// Get returns the object d. The error is of kind NotFound if there is none, and of kind Integrity
-// if it is damaged and there is no other copy.
+// Get returns the object d. The error is of kind NotFound if there is none, of kind Integrity if it
+// is damaged and there is no other copy, and of kind Unavailable if the view's domain was erased, or
+// d is the name of an object that is sealed.
 func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 	i, err := parseID("store.get", d)
 	if err != nil {
@@ -103,6 +114,10 @@ func (s *Store) Get(ctx context.Context, d turnstone.Digest) ([]byte, error) {
 // get searches the object in the known index, then in later additions of other processes, then in
 // packs that are in no index.
 func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
+	targets, err := s.targets(i)
+	if err != nil {
+		return nil, err
+	}
 	var lastErr error
 	for _, prepare := range []func(context.Context) error{nil, s.refresh, s.adopt} {
 		if prepare != nil {
@@ -110,24 +125,12 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 				return nil, err
 			}
 		}
-		places, err := s.find(ctx, i)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range places {
-			b, err := s.read(ctx, p)
-			if err == nil {
-				return b, nil
+		for _, t := range targets {
+			b, ok, err := s.getTarget(ctx, t, i)
+			if ok || fatal(err) {
+				return b, err
 			}
-			if turnstone.KindOf(err) == turnstone.KindIntegrity {
-				if b, err := s.readElsewhere(ctx, p); err == nil {
-					return b, nil
-				}
-				s.markBad(i)
-			} else if turnstone.KindOf(err) != turnstone.KindNotFound {
-				return nil, err
-			}
-			lastErr = err
+			lastErr = cmp.Or(err, lastErr)
 		}
 		if turnstone.KindOf(lastErr) == turnstone.KindIntegrity && prepare != nil {
 			return nil, lastErr
@@ -138,6 +141,32 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 	}
 	return nil, turnstone.Errorf("store.get", turnstone.KindNotFound, string(i.digest()),
 		"the object is not in the store")
+}
+
+// fatal reports whether err ends a search: it does not concern a single copy of an object.
+func fatal(err error) bool {
+	kind := turnstone.KindOf(err)
+	return err != nil && kind != turnstone.KindIntegrity && kind != turnstone.KindNotFound
+}
+
+// getTarget returns the object with the digest i if it has a readable copy under the name t. There
+// is no error if it has no copy.
+func (s *Store) getTarget(ctx context.Context, t target, i id) (b []byte, ok bool, err error) {
+	places, lastErr := s.findTarget(ctx, t)
+	for _, p := range places {
+		b, err := s.read(ctx, p, i)
+		if err == nil || fatal(err) {
+			return b, err == nil, err
+		}
+		if turnstone.KindOf(err) == turnstone.KindIntegrity {
+			if b, err := s.readElsewhere(ctx, p, i); err == nil {
+				return b, true, nil
+			}
+			s.markBad(t.id)
+		}
+		lastErr = err
+	}
+	return nil, false, lastErr
 }
 
 // find returns the places of i. It first rebuilds a damaged index.
@@ -157,10 +186,25 @@ func (s *Store) find(ctx context.Context, i id) ([]place, error) {
 	}
 }
 
-// known reports whether i is in the index as far as this process has read it.
+// known reports whether the view has i in the index as far as this process has read it.
 func (s *Store) known(ctx context.Context, i id) (bool, error) {
-	places, err := s.find(ctx, i)
-	return len(places) > 0 && !s.isBad(i), err
+	targets, err := s.targets(i)
+	if err != nil {
+		return false, err
+	}
+	for _, t := range targets {
+		if ok, err := s.has(ctx, t); ok || err != nil {
+			return ok, err
+		}
+	}
+	return false, nil
+}
+
+// has reports whether the index has an undamaged object at the target.
+func (s *Store) has(ctx context.Context, t target) (bool, error) {
+	places, err := s.find(ctx, t.id)
+	ok := slices.ContainsFunc(places, func(p place) bool { return p.domain == t.domain })
+	return ok && !s.isBad(t.id), err
 }
 
 // Has reports whether the object d exists, without reading it.
@@ -182,27 +226,36 @@ func (s *Store) Has(ctx context.Context, d turnstone.Digest) (bool, error) {
 	return false, nil
 }
 
-// read returns the verified object at p.
-func (s *Store) read(ctx context.Context, p place) ([]byte, error) {
+// read returns the object at p, verified against its digest i.
+func (s *Store) read(ctx context.Context, p place, i id) ([]byte, error) {
+	stored, err := s.load(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.unpack(stored, p, i)
+	if err != nil {
+		return nil, damagedUnless("store.get", subject(p), err)
+	}
+	return b, nil
+}
+
+// load returns the stored form of the object at p, which is not verified.
+func (s *Store) load(ctx context.Context, p place) ([]byte, error) {
 	stored := make([]byte, p.stored)
-	if err := s.packs.readAt(ctx, packName(p.pack), stored, int64(p.off)); err != nil {
+	if err := s.packs.ReadAt(ctx, packName(p.pack), stored, int64(p.off)); err != nil {
 		if turnstone.KindOf(err) == turnstone.KindInvalid { // the pack is too short
 			err = damaged("store.get", subject(p), err)
 		}
 		return nil, err
 	}
-	b, err := s.codec.decode(stored, p.packEntry)
-	if err != nil {
-		return nil, damaged("store.get", subject(p), err)
-	}
-	return b, nil
+	return stored, nil
 }
 
 func subject(p place) string { return string(p.id.digest()) + " in " + packName(p.pack) }
 
 // readElsewhere reads the object at the position in the pack's own table if that differs from the
 // index, and then rebuilds the index.
-func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
+func (s *Store) readElsewhere(ctx context.Context, p place, i id) ([]byte, error) {
 	same := errors.New("the pack's own table agrees")
 	t, err := s.readTable(ctx, p.pack, -1)
 	if err != nil {
@@ -213,7 +266,7 @@ func (s *Store) readElsewhere(ctx context.Context, p place) ([]byte, error) {
 			if err := s.reindex(ctx); err != nil {
 				return nil, err
 			}
-			return s.read(ctx, place{packEntry: e, pack: p.pack})
+			return s.read(ctx, place{packEntry: e, pack: p.pack, domain: t.domain}, i)
 		}
 	}
 	return nil, same
@@ -249,7 +302,7 @@ func (s *Store) adoptLocked(ctx context.Context) error {
 	}
 	var found []*newPack
 	known := v.packs()
-	for info, err := range s.packs.blobs.List(ctx, packPrefix) {
+	for info, err := range s.blobs.List(ctx, packPrefix) {
 		if err != nil {
 			return err
 		}
@@ -321,22 +374,27 @@ func (s *Store) reindex(ctx context.Context) error {
 	})
 }
 
-// Usage returns the amount of data in the store.
-func (s *Store) Usage(ctx context.Context) (turnstone.StoreUsage, error) {
+// packsView returns the index with the changes of other processes, to list its packs.
+func (s *Store) packsView(ctx context.Context) (*view, error) {
 	if err := s.refresh(ctx); err != nil {
-		return turnstone.StoreUsage{}, err
+		return nil, err
 	}
 	v, err := s.index.current()
+	if err != nil || len(v.broken) == 0 {
+		return v, err
+	}
+	if err := s.repair(ctx); err != nil {
+		return nil, err
+	}
+	return s.index.current()
+}
+
+// Usage returns the amount of data in the store, of all domains. The objects of domains count with
+// their stored sizes.
+func (s *Store) Usage(ctx context.Context) (turnstone.StoreUsage, error) {
+	v, err := s.packsView(ctx)
 	if err != nil {
 		return turnstone.StoreUsage{}, err
-	}
-	if len(v.broken) > 0 {
-		if err := s.repair(ctx); err != nil {
-			return turnstone.StoreUsage{}, err
-		}
-		if v, err = s.index.current(); err != nil {
-			return turnstone.StoreUsage{}, err
-		}
 	}
 	var u turnstone.StoreUsage
 	for _, p := range v.packs() {

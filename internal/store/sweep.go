@@ -2,15 +2,18 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
-// A Mark calls keep for every needed object. keep reports whether this is the first call for d: the
+// A Mark calls keep for every needed object, with its digest, or with its name if it is sealed: see
+// Batch.Needs. keep reports whether this is the first call for d: the
 // references of an object that was kept before need not be visited again because objects do not
 // change.
 type Mark func(ctx context.Context, keep func(d turnstone.Digest) bool) error
@@ -25,9 +28,11 @@ const (
 
 // Sweep deletes the objects that mark does not keep. It calls mark twice: once while batches
 // continue, and once, for later objects, while no batch is open; Sweep waits for open batches until
-// ctx is done. Packs with too much garbage are rewritten. An unreadable object is not deleted.
+// ctx is done. Packs with too much garbage are rewritten. An unreadable object is not deleted. It
+// concerns the objects of all domains, and needs no keys: sealed objects are copied as they are.
 func (s *Store) Sweep(ctx context.Context, mark Mark) (turnstone.StoreSwept, error) {
-	w := &sweep{s: s, keep: map[id]bool{}}
+	// In the public view, which overwrites nothing that is to be copied.
+	w := &sweep{s: s.In(nil), keep: map[id]bool{}}
 	var malformed error
 	keep := func(d turnstone.Digest) bool {
 		i, err := parseID("store.sweep", d)
@@ -111,10 +116,10 @@ func (w *sweep) run(ctx context.Context) error {
 		return err
 	}
 	for p, use := range remove {
-		if err := w.s.packs.blobs.Remove(ctx, packName(p)); err != nil {
+		if err := w.s.blobs.Remove(ctx, packName(p)); err != nil {
 			return err
 		}
-		w.s.packs.forget(packName(p))
+		w.s.packs.Forget(packName(p))
 		w.swept.PacksRemoved++
 		w.swept.Freed += use.size
 	}
@@ -157,20 +162,26 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 
 // choose returns the packs to rewrite or remove.
 func (w *sweep) choose(uses map[id]*packUse) []*packUse {
-	var small, all []*packUse
+	var all []*packUse
+	small := map[seal.ID][]*packUse{}
 	for _, use := range uses {
 		switch {
 		case len(use.live) == 0 || use.garbage*garbagePart >= use.stored+use.garbage:
 			all = append(all, use)
 		case use.size < smallPack:
-			small = append(small, use)
+			small[use.domain] = append(small[use.domain], use)
 		}
 	}
-	if len(small) >= manySmall {
-		all = append(all, small...)
+	for _, packs := range small {
+		if len(packs) >= manySmall {
+			all = append(all, packs...)
+		}
 	}
-	// In a fixed order, so that sweeping the same store has the same result.
-	slices.SortFunc(all, func(a, b *packUse) int { return bytes.Compare(a.id[:], b.id[:]) })
+	// In a fixed order, so that sweeping the same store has the same result; one domain after
+	// another, because a pack has objects of one domain.
+	slices.SortFunc(all, func(a, b *packUse) int {
+		return cmp.Or(bytes.Compare(a.domain[:], b.domain[:]), bytes.Compare(a.id[:], b.id[:]))
+	})
 	return all
 }
 
@@ -205,19 +216,23 @@ func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse,
 // other copy, so that the pack must stay.
 func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 	slices.SortFunc(use.live, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
+	if w.open != nil && w.open.domain != use.domain {
+		if err := w.flush(ctx); err != nil {
+			return false, err
+		}
+	}
 	for _, e := range use.live {
 		if w.copied[e.id] || w.stays(ctx, e.id) {
 			continue
 		}
-		stored := make([]byte, e.stored)
-		err := w.s.packs.readAt(ctx, packName(use.id), stored, int64(e.off))
+		p := place{packEntry: e, pack: use.id, domain: use.domain}
+		stored, err := w.s.load(ctx, p)
 		if err == nil {
-			if _, derr := w.s.codec.decode(stored, e); derr != nil {
+			if derr := w.s.verify(stored, p); derr != nil {
 				err = damaged("store.sweep", string(e.id.digest()), derr)
 			}
 		}
-		if kind := turnstone.KindOf(err); err != nil && kind != turnstone.KindIntegrity &&
-			kind != turnstone.KindInvalid && kind != turnstone.KindNotFound {
+		if fatal(err) {
 			return false, err
 		}
 		if err != nil {
@@ -227,9 +242,9 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 			continue
 		}
 		if w.open == nil {
-			w.open = newPackIn(&w.s.slabs)
+			w.open = newPackIn(&w.s.slabs, use.domain)
 		}
-		w.open.add(e.id, stored, int(e.size))
+		w.open.add(e, stored)
 		w.copied[e.id] = true
 		if w.open.data.n >= packTarget {
 			if err := w.flush(ctx); err != nil {
@@ -248,7 +263,7 @@ func (w *sweep) stays(ctx context.Context, i id) bool {
 	}
 	for _, p := range places {
 		if !w.moved[p.pack] {
-			if _, err := w.s.read(ctx, p); err == nil {
+			if w.s.intact(ctx, p) == nil {
 				return true
 			}
 		}
@@ -267,7 +282,7 @@ func (w *sweep) flush(ctx context.Context) error {
 	table, name := p.table()
 	p.id = name
 	p.data.append(table)
-	if err := w.s.packs.blobs.Put(ctx, packName(name), p.data.reader(), p.data.n); err != nil {
+	if err := w.s.blobs.Put(ctx, packName(name), p.data.reader(), p.data.n); err != nil {
 		return err
 	}
 	w.made = append(w.made, p.indexed())

@@ -49,6 +49,13 @@ type RangeReader interface {
 	ReadAt(ctx context.Context, name string, p []byte, off int64) error
 }
 
+// A Syncer is a Store whose removals become durable later, unless they are synced.
+type Syncer interface {
+	// Sync makes earlier removals of blobs in a folder durable: those whose names have the prefix
+	// folder, which ends with a slash.
+	Sync(ctx context.Context, folder string) error
+}
+
 // maxName is supported by every implementation: S3 allows 1024, including the prefix.
 const maxName = 512
 

@@ -321,6 +321,18 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
+// Sync implements blob.Syncer.
+func (s *Store) Sync(ctx context.Context, folder string) error {
+	const op = "blob.sync"
+	if err := ctx.Err(); err != nil {
+		return blob.Error(op, folder, err)
+	}
+	if err := s.syncDir(path.Clean(folder)); err != nil && !missing(err) {
+		return blob.Error(op, folder, err)
+	}
+	return nil
+}
+
 // missing reports whether err means that the file does not exist, which includes a file in the
 // place of a folder.
 func missing(err error) bool {
