@@ -84,6 +84,7 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
+		{"keys", false, func(ctx context.Context) error { return storage.MeasureKeys(ctx, b.dir) }},
 		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server},
 		{"determinism", true, b.corpus}} {
 		if b.only == "" && part.name == "determinism" {

@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/layer"
+	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -174,6 +175,7 @@ type committer struct {
 	size   int64
 	parent turnstone.TreeRef
 	head   turnstone.TreeRef // of the last commit
+	domain *seal.Domain      // nil: public
 }
 
 // newCommitter creates a disk from the files in dir, which contains the overlay's upper directory.
@@ -219,7 +221,7 @@ func (c *committer) with(ctx context.Context, repo string, do func(*store.Batch)
 		return err
 	}
 	defer func() { _ = s.Close() }()
-	batch, err := s.Begin(ctx)
+	batch, err := s.In(c.domain).Begin(ctx)
 	if err != nil {
 		return err
 	}
