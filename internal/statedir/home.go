@@ -8,6 +8,8 @@
 //	             scratch disks
 //	store/       objects of the context store: packs (blobs/), their index, locks
 //	context.db   sessions, branches, turns
+//	domains/     the wrapped key of each domain (package keyring)
+//	keys/        keys that sign; rest, the keyring that unwraps the keys of domains
 //	leases/      a lock for each running turn
 //	images/      images that sandboxes mount below their disks; a cache
 //	homes/       a lock for each home directory; disks of homes from before they were trees
