@@ -32,12 +32,14 @@ require (
 	connectrpc.com/grpcreflect v1.3.0
 	filippo.io/age v1.3.2
 	github.com/benhoyt/goawk v1.29.1
+	github.com/cenkalti/backoff/v5 v5.0.3
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/go-jose/go-jose/v4 v4.1.8
 	github.com/gobwas/ws v1.4.0
 	github.com/in-toto/attestation v1.2.0
 	github.com/itchyny/gojq v0.12.17
 	github.com/secure-systems-lab/go-securesystemslib v0.11.1
+	github.com/sony/gobreaker/v2 v2.4.0
 	github.com/tree-sitter/go-tree-sitter v0.25.0
 	github.com/tree-sitter/tree-sitter-bash v0.25.1
 	github.com/tree-sitter/tree-sitter-javascript v0.25.0
@@ -56,7 +58,6 @@ require (
 	cel.dev/expr v0.25.3 // indirect
 	filippo.io/hpke v0.4.0 // indirect
 	github.com/antlr4-go/antlr/v4 v4.13.1 // indirect
-	github.com/cenkalti/backoff/v5 v5.0.3 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
