@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/keyring"
 )
 
 // File is the configuration's name in the state directory.
@@ -29,6 +30,10 @@ type Config struct {
 	Limits    Limits    `toml:"limits"`
 	Documents Documents `toml:"documents"`
 	Images    Images    `toml:"images"`
+
+	// How the keys of domains are wrapped: docs/keys.md.
+	Keys  keyring.Settings      `toml:"keys"`
+	Vault keyring.VaultSettings `toml:"vault"`
 
 	// Host is "auto" if commands use the server of this machine while it runs, or "local" (default).
 	Host string `toml:"host"`

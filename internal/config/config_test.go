@@ -45,6 +45,16 @@ allow = ["10.0.0.0/8"]
 
 [images]
 registries = ["registry.corp.example:5000"]
+
+[keys]
+wrap = "vault"
+recovery = ["age1x"]
+keep = "30m"
+
+[vault]
+address = "https://vault.example.org:8200"
+key = "turnstone"
+timeout = "2s"
 `
 
 func TestParse(t *testing.T) {
@@ -63,36 +73,45 @@ func TestParse(t *testing.T) {
 		t.Errorf("the kernel is %+v", c.GuestKernel())
 	}
 	if !c.Network.Locked || c.Documents.Sessions[0] != "ci-*" ||
-		c.Images.Registries[0] != "registry.corp.example:5000" {
+		c.Images.Registries[0] != "registry.corp.example:5000" || c.Keys.Keep != 30*time.Minute ||
+		c.Keys.Recovery[0] != "age1x" || c.Vault.Timeout != 2*time.Second {
 		t.Errorf("read as %+v", c)
 	}
 }
 
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"[netwrk]\n":                               `unknown key "netwrk"; the nearest known one is "network"`,
-		"[network]\ndenny = []":                    `unknown key "network.denny"; the nearest known one is "network.deny"`,
-		"[limits]\nmemroy = \"1GiB\"":              `the nearest known one is "limits.memory"`,
-		"[limits]\nmemory = \"1MiB\"":              "a sandbox needs at least",
-		"[limits]\nmemory = []":                    "memory",
-		"[limits]\ncpus = 1000":                    "not between 1 and 64",
-		"[limits]\nentries = 9000000000":           "limits.entries",
-		"[limits]\nsandboxes = -1":                 "limits.sandboxes",
-		"[limits]\ntimeout = \"5\"":                "is not a time",
-		"[limits]\nfree_space = \"95%\"":           "is not a percentage of the disk",
-		"[limits]\nfree_space = \"NaN%\"":          "is not a percentage of the disk",
-		"[documents]\ngrant = [\"netwrok\"]":       `the nearest key that can is "network"`,
-		"[documents]\ngrant = [\"env\"]":           `"env" cannot be granted`,
-		"[documents]\nsessions = [\"[\"]":          "documents.sessions",
-		"[documents]\nallow = [\"224.0.0.1\"]":     "documents: allow: 224.0.0.1",
-		"[images]\nregistries = [\"a.example/x\"]": "is not HOST or HOST:PORT",
-		"[network]\ndefault = \"maybe\"":           "network.default",
-		"[network\n":                               "line 2",
-		"kernel = \"vmlinux\"":                     `kernel: "vmlinux" is not an absolute path`,
-		"kernel_modules = \"/lib/modules\"":        "requires kernel",
-		"host = \"https://turn.example.org\"":      "turn host use",
-		"[kernel]\nimage = \"/a\"":                 "kernel",
-		"kernal = \"/a\"":                          `the nearest known one is "kernel"`,
+		"[netwrk]\n":                                           `unknown key "netwrk"; the nearest known one is "network"`,
+		"[network]\ndenny = []":                                `unknown key "network.denny"; the nearest known one is "network.deny"`,
+		"[limits]\nmemroy = \"1GiB\"":                          `the nearest known one is "limits.memory"`,
+		"[limits]\nmemory = \"1MiB\"":                          "a sandbox needs at least",
+		"[limits]\nmemory = []":                                "memory",
+		"[limits]\ncpus = 1000":                                "not between 1 and 64",
+		"[limits]\nentries = 9000000000":                       "limits.entries",
+		"[limits]\nsandboxes = -1":                             "limits.sandboxes",
+		"[limits]\ntimeout = \"5\"":                            "is not a time",
+		"[limits]\nfree_space = \"95%\"":                       "is not a percentage of the disk",
+		"[limits]\nfree_space = \"NaN%\"":                      "is not a percentage of the disk",
+		"[documents]\ngrant = [\"netwrok\"]":                   `the nearest key that can is "network"`,
+		"[documents]\ngrant = [\"env\"]":                       `"env" cannot be granted`,
+		"[documents]\nsessions = [\"[\"]":                      "documents.sessions",
+		"[documents]\nallow = [\"224.0.0.1\"]":                 "documents: allow: 224.0.0.1",
+		"[images]\nregistries = [\"a.example/x\"]":             "is not HOST or HOST:PORT",
+		"[network]\ndefault = \"maybe\"":                       "network.default",
+		"[network\n":                                           "line 2",
+		"kernel = \"vmlinux\"":                                 `kernel: "vmlinux" is not an absolute path`,
+		"kernel_modules = \"/lib/modules\"":                    "requires kernel",
+		"host = \"https://turn.example.org\"":                  "turn host use",
+		"[keys]\nwrap = \"vault\"":                             "keys.wrap is vault, and vault.address is missing",
+		"[keys]\nwrap = \"x\"":                                 "keys.wrap is not one of file, vault, age-plugin, client",
+		"[keys]\nwrapp = \"x\"":                                `unknown key "keys.wrapp"; the nearest known one is "keys.wrap"`,
+		"[keys]\nkeep = \"48h\"":                               "keys.keep is not between 1s and 24h",
+		"[keys]\nidentities = \"AGE-SECRET-KEY-1\"":            "keys.identities holds a secret",
+		"[keys]\nrecovery = [\"age1x\", \"age-secret-key-1\"]": "keys.recovery holds a secret",
+		"[vault]\ntoken = \"hvs.x\"":                           "vault.token holds a secret",
+		"[vault]\nkey = \"x\"":                                 "vault.key needs vault.address",
+		"[kernel]\nimage = \"/a\"":                             "kernel",
+		"kernal = \"/a\"":                                      `the nearest known one is "kernel"`,
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, want %q", text, err, want)

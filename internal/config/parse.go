@@ -69,6 +69,9 @@ func (c *Config) check() error {
 		return fmt.Errorf(`host: %q is neither "auto" nor "local"; turn host use selects others`,
 			c.Host)
 	}
+	if key, err := c.Keys.Check(&c.Vault); err != nil {
+		return fmt.Errorf("%s %w", key, err)
+	}
 	if _, err := network.PolicyOf(&turnstone.NetworkSpec{Allow: n.Allow, Deny: n.Deny,
 		DNS: n.DNS}); err != nil {
 		return fmt.Errorf("network: %w", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/keyring"
 )
 
 // File is the name of the file in the state directory.
@@ -42,14 +43,18 @@ type Config struct {
 	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
 	Plaintext string   `toml:"plaintext" default:"loopback" oneof:"off,loopback,on"`
 
-	Listen  Listen   `toml:"listen"`
-	TLS     TLS      `toml:"tls"`
-	Peers   Peers    `toml:"peers"`
-	Machine Machine  `toml:"node"`
-	Tokens  Tokens   `toml:"tokens"`
-	Limits  Limits   `toml:"limits"`
-	Records Records  `toml:"records"`
-	Log     Log      `toml:"log"`
+	Listen  Listen  `toml:"listen"`
+	TLS     TLS     `toml:"tls"`
+	Peers   Peers   `toml:"peers"`
+	Machine Machine `toml:"node"`
+	Tokens  Tokens  `toml:"tokens"`
+	Limits  Limits  `toml:"limits"`
+	Records Records `toml:"records"`
+	Log     Log     `toml:"log"`
+
+	Keys  keyring.Settings      `toml:"keys"`
+	Vault keyring.VaultSettings `toml:"vault"`
+
 	Issuers []Issuer `toml:"issuers"`
 }
 
