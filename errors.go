@@ -27,6 +27,10 @@ const (
 	KindInternal    Kind = "internal"  // a fault of this program
 )
 
+// ErrLocked is the cause of errors, of kind Unavailable, about a sealed session whose key is not at
+// hand.
+var ErrLocked = errors.New("is sealed, and its key is not here")
+
 // An Op names an operation in errors, such as "template.build". Ops cross the wire and appear in
 // JSON reports, so the values are part of the interface.
 type Op string

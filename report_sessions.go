@@ -15,6 +15,8 @@ type Session struct {
 	ID      SessionID `json:"id"`
 	Name    string    `json:"name,omitempty"` // empty: anonymous
 	Created time.Time `json:"created"`
+	// Domain is what seals the session's data; empty: it is not sealed.
+	Domain DomainID `json:"domain,omitempty"`
 }
 
 // Label returns the display name of s: its name, or its ID if it has none.
@@ -56,6 +58,10 @@ type Turn struct {
 
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended,omitzero"` // zero while the turn runs
+
+	Domain DomainID `json:"domain,omitempty"` // the session's
+	// Locked reports that the domain's key is not at hand: title and state are missing.
+	Locked bool `json:"locked,omitempty"`
 }
 
 // Interrupted reports whether t's executor died before it stored a record.
@@ -142,4 +148,17 @@ type UnbuiltTemplate struct {
 	Digest Digest `json:"digest"` // of its spec
 	Why    string `json:"why"`
 	Hint   string `json:"hint"`
+}
+
+// A SealReport describes sessions that were sealed.
+type SealReport struct {
+	Sealed []SealedSession `json:"sealed"`
+	Freed  int64           `json:"freed_bytes"` // by the removal of what was not sealed
+}
+
+// A SealedSession is a session that was sealed.
+type SealedSession struct {
+	Session Session `json:"session"`
+	Already bool    `json:"already"` // it was sealed before
+	Objects int     `json:"objects"` // that were sealed now
 }

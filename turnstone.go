@@ -30,6 +30,9 @@ type SandboxID string
 // A SessionID names a session: "s_" and 18 characters that sort by creation time.
 type SessionID string
 
+// A DomainID names what is sealed with one key at rest, such as the data of a session.
+type DomainID string
+
 // NewSessionID returns a fresh SessionID.
 func NewSessionID() SessionID { return SessionID("s_" + newID(time.Now())) }
 

@@ -8,6 +8,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/engine"
+	"turnstone.dev/turnstone/internal/hostkeys"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/chain"
@@ -21,6 +22,7 @@ const DefaultImage = plan.DefaultImage
 type Executor struct {
 	engine *engine.Engine
 	repo   *repo.Repo
+	keys   *hostkeys.Keys
 }
 
 // Open returns an executor on the state directory that o names. The caller must Close the executor.
@@ -38,13 +40,18 @@ func of(e *engine.Engine, err error) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.Repo.Heads = chain.Heads(e.Dir)
-	return &Executor{engine: e, repo: e.Repo}, nil
+	keys := hostkeys.New(e.Dir, e.Repo.Passphrase)
+	e.Repo.Heads, e.Repo.Keys = chain.Heads(e.Dir), keys
+	return &Executor{engine: e, repo: e.Repo, keys: keys}, nil
 }
 
 // Close closes x: later operations on stored turns return an error of kind Unavailable. Turns that
 // still run with x count as interrupted.
-func (x *Executor) Close() error { return x.engine.Close() }
+func (x *Executor) Close() error {
+	err := x.engine.Close()
+	x.keys.Close()
+	return err
+}
 
 // Run runs one turn and returns its report with the receipt. If the report is nil, nothing was
 // started; an error of kind KindInvalid or KindNotFound then means that the request is wrong. A

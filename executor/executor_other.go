@@ -196,6 +196,14 @@ func (x *Executor) RemoveSession(context.Context, string) (turnstone.Session, er
 	return noneOf[turnstone.Session]()
 }
 
+func (x *Executor) SealSessions(context.Context, []string) (*turnstone.SealReport, error) {
+	return noneOf[*turnstone.SealReport]()
+}
+
+func (x *Executor) ShredSession(context.Context, string) (turnstone.Session, error) {
+	return noneOf[turnstone.Session]()
+}
+
 func (x *Executor) RemoveBranch(context.Context, string, string) error { return none() }
 
 func (x *Executor) Merge(context.Context, MergeRequest) (*turnstone.MergeReport, error) {

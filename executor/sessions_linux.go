@@ -7,7 +7,6 @@ import (
 	"io"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/repo/branchmerge"
 	"turnstone.dev/turnstone/internal/repo/bundle"
 	"turnstone.dev/turnstone/internal/repo/chain"
@@ -165,6 +164,20 @@ func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (turnston
 	return x.engine.RemoveSession(ctx, nameOrID)
 }
 
+// SealSessions seals what the state directory has of sessions, each with a key of its own, in order up
+// to the first error. It is of kind KindUnavailable if a turn of the session runs, and KindInvalid if
+// no keys are configured.
+func (x *Executor) SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error) {
+	return x.repo.Seal(ctx, namesOrIDs)
+}
+
+// ShredSession destroys the key of a sealed session and removes the session, so that nothing of it
+// can be read again, here or in a copy of the state directory without its keys. The error is of kind
+// KindInvalid if the session is not sealed, or shares its key.
+func (x *Executor) ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	return x.engine.ShredSession(ctx, nameOrID)
+}
+
 // RemoveBranch removes a branch of a session, and ends its paused machine. The turns remain until
 // GC removes them.
 func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
@@ -214,21 +227,13 @@ func (x *Executor) Usage(ctx context.Context) (*turnstone.Usage, error) {
 // every object that they need. What does not verify is in the report.
 func (x *Executor) Verify(ctx context.Context, req turnstone.VerifyRequest) (
 	*turnstone.VerifyReport, error) {
-	trust, err := proof.Trusted(x.repo.Dir, req.Trust)
-	if err != nil {
-		return nil, err
-	}
-	return chain.Verify(ctx, x.repo, chain.Request{Ref: req.Ref, All: req.All, Trust: trust})
+	return chain.VerifyTrusting(ctx, x.repo, req)
 }
 
 // VerifyReceipt checks a receipt by itself: it needs no session and no store. name is for messages.
 func (x *Executor) VerifyReceipt(ctx context.Context, name string, file []byte,
 	trust []string) (*turnstone.VerifyReport, error) {
-	t, err := proof.Trusted(x.repo.Dir, trust)
-	if err != nil {
-		return nil, err
-	}
-	return proof.VerifyReceipt(ctx, name, file, t), nil
+	return chain.VerifyReceipt(ctx, x.repo.Dir, name, file, trust)
 }
 
 // SignTurn adds the caller's signature to the statement of the turn that ref names, which its node

@@ -53,6 +53,7 @@ var printed = map[string]reflect.Type{
 	"session ls":       reflect.TypeFor[sessionsReport](),
 	"session show":     reflect.TypeFor[turnstone.Graph](),
 	"session rm":       reflect.TypeFor[cli.RemovedReport](),
+	"session seal":     reflect.TypeFor[turnstone.SealReport](),
 	"session rename":   reflect.TypeFor[turnstone.Session](),
 	"session tag":      reflect.TypeFor[turnstone.Tag](),
 	"session untag":    reflect.TypeFor[cli.RemovedReport](),

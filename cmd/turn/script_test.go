@@ -61,6 +61,11 @@ func TestMachineScript(t *testing.T) {
 			home := filepath.Join(env.WorkDir, "home")
 			env.Setenv("TURN_HOME", home)
 			env.Setenv("SHARED", shared)
+			env.Defer(func() {
+				if h := (&homepkg.Dir{Root: home}); h.HasMemory() {
+					_ = h.ForgetMemory()
+				}
+			})
 			env.Setenv("BUILT", built)
 			env.Values[serversKey{}] = map[string]*scriptServer{}
 			env.Values[runningKey{}] = newRunning()

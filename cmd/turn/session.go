@@ -23,6 +23,7 @@ type sessionCmd struct {
 	Ls     sessionLsCmd     `cmd:"" help:"List sessions."`
 	Show   sessionShowCmd   `cmd:"" help:"Show a session's branches and tags."`
 	Rm     sessionRmCmd     `cmd:"" help:"Remove sessions or a branch."`
+	Seal   sessionSealCmd   `cmd:"" help:"Seal sessions with keys of their own."`
 	Rename sessionRenameCmd `cmd:"" help:"Rename a session."`
 	Export sessionExportCmd `cmd:"" help:"Export a session to a file."`
 	Import sessionImportCmd `cmd:"" help:"Import an exported session."`
@@ -102,11 +103,15 @@ func at(g *turnstone.Graph, id turnstone.TurnID) string {
 type sessionRmCmd struct {
 	Sessions []string `arg:"" name:"session" help:"Names or IDs; one with --branch."`
 	Branch   string   `short:"b" help:"Remove this branch only; turn gc deletes its turns." placeholder:"NAME"`
+	Shred    bool     `help:"Destroy the keys, so that nothing can be read again."`
 	JSON     bool     `name:"json" help:"Print the removed items as JSON."`
 }
 
 // Validate is called by kong.
 func (c *sessionRmCmd) Validate() error {
+	if c.Branch != "" && c.Shred {
+		return errors.New("--shred applies to whole sessions")
+	}
 	if c.Branch != "" && len(c.Sessions) > 1 {
 		return errors.New("--branch applies to one session only")
 	}
@@ -116,7 +121,10 @@ func (c *sessionRmCmd) Validate() error {
 // Help returns the text below the command's summary.
 func (c *sessionRmCmd) Help() string {
 	return `turn gc deletes the data of the turns. Long outputs are deleted after 7 days, or by
-turn gc --keep-anonymous 0s. A session with a running turn is not removed.`
+turn gc --keep-anonymous 0s. A session with a running turn is not removed.
+
+--shred is for sealed sessions: their data is gone at once, also in backups
+without the keys. Copies of the keys have to be destroyed separately.`
 }
 
 // Examples returns command lines for the help.
@@ -124,6 +132,7 @@ func (c *sessionRmCmd) Examples() []string {
 	return []string{
 		"turn session rm research",
 		"turn session rm research --branch explore",
+		"turn session rm research --shred",
 	}
 }
 
@@ -157,13 +166,86 @@ func (c *sessionRmCmd) remove(
 			return err
 		}
 	}
+	remove := x.RemoveSession
+	if c.Shred {
+		sealer, err := sealerOf(x)
+		if err != nil {
+			return err
+		}
+		remove = sealer.ShredSession
+	}
 	for _, s := range c.Sessions {
-		if _, err := x.RemoveSession(ctx, s); err != nil {
+		if _, err := remove(ctx, s); err != nil {
 			return err
 		}
 		rep.Removed = append(rep.Removed, s)
 	}
 	return nil
+}
+
+// sealerOf returns the executor as a Sealer, which that of a host is not.
+func sealerOf(x cli.Executor) (cli.Sealer, error) {
+	if s, ok := x.(cli.Sealer); ok {
+		return s, nil
+	}
+	return nil, turnstone.Errorf("executor.seal", turnstone.KindInvalid, "this host",
+		"keys are managed on the machine that has them").
+		WithHint("run the command there, with TURN_HOST=local")
+}
+
+type sessionSealCmd struct {
+	Sessions []string `arg:"" optional:"" name:"session" help:"Names or IDs."`
+	All      bool     `help:"Seal all sessions that are not sealed."`
+	JSON     bool     `name:"json" help:"Print what was sealed as JSON."`
+}
+
+// Validate is called by kong.
+func (c *sessionSealCmd) Validate() error {
+	if c.All == (len(c.Sessions) > 0) {
+		return errors.New("name sessions, or give --all")
+	}
+	return nil
+}
+
+// Help returns the text below the command's summary.
+func (c *sessionSealCmd) Help() string {
+	return `All that is kept of a session is encrypted with a key of its own, and what was
+kept of it before is removed. If the command is interrupted, run it again.
+A session with a running turn is not sealed. docs/keys.md tells how keys are kept.`
+}
+
+// Examples returns command lines for the help.
+func (c *sessionSealCmd) Examples() []string {
+	return []string{"turn session seal research", "turn session seal --all"}
+}
+
+// Run seals the sessions, in order, up to the first failure, and then removes their former data.
+func (c *sessionSealCmd) Run(a *cli.App) error {
+	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
+		sealer, err := sealerOf(x)
+		if err != nil {
+			return err
+		}
+		for i := range c.Sessions {
+			if err := a.Expand(ctx, x, &c.Sessions[i]); err != nil {
+				return err
+			}
+		}
+		if c.All {
+			all, err := x.Sessions(ctx)
+			if err != nil {
+				return err
+			}
+			for _, s := range all {
+				c.Sessions = append(c.Sessions, string(s.ID))
+			}
+		}
+		rep, err := sealer.SealSessions(ctx, c.Sessions)
+		if rep == nil {
+			return err
+		}
+		return a.Partial(rep, err)
+	})
 }
 
 type sessionRenameCmd struct {

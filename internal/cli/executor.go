@@ -79,6 +79,11 @@ type (
 		Import(ctx context.Context, req executor.ImportRequest, r io.Reader) (
 			*turnstone.ImportReport, error)
 	}
+	// A Sealer seals sessions, and destroys the keys of sealed ones. An executor of a host is none.
+	Sealer interface {
+		SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error)
+		ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error)
+	}
 	// A Keeper maintains the store, homes and templates.
 	Keeper interface {
 		GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCReport, error)

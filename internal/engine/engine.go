@@ -151,6 +151,15 @@ func (x *Engine) RemoveSession(ctx context.Context, nameOrID string) (turnstone.
 	return paused.RemoveSession(ctx, x.Host, nameOrID)
 }
 
+// ShredSession destroys the key of a sealed session, and removes it: see repo.Repo.Shred.
+func (x *Engine) ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	s, err := x.Repo.Shred(ctx, nameOrID)
+	if err != nil {
+		return s, err
+	}
+	return s, paused.End(ctx, x.Host, s.ID, "")
+}
+
 // RemoveBranch removes a branch of a session, and ends its paused machine.
 func (x *Engine) RemoveBranch(ctx context.Context, nameOrID, branch string) error {
 	return paused.RemoveBranch(ctx, x.Host, nameOrID, branch)

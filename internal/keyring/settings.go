@@ -12,6 +12,7 @@ import (
 // Settings are the settings of a keyring, as config.toml and the server's settings have them in the
 // table [keys]. The tags are those of package server/config.
 type Settings struct {
+	Seal       string        `toml:"seal" default:"off" oneof:"off,session,one"`
 	Wrap       string        `toml:"wrap" default:"file" oneof:"file,vault,age-plugin,client"`
 	Recovery   []string      `toml:"recovery" kind:"recipient"`
 	Passphrase string        `toml:"passphrase" kind:"secret"`
@@ -40,6 +41,8 @@ func (s *Settings) Check(v *VaultSettings) (key string, err error) {
 			"read, and name the file, or the recipient")
 	}
 	switch {
+	case !slices.Contains([]string{"", "off", "session", "one"}, s.Seal):
+		return "keys.seal", errors.New("is not one of off, session, one")
 	case s.Wrap != "" && s.kind() == "":
 		return "keys.wrap", errors.New("is not one of file, vault, age-plugin, client")
 	case s.kind() == KindVault && v.Address == "":

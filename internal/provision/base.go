@@ -23,7 +23,9 @@ func On(ctx context.Context, cs *repo.ContextStore, t *turnstone.Turn) (Base, er
 	base := Base{Context: cs, Parent: t}
 	var err error
 	if t != nil {
-		base.State, err = cs.State(ctx, t.State)
+		if base.Context, err = cs.In(ctx, t.Domain); err == nil {
+			base.State, err = base.Context.State(ctx, t.State)
+		}
 	}
 	return base, err
 }
@@ -37,7 +39,7 @@ func Named(ctx context.Context, h *host.Host, ref string) (Base, error) {
 	if err != nil {
 		return Base{}, err
 	}
-	t, err := cs.DB.Resolve(ctx, ref)
+	cs, t, err := cs.Resolve(ctx, ref)
 	if err != nil {
 		return Base{}, err
 	}

@@ -52,7 +52,10 @@ type capture struct {
 func newCapture(dir, shown, file string, live func([]byte)) *capture {
 	c := &capture{live: live, hash: sha256.New(), limit: config.DefaultOutput}
 	if dir != "" {
-		c.path, c.name = filepath.Join(dir, file), shown+"/"+file
+		c.path = filepath.Join(dir, file)
+		if shown != "" {
+			c.name = shown + "/" + file
+		}
 	}
 	return c
 }

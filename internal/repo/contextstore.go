@@ -17,23 +17,31 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// A ContextStore holds the data between turns: the order of turns, and the state that each left.
+// A ContextStore holds the data between turns: the order of turns, and the state that each left. It
+// is that of all sessions that are not sealed, or of one domain: see In.
 type ContextStore struct {
 	DB        *session.DB
 	Store     *store.Store
 	Images    *lowerdir.Cache
 	Templates *templatefiles.Contents
+	Domain    *seal.Domain // nil: not sealed
+
+	domain turnstone.DomainID
+	public *ContextStore // of which this is a view; nil: it is none
+	keys   Keys          // nil: sealed sessions are locked
+	dir    *statedir.Dir
 
 	blobs blob.Store
 	specs Templates
 
 	heldDir string
-	held    sync.Map // of turnstone.TurnID to turnstone.Turn: see Hold
+	held    *sync.Map // of turnstone.TurnID to turnstone.Turn: see Hold
 }
 
 // inTemplate reports whether a template has the content d. The store does not keep such contents.
@@ -47,6 +55,9 @@ type Repo struct {
 	Fault func(op string) error // called before writes to the store, for tests; may be nil
 	// Passphrase returns the passphrase of a key; nil: keys with a passphrase cannot sign.
 	Passphrase func(key string) ([]byte, error)
+	// Keys has the keys of sealed sessions; nil: they are locked, and new sessions are not sealed.
+	// Open uses it.
+	Keys Keys
 	// Heads signs the log of heads; nil: it is not written. Open uses it.
 	Heads session.HeadSigner
 
@@ -105,6 +116,9 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 		return nil, err
 	}
 	db.SignHeads(x.Heads)
+	if x.Keys != nil {
+		db.Seal(sealer{x.Keys})
+	}
 	return x.openStore(ctx, db, blobs, dir)
 }
 
@@ -120,7 +134,8 @@ func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
 
 func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	dir string) (_ *ContextStore, err error) {
-	cs := &ContextStore{DB: db, blobs: blobs, specs: x.templates, heldDir: x.Dir.Path("held"),
+	cs := &ContextStore{DB: db, keys: x.Keys, dir: x.Dir, held: &sync.Map{},
+		blobs: blobs, specs: x.templates, heldDir: x.Dir.Path("held"),
 		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
 	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
 		return nil, errors.Join(err, cs.close())

@@ -27,7 +27,7 @@ func (x *Repo) Diff(ctx context.Context, req turnstone.DiffRequest) (*turnstone.
 		return x.diffToParent(ctx, cs, to, req)
 	}
 	from := to
-	if to, err = cs.DB.ResolveIn(ctx, from.Session, req.To); err != nil {
+	if to, err = cs.Within(ctx, from.Session, req.To); err != nil {
 		return nil, err
 	}
 	a, err := cs.StateOf(ctx, from)
@@ -79,7 +79,7 @@ func (x *Repo) templateState(ctx context.Context, cs *ContextStore,
 	if err != nil {
 		return nil, err
 	}
-	ref, err := cs.templateTree(ctx, tmpl)
+	ref, err := cs.TemplateTree(ctx, tmpl)
 	if err != nil {
 		return nil, err
 	}

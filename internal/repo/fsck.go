@@ -94,30 +94,8 @@ func (x *Repo) orProblem(ctx context.Context, rep *turnstone.FsckReport, err err
 // checkTurns checks that all data that turns need exists.
 func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.FsckReport,
 	damaged map[turnstone.Digest]bool) error {
-	seen := Seen{}
-	r := &Reach{In: cs, Object: seen.First, Verify: tree.NewVerifier(cs.Store),
-		Failed: func(what string, err error) error {
-			if ctx.Err() != nil {
-				return err
-			}
-			addProblem(rep, turnstone.FsckProblem{Where: what, Error: err.Error()})
-			return nil
-		}}
-	r.Content = func(ctx context.Context, c turnstone.Content) error {
-		if !seen.First(c.Digest) {
-			return nil
-		}
-		objects, err := cs.Store.ContentObjects(ctx, c)
-		if err != nil && cs.inTemplate(c.Digest) {
-			return nil
-		}
-		for _, d := range objects {
-			if err == nil && !damaged[d] {
-				err = cs.there(ctx, d)
-			}
-		}
-		return err
-	}
+	reached := Seen{} // names of objects in domains whose keys are here
+	r := cs.checker(ctx, rep, damaged, nil)
 	layers, err := cs.Layers(ctx)
 	if err != nil {
 		if err = r.Failed("templates", err); err != nil {
@@ -136,15 +114,111 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 	if err := x.orProblem(ctx, rep, err); err != nil {
 		return err
 	}
-	sessions := map[turnstone.SessionID]bool{}
+	sessions, of := map[turnstone.SessionID]bool{}, map[turnstone.DomainID]*Reach{"": r}
 	for _, t := range all {
 		sessions[t.Session] = true
-		if err := r.Turn(ctx, t); err != nil {
+		if of[t.Domain] == nil {
+			of[t.Domain] = cs.checkerIn(ctx, rep, t.Domain, damaged, reached)
+		}
+		if r := of[t.Domain]; r.In == nil {
+			continue // without its key, only the names are checked
+		} else if t.Locked {
+			if t, err = r.In.DB.Turn(ctx, t.ID); err != nil {
+				return err
+			}
+		}
+		if err := of[t.Domain].Turn(ctx, t); err != nil {
 			return err
 		}
 	}
 	rep.Sessions, rep.Turns = len(sessions), len(all)
+	if err := cs.checkNeeds(ctx, rep, damaged, reached); err != nil {
+		return err
+	}
 	return x.orProblem(ctx, rep, r.Homes(ctx, nil))
+}
+
+// checkerIn is checker for the turns of a domain. Its In is nil if the domain's key is not at hand.
+func (cs *ContextStore) checkerIn(ctx context.Context, rep *turnstone.FsckReport,
+	d turnstone.DomainID, damaged map[turnstone.Digest]bool, reached Seen) *Reach {
+	in, err := cs.In(ctx, d)
+	if err != nil {
+		return &Reach{}
+	}
+	return in.checker(ctx, rep, damaged, reached)
+}
+
+// checkNeeds checks that all objects exist that sealed sessions need, which their names tell without
+// a key, and that gc knows of all that were reached with the keys.
+func (cs *ContextStore) checkNeeds(ctx context.Context, rep *turnstone.FsckReport,
+	damaged map[turnstone.Digest]bool, reached Seen) error {
+	seen := Seen{}
+	var failed error
+	err := cs.DB.Needs(ctx, nil, func(name turnstone.Digest) bool {
+		if failed != nil || !seen.First(name) || damaged[name] {
+			return false
+		}
+		has, err := cs.Store.HasName(ctx, name)
+		if failed = err; err == nil && !has {
+			addProblem(rep, turnstone.FsckProblem{Where: string(name),
+				Error: "an object of a sealed session is missing"})
+		}
+		return true
+	})
+	for name := range reached {
+		if failed != nil || seen[name] {
+			continue
+		}
+		var has bool
+		if has, failed = cs.Store.HasName(ctx, name); has {
+			addProblem(rep, turnstone.FsckProblem{Where: string(name),
+				Error: "an object of a sealed session is not among what its turns need: " +
+					"gc would delete it"})
+		}
+	}
+	return errors.Join(err, failed)
+}
+
+// checker returns what checks the data that turns of cs need. reached gets the names of objects, if
+// cs is sealed.
+func (cs *ContextStore) checker(ctx context.Context, rep *turnstone.FsckReport,
+	damaged map[turnstone.Digest]bool, reached Seen) *Reach {
+	seen := Seen{}
+	reach := func(d turnstone.Digest) {
+		if name, err := cs.Store.Name(d); err == nil && cs.Sealed() {
+			reached[name] = true
+		}
+	}
+	r := &Reach{In: cs, Object: func(d turnstone.Digest) bool {
+		first := seen.First(d)
+		if first {
+			reach(d)
+		}
+		return first
+	}, Verify: tree.NewVerifier(cs.Store),
+		Failed: func(what string, err error) error {
+			if ctx.Err() != nil {
+				return err
+			}
+			addProblem(rep, turnstone.FsckProblem{Where: what, Error: err.Error()})
+			return nil
+		}}
+	r.Content = func(ctx context.Context, c turnstone.Content) error {
+		if !seen.First(c.Digest) {
+			return nil
+		}
+		objects, err := cs.Store.ContentObjects(ctx, c)
+		if err != nil && cs.inTemplate(c.Digest) {
+			return nil
+		}
+		for _, d := range objects {
+			if reach(d); err == nil && !damaged[d] {
+				err = cs.there(ctx, d)
+			}
+		}
+		return err
+	}
+	return r
 }
 
 // there reports a missing object d as an error.

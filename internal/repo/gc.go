@@ -61,6 +61,9 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 		return nil, err
 	}
 	if !req.DryRun {
+		if err := x.sweepMemory(ctx, cs); err != nil {
+			return nil, err
+		}
 		rep.Leases, err = cs.DB.SweepLeases(ctx)
 		rep.Stuck = x.Dir.EmptyTrash(ctx)
 	}
@@ -76,8 +79,8 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 	gone := idsOf(rep.Turns) // a dry run has not deleted them
 	records := map[turnstone.Digest]bool{}
 	for _, t := range all {
-		if !gone[t.ID] {
-			records[t.Record] = true
+		if !gone[t.ID] && t.Domain == "" {
+			records[t.Record] = true // the images of sealed sessions are in memory
 		}
 	}
 	layers, err := cs.Layers(ctx)
@@ -163,14 +166,39 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 			continue
 		}
 		turns++
+		if t.Domain != "" {
+			continue // what it needs is in the database
+		}
 		if err := r.Turn(ctx, t); err != nil {
 			return turns, err
 		}
+	}
+	if err := cs.markSealed(ctx, r, without); err != nil {
+		return turns, err
 	}
 	if err := r.Homes(ctx, without); err != nil {
 		return turns, err
 	}
 	return turns, cs.markHeld(ctx, r)
+}
+
+// markSealed marks what the turns of sealed sessions need, which the database knows without a key,
+// and the trees of templates below them.
+func (cs *ContextStore) markSealed(ctx context.Context, r *Reach,
+	without map[turnstone.TurnID]bool) error {
+	if err := cs.DB.Needs(ctx, without, r.Object); err != nil {
+		return err
+	}
+	bases, err := cs.DB.Bases(ctx)
+	if err != nil {
+		return err
+	}
+	for _, b := range bases {
+		if err := r.Tree(ctx, "template of session "+string(b.Session), b.Tree); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keepContent calls keep for the objects of c.
@@ -201,7 +229,7 @@ func (cs *ContextStore) wouldSweep(ctx context.Context, rep *turnstone.GCReport)
 		return err
 	}
 	for d := range kept {
-		has, err := cs.Store.Has(ctx, d)
+		has, err := cs.Store.HasName(ctx, d)
 		if err != nil {
 			return err
 		}

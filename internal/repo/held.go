@@ -28,15 +28,28 @@ func (cs *ContextStore) Hold() *Hold {
 	return &Hold{cs: cs, turns: map[turnstone.TurnID]*statedir.Lock{}}
 }
 
-// Add holds t. The caller has an open batch with t's data, so no GC ends before t is held.
-func (h *Hold) Add(t turnstone.Turn) error {
+// A heldTurn is a held turn in a file.
+type heldTurn struct {
+	turnstone.Turn
+	// Needs has the names of what a turn of a sealed session needs. Its title and state are not
+	// written.
+	Needs []turnstone.Digest `json:"needs,omitempty"`
+}
+
+// Add holds t. The caller has an open batch with t's data, so no GC ends before t is held. needs has
+// the names of what t needs, if it is sealed.
+func (h *Hold) Add(t turnstone.Turn, needs []turnstone.Digest) error {
 	fail := func(err error) error {
 		return turnstone.NewError("executor.hold", turnstone.KindUnavailable, string(t.ID), err)
 	}
 	if err := os.MkdirAll(h.cs.heldDir, 0o700); err != nil {
 		return fail(err)
 	}
-	b, err := json.Marshal(t)
+	written := heldTurn{Turn: t, Needs: needs}
+	if t.Domain != "" {
+		written.Title, written.State = "", ""
+	}
+	b, err := json.Marshal(written)
 	if err != nil {
 		return fail(err)
 	}
@@ -98,12 +111,18 @@ func (cs *ContextStore) markHeld(ctx context.Context, r *Reach) error {
 		} else if err != nil {
 			return turnstone.NewError("executor.gc", turnstone.KindUnavailable, path, err)
 		}
-		var t turnstone.Turn
+		var t heldTurn
 		b, err := os.ReadFile(path)
 		if err != nil || json.Unmarshal(b, &t) != nil {
 			continue // just begun: its batch is open, and GC marks again after the batch
 		}
-		if err := r.Turn(ctx, t); err != nil {
+		for _, name := range t.Needs {
+			r.Object(name)
+		}
+		if t.Domain != "" {
+			continue
+		}
+		if err := r.Turn(ctx, t.Turn); err != nil {
 			return err
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // The current session is this user's last used session of this state directory, or a session that
@@ -24,9 +24,6 @@ import (
 //
 // Only callers that serve one user use it: Expand turns such a reference into a reference for Show,
 // Diff and others, and NoteUse records the used session.
-
-// currentForm matches the content of the file that records it: a session's ID.
-var currentForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
 // Expand returns ref with the label of the current session in it, or ref itself if it does not name
 // that session. named is the name or ID of the current session; empty: the last used session.
@@ -104,7 +101,7 @@ func (x *Repo) current(ctx context.Context, cs *ContextStore,
 	}
 	defer func() { _ = f.Close() }()
 	b, err := io.ReadAll(io.LimitReader(f, 64))
-	if err != nil || !currentForm.Match(b) {
+	if err != nil || !session.IsID(string(b)) {
 		none.Err = errors.New("it is not known which session was used last")
 		return turnstone.Session{}, none
 	}

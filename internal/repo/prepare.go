@@ -9,7 +9,7 @@ func (x *Repo) Prepare(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	t, err := cs.DB.Resolve(ctx, ref)
+	cs, t, err := cs.Resolve(ctx, ref)
 	if err != nil || t.State == "" {
 		return err
 	}

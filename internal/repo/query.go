@@ -62,11 +62,17 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 	return i, nil
 }
 
-// Receipt returns the receipt of the turn that ref names, with its evidence.
+// Receipt returns the receipt of the turn that ref names, with its evidence. That of an interrupted
+// turn is the last one that was written, without evidence.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
+	}
+	if t.Interrupted() {
+		if text, err := cs.lastReceipt(t); err == nil {
+			return text, nil
+		}
 	}
 	rec, err := cs.Record(ctx, t)
 	if err != nil {

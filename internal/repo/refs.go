@@ -187,14 +187,14 @@ func (x *Repo) findSession(ctx context.Context,
 	return cs, s, err
 }
 
-// Resolve finds the turn that ref names.
+// Resolve finds the turn that ref names, and returns it with the context store of its session's
+// domain.
 func (x *Repo) Resolve(ctx context.Context, ref string) (*ContextStore, turnstone.Turn, error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
 		return nil, turnstone.Turn{}, err
 	}
-	t, err := cs.DB.Resolve(ctx, ref)
-	return cs, t, err
+	return cs.Resolve(ctx, ref)
 }
 
 // ResolveState finds the state of the turn that ref names.

@@ -24,9 +24,9 @@ func (cs *ContextStore) Layers(ctx context.Context) ([]turnstone.TemplateLayer, 
 	return kept, nil
 }
 
-// templateTree returns the tree of a template. It puts missing directories of the tree into the
-// store, and lets the store find the template's files.
-func (cs *ContextStore) templateTree(ctx context.Context,
+// TemplateTree returns the tree of a template. It puts missing directories of the tree into the
+// public part of the store, and lets the store find the template's files.
+func (cs *ContextStore) TemplateTree(ctx context.Context,
 	tmpl *turnstone.Template) (turnstone.TreeRef, error) {
 	ref, err := cs.RootTree(ctx, tmpl)
 	if n := len(tmpl.Layers); n > 0 {
@@ -35,9 +35,12 @@ func (cs *ContextStore) templateTree(ctx context.Context,
 	return ref, err
 }
 
-// RootTree is templateTree for the template's root image only, without its layers.
+// RootTree is TemplateTree for the template's root image only, without its layers.
 func (cs *ContextStore) RootTree(ctx context.Context, tmpl *turnstone.Template) (turnstone.TreeRef,
 	error) {
+	if cs.public != nil {
+		cs = cs.public
+	}
 	batch, err := cs.Store.Begin(ctx)
 	if err != nil {
 		return turnstone.TreeRef{}, err
@@ -60,6 +63,6 @@ func (x *Repo) IndexTemplate(ctx context.Context, t *turnstone.Template) error {
 	if err != nil {
 		return err
 	}
-	_, err = cs.templateTree(ctx, t)
+	_, err = cs.TemplateTree(ctx, t)
 	return err
 }

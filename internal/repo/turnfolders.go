@@ -42,7 +42,7 @@ func sweepCaptures(dir string, dry bool) (files int, freed int64, err error) {
 		name := e.Name()
 		output := strings.HasPrefix(name, "step-") &&
 			(strings.HasSuffix(name, ".stdout") || strings.HasSuffix(name, ".stderr"))
-		unfinished := name == "receipt.md.new" || strings.HasPrefix(name, ".receipt.md.")
+		unfinished := name == "receipt.md.new" || name == sealedReceipt+".new" || strings.HasPrefix(name, ".receipt.md.")
 		if !e.Type().IsRegular() || !output && !unfinished || output &&
 			bytes.Contains(receipt, []byte("/"+filepath.Base(dir)+"/"+name)) {
 			continue

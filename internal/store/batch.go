@@ -121,6 +121,29 @@ func (b *Batch) need(names ...id) {
 	}
 }
 
+// Refer notes in Needs the objects of a content of the store that the batch's data refers to and did
+// not put.
+func (b *Batch) Refer(ctx context.Context, c turnstone.Content) error {
+	objects, err := b.s.ContentObjects(ctx, c)
+	if err != nil {
+		return err
+	}
+	for _, d := range objects {
+		i, err := parseID("store.refer", d)
+		if err != nil {
+			return err
+		}
+		name, have, err := b.has(ctx, i)
+		if err != nil {
+			return err
+		}
+		if have {
+			b.need(name)
+		}
+	}
+	return nil
+}
+
 // Needs returns the sorted names of all objects that the batch has put or found in its domain since
 // Begin, those of chunks and lists of chunks included: what a Mark has to keep for the batch's sake,
 // besides what the batch's data refers to and did not put. A name has the form of a digest; in a
@@ -142,8 +165,12 @@ func (b *Batch) digests(of map[id]bool) []turnstone.Digest {
 	return all
 }
 
-// elsewhere reports whether an alternate has the content with the digest i, and notes it.
+// elsewhere reports whether an alternate has the content with the digest i, and notes it. A sealed
+// batch asks none: what it has not stored would show, to who has the templates, what it contains.
 func (b *Batch) elsewhere(i id) bool {
+	if b.s.domain != nil {
+		return false
+	}
 	if b.s.elsewhere(i.digest()) == nil {
 		return false
 	}

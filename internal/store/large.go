@@ -18,7 +18,7 @@ import (
 func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (turnstone.Content, error) {
 	// An alternate's content must not be stored, and its digest is known only at the end: a reader
 	// that can be read twice is hashed first.
-	if b.s.mayBeElsewhere(size) {
+	if b.s.domain == nil && b.s.mayBeElsewhere(size) {
 		if again, ok := r.(io.Seeker); ok {
 			c, err := b.hashFirst(ctx, r, again, size)
 			if err != nil || c.Digest != "" {

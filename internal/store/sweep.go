@@ -31,8 +31,18 @@ const (
 // ctx is done. Packs with too much garbage are rewritten. An unreadable object is not deleted. It
 // concerns the objects of all domains, and needs no keys: sealed objects are copied as they are.
 func (s *Store) Sweep(ctx context.Context, mark Mark) (turnstone.StoreSwept, error) {
+	return s.sweep(ctx, mark, false)
+}
+
+// SweepAll is Sweep that rewrites each pack with an unneeded object, so that nothing of these is
+// left.
+func (s *Store) SweepAll(ctx context.Context, mark Mark) (turnstone.StoreSwept, error) {
+	return s.sweep(ctx, mark, true)
+}
+
+func (s *Store) sweep(ctx context.Context, mark Mark, all bool) (turnstone.StoreSwept, error) {
 	// In the public view, which overwrites nothing that is to be copied.
-	w := &sweep{s: s.In(nil), keep: map[id]bool{}}
+	w := &sweep{s: s.In(nil), all: all, keep: map[id]bool{}}
 	var malformed error
 	keep := func(d turnstone.Digest) bool {
 		i, err := parseID("store.sweep", d)
@@ -73,6 +83,7 @@ func (s *Store) Sweep(ctx context.Context, mark Mark) (turnstone.StoreSwept, err
 // A sweep is the state of a Sweep after marking.
 type sweep struct {
 	s     *Store
+	all   bool // rewrite each pack with garbage
 	keep  map[id]bool
 	swept turnstone.StoreSwept
 
@@ -166,7 +177,7 @@ func (w *sweep) choose(uses map[id]*packUse) []*packUse {
 	small := map[seal.ID][]*packUse{}
 	for _, use := range uses {
 		switch {
-		case len(use.live) == 0 || use.garbage*garbagePart >= use.stored+use.garbage:
+		case len(use.live) == 0 || w.all && use.garbage > 0 || use.garbage*garbagePart >= use.stored+use.garbage:
 			all = append(all, use)
 		case use.size < smallPack:
 			small[use.domain] = append(small[use.domain], use)

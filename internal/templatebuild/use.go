@@ -142,6 +142,9 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 	seen := map[turnstone.Digest]bool{}
 	found := false
 	r := u.reach(s.Label()+": ", seen, &found)
+	if s.Domain != "" {
+		return u.sealed(ctx, s, r, &found)
+	}
 	for _, t := range turns {
 		if err := r.Turn(ctx, t); err != nil {
 			return false, err
@@ -158,6 +161,18 @@ func (u *templateUser) session(ctx context.Context, s turnstone.Session, own boo
 		maps.Copy(u.free, seen)
 	}
 	return needs, nil
+}
+
+// sealed is session for a sealed session, of which only the templates are known on which it began.
+func (u *templateUser) sealed(ctx context.Context, s turnstone.Session, r *repo.Reach,
+	found *bool) (bool, error) {
+	bases, err := u.cs.DB.Bases(ctx)
+	for _, b := range bases {
+		if err == nil && b.Session == s.ID {
+			err = r.Tree(ctx, "its template", b.Tree)
+		}
+	}
+	return *found, err
 }
 
 // reach returns a traversal that adds what is needed of the image to u.contents, and then sets

@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/turn/place"
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
@@ -78,7 +79,7 @@ func (r *run) commit(ctx context.Context, l *state.Collected) (c committed, err 
 		return c, err
 	}
 	c.record, c.state = digest, l.State
-	return c, r.at.Finish(ctx, r.info.Result, digest, l.State, r.setup.Home.Use(l.State != ""))
+	return c, r.at.Finish(ctx, place.Kept{Batch: l.Batch, Base: l.Base}, r.info.Result, digest, l.State, r.setup.Home.Use(l.State != ""))
 }
 
 // commitWithoutState stores a turn whose state could not be stored, as a turn without a state. If
@@ -90,7 +91,7 @@ func (r *run) commitWithoutState() committed {
 	r.info.Branch = r.plan.Branch
 	c, err := r.commit(ctx, nil)
 	if err != nil {
-		_ = r.at.Finish(ctx, r.info.Result, "", "", nil)
+		_ = r.at.Finish(ctx, place.Kept{}, r.info.Result, "", "", nil)
 	}
 	if c.receipt == nil {
 		c.receipt = r.steps.Receipt(&r.info)

@@ -84,9 +84,7 @@ func (x *Runner) Keep(ctx context.Context, req plan.Request, done *Done, obs Obs
 // forget removes the traces of a turn that is not kept.
 func (r *run) forget(ctx context.Context) {
 	r.at.Abandon(ctx)
-	if r.folder.Dir != "" {
-		_ = os.RemoveAll(r.folder.Dir)
-	}
+	r.folder.Remove()
 }
 
 // keepDone takes over the results of the steps, and collects the state.

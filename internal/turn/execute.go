@@ -203,6 +203,10 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 		req.Base, req.Pause = r.paused.Base, r.paused.Pause
 	case r.at.State != nil:
 		req.Base = r.at.State.Tree
+	case r.at.Context.Sealed(): // the template is public
+		if req.Base, err = r.at.Context.TemplateTree(ctx, s.Template); err != nil {
+			return nil, nil, err
+		}
 	}
 	left, unpaused, err = state.Collect(ctx, s, req)
 	if r.paused != nil && left != nil {

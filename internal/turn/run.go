@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"time"
 
@@ -124,7 +123,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 	}
 	// A started turn has a receipt, even if the caller has given up by now.
 	if err := r.locate(context.WithoutCancel(ctx)); err != nil {
-		_ = os.Remove(r.folder.Dir)
+		r.folder.Remove()
 		return nil, err
 	}
 	return r, nil
@@ -154,11 +153,21 @@ func (r *run) locate(ctx context.Context) error {
 	if again := r.again; again != nil && !again.Adds {
 		req.Replay, req.Parents = true, again.Parents
 		req.Number, req.Hold = again.Number, again.Hold
+		if again.Session != "" { // what is repeated in it is sealed as it is
+			s, err := cs.DB.Find(ctx, string(again.Session))
+			if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+				return err
+			}
+			req.Domain = s.Domain
+		}
 	}
 	if r.at, err = place.Take(ctx, cs, req); err != nil {
 		return err
 	}
 	settled, err := r.plan.On(r.at.Below(), r.host.Templates)
+	if err == nil {
+		err = r.seal(settled)
+	}
 	if err == nil {
 		r.plan, r.shape = settled, settled.Shape
 		err = r.openNetwork(ctx)
@@ -176,6 +185,23 @@ func (r *run) locate(ctx context.Context) error {
 	return nil
 }
 
+// seal checks what a turn of a sealed session may ask for, and moves its folder to memory.
+func (r *run) seal(p *plan.Plan) error {
+	cs := r.at.Context
+	for what, asked := range map[string]bool{
+		"home: " + p.Home:                          p.Home != "",
+		"lifetime: " + string(p.Lifetime):          p.Lifetime == turnstone.LifetimeSession,
+		"snapshot: " + string(document.SnapshotVM): p.Snapshot == document.SnapshotVM,
+	} {
+		if asked {
+			if err := cs.NotSealed(what); err != nil {
+				return err
+			}
+		}
+	}
+	return r.folder.Seal(cs)
+}
+
 // openNetwork prepares the turn's network and its recording.
 func (r *run) openNetwork(ctx context.Context) (err error) {
 	req := netrecord.Request{Host: r.host, Plan: r.plan, Name: r.doc.Name, At: r.at.Base,
@@ -191,13 +217,17 @@ func (r *run) openNetwork(ctx context.Context) (err error) {
 // openSteps prepares the steps' results and the added files. The turn's plan and folder are final.
 func (r *run) openSteps() {
 	p := r.plan
+	shown := "$TURN_HOME/turns/" + string(r.info.ID)
+	if r.at.Context.Sealed() {
+		shown = "" // the folder ends with the turn; the store has the outputs
+	}
 	r.inputs = &inputs.Inputs{Files: p.Add, Dir: r.folder.Dir, Floor: p.Host.Limits.FreeSpace,
 		Secrets: p.Secrets}
 	if r.again != nil {
 		r.inputs.Replayed = r.again.Inputs
 	}
 	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd,
-		Commands: p.Commands, Dir: r.folder.Dir, Shown: "$TURN_HOME/turns/" + string(r.info.ID),
+		Commands: p.Commands, Dir: r.folder.Dir, Shown: shown,
 		Paths: r.host.Paths, Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
 		Image:  func(program string) string { return provision.ImageWith(p.Image, program) },
 		Output: r.obs.StepOutput})

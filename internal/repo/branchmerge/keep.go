@@ -62,7 +62,7 @@ func (m *merging) keep(ctx context.Context, batch *store.Batch) (err error) {
 	m.report.ID, m.report.Number = t.ID, t.Number
 	end := session.Finish{Turn: t.ID, Result: turnstone.ResultPassed, Record: record, State: state,
 		Statement: link.Statement, Envelope: link.Envelope,
-		MoveBranch: true, ExpectedHead: &m.ours.ID}
+		MoveBranch: true, ExpectedHead: &m.ours.ID, Needs: m.cs.Needs(batch)}
 	m.report.Branch, m.report.Diverged, err = m.cs.DB.Finish(ctx, end)
 	return err
 }

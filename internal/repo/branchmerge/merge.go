@@ -83,7 +83,7 @@ func Merge(ctx context.Context, x *repo.Repo, req Request) (*turnstone.MergeRepo
 	case m.ours == nil, m.base != nil && m.base.ID == m.ours.ID && !req.NoFF:
 		return m.report, m.fastForward(ctx)
 	}
-	batch, err := cs.Store.Begin(ctx)
+	batch, err := m.cs.Store.Begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +138,9 @@ func (m *merging) locate(ctx context.Context) error {
 		}
 	}
 	m.report.Session, m.report.Into = m.session.Label(), m.req.Into
+	if m.cs, err = m.cs.In(ctx, m.session.Domain); err != nil {
+		return err
+	}
 	return m.readStates(ctx)
 }
 

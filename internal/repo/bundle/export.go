@@ -88,16 +88,25 @@ func (h Host) Export(ctx context.Context, req ExportRequest,
 		return nil, err
 	}
 	cs, err := h.Repo.Open(ctx)
+	if err == nil {
+		cs, err = cs.In(ctx, g.Session.Domain)
+	}
 	if err != nil {
 		return nil, err
 	}
 	done := g.Turns[:0]
 	for _, t := range g.Turns {
+		if t.Locked { // the key has come since
+			if t, err = cs.DB.Turn(ctx, t.ID); err != nil {
+				return nil, err
+			}
+		}
+		t.Domain = "" // the file is not sealed
 		if t.Status == turnstone.TurnDone {
 			done = append(done, t)
 		}
 	}
-	g.Turns = done
+	g.Turns, g.Session.Domain = done, ""
 	z, err := zstd.NewWriter(w)
 	if err != nil {
 		return nil, err

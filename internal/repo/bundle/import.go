@@ -81,7 +81,10 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 	if has, err := m.known(ctx, req.As != ""); err != nil || has {
 		return &m.rep, err
 	}
-	batch, err := cs.Store.Begin(ctx) // gc deletes nothing of the batch before the session exists
+	if m.cs, m.graph.Session.Domain, err = cs.NewDomain(ctx); err != nil {
+		return nil, err
+	}
+	batch, err := m.cs.Store.Begin(ctx) // gc deletes nothing of the batch before the session exists
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +106,8 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 		return nil, err
 	}
 	m.report()
-	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph,
-		session.ImportHistory{Heads: m.heads, Accept: req.AcceptHistory})
+	m.rep.Fresh, err = cs.DB.Import(ctx, &m.graph, session.ImportHistory{Heads: m.heads,
+		Accept: req.AcceptHistory, Needs: m.cs.Needs(batch)})
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +193,10 @@ func (m *importer) head(ctx context.Context) error {
 			WithHint(fmt.Sprintf("use the version of turn that wrote it: %.40q", head.Version))
 	}
 	m.graph, m.format = head.Graph, head.Format
+	m.graph.Session.Domain = "" // how it is sealed is decided here
+	for i := range m.graph.Turns {
+		m.graph.Turns[i].Domain, m.graph.Turns[i].Locked = "", false
+	}
 	if err := m.readHeads(ctx, head.Heads); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func SignTurn(ctx context.Context, x *repo.Repo, ref string) (*turnstone.Verifie
 	if err != nil {
 		return nil, err
 	}
-	return signed, cs.DB.SetEnvelope(ctx, t.ID, t.Envelope, envelope)
+	return signed, cs.DB.SetEnvelope(ctx, t.ID, t.Envelope, envelope, cs.Needs(batch))
 }
 
 // vouchStored returns which keys of the ring vouch for the statement s of t, after a comparison of

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -43,6 +44,27 @@ func Verify(ctx context.Context, x *repo.Repo, req Request) (*turnstone.VerifyRe
 	return v.report, nil
 }
 
+// VerifyTrusting is Verify with the keys that the state directory trusts, and those that req names.
+func VerifyTrusting(ctx context.Context, x *repo.Repo, req turnstone.VerifyRequest) (
+	*turnstone.VerifyReport, error) {
+	trust, err := proof.Trusted(x.Dir, req.Trust)
+	if err != nil {
+		return nil, err
+	}
+	return Verify(ctx, x, Request{Ref: req.Ref, All: req.All, Trust: trust})
+}
+
+// VerifyReceipt checks a receipt by itself, with the keys that dir trusts, and those that trust
+// names. name is for messages.
+func VerifyReceipt(ctx context.Context, dir *statedir.Dir, name string, file []byte,
+	trust []string) (*turnstone.VerifyReport, error) {
+	t, err := proof.Trusted(dir, trust)
+	if err != nil {
+		return nil, err
+	}
+	return proof.VerifyReceipt(ctx, name, file, t), nil
+}
+
 type verifier struct {
 	cs     *repo.ContextStore
 	req    Request
@@ -52,10 +74,11 @@ type verifier struct {
 
 func (v *verifier) turns(ctx context.Context, x *repo.Repo) error {
 	if !v.req.All {
-		_, t, err := x.Resolve(ctx, v.req.Ref)
+		cs, t, err := x.Resolve(ctx, v.req.Ref)
 		if err != nil {
 			return err
 		}
+		v.cs = cs
 		for t, err := range v.cs.DB.History(ctx, t) {
 			if err != nil {
 				v.problem(nameOf(t), err)
@@ -69,6 +92,9 @@ func (v *verifier) turns(ctx context.Context, x *repo.Repo) error {
 	}
 	g, logged, err := x.SessionWithLog(ctx, v.req.Ref)
 	if err != nil {
+		return err
+	}
+	if v.cs, err = v.cs.In(ctx, g.Session.Domain); err != nil {
 		return err
 	}
 	for _, t := range g.Turns {

@@ -58,7 +58,7 @@ func Results(ctx context.Context, x *repo.Repo, from, to string) (*turnstone.Res
 	if err != nil {
 		return nil, err
 	}
-	b, err := cs.DB.ResolveIn(ctx, a.Session, to)
+	b, err := cs.Within(ctx, a.Session, to)
 	if err != nil {
 		return nil, err
 	}

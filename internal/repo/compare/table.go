@@ -22,7 +22,7 @@ func Turns(ctx context.Context, x *repo.Repo, refs []string) (*turnstone.Compare
 		Files: []turnstone.ComparedFile{}}
 	files := map[string]*turnstone.ComparedFile{}
 	for i, ref := range refs {
-		t, err := cs.DB.ResolveIn(ctx, first.Session, ref)
+		t, err := cs.Within(ctx, first.Session, ref)
 		if err != nil {
 			return nil, err
 		}

@@ -56,6 +56,22 @@ func New(t testing.TB) *Past {
 	return On(t, r)
 }
 
+// NewSealed returns an empty Past whose new sessions are sealed with keys.
+func NewSealed(t testing.TB, keys repo.Keys) *Past {
+	t.Helper()
+	r := Open(&statedir.Dir{Root: t.TempDir()})
+	r.Keys = keys
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if dir, err := r.Dir.Memory(); err == nil {
+			_ = os.RemoveAll(dir)
+		}
+	})
+	return On(t, r)
+}
+
 // On returns a Past on r, which the caller closes.
 func On(t testing.TB, r *repo.Repo) *Past {
 	t.Helper()
@@ -103,7 +119,8 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	ctx := p.T.Context()
 	t := OK[turnstone.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
 		Branch: branch, Kind: turnstone.TurnKindRun, Title: "a turn"}))
-	batch := OK[*store.Batch](p.T)(p.CS.Store.Begin(ctx))
+	cs := OK[*repo.ContextStore](p.T)(p.CS.In(ctx, t.Domain))
+	batch := OK[*store.Batch](p.T)(cs.Store.Begin(ctx))
 	defer func() { _ = batch.Close() }()
 	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: t.ID, Session: t.Session,
 		Number: t.Number,
@@ -126,7 +143,7 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	end := session.Finish{Turn: t.ID, Result: rec.Result, Record: put(rec), State: rec.State,
 		MoveBranch: true}
 	if p.Keys != nil {
-		l := OK[*chain.Link](p.T)(p.Keys.Sign(ctx, p.CS, batch, t, rec, end.Record, st.Tree.Hash))
+		l := OK[*chain.Link](p.T)(p.Keys.Sign(ctx, cs, batch, t, rec, end.Record, st.Tree.Hash))
 		end.Statement, end.Envelope = l.Statement, l.Envelope
 	}
 	if id := t.Parent(); id != "" {
@@ -135,6 +152,7 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	if err := batch.Flush(ctx); err != nil {
 		p.T.Fatal(err)
 	}
+	end.Needs = cs.Needs(batch)
 	if _, _, err := p.CS.DB.Finish(ctx, end); err != nil {
 		p.T.Fatal(err)
 	}

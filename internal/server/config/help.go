@@ -40,6 +40,7 @@ var help = map[string]string{
 	"records.keep":            "How long records of ended objects and tokens are kept, beyond the day of idempotency keys.",
 	"log.level":               "Least important messages that are logged.",
 	"log.format":              "Form of the log.",
+	"keys.seal":               "Which sessions are sealed at rest: none, or each new one with a key of its own, or all new ones with one key.",
 	"keys.wrap":               "What wraps the keys of new sessions at rest: docs/keys.md.",
 	"keys.recovery":           "age recipients that can unwrap, too, except keys of clients.",
 	"keys.passphrase":         "File with the passphrase of keys/rest or of keys.identities.",

@@ -110,8 +110,8 @@ func (d *Domain) use(f func(k *keys)) error {
 
 // Locked returns the error of kind Unavailable of an operation that lacks the key of a domain.
 func Locked(op turnstone.Op, id ID) error {
-	return turnstone.Errorf(op, turnstone.KindUnavailable, "domain "+id.String(),
-		"is locked: its key is not here").WithHint(keyHint)
+	return turnstone.NewError(op, turnstone.KindUnavailable, "domain "+id.String(),
+		turnstone.ErrLocked).WithHint(keyHint)
 }
 
 // A Name is the name of a sealed object: HMAC-SHA-256 of its digest with the domain's name key.

@@ -106,10 +106,10 @@ func checkTurn(g *turnstone.Graph, t turnstone.Turn, numbers map[turnstone.TurnI
 	return nil
 }
 
-// Import adds a session from another machine with its IDs in a single transaction. A session with
-// this ID that already has all of g's turns is left unchanged, and fresh is false. A session with
-// other turns, and another session with the same name, are errors of kind Invalid. The objects that
-// g's turns refer to must already be durable.
+// Import adds a session from another machine with its IDs in a single transaction, as a session of
+// the domain g.Session.Domain. A session with this ID that already has all of g's turns is left
+// unchanged, and fresh is false. A session with other turns, and another session with the same
+// name, are errors of kind Invalid. The objects that g's turns refer to must already be durable.
 //
 // A session whose log of heads lacks entries that are known here, such as those of a session that
 // was removed, is an error of kind Integrity, unless h accepts it.
@@ -117,6 +117,16 @@ func (db *DB) Import(ctx context.Context, g *turnstone.Graph, h ImportHistory) (
 	err error) {
 	if err := CheckGraph(g); err != nil {
 		return false, err
+	}
+	if has, err := hasGraph(ctx, db.sql, g); err != nil || has {
+		return false, err
+	}
+	stored := slices.Clone(g.Turns)
+	for i := range stored {
+		stored[i].Domain, stored[i].Locked = g.Session.Domain, false
+		if stored[i], err = db.sealed(ctx, stored[i]); err != nil {
+			return false, err
+		}
 	}
 	err = db.write(ctx, func(tx *sql.Tx) error {
 		if has, err := hasGraph(ctx, tx, g); err != nil || has {
@@ -126,7 +136,7 @@ func (db *DB) Import(ctx context.Context, g *turnstone.Graph, h ImportHistory) (
 		if err := importHeads(ctx, tx, g.Session.ID, h); err != nil {
 			return err
 		}
-		return db.importNew(ctx, tx, g)
+		return db.importNew(ctx, tx, g, stored, h.Needs)
 	})
 	return fresh && err == nil, err
 }
@@ -180,7 +190,9 @@ func sameTurns(ctx context.Context, q querier, g *turnstone.Graph) error {
 	return nil
 }
 
-func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) error {
+// importNew adds the session of g. all are its turns, as they are stored.
+func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph, all []turnstone.Turn,
+	needs []turnstone.Digest) error {
 	next := 1
 	for _, t := range g.Turns {
 		next = max(next, t.Number+1)
@@ -197,15 +209,19 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph) err
 		return err
 	}
 	_, err := tx.ExecContext(ctx,
-		"INSERT INTO sessions (id, name, created, next) VALUES (?, ?, ?, ?)",
-		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, unixNano(s.Created), next)
+		"INSERT INTO sessions (id, name, created, next, domain) VALUES (?, ?, ?, ?, ?)",
+		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, unixNano(s.Created), next, s.Domain)
 	if err != nil {
 		return dbError("import", string(s.ID), err)
 	}
-	for _, t := range g.Turns {
+	for _, t := range all {
 		if err := insertTurn(ctx, tx, t); err != nil {
 			return err
 		}
+	}
+	// The turns came together: none has a list of its own.
+	if err := insertNeeds(ctx, tx, s.ID, "", needs); err != nil {
+		return err
 	}
 	hasMain := false
 	for _, b := range g.Branches {

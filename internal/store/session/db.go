@@ -26,7 +26,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 3
+const schemaVersion = 4
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
 // processes. A change is durable when its method returns.
@@ -39,6 +39,7 @@ type DB struct {
 	mu       sync.Mutex
 	held     map[turnstone.TurnID]*statedir.Lock
 	signHead HeadSigner // nil: heads are not logged
+	sealer   Sealer     // see Seal
 }
 
 // Open opens the database at path, and creates it, private to its user, if it does not exist.

@@ -83,7 +83,8 @@ func (db *DB) Heads(ctx context.Context, s turnstone.SessionID) ([]LoggedHead, e
 // An ImportHistory has an imported log of heads. The log must begin with the log that is known here,
 // unless Accept is true.
 type ImportHistory struct {
-	Heads []LoggedHead // of the imported session, oldest first
+	Heads []LoggedHead       // of the imported session, oldest first
+	Needs []turnstone.Digest // those of Finish, for all turns together
 	// Accept takes the imported log in place of the known one.
 	Accept bool
 }

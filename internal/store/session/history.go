@@ -27,7 +27,7 @@ func (db *DB) History(ctx context.Context, from turnstone.Turn) iter.Seq2[turnst
 				}
 				seen[id] = true
 				p, err := turn(ctx, db.sql, id)
-				if err != nil {
+				if p, err = db.openedOne(ctx, p, err); err != nil {
 					yield(turnstone.Turn{}, err)
 					return
 				}
@@ -62,7 +62,7 @@ func (db *DB) MergeBase(ctx context.Context, a, b turnstone.Turn) (base turnston
 		for _, id := range t.Parents {
 			if sides[id] == 0 {
 				p, err := turn(ctx, db.sql, id)
-				if err != nil {
+				if p, err = db.openedOne(ctx, p, err); err != nil {
 					return turnstone.Turn{}, false, err
 				}
 				next = pushTurn(next, p)
@@ -102,6 +102,8 @@ func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turns
 		return nil, nil, err
 	}
 	log, err := heads(ctx, tx, "WHERE session = ? ORDER BY sequence", s)
+	_ = tx.Rollback() // what follows may wait for a key
+	g.Turns, err = db.opened(ctx, g.Turns, err)
 	return g, log, err
 }
 

@@ -26,7 +26,9 @@ func (db *DB) Expired(ctx context.Context, rule Rule) (Expired, error) {
 	if err := db.reap(ctx); err != nil {
 		return Expired{}, err
 	}
-	return db.expired(ctx, db.sql, rule)
+	gone, err := db.expired(ctx, db.sql, rule)
+	gone.Turns = closed(gone.Turns)
+	return gone, err
 }
 
 // Prune deletes what rule expires: anonymous sessions and unreachable turns. All ancestors of a
@@ -36,7 +38,7 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 		return Expired{}, err
 	}
 	var gone Expired
-	return gone, db.write(ctx, func(tx *sql.Tx) (err error) {
+	err := db.write(ctx, func(tx *sql.Tx) (err error) {
 		if gone, err = db.expired(ctx, tx, rule); err != nil {
 			return err
 		}
@@ -58,6 +60,8 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 		}
 		return nil
 	})
+	gone.Turns = closed(gone.Turns)
+	return gone, err
 }
 
 func (db *DB) expired(ctx context.Context, q querier, rule Rule) (Expired, error) {
@@ -132,10 +136,12 @@ func unreached(ts []turnstone.Turn, roots map[turnstone.TurnID]bool, rule Rule) 
 	return gone
 }
 
-// Every returns all turns of all sessions, by session and number.
+// Every returns all turns of all sessions, by session and number. Sealed ones are locked: nobody
+// needs a key to delete what they do not need.
 func (db *DB) Every(ctx context.Context) ([]turnstone.Turn, error) {
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}
-	return turns(ctx, db.sql, "ORDER BY session, number")
+	all, err := turns(ctx, db.sql, "ORDER BY session, number")
+	return closed(all), err
 }

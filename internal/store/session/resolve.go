@@ -219,7 +219,8 @@ func (db *DB) up(ctx context.Context, t turnstone.Turn, k int, ref string) (turn
 				"goes beyond the first turn, number %d", t.Number)
 		}
 		var err error
-		if t, err = turn(ctx, db.sql, t.Parents[0]); err != nil {
+		t, err = turn(ctx, db.sql, t.Parents[0])
+		if t, err = db.openedOne(ctx, t, err); err != nil {
 			return turnstone.Turn{}, err
 		}
 	}

@@ -17,8 +17,12 @@ import (
 // name in use is an error of kind Invalid.
 func (db *DB) Create(ctx context.Context, name string) (turnstone.Session, error) {
 	var s turnstone.Session
-	err := db.write(ctx, func(tx *sql.Tx) (err error) {
-		s, err = db.create(ctx, tx, name)
+	domain, err := db.newDomain(ctx)
+	if err != nil {
+		return s, err
+	}
+	err = db.write(ctx, func(tx *sql.Tx) (err error) {
+		s, err = db.create(ctx, tx, name, domain)
 		return err
 	})
 	return s, err
@@ -32,26 +36,37 @@ func (db *DB) Add(ctx context.Context, id turnstone.SessionID, name string) (tur
 		return turnstone.Session{}, turnstone.Errorf("session.create", turnstone.KindInvalid,
 			"the session", "%.40q is no session's ID", id)
 	}
-	var s turnstone.Session
-	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+	s, err := oneSession(ctx, db.sql, string(id), "id = ?", string(id))
+	if turnstone.KindOf(err) != turnstone.KindNotFound {
+		return s, err
+	}
+	domain, err := db.newDomain(ctx)
+	if err != nil {
+		return s, err
+	}
+	err = db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = oneSession(ctx, tx, string(id), "id = ?", string(id))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			s, err = db.createAs(ctx, tx, id, name)
+			s, err = db.createAs(ctx, tx, id, name, domain)
 		}
 		return err
 	})
 	return s, err
 }
 
+// IsID reports whether s has the form of a session's ID.
+func IsID(s string) bool { return idForm.MatchString(s) }
+
 var idForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-func (db *DB) create(ctx context.Context, tx *sql.Tx, name string) (turnstone.Session, error) {
-	return db.createAs(ctx, tx, turnstone.NewSessionID(), name)
+func (db *DB) create(ctx context.Context, tx *sql.Tx, name string,
+	domain turnstone.DomainID) (turnstone.Session, error) {
+	return db.createAs(ctx, tx, turnstone.NewSessionID(), name, domain)
 }
 
-func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, name string) (
-	turnstone.Session, error) {
-	s := turnstone.Session{ID: id, Name: name, Created: db.now().UTC()}
+func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, name string,
+	domain turnstone.DomainID) (turnstone.Session, error) {
+	s := turnstone.Session{ID: id, Name: name, Created: db.now().UTC(), Domain: domain}
 	if name != "" {
 		if err := CheckName("session", name); err != nil {
 			return s, err
@@ -63,8 +78,9 @@ func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, 
 	if err := made(ctx, s); err != nil {
 		return s, err
 	}
-	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created) VALUES (?, ?, ?)",
-		s.ID, sql.NullString{String: name, Valid: name != ""}, unixNano(s.Created))
+	_, err := tx.ExecContext(ctx, "INSERT INTO sessions (id, name, created, domain) "+
+		"VALUES (?, ?, ?, ?)",
+		s.ID, sql.NullString{String: name, Valid: name != ""}, unixNano(s.Created), s.Domain)
 	if err == nil {
 		err = insertBranch(ctx, tx, turnstone.Branch{Session: s.ID, Name: Main, Created: s.Created})
 	}
@@ -80,10 +96,14 @@ func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error
 		return db.Find(ctx, name)
 	}
 	var s turnstone.Session
-	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+	domain, err := db.newDomain(ctx)
+	if err != nil {
+		return s, err
+	}
+	err = db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			s, err = db.create(ctx, tx, name)
+			s, err = db.create(ctx, tx, name, domain)
 			return err
 		}
 		if err == nil {
@@ -136,10 +156,10 @@ func sessions(ctx context.Context, q querier, clause string, args ...any) ([]tur
 	return query(ctx, q, "list", func(rows *sql.Rows) (s turnstone.Session, err error) {
 		var name sql.NullString
 		var created int64
-		err = rows.Scan(&s.ID, &name, &created)
+		err = rows.Scan(&s.ID, &name, &created, &s.Domain)
 		s.Name, s.Created = name.String, fromUnixNano(created)
 		return s, err
-	}, "SELECT id, name, created FROM sessions "+clause, args...)
+	}, "SELECT id, name, created, domain FROM sessions "+clause, args...)
 }
 
 // List returns all sessions that the context may use, oldest first.

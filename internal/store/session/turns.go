@@ -39,11 +39,19 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) 
 	if t.Branch == "" {
 		t.Branch = Main
 	}
+	var err error
+	if t.Domain, err = db.domainOf(ctx, t.Session); err != nil {
+		return turnstone.Turn{}, err
+	}
+	stored, err := db.sealed(ctx, t)
+	if err != nil {
+		return turnstone.Turn{}, err
+	}
 	// The lease comes first: a running turn without a lease is considered dead.
 	if err := db.lease(t.ID); err != nil {
 		return turnstone.Turn{}, err
 	}
-	err := db.write(ctx, func(tx *sql.Tx) error { return db.start(ctx, tx, &t, req) })
+	err = db.write(ctx, func(tx *sql.Tx) error { return db.start(ctx, tx, &t, stored.Title, req) })
 	if err != nil {
 		db.release(t.ID)
 		return turnstone.Turn{}, err
@@ -51,9 +59,11 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) 
 	return t, nil
 }
 
-func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req StartTurn) error {
+// start completes t. title is the title as it is stored.
+func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, title string,
+	req StartTurn) error {
 	if t.Session == "" {
-		s, err := db.create(ctx, tx, "")
+		s, err := db.create(ctx, tx, "", t.Domain)
 		if err != nil {
 			return err
 		}
@@ -86,7 +96,9 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, req Star
 	if err != nil {
 		return dbError("start", string(t.Session), err)
 	}
-	return insertTurn(ctx, tx, *t)
+	stored := *t
+	stored.Title = title
+	return insertTurn(ctx, tx, stored)
 }
 
 // checkParent rejects a parent that is not valid for a turn of session s.
@@ -105,6 +117,7 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 	return nil
 }
 
+// insertTurn stores a turn, whose title and state are those that are stored: see DB.sealed.
 func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
@@ -130,6 +143,10 @@ type Finish struct {
 	State  turnstone.Digest // empty: the turn left no state
 	// Statement and Envelope are those of turnstone.Turn.
 	Statement, Envelope turnstone.Digest
+	// Needs has the names of the objects that the turn keeps from deletion, if its session is sealed.
+	Needs []turnstone.Digest
+	// Base is the tree of the template on which the first turn of a sealed session began.
+	Base turnstone.TreeRef
 	// MoveBranch makes the turn the head of its branch.
 	MoveBranch bool
 	// ExpectedHead is the required current head for MoveBranch; nil: none.
@@ -144,6 +161,14 @@ type Finish struct {
 // durable. A home that is not what the turn began with is an error of kind Unavailable. After an
 // error the lease is still held.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
+	was, err := turn(ctx, db.sql, f.Turn)
+	if err != nil {
+		return "", false, err
+	}
+	state, err := db.sealText(ctx, was.Domain, statePlace+string(f.Turn), string(f.State))
+	if err != nil {
+		return "", false, err
+	}
 	err = db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, f.Turn)
 		if err != nil {
@@ -157,6 +182,12 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			f.Statement, f.Envelope, t.ID)
 		if err != nil {
 			return dbError("finish", string(t.ID), err)
+		}
+		if err := insertNeeds(ctx, tx, t.Session, t.ID, f.Needs); err != nil {
+			return err
+		}
+		if err := insertBase(ctx, tx, t.Session, f.Base); err != nil {
+			return err
 		}
 		if f.Home != nil {
 			if err := db.useHome(ctx, tx, f.Home); err != nil {
@@ -172,7 +203,7 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 		_, err = tx.ExecContext(ctx,
 			"UPDATE turns SET status = 'done', result = ?, record = ?, state = ?, branch = ?, "+
 				"ended = ? WHERE id = ?",
-			f.Result, f.Record, f.State, onBranch, unixNano(db.now()), t.ID)
+			f.Result, f.Record, state, onBranch, unixNano(db.now()), t.ID)
 		return dbError("finish", string(t.ID), err)
 	})
 	if err == nil {
@@ -182,10 +213,10 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 }
 
 // SetEnvelope replaces the envelope of a turn's statement, to which somebody has added a signature:
-// the object from by the object to, which must be durable. If the envelope is not from, the error
-// is of kind Unavailable.
+// the object from by the object to, which must be durable. needs is that of Finish, for the new
+// object. If the envelope is not from, the error is of kind Unavailable.
 func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
-	from, to turnstone.Digest) error {
+	from, to turnstone.Digest, needs []turnstone.Digest) error {
 	return db.write(ctx, func(tx *sql.Tx) error {
 		res, err := tx.ExecContext(ctx,
 			"UPDATE turns SET envelope = ? WHERE id = ? AND envelope = ?", to, id, from)
@@ -196,7 +227,11 @@ func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
 			return turnstone.Errorf("session.sign", turnstone.KindUnavailable, string(id),
 				"was signed meanwhile").WithHint("see who signed with turn verify " + string(id))
 		}
-		return nil
+		t, err := turn(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		return insertNeeds(ctx, tx, t.Session, id, needs)
 	})
 }
 
@@ -299,21 +334,22 @@ func freeName(ctx context.Context, q querier, s turnstone.SessionID, base string
 const turnColumns = "id, session, number, branch, kind, title, status, result, record, state, " +
 	"statement, envelope, started, ended"
 
-// turns returns the turns that an SQL clause selects.
+// turns returns the turns that an SQL clause selects, as they are stored: see DB.opened.
 func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Turn, error) {
 	return query(ctx, q, "read", func(rows *sql.Rows) (t turnstone.Turn, err error) {
 		var started, ended int64
 		var parents string
 		err = rows.Scan(&t.ID, &t.Session, &t.Number, &t.Branch, &t.Kind, &t.Title, &t.Status,
 			&t.Result, &t.Record, &t.State, &t.Statement, &t.Envelope,
-			&started, &ended, &parents)
+			&started, &ended, &parents, &t.Domain)
 		t.Started, t.Ended, t.Parents = fromUnixNano(started), fromUnixNano(ended), []turnstone.TurnID{}
 		for p := range strings.FieldsSeq(parents) {
 			t.Parents = append(t.Parents, turnstone.TurnID(p))
 		}
 		return t, err
 	}, "SELECT "+turnColumns+`, coalesce((SELECT group_concat(parent, ' ' ORDER BY position)
-		FROM parents WHERE turn = turns.id), '') FROM turns `+clause, args...)
+		FROM parents WHERE turn = turns.id), ''),
+		(SELECT domain FROM sessions WHERE id = turns.session) FROM turns `+clause, args...)
 }
 
 func turn(ctx context.Context, q querier, id turnstone.TurnID) (turnstone.Turn, error) {
@@ -335,13 +371,12 @@ func unknownTurn(id turnstone.TurnID) error {
 // Turn returns the turn with this ID.
 func (db *DB) Turn(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, error) {
 	t, err := visibleTurn(ctx, db.sql, id)
-	if err != nil || t.Status != turnstone.TurnRunning {
-		return t, err
+	if err == nil && t.Status == turnstone.TurnRunning {
+		if err = db.reapOne(ctx, t.ID); err == nil {
+			t, err = visibleTurn(ctx, db.sql, id)
+		}
 	}
-	if err := db.reapOne(ctx, t.ID); err != nil {
-		return t, err
-	}
-	return visibleTurn(ctx, db.sql, id)
+	return db.openedOne(ctx, t, err)
 }
 
 // Turns returns all turns of a session, oldest first.
@@ -349,7 +384,8 @@ func (db *DB) Turns(ctx context.Context, s turnstone.SessionID) ([]turnstone.Tur
 	if err := db.reap(ctx); err != nil {
 		return nil, err
 	}
-	return turns(ctx, db.sql, "WHERE session = ? ORDER BY number", s)
+	all, err := turns(ctx, db.sql, "WHERE session = ? ORDER BY number", s)
+	return db.opened(ctx, all, err)
 }
 
 // cut truncates s to at most n bytes at a character boundary.

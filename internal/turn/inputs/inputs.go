@@ -116,6 +116,14 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 	[]turnstone.RecordInput, error) {
 	kept := slices.Clone(in.Replayed)
+	for _, one := range kept {
+		if one.Tar.Digest == "" {
+			continue
+		}
+		if err := b.Refer(ctx, one.Tar); err != nil {
+			return nil, err
+		}
+	}
 	for _, in := range in.added {
 		if in.over {
 			why := ""

@@ -36,9 +36,10 @@ type Request struct {
 	// Replay: the turn repeats another turn, with these parents, and is in no session.
 	Replay  bool
 	Parents []turnstone.TurnID
-	Number  int        // of the replay; 0: none
-	Hold    *repo.Hold // keeps the replay, so that others can start from it; nil: it is not kept
-	Repo    *repo.Repo // has the keys that sign the turn
+	Number  int                // of the replay; 0: none
+	Domain  turnstone.DomainID // of a replay
+	Hold    *repo.Hold         // keeps the replay, so that others can start from it; nil: it is not kept
+	Repo    *repo.Repo         // has the keys that sign the turn
 	// On is the turn whose state the turn starts from, "" for the template; nil: the branch's head.
 	On *turnstone.TurnID
 }
@@ -51,8 +52,11 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	if req.Replay {
 		at.Replay, at.Turn = true, turnstone.Turn{ID: req.ID, Parents: req.Parents,
 			Kind: turnstone.TurnKindRun, Title: req.Title, Number: req.Number,
-			Status: turnstone.TurnDone}
+			Status: turnstone.TurnDone, Domain: req.Domain}
 		at.hold = req.Hold
+		if at.Context, err = cs.In(ctx, req.Domain); err != nil {
+			return nil, err
+		}
 		return at, at.readParent(ctx)
 	}
 	// First: it may ask for a passphrase, and nothing has started.
@@ -75,7 +79,11 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 		return nil, err
 	}
 	at.Session.ID = at.Turn.Session
-	if err := at.readParent(ctx); err != nil {
+	if at.Context, err = cs.In(ctx, at.Turn.Domain); err == nil {
+		err = at.readParent(ctx)
+	}
+	if err != nil {
+		at.Context = cs
 		at.Abandon(ctx)
 		return nil, err
 	}
@@ -152,9 +160,22 @@ func (at *Place) Sign(ctx context.Context, batch *store.Batch, rec *turnstone.Tu
 	return l.Attach(text), nil
 }
 
+// Kept is what was stored of a turn.
+type Kept struct {
+	Batch *store.Batch      // nil: nothing
+	Base  turnstone.TreeRef // the tree below its sandbox's disk
+}
+
+func (at *Place) needs(b *store.Batch) []turnstone.Digest {
+	if b == nil {
+		return nil
+	}
+	return at.Context.Needs(b)
+}
+
 // Finish ends the turn with its result, its record, its state and its use of a home, which may be
-// nil. An empty state moves no branch.
-func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
+// nil. An empty state moves no branch. kept is for sealed sessions.
+func (at *Place) Finish(ctx context.Context, kept Kept, result turnstone.Result, record,
 	state turnstone.Digest, home *session.HomeUse) error {
 	if at.Replay {
 		if at.hold == nil || state == "" {
@@ -162,10 +183,14 @@ func (at *Place) Finish(ctx context.Context, result turnstone.Result, record,
 		}
 		t := at.Turn
 		t.Result, t.Record, t.State = result, record, state
-		return at.hold.Add(t)
+		return at.hold.Add(t, at.needs(kept.Batch))
 	}
 	end := session.Finish{Turn: at.Turn.ID, Result: result, Record: record, State: state,
-		MoveBranch: state != "", ExpectedHead: at.head(), Home: home}
+		MoveBranch: state != "", ExpectedHead: at.head(), Home: home,
+		Needs: at.needs(kept.Batch)}
+	if at.State == nil && state != "" && at.Context.Sealed() {
+		end.Base = kept.Base
+	}
 	if record != "" && at.link != nil {
 		end.Statement, end.Envelope = at.link.Statement, at.link.Envelope
 	}

@@ -33,7 +33,7 @@ type Options struct {
 // parent, with the same document, files and environment. The new turn is in no session.
 func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string, opts Options,
 	obs turn.Observer) (*turnstone.ReplayReport, error) {
-	old, err := cs.DB.Resolve(ctx, ref)
+	cs, old, err := cs.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}

@@ -99,8 +99,11 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	if err != nil {
 		return none, err
 	}
-	t, err := cs.DB.Resolve(ctx, req.Ref)
+	cs, t, err := cs.Resolve(ctx, req.Ref)
 	if err != nil {
+		return none, err
+	}
+	if err := cs.NotSealed("the machine of a turn"); err != nil {
 		return none, err
 	}
 	rec, err := cs.Record(ctx, t)

@@ -89,6 +89,14 @@ func startOf(ctx context.Context, h *host.Host, spec *sandboxes.Spec) (start, er
 	if err != nil {
 		return s, err
 	}
+	if found.Domain != "" {
+		if cs, err = cs.In(ctx, found.Domain); err == nil {
+			err = cs.NotSealed("a sandbox of session " + found.Label())
+		}
+		if err != nil {
+			return s, err
+		}
+	}
 	s.place.ID, s.place.Name = found.ID, found.Label()
 	b, err := cs.DB.Branch(ctx, found.ID, s.place.Branch)
 	if err != nil || b.Head == "" {
