@@ -14,8 +14,9 @@ import (
 
 // RemoveDomain removes all objects of a domain: their packs, their entries in the index, and what
 // is cached of them. It needs no key. It waits for open batches until ctx is done. The removal is
-// durable when RemoveDomain returns. After an error or a crash each object is either complete or
-// removed; another call continues.
+// durable when RemoveDomain returns; other processes notice it when they read the index again, as
+// they do for a batch. After an error or a crash each object is either complete or removed; another
+// call continues.
 func (s *Store) RemoveDomain(ctx context.Context, domain seal.ID) (turnstone.StoreSwept, error) {
 	const op = "store.remove"
 	var sum turnstone.StoreSwept

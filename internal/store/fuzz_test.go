@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"hash/crc32"
+	"iter"
 	"os"
 	"path/filepath"
 	"testing"
@@ -20,6 +21,13 @@ func FuzzTable(f *testing.F) {
 	table, _ := encodeTable(entries, seal.ID{})
 	f.Add(table, int64(16))
 	f.Add(table[:20], int64(16))
+	for i := range entries {
+		entries[i] = packEntry{id: entries[i].id, off: uint32(24 + 92*i), stored: 92, sum: 7,
+			sealed: true}
+	}
+	table, _ = encodeTable(entries, seal.ID{1})
+	f.Add(table, int64(24+2*92))
+	f.Add(table[20:], int64(24+2*92))
 	f.Fuzz(func(t *testing.T, b []byte, data int64) {
 		if len(b) < packTrailerSize {
 			return
@@ -32,12 +40,19 @@ func FuzzTable(f *testing.F) {
 			return
 		}
 		for _, e := range got {
-			if e.size > MaxObject || int64(e.off)+int64(e.stored) > size-int64(len(b)) {
+			if e.size > MaxObject || e.stored > maxSealed || e.sealed == end.domain.IsZero() ||
+				int64(e.off)+int64(e.stored) > size-int64(len(b)) {
 				t.Fatalf("an object outside the pack: %+v", e)
 			}
 		}
-		if again, _ := encodeTable(got, end.domain); len(again) != len(b) {
+		// The zeros of the trailer are not checked, and an old table may be unsorted.
+		again, _ := encodeTable(got, end.domain)
+		if len(again) != len(b) {
 			t.Fatalf("%d bytes become %d", len(b), len(again))
+		}
+		if twice, _, err := decodeTable(again, sha256.Sum256(again[:len(b)-packTrailerSize]),
+			size); err != nil || len(twice) != len(got) {
+			t.Fatalf("an encoded table is not decoded: %v", err)
 		}
 	})
 }
@@ -61,27 +76,46 @@ func FuzzList(f *testing.F) {
 	})
 }
 
-// segmentFile returns a small segment's bytes.
-func segmentFile(t testing.TB) []byte {
+// segmentFile returns a small segment's bytes; every second pack is sealed if sealed is set.
+func segmentFile(t testing.TB, sealed bool) []byte {
 	t.Helper()
-	p := &newPack{packInfo: packInfo{id: id{1}, size: 1 << 20, raw: 1 << 21, objects: 200}}
-	for i := range 200 {
-		p.entries = append(p.entries, packEntry{id: sha256.Sum256([]byte{byte(i)}),
-			off: uint32(8 + i), stored: 1, size: 1})
+	packs := []*newPack{{packInfo: packInfo{id: id{1}, size: 1 << 20, raw: 1 << 21, objects: 100}},
+		{packInfo: packInfo{id: id{2}, size: 1 << 20, raw: 1 << 21, objects: 100}}}
+	if sealed {
+		packs[1].domain = seal.ID{3}
 	}
-	encodeTable(p.entries, seal.ID{}) // sorts them
+	for i := range 200 {
+		p := packs[i%2]
+		e := packEntry{id: sha256.Sum256([]byte{byte(i)}), off: uint32(24 + i), stored: 1}
+		if e.sealed = !p.domain.IsZero(); e.sealed {
+			e.sum = 9
+		} else {
+			e.size = 1
+		}
+		p.entries = append(p.entries, e)
+	}
+	var sources []iter.Seq2[place, error]
+	var infos []packInfo
+	for _, p := range packs {
+		encodeTable(p.entries, p.domain) // sorts them
+		infos = append(infos, p.packInfo)
+		sources = append(sources, p.places())
+	}
 	var b bytes.Buffer
-	if err := writeSegment(&b, []packInfo{p.packInfo}, 200, p.places()); err != nil {
+	places := merge(t.Context(), sources, func(place) bool { return true })
+	if err := writeSegment(&b, infos, 200, places); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
 }
 
 func FuzzSegment(f *testing.F) {
-	good := segmentFile(f)
-	f.Add(good, []byte{0})
-	f.Add(good[:blockSize], []byte{1, 2})
-	f.Add(append([]byte{}, good[:segHeaderSize]...), []byte{})
+	for _, sealed := range []bool{false, true} {
+		good := segmentFile(f, sealed)
+		f.Add(good, []byte{0})
+		f.Add(good[:blockSize], []byte{1, 2})
+		f.Add(append([]byte{}, good[:segHeaderSize]...), []byte{})
+	}
 	path := filepath.Join(f.TempDir(), "x.seg")
 	f.Fuzz(func(t *testing.T, b, want []byte) {
 		if err := os.WriteFile(path, withSums(b), 0o600); err != nil {
@@ -112,7 +146,8 @@ func withSums(b []byte) []byte {
 	if len(b) < segHeaderSize {
 		return b
 	}
-	start := segHeaderSize + int64(binary.LittleEndian.Uint32(b[8:]))*segPackSize
+	start := segHeaderSize + int64(binary.LittleEndian.Uint32(b[8:]))*
+		int64(segmentPackSize(string(b[:8]) == sealedSegment))
 	if start > int64(len(b)) {
 		return b
 	}
@@ -180,34 +215,42 @@ func TestSegmentFind(t *testing.T) {
 	}
 }
 
-// TestSegmentDamage flips each byte of a segment: no lookup returns a wrong answer.
+// TestSegmentDamage flips bytes of a segment: no lookup returns a wrong answer.
 func TestSegmentDamage(t *testing.T) {
-	good := segmentFile(t)
-	path := filepath.Join(t.TempDir(), "x.seg")
-	for at := 0; at < len(good); at += 61 {
-		b := bytes.Clone(good)
-		b[at] ^= 0x10
-		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s, err := openSegment(path, "x")
-		if err != nil {
-			continue
-		}
-		found := 0
-		for i := range 200 {
-			got, err := s.find(sha256.Sum256([]byte{byte(i)}), nil)
+	for _, sealed := range []bool{false, true} {
+		good := segmentFile(t, sealed)
+		path := filepath.Join(t.TempDir(), "x.seg")
+		for at := 0; at < len(good); at += 61 {
+			b := bytes.Clone(good)
+			b[at] ^= 0x10
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := openSegment(path, "x")
 			if err != nil {
 				continue
 			}
-			if len(got) != 1 || got[0].pack != (id{1}) || got[0].stored != 1 {
-				t.Fatalf("byte %d: a wrong answer: %+v", at, got)
+			found := 0
+			for i := range 200 {
+				got, err := s.find(sha256.Sum256([]byte{byte(i)}), nil)
+				if err != nil {
+					continue
+				}
+				want := place{pack: id{byte(1 + i%2)}, packEntry: packEntry{
+					id: sha256.Sum256([]byte{byte(i)}), off: uint32(24 + i), stored: 1, size: 1}}
+				if sealed && i%2 == 1 {
+					want.domain = seal.ID{3}
+					want.size, want.sum, want.sealed = 0, 9, true
+				}
+				if len(got) != 1 || got[0] != want {
+					t.Fatalf("byte %d: a wrong answer: %+v", at, got)
+				}
+				found++
 			}
-			found++
+			if found == 200 {
+				t.Fatalf("byte %d of %d is not noticed", at, len(good))
+			}
+			_ = s.f.Close()
 		}
-		if found == 200 {
-			t.Fatalf("byte %d of %d is not noticed", at, len(good))
-		}
-		_ = s.f.Close()
 	}
 }

@@ -125,6 +125,7 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 				return nil, err
 			}
 		}
+		lastErr = nil // a place may be gone since: its pack was removed
 		for _, t := range targets {
 			b, ok, err := s.getTarget(ctx, t, i)
 			if ok || fatal(err) {

@@ -211,15 +211,15 @@ func FuzzObject(f *testing.F) {
 	f.Add(good, []byte{})
 	f.Add([]byte("frame"), []byte("frame"))
 	f.Fuzz(func(t *testing.T, b, frame []byte) {
-		if !bytes.Equal(b, good) {
-			if _, _, err := d.Open(bytes.Clone(b), name); err == nil {
-				t.Fatal("invented bytes are opened")
-			}
-			if _, err := d.OpenBytes("x", b); err == nil {
-				t.Fatal("invented bytes are opened")
-			}
+		// Each process of a fuzz run seals the first seed with a nonce of its own.
+		size, got, err := d.Open(bytes.Clone(b), name)
+		if err == nil && (size != 99 || string(got) != "stored") {
+			t.Fatal("invented bytes are opened")
 		}
-		size, got, err := d.Open(sealObject(t, d, name, len(frame)*2, frame), name)
+		if _, err := d.OpenBytes("x", b); err == nil {
+			t.Fatal("invented bytes are opened")
+		}
+		size, got, err = d.Open(sealObject(t, d, name, len(frame)*2, frame), name)
 		if err != nil || size != len(frame)*2 || !bytes.Equal(got, frame) {
 			t.Fatalf("%q: %q, %v", frame, got, err)
 		}
