@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/memory"
 	"turnstone.dev/turnstone/internal/store/seal"
 )
 
@@ -41,14 +42,14 @@ type Batch struct {
 // A pending object is in the batch and not yet in the index. It is in raw until it is compressed,
 // then in a pack, initially in memory.
 type pending struct {
-	raw   *buffer
+	raw   *memory.Buffer
 	pack  *pack
 	entry packEntry
 }
 
 // A job is an object to compress; a chunk's digest is not known yet.
 type job struct {
-	buf   *buffer
+	buf   *memory.Buffer
 	id    id              // the digest
 	name  id              // the name in the store
 	chunk *id             // receives the digest
@@ -84,8 +85,8 @@ func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 	i := id(sha256.Sum256(p))
 	name, have, err := b.has(ctx, i)
 	if err == nil && !have {
-		buf := b.s.bufs.get(len(p))
-		copy(buf.b, p)
+		buf := b.s.bufs.Get(len(p))
+		copy(buf.B, p)
 		err = b.add(ctx, &job{buf: buf, id: i, name: name})
 	}
 	if err == nil {
@@ -195,15 +196,15 @@ func (b *Batch) add(ctx context.Context, j *job) error {
 	if err == nil && j.chunk == nil {
 		if b.objects[j.id] != nil { // another Put stored it meanwhile
 			b.mu.Unlock()
-			j.buf.release()
+			j.buf.Release()
 			return nil
 		}
-		j.buf.retain()
+		j.buf.Retain()
 		b.objects[j.id] = &pending{raw: j.buf}
 	}
 	if err != nil {
 		b.mu.Unlock()
-		j.buf.release()
+		j.buf.Release()
 		return err
 	}
 	b.running++
@@ -219,12 +220,12 @@ func (b *Batch) add(ctx context.Context, j *job) error {
 	}
 	b.mu.Lock()
 	if j.chunk == nil {
-		b.objects[j.id].raw.release()
+		b.objects[j.id].raw.Release()
 		delete(b.objects, j.id)
 	}
 	b.done()
 	b.mu.Unlock()
-	j.buf.release()
+	j.buf.Release()
 	return err
 }
 
@@ -243,7 +244,7 @@ func (b *Batch) start() {
 					return
 				case j := <-b.jobs:
 					err := b.compress(j, &scratch)
-					j.buf.release()
+					j.buf.Release()
 					if j.done != nil {
 						j.done.Done()
 					}
@@ -276,7 +277,7 @@ type scratch struct{ frame, sealed []byte }
 
 // compress adds an object to the open pack.
 func (b *Batch) compress(j *job, tmp *scratch) error {
-	raw := j.buf.b
+	raw := j.buf.B
 	if j.chunk != nil {
 		j.id = sha256.Sum256(raw)
 		*j.chunk = j.id
@@ -290,7 +291,7 @@ func (b *Batch) compress(j *job, tmp *scratch) error {
 			b.mu.Unlock()
 			return nil
 		}
-		j.buf.retain()
+		j.buf.Retain()
 		b.objects[j.id] = &pending{raw: j.buf}
 		b.mu.Unlock()
 	}
@@ -351,9 +352,9 @@ func (b *Batch) place(i id, e packEntry, stored []byte) (full *pack) {
 	p := b.objects[i]
 	p.entry = b.open.add(e, stored)
 	p.pack = b.open
-	p.raw.release()
+	p.raw.Release()
 	p.raw = nil
-	if b.open.data.n >= packTarget {
+	if b.open.data.Len() >= packTarget {
 		full, b.open = b.open, nil
 		b.running++ // until it is written
 	}
@@ -375,14 +376,14 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 		table, name := p.table()
 		b.mu.Lock() // other goroutines read from the pack
 		p.id = name
-		p.data.append(table)
+		p.data.Append(table)
 		b.mu.Unlock()
-		err := b.s.blobs.Put(b.ctx, packName(name), p.data.reader(), p.data.n)
+		err := b.s.blobs.Put(b.ctx, packName(name), p.data.Reader(), p.data.Len())
 		<-b.slots
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		p.written = err == nil
-		p.data.free()
+		p.data.Free()
 		if err == nil {
 			b.packs = append(b.packs, p.indexed())
 		}
@@ -516,7 +517,7 @@ func (b *Batch) get(ctx context.Context, i id) ([]byte, error) {
 	}
 	if p.raw != nil {
 		defer b.mu.Unlock()
-		return append([]byte{}, p.raw.b...), nil
+		return append([]byte{}, p.raw.B...), nil
 	}
 	pk, e := p.pack, p.entry
 	if pk.written {

@@ -37,22 +37,22 @@ func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (turnst
 	if size > smallContent {
 		return b.putLarge(ctx, r, size)
 	}
-	buf := b.s.bufs.get(int(size))
-	if err := readExactly(r, buf.b); err != nil {
-		buf.release()
+	buf := b.s.bufs.Get(int(size))
+	if err := readExactly(r, buf.B); err != nil {
+		buf.Release()
 		return turnstone.Content{}, err
 	}
-	i := id(sha256.Sum256(buf.b))
+	i := id(sha256.Sum256(buf.B))
 	c := turnstone.Content{Digest: i.digest(), Size: size}
 	name, have, err := b.has(ctx, i)
 	switch {
 	case err != nil:
-		buf.release()
+		buf.Release()
 		return c, err
 	case have:
-		buf.release()
+		buf.Release()
 	case b.elsewhere(i):
-		buf.release()
+		buf.Release()
 		return c, nil
 	default:
 		if err := b.add(ctx, &job{buf: buf, id: i, name: name}); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/memory"
 	"turnstone.dev/turnstone/internal/store/seal"
 )
 
@@ -132,10 +133,10 @@ func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing,
 // split reads src into arenas and puts the chunks. src keeps its error.
 func (s *splitter) split(ctx context.Context, src *source) error {
 	var rest []byte // the beginning of a chunk that continues in the next arena
-	var last *buffer
+	var last *memory.Buffer
 	defer func() {
 		if last != nil {
-			last.release()
+			last.Release()
 		}
 	}()
 	for end := false; !end; {
@@ -143,17 +144,17 @@ func (s *splitter) split(ctx context.Context, src *source) error {
 		if err != nil {
 			return err
 		}
-		n := copy(arena.b, rest)
+		n := copy(arena.B, rest)
 		if last != nil {
-			last.release()
+			last.Release()
 		}
 		last = arena
-		m, err := io.ReadFull(src, arena.b[n:])
+		m, err := io.ReadFull(src, arena.B[n:])
 		if src.err != nil {
 			return nil
 		}
 		end = err != nil
-		for rest = arena.b[:n+m]; len(rest) >= maxChunk || end && len(rest) > 0; {
+		for rest = arena.B[:n+m]; len(rest) >= maxChunk || end && len(rest) > 0; {
 			k := s.cut.next(rest)
 			if err := s.put(ctx, arena, rest[:k]); err != nil {
 				return err
@@ -165,9 +166,9 @@ func (s *splitter) split(ctx context.Context, src *source) error {
 }
 
 // put passes a chunk, which is in arena, to the background.
-func (s *splitter) put(ctx context.Context, arena *buffer, p []byte) error {
+func (s *splitter) put(ctx context.Context, arena *memory.Buffer, p []byte) error {
 	s.chunks = append(s.chunks, chunk{size: uint32(len(p))})
-	buf := arena.part(p)
+	buf := arena.Part(p)
 	s.whole.add(buf)
 	s.done.Add(1)
 	err := s.b.add(ctx, &job{buf: buf, chunk: &s.chunks[len(s.chunks)-1].id, done: &s.done})
@@ -178,7 +179,7 @@ func (s *splitter) put(ctx context.Context, arena *buffer, p []byte) error {
 }
 
 // arena returns a free arena, waiting if necessary: the background frees this content's arenas.
-func (s *splitter) arena(ctx context.Context) (*buffer, error) {
+func (s *splitter) arena(ctx context.Context) (*memory.Buffer, error) {
 	select {
 	case s.tokens <- struct{}{}:
 	case <-ctx.Done():
@@ -186,8 +187,8 @@ func (s *splitter) arena(ctx context.Context) (*buffer, error) {
 	case <-s.b.ctx.Done():
 		return nil, fail("store.put", "", s.b.ctx.Err())
 	}
-	b := s.b.s.bufs.get(arenaSize)
-	b.tokens = s.tokens
+	b := s.b.s.bufs.Get(arenaSize)
+	b.Tokens = s.tokens
 	return b, nil
 }
 
@@ -243,25 +244,25 @@ func (s *source) end() error {
 
 // hashing hashes a content in a separate goroutine.
 type hashing struct {
-	in  chan *buffer
+	in  chan *memory.Buffer
 	out chan id
 }
 
 func newHashing() *hashing {
-	h := &hashing{in: make(chan *buffer, 16), out: make(chan id, 1)}
+	h := &hashing{in: make(chan *memory.Buffer, 16), out: make(chan id, 1)}
 	go func() {
 		sum := sha256.New()
 		for buf := range h.in {
-			_, _ = sum.Write(buf.b) // documented never to fail
-			buf.release()
+			_, _ = sum.Write(buf.B) // documented never to fail
+			buf.Release()
 		}
 		h.out <- id(sum.Sum(nil))
 	}()
 	return h
 }
 
-func (h *hashing) add(b *buffer) {
-	b.retain()
+func (h *hashing) add(b *memory.Buffer) {
+	b.Retain()
 	h.in <- b
 }
 

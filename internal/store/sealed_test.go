@@ -28,8 +28,8 @@ func domainOf(t testing.TB, n byte) *seal.Domain {
 }
 
 // in returns the fixture's view of a domain.
-func (f *fixture) in(d *seal.Domain) *fixture {
-	return &fixture{Store: f.In(d), dir: f.dir, bl: f.bl}
+func (f *fixture) in(d *seal.Domain, also ...*seal.Domain) *fixture {
+	return &fixture{Store: f.In(d, also...), dir: f.dir, bl: f.bl}
 }
 
 // fill puts objects and contents in one batch, and returns what it needs.

@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/windows"
 	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/memory"
 	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -35,7 +36,8 @@ type Options struct {
 // for concurrent use, also by several processes on the same directory.
 type Store struct {
 	*core
-	domain *seal.Domain // nil: puts are public
+	domain *seal.Domain   // nil: puts are public
+	also   []*seal.Domain // domains to read from
 }
 
 // A core is what the views of a store share.
@@ -45,8 +47,8 @@ type core struct {
 	packs *windows.Reader
 	index index
 	codec *codec.Codec
-	slabs sync.Pool // of *[slabSize]byte
-	bufs  bufferPool
+	slabs memory.SlabPool
+	bufs  memory.Pool
 	cores int
 
 	mu         sync.RWMutex
@@ -77,7 +79,6 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 	s := &Store{core: &core{dir: dir, index: index{dir: segments, fault: opts.Fault},
 		blobs: blobs, packs: windows.New(blobs), cores: runtime.GOMAXPROCS(0)}}
 	s.codec = codec.New(s.cores)
-	s.slabs.New = func() any { return new([slabSize]byte) }
 	return s, nil
 }
 

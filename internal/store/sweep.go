@@ -257,7 +257,7 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 		}
 		w.open.add(e, stored)
 		w.copied[e.id] = true
-		if w.open.data.n >= packTarget {
+		if w.open.data.Len() >= packTarget {
 			if err := w.flush(ctx); err != nil {
 				return false, err
 			}
@@ -289,15 +289,15 @@ func (w *sweep) flush(ctx context.Context) error {
 		return nil
 	}
 	w.open = nil
-	defer p.data.free()
+	defer p.data.Free()
 	table, name := p.table()
 	p.id = name
-	p.data.append(table)
-	if err := w.s.blobs.Put(ctx, packName(name), p.data.reader(), p.data.n); err != nil {
+	p.data.Append(table)
+	if err := w.s.blobs.Put(ctx, packName(name), p.data.Reader(), p.data.Len()); err != nil {
 		return err
 	}
 	w.made = append(w.made, p.indexed())
 	w.swept.PacksMade++
-	w.swept.Freed -= p.data.n
+	w.swept.Freed -= p.data.Len()
 	return nil
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"iter"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/codec"
@@ -10,10 +11,12 @@ import (
 )
 
 // In returns the store as the domain d sees it: what is put is sealed in d, and what is read is
-// searched in d first, and then among public objects. Objects are asked for by the digests of their
-// plaintext. The views of a store share all else, and need not be closed. A nil d gives the view of
-// public objects, which Open returns.
-func (s *Store) In(d *seal.Domain) *Store { return &Store{core: s.core, domain: d} }
+// searched in d, then in the domains of also, and then among public objects. Objects are asked for
+// by the digests of their plaintext. The views of a store share all else, and need not be closed.
+// With a nil d, what is put is public, as in the view that Open returns.
+func (s *Store) In(d *seal.Domain, also ...*seal.Domain) *Store {
+	return &Store{core: s.core, domain: d, also: also}
+}
 
 // domainID returns the ID of the view's domain; zero for the public one.
 func (s *Store) domainID() seal.ID {
@@ -40,11 +43,39 @@ type target struct {
 
 // targets returns the names of the object with the digest i, in the order of the search.
 func (s *Store) targets(i id) ([]target, error) {
-	if s.domain == nil {
-		return []target{{id: i}}, nil
+	var all []target
+	for d := range s.domains() {
+		name, err := d.NameOf(i)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, target{name, d.ID()})
 	}
-	name, err := s.domain.NameOf(i)
-	return []target{{name, s.domain.ID()}, {id: i}}, err
+	return append(all, target{id: i}), nil
+}
+
+// domains yields the domains that the view can open.
+func (s *Store) domains() iter.Seq[*seal.Domain] {
+	return func(yield func(*seal.Domain) bool) {
+		if s.domain != nil && !yield(s.domain) {
+			return
+		}
+		for _, d := range s.also {
+			if !yield(d) {
+				return
+			}
+		}
+	}
+}
+
+// opener returns the view's domain with the ID; nil if it has none.
+func (s *Store) opener(of seal.ID) *seal.Domain {
+	for d := range s.domains() {
+		if d.ID() == of {
+			return d
+		}
+	}
+	return nil
 }
 
 // findTarget returns the places of t. Places in packs of other domains are not among them: err is
@@ -90,10 +121,11 @@ func decode(c *codec.Codec, stored []byte, e packEntry) ([]byte, error) {
 
 // unseal opens a sealed object of the view's domain, and returns its digest.
 func (s *Store) unseal(stored []byte, p place) (b []byte, digest id, err error) {
-	if s.domain == nil || s.domain.ID() != p.domain {
+	d := s.opener(p.domain)
+	if d == nil {
 		return nil, id{}, seal.Locked("store.get", p.domain)
 	}
-	size, rest, err := s.domain.Open(stored, p.id)
+	size, rest, err := d.Open(stored, p.id)
 	if err != nil {
 		return nil, id{}, err
 	}
@@ -122,14 +154,15 @@ func (s *Store) verify(stored []byte, p place) error {
 	if checksum(stored) != p.sum {
 		return errSum
 	}
-	if s.domain == nil || s.domain.ID() != p.domain {
+	d := s.opener(p.domain)
+	if d == nil {
 		return nil
 	}
 	_, digest, err := s.unseal(stored, p)
 	if err != nil {
 		return err
 	}
-	name, err := s.domain.NameOf(digest)
+	name, err := d.NameOf(digest)
 	if err == nil && name != p.id {
 		return codec.ErrDigest
 	}

@@ -6,6 +6,22 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
+// settle gives each file the parent's form of its content, if the parent has the same bytes under
+// one of its names: in other chunks, because they were cut in another domain, or in a template's
+// image. All names of a file get the same form.
+func settle(d *directory) {
+	for i := range d.items {
+		it := &d.items[i]
+		if it.dir != nil {
+			settle(it.dir)
+		}
+		if it.file != nil && !it.file.settled && it.old != nil && it.old.Type == tree.File &&
+			it.old.Content.Digest == it.file.content.Digest {
+			it.file.content, it.file.settled = it.old.Content, true
+		}
+	}
+}
+
 // finish creates the objects of a directory and its subdirectories, returns its entry, and counts
 // the changes.
 func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
@@ -30,11 +46,6 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 			it.entry = e
 		case it.file != nil:
 			it.entry.Content = it.file.content
-			// The parent may have the same bytes in other chunks, or in a template's image.
-			if it.old != nil && it.old.Type == tree.File &&
-				it.old.Content.Digest == it.entry.Content.Digest {
-				it.entry.Content = it.old.Content
-			}
 		}
 		out[i] = it.entry
 	}
@@ -90,7 +101,7 @@ func (a *applier) countDirectory(path string, d *directory) error {
 		case it.old == nil:
 			a.count(&a.stats.Added, path+"/"+name)
 		case !it.entry.Attr.Equal(&it.old.Attr) || it.entry.Type == tree.File &&
-			it.entry.Content != it.old.Content:
+			it.entry.Content.Digest != it.old.Content.Digest:
 			a.count(&a.stats.Changed, path+"/"+name)
 			if it.entry.Type != tree.Dir {
 				if err := a.countBelow(path, it.old); err != nil {

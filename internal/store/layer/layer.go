@@ -97,6 +97,7 @@ func (a *applier) result(parent turnstone.TreeRef, old *tree.Root,
 	plan *directory) (turnstone.TreeRef, Stats, error) {
 	groups := a.links.result()
 	a.relinked = a.links.changed(groups)
+	settle(plan)
 	entry, err := a.finish("", plan)
 	if err != nil {
 		return turnstone.TreeRef{}, Stats{}, err

@@ -14,6 +14,7 @@ type content struct {
 	node    tree.Node
 	size    int64
 	content turnstone.Content // valid after all have been read
+	settled bool              // content is the parent's form
 }
 
 // read starts reading a file's content, beside the walk. Files with several names are read once.
