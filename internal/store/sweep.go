@@ -227,11 +227,6 @@ func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse,
 // other copy, so that the pack must stay.
 func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 	slices.SortFunc(use.live, func(a, b packEntry) int { return int(int64(a.off) - int64(b.off)) })
-	if w.open != nil && w.open.domain != use.domain {
-		if err := w.flush(ctx); err != nil {
-			return false, err
-		}
-	}
 	for _, e := range use.live {
 		if w.copied[e.id] || w.stays(ctx, e.id) {
 			continue
@@ -252,16 +247,10 @@ func (w *sweep) copyPack(ctx context.Context, use *packUse) (bool, error) {
 			}
 			continue
 		}
-		if w.open == nil {
-			w.open = newPackIn(&w.s.slabs, use.domain)
+		if err := w.append(ctx, e, use.domain, stored); err != nil {
+			return false, err
 		}
-		w.open.add(e, stored)
 		w.copied[e.id] = true
-		if w.open.data.Len() >= packTarget {
-			if err := w.flush(ctx); err != nil {
-				return false, err
-			}
-		}
 	}
 	return true, nil
 }
