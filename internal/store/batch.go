@@ -96,8 +96,8 @@ func (b *Batch) Put(ctx context.Context, p []byte) (turnstone.Digest, error) {
 }
 
 // has returns the name of the object with the digest i, and reports whether the batch or its domain
-// has the object. A public object is no reason not to seal another: the batch of a domain needs
-// nothing outside of it, and shows nothing of what is there.
+// has the object. Public objects do not count: a domain depends on no object outside of it, and its
+// needs do not reveal which public objects equal its own.
 func (b *Batch) has(ctx context.Context, i id) (name id, have bool, err error) {
 	if name, err = b.s.nameOf(i); err != nil {
 		return name, false, err
@@ -146,9 +146,9 @@ func (b *Batch) Refer(ctx context.Context, c turnstone.Content) error {
 }
 
 // Needs returns the sorted names of all objects that the batch has put or found in its domain since
-// Begin, those of chunks and lists of chunks included: what a Mark has to keep for the batch's sake,
-// besides what the batch's data refers to and did not put. A name has the form of a digest; in a
-// public batch it is the digest.
+// Begin, including chunks and lists of chunks. A Mark has to keep them, and the objects that the
+// batch's data refers to without having put them, such as the parent's. A name has the form of a
+// digest; in a public batch it is the digest.
 func (b *Batch) Needs() []turnstone.Digest { return b.digests(b.needs) }
 
 // Elsewhere returns the sorted digests of the contents that the batch did not store because an

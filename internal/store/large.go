@@ -41,13 +41,13 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (turnston
 	if b.elsewhere(digest) {
 		return c, nil // the chunks are garbage for Sweep
 	}
-	for _, k := range chunks {
-		name, err := b.s.nameOf(k.id)
-		if err != nil {
+	names := make([]id, len(chunks))
+	for i, k := range chunks {
+		if names[i], err = b.s.nameOf(k.id); err != nil {
 			return turnstone.Content{}, err
 		}
-		b.need(name)
 	}
+	b.need(names...)
 	c.Chunks, err = b.Put(ctx, encodeList(chunks))
 	return c, err
 }

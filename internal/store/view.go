@@ -215,8 +215,8 @@ func (s *Store) HasName(ctx context.Context, name turnstone.Digest) (bool, error
 	}
 	for try := 0; ; try++ {
 		places, err := s.find(ctx, i)
-		if err != nil || len(places) > 0 && !s.isBad(i) || try == 1 {
-			return err == nil && len(places) > 0 && !s.isBad(i), err
+		if ok := len(places) > 0 && !s.isBad(i); ok || err != nil || try == 1 {
+			return ok && err == nil, err
 		}
 		if err := s.refresh(ctx); err != nil {
 			return false, err

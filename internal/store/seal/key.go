@@ -20,7 +20,7 @@ const hidden = "[key]"
 
 // A Key is the key of a domain. Copies share its bytes, which Erase overwrites. Printing, logging
 // and encoding a Key show a placeholder. The pointers also hide the bytes from fmt where the Key is
-// in an unexported field, whose methods fmt cannot call: it follows one pointer, but not two.
+// in an unexported field, whose methods fmt cannot call: fmt follows one pointer, but not two.
 type Key struct{ to *secret }
 
 type secret struct{ b *[KeySize]byte }

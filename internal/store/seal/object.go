@@ -41,8 +41,8 @@ func (d *Domain) additional(name *Name) []byte {
 		name[:]...)
 }
 
-// dataKey returns the key of a single object: a key that seals one plaintext only has no limit of
-// random nonces to observe.
+// dataKey returns the key of a single object. Each key seals one plaintext only, so the number of
+// objects is not limited by random nonces.
 func (d *Domain) dataKey(name *Name) (key [32]byte, err error) {
 	err = d.use(func(k *keys) { key = mac(&k.data, name[:]) })
 	return key, err

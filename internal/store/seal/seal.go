@@ -85,9 +85,8 @@ func (d *Domain) ID() ID { return d.id }
 // String returns the ID, and no key.
 func (d *Domain) String() string { return d.id.String() }
 
-// Erase overwrites the domain's keys. It waits for calls in progress. Go gives no way to overwrite
-// what the cipher has computed from a key, or copies that the runtime has made: these remain in
-// memory until it is used again.
+// Erase overwrites the domain's keys. It waits for calls in progress. Round keys of the cipher, and
+// copies that the runtime has made, are not overwritten: they remain until their memory is reused.
 func (d *Domain) Erase() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

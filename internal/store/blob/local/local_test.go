@@ -76,6 +76,40 @@ func TestFault(t *testing.T) {
 	}
 }
 
+// TestSync makes removals durable: it syncs the folder, and has nothing to do without one.
+func TestSync(t *testing.T) {
+	broken := errors.New("injected")
+	var ops []string
+	fail := false
+	s := open(t, t.TempDir(), local.Options{Fault: func(op string) error {
+		ops = append(ops, op)
+		if fail {
+			return broken
+		}
+		return nil
+	}})
+	if err := s.Sync(t.Context(), "a/"); err != nil {
+		t.Errorf("a folder that does not exist: %v", err)
+	}
+	if err := s.Put(t.Context(), "a/b", strings.NewReader("text"), 4); err != nil {
+		t.Fatal(err)
+	}
+	ops = nil
+	if err := s.Remove(t.Context(), "a/b"); err != nil {
+		t.Error(err)
+	}
+	if err := s.Sync(t.Context(), "a/"); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"remove", "fsync-dir"}; !slices.Equal(ops, want) {
+		t.Errorf("a durable removal does %q, want %q", ops, want)
+	}
+	fail = true
+	if err := s.Sync(t.Context(), "a/"); !errors.Is(err, broken) {
+		t.Errorf("a failing sync: %v", err)
+	}
+}
+
 // TestLinks checks that a symbolic link does not lead out of the folder.
 func TestLinks(t *testing.T) {
 	dir, outside := t.TempDir(), t.TempDir()
