@@ -35,6 +35,7 @@ func (s *Server) openGateway(context.Context) error {
 	}
 	if s.controller != nil {
 		o.Control, o.Verifier = s.controller.Callers(), s.controller.verifier
+		o.Refused = s.controller.audit.Refused
 	} else {
 		at, err := url.Parse(controllerURL)
 		if err != nil {

@@ -111,7 +111,7 @@ func (l *loader) complete(c *Config) {
 	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
 		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key,
 		&c.Machine.Certificate, &c.Keys.Passphrase, &c.Keys.Identities, &c.Vault.CA,
-		&c.Vault.Token} {
+		&c.Vault.Token, &c.Audit.Folder} {
 		if p == &c.Listen.Socket && *p == none {
 			*p = ""
 		} else if *p != "" && !filepath.IsAbs(*p) {

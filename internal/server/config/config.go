@@ -50,6 +50,7 @@ type Config struct {
 	Tokens  Tokens  `toml:"tokens"`
 	Limits  Limits  `toml:"limits"`
 	Records Records `toml:"records"`
+	Audit   Audit   `toml:"audit"`
 	Log     Log     `toml:"log"`
 
 	Keys  keyring.Settings      `toml:"keys"`
@@ -117,6 +118,13 @@ type Limits struct {
 type Records struct {
 	Database string        `toml:"database" default:"server.db" kind:"file"`
 	Keep     time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
+}
+
+// Audit is the controller's audit log.
+type Audit struct {
+	Folder string          `toml:"folder" default:"audit" kind:"file"`
+	Size   turnstone.Bytes `toml:"size" default:"64MiB" min:"4KiB" max:"64GiB"`
+	Sync   time.Duration   `toml:"sync" default:"1s" min:"10ms" max:"1m"`
 }
 
 // Log is the server's log, on standard error.

@@ -44,6 +44,8 @@ type Options struct {
 	Log     *slog.Logger // faults of the server; nil: none
 	Times   Times
 	Watches int // open watches of callers. Default: 1,000
+	// Audit notes calls and channels. Its zero value notes nothing.
+	Audit guard.Auditor
 }
 
 // Times are the controller's intervals. Zero values select the defaults.
@@ -140,7 +142,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c.ctx, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	services := serve.Services{Sandboxes: sandboxService{c}, Turns: turnService{c},
 		Sessions: sessionService{c}, Templates: templateService{c}, Server: serverService{c}}
-	c.callers = guard.Handler(o.Verifier, services.Handler(c.report, guard.Refusals{}))
+	c.callers = guard.Handler(o.Verifier,
+		services.Handler(c.report, o.Audit, guard.Refusals{}), o.Audit)
 	c.peers = c.peerHandler()
 	if err := c.resume(ctx); err != nil {
 		return nil, turnstone.NewError("controller.new", turnstone.KindOf(err), "", err)

@@ -141,7 +141,7 @@ func (c *Controller) agree(ctx context.Context, n *node, l listing, mark records
 // recorded are merged. stop ends ctx, which is the stream's.
 func (c *Controller) followChanges(ctx context.Context, stop context.CancelCauseFunc, n *node,
 	stream *connect.ServerStreamForClient[v1.WatchNodeResponse], watchdog *time.Timer) error {
-	q := &queue{wake: make(chan struct{}, 1)}
+	q := &usage.Queue{Wake: make(chan struct{}, 1), Max: maxReports}
 	ended := make(chan struct{})
 	c.tasks.Go(func() {
 		defer close(ended)
@@ -160,7 +160,7 @@ func (c *Controller) followChanges(ctx context.Context, stop context.CancelCause
 }
 
 // receive takes a change.
-func (c *Controller) receive(n *node, q *queue, m *v1.WatchNodeResponse) error {
+func (c *Controller) receive(n *node, q *usage.Queue, m *v1.WatchNodeResponse) error {
 	switch x := m.GetObject().(type) {
 	case *v1.WatchNodeResponse_Node:
 		c.learn(n, x.Node)
@@ -168,7 +168,7 @@ func (c *Controller) receive(n *node, q *queue, m *v1.WatchNodeResponse) error {
 		c.learnTemplate(n, x.Template, m.GetEvent() == v1.WatchEvent_WATCH_EVENT_DELETED)
 	default:
 		if r, ok := message.OfEvent(m); ok {
-			return q.add(r)
+			return q.Add(r)
 		}
 	}
 	return nil
@@ -188,7 +188,7 @@ func (c *Controller) learnTemplate(n *node, t *v1.Template, gone bool) {
 // drain applies changes until ctx ends. That a sandbox is gone which had not ended is believed when
 // the node does not report it again for a while: a node looks at its folders now and then, and what
 // is taken for lost by mistake is removed.
-func (c *Controller) drain(ctx context.Context, n *node, q *queue) error {
+func (c *Controller) drain(ctx context.Context, n *node, q *usage.Queue) error {
 	doubted := map[usage.Ref]doubt{}
 	look := time.NewTicker(c.o.Times.Gone / 4)
 	defer look.Stop()
@@ -197,8 +197,8 @@ func (c *Controller) drain(ctx context.Context, n *node, q *queue) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-q.wake:
-			for _, r := range q.take() {
+		case <-q.Wake:
+			for _, r := range q.Take() {
 				delete(doubted, usage.RefOf(r.Object))
 				if r.Gone && r.Kind == records.Sandbox && !r.State.Final() {
 					doubted[usage.RefOf(r.Object)] = doubt{r, time.Now()}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
@@ -64,10 +65,21 @@ func isNetwork(address string) bool {
 func (c peerService) LocateChannel(ctx context.Context,
 	r *connect.Request[v1.LocateChannelRequest]) (*connect.Response[v1.LocateChannelResponse],
 	error) {
-	const op = "channel.open"
 	p := message.OfPrincipal(r.Msg.Principal)
-	name := r.Msg.GetNode()
-	if id := r.Msg.GetSandboxId(); id != "" {
+	answer, err := c.locate(ctx, p, r.Msg)
+	c.o.Audit.Opened(guard.WithAddress(ctx, r.Header()), p,
+		cmp.Or(r.Msg.GetSandboxId(), r.Msg.GetNode()), err)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(answer), nil
+}
+
+func (c *Controller) locate(ctx context.Context, p auth.Principal, m *v1.LocateChannelRequest) (
+	*v1.LocateChannelResponse, error) {
+	const op = "channel.open"
+	name := m.GetNode()
+	if id := m.GetSandboxId(); id != "" {
 		x, err := c.sandbox(ctx, op, p, auth.SandboxesConnect, id)
 		if err == nil {
 			err = alive(op, x.Object)
@@ -85,7 +97,7 @@ func (c peerService) LocateChannel(ctx context.Context,
 	if n == nil || !n.up {
 		return nil, lost(name)
 	}
-	return connect.NewResponse(&v1.LocateChannelResponse{Node: name, Address: n.address}), nil
+	return &v1.LocateChannelResponse{Node: name, Address: n.address}, nil
 }
 
 // allowNode reports why a principal may not open a channel to a node: it needs one of the scopes of

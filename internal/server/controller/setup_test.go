@@ -18,7 +18,9 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -40,6 +42,7 @@ type world struct {
 	log      *lockedBuffer
 	clients  *http.Client
 	watches  int
+	audit    *audit.Log
 }
 
 type lockedBuffer struct {
@@ -99,8 +102,12 @@ func (w *world) start() {
 	must(w, err)
 	w.verifier, err = auth.NewVerifier(auth.VerifierConfig{Name: serverName, Clock: clock})
 	must(w, err)
+	w.audit, err = audit.Open(filepath.Join(w.dir, "audit"), audit.Options{Every: time.Hour})
+	must(w, err)
+	w.Cleanup(func() { _ = w.audit.Close() })
 	w.Controller, err = New(ctx, Options{Name: serverName, Records: w.store, Issuer: w.issuer,
 		Publisher: publisher, Verifier: w.verifier, Times: w.times, Watches: w.watches,
+		Audit: guard.Auditor{Log: w.audit},
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Nodes: func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 			return connectv1.NewNodeServiceClient(w.clients, "http://"+address,
@@ -120,6 +127,7 @@ func (w *world) stop() {
 	w.http.Close()
 	must(w, w.verifier.Close())
 	must(w, w.store.Close())
+	must(w, w.audit.Close())
 	w.Controller = nil
 }
 

@@ -29,6 +29,14 @@ func callerOf(r *http.Request, proxies []netip.Prefix) (netip.Prefix, bool) {
 	return network(at), true
 }
 
+// addressText returns a network of callerOf as it is logged: a single address without its length.
+func addressText(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
 // addressOf parses HOST:PORT.
 func addressOf(s string) (netip.Addr, bool) {
 	a, err := netip.ParseAddrPort(s)

@@ -40,7 +40,7 @@ func (g *Gateway) sandboxChannel(w http.ResponseWriter, r *http.Request) {
 // channel carries a channel to its node.
 func (g *Gateway) channel(w http.ResponseWriter, r *http.Request, where *v1.LocateChannelRequest,
 	target string) {
-	at, err := g.locate(r.Context(), where)
+	at, err := g.locate(r, where)
 	if err != nil {
 		g.refuser.refuse(w, r, err)
 		return
@@ -88,8 +88,9 @@ func (g *Gateway) logChannel(node string, sizes relay.Sizes, began time.Time, er
 }
 
 // locate asks the controller for the node of a channel. What it asks is valid: it quotes the path.
-func (g *Gateway) locate(ctx context.Context, where *v1.LocateChannelRequest) (
+func (g *Gateway) locate(r *http.Request, where *v1.LocateChannelRequest) (
 	*v1.LocateChannelResponse, error) {
+	ctx := r.Context()
 	p, _ := auth.FromContext(ctx)
 	where.Principal = principal.Message(p)
 	if err := serve.Validate("gateway.channel", where); err != nil {
@@ -97,7 +98,9 @@ func (g *Gateway) locate(ctx context.Context, where *v1.LocateChannelRequest) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, locateTime)
 	defer cancel()
-	answer, err := g.o.Locator.LocateChannel(ctx, connect.NewRequest(where))
+	ask := connect.NewRequest(where)
+	ask.Header().Set(principal.CallerHeader, r.Header.Get(principal.CallerHeader))
+	answer, err := g.o.Locator.LocateChannel(ctx, ask)
 	if err != nil {
 		return nil, api.FromConnect(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/principal"
 )
 
 // headers are in every answer: no answer is a page, and none is for a cache.
@@ -39,7 +40,9 @@ func (g *Gateway) frame(next http.Handler) http.Handler {
 			p.done() // the deadline of the connection's last answer
 		}
 		defer p.last()
+		r.Header.Del(principal.CallerHeader)
 		if at, ok := callerOf(r, g.o.Proxies); ok {
+			r.Header.Set(principal.CallerHeader, addressText(at))
 			if wait := g.addresses.take(at); wait > 0 {
 				if from, _ := addressOf(r.RemoteAddr); !within(from, g.o.Proxies) {
 					// Connections are limited too: a flood of requests in one would be answered
@@ -174,6 +177,9 @@ func (g *Gateway) guarded(resumable func(*http.Request) bool, next http.Handler)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p, err := g.principal(r)
 		if err != nil {
+			if g.o.Refused != nil {
+				g.o.Refused(r, err)
+			}
 			g.refuser.refuse(w, r, err)
 			return
 		}

@@ -43,6 +43,8 @@ type Options struct {
 	// Proxies are the networks whose X-Forwarded-For is believed.
 	Proxies []netip.Prefix
 	Limits  Limits
+	// Refused is told of requests whose token was refused, with principal.CallerHeader; nil: nobody.
+	Refused func(*http.Request, error)
 	// Ready reports why callers should use another gateway now, and must answer soon; nil: what a
 	// Verifier with the method Ready reports, such as an auth.TokenVerifier.
 	Ready func(context.Context) error

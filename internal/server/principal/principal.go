@@ -47,6 +47,10 @@ func Of(m *v1.Principal) auth.Principal {
 // gateways write it: a client's own field does not reach the node (relay.Upgrade).
 const Header = "Turnstone-Principal"
 
+// CallerHeader is the field of a control call that has the caller's address, as the gateway sees it:
+// an address, or the network of an IPv6 one. A client's own field does not reach the controller.
+const CallerHeader = "Turnstone-Caller"
+
 // MaxHeader bounds the field in bytes. A principal has at most 128 patterns of 200 bytes.
 const MaxHeader = 48 << 10
 

@@ -50,8 +50,9 @@ const ours = "/turnstone."
 
 // Handler returns a handler that authenticates the caller of each request and checks the scope of
 // the method before next reads anything of the body. The caller is the principal of the request's
-// context (auth.NewContext), else that of the token in the header Authorization.
-func Handler(v auth.Verifier, next http.Handler) http.Handler {
+// context (auth.NewContext), else that of the token in the header Authorization. What is refused is
+// noted by a.
+func Handler(v auth.Verifier, next http.Handler, a Auditor) http.Handler {
 	all := methods()
 	errors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,11 +61,13 @@ func Handler(v auth.Verifier, next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		r = withAddress(r)
 		p, err := admit(v, r, m)
 		if err == nil {
 			next.ServeHTTP(w, r.WithContext(auth.NewContext(r.Context(), p)))
 			return
 		}
+		a.refused(r, p, known, err)
 		e := api.ToConnect(err)
 		if e.Code() == connect.CodeUnauthenticated {
 			w.Header().Set("WWW-Authenticate", "Bearer") // RFC 6750, 3
