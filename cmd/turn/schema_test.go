@@ -30,6 +30,7 @@ import (
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
+	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -71,6 +72,8 @@ var printed = map[string]reflect.Type{
 	"token create":     reflect.TypeFor[hostcmd.CreatedToken](),
 	"token ls":         reflect.TypeFor[hostcmd.TokensReport](),
 	"token revoke":     reflect.TypeFor[cli.RemovedReport](),
+	"audit ls":         reflect.TypeFor[audit.Entry](),
+	"audit verify":     reflect.TypeFor[audit.Summary](),
 	"gc":               reflect.TypeFor[turnstone.GCReport](),
 	"fsck":             reflect.TypeFor[turnstone.FsckReport](),
 	"du":               reflect.TypeFor[turnstone.Usage](),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,9 @@ const maxLine = 64 << 10
 // files lists the names of a log's files in the order of their lines.
 func files(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, turnstone.NewError("audit.read", turnstone.KindNotFound, "the audit log "+dir, err)
+	}
 	if err != nil {
 		return nil, turnstone.Classify("audit.read", turnstone.KindUnavailable, "the audit log "+dir,
 			err, "the controller's state directory")
