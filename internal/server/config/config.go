@@ -43,20 +43,20 @@ type Config struct {
 	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
 	Plaintext string   `toml:"plaintext" default:"loopback" oneof:"off,loopback,on"`
 
-	Listen  Listen  `toml:"listen"`
-	TLS     TLS     `toml:"tls"`
-	Peers   Peers   `toml:"peers"`
-	Machine Machine `toml:"node"`
-	Tokens  Tokens  `toml:"tokens"`
-	Limits  Limits  `toml:"limits"`
-	Records Records `toml:"records"`
-	Audit   Audit   `toml:"audit"`
-	Log     Log     `toml:"log"`
-
-	Keys  keyring.Settings      `toml:"keys"`
-	Vault keyring.VaultSettings `toml:"vault"`
-
-	Issuers []Issuer `toml:"issuers"`
+	Listen  Listen                `toml:"listen"`
+	TLS     TLS                   `toml:"tls"`
+	Peers   Peers                 `toml:"peers"`
+	Machine Machine               `toml:"node"`
+	Tokens  Tokens                `toml:"tokens"`
+	Limits  Limits                `toml:"limits"`
+	Records Records               `toml:"records"`
+	Audit   Audit                 `toml:"audit"`
+	Log     Log                   `toml:"log"`
+	Keys    keyring.Settings      `toml:"keys"`
+	Vault   keyring.VaultSettings `toml:"vault"`
+	Quota   Quota                 `toml:"quota"`
+	Tenants []Tenant              `toml:"tenants"`
+	Issuers []Issuer              `toml:"issuers"`
 }
 
 // Listen says where callers connect.
@@ -118,6 +118,44 @@ type Limits struct {
 type Records struct {
 	Database string        `toml:"database" default:"server.db" kind:"file"`
 	Keep     time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
+}
+
+// Quota bounds each tenant that has no bounds of its own. 0 bounds nothing.
+type Quota struct {
+	Sandboxes int             `toml:"sandboxes" default:"1000" min:"0" max:"1000000"`
+	CPUs      int             `toml:"cpus" default:"0" min:"0" max:"1000000"`
+	Memory    turnstone.Bytes `toml:"memory" default:"0" min:"0" max:"1024TiB"`
+	Disk      turnstone.Bytes `toml:"disk" default:"0" min:"0" max:"1024TiB"`
+	Stored    turnstone.Bytes `toml:"stored" default:"0" min:"0" max:"1024TiB"`
+	Turns     int             `toml:"turns" default:"6000" min:"0" max:"1000000"`
+	Network   turnstone.Bytes `toml:"network" default:"0" min:"0" max:"1024TiB"`
+}
+
+// A Tenant has bounds of its own. What its table does not name is as in Quota.
+type Tenant struct {
+	Name      string          `toml:"name" kind:"node"`
+	Sandboxes int             `toml:"sandboxes" min:"0" max:"1000000"`
+	CPUs      int             `toml:"cpus" min:"0" max:"1000000"`
+	Memory    turnstone.Bytes `toml:"memory" min:"0" max:"1024TiB"`
+	Disk      turnstone.Bytes `toml:"disk" min:"0" max:"1024TiB"`
+	Stored    turnstone.Bytes `toml:"stored" min:"0" max:"1024TiB"`
+	Turns     int             `toml:"turns" min:"0" max:"1000000"`
+	Network   turnstone.Bytes `toml:"network" min:"0" max:"1024TiB"`
+}
+
+// Quota returns the bounds of the tenant.
+func (t Tenant) Quota() Quota {
+	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.Turns, t.Network}
+}
+
+// QuotaOf returns the bounds of a tenant.
+func (c *Config) QuotaOf(tenant string) Quota {
+	for _, t := range c.Tenants {
+		if t.Name == tenant {
+			return t.Quota()
+		}
+	}
+	return c.Quota
 }
 
 // Audit is the controller's audit log.

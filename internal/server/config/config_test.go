@@ -97,6 +97,11 @@ grant_sessions = ["ci-*"]
 require = { repository = "acme/*" }
 outage = "0s"
 
+[[tenants]]
+name = "acme"
+sandboxes = 20
+network = "10GiB"
+
 [[issuers]]
 issuer = "https://idp.example.org"
 tenants = ["*"]
@@ -202,6 +207,12 @@ func TestProblems(t *testing.T) {
 		{"[[issuers]]\nissuer = \"https://a.example\"", 1, "issuers.1", "has no tenant"},
 		{"[[issuers]]\nissuer = \"https://a.example\"\ntenant = \"a\"\nalgorithms = [\"HS256\"]", 1,
 			"issuers.1", "HS256"},
+		{"[[tenants]]\ncpus = 2", 1, "tenants.1", "has no name"},
+		{"[[tenants]]\nname = \"a b\"", 2, "tenants.1.name", "letters"},
+		{"[[tenants]]\nname = \"a\"\nturn = 5", 3, "tenants.1.turn", "is not a setting"},
+		{"[[tenants]]\nname = \"a\"\n[[tenants]]\nname = \"a\"", 4, "tenants.2.name", "has a table already"},
+		{"[[tenants]]\nname = \"a\"\nstored = 5", 3, "tenants.1.stored", "is not a size"},
+		{"tenants = 5", 1, "tenants", "is not a list of tables"},
 		{"[[issuers]]\nrequire = 5", 2, "issuers.1.require", "is not a table"},
 		{"[[issuers]]\nrequire = {a = 5}", 2, "issuers.1.require", "is not a text"},
 	} {
@@ -418,7 +429,7 @@ func TestFile(t *testing.T) {
 
 // TestEveryBound sets each number, duration and size to its bounds.
 func TestEveryBound(t *testing.T) {
-	for _, all := range [][]setting{configSettings, issuerSettings} {
+	for _, all := range [][]setting{configSettings, issuerSettings, tenantSettings} {
 		for _, s := range all {
 			bounded := s.form() == "number" || s.form() == "duration" || s.form() == "size"
 			if (s.field.Tag.Get("min") != "") != bounded {
@@ -446,6 +457,9 @@ func TestTable(t *testing.T) {
 	}
 	for _, s := range issuerSettings {
 		keys["issuers."+s.key] = true
+	}
+	for _, s := range tenantSettings {
+		keys["tenants."+s.key] = true
 	}
 	for key := range keys {
 		if help[key] == "" {

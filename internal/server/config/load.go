@@ -79,6 +79,7 @@ type loader struct {
 	tree     map[string]any // the file
 	from     map[string]string
 	problems Problems
+	tenants  any // the value of tenants: its tables are complete once quota is known
 }
 
 // Load reads the settings of the state directory dir: from the file at path, then from environ,
@@ -151,6 +152,7 @@ func (l *loader) load(text string, environ []string) (*Config, error) {
 		l.file(c)
 	}
 	l.environment(c, environ)
+	l.ownQuotas(c)
 	if len(l.problems) == 0 {
 		l.complete(c)
 		l.check(c)
@@ -183,9 +185,11 @@ func (l *loader) syntax(err error) {
 // isKey reports whether key is a setting or a table.
 func isKey(key string) bool {
 	issuer, ok := strings.CutPrefix(key, "issuers.")
+	tenant, own := strings.CutPrefix(key, "tenants.")
 	return slices.ContainsFunc(configSettings, func(s setting) bool {
 		return s.key == key || strings.HasPrefix(s.key, key+".")
-	}) || ok && slices.ContainsFunc(issuerSettings, func(s setting) bool { return s.key == issuer })
+	}) || ok && slices.ContainsFunc(issuerSettings, func(s setting) bool { return s.key == issuer }) ||
+		own && slices.ContainsFunc(tenantSettings, func(s setting) bool { return s.key == tenant })
 }
 
 // clean cuts a message of the TOML library before what it quotes, except for single characters.
@@ -204,7 +208,7 @@ func (l *loader) problem(key string, err error, hint string) {
 	section, _, _ := strings.Cut(key, ".")
 	if v := l.from[key]; v != "" {
 		p.Source = v
-	} else if v := l.from["issuers"]; v != "" && section == "issuers" {
+	} else if v := l.from[section]; v != "" && (section == "issuers" || section == "tenants") {
 		p.Source = v
 	} else {
 		p.Line = l.line(strings.Split(key, "."))
@@ -288,6 +292,10 @@ func (l *loader) set(s setting, to reflect.Value, v any, key string) {
 		l.issuers(field, v)
 		return
 	}
+	if s.field.Type == typeTenants {
+		l.tenants = v
+		return
+	}
 	if err := s.set(field, v); err != nil {
 		hint := ""
 		if words := s.field.Tag.Get("oneof"); words != "" {
@@ -297,23 +305,52 @@ func (l *loader) set(s setting, to reflect.Value, v any, key string) {
 	}
 }
 
-// issuers takes a list of tables. TOML has two spellings, which decode to different types.
-func (l *loader) issuers(to reflect.Value, v any) {
-	var tables []map[string]any
+// tables returns a list of tables. TOML has two spellings, which decode to different types.
+func (l *loader) tables(key string, v any) (tables []map[string]any, ok bool) {
 	switch list := v.(type) {
 	case []map[string]any:
-		tables = list
+		return list, true
 	case []any:
 		for _, one := range list {
 			table, ok := one.(map[string]any)
 			if !ok {
-				l.problem("issuers", errors.New("is not a list of tables"), "write [[issuers]]")
-				return
+				l.problem(key, errors.New("is not a list of tables"), "write [["+key+"]]")
+				return nil, false
 			}
 			tables = append(tables, table)
 		}
-	default:
-		l.problem("issuers", errors.New("is not a list of tables"), "write [[issuers]]")
+		return tables, true
+	}
+	l.problem(key, errors.New("is not a list of tables"), "write [["+key+"]]")
+	return nil, false
+}
+
+// ownQuotas takes the tables of tenants.
+func (l *loader) ownQuotas(c *Config) {
+	if l.tenants == nil {
+		return
+	}
+	tables, _ := l.tables("tenants", l.tenants)
+	names := map[string]bool{}
+	for n, table := range tables {
+		q, key := c.Quota, fmt.Sprintf("tenants.%d.", n+1)
+		t := Tenant{"", q.Sandboxes, q.CPUs, q.Memory, q.Disk, q.Stored, q.Turns, q.Network}
+		l.table(reflect.ValueOf(&t).Elem(), tenantSettings, table, key)
+		if t.Name == "" {
+			l.problem(strings.TrimSuffix(key, "."), errors.New("has no name"), "name the tenant")
+		} else if names[t.Name] {
+			l.problem(key+"name", fmt.Errorf("is %s, which has a table already", t.Name),
+				"write one table for each tenant")
+		}
+		names[t.Name] = true
+		c.Tenants = append(c.Tenants, t)
+	}
+}
+
+// issuers takes the tables of issuers.
+func (l *loader) issuers(to reflect.Value, v any) {
+	tables, ok := l.tables("issuers", v)
+	if !ok {
 		return
 	}
 	all := make([]Issuer, len(tables))

@@ -17,7 +17,7 @@ func (c *Config) TOML() (string, error) {
 	section := ""
 	of := reflect.ValueOf(c).Elem()
 	for _, s := range configSettings {
-		if s.field.Type == typeIssuers {
+		if s.field.Type == typeIssuers || s.field.Type == typeTenants {
 			continue
 		}
 		before, key, ok := strings.Cut(s.key, ".")
@@ -30,6 +30,15 @@ func (c *Config) TOML() (string, error) {
 		}
 		if err := line(&b, key, s, of.FieldByIndex(s.index)); err != nil {
 			return "", err
+		}
+	}
+	for n := range c.Tenants {
+		b.WriteString("\n[[tenants]]\n")
+		tenant := reflect.ValueOf(&c.Tenants[n]).Elem()
+		for _, s := range tenantSettings {
+			if err := line(&b, s.key, s, tenant.FieldByIndex(s.index)); err != nil {
+				return "", err
+			}
 		}
 	}
 	for n := range c.Issuers {

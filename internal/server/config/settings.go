@@ -39,6 +39,7 @@ func settings(t reflect.Type) (all []setting) {
 var (
 	configSettings = settings(reflect.TypeFor[Config]())
 	issuerSettings = settings(reflect.TypeFor[Issuer]())
+	tenantSettings = settings(reflect.TypeFor[Tenant]())
 )
 
 // variable returns the name of the setting's environment variable.
@@ -52,6 +53,7 @@ var (
 	typeList     = reflect.TypeFor[[]string]()
 	typeMap      = reflect.TypeFor[map[string]string]()
 	typeIssuers  = reflect.TypeFor[[]Issuer]()
+	typeTenants  = reflect.TypeFor[[]Tenant]()
 )
 
 // form describes the values of a setting to a reader.
@@ -65,7 +67,7 @@ func (s setting) form() string {
 		return "list"
 	case typeMap:
 		return "table of texts"
-	case typeIssuers:
+	case typeIssuers, typeTenants:
 		return "list of tables"
 	}
 	switch s.field.Type.Kind() {
@@ -91,10 +93,10 @@ func (s setting) fromText(text string) (any, error) {
 			}
 		}
 		return list, nil
-	case typeIssuers, typeMap:
+	case typeIssuers, typeTenants, typeMap:
 		var m map[string]any
 		if _, err := toml.Decode("value = "+text, &m); err != nil || len(m) != 1 {
-			return nil, fmt.Errorf(`is not a value of TOML, such as [{issuer = "https://…"}]`)
+			return nil, fmt.Errorf(`is not a value of TOML, such as [{name = "value"}]`)
 		}
 		return m["value"], nil
 	}

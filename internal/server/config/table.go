@@ -13,6 +13,9 @@ func Table() string {
 	b.WriteString("\nEach table `[[issuers]]` has:\n\n")
 	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
 	rows(&b, "issuers.", issuerSettings)
+	b.WriteString("\nEach table `[[tenants]]` has:\n\n")
+	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
+	rows(&b, "tenants.", tenantSettings)
 	return b.String()
 }
 
