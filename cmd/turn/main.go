@@ -7,7 +7,6 @@ import (
 
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/hostcmd"
-	"turnstone.dev/turnstone/internal/cli/opscmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
 )
@@ -46,7 +45,7 @@ type commandLine struct {
 
 	Host  hostcmd.HostCmd  `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
 	Token hostcmd.TokenCmd `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
-	Audit opscmd.AuditCmd  `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
+	Audit hostcmd.AuditCmd `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
 	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
 	Doctor doctorCmd        `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`

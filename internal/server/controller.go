@@ -10,62 +10,33 @@ import (
 
 	"turnstone.dev/turnstone/internal/api"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
-	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
-	"turnstone.dev/turnstone/internal/server/controller"
-	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/role"
 	"turnstone.dev/turnstone/internal/server/peers"
-	"turnstone.dev/turnstone/internal/server/records"
 )
 
 // A controllerRole is the controller of this process.
 type controllerRole struct {
-	*controller.Controller
+	*role.Role
 	verifier *auth.TokenVerifier
-	audit    guard.Auditor
 }
 
 func (s *Server) openController(ctx context.Context) error {
 	if !s.c.Has(config.Controller) {
 		return nil
 	}
-	store, err := records.Open(ctx, s.c.Records.Database, records.Options{Keep: s.c.Records.Keep})
-	if err != nil {
-		return err
-	}
-	s.onClose(store.Close)
-	log, err := audit.Open(s.c.Audit.Folder, audit.Options{Size: s.c.Audit.Size, Sync: s.c.Audit.Sync,
-		Log: s.log})
-	if err != nil {
-		return err
-	}
-	s.onClose(log.Close)
-	auditor := guard.Auditor{Log: log}
-	issuer, err := auth.OpenIssuer(ctx, s.c.Name, s.o.Dir.Path("keys", "token"),
-		auth.SystemClock())
-	if err != nil {
-		return err
-	}
-	publisher, err := auth.NewPublisher(ctx, issuer, controller.Register(store))
-	if err != nil {
-		return err
-	}
 	verifier, err := s.verifier()
 	if err != nil {
 		return err
 	}
-	c, err := controller.New(ctx, controller.Options{Name: s.c.Name, Records: store,
-		Issuer: issuer, Publisher: publisher, Verifier: verifier, Nodes: s.nodes(), Log: s.log,
-		Longest: s.c.Tokens.Longest, Audit: auditor,
-		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
-		// processes may have set to less.
-		Times: controller.Times{Beat: config.LeastRevocations / 4}})
+	c, err := role.Open(ctx, role.Options{Config: s.c, Dir: s.o.Dir, Verifier: verifier,
+		Nodes: s.nodes(), Log: s.log})
 	if err != nil {
 		return err
 	}
 	s.onClose(c.Close)
-	s.controller = &controllerRole{c, verifier, auditor}
+	s.controller = &controllerRole{c, verifier}
 	return nil
 }
 

@@ -35,7 +35,7 @@ func (s *Server) openGateway(context.Context) error {
 	}
 	if s.controller != nil {
 		o.Control, o.Verifier = s.controller.Callers(), s.controller.verifier
-		o.Refused = s.controller.audit.Refused
+		o.Refused = s.controller.Refused
 	} else {
 		at, err := url.Parse(controllerURL)
 		if err != nil {

@@ -111,6 +111,8 @@ type Limits struct {
 	Request     turnstone.Bytes `toml:"request" default:"1MiB" min:"1KiB" max:"64MiB"`
 	Rate        int             `toml:"rate" default:"50" min:"1" max:"1000000"`
 	Burst       int             `toml:"burst" default:"100" min:"1" max:"1000000"`
+	Wait        time.Duration   `toml:"wait" default:"30s" min:"1ms" max:"10m"`
+	Waiting     int             `toml:"waiting" default:"1000" min:"1" max:"100000"`
 	End         time.Duration   `toml:"end" default:"5m" min:"0s" max:"24h"`
 }
 

@@ -35,6 +35,8 @@ var help = map[string]string{
 	"limits.request":          "Size of a request to the control API.",
 	"limits.rate":             "Requests per second of a token.",
 	"limits.burst":            "Requests of a token at once, before rate applies.",
+	"limits.wait":             "How long a creation or a turn waits for room before it is refused.",
+	"limits.waiting":          "Creations or turns of a tenant that wait for room at one time.",
 	"limits.end":              "How long running turns may go on after the server was told to end.",
 	"records.database":        "The controller's database.",
 	"records.keep":            "How long records of ended objects and tokens are kept, beyond the day of idempotency keys.",

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -147,6 +148,7 @@ func (c sandboxService) ForkSandbox(ctx context.Context,
 	}
 	answer := &v1.ForkSandboxResponse{}
 	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "ForkSandbox", m),
+		want: quota.Want{Sandboxes: len(m.Clients), Each: planned(message.Sandbox(x).GetMachine()), Stores: true},
 		plan: func(context.Context) (all []records.Object, err error) {
 			for i := range m.Clients {
 				o := x.Object
@@ -218,7 +220,7 @@ func (c sandboxService) SnapshotSandbox(ctx context.Context,
 		return nil, err
 	}
 	answer := &v1.SnapshotSandboxResponse{}
-	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "SnapshotSandbox", m),
+	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "SnapshotSandbox", m), want: quota.Want{Stores: true},
 		plan: func(context.Context) ([]records.Object, error) {
 			return []records.Object{{Kind: records.Snapshot, ID: newID("sn_"), Tenant: p.Tenant,
 				Owner: p.Subject, Node: x.Node, Session: x.Object.Session, Template: x.Template,

@@ -14,7 +14,9 @@ import (
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
+	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -44,6 +46,9 @@ type Options struct {
 	Log     *slog.Logger // faults of the server; nil: none
 	Times   Times
 	Watches int // open watches of callers. Default: 1,000
+	// Waiting bounds the creations that wait for room, and Quota what a tenant may have; nil: nothing.
+	Waiting fair.Limits
+	Quota   func(tenant string) quota.Limits
 	// Audit notes calls and channels. Its zero value notes nothing.
 	Audit guard.Auditor
 }
@@ -93,9 +98,10 @@ type Controller struct {
 	// commit is held while a record is changed and the change is noted, so that notes have the
 	// order of changes.
 	commit sync.Mutex
-	// placing is held from the choice of a node to the record of it: two new objects of one new
-	// session must not get two nodes.
-	placing sync.Mutex
+	// gate lets one creation at a time choose a node and record it: two new objects of one new
+	// session must not get two nodes. Creations without a node wait there.
+	gate   *fair.Gate
+	quotas *quota.Book
 
 	nodes    registry
 	ledger   usage.Ledger
@@ -126,7 +132,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	if o.Watches == 0 {
 		o.Watches = 1000
 	}
-	c := &Controller{o: o, log: o.Log, leave: func() {}}
+	c := &Controller{o: o, log: o.Log, leave: func() {}, gate: fair.NewGate(o.Waiting),
+		quotas: quota.New(o.Quota)}
 	c.nodes.all = map[string]*node{}
 	c.hub.max = o.Watches
 	if err := c.restore(ctx); err != nil {

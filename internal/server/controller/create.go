@@ -11,15 +11,20 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
+	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
 // A creation makes objects: their records first, then the objects at their node.
 type creation struct {
-	op  turnstone.Op
-	key *records.Key // nil: the request has none
-	// plan chooses a node and returns the objects, with new IDs. It runs while Controller.placing
-	// is held, and not at all if the key was used.
+	op   turnstone.Op
+	key  *records.Key // nil: the request has none
+	want quota.Want
+	// works says that place counts it as work of its node.
+	works bool
+	// plan chooses a node and returns the objects, with new IDs. It runs in Controller.gate, again if
+	// there was no room, and not at all if the key was used.
 	plan func(ctx context.Context) ([]records.Object, error)
 	// make asks the node. It is repeated with the same objects until the node has answered once,
 	// so that the node makes them once.
@@ -30,7 +35,7 @@ type creation struct {
 
 // create runs a creation. Of calls with one key one at a time asks the node.
 func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) error {
-	made, old, done, err := c.plan(ctx, n)
+	made, old, done, err := c.plan(ctx, p.Tenant, n)
 	if err != nil {
 		return err
 	}
@@ -75,8 +80,8 @@ func lockOf(o records.Object) string { return string(o.Kind) + o.ID }
 
 // plan returns the old objects of the key, or records new ones. They are pending until done is
 // called; until then new ones are also locked.
-func (c *Controller) plan(ctx context.Context, n creation) (made []records.Object, old bool,
-	done func(), err error) {
+func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made []records.Object,
+	old bool, done func(), err error) {
 	if n.key != nil {
 		made, err = c.o.Records.Used(ctx, *n.key)
 		if err != nil {
@@ -86,27 +91,58 @@ func (c *Controller) plan(ctx context.Context, n creation) (made []records.Objec
 			return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
 		}
 	}
-	c.placing.Lock()
-	defer c.placing.Unlock()
+	counted := !n.want.Turn
+	err = c.gate.Enter(ctx, tenant, max(n.want.Sandboxes, 1)*max(n.want.Each.CPUs, 1), func() error {
+		err := c.quotas.Check(tenant, c.ledger.Standing(tenant), n.want)
+		if err == nil && !counted {
+			err, counted = c.quotas.TakeTurn(tenant), true
+		}
+		if err == nil {
+			made, old, done, err = c.planNow(ctx, tenant, n)
+		}
+		return err
+	})
+	return made, old, done, err
+}
+
+// planNow is plan without a wait, for a key that was not used.
+func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (made []records.Object,
+	old bool, done func(), err error) {
 	planned, err := n.plan(ctx)
 	if err != nil {
 		return nil, false, nil, err
 	}
+	var undo []func()
+	done = func() {
+		for _, f := range undo {
+			f()
+		}
+	}
+	if node := planned[0].Node; n.works {
+		undo = append(undo, func() { c.nodes.made(node, tenant); c.gate.Wake() })
+	}
 	unlock, err := c.calls.lock(ctx, lockOf(planned[0])) // before others can find it by the key
 	if err != nil {
+		done()
 		return nil, false, nil, err
 	}
-	unpend := c.pendings.add(planned[0].Node, ids(planned)...)
-	done = func() { unpend(); unlock() }
+	undo = append(undo, c.pendings.add(planned[0].Node, ids(planned)...), unlock)
 	c.commit.Lock()
 	defer c.commit.Unlock()
+	for _, o := range planned {
+		c.ledger.Plan(tenant, usage.RefOf(o), n.want.Each)
+	}
 	made, old, err = c.o.Records.Create(ctx, n.key, planned...)
-	if err != nil {
+	if err != nil || old {
+		for _, o := range planned {
+			c.ledger.Drop(usage.RefOf(o))
+		}
 		done()
+	}
+	if err != nil {
 		return nil, false, nil, err
 	}
 	if old { // another call with this key was faster
-		done()
 		return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
 	}
 	c.note(made...)
@@ -249,7 +285,7 @@ type place struct {
 	node string // where the session is, or will be; empty: any
 }
 
-// inPlace finds the session that a request names. The caller holds placing.
+// inPlace finds the session that a request names. The caller is in the gate.
 func (c *Controller) inPlace(ctx context.Context, op turnstone.Op, p auth.Principal,
 	scope auth.Scope, name string) (place, error) {
 	if name == "" {

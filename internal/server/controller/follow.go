@@ -114,8 +114,9 @@ func (c *Controller) learn(n *node, info *v1.Node) {
 		return
 	}
 	c.nodes.mu.Lock()
-	defer c.nodes.mu.Unlock()
 	n.learn(info)
+	c.nodes.mu.Unlock()
+	c.gate.Wake()
 }
 
 // agree makes the records agree with the list of a node.

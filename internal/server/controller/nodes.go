@@ -28,6 +28,7 @@ type node struct {
 	synced        bool // its list is complete
 	templates     map[string]*v1.Template
 	placed        []placement // since info
+	making        []making    // sandboxes
 	stop          context.CancelFunc
 }
 
@@ -83,6 +84,7 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 	n.learn(info)
 	n.seen, n.up = time.Now(), true
 	r.mu.Unlock()
+	c.gate.Wake()
 	c.hub.wakeTemplates()
 	if !record {
 		return nil
@@ -97,7 +99,7 @@ func (c *Controller) enter(name, address string) *node {
 		client:    c.o.Nodes(address, connect.WithInterceptors(c.wayTo(name))),
 		templates: map[string]*v1.Template{}}
 	if old := c.nodes.all[name]; old != nil {
-		n.templates, n.info, n.placed = old.templates, old.info, old.placed
+		n.templates, n.info, n.placed, n.making = old.templates, old.info, old.placed, old.making
 	}
 	c.nodes.all[name] = n
 	if c.nodes.closed {

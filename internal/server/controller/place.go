@@ -1,15 +1,18 @@
 package controller
 
 import (
+	"slices"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/fair"
 )
 
 // A need is what a new object wants of its node.
 type need struct {
+	tenant    string      // of a new sandbox, whose creation costs the node work; else ""
 	node      string      // the only node that will do, such as the one of the session; or ""
 	machine   *v1.Machine // nil: none
 	substrate string      // may be empty
@@ -52,13 +55,16 @@ func (r *registry) place(n need) (string, error) {
 		if !x.synced {
 			score += 4 // perhaps it does not answer
 		}
-		if load <= 1 && (best == nil || score < bestScore ||
+		if load <= 1 && x.mayMake(n.tenant) && (best == nil || score < bestScore ||
 			score == bestScore && x.name < best.name) {
 			best, bestScore = x, score
 		}
 	}
 	if best == nil {
 		return "", unplaced(n, ups, able, large)
+	}
+	if n.tenant != "" {
+		best.making = append(best.making, making{n.tenant, time.Now()})
 	}
 	if m := n.machine; m != nil {
 		best.placed = append(best.placed, placement{time.Now(), max(m.Cpus, usualCPUs),
@@ -87,9 +93,46 @@ func unplaced(n need, ups, able, large int) error {
 		return fail(turnstone.KindExhausted, 0, "ask for a smaller machine",
 			"the machine is larger than each of them")
 	}
-	return fail(turnstone.KindExhausted, 5*time.Second,
+	return fair.Full(fail(turnstone.KindExhausted, 5*time.Second,
 		"try again when others have ended, or ask for a smaller machine",
-		"the machine fits on none of them now")
+		"the machine fits on none of them now"))
+}
+
+// A making is the creation of a sandbox that a node may work on.
+type making struct {
+	tenant string
+	since  time.Time
+}
+
+// young is how long a creation counts as work of its node: one that takes longer waits for
+// something else, such as a registry.
+const young = 10 * time.Second
+
+// mayMake reports whether the node may begin another sandbox of a tenant. What a tenant has it make
+// at one time is bounded, so that a flood leaves room for others. The caller holds registry.mu.
+func (n *node) mayMake(tenant string) bool {
+	if tenant == "" {
+		return true
+	}
+	n.making = slices.DeleteFunc(n.making, func(m making) bool { return time.Since(m.since) > young })
+	count := 0
+	for _, m := range n.making {
+		if m.tenant == tenant {
+			count++
+		}
+	}
+	return count < max(2, int(n.info.GetCapacity().GetCpus()))
+}
+
+// made notes that a creation of a tenant has ended.
+func (r *registry) made(name, tenant string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.all[name]; n != nil {
+		if i := slices.IndexFunc(n.making, func(m making) bool { return m.tenant == tenant }); i >= 0 {
+			n.making = slices.Delete(n.making, i, i+1)
+		}
+	}
 }
 
 func (n *node) offers(substrate string) bool {

@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -37,6 +38,7 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 	}
 	var answer *v1.CreateSandboxResponse
 	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSandbox", m),
+		works: true, want: quota.Want{Sandboxes: 1, Each: planned(m.Machine), Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
 			o, err := c.planSandbox(ctx, p, m, template)
 			return []records.Object{o}, err
@@ -65,7 +67,7 @@ func (c *Controller) planSandbox(ctx context.Context, p auth.Principal, m *v1.Cr
 	if err != nil {
 		return records.Object{}, err
 	}
-	want := need{node: in.node, machine: orEmpty(m.Machine), substrate: m.Substrate,
+	want := need{tenant: p.Tenant, node: in.node, machine: orEmpty(m.Machine), substrate: m.Substrate,
 		template: template}
 	if id := m.GetSnapshotId(); id != "" {
 		s, err := c.kept(ctx, op, p, id)
@@ -98,6 +100,12 @@ func orEmpty(m *v1.Machine) *v1.Machine {
 		return &v1.Machine{}
 	}
 	return m
+}
+
+// planned is the machine that a request asks for, as far as it says.
+func planned(m *v1.Machine) turnstone.Machine {
+	return turnstone.Machine{CPUs: int(max(m.GetCpus(), usualCPUs)),
+		Memory: turnstone.Bytes(orUsual(m.GetMemory())), Disk: turnstone.Bytes(m.GetDisk())}
 }
 
 // makeSandbox asks the node for a sandbox that has a record.

@@ -21,6 +21,8 @@ import (
 	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
+	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -43,6 +45,8 @@ type world struct {
 	clients  *http.Client
 	watches  int
 	audit    *audit.Log
+	waiting  fair.Limits
+	quota    func(tenant string) quota.Limits
 }
 
 type lockedBuffer struct {
@@ -71,7 +75,8 @@ func must(t testing.TB, err error) {
 
 // newWorld starts a controller with nodes that it follows already.
 func newWorld(t testing.TB, nodes ...string) *world {
-	w := &world{TB: t, dir: t.TempDir(), log: &lockedBuffer{}}
+	w := &world{TB: t, dir: t.TempDir(), log: &lockedBuffer{},
+		waiting: fair.Limits{Wait: 100 * time.Millisecond}}
 	w.times = Times{Lost: time.Minute, Still: 5 * time.Millisecond, Beat: 20 * time.Millisecond,
 		Alive: 20 * time.Millisecond, Gone: 100 * time.Millisecond}
 	w.clients = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
@@ -107,7 +112,7 @@ func (w *world) start() {
 	w.Cleanup(func() { _ = w.audit.Close() })
 	w.Controller, err = New(ctx, Options{Name: serverName, Records: w.store, Issuer: w.issuer,
 		Publisher: publisher, Verifier: w.verifier, Times: w.times, Watches: w.watches,
-		Audit: guard.Auditor{Log: w.audit},
+		Audit: guard.Auditor{Log: w.audit}, Waiting: w.waiting, Quota: w.quota,
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Nodes: func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 			return connectv1.NewNodeServiceClient(w.clients, "http://"+address,

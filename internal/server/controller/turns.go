@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -39,6 +40,7 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 	}
 	answer := &v1.StartTurnResponse{}
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "StartTurn", m),
+		want: quota.Want{Turn: true, Each: planned(m.Machine), Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
 			in, err := c.inPlace(ctx, op, p, scope, m.Session)
 			if err != nil {

@@ -35,11 +35,12 @@ type Ledger struct {
 
 type entry struct {
 	tenant, node, session string
-	size                  uint64    // bytes that it occupies
-	cpus                  int       // 0: no machine
-	memory                uint64    //
-	began                 time.Time // of the machine; zero: it has none yet
-	changed               time.Time // of the node's last report
+	size                  uint64            // bytes that it occupies
+	cpus                  int               // 0: no machine
+	memory, disk          uint64            //
+	plan                  turnstone.Machine // what the machine will be, as long as it has none
+	began                 time.Time         // of the machine; zero: it has none yet
+	changed               time.Time         // of the node's last report
 }
 
 // Note takes the state of an object after a change. The caller holds Controller.commit.
@@ -64,9 +65,10 @@ func (l *Ledger) Note(o records.Object) {
 		return
 	}
 	if e == nil {
-		e = &entry{tenant: o.Tenant, node: o.Node}
+		e = &entry{tenant: o.Tenant}
 		l.live[r] = e
 	}
+	e.node = o.Node
 	if e.session != o.Session {
 		l.drop(r, e)
 		e.session = o.Session
@@ -98,6 +100,7 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 			s := &v1.Sandbox{}
 			message.Decode(o.Detail, s)
 			e.cpus, e.memory = int(s.GetMachine().GetCpus()), s.GetMachine().GetMemory()
+			e.disk = s.GetMachine().GetDisk()
 			e.began = o.Created
 		}
 	case records.Turn:
@@ -165,10 +168,32 @@ func (l *Ledger) NodeOf(tenant, session string) string {
 	return ""
 }
 
+// Plan notes the machine of a new object, whose record follows. It counts from now on. Without a
+// record, Drop ends that.
+func (l *Ledger) Plan(tenant string, r Ref, m turnstone.Machine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live == nil {
+		l.live, l.sessions = map[Ref]*entry{}, map[[2]string]map[Ref]string{}
+	}
+	l.live[r] = &entry{tenant: tenant, plan: m}
+}
+
+// Drop forgets objects of Plan that have no record.
+func (l *Ledger) Drop(all ...Ref) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range all {
+		delete(l.live, r)
+	}
+}
+
 // A Standing is what a tenant uses now.
 type Standing struct {
-	Sandboxes, Turns uint32 // that have a machine
-	Stored           uint64 // bytes
+	Sandboxes, Turns   uint32 // that have a machine
+	Held               uint64 // sandboxes that have not ended
+	CPUs, Memory, Disk uint64 // of sandboxes that have not ended, and of running turns
+	Stored             uint64 // bytes
 }
 
 func (l *Ledger) Standing(tenant string) (s Standing) {
@@ -179,6 +204,7 @@ func (l *Ledger) Standing(tenant string) (s Standing) {
 			continue
 		}
 		s.Stored += e.size
+		s.add(r.Kind, e)
 		switch {
 		case r.Kind == records.Sandbox && !e.began.IsZero():
 			s.Sandboxes++
@@ -187,6 +213,19 @@ func (l *Ledger) Standing(tenant string) (s Standing) {
 		}
 	}
 	return s
+}
+
+func (s *Standing) add(k records.Kind, e *entry) {
+	if k == records.Sandbox {
+		s.Held++
+	}
+	if !e.began.IsZero() {
+		s.CPUs, s.Memory, s.Disk = s.CPUs+uint64(e.cpus), s.Memory+e.memory, s.Disk+e.disk
+	} else if k == records.Sandbox { // a turn that is reserved has no machine
+		s.CPUs += uint64(e.plan.CPUs)
+		s.Memory += uint64(e.plan.Memory)
+		s.Disk += uint64(e.plan.Disk)
+	}
 }
 
 // Take returns the spans to record: of machines that ended, and of those that exist until now.

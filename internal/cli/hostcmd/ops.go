@@ -1,0 +1,6 @@
+package hostcmd
+
+import "turnstone.dev/turnstone/internal/cli/opscmd"
+
+// AuditCmd shows a server's audit log.
+type AuditCmd = opscmd.AuditCmd
