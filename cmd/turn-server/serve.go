@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/server"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/service"
+	"turnstone.dev/turnstone/internal/server/trail"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
 )
@@ -127,9 +128,9 @@ func logger(w io.Writer, c config.Log, verbose int) *slog.Logger {
 	_ = level.UnmarshalText([]byte(c.Level)) // the settings were checked
 	o := &slog.HandlerOptions{Level: level - slog.Level(4*verbose)}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, o))
+		return slog.New(trail.Logged(slog.NewJSONHandler(w, o)))
 	}
-	return slog.New(slog.NewTextHandler(terminal.Cleaner(w), o))
+	return slog.New(trail.Logged(slog.NewTextHandler(terminal.Cleaner(w), o)))
 }
 
 // holder is the program turn that keeps sandboxes. An update of its file does not change the running

@@ -31,11 +31,13 @@ func (s *Server) openController(ctx context.Context) error {
 		return err
 	}
 	c, err := role.Open(ctx, role.Options{Config: s.c, Dir: s.o.Dir, Verifier: verifier,
-		Nodes: s.nodes(), Log: s.log})
+		Nodes: s.nodes(), Log: s.log, Watch: s.telemetry,
+		Around: []connect.Interceptor{s.telemetry.Calls(config.Controller)}})
 	if err != nil {
 		return err
 	}
 	s.onClose(c.Close)
+	s.telemetry.Watch(c)
 	s.controller = &controllerRole{c, verifier}
 	return nil
 }
@@ -81,6 +83,6 @@ func (s *Server) nodes() func(address string, o ...connect.ClientOption) connect
 			transports[address] = t
 		}
 		return connectv1.NewNodeServiceClient(&http.Client{Transport: t}, "http://node",
-			append(api.ClientOptions(), o...)...)
+			append(append(api.ClientOptions(), connect.WithInterceptors(s.telemetry.Onward())), o...)...)
 	}
 }

@@ -23,11 +23,12 @@ func (s *Server) openNode(ctx context.Context) error {
 	}
 	m, err := member.Open(ctx, member.Options{Dir: s.o.Dir, Executor: s.o.Executor,
 		Settings: s.c.Machine, Address: s.address(), TrustOperator: s.c.Has(config.Controller),
-		Log: s.log})
+		Log: s.log, Watch: s.telemetry})
 	if err != nil {
 		return err
 	}
 	s.onClose(m.Close)
+	s.telemetry.Watch(m)
 	s.node = m
 	return nil
 }
@@ -62,7 +63,7 @@ func (s *Server) toController(within ...connect.Interceptor) (connectv1.Controll
 		t = peers.MemoryTransport(s.memory)
 	}
 	return connectv1.NewControllerServiceClient(&http.Client{Transport: t}, controllerURL,
-		append(api.ClientOptions(), connect.WithInterceptors(within...))...), t
+		append(api.ClientOptions(), connect.WithInterceptors(append(within, s.telemetry.Onward())...))...), t
 }
 
 // controllerURL stands for the controller: its transport knows where it is.

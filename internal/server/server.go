@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/local"
 	"turnstone.dev/turnstone/internal/server/node/member"
 	"turnstone.dev/turnstone/internal/server/peers"
+	"turnstone.dev/turnstone/internal/server/telemetry"
 	"turnstone.dev/turnstone/internal/server/tlsfiles"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -37,7 +38,8 @@ type Server struct {
 	log   *slog.Logger
 	peers *peers.Peers
 	// memory leads to the handlers for other roles of this process.
-	memory *local.Memory
+	memory    *local.Memory
+	telemetry *telemetry.Telemetry
 
 	controller *controllerRole // nil: another process has it
 	node       *member.Member  // the same
@@ -73,6 +75,12 @@ func (s *Server) open(ctx context.Context) error {
 		s.onClose(func() error { lock.Release(); return nil })
 	}
 	var err error
+	s.telemetry, err = telemetry.Open(ctx, telemetry.Options{Settings: s.c.Telemetry, Roles: s.c.Roles,
+		Node: s.c.Machine.Name, Log: s.log})
+	if err != nil {
+		return err
+	}
+	s.onClose(s.telemetry.Close)
 	if s.peers, err = peers.Open(s.c.Peers, s.log); err != nil {
 		return err
 	}
@@ -135,6 +143,7 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	}
 	var answering sync.WaitGroup // the listeners of callers
 	run(func() error { return s.peers.Serve(all, s.memory, s.peerHandler()) })
+	run(func() error { return s.telemetry.Serve(all) })
 	for _, l := range s.listeners {
 		if l.peers {
 			run(func() error { return s.peers.Serve(all, l, s.peerHandler()) })
@@ -149,6 +158,9 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	s.background(all, run)
 	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
 		"listeners", s.Addresses())
+	if at := s.telemetry.Address(); at != "" {
+		s.log.Info("serving metrics", "address", at)
+	}
 
 	var err error
 	select {

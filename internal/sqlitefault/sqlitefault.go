@@ -20,6 +20,17 @@ type Hints struct {
 	Access  string // that cannot be read or written
 }
 
+// Busy reports whether err says that another connection held the database for longer than the wait
+// for it.
+func Busy(err error) bool {
+	var se *sqlite.Error
+	if !errors.As(err, &se) {
+		return false
+	}
+	code := se.Code() & 0xff
+	return code == sqlite3.SQLITE_BUSY || code == sqlite3.SQLITE_LOCKED
+}
+
 // Error converts an error of SQLite, of its file or of a context to a typed error about the database
 // at path, with a hint. It returns nil and errors that are typed already as they are.
 func Error(op turnstone.Op, path string, err error, h Hints) error {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -65,6 +66,11 @@ func (s setting) checkText(text string) error {
 		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return errors.New("is not a path of Vault, such as transit")
 		}
+	case "url":
+		if u, err := url.Parse(text); err != nil || u.Host == "" || u.User != nil ||
+			u.Scheme != "http" && u.Scheme != "https" {
+			return errors.New("is not a URL without a user, such as http://127.0.0.1:4318")
+		}
 	case "network":
 		if _, err := netip.ParsePrefix(text); err != nil {
 			return fmt.Errorf("%.60q is not a network, such as 10.0.0.0/8", text)
@@ -111,7 +117,7 @@ func (l *loader) complete(c *Config) {
 	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
 		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key,
 		&c.Machine.Certificate, &c.Keys.Passphrase, &c.Keys.Identities, &c.Vault.CA,
-		&c.Vault.Token, &c.Audit.Folder} {
+		&c.Vault.Token, &c.Audit.Folder, &c.Telemetry.Headers} {
 		if p == &c.Listen.Socket && *p == none {
 			*p = ""
 		} else if *p != "" && !filepath.IsAbs(*p) {
@@ -120,6 +126,9 @@ func (l *loader) complete(c *Config) {
 	}
 	if c.Listen.Address == none {
 		c.Listen.Address = ""
+	}
+	if c.Telemetry.Listen == none {
+		c.Telemetry.Listen = ""
 	}
 	if c.Machine.Name == "" {
 		c.Machine.Name = thisHost()
@@ -158,6 +167,7 @@ func (l *loader) check(c *Config) {
 	if key, err := c.Keys.Check(&c.Vault); err != nil {
 		l.problem(key, err, "")
 	}
+	l.checkTelemetry(&c.Telemetry)
 	l.checkPeers(c)
 	for n := range c.Issuers {
 		l.checkIssuer(c, n)
@@ -171,6 +181,30 @@ func (l *loader) pair(one, two, keyOne, keyTwo string) {
 	}
 	if one == "" && two != "" {
 		l.problem(keyTwo, errors.New("needs "+keyOne), "set both, or none of them")
+	}
+}
+
+// maxTenants bounds the tenants that metrics name.
+const maxTenants = 100
+
+// checkTelemetry reports a page that everybody could read, and headers that everybody could hear.
+func (l *loader) checkTelemetry(t *Telemetry) {
+	if a := t.Listen; a != "" && !Loopback(a) && t.Network != "on" {
+		l.problem("telemetry.listen", errors.New("is reached from other machines, and the page "+
+			"needs no token"), "use an address of 127.0.0.1, or set telemetry.network to on")
+	}
+	if len(t.Tenants) > maxTenants {
+		l.problem("telemetry.tenants", fmt.Errorf("has more than %d tenants", maxTenants), "")
+	}
+	if t.Headers == "" {
+		return
+	}
+	switch u, err := url.Parse(t.Endpoint); {
+	case t.Endpoint == "":
+		l.problem("telemetry.headers", errors.New("needs telemetry.endpoint"), "set both, or none of them")
+	case err == nil && u.Scheme == "http" && !Loopback(net.JoinHostPort(u.Hostname(), "0")):
+		l.problem("telemetry.endpoint", errors.New("is not encrypted, and telemetry.headers has secrets"),
+			"use https, or a collector on this machine")
 	}
 }
 
@@ -291,6 +325,13 @@ func (c *Config) CheckFiles() error {
 		if one.path != "" {
 			add(one.key, one.path, checkSecret(one.path))
 		}
+	}
+	if path := c.Telemetry.Headers; path != "" {
+		err := checkSecret(path)
+		if err == nil {
+			_, err = c.Telemetry.ReadHeaders()
+		}
+		add("telemetry.headers", path, err)
 	}
 	if len(all) == 0 {
 		return nil

@@ -43,20 +43,21 @@ type Config struct {
 	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
 	Plaintext string   `toml:"plaintext" default:"loopback" oneof:"off,loopback,on"`
 
-	Listen  Listen                `toml:"listen"`
-	TLS     TLS                   `toml:"tls"`
-	Peers   Peers                 `toml:"peers"`
-	Machine Machine               `toml:"node"`
-	Tokens  Tokens                `toml:"tokens"`
-	Limits  Limits                `toml:"limits"`
-	Records Records               `toml:"records"`
-	Audit   Audit                 `toml:"audit"`
-	Log     Log                   `toml:"log"`
-	Keys    keyring.Settings      `toml:"keys"`
-	Vault   keyring.VaultSettings `toml:"vault"`
-	Quota   Quota                 `toml:"quota"`
-	Tenants []Tenant              `toml:"tenants"`
-	Issuers []Issuer              `toml:"issuers"`
+	Listen    Listen                `toml:"listen"`
+	TLS       TLS                   `toml:"tls"`
+	Peers     Peers                 `toml:"peers"`
+	Machine   Machine               `toml:"node"`
+	Tokens    Tokens                `toml:"tokens"`
+	Limits    Limits                `toml:"limits"`
+	Records   Records               `toml:"records"`
+	Audit     Audit                 `toml:"audit"`
+	Log       Log                   `toml:"log"`
+	Keys      keyring.Settings      `toml:"keys"`
+	Vault     keyring.VaultSettings `toml:"vault"`
+	Quota     Quota                 `toml:"quota"`
+	Tenants   []Tenant              `toml:"tenants"`
+	Issuers   []Issuer              `toml:"issuers"`
+	Telemetry Telemetry             `toml:"telemetry"`
 }
 
 // Listen says where callers connect.
@@ -171,6 +172,20 @@ type Audit struct {
 type Log struct {
 	Level  string `toml:"level" default:"info" oneof:"debug,info,warn,error"`
 	Format string `toml:"format" default:"text" oneof:"text,json"`
+}
+
+// Telemetry is what the server tells about itself: a page for Prometheus, and an OpenTelemetry
+// collector. Both are off by default.
+type Telemetry struct {
+	Listen string `toml:"listen" default:"off" kind:"address"`
+	// Network permits an address of Listen that other machines reach: the page has no authentication.
+	Network  string        `toml:"network" default:"off" oneof:"off,on"`
+	Endpoint string        `toml:"endpoint" kind:"url"`
+	Headers  string        `toml:"headers" kind:"secret"`
+	Sample   int           `toml:"sample" default:"100" min:"0" max:"100"`
+	Interval time.Duration `toml:"interval" default:"1m" min:"1s" max:"1h"`
+	// Tenants are those with a label of their own.
+	Tenants []string `toml:"tenants" kind:"node"`
 }
 
 // An Issuer is an OpenID Connect issuer. Its tokens get at most what is here.

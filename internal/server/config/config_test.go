@@ -198,6 +198,14 @@ func TestProblems(t *testing.T) {
 		{"[node]\nexpose = \"localhost\"", 2, "node.expose", "is not an IP address"},
 		{"[peers]\nlisten = \"10.0.0.1:7\"", 2, "peers.listen", "needs mutual TLS"},
 		{"[peers]\nlisten = \"unix:p\"", 2, "peers.listen", "absolute path"},
+		{"[telemetry]\nlisten = \"0.0.0.0:9\"", 2, "telemetry.listen", "needs no token"},
+		{"[telemetry]\nendpoint = \"127.0.0.1:4318\"", 2, "telemetry.endpoint", "is not a URL"},
+		{"[telemetry]\nendpoint = \"http://u:p@h\"", 2, "telemetry.endpoint", "is not a URL"},
+		{"[telemetry]\nheaders = \"/h\"", 2, "telemetry.headers", "needs telemetry.endpoint"},
+		{"[telemetry]\nendpoint = \"http://h\"\nheaders = \"/h\"", 2, "telemetry.endpoint",
+			"is not encrypted"},
+		{"[telemetry]\nsample = 101", 2, "telemetry.sample", "is not between 0 and 100"},
+		{"[telemetry]\ntenants = [\"a b\"]", 2, "telemetry.tenants", "letters"},
 		{"issuers = 5", 1, "issuers", "is not a list of tables"},
 		{"[issuers]\nissuer = \"x\"", 1, "issuers", "is not a list of tables"},
 		{"[[issuers]]\nissuer = \"https://a.example\"\ntenant = \"a\"\n\n[[issuers]]\nissuer = 5", 6,
@@ -362,7 +370,10 @@ func TestCheckFiles(t *testing.T) {
 		"tls.key: is not a regular file":      {TLS: TLS{crt, dir}},
 		"peers.authority: has no certificate": {Peers: Peers{Authority: good}},
 		"peers.authority: open":               {Peers: Peers{Authority: filepath.Join(dir, "none")}},
-		"peers.certificate: does not fit":     {Peers: Peers{Certificate: crt, Key: crt}},
+		"telemetry.headers: has mode 0644":    {Telemetry: Telemetry{Headers: write("h", nil, 0o644)}},
+		"telemetry.headers: line 2 is not": {Telemetry: Telemetry{Headers: write("h2",
+			append([]byte("A: b\n"), key...), 0o600)}},
+		"peers.certificate: does not fit": {Peers: Peers{Certificate: crt, Key: crt}},
 	} {
 		check(t, os.Chmod(crt, 0o640))
 		err := c.CheckFiles()

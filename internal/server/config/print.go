@@ -62,7 +62,7 @@ func line(b *strings.Builder, key string, s setting, v reflect.Value) error {
 	case turnstone.Bytes:
 		value = x.String()
 	case string:
-		if x == "" && (s.key == "listen.address" || s.key == "listen.socket") {
+		if x == "" && s.field.Tag.Get("default") != "" {
 			value = none
 		} else if x == "" {
 			return nil

@@ -4,7 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -44,6 +46,8 @@ type Options struct {
 	// Longest is the longest life of a token that CreateToken makes. Default: auth.MaxTTL.
 	Longest time.Duration
 	Log     *slog.Logger // faults of the server; nil: none
+	// Around are interceptors of all calls, the first one outermost.
+	Around  []connect.Interceptor
 	Times   Times
 	Watches int // open watches of callers. Default: 1,000
 	// Waiting bounds the creations that wait for room, and Quota what a tenant may have; nil: nothing.
@@ -104,6 +108,7 @@ type Controller struct {
 	quotas *quota.Book
 
 	nodes    registry
+	waiting  atomic.Int64 // reports in queues
 	ledger   usage.Ledger
 	hub      hub
 	calls    locks
@@ -149,8 +154,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c.ctx, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	services := serve.Services{Sandboxes: sandboxService{c}, Turns: turnService{c},
 		Sessions: sessionService{c}, Templates: templateService{c}, Server: serverService{c}}
-	c.callers = guard.Handler(o.Verifier,
-		services.Handler(c.report, o.Audit, guard.Refusals{}), o.Audit)
+	c.callers = guard.Handler(o.Verifier, services.Handler(c.report,
+		c.around(o.Audit, guard.Refusals{})...), o.Audit)
 	c.peers = c.peerHandler()
 	if err := c.resume(ctx); err != nil {
 		return nil, turnstone.NewError("controller.new", turnstone.KindOf(err), "", err)
@@ -159,6 +164,11 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c.every(o.Times.Prune, "old records cannot be removed", c.sweep)
 	c.every(o.Times.Lost/8, "a lost node cannot be recorded", c.loseNodes)
 	return c, nil
+}
+
+// around returns the interceptors of calls, the first one outermost.
+func (c *Controller) around(inner ...connect.Interceptor) []connect.Interceptor {
+	return slices.Concat(c.o.Around, inner)
 }
 
 // Callers returns the handler of what callers reach, for a gateway and for the operator's socket.
@@ -200,8 +210,8 @@ func (c *Controller) every(interval time.Duration, fault string, f func(context.
 }
 
 // report logs a fault whose text no caller gets.
-func (c *Controller) report(_ context.Context, procedure string, err error) {
-	c.log.Error("a call failed", "procedure", procedure, "error", err)
+func (c *Controller) report(ctx context.Context, procedure string, err error) {
+	c.log.ErrorContext(ctx, "a call failed", "procedure", procedure, "error", err)
 }
 
 // sweep is what is done each minute.

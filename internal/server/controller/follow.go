@@ -142,7 +142,8 @@ func (c *Controller) agree(ctx context.Context, n *node, l listing, mark records
 // recorded are merged. stop ends ctx, which is the stream's.
 func (c *Controller) followChanges(ctx context.Context, stop context.CancelCauseFunc, n *node,
 	stream *connect.ServerStreamForClient[v1.WatchNodeResponse], watchdog *time.Timer) error {
-	q := &usage.Queue{Wake: make(chan struct{}, 1), Max: maxReports}
+	q := &usage.Queue{Wake: make(chan struct{}, 1), Max: maxReports, Waiting: &c.waiting}
+	defer q.Take() // what is left comes again with the next list
 	ended := make(chan struct{})
 	c.tasks.Go(func() {
 		defer close(ended)

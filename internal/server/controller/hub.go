@@ -31,6 +31,12 @@ type watcher struct {
 	ids map[string]bool
 }
 
+func (h *hub) count() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.watchers)
+}
+
 func (h *hub) join(tenant string, kind records.Kind) (w *watcher, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -214,7 +214,7 @@ func (c *Controller) wayTo(name string) connect.UnaryInterceptorFunc {
 			if errors.As(err, &e) && !connect.IsWireError(e) && ctx.Err() == nil &&
 				// a connection that breaks while the request is written is "canceled"
 				(e.Code() == connect.CodeUnavailable || e.Code() == connect.CodeCanceled) {
-				c.log.Info("a node cannot be reached", "node", name, "error", err)
+				c.log.InfoContext(ctx, "a node cannot be reached", "node", name, "error", err)
 				return nil, silent(name, time.Second)
 			}
 			return a, err

@@ -25,7 +25,7 @@ type peerService struct{ *Controller }
 func (c *Controller) peerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle(connectv1.NewControllerServiceHandler(peerService{c},
-		serve.HandlerOptions(c.report, guard.Refusals{})...))
+		serve.HandlerOptions(c.report, c.around(guard.Refusals{})...)...))
 	return mux
 }
 

@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/principal"
 	"turnstone.dev/turnstone/internal/server/relay"
+	"turnstone.dev/turnstone/internal/server/trail"
 )
 
 // headRoom is for the other fields of the request to a node.
@@ -51,39 +52,44 @@ func (g *Gateway) channel(w http.ResponseWriter, r *http.Request, where *v1.Loca
 		g.refuser.refuse(w, r, err)
 		return
 	}
+	trail.Inject(r.Context(), tell)
 	l := g.o.Limits
 	u := relay.Upgrade{Host: "node", Target: target, Header: tell,
 		MaxHead: principal.MaxHeader + headRoom, DialTime: l.Handshake, HeadTime: l.Handshake,
 		Dial:    func(ctx context.Context) (net.Conn, error) { return g.o.Dial(ctx, at.Address) },
 		Refuse:  g.refuseChannel,
-		Options: relay.Options{Idle: l.Idle, Write: l.Stall}}
+		Options: relay.Options{Idle: l.Idle, Write: l.Stall, Total: &g.relayed}}
 	began := time.Now()
 	pair, err := u.Begin(w, r)
 	if err != nil {
 		connectionIn(r.Context()).leave()
-		g.logChannel(at.Node, relay.Sizes{}, began, err)
+		g.logChannel(r.Context(), at.Node, relay.Sizes{}, began, err)
 		return
 	}
 	// The handler returns, and with it what net/http keeps for a request: most channels are idle.
 	conn := connectionIn(r.Context())
 	ctx, done := g.calls.detach(r.Context())
+	from := trail.Only(r.Context())
+	g.channels.Add(1)
 	go func() {
 		defer done()
+		defer g.channels.Add(-1)
 		sizes, err := pair.Copy(ctx)
 		conn.leave()
-		g.logChannel(at.Node, sizes, began, err)
+		g.logChannel(from, at.Node, sizes, began, err)
 	}()
 }
 
 // logChannel logs sizes and times.
-func (g *Gateway) logChannel(node string, sizes relay.Sizes, began time.Time, err error) {
+func (g *Gateway) logChannel(ctx context.Context, node string, sizes relay.Sizes, began time.Time,
+	err error) {
 	reason := ""
 	if e := relay.EndOf(err); e != nil {
 		reason = string(e.Reason)
 	} else if err != nil {
 		reason = string(turnstone.KindOf(err))
 	}
-	g.log.Info("channel ended", "node", node, "to_node", sizes.ToNode, "to_client", sizes.ToClient,
+	g.log.InfoContext(ctx, "channel ended", "node", node, "to_node", sizes.ToNode, "to_client", sizes.ToClient,
 		"time", time.Since(began).Round(time.Millisecond), "reason", reason)
 }
 

@@ -37,6 +37,12 @@ func newConnections(most, per int) *connections {
 		count: map[netip.Prefix]int{}, idle: list.New()}
 }
 
+func (c *connections) size() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.all)
+}
+
 // add counts a connection, or says why it is one too many. Connections of trusted proxies are many
 // callers', so only their sum is bounded.
 func (c *connections) add(conn net.Conn, proxies []netip.Prefix) (problem string) {

@@ -80,7 +80,7 @@ func controllerError(ctx context.Context, err error, l *slog.Logger) error {
 	case cause != nil:
 		return turnstone.NewError("gateway.controller", turnstone.KindCanceled, "the call", cause)
 	}
-	l.Warn("the controller cannot be reached", "error", err)
+	l.WarnContext(ctx, "the controller cannot be reached", "error", err)
 	return &api.Status{RetryAfter: time.Second, Err: turnstone.Errorf("gateway.controller",
 		turnstone.KindUnavailable, "the controller", "does not answer").
 		WithHint("try again soon; the gateway's log says why it does not")}

@@ -7,12 +7,14 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/relay"
 )
 
 // A Verifier verifies tokens, and says later whether they still hold: see auth.TokenVerifier.
@@ -48,7 +50,9 @@ type Options struct {
 	// Ready reports why callers should use another gateway now, and must answer soon; nil: what a
 	// Verifier with the method Ready reports, such as an auth.TokenVerifier.
 	Ready func(context.Context) error
-	Log   *slog.Logger // nil: none
+	// Around returns a handler around that of all requests, which gives them a trail; nil: none.
+	Around func(http.Handler) http.Handler
+	Log    *slog.Logger // nil: none
 }
 
 // Limits bound callers. Zero selects the defaults.
@@ -110,6 +114,8 @@ type Gateway struct {
 	tokens    *rates[tokenKey]
 	addresses *rates[netip.Prefix]
 	connects  *rates[netip.Prefix]
+	relayed   relay.Total
+	channels  atomic.Int64 // that are open
 	stop      func()
 }
 
@@ -145,6 +151,16 @@ func (g *Gateway) Close() error {
 	g.calls.end(false)
 	g.stop()
 	return nil
+}
+
+// Measure emits the numbers of connections and channels: see telemetry.Measurer.
+func (g *Gateway) Measure(emit func(name string, value float64, labels ...string)) {
+	emit("turnstone_gateway_connections", float64(g.network.size()), "network")
+	emit("turnstone_gateway_connections", float64(g.local.size()), "socket")
+	emit("turnstone_gateway_channels", float64(g.channels.Load()))
+	sizes := g.relayed.Sizes()
+	emit("turnstone_relay_bytes_total", float64(sizes.ToNode), "to_node")
+	emit("turnstone_relay_bytes_total", float64(sizes.ToClient), "to_client")
 }
 
 // A ServeOptions says how Serve serves a listener.

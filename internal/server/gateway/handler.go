@@ -58,6 +58,9 @@ func (g *Gateway) Handler() http.Handler {
 		g.refuser.refuse(w, r, turnstone.Errorf("gateway.path", turnstone.KindNotFound, "the path",
 			"is not one of this server").WithHint("see docs/api.md for the paths"))
 	})
+	if g.o.Around != nil {
+		return g.o.Around(g.frame(mux))
+	}
 	return g.frame(mux)
 }
 
@@ -125,7 +128,7 @@ func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
 		err = g.o.Ready(r.Context())
 	}
 	if err != nil {
-		g.log.Info("not ready", "kind", turnstone.KindOf(err), "error", err)
+		g.log.InfoContext(r.Context(), "not ready", "kind", turnstone.KindOf(err), "error", err)
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "not ready", http.StatusServiceUnavailable)
 		return

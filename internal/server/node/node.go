@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node/rights"
 	"turnstone.dev/turnstone/internal/server/principal"
+	"turnstone.dev/turnstone/internal/server/trail"
 	"turnstone.dev/turnstone/internal/websocket"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -62,6 +63,13 @@ type Options struct {
 	// Channels is the number of channels that may be open at the same time; a tenant may have as many
 	// as are free. Default: 2,000.
 	Channels int
+	Watch    Watch // nil: nobody is told
+}
+
+// A Watch is told of handshakes. It is safe for concurrent use.
+type Watch interface {
+	// Handshook is told when a handshake began, and its error. ctx has the trail of the channel.
+	Handshook(ctx context.Context, began time.Time, err error)
 }
 
 // Times of statements and handshakes, and the default number of channels.
@@ -128,6 +136,9 @@ func (n *Node) Certificate() []byte {
 	}
 	return n.o.Certificate()
 }
+
+// Open returns the number of channels that are open.
+func (n *Node) Open() int { return n.places.open() }
 
 // A Client is who asks for a statement.
 type Client struct {
@@ -212,11 +223,13 @@ func (n *Node) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+ChannelPath, func(w http.ResponseWriter, r *http.Request) {
 		opened := principal.From(r.Header)
-		n.accept(w, r, func(s *websocket.Stream) { n.serve(s, opened) })
+		from := trail.Extract(context.Background(), r.Header)
+		n.accept(w, r, func(s *websocket.Stream) { n.serve(from, s, opened) })
 	})
 	mux.HandleFunc("GET "+SandboxChannelPath, func(w http.ResponseWriter, r *http.Request) {
 		id := turnstone.SandboxID(r.PathValue("id"))
-		n.accept(w, r, func(s *websocket.Stream) { n.pass(s, id) })
+		from := trail.Extract(context.Background(), r.Header)
+		n.accept(w, r, func(s *websocket.Stream) { n.pass(from, s, id) })
 	})
 	return mux
 }
@@ -247,10 +260,15 @@ func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.
 }
 
 // serve ends a channel of the node itself, which a principal opened: the client drives its executor.
-func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
+// from has the trail of the request.
+func (n *Node) serve(from context.Context, s *websocket.Stream, opened auth.Principal) {
+	began := time.Now()
 	c, err := channel.Server(n.ctx, s, channel.ServerConfig{Key: n.pair, Registry: &n.known})
+	if n.o.Watch != nil {
+		n.o.Watch.Handshook(from, began, err)
+	}
 	if err != nil {
-		logFault("a channel was refused", err)
+		logFault(from, "a channel was refused", err)
 		return // Server has closed the stream
 	}
 	p, ok := n.known.peer(c.Statement())
@@ -261,7 +279,7 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 	}
 	p.Rights = p.Rights.And(opened)
 	if err := n.o.Commands(d, p); err != nil {
-		slog.Warn("a channel has no commands", "tenant", p.Tenant, "err", err)
+		slog.WarnContext(from, "a channel has no commands", "tenant", p.Tenant, "err", err)
 		_ = c.Close()
 		return
 	}
@@ -271,26 +289,27 @@ func (n *Node) serve(s *websocket.Stream, opened auth.Principal) {
 		defer time.AfterFunc(time.Until(e), func() { _ = conn.Close() }).Stop()
 	}
 	conn.Wait()
-	logFault("a channel ended", conn.Err())
+	logFault(from, "a channel ended", conn.Err())
 	_ = conn.Close()
 }
 
 // logFault names what was done to a channel, if something was. An end of the connection is no fault
 // of anybody.
-func logFault(what string, err error) {
+func logFault(ctx context.Context, what string, err error) {
 	level, fault := slog.LevelWarn, channel.FaultOf(err)
 	if fault == "" || fault == channel.FaultTruncated {
 		level = slog.LevelDebug
 	}
-	slog.Log(context.Background(), level, what, "fault", fault)
+	slog.Log(ctx, level, what, "fault", fault)
 }
 
-// pass copies the bytes of a channel to the agent of a sandbox, which ends it.
-func (n *Node) pass(s *websocket.Stream, id turnstone.SandboxID) {
+// pass copies the bytes of a channel to the agent of a sandbox, which ends it. from has the trail of
+// the request.
+func (n *Node) pass(from context.Context, s *websocket.Stream, id turnstone.SandboxID) {
 	defer func() { _ = s.Close() }()
 	agent, err := n.o.Sandboxes.OpenChannel(n.ctx, id)
 	if err != nil {
-		slog.Debug("a sandbox has no channel", "sandbox", id, "kind", turnstone.KindOf(err))
+		slog.DebugContext(from, "a sandbox has no channel", "sandbox", id, "kind", turnstone.KindOf(err))
 		return
 	}
 	defer func() { _ = agent.Close() }()

@@ -34,6 +34,14 @@ type Options struct {
 	// Now is the wall clock, and Elapsed a clock that never jumps.
 	Now     func() time.Time
 	Elapsed func() time.Duration
+	// Watch is told of each write; nil: nobody is.
+	Watch Watch
+}
+
+// A Watch is told of writes. It is safe for concurrent use.
+type Watch interface {
+	// Wrote is told how long a write waited for earlier ones, how long it took then, and its error.
+	Wrote(waited, took time.Duration, err error)
 }
 
 func (o *Options) setDefaults() {
@@ -205,8 +213,23 @@ func (db *DB) ageNow(ctx context.Context, tx *sql.Tx) (age time.Duration, err er
 
 // write runs f in a transaction of a pool.
 func (db *DB) write(ctx context.Context, p *sql.DB, op string, f func(tx *sql.Tx) error) error {
+	if db.options.Watch == nil {
+		db.writing.Lock()
+		defer db.writing.Unlock()
+		return db.transact(ctx, p, op, f)
+	}
+	asked := time.Now()
 	db.writing.Lock()
-	defer db.writing.Unlock()
+	began := time.Now()
+	err := db.transact(ctx, p, op, f)
+	took := time.Since(began)
+	db.writing.Unlock()
+	db.options.Watch.Wrote(began.Sub(asked), took, err)
+	return err
+}
+
+// transact is write for the holder of db.writing.
+func (db *DB) transact(ctx context.Context, p *sql.DB, op string, f func(tx *sql.Tx) error) error {
 	tx, err := p.BeginTx(ctx, nil)
 	if err != nil {
 		return dbError(op, db.path, err)
@@ -216,6 +239,16 @@ func (db *DB) write(ctx context.Context, p *sql.DB, op string, f func(tx *sql.Tx
 		return dbError(op, db.path, err)
 	}
 	return dbError(op, db.path, tx.Commit())
+}
+
+// Size returns the size of the database and its log in bytes, as far as the files are there.
+func (db *DB) Size() (n int64) {
+	for _, end := range []string{"", "-wal"} {
+		if info, err := os.Stat(db.path + end); err == nil {
+			n += info.Size()
+		}
+	}
+	return n
 }
 
 // A querier is a pool or a transaction.

@@ -20,6 +20,25 @@ type Options struct {
 	// Time and Bytes limit the whole relay; Bytes counts both directions.
 	Time  time.Duration
 	Bytes int64
+	// Total counts what several relays write; nil: nobody does.
+	Total *Total
+}
+
+// A Total counts bytes while they are relayed. It is safe for concurrent use.
+type Total struct{ toNode, toClient atomic.Int64 }
+
+// Sizes returns the bytes so far.
+func (t *Total) Sizes() Sizes { return Sizes{t.toNode.Load(), t.toClient.Load()} }
+
+func (t *Total) add(to Side, n int) {
+	if t == nil {
+		return
+	}
+	if to == Node {
+		t.toNode.Add(int64(n))
+	} else {
+		t.toClient.Add(int64(n))
+	}
 }
 
 // Sizes are the bytes that a relay has written.
@@ -225,6 +244,7 @@ func (r *relay) write(to Side, dst net.Conn, p []byte, count *atomic.Int64) *End
 	}
 	n, err := dst.Write(p)
 	count.Add(int64(n))
+	r.options.Total.add(to, n)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return &EndError{Side: to, Reason: Stalled, Err: cause(err)}

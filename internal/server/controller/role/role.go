@@ -30,6 +30,9 @@ type Options struct {
 	// Nodes returns a client of the node at an address.
 	Nodes func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient
 	Log   *slog.Logger
+	Watch records.Watch // is told of writes to the database; nil: nobody is
+	// Around are interceptors of all calls, the first one outermost.
+	Around []connect.Interceptor
 }
 
 // A Role is the controller of a process. Its methods are safe for concurrent use.
@@ -50,7 +53,8 @@ func Open(ctx context.Context, o Options) (*Role, error) {
 
 func (r *Role) open(ctx context.Context, o Options) error {
 	c := o.Config
-	store, err := records.Open(ctx, c.Records.Database, records.Options{Keep: c.Records.Keep})
+	store, err := records.Open(ctx, c.Records.Database, records.Options{Keep: c.Records.Keep,
+		Watch: o.Watch})
 	if err != nil {
 		return err
 	}
@@ -72,7 +76,7 @@ func (r *Role) open(ctx context.Context, o Options) error {
 	}
 	r.Controller, err = controller.New(ctx, controller.Options{Name: c.Name, Records: store,
 		Issuer: issuer, Publisher: publisher, Verifier: o.Verifier, Nodes: o.Nodes, Log: o.Log,
-		Longest: c.Tokens.Longest, Audit: r.auditor,
+		Longest: c.Tokens.Longest, Audit: r.auditor, Around: o.Around,
 		Waiting: fair.Limits{Each: c.Limits.Waiting, All: 10 * c.Limits.Waiting, Wait: c.Limits.Wait},
 		Quota: func(tenant string) quota.Limits {
 			q := c.QuotaOf(tenant)

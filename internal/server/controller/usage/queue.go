@@ -2,6 +2,7 @@ package usage
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/controller/message"
@@ -11,6 +12,8 @@ import (
 type Queue struct {
 	Wake chan struct{} // has one element when there is something
 	Max  int           // objects
+	// Waiting counts the reports of all queues; nil: nobody counts.
+	Waiting *atomic.Int64
 
 	mu    sync.Mutex
 	all   map[Ref]message.Report
@@ -31,6 +34,7 @@ func (q *Queue) Add(r message.Report) error {
 				"reports faster than its reports can be recorded")
 		}
 		q.order = append(q.order, id)
+		q.count(1)
 	}
 	q.all[id] = r
 	select {
@@ -47,6 +51,13 @@ func (q *Queue) Take() (all []message.Report) {
 	for _, id := range q.order {
 		all = append(all, q.all[id])
 	}
+	q.count(-len(q.order))
 	q.all, q.order = nil, nil
 	return all
+}
+
+func (q *Queue) count(n int) {
+	if q.Waiting != nil {
+		q.Waiting.Add(int64(n))
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -111,9 +112,11 @@ func (s *Service) Close() error {
 }
 
 // Handler returns the path and the HTTP handler of the service, for other roles only. report gets
-// the errors that callers get no text of; it may be nil.
-func (s *Service) Handler(report serve.Report) (string, http.Handler) {
-	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report, serve.Hide(s.o.Node.Paths()))...)
+// the errors that callers get no text of; it may be nil. around are interceptors of all calls, the
+// first one outermost.
+func (s *Service) Handler(report serve.Report, around ...connect.Interceptor) (string, http.Handler) {
+	around = append(slices.Clone(around), serve.Hide(s.o.Node.Paths()))
+	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report, around...)...)
 }
 
 // GetNode answers the node's name, key and capacity.

@@ -22,6 +22,7 @@ type sizes struct {
 	busy   bool
 	next   time.Time
 	of     map[sizeName]int64
+	stored map[string]int64  // bytes of stores, by tenant
 	stamps map[string]string // of databases, by tenant
 }
 
@@ -79,8 +80,9 @@ func (s *Service) measureTenant(st *tenants.State) {
 	z := &s.sizes
 	z.mu.Lock()
 	if z.of == nil {
-		z.of = make(map[sizeName]int64)
+		z.of, z.stored = make(map[sizeName]int64), make(map[string]int64)
 	}
+	z.stored[st.Tenant] = u.Store.Stored
 	for n := range z.of {
 		if n.tenant == st.Tenant {
 			delete(z.of, n)

@@ -45,7 +45,7 @@ func (s *Service) ReserveTurn(ctx context.Context,
 	t := turns.Ticket{ID: id, Client: client.Key, Session: q.Session,
 		SessionID: turnstone.SessionID(r.Msg.SessionId), Template: q.Template,
 		Machine: toMachine(q.Machine), Timeout: q.Timeout.AsDuration(),
-		Expires: time.Now().Add(ticketTime)}
+		Expires: time.Now().Add(ticketTime), Trail: turns.Trail(ctx)}
 	if err := st.Turns.Reserve(t); err != nil {
 		return nil, exhausted(err)
 	}

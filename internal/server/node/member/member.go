@@ -47,6 +47,17 @@ type Options struct {
 	// TrustOperator is set if the controller is in the same process: see control.Options.
 	TrustOperator bool
 	Log           *slog.Logger
+	// Watch measures what the node does; nil: nobody does.
+	Watch Watch
+}
+
+// A Watch measures what a node does: see telemetry.Telemetry.
+type Watch interface {
+	node.Watch
+	// Calls returns an interceptor of the calls of a role.
+	Calls(role string) connect.Interceptor
+	// Turns returns a runner of turns around that of a tenant.
+	Turns(tenant string, x tenants.Runner) tenants.Runner
 }
 
 // A Member is a node. Its methods are safe for concurrent use.
@@ -70,14 +81,17 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.tenants, err = tenants.Open(ctx, tenants.Options{Executor: o.Executor,
-		Turns: o.Settings.Turns})
+	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns}
+	if o.Watch != nil {
+		set.Runner = o.Watch.Turns
+	}
+	m.tenants, err = tenants.Open(ctx, set)
 	if err != nil {
 		return nil, err
 	}
 	m.node = node.New(node.Options{Name: o.Settings.Name, Key: signer,
 		Certificate: m.certificate.Text, Commands: m.tenants.Commands, Sandboxes: m.tenants,
-		Paths: o.Dir.Paths()})
+		Paths: o.Dir.Paths(), Watch: o.Watch})
 	var substrates []string
 	if st, known := m.tenants.Known(auth.OperatorTenant); known == nil {
 		substrates = st.Executor.Substrates(ctx)
@@ -111,12 +125,21 @@ func (m *Member) Close() error {
 
 // Handle adds what other roles reach to mux.
 func (m *Member) Handle(mux *http.ServeMux) {
-	path, h := m.control.Handler(m.report)
+	var around []connect.Interceptor
+	if m.o.Watch != nil {
+		around = append(around, m.o.Watch.Calls(config.Node))
+	}
+	path, h := m.control.Handler(m.report, around...)
 	mux.Handle(path, peers.Only(h, config.Controller))
 	// a controller without a gateway connects its operator's channels itself
 	channels := peers.Only(m.node.Handler(), config.Gateway, config.Controller)
 	mux.Handle(node.ChannelPath, channels)
 	mux.Handle(node.SandboxChannelPath, channels)
+}
+
+// Measure emits the numbers of the node: see telemetry.Measurer.
+func (m *Member) Measure(emit func(name string, value float64, labels ...string)) {
+	m.control.Measure(emit)
 }
 
 // Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The
@@ -127,8 +150,8 @@ func (m *Member) Plain(allow string) http.Handler {
 }
 
 // report logs a fault whose text no caller gets.
-func (m *Member) report(_ context.Context, procedure string, err error) {
-	m.o.Log.Error("a call failed", "procedure", procedure, "error", err)
+func (m *Member) report(ctx context.Context, procedure string, err error) {
+	m.o.Log.ErrorContext(ctx, "a call failed", "procedure", procedure, "error", err)
 }
 
 // Register tells the controller again and again that the node is there, until ctx ends.

@@ -18,7 +18,7 @@ func Of(set *tenants.Set) func(ctx context.Context, name string) (Tenant, error)
 		if err != nil {
 			return Tenant{}, err
 		}
-		return Tenant{Sandboxes: st.Sandboxes, Runner: st.Executor,
+		return Tenant{Sandboxes: st.Sandboxes, Runner: st.Runner,
 			Open: func(id turnstone.SandboxID, operator bool) (bool, error) {
 				dir, err := st.Folder(kept.Folder)
 				if err != nil {

@@ -39,7 +39,12 @@ type Options struct {
 	Turns int
 	// Tenants is the number of tenants that may have state here. Default: 1,000.
 	Tenants int
+	// Runner returns what runs the turns of a tenant, around the tenant's executor; nil: that itself.
+	Runner func(tenant string, x Runner) Runner
 }
+
+// A Runner runs turns: see executor.Executor.
+type Runner = turns.Executor
 
 const (
 	defaultTurns   = 16
@@ -55,6 +60,7 @@ type State struct {
 	Tenant    string
 	Dir       *statedir.Dir
 	Executor  *executor.Executor
+	Runner    Runner // runs turns with Executor
 	Sandboxes *sandboxes.Store
 	Turns     *turns.Service
 	Templates *template.Store
@@ -199,11 +205,14 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Executor, st.Sandboxes = x, sandboxes.NewStore(st.Dir.Root)
+	st.Executor, st.Runner, st.Sandboxes = x, x, sandboxes.NewStore(st.Dir.Root)
+	if s.o.Runner != nil {
+		st.Runner = s.o.Runner(tenant, x)
+	}
 	st.Sandboxes.Holder = o.Holder
 	tickets, err := st.Folder("tickets")
 	if err == nil {
-		st.Turns, err = turns.Open(tickets, x, s.o.Turns)
+		st.Turns, err = turns.Open(tickets, st.Runner, s.o.Turns)
 	}
 	if err == nil {
 		st.Turns.Hide(s.root.Paths())
@@ -288,6 +297,9 @@ func (s *Set) Close() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Root returns the node's state directory.
+func (s *Set) Root() string { return s.root.Root }
 
 // Holding returns the tenant that has a sandbox. The error is of kind NotFound if none has.
 func (s *Set) Holding(id turnstone.SandboxID) (*State, error) {

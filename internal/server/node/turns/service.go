@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/hostpath"
+	"turnstone.dev/turnstone/internal/server/trail"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/internal/turnlog"
 	"turnstone.dev/turnstone/wire"
@@ -321,7 +322,7 @@ func (s *Service) start(t Ticket, dir string, req executor.Request, times int, l
 	if err != nil {
 		return failed(t.ID, err)
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(trail.From(s.ctx, t.Trail))
 	r := &running{journal: j, cancel: cancel, started: s.now().UTC()}
 	s.running[t.ID] = r
 	s.wg.Go(func() {
@@ -345,11 +346,11 @@ func (s *Service) run(ctx context.Context, id string, r *running, req executor.R
 		return s.x.Run(ctx, req, w)
 	}()
 	if err := w.End(report, err); err != nil {
-		slog.Warn("the journal of a turn is not complete", "ticket", id, "err", err)
+		slog.WarnContext(ctx, "the journal of a turn is not complete", "ticket", id, "err", err)
 	}
 	_ = r.journal.f.Sync() // the turn itself is in the store
 	if err := keepOutcome(filepath.Join(s.dir, id), r.started, s.now(), report); err != nil {
-		slog.Warn("the outcome of a turn is not kept", "ticket", id, "err", err)
+		slog.WarnContext(ctx, "the outcome of a turn is not kept", "ticket", id, "err", err)
 	}
 	r.journal.end()
 	s.mu.Lock()

@@ -1,6 +1,7 @@
 package turns
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/server/trail"
 )
 
 // A Ticket is the permission to run one turn. The node's controller reserved it; what the client
@@ -31,13 +33,19 @@ type Ticket struct {
 	Machine turnstone.Machine `json:"machine,omitzero"`
 	Timeout time.Duration     `json:"timeout,omitempty"` // bounds the turn's; 0: it does not
 	Created time.Time         `json:"created,omitzero"`  // Reserve sets it
+	// Trail is the traceparent of the request that reserved the ticket; empty: none.
+	Trail string `json:"trail,omitempty"`
 }
 
 // same reports whether both are tickets for the same request.
 func (t Ticket) same(o Ticket) bool {
 	t.Expires, t.Created, o.Expires, o.Created = time.Time{}, time.Time{}, time.Time{}, time.Time{}
+	t.Trail, o.Trail = "", ""
 	return t == o
 }
+
+// Trail returns the Trail of a ticket that the request of ctx reserves.
+func Trail(ctx context.Context) string { return trail.Text(ctx) }
 
 // Files of a ticket's folder.
 const (
