@@ -4,6 +4,7 @@ package markertest
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -13,9 +14,12 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -31,10 +35,11 @@ import (
 // TestMachineMarker runs a turn through a gateway, a controller and a node in three processes, with
 // a marker in each place that content can be in. Whatever gateway and controller hold in memory,
 // write to their logs and files, or send and receive, has none of the markers; the node's memory
-// has, so the search can find them.
+// has, so the search can find them. No metric page, no span and no log of any role has a marker.
 func TestMachineMarker(t *testing.T) {
 	m := newMarkers()
 	w := newWorld(t)
+	w.collect()
 	controller := w.start("controller",
 		"TURN_SERVER_PEERS_LISTEN=unix:"+w.path("controller/peers.sock"),
 		"TURN_SERVER_LISTEN_ADDRESS=off")
@@ -85,6 +90,7 @@ func TestMachineMarker(t *testing.T) {
 	w.turn(env, "diff", "marked@1")
 	searched()
 	w.search(m, gateway, controller)
+	w.searchPages(m)
 
 	if found := m.in(memory(t, node.Process.Pid)); len(found) == 0 {
 		t.Error("the node's memory has no marker, so the search proves nothing")
@@ -92,7 +98,10 @@ func TestMachineMarker(t *testing.T) {
 	for _, role := range []string{"gateway", "controller"} {
 		w.searchFiles(m, role)
 	}
+	w.searchFiles(m, "node.log")
 	w.searchPackets(m)
+	w.end(gateway, controller, node) // exports the last spans
+	w.searchCollected(m)
 }
 
 // cut returns a shell word whose text has not the marker, which its output has.
@@ -150,6 +159,9 @@ type world struct {
 	bin  string
 	mu   sync.Mutex
 	taps []*bytes.Buffer
+	// collector is the address of an OpenTelemetry collector, which keeps what it gets.
+	collector string
+	collected bytes.Buffer
 }
 
 func newWorld(t *testing.T) *world {
@@ -222,22 +234,100 @@ func (w *world) start(role string, settings ...string) *exec.Cmd {
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(filepath.Join(w.bin, "turn"), "serve", "--role", role)
 	cmd.Env = append(w.environ(append(w.homes(role), settings...)), "TURN_SERVER_LOG_LEVEL=debug",
-		"TURN_SERVER_NAME=marked")
+		"TURN_SERVER_NAME=marked", "TURN_SERVER_TELEMETRY_LISTEN=127.0.0.1:0",
+		"TURN_SERVER_TELEMETRY_ENDPOINT="+w.collector, "TURN_SERVER_TELEMETRY_INTERVAL=1s",
+		"TURN_SERVER_TELEMETRY_TENANTS=local")
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		timer := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		timer.Stop()
+		w.end(cmd)
 		if w.t.Failed() {
 			text, _ := os.ReadFile(log.Name())
 			w.t.Logf("%s:\n%s", role, text[max(0, len(text)-4000):])
 		}
 	})
 	return cmd
+}
+
+// end ends processes of start, once.
+func (w *world) end(all ...*exec.Cmd) {
+	for _, cmd := range all {
+		if cmd.ProcessState != nil {
+			continue
+		}
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		timer := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait()
+		timer.Stop()
+	}
+}
+
+// collect starts the collector.
+func (w *world) collect() {
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		in, err := gzip.NewReader(r.Body)
+		if err != nil {
+			w.t.Error(err)
+			return
+		}
+		body, err := io.ReadAll(in)
+		if err != nil {
+			w.t.Error(err)
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.collected.Write(body)
+	}))
+	w.t.Cleanup(s.Close)
+	w.collector = s.URL
+}
+
+// searchCollected searches what the collector got: spans of all roles, and metrics.
+func (w *world) searchCollected(m *markers) {
+	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.collected.Bytes()
+	for _, found := range m.in(all) {
+		w.t.Errorf("the collector has %s", found)
+	}
+	for _, want := range []string{"gateway TurnService/StartTurn", "controller TurnService/StartTurn",
+		"node NodeService/ReserveTurn", "node NodeService/CreateSandbox", "channel handshake", "phase steps",
+		"turnstone_turn_phase_seconds"} {
+		if !bytes.Contains(all, []byte(want)) {
+			w.t.Errorf("the collector has no %s", want)
+		}
+	}
+}
+
+// searchPages searches the pages with metrics.
+func (w *world) searchPages(m *markers) {
+	w.t.Helper()
+	for role, want := range map[string]string{"gateway": "turnstone_gateway_requests_total",
+		"controller": "turnstone_records_writes_total", "node": `turnstone_turns_total{result="passed"`} {
+		log, err := os.ReadFile(w.path(role + ".log"))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		at := regexp.MustCompile(`msg="serving metrics" address=(\S+)`).FindSubmatch(log)
+		if at == nil {
+			w.t.Fatalf("%s has no page", role)
+		}
+		answer, err := http.Get("http://" + string(at[1]) + "/metrics")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		page, err := io.ReadAll(answer.Body)
+		_ = answer.Body.Close()
+		for _, found := range m.in(page) {
+			w.t.Errorf("the page of %s has %s", role, found)
+		}
+		if err != nil || !bytes.Contains(page, []byte(want)) {
+			w.t.Errorf("the page of %s has no %s: %v", role, want, err)
+		}
+	}
 }
 
 // turn runs a command as a user, and returns its standard output.
