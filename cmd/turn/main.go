@@ -48,11 +48,12 @@ type commandLine struct {
 	Audit hostcmd.AuditCmd `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
 	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
-	Doctor doctorCmd        `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
-	Gc     gcCmd            `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
-	Fsck   fsckCmd          `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
-	Du     duCmd            `cmd:"" group:"Maintain the host" help:"Show disk usage."`
-	Hash   proofcmd.HashCmd `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
+	Top    sandboxcmd.TopCmd `cmd:"" group:"Maintain the host" help:"Show running turns and sandboxes."`
+	Doctor doctorCmd         `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
+	Gc     gcCmd             `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
+	Fsck   fsckCmd           `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
+	Du     duCmd             `cmd:"" group:"Maintain the host" help:"Show disk usage."`
+	Hash   proofcmd.HashCmd  `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
 
 	Help       helpCmd       `cmd:"" group:"Get help" help:"Print help about a command or a topic."`
 	Version    versionCmd    `cmd:"" group:"Get help" help:"Print the version."`

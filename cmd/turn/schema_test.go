@@ -27,6 +27,7 @@ import (
 	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
+	"turnstone.dev/turnstone/internal/cli/topcmd"
 	"turnstone.dev/turnstone/internal/doctor"
 	"turnstone.dev/turnstone/internal/doctor/kernelcheck"
 	"turnstone.dev/turnstone/internal/guest/kernel/need"
@@ -99,6 +100,7 @@ var printed = map[string]reflect.Type{
 	"key ls":           reflect.TypeFor[proofcmd.KeysReport](),
 	"hash":             reflect.TypeFor[proofcmd.HashReport](),
 	"doctor":           reflect.TypeFor[doctorReport](),
+	"top":              reflect.TypeFor[topcmd.Report](),
 	"version":          reflect.TypeFor[versionReport](),
 	"":                 reflect.TypeFor[cli.ErrorReport](),
 }
