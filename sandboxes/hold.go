@@ -314,6 +314,7 @@ func (h *holder) keep(ctx context.Context) {
 	_ = os.Chdir("/") // so that the process does not keep a file system busy
 	defer h.due.Stop()
 	event, reason := h.await(ctx)
+	h.measure()
 	reason += h.settle(event)
 	// Recorded first, so that a client whose connection ends can read the reason.
 	if err := h.apply(event, reason); err != nil {
@@ -332,8 +333,48 @@ func (h *holder) keep(ctx context.Context) {
 	h.lock.Release()
 }
 
+// measureEvery is the time between two looks at what a machine uses: what it uses after the last one
+// is lost if its holder is killed.
+const measureEvery = time.Minute
+
+// measure notes what the machine has used. The next write of the state stores it.
+func (h *holder) measure() {
+	m, ok := h.machine.(interface{ Used() turnstone.Used })
+	if !ok {
+		return
+	}
+	used := m.Used()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.info.Used = h.info.Used.Max(used)
+}
+
+// keepMeasuring measures until done is closed.
+func (h *holder) keepMeasuring(done <-chan struct{}) {
+	t := time.NewTicker(measureEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-t.C:
+		}
+		h.measure()
+		h.mu.Lock()
+		if err := writeInfo(h.store.path(h.id), h.info); err != nil {
+			h.log.Warn("what the sandbox used is not stored", "err", err)
+		}
+		h.mu.Unlock()
+		h.watched.tell()
+	}
+}
+
 // await returns the event that ends the sandbox.
 func (h *holder) await(ctx context.Context) (event, string) {
+	var measuring sync.WaitGroup
+	done := make(chan struct{})
+	defer func() { close(done); measuring.Wait() }()
+	measuring.Go(func() { h.keepMeasuring(done) })
 	select {
 	case <-ctx.Done():
 		return eventStopRequested, "on request"

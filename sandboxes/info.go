@@ -46,6 +46,8 @@ type Info struct {
 	// Session is the session that the sandbox belongs to; nil: none.
 	Session *SessionInfo        `json:"session,omitempty"`
 	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox's origin, if it is a fork
+	// Used is what the machine has used, as it was measured last: each minute, and at the end.
+	Used turnstone.Used `json:"used,omitzero"`
 }
 
 // Title returns the sandbox's display name: its name, or its template's name.

@@ -46,6 +46,7 @@ type commandLine struct {
 	Host  hostcmd.HostCmd  `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
 	Token hostcmd.TokenCmd `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
 	Audit hostcmd.AuditCmd `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
+	Usage hostcmd.UsageCmd `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`
 	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
 	Top    sandboxcmd.TopCmd `cmd:"" group:"Maintain the host" help:"Show running turns and sandboxes."`

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/metered"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
@@ -31,7 +32,11 @@ type Sandbox struct {
 	port   *wire.Port          // nil: the machine was attached
 	cpus   int                 // that its kernel has brought up; 0: unknown
 
-	net *guestNetwork // nil: none
+	net   *guestNetwork  // nil: none
+	meter *metered.Meter // gets what was used; nil: nobody does
+
+	usedMu sync.Mutex
+	used   turnstone.Used // so far
 
 	slot     *statedir.Lock // its place among the concurrent sandboxes
 	free     func()         // releases its resources; may be nil
@@ -130,12 +135,30 @@ func (s *Sandbox) Err() error {
 	return s.broken
 }
 
+// Used returns what the machine has used so far. After its end it is what the last call found.
+func (s *Sandbox) Used() turnstone.Used {
+	var now turnstone.Used
+	if m, ok := s.machine.(interface{ CPUTime() time.Duration }); ok {
+		now.CPU = turnstone.Millis(m.CPUTime())
+	}
+	if s.net != nil && s.net.stack != nil {
+		t := s.net.stack.Totals()
+		now.Sent, now.Received = turnstone.Bytes(t.Sent), turnstone.Bytes(t.Received)
+	}
+	s.usedMu.Lock()
+	defer s.usedMu.Unlock()
+	s.used = s.used.Max(now)
+	return s.used
+}
+
 // Close ends the machine immediately and frees its resources. The machine ends first, because a
 // guest that reads nothing could delay a connection's end.
 func (s *Sandbox) Close() error {
+	_ = s.Used() // the machine's end takes the processor time away
 	err := s.machine.Close()
 	s.net.close()
 	s.freeOnce.Do(func() {
+		s.meter.Add(s.Used())
 		if s.free != nil {
 			s.free()
 		}

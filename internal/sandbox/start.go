@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/guest/agentbin"
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/metered"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
@@ -184,6 +185,7 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 	if err != nil {
 		return nil, err
 	}
+	s.meter = metered.From(ctx)
 	req.Lap("restore")
 	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine starts
 		err = s.connect(ctx, req)
@@ -214,6 +216,7 @@ func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir str
 	if err != nil {
 		return nil, err
 	}
+	s.meter = metered.From(ctx)
 	id := make([]byte, 16)
 	_, _ = rand.Read(id) // documented never to fail
 	renew := wire.SandboxRenewParams{Hostname: s.hostname(&req), MachineID: hex.EncodeToString(id)}

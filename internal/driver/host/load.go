@@ -56,3 +56,54 @@ func parseStat(b []byte) (state byte, ticks uint64, err error) {
 	system, err2 := strconv.ParseUint(string(fields[12]), 10, 63)
 	return fields[0][0], user + system, errors.Join(err1, err2)
 }
+
+// maxTree bounds the processes of CPUTime.
+const maxTree = 10_000
+
+// CPUTime returns the processor time of a process and all below it, also of those that have ended
+// and were waited for. What cannot be read counts nothing.
+func CPUTime(pid int) (sum time.Duration) {
+	todo := []int{pid}
+	for n := 0; len(todo) > 0 && n < maxTree; n++ {
+		dir := fmt.Sprintf("/proc/%d", todo[0])
+		todo = todo[1:]
+		b, err := os.ReadFile(filepath.Join(dir, "stat"))
+		if err != nil {
+			continue // it has ended
+		}
+		ticks, err := treeTicks(b)
+		if err != nil {
+			continue
+		}
+		sum += time.Duration(ticks) * (time.Second / userHZ)
+		lists, _ := filepath.Glob(filepath.Join(dir, "task", "*", "children")) // the pattern is valid
+		for _, path := range lists {
+			text, _ := os.ReadFile(path) // the thread may have ended
+			for _, word := range bytes.Fields(text) {
+				if child, err := strconv.Atoi(string(word)); err == nil {
+					todo = append(todo, child)
+				}
+			}
+		}
+	}
+	return sum
+}
+
+// treeTicks reads the processor time of a process and of its children that ended, from a file stat.
+func treeTicks(b []byte) (ticks uint64, err error) {
+	if _, ticks, err = parseStat(b); err != nil {
+		return 0, err
+	}
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 15 {
+		return 0, errors.New("a file stat of a process is too short")
+	}
+	for _, f := range fields[13:15] {
+		n, err := strconv.ParseUint(string(f), 10, 63)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	return ticks, nil
+}

@@ -59,3 +59,29 @@ func FuzzParseStat(f *testing.F) {
 		f.Error(fmt.Sprint(state, ticks, err))
 	}
 }
+
+// TestCPUTime: a grandchild that computes counts, while it runs and after it was waited for.
+func TestCPUTime(t *testing.T) {
+	cmd := exec.Command("sh", "-c", `sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; echo; read x`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = cmd.Wait() }()
+	if _, err := out.Read(make([]byte, 1)); err != nil { // the grandchild has ended
+		t.Fatal(err)
+	}
+	if used := CPUTime(cmd.Process.Pid); used < 20*time.Millisecond || used > time.Minute {
+		t.Errorf("it used %s", used)
+	}
+	if used := CPUTime(1 << 30); used != 0 {
+		t.Errorf("no process used %s", used)
+	}
+}

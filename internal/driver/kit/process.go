@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/subprocess"
 )
 
@@ -222,3 +223,7 @@ func Fault(op turnstone.Op, driver, dir string, err error, hint string) error {
 	}
 	return e
 }
+
+// CPUTime returns the processor time that the program and its processes have used so far; 0 after
+// their end.
+func (p *Process) CPUTime() time.Duration { return host.CPUTime(p.PID()) }

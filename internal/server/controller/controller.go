@@ -16,6 +16,7 @@ import (
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/inflight"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/fair"
@@ -111,9 +112,9 @@ type Controller struct {
 	waiting  atomic.Int64 // reports in queues
 	ledger   usage.Ledger
 	hub      hub
-	calls    locks
+	calls    inflight.Locks
 	unmade   unmade
-	pendings pendings
+	pendings inflight.Pendings
 }
 
 // New returns a controller, which resumes with the records that an earlier one left. Close it. The

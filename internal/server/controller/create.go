@@ -41,7 +41,7 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 	}
 	defer done()
 	if old { // another call may be asking the node
-		unlock, err := c.calls.lock(ctx, lockOf(made[0]))
+		unlock, err := c.calls.Lock(ctx, lockOf(made[0]))
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made 
 			return nil, false, nil, err
 		}
 		if len(made) > 0 {
-			return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
+			return made, true, c.pendings.Add(made[0].Node, ids(made)...), nil
 		}
 	}
 	counted := !n.want.Turn
@@ -121,12 +121,12 @@ func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (ma
 	if node := planned[0].Node; n.works {
 		undo = append(undo, func() { c.nodes.made(node, tenant); c.gate.Wake() })
 	}
-	unlock, err := c.calls.lock(ctx, lockOf(planned[0])) // before others can find it by the key
+	unlock, err := c.calls.Lock(ctx, lockOf(planned[0])) // before others can find it by the key
 	if err != nil {
 		done()
 		return nil, false, nil, err
 	}
-	undo = append(undo, c.pendings.add(planned[0].Node, ids(planned)...), unlock)
+	undo = append(undo, c.pendings.Add(planned[0].Node, ids(planned)...), unlock)
 	c.commit.Lock()
 	defer c.commit.Unlock()
 	for _, o := range planned {
@@ -143,7 +143,7 @@ func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (ma
 		return nil, false, nil, err
 	}
 	if old { // another call with this key was faster
-		return made, true, c.pendings.add(made[0].Node, ids(made)...), nil
+		return made, true, c.pendings.Add(made[0].Node, ids(made)...), nil
 	}
 	c.note(made...)
 	return made, false, done, nil
@@ -224,7 +224,7 @@ func (c *Controller) giveUp(ctx context.Context) {
 	for _, w := range c.unmade.take(c.o.Times.Abandon) {
 		o := w.object
 		func() {
-			unlock, err := c.calls.lock(ctx, lockOf(o))
+			unlock, err := c.calls.Lock(ctx, lockOf(o))
 			if err != nil {
 				return
 			}

@@ -57,7 +57,7 @@ func (c *Controller) followOnce(ctx context.Context, n *node) error {
 	watchdog := time.AfterFunc(c.o.Times.Silence, func() { stop(errSilent) })
 	defer watchdog.Stop()
 	// What is made after the mark, or is being made from now on, may be missing in the list.
-	pending := c.pendings.collect(n.name)
+	pending := c.pendings.Collect(n.name)
 	defer pending()
 	mark, err := c.o.Records.Mark(ctx)
 	if err != nil {

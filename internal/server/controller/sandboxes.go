@@ -324,11 +324,12 @@ func (c sandboxService) DeleteSandbox(ctx context.Context,
 		}
 		return connect.NewResponse(&v1.DeleteSandboxResponse{Sandbox: message.Sandbox(x)}), nil
 	}
+	var last *connect.Response[v1.DeleteSandboxResponse]
 	client, err := c.at(x.Node)
 	if err == nil {
 		ctx, end := c.long(ctx)
 		defer end()
-		_, err = client.DeleteSandbox(ctx, connect.NewRequest(&v1.NodeServiceDeleteSandboxRequest{
+		last, err = client.DeleteSandbox(ctx, connect.NewRequest(&v1.NodeServiceDeleteSandboxRequest{
 			Principal: message.Principal(p), Request: r.Msg}))
 	}
 	if x.State.Final() {
@@ -343,7 +344,11 @@ func (c sandboxService) DeleteSandbox(ctx context.Context,
 	if x.State == records.Creating {
 		event = records.CreateFailed
 	}
-	after, err := c.change(ctx, x.Object, records.Change{Event: event})
+	change := records.Change{Event: event}
+	if s := last; s != nil && s.Msg.GetSandbox().GetUsed() != nil { // what it used until its end
+		change.Detail = message.OfSandbox(x.Tenant, s.Msg.Sandbox).Detail
+	}
+	after, err := c.change(ctx, x.Object, change)
 	if err != nil && turnstone.KindOf(err) == turnstone.KindInvalid { // the report was faster
 		after, err = c.o.Records.Object(ctx, x.Tenant, x.Kind, x.ID)
 	}

@@ -209,6 +209,8 @@ func TestSecretsStay(t *testing.T) {
 // TestPlacement: a machine goes where it fits, to the template, and to the least load.
 func TestPlacement(t *testing.T) {
 	w := newWorld(t, "a", "b")
+	w.waiting.Wait = 2 * time.Second // a creation that fits later is refused before it fits
+	w.restart()
 	c := w.as(with("acme"))
 	place := func(m *v1.CreateSandboxRequest) (string, error) {
 		m.Client = newClient()

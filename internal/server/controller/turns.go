@@ -282,7 +282,15 @@ func (c turnService) GetUsage(ctx context.Context, r *connect.Request[v1.GetUsag
 			return nil, err
 		}
 	}
-	total, err := c.o.Records.Usage(ctx, p.Tenant, since, until)
+	session := ""
+	if m.Session != "" {
+		s, err := c.existing(ctx, "usage.get", p, auth.UsageRead, m.Session)
+		if err != nil {
+			return nil, err
+		}
+		session = s.ID
+	}
+	total, err := c.o.Records.Usage(ctx, p.Tenant, session, since, until)
 	if err != nil {
 		return nil, err
 	}
@@ -292,5 +300,9 @@ func (c turnService) GetUsage(ctx context.Context, r *connect.Request[v1.GetUsag
 		Turns: uint64(total.Turns), Sandboxes: uint64(total.Sandboxes),
 		CpuTime:          &durationpb.Duration{Seconds: total.CPUSeconds},
 		MemoryMibSeconds: uint64(total.MemorySeconds), ActiveSandboxes: s.Sandboxes,
-		ActiveTurns: s.Turns, StoredBytes: s.Stored}), nil
+		ActiveTurns: s.Turns, StoredBytes: s.Stored,
+		SandboxTime: &durationpb.Duration{Seconds: total.SandboxSeconds},
+		TurnTime:    &durationpb.Duration{Seconds: total.TurnSeconds},
+		Used: &v1.Used{Cpu: durationpb.New(time.Duration(total.Used.CPU)),
+			BytesIn: uint64(total.Used.Received), BytesOut: uint64(total.Used.Sent)}}), nil
 }

@@ -170,6 +170,9 @@ func (u *Usage) check() error {
 			WithHint("compare the clocks of the nodes")
 	case u.CPUs < 0 || u.CPUs > 1<<12, u.Memory < 0 || u.Memory > 1<<46:
 		return invalid("usage", u.Object, "the machine's size is out of range")
+	case u.Session != "" && !isID(u.Session), u.Used.CPU < 0, u.Used.Sent < 0, u.Used.Received < 0,
+		u.Used.CPU > 1<<60, u.Used.Sent > 1<<60, u.Used.Received > 1<<60:
+		return invalid("usage", u.Object, "what it used is out of range")
 	}
 	return checkTenant("usage", u.Tenant)
 }

@@ -24,7 +24,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 2
+const schemaVersion = 3
 
 // Options are for Open. Zero values select the defaults.
 type Options struct {

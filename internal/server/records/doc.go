@@ -30,8 +30,9 @@ type Store interface {
 
 	// PutUsage stores spans. A span that is stored already can grow.
 	PutUsage(ctx context.Context, spans ...Usage) error
-	// Usage sums up what a tenant used between since and until.
-	Usage(ctx context.Context, tenant string, since, until time.Time) (Total, error)
+	// Usage sums up what a tenant used between since and until, in a session or, if it is empty, at
+	// all. A machine that existed in a part of the time counts with that part.
+	Usage(ctx context.Context, tenant, session string, since, until time.Time) (Total, error)
 
 	// Prune removes what is no longer needed. A controller calls it every minute, because it also
 	// stores the age of the database.
@@ -256,6 +257,9 @@ type Usage struct {
 	From, To time.Time
 	CPUs     int
 	Memory   turnstone.Bytes
+	// Session and Used may become known, or grow, as long as the span does.
+	Session string
+	Used    turnstone.Used
 }
 
 // A Total is the sum of spans.
@@ -263,4 +267,7 @@ type Total struct {
 	Turns, Sandboxes int   // that began
 	CPUSeconds       int64 // the time of machines, times their CPUs
 	MemorySeconds    int64 // the time of machines, times their memory in MiB
+	SandboxSeconds   int64 // the time of sandboxes
+	TurnSeconds      int64 // the time of turns
+	Used             turnstone.Used
 }

@@ -12,6 +12,7 @@ import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -323,11 +324,74 @@ func (x *Network) GetDeny() []string {
 	return nil
 }
 
+// Used is what a machine has used, as its node measured it. The numbers of a machine only grow.
+type Used struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The time that the host's processors worked for it.
+	Cpu *durationpb.Duration `protobuf:"bytes,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	// Bytes from and to the network.
+	BytesIn       uint64 `protobuf:"varint,2,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut      uint64 `protobuf:"varint,3,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Used) Reset() {
+	*x = Used{}
+	mi := &file_turnstone_v1_common_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Used) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Used) ProtoMessage() {}
+
+func (x *Used) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_common_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Used.ProtoReflect.Descriptor instead.
+func (*Used) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_common_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Used) GetCpu() *durationpb.Duration {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *Used) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *Used) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
 var File_turnstone_v1_common_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_common_proto_rawDesc = "" +
 	"\n" +
-	"\x19turnstone/v1/common.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\"U\n" +
+	"\x19turnstone/v1/common.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\"U\n" +
 	"\x04Page\x12\x1b\n" +
 	"\x04size\x18\x01 \x01(\rB\a\xbaH\x04*\x02\x18dR\x04size\x120\n" +
 	"\x05token\x18\x02 \x01(\tB\x1a\xbaH\x17r\x15(\x80\x022\x10^[A-Za-z0-9_-]*$R\x05token\"\x80\x01\n" +
@@ -338,7 +402,11 @@ const file_turnstone_v1_common_proto_rawDesc = "" +
 	"\aNetwork\x127\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x19.turnstone.v1.NetworkModeB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04mode\x12;\n" +
 	"\x05allow\x18\x02 \x03(\tB%\xbaH\"\x92\x01\x1f\x10@\"\x1br\x19(\x84\x022\x14^[A-Za-z0-9.*:/_-]+$R\x05allow\x129\n" +
-	"\x04deny\x18\x03 \x03(\tB%\xbaH\"\x92\x01\x1f\x10@\"\x1br\x19(\x84\x022\x14^[A-Za-z0-9.*:/_-]+$R\x04deny*V\n" +
+	"\x04deny\x18\x03 \x03(\tB%\xbaH\"\x92\x01\x1f\x10@\"\x1br\x19(\x84\x022\x14^[A-Za-z0-9.*:/_-]+$R\x04deny\"k\n" +
+	"\x04Used\x12+\n" +
+	"\x03cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\x19\n" +
+	"\bbytes_in\x18\x02 \x01(\x04R\abytesIn\x12\x1b\n" +
+	"\tbytes_out\x18\x03 \x01(\x04R\bbytesOut*V\n" +
 	"\vNetworkMode\x12\x1c\n" +
 	"\x18NETWORK_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NETWORK_MODE_OFF\x10\x01\x12\x13\n" +
@@ -365,21 +433,24 @@ func file_turnstone_v1_common_proto_rawDescGZIP() []byte {
 }
 
 var file_turnstone_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_turnstone_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_turnstone_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_turnstone_v1_common_proto_goTypes = []any{
-	(NetworkMode)(0), // 0: turnstone.v1.NetworkMode
-	(WatchEvent)(0),  // 1: turnstone.v1.WatchEvent
-	(*Page)(nil),     // 2: turnstone.v1.Page
-	(*Machine)(nil),  // 3: turnstone.v1.Machine
-	(*Network)(nil),  // 4: turnstone.v1.Network
+	(NetworkMode)(0),            // 0: turnstone.v1.NetworkMode
+	(WatchEvent)(0),             // 1: turnstone.v1.WatchEvent
+	(*Page)(nil),                // 2: turnstone.v1.Page
+	(*Machine)(nil),             // 3: turnstone.v1.Machine
+	(*Network)(nil),             // 4: turnstone.v1.Network
+	(*Used)(nil),                // 5: turnstone.v1.Used
+	(*durationpb.Duration)(nil), // 6: google.protobuf.Duration
 }
 var file_turnstone_v1_common_proto_depIdxs = []int32{
 	0, // 0: turnstone.v1.Network.mode:type_name -> turnstone.v1.NetworkMode
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	6, // 1: turnstone.v1.Used.cpu:type_name -> google.protobuf.Duration
+	2, // [2:2] is the sub-list for method output_type
+	2, // [2:2] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_common_proto_init() }
@@ -393,7 +464,7 @@ func file_turnstone_v1_common_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_common_proto_rawDesc), len(file_turnstone_v1_common_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

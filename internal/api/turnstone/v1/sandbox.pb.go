@@ -198,7 +198,9 @@ type Sandbox struct {
 	TemplateSize uint64 `protobuf:"varint,21,opt,name=template_size,json=templateSize,proto3" json:"template_size,omitempty"`
 	// The sandbox was deleted, or its creation failed and its caller has the error. The record stays
 	// for a time.
-	Removed       bool `protobuf:"varint,22,opt,name=removed,proto3" json:"removed,omitempty"`
+	Removed bool `protobuf:"varint,22,opt,name=removed,proto3" json:"removed,omitempty"`
+	// As it was measured last: each minute, and at the end.
+	Used          *Used `protobuf:"bytes,23,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -385,6 +387,13 @@ func (x *Sandbox) GetRemoved() bool {
 		return x.Removed
 	}
 	return false
+}
+
+func (x *Sandbox) GetUsed() *Used {
+	if x != nil {
+		return x.Used
+	}
+	return nil
 }
 
 // CreateSandboxRequest describes a new sandbox.
@@ -2234,7 +2243,7 @@ var File_turnstone_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xe7\x06\n" +
+	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\x8f\a\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -2261,7 +2270,8 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\aworkdir\x18\x13 \x01(\tR\aworkdir\x12\x12\n" +
 	"\x04user\x18\x14 \x01(\tR\x04user\x12#\n" +
 	"\rtemplate_size\x18\x15 \x01(\x04R\ftemplateSize\x12\x18\n" +
-	"\aremoved\x18\x16 \x01(\bR\aremoved\x1a;\n" +
+	"\aremoved\x18\x16 \x01(\bR\aremoved\x12&\n" +
+	"\x04used\x18\x17 \x01(\v2\x12.turnstone.v1.UsedR\x04used\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb3\n" +
@@ -2500,12 +2510,13 @@ var file_turnstone_v1_sandbox_proto_goTypes = []any{
 	nil,                               // 36: turnstone.v1.SandboxFilter.MetadataEntry
 	(*Machine)(nil),                   // 37: turnstone.v1.Machine
 	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),       // 39: google.protobuf.Duration
-	(*Network)(nil),                   // 40: turnstone.v1.Network
-	(*ChannelClient)(nil),             // 41: turnstone.v1.ChannelClient
-	(*Channel)(nil),                   // 42: turnstone.v1.Channel
-	(*Page)(nil),                      // 43: turnstone.v1.Page
-	(WatchEvent)(0),                   // 44: turnstone.v1.WatchEvent
+	(*Used)(nil),                      // 39: turnstone.v1.Used
+	(*durationpb.Duration)(nil),       // 40: google.protobuf.Duration
+	(*Network)(nil),                   // 41: turnstone.v1.Network
+	(*ChannelClient)(nil),             // 42: turnstone.v1.ChannelClient
+	(*Channel)(nil),                   // 43: turnstone.v1.Channel
+	(*Page)(nil),                      // 44: turnstone.v1.Page
+	(WatchEvent)(0),                   // 45: turnstone.v1.WatchEvent
 }
 var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	0,  // 0: turnstone.v1.Sandbox.state:type_name -> turnstone.v1.SandboxState
@@ -2515,80 +2526,81 @@ var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	38, // 4: turnstone.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
 	38, // 5: turnstone.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
 	38, // 6: turnstone.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	34, // 7: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
-	37, // 8: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
-	39, // 9: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	40, // 10: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
-	35, // 11: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
-	41, // 12: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 13: turnstone.v1.CreateSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	42, // 14: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	38, // 15: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
-	2,  // 16: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	0,  // 17: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
-	36, // 18: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
-	43, // 19: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
-	7,  // 20: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	2,  // 21: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
-	7,  // 22: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	44, // 23: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
-	2,  // 24: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 25: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	42, // 26: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	41, // 27: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 28: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 29: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 30: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 31: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 32: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 33: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
-	39, // 34: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 35: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
-	41, // 36: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	24, // 37: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
-	38, // 38: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	43, // 39: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
-	24, // 40: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
-	41, // 41: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
-	39, // 42: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	41, // 43: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 44: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	39, // 45: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
-	41, // 46: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
-	38, // 47: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 48: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
-	5,  // 49: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
-	8,  // 50: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
-	10, // 51: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
-	12, // 52: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
-	14, // 53: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
-	16, // 54: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
-	18, // 55: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
-	20, // 56: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
-	22, // 57: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
-	25, // 58: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
-	27, // 59: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
-	29, // 60: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
-	31, // 61: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
-	4,  // 62: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	6,  // 63: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
-	9,  // 64: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
-	11, // 65: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
-	13, // 66: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	15, // 67: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	17, // 68: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	19, // 69: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	21, // 70: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	23, // 71: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	26, // 72: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
-	28, // 73: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	30, // 74: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	32, // 75: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	62, // [62:76] is the sub-list for method output_type
-	48, // [48:62] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	39, // 7: turnstone.v1.Sandbox.used:type_name -> turnstone.v1.Used
+	34, // 8: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
+	37, // 9: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
+	40, // 10: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	41, // 11: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
+	35, // 12: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
+	42, // 13: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 14: turnstone.v1.CreateSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 15: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	38, // 16: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
+	2,  // 17: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	0,  // 18: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
+	36, // 19: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
+	44, // 20: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
+	7,  // 21: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	2,  // 22: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
+	7,  // 23: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	45, // 24: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
+	2,  // 25: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	42, // 26: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	43, // 27: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	42, // 28: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 29: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	42, // 30: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 31: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	42, // 32: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 33: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	42, // 34: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
+	40, // 35: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 36: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
+	42, // 37: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	24, // 38: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
+	38, // 39: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	44, // 40: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
+	24, // 41: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
+	42, // 42: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
+	40, // 43: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 44: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 45: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	40, // 46: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
+	42, // 47: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
+	38, // 48: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 49: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
+	5,  // 50: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
+	8,  // 51: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
+	10, // 52: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
+	12, // 53: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
+	14, // 54: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
+	16, // 55: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
+	18, // 56: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
+	20, // 57: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
+	22, // 58: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
+	25, // 59: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
+	27, // 60: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
+	29, // 61: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
+	31, // 62: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
+	4,  // 63: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	6,  // 64: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
+	9,  // 65: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
+	11, // 66: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
+	13, // 67: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	15, // 68: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	17, // 69: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	19, // 70: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	21, // 71: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	23, // 72: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	26, // 73: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
+	28, // 74: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	30, // 75: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	32, // 76: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	63, // [63:77] is the sub-list for method output_type
+	49, // [49:63] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_sandbox_proto_init() }

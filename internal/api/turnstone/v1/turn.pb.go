@@ -168,7 +168,9 @@ type Turn struct {
 	// The ticket's expiry; only in the state reserved.
 	Expires *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=expires,proto3" json:"expires,omitempty"`
 	// The name of its node.
-	Node          string `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
+	Node string `protobuf:"bytes,12,opt,name=node,proto3" json:"node,omitempty"`
+	// Only in the state done.
+	Used          *Used `protobuf:"bytes,13,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +287,13 @@ func (x *Turn) GetNode() string {
 		return x.Node
 	}
 	return ""
+}
+
+func (x *Turn) GetUsed() *Used {
+	if x != nil {
+		return x.Used
+	}
+	return nil
 }
 
 // StartTurnRequest reserves a turn.
@@ -1011,7 +1020,9 @@ type GetUsageRequest struct {
 	// Unset: the beginning of the month, in UTC.
 	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
 	// Unset: now.
-	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	Until *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	// The session's name or ID; empty: all of the tenant.
+	Session       string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1060,6 +1071,13 @@ func (x *GetUsageRequest) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *GetUsageRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
 // GetUsageResponse sums up the time between since and until.
 type GetUsageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1077,7 +1095,13 @@ type GetUsageResponse struct {
 	ActiveSandboxes uint32 `protobuf:"varint,7,opt,name=active_sandboxes,json=activeSandboxes,proto3" json:"active_sandboxes,omitempty"`
 	ActiveTurns     uint32 `protobuf:"varint,8,opt,name=active_turns,json=activeTurns,proto3" json:"active_turns,omitempty"`
 	// Bytes that the tenant's sessions and snapshots occupy now.
-	StoredBytes   uint64 `protobuf:"varint,9,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	StoredBytes uint64 `protobuf:"varint,9,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
+	// What machines used, as their nodes measured it. For a machine that existed partly between since
+	// and until, its part, as if it had used the same at all times.
+	Used *Used `protobuf:"bytes,10,opt,name=used,proto3" json:"used,omitempty"`
+	// The time that sandboxes existed, paused or not, and the time of turns.
+	SandboxTime   *durationpb.Duration `protobuf:"bytes,11,opt,name=sandbox_time,json=sandboxTime,proto3" json:"sandbox_time,omitempty"`
+	TurnTime      *durationpb.Duration `protobuf:"bytes,12,opt,name=turn_time,json=turnTime,proto3" json:"turn_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1175,11 +1199,32 @@ func (x *GetUsageResponse) GetStoredBytes() uint64 {
 	return 0
 }
 
+func (x *GetUsageResponse) GetUsed() *Used {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+func (x *GetUsageResponse) GetSandboxTime() *durationpb.Duration {
+	if x != nil {
+		return x.SandboxTime
+	}
+	return nil
+}
+
+func (x *GetUsageResponse) GetTurnTime() *durationpb.Duration {
+	if x != nil {
+		return x.TurnTime
+	}
+	return nil
+}
+
 var File_turnstone_v1_turn_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\n" +
-	"\x17turnstone/v1/turn.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xd6\x03\n" +
+	"\x17turnstone/v1/turn.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xfe\x03\n" +
 	"\x04Turn\x12\x1b\n" +
 	"\tticket_id\x18\x01 \x01(\tR\bticketId\x12\x17\n" +
 	"\aturn_id\x18\x02 \x01(\tR\x06turnId\x12\x1d\n" +
@@ -1194,7 +1239,8 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\x05ended\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x124\n" +
 	"\aexpires\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
-	"\x04node\x18\f \x01(\tR\x04node\"\xa4\x03\n" +
+	"\x04node\x18\f \x01(\tR\x04node\x12&\n" +
+	"\x04used\x18\r \x01(\v2\x12.turnstone.v1.UsedR\x04used\"\xa4\x03\n" +
 	"\x10StartTurnRequest\x12F\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1d\xbaH\x1ar\x18\x10\x01(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12E\n" +
 	"\asession\x18\x02 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\x12/\n" +
@@ -1239,10 +1285,11 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\tticket_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^tk_[0-9a-v]{18}$R\bticketId\x123\n" +
 	"\x06client\x18\x02 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"<\n" +
 	"\x12CancelTurnResponse\x12&\n" +
-	"\x04turn\x18\x01 \x01(\v2\x12.turnstone.v1.TurnR\x04turn\"u\n" +
+	"\x04turn\x18\x01 \x01(\v2\x12.turnstone.v1.TurnR\x04turn\"\xbc\x01\n" +
 	"\x0fGetUsageRequest\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
-	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xff\x02\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12E\n" +
+	"\asession\x18\x03 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\"\x9d\x04\n" +
 	"\x10GetUsageResponse\x120\n" +
 	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
 	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x14\n" +
@@ -1252,7 +1299,11 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\x12memory_mib_seconds\x18\x06 \x01(\x04R\x10memoryMibSeconds\x12)\n" +
 	"\x10active_sandboxes\x18\a \x01(\rR\x0factiveSandboxes\x12!\n" +
 	"\factive_turns\x18\b \x01(\rR\vactiveTurns\x12!\n" +
-	"\fstored_bytes\x18\t \x01(\x04R\vstoredBytes*\x85\x01\n" +
+	"\fstored_bytes\x18\t \x01(\x04R\vstoredBytes\x12&\n" +
+	"\x04used\x18\n" +
+	" \x01(\v2\x12.turnstone.v1.UsedR\x04used\x12<\n" +
+	"\fsandbox_time\x18\v \x01(\v2\x19.google.protobuf.DurationR\vsandboxTime\x126\n" +
+	"\tturn_time\x18\f \x01(\v2\x19.google.protobuf.DurationR\bturnTime*\x85\x01\n" +
 	"\tTurnState\x12\x1a\n" +
 	"\x16TURN_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TURN_STATE_RESERVED\x10\x01\x12\x16\n" +
@@ -1315,12 +1366,13 @@ var file_turnstone_v1_turn_proto_goTypes = []any{
 	(*GetUsageRequest)(nil),       // 16: turnstone.v1.GetUsageRequest
 	(*GetUsageResponse)(nil),      // 17: turnstone.v1.GetUsageResponse
 	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*Machine)(nil),               // 19: turnstone.v1.Machine
-	(*durationpb.Duration)(nil),   // 20: google.protobuf.Duration
-	(*ChannelClient)(nil),         // 21: turnstone.v1.ChannelClient
-	(*Channel)(nil),               // 22: turnstone.v1.Channel
-	(*Page)(nil),                  // 23: turnstone.v1.Page
-	(WatchEvent)(0),               // 24: turnstone.v1.WatchEvent
+	(*Used)(nil),                  // 19: turnstone.v1.Used
+	(*Machine)(nil),               // 20: turnstone.v1.Machine
+	(*durationpb.Duration)(nil),   // 21: google.protobuf.Duration
+	(*ChannelClient)(nil),         // 22: turnstone.v1.ChannelClient
+	(*Channel)(nil),               // 23: turnstone.v1.Channel
+	(*Page)(nil),                  // 24: turnstone.v1.Page
+	(WatchEvent)(0),               // 25: turnstone.v1.WatchEvent
 }
 var file_turnstone_v1_turn_proto_depIdxs = []int32{
 	0,  // 0: turnstone.v1.Turn.state:type_name -> turnstone.v1.TurnState
@@ -1329,50 +1381,54 @@ var file_turnstone_v1_turn_proto_depIdxs = []int32{
 	18, // 3: turnstone.v1.Turn.started:type_name -> google.protobuf.Timestamp
 	18, // 4: turnstone.v1.Turn.ended:type_name -> google.protobuf.Timestamp
 	18, // 5: turnstone.v1.Turn.expires:type_name -> google.protobuf.Timestamp
-	19, // 6: turnstone.v1.StartTurnRequest.machine:type_name -> turnstone.v1.Machine
-	20, // 7: turnstone.v1.StartTurnRequest.timeout:type_name -> google.protobuf.Duration
-	21, // 8: turnstone.v1.StartTurnRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 9: turnstone.v1.StartTurnResponse.turn:type_name -> turnstone.v1.Turn
-	22, // 10: turnstone.v1.StartTurnResponse.channel:type_name -> turnstone.v1.Channel
-	2,  // 11: turnstone.v1.GetTurnResponse.turn:type_name -> turnstone.v1.Turn
-	0,  // 12: turnstone.v1.TurnFilter.states:type_name -> turnstone.v1.TurnState
-	18, // 13: turnstone.v1.TurnFilter.since:type_name -> google.protobuf.Timestamp
-	18, // 14: turnstone.v1.TurnFilter.until:type_name -> google.protobuf.Timestamp
-	23, // 15: turnstone.v1.ListTurnsRequest.page:type_name -> turnstone.v1.Page
-	7,  // 16: turnstone.v1.ListTurnsRequest.filter:type_name -> turnstone.v1.TurnFilter
-	2,  // 17: turnstone.v1.ListTurnsResponse.turns:type_name -> turnstone.v1.Turn
-	7,  // 18: turnstone.v1.WatchTurnsRequest.filter:type_name -> turnstone.v1.TurnFilter
-	24, // 19: turnstone.v1.WatchTurnsResponse.event:type_name -> turnstone.v1.WatchEvent
-	2,  // 20: turnstone.v1.WatchTurnsResponse.turn:type_name -> turnstone.v1.Turn
-	21, // 21: turnstone.v1.ConnectTurnRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 22: turnstone.v1.ConnectTurnResponse.turn:type_name -> turnstone.v1.Turn
-	22, // 23: turnstone.v1.ConnectTurnResponse.channel:type_name -> turnstone.v1.Channel
-	21, // 24: turnstone.v1.CancelTurnRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 25: turnstone.v1.CancelTurnResponse.turn:type_name -> turnstone.v1.Turn
-	18, // 26: turnstone.v1.GetUsageRequest.since:type_name -> google.protobuf.Timestamp
-	18, // 27: turnstone.v1.GetUsageRequest.until:type_name -> google.protobuf.Timestamp
-	18, // 28: turnstone.v1.GetUsageResponse.since:type_name -> google.protobuf.Timestamp
-	18, // 29: turnstone.v1.GetUsageResponse.until:type_name -> google.protobuf.Timestamp
-	20, // 30: turnstone.v1.GetUsageResponse.cpu_time:type_name -> google.protobuf.Duration
-	3,  // 31: turnstone.v1.TurnService.StartTurn:input_type -> turnstone.v1.StartTurnRequest
-	5,  // 32: turnstone.v1.TurnService.GetTurn:input_type -> turnstone.v1.GetTurnRequest
-	8,  // 33: turnstone.v1.TurnService.ListTurns:input_type -> turnstone.v1.ListTurnsRequest
-	10, // 34: turnstone.v1.TurnService.WatchTurns:input_type -> turnstone.v1.WatchTurnsRequest
-	12, // 35: turnstone.v1.TurnService.ConnectTurn:input_type -> turnstone.v1.ConnectTurnRequest
-	14, // 36: turnstone.v1.TurnService.CancelTurn:input_type -> turnstone.v1.CancelTurnRequest
-	16, // 37: turnstone.v1.TurnService.GetUsage:input_type -> turnstone.v1.GetUsageRequest
-	4,  // 38: turnstone.v1.TurnService.StartTurn:output_type -> turnstone.v1.StartTurnResponse
-	6,  // 39: turnstone.v1.TurnService.GetTurn:output_type -> turnstone.v1.GetTurnResponse
-	9,  // 40: turnstone.v1.TurnService.ListTurns:output_type -> turnstone.v1.ListTurnsResponse
-	11, // 41: turnstone.v1.TurnService.WatchTurns:output_type -> turnstone.v1.WatchTurnsResponse
-	13, // 42: turnstone.v1.TurnService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	15, // 43: turnstone.v1.TurnService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	17, // 44: turnstone.v1.TurnService.GetUsage:output_type -> turnstone.v1.GetUsageResponse
-	38, // [38:45] is the sub-list for method output_type
-	31, // [31:38] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	19, // 6: turnstone.v1.Turn.used:type_name -> turnstone.v1.Used
+	20, // 7: turnstone.v1.StartTurnRequest.machine:type_name -> turnstone.v1.Machine
+	21, // 8: turnstone.v1.StartTurnRequest.timeout:type_name -> google.protobuf.Duration
+	22, // 9: turnstone.v1.StartTurnRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 10: turnstone.v1.StartTurnResponse.turn:type_name -> turnstone.v1.Turn
+	23, // 11: turnstone.v1.StartTurnResponse.channel:type_name -> turnstone.v1.Channel
+	2,  // 12: turnstone.v1.GetTurnResponse.turn:type_name -> turnstone.v1.Turn
+	0,  // 13: turnstone.v1.TurnFilter.states:type_name -> turnstone.v1.TurnState
+	18, // 14: turnstone.v1.TurnFilter.since:type_name -> google.protobuf.Timestamp
+	18, // 15: turnstone.v1.TurnFilter.until:type_name -> google.protobuf.Timestamp
+	24, // 16: turnstone.v1.ListTurnsRequest.page:type_name -> turnstone.v1.Page
+	7,  // 17: turnstone.v1.ListTurnsRequest.filter:type_name -> turnstone.v1.TurnFilter
+	2,  // 18: turnstone.v1.ListTurnsResponse.turns:type_name -> turnstone.v1.Turn
+	7,  // 19: turnstone.v1.WatchTurnsRequest.filter:type_name -> turnstone.v1.TurnFilter
+	25, // 20: turnstone.v1.WatchTurnsResponse.event:type_name -> turnstone.v1.WatchEvent
+	2,  // 21: turnstone.v1.WatchTurnsResponse.turn:type_name -> turnstone.v1.Turn
+	22, // 22: turnstone.v1.ConnectTurnRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 23: turnstone.v1.ConnectTurnResponse.turn:type_name -> turnstone.v1.Turn
+	23, // 24: turnstone.v1.ConnectTurnResponse.channel:type_name -> turnstone.v1.Channel
+	22, // 25: turnstone.v1.CancelTurnRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 26: turnstone.v1.CancelTurnResponse.turn:type_name -> turnstone.v1.Turn
+	18, // 27: turnstone.v1.GetUsageRequest.since:type_name -> google.protobuf.Timestamp
+	18, // 28: turnstone.v1.GetUsageRequest.until:type_name -> google.protobuf.Timestamp
+	18, // 29: turnstone.v1.GetUsageResponse.since:type_name -> google.protobuf.Timestamp
+	18, // 30: turnstone.v1.GetUsageResponse.until:type_name -> google.protobuf.Timestamp
+	21, // 31: turnstone.v1.GetUsageResponse.cpu_time:type_name -> google.protobuf.Duration
+	19, // 32: turnstone.v1.GetUsageResponse.used:type_name -> turnstone.v1.Used
+	21, // 33: turnstone.v1.GetUsageResponse.sandbox_time:type_name -> google.protobuf.Duration
+	21, // 34: turnstone.v1.GetUsageResponse.turn_time:type_name -> google.protobuf.Duration
+	3,  // 35: turnstone.v1.TurnService.StartTurn:input_type -> turnstone.v1.StartTurnRequest
+	5,  // 36: turnstone.v1.TurnService.GetTurn:input_type -> turnstone.v1.GetTurnRequest
+	8,  // 37: turnstone.v1.TurnService.ListTurns:input_type -> turnstone.v1.ListTurnsRequest
+	10, // 38: turnstone.v1.TurnService.WatchTurns:input_type -> turnstone.v1.WatchTurnsRequest
+	12, // 39: turnstone.v1.TurnService.ConnectTurn:input_type -> turnstone.v1.ConnectTurnRequest
+	14, // 40: turnstone.v1.TurnService.CancelTurn:input_type -> turnstone.v1.CancelTurnRequest
+	16, // 41: turnstone.v1.TurnService.GetUsage:input_type -> turnstone.v1.GetUsageRequest
+	4,  // 42: turnstone.v1.TurnService.StartTurn:output_type -> turnstone.v1.StartTurnResponse
+	6,  // 43: turnstone.v1.TurnService.GetTurn:output_type -> turnstone.v1.GetTurnResponse
+	9,  // 44: turnstone.v1.TurnService.ListTurns:output_type -> turnstone.v1.ListTurnsResponse
+	11, // 45: turnstone.v1.TurnService.WatchTurns:output_type -> turnstone.v1.WatchTurnsResponse
+	13, // 46: turnstone.v1.TurnService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	15, // 47: turnstone.v1.TurnService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	17, // 48: turnstone.v1.TurnService.GetUsage:output_type -> turnstone.v1.GetUsageResponse
+	42, // [42:49] is the sub-list for method output_type
+	35, // [35:42] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_turn_proto_init() }

@@ -41,6 +41,7 @@ type entry struct {
 	plan                  turnstone.Machine // what the machine will be, as long as it has none
 	began                 time.Time         // of the machine; zero: it has none yet
 	changed               time.Time         // of the node's last report
+	used                  turnstone.Used
 }
 
 // Note takes the state of an object after a change. The caller holds Controller.commit.
@@ -57,10 +58,13 @@ func (l *Ledger) Note(o records.Object) {
 			return
 		}
 		l.measure(o, e)
+		l.drop(r, e)
+		if o.Session != "" {
+			e.session = o.Session
+		}
 		if !e.began.IsZero() {
 			l.ended = append(l.ended, e.span(r, o.Ended))
 		}
-		l.drop(r, e)
 		delete(l.live, r)
 		return
 	}
@@ -96,17 +100,19 @@ func (l *Ledger) drop(r Ref, e *entry) {
 func (l *Ledger) measure(o records.Object, e *entry) {
 	switch o.Kind {
 	case records.Sandbox:
+		s := &v1.Sandbox{}
+		message.Decode(o.Detail, s)
+		e.use(s.GetUsed())
 		if e.began.IsZero() && o.State != records.Creating && o.Detail != nil {
-			s := &v1.Sandbox{}
-			message.Decode(o.Detail, s)
 			e.cpus, e.memory = int(s.GetMachine().GetCpus()), s.GetMachine().GetMemory()
 			e.disk = s.GetMachine().GetDisk()
 			e.began = o.Created
 		}
 	case records.Turn:
+		t := &v1.Turn{}
+		message.Decode(o.Detail, t)
+		e.use(t.GetUsed())
 		if e.began.IsZero() && (o.State == records.Running || o.State == records.Done) {
-			t := &v1.Turn{}
-			message.Decode(o.Detail, t)
 			e.began = message.Instant(t.GetStarted())
 			if e.began.IsZero() && o.State == records.Running {
 				e.began = o.Changed
@@ -126,13 +132,22 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 	}
 }
 
+// use notes what a node has measured. A node may report older numbers again.
+func (e *entry) use(u *v1.Used) {
+	const most = 1 << 60
+	e.used = e.used.Max(turnstone.Used{
+		CPU:      turnstone.Millis(min(max(u.GetCpu().AsDuration(), 0), most)),
+		Sent:     turnstone.Bytes(min(u.GetBytesOut(), most)),
+		Received: turnstone.Bytes(min(u.GetBytesIn(), most))})
+}
+
 // span returns the usage of a machine until a time.
 func (e *entry) span(r Ref, until time.Time) records.Usage {
 	if until.Before(e.began) { // clocks differ
 		until = e.began
 	}
 	return records.Usage{Tenant: e.tenant, Kind: r.Kind, Object: r.ID, Node: e.node, From: e.began,
-		To: until, CPUs: e.cpus, Memory: turnstone.Bytes(e.memory)}
+		To: until, CPUs: e.cpus, Memory: turnstone.Bytes(e.memory), Session: e.session, Used: e.used}
 }
 
 // Newer reports whether a report of a node about an object is not older than the last one, and

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
@@ -94,6 +95,7 @@ func (s *Service) sandboxOf(i sandboxes.Info, r *kept.Sandbox) *v1.Sandbox {
 	} else if i.Expires != nil {
 		out.Expires = stamp(*i.Expires)
 	}
+	out.Used = usedOf(i.Used)
 	if i.Session != nil {
 		out.ContextId = i.Session.Name
 	}
@@ -104,10 +106,20 @@ func (s *Service) sandboxOf(i sandboxes.Info, r *kept.Sandbox) *v1.Sandbox {
 	return out
 }
 
+// usedOf returns nil for a machine that has used nothing, or was not measured yet.
+func usedOf(u turnstone.Used) *v1.Used {
+	if u == (turnstone.Used{}) {
+		return nil
+	}
+	return &v1.Used{Cpu: durationpb.New(time.Duration(u.CPU)), BytesOut: uint64(u.Sent),
+		BytesIn: uint64(u.Received)}
+}
+
 func (s *Service) turnOf(i turns.Info) *v1.Turn {
 	t := &v1.Turn{TicketId: i.ID, TurnId: string(i.Turn), Session: i.Session,
 		SessionId: string(i.SessionID), Number: uint32(i.Number), Created: stamp(i.Created),
 		Started: stamp(i.Started), Ended: stamp(i.Ended), Node: s.o.Node.Name()}
+	t.Used = usedOf(i.Used)
 	if strings.HasPrefix(i.In, "s_") {
 		t.SessionId = i.In
 	}

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/hostpath"
+	"turnstone.dev/turnstone/internal/metered"
 	"turnstone.dev/turnstone/internal/server/trail"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/internal/turnlog"
@@ -339,6 +340,8 @@ func (s *Service) run(ctx context.Context, id string, r *running, req executor.R
 	defer func() { _ = os.RemoveAll(req.Dir) }()
 	w := turnlog.NewWriter(r.journal)
 	w.Hide(s.paths)
+	used := new(metered.Meter)
+	ctx = metered.NewContext(ctx, used)
 	report, err := func() (*turnstone.TurnReport, error) {
 		if times > 0 {
 			return s.x.Times(ctx, req, times, w)
@@ -349,7 +352,7 @@ func (s *Service) run(ctx context.Context, id string, r *running, req executor.R
 		slog.WarnContext(ctx, "the journal of a turn is not complete", "ticket", id, "err", err)
 	}
 	_ = r.journal.f.Sync() // the turn itself is in the store
-	if err := keepOutcome(filepath.Join(s.dir, id), r.started, s.now(), report); err != nil {
+	if err := keepOutcome(filepath.Join(s.dir, id), r.started, s.now(), report, used.Sum()); err != nil {
 		slog.WarnContext(ctx, "the outcome of a turn is not kept", "ticket", id, "err", err)
 	}
 	r.journal.end()

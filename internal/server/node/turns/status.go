@@ -40,6 +40,8 @@ type Outcome struct {
 	Ended   time.Time        `json:"ended,omitzero"`
 	// In is the name or the ID of the turn's session.
 	In string `json:"in,omitempty"`
+	// Used is what the turn's machines used.
+	Used turnstone.Used `json:"used,omitzero"`
 }
 
 // Files of a ticket's folder.
@@ -189,8 +191,9 @@ func (s *Service) tell(id string) {
 }
 
 // keepOutcome writes the outcome of a turn.
-func keepOutcome(dir string, started, ended time.Time, report *turnstone.TurnReport) error {
-	o := Outcome{Result: turnstone.ResultError, Started: started.UTC(), Ended: ended.UTC()}
+func keepOutcome(dir string, started, ended time.Time, report *turnstone.TurnReport,
+	used turnstone.Used) error {
+	o := Outcome{Result: turnstone.ResultError, Started: started.UTC(), Ended: ended.UTC(), Used: used}
 	if report != nil {
 		o.Turn, o.Number, o.Result, o.In = report.ID, report.Number, report.Result, report.Session
 	}

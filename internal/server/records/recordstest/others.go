@@ -176,11 +176,18 @@ func testUsage(t *testing.T, f *fixture) {
 		return records.Usage{Tenant: "a", Kind: records.Sandbox, Object: object, Part: part,
 			Node: "n", From: begin.Add(from), To: begin.Add(to), CPUs: 2, Memory: 512 << 20}
 	}
+	used := func(u records.Usage, session string, n int64) records.Usage {
+		u.Session = session
+		u.Used = turnstone.Used{CPU: turnstone.Millis(n) * turnstone.Millis(time.Second),
+			Sent: turnstone.Bytes(2 * n), Received: turnstone.Bytes(3 * n)}
+		return u
+	}
 	grown, other, turn := span("x", 0, 0, 2*day), span("z", 0, 0, day), span("y", 0, -day, day)
 	other.Tenant, turn.Kind = "b", records.Turn
 	for range 2 {
-		if err := f.PutUsage(t.Context(), span("x", 0, 0, day), grown, span("x", 0, 0, day),
-			span("x", 1, 2*day, 3*day), other, turn); err != nil {
+		if err := f.PutUsage(t.Context(), used(span("x", 0, 0, day), "", 50),
+			used(grown, "s", 100), used(span("x", 0, 0, day), "", 40), span("x", 1, 2*day, 3*day), other,
+			used(turn, "", 20)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -189,15 +196,22 @@ func testUsage(t *testing.T, f *fixture) {
 		want         records.Total
 	}{
 		{-2 * day, 10 * day, records.Total{Turns: 1, Sandboxes: 1, CPUSeconds: 5 * 2 * 86400,
-			MemorySeconds: 5 * 512 * 86400}},
+			MemorySeconds: 5 * 512 * 86400, SandboxSeconds: 3 * 86400, TurnSeconds: 2 * 86400,
+			Used: used(turn, "", 120).Used}},
 		{0, 12 * time.Hour, records.Total{Sandboxes: 1, CPUSeconds: 2 * 2 * 43200,
-			MemorySeconds: 2 * 512 * 43200}},
+			MemorySeconds: 2 * 512 * 43200, SandboxSeconds: 43200, TurnSeconds: 43200,
+			Used: used(turn, "", 25+5).Used}},
 		{5 * day, 6 * day, records.Total{}},
 	} {
-		got, err := f.Usage(t.Context(), "a", begin.Add(x.since), begin.Add(x.until))
+		got, err := f.Usage(t.Context(), "a", "", begin.Add(x.since), begin.Add(x.until))
 		if err != nil || got != x.want {
 			t.Errorf("from %v to %v: %+v: %v; want %+v", x.since, x.until, got, err, x.want)
 		}
+	}
+	got, err := f.Usage(t.Context(), "a", "s", begin, begin.Add(10*day))
+	if want := (records.Total{Sandboxes: 1, CPUSeconds: 2 * 2 * 86400, MemorySeconds: 2 * 512 * 86400,
+		SandboxSeconds: 2 * 86400, Used: used(turn, "", 100).Used}); err != nil || got != want {
+		t.Errorf("in the session: %+v: %v; want %+v", got, err, want)
 	}
 	stolen := grown
 	stolen.Tenant = "b"
@@ -213,10 +227,10 @@ func testUsage(t *testing.T, f *fixture) {
 	if err := f.PutUsage(t.Context(), many...); err != nil {
 		t.Fatal(err)
 	}
-	got, err := f.Usage(t.Context(), "big", begin, begin.Add(365*day))
+	got, err = f.Usage(t.Context(), "big", "", begin, begin.Add(365*day))
 	const seconds = 1000 * 365 * 86400
 	if want := (records.Total{Sandboxes: 1000, CPUSeconds: 64 * seconds,
-		MemorySeconds: 1 << 20 * seconds}); err != nil || got != want {
+		MemorySeconds: 1 << 20 * seconds, SandboxSeconds: seconds}); err != nil || got != want {
 		t.Errorf("many machines: %+v: %v; want %+v", got, err, want)
 	}
 }
@@ -243,7 +257,7 @@ func testPrune(t *testing.T, f *fixture) {
 		}
 		o, _, err := f.List(t.Context(), "a", records.Filter{Kind: records.Sandbox}, records.Page{})
 		k, _, err1 := f.TokenPage(t.Context(), "a", records.Page{})
-		u, err2 := f.Usage(t.Context(), "a", span.From, span.To)
+		u, err2 := f.Usage(t.Context(), "a", "", span.From, span.To)
 		if err != nil || err1 != nil || err2 != nil || len(o) != objects || len(k) != tokens ||
 			u.Turns != turns {
 			t.Errorf("%s there are %d objects, %d tokens, %d turns: %v, %v, %v", when, len(o),
