@@ -20,7 +20,7 @@ import (
 )
 
 // keyRuns is the number of pairs of measurements; the median of the pairs' ratios counts.
-const keyRuns = 7
+const keyRuns = 5
 
 // MeasureKeys prints the cost of sealing: commits and reads of the same files in a domain and
 // publicly, alternately in one run. It works in a folder of parent.
