@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/domaincmd"
 	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
@@ -49,6 +50,7 @@ type commandLine struct {
 	Usage hostcmd.UsageCmd `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`
 	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
+	Domain domaincmd.Cmd     `cmd:"" group:"Maintain the host" help:"Manage the keys that seal sessions at rest."`
 	Top    sandboxcmd.TopCmd `cmd:"" group:"Maintain the host" help:"Show running turns and sandboxes."`
 	Doctor doctorCmd         `cmd:"" group:"Maintain the host" help:"Check this machine and suggest fixes."`
 	Gc     gcCmd             `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`

@@ -24,6 +24,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/domaincmd"
 	"turnstone.dev/turnstone/internal/cli/hostcmd"
 	"turnstone.dev/turnstone/internal/cli/proofcmd"
 	"turnstone.dev/turnstone/internal/cli/sandboxcmd"
@@ -99,6 +100,11 @@ var printed = map[string]reflect.Type{
 	"compare":          reflect.TypeFor[turnstone.CompareReport](),
 	"verify":           reflect.TypeFor[turnstone.VerifyReport](),
 	"key ls":           reflect.TypeFor[proofcmd.KeysReport](),
+	"domain ls":        reflect.TypeFor[domaincmd.DomainsReport](),
+	"domain check":     reflect.TypeFor[domaincmd.CheckReport](),
+	"domain rotate":    reflect.TypeFor[domaincmd.WrappedReport](),
+	"domain rewrap":    reflect.TypeFor[domaincmd.WrappedReport](),
+	"domain recover":   reflect.TypeFor[domaincmd.WrappedReport](),
 	"hash":             reflect.TypeFor[proofcmd.HashReport](),
 	"doctor":           reflect.TypeFor[doctorReport](),
 	"top":              reflect.TypeFor[topcmd.Report](),

@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/cdp/cdptest"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/keyring/vaulttest"
 	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
 )
@@ -41,6 +42,7 @@ func TestScript(t *testing.T) {
 			env.Setenv("TURN_HOME", filepath.Join(env.WorkDir, "home"))
 			past, err := filepath.Abs("testdata/session.tzst") // research, with turns and files
 			env.Setenv("PAST", past)
+			env.Values[vaultKey{}] = new(*vaulttest.Server)
 			return err
 		},
 	})
@@ -69,6 +71,7 @@ func TestMachineScript(t *testing.T) {
 			env.Setenv("BUILT", built)
 			env.Values[serversKey{}] = map[string]*scriptServer{}
 			env.Values[runningKey{}] = newRunning()
+			env.Values[vaultKey{}] = new(*vaulttest.Server)
 			examples, err := filepath.Abs("../../examples")
 			if err != nil {
 				return err
@@ -143,6 +146,8 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"unpack":   unpack,
 	"registry": registry,
 	"inherit":  inherit,
+	"domains":  domains,
+	"vault":    vault,
 	"host":     host,
 	"tlsport":  tlsPort,
 	"server":   server,
@@ -241,7 +246,8 @@ func environ(ts *testscript.TestScript) []string {
 	var env []string
 	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL",
 		"TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY",
-		"SSL_CERT_FILE", "TERM", "NO_COLOR", "TURN_HOST", "TURN_TOKEN"} {
+		"SSL_CERT_FILE", "TERM", "NO_COLOR", "TURN_HOST", "TURN_TOKEN",
+		"TURN_PASSPHRASE_FILE", "VAULT_TOKEN"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}

@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/hostcmd"
-	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -367,7 +366,7 @@ func exportTo(
 	if err := os.Rename(tmp.Name(), path); err != nil {
 		return nil, unwritable(err)
 	}
-	return rep, filestamp.SyncDir(filepath.Dir(path))
+	return rep, cli.Durable(path)
 }
 
 type sessionImportCmd struct {

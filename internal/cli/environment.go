@@ -15,6 +15,8 @@ type Settings struct {
 	Background string
 	// PassphraseFile is the path of a file with the passphrase of the caller's key.
 	PassphraseFile string
+	// VaultToken is shown to Vault if the settings name no file with a token; never printed.
+	VaultToken string
 }
 
 // A Variable is an environment variable that turn reads.
@@ -39,6 +41,8 @@ var Variables = []Variable{
 		func(s *Settings) *string { return &s.Background }},
 	{"TURN_PASSPHRASE_FILE", "Read the passphrase of the key from this file.",
 		func(s *Settings) *string { return &s.PassphraseFile }},
+	{"VAULT_TOKEN", "Show this token to Vault, without vault.token.",
+		func(s *Settings) *string { return &s.VaultToken }},
 	{"SSH_AUTH_SOCK", "Sign with keys of this SSH agent.", nil},
 	{"TURN_RUNSC", "Use this runsc of gVisor.", func(s *Settings) *string { return &s.Runsc }},
 	{"TURN_QEMU", "Use this qemu-system-x86_64.", func(s *Settings) *string { return &s.QEMU }},

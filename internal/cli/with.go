@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"path/filepath"
 
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/terminal"
 )
@@ -34,6 +36,9 @@ func (a *App) WithExecutor(f func(ctx context.Context, x Executor) error) error 
 		return errors.Join(f(ctx, x), x.Close())
 	})
 }
+
+// Durable makes the name of a file durable that a command has written.
+func Durable(path string) error { return filestamp.SyncDir(filepath.Dir(path)) }
 
 // StateDir opens the state directory.
 func (a *App) StateDir() (*statedir.Dir, error) { return statedir.Open(a.Env.Dir) }

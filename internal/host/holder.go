@@ -80,5 +80,6 @@ func (o Options) Environ() []string {
 		"PIP_INDEX_URL=" + o.PipIndex,
 		"npm_config_registry=" + o.NpmRegistry, "NPM_CONFIG_REGISTRY=",
 		"TURN_SUBSTRATE=", "TURN_SESSION=", "TURN_PASSPHRASE_FILE=", "TURN_HOST=", "TURN_TOKEN=",
+		"VAULT_TOKEN=",
 	}
 }

@@ -85,6 +85,9 @@ func New(o Options) (*Ring, error) {
 	return r, nil
 }
 
+// Primary returns the kind of wrapper for new keys.
+func (r *Ring) Primary() Kind { return r.o.Primary }
+
 // Table returns the records, which need no key.
 func (r *Ring) Table() *Table { return r.table }
 

@@ -237,7 +237,18 @@ func (f *File) Rotate(ctx context.Context) (string, error) {
 	return ids[len(ids)-1].Recipient().String(), nil
 }
 
-// change calls f with the identities, none if there is no file, and the file's passphrase, while
+// Renew makes a missing file, also if it was lost.
+func (f *File) Renew(ctx context.Context) error {
+	_, err := f.change(ctx, func(ids []*age.X25519Identity, _ []byte) ([]*age.X25519Identity, error) {
+		if ids != nil {
+			return ids, nil
+		}
+		return f.add(nil, nil)
+	})
+	return err
+}
+
+// change calls do with the identities, none if there is no file, and the file's passphrase, while
 // no other process changes the file.
 func (f *File) change(ctx context.Context, do func(ids []*age.X25519Identity, pass []byte) (
 	[]*age.X25519Identity, error)) ([]*age.X25519Identity, error) {

@@ -56,19 +56,28 @@ type key struct {
 // Serve starts a server that ends with the test. It has the engine "transit" without keys.
 func Serve(t testing.TB) *Server {
 	t.Helper()
-	dir := t.TempDir()
+	s, err := Start(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Away)
+	return s
+}
+
+// Start is Serve for a caller that ends the server with Away. dir gets the files.
+func Start(dir string) (*Server, error) {
 	s := &Server{Mount: "transit", Token: "hvs.MARKERTOKEN" + rand.Text(), keys: map[string]*key{}}
 	s.http = httptest.NewTLSServer(s)
-	t.Cleanup(s.http.Close)
 	s.URL = s.http.URL
 	s.CA, s.TokenFile = filepath.Join(dir, "ca.pem"), filepath.Join(dir, "token")
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.http.Certificate().Raw})
 	for path, b := range map[string][]byte{s.CA: ca, s.TokenFile: []byte(s.Token + "\n")} {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
-			t.Fatal(err)
+			s.Away()
+			return nil, err
 		}
 	}
-	return s
+	return s, nil
 }
 
 // Make makes a key.

@@ -333,7 +333,7 @@ func TestKeys(t *testing.T) {
 }
 
 func TestVariables(t *testing.T) {
-	for _, s := range configSettings {
+	for _, s := range configSettings() {
 		// Every setting has a variable, and a variable that is set is not ignored.
 		_, err := Parse("/state", "", []string{s.variable() + "=\x00"})
 		if err == nil || !strings.Contains(err.Error(), s.key) &&
@@ -440,7 +440,7 @@ func TestFile(t *testing.T) {
 
 // TestEveryBound sets each number, duration and size to its bounds.
 func TestEveryBound(t *testing.T) {
-	for _, all := range [][]setting{configSettings, issuerSettings, tenantSettings} {
+	for _, all := range [][]setting{configSettings(), issuerSettings(), tenantSettings()} {
 		for _, s := range all {
 			bounded := s.form() == "number" || s.form() == "duration" || s.form() == "size"
 			if (s.field.Tag.Get("min") != "") != bounded {
@@ -463,13 +463,13 @@ func TestEveryBound(t *testing.T) {
 // TestTable compares docs/server.md with the settings. -update writes the page's tables.
 func TestTable(t *testing.T) {
 	keys := map[string]bool{}
-	for _, s := range configSettings {
+	for _, s := range configSettings() {
 		keys[s.key] = true
 	}
-	for _, s := range issuerSettings {
+	for _, s := range issuerSettings() {
 		keys["issuers."+s.key] = true
 	}
-	for _, s := range tenantSettings {
+	for _, s := range tenantSettings() {
 		keys["tenants."+s.key] = true
 	}
 	for key := range keys {

@@ -142,7 +142,7 @@ func Parse(dir, text string, environ []string) (*Config, error) {
 
 func (l *loader) load(text string, environ []string) (*Config, error) {
 	c := &Config{}
-	if err := defaults(reflect.ValueOf(c).Elem(), configSettings); err != nil {
+	if err := defaults(reflect.ValueOf(c).Elem(), configSettings()); err != nil {
 		return nil, turnstone.NewError("server.config", turnstone.KindInternal, "", err)
 	}
 	l.text = text
@@ -186,10 +186,10 @@ func (l *loader) syntax(err error) {
 func isKey(key string) bool {
 	issuer, ok := strings.CutPrefix(key, "issuers.")
 	tenant, own := strings.CutPrefix(key, "tenants.")
-	return slices.ContainsFunc(configSettings, func(s setting) bool {
+	return slices.ContainsFunc(configSettings(), func(s setting) bool {
 		return s.key == key || strings.HasPrefix(s.key, key+".")
-	}) || ok && slices.ContainsFunc(issuerSettings, func(s setting) bool { return s.key == issuer }) ||
-		own && slices.ContainsFunc(tenantSettings, func(s setting) bool { return s.key == tenant })
+	}) || ok && slices.ContainsFunc(issuerSettings(), func(s setting) bool { return s.key == issuer }) ||
+		own && slices.ContainsFunc(tenantSettings(), func(s setting) bool { return s.key == tenant })
 }
 
 // clean cuts a message of the TOML library before what it quotes, except for single characters.
@@ -218,7 +218,7 @@ func (l *loader) problem(key string, err error, hint string) {
 
 // file takes the settings of the file.
 func (l *loader) file(c *Config) {
-	l.table(reflect.ValueOf(c).Elem(), configSettings, l.tree, "")
+	l.table(reflect.ValueOf(c).Elem(), configSettings(), l.tree, "")
 }
 
 // table sets the fields of a struct from a table; prefix is the table's key with a dot.
@@ -335,7 +335,7 @@ func (l *loader) ownQuotas(c *Config) {
 	for n, table := range tables {
 		q, key := c.Quota, fmt.Sprintf("tenants.%d.", n+1)
 		t := Tenant{"", q.Sandboxes, q.CPUs, q.Memory, q.Disk, q.Stored, q.Turns, q.Network}
-		l.table(reflect.ValueOf(&t).Elem(), tenantSettings, table, key)
+		l.table(reflect.ValueOf(&t).Elem(), tenantSettings(), table, key)
 		if t.Name == "" {
 			l.problem(strings.TrimSuffix(key, "."), errors.New("has no name"), "name the tenant")
 		} else if names[t.Name] {
@@ -356,10 +356,10 @@ func (l *loader) issuers(to reflect.Value, v any) {
 	all := make([]Issuer, len(tables))
 	for n, table := range tables {
 		one := reflect.ValueOf(&all[n]).Elem()
-		if err := defaults(one, issuerSettings); err != nil {
+		if err := defaults(one, issuerSettings()); err != nil {
 			l.problem("issuers", err, "")
 		}
-		l.table(one, issuerSettings, table, fmt.Sprintf("issuers.%d.", n+1))
+		l.table(one, issuerSettings(), table, fmt.Sprintf("issuers.%d.", n+1))
 	}
 	to.Set(reflect.ValueOf(all))
 }
@@ -368,7 +368,7 @@ func (l *loader) issuers(to reflect.Value, v any) {
 // problems, because a misspelled one would have no effect.
 func (l *loader) environment(c *Config, environ []string) {
 	var names []string
-	for _, s := range configSettings {
+	for _, s := range configSettings() {
 		names = append(names, s.variable())
 	}
 	for _, pair := range environ {
@@ -384,7 +384,7 @@ func (l *loader) environment(c *Config, environ []string) {
 				Hint: "the nearest one is " + nearest})
 			continue
 		}
-		s := configSettings[i]
+		s := configSettings()[i]
 		l.from[s.key] = name
 		v, err := s.fromText(text)
 		if err != nil {

@@ -16,7 +16,7 @@ func (c *Config) TOML() (string, error) {
 	var b strings.Builder
 	section := ""
 	of := reflect.ValueOf(c).Elem()
-	for _, s := range configSettings {
+	for _, s := range configSettings() {
 		if s.field.Type == typeIssuers || s.field.Type == typeTenants {
 			continue
 		}
@@ -35,7 +35,7 @@ func (c *Config) TOML() (string, error) {
 	for n := range c.Tenants {
 		b.WriteString("\n[[tenants]]\n")
 		tenant := reflect.ValueOf(&c.Tenants[n]).Elem()
-		for _, s := range tenantSettings {
+		for _, s := range tenantSettings() {
 			if err := line(&b, s.key, s, tenant.FieldByIndex(s.index)); err != nil {
 				return "", err
 			}
@@ -44,7 +44,7 @@ func (c *Config) TOML() (string, error) {
 	for n := range c.Issuers {
 		b.WriteString("\n[[issuers]]\n")
 		issuer := reflect.ValueOf(&c.Issuers[n]).Elem()
-		for _, s := range issuerSettings {
+		for _, s := range issuerSettings() {
 			if err := line(&b, s.key, s, issuer.FieldByIndex(s.index)); err != nil {
 				return "", err
 			}

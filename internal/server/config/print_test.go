@@ -19,7 +19,7 @@ func TestTOML(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(c, again) {
 			t.Errorf("%v\n%+v\n%+v\n%s", err, c, again, printed)
 		}
-		for _, s := range configSettings {
+		for _, s := range configSettings() {
 			if s.field.Tag.Get("default") != "" && !strings.Contains(printed, s.field.Tag.Get("toml")+" = ") {
 				t.Errorf("%s is missing", s.key)
 			}

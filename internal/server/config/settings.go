@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -36,10 +37,11 @@ func settings(t reflect.Type) (all []setting) {
 	return all
 }
 
+// The settings are listed at their first use: most processes read none.
 var (
-	configSettings = settings(reflect.TypeFor[Config]())
-	issuerSettings = settings(reflect.TypeFor[Issuer]())
-	tenantSettings = settings(reflect.TypeFor[Tenant]())
+	configSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Config]()) })
+	issuerSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Issuer]()) })
+	tenantSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Tenant]()) })
 )
 
 // variable returns the name of the setting's environment variable.

@@ -9,13 +9,13 @@ import (
 func Table() string {
 	var b strings.Builder
 	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
-	rows(&b, "", configSettings)
+	rows(&b, "", configSettings())
 	b.WriteString("\nEach table `[[issuers]]` has:\n\n")
 	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
-	rows(&b, "issuers.", issuerSettings)
+	rows(&b, "issuers.", issuerSettings())
 	b.WriteString("\nEach table `[[tenants]]` has:\n\n")
 	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
-	rows(&b, "tenants.", tenantSettings)
+	rows(&b, "tenants.", tenantSettings())
 	return b.String()
 }
 

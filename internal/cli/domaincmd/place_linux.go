@@ -1,0 +1,98 @@
+//go:build !turnstone_client
+
+package domaincmd
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"filippo.io/age/plugin"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/keyring/ringconfig"
+	serverconfig "turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/terminal"
+)
+
+// operator is the tenant of the state directory itself.
+const operator = "local"
+
+// with calls f with the keyring of the state directory, or of a tenant in it. A command that writes
+// makes a missing state directory.
+func (p *Place) with(a *cli.App, writes bool,
+	f func(ctx context.Context, k *ringconfig.Keyring) error) error {
+	return a.Do(func(ctx context.Context) error {
+		if err := a.OnlyHere("domain"); err != nil {
+			return err
+		}
+		o, err := p.options(a, writes)
+		if err != nil {
+			return err
+		}
+		k, err := ringconfig.Open(o)
+		if err != nil {
+			return err
+		}
+		defer k.Close()
+		return f(ctx, k)
+	})
+}
+
+// options returns the settings of the selected keyring.
+func (p *Place) options(a *cli.App, writes bool) (o ringconfig.Options, err error) {
+	root, err := a.Locate()
+	if err == nil && writes {
+		o.Dir, err = a.StateDir()
+	}
+	if err != nil {
+		return o, err
+	}
+	o.Dir = &statedir.Dir{Root: root}
+	o.Tenant, o.Token, o.Ask = operator, a.Env.VaultToken, a.Passphrase
+	o.UI = plugin.NewTerminalUI(
+		func(format string, v ...any) { terminal.Printf(a.Stderr, format+"\n", v...) },
+		func(format string, v ...any) { terminal.Printf(a.Stderr, format+"\n", v...) })
+	if p.Config == "" {
+		c, err := config.Load(root)
+		o.Settings, o.Vault = c.Keys, c.Vault
+		if err != nil {
+			return o, err
+		}
+	} else {
+		c, err := serverconfig.Load(root, p.Config, os.Environ())
+		if err != nil {
+			return o, err
+		}
+		o.Settings, o.Vault = c.Keys, c.Vault
+	}
+	if p.Tenant == "" || p.Tenant == operator {
+		return o, nil
+	}
+	return o, p.tenant(&o)
+}
+
+// tenant selects the state directory of a tenant, which a server has made.
+func (p *Place) tenant(o *ringconfig.Options) error {
+	if err := turnstone.CheckName(turnstone.NameOfHome, p.Tenant); err != nil {
+		return turnstone.Errorf("domain", turnstone.KindInvalid, "--tenant",
+			"%.80q is not the name of a tenant", p.Tenant)
+	}
+	dir := filepath.Join(o.Dir.Root, "tenants", p.Tenant)
+	if _, err := os.Stat(dir); err != nil {
+		return turnstone.Errorf("domain", turnstone.KindNotFound, "tenant "+p.Tenant,
+			"has no state in %s", o.Dir.Root).WithHint("set TURN_HOME to the server's state directory")
+	}
+	// Relative paths of the settings begin in the node's state directory.
+	for _, path := range []*string{&o.Settings.Passphrase, &o.Settings.Identities, &o.Vault.CA,
+		&o.Vault.Token} {
+		if *path != "" && !filepath.IsAbs(*path) {
+			*path = o.Dir.Path(*path)
+		}
+	}
+	o.Dir, o.Tenant = &statedir.Dir{Root: dir}, p.Tenant
+	return nil
+}
