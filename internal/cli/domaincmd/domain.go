@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"filippo.io/age/plugin"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/keyring"
@@ -31,6 +33,12 @@ type Cmd struct {
 type Place struct {
 	Config string `help:"Use [keys] and [vault] of this server.toml." placeholder:"FILE"`
 	Tenant string `help:"Use the domains of this tenant of a server." placeholder:"NAME"`
+}
+
+// pluginUI asks the user for a plugin, at the terminal.
+func pluginUI(a *cli.App) *plugin.ClientUI {
+	say := func(format string, v ...any) { terminal.Printf(a.Stderr, format+"\n", v...) }
+	return plugin.NewTerminalUI(say, say)
 }
 
 // A Wrapping is what wraps a domain's key.
@@ -336,7 +344,7 @@ func (c *recoverCmd) Examples() []string {
 // Run recovers the keys.
 func (c *recoverCmd) Run(a *cli.App) error {
 	return c.with(a, true, func(ctx context.Context, k *ringconfig.Keyring) error {
-		by, err := agewrap.LoadIdentities(c.Identity, "", a.Passphrase, nil)
+		by, err := agewrap.LoadIdentities(c.Identity, "", a.Passphrase, pluginUI(a))
 		if err != nil {
 			return err
 		}

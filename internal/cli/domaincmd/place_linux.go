@@ -7,15 +7,12 @@ import (
 	"os"
 	"path/filepath"
 
-	"filippo.io/age/plugin"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
 	serverconfig "turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // operator is the tenant of the state directory itself.
@@ -46,16 +43,14 @@ func (p *Place) with(a *cli.App, writes bool,
 func (p *Place) options(a *cli.App, writes bool) (o ringconfig.Options, err error) {
 	root, err := a.Locate()
 	if err == nil && writes {
-		o.Dir, err = a.StateDir()
+		_, err = a.StateDir() // makes it, and checks who can write it
 	}
 	if err != nil {
 		return o, err
 	}
 	o.Dir = &statedir.Dir{Root: root}
 	o.Tenant, o.Token, o.Ask = operator, a.Env.VaultToken, a.Passphrase
-	o.UI = plugin.NewTerminalUI(
-		func(format string, v ...any) { terminal.Printf(a.Stderr, format+"\n", v...) },
-		func(format string, v ...any) { terminal.Printf(a.Stderr, format+"\n", v...) })
+	o.UI = pluginUI(a)
 	if p.Config == "" {
 		c, err := config.Load(root)
 		o.Settings, o.Vault = c.Keys, c.Vault

@@ -8,6 +8,7 @@ package agewrap
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -73,7 +74,7 @@ func NewRecipients(list []string, ui *plugin.ClientUI) (*Recipients, error) {
 		r.name = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	for _, text := range list {
-		one, err := parseRecipient(text, ui)
+		one, err := parseRecipient(text, uiOr(ui))
 		if err != nil {
 			return nil, err
 		}
@@ -92,6 +93,9 @@ func NewRecipients(list []string, ui *plugin.ClientUI) (*Recipients, error) {
 	}
 	return r, nil
 }
+
+// uiOr returns ui, or one without a user: age follows the pointer.
+func uiOr(ui *plugin.ClientUI) *plugin.ClientUI { return cmp.Or(ui, &plugin.ClientUI{}) }
 
 // maxName bounds a name in bytes, below keyring's bound of records.
 const maxName = 400
@@ -161,6 +165,7 @@ func LoadIdentities(path, recipient string, ask Ask, ui *plugin.ClientUI) (*Iden
 	}
 	defer clear(text)
 	i := &Identities{path: path, name: recipient, run: newRunner()}
+	ui = uiOr(ui)
 	first, err := i.parse(text, ui)
 	if err != nil {
 		return nil, err

@@ -71,8 +71,10 @@ func (r *runner) run(ctx context.Context, name string, f func() ([]byte, error))
 			"AGEDEBUG is set, which prints keys on standard error").WithHint("unset AGEDEBUG")
 	}
 	late := func() ([]byte, error) {
-		return nil, turnstone.Classify("keyring.age", turnstone.KindTimeout, subject,
-			errors.New("does not answer"), "").
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, turnstone.NewError("keyring.age", turnstone.KindCanceled, subject, ctx.Err())
+		}
+		return nil, turnstone.Errorf("keyring.age", turnstone.KindTimeout, subject, "does not answer").
 			WithHint("the plugin may wait for a touch or a PIN: see whether its device is there")
 	}
 	ctx, cancel := context.WithTimeout(ctx, longest)
