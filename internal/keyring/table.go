@@ -90,47 +90,45 @@ func (t *Table) Has(id ID) bool {
 // Get returns a record. The error is of kind NotFound with the cause ErrShredded if there is none,
 // and Integrity if it is damaged.
 func (t *Table) Get(id ID) (*Record, error) {
-	b, err := t.read(id)
-	if err != nil {
-		return nil, err
+	for range tries {
+		b, replaced, err := t.read(id)
+		if err != nil {
+			return nil, err
+		}
+		// Another process may have overwritten this file after a newer one took its name.
+		if r, err := decodeRecord(id, b); err == nil || !replaced {
+			return r, err
+		}
 	}
-	r, err := decodeRecord(id, b)
-	if err == nil {
-		return r, nil
-	}
-	// Another process may have overwritten this file after a newer one took its name.
-	again, readErr := t.read(id)
-	if readErr != nil {
-		return nil, readErr
-	}
-	if bytes.Equal(again, b) {
-		return nil, err
-	}
-	return decodeRecord(id, again)
+	return nil, turnstone.Errorf("keyring.read", turnstone.KindUnavailable, subject(id),
+		"other processes change its record all the time").WithHint("try again")
 }
 
-// read returns the file of a record.
-func (t *Table) read(id ID) ([]byte, error) {
+// read returns the file of a record, and whether another file has its name since.
+func (t *Table) read(id ID) (b []byte, replaced bool, err error) {
 	f, err := openNoFollow(t.path(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, turnstone.NewError("keyring.read", turnstone.KindNotFound, subject(id),
+		return nil, false, turnstone.NewError("keyring.read", turnstone.KindNotFound, subject(id),
 			ErrShredded).WithHint("restore its file below domains/ from a backup, if there is one")
 	}
-	fail := func(err error) ([]byte, error) {
-		return nil, turnstone.NewError("keyring.read", turnstone.KindUnavailable, subject(id), err)
+	fail := func(err error) ([]byte, bool, error) {
+		return nil, false, turnstone.NewError("keyring.read", turnstone.KindUnavailable, subject(id),
+			err)
 	}
 	if err != nil {
 		return fail(err)
 	}
 	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
 		return fail(errors.Join(err, errors.New("its record is not a regular file")))
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	b, err = io.ReadAll(io.LimitReader(f, maxRecord+1))
 	if err != nil {
 		return fail(err)
 	}
-	return b, nil
+	now, err := os.Lstat(t.path(id)) // while f keeps its number from being used again
+	return b, err != nil || !os.SameFile(info, now), nil
 }
 
 // Replace writes a record in place of old, durably. It reports false, and changes nothing, if the
@@ -149,7 +147,7 @@ func (t *Table) Replace(ctx context.Context, old, r *Record, valid func() error)
 		return false, err
 	}
 	defer l.Release()
-	now, err := t.read(r.ID)
+	now, _, err := t.read(r.ID)
 	if errors.Is(err, ErrShredded) {
 		return false, nil
 	}

@@ -65,7 +65,7 @@ func (f *File) load() ([]*age.X25519Identity, error) {
 		return f.ids, nil
 	}
 	f.ids = nil
-	for again := false; ; again = true {
+	for n := 0; ; n++ {
 		stamp, _ := filestamp.Quick(f.Path()) // a missing file is readKeyring's error
 		text, err := readKeyring(f.Path(), f.ask)
 		if err != nil {
@@ -73,7 +73,7 @@ func (f *File) load() ([]*age.X25519Identity, error) {
 		}
 		ids, err := parseFile(f.Path(), text)
 		clear(text)
-		if err != nil && !again && !stamp.Fresh(f.Path()) {
+		if err != nil && n < 10 && !stamp.Fresh(f.Path()) {
 			continue // another process has replaced the file, and overwritten this one
 		}
 		if err != nil {
