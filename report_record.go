@@ -39,8 +39,18 @@ type TurnInfo struct {
 	Tags     []string    `json:"tags"`
 	Children []int       `json:"children"` // numbers of its child turns
 	Record   *TurnRecord `json:"record"`   // null for a running or interrupted turn
-	State    *TurnState  `json:"state"`    // null if it left none
-	Kept     string      `json:"kept,omitempty"`
+	// Checkpoint is what the finished steps of a running or interrupted turn left; absent: nothing.
+	Checkpoint *CheckpointInfo `json:"checkpoint,omitempty"`
+	State      *TurnState      `json:"state"` // null if it left none
+	Kept       string          `json:"kept,omitempty"`
+}
+
+// A CheckpointInfo describes what the finished steps of a turn left that has not ended.
+type CheckpointInfo struct {
+	Step    int          `json:"step"` // the number of the last finished step, from 1
+	At      time.Time    `json:"at"`
+	State   Digest       `json:"state"`
+	Resumed []Resumption `json:"resumed,omitempty"`
 }
 
 // A TurnRecord is the kept data of a turn: an object of the context store, as JSON. Its references
@@ -92,6 +102,14 @@ type TurnRecord struct {
 
 	// what a deterministic turn ran with; nil: the turn was not deterministic
 	Determinism *Determinism `json:"determinism,omitempty"`
+
+	// Resumed has an entry for each time that the turn was resumed after an interruption.
+	Resumed []Resumption `json:"resumed,omitempty"`
+	// Progress has the results of the finished steps in a form that a resume reads. It is only in
+	// the record of a checkpoint.
+	Progress []Content `json:"progress,omitempty"`
+	// Checkpoint is what the turn's document or its caller asked for; empty: none.
+	Checkpoint Checkpoint `json:"checkpoint,omitempty"`
 }
 
 // An Origin names the files that a sandbox was made of. An empty digest is not known, such as those

@@ -77,6 +77,8 @@ type TurnReport struct {
 	Home     *HomeUse       `json:"home,omitempty"`    // the states of its home directory
 	// what a deterministic turn ran with; nil: the turn was not deterministic
 	Determinism *Determinism `json:"determinism,omitempty"`
+	// Resumed has an entry for each time that the turn was resumed after an interruption.
+	Resumed []Resumption `json:"resumed,omitempty"`
 	// Times compares the runs of a turn that ran several times. The report is of the first run.
 	Times *TimesReport `json:"times,omitempty"`
 }
@@ -85,4 +87,10 @@ type TurnReport struct {
 type Phase struct {
 	Name string `json:"name"`
 	Took Millis `json:"duration_ms"`
+}
+
+// A Resumption is one time that an interrupted turn was resumed from its checkpoint.
+type Resumption struct {
+	After int       `json:"after"` // the number of the last step that had finished, from 1
+	At    time.Time `json:"at"`
 }

@@ -158,3 +158,12 @@ const (
 	// the sandbox is paused after a turn and resumes in the next turn
 	LifetimeSession Lifetime = "session"
 )
+
+// A Checkpoint defines when a turn keeps what it has done so far.
+type Checkpoint string
+
+// The values of Checkpoint. Empty means CheckpointNone.
+const (
+	CheckpointNone Checkpoint = "none" // only at its end
+	CheckpointStep Checkpoint = "step" // before each step after the first
+)

@@ -15,7 +15,7 @@ import (
 // Claims are what a receipt says about its turn, as far as a second run can repeat it.
 type Claims struct {
 	// Info has the values that say what ran and what came out: ID, Template, Image, Substrate,
-	// Result, Session, Number, Branch, Parents, Start, FSHash, Secrets, Home,
+	// Result, Session, Number, Branch, Parents, Start, FSHash, Secrets, Home, Resumed,
 	// Determinism.
 	Info  TurnInfo
 	Steps []StepClaim // of the document's steps, in their order
@@ -83,7 +83,7 @@ func (c *claimReader) readInfo() error {
 	text := map[string]*string{"id": (*string)(&i.ID), "template": (*string)(&i.Template),
 		"image": &i.Image, "substrate": &i.Substrate, "result": (*string)(&i.Result),
 		"session": &i.Session, "branch": &i.Branch, "start": &i.Start, "fs": (*string)(&i.FSHash),
-		"home": &i.Home}
+		"home": &i.Home, "resumed": &i.Resumed}
 	seen := map[string]bool{}
 	for at := 0; at+1 < len(c.turn.Content); at += 2 {
 		key, value := c.turn.Content[at].Value, c.turn.Content[at+1]

@@ -71,6 +71,10 @@ var frontKeys = []frontKey{
 	{"snapshot", func(p *docParser, n *yaml.Node) {
 		p.doc.Front.Snapshot = oneOf(p, n, "snapshot", SnapshotNone, SnapshotVM)
 	}},
+	{"checkpoint", func(p *docParser, n *yaml.Node) {
+		p.doc.Front.Checkpoint = oneOf(p, n, "checkpoint", turnstone.CheckpointNone,
+			turnstone.CheckpointStep)
+	}},
 	{turnKey, func(p *docParser, n *yaml.Node) {
 		if p.claims != nil {
 			p.claims.turn = n

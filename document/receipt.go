@@ -129,6 +129,7 @@ func (d *Document) renderTurn(info TurnInfo, indent int, added bool) []byte {
 		text([]string{"parent", "merged"}[min(i, 1)], string(id))
 	}
 	text("start", info.Start)
+	text("resumed", info.Resumed)
 	text("fs", string(info.FSHash))
 	text("layer", string(info.Layer))
 	text("changes", info.Changes)

@@ -47,6 +47,8 @@ type FrontMatter struct {
 	Lifetime turnstone.Lifetime // lifetime of the sandbox
 	Home     string             // name of a persistent home directory; empty: none
 	Snapshot Snapshot           // what to keep of the machine
+	// Checkpoint is when the turn keeps what it has done so far.
+	Checkpoint turnstone.Checkpoint
 }
 
 // NetworkRules are a document's details for an enabled network.
@@ -128,6 +130,8 @@ type TurnInfo struct {
 	Network              string             // summary, such as "recorded, 3 connections"; empty: none
 
 	Determinism *turnstone.Determinism // nil: the turn was not deterministic
+
+	Resumed string // how often, and after which steps, such as "once, after step-2"; empty: never
 }
 
 // A StepResult is the result of a step.

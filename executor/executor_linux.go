@@ -70,6 +70,14 @@ func (x *Executor) Times(ctx context.Context, req Request, n int, obs Observer) 
 	return x.engine.Times(ctx, engine.TimesRequest{Request: plan.Request(req), Times: n}, obs)
 }
 
+// ResumeTurn continues an interrupted turn with checkpoint: step after its last finished step, in a
+// new sandbox, and ends it. The error is of kind Invalid if the turn runs or has ended, and of kind
+// NotFound if none of its steps is kept. Otherwise ResumeTurn is like Run.
+func (x *Executor) ResumeTurn(ctx context.Context, req ResumeTurnRequest, obs Observer) (
+	*turnstone.TurnReport, error) {
+	return x.engine.ResumeTurn(ctx, engine.ResumeTurnRequest(req), obs)
+}
+
 // Replay runs the turn that ref names again, in a clean sandbox on the state of its parent, with
 // the same document, files and environment. The new turn is in no session. obs may be nil.
 func (x *Executor) Replay(ctx context.Context, ref string, opts ReplayOptions, obs Observer) (

@@ -104,6 +104,12 @@ func (x *Executor) Times(context.Context, Request, int, Observer) (*turnstone.Tu
 	return noneOf[*turnstone.TurnReport]()
 }
 
+// ResumeTurn returns the error of this system.
+func (x *Executor) ResumeTurn(context.Context, ResumeTurnRequest, Observer) (*turnstone.TurnReport,
+	error) {
+	return noneOf[*turnstone.TurnReport]()
+}
+
 func (x *Executor) Replay(context.Context, string, ReplayOptions, Observer) (
 	*turnstone.ReplayReport, error) {
 	return noneOf[*turnstone.ReplayReport]()

@@ -38,11 +38,16 @@ type Request struct {
 	Home     string             // name of a persistent home directory
 	Snapshot document.Snapshot  // the stored part of the machine
 	Secrets  []string           // NAME=VALUE, only for the environment of the steps
+	// Checkpoint is when the turn keeps what it has done so far.
+	Checkpoint turnstone.Checkpoint
 
 	Deterministic *bool          // every run gives the same result: see docs/determinism.md
 	Tier          turnstone.Tier // empty: by the substrate; this and the next only if deterministic
 	Seed          *uint64        // nil: derived from the document and the parent's state
 	Clock         time.Time      // when the turn's clock starts
+
+	// ID is the turn's ID, for a caller that has to know it before the turn starts; empty: a new one.
+	ID turnstone.TurnID
 
 	// Remote says that the caller is on another machine: what it asks for is in Document, and the
 	// host's configuration alone grants what its own flags would grant here.
@@ -113,6 +118,21 @@ type CommandRequest struct {
 	Stdin       io.Reader // nil: no input
 	Stdout      io.Writer
 	Stderr      io.Writer
+}
+
+// A ResumeTurnRequest is one interrupted turn to resume. Its other settings are those of the turn.
+type ResumeTurnRequest struct {
+	Ref           string
+	Session       string   // name or ID of the session that the turn must be of; empty: any
+	Secrets       []string // NAME=VALUE: secrets are not stored and must be given again
+	SecretHeaders []string // "HOST=Name: value": the same
+	Grant         []string // as in Request: a record may be imported, so it grants nothing itself
+	Commands      bool     // list all commands of the steps that run now in the receipt
+	// Network and NetworkRules are as in Request. Without them, the turn's document asks for the
+	// network of its first start again.
+	Network      *bool
+	NetworkRules *document.NetworkRules
+	Remote       bool // as in Request
 }
 
 // A ResumeRequest is one kept machine to start. Its network settings are the caller's.

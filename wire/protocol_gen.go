@@ -2605,6 +2605,15 @@ const (
 	TurnSettingsTierStrict TurnSettingsTier = "strict"
 )
 
+// TurnSettingsCheckpoint: When the turn keeps what it has done so far.
+type TurnSettingsCheckpoint string
+
+// The values of TurnSettingsCheckpoint.
+const (
+	TurnSettingsCheckpointNone TurnSettingsCheckpoint = "none"
+	TurnSettingsCheckpointStep TurnSettingsCheckpoint = "step"
+)
+
 // TurnSettings: What the caller requests in addition to the document. These are requests
 // as those of a document: they grant nothing that the node's configuration does not grant
 // to documents, except the session, which the ticket names. An absent field selects the
@@ -2657,6 +2666,12 @@ type TurnSettings struct {
 	// Whether the files that the document names are among these. A document with files is
 	// rejected otherwise: they are not on the node.
 	FilesSent bool `json:"filesSent,omitempty"`
+	// When the turn keeps what it has done so far.
+	Checkpoint TurnSettingsCheckpoint `json:"checkpoint,omitempty"`
+	// The ID of an interrupted turn of the session, which continues after its last finished
+	// step. Only session, secrets, secretHeaders and commands may be set with it, and the
+	// document is the turn's.
+	Resume string `json:"resume,omitempty"`
 }
 
 // TurnNetworkRules: Rules and modes of a network, as in a document.

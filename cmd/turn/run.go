@@ -34,14 +34,15 @@ type runCmd struct {
 
 	NoEvidence bool `help:"Print the receipt without its signatures."`
 
-	Session  *string  `help:"Add the turn to this session; create it if needed." placeholder:"NAME"`
-	Branch   string   `help:"Use this branch of the session (default: main)." placeholder:"NAME"`
-	Secret   []string `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
-	Lifetime string   `help:"Set the lifetime of the sandbox (default: turn)." enum:",turn,session" default:"" placeholder:"turn|session"`
-	Home     string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
-	Grant    []string `help:"Grant the document's request for KEY (repeatable)." placeholder:"KEY" sep:","`
-	Snapshot string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
-	Times    int      `help:"Run it N times; fail if two runs differ." placeholder:"N"`
+	Session    *string  `help:"Add the turn to this session; create it if needed." placeholder:"NAME"`
+	Branch     string   `help:"Use this branch of the session (default: main)." placeholder:"NAME"`
+	Secret     []string `help:"Set a secret variable (repeatable)." placeholder:"NAME[=VALUE]" sep:"none"`
+	Lifetime   string   `help:"Set the lifetime of the sandbox (default: turn)." enum:",turn,session" default:"" placeholder:"turn|session"`
+	Home       string   `help:"Mount this persistent home directory at /root." placeholder:"NAME"`
+	Grant      []string `help:"Grant the document's request for KEY (repeatable)." placeholder:"KEY" sep:","`
+	Snapshot   string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
+	Checkpoint string   `help:"Keep the finished steps for turn resume." enum:",none,step" default:"" placeholder:"step|none"`
+	Times      int      `help:"Run it N times; fail if two runs differ." placeholder:"N"`
 	flags.ForDeterminism
 	flags.ForSandbox
 }
@@ -75,6 +76,9 @@ qemu and gvisor; turn doctor reports which of them work here.
 
 With --lifetime session the sandbox is paused after the turn, and the next turn
 resumes it. A home is used by one sandbox at a time.
+
+With --checkpoint step the turn stores its state before each step but the first. If it
+is interrupted, turn resume TURN continues after the last finished step.
 
 --frozen runs the documents of receipts again, and compares each with its receipt:
 results, exit codes, outputs and the FS hash. It writes no file and adds no turn to a
@@ -122,7 +126,7 @@ func (c *runCmd) Validate() error {
 func (c *runCmd) validateFrozen() error {
 	for flag, set := range map[string]bool{"-w": c.Write, "-o": c.Output != "",
 		"--branch": c.Branch != "", "--lifetime": c.Lifetime != "", "--home": c.Home != "",
-		"--snapshot": c.Snapshot != "", "--get": len(c.Get) > 0, "--commands": c.Commands,
+		"--snapshot": c.Snapshot != "", "--checkpoint": c.Checkpoint != "", "--get": len(c.Get) > 0, "--commands": c.Commands,
 		"--times": c.Times != 0, "--no-evidence": c.NoEvidence} {
 		if set {
 			return fmt.Errorf("%s cannot be used with --frozen, which keeps nothing", flag)
@@ -278,6 +282,7 @@ func (c *runCmd) request(doc *document.Document, file string) (executor.Request,
 		Substrate: c.Substrate, Commands: c.Commands,
 		Session: c.session(), Branch: c.Branch, Lifetime: turnstone.Lifetime(c.Lifetime),
 		Home: c.Home, Snapshot: document.Snapshot(c.Snapshot),
+		Checkpoint:    turnstone.Checkpoint(c.Checkpoint),
 		Deterministic: c.Deterministic, Tier: turnstone.Tier(c.Tier), Seed: c.SeedValue(),
 		Clock: c.ClockValue(),
 	}

@@ -180,14 +180,28 @@ func turnFields(i *turnstone.TurnInfo, line func(key, value string)) {
 		}
 		line("changed", r.Layer.String())
 		line("layer", string(r.Layer.Digest))
+		line("resumed", times(len(r.Resumed)))
 	} else {
 		line("kept", i.Kept)
+	}
+	if c := i.Checkpoint; c != nil {
+		line("kept steps", fmt.Sprintf("1 to %d of the document (turn resume continues after them)",
+			c.Step))
+		line("resumed", times(len(c.Resumed)))
 	}
 	if s := i.State; s != nil {
 		line("fs", string(s.Tree.Hash))
 		line("cwd", s.Cwd)
 		line("env", fmt.Sprintf("%d variables", len(s.Env)))
 	}
+}
+
+// times returns how often something happened; empty: never.
+func times(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return terminal.Plural(n, "time", "times")
 }
 
 func join[T any](list []T) string {

@@ -20,6 +20,8 @@ type (
 			*turnstone.TurnReport, error)
 		Times(ctx context.Context, req executor.Request, n int, obs executor.Observer) (
 			*turnstone.TurnReport, error)
+		ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest, obs executor.Observer) (
+			*turnstone.TurnReport, error)
 	}
 	// A Rerunner runs stored turns again.
 	Rerunner interface {

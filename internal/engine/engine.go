@@ -33,7 +33,9 @@ type (
 	RangeRequest   = replay.RangeRequest
 	BisectRequest  = bisect.Request
 	TimesRequest   = replay.TimesRequest
-	Sandbox        = provision.Sandbox
+
+	ResumeTurnRequest = replay.ResumeRequest
+	Sandbox           = provision.Sandbox
 )
 
 // An Engine is a host with its runner of turns. It is safe for concurrent use.
@@ -79,6 +81,16 @@ func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs
 		return nil, err
 	}
 	return replay.Run(ctx, x.Runner, cs, ref, opts, obs)
+}
+
+// ResumeTurn continues an interrupted turn: see replay.Resume.
+func (x *Engine) ResumeTurn(ctx context.Context, req ResumeTurnRequest, obs turn.Observer) (
+	*turnstone.TurnReport, error) {
+	cs, err := x.Context(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return replay.Resume(ctx, x.Runner, cs, req, obs)
 }
 
 // ReplayRange runs turns again, one on the other: see replay.Range.

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -29,6 +30,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 6 && os.Args[0] == "turn" && os.Args[2] == "hold" && os.Args[3] == "--home" {
 		if err := holdMain(os.Args[4], turnstone.SandboxID(os.Args[5]),
 			os.Getenv(restlessVar)); err != nil {
+			os.Exit(1)
+		}
+		return
+	}
+	if arg := os.Getenv(crashVariable); arg != "" {
+		if err := crashChild(arg); err != nil {
+			fmt.Fprintln(os.Stderr, err, turnstone.HintOf(err))
 			os.Exit(1)
 		}
 		return

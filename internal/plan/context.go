@@ -37,6 +37,7 @@ func (p *Plan) together() error {
 	const kept, stays = "snapshot: vm", "lifetime: session"
 	hidden := p.Secrets != nil
 	snapshot, session := p.Snapshot == document.SnapshotVM, p.Lifetime == turnstone.LifetimeSession
+	steps := p.Checkpoint == turnstone.CheckpointStep
 	for _, c := range []struct {
 		both               bool
 		subject, why, hint string
@@ -55,6 +56,16 @@ func (p *Plan) together() error {
 		{hidden && p.Home != "", "home " + p.Home,
 			"a home is not searched, and it would keep the secrets",
 			"leave out --secret, or the home"},
+		{steps && session, stays, "a session's machine is not kept between steps",
+			"run the turn with lifetime: turn, or with checkpoint: none"},
+		{steps && snapshot, kept, "a machine is kept as a difference to the turn's beginning, " +
+			"which a resumed turn's machine is not", "leave out the snapshot, or checkpoint: step"},
+		{steps && p.Home != "", "home " + p.Home,
+			"a home changes at the end of a turn alone, so an interrupted turn would lose its part",
+			"leave out the home, or use checkpoint: none"},
+		{steps && p.Determinism != nil, "checkpoint: step",
+			"a deterministic turn runs from its beginning to its end, because a resumed machine " +
+				"would draw other numbers", "use checkpoint: none, and run the turn again instead"},
 	} {
 		if c.both {
 			return turnstone.Errorf(op, turnstone.KindInvalid, c.subject, "%s", c.why).

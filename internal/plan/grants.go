@@ -49,6 +49,7 @@ func frontClaims() []claim {
 		{field: "Lifetime", key: "lifetime", asks: (*Authority).lifetime},
 		{field: "Home", key: "home", asks: (*Authority).home},
 		{field: "Snapshot", key: "snapshot", asks: (*Authority).snapshot},
+		{field: "Checkpoint", why: "what its steps left is kept with the turn, as at its end"},
 
 		{field: "NetworkRules.Allow", key: "network", asks: (*Authority).allow},
 		{field: "NetworkRules.Deny", why: "it narrows"},

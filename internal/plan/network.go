@@ -29,6 +29,11 @@ func (p *Plan) planNetwork(req Request) (err error) {
 	if err != nil {
 		return err
 	}
+	if p.Checkpoint == turnstone.CheckpointStep && (p.Net.Mode.Record || p.Net.Mode.Replay) {
+		return invalid("checkpoint: step", "a recording of the network is one piece, and an "+
+			"interrupted turn would lose its part of it").
+			WithHint("use network: on, or checkpoint: none")
+	}
 	return p.hideHeaders(req)
 }
 

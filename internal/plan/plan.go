@@ -70,6 +70,7 @@ type Plan struct {
 	Lifetime        turnstone.Lifetime
 	Home            string
 	Snapshot        document.Snapshot
+	Checkpoint      turnstone.Checkpoint
 	Secrets         *secret.Set
 	Net             netplan.Rules
 	Commands        bool // list all commands in the receipt
@@ -148,26 +149,28 @@ func (p *Plan) Close() {
 func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 	front := req.Document.Front
 	p := &Plan{
-		Image:     cmp.Or(req.Image, front.Image, DefaultImage),
-		Asked:     cmp.Or(req.Image, front.Image),
-		Cwd:       InCwd(workdir, front.Cwd),
-		Timeout:   cmp.Or(req.Timeout, front.Timeout, defaultTimeout),
-		Timed:     req.Timeout != 0 || front.Timeout != 0,
-		Env:       append(slices.Clone(front.Env), req.Env...),
-		Given:     req.Env,
-		Driver:    cmp.Or(req.Substrate, driver.Auto),
-		Isolation: front.Isolation,
-		Session:   cmp.Or(req.Session, front.Session),
-		Branch:    cmp.Or(req.Branch, front.Branch, DefaultBranch),
-		Lifetime:  cmp.Or(req.Lifetime, front.Lifetime, turnstone.LifetimeTurn),
-		Snapshot:  cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone),
-		Home:      cmp.Or(req.Home, front.Home),
-		Commands:  req.Commands,
+		Image:      cmp.Or(req.Image, front.Image, DefaultImage),
+		Asked:      cmp.Or(req.Image, front.Image),
+		Cwd:        InCwd(workdir, front.Cwd),
+		Timeout:    cmp.Or(req.Timeout, front.Timeout, defaultTimeout),
+		Timed:      req.Timeout != 0 || front.Timeout != 0,
+		Env:        append(slices.Clone(front.Env), req.Env...),
+		Given:      req.Env,
+		Driver:     cmp.Or(req.Substrate, driver.Auto),
+		Isolation:  front.Isolation,
+		Session:    cmp.Or(req.Session, front.Session),
+		Branch:     cmp.Or(req.Branch, front.Branch, DefaultBranch),
+		Lifetime:   cmp.Or(req.Lifetime, front.Lifetime, turnstone.LifetimeTurn),
+		Snapshot:   cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone),
+		Home:       cmp.Or(req.Home, front.Home),
+		Checkpoint: cmp.Or(req.Checkpoint, front.Checkpoint),
+		Commands:   req.Commands,
 		Wants: Wants{CPUs: cmp.Or(req.CPUs, front.CPUs), Memory: cmp.Or(req.Memory, front.Memory),
 			Disk: cmp.Or(req.Disk, front.Disk), Network: cmp.Or(req.Network, front.Network)},
 	}
 	if replays { // a replay is in no session and changes nothing that outlives it
 		p.Lifetime, p.Snapshot, p.Home = turnstone.LifetimeTurn, document.SnapshotNone, ""
+		p.Checkpoint = ""
 	}
 	p.Shape = turnstone.DefaultShape()
 	p.Shape.CPUs = cmp.Or(p.Wants.CPUs, p.Shape.CPUs)
@@ -213,7 +216,8 @@ func (p *Plan) check() error {
 // Needs returns what p requires of its substrate.
 func (p *Plan) Needs() driver.Needs {
 	n := driver.Needs{MicroVM: p.Isolation == document.IsolationMicroVM,
-		Live: p.Live || p.Lifetime == turnstone.LifetimeSession,
+		Live: p.Live || p.Lifetime == turnstone.LifetimeSession ||
+			p.Checkpoint == turnstone.CheckpointStep,
 		Keep: p.Kept || p.Snapshot == document.SnapshotVM}
 	if p.Determinism != nil {
 		n.Tier = p.Determinism.Tier

@@ -37,11 +37,16 @@ type Request struct {
 	Home     string             // name of a persistent home directory
 	Snapshot document.Snapshot  // the stored part of the machine
 	Secrets  []string           // NAME=VALUE, only for the environment of the steps
+	// Checkpoint is when the turn keeps what it has done so far.
+	Checkpoint turnstone.Checkpoint
 
 	Deterministic *bool          // every run gives the same result: see docs/determinism.md
 	Tier          turnstone.Tier // empty: by the substrate; this and the next only if deterministic
 	Seed          *uint64        // nil: derived from the document and the parent's state
 	Clock         time.Time      // when the turn's clock starts
+
+	// ID is the turn's ID, for a caller that has to know it before the turn starts; empty: a new one.
+	ID turnstone.TurnID
 
 	// Remote says that the caller is on another machine: what it asks for is in Document, and the
 	// host's configuration alone grants what its own flags would grant here.

@@ -54,15 +54,18 @@ func (a *Authority) validChoices() error {
 		lifetime  turnstone.Lifetime
 		snapshot  document.Snapshot
 		isolation document.Isolation
+		steps     turnstone.Checkpoint
 	}{
-		{a.Request.Lifetime, a.Request.Snapshot, ""},
-		{a.front().Lifetime, a.front().Snapshot, a.front().Isolation},
+		{a.Request.Lifetime, a.Request.Snapshot, "", a.Request.Checkpoint},
+		{a.front().Lifetime, a.front().Snapshot, a.front().Isolation, a.front().Checkpoint},
 	} {
 		if err := errors.Join(
 			oneOf("lifetime", req.lifetime, turnstone.LifetimeTurn, turnstone.LifetimeSession),
 			oneOf("snapshot", req.snapshot, document.SnapshotNone, document.SnapshotVM),
 			oneOf("isolation", req.isolation, document.IsolationAny,
-				document.IsolationMicroVM)); err != nil {
+				document.IsolationMicroVM),
+			oneOf("checkpoint", req.steps, turnstone.CheckpointNone,
+				turnstone.CheckpointStep)); err != nil {
 			return err
 		}
 	}

@@ -75,6 +75,7 @@ type Turn struct {
 	Result  turnstone.Result    `json:"result"`
 	Started time.Time           `json:"started"`
 	Millis  int64               `json:"duration_ms"`
+	Resumed int                 `json:"resumed,omitempty"` // how often, after interruptions
 }
 
 // A Parent is a link of the chain.
@@ -280,7 +281,8 @@ func (s *Statement) check() error {
 	if s.Subjects.Receipt == "" || s.Subjects.Record == "" {
 		return errors.New("the receipt or the record is not among its subjects")
 	}
-	if p.Turn.ID == "" || p.Turn.Session == "" || p.Turn.Number < 1 || len(p.Parents) > 2 {
+	if p.Turn.ID == "" || p.Turn.Session == "" || p.Turn.Number < 1 || len(p.Parents) > 2 ||
+		p.Turn.Resumed < 0 {
 		return errors.New("it names no turn of a session")
 	}
 	for _, t := range []time.Time{p.Time, p.Turn.Started} {

@@ -86,6 +86,7 @@ func CheckText(name string, text []byte, s *Signed) error {
 		{"template", string(i.Template), string(p.Template.Digest)},
 		{"FS hash", string(i.FSHash), string(s.Subjects.FS)},
 		{"document", string(turnstone.DigestBytes(doc.Clean())), string(p.Document)},
+		{"resumed", fmt.Sprint(i.Resumed != ""), fmt.Sprint(p.Turn.Resumed > 0)},
 		{"determinism", determinism(i.Determinism), signedDeterminism(p.Determinism)},
 	} {
 		if one.said != one.signed {

@@ -52,6 +52,7 @@ type Steps struct {
 	networks []*turnstone.NetworkReport // by step; nil for a step without network activity
 	totals   turnstone.NetworkTotals    // at the end of the last step
 	cwd      string                     // the next step's directory
+	restored int                        // the number of results that Restore has set
 }
 
 // New returns the steps of a document before the first has run.

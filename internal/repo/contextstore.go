@@ -206,7 +206,13 @@ func (cs *ContextStore) Record(ctx context.Context, t turnstone.Turn) (*turnston
 		e := turnstone.Errorf("executor.record", turnstone.KindNotFound,
 			fmt.Sprintf("turn %d (%s)", t.Number, t.ID),
 			"is still running")
-		if t.Interrupted() {
+		c, err := cs.DB.Checkpoint(ctx, t.ID)
+		switch {
+		case err != nil || !t.Interrupted():
+		case c != nil:
+			e.Err = fmt.Errorf("was interrupted after step %d", c.Step)
+			e.Hint = "continue it with turn resume " + string(t.ID)
+		default:
 			e.Err, e.Hint = errors.New("was interrupted, and none of its data is kept"),
 				"its last receipt is in turns/"+string(t.ID)+" of the state directory"
 		}

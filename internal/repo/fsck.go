@@ -110,6 +110,15 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 	if cs.DB == nil {
 		return nil
 	}
+	unfinished, err := cs.DB.Checkpoints(ctx)
+	if err := x.orProblem(ctx, rep, err); err != nil {
+		return err
+	}
+	for _, t := range unfinished {
+		if err := r.Turn(ctx, t); err != nil {
+			return err
+		}
+	}
 	all, err := cs.DB.Every(ctx)
 	if err := x.orProblem(ctx, rep, err); err != nil {
 		return err

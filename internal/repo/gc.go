@@ -83,6 +83,13 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 			records[t.Record] = true // the images of sealed sessions are in memory
 		}
 	}
+	unfinished, err := cs.DB.Checkpoints(ctx)
+	if err != nil {
+		return err
+	}
+	for _, t := range unfinished {
+		records[t.Record] = true
+	}
 	layers, err := cs.Layers(ctx)
 	if err != nil {
 		return err
@@ -155,6 +162,18 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 	for _, l := range layers {
 		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
 			return 0, err
+		}
+	}
+	// Before the turns: a turn that ends meanwhile has its data in its record.
+	unfinished, err := cs.DB.Checkpoints(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range unfinished {
+		if !without[t.ID] {
+			if err := r.Turn(ctx, t); err != nil {
+				return 0, err
+			}
 		}
 	}
 	all, err := cs.DB.Every(ctx)

@@ -59,19 +59,36 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 			return nil, err
 		}
 	}
+	if t.Record == "" {
+		c, err := cs.DB.Checkpoint(ctx, t.ID)
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			i.Checkpoint = &turnstone.CheckpointInfo{Step: c.Step, At: c.At, State: c.State,
+				Resumed: c.Resumed}
+		}
+	}
 	return i, nil
 }
 
 // Receipt returns the receipt of the turn that ref names, with its evidence. That of an interrupted
-// turn is the last one that was written, without evidence.
+// turn with a checkpoint has the results of the finished steps, that of another sealed one is the
+// last that was written; neither is signed.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	if t.Interrupted() {
-		if text, err := cs.lastReceipt(t); err == nil {
-			return text, nil
+		c, err := cs.DB.Checkpoint(ctx, t.ID)
+		if err != nil {
+			return nil, err
+		}
+		if c != nil {
+			t = c.As(t)
+		} else if cs.Sealed() {
+			return cs.lastReceipt(t)
 		}
 	}
 	rec, err := cs.Record(ctx, t)

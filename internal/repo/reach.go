@@ -276,6 +276,9 @@ func recordContents(rec *turnstone.TurnRecord) []recordContent {
 			all = append(all, recordContent{"machine: the template's image", *rec.VM.Image})
 		}
 	}
+	for i, c := range rec.Progress {
+		all = append(all, recordContent{fmt.Sprintf("progress of step %d", i+1), c})
+	}
 	if n := rec.Network; n != nil && n.Index != nil {
 		all = append(all, recordContent{"network", *n.Index})
 		if n.Data != nil {

@@ -108,13 +108,9 @@ const (
 	sealedReceipt = "receipt.sealed"
 )
 
-// lastReceipt returns the receipt in the folder of a turn that was interrupted.
+// lastReceipt returns the receipt in the folder of a sealed turn that was interrupted.
 func (cs *ContextStore) lastReceipt(t turnstone.Turn) ([]byte, error) {
-	dir := cs.dir.Path("turns", string(t.ID))
-	if !cs.Sealed() {
-		return os.ReadFile(filepath.Join(dir, receiptFile))
-	}
-	b, err := os.ReadFile(filepath.Join(dir, sealedReceipt))
+	b, err := os.ReadFile(filepath.Join(cs.dir.Path("turns", string(t.ID)), sealedReceipt))
 	if err != nil {
 		return nil, err
 	}

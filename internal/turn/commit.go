@@ -102,17 +102,7 @@ func (r *run) commitWithoutState() committed {
 // record adds the turn's data except its state to the batch. text is the receipt.
 func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.TurnRecord,
 	text []byte, err error) {
-	rec = &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.Session.ID,
-		Number: r.at.Turn.Number, Branch: r.info.Branch,
-		Parents: r.at.Turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
-		Template: r.info.Template, Substrate: r.info.Substrate,
-		Isolation: r.info.Isolation, Origin: r.origin, Shape: r.shape, Started: r.info.Started,
-		Millis: r.info.Duration.Milliseconds(),
-		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given,
-		Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
-		State: l.State, Layer: l.Layer, Home: r.info.Home, HomeUse: r.setup.Home.Describe(l.State != ""),
-		Lifetime:    r.info.Lifetime,
-		Determinism: r.info.Determinism}
+	rec = r.aboutTurn(l)
 	put := func(to *turnstone.Content, b []byte) (err error) {
 		*to, err = l.Batch.PutContent(ctx, bytes.NewReader(b), int64(len(b)))
 		return err
@@ -151,6 +141,25 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 	return rec, text, nil
 }
 
+// aboutTurn returns the part of the turn's record that needs no object.
+func (r *run) aboutTurn(l *state.Collected) *turnstone.TurnRecord {
+	rec := &turnstone.TurnRecord{Format: repo.RecordFormat, ID: r.info.ID, Session: r.at.Session.ID,
+		Number: r.at.Turn.Number, Branch: r.info.Branch,
+		Parents: r.at.Turn.Parents, Kind: turnstone.TurnKindRun, Image: r.plan.Image,
+		Template: r.info.Template, Substrate: r.info.Substrate,
+		Isolation: r.info.Isolation, Origin: r.origin, Shape: r.shape, Started: r.info.Started,
+		Millis: r.info.Duration.Milliseconds(),
+		Result: r.info.Result, Error: r.info.Error, Env: r.plan.Given,
+		Secrets: r.plan.Secrets.Names(), Timeout: r.plan.Timeout,
+		State: l.State, Layer: l.Layer, Home: r.info.Home, HomeUse: r.setup.Home.Describe(l.State != ""),
+		Lifetime:    r.info.Lifetime,
+		Determinism: r.info.Determinism, Resumed: r.resumptions()}
+	if r.plan.Checkpoint == turnstone.CheckpointStep {
+		rec.Checkpoint = r.plan.Checkpoint
+	}
+	return rec
+}
+
 // putTrace keeps the commands of the steps.
 func (r *run) putTrace(ctx context.Context, l *state.Collected, rec *turnstone.TurnRecord) (
 	*turnstone.Content, error) {
@@ -168,6 +177,9 @@ func (r *run) putTrace(ctx context.Context, l *state.Collected, rec *turnstone.T
 // putOutput stores a whole output; nil if the output is empty or not kept.
 func (r *run) putOutput(ctx context.Context, l *state.Collected, step *document.Step,
 	stream turnstone.Stream) (*turnstone.Content, error) {
+	if c, ok := r.keptOutput(step, stream); ok {
+		return c, nil
+	}
 	in, size, err := r.steps.Open(step, stream)
 	if in == nil || err != nil {
 		return nil, err

@@ -48,7 +48,7 @@ type DoneOutput struct {
 // is nothing to keep: the document has no steps, and no file was changed.
 func (x *Runner) Keep(ctx context.Context, req plan.Request, done *Done, obs Observer) (
 	*turnstone.TurnReport, error) {
-	r, err := x.begin(ctx, req, nil, done, obs)
+	r, err := x.begin(ctx, req, nil, done, "", obs)
 	if err != nil {
 		return nil, err
 	}

@@ -39,7 +39,7 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	r.info.Substrate, r.info.Isolation = s.Substrate(), s.Isolation()
 	r.origin = s.Origin()
 	r.beginNetwork(ctx, s)
-	timed, cancel := context.WithTimeout(ctx, r.plan.Timeout)
+	timed, cancel := context.WithTimeout(ctx, r.timeLeft())
 	defer cancel()
 	turnCtx, diskLow, unwatch := r.host.Watch(timed, r.plan)
 	defer unwatch()
@@ -123,7 +123,8 @@ func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 			r.obs.Preparing("the session's paused machine is not used: " +
 				"this turn has lifetime: turn")
 		}
-		return provision.Start(ctx, r.host, su, r.at.Base, r.obs.Preparing, r.clock)
+		_, base := r.startsOn()
+		return provision.Start(ctx, r.host, su, base, r.obs.Preparing, r.clock)
 	}
 	o, err := paused.Open(ctx, r.host, paused.Turn{Setup: su, At: r.at.Base, Session: r.at.Session,
 		Start: r.info.Start, Tell: r.obs.Preparing, Clock: r.clock})
@@ -192,6 +193,12 @@ func (r *run) collectAll(ctx context.Context, s *sandbox.Sandbox) (*state.Collec
 // not be paused. parts is as in host.Bounds.
 func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (left *state.Collected,
 	unpaused, err error) {
+	return r.collectWith(ctx, s, parts, nil)
+}
+
+// collectWith is collect with pause in place of the machine's end; nil: as the turn's plan says.
+func (r *run) collectWith(ctx context.Context, s *sandbox.Sandbox, parts uint64,
+	pause state.Pause) (left *state.Collected, unpaused, err error) {
 	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store,
 		Templates: r.host.Templates,
 		Parent:    r.at.State, Home: r.setup.Home, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
@@ -201,12 +208,12 @@ func (r *run) collect(ctx context.Context, s *sandbox.Sandbox, parts uint64) (le
 		req.Base, req.Pause = r.done.Base, r.done.Pause
 	case r.paused != nil:
 		req.Base, req.Pause = r.paused.Base, r.paused.Pause
-	case r.at.State != nil:
-		req.Base = r.at.State.Tree
-	case r.at.Context.Sealed(): // the template is public
+	case r.at.State == nil && r.at.Context.Sealed(): // the template is public
 		if req.Base, err = r.at.Context.TemplateTree(ctx, s.Template); err != nil {
 			return nil, nil, err
 		}
+	default:
+		req.Base, req.Pause = r.below(), pause
 	}
 	left, unpaused, err = state.Collect(ctx, s, req)
 	if r.paused != nil && left != nil {

@@ -238,7 +238,7 @@ func goldenPlan(t *testing.T, c goldenCase) []string {
 		p.state(p.Session("s"), *c.parent)
 	}
 	c.req.Document = parse(t, "---\n"+c.front+"\n---\n\n# A turn\n\n```bash\ntrue\n```\n")
-	r, err := p.x.begin(t.Context(), c.req, c.again, nil, &observer{})
+	r, err := p.x.begin(t.Context(), c.req, c.again, nil, "", &observer{})
 	if err != nil {
 		return []string{"error " + strings.ReplaceAll(err.Error(), p.x.host.Dir.Root, "HOME"),
 			"kind " + string(turnstone.KindOf(err)),

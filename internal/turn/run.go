@@ -54,7 +54,7 @@ func (x *Runner) Run(ctx context.Context, req plan.Request, obs Observer) (*turn
 // Repeat is Run for a turn that repeats another turn. again may be nil.
 func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 	obs Observer) (*turnstone.TurnReport, error) {
-	r, err := x.begin(ctx, req, again, nil, obs)
+	r, err := x.begin(ctx, req, again, nil, "", obs)
 	if err != nil {
 		return nil, err
 	}
@@ -63,9 +63,10 @@ func (x *Runner) Repeat(ctx context.Context, req plan.Request, again *Repeat,
 }
 
 // begin returns the turn of req with its place in its session, before anything is started. The
-// caller closes the turn. done is the work that the turn keeps; nil: it runs its steps.
+// caller closes the turn. done is the work that the turn keeps; nil: it runs its steps. resumed is
+// the interrupted turn to resume; empty: the turn is new.
 func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, done *Done,
-	obs Observer) (_ *run, err error) {
+	resumed turnstone.TurnID, obs Observer) (_ *run, err error) {
 	if obs == nil {
 		obs = silent{}
 	}
@@ -111,10 +112,15 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 	r.obs = maskedObserver{obs, func(s string) string {
 		return p.Secrets.Written().Mask(x.host.Paths.Text(s))
 	}}
-	r.info = document.TurnInfo{ID: turnstone.NewTurnID(), Started: time.Now().UTC(), Image: p.Image,
+	r.info = document.TurnInfo{ID: cmp.Or(req.ID, turnstone.NewTurnID()), Started: time.Now().UTC(), Image: p.Image,
 		Result: turnstone.ResultError}
 	if done != nil {
 		r.info.Started = done.Since.UTC()
+	}
+	if resumed != "" { // its lease comes first, because a running turn has locked its folder
+		if err := r.reopen(context.WithoutCancel(ctx), resumed); err != nil {
+			return nil, err
+		}
 	}
 	r.folder, err = x.host.Repo.OpenTurnFolder(r.info.ID)
 	if err != nil {
@@ -161,8 +167,10 @@ func (r *run) locate(ctx context.Context) error {
 			req.Domain = s.Domain
 		}
 	}
-	if r.at, err = place.Take(ctx, cs, req); err != nil {
-		return err
+	if r.from == nil {
+		if r.at, err = place.Take(ctx, cs, req); err != nil {
+			return err
+		}
 	}
 	settled, err := r.plan.On(r.at.Below(), r.host.Templates)
 	if err == nil {
@@ -181,6 +189,10 @@ func (r *run) locate(ctx context.Context) error {
 	r.info.Number, r.info.Parents = r.at.Turn.Number, r.at.Turn.Parents
 	r.info.Secrets, r.info.Home = r.plan.Secrets.Names(), r.plan.Home
 	r.openSteps()
+	if err := r.restore(); err != nil {
+		r.at.Abandon(ctx)
+		return err
+	}
 	r.clock.Lap("session")
 	return nil
 }
@@ -192,6 +204,7 @@ func (r *run) seal(p *plan.Plan) error {
 		"home: " + p.Home:                          p.Home != "",
 		"lifetime: " + string(p.Lifetime):          p.Lifetime == turnstone.LifetimeSession,
 		"snapshot: " + string(document.SnapshotVM): p.Snapshot == document.SnapshotVM,
+		"checkpoint: step":                         p.Checkpoint == turnstone.CheckpointStep,
 	} {
 		if asked {
 			if err := cs.NotSealed(what); err != nil {
@@ -204,7 +217,8 @@ func (r *run) seal(p *plan.Plan) error {
 
 // openNetwork prepares the turn's network and its recording.
 func (r *run) openNetwork(ctx context.Context) (err error) {
-	req := netrecord.Request{Host: r.host, Plan: r.plan, Name: r.doc.Name, At: r.at.Base,
+	on, base := r.startsOn()
+	req := netrecord.Request{Host: r.host, Plan: on, Name: r.doc.Name, At: base,
 		Sessions: []turnstone.SessionID{r.at.Session.ID}}
 	if r.again != nil {
 		req.Sessions = append(req.Sessions, r.again.Session)
@@ -258,6 +272,10 @@ type run struct {
 	paused   *paused.Machine    // the session's machine; nil: the turn has a machine of its own
 	done     *Done              // the work that the turn keeps; nil: the turn runs its steps
 	snapshot *snapshot.Snapshot // the machine at the turn's end; nil: not requested
+
+	from *resumption       // what a resumed turn goes on from; nil: the turn begins at its beginning
+	kept *keptSteps        // the turn's checkpoint; nil: it has none yet
+	base turnstone.TreeRef // the tree below the sandbox's disk; zero: not known yet
 }
 
 // run runs the whole turn and returns its report. The reason for an early end is in r.info.
@@ -266,6 +284,9 @@ func (r *run) run(ctx context.Context) *turnstone.TurnReport {
 	r.info.Duration = time.Since(r.info.Started)
 	if err != nil {
 		r.fail(err)
+	}
+	if left == nil && r.kept != nil {
+		return r.report(r.interrupt())
 	}
 	return r.report(r.finish(ctx, left))
 }
@@ -280,6 +301,9 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	if err != nil {
 		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
 			"the turn's state is not kept", err).WithHint(turnstone.HintOf(err)))
+		if r.kept != nil {
+			return r.interrupt()
+		}
 		c = r.commitWithoutState()
 	}
 	r.keepReceipt(c.receipt)
@@ -311,6 +335,7 @@ func (r *run) report(c committed) *turnstone.TurnReport {
 		Session: i.Session, Number: i.Number, Branch: i.Branch, Diverged: c.diverged,
 		Parents: i.Parents, Start: i.Start, FSHash: i.FSHash, State: c.state, Record: c.record,
 		Layer: &c.layer, Network: c.network, Home: r.setup.Home.Describe(c.state != ""),
+		Resumed:     r.resumptions(),
 		Determinism: i.Determinism, Phases: r.clock.Phases, Receipt: string(c.receipt),
 		Steps: r.steps.Reports()}
 }

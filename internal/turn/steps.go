@@ -22,12 +22,17 @@ func (r *run) runSteps(ctx, turnCtx context.Context, diskLow func() error, s *sa
 	first := true
 	for _, step := range r.doc.Steps {
 		switch {
+		case r.kept != nil && step.Index <= r.kept.step:
+			continue // it finished before the turn was resumed
 		case reason != "":
 			r.steps.Skip(step, reason)
 			continue
 		case step.Skip:
 			r.steps.Skip(step, "skipped by its author")
 			continue
+		}
+		if err := r.keepSteps(ctx, s, step, !first); err != nil {
+			return turnstone.ResultError, err
 		}
 		running := r.steps.Start(step)
 		r.info.Error = "the executor ended during " + step.Name
@@ -110,7 +115,8 @@ func (r *run) stepParams(step *document.Step, user string, first bool) wire.Shel
 	params := wire.ShellExecuteParams{Name: step.Name,
 		Language: wire.ShellExecuteLanguage(step.Language), User: user}
 	if first {
-		params.Cwd = r.plan.Cwd
+		on, _ := r.startsOn()
+		params.Cwd = on.Cwd
 	}
 	if step.Cwd != "" {
 		params.Cwd = plan.InCwd(r.plan.Cwd, step.Cwd)

@@ -73,6 +73,27 @@ func (h *Host) Times(ctx context.Context, req executor.Request, n int, obs execu
 	return h.turns.Times(ctx, h.there(req), n, obs)
 }
 
+// ResumeTurn is Runner.ResumeTurn for the turn that req names.
+func (h *Host) ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest,
+	obs executor.Observer) (*turnstone.TurnReport, error) {
+	info, err := h.Show(ctx, req.Ref)
+	if err != nil {
+		return nil, err
+	}
+	if info.Checkpoint == nil { // the server's error says what the turn is
+		return h.turns.ResumeTurn(ctx, req, info, &document.Document{Name: req.Ref}, obs)
+	}
+	receipt, err := h.Receipt(ctx, string(info.Turn.ID))
+	if err != nil {
+		return nil, err
+	}
+	doc, err := document.Parse(req.Ref, receipt)
+	if err != nil {
+		return nil, err
+	}
+	return h.turns.ResumeTurn(ctx, req, info, doc, obs)
+}
+
 // Verify is executor.Executor.Verify at the node, with the keys that this client trusts.
 func (h *Host) Verify(ctx context.Context, req turnstone.VerifyRequest) (*turnstone.VerifyReport,
 	error) {

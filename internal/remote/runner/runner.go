@@ -61,12 +61,44 @@ func (r *Runner) run(ctx context.Context, req executor.Request, times int, obs e
 	if err != nil {
 		return nil, err
 	}
+	report, err := r.follow(ctx, started, remote.TurnRequest{Ticket: started.Ticket,
+		Document: req.Document, Settings: settings, Add: add}, obs)
+	if report != nil && len(req.Get) > 0 && ctx.Err() == nil {
+		r.get(ctx, report, req.Get, obs)
+	}
+	return report, err
+}
+
+// ResumeTurn is executor.Executor.ResumeTurn at the server, for the turn that info describes and
+// whose document is doc.
+func (r *Runner) ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest,
+	info *turnstone.TurnInfo, doc *document.Document, obs executor.Observer) (
+	*turnstone.TurnReport, error) {
+	for flag, set := range map[string]bool{"--grant": len(req.Grant) > 0,
+		"--network and its rules": req.Network != nil || req.NetworkRules != nil} {
+		if set {
+			return nil, refuse(flag, "the turn requests what it requested at its beginning",
+				"leave out "+flag)
+		}
+	}
+	session := info.Session.Label()
+	started, err := r.Server.StartTurn(ctx, remote.TurnStart{Session: session})
+	if err != nil {
+		return nil, err
+	}
+	return r.follow(ctx, started, remote.TurnRequest{Ticket: started.Ticket, Document: doc,
+		Settings: wire.TurnSettings{Session: session, Resume: string(info.Turn.ID),
+			Secrets: req.Secrets, SecretHeaders: req.SecretHeaders, Commands: req.Commands}}, obs)
+}
+
+// follow runs the started turn, and cancels it if its channel is gone when ctx ends.
+func (r *Runner) follow(ctx context.Context, started *remote.StartedTurn, q remote.TurnRequest,
+	obs executor.Observer) (*turnstone.TurnReport, error) {
 	turns := &remote.Turns{Dial: started.Dial}
 	if obs != nil {
 		turns.Tell = obs.Preparing
 	}
-	report, err := turns.Run(ctx, remote.TurnRequest{Ticket: started.Ticket, Document: req.Document,
-		Settings: settings, Add: add}, obs)
+	report, err := turns.Run(ctx, q, obs)
 	if report != nil && r.Hint != nil {
 		report.Hint = r.Hint(report.Hint)
 	}
@@ -74,9 +106,6 @@ func (r *Runner) run(ctx context.Context, req executor.Request, times int, obs e
 		end, stop := context.WithTimeout(context.WithoutCancel(ctx), cancelTime)
 		defer stop()
 		_ = started.Cancel(end)
-	}
-	if report != nil && len(req.Get) > 0 && ctx.Err() == nil {
-		r.get(ctx, report, req.Get, obs)
 	}
 	return report, err
 }
@@ -142,7 +171,8 @@ func turnSettings(req *executor.Request) (s wire.TurnSettings, err error) {
 		SecretHeaders: req.SecretHeaders, Secrets: req.Secrets, Commands: req.Commands,
 		Session: req.Session, Branch: req.Branch,
 		Lifetime: wire.TurnSettingsLifetime(req.Lifetime), Home: req.Home,
-		Snapshot: wire.TurnSettingsSnapshot(req.Snapshot), Deterministic: req.Deterministic,
+		Checkpoint: wire.TurnSettingsCheckpoint(req.Checkpoint),
+		Snapshot:   wire.TurnSettingsSnapshot(req.Snapshot), Deterministic: req.Deterministic,
 		Tier: wire.TurnSettingsTier(req.Tier)}
 	if req.Seed != nil {
 		s.Seed = strconv.FormatUint(*req.Seed, 10)

@@ -155,7 +155,7 @@ func statementOf(ctx context.Context, t turnstone.Turn, rec *turnstone.TurnRecor
 	s.Predicate = proof.Predicate{
 		Turn: proof.Turn{ID: t.ID, Session: t.Session, Number: t.Number, Branch: t.Branch,
 			Kind: t.Kind, Title: t.Title, Result: t.Result, Started: rec.Started,
-			Millis: rec.Millis},
+			Millis: rec.Millis, Resumed: len(rec.Resumed)},
 		Document: rec.Document.Digest, Parents: []proof.Parent{},
 		Template: proof.Template{Name: rec.Image, Digest: rec.Template},
 		Machine: proof.Machine{Substrate: rec.Substrate, Isolation: rec.Isolation,

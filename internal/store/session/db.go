@@ -26,7 +26,7 @@ import (
 var migrations embed.FS
 
 // schemaVersion is the number of the last file in migrations.
-const schemaVersion = 4
+const schemaVersion = 5
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
 // processes. A change is durable when its method returns.

@@ -68,6 +68,19 @@ func play(role, dir string) error {
 		}
 		fmt.Println(t.ID)
 		_, _ = io.ReadAll(os.Stdin)
+	case "checkpoint": // begins a turn, keeps two steps, and waits to be killed
+		t, err := db.Start(ctx, StartTurn{Session: s.ID, Kind: "run"})
+		if err != nil {
+			return err
+		}
+		for step := range 2 {
+			if err := db.SetCheckpoint(ctx, Checkpoint{Turn: t.ID, Record: digest("steps"),
+				State: digest("state"), Step: step + 1}); err != nil {
+				return err
+			}
+		}
+		fmt.Println(t.ID)
+		_, _ = io.ReadAll(os.Stdin)
 	case "churn": // is killed at any point
 		fmt.Println("ready")
 		for {

@@ -159,7 +159,8 @@ type Finish struct {
 // should become its branch's head and another turn was faster, it becomes the head of a new branch,
 // whose name is returned with diverged true. The objects that the turn refers to must already be
 // durable. A home that is not what the turn began with is an error of kind Unavailable. After an
-// error the lease is still held.
+// error the lease is still held. A turn without a record keeps its checkpoint, if it has one: see
+// Reopen.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
 	was, err := turn(ctx, db.sql, f.Turn)
 	if err != nil {
@@ -204,6 +205,9 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 			"UPDATE turns SET status = 'done', result = ?, record = ?, state = ?, branch = ?, "+
 				"ended = ? WHERE id = ?",
 			f.Result, f.Record, state, onBranch, unixNano(db.now()), t.ID)
+		if err == nil && f.Record != "" { // otherwise the turn may be resumed
+			_, err = tx.ExecContext(ctx, "DELETE FROM checkpoints WHERE turn = ?", t.ID)
+		}
 		return dbError("finish", string(t.ID), err)
 	})
 	if err == nil {

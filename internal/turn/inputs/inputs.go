@@ -24,9 +24,12 @@ type Inputs struct {
 	// Replayed are the inputs of the repeated turn. They precede Files.
 	Replayed []turnstone.RecordInput
 	Files    []sandbox.Transfer
-	Dir      string       // the turn's folder for copies; empty: no copies are made
-	Floor    config.Space // space that copies leave free on their disk
-	Secrets  *secret.Set  // inputs that contain a secret are not kept
+	// Done are the inputs of a turn that is resumed: its state has them already. They precede all
+	// others.
+	Done    []turnstone.RecordInput
+	Dir     string       // the turn's folder for copies; empty: no copies are made
+	Floor   config.Space // space that copies leave free on their disk
+	Secrets *secret.Set  // inputs that contain a secret are not kept
 
 	added  []*input
 	packed []packed // what a script has sent; nil: nothing
@@ -115,7 +118,7 @@ func (in *inputWriter) Write(p []byte) (int, error) {
 // Keep adds the inputs to the batch. tell receives the reason for each input that is not kept.
 func (in *Inputs) Keep(ctx context.Context, b *store.Batch, tell func(string)) (
 	[]turnstone.RecordInput, error) {
-	kept := slices.Clone(in.Replayed)
+	kept := slices.Concat(in.Done, in.Replayed)
 	for _, one := range kept {
 		if one.Tar.Digest == "" {
 			continue

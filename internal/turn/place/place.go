@@ -23,6 +23,9 @@ type Place struct {
 	Turn           turnstone.Turn
 	Replay         bool // the turn is in no session
 
+	// Resumed is the checkpoint that a resumed turn goes on from; nil: the turn is new.
+	Resumed *session.Checkpoint
+
 	hold *repo.Hold // of a replay; may be nil
 	keys *chain.Keys
 	link *chain.Link // nil: not signed yet
@@ -90,6 +93,36 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	return at, nil
 }
 
+// Resume gives an interrupted turn its place again. Of several callers one succeeds, in this and in
+// other processes: see session.DB.Reopen.
+func Resume(ctx context.Context, cs *repo.ContextStore, of *repo.Repo, id turnstone.TurnID) (
+	*Place, error) {
+	at := &Place{Base: provision.Base{Context: cs}}
+	var err error
+	if at.keys, err = chain.Open(ctx, of.Dir, cs, of.Passphrase); err != nil {
+		return nil, err
+	}
+	if at.Turn, at.Resumed, err = cs.DB.Reopen(ctx, id); err != nil {
+		return nil, err
+	}
+	if at.Session, err = cs.DB.Find(ctx, string(at.Turn.Session)); err == nil {
+		err = at.readParent(ctx)
+	}
+	if err != nil {
+		at.Abandon(ctx)
+		return nil, err
+	}
+	return at, nil
+}
+
+// OfCheckpoint returns the base that the checkpoint c of the turn t is.
+func OfCheckpoint(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn,
+	c *session.Checkpoint) (provision.Base, error) {
+	t = c.As(t)
+	t.Status, t.Result = turnstone.TurnDone, turnstone.ResultError
+	return provision.On(ctx, cs, &t)
+}
+
 func (at *Place) readParent(ctx context.Context) error {
 	id := at.Turn.Parent()
 	if id == "" {
@@ -107,11 +140,22 @@ func (at *Place) readParent(ctx context.Context) error {
 // from its template.
 func (at *Place) Below() *plan.Below { return at.Base.Below(at.Session) }
 
-// Abandon removes the place of a turn that does not start.
+// Abandon removes the place of a turn that does not start. A resumed turn is interrupted again.
 func (at *Place) Abandon(ctx context.Context) {
+	if at.Resumed != nil {
+		_ = at.Finish(context.WithoutCancel(ctx), Kept{}, turnstone.ResultError, "", "", nil)
+		return
+	}
 	if !at.Replay {
 		_ = at.Context.DB.Abandon(context.WithoutCancel(ctx), at.Turn.ID)
 	}
+}
+
+// Keep replaces the turn's checkpoint by its first steps, whose last has the number step. The
+// objects record and state must be durable.
+func (at *Place) Keep(ctx context.Context, record, state turnstone.Digest, step int) error {
+	return at.Context.DB.SetCheckpoint(ctx, session.Checkpoint{Turn: at.Turn.ID, Record: record,
+		State: state, Step: step})
 }
 
 // Lock determines the branch that will end with this turn, so that the receipt can name it, and

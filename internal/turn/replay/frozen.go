@@ -71,7 +71,7 @@ func (f *FrozenRequest) start(ctx context.Context, cs *repo.ContextStore, doc *d
 	}
 	front := &doc.Front
 	front.Session, front.Branch, front.Home = "", "", ""
-	front.Lifetime, front.Snapshot = "", ""
+	front.Lifetime, front.Snapshot, front.Checkpoint = "", "", ""
 	front.Image = cmp.Or(info.Image, front.Image)
 	f.Request.Document = doc
 	f.pin(info.Determinism)

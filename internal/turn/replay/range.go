@@ -71,7 +71,7 @@ func Range(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, q RangeRe
 	for _, t := range turns { // first: nothing may be started that cannot be finished
 		p := repetition{old: t}
 		if p.rec, err = cs.Record(ctx, t); err == nil {
-			p.req, err = again(ctx, cs, t, p.rec, q.Options)
+			p.req, err = replayed(ctx, cs, t, p.rec, q.Options)
 		}
 		if err != nil {
 			return nil, err

@@ -41,13 +41,38 @@ func Run(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, ref string,
 	if err != nil {
 		return nil, err
 	}
-	req, err := again(ctx, cs, old, rec, opts)
+	req, err := replayed(ctx, cs, old, rec, opts)
 	if err != nil {
 		return nil, err
 	}
 	p := repetition{old: old, rec: rec, req: req}
 	return p.run(ctx, r, cs, turn.Repeat{Inputs: rec.Inputs, Parents: old.Parents,
 		Session: old.Session, Of: old.ID}, obs)
+}
+
+// replayed is again for a turn that begins at its beginning.
+func replayed(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
+	rec *turnstone.TurnRecord, opts Options) (*plan.Request, error) {
+	req, err := again(ctx, cs, old, rec, opts)
+	if err != nil {
+		return nil, err
+	}
+	fail := func(format string, args ...any) *turnstone.Error {
+		return turnstone.Errorf("executor.replay", turnstone.KindInvalid,
+			fmt.Sprintf("turn %d", rec.Number), format, args...)
+	}
+	if s := netrecord.Spec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
+		return nil, fail("it was given the secret header %s, which was not kept",
+			s.Headers[0].Label()).
+			WithHint("with network: record a turn can be replayed without them")
+	}
+	for _, in := range rec.Inputs {
+		if in.Tar.Digest == "" {
+			return nil, fail("the files added to %s were not kept: they were too large, or held a "+
+				"secret", in.Dest)
+		}
+	}
+	return req, nil
 }
 
 // again returns the request of the turn old, whose record is rec. The parent comes from the
@@ -69,7 +94,7 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 	// not choose them.
 	front := &doc.Front
 	front.Files, front.Session, front.Branch, front.Home = nil, "", "", ""
-	front.Lifetime, front.Snapshot = "", ""
+	front.Lifetime, front.Snapshot, front.Checkpoint = "", "", ""
 	front.Image, front.Timeout = rec.Image, rec.Timeout
 	front.NetworkRules = netrecord.Rules(rec.Network, rec)
 	front.CPUs, front.Memory, front.Disk = rec.Shape.CPUs, rec.Shape.Memory, rec.Shape.Disk
@@ -86,17 +111,6 @@ func again(ctx context.Context, cs *repo.ContextStore, old turnstone.Turn,
 		if unused { // otherwise no tier accepts the turn
 			off := false
 			front.Network, front.NetworkRules = &off, nil
-		}
-	}
-	if s := netrecord.Spec(rec.Network); len(s.Headers) > 0 && rec.Network.Index == nil {
-		return nil, fail(turnstone.KindInvalid,
-			"with network: record a turn can be replayed without them",
-			"it was given the secret header %s, which was not kept", s.Headers[0].Label())
-	}
-	for _, in := range rec.Inputs {
-		if in.Tar.Digest == "" {
-			return nil, fail(turnstone.KindInvalid, "",
-				"the files added to %s were not kept: they were too large, or held a secret", in.Dest)
 		}
 	}
 	var given []string
@@ -147,7 +161,7 @@ func Again(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, old turns
 	if err != nil {
 		return nil, err
 	}
-	req, err := again(ctx, cs, old, rec, opts)
+	req, err := replayed(ctx, cs, old, rec, opts)
 	if err != nil {
 		return nil, err
 	}

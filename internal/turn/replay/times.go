@@ -83,6 +83,7 @@ func runOf(t *turnstone.TurnReport) turnstone.RunReport {
 func onlyRuns(req plan.Request, first *turnstone.TurnReport) plan.Request {
 	doc := *req.Document
 	doc.Front.Lifetime, doc.Front.Snapshot, doc.Front.Home = "", "", ""
+	doc.Front.Checkpoint, req.Checkpoint = "", ""
 	req.Document = &doc
 	req.Lifetime, req.Snapshot, req.Home, req.Get = "", "", "", nil
 	pinned(&req, first.Determinism)

@@ -41,6 +41,27 @@ type Request struct {
 type Pause func(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (c *collect.Changes,
 	unpaused, err error)
 
+// PauseRunning is a Pause of a machine of this process.
+func PauseRunning(ctx context.Context, s *sandbox.Sandbox, b collect.Bounds) (c *collect.Changes,
+	unpaused, err error) {
+	ctx, cancel := context.WithTimeout(ctx, collect.TimeLimit)
+	defer cancel()
+	res, err := s.Client().StateGetSession(ctx)
+	if err != nil {
+		return nil, nil, s.CauseOf(err)
+	}
+	upper, err := s.Pause(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	disk, err := s.Disk()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err = collect.OfPaused(ctx, s, disk, upper, res.Cwd, res.Env, b)
+	return c, nil, err
+}
+
 // Collected is the data that a turn left, before the commit.
 type Collected struct {
 	Batch *store.Batch // contains the objects; the owner closes it

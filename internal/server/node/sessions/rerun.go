@@ -173,10 +173,11 @@ func frozenRequest(s *wire.TurnSettings) (executor.Request, error) {
 		return executor.Request{}, nil
 	}
 	if s.Image != "" || s.Network != nil || s.Rules != nil || s.Lifetime != "" || s.Home != "" ||
-		s.Snapshot != "" || s.Branch != "" || s.Times != 0 {
+		s.Snapshot != "" || s.Branch != "" || s.Times != 0 || s.Checkpoint != "" || s.Resume != "" {
 		return executor.Request{}, turnstone.Errorf("executor.frozen", turnstone.KindInvalid,
 			"the settings", "request what a receipt that is run again at a node cannot have").
-			WithHint("leave out the image, network, lifetime, home, snapshot, branch and times")
+			WithHint("leave out the image, network, lifetime, home, snapshot, checkpoint, branch and " +
+				"times")
 	}
 	req, err := turns.Request(new(document.Document), s)
 	req.Document, req.Piped = nil, false

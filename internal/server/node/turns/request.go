@@ -3,9 +3,12 @@ package turns
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +61,9 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 	if s.Lifetime != "" {
 		front.Lifetime = turnstone.Lifetime(s.Lifetime)
 	}
+	if s.Checkpoint != "" {
+		front.Checkpoint = turnstone.Checkpoint(s.Checkpoint)
+	}
 	if s.Snapshot != "" {
 		front.Snapshot = document.Snapshot(s.Snapshot)
 	}
@@ -86,6 +92,30 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 		}
 	}
 	return req, int(s.Times), nil
+}
+
+var turnID = regexp.MustCompile(`^t_[0-9a-v]{18}$`)
+
+// resumption returns the executor's request for a remote caller that resumes an interrupted turn of
+// the ticket's session.
+func resumption(t Ticket, s *wire.TurnSettings) (executor.ResumeTurnRequest, error) {
+	var none executor.ResumeTurnRequest
+	if s.Session != t.Session || t.Session == "" {
+		return none, turnstone.Errorf("turn.run", turnstone.KindInvalid, "session "+s.Session,
+			"is not the session of the ticket").WithHint("start the turn for the session of the turn")
+	}
+	other := *s
+	other.Resume, other.Session, other.Secrets, other.SecretHeaders = "", "", nil, nil
+	other.Commands, other.FilesSent = false, false
+	if !reflect.DeepEqual(other, wire.TurnSettings{}) {
+		return none, invalid("resume", errors.New("other settings are those of the interrupted turn"))
+	}
+	if !turnID.MatchString(s.Resume) {
+		return none, invalid("resume", fmt.Errorf("%.80q is not the ID of a turn", s.Resume))
+	}
+	return executor.ResumeTurnRequest{Ref: s.Resume, Session: cmp.Or(string(t.SessionID), t.Session),
+		Secrets: slices.Clone(s.Secrets), SecretHeaders: slices.Clone(s.SecretHeaders),
+		Commands: s.Commands, Remote: true}, nil
 }
 
 // bound keeps a turn within its ticket, for which the caller's token was judged. It completes the

@@ -32,6 +32,12 @@ type Executor interface {
 		*turnstone.TurnReport, error)
 }
 
+// A Resumer is an Executor that resumes interrupted turns.
+type Resumer interface {
+	ResumeTurn(ctx context.Context, r executor.ResumeTurnRequest, o executor.Observer) (
+		*turnstone.TurnReport, error)
+}
+
 const (
 	// keepFor is how long a ticket and its journal stay after the turn's end.
 	keepFor = 24 * time.Hour
@@ -226,15 +232,22 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	if settings == nil {
 		settings = new(wire.TurnSettings)
 	}
-	req, times, err := request(doc, t, settings)
-	if err != nil {
-		return err
-	}
 	done, err := s.starting(t.ID)
 	if err != nil {
 		return err
 	}
 	defer done()
+	if settings.Resume != "" {
+		w, err := s.resuming(t, settings)
+		if err != nil {
+			return err
+		}
+		return s.start(t, dir, w, v.limit)
+	}
+	req, times, err := request(doc, t, settings)
+	if err != nil {
+		return err
+	}
 	// each attempt has files of its own
 	if req.Dir, err = os.MkdirTemp(dir, filesFolder); err != nil {
 		return failed(t.ID, err)
@@ -243,12 +256,43 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 		req.Add, err = transfers(settings, req.Dir)
 	}
 	if err == nil {
-		err = s.start(t, dir, req, times, v.limit)
+		req.ID = turnstone.NewTurnID()
+		err = s.start(t, dir, work{turn: req.ID, files: req.Dir,
+			do: func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error) {
+				if times > 0 {
+					return s.x.Times(ctx, req, times, o)
+				}
+				return s.x.Run(ctx, req, o)
+			}}, v.limit)
 	}
 	if err != nil {
 		_ = os.RemoveAll(req.Dir)
 	}
 	return err
+}
+
+// resuming returns the work of a ticket that resumes an interrupted turn.
+func (s *Service) resuming(t Ticket, settings *wire.TurnSettings) (work, error) {
+	req, err := resumption(t, settings)
+	if err != nil {
+		return work{}, err
+	}
+	x, ok := s.x.(Resumer)
+	if !ok {
+		return work{}, turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node",
+			"resumes no turns")
+	}
+	return work{turn: turnstone.TurnID(req.Ref),
+		do: func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error) {
+			return x.ResumeTurn(ctx, req, o)
+		}}, nil
+}
+
+// work is what a ticket's turn does.
+type work struct {
+	turn  turnstone.TurnID
+	files string // a folder that is removed after the turn; empty: none
+	do    func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error)
 }
 
 // starting notes that a ticket's turn is being started: one command at a time receives its files.
@@ -298,8 +342,7 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 }
 
 // start begins the ticket and its turn, if there is a place for it.
-func (s *Service) start(t Ticket, dir string, req executor.Request, times int, limit Limit) (
-	err error) {
+func (s *Service) start(t Ticket, dir string, w work, limit Limit) (err error) {
 	select {
 	case s.places <- struct{}{}:
 	default:
@@ -316,7 +359,7 @@ func (s *Service) start(t Ticket, dir string, req executor.Request, times int, l
 	if s.closed {
 		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
 	}
-	if err := s.begin(t, dir); err != nil {
+	if err := s.begin(t, dir, w.turn); err != nil {
 		return err
 	}
 	j, err := createJournal(filepath.Join(dir, journalFile))
@@ -330,24 +373,21 @@ func (s *Service) start(t Ticket, dir string, req executor.Request, times int, l
 		defer func() { <-s.places }()
 		defer cancel()
 		s.tell(t.ID)
-		s.run(limit(ctx), t.ID, r, req, times)
+		s.run(limit(ctx), t.ID, r, w)
 	})
 	return nil
 }
 
 // run runs a turn, and ends its journal.
-func (s *Service) run(ctx context.Context, id string, r *running, req executor.Request, times int) {
-	defer func() { _ = os.RemoveAll(req.Dir) }()
+func (s *Service) run(ctx context.Context, id string, r *running, what work) {
+	if what.files != "" {
+		defer func() { _ = os.RemoveAll(what.files) }()
+	}
 	w := turnlog.NewWriter(r.journal)
 	w.Hide(s.paths)
 	used := new(metered.Meter)
 	ctx = metered.NewContext(ctx, used)
-	report, err := func() (*turnstone.TurnReport, error) {
-		if times > 0 {
-			return s.x.Times(ctx, req, times, w)
-		}
-		return s.x.Run(ctx, req, w)
-	}()
+	report, err := what.do(ctx, w)
 	if err := w.End(report, err); err != nil {
 		slog.WarnContext(ctx, "the journal of a turn is not complete", "ticket", id, "err", err)
 	}

@@ -189,14 +189,15 @@ func failed(id string, err error) error {
 		"the node's state directory")
 }
 
-// begin marks a ticket as used, durably. The error is of kind Invalid if it is used or expired.
-func (s *Service) begin(t Ticket, dir string) error {
+// begin marks a ticket as used by a turn, durably. The error is of kind Invalid if it is used or
+// expired.
+func (s *Service) begin(t Ticket, dir string, turn turnstone.TurnID) error {
 	if !s.now().Before(t.Expires) {
 		return turnstone.Errorf("turn.ticket", turnstone.KindInvalid, "ticket "+t.ID,
 			"expired at %s", t.Expires.Format(time.RFC3339)).
 			WithHint("start the turn at the server again")
 	}
-	err := writeSynced(filepath.Join(dir, begunFile), nil)
+	err := writeSynced(filepath.Join(dir, begunFile), []byte(turn))
 	if errors.Is(err, fs.ErrExist) {
 		return turnstone.Errorf("turn.ticket", turnstone.KindInvalid, "ticket "+t.ID,
 			"was used: its turn runs, or has ended").WithHint("attach to the turn")

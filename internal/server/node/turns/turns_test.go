@@ -367,7 +367,7 @@ func TestRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t, t.TempDir(), newPlayer())
 			dir := filepath.Join(s.dir, s.ticket.ID)
-			if err := s.begin(s.ticket, dir); err != nil {
+			if err := s.begin(s.ticket, dir, ""); err != nil {
 				t.Fatal(err)
 			}
 			if text != "-" {
@@ -402,7 +402,8 @@ func TestRequest(t *testing.T) {
 		SecretHeaders: []string{"a=b: c"}, Secrets: []string{"T=x"}, Commands: true, Session: "s",
 		Branch: "b", Lifetime: "session", Home: "h", Snapshot: "vm", Deterministic: &no,
 		Tier: "seeded", Seed: "18446744073709551615", Clock: "2026-01-01T00:00:00Z", Times: 2,
-		Add: []wire.TurnTransfer{{Name: "0", Dest: "a"}}, FilesSent: true}
+		Add: []wire.TurnTransfer{{Name: "0", Dest: "a"}}, FilesSent: true, Checkpoint: "step",
+		Resume: "t_06h0roc6jvt83o48kg"}
 	for i := range reflect.TypeOf(*s).NumField() {
 		if reflect.ValueOf(*s).Field(i).IsZero() {
 			t.Errorf("%s is not in this test", reflect.TypeOf(*s).Field(i).Name)
@@ -440,6 +441,41 @@ func TestRequest(t *testing.T) {
 	}
 	if *req.Seed != 1<<64-1 || req.Clock.Year() != 2026 || doc.Front.Home != "" {
 		t.Errorf("%+v", req)
+	}
+}
+
+// TestResumption: a resumed turn has the session of its ticket, and no setting of its own that the
+// turn began with.
+func TestResumption(t *testing.T) {
+	const id = "t_06h0roc6jvt83o48kg"
+	good := wire.TurnSettings{Session: "s", Resume: id, Secrets: []string{"A=b"},
+		SecretHeaders: []string{"a=b: c"}, Commands: true}
+	req, err := resumption(Ticket{Session: "s", SessionID: "s_1"}, &good)
+	if err != nil || req.Ref != id || req.Session != "s_1" || !req.Remote || len(req.Grant) > 0 ||
+		req.Network != nil || req.NetworkRules != nil {
+		t.Errorf("%+v, %v", req, err)
+	}
+	no := false
+	for name, change := range map[string]func(s *wire.TurnSettings){
+		"another session": func(s *wire.TurnSettings) { s.Session = "other" },
+		"a reference":     func(s *wire.TurnSettings) { s.Resume = "other@1" },
+		"a part of an ID": func(s *wire.TurnSettings) { s.Resume = id[:10] },
+		"image":           func(s *wire.TurnSettings) { s.Image = "python" },
+		"environment":     func(s *wire.TurnSettings) { s.Env = []string{"A=b"} },
+		"network":         func(s *wire.TurnSettings) { s.Network = &no },
+		"rules":           func(s *wire.TurnSettings) { s.Rules = new(wire.TurnNetworkRules) },
+		"times":           func(s *wire.TurnSettings) { s.Times = 2 },
+		"home":            func(s *wire.TurnSettings) { s.Home = "h" },
+	} {
+		bad := good
+		change(&bad)
+		if _, err := resumption(Ticket{Session: "s", SessionID: "s_1"}, &bad); turnstone.KindOf(
+			err) != turnstone.KindInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := resumption(Ticket{}, &wire.TurnSettings{Resume: id}); err == nil {
+		t.Error("a ticket without a session resumes a turn")
 	}
 }
 

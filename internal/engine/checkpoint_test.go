@@ -1,0 +1,153 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/turntest"
+)
+
+// crashVariable makes this program one that runs a turn and dies.
+const crashVariable = "TURN_TEST_CHECKPOINT"
+
+// A crash is a turn whose process dies before the nth operation of its second checkpoint that
+// changes the disk.
+type crash struct {
+	Home string
+	N    int
+}
+
+// crashed is the document of the turn. Each step adds a line to a file: a step that ran twice, or
+// whose work was lost, shows.
+const crashed = "# A turn\n\n```bash\nmkdir d; cd d; export N=1; echo 1 >> f\n```\n\n" +
+	"```bash\necho $((++N)) >> f; export N; head -c 300000 /dev/zero | tr '\\0' x\n```\n\n" +
+	"```bash\necho $((++N)) >> f; cat f\n```\n"
+
+// crashChild runs the turn, and kills itself.
+func crashChild(arg string) error {
+	var c crash
+	if err := json.Unmarshal([]byte(arg), &c); err != nil {
+		return err
+	}
+	x := testEngine(&statedir.Dir{Root: c.Home})
+	collected, left, ended := 0, c.N, false
+	x.Repo.Fault = func(op string) error {
+		if op == "checkpoint.collect" {
+			collected++
+		}
+		if collected < 2 || ended {
+			return nil
+		}
+		if left == 0 {
+			fmt.Println("killed before", op)
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+		left--
+		ended = op == "checkpoint.done"
+		return nil
+	}
+	doc, err := document.Parse("crash.md", []byte(crashed))
+	if err != nil {
+		return err
+	}
+	rep, err := x.Run(context.Background(), plan.Request{Document: doc, Session: "crash",
+		Checkpoint: turnstone.CheckpointStep}, nil)
+	if err == nil && rep.Result != turnstone.ResultPassed {
+		err = fmt.Errorf("%s: %s", rep.Result, rep.Error)
+	}
+	return err
+}
+
+// crashHome returns an empty state directory with what the tests' home shares.
+func crashHome(t *testing.T) string {
+	shared, dir := turntest.Home(t).Root, t.TempDir()
+	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
+		if err := os.MkdirAll(filepath.Join(shared, part), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(shared, part), filepath.Join(dir, part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestCheckpointCrash kills the process of a turn before each operation of a checkpoint that changes
+// the disk. The turn is then resumed after the first or the second step, never before, and its
+// result is that of a turn that was not killed.
+func TestCheckpointCrash(t *testing.T) {
+	after := map[int]int{}
+	for n, done := 0, false; !done; n++ {
+		if n > 100 {
+			t.Fatal("a checkpoint does not end")
+		}
+		home := crashHome(t)
+		arg := ok[[]byte](t)(json.Marshal(crash{home, n}))
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
+		cmd.Env = append(os.Environ(), crashVariable+"="+string(arg))
+		var out, errs strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err := cmd.Run()
+		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+		if done = err == nil; !done && status.Signal() != syscall.SIGKILL {
+			t.Fatalf("the child failed by itself: %v\n%s", err, errs.String())
+		}
+		x := testEngine(&statedir.Dir{Root: home})
+		if !done {
+			rep, err := x.ResumeTurn(t.Context(), ResumeTurnRequest{Ref: "crash@1"}, nil)
+			if err != nil || rep.Result != turnstone.ResultPassed || len(rep.Resumed) != 1 {
+				t.Fatalf("%s: %+v, %v", out.String(), rep, err)
+			}
+			after[rep.Resumed[0].After]++
+			if got := rep.Steps[2].Stdout; got != "1\n2\n3\n" {
+				t.Errorf("%s: the steps left %q", out.String(), got)
+			}
+		}
+		checkCrashed(t, x, strings.TrimSpace(out.String()))
+		if err := x.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if after[1] < 3 || after[2] < 1 {
+		t.Errorf("turns were resumed after steps %v", after)
+	}
+	t.Logf("resumed after steps %v", after)
+}
+
+// checkCrashed checks the turn of a session that was resumed, or not killed.
+func checkCrashed(t *testing.T, x *Engine, what string) {
+	t.Helper()
+	info := ok[*turnstone.TurnInfo](t)(x.Repo.Show(t.Context(), "crash@1"))
+	switch {
+	case info.Record == nil || info.State == nil || info.Checkpoint != nil ||
+		info.Turn.Result != turnstone.ResultPassed || len(info.Heads) != 1:
+		t.Errorf("%s: %+v", what, info)
+	case len(info.Record.Steps) != 3 || info.Record.Steps[1].Stdout == nil ||
+		info.Record.Steps[1].Stdout.Size != 300_000:
+		t.Errorf("%s: the steps are %+v", what, info.Record.Steps)
+	}
+	rep := ok[*turnstone.FsckReport](t)(x.Repo.Fsck(t.Context()))
+	if len(rep.Problems) > 0 {
+		t.Errorf("%s: %+v", what, rep.Problems)
+	}
+	if _, err := x.Repo.GC(t.Context(), turnstone.GCRequest{}); err != nil {
+		t.Errorf("%s: %v", what, err)
+	}
+	for _, left := range []string{"leases/t_*", "sandboxes/sb_*"} {
+		if all, _ := filepath.Glob(x.Dir.Path(left)); len(all) > 0 {
+			t.Errorf("%s: left behind: %q", what, all)
+		}
+	}
+}

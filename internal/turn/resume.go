@@ -1,0 +1,139 @@
+package turn
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/plan"
+	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/turn/place"
+)
+
+// maxProgress bounds the result of one step in a checkpoint in bytes.
+const maxProgress = 1 << 30
+
+// Resume runs the steps of an interrupted turn that its checkpoint does not have, in a new sandbox on
+// the checkpoint's state, and ends the turn. req is the request of the turn. Of several callers, in
+// any process, one succeeds; the others get an error of kind Invalid. Otherwise Resume is like Run.
+func (x *Runner) Resume(ctx context.Context, req plan.Request, id turnstone.TurnID, obs Observer) (
+	*turnstone.TurnReport, error) {
+	r, err := x.begin(ctx, req, nil, nil, id, obs)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	return r.run(ctx), nil
+}
+
+// A resumption is what a resumed turn goes on from.
+type resumption struct {
+	base     provision.Base // the checkpoint
+	progress [][]byte       // the results of the finished steps
+}
+
+// reopen takes the place of the interrupted turn id.
+func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
+	cs, err := r.host.Context(ctx)
+	if err != nil {
+		return err
+	}
+	at, err := place.Resume(ctx, cs, r.host.Repo, id)
+	if err != nil {
+		return err
+	}
+	from := &resumption{}
+	c := at.Resumed
+	from.base, err = place.OfCheckpoint(ctx, cs, at.Turn, c)
+	var rec *turnstone.TurnRecord
+	if err == nil {
+		rec, err = cs.ReadRecord(ctx, c.Record)
+	}
+	if err == nil && (c.Step < 1 || c.Step > len(r.doc.Steps) || len(rec.Progress) != c.Step ||
+		len(rec.Steps) != c.Step) {
+		err = turnstone.Errorf("executor.resume", turnstone.KindIntegrity, string(id),
+			"its checkpoint is about %d steps, and does not have them", c.Step)
+	}
+	for i := 0; err == nil && i < len(rec.Progress); i++ {
+		var b []byte
+		b, err = cs.Read(ctx, rec.Progress[i], maxProgress)
+		from.progress = append(from.progress, b)
+	}
+	if err != nil {
+		at.Abandon(ctx)
+		return err
+	}
+	r.at, r.from, r.kept = at, from, &keptSteps{step: c.Step, record: rec}
+	r.info.ID, r.info.Started = id, rec.Started
+	return nil
+}
+
+// restore sets the results of the steps that finished before a resumed turn was interrupted.
+func (r *run) restore() error {
+	if r.from == nil {
+		return nil
+	}
+	r.inputs.Done = r.kept.record.Inputs
+	r.info.Resumed = r.steps.Line(r.describeResumptions())
+	return r.steps.Restore(r.from.progress)
+}
+
+// describeResumptions returns what a receipt says about the turn's resumptions.
+func (r *run) describeResumptions() string {
+	all := r.resumptions()
+	var after []string
+	for _, one := range all {
+		after = append(after, r.doc.Steps[min(max(one.After, 1), len(r.doc.Steps))-1].Name)
+	}
+	times := "once"
+	if len(all) > 1 {
+		times = fmt.Sprintf("%d times", len(all))
+	}
+	return times + ", after " + strings.Join(after, ", ") + ": in a new machine, without the " +
+		"processes of the steps before"
+}
+
+// resumptions returns the times that the turn was resumed.
+func (r *run) resumptions() []turnstone.Resumption {
+	if r.from == nil {
+		return nil
+	}
+	return r.at.Resumed.Resumed
+}
+
+// startsOn returns the plan and the base of the turn's sandbox. A resumed turn continues in the
+// environment and the directory of its checkpoint, which have the plan's already.
+func (r *run) startsOn() (*plan.Plan, provision.Base) {
+	if r.from == nil {
+		return r.plan, r.at.Base
+	}
+	on := *r.plan
+	on.Env, on.Cwd = nil, r.from.base.State.Cwd
+	return &on, r.from.base
+}
+
+// below returns the tree below the disk of the turn's sandbox; zero: that of its template.
+func (r *run) below() (ref turnstone.TreeRef) {
+	_, base := r.startsOn()
+	switch {
+	case r.base != ref:
+		return r.base
+	case base.State != nil:
+		return base.State.Tree
+	}
+	return ref
+}
+
+// timeLeft returns the time that the turn's time limit leaves for the steps.
+func (r *run) timeLeft() time.Duration {
+	if r.from == nil {
+		return r.plan.Timeout
+	}
+	left := r.plan.Timeout
+	for _, step := range r.doc.Steps[:r.kept.step] {
+		left -= r.steps.Result(step).Duration
+	}
+	return max(left, time.Second)
+}
