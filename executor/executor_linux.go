@@ -70,6 +70,15 @@ func (x *Executor) Times(ctx context.Context, req Request, n int, obs Observer) 
 	return x.engine.Times(ctx, engine.TimesRequest{Request: plan.Request(req), Times: n}, obs)
 }
 
+// Ended returns the report of a turn that does not run, from what is kept of it, for a caller that
+// did not see its end. An interrupted turn has the result "error" and its last receipt, and can be
+// resumed if resumable is set. The error is of kind NotFound if there is no such turn, and of kind
+// Unavailable if it still runs.
+func (x *Executor) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.TurnReport,
+	resumable bool, err error) {
+	return x.engine.Repo.Ended(ctx, id)
+}
+
 // ResumeTurn continues an interrupted turn with checkpoint: step after its last finished step, in a
 // new sandbox, and ends it. The error is of kind Invalid if the turn runs or has ended, and of kind
 // NotFound if none of its steps is kept. Otherwise ResumeTurn is like Run.

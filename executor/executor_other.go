@@ -104,6 +104,11 @@ func (x *Executor) Times(context.Context, Request, int, Observer) (*turnstone.Tu
 	return noneOf[*turnstone.TurnReport]()
 }
 
+// Ended returns the error of this system.
+func (x *Executor) Ended(context.Context, turnstone.TurnID) (*turnstone.TurnReport, bool, error) {
+	return nil, false, none()
+}
+
 // ResumeTurn returns the error of this system.
 func (x *Executor) ResumeTurn(context.Context, ResumeTurnRequest, Observer) (*turnstone.TurnReport,
 	error) {

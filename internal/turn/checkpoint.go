@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/receipt"
 	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/turn/place"
 	"turnstone.dev/turnstone/internal/turn/state"
 )
 
@@ -181,7 +182,7 @@ func (r *run) interrupt() committed {
 	r.hint = again
 	c := committed{receipt: r.steps.Receipt(&r.info)}
 	r.keepReceipt(c.receipt)
-	if err := r.at.Finish(ctx, turnstone.ResultError, "", "", nil); err != nil {
+	if err := r.at.Finish(ctx, place.Kept{}, turnstone.ResultError, "", "", nil); err != nil {
 		r.obs.Preparing("the turn is not stored as interrupted: " + err.Error())
 	}
 	return c

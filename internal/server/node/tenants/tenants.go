@@ -18,6 +18,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
+	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
@@ -221,10 +222,24 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	if err == nil {
 		err = st.openSessions()
 	}
+	if err == nil {
+		err = st.recoverTurns()
+	}
 	if err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
 	return st, nil
+}
+
+// recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its
+// client's key may use now; no token narrows it, because none is there.
+func (s *State) recoverTurns() error {
+	return s.Turns.Recover(func(client channel.PublicKey, operator bool) turns.Limit {
+		caller := owners.Caller{Key: client, Operator: operator && s.Operator()}
+		return func(ctx context.Context) context.Context {
+			return s.Owners.Limit(ctx, caller, owners.Write)
+		}
+	})
 }
 
 // openSessions makes the service of the tenant's sessions, and removes what clients of a former
@@ -342,7 +357,11 @@ func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
 	caller := owners.Caller{Key: p.Key, Owner: p.Owner, Tokens: &p.Rights,
 		Operator: p.Operator && st.Operator() && p.Rights.Operator()}
 	st.sessions.Register(d, caller)
-	wire.RegisterTurn(d, st.Turns.For(p.Key, func(ctx context.Context) context.Context {
+	serve := st.Turns.For
+	if caller.Operator {
+		serve = st.Turns.ForOperator
+	}
+	wire.RegisterTurn(d, serve(p.Key, func(ctx context.Context) context.Context {
 		return st.Owners.Limit(ctx, caller, owners.Write)
 	}))
 	return nil

@@ -32,12 +32,6 @@ type Executor interface {
 		*turnstone.TurnReport, error)
 }
 
-// A Resumer is an Executor that resumes interrupted turns.
-type Resumer interface {
-	ResumeTurn(ctx context.Context, r executor.ResumeTurnRequest, o executor.Observer) (
-		*turnstone.TurnReport, error)
-}
-
 const (
 	// keepFor is how long a ticket and its journal stay after the turn's end.
 	keepFor = 24 * time.Hour
@@ -76,7 +70,7 @@ type running struct {
 }
 
 // Open returns the service with its tickets in the folder dir, which it creates. At most limit turns
-// run at the same time. Turns that a former process of the node left get an end in their journals.
+// run at the same time. Recover gives the turns that a former process of the node left an end.
 func Open(dir string, x Executor, limit int) (*Service, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, failed("", err)
@@ -84,7 +78,7 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit), ctx: ctx,
 		stop: stop, running: make(map[string]*running), starts: make(map[string]bool)}
-	if err := s.recover(); err != nil {
+	if err := s.clean(); err != nil {
 		stop(nil)
 		return nil, err
 	}
@@ -95,8 +89,8 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 // called before the first turn.
 func (s *Service) Hide(paths *hostpath.Hider) { s.paths = paths }
 
-// recover ends the journals of turns that a former process left, and removes old tickets.
-func (s *Service) recover() error {
+// clean removes the files that a former process left, and old tickets.
+func (s *Service) clean() error {
 	all, err := os.ReadDir(s.dir)
 	if err != nil {
 		return failed("", err)
@@ -110,9 +104,6 @@ func (s *Service) recover() error {
 		left, _ := filepath.Glob(filepath.Join(dir, filesFolder+"*"))
 		for _, files := range left {
 			_ = os.RemoveAll(files)
-		}
-		if err := endJournal(dir); err != nil {
-			return failed(e.Name(), err)
 		}
 	}
 	return s.sweep()
@@ -164,33 +155,6 @@ func (s *Service) old(id string) bool {
 	return s.now().Sub(newest) > keepFor
 }
 
-// endJournal appends an end to the journal in dir, if its turn was started and has none.
-func endJournal(dir string) error {
-	begun, err := os.ReadFile(filepath.Join(dir, begunFile))
-	if errors.Is(err, fs.ErrNotExist) || string(begun) == cancelled {
-		return nil
-	}
-	f, err := os.OpenFile(filepath.Join(dir, journalFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	ended, whole, err := turnlog.Scan(f)
-	if err != nil || ended {
-		return err
-	}
-	// a line that was cut would spoil the next
-	if err := f.Truncate(whole); err != nil {
-		return err
-	}
-	if _, err := f.Seek(whole, io.SeekStart); err != nil {
-		return err
-	}
-	return turnlog.NewWriter(f).End(nil, turnstone.Errorf("turn.run", turnstone.KindDead,
-		"the node", "was restarted while the turn ran").
-		WithHint("turn log shows whether the turn is kept; run it again if not"))
-}
-
 // Close ends the running turns, and waits for them.
 func (s *Service) Close() error {
 	s.mu.Lock()
@@ -207,14 +171,20 @@ type Limit func(context.Context) context.Context
 // For returns the commands of the domain Turn for a client whose key the channel has proved. limit
 // is that of its turns, also while they run without the client.
 func (s *Service) For(client channel.PublicKey, limit Limit) wire.TurnServer {
-	return &served{s, client, limit}
+	return &served{s: s, client: client, limit: limit}
+}
+
+// ForOperator is For with a client on the operator's socket.
+func (s *Service) ForOperator(client channel.PublicKey, limit Limit) wire.TurnServer {
+	return &served{s, client, limit, true}
 }
 
 // served answers one client.
 type served struct {
-	s      *Service
-	client channel.PublicKey
-	limit  Limit
+	s        *Service
+	client   channel.PublicKey
+	limit    Limit
+	operator bool
 }
 
 // Start starts the turn of a ticket.
@@ -242,7 +212,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 		if err != nil {
 			return err
 		}
-		return s.start(t, dir, w, v.limit)
+		return s.start(t, dir, w, v)
 	}
 	req, times, err := request(doc, t, settings)
 	if err != nil {
@@ -257,13 +227,13 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	}
 	if err == nil {
 		req.ID = turnstone.NewTurnID()
-		err = s.start(t, dir, work{turn: req.ID, files: req.Dir,
+		err = s.start(t, dir, work{turn: req.ID, files: req.Dir, times: times > 0,
 			do: func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error) {
 				if times > 0 {
 					return s.x.Times(ctx, req, times, o)
 				}
 				return s.x.Run(ctx, req, o)
-			}}, v.limit)
+			}}, v)
 	}
 	if err != nil {
 		_ = os.RemoveAll(req.Dir)
@@ -291,6 +261,7 @@ func (s *Service) resuming(t Ticket, settings *wire.TurnSettings) (work, error) 
 // work is what a ticket's turn does.
 type work struct {
 	turn  turnstone.TurnID
+	times bool   // it runs several times
 	files string // a folder that is removed after the turn; empty: none
 	do    func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error)
 }
@@ -341,8 +312,8 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
 }
 
-// start begins the ticket and its turn, if there is a place for it.
-func (s *Service) start(t Ticket, dir string, w work, limit Limit) (err error) {
+// start begins the ticket of v and its turn, if there is a place for it.
+func (s *Service) start(t Ticket, dir string, w work, v *served) (err error) {
 	select {
 	case s.places <- struct{}{}:
 	default:
@@ -359,23 +330,40 @@ func (s *Service) start(t Ticket, dir string, w work, limit Limit) (err error) {
 	if s.closed {
 		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
 	}
-	if err := s.begin(t, dir, w.turn); err != nil {
+	if err := s.begin(t, dir, begun{Turn: w.turn, Times: w.times, Operator: v.operator}); err != nil {
 		return err
 	}
 	j, err := createJournal(filepath.Join(dir, journalFile))
 	if err != nil {
 		return failed(t.ID, err)
 	}
-	ctx, cancel := context.WithCancel(trail.From(s.ctx, t.Trail))
-	r := &running{journal: j, cancel: cancel, started: s.now().UTC()}
-	s.running[t.ID] = r
-	s.wg.Go(func() {
-		defer func() { <-s.places }()
-		defer cancel()
-		s.tell(t.ID)
-		s.run(limit(ctx), t.ID, r, w)
-	})
+	s.launch(t, j, s.now().UTC(), w, v.limit, nil)
 	return nil
+}
+
+// launch runs a turn, and ends its journal. place waits for a place; nil: the caller has one. The
+// caller has s.mu.
+func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit Limit,
+	place func(context.Context) error) {
+	id := t.ID
+	ctx, cancel := context.WithCancel(trail.From(s.ctx, t.Trail))
+	r := &running{journal: j, cancel: cancel, started: started}
+	s.running[id] = r
+	s.wg.Go(func() {
+		defer cancel()
+		s.tell(id)
+		if place != nil {
+			if err := place(ctx); err != nil {
+				w.do = func(context.Context, executor.Observer) (*turnstone.TurnReport, error) {
+					return nil, err
+				}
+				s.run(ctx, id, r, w)
+				return
+			}
+		}
+		defer func() { <-s.places }()
+		s.run(limit(ctx), id, r, w)
+	})
 }
 
 // run runs a turn, and ends its journal.

@@ -58,7 +58,7 @@ func (s *Service) Get(id string) (Info, error) {
 		return Info{}, err
 	}
 	i := Info{Ticket: t}
-	begun, err := os.ReadFile(filepath.Join(dir, begunFile))
+	begunText, err := os.ReadFile(filepath.Join(dir, begunFile))
 	s.mu.Lock()
 	r := s.running[id]
 	if i.State = Running; r != nil {
@@ -68,10 +68,14 @@ func (s *Service) Get(id string) (Info, error) {
 	s.mu.Unlock()
 	switch {
 	case busy:
+		var b begun
+		if json.Unmarshal(begunText, &b) == nil {
+			i.Turn = b.Turn
+		}
 		return i, nil
 	case errors.Is(err, fs.ErrNotExist) && s.now().Before(t.Expires):
 		i.State = Reserved
-	case errors.Is(err, fs.ErrNotExist), err == nil && string(begun) == cancelled:
+	case errors.Is(err, fs.ErrNotExist), err == nil && string(begunText) == cancelled:
 		i.State = Expired
 	case err != nil:
 		return Info{}, failed(id, err)
@@ -91,14 +95,19 @@ func readOutcome(dir, id string) (o Outcome, err error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return o, err
 	}
-	o.Result = turnstone.ResultError
-	if info, err := os.Stat(filepath.Join(dir, begunFile)); err == nil {
-		o.Started = info.ModTime().UTC()
-	}
+	o.Result, o.Started = turnstone.ResultError, startedAt(dir)
 	if info, err := os.Stat(filepath.Join(dir, journalFile)); err == nil {
 		o.Ended = info.ModTime().UTC()
 	}
 	return o, nil
+}
+
+// startedAt returns when the turn of a ticket's folder was started; zero: not known.
+func startedAt(dir string) (at time.Time) {
+	if info, err := os.Stat(filepath.Join(dir, begunFile)); err == nil {
+		at = info.ModTime().UTC()
+	}
+	return at
 }
 
 // IDs returns the IDs of all tickets.

@@ -191,13 +191,16 @@ func failed(id string, err error) error {
 
 // begin marks a ticket as used by a turn, durably. The error is of kind Invalid if it is used or
 // expired.
-func (s *Service) begin(t Ticket, dir string, turn turnstone.TurnID) error {
+func (s *Service) begin(t Ticket, dir string, b begun) error {
 	if !s.now().Before(t.Expires) {
 		return turnstone.Errorf("turn.ticket", turnstone.KindInvalid, "ticket "+t.ID,
 			"expired at %s", t.Expires.Format(time.RFC3339)).
 			WithHint("start the turn at the server again")
 	}
-	err := writeSynced(filepath.Join(dir, begunFile), []byte(turn))
+	text, err := json.Marshal(b)
+	if err == nil {
+		err = writeSynced(filepath.Join(dir, begunFile), text)
+	}
 	if errors.Is(err, fs.ErrExist) {
 		return turnstone.Errorf("turn.ticket", turnstone.KindInvalid, "ticket "+t.ID,
 			"was used: its turn runs, or has ended").WithHint("attach to the turn")

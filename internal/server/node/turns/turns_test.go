@@ -97,6 +97,13 @@ func (c *scene) restart(t *testing.T, x Executor) *scene {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
+	if err := s.Recover(func(client channel.PublicKey, operator bool) Limit {
+		return func(ctx context.Context) context.Context {
+			return context.WithValue(ctx, limitKey{}, client)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
 	again := *c
 	again.Service = s
 	return &again
@@ -367,7 +374,7 @@ func TestRestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t, t.TempDir(), newPlayer())
 			dir := filepath.Join(s.dir, s.ticket.ID)
-			if err := s.begin(s.ticket, dir, ""); err != nil {
+			if err := s.begin(s.ticket, dir, begun{}); err != nil {
 				t.Fatal(err)
 			}
 			if text != "-" {
