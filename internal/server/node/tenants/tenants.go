@@ -18,7 +18,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
@@ -234,8 +233,8 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 // recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its
 // client's key may use now; no token narrows it, because none is there.
 func (s *State) recoverTurns() error {
-	return s.Turns.Recover(func(client channel.PublicKey, operator bool) turns.Limit {
-		caller := owners.Caller{Key: client, Operator: operator && s.Operator()}
+	return s.Turns.Recover(func(t turns.Ticket, operator bool) turns.Limit {
+		caller := owners.Caller{Key: t.Client, Operator: operator && s.Operator()}
 		return func(ctx context.Context) context.Context {
 			return s.Owners.Limit(ctx, caller, owners.Write)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/turnlog"
 )
 
@@ -55,9 +54,10 @@ func readBegun(dir, id string) (b begun, started bool, err error) {
 
 // Recover gives each turn that a former process of the node left an end: that of its session, if it
 // has ended there, or else an error with its last receipt. A turn with a checkpoint is resumed
-// instead, once. limit is that of the turns of a client. Recover is called once, before the first
+// instead, once. limit is that of the turns
+// of a ticket's client. Recover is called once, before the first
 // client.
-func (s *Service) Recover(limit func(client channel.PublicKey, operator bool) Limit) error {
+func (s *Service) Recover(limit func(t Ticket, operator bool) Limit) error {
 	ids, err := s.IDs()
 	if err != nil {
 		return err
@@ -70,7 +70,7 @@ func (s *Service) Recover(limit func(client channel.PublicKey, operator bool) Li
 	return nil
 }
 
-func (s *Service) recoverTicket(id string, limit func(channel.PublicKey, bool) Limit) error {
+func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error {
 	t, dir, err := s.load(id)
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func (s *Service) recoverTicket(id string, limit func(channel.PublicKey, bool) L
 	if err == nil && resumable {
 		switch err := writeSynced(filepath.Join(dir, resumedFile), nil); {
 		case err == nil:
-			return s.resumeTicket(t, dir, b, x, limit(t.Client, b.Operator))
+			return s.resumeTicket(t, dir, b, x, limit(t, b.Operator))
 		case !errors.Is(err, fs.ErrExist):
 			return failed(id, err)
 		}

@@ -97,9 +97,9 @@ func (c *scene) restart(t *testing.T, x Executor) *scene {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	if err := s.Recover(func(client channel.PublicKey, operator bool) Limit {
+	if err := s.Recover(func(ticket Ticket, _ bool) Limit {
 		return func(ctx context.Context) context.Context {
-			return context.WithValue(ctx, limitKey{}, client)
+			return context.WithValue(ctx, limitKey{}, ticket.Client)
 		}
 	}); err != nil {
 		t.Fatal(err)
