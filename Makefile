@@ -93,6 +93,11 @@ test: setup-tests build check proto-check ## set up, build, and run every test; 
 	scripts/test-as-user || failed=1; \
 	exit $$failed
 
+.PHONY: soak
+soak: setup-tests build ## run turns through a server with kills for SOAK_FOR (default 1h)
+	TURN_SOAK_FOR=$(or $(SOAK_FOR),1h) $(GO) test -v -timeout 0 -count 1 -run '^TestSoak$$' ./cmd/turn
+	TURN_SOAK_TURNS=$(or $(SOAK_TURNS),2000) $(GO) test -v -timeout 0 -count 1 -run '^TestSoak$$' ./cmd/turn
+
 .PHONY: image
 image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
 	@$(GO) run ./packaging/image --out bin/turnstone-image.tar $(if $(PUSH),--push $(PUSH))

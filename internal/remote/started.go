@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 )
 
@@ -27,6 +28,9 @@ type TurnStart struct {
 	Memory   turnstone.Bytes
 	Disk     turnstone.Bytes
 }
+
+// startTries bounds the tickets that one call asks for, when nodes are restarted.
+const startTries = 5
 
 // A StartedTurn is a turn that a server reserved for this client.
 type StartedTurn struct {
@@ -51,6 +55,12 @@ func (s *Server) StartTurn(ctx context.Context, t TurnStart) (*StartedTurn, erro
 		r.Timeout = durationpb.New(max(t.Timeout, time.Second))
 	}
 	a, err := s.Turns.StartTurn(ctx, connect.NewRequest(r))
+	for n := 1; n < startTries && t.Key == "" && api.CodeOf(err) == connect.CodeFailedPrecondition &&
+		turnstone.KindOf(err) == turnstone.KindDead; n++ {
+		// the node was restarted before the turn began, and has forgotten the ticket
+		r.IdempotencyKey = rand.Text()
+		a, err = s.Turns.StartTurn(ctx, connect.NewRequest(r))
+	}
 	if err != nil {
 		return nil, err
 	}

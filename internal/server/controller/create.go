@@ -54,6 +54,14 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 	if answered(made[0]) {
 		return n.again(ctx, made)
 	}
+	if o := made[0]; o.Kind == records.Turn && o.State == records.Expired &&
+		o.Reason == records.LostReason {
+		// The node was restarted before it answered. Its ticket is unknown to the caller, so it can
+		// begin nothing; the code says that the same key does not succeed later.
+		return &api.Status{Code: connect.CodeFailedPrecondition,
+			Err: turnstone.Errorf(n.op, turnstone.KindDead, o.ID,
+				"has not begun: its node was restarted").WithHint("start the turn again")}
+	}
 	if made[0].State.Final() {
 		return unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason)
 	}
