@@ -54,9 +54,8 @@ func readBegun(dir, id string) (b begun, started bool, err error) {
 
 // Recover gives each turn that a former process of the node left an end: that of its session, if it
 // has ended there, or else an error with its last receipt. A turn with a checkpoint is resumed
-// instead, once. limit is that of the turns
-// of a ticket's client. Recover is called once, before the first
-// client.
+// instead, once. limit is that of the turns of a ticket's client. Recover is called once, before the
+// first client.
 func (s *Service) Recover(limit func(t Ticket, operator bool) Limit) error {
 	ids, err := s.IDs()
 	if err != nil {
