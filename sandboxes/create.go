@@ -2,7 +2,6 @@ package sandboxes
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -63,6 +62,9 @@ type Spec struct {
 	// Live requests a substrate whose sandboxes can be paused and cloned while running.
 	Live bool `json:"live,omitempty"`
 
+	// Spare means that nobody has asked for the sandbox yet: see Store.Prepare.
+	Spare bool `json:"spare,omitempty"`
+
 	// For a fork: the folder with the snapshot, the sandbox of the snapshot, and the names of its
 	// secrets. The snapshot contains Env and Secrets already.
 	From string `json:"from,omitempty"`
@@ -120,6 +122,9 @@ func (s Spec) Check() error {
 		return fail(errors.New("a sandbox of a session starts from the session's head"))
 	case s.Belongs != nil && s.From == "":
 		return fail(errors.New("only a fork has another sandbox's place"))
+	case s.Spare && (s.ID != "" || s.Name != "" || len(s.Env)+len(s.Secrets) > 0 || s.TTL != 0 ||
+		s.Session != "" || s.On != "" || s.From != "" || s.Network != nil):
+		return fail(errors.New("a spare sandbox has nothing of its user"))
 	case s.Session != "":
 		if _, err := secret.New(s.Secrets); err != nil {
 			return err
@@ -151,6 +156,8 @@ type report struct {
 	Progress string `json:"progress,omitempty"`
 	Ready    *Info  `json:"ready,omitempty"`
 	Fault    *fault `json:"fault,omitempty"`
+	// Adopted is how long a spare machine took to get the settings of its user.
+	Adopted time.Duration `json:"adopted,omitempty"`
 }
 
 // A fault is a *turnstone.Error between two processes.
@@ -217,7 +224,7 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 		return Info{}, createError(err)
 	}
 	defer context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })()
-	info, err := h.follow(progress)
+	r, err := h.follow(progress)
 	if ctx.Err() != nil {
 		h.interrupt(s.KillAfter) // it may have become ready at the last moment
 		<-h.ended
@@ -231,7 +238,7 @@ func (s *Store) create(ctx context.Context, spec Spec, progress func(string)) (I
 		_ = s.Remove(context.WithoutCancel(ctx), id)
 		return Info{}, err
 	}
-	return info, nil
+	return *r.Ready, nil
 }
 
 func exists(path string) bool {
@@ -250,7 +257,9 @@ func createError(err error) error {
 // A starting is a holder as seen by the process that started it.
 type starting struct {
 	cmd     *exec.Cmd
+	input   *os.File // of requests to a spare sandbox
 	reports *os.File
+	in      *bufio.Scanner // of reports
 	dir     string
 	ended   chan struct{} // closed when the holder has ended
 }
@@ -261,10 +270,6 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 		return nil, turnstone.Errorf("sandbox.create", turnstone.KindUnavailable, "sandbox",
 			"the store has no holder").
 			WithHint("set Store.Holder to a command that keeps sandboxes")
-	}
-	input, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
 	}
 	log, err := os.OpenFile(filepath.Join(dir, logFile),
 		os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
@@ -277,22 +282,46 @@ func (s *Store) startHolder(id turnstone.SandboxID, dir string, spec Spec) (*sta
 		return nil, err
 	}
 	defer w.Close()
-	cmd := exec.Command(s.Holder.Path)
-	cmd.Args = slices.Concat(s.Holder.Args, []string{"--home", filepath.Dir(s.dir), string(id)})
-	cmd.Env = append(without(os.Environ(), spec.secretNames()), s.Holder.Env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(input), log, log
-	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the holder
-	cmd.SysProcAttr = ownSession()
-	if err := cmd.Start(); err != nil {
+	stdin, input, err := os.Pipe()
+	if err != nil {
 		_ = r.Close()
 		return nil, err
 	}
-	h := &starting{cmd: cmd, reports: r, dir: dir, ended: make(chan struct{})}
+	defer stdin.Close()
+	cmd := exec.Command(s.Holder.Path)
+	cmd.Args = slices.Concat(s.Holder.Args, []string{"--home", filepath.Dir(s.dir), string(id)})
+	cmd.Env = append(without(os.Environ(), spec.secretNames()), s.Holder.Env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, log, log
+	cmd.ExtraFiles = []*os.File{w} // descriptor 3 of the holder
+	cmd.SysProcAttr = ownSession()
+	if err := cmd.Start(); err != nil {
+		_, _ = r.Close(), input.Close()
+		return nil, err
+	}
+	h := &starting{cmd: cmd, input: input, reports: r, in: bufio.NewScanner(r), dir: dir,
+		ended: make(chan struct{})}
+	h.in.Buffer(nil, maxReport)
 	go func() { // the holder usually outlives this process; otherwise Wait reaps it
 		_ = cmd.Wait()
 		close(h.ended)
 	}()
+	go func() { // a long spec takes until the holder reads; one that ends says why in its log
+		_ = h.send(spec)
+		if !spec.Spare {
+			_ = input.Close()
+		}
+	}()
 	return h, nil
+}
+
+// send writes a line to the holder.
+func (h *starting) send(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = h.input.Write(append(b, '\n'))
+	return err
 }
 
 // without returns env without the variables of these names: the holder's environment is readable
@@ -318,23 +347,29 @@ func (h *starting) interrupt(patience time.Duration) {
 const maxReport = 1 << 20
 
 // follow reads the holder's reports until the sandbox is ready or has failed.
-func (h *starting) follow(progress func(string)) (Info, error) {
+func (h *starting) follow(progress func(string)) (report, error) {
 	defer func() { _ = h.reports.Close() }()
-	in := bufio.NewScanner(h.reports)
-	in.Buffer(nil, maxReport)
-	for in.Scan() {
+	return h.await(progress)
+}
+
+// await is follow for a holder that reports more afterwards.
+func (h *starting) await(progress func(string)) (report, error) {
+	for h.in.Scan() {
 		var r report
-		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
-			return Info{}, createError(fmt.Errorf("its holder sent a malformed report: %w", err))
+		if err := json.Unmarshal(h.in.Bytes(), &r); err != nil {
+			return r, createError(fmt.Errorf("its holder sent a malformed report: %w", err))
 		}
 		switch {
 		case r.Fault != nil:
-			return Info{}, r.Fault.err()
+			return r, r.Fault.err()
 		case r.Ready != nil:
-			return *r.Ready, nil
+			return r, nil
 		case r.Progress != "" && progress != nil:
 			progress(r.Progress)
 		}
+	}
+	if err := h.in.Err(); errors.Is(err, os.ErrDeadlineExceeded) { // see Spare.ask
+		return report{}, createError(err)
 	}
 	<-h.ended // the holder closed its end, so it has ended or will end
 	e := turnstone.Errorf("sandbox.create", turnstone.KindDead, "sandbox",
@@ -346,7 +381,7 @@ func (h *starting) follow(progress func(string)) (Info, error) {
 			e.Err = fmt.Errorf("%w; its log ends with:\n%s", e.Err, tail)
 		}
 	}
-	return Info{}, e
+	return report{}, e
 }
 
 // reporter is the holder's side of the reports. The holder continues if the reader is gone.
@@ -371,7 +406,8 @@ func (s *Store) sweep() {
 		switch {
 		case strings.HasPrefix(e.Name(), gonePrefix):
 			_ = os.RemoveAll(dir)
-		case strings.HasPrefix(e.Name(), newPrefix), strings.HasPrefix(e.Name(), forkPrefix):
+		case strings.HasPrefix(e.Name(), newPrefix), strings.HasPrefix(e.Name(), forkPrefix),
+			strings.HasPrefix(e.Name(), sparePrefix):
 			// The holder of a young folder may not have locked it yet.
 			if st, err := e.Info(); err != nil || time.Since(st.ModTime()) < time.Minute {
 				continue

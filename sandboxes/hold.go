@@ -1,6 +1,7 @@
 package sandboxes
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -77,6 +78,7 @@ func (s *Store) Hold(ctx context.Context, id turnstone.SandboxID, open Opener, i
 type holder struct {
 	store   *Store
 	id      turnstone.SandboxID
+	dir     string // the sandbox's folder
 	log     *slog.Logger
 	lock    *statedir.Lock
 	machine Machine
@@ -88,6 +90,7 @@ type holder struct {
 
 	recorder *performed.Recorder // of a session's sandbox; nil: none
 	env      []string            // of the spec
+	adopted  time.Duration       // how long a spare machine took for it
 	stop     chan struct{}       // closed when a client has asked for the end
 
 	forwards   chan struct{} // connections to ports of the sandbox
@@ -114,7 +117,7 @@ func (h *holder) apply(e event, reason string) error {
 		return err
 	}
 	h.log.Info("state", "state", next.State, "event", e, "reason", reason)
-	if err := writeInfo(h.store.path(h.id), next); err != nil {
+	if err := writeInfo(h.dir, next); err != nil {
 		return err
 	}
 	h.info = next
@@ -135,19 +138,26 @@ func (h *holder) count(commands int64) {
 }
 
 func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell reporter) error {
-	spec, err := readSpec(in)
+	defer in.Close()
+	lines := bufio.NewReader(in)
+	spec, err := readSpec(lines)
 	if err != nil {
 		return err
 	}
+	if spec.Spare {
+		if spec, open, err = h.spare(ctx, open, spec, lines, tell); err != nil {
+			return err
+		}
+	}
 	if err := h.register(ctx, spec); err != nil {
-		return err
+		return errors.Join(err, h.unregistered())
 	}
 	err = h.start(ctx, open, spec, tell)
 	if err == nil {
 		h.mu.Lock()
 		ready := h.info
 		h.mu.Unlock()
-		tell.send(report{Ready: &ready})
+		tell.send(report{Ready: &ready, Adopted: h.adopted})
 		return nil
 	}
 	if h.machine != nil {
@@ -164,16 +174,9 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 	return errors.Join(err, h.apply(event, reason))
 }
 
-func readSpec(in io.ReadCloser) (Spec, error) {
-	defer in.Close()
+func readSpec(in *bufio.Reader) (Spec, error) {
 	var spec Spec
-	b, err := io.ReadAll(io.LimitReader(in, maxSpec+1))
-	if err == nil && len(b) > maxSpec {
-		err = fmt.Errorf("the request is longer than %d bytes", maxSpec)
-	}
-	if err == nil {
-		err = json.Unmarshal(b, &spec)
-	}
+	err := readLine(in, &spec)
 	if err != nil {
 		return spec, turnstone.NewError("sandbox.create", turnstone.KindInvalid, "sandbox", err).
 			WithHint("use turn sandbox create instead of this internal command")
@@ -181,13 +184,30 @@ func readSpec(in io.ReadCloser) (Spec, error) {
 	return spec, spec.Check()
 }
 
-// register takes the sandbox's lock, writes its state and gives its folder the final name.
-func (h *holder) register(ctx context.Context, spec Spec) error {
+// readLine decodes a line, which may end with the input.
+func readLine(in *bufio.Reader, v any) error {
+	var line []byte
+	for {
+		part, err := in.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case len(line) > maxSpec:
+			return fmt.Errorf("the request is longer than %d bytes", maxSpec)
+		case err == nil, errors.Is(err, io.EOF) && len(line) > 0:
+			return json.Unmarshal(line, v)
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return err
+		}
+	}
+}
+
+// take takes the lock of the folder that Create or Prepare has made.
+func (h *holder) take() error {
 	if !idForm.MatchString(string(h.id)) {
 		return notFound(string(h.id))
 	}
-	fresh := filepath.Join(h.store.dir, newPrefix+string(h.id))
-	lock, err := statedir.TryAcquire(filepath.Join(fresh, lockFile))
+	h.dir = filepath.Join(h.store.dir, newPrefix+string(h.id))
+	lock, err := statedir.TryAcquire(filepath.Join(h.dir, lockFile))
 	if err == nil && lock == nil {
 		err = errors.New("its lock is held")
 	}
@@ -195,6 +215,16 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		return createError(err)
 	}
 	h.lock = lock
+	return nil
+}
+
+// register takes the sandbox's lock, writes its state and gives its folder the final name.
+func (h *holder) register(ctx context.Context, spec Spec) error {
+	if h.lock == nil {
+		if err := h.take(); err != nil {
+			return err
+		}
+	}
 	unlock, err := h.store.lockNames(ctx)
 	if err != nil {
 		return err
@@ -213,12 +243,13 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent,
 		Session: spec.Belongs}
 	h.ttl, h.env = spec.TTL, spec.Env
-	if err := writeInfo(fresh, h.info); err != nil {
+	if err := writeInfo(h.dir, h.info); err != nil {
 		return createError(err)
 	}
-	if err := os.Rename(fresh, h.store.path(h.id)); err != nil {
+	if err := os.Rename(h.dir, h.store.path(h.id)); err != nil {
 		return createError(err)
 	}
+	h.dir = h.store.path(h.id)
 	return nil
 }
 
@@ -275,12 +306,14 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	if err := h.belong(ctx, spec, d); err != nil {
 		return err
 	}
-	if err := h.followFirst(ctx, d); err != nil {
-		return err
+	if h.followed == 0 {
+		if err := h.followFirst(ctx, d); err != nil {
+			return err
+		}
 	}
 	var sockets [4]*net.UnixListener
 	for i, name := range []string{socketFile, controlFile, watchFile, channelFile} {
-		if sockets[i], err = listen(h.store.path(h.id), name); err != nil {
+		if sockets[i], err = listen(h.dir, name); err != nil {
 			for _, l := range sockets[:i] {
 				_ = l.Close()
 			}
@@ -328,7 +361,7 @@ func (h *holder) keep(ctx context.Context) {
 	h.watched.close()
 	h.recorder.Close()
 	for _, name := range []string{socketFile, controlFile, watchFile, channelFile} {
-		_ = os.Remove(filepath.Join(h.store.path(h.id), name))
+		_ = os.Remove(filepath.Join(h.dir, name))
 	}
 	h.lock.Release()
 }

@@ -36,7 +36,7 @@ func (h *holder) setTTL(ttl time.Duration) error {
 	}
 	next := h.info
 	next.Expires = until(ttl)
-	if err := writeInfo(h.store.path(h.id), next); err != nil {
+	if err := writeInfo(h.dir, next); err != nil {
 		return turnstone.NewError("sandbox.control", turnstone.KindUnavailable,
 			"sandbox "+string(h.id), err)
 	}
@@ -135,7 +135,7 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	defer h.watched.tell()
 	h.info.Paused, h.upper = on, upper
 	h.log.Info("pause", "paused", on)
-	return writeInfo(h.store.path(h.id), h.info)
+	return writeInfo(h.dir, h.info)
 }
 
 // snapshot saves the running machine.

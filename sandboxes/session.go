@@ -144,7 +144,7 @@ func (h *holder) commit(ctx context.Context, last, forced bool) (*turnstone.Turn
 	if err == nil {
 		h.mu.Lock()
 		h.info.Session = &now
-		writeErr := writeInfo(h.store.path(h.id), h.info)
+		writeErr := writeInfo(h.dir, h.info)
 		h.watched.tell()
 		h.mu.Unlock()
 		if writeErr != nil {
@@ -186,7 +186,7 @@ func (h *holder) belong(ctx context.Context, spec Spec, d Details) (err error) {
 		return turnstone.Errorf("sandbox.create", turnstone.KindInternal, "sandbox",
 			"its machine cannot be kept as a turn")
 	}
-	dir := filepath.Join(h.store.path(h.id), performed.Dir)
+	dir := filepath.Join(h.dir, performed.Dir)
 	if spec.From != "" {
 		if err := performed.Copy(spec.From+commandsSuffix, dir); err != nil {
 			return createError(err)
@@ -220,7 +220,7 @@ func (h *holder) hold(names []string) {
 		return
 	}
 	h.info.Secrets = all
-	if err := writeInfo(h.store.path(h.id), h.info); err != nil {
+	if err := writeInfo(h.dir, h.info); err != nil {
 		h.log.Warn("a secret's name is not in the sandbox's state.json", "err", err)
 	}
 }

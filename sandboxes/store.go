@@ -57,8 +57,9 @@ func NewStore(dir string) *Store {
 
 // Prefixes of folders that are not yet, or no longer, a sandbox's folder.
 const (
-	newPrefix  = ".new-"
-	gonePrefix = ".gone-"
+	newPrefix   = ".new-"
+	gonePrefix  = ".gone-"
+	sparePrefix = ".spare-"
 )
 
 // Dir returns the folder that contains the sandboxes' folders.

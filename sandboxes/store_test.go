@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == holderName {
 		os.Exit(holderMain())
 	}
+	if os.Args[0] == ownerName {
+		os.Exit(ownerMain())
+	}
 	os.Exit(m.Run())
 }
 
@@ -50,6 +53,9 @@ func holderMain() int {
 
 func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 	progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
+	if spec.Spare {
+		return openSpare(spec)
+	}
 	details := sandboxes.Details{Substrate: "fake", Isolation: "none",
 		Template: turnstone.DigestBytes(nil)}
 	m, err := sandboxtest.New(sandboxtest.Serve(fake(spec.Image == "rude")))

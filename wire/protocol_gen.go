@@ -699,6 +699,9 @@ type SandboxSetDefaultsParams struct {
 	Cwd string `json:"cwd,omitempty"`
 	// As in Process.start; empty: root.
 	User string `json:"user,omitempty"`
+	// Variables KEY=VALUE, added to the environment of all processes and steps that start
+	// from now on. A variable of the same name is replaced.
+	Env []string `json:"env,omitzero"`
 }
 
 // SandboxSetDefaults calls Sandbox.setDefaults. Sets the directory and the user of

@@ -120,7 +120,8 @@ var noContent = map[string][]string{
 		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version",
 		"RegisterNodeRequest.address", "Sandbox.node", "Sandbox.substrate", "Session.node", "Snapshot.substrate", "Turn.node",
 	},
-	"a list of states": {"SandboxFilter.states", "TemplateFilter.states", "TurnFilter.states"},
+	"one of a few words of a node": {"Phase.name"},
+	"a list of states":             {"SandboxFilter.states", "TemplateFilter.states", "TurnFilter.states"},
 	"about a control call, whose fields are those of this table; what fails in a turn is said in " +
 		"the channel": {
 		"Error.cause", "Error.hint", "Error.op", "Error.reason",

@@ -97,11 +97,12 @@ type served struct {
 	log    bytes.Buffer
 	dir    string
 	remote []string // variables of commands on the server
+	token  string
 }
 
 // serve starts a server on the state directory of the other parts, so that both sides have the same
 // templates and snapshots, and makes a client.
-func (b *bench) serve(ctx context.Context) (*served, error) {
+func (b *bench) serve(ctx context.Context, settings ...string) (*served, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -114,6 +115,7 @@ func (b *bench) serve(ctx context.Context) (*served, error) {
 		"TURN_SERVER_RECORDS_DATABASE="+filepath.Join(b.dir, "server.db"),
 		"TURN_SERVER_NODE_NAME=bench", "TURN_SERVER_LIMITS_RATE=100000",
 		"TURN_SERVER_LIMITS_BURST=100000")
+	s.cmd.Env = append(s.cmd.Env, settings...)
 	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
@@ -126,6 +128,7 @@ func (b *bench) serve(ctx context.Context) (*served, error) {
 		s.end()
 		return nil, fmt.Errorf("%w: %s", err, s.log.String())
 	}
+	s.token = strings.TrimSpace(token)
 	s.remote = []string{"TURN_HOME=" + s.dir, "TURN_TOKEN=" + strings.TrimSpace(token),
 		"TURN_HOST=bench", "TURN_SUBSTRATE="} // the server selects
 	pin, err := b.nodeKey(ctx)

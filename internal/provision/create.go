@@ -5,7 +5,6 @@ import (
 	"context"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/host"
@@ -98,7 +97,7 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 	s, err := Create(ctx, h, CreateRequest{Image: spec.Image,
 		Env: slices.Concat(spec.Env, spec.Secrets), Shape: spec.Shape,
 		Network: spec.Network, Substrate: spec.Substrate,
-		Hostname: strings.ReplaceAll(string(id), "_", "-"),
+		Hostname: hostname(id),
 		From:     spec.From, Root: spec.Root, On: spec.On, Live: spec.Live,
 		Stranger: spec.Stranger}, progress)
 	if err != nil {
@@ -112,9 +111,13 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 			return nil, none, err
 		}
 	}
-	return s, sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size),
+	d := sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size),
 		Substrate: s.Substrate(),
-		Isolation: s.Isolation(), Workdir: workdir, User: t.User}, nil
+		Isolation: s.Isolation(), Workdir: workdir, User: t.User}
+	if spec.Spare {
+		return &spare{s, h, spec, d}, d, nil
+	}
+	return s, d, nil
 }
 
 // enter makes dir the directory in which commands begin. With exists it has to exist.

@@ -40,6 +40,8 @@ type Sandboxes struct {
 	open   func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error)
 	node   func(ctx context.Context, name string) (io.ReadWriteCloser, error)
 	forget func(id turnstone.SandboxID) // what is kept of a sandbox that ends
+	// made keeps the statement that came with a new sandbox, so that its first command asks for none
+	made func(id turnstone.SandboxID, c *v1.Channel, nonce []byte)
 
 	mu    sync.Mutex
 	found sandboxes.Info // of the last Find; zero: there is none
@@ -57,6 +59,11 @@ func (s *Server) AllSandboxes() *Sandboxes {
 	}, forget: func(id turnstone.SandboxID) {
 		if s.o.Statements != nil {
 			s.o.Statements.Drop(id)
+		}
+	}, made: func(id turnstone.SandboxID, c *v1.Channel, nonce []byte) {
+		o := offer{channel: c, about: string(id)}
+		if copy(o.nonce[:], nonce); c != nil {
+			s.keep(o)
 		}
 	}, open: func(ctx context.Context, id turnstone.SandboxID) (io.ReadWriteCloser, error) {
 		c, err := s.SandboxChannel(ctx, id)

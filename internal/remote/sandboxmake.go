@@ -36,6 +36,7 @@ func (b *Sandboxes) Create(ctx context.Context, spec sandboxes.Spec, progress fu
 		return sandboxes.Info{}, err
 	}
 	i := infoOf(a.Msg.Sandbox)
+	b.made(i.ID, a.Msg.Channel, r.Client.GetNonce())
 	if len(spec.Secrets) > 0 {
 		if err := b.addSecrets(ctx, i.ID, spec.Secrets); err != nil {
 			return sandboxes.Info{}, err

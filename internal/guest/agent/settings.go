@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"path"
+	"strings"
 	"sync"
 
 	"turnstone.dev/turnstone/wire"
@@ -34,6 +35,14 @@ func (s *sandbox) SetDefaults(_ context.Context, _ *wire.Conn,
 	p *wire.SandboxSetDefaultsParams) error {
 	if p.Cwd != "" && !path.IsAbs(p.Cwd) {
 		return Invalid(wire.MethodSandboxSetDefaults, p.Cwd, "it is not an absolute path")
+	}
+	for _, kv := range p.Env {
+		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
+			return Invalid(wire.MethodSandboxSetDefaults, "env", "one of them is not KEY=VALUE")
+		}
+	}
+	if len(p.Env) > 0 {
+		s.a.shell.addEnv(p.Env)
 	}
 	d := &s.a.defaults
 	d.mu.Lock()

@@ -48,7 +48,7 @@ func (s *Stack) resolve(ctx context.Context, q dnsmessage.Question) reply {
 	if name == network.HostName {
 		return s.resolveHost(q.Type)
 	}
-	if v := s.judge.Lookup(name); !v.Allowed {
+	if v := s.judge.Load().Lookup(name); !v.Allowed {
 		return refuse(dnsmessage.RCodeRefused, v.Reason, netip.Addr{})
 	}
 	switch q.Type {
@@ -81,7 +81,7 @@ func (s *Stack) filter(name string, addrs []netip.Addr,
 		if !a.Is4() {
 			continue
 		}
-		if v := s.judge.Answer(name, a); !v.Allowed {
+		if v := s.judge.Load().Answer(name, a); !v.Allowed {
 			refused, which = v, a
 			continue
 		}
@@ -98,7 +98,7 @@ func (s *Stack) filter(name string, addrs []netip.Addr,
 
 // resolveHost answers for the name of the host's loopback.
 func (s *Stack) resolveHost(t dnsmessage.Type) reply {
-	if !s.judge.Loopback() {
+	if !s.judge.Load().Loopback() {
 		return reply{code: dnsmessage.RCodeNameError}
 	}
 	if t != dnsmessage.TypeA {

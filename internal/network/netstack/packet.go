@@ -32,7 +32,7 @@ func (s *Stack) refusePacket(ip header.IPv4) bool {
 		port = uint16(b[2])<<8 | uint16(b[3])
 	}
 	r.Address = netip.AddrPortFrom(to, port)
-	if word := s.judge.Unreachable(to); word != "" {
+	if word := s.judge.Load().Unreachable(to); word != "" {
 		r.Reason = word
 	}
 	if r.Reason == "" {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -35,7 +36,8 @@ const nic = 1
 // A Stack is a sandbox's network. Its methods are safe for concurrent use.
 type Stack struct {
 	limits      limits
-	judge       *network.Judge
+	judge       atomic.Pointer[network.Judge]
+	isOwn       func(netip.Addr) bool // an address belongs to the host
 	gateway     netip.Addr
 	dns         netip.Addr
 	observer    network.Observer
@@ -85,7 +87,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 		return nil, err
 	}
 	s := &Stack{
-		limits: lim, judge: network.NewJudge(opts.Policy, (&hostAddresses{ask: addrs}).has),
+		limits: lim, isOwn: (&hostAddresses{ask: addrs}).has,
 		gateway: netip.MustParseAddr(network.Gateway), dns: netip.MustParseAddr(network.DNS),
 		observer: opts.Observer, interceptor: opts.Interceptor, dialer: opts.Dialer,
 		resolver: opts.Resolver,
@@ -97,6 +99,7 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 		lookupRate: rate.NewLimiter(lim.lookupRate, lim.lookupBurst),
 		pending:    map[stack.TransportEndpointID]*stack.PacketBuffer{},
 	}
+	s.judge.Store(network.NewJudge(opts.Policy, s.isOwn))
 	s.connections.max, s.opening.max, s.flows.max = int64(lim.connections), int64(lim.opening),
 		int64(lim.flows)
 	s.asking.max, s.dnsConn.max = int64(lim.lookups), int64(lim.dnsConns)
@@ -115,6 +118,16 @@ func newStack(opts Options, lim limits, addrs func() ([]net.Addr, error)) (*Stac
 		return nil, turnstone.NewError("network.new", turnstone.KindInternal, "", err)
 	}
 	return s, nil
+}
+
+// SetPolicy replaces the policy for connections that the guest opens from now on. An error is of
+// kind Invalid and names the invalid rule.
+func (s *Stack) SetPolicy(p network.Policy) error {
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	s.judge.Store(network.NewJudge(p, s.isOwn))
+	return nil
 }
 
 // build creates the TCP/IP stack: a single card that accepts packets to every address.

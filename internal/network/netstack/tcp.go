@@ -36,7 +36,7 @@ func (s *Stack) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer)
 	if again {
 		return true
 	}
-	if refusal, ok := s.judge.Connect("tcp", to, s.names.Of(to.Addr())); !ok {
+	if refusal, ok := s.judge.Load().Connect("tcp", to, s.names.Of(to.Addr())); !ok {
 		s.refuse(refusal)
 		return false
 	}
@@ -123,7 +123,7 @@ func (s *Stack) serveTCP(req *tcp.ForwarderRequest) {
 	c := &tcpConn{s: s, req: req, id: id, to: netip.AddrPortFrom(addressOf(id.LocalAddress),
 		id.LocalPort), start: time.Now()}
 	c.names = s.names.Of(c.to.Addr())
-	c.check = s.judge.Check(c.to, c.names)
+	c.check = s.judge.Load().Check(c.to, c.names)
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	if s.interceptor != nil {

@@ -37,7 +37,7 @@ type flow struct {
 func (s *Stack) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	to := netip.AddrPortFrom(addressOf(id.LocalAddress), id.LocalPort)
 	names := s.names.Of(to.Addr())
-	refusal, ok := s.judge.Connect("udp", to, names)
+	refusal, ok := s.judge.Load().Connect("udp", to, names)
 	if !ok {
 		s.refuse(refusal)
 		s.reject(pkt, stack.RejectIPv4WithICMPPortUnreachable)

@@ -16,6 +16,7 @@ import (
 	"unicode"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/server/auth"
 )
 
@@ -172,7 +173,29 @@ func (l *loader) check(c *Config) {
 	for n := range c.Issuers {
 		l.checkIssuer(c, n)
 	}
+	for n := range c.Pools {
+		l.checkPool(c, n)
+	}
 }
+
+// checkPool reports a pool that cannot work.
+func (l *loader) checkPool(c *Config, n int) {
+	p, key := &c.Pools[n], fmt.Sprintf("pools.%d", n+1)
+	switch {
+	case !c.Has(Node):
+		l.problem(key, errors.New("is set, and this process is no node"), "set it at the node")
+	case p.Min > p.Max:
+		l.problem(key+".min", fmt.Errorf("is %d, more than max, which is %d", p.Min, p.Max), "")
+	case !validTenant.MatchString(p.Tenant):
+		l.problem(key+".tenant", errors.New("is no tenant's name"),
+			"use 1 to 64 letters, digits, dots, underscores and hyphens")
+	case p.Memory != 0 && p.Memory < turnstone.MinMemory:
+		l.problem(key+".memory", fmt.Errorf("is less than %s, with which no machine starts",
+			turnstone.MinMemory), "")
+	}
+}
+
+var validTenant = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // pair reports one of two files that belong together.
 func (l *loader) pair(one, two, keyOne, keyTwo string) {

@@ -58,6 +58,7 @@ type Config struct {
 	Tenants   []Tenant              `toml:"tenants"`
 	Issuers   []Issuer              `toml:"issuers"`
 	Telemetry Telemetry             `toml:"telemetry"`
+	Pools     []Pool                `toml:"pools"`
 }
 
 // Listen says where callers connect.
@@ -95,6 +96,22 @@ type Machine struct {
 	Expose string `toml:"expose" kind:"host"`
 	// TrustController: see control.Options.
 	TrustController string `toml:"trust_controller" default:"off" oneof:"off,on"`
+
+	// PoolMemory and PoolMakers bound the sandboxes of all Pools together.
+	PoolMemory turnstone.Bytes `toml:"pool_memory" default:"8GiB" min:"0B" max:"1024TiB"`
+	PoolMakers int             `toml:"pool_makers" default:"2" min:"1" max:"64"`
+}
+
+// A Pool is sandboxes of a node that are ready before a client asks for them.
+type Pool struct {
+	Template string          `toml:"template"`
+	Tenant   string          `toml:"tenant" default:"local"`
+	CPUs     int             `toml:"cpus" default:"0" min:"0" max:"64"`
+	Memory   turnstone.Bytes `toml:"memory" default:"0B" min:"0B" max:"1TiB"`
+	Disk     turnstone.Bytes `toml:"disk" default:"0B" min:"0B" max:"16TiB"`
+	Min      int             `toml:"min" default:"1" min:"0" max:"10000"`
+	Max      int             `toml:"max" default:"4" min:"1" max:"10000"`
+	Idle     time.Duration   `toml:"idle" default:"10m" min:"1s" max:"24h"`
 }
 
 // Tokens bounds tokens of all issuers.

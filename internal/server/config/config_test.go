@@ -440,7 +440,7 @@ func TestFile(t *testing.T) {
 
 // TestEveryBound sets each number, duration and size to its bounds.
 func TestEveryBound(t *testing.T) {
-	for _, all := range [][]setting{configSettings(), issuerSettings(), tenantSettings()} {
+	for _, all := range [][]setting{configSettings(), issuerSettings(), tenantSettings(), poolSettings()} {
 		for _, s := range all {
 			bounded := s.form() == "number" || s.form() == "duration" || s.form() == "size"
 			if (s.field.Tag.Get("min") != "") != bounded {
@@ -466,11 +466,10 @@ func TestTable(t *testing.T) {
 	for _, s := range configSettings() {
 		keys[s.key] = true
 	}
-	for _, s := range issuerSettings() {
-		keys["issuers."+s.key] = true
-	}
-	for _, s := range tenantSettings() {
-		keys["tenants."+s.key] = true
+	for _, list := range configSettings() {
+		for _, s := range list.tables() {
+			keys[list.key+"."+s.key] = true
+		}
 	}
 	for key := range keys {
 		if help[key] == "" {

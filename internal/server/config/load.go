@@ -184,12 +184,11 @@ func (l *loader) syntax(err error) {
 
 // isKey reports whether key is a setting or a table.
 func isKey(key string) bool {
-	issuer, ok := strings.CutPrefix(key, "issuers.")
-	tenant, own := strings.CutPrefix(key, "tenants.")
+	list, one, _ := strings.Cut(key, ".")
 	return slices.ContainsFunc(configSettings(), func(s setting) bool {
-		return s.key == key || strings.HasPrefix(s.key, key+".")
-	}) || ok && slices.ContainsFunc(issuerSettings(), func(s setting) bool { return s.key == issuer }) ||
-		own && slices.ContainsFunc(tenantSettings(), func(s setting) bool { return s.key == tenant })
+		return s.key == key || strings.HasPrefix(s.key, key+".") || s.key == list &&
+			slices.ContainsFunc(s.tables(), func(s setting) bool { return s.key == one })
+	})
 }
 
 // clean cuts a message of the TOML library before what it quotes, except for single characters.
@@ -208,7 +207,7 @@ func (l *loader) problem(key string, err error, hint string) {
 	section, _, _ := strings.Cut(key, ".")
 	if v := l.from[key]; v != "" {
 		p.Source = v
-	} else if v := l.from[section]; v != "" && (section == "issuers" || section == "tenants") {
+	} else if v := l.from[section]; v != "" { // of a list of tables
 		p.Source = v
 	} else {
 		p.Line = l.line(strings.Split(key, "."))
@@ -288,12 +287,12 @@ func (l *loader) unknown(prefix, key string, all []setting) {
 // set takes one value; key is its full key.
 func (l *loader) set(s setting, to reflect.Value, v any, key string) {
 	field := to.FieldByIndex(s.index)
-	if s.field.Type == typeIssuers {
-		l.issuers(field, v)
+	if s.field.Type == typeTenants { // their defaults are the quotas
+		l.tenants = v
 		return
 	}
-	if s.field.Type == typeTenants {
-		l.tenants = v
+	if of := s.tables(); of != nil {
+		l.tables(s.key, of, field, v)
 		return
 	}
 	if err := s.set(field, v); err != nil {
@@ -305,8 +304,8 @@ func (l *loader) set(s setting, to reflect.Value, v any, key string) {
 	}
 }
 
-// tables returns a list of tables. TOML has two spellings, which decode to different types.
-func (l *loader) tables(key string, v any) (tables []map[string]any, ok bool) {
+// list returns a list of tables. TOML has two spellings, which decode to different types.
+func (l *loader) list(key string, v any) (tables []map[string]any, ok bool) {
 	switch list := v.(type) {
 	case []map[string]any:
 		return list, true
@@ -330,7 +329,7 @@ func (l *loader) ownQuotas(c *Config) {
 	if l.tenants == nil {
 		return
 	}
-	tables, _ := l.tables("tenants", l.tenants)
+	tables, _ := l.list("tenants", l.tenants)
 	names := map[string]bool{}
 	for n, table := range tables {
 		q, key := c.Quota, fmt.Sprintf("tenants.%d.", n+1)
@@ -347,21 +346,20 @@ func (l *loader) ownQuotas(c *Config) {
 	}
 }
 
-// issuers takes the tables of issuers.
-func (l *loader) issuers(to reflect.Value, v any) {
-	tables, ok := l.tables("issuers", v)
+// tables takes a list of tables with settings.
+func (l *loader) tables(key string, of []setting, to reflect.Value, v any) {
+	tables, ok := l.list(key, v)
 	if !ok {
 		return
 	}
-	all := make([]Issuer, len(tables))
+	all := reflect.MakeSlice(to.Type(), len(tables), len(tables))
 	for n, table := range tables {
-		one := reflect.ValueOf(&all[n]).Elem()
-		if err := defaults(one, issuerSettings()); err != nil {
-			l.problem("issuers", err, "")
+		if err := defaults(all.Index(n), of); err != nil {
+			l.problem(key, err, "")
 		}
-		l.table(one, issuerSettings(), table, fmt.Sprintf("issuers.%d.", n+1))
+		l.table(all.Index(n), of, table, fmt.Sprintf("%s.%d.", key, n+1))
 	}
-	to.Set(reflect.ValueOf(all))
+	to.Set(all)
 }
 
 // environment takes the settings of the environment. Unknown variables with the prefix are

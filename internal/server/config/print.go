@@ -17,7 +17,7 @@ func (c *Config) TOML() (string, error) {
 	section := ""
 	of := reflect.ValueOf(c).Elem()
 	for _, s := range configSettings() {
-		if s.field.Type == typeIssuers || s.field.Type == typeTenants {
+		if s.tables() != nil {
 			continue
 		}
 		before, key, ok := strings.Cut(s.key, ".")
@@ -32,21 +32,14 @@ func (c *Config) TOML() (string, error) {
 			return "", err
 		}
 	}
-	for n := range c.Tenants {
-		b.WriteString("\n[[tenants]]\n")
-		tenant := reflect.ValueOf(&c.Tenants[n]).Elem()
-		for _, s := range tenantSettings() {
-			if err := line(&b, s.key, s, tenant.FieldByIndex(s.index)); err != nil {
-				return "", err
-			}
-		}
-	}
-	for n := range c.Issuers {
-		b.WriteString("\n[[issuers]]\n")
-		issuer := reflect.ValueOf(&c.Issuers[n]).Elem()
-		for _, s := range issuerSettings() {
-			if err := line(&b, s.key, s, issuer.FieldByIndex(s.index)); err != nil {
-				return "", err
+	for _, list := range configSettings() {
+		all := of.FieldByIndex(list.index)
+		for n := 0; list.tables() != nil && n < all.Len(); n++ {
+			b.WriteString("\n[[" + list.key + "]]\n")
+			for _, s := range list.tables() {
+				if err := line(&b, s.key, s, all.Index(n).FieldByIndex(s.index)); err != nil {
+					return "", err
+				}
 			}
 		}
 	}

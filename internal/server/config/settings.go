@@ -14,11 +14,11 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A setting is one field of a Config, or of an Issuer.
+// A setting is one field of a Config, or of a table of a list of tables.
 type setting struct {
 	key   string // such as "limits.idle"
 	field reflect.StructField
-	index []int // of the field in its Config or Issuer
+	index []int // of the field in its Config or table
 }
 
 // settings lists the fields of a struct in their order, sections flattened.
@@ -42,6 +42,7 @@ var (
 	configSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Config]()) })
 	issuerSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Issuer]()) })
 	tenantSettings = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Tenant]()) })
+	poolSettings   = sync.OnceValue(func() []setting { return settings(reflect.TypeFor[Pool]()) })
 )
 
 // variable returns the name of the setting's environment variable.
@@ -56,7 +57,21 @@ var (
 	typeMap      = reflect.TypeFor[map[string]string]()
 	typeIssuers  = reflect.TypeFor[[]Issuer]()
 	typeTenants  = reflect.TypeFor[[]Tenant]()
+	typePools    = reflect.TypeFor[[]Pool]()
 )
+
+// tables returns the settings of each table of a list of tables; nil: s is none.
+func (s setting) tables() []setting {
+	switch s.field.Type {
+	case typeIssuers:
+		return issuerSettings()
+	case typePools:
+		return poolSettings()
+	case typeTenants:
+		return tenantSettings()
+	}
+	return nil
+}
 
 // form describes the values of a setting to a reader.
 func (s setting) form() string {
@@ -69,7 +84,7 @@ func (s setting) form() string {
 		return "list"
 	case typeMap:
 		return "table of texts"
-	case typeIssuers, typeTenants:
+	case typeIssuers, typeTenants, typePools:
 		return "list of tables"
 	}
 	switch s.field.Type.Kind() {
@@ -95,7 +110,7 @@ func (s setting) fromText(text string) (any, error) {
 			}
 		}
 		return list, nil
-	case typeIssuers, typeTenants, typeMap:
+	case typeIssuers, typeTenants, typePools, typeMap:
 		var m map[string]any
 		if _, err := toml.Decode("value = "+text, &m); err != nil || len(m) != 1 {
 			return nil, fmt.Errorf(`is not a value of TOML, such as [{name = "value"}]`)

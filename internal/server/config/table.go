@@ -10,12 +10,14 @@ func Table() string {
 	var b strings.Builder
 	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
 	rows(&b, "", configSettings())
-	b.WriteString("\nEach table `[[issuers]]` has:\n\n")
-	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
-	rows(&b, "issuers.", issuerSettings())
-	b.WriteString("\nEach table `[[tenants]]` has:\n\n")
-	b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
-	rows(&b, "tenants.", tenantSettings())
+	for _, s := range configSettings() {
+		if s.tables() == nil {
+			continue
+		}
+		b.WriteString("\nEach table `[[" + s.key + "]]` has:\n\n")
+		b.WriteString("| setting | value | default | meaning |\n|---|---|---|---|\n")
+		rows(&b, s.key+".", s.tables())
+	}
 	return b.String()
 }
 

@@ -636,8 +636,11 @@ type CreateSandboxResponse struct {
 	// A token for this sandbox only. It opens the control API, never the channel.
 	AuthToken        string                 `protobuf:"bytes,3,opt,name=auth_token,json=authToken,proto3" json:"auth_token,omitempty"`
 	AuthTokenExpires *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=auth_token_expires,json=authTokenExpires,proto3" json:"auth_token_expires,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Where the time of the creation went, in order. Names: queue, check, take and configure of a
+	// sandbox that waited in the node's pool, create of another, record and seal of both.
+	Phases        []*Phase `protobuf:"bytes,5,rep,name=phases,proto3" json:"phases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateSandboxResponse) Reset() {
@@ -698,6 +701,66 @@ func (x *CreateSandboxResponse) GetAuthTokenExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *CreateSandboxResponse) GetPhases() []*Phase {
+	if x != nil {
+		return x.Phases
+	}
+	return nil
+}
+
+// Phase is a part of an operation, and how long it took.
+type Phase struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Took          *durationpb.Duration   `protobuf:"bytes,2,opt,name=took,proto3" json:"took,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Phase) Reset() {
+	*x = Phase{}
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Phase) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Phase) ProtoMessage() {}
+
+func (x *Phase) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Phase.ProtoReflect.Descriptor instead.
+func (*Phase) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Phase) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Phase) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
 // GetSandboxRequest names a sandbox.
 type GetSandboxRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -708,7 +771,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[3]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +783,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[3]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +796,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{3}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -752,7 +815,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[4]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -764,7 +827,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[4]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -777,7 +840,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{4}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -806,7 +869,7 @@ type SandboxFilter struct {
 
 func (x *SandboxFilter) Reset() {
 	*x = SandboxFilter{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[5]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -818,7 +881,7 @@ func (x *SandboxFilter) String() string {
 func (*SandboxFilter) ProtoMessage() {}
 
 func (x *SandboxFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[5]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -831,7 +894,7 @@ func (x *SandboxFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxFilter.ProtoReflect.Descriptor instead.
 func (*SandboxFilter) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{5}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SandboxFilter) GetStates() []SandboxState {
@@ -886,7 +949,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[6]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -898,7 +961,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[6]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -911,7 +974,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{6}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListSandboxesRequest) GetPage() *Page {
@@ -939,7 +1002,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[7]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -951,7 +1014,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[7]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -964,7 +1027,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{7}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -990,7 +1053,7 @@ type WatchSandboxesRequest struct {
 
 func (x *WatchSandboxesRequest) Reset() {
 	*x = WatchSandboxesRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[8]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1065,7 @@ func (x *WatchSandboxesRequest) String() string {
 func (*WatchSandboxesRequest) ProtoMessage() {}
 
 func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[8]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1078,7 @@ func (x *WatchSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{8}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WatchSandboxesRequest) GetFilter() *SandboxFilter {
@@ -1037,7 +1100,7 @@ type WatchSandboxesResponse struct {
 
 func (x *WatchSandboxesResponse) Reset() {
 	*x = WatchSandboxesResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[9]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1112,7 @@ func (x *WatchSandboxesResponse) String() string {
 func (*WatchSandboxesResponse) ProtoMessage() {}
 
 func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[9]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1125,7 @@ func (x *WatchSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*WatchSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{9}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchSandboxesResponse) GetEvent() WatchEvent {
@@ -1089,7 +1152,7 @@ type ConnectSandboxRequest struct {
 
 func (x *ConnectSandboxRequest) Reset() {
 	*x = ConnectSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[10]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1101,7 +1164,7 @@ func (x *ConnectSandboxRequest) String() string {
 func (*ConnectSandboxRequest) ProtoMessage() {}
 
 func (x *ConnectSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[10]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1114,7 +1177,7 @@ func (x *ConnectSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ConnectSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{10}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConnectSandboxRequest) GetSandboxId() string {
@@ -1140,7 +1203,7 @@ type ConnectSandboxResponse struct {
 
 func (x *ConnectSandboxResponse) Reset() {
 	*x = ConnectSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[11]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1215,7 @@ func (x *ConnectSandboxResponse) String() string {
 func (*ConnectSandboxResponse) ProtoMessage() {}
 
 func (x *ConnectSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[11]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1228,7 @@ func (x *ConnectSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ConnectSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{11}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ConnectSandboxResponse) GetChannel() *Channel {
@@ -1188,7 +1251,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[12]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1200,7 +1263,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[12]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1213,7 +1276,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{12}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -1247,7 +1310,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[13]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1322,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[13]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1335,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{13}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteSandboxResponse) GetSandbox() *Sandbox {
@@ -1293,7 +1356,7 @@ type PauseSandboxRequest struct {
 
 func (x *PauseSandboxRequest) Reset() {
 	*x = PauseSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[14]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1368,7 @@ func (x *PauseSandboxRequest) String() string {
 func (*PauseSandboxRequest) ProtoMessage() {}
 
 func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[14]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1381,7 @@ func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseSandboxRequest.ProtoReflect.Descriptor instead.
 func (*PauseSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{14}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PauseSandboxRequest) GetSandboxId() string {
@@ -1344,7 +1407,7 @@ type PauseSandboxResponse struct {
 
 func (x *PauseSandboxResponse) Reset() {
 	*x = PauseSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[15]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1419,7 @@ func (x *PauseSandboxResponse) String() string {
 func (*PauseSandboxResponse) ProtoMessage() {}
 
 func (x *PauseSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[15]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1432,7 @@ func (x *PauseSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseSandboxResponse.ProtoReflect.Descriptor instead.
 func (*PauseSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{15}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PauseSandboxResponse) GetSandbox() *Sandbox {
@@ -1390,7 +1453,7 @@ type ResumeSandboxRequest struct {
 
 func (x *ResumeSandboxRequest) Reset() {
 	*x = ResumeSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[16]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1465,7 @@ func (x *ResumeSandboxRequest) String() string {
 func (*ResumeSandboxRequest) ProtoMessage() {}
 
 func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[16]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1478,7 @@ func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ResumeSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{16}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResumeSandboxRequest) GetSandboxId() string {
@@ -1441,7 +1504,7 @@ type ResumeSandboxResponse struct {
 
 func (x *ResumeSandboxResponse) Reset() {
 	*x = ResumeSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[17]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1516,7 @@ func (x *ResumeSandboxResponse) String() string {
 func (*ResumeSandboxResponse) ProtoMessage() {}
 
 func (x *ResumeSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[17]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1529,7 @@ func (x *ResumeSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ResumeSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{17}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResumeSandboxResponse) GetSandbox() *Sandbox {
@@ -1496,7 +1559,7 @@ type ForkSandboxRequest struct {
 
 func (x *ForkSandboxRequest) Reset() {
 	*x = ForkSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[18]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1571,7 @@ func (x *ForkSandboxRequest) String() string {
 func (*ForkSandboxRequest) ProtoMessage() {}
 
 func (x *ForkSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[18]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1584,7 @@ func (x *ForkSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ForkSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{18}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ForkSandboxRequest) GetSandboxId() string {
@@ -1576,7 +1639,7 @@ type ForkSandboxResponse struct {
 
 func (x *ForkSandboxResponse) Reset() {
 	*x = ForkSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[19]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1651,7 @@ func (x *ForkSandboxResponse) String() string {
 func (*ForkSandboxResponse) ProtoMessage() {}
 
 func (x *ForkSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[19]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1664,7 @@ func (x *ForkSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForkSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ForkSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{19}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ForkSandboxResponse) GetClones() []*CreateSandboxResponse {
@@ -1627,7 +1690,7 @@ type SnapshotSandboxRequest struct {
 
 func (x *SnapshotSandboxRequest) Reset() {
 	*x = SnapshotSandboxRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[20]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1702,7 @@ func (x *SnapshotSandboxRequest) String() string {
 func (*SnapshotSandboxRequest) ProtoMessage() {}
 
 func (x *SnapshotSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[20]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1715,7 @@ func (x *SnapshotSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSandboxRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{20}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SnapshotSandboxRequest) GetSandboxId() string {
@@ -1692,7 +1755,7 @@ type SnapshotSandboxResponse struct {
 
 func (x *SnapshotSandboxResponse) Reset() {
 	*x = SnapshotSandboxResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[21]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1767,7 @@ func (x *SnapshotSandboxResponse) String() string {
 func (*SnapshotSandboxResponse) ProtoMessage() {}
 
 func (x *SnapshotSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[21]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1780,7 @@ func (x *SnapshotSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotSandboxResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{21}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SnapshotSandboxResponse) GetSnapshot() *Snapshot {
@@ -1745,7 +1808,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[22]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1820,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[22]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1833,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{22}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Snapshot) GetSnapshotId() string {
@@ -1826,7 +1889,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[23]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +1901,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[23]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +1914,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{23}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListSnapshotsRequest) GetPage() *Page {
@@ -1879,7 +1942,7 @@ type ListSnapshotsResponse struct {
 
 func (x *ListSnapshotsResponse) Reset() {
 	*x = ListSnapshotsResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[24]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +1954,7 @@ func (x *ListSnapshotsResponse) String() string {
 func (*ListSnapshotsResponse) ProtoMessage() {}
 
 func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[24]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +1967,7 @@ func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{24}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
@@ -1932,7 +1995,7 @@ type DeleteSnapshotRequest struct {
 
 func (x *DeleteSnapshotRequest) Reset() {
 	*x = DeleteSnapshotRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[25]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2007,7 @@ func (x *DeleteSnapshotRequest) String() string {
 func (*DeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[25]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2020,7 @@ func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{25}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteSnapshotRequest) GetSnapshotId() string {
@@ -1982,7 +2045,7 @@ type DeleteSnapshotResponse struct {
 
 func (x *DeleteSnapshotResponse) Reset() {
 	*x = DeleteSnapshotResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[26]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2057,7 @@ func (x *DeleteSnapshotResponse) String() string {
 func (*DeleteSnapshotResponse) ProtoMessage() {}
 
 func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[26]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2070,7 @@ func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{26}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{27}
 }
 
 type SetSandboxTimeoutRequest struct {
@@ -2023,7 +2086,7 @@ type SetSandboxTimeoutRequest struct {
 
 func (x *SetSandboxTimeoutRequest) Reset() {
 	*x = SetSandboxTimeoutRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[27]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2098,7 @@ func (x *SetSandboxTimeoutRequest) String() string {
 func (*SetSandboxTimeoutRequest) ProtoMessage() {}
 
 func (x *SetSandboxTimeoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[27]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2111,7 @@ func (x *SetSandboxTimeoutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSandboxTimeoutRequest.ProtoReflect.Descriptor instead.
 func (*SetSandboxTimeoutRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{27}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetSandboxTimeoutRequest) GetSandboxId() string {
@@ -2081,7 +2144,7 @@ type SetSandboxTimeoutResponse struct {
 
 func (x *SetSandboxTimeoutResponse) Reset() {
 	*x = SetSandboxTimeoutResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[28]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2156,7 @@ func (x *SetSandboxTimeoutResponse) String() string {
 func (*SetSandboxTimeoutResponse) ProtoMessage() {}
 
 func (x *SetSandboxTimeoutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[28]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2169,7 @@ func (x *SetSandboxTimeoutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSandboxTimeoutResponse.ProtoReflect.Descriptor instead.
 func (*SetSandboxTimeoutResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{28}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetSandboxTimeoutResponse) GetSandbox() *Sandbox {
@@ -2130,7 +2193,7 @@ type ExposePortRequest struct {
 
 func (x *ExposePortRequest) Reset() {
 	*x = ExposePortRequest{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[29]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2205,7 @@ func (x *ExposePortRequest) String() string {
 func (*ExposePortRequest) ProtoMessage() {}
 
 func (x *ExposePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[29]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2218,7 @@ func (x *ExposePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposePortRequest.ProtoReflect.Descriptor instead.
 func (*ExposePortRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{29}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExposePortRequest) GetSandboxId() string {
@@ -2197,7 +2260,7 @@ type ExposePortResponse struct {
 
 func (x *ExposePortResponse) Reset() {
 	*x = ExposePortResponse{}
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[30]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2272,7 @@ func (x *ExposePortResponse) String() string {
 func (*ExposePortResponse) ProtoMessage() {}
 
 func (x *ExposePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_sandbox_proto_msgTypes[30]
+	mi := &file_turnstone_v1_sandbox_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2285,7 @@ func (x *ExposePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExposePortResponse.ProtoReflect.Descriptor instead.
 func (*ExposePortResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{30}
+	return file_turnstone_v1_sandbox_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExposePortResponse) GetUrl() string {
@@ -2304,13 +2367,17 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\b\n" +
-	"\x06source\"\xe2\x01\n" +
+	"\x06source\"\x99\x02\n" +
 	"\x15CreateSandboxResponse\x12/\n" +
 	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\x12/\n" +
 	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\x12\x1d\n" +
 	"\n" +
 	"auth_token\x18\x03 \x01(\tR\tauthToken\x12H\n" +
-	"\x12auth_token_expires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x10authTokenExpires\"L\n" +
+	"\x12auth_token_expires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x10authTokenExpires\x125\n" +
+	"\x06phases\x18\x05 \x03(\v2\x13.turnstone.v1.PhaseB\b\xbaH\x05\x92\x01\x02\x10\x10R\x06phases\"S\n" +
+	"\x05Phase\x12\x1b\n" +
+	"\x04name\x18\x01 \x01(\tB\a\xbaH\x04r\x02( R\x04name\x12-\n" +
+	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\"L\n" +
 	"\x11GetSandboxRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"E\n" +
@@ -2469,138 +2536,141 @@ func file_turnstone_v1_sandbox_proto_rawDescGZIP() []byte {
 }
 
 var file_turnstone_v1_sandbox_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_turnstone_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_turnstone_v1_sandbox_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_turnstone_v1_sandbox_proto_goTypes = []any{
 	(SandboxState)(0),                 // 0: turnstone.v1.SandboxState
 	(SandboxReason)(0),                // 1: turnstone.v1.SandboxReason
 	(*Sandbox)(nil),                   // 2: turnstone.v1.Sandbox
 	(*CreateSandboxRequest)(nil),      // 3: turnstone.v1.CreateSandboxRequest
 	(*CreateSandboxResponse)(nil),     // 4: turnstone.v1.CreateSandboxResponse
-	(*GetSandboxRequest)(nil),         // 5: turnstone.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),        // 6: turnstone.v1.GetSandboxResponse
-	(*SandboxFilter)(nil),             // 7: turnstone.v1.SandboxFilter
-	(*ListSandboxesRequest)(nil),      // 8: turnstone.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),     // 9: turnstone.v1.ListSandboxesResponse
-	(*WatchSandboxesRequest)(nil),     // 10: turnstone.v1.WatchSandboxesRequest
-	(*WatchSandboxesResponse)(nil),    // 11: turnstone.v1.WatchSandboxesResponse
-	(*ConnectSandboxRequest)(nil),     // 12: turnstone.v1.ConnectSandboxRequest
-	(*ConnectSandboxResponse)(nil),    // 13: turnstone.v1.ConnectSandboxResponse
-	(*DeleteSandboxRequest)(nil),      // 14: turnstone.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),     // 15: turnstone.v1.DeleteSandboxResponse
-	(*PauseSandboxRequest)(nil),       // 16: turnstone.v1.PauseSandboxRequest
-	(*PauseSandboxResponse)(nil),      // 17: turnstone.v1.PauseSandboxResponse
-	(*ResumeSandboxRequest)(nil),      // 18: turnstone.v1.ResumeSandboxRequest
-	(*ResumeSandboxResponse)(nil),     // 19: turnstone.v1.ResumeSandboxResponse
-	(*ForkSandboxRequest)(nil),        // 20: turnstone.v1.ForkSandboxRequest
-	(*ForkSandboxResponse)(nil),       // 21: turnstone.v1.ForkSandboxResponse
-	(*SnapshotSandboxRequest)(nil),    // 22: turnstone.v1.SnapshotSandboxRequest
-	(*SnapshotSandboxResponse)(nil),   // 23: turnstone.v1.SnapshotSandboxResponse
-	(*Snapshot)(nil),                  // 24: turnstone.v1.Snapshot
-	(*ListSnapshotsRequest)(nil),      // 25: turnstone.v1.ListSnapshotsRequest
-	(*ListSnapshotsResponse)(nil),     // 26: turnstone.v1.ListSnapshotsResponse
-	(*DeleteSnapshotRequest)(nil),     // 27: turnstone.v1.DeleteSnapshotRequest
-	(*DeleteSnapshotResponse)(nil),    // 28: turnstone.v1.DeleteSnapshotResponse
-	(*SetSandboxTimeoutRequest)(nil),  // 29: turnstone.v1.SetSandboxTimeoutRequest
-	(*SetSandboxTimeoutResponse)(nil), // 30: turnstone.v1.SetSandboxTimeoutResponse
-	(*ExposePortRequest)(nil),         // 31: turnstone.v1.ExposePortRequest
-	(*ExposePortResponse)(nil),        // 32: turnstone.v1.ExposePortResponse
-	nil,                               // 33: turnstone.v1.Sandbox.MetadataEntry
-	nil,                               // 34: turnstone.v1.CreateSandboxRequest.EnvEntry
-	nil,                               // 35: turnstone.v1.CreateSandboxRequest.MetadataEntry
-	nil,                               // 36: turnstone.v1.SandboxFilter.MetadataEntry
-	(*Machine)(nil),                   // 37: turnstone.v1.Machine
-	(*timestamppb.Timestamp)(nil),     // 38: google.protobuf.Timestamp
-	(*Used)(nil),                      // 39: turnstone.v1.Used
-	(*durationpb.Duration)(nil),       // 40: google.protobuf.Duration
-	(*Network)(nil),                   // 41: turnstone.v1.Network
-	(*ChannelClient)(nil),             // 42: turnstone.v1.ChannelClient
-	(*Channel)(nil),                   // 43: turnstone.v1.Channel
-	(*Page)(nil),                      // 44: turnstone.v1.Page
-	(WatchEvent)(0),                   // 45: turnstone.v1.WatchEvent
+	(*Phase)(nil),                     // 5: turnstone.v1.Phase
+	(*GetSandboxRequest)(nil),         // 6: turnstone.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),        // 7: turnstone.v1.GetSandboxResponse
+	(*SandboxFilter)(nil),             // 8: turnstone.v1.SandboxFilter
+	(*ListSandboxesRequest)(nil),      // 9: turnstone.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),     // 10: turnstone.v1.ListSandboxesResponse
+	(*WatchSandboxesRequest)(nil),     // 11: turnstone.v1.WatchSandboxesRequest
+	(*WatchSandboxesResponse)(nil),    // 12: turnstone.v1.WatchSandboxesResponse
+	(*ConnectSandboxRequest)(nil),     // 13: turnstone.v1.ConnectSandboxRequest
+	(*ConnectSandboxResponse)(nil),    // 14: turnstone.v1.ConnectSandboxResponse
+	(*DeleteSandboxRequest)(nil),      // 15: turnstone.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),     // 16: turnstone.v1.DeleteSandboxResponse
+	(*PauseSandboxRequest)(nil),       // 17: turnstone.v1.PauseSandboxRequest
+	(*PauseSandboxResponse)(nil),      // 18: turnstone.v1.PauseSandboxResponse
+	(*ResumeSandboxRequest)(nil),      // 19: turnstone.v1.ResumeSandboxRequest
+	(*ResumeSandboxResponse)(nil),     // 20: turnstone.v1.ResumeSandboxResponse
+	(*ForkSandboxRequest)(nil),        // 21: turnstone.v1.ForkSandboxRequest
+	(*ForkSandboxResponse)(nil),       // 22: turnstone.v1.ForkSandboxResponse
+	(*SnapshotSandboxRequest)(nil),    // 23: turnstone.v1.SnapshotSandboxRequest
+	(*SnapshotSandboxResponse)(nil),   // 24: turnstone.v1.SnapshotSandboxResponse
+	(*Snapshot)(nil),                  // 25: turnstone.v1.Snapshot
+	(*ListSnapshotsRequest)(nil),      // 26: turnstone.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),     // 27: turnstone.v1.ListSnapshotsResponse
+	(*DeleteSnapshotRequest)(nil),     // 28: turnstone.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),    // 29: turnstone.v1.DeleteSnapshotResponse
+	(*SetSandboxTimeoutRequest)(nil),  // 30: turnstone.v1.SetSandboxTimeoutRequest
+	(*SetSandboxTimeoutResponse)(nil), // 31: turnstone.v1.SetSandboxTimeoutResponse
+	(*ExposePortRequest)(nil),         // 32: turnstone.v1.ExposePortRequest
+	(*ExposePortResponse)(nil),        // 33: turnstone.v1.ExposePortResponse
+	nil,                               // 34: turnstone.v1.Sandbox.MetadataEntry
+	nil,                               // 35: turnstone.v1.CreateSandboxRequest.EnvEntry
+	nil,                               // 36: turnstone.v1.CreateSandboxRequest.MetadataEntry
+	nil,                               // 37: turnstone.v1.SandboxFilter.MetadataEntry
+	(*Machine)(nil),                   // 38: turnstone.v1.Machine
+	(*timestamppb.Timestamp)(nil),     // 39: google.protobuf.Timestamp
+	(*Used)(nil),                      // 40: turnstone.v1.Used
+	(*durationpb.Duration)(nil),       // 41: google.protobuf.Duration
+	(*Network)(nil),                   // 42: turnstone.v1.Network
+	(*ChannelClient)(nil),             // 43: turnstone.v1.ChannelClient
+	(*Channel)(nil),                   // 44: turnstone.v1.Channel
+	(*Page)(nil),                      // 45: turnstone.v1.Page
+	(WatchEvent)(0),                   // 46: turnstone.v1.WatchEvent
 }
 var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	0,  // 0: turnstone.v1.Sandbox.state:type_name -> turnstone.v1.SandboxState
 	1,  // 1: turnstone.v1.Sandbox.reason:type_name -> turnstone.v1.SandboxReason
-	37, // 2: turnstone.v1.Sandbox.machine:type_name -> turnstone.v1.Machine
-	33, // 3: turnstone.v1.Sandbox.metadata:type_name -> turnstone.v1.Sandbox.MetadataEntry
-	38, // 4: turnstone.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	38, // 5: turnstone.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
-	38, // 6: turnstone.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	39, // 7: turnstone.v1.Sandbox.used:type_name -> turnstone.v1.Used
-	34, // 8: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
-	37, // 9: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
-	40, // 10: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	41, // 11: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
-	35, // 12: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
-	42, // 13: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	38, // 2: turnstone.v1.Sandbox.machine:type_name -> turnstone.v1.Machine
+	34, // 3: turnstone.v1.Sandbox.metadata:type_name -> turnstone.v1.Sandbox.MetadataEntry
+	39, // 4: turnstone.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	39, // 5: turnstone.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
+	39, // 6: turnstone.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	40, // 7: turnstone.v1.Sandbox.used:type_name -> turnstone.v1.Used
+	35, // 8: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
+	38, // 9: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
+	41, // 10: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 11: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
+	36, // 12: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
+	43, // 13: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
 	2,  // 14: turnstone.v1.CreateSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 15: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	38, // 16: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
-	2,  // 17: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	0,  // 18: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
-	36, // 19: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
-	44, // 20: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
-	7,  // 21: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	2,  // 22: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
-	7,  // 23: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	45, // 24: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
-	2,  // 25: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	42, // 26: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	43, // 27: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	42, // 28: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 29: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	42, // 30: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 31: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	42, // 32: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 33: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	42, // 34: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
-	40, // 35: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 36: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
-	42, // 37: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	24, // 38: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
-	38, // 39: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	44, // 40: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
-	24, // 41: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
-	42, // 42: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
-	40, // 43: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	42, // 44: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 45: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	40, // 46: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
-	42, // 47: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
-	38, // 48: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 49: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
-	5,  // 50: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
-	8,  // 51: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
-	10, // 52: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
-	12, // 53: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
-	14, // 54: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
-	16, // 55: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
-	18, // 56: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
-	20, // 57: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
-	22, // 58: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
-	25, // 59: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
-	27, // 60: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
-	29, // 61: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
-	31, // 62: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
-	4,  // 63: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	6,  // 64: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
-	9,  // 65: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
-	11, // 66: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
-	13, // 67: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	15, // 68: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	17, // 69: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	19, // 70: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	21, // 71: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	23, // 72: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	26, // 73: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
-	28, // 74: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	30, // 75: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	32, // 76: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	63, // [63:77] is the sub-list for method output_type
-	49, // [49:63] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	44, // 15: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	39, // 16: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
+	5,  // 17: turnstone.v1.CreateSandboxResponse.phases:type_name -> turnstone.v1.Phase
+	41, // 18: turnstone.v1.Phase.took:type_name -> google.protobuf.Duration
+	2,  // 19: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	0,  // 20: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
+	37, // 21: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
+	45, // 22: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
+	8,  // 23: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	2,  // 24: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
+	8,  // 25: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	46, // 26: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
+	2,  // 27: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 28: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	44, // 29: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	43, // 30: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 31: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 32: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 33: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 34: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 35: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 36: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
+	41, // 37: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 38: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
+	43, // 39: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	25, // 40: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
+	39, // 41: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	45, // 42: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
+	25, // 43: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
+	43, // 44: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
+	41, // 45: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	43, // 46: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 47: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 48: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
+	43, // 49: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
+	39, // 50: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 51: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
+	6,  // 52: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
+	9,  // 53: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
+	11, // 54: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
+	13, // 55: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
+	15, // 56: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
+	17, // 57: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
+	19, // 58: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
+	21, // 59: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
+	23, // 60: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
+	26, // 61: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
+	28, // 62: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
+	30, // 63: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
+	32, // 64: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
+	4,  // 65: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	7,  // 66: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
+	10, // 67: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
+	12, // 68: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
+	14, // 69: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	16, // 70: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	18, // 71: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	20, // 72: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	22, // 73: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	24, // 74: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	27, // 75: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
+	29, // 76: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	31, // 77: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	33, // 78: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	65, // [65:79] is the sub-list for method output_type
+	51, // [51:65] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_sandbox_proto_init() }
@@ -2622,7 +2692,7 @@ func file_turnstone_v1_sandbox_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_sandbox_proto_rawDesc), len(file_turnstone_v1_sandbox_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   35,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

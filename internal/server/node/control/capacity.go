@@ -33,6 +33,9 @@ func (s *Service) fill() {
 // take reserves room for new sandboxes with these IDs until free is called. The error is of kind
 // Exhausted, and may be retried.
 func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err error) {
+	var over turnstone.Bytes // of machines that wait: nobody is refused because of them
+	waiting := s.warm.Memory()
+	defer func() { s.warm.Yield(over) }()
 	s.roomMu.Lock()
 	defer s.roomMu.Unlock()
 	sum := s.used()
@@ -53,6 +56,7 @@ func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err err
 				WithHint("remove a sandbox, or try again later"))
 		}
 	}
+	over = sum.Memory + waiting - s.o.Capacity.Memory
 	for _, id := range ids {
 		s.pending[id] = m
 	}
@@ -63,6 +67,13 @@ func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err err
 			delete(s.pending, id)
 		}
 	}, nil
+}
+
+// roomFor reports whether there is room for a machine that nobody has asked for.
+func (s *Service) roomFor(m turnstone.Machine, waiting turnstone.Bytes) bool {
+	s.roomMu.Lock()
+	defer s.roomMu.Unlock()
+	return s.used().Memory+waiting+m.Memory <= s.o.Capacity.Memory
 }
 
 // used returns the machines of sandboxes, running turns, and creations in progress. The caller holds

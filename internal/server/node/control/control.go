@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/internal/server/node/warm"
 )
 
 // Options are the parts and bounds of a Service. A zero bound selects its default.
@@ -47,7 +48,17 @@ type Options struct {
 	// TrustController makes the node believe a controller elsewhere about the scopes by which an
 	// administrator ends and changes what belongs to other clients.
 	TrustController bool
+
+	// Warm are the sandboxes that wait for a claim. Its Room is the Service's.
+	Warm Warm
 }
+
+// Warm are the settings of sandboxes that wait for a claim, with a target for each kind.
+type (
+	Warm       = warm.Options
+	WarmTarget = warm.Target
+	WarmStats  = warm.Stats
+)
 
 const (
 	defaultLifetime = time.Hour
@@ -71,6 +82,8 @@ type Service struct {
 	builds  map[name]*build
 
 	sizes sizes
+
+	warm *warm.Service // nil: none wait
 
 	roomMu  sync.Mutex
 	pending map[string]turnstone.Machine // of sandboxes that are being created
@@ -98,18 +111,23 @@ func New(_ context.Context, o Options) (*Service, error) {
 		s.forgetRemoved(st)
 	}
 	s.lookTemplates(s.ctx)
+	o.Warm.Tenants, o.Warm.Room = o.Tenants, s.roomFor
+	s.warm = warm.New(o.Warm)
 	s.describe()
 	s.wg.Go(s.follow)
 	return s, nil
 }
 
-// Close ends watches, builds of templates and exposed ports, and waits for them. Sandboxes and turns
-// continue.
+// Close ends watches, builds of templates, exposed ports and sandboxes that wait for a claim, and
+// waits for them. Other sandboxes and turns continue.
 func (s *Service) Close() error {
 	s.stop()
 	s.wg.Wait()
-	return nil
+	return s.warm.Close()
 }
+
+// Warm returns the state of the pool of sandboxes that wait for a claim.
+func (s *Service) Warm() []WarmStats { return s.warm.Stats() }
 
 // Handler returns the path and the HTTP handler of the service, for other roles only. report gets
 // the errors that callers get no text of; it may be nil. around are interceptors of all calls, the

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/node/kept"
 	"turnstone.dev/turnstone/internal/server/node/owners"
@@ -32,7 +31,7 @@ func (s *Service) spec(ctx context.Context, st *tenants.State, q *v1.CreateSandb
 	}
 	spec.Session, spec.Branch = string(rec.Session), q.Branch
 	if !begun {
-		spec.Image = cmp.Or(spec.Image, executor.DefaultImage)
+		spec.Image = cmp.Or(spec.Image, tenants.DefaultImage)
 	}
 	spec.Shape = st.Executor.Shape(spec.Image)
 	m := toMachine(q.Machine).Over(turnstone.Machine{CPUs: spec.Shape.CPUs,

@@ -7,7 +7,6 @@ import (
 	"connectrpc.com/connect"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/executor"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
@@ -194,7 +193,7 @@ func (s *Service) DeleteTemplate(ctx context.Context,
 	if err != nil {
 		return nil, hide(err, kindTemplate, ref)
 	}
-	if _, err := st.Executor.RemoveTemplate(ctx, executor.TemplateRemoval{Name: ref}); err != nil {
+	if _, err := st.RemoveTemplate(ctx, ref); err != nil {
 		return nil, hide(err, kindTemplate, ref)
 	}
 	if owned {

@@ -43,6 +43,7 @@ type Options struct {
 	Dir      *statedir.Dir
 	Executor executor.Options // with a Holder
 	Settings config.Machine
+	Pools    []config.Pool
 	Address  string // where controllers and gateways reach the node
 	// TrustOperator is set if the controller is in the same process: see control.Options.
 	TrustOperator bool
@@ -98,11 +99,27 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	}
 	m.control, err = control.New(ctx, control.Options{Node: m.node, Tenants: m.tenants,
 		Substrates: substrates, Version: turnstone.Version, Expose: o.Settings.Expose,
-		TrustOperator: o.TrustOperator, TrustController: o.Settings.TrustController == "on"})
+		TrustOperator: o.TrustOperator, TrustController: o.Settings.TrustController == "on",
+		Warm: warmOf(o)})
 	if err != nil {
 		return nil, errors.Join(err, m.node.Close(), m.tenants.Close())
 	}
 	return m, nil
+}
+
+// Warm returns the state of the pool of sandboxes that wait for a claim.
+func (m *Member) Warm() []control.WarmStats { return m.control.Warm() }
+
+// warmOf returns the settings of the sandboxes that wait for a claim.
+func warmOf(o Options) control.Warm {
+	w := control.Warm{Memory: o.Settings.PoolMemory, Makers: o.Settings.PoolMakers,
+		Holder: o.Executor.Holder.Path, Log: o.Log}
+	for _, p := range o.Pools {
+		w.Targets = append(w.Targets, control.WarmTarget{Tenant: p.Tenant, Template: p.Template,
+			Machine: turnstone.Machine{CPUs: p.CPUs, Memory: p.Memory, Disk: p.Disk},
+			Min:     p.Min, Max: p.Max, Idle: p.Idle})
+	}
+	return w
 }
 
 // Drain starts no more turns, and waits for the running ones, and for commands in the clear. The

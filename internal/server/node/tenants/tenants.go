@@ -86,6 +86,14 @@ func (s *State) Folder(elem ...string) (string, error) {
 // ServeSandboxes lets clients of the tenant's sessions keep the work of x as turns.
 func (s *State) ServeSandboxes(x sessions.Sandboxes) { s.sessions.ServeSandboxes(x) }
 
+// DefaultImage is the template of requests that name none.
+const DefaultImage = executor.DefaultImage
+
+// RemoveTemplate removes the build of a template: see executor.Executor.RemoveTemplate.
+func (s *State) RemoveTemplate(ctx context.Context, name string) ([]turnstone.Session, error) {
+	return s.Executor.RemoveTemplate(ctx, executor.TemplateRemoval{Name: name})
+}
+
 // Operator reports whether it is the state of the node's operator.
 func (s *State) Operator() bool { return s.shared == nil }
 

@@ -1,0 +1,183 @@
+package warm_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// The server of the benchmarks: its state directory, the one of a client that knows it as bench, the
+// client's token, and a sandbox of the state directory without the server.
+const (
+	homeVariable    = "TURNSTONE_BENCH_HOME"
+	clientVariable  = "TURNSTONE_BENCH_CLIENT"
+	tokenVariable   = "TURNSTONE_BENCH_TOKEN"
+	sandboxVariable = "TURNSTONE_BENCH_SANDBOX"
+)
+
+// claims are the claims of a burst, of which a number runs at once: a controller places no more than
+// the node's memory holds.
+const (
+	claims = 200
+	atOnce = 64
+)
+
+func client(b *testing.B) *remote.Sandboxes {
+	if os.Getenv(tokenVariable) == "" {
+		b.Skipf("%s names no server", clientVariable)
+	}
+	s, err := hosts.Client{Dir: os.Getenv(clientVariable), Token: os.Getenv(tokenVariable)}.
+		Server(b.Context(), "bench")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = s.Close() })
+	return s.AllSandboxes()
+}
+
+// A firstByte notes when its first byte was written.
+type firstByte struct {
+	at time.Time
+	bytes.Buffer
+}
+
+func (f *firstByte) Write(p []byte) (int, error) {
+	if f.at.IsZero() {
+		f.at = time.Now()
+	}
+	return f.Buffer.Write(p)
+}
+
+// run returns when the first byte of a builtin's output came.
+func run[E any](ctx context.Context, id turnstone.SandboxID,
+	exec func(context.Context, turnstone.SandboxID, sandboxes.Command) (E, error)) (time.Time, error) {
+	var out firstByte
+	_, err := exec(ctx, id, sandboxes.Command{Argv: []string{"bash", "-c", "echo up"}, Stdout: &out})
+	if err == nil && out.String() != "up\n" {
+		err = errors.New("it printed " + out.String())
+	}
+	return out.at, err
+}
+
+func claimSpec() sandboxes.Spec {
+	return sandboxes.Spec{Shape: turnstone.Shape{Memory: turnstone.MinMemory, Network: true},
+		Image: "base", Substrate: "auto", TTL: 10 * time.Minute}
+}
+
+// full waits until n sandboxes wait.
+func full(b *testing.B, n int) {
+	for until := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		found := 0
+		logs, _ := filepath.Glob(filepath.Join(os.Getenv(homeVariable), "sandboxes", ".spare-*", "log"))
+		for _, log := range logs {
+			if text, err := os.ReadFile(log); err == nil && bytes.Contains(text, []byte("ready for a claim")) {
+				found++
+			}
+		}
+		if found >= n {
+			return
+		}
+		if time.Now().After(until) {
+			b.Fatalf("%d sandboxes wait", found)
+		}
+	}
+}
+
+// BenchmarkClaim compares a claim with the exec of a local client in a sandbox that is there,
+// alternately: both until the first byte of a builtin's output.
+func BenchmarkClaim(b *testing.B) {
+	remote := client(b)
+	local := sandboxes.NewStore(os.Getenv(homeVariable))
+	there := turnstone.SandboxID(os.Getenv(sandboxVariable))
+	var bare, create, claim []float64
+	for b.Loop() {
+		full(b, 20)
+		began := time.Now()
+		at, err := run(b.Context(), there, local.Exec)
+		if err != nil {
+			b.Fatal(err)
+		}
+		bare = append(bare, ms(at.Sub(began)))
+		began = time.Now()
+		i, err := remote.Create(b.Context(), claimSpec(), nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		create = append(create, ms(time.Since(began)))
+		if at, err = run(b.Context(), i.ID, remote.Exec); err != nil {
+			b.Fatal(err)
+		}
+		claim = append(claim, ms(at.Sub(began)))
+		if err := remote.Remove(b.Context(), i.ID); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for name, all := range map[string][]float64{"bare": bare, "create": create, "claim": claim} {
+		b.ReportMetric(quantile(all, 50), name+"-p50-ms")
+		b.ReportMetric(quantile(all, 99), name+"-p99-ms")
+	}
+}
+
+// BenchmarkBurst is many claims at once of a pool that is smaller. Each runs a command and is removed.
+func BenchmarkBurst(b *testing.B) {
+	remote := client(b)
+	for b.Loop() {
+		full(b, 20)
+		var mu sync.Mutex
+		var took []float64
+		ids := make(map[turnstone.SandboxID]bool)
+		began := time.Now()
+		var all sync.WaitGroup
+		slots := make(chan struct{}, atOnce)
+		for range claims {
+			slots <- struct{}{}
+			all.Go(func() {
+				defer func() { <-slots }()
+				i, err := remote.Create(b.Context(), claimSpec(), nil)
+				waited := ms(time.Since(began))
+				if err == nil {
+					_, err = run(b.Context(), i.ID, remote.Exec)
+				}
+				if err == nil {
+					err = remote.Remove(b.Context(), i.ID)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				took = append(took, waited)
+				ids[i.ID] = true
+			})
+		}
+		all.Wait()
+		slices.Sort(took)
+		b.ReportMetric(0, "ns/op")
+		b.ReportMetric(float64(len(ids)), "served")
+		b.ReportMetric(ms(time.Since(began))/1e3, "all-s")
+		if len(took) > 20 {
+			b.ReportMetric(took[19], "20th-ms")
+			b.ReportMetric(took[len(took)-1], "last-ms")
+		}
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func quantile(all []float64, p int) float64 {
+	s := slices.Sorted(slices.Values(all))
+	return s[min(len(s)-1, len(s)*p/100)]
+}

@@ -1,0 +1,278 @@
+// Package warm keeps sandboxes of a node that are ready before a client asks for them: restored,
+// reseeded, configured and on their network. A claim makes one of them the sandbox of a client,
+// which is used once.
+package warm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/pool"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/node/tenants"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+// A Target says how many sandboxes of a tenant wait.
+type Target struct {
+	Tenant   string            // empty: the operator
+	Template string            // empty: the default
+	Machine  turnstone.Machine // zero fields: the template's
+	Min, Max int
+	Idle     time.Duration // how long a sandbox beyond Min waits
+}
+
+// Options are the parts and bounds of a Service.
+type Options struct {
+	Tenants *tenants.Set
+	Targets []Target
+	Memory  turnstone.Bytes // that all sandboxes that wait may have; 0: no bound
+	Makers  int             // sandboxes that are made at the same time; 0: 2
+	// Holder is the program that keeps sandboxes: when it changes, so do the sandboxes.
+	Holder string
+	// Room reports whether the node has room for a machine, beside the memory of those that wait.
+	Room func(m turnstone.Machine, waiting turnstone.Bytes) bool
+	Log  *slog.Logger
+}
+
+const (
+	// lookEvery is the time between two looks at what sandboxes are made from.
+	lookEvery = 3 * time.Second
+	// fresh is how long an answer of a sandbox counts as a sign of life.
+	fresh = 10 * time.Second
+)
+
+// A Service keeps the sandboxes. Its methods are safe for concurrent use; those of nil keep none.
+type Service struct {
+	o    Options
+	pool *pool.Pool[*machine]
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+
+	mu    sync.Mutex
+	specs map[pool.Key]sandboxes.Spec // of the targets that are there
+}
+
+// A machine is a sandbox that waits.
+type machine struct{ *sandboxes.Spare }
+
+// Check implements pool.Machine.
+func (m *machine) Check(ctx context.Context) error { return m.Ping(ctx, fresh) }
+
+// New begins to make sandboxes. It returns nil if there are no targets. Close it before the tenants.
+func New(o Options) *Service {
+	if len(o.Targets) == 0 {
+		return nil
+	}
+	o.Log = cmp.Or(o.Log, slog.Default())
+	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec)}
+	s.pool = pool.New(pool.Options[*machine]{Make: s.make, Memory: o.Memory, Makers: o.Makers,
+		Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
+			return o.Room == nil || o.Room(turnstone.Machine{CPUs: k.Shape.CPUs,
+				Memory: k.Shape.Memory, Disk: k.Shape.Disk}, waiting)
+		}})
+	ctx, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.wg.Go(func() { s.follow(ctx) })
+	return s
+}
+
+// Close closes the sandboxes that wait, and waits for their ends. Claims fail from now on.
+func (s *Service) Close() error {
+	if s == nil {
+		return nil
+	}
+	s.stop()
+	s.wg.Wait()
+	return s.pool.Close()
+}
+
+// make makes a sandbox for the pool.
+func (s *Service) make(ctx context.Context, k pool.Key, _ string) (*machine, error) {
+	s.mu.Lock()
+	spec, known := s.specs[k]
+	s.mu.Unlock()
+	if !known {
+		return nil, turnstone.Errorf("warm.make", turnstone.KindUnavailable, k.Source,
+			"is no longer kept warm")
+	}
+	st, err := s.o.Tenants.Known(k.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	if err := st.Room(); err != nil {
+		return nil, err
+	}
+	spare, err := st.Sandboxes.Prepare(ctx, spec, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &machine{spare}, nil
+}
+
+// event logs what an operator should know.
+func (s *Service) event(e pool.Event) {
+	s.o.Log.Warn("warm sandbox: "+string(e.Kind), "tenant", e.Key.Tenant, "template", e.Key.Source,
+		"error", e.Err)
+}
+
+// follow looks again and again whether what the sandboxes are made from has changed.
+func (s *Service) follow(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	said := make(map[int]string)
+	for {
+		for i, t := range s.o.Targets {
+			err := s.look(ctx, t)
+			text := ""
+			if err != nil && ctx.Err() == nil {
+				text = err.Error()
+			}
+			if text != "" && said[i] != text {
+				s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
+					"error", err)
+			}
+			said[i] = text
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (t Target) tenant() string   { return cmp.Or(t.Tenant, auth.OperatorTenant) }
+func (t Target) template() string { return cmp.Or(t.Template, tenants.DefaultImage) }
+
+// look sets or removes the target t of the pool.
+func (s *Service) look(ctx context.Context, t Target) error {
+	st, err := s.o.Tenants.Of(ctx, t.tenant())
+	if err != nil {
+		return err
+	}
+	if err := st.Refresh(ctx); err != nil {
+		return err
+	}
+	on, err := st.Executor.DefaultNetwork()
+	if err != nil {
+		return err
+	}
+	image := t.template()
+	shape := st.Executor.Shape(image)
+	m := t.Machine.Over(turnstone.Machine{CPUs: shape.CPUs, Memory: shape.Memory, Disk: shape.Disk})
+	spec := plain(sandboxes.Spec{Image: image, Substrate: "auto", Stranger: true,
+		Shape: turnstone.Shape{CPUs: m.CPUs, Memory: m.Memory, Disk: m.Disk, Network: on}})
+	k := key(st.Tenant, spec)
+	generation, err := s.generation(ctx, st, image)
+	s.mu.Lock()
+	for other := range s.specs { // the default of the network, or of the template's machine, changed
+		if other != k && s.specs[other].Label == t.label() {
+			delete(s.specs, other)
+			s.pool.Forget(other)
+		}
+	}
+	spec.Label = t.label()
+	s.specs[k] = spec
+	s.mu.Unlock()
+	if err != nil {
+		s.pool.Forget(k)
+		return err
+	}
+	if generation != s.present(k) {
+		s.pool.SetTarget(k, pool.Target{Min: t.Min, Max: t.Max, Idle: t.Idle, Generation: generation})
+	}
+	return nil
+}
+
+// label tells the sandboxes of one target from those of others. Nobody sees it.
+func (t Target) label() string {
+	return fmt.Sprintf("warm %s %d %d %d", t.template(), t.Machine.CPUs, t.Machine.Memory, t.Machine.Disk)
+}
+
+// present returns the generation of a key's machines; empty: there is no such target.
+func (s *Service) present(k pool.Key) string {
+	for _, one := range s.pool.Stats() {
+		if one.Key == k {
+			return one.Target.Generation
+		}
+	}
+	return ""
+}
+
+// plain returns the part of a spec that cannot be changed in a sandbox that runs.
+func plain(spec sandboxes.Spec) sandboxes.Spec {
+	return sandboxes.Spec{Image: spec.Image, Shape: spec.Shape, Substrate: spec.Substrate,
+		Live: spec.Live, Stranger: spec.Stranger && tenants.IsImage(spec.Image)}
+}
+
+// key returns the key of the sandboxes that can become one of spec.
+func key(tenant string, spec sandboxes.Spec) pool.Key {
+	p := plain(spec)
+	return pool.Key{Tenant: tenant, Source: p.Image, Shape: p.Shape,
+		Policy: fmt.Sprintf("%s live=%t stranger=%t", p.Substrate, p.Live, p.Stranger)}
+}
+
+// generation is a digest of what sandboxes of a template are made from. The error is of kind
+// Unavailable if the template is not built: the pool builds none.
+func (s *Service) generation(ctx context.Context, st *tenants.State, image string) (string, error) {
+	d, err := st.Templates.Show(ctx, image)
+	if err == nil && !d.Ready {
+		err = turnstone.Errorf("warm.look", turnstone.KindUnavailable, "template "+image,
+			"is not built").WithHint("build it with turn template build, or create a sandbox of it")
+	}
+	if err != nil {
+		return "", err
+	}
+	made := fmt.Sprint(d.Digest, " ", d.Built.UnixNano(), " ", stamp(s.o.Holder), " ",
+		stamp(st.Dir.Path(config.File)))
+	return string(turnstone.DigestBytes([]byte(made))), nil
+}
+
+// stamp changes with a file.
+func stamp(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "none"
+	}
+	return fmt.Sprint(info.Size(), " ", info.ModTime().UnixNano())
+}
+
+// Memory returns the memory of the machines that wait.
+func (s *Service) Memory() turnstone.Bytes {
+	if s == nil {
+		return 0
+	}
+	return s.pool.Memory()
+}
+
+// Yield closes sandboxes that wait until they have freed this memory, or none is left.
+func (s *Service) Yield(want turnstone.Bytes) {
+	if s != nil && want > 0 {
+		s.pool.Yield(want)
+	}
+}
+
+// Stats are the state of the sandboxes of one kind.
+type Stats = pool.Stats
+
+// Stats returns the state of the pool.
+func (s *Service) Stats() []Stats {
+	if s == nil {
+		return nil
+	}
+	return s.pool.Stats()
+}
+
+// none says that a sandbox has to be made.
+func none(why string) error {
+	return turnstone.NewError("warm.claim", turnstone.KindNotFound, "the pool", errors.New(why))
+}

@@ -1,0 +1,273 @@
+package sandboxes
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// An Adopter is a Machine of a spare sandbox: one that was started before anybody asked for it.
+type Adopter interface {
+	// Adopt gives the machine the identity and the settings of a user: host name, environment,
+	// directory, network policy. The error is of kind KindUnavailable if what spec asks for cannot be
+	// given to a machine that runs. After an error the machine is not used.
+	Adopt(ctx context.Context, id turnstone.SandboxID, spec Spec) (Details, error)
+	// Ping returns an error if the machine does not answer.
+	Ping(ctx context.Context) error
+}
+
+// A Spare is a sandbox that is ready before anybody has asked for it. It is in no list, and ends
+// with this process unless it was claimed. Its methods are not safe for concurrent use.
+type Spare struct {
+	store  *Store
+	holder *starting
+	dir    string
+	asked  time.Time // when it answered last
+	used   bool      // it belongs to a user
+}
+
+// A spareRequest is a line to the holder of a spare sandbox. The answer is a report.
+type spareRequest struct {
+	ID   turnstone.SandboxID `json:"id,omitempty"` // a claim; empty: a question whether it lives
+	Spec Spec                `json:"spec"`
+}
+
+const opClaim turnstone.Op = "sandbox.claim"
+
+// Prepare makes a spare sandbox of spec, which has nothing of its later user. The caller must Claim
+// or Close it.
+func (s *Store) Prepare(ctx context.Context, spec Spec, progress func(string)) (*Spare, error) {
+	spec.Spare = true
+	if err := spec.Check(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return nil, createError(err)
+	}
+	s.sweep()
+	id := turnstone.NewSandboxID()
+	dir := filepath.Join(s.dir, newPrefix+string(id))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, createError(err)
+	}
+	h, err := s.startHolder(id, dir, spec)
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, createError(err)
+	}
+	p := &Spare{store: s, holder: h, dir: filepath.Join(s.dir, sparePrefix+string(id)),
+		asked: time.Now()}
+	stop := context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })
+	_, err = h.await(progress)
+	if stop(); err == nil && ctx.Err() == nil {
+		return p, nil
+	}
+	if ctx.Err() != nil {
+		err = canceled(ctx, "sandbox.create")
+	}
+	return nil, errors.Join(err, p.Close(), os.RemoveAll(dir))
+}
+
+// Ended is closed when the sandbox has died.
+func (p *Spare) Ended() <-chan struct{} { return p.holder.ended }
+
+// Ping returns an error if the sandbox has died or does not answer before ctx ends. It asks no
+// sandbox that has answered within the last few seconds, given by fresh. After an error only Close
+// is useful.
+func (p *Spare) Ping(ctx context.Context, fresh time.Duration) error {
+	select {
+	case <-p.holder.ended:
+		return p.gone(errors.New("its holder has ended"))
+	default:
+	}
+	if time.Since(p.asked) < fresh {
+		return nil
+	}
+	if _, err := p.ask(ctx, spareRequest{}); err != nil {
+		return err
+	}
+	p.asked = time.Now()
+	return nil
+}
+
+// A Claimed is a spare sandbox that became the sandbox of a user.
+type Claimed struct {
+	Info      Info
+	Configure time.Duration // in which the machine got its settings
+}
+
+// Claim makes the spare sandbox the sandbox that spec describes, with spec.ID, as Create does. The
+// Spare is used up in any case. An error of kind KindUnavailable or KindDead says that this spare
+// sandbox cannot be the one of spec: Create may make another.
+func (p *Spare) Claim(ctx context.Context, spec Spec) (Claimed, error) {
+	err := spec.Check()
+	switch {
+	case p.used:
+		return Claimed{}, turnstone.Errorf(opClaim, turnstone.KindInvalid, "sandbox", "is in use")
+	case err != nil:
+	case spec.ID == "":
+		err = turnstone.Errorf(opClaim, turnstone.KindInvalid, "sandbox", "it has no ID")
+	case exists(p.store.path(spec.ID)):
+		err = turnstone.Errorf(opClaim, turnstone.KindInvalid, "sandbox "+string(spec.ID),
+			"exists already")
+	case len(spec.Secrets) > 0: // the environment of the holder may have them, for its whole life
+		err = turnstone.Errorf(opClaim, turnstone.KindUnavailable, "sandbox", "it holds secrets")
+	}
+	if err != nil {
+		return Claimed{}, errors.Join(err, p.Close())
+	}
+	r, err := p.ask(ctx, spareRequest{ID: spec.ID, Spec: spec})
+	if err == nil {
+		p.used = true
+		_, _ = p.holder.input.Close(), p.holder.reports.Close()
+		return Claimed{Info: *r.Ready, Configure: r.Adopted}, nil
+	}
+	err = errors.Join(err, p.Close())
+	_ = p.store.Remove(context.WithoutCancel(ctx), spec.ID) // it may have become ready at the last moment
+	if ctx.Err() != nil {
+		return Claimed{}, canceled(ctx, opClaim)
+	}
+	return Claimed{}, err
+}
+
+// ask sends a request, and waits for the answer.
+func (p *Spare) ask(ctx context.Context, q spareRequest) (report, error) {
+	defer context.AfterFunc(ctx, func() { _ = p.holder.reports.SetReadDeadline(time.Now()) })()
+	if err := p.holder.send(q); err != nil {
+		return report{}, p.gone(err)
+	}
+	r, err := p.holder.await(nil)
+	if ctx.Err() != nil {
+		return r, canceled(ctx, opClaim)
+	}
+	return r, err
+}
+
+func (p *Spare) gone(err error) error {
+	return turnstone.NewError(opClaim, turnstone.KindDead, "the spare sandbox", err)
+}
+
+// Close ends the sandbox, unless it was claimed, and removes it.
+func (p *Spare) Close() error {
+	if p.used {
+		return nil
+	}
+	_, _ = p.holder.input.Close(), p.holder.reports.Close()
+	select {
+	case <-p.holder.ended:
+	case <-time.After(p.store.KillAfter):
+		p.holder.interrupt(p.store.KillAfter)
+		<-p.holder.ended
+	}
+	if err := os.RemoveAll(p.dir); err != nil {
+		return turnstone.NewError("sandbox.remove", turnstone.KindUnavailable, p.dir, err)
+	}
+	return nil
+}
+
+// spare makes a machine and keeps it until it is claimed. It returns the claim's spec and what
+// opens its machine, or an error if there is no claim.
+func (h *holder) spare(ctx context.Context, open Opener, spec Spec, in *bufio.Reader,
+	tell reporter) (Spec, Opener, error) {
+	if err := h.take(); err != nil {
+		return spec, nil, err
+	}
+	dir := filepath.Join(h.store.dir, sparePrefix+string(h.id))
+	if err := os.Rename(h.dir, dir); err != nil {
+		return spec, nil, createError(err)
+	}
+	h.dir = dir
+	m, d, err := open(ctx, h.id, spec, tell.progress)
+	if err == nil {
+		h.machine = m
+		err = h.followFirst(ctx, d)
+	}
+	a, ok := m.(Adopter)
+	if err == nil && !ok {
+		err = turnstone.Errorf(opClaim, turnstone.KindInternal, "sandbox",
+			"its machine is a %T, which cannot be claimed", m)
+	}
+	if err == nil {
+		h.log.Info("ready for a claim")
+		tell.send(report{Ready: &Info{ID: h.id}})
+		spec, err = h.claimed(ctx, a, in, tell)
+	}
+	if err != nil {
+		return spec, nil, errors.Join(err, h.unregistered())
+	}
+	return spec, func(ctx context.Context, id turnstone.SandboxID, spec Spec, _ func(string)) (
+		Machine, Details, error) {
+		began := time.Now()
+		d, err := a.Adopt(ctx, id, spec)
+		h.adopted = time.Since(began)
+		return m, d, err
+	}, nil
+}
+
+// claimed waits for the claim, and answers whether the machine lives.
+func (h *holder) claimed(ctx context.Context, a Adopter, in *bufio.Reader, tell reporter) (Spec,
+	error) {
+	requests := make(chan spareRequest)
+	go func() {
+		defer close(requests)
+		for {
+			var q spareRequest
+			if readLine(in, &q) != nil {
+				return
+			}
+			select {
+			case requests <- q:
+			case <-h.machine.Done():
+				return
+			}
+			if q.ID != "" {
+				return
+			}
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return Spec{}, canceled(ctx, opClaim)
+		case <-h.machine.Done():
+			return Spec{}, turnstone.NewError(opClaim, turnstone.KindDead, "the spare sandbox",
+				fmt.Errorf("its machine ended: %w", errors.Join(h.machine.Err())))
+		case q, ok := <-requests:
+			switch {
+			case !ok:
+				return Spec{}, turnstone.NewError(opClaim, turnstone.KindCanceled,
+					"the spare sandbox", io.EOF)
+			case q.ID == "":
+				if err := a.Ping(ctx); err != nil {
+					return Spec{}, err
+				}
+				tell.send(report{Ready: &Info{ID: h.id}})
+				continue
+			case !idForm.MatchString(string(q.ID)):
+				return Spec{}, notFound(string(q.ID))
+			}
+			h.id = q.ID
+			return q.Spec, q.Spec.Check()
+		}
+	}
+}
+
+// unregistered removes a spare sandbox that nobody has claimed. It does nothing for others.
+func (h *holder) unregistered() error {
+	if !strings.HasPrefix(filepath.Base(h.dir), sparePrefix) {
+		return nil
+	}
+	var err error
+	if h.machine != nil {
+		err = h.machine.Close()
+	}
+	return errors.Join(err, os.RemoveAll(h.dir))
+}
