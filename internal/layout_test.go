@@ -166,6 +166,7 @@ func TestImports(t *testing.T) {
 // reads. "all of it" is given to child processes.
 var mayRead = map[string][]string{
 	"internal/hostca":          {"name"},            // SSL_CERT_FILE, SSL_CERT_DIR
+	"internal/keyring/agewrap": {`"AGEDEBUG"`},      // refused: it prints keys
 	"internal/proof/key":       {`"SSH_AUTH_SOCK"`}, // as ssh does
 	"internal/statedir":        {`"XDG_DATA_HOME"`},
 	"internal/store/blob/s3":   {`"AWS_`},

@@ -349,9 +349,7 @@ func stopError(id turnstone.SandboxID, err error, hint string) error {
 }
 
 // Log returns the end of the holder's log, at most max bytes, from the beginning of a line.
-func (s *Store) Log(id turnstone.SandboxID, max int64) string {
-	return logTail(s.path(id), max)
-}
+func (s *Store) Log(id turnstone.SandboxID, max int64) string { return logTail(s.path(id), max) }
 
 func logTail(dir string, max int64) string {
 	f, err := os.Open(filepath.Join(dir, logFile))

@@ -31,7 +31,6 @@ type Batch struct {
 	running int             // jobs and packs in progress
 	objects map[id]*pending // by digest
 	needs   map[id]bool     // names: see Needs
-	outside map[id]bool     // digests: see Elsewhere
 	open    *pack           // the pack that receives objects; may be nil
 	packs   []*newPack
 	err     error // the first background error: the batch is lost
@@ -69,7 +68,7 @@ func (s *Store) Begin(ctx context.Context) (*Batch, error) {
 		return nil, err
 	}
 	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2),
-		objects: map[id]*pending{}, needs: map[id]bool{}, outside: map[id]bool{}}
+		objects: map[id]*pending{}, needs: map[id]bool{}}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.idle = sync.NewCond(&b.mu)
 	return b, nil
@@ -126,15 +125,12 @@ func (b *Batch) need(names ...id) {
 // not put.
 func (b *Batch) Refer(ctx context.Context, c turnstone.Content) error {
 	objects, err := b.s.ContentObjects(ctx, c)
-	if err != nil {
-		return err
-	}
 	for _, d := range objects {
-		i, err := parseID("store.refer", d)
-		if err != nil {
-			return err
+		var i, name id
+		have := false
+		if i, err = parseID("store.refer", d); err == nil {
+			name, have, err = b.has(ctx, i)
 		}
-		name, have, err := b.has(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -142,43 +138,28 @@ func (b *Batch) Refer(ctx context.Context, c turnstone.Content) error {
 			b.need(name)
 		}
 	}
-	return nil
+	return err
 }
 
 // Needs returns the sorted names of all objects that the batch has put or found in its domain since
 // Begin, including chunks and lists of chunks. A Mark has to keep them, and the objects that the
 // batch's data refers to without having put them, such as the parent's. A name has the form of a
 // digest; in a public batch it is the digest.
-func (b *Batch) Needs() []turnstone.Digest { return b.digests(b.needs) }
-
-// Elsewhere returns the sorted digests of the contents that the batch did not store because an
-// alternate has them.
-func (b *Batch) Elsewhere() []turnstone.Digest { return b.digests(b.outside) }
-
-func (b *Batch) digests(of map[id]bool) []turnstone.Digest {
+func (b *Batch) Needs() []turnstone.Digest {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all := make([]turnstone.Digest, 0, len(of))
-	for i := range of {
+	all := make([]turnstone.Digest, 0, len(b.needs))
+	for i := range b.needs {
 		all = append(all, i.digest())
 	}
 	slices.Sort(all)
 	return all
 }
 
-// elsewhere reports whether an alternate has the content with the digest i, and notes it. A sealed
-// batch asks none: what it has not stored would show, to who has the templates, what it contains.
+// elsewhere reports whether an alternate has the content with the digest i. A sealed batch asks
+// none: what it has not stored would show, to who has the templates, what it contains.
 func (b *Batch) elsewhere(i id) bool {
-	if b.s.domain != nil {
-		return false
-	}
-	if b.s.elsewhere(i.digest()) == nil {
-		return false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.outside[i] = true
-	return true
+	return b.s.domain == nil && b.s.elsewhere(i.digest()) != nil
 }
 
 // state returns the batch's error.

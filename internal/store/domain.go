@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/seal"
 )
@@ -158,16 +158,8 @@ func (s *Store) dropFromIndex(ctx context.Context, packs map[id]packInfo) error 
 	if err := s.index.fault("index-fsync"); err != nil {
 		return err
 	}
-	if err := syncFolder(s.index.dir); err != nil {
+	if err := filestamp.SyncDir(s.index.dir); err != nil {
 		return err
 	}
-	return syncFolder(s.dir)
-}
-
-func syncFolder(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
+	return filestamp.SyncDir(s.dir)
 }

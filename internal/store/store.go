@@ -282,9 +282,7 @@ func (s *Store) refresh(context.Context) error {
 
 // adopt adds packs without an index entry to the index: packs of a process that was killed early,
 // or of another machine.
-func (s *Store) adopt(ctx context.Context) error {
-	return s.locked(ctx, s.adoptLocked)
-}
+func (s *Store) adopt(ctx context.Context) error { return s.locked(ctx, s.adoptLocked) }
 
 // locked calls f with the lock of the index.
 func (s *Store) locked(ctx context.Context, f func(context.Context) error) error {
@@ -329,9 +327,7 @@ func (s *Store) adoptLocked(ctx context.Context) error {
 }
 
 // repair removes damaged segments and adds their packs to the index again.
-func (s *Store) repair(ctx context.Context) error {
-	return s.locked(ctx, s.repairLocked)
-}
+func (s *Store) repair(ctx context.Context) error { return s.locked(ctx, s.repairLocked) }
 
 // repairLocked is repair with the lock held.
 func (s *Store) repairLocked(ctx context.Context) error {
