@@ -148,7 +148,6 @@ type Quota struct {
 	Disk      turnstone.Bytes `toml:"disk" default:"0" min:"0" max:"1024TiB"`
 	Stored    turnstone.Bytes `toml:"stored" default:"0" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" default:"6000" min:"0" max:"1000000"`
-	Network   turnstone.Bytes `toml:"network" default:"0" min:"0" max:"1024TiB"`
 }
 
 // A Tenant has bounds of its own. What its table does not name is as in Quota.
@@ -160,12 +159,11 @@ type Tenant struct {
 	Disk      turnstone.Bytes `toml:"disk" min:"0" max:"1024TiB"`
 	Stored    turnstone.Bytes `toml:"stored" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" min:"0" max:"1000000"`
-	Network   turnstone.Bytes `toml:"network" min:"0" max:"1024TiB"`
 }
 
 // Quota returns the bounds of the tenant.
 func (t Tenant) Quota() Quota {
-	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.Turns, t.Network}
+	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.Turns}
 }
 
 // QuotaOf returns the bounds of a tenant.

@@ -100,7 +100,7 @@ outage = "0s"
 [[tenants]]
 name = "acme"
 sandboxes = 20
-network = "10GiB"
+memory = "10GiB"
 
 [[issuers]]
 issuer = "https://idp.example.org"

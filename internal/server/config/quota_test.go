@@ -22,9 +22,9 @@ turns = 7
 		Turns: 7}); got != want {
 		t.Errorf("%+v, not %+v", got, want)
 	}
-	c, err = Parse("/state", "", []string{`TURN_SERVER_TENANTS=[{name = "a", network = "1GiB"}]`})
+	c, err = Parse("/state", "", []string{`TURN_SERVER_TENANTS=[{name = "a", memory = "1GiB"}]`})
 	check(t, err)
-	if c.QuotaOf("a").Network != 1<<30 || c.QuotaOf("a").Turns != 6000 {
+	if c.QuotaOf("a").Memory != 1<<30 || c.QuotaOf("a").Turns != 6000 {
 		t.Errorf("%+v", c.Tenants)
 	}
 }

@@ -149,7 +149,7 @@ func TestQuota(t *testing.T) {
 	}
 	w.start()
 	w.join(w.nodes[0])
-	c, other := w.as(with("small")), w.as(with("other"))
+	c := w.as(with("small"))
 	first, err := c.sandboxes.CreateSandbox(t.Context(), box("1", 2))
 	must(t, err)
 	refused := func(err error) {
@@ -162,7 +162,7 @@ func TestQuota(t *testing.T) {
 	_, err = c.sandboxes.CreateSandbox(t.Context(), box("2", 2))
 	refused(err)
 	w.restart()
-	c, other = w.as(with("small")), w.as(with("other"))
+	c, other := w.as(with("small")), w.as(with("other"))
 	_, err = c.sandboxes.CreateSandbox(t.Context(), box("3", 2))
 	refused(err)
 	_, err = other.sandboxes.CreateSandbox(t.Context(), box("1", 4))

@@ -46,6 +46,7 @@ type world struct {
 	watches  int
 	audit    *audit.Log
 	waiting  fair.Limits
+	now      func() time.Time // of the records; nil: the real one
 	quota    func(tenant string) quota.Limits
 }
 
@@ -98,7 +99,7 @@ func (w *world) start() {
 	ctx := w.Context()
 	clock := auth.SystemClock()
 	var err error
-	w.store, err = records.Open(ctx, filepath.Join(w.dir, "server.db"), records.Options{})
+	w.store, err = records.Open(ctx, filepath.Join(w.dir, "server.db"), records.Options{Now: w.now})
 	must(w, err)
 	w.issuer, err = auth.OpenIssuer(ctx, serverName, filepath.Join(w.dir, "keys", "token"), clock)
 	must(w, err)

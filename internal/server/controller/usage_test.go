@@ -22,7 +22,7 @@ func (n *fakeNode) uses(id string, cpu time.Duration, out uint64) {
 // the session and the tenant that used it.
 func TestUsed(t *testing.T) {
 	w := newWorld(t, "n1")
-	c, other := w.as(with("acme")), w.as(with("other"))
+	c := w.as(with("acme"))
 	id := w.create(c, &v1.CreateSandboxRequest{IdempotencyKey: "k", ContextId: "work"}).Sandbox.SandboxId
 	usage := func(c *callerClient, session string) *v1.GetUsageResponse {
 		t.Helper()
@@ -41,7 +41,7 @@ func TestUsed(t *testing.T) {
 	reports(3*time.Second, 100)
 	reports(5*time.Second, 700)
 	w.restart() // the node lists it again
-	c, other = w.as(with("acme")), w.as(with("other"))
+	c, other := w.as(with("acme")), w.as(with("other"))
 	w.nodes[0].uses(id, 4*time.Second, 600) // older
 	reports(6*time.Second, 800)
 	got := usage(c, "").GetUsed()
