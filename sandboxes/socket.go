@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // maxSocketPath is the size of a sockaddr_un's path without the final zero (unix(7)).
@@ -62,4 +64,26 @@ func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 		return nil, err
 	}
 	return c.(*net.UnixConn), nil
+}
+
+// acceptPeers calls serve with each connection to l of this process's user, until l is closed. what
+// names a connection in the log.
+func acceptPeers(l *net.UnixListener, log *slog.Logger, what string, serve func(*net.UnixConn)) {
+	for {
+		conn, err := l.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // probably out of descriptors: others will be closed
+			log.Warn(what+" could not be accepted", "err", err)
+			time.Sleep(100 * time.Millisecond)
+			continue
+		}
+		if err := checkPeer(conn); err != nil {
+			log.Warn(what+" was rejected", "err", err)
+			_ = conn.Close()
+			continue
+		}
+		serve(conn)
+	}
 }

@@ -4,6 +4,7 @@ package hostkeys
 import (
 	"cmp"
 	"context"
+	"path/filepath"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -25,6 +26,9 @@ type Keys struct {
 	ring *ringconfig.Keyring
 }
 
+// operator is the tenant of a state directory that is no tenant's.
+const operator = "local"
+
 // New returns the keys of dir. ask returns the passphrase of the keyring; nil: there is none.
 func New(dir *statedir.Dir, ask func(what string) ([]byte, error)) *Keys {
 	return &Keys{dir: dir, ask: ask}
@@ -40,8 +44,12 @@ func (k *Keys) keys() (*domains.Keys, error) {
 	if err != nil {
 		return nil, err
 	}
-	ring, err := ringconfig.Open(ringconfig.Options{Dir: k.dir, Settings: c.Keys, Vault: c.Vault,
-		Ask: k.ask})
+	o := ringconfig.Options{Dir: k.dir, Settings: c.Keys, Vault: c.Vault, Tenant: operator, Ask: k.ask}
+	if all := filepath.Dir(k.dir.Root); filepath.Base(all) == "tenants" { // of a server's node
+		o.Tenant = filepath.Base(k.dir.Root)
+		o.Within(&statedir.Dir{Root: filepath.Dir(all)})
+	}
+	ring, err := ringconfig.Open(o)
 	if err != nil {
 		return nil, err
 	}

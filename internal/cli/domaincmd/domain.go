@@ -31,7 +31,6 @@ type Cmd struct {
 
 // Place selects a keyring.
 type Place struct {
-	Config string `help:"Use [keys] and [vault] of this server.toml." placeholder:"FILE"`
 	Tenant string `help:"Use the domains of this tenant of a server." placeholder:"NAME"`
 }
 
@@ -97,7 +96,7 @@ is wrapped as the settings say now, "old" if turn domain rewrap would wrap it ag
 
 // Examples returns command lines for the help.
 func (c *lsCmd) Examples() []string {
-	return []string{"turn domain ls", "turn domain ls --config /etc/turnstone/server.toml --tenant acme"}
+	return []string{"turn domain ls", "turn domain ls --tenant acme"}
 }
 
 // Run lists the domains.

@@ -11,7 +11,6 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
-	serverconfig "turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -51,19 +50,11 @@ func (p *Place) options(a *cli.App, writes bool) (o ringconfig.Options, err erro
 	o.Dir = &statedir.Dir{Root: root}
 	o.Tenant, o.Token, o.Ask = operator, a.Env.VaultToken, a.Passphrase
 	o.UI = pluginUI(a)
-	if p.Config == "" {
-		c, err := config.Load(root)
-		o.Settings, o.Vault = c.Keys, c.Vault
-		if err != nil {
-			return o, err
-		}
-	} else {
-		c, err := serverconfig.Load(root, p.Config, os.Environ())
-		if err != nil {
-			return o, err
-		}
-		o.Settings, o.Vault = c.Keys, c.Vault
+	c, err := config.Load(root)
+	if err != nil {
+		return o, err
 	}
+	o.Settings, o.Vault = c.Keys, c.Vault
 	if p.Tenant == "" || p.Tenant == operator {
 		return o, nil
 	}
@@ -81,13 +72,7 @@ func (p *Place) tenant(o *ringconfig.Options) error {
 		return turnstone.Errorf("domain", turnstone.KindNotFound, "tenant "+p.Tenant,
 			"has no state in %s", o.Dir.Root).WithHint("set TURN_HOME to the server's state directory")
 	}
-	// Relative paths of the settings begin in the node's state directory.
-	for _, path := range []*string{&o.Settings.Passphrase, &o.Settings.Identities, &o.Vault.CA,
-		&o.Vault.Token} {
-		if *path != "" && !filepath.IsAbs(*path) {
-			*path = o.Dir.Path(*path)
-		}
-	}
+	o.Within(o.Dir)
 	o.Dir, o.Tenant = &statedir.Dir{Root: dir}, p.Tenant
 	return nil
 }

@@ -35,6 +35,17 @@ type Options struct {
 	UI *plugin.ClientUI
 }
 
+// Within makes the relative paths of the settings begin in dir, such as the state directory of the node
+// that has a tenant's.
+func (o *Options) Within(dir *statedir.Dir) {
+	for _, path := range []*string{&o.Settings.Passphrase, &o.Settings.Identities, &o.Vault.CA,
+		&o.Vault.Token} {
+		if *path != "" && !filepath.IsAbs(*path) {
+			*path = dir.Path(*path)
+		}
+	}
+}
+
 // A Keyring is a Ring with the wrappers that others use directly.
 type Keyring struct {
 	*keyring.Ring

@@ -59,14 +59,6 @@ func (s setting) checkText(text string) error {
 		if _, err := netip.ParseAddr(text); err != nil {
 			return fmt.Errorf("%.60q is not an IP address, such as 127.0.0.1", text)
 		}
-	case "recipient":
-		if !strings.HasPrefix(text, "age1") { // not quoted: it may be an identity
-			return errors.New("is not a recipient of age, such as age1…")
-		}
-	case "path":
-		if strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return errors.New("is not a path of Vault, such as transit")
-		}
 	case "url":
 		if u, err := url.Parse(text); err != nil || u.Host == "" || u.User != nil ||
 			u.Scheme != "http" && u.Scheme != "https" {
@@ -117,8 +109,7 @@ func Loopback(address string) bool {
 func (l *loader) complete(c *Config) {
 	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
 		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key,
-		&c.Machine.Certificate, &c.Keys.Passphrase, &c.Keys.Identities, &c.Vault.CA,
-		&c.Vault.Token, &c.Audit.Folder, &c.Telemetry.Headers} {
+		&c.Machine.Certificate, &c.Audit.Folder, &c.Telemetry.Headers} {
 		if p == &c.Listen.Socket && *p == none {
 			*p = ""
 		} else if *p != "" && !filepath.IsAbs(*p) {
@@ -164,9 +155,6 @@ func (l *loader) check(c *Config) {
 	if c.Limits.Burst < c.Limits.Rate {
 		l.problem(l.isSet("limits.burst", "limits.rate"),
 			fmt.Errorf("burst is %d, less than rate, which is %d", c.Limits.Burst, c.Limits.Rate), "")
-	}
-	if key, err := c.Keys.Check(&c.Vault); err != nil {
-		l.problem(key, err, "")
 	}
 	l.checkTelemetry(&c.Telemetry)
 	l.checkPeers(c)
@@ -335,19 +323,6 @@ func (c *Config) CheckFiles() error {
 			err = errors.New("has no certificate as PEM")
 		}
 		add("peers.authority", c.Peers.Authority, err)
-	}
-	if c.Vault.CA != "" {
-		b, err := os.ReadFile(c.Vault.CA)
-		if err == nil && !x509.NewCertPool().AppendCertsFromPEM(b) {
-			err = errors.New("has no certificate as PEM")
-		}
-		add("vault.ca", c.Vault.CA, err)
-	}
-	for _, one := range []struct{ key, path string }{{"vault.token", c.Vault.Token},
-		{"keys.passphrase", c.Keys.Passphrase}, {"keys.identities", c.Keys.Identities}} {
-		if one.path != "" {
-			add(one.key, one.path, checkSecret(one.path))
-		}
 	}
 	if path := c.Telemetry.Headers; path != "" {
 		err := checkSecret(path)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/keyring"
 )
 
 // File is the name of the file in the state directory.
@@ -43,22 +42,20 @@ type Config struct {
 	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
 	Plaintext string   `toml:"plaintext" default:"loopback" oneof:"off,loopback,on"`
 
-	Listen    Listen                `toml:"listen"`
-	TLS       TLS                   `toml:"tls"`
-	Peers     Peers                 `toml:"peers"`
-	Machine   Machine               `toml:"node"`
-	Tokens    Tokens                `toml:"tokens"`
-	Limits    Limits                `toml:"limits"`
-	Records   Records               `toml:"records"`
-	Audit     Audit                 `toml:"audit"`
-	Log       Log                   `toml:"log"`
-	Keys      keyring.Settings      `toml:"keys"`
-	Vault     keyring.VaultSettings `toml:"vault"`
-	Quota     Quota                 `toml:"quota"`
-	Tenants   []Tenant              `toml:"tenants"`
-	Issuers   []Issuer              `toml:"issuers"`
-	Telemetry Telemetry             `toml:"telemetry"`
-	Pools     []Pool                `toml:"pools"`
+	Listen    Listen    `toml:"listen"`
+	TLS       TLS       `toml:"tls"`
+	Peers     Peers     `toml:"peers"`
+	Machine   Machine   `toml:"node"`
+	Tokens    Tokens    `toml:"tokens"`
+	Limits    Limits    `toml:"limits"`
+	Records   Records   `toml:"records"`
+	Audit     Audit     `toml:"audit"`
+	Log       Log       `toml:"log"`
+	Quota     Quota     `toml:"quota"`
+	Tenants   []Tenant  `toml:"tenants"`
+	Issuers   []Issuer  `toml:"issuers"`
+	Telemetry Telemetry `toml:"telemetry"`
+	Pools     []Pool    `toml:"pools"`
 }
 
 // Listen says where callers connect.

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/keyring"
 )
 
 var update = flag.Bool("update", false, "write the tables of docs/server.md")
@@ -306,32 +305,6 @@ func TestSecretInPlaceOfFile(t *testing.T) {
 	}
 }
 
-// TestKeys: the settings of keys at rest have to fit together, and hold no secret.
-func TestKeys(t *testing.T) {
-	for text, want := range map[string]string{
-		"[keys]\nwrap = \"vault\"\n":                         "keys.wrap: is vault, and vault.address is missing",
-		"[keys]\nwrap = \"x\"\n":                             "is not one of file, vault, age-plugin, client",
-		"[keys]\nwrap = \"age-plugin\"\n":                    "keys.identities is missing",
-		"[keys]\nidentities = \"AGE-SECRET-KEY-1MARKER\"\n":  "keys.identities: holds a secret",
-		"[keys]\nrecovery = [\"AGE-SECRET-KEY-1MARKER\"]\n":  "keys.recovery: is not a recipient",
-		"[keys]\nrecipient = \"AGE-PLUGIN-X-1MARKER\"\n":     "keys.recipient: is not a recipient",
-		"[vault]\ntoken = \"hvs.MARKER\"\n":                  "vault.token: holds a secret",
-		"[vault]\naddress = \"https://vault.example.org\"\n": "vault.address: needs vault.key",
-	} {
-		all := problems(t, text)
-		if len(all) != 1 || !strings.Contains(all.Error(), want) || strings.Contains(all.Error(), "MARKER") {
-			t.Errorf("%q: %v, want %q", text, all, want)
-		}
-	}
-	c, err := Parse("/state", "[keys]\nwrap = \"vault\"\n[vault]\naddress = \"https://vault.example.org\"\n"+
-		"key = \"turnstone-{tenant}\"\ntoken = \"vault-token\"\n", []string{"TURN_SERVER_VAULT_TIMEOUT=2s"})
-	check(t, err)
-	if c.Vault.Token != "/state/vault-token" || c.Vault.Timeout != 2*time.Second ||
-		c.Vault.Mount != "transit" || c.Keys.Keep != time.Hour || c.Keys.Primary() != keyring.KindVault {
-		t.Errorf("%+v %+v", c.Keys, c.Vault)
-	}
-}
-
 func TestVariables(t *testing.T) {
 	for _, s := range configSettings() {
 		// Every setting has a variable, and a variable that is set is not ignored.
@@ -359,10 +332,6 @@ func TestCheckFiles(t *testing.T) {
 	check(t, c.CheckFiles())
 	check(t, (&Config{}).CheckFiles())
 	for name, c := range map[string]*Config{
-		"vault.ca: has no certificate":        {Vault: keyring.VaultSettings{CA: good}},
-		"vault.token: has mode 0644":          {Vault: keyring.VaultSettings{Token: write("token", nil, 0o644)}},
-		"keys.identities: stat":               {Keys: keyring.Settings{Identities: filepath.Join(dir, "none")}},
-		"keys.passphrase: has mode 0604":      {Keys: keyring.Settings{Passphrase: write("pass", nil, 0o604)}},
 		"tls.key: has mode 0644":              {TLS: TLS{crt, write("open", key, 0o644)}},
 		"tls.certificate: does not fit":       {TLS: TLS{crt, write("other", other, 0o600)}},
 		"tls.certificate: does not fit to":    {TLS: TLS{write("no", key, 0o600), good}},
