@@ -75,6 +75,7 @@ type Log struct {
 	prev    string
 	dirty   bool
 	waiting []Entry // that could not be written
+	failed  int64   // entries that had to wait
 	fault   error   // why; nil: they are written
 	closed  bool
 
@@ -289,10 +290,17 @@ func (l *Log) wait(e Entry) error {
 	text, _ := json.Marshal(e)
 	l.o.Log.Error("a line of the audit log waits: it cannot be written", "line", string(text),
 		"error", l.fault)
-	if len(l.waiting) < maxWaiting {
+	if l.failed++; len(l.waiting) < maxWaiting {
 		l.waiting = append(l.waiting, e)
 	}
 	return l.fault
+}
+
+// Failures returns the number of entries that could not be written at once.
+func (l *Log) Failures() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
 }
 
 // retry writes the lines that wait. The caller has l.mu.

@@ -125,7 +125,7 @@ var metrics = []Metric{
 		Help: "Claims that wait."},
 	{Name: "turnstone_pool_discarded_total", Kind: Counter, Labels: []string{"reason"}, measured: true,
 		role: "node, with a pool", Help: "Sandboxes that were removed unused: reason idle, died, changed or memory."},
-	{Name: "turnstone_audit_failures_total", Kind: Counter, measured: true, role: "all, with an audit log",
+	{Name: "turnstone_audit_failures_total", Kind: Counter, measured: true, role: "controller",
 		Help: "Entries that could not be written to the audit log."},
 }
 

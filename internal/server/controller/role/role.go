@@ -39,6 +39,7 @@ type Options struct {
 type Role struct {
 	*controller.Controller
 	auditor guard.Auditor
+	log     *audit.Log
 	close   []func() error // in reverse order
 }
 
@@ -65,7 +66,7 @@ func (r *Role) open(ctx context.Context, o Options) error {
 		return err
 	}
 	r.close = append(r.close, log.Close)
-	r.auditor = guard.Auditor{Log: log}
+	r.auditor, r.log = guard.Auditor{Log: log}, log
 	issuer, err := auth.OpenIssuer(ctx, c.Name, o.Dir.Path("keys", "token"), auth.SystemClock())
 	if err != nil {
 		return err
@@ -95,6 +96,12 @@ func (r *Role) open(ctx context.Context, o Options) error {
 
 // Refused notes a request whose token a gateway of this process has refused.
 func (r *Role) Refused(q *http.Request, err error) { r.auditor.Refused(q, err) }
+
+// Measure emits the numbers of the controller and its audit log: see telemetry.Measurer.
+func (r *Role) Measure(emit func(name string, value float64, labels ...string)) {
+	r.Controller.Measure(emit)
+	emit("turnstone_audit_failures_total", float64(r.log.Failures()))
+}
 
 // Close ends the controller, and closes its state.
 func (r *Role) Close() error {

@@ -157,6 +157,33 @@ func (m *Member) Handle(mux *http.ServeMux) {
 // Measure emits the numbers of the node: see telemetry.Measurer.
 func (m *Member) Measure(emit func(name string, value float64, labels ...string)) {
 	m.control.Measure(emit)
+	pools := m.Warm()
+	if len(pools) == 0 {
+		return
+	}
+	var all control.WarmStats
+	for _, p := range pools {
+		all.Ready += p.Ready
+		all.Making += p.Making
+		all.Waiting += p.Waiting
+		all.Claimed += p.Claimed
+		all.Missed += p.Missed
+		all.Refused += p.Refused
+		all.Expired += p.Expired
+		all.Died += p.Died
+		all.Drained += p.Drained
+		all.Evicted += p.Evicted
+	}
+	emit("turnstone_pool_sandboxes", float64(all.Ready), "ready")
+	emit("turnstone_pool_sandboxes", float64(all.Making), "filling")
+	emit("turnstone_pool_waiting", float64(all.Waiting))
+	emit("turnstone_pool_claims_total", float64(all.Claimed), "warm")
+	emit("turnstone_pool_claims_total", float64(all.Missed), "cold")
+	emit("turnstone_pool_claims_total", float64(all.Refused), "refused")
+	emit("turnstone_pool_discarded_total", float64(all.Expired), "idle")
+	emit("turnstone_pool_discarded_total", float64(all.Died), "died")
+	emit("turnstone_pool_discarded_total", float64(all.Drained), "changed")
+	emit("turnstone_pool_discarded_total", float64(all.Evicted), "memory")
 }
 
 // Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The
