@@ -214,6 +214,16 @@ func TestSeal(t *testing.T) {
 	r := repotest.Open(p.Repo.Dir)
 	r.Keys = keys
 	t.Cleanup(func() { _ = r.Close() })
+	machine := filepath.Join(ok[string](t)(r.Dir.MkdirAll("machines")), string(s.ID)+"-main.json")
+	if err := os.WriteFile(machine, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Seal(ctx, []string{"s"}); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("with a paused machine: %v", err)
+	}
+	if err := os.Remove(machine); err != nil {
+		t.Fatal(err)
+	}
 	rep := ok[*turnstone.SealReport](t)(r.Seal(ctx, []string{"s"}))
 	if len(rep.Sealed) != 1 || rep.Sealed[0].Already || rep.Sealed[0].Objects == 0 || rep.Freed == 0 {
 		t.Errorf("%+v", rep)

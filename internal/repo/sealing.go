@@ -83,6 +83,11 @@ func (x *Repo) seal(ctx context.Context, cs *ContextStore, s turnstone.Session) 
 		return s, 0, turnstone.Errorf("executor.seal", turnstone.KindInvalid, s.Label(),
 			"new sessions are not sealed here").WithHint("choose how keys are kept: see docs/keys.md")
 	}
+	if paused, _ := filepath.Glob(x.Dir.Path("machines", string(s.ID)+"-*.json")); len(paused) > 0 {
+		return s, 0, turnstone.Errorf("executor.seal", turnstone.KindUnavailable, s.Label(),
+			"has a paused machine, which cannot be sealed").
+			WithHint("run a turn without lifetime: session first")
+	}
 	g, err := cs.DB.Graph(ctx, s.ID)
 	if err != nil {
 		return s, 0, err
