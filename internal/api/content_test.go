@@ -43,6 +43,7 @@ var noContent = map[string][]string{
 	"the name of a session, which servers may know": {
 		"ConnectSessionRequest.session", "CreateSandboxRequest.context_id",
 		"CreateSessionRequest.name", "DeleteSessionRequest.session", "GetSessionRequest.session",
+		"GetUsageRequest.session",
 		"RenameSessionRequest.new_name", "RenameSessionRequest.session", "Sandbox.context_id",
 		"SandboxFilter.context_id", "Session.name", "SessionFilter.name_prefix",
 		"StartTurnRequest.session", "Turn.session", "TurnFilter.session",

@@ -28,7 +28,7 @@ func Controller(base *url.URL, transport http.RoundTripper, l *slog.Logger) http
 		return func(err error) error { return controllerError(ctx, err, l) }
 	}
 	return &httputil.ReverseProxy{
-		Transport: resender{transport},
+		Transport: bodyKeeper{transport},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(base)
 			// ReverseProxy has removed the other fields of the caller's connection.
