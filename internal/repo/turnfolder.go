@@ -79,6 +79,9 @@ func (f *TurnFolder) Seal(cs *ContextStore) error {
 	return err
 }
 
+// Sealed reports whether the folder is in memory: see Seal.
+func (f *TurnFolder) Sealed() bool { return f.domain != nil }
+
 // Close unlocks the folder.
 func (f *TurnFolder) Close() {
 	if f == nil {

@@ -232,7 +232,7 @@ func (r *run) openNetwork(ctx context.Context) (err error) {
 func (r *run) openSteps() {
 	p := r.plan
 	shown := "$TURN_HOME/turns/" + string(r.info.ID)
-	if r.at.Context.Sealed() {
+	if r.folder.Sealed() {
 		shown = "" // the folder ends with the turn; the store has the outputs
 	}
 	r.inputs = &inputs.Inputs{Files: p.Add, Dir: r.folder.Dir, Floor: p.Host.Limits.FreeSpace,

@@ -161,7 +161,7 @@ func TestErase(t *testing.T) {
 	} {
 		err := f()
 		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
-			!strings.Contains(fmt.Sprint(err), "locked") {
+			!errors.Is(err, turnstone.ErrLocked) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
