@@ -19,7 +19,25 @@ import (
 // Turns returns an Executor that measures the turns of a tenant that x runs. The span of a turn
 // belongs to the trail of its context, and has one for each phase and for each of the first steps.
 func (t *Telemetry) Turns(tenant string, x turns.Executor) turns.Executor {
-	return &runner{t, tenant, x}
+	r := &runner{t, tenant, x}
+	if x, ok := x.(turns.Resumer); ok {
+		return &resumer{r, x}
+	}
+	return r
+}
+
+// A resumer is a runner whose Executor also resumes turns.
+type resumer struct {
+	*runner
+	turns.Resumer
+}
+
+// ResumeTurn implements turns.Resumer.
+func (r *resumer) ResumeTurn(ctx context.Context, q executor.ResumeTurnRequest,
+	o executor.Observer) (*turnstone.TurnReport, error) {
+	return r.measure(ctx, func(ctx context.Context) (*turnstone.TurnReport, error) {
+		return r.Resumer.ResumeTurn(ctx, q, o)
+	})
 }
 
 type runner struct {
