@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
 	"turnstone.dev/turnstone/internal/keyring/vaulttest"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // domains makes domains in TURN_HOME with the settings there, or in another state directory: domains
@@ -36,7 +37,7 @@ func domains(ts *testscript.TestScript, neg bool, args []string) {
 	defer k.Close()
 	if args[0] == "client" {
 		holder := clientkey.New(clientkey.Options{})
-		name, err := holder.Give(keyring.NewKey())
+		name, err := holder.Give(seal.NewKey())
 		ts.Check(err)
 		ring, err := keyring.New(keyring.Options{Dir: dir, Primary: keyring.KindClient,
 			Wrappers: map[keyring.Kind]keyring.Wrapper{keyring.KindClient: holder}})

@@ -13,6 +13,7 @@ import (
 	"fmt"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // A Kind names a way to wrap keys. Kinds are part of the files below domains/.
@@ -100,7 +101,7 @@ func cannotOpen(id ID, cause error) error {
 // key, so another key is detected, whatever the wrapper authenticates.
 func keyOf(id ID, s Secret) (Key, error) {
 	defer s.Erase()
-	key, err := ParseKey(s)
+	key, err := seal.ParseKey(s)
 	if err == nil && idOf(key) != id {
 		key.Erase()
 		err = errors.New("it is the key of another domain")

@@ -10,10 +10,11 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 func record() *Record {
-	return &Record{Version: 1, ID: idOf(NewKey()), Created: time.Unix(1e9, 0).UTC(),
+	return &Record{Version: 1, ID: idOf(seal.NewKey()), Created: time.Unix(1e9, 0).UTC(),
 		Wrappings: []Wrapping{{Kind: KindFile, Name: "age1x", Data: []byte("data")},
 			{Kind: KindRecovery, Name: "age1y", Data: []byte("data")}}}
 }
@@ -40,7 +41,7 @@ func TestRecordRefuses(t *testing.T) {
 		"no data":        strings.Replace(text, `"ZGF0YQ=="`, `""`, 1),
 		"time":           strings.Replace(text, `01:46:40Z`, `01:46:40.5Z`, 1),
 		"zone":           strings.Replace(text, `01:46:40Z`, `01:46:40+00:00`, 1),
-		"other domain":   strings.Replace(text, r.ID.String(), idOf(NewKey()).String(), 1),
+		"other domain":   strings.Replace(text, r.ID.String(), idOf(seal.NewKey()).String(), 1),
 		"no domain":      strings.Replace(text, r.ID.String(), ID{}.String(), 1),
 		"upper case":     strings.Replace(text, r.ID.String(), strings.ToUpper(r.ID.String()), 1),
 		"large":          text + strings.Repeat(" ", maxRecord),
@@ -86,7 +87,7 @@ func FuzzRecord(f *testing.F) {
 func FuzzID(f *testing.F) {
 	f.Add(ID{1}.String())
 	f.Fuzz(func(t *testing.T, text string) {
-		if id, err := ParseID(text); err == nil && id.String() != text {
+		if id, err := seal.ParseID(text); err == nil && id.String() != text {
 			t.Errorf("%q is read as %s", text, id)
 		}
 	})
@@ -176,7 +177,7 @@ func TestForeignFiles(t *testing.T) {
 	if ids, err := table.List(); len(ids) != 1 || ids[0] != r.ID || err != nil {
 		t.Errorf("lists %v, %v", ids, err)
 	}
-	link := idOf(NewKey())
+	link := idOf(seal.NewKey())
 	if err := os.Symlink(table.path(r.ID), table.path(link)); err != nil {
 		t.Fatal(err)
 	}

@@ -144,26 +144,30 @@ func (r *Ring) rewrap(ctx context.Context, id ID, w wish) (changed bool, err err
 // it stays.
 func (r *Ring) change(ctx context.Context, id ID, w Wrapper,
 	f func(*Record) ([]Wrapping, error)) error {
-	for range tries {
+	return r.inTurn(ctx, func(locked bool) error {
 		rec, err := r.table.Get(id)
 		if err != nil {
 			return err
 		}
 		all, err := f(rec)
-		if errors.Is(err, errStale) || err != nil && r.changed(rec) {
-			continue
+		if err != nil && r.changed(rec) {
+			return errStale
 		}
 		if err != nil || all == nil {
 			return err
 		}
-		ok, err := r.table.Replace(ctx, rec, rec.with(all),
-			func() error { return fresh(w, all[0].Name) })
-		if ok || err != nil && !errors.Is(err, errStale) {
-			return err
+		valid := func() error { return fresh(w, all[0].Name) }
+		ok := false
+		if locked {
+			ok, err = r.table.replace(rec, rec.with(all), valid)
+		} else {
+			ok, err = r.table.Replace(ctx, rec, rec.with(all), valid)
 		}
-	}
-	return turnstone.Errorf("keyring.rewrap", turnstone.KindUnavailable, subject(id),
-		"other processes change its record all the time").WithHint("try again")
+		if err == nil && !ok {
+			return errStale
+		}
+		return err
+	})
 }
 
 // changed reports whether a record is no longer what it was: what wrapped it may be destroyed since.
@@ -258,8 +262,8 @@ func (r *Ring) Check(ctx context.Context, id ID) error {
 	return nil
 }
 
-// Prune destroys the old versions of the primary wrapping key, and returns their names. It is an error of kind Invalid if the key of a domain is wrapped by one of them:
-// Rewrap comes first.
+// Prune destroys the old versions of the primary wrapping key, and returns their names. It is an
+// error of kind Invalid if the key of a domain is wrapped by one of them: Rewrap comes first.
 func (r *Ring) Prune(ctx context.Context) ([]string, error) {
 	by, ok := r.o.Wrappers[r.o.Primary].(Pruner)
 	if !ok {

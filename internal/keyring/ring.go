@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // Options are the parts of a Ring. A zero number selects its default.
@@ -131,7 +132,7 @@ func (r *Ring) CreateBy(ctx context.Context, kind Kind, w Wrapper) (*Opened, err
 }
 
 func (r *Ring) create(ctx context.Context, kind Kind, w, recovery Wrapper) (*Opened, error) {
-	key := NewKey()
+	key := seal.NewKey()
 	id := idOf(key)
 	all, err := r.add(ctx, id, key, kind, w, recovery)
 	if err != nil {
@@ -142,7 +143,8 @@ func (r *Ring) create(ctx context.Context, kind Kind, w, recovery Wrapper) (*Ope
 	return r.keep(id, key, all[0])
 }
 
-// tries bounds how often a change is tried again because another process was faster.
+// tries bounds how often a change is tried again because another process was faster. Wrapping may
+// take long, so others may change records meanwhile; the last try has the lock, and is the fastest.
 const tries = 10
 
 // errStale reports a wrapping whose wrapping key was destroyed meanwhile.
@@ -151,22 +153,35 @@ var errStale = errors.New("its wrapping key was destroyed meanwhile")
 // add wraps a key and writes its record.
 func (r *Ring) add(ctx context.Context, id ID, key Key, kind Kind, w, recovery Wrapper) (
 	all []Wrapping, err error) {
-	for range tries {
-		all, err = wrapAll(ctx, id, key, kind, w, recovery)
-		if errors.Is(err, errStale) {
-			continue
+	err = r.inTurn(ctx, func(locked bool) error {
+		if all, err = wrapAll(ctx, id, key, kind, w, recovery); err != nil {
+			return err
 		}
-		if err != nil {
-			return nil, err
+		rec := &Record{Version: recordVersion, ID: id,
+			Created: time.Now().UTC().Truncate(time.Second), Wrappings: all}
+		valid := func() error { return fresh(w, all[0].Name) }
+		if locked {
+			return r.table.add(rec, valid)
 		}
-		err = r.table.Add(ctx, &Record{Version: recordVersion, ID: id,
-			Created: time.Now().UTC().Truncate(time.Second), Wrappings: all},
-			func() error { return fresh(w, all[0].Name) })
-		if !errors.Is(err, errStale) {
-			break
+		return r.table.Add(ctx, rec, valid)
+	})
+	return all, err
+}
+
+// inTurn calls f until its error is not errStale, at last with the lock of the table, so that nobody
+// destroys a wrapping key or changes a record.
+func (r *Ring) inTurn(ctx context.Context, f func(locked bool) error) (err error) {
+	for range tries - 1 {
+		if err = f(false); !errors.Is(err, errStale) {
+			return err
 		}
 	}
-	return all, err
+	l, err := r.table.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	return f(true)
 }
 
 // fresh reports a wrapping whose wrapping key another process has destroyed.

@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/keyring"
 	"turnstone.dev/turnstone/internal/keyring/agewrap"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // open returns a ring with the file keyring of a state directory.
@@ -216,7 +217,7 @@ func TestOneUnwrappingForMany(t *testing.T) {
 
 // TestMemoryIsErased: a key that is forgotten is overwritten at the end of its last use.
 func TestMemoryIsErased(t *testing.T) {
-	zero := make([]byte, keyring.KeySize)
+	zero := make([]byte, seal.KeySize)
 	r := open(t, stateDir(t), func(o *keyring.Options) { o.Keys = 2 })
 	id, _ := create(t, r)
 	o, err := r.Open(t.Context(), id)

@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // Folder is the folder of the records in a state directory.
@@ -53,15 +54,20 @@ func writeError(subject string, err error) error {
 // Add writes a new record, durably. It calls valid, which may be nil, while nobody else changes
 // records, and writes nothing if valid fails.
 func (t *Table) Add(ctx context.Context, r *Record, valid func() error) error {
-	b, err := r.encode()
-	if err != nil {
-		return turnstone.NewError("keyring.write", turnstone.KindInternal, subject(r.ID), err)
-	}
 	l, err := t.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Release()
+	return t.add(r, valid)
+}
+
+// add is Add for a caller with the lock.
+func (t *Table) add(r *Record, valid func() error) error {
+	b, err := r.encode()
+	if err != nil {
+		return turnstone.NewError("keyring.write", turnstone.KindInternal, subject(r.ID), err)
+	}
 	if t.Has(r.ID) {
 		return turnstone.Errorf("keyring.write", turnstone.KindInvalid, subject(r.ID),
 			"there is a key already").WithHint("shred the domain first")
@@ -134,6 +140,16 @@ func (t *Table) read(id ID) (b []byte, replaced bool, err error) {
 // Replace writes a record in place of old, durably. It reports false, and changes nothing, if the
 // record is no longer old: another process has changed or shredded it. valid is as in Add.
 func (t *Table) Replace(ctx context.Context, old, r *Record, valid func() error) (bool, error) {
+	l, err := t.lock(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer l.Release()
+	return t.replace(old, r, valid)
+}
+
+// replace is Replace for a caller with the lock.
+func (t *Table) replace(old, r *Record, valid func() error) (bool, error) {
 	before, err := old.encode()
 	if err != nil {
 		return false, turnstone.NewError("keyring.write", turnstone.KindInternal, subject(r.ID), err)
@@ -142,11 +158,6 @@ func (t *Table) Replace(ctx context.Context, old, r *Record, valid func() error)
 	if err != nil {
 		return false, turnstone.NewError("keyring.write", turnstone.KindInternal, subject(r.ID), err)
 	}
-	l, err := t.lock(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer l.Release()
 	now, _, err := t.read(r.ID)
 	if errors.Is(err, ErrShredded) {
 		return false, nil
@@ -185,15 +196,19 @@ func (t *Table) Remove(ctx context.Context, id ID) error {
 		return err
 	}
 	defer l.Release()
+	// Without its name first: who reads it at that time finds that there is none, not a damaged one.
+	hidden := "." + id.String() + recordSuffix
+	err = os.Rename(t.path(id), filepath.Join(t.dir, hidden+".shredded"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return writeError(subject(id), err)
+	}
 	names, err := t.names()
 	if err != nil {
 		return writeError(subject(id), err)
 	}
 	var failed []error
 	for _, name := range names {
-		// such as .d_….json.123, of filestamp.WriteFile
-		if name != id.String()+recordSuffix &&
-			!strings.HasPrefix(name, "."+id.String()+recordSuffix) {
+		if !strings.HasPrefix(name, hidden) { // also .d_….json.123, of filestamp.WriteFile
 			continue
 		}
 		failed = append(failed, shredFile(filepath.Join(t.dir, name)))
@@ -234,7 +249,7 @@ func (t *Table) List() ([]ID, error) {
 	var ids []ID
 	for _, name := range names {
 		text, ok := strings.CutSuffix(name, recordSuffix)
-		if id, err := ParseID(text); ok && err == nil {
+		if id, err := seal.ParseID(text); ok && err == nil {
 			ids = append(ids, id)
 		}
 	}

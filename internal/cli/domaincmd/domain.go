@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/keyring"
 	"turnstone.dev/turnstone/internal/keyring/agewrap"
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
+	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -205,7 +206,7 @@ func selected(k *ringconfig.Keyring, texts []string) (ids []keyring.ID, err erro
 		return k.Table().List()
 	}
 	for _, text := range texts {
-		id, err := keyring.ParseID(text)
+		id, err := seal.ParseID(text)
 		if err != nil {
 			return nil, err
 		}

@@ -20,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/keyring"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // Options are the settings of a Holder. A zero value selects its default.
@@ -97,7 +98,7 @@ func (h *Holder) Give(key keyring.Key) (string, error) {
 		}
 		k = &held{}
 		b := key.Bytes()
-		k.key, err = keyring.ParseKey(b)
+		k.key, err = seal.ParseKey(b)
 		clear(b)
 		if err != nil {
 			return "", err
@@ -269,7 +270,7 @@ func (h *Holder) Unwrap(_ context.Context, id keyring.ID, w keyring.Wrapping) (k
 func sealer(key keyring.Key, id keyring.ID) (cipher.AEAD, error) {
 	secret := key.Bytes()
 	defer clear(secret)
-	b, err := hkdf.Key(sha256.New, secret, id[:], "turnstone client key: wrap v1", keyring.KeySize)
+	b, err := hkdf.Key(sha256.New, secret, id[:], "turnstone client key: wrap v1", seal.KeySize)
 	if err != nil {
 		return nil, turnstone.NewError("keyring.client", turnstone.KindInternal, "", err)
 	}

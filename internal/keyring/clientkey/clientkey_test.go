@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/keyring"
 	"turnstone.dev/turnstone/internal/keyring/clientkey"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 func ring(t *testing.T, root string, h *clientkey.Holder) *keyring.Ring {
@@ -60,7 +61,7 @@ func TestForgottenWhenIdle(t *testing.T) {
 		h := clientkey.New(clientkey.Options{Idle: 10 * time.Minute})
 		r := ring(t, root, h)
 		defer r.Close()
-		key := keyring.NewKey()
+		key := seal.NewKey()
 		name := give(t, h, key)
 		if strings.Contains(name, fmt.Sprintf("%x", key.Bytes()[:4])) {
 			t.Errorf("the name %s shows the key", name)
@@ -90,7 +91,7 @@ func TestForgottenWhenIdle(t *testing.T) {
 		again.Close()
 		time.Sleep(11 * time.Minute)
 		synctest.Wait()
-		if !bytes.Equal(secret.Bytes(), make([]byte, keyring.KeySize)) {
+		if !bytes.Equal(secret.Bytes(), make([]byte, seal.KeySize)) {
 			t.Error("the domain's key is in memory after the client's key was forgotten")
 		}
 		locked(t, r, o.ID())
@@ -98,7 +99,7 @@ func TestForgottenWhenIdle(t *testing.T) {
 			keyring.ErrLocked) {
 			t.Errorf("a new domain with a forgotten key: %v", err)
 		}
-		give(t, h, keyring.NewKey()) // another client's
+		give(t, h, seal.NewKey()) // another client's
 		locked(t, r, o.ID())
 		if give(t, h, key) != name {
 			t.Error("the name changed")
@@ -117,13 +118,13 @@ func TestForgottenWhenIdle(t *testing.T) {
 func TestForget(t *testing.T) {
 	h := clientkey.New(clientkey.Options{})
 	r := ring(t, t.TempDir(), h)
-	key := keyring.NewKey()
+	key := seal.NewKey()
 	name := give(t, h, key)
 	o := create(t, r, h, name)
 	secret := o.Key()
 	h.Forget(name)
 	h.Forget(name)
-	zero := make([]byte, keyring.KeySize)
+	zero := make([]byte, seal.KeySize)
 	if bytes.Equal(secret.Bytes(), zero) {
 		t.Error("the key of a running turn was erased")
 	}
@@ -143,8 +144,8 @@ func TestForget(t *testing.T) {
 // TestAnotherKey: what one client's key wraps, no other one unwraps.
 func TestAnotherKey(t *testing.T) {
 	h := clientkey.New(clientkey.Options{})
-	one := give(t, h, keyring.NewKey())
-	two := give(t, h, keyring.NewKey())
+	one := give(t, h, seal.NewKey())
+	two := give(t, h, seal.NewKey())
 	id := keyring.ID{1}
 	secret := []byte("MARKERMARKERMARKERMARKERMARKER!!")
 	w, err := h.By(one).Wrap(t.Context(), id, bytes.Clone(secret))
@@ -178,17 +179,17 @@ func TestAnotherKey(t *testing.T) {
 // TestBound: more keys than the bound are refused, and the others stay.
 func TestBound(t *testing.T) {
 	h := clientkey.New(clientkey.Options{Keys: 2})
-	key := keyring.NewKey()
+	key := seal.NewKey()
 	name := give(t, h, key)
-	give(t, h, keyring.NewKey())
-	if _, err := h.Give(keyring.NewKey()); turnstone.KindOf(err) != turnstone.KindExhausted {
+	give(t, h, seal.NewKey())
+	if _, err := h.Give(seal.NewKey()); turnstone.KindOf(err) != turnstone.KindExhausted {
 		t.Errorf("%v", err)
 	}
 	if give(t, h, key) != name {
 		t.Error("a key that is there was refused")
 	}
 	h.Forget(name)
-	give(t, h, keyring.NewKey())
+	give(t, h, seal.NewKey())
 	if s := fmt.Sprintf("%+v %#v %s", h, h, h.By(name)); strings.Contains(s, "0x") {
 		t.Errorf("prints %s", s)
 	}
@@ -198,7 +199,7 @@ func TestBound(t *testing.T) {
 func TestManyUses(t *testing.T) {
 	h := clientkey.New(clientkey.Options{Idle: time.Millisecond})
 	r := ring(t, t.TempDir(), h)
-	key := keyring.NewKey()
+	key := seal.NewKey()
 	name := give(t, h, key)
 	release, err := h.Hold(name)
 	if err != nil {

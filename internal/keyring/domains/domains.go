@@ -90,7 +90,7 @@ func (k *Keys) one(ctx context.Context) (turnstone.DomainID, error) {
 
 // Open returns a domain with its key. The errors are those of keyring.Ring.Open.
 func (k *Keys) Open(ctx context.Context, id turnstone.DomainID) (*seal.Domain, error) {
-	named, err := keyring.ParseID(string(id))
+	named, err := seal.ParseID(string(id))
 	if err != nil {
 		return nil, err
 	}
@@ -99,19 +99,12 @@ func (k *Keys) Open(ctx context.Context, id turnstone.DomainID) (*seal.Domain, e
 		return nil, err
 	}
 	defer o.Close()
-	b := o.Key().Bytes()
-	defer clear(b)
-	key, err := seal.ParseKey(b)
-	if err != nil {
-		return nil, err
-	}
-	defer key.Erase()
-	return seal.Open(seal.ID(named), key)
+	return seal.Open(named, o.Key())
 }
 
 // Shred destroys the key of a domain. Destroying it again does nothing.
 func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID) error {
-	named, err := keyring.ParseID(string(id))
+	named, err := seal.ParseID(string(id))
 	if err != nil {
 		return err
 	}

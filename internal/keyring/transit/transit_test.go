@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/keyring/transit"
 	"turnstone.dev/turnstone/internal/keyring/vaulttest"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 var marker = []byte("MARKERMARKERMARKERMARKERMARKER!!")
@@ -540,7 +541,7 @@ func TestLyingVault(t *testing.T) {
 	}
 	o.Close()
 	r.Forget(o.ID())
-	lie := base64.StdEncoding.EncodeToString(make([]byte, keyring.KeySize))
+	lie := base64.StdEncoding.EncodeToString(make([]byte, seal.KeySize))
 	s.Fail(func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
 		if !strings.Contains(r.URL.Path, "/decrypt/") {
 			return false
