@@ -195,7 +195,7 @@ func sealerOf(x cli.Executor) (cli.Sealer, error) {
 type sessionSealCmd struct {
 	Sessions []string `arg:"" optional:"" name:"session" help:"Names or IDs."`
 	All      bool     `help:"Seal all sessions that are not sealed."`
-	JSON     bool     `name:"json" help:"Print what was sealed as JSON."`
+	JSON     bool     `name:"json" help:"Print the sealed sessions as JSON."`
 }
 
 // Validate is called by kong.
@@ -208,8 +208,8 @@ func (c *sessionSealCmd) Validate() error {
 
 // Help returns the text below the command's summary.
 func (c *sessionSealCmd) Help() string {
-	return `All that is kept of a session is encrypted with a key of its own, and what was
-kept of it before is removed. If the command is interrupted, run it again.
+	return `Encrypts the data of each session with a key of its own, and removes the data
+that was not encrypted. If the command is interrupted, run it again.
 A session with a running turn is not sealed. docs/keys.md tells how keys are kept.`
 }
 
