@@ -1,15 +1,18 @@
 package gateway
 
 import (
+	"errors"
 	"io"
 	"net/http"
 )
 
-// A bodyKeeper sends requests to the controller whose bodies stay open. If a connection turns out to
-// be unusable, net/http's HTTP/2 takes another one for the same request, and closes the body for the
-// first one at any time: before the second reads it, or while it does. A call was then lost with
-// http.ErrBodyReadAfterClose. The server of a request closes its body when the handler returns, which
-// also ends a read that is left.
+// A bodyKeeper sends requests to the controller whose bodies do not fail because something closed
+// them. A call or its answer was then lost with http.ErrBodyReadAfterClose:
+//   - If a connection turns out to be unusable, net/http's HTTP/2 takes another one for the same
+//     request, after it has closed the body for the first one.
+//   - net/http's HTTP/1 server reads the rest of a request and closes its body when the answer begins.
+//     The controller may refuse a call before the transport has read the body to its end; the transport
+//     then fails and drops the answer.
 type bodyKeeper struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -18,6 +21,22 @@ func (t bodyKeeper) RoundTrip(r *http.Request) (*http.Response, error) {
 		return t.RoundTripper.RoundTrip(r)
 	}
 	one := r.WithContext(r.Context())
-	one.Body = io.NopCloser(r.Body)
+	one.Body = keptBody{r.Body}
 	return t.RoundTripper.RoundTrip(one)
 }
+
+// A keptBody is the body of a request that this process serves. Its server closes it, when it answers
+// or the handler returns; whoever answers first wants no more of it, so that is its end.
+type keptBody struct{ r io.Reader }
+
+// Read implements io.Reader.
+func (b keptBody) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if errors.Is(err, http.ErrBodyReadAfterClose) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// Close implements io.Closer without effect.
+func (keptBody) Close() error { return nil }

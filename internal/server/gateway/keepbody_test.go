@@ -11,38 +11,23 @@ import (
 )
 
 // A stale transport does what net/http's HTTP/2 does if connections turn out to be unusable: for each
-// it closes the body, before it reads the body for the next one or, if late is set, while it does.
+// it closes the body, before it reads the body for the next one.
 type stale struct {
 	times int
-	late  bool
 	got   string
 }
 
 func (s *stale) RoundTrip(r *http.Request) (*http.Response, error) {
-	first := make([]byte, 1)
-	if !s.late {
-		s.close(r.Body)
-	}
-	n, err := r.Body.Read(first)
-	if s.late {
-		s.close(r.Body)
-	}
-	if err != nil {
-		return nil, err
+	for range s.times {
+		_ = r.Body.Close()
 	}
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
 	}
-	s.got = string(first[:n]) + string(b)
+	s.got = string(b)
 	_ = r.Body.Close()
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: r}, nil
-}
-
-func (s *stale) close(b io.Closer) {
-	for range s.times {
-		_ = b.Close()
-	}
 }
 
 // A serverBody cannot be read after it was closed, as a server's.
@@ -72,12 +57,9 @@ func (b *serverBody) Close() error {
 func TestUnusableConnection(t *testing.T) {
 	const text = `{"session":"s"}`
 	for what, s := range map[string]*stale{
-		"a good connection":             {},
-		"an unusable connection":        {times: 1},
-		"one whose close comes late":    {times: 1, late: true},
-		"three of them":                 {times: 3},
-		"three whose closes come late":  {times: 3, late: true},
-		"none that is unusable, closed": {late: true},
+		"a good connection":      {},
+		"an unusable connection": {times: 1},
+		"three of them":          {times: 3},
 	} {
 		h := Controller(&url.URL{Scheme: "http", Host: "controller"}, s, nil)
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost,
@@ -88,5 +70,49 @@ func TestUnusableConnection(t *testing.T) {
 		if w.Code != http.StatusOK || s.got != text {
 			t.Errorf("%s: %d, the controller got %q: %s", what, w.Code, s.got, w.Body)
 		}
+	}
+}
+
+// An early transport answers, reads the request's body once the answer has begun to arrive, and drops
+// the answer if it cannot, as net/http's HTTP/2 does.
+type early struct {
+	answer string
+	began  chan struct{}
+}
+
+func (e early) RoundTrip(r *http.Request) (*http.Response, error) {
+	out, in := io.Pipe()
+	go func() {
+		<-e.began
+		_, err := io.Copy(io.Discard, r.Body)
+		if err == nil {
+			_, err = io.WriteString(in, e.answer)
+		}
+		_ = in.CloseWithError(err)
+	}()
+	return &http.Response{StatusCode: http.StatusForbidden, Body: out, Request: r, ContentLength: -1,
+		ProtoMajor: 2, Header: http.Header{"Content-Type": {"application/json"}}}, nil
+}
+
+// TestEarlyAnswer: an answer arrives as a whole that began before the request's body was read.
+func TestEarlyAnswer(t *testing.T) {
+	e := early{`{"code":"permission_denied"}`, make(chan struct{})}
+	srv := httptest.NewServer(Controller(&url.URL{Scheme: "http", Host: "controller"}, e, nil))
+	defer srv.Close()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		srv.URL+"/turnstone.v1.TurnService/GetTurn", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	res, err := srv.Client().Do(r)
+	close(e.began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(res.Body)
+	_ = res.Body.Close()
+	if res.StatusCode != http.StatusForbidden || string(b) != e.answer || err != nil {
+		t.Errorf("%d %q %v", res.StatusCode, b, err)
 	}
 }

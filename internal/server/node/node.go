@@ -99,7 +99,10 @@ type Node struct {
 
 	ctx  context.Context // of all channels
 	stop context.CancelFunc
-	wg   sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup // of channels; none begins after closed
 }
 
 // New returns a node. Close it.
@@ -116,8 +119,21 @@ func New(o Options) *Node {
 // Close ends all channels, and waits for them. Turns continue: see turns.Service.
 func (n *Node) Close() error {
 	n.stop()
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
 	n.wg.Wait()
 	return nil
+}
+
+// begin counts a channel, unless the node is closed.
+func (n *Node) begin() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.closed {
+		n.wg.Add(1)
+	}
+	return !n.closed
 }
 
 // Name returns the node's name.
@@ -250,7 +266,10 @@ func (n *Node) accept(w http.ResponseWriter, r *http.Request, f func(*websocket.
 		return
 	}
 	defer leave()
-	n.wg.Add(1)
+	if !n.begin() {
+		http.Error(w, "the node ends", http.StatusServiceUnavailable)
+		return
+	}
 	defer n.wg.Done()
 	s, err := websocket.Accept(w, r)
 	if err != nil {

@@ -383,3 +383,17 @@ func TestSandboxKeyIsRemembered(t *testing.T) {
 	attests(2)
 	attests(1)
 }
+
+// TestClosedNode: a node that was closed opens no channel, and does not begin to wait for one.
+func TestClosedNode(t *testing.T) {
+	n := node.New(node.Options{})
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, node.ChannelPath, nil)
+	w := httptest.NewRecorder()
+	n.Handler().ServeHTTP(w, r)
+	if w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+}
