@@ -50,7 +50,7 @@ func TestAudit(t *testing.T) {
 	id := sb.Sandbox.SandboxId
 	tk := w.startTurn(c, "t", "work").Turn.TicketId
 	made, err := c.server.CreateToken(t.Context(), ask(&v1.CreateTokenRequest{Name: "ci",
-		Ttl: durationpb.New(time.Hour)}))
+		Ttl: durationpb.New(time.Minute)}))
 	must(t, err)
 	_, err = c.server.RevokeToken(t.Context(), ask(&v1.RevokeTokenRequest{TokenId: made.Msg.Secret[:200]}))
 	w.fails(err, connect.CodeNotFound)
