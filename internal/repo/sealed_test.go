@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
+	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
@@ -256,6 +257,39 @@ func TestSeal(t *testing.T) {
 	again := ok[*turnstone.SealReport](t)(r.Seal(ctx, []string{"s"}))
 	if len(again.Sealed) != 1 || !again.Sealed[0].Already {
 		t.Errorf("%+v", again)
+	}
+}
+
+// TestCheckpointIsNotSealed: a session with an interrupted turn that can be resumed is not sealed. Its
+// checkpoint would stay in the clear, and gc would delete the end of the resumed turn.
+func TestCheckpointIsNotSealed(t *testing.T) {
+	p := repotest.NewSealed(t, nil)
+	ctx := t.Context()
+	s := p.Session("s")
+	past := p.Turn(s, "main", files(nil)...)
+	interrupted := ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
+		Branch: "main", Kind: turnstone.TurnKindRun, Title: "long"}))
+	if err := p.CS.DB.SetCheckpoint(ctx, session.Checkpoint{Turn: interrupted.ID,
+		Record: past.Record, State: past.State, Step: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := p.CS.DB.Finish(ctx, session.Finish{Turn: interrupted.ID,
+		Result: turnstone.ResultError}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Repo.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := repotest.Open(p.Repo.Dir)
+	r.Keys = repotest.NewKeys(false)
+	t.Cleanup(func() { _ = r.Close() })
+	_, err := r.Seal(ctx, []string{"s"})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "turn resume "+string(interrupted.ID)) {
+		t.Errorf("%v, hint: %s", err, turnstone.HintOf(err))
+	}
+	if g := ok[*turnstone.Graph](t)(r.Log(ctx, "s", 0)); g.Session.Domain != "" {
+		t.Errorf("the session is sealed: %+v", g.Session)
 	}
 }
 

@@ -239,8 +239,8 @@ func (db *DB) Domains(ctx context.Context) (map[turnstone.DomainID][]turnstone.S
 }
 
 // MoveTo makes a session that is not sealed one of the domain d, whose objects needs names have to
-// be durable, on the trees of templates in bases. all are its turns. If they have changed, or one of them runs, the error is of kind
-// Unavailable, and nothing changes.
+// be durable, on the trees of templates in bases. all are its turns. If they have changed, or one of
+// them runs or has a checkpoint, the error is of kind Unavailable, and nothing changes.
 func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.DomainID,
 	all []turnstone.Turn, needs []turnstone.Digest, bases []turnstone.TreeRef) error {
 	stored := map[turnstone.TurnID]turnstone.Turn{}
@@ -255,6 +255,9 @@ func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.Do
 	return db.write(ctx, func(tx *sql.Tx) error {
 		now, err := turns(ctx, tx, "WHERE session = ?", id)
 		if err != nil {
+			return err
+		}
+		if err := noCheckpoint(ctx, tx, id); err != nil {
 			return err
 		}
 		changed := turnstone.Errorf("session.seal", turnstone.KindUnavailable, string(id),
@@ -284,6 +287,18 @@ func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.Do
 		}
 		return insertNeeds(ctx, tx, id, "", needs)
 	})
+}
+
+// noCheckpoint rejects a session with a checkpoint, which is not sealed: it would stay in the clear,
+// and its turn would store its end where no session of a domain is looked for.
+func noCheckpoint(ctx context.Context, q querier, id turnstone.SessionID) error {
+	all, err := checkpoints(ctx, q, "WHERE turn IN (SELECT id FROM turns WHERE session = ?) LIMIT 1", id)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	return turnstone.Errorf("session.seal", turnstone.KindUnavailable, string(id),
+		"the checkpoint of an interrupted turn cannot be sealed").
+		WithHint("end the turn first: turn resume " + string(all[0].Turn))
 }
 
 // Erase is Remove that also overwrites what the database has of the session, except its entries in
