@@ -293,6 +293,40 @@ func TestCheckpointIsNotSealed(t *testing.T) {
 	}
 }
 
+// TestSealRewritesDatabase: no part of the database's files that is unused has a title of a session
+// that is sealed, also if another session cannot be sealed.
+func TestSealRewritesDatabase(t *testing.T) {
+	p := repotest.NewSealed(t, nil)
+	ctx := t.Context()
+	s, running := p.Session("s"), p.Session("running")
+	start := func(s turnstone.Session, title string) turnstone.Turn {
+		return ok[turnstone.Turn](t)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
+			Branch: "main", Kind: turnstone.TurnKindRun, Title: title}))
+	}
+	const title = "title-of-a-turn"
+	for range 20 {
+		one := start(s, title)
+		if _, _, err := p.CS.DB.Finish(ctx, session.Finish{Turn: one.ID,
+			Result: turnstone.ResultError}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start(running, "another turn")
+	r := repotest.Open(p.Repo.Dir)
+	r.Keys = repotest.NewKeys(false)
+	t.Cleanup(func() { _ = r.Close() })
+	if in := found(t, p.Repo.Dir.Root, title); len(in) == 0 {
+		t.Error("the title is nowhere before")
+	}
+	rep, err := r.Seal(ctx, []string{"s", "running"})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable || len(rep.Sealed) != 1 {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if in := found(t, p.Repo.Dir.Root, title); len(in) > 0 {
+		t.Errorf("in the clear: %q", in)
+	}
+}
+
 // TestShred: after it nothing of the session is left, and others are as before.
 func TestShred(t *testing.T) {
 	keys := repotest.NewKeys(false)

@@ -22,16 +22,20 @@ import (
 // an error of kind Unavailable; the report has what was sealed before it.
 func (x *Repo) Seal(ctx context.Context, sessions []string) (*turnstone.SealReport, error) {
 	rep := &turnstone.SealReport{Sealed: []turnstone.SealedSession{}}
+	var failed error
 	for _, name := range sessions {
 		one, err := x.sealOne(ctx, name)
-		if err != nil {
-			return rep, err
+		if failed = err; err != nil {
+			break
 		}
 		rep.Sealed = append(rep.Sealed, one)
 	}
+	if len(rep.Sealed) == 0 {
+		return rep, failed
+	}
 	var err error
 	rep.Freed, err = x.scrub(ctx)
-	return rep, err
+	return rep, errors.Join(failed, err)
 }
 
 func (x *Repo) sealOne(ctx context.Context, nameOrID string) (turnstone.SealedSession, error) {
@@ -52,8 +56,8 @@ func (x *Repo) sealOne(ctx context.Context, nameOrID string) (turnstone.SealedSe
 	return one, x.sealFolders(ctx, in, s.ID)
 }
 
-// scrub removes every object from the store that no session needs, and every image of sealed
-// sessions from the disk: they were made before.
+// scrub removes every object from the store that no session needs, every image of sealed sessions
+// from the disk, and older versions of rows from the database: they were made before.
 func (x *Repo) scrub(ctx context.Context) (freed int64, err error) {
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -69,7 +73,7 @@ func (x *Repo) scrub(ctx context.Context) (freed int64, err error) {
 	}
 	rep := &turnstone.GCReport{}
 	err = cs.pruneImages(ctx, rep)
-	return swept.Freed + rep.Freed, err
+	return swept.Freed + rep.Freed, errors.Join(err, cs.DB.Scrub(ctx))
 }
 
 // seal copies what the session's turns need into a new domain, and moves the session there.

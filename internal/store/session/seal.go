@@ -309,15 +309,24 @@ func (db *DB) Erase(ctx context.Context, id turnstone.SessionID) error {
 	}
 	err := db.Remove(ctx, id)
 	if err == nil {
-		err = db.scrub(ctx)
+		err = db.emptyLog(ctx)
 	}
 	_, off := db.sql.ExecContext(ctx, "PRAGMA secure_delete = OFF")
 	return errors.Join(err, dbError("erase", string(id), off))
 }
 
-// scrub empties the write-ahead log, which has older versions of pages. Other processes that read
+// Scrub rewrites the database without the parts of its file that are not used: they have older
+// versions of rows, such as titles of sessions that are sealed now.
+func (db *DB) Scrub(ctx context.Context) error {
+	if _, err := db.sql.ExecContext(ctx, "VACUUM"); err != nil {
+		return dbError("scrub", db.path, err)
+	}
+	return db.emptyLog(ctx)
+}
+
+// emptyLog empties the write-ahead log, which has older versions of pages. Other processes that read
 // keep it for as long as they do.
-func (db *DB) scrub(ctx context.Context) error {
+func (db *DB) emptyLog(ctx context.Context) error {
 	_, err := db.sql.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
-	return dbError("erase", db.path, err)
+	return dbError("scrub", db.path, err)
 }
