@@ -209,6 +209,9 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	}
 	o := s.o.Executor
 	o.Dir, o.Within = st.Dir.Root, s.root.Root
+	if st.shared != nil {
+		o.Store = storeOf(o.Store, tenant)
+	}
 	x, err := executor.Open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -236,6 +239,15 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		return nil, errors.Join(err, x.Close())
 	}
 	return st, nil
+}
+
+// storeOf returns the place of a tenant's objects in the bucket of the operator's: each state
+// directory has its own. Tenants' objects are in their state directories if place is empty.
+func storeOf(place, tenant string) string {
+	if place == "" {
+		return ""
+	}
+	return strings.TrimRight(place, "/") + "/" + folder + "/" + tenant
 }
 
 // recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its

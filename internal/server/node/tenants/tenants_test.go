@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/node/rights"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/node/turns"
+	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -34,6 +35,44 @@ func open(t *testing.T, dir string, most int) *tenants.Set {
 		}
 	})
 	return s
+}
+
+// TestTenantsInABucket: each tenant's objects have a place of their own in the bucket of the
+// operator's, whose garbage collection does not know the turns of others.
+func TestTenantsInABucket(t *testing.T) {
+	addr := s3test.Server(t, "../../../store/blob/s3/testserver")
+	s3test.Bucket(t, addr, "turns")
+	t.Setenv("AWS_ENDPOINT_URL_S3", "http://"+addr)
+	t.Setenv("AWS_REGION", "us-east-1")
+	s, err := tenants.Open(t.Context(), tenants.Options{Executor: executor.Options{Dir: t.TempDir(),
+		Store: "s3://turns/a/"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{auth.OperatorTenant, "ada", "bob"} {
+		st := state(t, s, name)
+		if _, err := st.Executor.CreateSession(t.Context(), turnstone.NewSessionID(),
+			"work"); err != nil {
+			t.Fatal(name, err, turnstone.HintOf(err))
+		}
+		if r, err := st.Executor.Fsck(t.Context()); err != nil || !r.OK() {
+			t.Fatal(name, r, err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, place := range []string{"s3://turns/a", "s3://turns/a/tenants/ada",
+		"s3://turns/a/tenants/bob"} { // another state directory: each place has an owner
+		x, err := executor.Open(t.Context(), executor.Options{Dir: t.TempDir(), Store: place})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := x.Sessions(t.Context()); turnstone.KindOf(err) != turnstone.KindUnavailable {
+			t.Errorf("%s belongs to nobody: %v", place, err)
+		}
+		_ = x.Close()
+	}
 }
 
 func state(t *testing.T, s *tenants.Set, name string) *tenants.State {

@@ -409,6 +409,11 @@ func (s *Store) Check(ctx context.Context) error {
 	return s.fail(ctx, op, s.bucket, err)
 }
 
+// full has the codes of servers whose quota or disk is full. They answer with various statuses: Ceph
+// with 403, MinIO with 400 and 507.
+var full = map[string]bool{"QuotaExceeded": true, "InsufficientStorage": true,
+	"XMinioStorageFull": true, "XMinioAdminBucketQuotaExceeded": true}
+
 // fail returns err as a typed error.
 func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err error) error {
 	if err == nil {
@@ -427,6 +432,11 @@ func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err erro
 		e.Kind, e.Hint = turnstone.KindNotFound, "create the bucket first"
 	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
 		e.Kind = turnstone.KindNotFound
+	case r.StatusCode == http.StatusInsufficientStorage, full[r.Code]:
+		e.Kind, e.Hint = turnstone.KindExhausted, "free space in the bucket, such as with turn gc, "+
+			"or raise its quota"
+	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusServiceUnavailable:
+		e.Hint = "the bucket's server is busy: try again later"
 	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
 		e.Hint = "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " +
 			"~/.aws/credentials)"

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob/blobtest"
 	"turnstone.dev/turnstone/internal/store/blob/s3"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+	"turnstone.dev/turnstone/internal/testhome"
 )
 
 const (
@@ -205,5 +207,58 @@ func TestParseURL(t *testing.T) {
 	t.Setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")
 	if _, err := s3.ParseURL("s3://b"); err == nil {
 		t.Error("an endpoint that is no URL is taken")
+	}
+}
+
+// TestFull: a full bucket and a server that is busy for long are errors that say so, and a refused
+// blob is not there.
+func TestFull(t *testing.T) {
+	if err := exec.Command("unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/tmp").Run(); err != nil {
+		t.Skip("a small file system cannot be mounted here: ", err)
+	}
+	program, err := s3test.Build(t.Context(), testhome.Dir(t), "testserver")
+	check(t, err)
+	server, err := s3test.Start(s3test.Options{Program: program, Dir: t.TempDir(), Size: "4m"})
+	check(t, err)
+	t.Cleanup(server.End)
+	check(t, server.Bucket(t.Context(), "small"))
+	t.Setenv("AWS_ACCESS_KEY_ID", accessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", secretKey)
+	s := open(t, s3.Options{Endpoint: strings.TrimPrefix(server.URL, "http://"), Bucket: "small"})
+	put := func(name string) error {
+		return s.Put(t.Context(), name, bytes.NewReader(make([]byte, 100_000)), 100_000)
+	}
+	check(t, put("before"))
+	check(t, server.Fill())
+	if err := put("refused"); turnstone.KindOf(err) != turnstone.KindExhausted ||
+		!strings.HasPrefix(turnstone.HintOf(err), "free space in the bucket") {
+		t.Errorf("a full bucket: %v (%s)", err, turnstone.HintOf(err))
+	}
+	check(t, server.Free())
+	for code, kind := range map[string]turnstone.Kind{"QuotaExceeded": turnstone.KindExhausted,
+		"AccessDenied": turnstone.KindUnavailable} {
+		server.Fail(func(w http.ResponseWriter, _ *http.Request) bool {
+			s3test.Refuse(w, http.StatusForbidden, code)
+			return true
+		})
+		if err := put("refused"); turnstone.KindOf(err) != kind {
+			t.Errorf("%s: %v (%s)", code, err, turnstone.HintOf(err))
+		}
+	}
+	server.Fail(func(w http.ResponseWriter, _ *http.Request) bool {
+		s3test.Refuse(w, http.StatusServiceUnavailable, "SlowDown")
+		return true
+	})
+	if err := s.Remove(t.Context(), "before"); turnstone.KindOf(err) != turnstone.KindUnavailable ||
+		!strings.Contains(turnstone.HintOf(err), "busy") {
+		t.Errorf("a busy server: %v (%s)", err, turnstone.HintOf(err))
+	}
+	server.Fail(nil)
+	if _, err := s.Get(t.Context(), "refused", 0, -1); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Errorf("a blob that was refused: %v", err)
+	}
+	check(t, put("refused"))
+	if _, err := s.Get(t.Context(), "before", 0, -1); err != nil {
+		t.Error(err)
 	}
 }
