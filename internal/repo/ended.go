@@ -84,7 +84,16 @@ func (x *Repo) endedWhole(ctx context.Context, info *turnstone.TurnInfo,
 // lastReceipt returns the last receipt of an interrupted turn: that of its folder, or else that of
 // its checkpoint; empty: there is none.
 func (x *Repo) lastReceipt(ctx context.Context, info *turnstone.TurnInfo) ([]byte, error) {
-	text, err := os.ReadFile(filepath.Join(info.Kept, "receipt.md"))
+	cs, t, err := x.Resolve(ctx, string(info.Turn.ID))
+	if err != nil {
+		return nil, err
+	}
+	var text []byte
+	if cs.Sealed() {
+		text, err = cs.lastReceipt(t)
+	} else {
+		text, err = os.ReadFile(filepath.Join(info.Kept, receiptFile))
+	}
 	if err == nil {
 		return text, nil
 	}

@@ -197,6 +197,36 @@ func (r *run) networkInfo() string {
 	return r.steps.Line(r.tape.Info())
 }
 
+// keepFirst writes a receipt without results to the turn's folder before the turn is in its session,
+// so that it has one whenever the executor is killed. cs is the context store that the session with the
+// domain d is in.
+func (r *run) keepFirst(ctx context.Context, cs *repo.ContextStore, d turnstone.DomainID) {
+	info := r.info
+	info.Error, info.Session, info.Branch = beforeFirst, r.plan.Session, r.plan.Branch
+	info.Secrets = r.plan.Secrets.Names()
+	results := make([]document.StepResult, len(r.doc.Steps))
+	for i := range results {
+		results[i] = document.StepResult{Status: turnstone.StepSkipped, Note: "not reached"}
+	}
+	text := r.doc.Receipt(info, results)
+	if r.folder.Dir == "" || r.plan.Secrets.Written().In(string(text)) != "" {
+		return
+	}
+	in, err := cs.In(ctx, d)
+	if err == nil {
+		err = r.folder.Seal(in)
+	}
+	if err == nil {
+		err = r.folder.Checkpoint(text)
+	}
+	if err != nil {
+		r.obs.Preparing("the receipt is not kept in the state directory yet: " + err.Error())
+	}
+}
+
+// beforeFirst is the error of a turn whose executor ends before its first step.
+const beforeFirst = "the executor ended before the first step"
+
 // checkpoint writes the current receipt to the turn's folder, in case the executor is killed. A
 // failure is reported and does not end the turn.
 func (r *run) checkpoint() {

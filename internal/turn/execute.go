@@ -19,7 +19,7 @@ import (
 // none. left may be set together with an error.
 func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	// If the executor is killed before the first step, the receipt on disk must say so.
-	r.info.Error = "the executor ended before the first step"
+	r.info.Error = beforeFirst
 	r.checkpoint()
 	s, err := r.open(ctx)
 	if sandbox.TimeUp(err) && ctx.Err() == nil {

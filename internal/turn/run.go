@@ -167,6 +167,7 @@ func (r *run) locate(ctx context.Context) error {
 			req.Domain = s.Domain
 		}
 	}
+	req.Before = func(d turnstone.DomainID) { r.keepFirst(ctx, cs, d) }
 	if r.from == nil {
 		if r.at, err = place.Take(ctx, cs, req); err != nil {
 			return err

@@ -21,6 +21,9 @@ type StartTurn struct {
 	Kind   turnstone.TurnKind
 	Title  string           // display title; cut to 200 bytes
 	ID     turnstone.TurnID // empty: a fresh ID
+	// Before is called with the domain of the turn, just before the turn is in the database; nil: it is
+	// not.
+	Before func(d turnstone.DomainID)
 }
 
 // maxTitle bounds a title in bytes.
@@ -46,6 +49,9 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) 
 	stored, err := db.sealed(ctx, t)
 	if err != nil {
 		return turnstone.Turn{}, err
+	}
+	if req.Before != nil {
+		req.Before(t.Domain)
 	}
 	// The lease comes first: a running turn without a lease is considered dead.
 	if err := db.lease(t.ID); err != nil {

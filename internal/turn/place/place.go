@@ -43,6 +43,9 @@ type Request struct {
 	Domain  turnstone.DomainID // of a replay
 	Hold    *repo.Hold         // keeps the replay, so that others can start from it; nil: it is not kept
 	Repo    *repo.Repo         // has the keys that sign the turn
+	// Before is called with the turn's domain before the turn is in its session; nil: it is not. A
+	// replay has none.
+	Before func(d turnstone.DomainID)
 	// On is the turn whose state the turn starts from, "" for the template; nil: the branch's head.
 	On *turnstone.TurnID
 }
@@ -77,7 +80,8 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 		}
 	}
 	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
-		Branch: req.Branch, Parent: req.On, Kind: turnstone.TurnKindRun, Title: req.Title})
+		Branch: req.Branch, Parent: req.On, Kind: turnstone.TurnKindRun, Title: req.Title,
+		Before: req.Before})
 	if err != nil {
 		return nil, err
 	}
