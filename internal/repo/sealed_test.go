@@ -128,6 +128,15 @@ func TestSealedSession(t *testing.T) {
 			t.Errorf("locked %v: gc deleted %+v", locked, rep)
 		}
 		fsck()
+		u := ok[*turnstone.Usage](t)(p.Repo.Usage(ctx))
+		if len(u.Sessions) != 2 || u.Shared != 0 {
+			t.Errorf("locked %v: %+v", locked, u)
+		}
+		for _, s := range u.Sessions { // what is stored: the large file is repetitive
+			if s.Turns == 0 || s.Unique < 1000 || s.Unique != s.Logical || s.Unique > 100_000 {
+				t.Errorf("locked %v: %+v", locked, s)
+			}
+		}
 		g := ok[*turnstone.Graph](t)(p.Repo.Log(ctx, "one", 0))
 		if len(g.Turns) != 2 || g.Turns[0].Locked != locked || (g.Turns[0].Title == "") != locked {
 			t.Errorf("locked %v: %+v", locked, g.Turns)

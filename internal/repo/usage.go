@@ -25,6 +25,9 @@ func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 		}
 		u.Sessions = append(u.Sessions, turnstone.SessionUsage{ID: s.ID, Name: s.Name,
 			Turns: len(turns)})
+		if s.Domain != "" {
+			turns = nil // what they need is in the domain
+		}
 		if err := c.session(ctx, i, turns); err != nil {
 			return nil, err
 		}
@@ -33,6 +36,9 @@ func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 		return nil, err
 	}
 	c.sum(u)
+	if err := cs.addSealed(ctx, u, sessions); err != nil {
+		return nil, err
+	}
 	if u.Store, err = cs.Store.Usage(ctx); err != nil {
 		return nil, err
 	}
@@ -43,6 +49,40 @@ func (x *Repo) Usage(ctx context.Context) (*turnstone.Usage, error) {
 	}
 	u.Homes += c.logical[len(sessions)]
 	return u, nil
+}
+
+// addSealed adds what sealed sessions occupy, which needs no key: the objects of their domains, as
+// they are stored. sessions are those of u, in their order.
+func (cs *ContextStore) addSealed(ctx context.Context, u *turnstone.Usage,
+	sessions []turnstone.Session) error {
+	domains, err := cs.Store.Domains(ctx)
+	if err != nil {
+		return err
+	}
+	stored, users := map[turnstone.DomainID]int64{}, map[turnstone.DomainID]int{}
+	for id, d := range domains {
+		stored[turnstone.DomainID(id.String())] = d.Stored
+	}
+	for _, s := range sessions {
+		if s.Domain == "" {
+			continue
+		}
+		if users[s.Domain]++; users[s.Domain] == 1 {
+			u.Logical += stored[s.Domain]
+		} else if users[s.Domain] == 2 {
+			u.Shared += stored[s.Domain]
+		}
+	}
+	for i, s := range sessions {
+		switch one := &u.Sessions[i]; {
+		case s.Domain == "":
+		case users[s.Domain] == 1:
+			one.Logical, one.Unique = stored[s.Domain], stored[s.Domain]
+		default:
+			one.Logical, one.Shared = stored[s.Domain], stored[s.Domain]
+		}
+	}
+	return nil
 }
 
 // A usageCount records for each object the sessions that need it. Contents count as a whole, even
