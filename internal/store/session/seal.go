@@ -20,7 +20,7 @@ type Sealer interface {
 	// SealText seals text for one place, which OpenText has to name too.
 	SealText(ctx context.Context, d turnstone.DomainID, place, text string) (string, error)
 	// OpenText returns the text. If the domain's key is not at hand, the error is of kind
-	// Unavailable, and if it is lost, of kind NotFound.
+	// Unavailable, Timeout or Denied, and if it is lost, of kind NotFound.
 	OpenText(ctx context.Context, d turnstone.DomainID, place, sealed string) (string, error)
 }
 
@@ -122,8 +122,12 @@ func (db *DB) open(ctx context.Context, t turnstone.Turn) (turnstone.Turn, error
 		t.State = turnstone.Digest(state)
 	}
 	t.Title = title
-	if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable ||
-		kind == turnstone.KindNotFound { // a service with keys is away, or the key is lost
+	switch turnstone.KindOf(err) {
+	case turnstone.KindUnavailable, turnstone.KindTimeout, turnstone.KindDenied, // a service with keys
+		turnstone.KindNotFound: // the key is lost
+		if ctx.Err() != nil {
+			return t, err
+		}
 		t.Title, t.State, t.Locked = "", "", true
 		return t, nil
 	}
