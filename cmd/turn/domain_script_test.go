@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"path"
 	"strconv"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -59,32 +60,29 @@ func domains(ts *testscript.TestScript, neg bool, args []string) {
 type vaultKey struct{}
 
 // vault starts a server with Vault's transit API, whose address is VAULT, with the files VAULT_CA and
-// VAULT_FILE of its token, and the keys turnstone and turnstone-acme: vault start. Later it makes it
-// fail: vault sealed, vault denied, vault lost, vault away; vault ok.
+// VAULT_FILE of its token, and the keys turnstone, turnstone-acme and turnstone-other: "vault start".
+// Later it makes it fail, for one key if it is named: "vault sealed|denied|lost|cut|slow [KEY]"; "vault
+// ok" ends that, and "vault away" ends the server.
 func vault(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: vault start|sealed|denied|lost|away|ok")
+	if neg || len(args) == 0 || len(args) > 2 {
+		ts.Fatalf("usage: vault start|sealed|denied|lost|cut|slow|away|ok [KEY]")
 	}
 	if args[0] == "start" {
-		dir := ts.MkAbs("vault")
-		ts.Check(os.MkdirAll(dir, 0o700))
-		s, err := vaulttest.Start(dir)
-		ts.Check(err)
-		ts.Defer(s.Away)
-		s.Make("turnstone", true)
-		s.Make("turnstone-acme", true)
-		ts.Setenv("VAULT", s.URL)
-		ts.Setenv("VAULT_CA", s.CA)
-		ts.Setenv("VAULT_FILE", s.TokenFile)
-		*ts.Value(vaultKey{}).(**vaulttest.Server) = s
+		startVault(ts)
 		return
 	}
 	s := *ts.Value(vaultKey{}).(**vaulttest.Server)
-	refuse := func(status int, text string) {
-		s.Fail(func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
-			vaulttest.Refuse(w, status, text)
+	fail := func(answer func(w http.ResponseWriter, r *http.Request)) {
+		s.Fail(func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+			if len(args) == 2 && path.Base(r.URL.Path) != args[1] {
+				return false
+			}
+			answer(w, r)
 			return true
 		})
+	}
+	refuse := func(status int, text string) {
+		fail(func(w http.ResponseWriter, _ *http.Request) { vaulttest.Refuse(w, status, text) })
 	}
 	switch args[0] {
 	case "sealed":
@@ -93,6 +91,10 @@ func vault(ts *testscript.TestScript, neg bool, args []string) {
 		refuse(http.StatusForbidden, "permission denied")
 	case "lost":
 		refuse(http.StatusBadRequest, "encryption key not found")
+	case "cut":
+		fail(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	case "slow":
+		fail(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	case "away":
 		s.Away()
 	case "ok":
@@ -100,4 +102,19 @@ func vault(ts *testscript.TestScript, neg bool, args []string) {
 	default:
 		ts.Fatalf("vault %s", args[0])
 	}
+}
+
+func startVault(ts *testscript.TestScript) {
+	dir := ts.MkAbs("vault")
+	ts.Check(os.MkdirAll(dir, 0o700))
+	s, err := vaulttest.Start(dir)
+	ts.Check(err)
+	ts.Defer(s.Away)
+	for _, name := range []string{"turnstone", "turnstone-acme", "turnstone-other"} {
+		s.Make(name, true)
+	}
+	ts.Setenv("VAULT", s.URL)
+	ts.Setenv("VAULT_CA", s.CA)
+	ts.Setenv("VAULT_FILE", s.TokenFile)
+	*ts.Value(vaultKey{}).(**vaulttest.Server) = s
 }

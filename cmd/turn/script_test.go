@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/keyring/vaulttest"
 	homepkg "turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -72,6 +73,7 @@ func TestMachineScript(t *testing.T) {
 			env.Values[serversKey{}] = map[string]*scriptServer{}
 			env.Values[runningKey{}] = newRunning()
 			env.Values[vaultKey{}] = new(*vaulttest.Server)
+			env.Values[bucketKey{}] = new(*s3test.Started)
 			examples, err := filepath.Abs("../../examples")
 			if err != nil {
 				return err
@@ -148,6 +150,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"inherit":  inherit,
 	"domains":  domains,
 	"vault":    vault,
+	"bucket":   bucket,
 	"host":     host,
 	"tlsport":  tlsPort,
 	"server":   server,
@@ -247,7 +250,8 @@ func environ(ts *testscript.TestScript) []string {
 	for _, key := range []string{"PATH", "HOME", "TMPDIR", "TURN_HOME", "TURN_AGENT", "TURN_KERNEL",
 		"TURN_BACKGROUND", "TURN_SUBSTRATE", "TURN_RUNSC", "TURN_SESSION", "API_TOKEN", "KEY",
 		"SSL_CERT_FILE", "TERM", "NO_COLOR", "TURN_HOST", "TURN_TOKEN",
-		"TURN_PASSPHRASE_FILE", "VAULT_TOKEN"} {
+		"TURN_PASSPHRASE_FILE", "VAULT_TOKEN", "TURN_STORE", "AWS_ENDPOINT_URL_S3", "AWS_REGION",
+		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} {
 		if v := ts.Getenv(key); v != "" {
 			env = append(env, key+"="+v)
 		}
