@@ -35,8 +35,9 @@ const (
 	soakPatience = 6 * time.Minute
 )
 
-// TestSoak runs short turns of several tenants through a real server, and kills its node, its gateway
-// and the connections of clients meanwhile: about one of each for a hundred turns, and one at least.
+// TestSoak runs short turns of several tenants through a real server, and kills its node, its gateway,
+// its controller and the connections of clients meanwhile: about one of each for a hundred turns, and
+// one at least.
 // Each turn adds its number to a file of its session, so the file says which turns ran, and how often.
 // No turn is lost, none runs twice, no client hangs, and nothing is left behind.
 func TestSoak(t *testing.T) {
@@ -61,14 +62,13 @@ func TestSoak(t *testing.T) {
 
 // A soak is one run of TestSoak.
 type soak struct {
-	t     *testing.T
-	dir   string
-	front *soakProcess // gateway and controller
-	node  *soakProcess
-	relay *relay
-	turns int
-	until time.Time // zero: turns counts
-	kills sync.WaitGroup
+	t         *testing.T
+	dir       string
+	processes map[string]*soakProcess // by role
+	relay     *relay
+	turns     int
+	until     time.Time // zero: turns counts
+	kills     sync.WaitGroup
 
 	mu          sync.Mutex
 	random      *rand.Rand
@@ -107,7 +107,8 @@ func newSoak(t *testing.T) *soak {
 	}
 	t.Logf("TURN_SOAK_SEED=%d", seed)
 	s := &soak{t: t, dir: t.TempDir(), turns: soakTurns, killed: map[string]int{},
-		random: rand.New(rand.NewPCG(seed, 1)), faults: map[int][]string{}}
+		processes: map[string]*soakProcess{},
+		random:    rand.New(rand.NewPCG(seed, 1)), faults: map[int][]string{}}
 	if text := os.Getenv("TURN_SOAK_TURNS"); text != "" {
 		var err error
 		if s.turns, err = strconv.Atoi(text); err != nil {
@@ -121,7 +122,7 @@ func newSoak(t *testing.T) *soak {
 		}
 		s.until, s.turns = time.Now().Add(d), 1<<30
 	}
-	for _, what := range []string{"node", "gateway", "connections"} {
+	for _, what := range append(soakRoles(), "connections") {
 		for range max(1, min(s.turns, 100_000)/100) {
 			// the first turns build what later ones use
 			i := soakWorkers + s.random.IntN(min(s.turns, 100_000)-soakWorkers)
@@ -138,7 +139,7 @@ func (s *soak) serve(shared string) {
 	if out, err := exec.Command("go", "build", "-o", program, "../turn-server").CombinedOutput(); err != nil {
 		s.t.Fatalf("%v: %s", err, out)
 	}
-	for _, home := range []string{"node", "front"} {
+	for _, home := range soakRoles() {
 		s.check(os.MkdirAll(s.path(home), 0o700))
 	}
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
@@ -146,20 +147,20 @@ func (s *soak) serve(shared string) {
 		s.check(os.Symlink(filepath.Join(shared, part), s.path("node", part)))
 	}
 	at := freeAddress(s.t)
-	start := func(name string, args []string, settings ...string) *soakProcess {
+	peers := func(role string) string { return "unix:" + s.path(role, "peers.sock") }
+	start := func(role string, args []string, settings ...string) {
 		p := &soakProcess{serverProcess: serverProcess{program: program, dir: s.dir,
-			args: append([]string{"serve"}, args...), log: s.path(name + ".log"),
-			env: append(soakEnviron(s.path(name)), settings...)}}
+			args: append([]string{"serve", "--role", role}, args...), log: s.path(role + ".log"),
+			env: append(soakEnviron(s.path(role)), settings...)}}
 		s.check(p.start())
 		s.t.Cleanup(func() { p.end(syscall.SIGTERM) })
-		return p
+		s.processes[role] = p
 	}
-	s.front = start("front", []string{"--listen", at, "--role", "gateway,controller"},
-		"TURN_SERVER_PEERS_LISTEN=unix:"+s.path("front", "peers.sock"),
+	start("controller", nil, "TURN_SERVER_PEERS_LISTEN="+peers("controller"))
+	start("gateway", []string{"--listen", at}, "TURN_SERVER_PEERS_CONTROLLER="+peers("controller"),
 		"TURN_SERVER_LIMITS_RATE=10000", "TURN_SERVER_LIMITS_BURST=10000")
-	s.node = start("node", []string{"--role", "node"},
-		"TURN_SERVER_PEERS_LISTEN=unix:"+s.path("node", "peers.sock"),
-		"TURN_SERVER_PEERS_CONTROLLER=unix:"+s.path("front", "peers.sock"))
+	start("node", nil, "TURN_SERVER_PEERS_LISTEN="+peers("node"),
+		"TURN_SERVER_PEERS_CONTROLLER="+peers("controller"))
 	s.awaitText(s.path("node.log"), "node registered")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	s.check(err)
@@ -170,7 +171,7 @@ func (s *soak) serve(shared string) {
 	signer, err := key.Ring{Dir: &statedir.Dir{Root: s.path("node")}}.NodeKey(context.Background())
 	s.check(err)
 	for i := range soakTenants {
-		token, errs, err := s.turn("front", "token", "create", "--name", "soak", "--tenant",
+		token, errs, err := s.turn("controller", "token", "create", "--name", "soak", "--tenant",
 			fmt.Sprintf("t%d", i))
 		if err != nil {
 			s.t.Fatalf("%v: %s", err, errs)
@@ -183,6 +184,9 @@ func (s *soak) serve(shared string) {
 		}
 	}
 }
+
+// soakRoles are the processes of the server.
+func soakRoles() []string { return []string{"controller", "gateway", "node"} }
 
 func (s *soak) path(elem ...string) string { return filepath.Join(append([]string{s.dir}, elem...)...) }
 
@@ -264,16 +268,11 @@ func (s *soak) take() (n int, ok bool) {
 
 // kill kills a part of the server.
 func (s *soak) kill(what string) {
-	var err error
-	switch what {
-	case "node":
-		err = s.node.restart()
-	case "gateway":
-		err = s.front.restart()
-	case "connections":
+	if what == "connections" {
 		s.relay.change("cut")
+		return
 	}
-	if err != nil {
+	if err := s.processes[what].restart(); err != nil {
 		s.t.Error(err)
 	}
 }
@@ -401,7 +400,10 @@ func (s *soak) remains(homes []string) (left []string) {
 			left = append(left, line)
 		}
 	}
-	own := map[int]bool{s.front.cmd.Process.Pid: true, s.node.cmd.Process.Pid: true}
+	own := map[int]bool{}
+	for _, p := range s.processes {
+		own[p.cmd.Process.Pid] = true
+	}
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range all {
 		text, err := os.ReadFile(path)
@@ -439,16 +441,15 @@ func (s *soak) checkGrowth() {
 	s.check(os.WriteFile(s.path("quiet.md"), []byte("```bash\ntrue\n```\n"), 0o600))
 	round() // a process that was just started opens what it keeps
 	s.checkRemains()
-	processes := map[string]*soakProcess{"gateway": s.front, "node": s.node}
 	before := map[string]int{}
-	for name, p := range processes {
+	for name, p := range s.processes {
 		before[name] = p.descriptors()
 	}
 	for range soakRounds {
 		round()
 	}
 	s.checkRemains()
-	for name, p := range processes {
+	for name, p := range s.processes {
 		now := p.descriptors()
 		for until := time.Now().Add(time.Minute); now > before[name]+few && time.Now().Before(
 			until); time.Sleep(100 * time.Millisecond) {
