@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -102,7 +103,7 @@ type Controller struct {
 
 	// commit is held while a record is changed and the change is noted, so that notes have the
 	// order of changes.
-	commit sync.Mutex
+	commit fair.Mutex
 	// gate lets one creation at a time choose a node and record it: two new objects of one new
 	// session must not get two nodes. Creations without a node wait there.
 	gate   *fair.Gate
@@ -156,7 +157,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	services := serve.Services{Sandboxes: sandboxService{c}, Turns: turnService{c},
 		Sessions: sessionService{c}, Templates: templateService{c}, Server: serverService{c}}
 	c.callers = guard.Handler(o.Verifier, services.Handler(c.report,
-		c.around(o.Audit, guard.Refusals{})...), o.Audit)
+		c.around(o.Audit, guard.Refusals{})...), o.Audit,
+		fair.NewShares(runtime.GOMAXPROCS(0), o.Waiting))
 	c.peers = c.peerHandler()
 	if err := c.resume(ctx); err != nil {
 		return nil, turnstone.NewError("controller.new", turnstone.KindOf(err), "", err)
@@ -170,6 +172,16 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 // around returns the interceptors of calls, the first one outermost.
 func (c *Controller) around(inner ...connect.Interceptor) []connect.Interceptor {
 	return slices.Concat(c.o.Around, inner)
+}
+
+// committing runs f for a tenant, or for a node if it is empty, with the lock of changes.
+func (c *Controller) committing(ctx context.Context, tenant string, f func() error) (err error) {
+	fair.Rest(ctx, func() {
+		c.commit.Lock(tenant)
+		defer c.commit.Unlock()
+		err = f()
+	})
+	return err
 }
 
 // Callers returns the handler of what callers reach, for a gateway and for the operator's socket.

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
+	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -41,7 +42,8 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 	}
 	defer done()
 	if old { // another call may be asking the node
-		unlock, err := c.calls.Lock(ctx, lockOf(made[0]))
+		var unlock func()
+		fair.Rest(ctx, func() { unlock, err = c.calls.Lock(ctx, lockOf(made[0])) })
 		if err != nil {
 			return err
 		}
@@ -100,7 +102,11 @@ func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made 
 		}
 	}
 	counted := !n.want.Turn
-	err = c.gate.Enter(ctx, tenant, max(n.want.Sandboxes, 1)*max(n.want.Each.CPUs, 1), func() error {
+	// Without the gate, which others wait for: a refusal costs little.
+	if err := c.quotas.Check(tenant, c.ledger.Standing(tenant), n.want); err != nil {
+		return nil, false, nil, err
+	}
+	try := func() error {
 		err := c.quotas.Check(tenant, c.ledger.Standing(tenant), n.want)
 		if err == nil && !counted {
 			err, counted = c.quotas.TakeTurn(tenant), true
@@ -109,6 +115,9 @@ func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made 
 			made, old, done, err = c.planNow(ctx, tenant, n)
 		}
 		return err
+	}
+	fair.Rest(ctx, func() {
+		err = c.gate.Enter(ctx, tenant, max(n.want.Sandboxes, 1)*max(n.want.Each.CPUs, 1), try)
 	})
 	return made, old, done, err
 }
@@ -135,26 +144,30 @@ func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (ma
 		return nil, false, nil, err
 	}
 	undo = append(undo, c.pendings.Add(planned[0].Node, ids(planned)...), unlock)
-	c.commit.Lock()
-	defer c.commit.Unlock()
-	for _, o := range planned {
-		c.ledger.Plan(tenant, usage.RefOf(o), n.want.Each)
-	}
-	made, old, err = c.o.Records.Create(ctx, n.key, planned...)
-	if err != nil || old {
+	err = c.committing(ctx, tenant, func() (err error) {
 		for _, o := range planned {
-			c.ledger.Drop(usage.RefOf(o))
+			c.ledger.Plan(tenant, usage.RefOf(o), n.want.Each)
 		}
+		made, old, err = c.o.Records.Create(ctx, n.key, planned...)
+		if err != nil || old {
+			for _, o := range planned {
+				c.ledger.Drop(usage.RefOf(o))
+			}
+			return err
+		}
+		c.note(made...)
+		return nil
+	})
+	if err != nil || old {
 		done()
 	}
 	if err != nil {
 		return nil, false, nil, err
 	}
 	if old { // another call with this key was faster
-		return made, true, c.pendings.Add(made[0].Node, ids(made)...), nil
+		done = c.pendings.Add(made[0].Node, ids(made)...)
 	}
-	c.note(made...)
-	return made, false, done, nil
+	return made, old, done, nil
 }
 
 func ids(all []records.Object) (list []string) {

@@ -1,8 +1,10 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,6 +82,35 @@ func TestFairOrder(t *testing.T) {
 		}
 	}
 	all.Wait()
+}
+
+// TestWaitingCalls: calls that wait for room or for a node are not worked on meanwhile. Others of
+// the same tenant are answered, however many wait.
+func TestWaitingCalls(t *testing.T) {
+	w := newWorld(t, "n1")
+	w.stop()
+	w.waiting = fair.Limits{Wait: time.Hour}
+	w.nodes[0].capacity = &v1.Machine{Cpus: 1, Memory: 64 << 30, Disk: 1 << 40}
+	w.start()
+	w.join(w.nodes[0])
+	c := w.as(with("a"))
+	w.fill(w.nodes[0], c, 1)
+	ctx, leave := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	n := 4*runtime.GOMAXPROCS(0) + 4
+	for i := range n {
+		all.Go(func() {
+			if _, err := c.sandboxes.CreateSandbox(ctx, box(fmt.Sprint("w", i), 1)); err == nil {
+				t.Error("there was room")
+			}
+		})
+	}
+	w.eventually("all wait", func() bool { return w.Controller.gate.Waiting() == n })
+	_, err := c.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
+	must(t, err)
+	leave()
+	all.Wait()
+	w.eventually("none waits", func() bool { return w.Controller.gate.Waiting() == 0 })
 }
 
 // TestFloodOfCreations: of 10,000 creations of one tenant those beyond its quota and the queue are

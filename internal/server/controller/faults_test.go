@@ -4,6 +4,8 @@ import (
 	"database/sql"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,6 +51,12 @@ func TestClockJumps(t *testing.T) {
 func TestLockedDatabase(t *testing.T) {
 	w := newWorld(t, "n1")
 	c, other := w.as(with("acme")), w.as(with("other"))
+	var ids []string
+	for i := range 2*runtime.GOMAXPROCS(0) + 2 {
+		made, err := c.sandboxes.CreateSandbox(t.Context(), box(fmt.Sprint(i), 1))
+		must(t, err)
+		ids = append(ids, made.Msg.Sandbox.SandboxId)
+	}
 	db, err := sql.Open("sqlite", filepath.Join(w.dir, "server.db"))
 	must(t, err)
 	defer func() { _ = db.Close() }()
@@ -62,8 +70,25 @@ func TestLockedDatabase(t *testing.T) {
 		made <- err
 	}()
 	w.eventually("the creation waits", func() bool { return w.Controller.gate.Waiting() == 1 })
+	// More deletions than calls that are worked on at one time.
+	var deleted sync.WaitGroup
+	for _, id := range ids {
+		deleted.Go(func() {
+			_, err := c.sandboxes.DeleteSandbox(t.Context(), ask(&v1.DeleteSandboxRequest{SandboxId: id}))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	w.eventually("the node has deleted all", func() bool {
+		w.nodes[0].mu.Lock()
+		defer w.nodes[0].mu.Unlock()
+		return w.nodes[0].calls["DeleteSandbox"] == len(ids)
+	})
 	for range 3 {
-		_, err := other.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
+		_, err := c.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
+		must(t, err)
+		_, err = other.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
 		must(t, err)
 	}
 	select {
@@ -75,4 +100,5 @@ func TestLockedDatabase(t *testing.T) {
 	must(t, err)
 	must(t, lock.Close())
 	must(t, <-made)
+	deleted.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -263,23 +264,22 @@ func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.O
 	for i := range r.Objects {
 		c.inherit(ctx, &r.Objects[i])
 	}
-	c.commit.Lock()
-	defer c.commit.Unlock()
-	out, err := c.o.Records.Reconcile(ctx, r)
-	if err != nil {
-		return out, err
-	}
-	c.note(out.Changed...)
-	c.note(out.Lost...)
-	c.note(out.Adopted...)
-	for _, o := range out.Adopted {
-		if o.Kind == records.Session && o.Name != "" {
-			if err := c.adopt(ctx, o); err != nil {
-				return out, err
+	var out records.Outcome
+	err := c.committing(ctx, "", func() (err error) {
+		if out, err = c.o.Records.Reconcile(ctx, r); err != nil {
+			return err
+		}
+		c.note(slices.Concat(out.Changed, out.Lost, out.Adopted)...)
+		for _, o := range out.Adopted {
+			if o.Kind == records.Session && o.Name != "" {
+				if err := c.adopt(ctx, o); err != nil {
+					return err
+				}
 			}
 		}
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }
 
 // adopt gives a session that is new what was begun under its name. The caller holds commit.

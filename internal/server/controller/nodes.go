@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -209,7 +210,9 @@ func silent(name string, wait time.Duration) error {
 func (c *Controller) wayTo(name string) connect.UnaryInterceptorFunc {
 	return func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-			a, err := next(ctx, r)
+			var a connect.AnyResponse
+			var err error
+			fair.Rest(ctx, func() { a, err = next(ctx, r) })
 			var e *connect.Error
 			if errors.As(err, &e) && !connect.IsWireError(e) && ctx.Err() == nil &&
 				// a connection that breaks while the request is written is "canceled"

@@ -202,14 +202,15 @@ func (c *Controller) inSession(ctx context.Context, tenant, name string, f *reco
 // change changes a record and notes it.
 func (c *Controller) change(ctx context.Context, o records.Object, ch records.Change) (
 	records.Object, error) {
-	c.commit.Lock()
-	defer c.commit.Unlock()
-	after, err := c.o.Records.Change(ctx, o.Node, o.Kind, o.ID, ch)
-	if err != nil {
-		return o, err
-	}
-	c.note(after)
-	return after, nil
+	err := c.committing(ctx, o.Tenant, func() error {
+		after, err := c.o.Records.Change(ctx, o.Node, o.Kind, o.ID, ch)
+		if err == nil {
+			c.note(after)
+			o = after
+		}
+		return err
+	})
+	return o, err
 }
 
 // note tells of a change. The caller holds commit.

@@ -223,9 +223,13 @@ func (w *world) as(c auth.Claims) *callerClient {
 }
 
 func (w *world) bearer(token string) *callerClient {
-	h := &http.Client{Transport: bearer{token, w.clients.Transport}}
+	return clientsOf(w.clients.Transport, w.http.URL, token)
+}
+
+// clientsOf returns the clients of a caller with a token.
+func clientsOf(transport http.RoundTripper, at, token string) *callerClient {
+	h := &http.Client{Transport: bearer{token, transport}}
 	o := api.ClientOptions()
-	at := w.http.URL
 	return &callerClient{sandboxes: connectv1.NewSandboxServiceClient(h, at, o...),
 		turns:     connectv1.NewTurnServiceClient(h, at, o...),
 		sessions:  connectv1.NewSessionServiceClient(h, at, o...),

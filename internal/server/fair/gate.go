@@ -28,10 +28,18 @@ type Gate struct {
 }
 
 // A visitor is a caller that waits.
-type visitor struct{ turn chan struct{} } // has one element when it may try
+type visitor struct {
+	tenant string
+	turn   chan struct{} // has one element when it may try
+}
 
 // NewGate returns a gate.
 func NewGate(l Limits) *Gate {
+	l.setDefaults()
+	return &Gate{limits: l}
+}
+
+func (l *Limits) setDefaults() {
 	if l.Each == 0 {
 		l.Each = 1000
 	}
@@ -41,7 +49,27 @@ func NewGate(l Limits) *Gate {
 	if l.Wait == 0 {
 		l.Wait = time.Minute
 	}
-	return &Gate{limits: l}
+}
+
+// check reports why another caller of a tenant may not wait in a queue.
+func (l *Limits) check(q *Queue[*visitor], tenant string) error {
+	if n := q.Of(tenant); n >= l.Each {
+		return turnstone.Errorf("queue.wait", turnstone.KindExhausted, "tenant "+tenant,
+			"has %d requests that wait for room, which is the limit", n).
+			WithHint("start fewer at one time")
+	}
+	if n := q.Len(); n >= l.All {
+		return turnstone.Errorf("queue.wait", turnstone.KindExhausted, "the server",
+			"has %d requests that wait for room, which is the limit", n).
+			WithHint("try again later")
+	}
+	return nil
+}
+
+// busy is the error about a wait that was too long.
+func busy() error {
+	return turnstone.Errorf("queue.wait", turnstone.KindExhausted, "the server",
+		"has too much to do").WithHint("try again later")
 }
 
 // full is an error that time may cure.
@@ -75,8 +103,7 @@ func (g *Gate) Enter(ctx context.Context, tenant string, cost int, try func() er
 		case <-late.C:
 			g.leave(tenant, v)
 			if last == nil {
-				last = turnstone.Errorf("queue.wait", turnstone.KindExhausted, "the server",
-					"has too much to do").WithHint("try again later")
+				last = busy()
 			}
 			return last
 		}
@@ -93,17 +120,10 @@ func (g *Gate) Enter(ctx context.Context, tenant string, cost int, try func() er
 func (g *Gate) join(tenant string, cost int) (*visitor, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if n := g.queue.Of(tenant); n >= g.limits.Each {
-		return nil, turnstone.Errorf("queue.wait", turnstone.KindExhausted, "tenant "+tenant,
-			"has %d requests that wait for room, which is the limit", n).
-			WithHint("start fewer at one time")
+	if err := g.limits.check(&g.queue, tenant); err != nil {
+		return nil, err
 	}
-	if n := g.queue.Len(); n >= g.limits.All {
-		return nil, turnstone.Errorf("queue.wait", turnstone.KindExhausted, "the server",
-			"has %d requests that wait for room, which is the limit", n).
-			WithHint("try again later")
-	}
-	v := &visitor{turn: make(chan struct{}, 1)}
+	v := &visitor{tenant: tenant, turn: make(chan struct{}, 1)}
 	g.queue.Add(tenant, cost, v)
 	g.next()
 	return v, nil

@@ -1,5 +1,5 @@
 // Package fair lets the work of tenants wait, and serves tenants in turns: deficit round robin
-// (Shreedhar and Varghese, 1995) with a quantum of 1. It reads no clock.
+// (Shreedhar and Varghese, 1995) with a quantum of 1. It reads no wall clock.
 package fair
 
 import "slices"

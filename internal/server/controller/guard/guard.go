@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/fair"
 )
 
 // A method is what a procedure needs.
@@ -22,6 +23,7 @@ type method struct {
 	scope auth.Scope // empty: it is not for callers
 	// sandbox: its request names one sandbox, so the token of a sandbox may be enough.
 	sandbox bool
+	stream  bool // it is answered by a stream, which lasts
 }
 
 // methods returns the procedures of the services for callers by their paths.
@@ -37,7 +39,8 @@ func methods() map[string]method {
 				field := m.Input().Fields().ByName("sandbox_id")
 				all["/"+string(service.FullName())+"/"+string(m.Name())] = method{
 					scope:   auth.Scope(api.ScopeOf(connect.Spec{Schema: m})),
-					sandbox: field != nil && m.Input().Fields().ByName("page") == nil}
+					sandbox: field != nil && m.Input().Fields().ByName("page") == nil,
+					stream:  m.IsStreamingServer()}
 			}
 		}
 	}
@@ -51,8 +54,8 @@ const ours = "/turnstone."
 // Handler returns a handler that authenticates the caller of each request and checks the scope of
 // the method before next reads anything of the body. The caller is the principal of the request's
 // context (auth.NewContext), else that of the token in the header Authorization. What is refused is
-// noted by a.
-func Handler(v auth.Verifier, next http.Handler, a Auditor) http.Handler {
+// noted by a. Of the calls that are admitted those of shares are served at one time, except streams.
+func Handler(v auth.Verifier, next http.Handler, a Auditor, shares *fair.Shares) http.Handler {
 	all := methods()
 	errors := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,8 +66,15 @@ func Handler(v auth.Verifier, next http.Handler, a Auditor) http.Handler {
 		}
 		r = withAddress(r)
 		p, err := admit(v, r, m)
+		ctx := auth.NewContext(r.Context(), p)
+		if err == nil && !m.stream {
+			var share *fair.Share
+			if ctx, share, err = shares.Enter(ctx, p.Tenant); err == nil {
+				defer share.Leave()
+			}
+		}
 		if err == nil {
-			next.ServeHTTP(w, r.WithContext(auth.NewContext(r.Context(), p)))
+			next.ServeHTTP(w, r.WithContext(ctx))
 			return
 		}
 		a.refused(r, p, known, err)
