@@ -195,7 +195,8 @@ func (s *Service) look(ctx context.Context, t Target) error {
 
 // label tells the sandboxes of one target from those of others. Nobody sees it.
 func (t Target) label() string {
-	return fmt.Sprintf("warm %s %d %d %d", t.template(), t.Machine.CPUs, t.Machine.Memory, t.Machine.Disk)
+	return fmt.Sprintf("warm %s %s %d %d %d", t.tenant(), t.template(), t.Machine.CPUs, t.Machine.Memory,
+		t.Machine.Disk)
 }
 
 // present returns the generation of a key's machines; empty: there is no such target.
