@@ -65,8 +65,7 @@ func isAt(f *os.File, path string) bool {
 }
 
 // Seal moves the folder, which is empty, to memory if cs is the view of a domain; a second call does
-// nothing. What is in it is
-// gone after Close, except the receipt, which is sealed on disk.
+// nothing. What is in it is gone after Close, except the receipt, which is sealed on disk.
 func (f *TurnFolder) Seal(cs *ContextStore) error {
 	if !cs.Sealed() || f.Dir == "" || f.Sealed() {
 		return nil
