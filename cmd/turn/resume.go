@@ -45,7 +45,8 @@ stack.
 
 The network follows the rules of a run of the same document today: requests beyond
 the host's default require --network on, --allow or --grant network. The turn may be
-imported; its record grants nothing.
+imported; its record grants nothing. An interrupted turn keeps the network and the
+rules that it began with: others are refused.
 
 Exit status: that of turn run.`
 }

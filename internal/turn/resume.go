@@ -3,12 +3,15 @@ package turn
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
+	"turnstone.dev/turnstone/internal/turn/netrecord"
 	"turnstone.dev/turnstone/internal/turn/place"
 )
 
@@ -40,6 +43,9 @@ func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
 	if err != nil {
 		return err
 	}
+	if err := r.keepsNetwork(ctx, cs, id); err != nil {
+		return err
+	}
 	at, err := place.Resume(ctx, cs, r.host.Repo, id)
 	if err != nil {
 		return err
@@ -68,6 +74,41 @@ func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
 	r.at, r.from, r.kept = at, from, &keptSteps{step: c.Step, record: rec}
 	r.info.ID, r.info.Started = id, rec.Started
 	return nil
+}
+
+// keepsNetwork rejects a network other than the one that the turn id began with: the turn's record
+// and what is signed of it have one network, which has to be that of all steps.
+func (r *run) keepsNetwork(ctx context.Context, cs *repo.ContextStore, id turnstone.TurnID) error {
+	c, err := cs.DB.Checkpoint(ctx, id)
+	if err != nil || c == nil { // Reopen says what the turn is
+		return err
+	}
+	rec, err := cs.ReadRecord(ctx, c.Record)
+	if err != nil {
+		return err
+	}
+	fail := func(format string, args ...any) error {
+		return turnstone.Errorf("executor.resume", turnstone.KindInvalid,
+			fmt.Sprintf("turn %d", rec.Number), format, args...).
+			WithHint("resume it with the network that it began with, or run its document again")
+	}
+	on := map[bool]string{true: "on", false: "off"}
+	if now, began := r.plan.Shape.Network, rec.Shape.Network; now != began {
+		return fail("its network was %s, and is %s now", on[began], on[now])
+	}
+	if began := netrecord.Spec(rec.Network); r.plan.Shape.Network &&
+		!sameRules(&began, &r.plan.Net.Asked) {
+		return fail("its network rules were others")
+	}
+	return nil
+}
+
+// sameRules reports whether a and b open and refuse the same. Who requested it does not matter: the
+// request of a resumed turn is its record's.
+func sameRules(a, b *turnstone.NetworkSpec) bool {
+	set := func(rules []string) []string { return slices.Compact(slices.Sorted(slices.Values(rules))) }
+	return slices.Equal(set(a.Allow), set(b.Allow)) && slices.Equal(set(a.Deny), set(b.Deny)) &&
+		a.Only == b.Only && a.Open == b.Open && a.NoHostCA == b.NoHostCA
 }
 
 // restore sets the results of the steps that finished before a resumed turn was interrupted.
