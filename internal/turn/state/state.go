@@ -5,8 +5,10 @@ package state
 import (
 	"context"
 	"encoding/json"
+	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
@@ -146,14 +148,40 @@ func (req *Request) read(ctx context.Context, s *sandbox.Sandbox, l *Collected,
 	if name := req.Secrets.Written().In(c.Cwd); name != "" {
 		return Leaked("the working directory", name)
 	}
+	env, cwd := req.text(env, c.Cwd)
 	slices.Sort(env)
 	b, err := json.Marshal(turnstone.TurnState{Format: repo.StateFormat, Image: req.Image,
-		Tree: ref, Env: env, Cwd: c.Cwd})
+		Tree: ref, Env: env, Cwd: cwd})
 	if err != nil {
 		return err
 	}
 	l.State, err = l.Batch.Put(ctx, b)
 	return err
+}
+
+// text returns what a state can hold of a session, which is text: JSON would replace other bytes, and
+// the next turn would begin with other values and in another directory.
+func (req *Request) text(env []string, cwd string) ([]string, string) {
+	var dropped []string
+	kept := slices.DeleteFunc(slices.Clone(env), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		bad := !utf8.ValidString(kv)
+		if bad {
+			dropped = append(dropped, strings.ToValidUTF8(name, "?"))
+		}
+		return bad
+	})
+	if len(dropped) > 0 {
+		req.Tell("not kept because they are not UTF-8: " + strings.Join(dropped, ", "))
+	}
+	at := cwd
+	for !utf8.ValidString(at) {
+		at = path.Dir(at)
+	}
+	if at != cwd {
+		req.Tell("the working directory is not kept, because its name is not UTF-8: next is " + at)
+	}
+	return kept, at
 }
 
 // hashOnly discards objects that are put, and reads the objects of its Getter.
