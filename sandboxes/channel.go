@@ -33,22 +33,33 @@ func (s *Store) Seal(ctx context.Context, id turnstone.SandboxID, seal Seal) (Ch
 		return ChannelKey{}, err
 	}
 	defer func() { _ = c.Close() }()
-	p := wire.SandboxSealParams{Statement: string(seal.Statement)}
-	for _, key := range seal.Clients {
-		p.Clients = append(p.Clients, channel.PublicKey(key).String())
-	}
-	if !seal.Expires.IsZero() {
-		p.Expires = seal.Expires.UTC().Format(time.RFC3339Nano)
-	}
-	if seal.Withdrawn != nil {
-		p.Withdrawn = channel.PublicKey(*seal.Withdrawn).String()
-	}
-	res, err := c.SandboxSeal(ctx, &p)
+	res, err := c.SandboxSeal(ctx, seal.params())
 	if err != nil {
 		return ChannelKey{}, s.access().EndReason(ctx, id, err)
 	}
+	return channelKey(id, res.Key)
+}
+
+// params returns the parameters of Sandbox.seal.
+func (s *Seal) params() *wire.SandboxSealParams {
+	p := &wire.SandboxSealParams{Statement: string(s.Statement)}
+	for _, key := range s.Clients {
+		p.Clients = append(p.Clients, channel.PublicKey(key).String())
+	}
+	if !s.Expires.IsZero() {
+		p.Expires = s.Expires.UTC().Format(time.RFC3339Nano)
+	}
+	if s.Withdrawn != nil {
+		p.Withdrawn = channel.PublicKey(*s.Withdrawn).String()
+	}
+	return p
+}
+
+// channelKey decodes the key that a sandbox's agent has answered.
+func channelKey(id turnstone.SandboxID, text string) (ChannelKey, error) {
 	var key channel.PublicKey
-	if err = key.UnmarshalText([]byte(res.Key)); err == nil {
+	err := key.UnmarshalText([]byte(text))
+	if err == nil {
 		err = key.Check()
 	}
 	if err != nil {

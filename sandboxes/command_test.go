@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/internal/sandboxtest"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/wire"
@@ -48,7 +49,7 @@ func held(t *testing.T) (s *Store, id turnstone.SandboxID, cut *atomic.Int64) {
 	m, err := sandboxtest.New(func(stream wire.LinkStream) { a.ServeConn(stream) })
 	check(err)
 	t.Cleanup(func() { _ = m.Close() })
-	l, err := listen(dir, socketFile)
+	l, err := ownsocket.Listen(dir, socketFile)
 	check(err)
 	r := newRelay(l, func() (wire.LinkStream, error) {
 		stream, err := m.Connect()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/substrate"
 )
 
@@ -289,7 +290,7 @@ func (c *control) close() {
 }
 
 func (c *control) accept() {
-	acceptPeers(c.listener, c.h.log, "a connection to the control", func(conn *net.UnixConn) {
+	ownsocket.Accept(c.listener, c.h.log, "a connection to the control", func(conn *net.UnixConn) {
 		select {
 		case c.slots <- struct{}{}:
 		default:

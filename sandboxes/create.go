@@ -158,6 +158,8 @@ type report struct {
 	Fault    *fault `json:"fault,omitempty"`
 	// Adopted is how long a spare machine took to get the settings of its user.
 	Adopted time.Duration `json:"adopted,omitempty"`
+	// Key is the key of a spare sandbox's channels; empty: it is made later.
+	Key string `json:"key,omitempty"`
 }
 
 // A fault is a *turnstone.Error between two processes.

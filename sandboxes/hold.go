@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes/performed"
 	"turnstone.dev/turnstone/wire"
@@ -90,7 +92,9 @@ type holder struct {
 
 	recorder *performed.Recorder // of a session's sandbox; nil: none
 	env      []string            // of the spec
-	adopted  time.Duration       // how long a spare machine took for it
+	adopter  Adopter             // the machine, if it was a spare one; else nil
+	adopted  time.Duration       // how long it took for its user's settings
+	sockets  []*net.UnixListener // that listen already: see listen
 	stop     chan struct{}       // closed when a client has asked for the end
 
 	forwards   chan struct{} // connections to ports of the sandbox
@@ -117,12 +121,21 @@ func (h *holder) apply(e event, reason string) error {
 		return err
 	}
 	h.log.Info("state", "state", next.State, "event", e, "reason", reason)
-	if err := writeInfo(h.dir, next); err != nil {
+	if err := next.write(h.dir, h.writer(e)); err != nil {
 		return err
 	}
 	h.info = next
 	h.count(h.commands)
 	return nil
+}
+
+// writer returns the function that writes the state after an event. A claim waits for no disk: the
+// machine does not survive a power loss anyway, and persist follows.
+func (h *holder) writer(e event) func(string, []byte, os.FileMode) error {
+	if h.adopter != nil && (e == "" || e == eventConfigured) {
+		return filestamp.Replace
+	}
+	return filestamp.WriteFile
 }
 
 // count moves the sandbox between ready and running, in memory only. h.mu is held.
@@ -158,6 +171,7 @@ func (h *holder) create(ctx context.Context, open Opener, in io.ReadCloser, tell
 		ready := h.info
 		h.mu.Unlock()
 		tell.send(report{Ready: &ready, Adopted: h.adopted})
+		h.persist()
 		return nil
 	}
 	if h.machine != nil {
@@ -243,7 +257,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent,
 		Session: spec.Belongs}
 	h.ttl, h.env = spec.TTL, spec.Env
-	if err := writeInfo(h.dir, h.info); err != nil {
+	if err := h.info.write(h.dir, h.writer("")); err != nil {
 		return createError(err)
 	}
 	if err := os.Rename(h.dir, h.store.path(h.id)); err != nil {
@@ -311,15 +325,10 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 			return err
 		}
 	}
-	var sockets [4]*net.UnixListener
-	for i, name := range []string{socketFile, controlFile, watchFile, channelFile} {
-		if sockets[i], err = listen(h.dir, name); err != nil {
-			for _, l := range sockets[:i] {
-				_ = l.Close()
-			}
-			return createError(err)
-		}
+	if err := h.listen(); err != nil {
+		return err
 	}
+	sockets := h.sockets
 	h.mu.Lock()
 	h.info.Template, h.info.TemplateSize = d.Template, d.TemplateSize
 	h.info.Substrate, h.info.Isolation = d.Substrate, d.Isolation
@@ -339,6 +348,35 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 	h.relay = newRelay(sockets[0], h.connect, h.log)
 	h.secret = newChannelRelay(sockets[3], h.connect, h.log)
 	h.ctl = newControl(context.WithoutCancel(ctx), h, sockets[1])
+	return nil
+}
+
+// persist makes the state of a claimed sandbox durable, after its answer.
+func (h *holder) persist() {
+	if h.adopter == nil {
+		return
+	}
+	dir := h.dir
+	go func() { // if it fails, a power loss leaves a damaged state.json of a sandbox that is dead
+		if err := errors.Join(filestamp.Sync(filepath.Join(dir, stateFile)),
+			filestamp.SyncDir(h.store.dir)); err != nil && exists(dir) {
+			h.log.Warn("the sandbox's state is not durable", "err", err)
+		}
+	}()
+}
+
+// listen creates the sandbox's sockets, unless they exist. Nobody is served yet.
+func (h *holder) listen() error {
+	for _, name := range []string{socketFile, controlFile, watchFile, channelFile}[len(h.sockets):] {
+		l, err := ownsocket.Listen(h.dir, name)
+		if err != nil {
+			for _, l := range h.sockets {
+				_ = l.Close()
+			}
+			return createError(err)
+		}
+		h.sockets = append(h.sockets, l)
+	}
 	return nil
 }
 

@@ -85,13 +85,16 @@ const (
 // maxState bounds the size of a state.json in bytes.
 const maxState = 1 << 20
 
-func writeInfo(dir string, i Info) error {
+func writeInfo(dir string, i Info) error { return i.write(dir, filestamp.WriteFile) }
+
+// write writes the state.json with one of the functions of package filestamp.
+func (i Info) write(dir string, write func(string, []byte, os.FileMode) error) error {
 	i.State = i.State.stored()
 	b, err := json.MarshalIndent(i, "", "  ")
 	if err != nil {
 		return err
 	}
-	return filestamp.WriteFile(filepath.Join(dir, stateFile), append(b, '\n'), 0o600)
+	return write(filepath.Join(dir, stateFile), append(b, '\n'), 0o600)
 }
 
 // readInfo reads the state.json of the sandbox id in dir.

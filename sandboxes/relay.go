@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -89,7 +90,7 @@ func (r *relay) close() {
 }
 
 func (r *relay) accept() {
-	acceptPeers(r.listener, r.log, "a connection", func(c *net.UnixConn) {
+	ownsocket.Accept(r.listener, r.log, "a connection", func(c *net.UnixConn) {
 		select {
 		case r.slots <- struct{}{}:
 		default:

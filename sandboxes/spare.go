@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/wire"
 )
 
 // An Adopter is a Machine of a spare sandbox: one that was started before anybody asked for it.
@@ -32,12 +33,14 @@ type Spare struct {
 	dir    string
 	asked  time.Time // when it answered last
 	used   bool      // it belongs to a user
+	key    string    // of its channels
 }
 
 // A spareRequest is a line to the holder of a spare sandbox. The answer is a report.
 type spareRequest struct {
-	ID   turnstone.SandboxID `json:"id,omitempty"` // a claim; empty: a question whether it lives
-	Spec Spec                `json:"spec"`
+	ID   turnstone.SandboxID     `json:"id,omitempty"` // a claim; empty: a question whether it lives
+	Spec Spec                    `json:"spec"`
+	Seal *wire.SandboxSealParams `json:"seal,omitempty"`
 }
 
 const opClaim turnstone.Op = "sandbox.claim"
@@ -66,14 +69,21 @@ func (s *Store) Prepare(ctx context.Context, spec Spec, progress func(string)) (
 	p := &Spare{store: s, holder: h, dir: filepath.Join(s.dir, sparePrefix+string(id)),
 		asked: time.Now()}
 	stop := context.AfterFunc(ctx, func() { h.interrupt(s.KillAfter) })
-	_, err = h.await(progress)
+	r, err := h.await(progress)
 	if stop(); err == nil && ctx.Err() == nil {
+		p.key = r.Key
 		return p, nil
 	}
 	if ctx.Err() != nil {
 		err = canceled(ctx, "sandbox.create")
 	}
 	return nil, errors.Join(err, p.Close(), os.RemoveAll(dir))
+}
+
+// Key returns the key of the sandbox's channels, as Store.Seal does, and whether there is one yet.
+func (p *Spare) Key() (key ChannelKey, ok bool) {
+	key, err := channelKey("", p.key)
+	return key, err == nil
 }
 
 // Ended is closed when the sandbox has died.
@@ -104,10 +114,10 @@ type Claimed struct {
 	Configure time.Duration // in which the machine got its settings
 }
 
-// Claim makes the spare sandbox the sandbox that spec describes, with spec.ID, as Create does. The
-// Spare is used up in any case. An error of kind KindUnavailable or KindDead says that this spare
+// Claim makes the spare sandbox the sandbox that spec describes, with spec.ID, as Create does, and
+// gives it a Seal of its Key; nil: none. The Spare is used up in any case. An error of kind KindUnavailable or KindDead says that this spare
 // sandbox cannot be the one of spec: Create may make another.
-func (p *Spare) Claim(ctx context.Context, spec Spec) (Claimed, error) {
+func (p *Spare) Claim(ctx context.Context, spec Spec, seal *Seal) (Claimed, error) {
 	err := spec.Check()
 	switch {
 	case p.used:
@@ -124,7 +134,11 @@ func (p *Spare) Claim(ctx context.Context, spec Spec) (Claimed, error) {
 	if err != nil {
 		return Claimed{}, errors.Join(err, p.Close())
 	}
-	r, err := p.ask(ctx, spareRequest{ID: spec.ID, Spec: spec})
+	q := spareRequest{ID: spec.ID, Spec: spec}
+	if seal != nil {
+		q.Seal = seal.params()
+	}
+	r, err := p.ask(ctx, q)
 	if err == nil {
 		p.used = true
 		_, _ = p.holder.input.Close(), p.holder.reports.Close()
@@ -196,25 +210,60 @@ func (h *holder) spare(ctx context.Context, open Opener, spec Spec, in *bufio.Re
 			"its machine is a %T, which cannot be claimed", m)
 	}
 	if err == nil {
+		err = h.listen()
+	}
+	var q spareRequest
+	if err == nil {
+		key := h.ownKey(ctx)
 		h.log.Info("ready for a claim")
-		tell.send(report{Ready: &Info{ID: h.id}})
-		spec, err = h.claimed(ctx, a, in, tell)
+		tell.send(report{Ready: &Info{ID: h.id}, Key: key})
+		q, err = h.claimed(ctx, a, in, tell)
 	}
 	if err != nil {
 		return spec, nil, errors.Join(err, h.unregistered())
 	}
-	return spec, func(ctx context.Context, id turnstone.SandboxID, spec Spec, _ func(string)) (
+	h.adopter = a
+	return q.Spec, func(ctx context.Context, id turnstone.SandboxID, spec Spec, _ func(string)) (
 		Machine, Details, error) {
 		began := time.Now()
+		sealed := make(chan error, 1)
+		go func() { sealed <- h.sealTo(ctx, q.Seal) }()
 		d, err := a.Adopt(ctx, id, spec)
+		err = errors.Join(err, <-sealed)
 		h.adopted = time.Since(began)
 		return m, d, err
 	}, nil
 }
 
+// ownKey makes the agent make the key of its channels, and returns it; empty: a later Seal does. The
+// agent of a spare machine has random numbers of its own, and no snapshot of it is ever taken.
+func (h *holder) ownKey(ctx context.Context) string {
+	var res *wire.SandboxSealResult
+	err := h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) (err error) {
+		res, err = c.SandboxSeal(ctx, new(wire.SandboxSealParams))
+		return err
+	})
+	if err != nil {
+		h.log.Info("no key before the claim", "err", err)
+		return ""
+	}
+	return res.Key
+}
+
+// sealTo gives the agent the statement for its user; nil: there is none. No socket is served yet.
+func (h *holder) sealTo(ctx context.Context, p *wire.SandboxSealParams) error {
+	if p == nil {
+		return nil
+	}
+	return h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) error {
+		_, err := c.SandboxSeal(ctx, p)
+		return err
+	})
+}
+
 // claimed waits for the claim, and answers whether the machine lives.
-func (h *holder) claimed(ctx context.Context, a Adopter, in *bufio.Reader, tell reporter) (Spec,
-	error) {
+func (h *holder) claimed(ctx context.Context, a Adopter, in *bufio.Reader, tell reporter) (
+	spareRequest, error) {
 	requests := make(chan spareRequest)
 	go func() {
 		defer close(requests)
@@ -236,26 +285,26 @@ func (h *holder) claimed(ctx context.Context, a Adopter, in *bufio.Reader, tell 
 	for {
 		select {
 		case <-ctx.Done():
-			return Spec{}, canceled(ctx, opClaim)
+			return spareRequest{}, canceled(ctx, opClaim)
 		case <-h.machine.Done():
-			return Spec{}, turnstone.NewError(opClaim, turnstone.KindDead, "the spare sandbox",
+			return spareRequest{}, turnstone.NewError(opClaim, turnstone.KindDead, "the spare sandbox",
 				fmt.Errorf("its machine ended: %w", errors.Join(h.machine.Err())))
 		case q, ok := <-requests:
 			switch {
 			case !ok:
-				return Spec{}, turnstone.NewError(opClaim, turnstone.KindCanceled,
+				return q, turnstone.NewError(opClaim, turnstone.KindCanceled,
 					"the spare sandbox", io.EOF)
 			case q.ID == "":
 				if err := a.Ping(ctx); err != nil {
-					return Spec{}, err
+					return q, err
 				}
 				tell.send(report{Ready: &Info{ID: h.id}})
 				continue
 			case !idForm.MatchString(string(q.ID)):
-				return Spec{}, notFound(string(q.ID))
+				return q, notFound(string(q.ID))
 			}
 			h.id = q.ID
-			return q.Spec, q.Spec.Check()
+			return q, q.Spec.Check()
 		}
 	}
 }
@@ -268,6 +317,9 @@ func (h *holder) unregistered() error {
 	var err error
 	if h.machine != nil {
 		err = h.machine.Close()
+	}
+	for _, l := range h.sockets {
+		_ = l.Close()
 	}
 	return errors.Join(err, os.RemoveAll(h.dir))
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/sandboxtest"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
@@ -46,9 +47,23 @@ func (m spareMachine) Ping(context.Context) error {
 	return nil
 }
 
+// A realSpare is a machine with a real agent, which can be claimed.
+type realSpare struct{ *realAgent }
+
+func (realSpare) Adopt(context.Context, turnstone.SandboxID, sandboxes.Spec) (sandboxes.Details,
+	error) {
+	return sandboxes.Details{Substrate: "fake"}, nil
+}
+
+func (realSpare) Ping(context.Context) error { return nil }
+
 // openSpare is openFake for a spare sandbox.
 func openSpare(spec sandboxes.Spec) (sandboxes.Machine, sandboxes.Details, error) {
 	d := sandboxes.Details{Substrate: "fake"}
+	if spec.Image == "agent" {
+		r, err := openReal()
+		return realSpare{r}, d, err
+	}
 	m, err := sandboxtest.New(sandboxtest.Serve(fake(false)))
 	if err != nil {
 		return nil, d, err
@@ -107,7 +122,7 @@ func TestClaim(t *testing.T) {
 	}
 	sp := spec("fine")
 	sp.ID, sp.Name, sp.Env, sp.TTL = turnstone.NewSandboxID(), "work", []string{"A=1"}, time.Hour
-	c, err := p.Claim(t.Context(), sp)
+	c, err := p.Claim(t.Context(), sp, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,11 +136,75 @@ func TestClaim(t *testing.T) {
 		t.Errorf("the folder has %v", all)
 	}
 	sp.ID = turnstone.NewSandboxID()
-	if _, err := p.Claim(t.Context(), sp); err == nil {
+	if _, err := p.Claim(t.Context(), sp, nil); err == nil {
 		t.Error("a sandbox was claimed twice")
 	}
 	if i, err := s.Get(i.ID); err != nil || i.State != sandboxes.StateReady {
 		t.Errorf("after another claim: %+v, %v", i, err)
+	}
+}
+
+// TestClaimSealed: a claim admits its client to the channel, by the key that the sandbox had before,
+// and nobody else.
+func TestClaimSealed(t *testing.T) {
+	s := newStore(t)
+	p := prepare(t, s, "agent")
+	own, ok := p.Key()
+	if !ok {
+		t.Fatal("it has no key")
+	}
+	other, _ := prepare(t, s, "agent").Key()
+	if own == other {
+		t.Error("two sandboxes have one key")
+	}
+	c := channel.ClientConfig{Key: channel.NewKeyPair(), Server: channel.PublicKey(own),
+		Statement: turnstone.DigestBytes([]byte("statement"))}
+	sp := spec("agent")
+	sp.ID = turnstone.NewSandboxID()
+	if _, err := p.Claim(t.Context(), sp, &sandboxes.Seal{Statement: c.Statement,
+		Clients: []sandboxes.ChannelKey{sandboxes.ChannelKey(c.Key.Public)},
+		Expires: time.Now().Add(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	stranger := c
+	stranger.Key = channel.NewKeyPair()
+	for _, one := range []struct {
+		config channel.ClientConfig
+		may    bool
+	}{{c, true}, {stranger, false}} {
+		stream, err := s.OpenChannel(t.Context(), sp.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := channel.Client(t.Context(), stream, one.config)
+		if (err == nil) != one.may {
+			t.Errorf("%t: %v", one.may, err)
+		}
+		if err == nil {
+			client := wire.NewClient(conn)
+			if _, err := client.SandboxGetVersion(t.Context()); err != nil {
+				t.Error(err)
+			}
+			_ = client.Close()
+		}
+	}
+	if again, err := s.Seal(t.Context(), sp.ID, sandboxes.Seal{}); err != nil || again != own {
+		t.Errorf("%v; the key became another one: %t", err, again != own)
+	}
+}
+
+// TestClaimWithBadSeal: a claim whose statement the agent refuses leaves nothing.
+func TestClaimWithBadSeal(t *testing.T) {
+	s := newStore(t)
+	sp := spec("agent")
+	sp.ID = turnstone.NewSandboxID()
+	_, err := prepare(t, s, "agent").Claim(t.Context(), sp, &sandboxes.Seal{
+		Clients: make([]sandboxes.ChannelKey, 1)})
+	if err == nil {
+		t.Error("it was claimed")
+	}
+	if all := files(t, s); len(all) != 0 {
+		t.Errorf("the folder has %v", all)
 	}
 }
 
@@ -152,7 +231,7 @@ func TestRefusedClaims(t *testing.T) {
 		if c.change != nil {
 			c.change(&sp)
 		}
-		if _, err := p.Claim(t.Context(), sp); turnstone.KindOf(err) != c.kind {
+		if _, err := p.Claim(t.Context(), sp, nil); turnstone.KindOf(err) != c.kind {
 			t.Errorf("%s: %v (%s)", c.image, err, turnstone.KindOf(err))
 		}
 		if all := files(t, s); !slices.Equal(all, []string{string(taken.ID)}) {
@@ -170,7 +249,7 @@ func TestClaimCanceled(t *testing.T) {
 	sp := spec("slow")
 	sp.ID = turnstone.NewSandboxID()
 	s.KillAfter = 100 * time.Millisecond
-	if _, err := p.Claim(ctx, sp); turnstone.KindOf(err) != turnstone.KindCanceled {
+	if _, err := p.Claim(ctx, sp, nil); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("%v", err)
 	}
 	if all := files(t, s); len(all) != 0 {
@@ -215,7 +294,7 @@ func TestSpareDies(t *testing.T) {
 	}
 	sp := spec("fine")
 	sp.ID = turnstone.NewSandboxID()
-	if _, err := p.Claim(t.Context(), sp); turnstone.KindOf(err) != turnstone.KindDead {
+	if _, err := p.Claim(t.Context(), sp, nil); turnstone.KindOf(err) != turnstone.KindDead {
 		t.Errorf("%v", err)
 	}
 	if all := files(t, s); len(all) != 0 {
@@ -299,7 +378,7 @@ func TestSpareIsFollowed(t *testing.T) {
 	p := prepare(t, s, "fine")
 	sp := spec("fine")
 	sp.ID = turnstone.NewSandboxID()
-	if _, err := p.Claim(t.Context(), sp); err != nil {
+	if _, err := p.Claim(t.Context(), sp, nil); err != nil {
 		t.Fatal(err)
 	}
 	conn, err := s.Dial(t.Context(), sp.ID)

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -243,7 +244,7 @@ func (s *Store) dial(ctx context.Context, id turnstone.SandboxID,
 		e.Hint = "create a new sandbox with turn sandbox create"
 		return nil, e
 	}
-	c, err := dial(ctx, s.path(id), socket)
+	c, err := ownsocket.Dial(ctx, s.path(id), socket)
 	if err == nil {
 		return c, nil
 	}

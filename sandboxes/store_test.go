@@ -145,6 +145,12 @@ func (s counts) Activity(ctx context.Context, c *wire.Conn) (*wire.SandboxActivi
 	return &wire.SandboxActivityResult{Running: s.a.running}, nil
 }
 
+// Seal refuses: the fake has no channels.
+func (counts) Seal(context.Context, *wire.Conn, *wire.SandboxSealParams) (*wire.SandboxSealResult,
+	error) {
+	return nil, turnstone.Errorf("test", turnstone.KindUnavailable, "the key", "cannot be made")
+}
+
 func (s counts) SetDefaults(_ context.Context, _ *wire.Conn,
 	p *wire.SandboxSetDefaultsParams) error {
 	s.a.mu.Lock()

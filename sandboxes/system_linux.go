@@ -4,7 +4,6 @@ package sandboxes
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"syscall"
@@ -56,29 +55,6 @@ func connPair() (net.Conn, *os.File, error) {
 		return nil, nil, err
 	}
 	return conn, os.NewFile(uintptr(fds[1]), "forward"), nil
-}
-
-// checkPeer rejects connections of users other than the holder's user and root, for file systems
-// that do not enforce the folder's permissions, such as some network file systems.
-func checkPeer(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return credErr
-	}
-	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d may not use this sandbox", cred.Uid)
-	}
-	return nil
 }
 
 // ownSession starts a process in a session of its own, so that it survives its terminal.

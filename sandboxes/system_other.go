@@ -20,8 +20,6 @@ func descriptors([]byte) []int { return nil }
 
 func connPair() (net.Conn, *os.File, error) { return nil, nil, onlyLinux() }
 
-func checkPeer(*net.UnixConn) error { return onlyLinux() }
-
 func ownSession() *syscall.SysProcAttr { return nil }
 
 func lockFolder(*os.File) (bool, error) { return false, onlyLinux() }

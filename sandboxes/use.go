@@ -104,6 +104,13 @@ func (h *holder) followFirst(ctx context.Context, d Details) error {
 // setDefaults tells the agent what commands get that name no directory and no user: clients of
 // encrypted channels do not know them.
 func (h *holder) setDefaults(ctx context.Context, d Details) error {
+	return h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) error {
+		return c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User})
+	})
+}
+
+// withAgent calls f with a connection to the agent, which has to answer in followTime.
+func (h *holder) withAgent(ctx context.Context, f func(context.Context, *wire.Conn) error) error {
 	s, err := h.machine.Connect()
 	if err != nil {
 		return err
@@ -112,7 +119,7 @@ func (h *holder) setDefaults(ctx context.Context, d Details) error {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, followTime)
 	defer cancel()
-	return c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User})
+	return f(ctx, c)
 }
 
 // followAgain continues after a machine's connections have ended. If that fails, the sandbox counts

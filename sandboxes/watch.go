@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/ownsocket"
 )
 
 // The watch socket of a sandbox carries lines of JSON to its reader: the sandbox (Info) as it is,
@@ -75,7 +76,7 @@ func (w *watched) close() {
 }
 
 func (w *watched) accept() {
-	acceptPeers(w.listener, w.log, "a watcher", func(conn *net.UnixConn) {
+	ownsocket.Accept(w.listener, w.log, "a watcher", func(conn *net.UnixConn) {
 		select {
 		case w.slots <- struct{}{}:
 			w.wg.Go(func() {
@@ -130,7 +131,7 @@ type watcher struct {
 }
 
 func (s *Store) watcher(ctx context.Context, id turnstone.SandboxID) (*watcher, error) {
-	conn, err := dial(ctx, s.path(id), watchFile)
+	conn, err := ownsocket.Dial(ctx, s.path(id), watchFile)
 	if err != nil {
 		return nil, err
 	}

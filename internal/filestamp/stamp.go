@@ -4,6 +4,7 @@ package filestamp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -107,7 +108,34 @@ func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
 
 // WriteFile atomically and durably writes b to path: readers, also after a power loss, see either
 // the old file or the new file.
-func WriteFile(path string, b []byte, mode os.FileMode) (err error) {
+func WriteFile(path string, b []byte, mode os.FileMode) error {
+	if err := replace(path, b, mode, (*os.File).Sync); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// Replace atomically writes b to path: readers, also after the end of this process, see either the
+// old file or the new file. Until a following Sync has returned, a power loss may leave an empty
+// file, or the old one.
+func Replace(path string, b []byte, mode os.FileMode) error {
+	return replace(path, b, mode, func(*os.File) error { return nil })
+}
+
+// Sync makes a file that Replace has written durable.
+func Sync(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// replace writes to a temporary file, which then gets its name.
+func replace(path string, b []byte, mode os.FileMode, sync func(*os.File) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
@@ -124,16 +152,13 @@ func WriteFile(path string, b []byte, mode os.FileMode) (err error) {
 	if err = f.Chmod(mode); err != nil {
 		return err
 	}
-	if err = f.Sync(); err != nil {
+	if err = sync(f); err != nil {
 		return err
 	}
 	if err = f.Close(); err != nil {
 		return err
 	}
-	if err = os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(path))
+	return os.Rename(f.Name(), path)
 }
 
 func (s Stamp) same(t Stamp) bool {

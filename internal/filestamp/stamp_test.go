@@ -2,6 +2,7 @@ package filestamp
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -82,8 +83,12 @@ func TestCheckStopsWithItsContext(t *testing.T) {
 func TestWriteFileReplaces(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
-	for _, content := range []string{"one", "two"} {
-		if err := WriteFile(path, []byte(content), 0o640); err != nil {
+	for content, write := range map[string]func(string, []byte, os.FileMode) error{"one": WriteFile,
+		"two": Replace, "three": WriteFile} {
+		if err := write(path, []byte(content), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		if err := Sync(path); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(path)
@@ -94,5 +99,8 @@ func TestWriteFileReplaces(t *testing.T) {
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != 1 {
 		t.Fatalf("left behind: %v", entries)
+	}
+	if err := Sync(filepath.Join(dir, "other")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is not there: %v", err)
 	}
 }

@@ -115,6 +115,10 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 		Substrate: s.Substrate(),
 		Isolation: s.Isolation(), Workdir: workdir, User: t.User}
 	if spec.Spare {
+		if err := rehearse(ctx, s.Client(), d.User); err != nil {
+			_ = s.Close()
+			return nil, none, err
+		}
 		return &spare{s, h, spec, d}, d, nil
 	}
 	return s, d, nil

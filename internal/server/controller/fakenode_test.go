@@ -14,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
@@ -262,6 +263,7 @@ func (n *fakeNode) CreateSandbox(ctx context.Context,
 		}
 		x := n.newSandbox(r.Msg.Principal.Tenant, r.Msg.SandboxId, "", m)
 		return &v1.CreateSandboxResponse{Sandbox: x.Sandbox,
+			Phases:  []*v1.Phase{{Name: "create", Took: durationpb.New(time.Second)}},
 			Channel: n.channel(m.Client, "/turnstone/v1/sandboxes/"+r.Msg.SandboxId+"/channel")}, nil
 	})
 }

@@ -149,7 +149,11 @@ func (c *Controller) made(ctx context.Context, p auth.Principal, o records.Objec
 	if after.State.Final() {
 		return nil, unfit("sandbox.create", o.ID, "is %s: %s", after.State, after.Reason)
 	}
-	return c.withToken(ctx, p, after, answer.Channel)
+	out, err := c.withToken(ctx, p, after, answer.Channel)
+	if err == nil {
+		out.Phases = answer.Phases
+	}
+	return out, err
 }
 
 // defaultLife is the life of a sandbox's token if neither the sandbox nor the caller's token ends.

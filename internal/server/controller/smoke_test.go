@@ -2,6 +2,7 @@ package controller
 
 import (
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -17,6 +18,9 @@ func TestSandboxLife(t *testing.T) {
 	if made.Sandbox.State != v1.SandboxState_SANDBOX_STATE_READY || made.Channel == nil ||
 		made.AuthToken == "" || made.Sandbox.Node != "a" || made.Sandbox.Template != "base" {
 		t.Fatalf("%v", made.Sandbox)
+	}
+	if len(made.Phases) != 1 || made.Phases[0].Took.AsDuration() != time.Second {
+		t.Errorf("the phases of the node are %v", made.Phases)
 	}
 	got, err := c.sandboxes.PauseSandbox(t.Context(), ask(&v1.PauseSandboxRequest{SandboxId: id}))
 	must(t, err)

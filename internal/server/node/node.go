@@ -191,12 +191,11 @@ func (n *Node) AttestSandbox(ctx context.Context, id turnstone.SandboxID, c Clie
 		}
 	}
 	for range sealTries {
-		s, err := n.sign(ctx, c, attest.Statement{Sandbox: id, ServerKey: own})
+		s, seal, err := n.SignSandbox(ctx, id, own, c)
 		if err != nil {
 			return nil, err
 		}
-		now, err := n.o.Sandboxes.Seal(ctx, id, sandboxes.Seal{Statement: s.Digest,
-			Clients: []sandboxes.ChannelKey{c.Key}, Expires: s.Expires})
+		now, err := n.o.Sandboxes.Seal(ctx, id, seal)
 		if err != nil {
 			return nil, err
 		}
@@ -209,6 +208,21 @@ func (n *Node) AttestSandbox(ctx context.Context, id turnstone.SandboxID, c Clie
 	return nil, turnstone.Errorf("sandbox.attest", turnstone.KindUnavailable, "sandbox "+string(id),
 		"has another key again and again").WithHint("try again")
 }
+
+// SignSandbox is AttestSandbox for a sandbox whose key is known, and whose agent is given the seal by
+// another way. Sealed follows.
+func (n *Node) SignSandbox(ctx context.Context, id turnstone.SandboxID, own sandboxes.ChannelKey,
+	c Client) (*attest.Signed, sandboxes.Seal, error) {
+	s, err := n.sign(ctx, c, attest.Statement{Sandbox: id, ServerKey: own})
+	if err != nil {
+		return nil, sandboxes.Seal{}, err
+	}
+	return s, sandboxes.Seal{Statement: s.Digest, Clients: []sandboxes.ChannelKey{c.Key},
+		Expires: s.Expires}, nil
+}
+
+// Sealed notes the key of a sandbox whose agent was given a seal.
+func (n *Node) Sealed(id turnstone.SandboxID, own sandboxes.ChannelKey) { n.keys.set(id, own) }
 
 // Withdraw makes the agent of a sandbox forget the statements that admit a client, which may have
 // kept them for later connections.

@@ -17,7 +17,7 @@ func (db *DB) Change(ctx context.Context, node string, kind Kind, id string, c C
 		return Object{}, err
 	}
 	pool := db.durable
-	if c.activity(kind) {
+	if c.reported(kind) {
 		pool = db.soft
 	}
 	var after Object
@@ -34,14 +34,17 @@ func (db *DB) Change(ctx context.Context, node string, kind Kind, id string, c C
 	return after, err
 }
 
-// activity reports a change that the node reports again if it is lost.
-func (c *Change) activity(kind Kind) bool {
+// reported reports a change that the node reports again if it is lost.
+func (c *Change) reported(kind Kind) bool {
 	if kind != Sandbox || c.Result != "" || c.Reason != "" || c.Paused != nil || c.Name != nil ||
-		c.Session != nil || c.Detail != nil || c.Expires != nil {
+		c.Session != nil || c.Expires != nil {
 		return false
 	}
-	return c.Event == CommandStarted || c.Event == CommandsEnded || c.State == Ready ||
-		c.State == Running
+	if c.Event == Configured { // a repetition of the call makes the node answer the same sandbox
+		return true
+	}
+	return c.Detail == nil && (c.Event == CommandStarted || c.Event == CommandsEnded || c.State == Ready ||
+		c.State == Running)
 }
 
 func (c *Change) check(kind Kind) error {

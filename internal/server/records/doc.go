@@ -14,7 +14,8 @@ import (
 )
 
 // A Store keeps records. Its methods are safe for concurrent use. A change is durable when its
-// method returns, except of a state between ready and running, which the node reports again.
+// method returns, except of what the node reports again: that a sandbox is configured, and its states
+// ready and running.
 type Store interface {
 	Objects
 	Tokens

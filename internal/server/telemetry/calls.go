@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/trail"
 )
 
@@ -64,6 +65,7 @@ func (t callInterceptor) ended(ctx context.Context, span trace.Span, name string
 			span.SetStatus(codes.Error, "") // its text may quote the caller
 		} else if answer != nil {
 			span.SetAttributes(objects(answer.Any())...)
+			t.phases(ctx, answer.Any(), took)
 		}
 	}
 	span.End()
@@ -73,6 +75,20 @@ func (t callInterceptor) ended(ctx context.Context, span trace.Span, name string
 	}
 	t.log.LogAttrs(ctx, slog.LevelDebug, "call", slog.String("role", t.role),
 		slog.String("method", name), slog.String("code", code), slog.Duration("time", took))
+}
+
+// phases makes a span of each phase that a node's answer names, of a call that took a time.
+func (t callInterceptor) phases(ctx context.Context, answer any, took time.Duration) {
+	a, ok := answer.(interface{ GetPhases() []*v1.Phase })
+	if !ok || t.role != config.Node {
+		return
+	}
+	began := time.Now().Add(-took)
+	for _, p := range a.GetPhases() {
+		at := began.Add(p.GetAfter().AsDuration())
+		_, span := t.tracer.Start(ctx, "node phase "+p.GetName(), trace.WithTimestamp(at))
+		span.End(trace.WithTimestamp(at.Add(p.GetTook().AsDuration())))
+	}
 }
 
 // objects returns the IDs of a created sandbox or turn, which the server has chosen.

@@ -20,6 +20,7 @@ import (
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -156,6 +157,38 @@ func TestTrace(t *testing.T) {
 	}
 	if bytes.Contains(s.raw.Bytes(), []byte("marker")) {
 		t.Error("the collector gets content")
+	}
+}
+
+// TestNodePhases: the phases of a sandbox's creation are spans below the call at the node, with their
+// times, and at no other role.
+func TestNodePhases(t *testing.T) {
+	s := newSink(t)
+	tel, err := Open(t.Context(), Options{Settings: config.Telemetry{Endpoint: s.URL, Sample: 100,
+		Interval: time.Hour}})
+	check(t, err)
+	answer := connect.NewResponse(&v1.CreateSandboxResponse{Phases: []*v1.Phase{
+		{Name: "queue", Took: durationpb.New(time.Millisecond)},
+		{Name: "take", Took: durationpb.New(2 * time.Millisecond),
+			After: durationpb.New(time.Millisecond)}}})
+	for _, role := range []string{config.Controller, config.Node} {
+		_, err := tel.Calls(role).WrapUnary(func(context.Context, connect.AnyRequest) (
+			connect.AnyResponse, error) {
+			return answer, nil
+		})(t.Context(), connect.NewRequest(&v1.CreateSandboxRequest{}))
+		check(t, err)
+	}
+	check(t, tel.Close())
+	queue, take := s.one(t, "node phase queue"), s.one(t, "node phase take")
+	for _, x := range []*tracev1.Span{queue, take} {
+		if !bytes.Equal(x.TraceId, queue.TraceId) || len(x.ParentSpanId) == 0 ||
+			!bytes.Equal(x.ParentSpanId, queue.ParentSpanId) {
+			t.Errorf("%s is not a child of the call", x.Name)
+		}
+	}
+	if took := take.EndTimeUnixNano - take.StartTimeUnixNano; took != 2_000_000 ||
+		take.StartTimeUnixNano != queue.EndTimeUnixNano {
+		t.Errorf("take: %d ns, %d ns after queue", took, take.StartTimeUnixNano-queue.EndTimeUnixNano)
 	}
 }
 

@@ -179,8 +179,10 @@ func (*GetNodeRequest) Descriptor() ([]byte, []int) {
 }
 
 type GetNodeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// The sandboxes that wait for a claim, for each kind.
+	Warm          []*WarmSandboxes `protobuf:"bytes,2,rep,name=warm,proto3" json:"warm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -222,6 +224,159 @@ func (x *GetNodeResponse) GetNode() *Node {
 	return nil
 }
 
+func (x *GetNodeResponse) GetWarm() []*WarmSandboxes {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+// WarmSandboxes are the sandboxes of one kind that wait for a claim.
+type WarmSandboxes struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Template string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	Machine  *Machine               `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	// How many should wait, at least and at most.
+	Min uint32 `protobuf:"varint,4,opt,name=min,proto3" json:"min,omitempty"`
+	Max uint32 `protobuf:"varint,5,opt,name=max,proto3" json:"max,omitempty"`
+	// How many wait, and how many are being made now.
+	Ready  uint32 `protobuf:"varint,6,opt,name=ready,proto3" json:"ready,omitempty"`
+	Making uint32 `protobuf:"varint,7,opt,name=making,proto3" json:"making,omitempty"`
+	// Claims that wait for one.
+	Queued uint32 `protobuf:"varint,8,opt,name=queued,proto3" json:"queued,omitempty"`
+	// Since the node's process began: sandboxes that were claimed, that were made, that could not be
+	// made, that died while they waited, and that were closed because their memory was needed.
+	Claimed       uint64 `protobuf:"varint,9,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	Made          uint64 `protobuf:"varint,10,opt,name=made,proto3" json:"made,omitempty"`
+	Failed        uint64 `protobuf:"varint,11,opt,name=failed,proto3" json:"failed,omitempty"`
+	Died          uint64 `protobuf:"varint,12,opt,name=died,proto3" json:"died,omitempty"`
+	Evicted       uint64 `protobuf:"varint,13,opt,name=evicted,proto3" json:"evicted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarmSandboxes) Reset() {
+	*x = WarmSandboxes{}
+	mi := &file_turnstone_v1_node_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarmSandboxes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarmSandboxes) ProtoMessage() {}
+
+func (x *WarmSandboxes) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_node_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarmSandboxes.ProtoReflect.Descriptor instead.
+func (*WarmSandboxes) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *WarmSandboxes) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *WarmSandboxes) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *WarmSandboxes) GetMachine() *Machine {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *WarmSandboxes) GetMin() uint32 {
+	if x != nil {
+		return x.Min
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetMax() uint32 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetReady() uint32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetMaking() uint32 {
+	if x != nil {
+		return x.Making
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetClaimed() uint64 {
+	if x != nil {
+		return x.Claimed
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetMade() uint64 {
+	if x != nil {
+		return x.Made
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetDied() uint64 {
+	if x != nil {
+		return x.Died
+	}
+	return 0
+}
+
+func (x *WarmSandboxes) GetEvicted() uint64 {
+	if x != nil {
+		return x.Evicted
+	}
+	return 0
+}
+
 // Node describes a node.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -246,7 +401,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[3]
+	mi := &file_turnstone_v1_node_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -258,7 +413,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[3]
+	mi := &file_turnstone_v1_node_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -271,7 +426,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{3}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Node) GetName() string {
@@ -345,7 +500,7 @@ type WatchNodeRequest struct {
 
 func (x *WatchNodeRequest) Reset() {
 	*x = WatchNodeRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[4]
+	mi := &file_turnstone_v1_node_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +512,7 @@ func (x *WatchNodeRequest) String() string {
 func (*WatchNodeRequest) ProtoMessage() {}
 
 func (x *WatchNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[4]
+	mi := &file_turnstone_v1_node_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,7 +525,7 @@ func (x *WatchNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchNodeRequest.ProtoReflect.Descriptor instead.
 func (*WatchNodeRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{4}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{5}
 }
 
 // WatchNodeResponse is one event.
@@ -392,7 +547,7 @@ type WatchNodeResponse struct {
 
 func (x *WatchNodeResponse) Reset() {
 	*x = WatchNodeResponse{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	mi := &file_turnstone_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +559,7 @@ func (x *WatchNodeResponse) String() string {
 func (*WatchNodeResponse) ProtoMessage() {}
 
 func (x *WatchNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	mi := &file_turnstone_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +572,7 @@ func (x *WatchNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchNodeResponse.ProtoReflect.Descriptor instead.
 func (*WatchNodeResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WatchNodeResponse) GetEvent() WatchEvent {
@@ -539,7 +694,7 @@ type OwnedSandbox struct {
 
 func (x *OwnedSandbox) Reset() {
 	*x = OwnedSandbox{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[6]
+	mi := &file_turnstone_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +706,7 @@ func (x *OwnedSandbox) String() string {
 func (*OwnedSandbox) ProtoMessage() {}
 
 func (x *OwnedSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[6]
+	mi := &file_turnstone_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +719,7 @@ func (x *OwnedSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSandbox.ProtoReflect.Descriptor instead.
 func (*OwnedSandbox) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *OwnedSandbox) GetTenant() string {
@@ -592,7 +747,7 @@ type OwnedTurn struct {
 
 func (x *OwnedTurn) Reset() {
 	*x = OwnedTurn{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[7]
+	mi := &file_turnstone_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -604,7 +759,7 @@ func (x *OwnedTurn) String() string {
 func (*OwnedTurn) ProtoMessage() {}
 
 func (x *OwnedTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[7]
+	mi := &file_turnstone_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -617,7 +772,7 @@ func (x *OwnedTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedTurn.ProtoReflect.Descriptor instead.
 func (*OwnedTurn) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OwnedTurn) GetTenant() string {
@@ -645,7 +800,7 @@ type OwnedSession struct {
 
 func (x *OwnedSession) Reset() {
 	*x = OwnedSession{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[8]
+	mi := &file_turnstone_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +812,7 @@ func (x *OwnedSession) String() string {
 func (*OwnedSession) ProtoMessage() {}
 
 func (x *OwnedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[8]
+	mi := &file_turnstone_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +825,7 @@ func (x *OwnedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSession.ProtoReflect.Descriptor instead.
 func (*OwnedSession) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OwnedSession) GetTenant() string {
@@ -698,7 +853,7 @@ type OwnedSnapshot struct {
 
 func (x *OwnedSnapshot) Reset() {
 	*x = OwnedSnapshot{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[9]
+	mi := &file_turnstone_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +865,7 @@ func (x *OwnedSnapshot) String() string {
 func (*OwnedSnapshot) ProtoMessage() {}
 
 func (x *OwnedSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[9]
+	mi := &file_turnstone_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +878,7 @@ func (x *OwnedSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSnapshot.ProtoReflect.Descriptor instead.
 func (*OwnedSnapshot) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OwnedSnapshot) GetTenant() string {
@@ -754,7 +909,7 @@ type NodeServiceCreateSandboxRequest struct {
 
 func (x *NodeServiceCreateSandboxRequest) Reset() {
 	*x = NodeServiceCreateSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[10]
+	mi := &file_turnstone_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +921,7 @@ func (x *NodeServiceCreateSandboxRequest) String() string {
 func (*NodeServiceCreateSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceCreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[10]
+	mi := &file_turnstone_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +934,7 @@ func (x *NodeServiceCreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeServiceCreateSandboxRequest) GetPrincipal() *Principal {
@@ -828,7 +983,7 @@ type NodeServiceConnectSandboxRequest struct {
 
 func (x *NodeServiceConnectSandboxRequest) Reset() {
 	*x = NodeServiceConnectSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[11]
+	mi := &file_turnstone_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +995,7 @@ func (x *NodeServiceConnectSandboxRequest) String() string {
 func (*NodeServiceConnectSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[11]
+	mi := &file_turnstone_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +1008,7 @@ func (x *NodeServiceConnectSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeServiceConnectSandboxRequest) GetPrincipal() *Principal {
@@ -921,7 +1076,7 @@ type NodeServiceDeleteSandboxRequest struct {
 
 func (x *NodeServiceDeleteSandboxRequest) Reset() {
 	*x = NodeServiceDeleteSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[12]
+	mi := &file_turnstone_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1088,7 @@ func (x *NodeServiceDeleteSandboxRequest) String() string {
 func (*NodeServiceDeleteSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[12]
+	mi := &file_turnstone_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1101,7 @@ func (x *NodeServiceDeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeServiceDeleteSandboxRequest) GetPrincipal() *Principal {
@@ -973,7 +1128,7 @@ type NodeServicePauseSandboxRequest struct {
 
 func (x *NodeServicePauseSandboxRequest) Reset() {
 	*x = NodeServicePauseSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[13]
+	mi := &file_turnstone_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1140,7 @@ func (x *NodeServicePauseSandboxRequest) String() string {
 func (*NodeServicePauseSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServicePauseSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[13]
+	mi := &file_turnstone_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1153,7 @@ func (x *NodeServicePauseSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServicePauseSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServicePauseSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeServicePauseSandboxRequest) GetPrincipal() *Principal {
@@ -1025,7 +1180,7 @@ type NodeServiceResumeSandboxRequest struct {
 
 func (x *NodeServiceResumeSandboxRequest) Reset() {
 	*x = NodeServiceResumeSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[14]
+	mi := &file_turnstone_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1192,7 @@ func (x *NodeServiceResumeSandboxRequest) String() string {
 func (*NodeServiceResumeSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceResumeSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[14]
+	mi := &file_turnstone_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1205,7 @@ func (x *NodeServiceResumeSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceResumeSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceResumeSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeServiceResumeSandboxRequest) GetPrincipal() *Principal {
@@ -1079,7 +1234,7 @@ type NodeServiceForkSandboxRequest struct {
 
 func (x *NodeServiceForkSandboxRequest) Reset() {
 	*x = NodeServiceForkSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[15]
+	mi := &file_turnstone_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1091,7 +1246,7 @@ func (x *NodeServiceForkSandboxRequest) String() string {
 func (*NodeServiceForkSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceForkSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[15]
+	mi := &file_turnstone_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1104,7 +1259,7 @@ func (x *NodeServiceForkSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceForkSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceForkSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeServiceForkSandboxRequest) GetPrincipal() *Principal {
@@ -1140,7 +1295,7 @@ type NodeServiceSnapshotSandboxRequest struct {
 
 func (x *NodeServiceSnapshotSandboxRequest) Reset() {
 	*x = NodeServiceSnapshotSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[16]
+	mi := &file_turnstone_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1307,7 @@ func (x *NodeServiceSnapshotSandboxRequest) String() string {
 func (*NodeServiceSnapshotSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceSnapshotSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[16]
+	mi := &file_turnstone_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1320,7 @@ func (x *NodeServiceSnapshotSandboxRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use NodeServiceSnapshotSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceSnapshotSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeServiceSnapshotSandboxRequest) GetPrincipal() *Principal {
@@ -1199,7 +1354,7 @@ type NodeServiceDeleteSnapshotRequest struct {
 
 func (x *NodeServiceDeleteSnapshotRequest) Reset() {
 	*x = NodeServiceDeleteSnapshotRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[17]
+	mi := &file_turnstone_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1366,7 @@ func (x *NodeServiceDeleteSnapshotRequest) String() string {
 func (*NodeServiceDeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[17]
+	mi := &file_turnstone_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1379,7 @@ func (x *NodeServiceDeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeServiceDeleteSnapshotRequest) GetPrincipal() *Principal {
@@ -1251,7 +1406,7 @@ type NodeServiceSetSandboxTimeoutRequest struct {
 
 func (x *NodeServiceSetSandboxTimeoutRequest) Reset() {
 	*x = NodeServiceSetSandboxTimeoutRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[18]
+	mi := &file_turnstone_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1418,7 @@ func (x *NodeServiceSetSandboxTimeoutRequest) String() string {
 func (*NodeServiceSetSandboxTimeoutRequest) ProtoMessage() {}
 
 func (x *NodeServiceSetSandboxTimeoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[18]
+	mi := &file_turnstone_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1431,7 @@ func (x *NodeServiceSetSandboxTimeoutRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use NodeServiceSetSandboxTimeoutRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceSetSandboxTimeoutRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeServiceSetSandboxTimeoutRequest) GetPrincipal() *Principal {
@@ -1303,7 +1458,7 @@ type NodeServiceExposePortRequest struct {
 
 func (x *NodeServiceExposePortRequest) Reset() {
 	*x = NodeServiceExposePortRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[19]
+	mi := &file_turnstone_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1470,7 @@ func (x *NodeServiceExposePortRequest) String() string {
 func (*NodeServiceExposePortRequest) ProtoMessage() {}
 
 func (x *NodeServiceExposePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[19]
+	mi := &file_turnstone_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1483,7 @@ func (x *NodeServiceExposePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceExposePortRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceExposePortRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeServiceExposePortRequest) GetPrincipal() *Principal {
@@ -1359,7 +1514,7 @@ type NodeServiceReserveTurnRequest struct {
 
 func (x *NodeServiceReserveTurnRequest) Reset() {
 	*x = NodeServiceReserveTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[20]
+	mi := &file_turnstone_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1526,7 @@ func (x *NodeServiceReserveTurnRequest) String() string {
 func (*NodeServiceReserveTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceReserveTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[20]
+	mi := &file_turnstone_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1539,7 @@ func (x *NodeServiceReserveTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceReserveTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceReserveTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NodeServiceReserveTurnRequest) GetPrincipal() *Principal {
@@ -1427,7 +1582,7 @@ type NodeServiceConnectTurnRequest struct {
 
 func (x *NodeServiceConnectTurnRequest) Reset() {
 	*x = NodeServiceConnectTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[21]
+	mi := &file_turnstone_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1594,7 @@ func (x *NodeServiceConnectTurnRequest) String() string {
 func (*NodeServiceConnectTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[21]
+	mi := &file_turnstone_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1607,7 @@ func (x *NodeServiceConnectTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NodeServiceConnectTurnRequest) GetPrincipal() *Principal {
@@ -1486,7 +1641,7 @@ type NodeServiceCancelTurnRequest struct {
 
 func (x *NodeServiceCancelTurnRequest) Reset() {
 	*x = NodeServiceCancelTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[22]
+	mi := &file_turnstone_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1498,7 +1653,7 @@ func (x *NodeServiceCancelTurnRequest) String() string {
 func (*NodeServiceCancelTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceCancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[22]
+	mi := &file_turnstone_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1511,7 +1666,7 @@ func (x *NodeServiceCancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeServiceCancelTurnRequest) GetPrincipal() *Principal {
@@ -1540,7 +1695,7 @@ type NodeServiceCreateSessionRequest struct {
 
 func (x *NodeServiceCreateSessionRequest) Reset() {
 	*x = NodeServiceCreateSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[23]
+	mi := &file_turnstone_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1707,7 @@ func (x *NodeServiceCreateSessionRequest) String() string {
 func (*NodeServiceCreateSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceCreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[23]
+	mi := &file_turnstone_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1720,7 @@ func (x *NodeServiceCreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NodeServiceCreateSessionRequest) GetPrincipal() *Principal {
@@ -1603,7 +1758,7 @@ type NodeServiceConnectSessionRequest struct {
 
 func (x *NodeServiceConnectSessionRequest) Reset() {
 	*x = NodeServiceConnectSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[24]
+	mi := &file_turnstone_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1770,7 @@ func (x *NodeServiceConnectSessionRequest) String() string {
 func (*NodeServiceConnectSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[24]
+	mi := &file_turnstone_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1783,7 @@ func (x *NodeServiceConnectSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeServiceConnectSessionRequest) GetPrincipal() *Principal {
@@ -1669,7 +1824,7 @@ type NodeServiceConnectNodeRequest struct {
 
 func (x *NodeServiceConnectNodeRequest) Reset() {
 	*x = NodeServiceConnectNodeRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[25]
+	mi := &file_turnstone_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1836,7 @@ func (x *NodeServiceConnectNodeRequest) String() string {
 func (*NodeServiceConnectNodeRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[25]
+	mi := &file_turnstone_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1849,7 @@ func (x *NodeServiceConnectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectNodeRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeServiceConnectNodeRequest) GetPrincipal() *Principal {
@@ -1723,7 +1878,7 @@ type NodeServiceRenameSessionRequest struct {
 
 func (x *NodeServiceRenameSessionRequest) Reset() {
 	*x = NodeServiceRenameSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[26]
+	mi := &file_turnstone_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1890,7 @@ func (x *NodeServiceRenameSessionRequest) String() string {
 func (*NodeServiceRenameSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceRenameSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[26]
+	mi := &file_turnstone_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1903,7 @@ func (x *NodeServiceRenameSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceRenameSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceRenameSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeServiceRenameSessionRequest) GetPrincipal() *Principal {
@@ -1784,7 +1939,7 @@ type NodeServiceDeleteSessionRequest struct {
 
 func (x *NodeServiceDeleteSessionRequest) Reset() {
 	*x = NodeServiceDeleteSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[27]
+	mi := &file_turnstone_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1951,7 @@ func (x *NodeServiceDeleteSessionRequest) String() string {
 func (*NodeServiceDeleteSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[27]
+	mi := &file_turnstone_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1964,7 @@ func (x *NodeServiceDeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeServiceDeleteSessionRequest) GetPrincipal() *Principal {
@@ -1843,7 +1998,7 @@ type NodeServiceBuildTemplateRequest struct {
 
 func (x *NodeServiceBuildTemplateRequest) Reset() {
 	*x = NodeServiceBuildTemplateRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[28]
+	mi := &file_turnstone_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2010,7 @@ func (x *NodeServiceBuildTemplateRequest) String() string {
 func (*NodeServiceBuildTemplateRequest) ProtoMessage() {}
 
 func (x *NodeServiceBuildTemplateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[28]
+	mi := &file_turnstone_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2023,7 @@ func (x *NodeServiceBuildTemplateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceBuildTemplateRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceBuildTemplateRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeServiceBuildTemplateRequest) GetPrincipal() *Principal {
@@ -1895,7 +2050,7 @@ type NodeServiceDeleteTemplateRequest struct {
 
 func (x *NodeServiceDeleteTemplateRequest) Reset() {
 	*x = NodeServiceDeleteTemplateRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[29]
+	mi := &file_turnstone_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1907,7 +2062,7 @@ func (x *NodeServiceDeleteTemplateRequest) String() string {
 func (*NodeServiceDeleteTemplateRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteTemplateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[29]
+	mi := &file_turnstone_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1920,7 +2075,7 @@ func (x *NodeServiceDeleteTemplateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteTemplateRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteTemplateRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NodeServiceDeleteTemplateRequest) GetPrincipal() *Principal {
@@ -1947,7 +2102,7 @@ type NodeServiceConnectTemplatesRequest struct {
 
 func (x *NodeServiceConnectTemplatesRequest) Reset() {
 	*x = NodeServiceConnectTemplatesRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[30]
+	mi := &file_turnstone_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2114,7 @@ func (x *NodeServiceConnectTemplatesRequest) String() string {
 func (*NodeServiceConnectTemplatesRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectTemplatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[30]
+	mi := &file_turnstone_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2127,7 @@ func (x *NodeServiceConnectTemplatesRequest) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use NodeServiceConnectTemplatesRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectTemplatesRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeServiceConnectTemplatesRequest) GetPrincipal() *Principal {
@@ -2005,9 +2160,25 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\ttemplates\x18\b \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10@\"\ar\x05\x10\x01(\xc8\x01R\ttemplates\x12:\n" +
 	"\n" +
 	"sandbox_id\x18\t \x01(\tB\x1b\xbaH\x18\xd8\x01\x01r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"\x10\n" +
-	"\x0eGetNodeRequest\"9\n" +
+	"\x0eGetNodeRequest\"j\n" +
 	"\x0fGetNodeResponse\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\"\xe7\x03\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\x12/\n" +
+	"\x04warm\x18\x02 \x03(\v2\x1b.turnstone.v1.WarmSandboxesR\x04warm\"\xd2\x02\n" +
+	"\rWarmSandboxes\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\btemplate\x18\x02 \x01(\tR\btemplate\x12/\n" +
+	"\amachine\x18\x03 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x10\n" +
+	"\x03min\x18\x04 \x01(\rR\x03min\x12\x10\n" +
+	"\x03max\x18\x05 \x01(\rR\x03max\x12\x14\n" +
+	"\x05ready\x18\x06 \x01(\rR\x05ready\x12\x16\n" +
+	"\x06making\x18\a \x01(\rR\x06making\x12\x16\n" +
+	"\x06queued\x18\b \x01(\rR\x06queued\x12\x18\n" +
+	"\aclaimed\x18\t \x01(\x04R\aclaimed\x12\x12\n" +
+	"\x04made\x18\n" +
+	" \x01(\x04R\x04made\x12\x16\n" +
+	"\x06failed\x18\v \x01(\x04R\x06failed\x12\x12\n" +
+	"\x04died\x18\f \x01(\x04R\x04died\x12\x18\n" +
+	"\aevicted\x18\r \x01(\x04R\aevicted\"\xe7\x03\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -2170,204 +2341,207 @@ func file_turnstone_v1_node_proto_rawDescGZIP() []byte {
 	return file_turnstone_v1_node_proto_rawDescData
 }
 
-var file_turnstone_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_turnstone_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_turnstone_v1_node_proto_goTypes = []any{
 	(*Principal)(nil),                           // 0: turnstone.v1.Principal
 	(*GetNodeRequest)(nil),                      // 1: turnstone.v1.GetNodeRequest
 	(*GetNodeResponse)(nil),                     // 2: turnstone.v1.GetNodeResponse
-	(*Node)(nil),                                // 3: turnstone.v1.Node
-	(*WatchNodeRequest)(nil),                    // 4: turnstone.v1.WatchNodeRequest
-	(*WatchNodeResponse)(nil),                   // 5: turnstone.v1.WatchNodeResponse
-	(*OwnedSandbox)(nil),                        // 6: turnstone.v1.OwnedSandbox
-	(*OwnedTurn)(nil),                           // 7: turnstone.v1.OwnedTurn
-	(*OwnedSession)(nil),                        // 8: turnstone.v1.OwnedSession
-	(*OwnedSnapshot)(nil),                       // 9: turnstone.v1.OwnedSnapshot
-	(*NodeServiceCreateSandboxRequest)(nil),     // 10: turnstone.v1.NodeServiceCreateSandboxRequest
-	(*NodeServiceConnectSandboxRequest)(nil),    // 11: turnstone.v1.NodeServiceConnectSandboxRequest
-	(*NodeServiceDeleteSandboxRequest)(nil),     // 12: turnstone.v1.NodeServiceDeleteSandboxRequest
-	(*NodeServicePauseSandboxRequest)(nil),      // 13: turnstone.v1.NodeServicePauseSandboxRequest
-	(*NodeServiceResumeSandboxRequest)(nil),     // 14: turnstone.v1.NodeServiceResumeSandboxRequest
-	(*NodeServiceForkSandboxRequest)(nil),       // 15: turnstone.v1.NodeServiceForkSandboxRequest
-	(*NodeServiceSnapshotSandboxRequest)(nil),   // 16: turnstone.v1.NodeServiceSnapshotSandboxRequest
-	(*NodeServiceDeleteSnapshotRequest)(nil),    // 17: turnstone.v1.NodeServiceDeleteSnapshotRequest
-	(*NodeServiceSetSandboxTimeoutRequest)(nil), // 18: turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	(*NodeServiceExposePortRequest)(nil),        // 19: turnstone.v1.NodeServiceExposePortRequest
-	(*NodeServiceReserveTurnRequest)(nil),       // 20: turnstone.v1.NodeServiceReserveTurnRequest
-	(*NodeServiceConnectTurnRequest)(nil),       // 21: turnstone.v1.NodeServiceConnectTurnRequest
-	(*NodeServiceCancelTurnRequest)(nil),        // 22: turnstone.v1.NodeServiceCancelTurnRequest
-	(*NodeServiceCreateSessionRequest)(nil),     // 23: turnstone.v1.NodeServiceCreateSessionRequest
-	(*NodeServiceConnectSessionRequest)(nil),    // 24: turnstone.v1.NodeServiceConnectSessionRequest
-	(*NodeServiceConnectNodeRequest)(nil),       // 25: turnstone.v1.NodeServiceConnectNodeRequest
-	(*NodeServiceRenameSessionRequest)(nil),     // 26: turnstone.v1.NodeServiceRenameSessionRequest
-	(*NodeServiceDeleteSessionRequest)(nil),     // 27: turnstone.v1.NodeServiceDeleteSessionRequest
-	(*NodeServiceBuildTemplateRequest)(nil),     // 28: turnstone.v1.NodeServiceBuildTemplateRequest
-	(*NodeServiceDeleteTemplateRequest)(nil),    // 29: turnstone.v1.NodeServiceDeleteTemplateRequest
-	(*NodeServiceConnectTemplatesRequest)(nil),  // 30: turnstone.v1.NodeServiceConnectTemplatesRequest
-	(*timestamppb.Timestamp)(nil),               // 31: google.protobuf.Timestamp
-	(*Machine)(nil),                             // 32: turnstone.v1.Machine
-	(WatchEvent)(0),                             // 33: turnstone.v1.WatchEvent
-	(*Template)(nil),                            // 34: turnstone.v1.Template
-	(*Sandbox)(nil),                             // 35: turnstone.v1.Sandbox
-	(*Turn)(nil),                                // 36: turnstone.v1.Turn
-	(*Session)(nil),                             // 37: turnstone.v1.Session
-	(*Snapshot)(nil),                            // 38: turnstone.v1.Snapshot
-	(*CreateSandboxRequest)(nil),                // 39: turnstone.v1.CreateSandboxRequest
-	(*ConnectSandboxRequest)(nil),               // 40: turnstone.v1.ConnectSandboxRequest
-	(*ForkSandboxRequest)(nil),                  // 41: turnstone.v1.ForkSandboxRequest
-	(*DeleteSandboxRequest)(nil),                // 42: turnstone.v1.DeleteSandboxRequest
-	(*PauseSandboxRequest)(nil),                 // 43: turnstone.v1.PauseSandboxRequest
-	(*ResumeSandboxRequest)(nil),                // 44: turnstone.v1.ResumeSandboxRequest
-	(*SnapshotSandboxRequest)(nil),              // 45: turnstone.v1.SnapshotSandboxRequest
-	(*DeleteSnapshotRequest)(nil),               // 46: turnstone.v1.DeleteSnapshotRequest
-	(*SetSandboxTimeoutRequest)(nil),            // 47: turnstone.v1.SetSandboxTimeoutRequest
-	(*ExposePortRequest)(nil),                   // 48: turnstone.v1.ExposePortRequest
-	(*StartTurnRequest)(nil),                    // 49: turnstone.v1.StartTurnRequest
-	(*ConnectTurnRequest)(nil),                  // 50: turnstone.v1.ConnectTurnRequest
-	(*CancelTurnRequest)(nil),                   // 51: turnstone.v1.CancelTurnRequest
-	(*CreateSessionRequest)(nil),                // 52: turnstone.v1.CreateSessionRequest
-	(*ConnectSessionRequest)(nil),               // 53: turnstone.v1.ConnectSessionRequest
-	(*ConnectNodeRequest)(nil),                  // 54: turnstone.v1.ConnectNodeRequest
-	(*RenameSessionRequest)(nil),                // 55: turnstone.v1.RenameSessionRequest
-	(*DeleteSessionRequest)(nil),                // 56: turnstone.v1.DeleteSessionRequest
-	(*BuildTemplateRequest)(nil),                // 57: turnstone.v1.BuildTemplateRequest
-	(*DeleteTemplateRequest)(nil),               // 58: turnstone.v1.DeleteTemplateRequest
-	(*ConnectTemplatesRequest)(nil),             // 59: turnstone.v1.ConnectTemplatesRequest
-	(*CreateSandboxResponse)(nil),               // 60: turnstone.v1.CreateSandboxResponse
-	(*ConnectSandboxResponse)(nil),              // 61: turnstone.v1.ConnectSandboxResponse
-	(*DeleteSandboxResponse)(nil),               // 62: turnstone.v1.DeleteSandboxResponse
-	(*PauseSandboxResponse)(nil),                // 63: turnstone.v1.PauseSandboxResponse
-	(*ResumeSandboxResponse)(nil),               // 64: turnstone.v1.ResumeSandboxResponse
-	(*ForkSandboxResponse)(nil),                 // 65: turnstone.v1.ForkSandboxResponse
-	(*SnapshotSandboxResponse)(nil),             // 66: turnstone.v1.SnapshotSandboxResponse
-	(*DeleteSnapshotResponse)(nil),              // 67: turnstone.v1.DeleteSnapshotResponse
-	(*SetSandboxTimeoutResponse)(nil),           // 68: turnstone.v1.SetSandboxTimeoutResponse
-	(*ExposePortResponse)(nil),                  // 69: turnstone.v1.ExposePortResponse
-	(*StartTurnResponse)(nil),                   // 70: turnstone.v1.StartTurnResponse
-	(*ConnectTurnResponse)(nil),                 // 71: turnstone.v1.ConnectTurnResponse
-	(*CancelTurnResponse)(nil),                  // 72: turnstone.v1.CancelTurnResponse
-	(*CreateSessionResponse)(nil),               // 73: turnstone.v1.CreateSessionResponse
-	(*ConnectSessionResponse)(nil),              // 74: turnstone.v1.ConnectSessionResponse
-	(*ConnectNodeResponse)(nil),                 // 75: turnstone.v1.ConnectNodeResponse
-	(*RenameSessionResponse)(nil),               // 76: turnstone.v1.RenameSessionResponse
-	(*DeleteSessionResponse)(nil),               // 77: turnstone.v1.DeleteSessionResponse
-	(*BuildTemplateResponse)(nil),               // 78: turnstone.v1.BuildTemplateResponse
-	(*DeleteTemplateResponse)(nil),              // 79: turnstone.v1.DeleteTemplateResponse
-	(*ConnectTemplatesResponse)(nil),            // 80: turnstone.v1.ConnectTemplatesResponse
+	(*WarmSandboxes)(nil),                       // 3: turnstone.v1.WarmSandboxes
+	(*Node)(nil),                                // 4: turnstone.v1.Node
+	(*WatchNodeRequest)(nil),                    // 5: turnstone.v1.WatchNodeRequest
+	(*WatchNodeResponse)(nil),                   // 6: turnstone.v1.WatchNodeResponse
+	(*OwnedSandbox)(nil),                        // 7: turnstone.v1.OwnedSandbox
+	(*OwnedTurn)(nil),                           // 8: turnstone.v1.OwnedTurn
+	(*OwnedSession)(nil),                        // 9: turnstone.v1.OwnedSession
+	(*OwnedSnapshot)(nil),                       // 10: turnstone.v1.OwnedSnapshot
+	(*NodeServiceCreateSandboxRequest)(nil),     // 11: turnstone.v1.NodeServiceCreateSandboxRequest
+	(*NodeServiceConnectSandboxRequest)(nil),    // 12: turnstone.v1.NodeServiceConnectSandboxRequest
+	(*NodeServiceDeleteSandboxRequest)(nil),     // 13: turnstone.v1.NodeServiceDeleteSandboxRequest
+	(*NodeServicePauseSandboxRequest)(nil),      // 14: turnstone.v1.NodeServicePauseSandboxRequest
+	(*NodeServiceResumeSandboxRequest)(nil),     // 15: turnstone.v1.NodeServiceResumeSandboxRequest
+	(*NodeServiceForkSandboxRequest)(nil),       // 16: turnstone.v1.NodeServiceForkSandboxRequest
+	(*NodeServiceSnapshotSandboxRequest)(nil),   // 17: turnstone.v1.NodeServiceSnapshotSandboxRequest
+	(*NodeServiceDeleteSnapshotRequest)(nil),    // 18: turnstone.v1.NodeServiceDeleteSnapshotRequest
+	(*NodeServiceSetSandboxTimeoutRequest)(nil), // 19: turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	(*NodeServiceExposePortRequest)(nil),        // 20: turnstone.v1.NodeServiceExposePortRequest
+	(*NodeServiceReserveTurnRequest)(nil),       // 21: turnstone.v1.NodeServiceReserveTurnRequest
+	(*NodeServiceConnectTurnRequest)(nil),       // 22: turnstone.v1.NodeServiceConnectTurnRequest
+	(*NodeServiceCancelTurnRequest)(nil),        // 23: turnstone.v1.NodeServiceCancelTurnRequest
+	(*NodeServiceCreateSessionRequest)(nil),     // 24: turnstone.v1.NodeServiceCreateSessionRequest
+	(*NodeServiceConnectSessionRequest)(nil),    // 25: turnstone.v1.NodeServiceConnectSessionRequest
+	(*NodeServiceConnectNodeRequest)(nil),       // 26: turnstone.v1.NodeServiceConnectNodeRequest
+	(*NodeServiceRenameSessionRequest)(nil),     // 27: turnstone.v1.NodeServiceRenameSessionRequest
+	(*NodeServiceDeleteSessionRequest)(nil),     // 28: turnstone.v1.NodeServiceDeleteSessionRequest
+	(*NodeServiceBuildTemplateRequest)(nil),     // 29: turnstone.v1.NodeServiceBuildTemplateRequest
+	(*NodeServiceDeleteTemplateRequest)(nil),    // 30: turnstone.v1.NodeServiceDeleteTemplateRequest
+	(*NodeServiceConnectTemplatesRequest)(nil),  // 31: turnstone.v1.NodeServiceConnectTemplatesRequest
+	(*timestamppb.Timestamp)(nil),               // 32: google.protobuf.Timestamp
+	(*Machine)(nil),                             // 33: turnstone.v1.Machine
+	(WatchEvent)(0),                             // 34: turnstone.v1.WatchEvent
+	(*Template)(nil),                            // 35: turnstone.v1.Template
+	(*Sandbox)(nil),                             // 36: turnstone.v1.Sandbox
+	(*Turn)(nil),                                // 37: turnstone.v1.Turn
+	(*Session)(nil),                             // 38: turnstone.v1.Session
+	(*Snapshot)(nil),                            // 39: turnstone.v1.Snapshot
+	(*CreateSandboxRequest)(nil),                // 40: turnstone.v1.CreateSandboxRequest
+	(*ConnectSandboxRequest)(nil),               // 41: turnstone.v1.ConnectSandboxRequest
+	(*ForkSandboxRequest)(nil),                  // 42: turnstone.v1.ForkSandboxRequest
+	(*DeleteSandboxRequest)(nil),                // 43: turnstone.v1.DeleteSandboxRequest
+	(*PauseSandboxRequest)(nil),                 // 44: turnstone.v1.PauseSandboxRequest
+	(*ResumeSandboxRequest)(nil),                // 45: turnstone.v1.ResumeSandboxRequest
+	(*SnapshotSandboxRequest)(nil),              // 46: turnstone.v1.SnapshotSandboxRequest
+	(*DeleteSnapshotRequest)(nil),               // 47: turnstone.v1.DeleteSnapshotRequest
+	(*SetSandboxTimeoutRequest)(nil),            // 48: turnstone.v1.SetSandboxTimeoutRequest
+	(*ExposePortRequest)(nil),                   // 49: turnstone.v1.ExposePortRequest
+	(*StartTurnRequest)(nil),                    // 50: turnstone.v1.StartTurnRequest
+	(*ConnectTurnRequest)(nil),                  // 51: turnstone.v1.ConnectTurnRequest
+	(*CancelTurnRequest)(nil),                   // 52: turnstone.v1.CancelTurnRequest
+	(*CreateSessionRequest)(nil),                // 53: turnstone.v1.CreateSessionRequest
+	(*ConnectSessionRequest)(nil),               // 54: turnstone.v1.ConnectSessionRequest
+	(*ConnectNodeRequest)(nil),                  // 55: turnstone.v1.ConnectNodeRequest
+	(*RenameSessionRequest)(nil),                // 56: turnstone.v1.RenameSessionRequest
+	(*DeleteSessionRequest)(nil),                // 57: turnstone.v1.DeleteSessionRequest
+	(*BuildTemplateRequest)(nil),                // 58: turnstone.v1.BuildTemplateRequest
+	(*DeleteTemplateRequest)(nil),               // 59: turnstone.v1.DeleteTemplateRequest
+	(*ConnectTemplatesRequest)(nil),             // 60: turnstone.v1.ConnectTemplatesRequest
+	(*CreateSandboxResponse)(nil),               // 61: turnstone.v1.CreateSandboxResponse
+	(*ConnectSandboxResponse)(nil),              // 62: turnstone.v1.ConnectSandboxResponse
+	(*DeleteSandboxResponse)(nil),               // 63: turnstone.v1.DeleteSandboxResponse
+	(*PauseSandboxResponse)(nil),                // 64: turnstone.v1.PauseSandboxResponse
+	(*ResumeSandboxResponse)(nil),               // 65: turnstone.v1.ResumeSandboxResponse
+	(*ForkSandboxResponse)(nil),                 // 66: turnstone.v1.ForkSandboxResponse
+	(*SnapshotSandboxResponse)(nil),             // 67: turnstone.v1.SnapshotSandboxResponse
+	(*DeleteSnapshotResponse)(nil),              // 68: turnstone.v1.DeleteSnapshotResponse
+	(*SetSandboxTimeoutResponse)(nil),           // 69: turnstone.v1.SetSandboxTimeoutResponse
+	(*ExposePortResponse)(nil),                  // 70: turnstone.v1.ExposePortResponse
+	(*StartTurnResponse)(nil),                   // 71: turnstone.v1.StartTurnResponse
+	(*ConnectTurnResponse)(nil),                 // 72: turnstone.v1.ConnectTurnResponse
+	(*CancelTurnResponse)(nil),                  // 73: turnstone.v1.CancelTurnResponse
+	(*CreateSessionResponse)(nil),               // 74: turnstone.v1.CreateSessionResponse
+	(*ConnectSessionResponse)(nil),              // 75: turnstone.v1.ConnectSessionResponse
+	(*ConnectNodeResponse)(nil),                 // 76: turnstone.v1.ConnectNodeResponse
+	(*RenameSessionResponse)(nil),               // 77: turnstone.v1.RenameSessionResponse
+	(*DeleteSessionResponse)(nil),               // 78: turnstone.v1.DeleteSessionResponse
+	(*BuildTemplateResponse)(nil),               // 79: turnstone.v1.BuildTemplateResponse
+	(*DeleteTemplateResponse)(nil),              // 80: turnstone.v1.DeleteTemplateResponse
+	(*ConnectTemplatesResponse)(nil),            // 81: turnstone.v1.ConnectTemplatesResponse
 }
 var file_turnstone_v1_node_proto_depIdxs = []int32{
-	31, // 0: turnstone.v1.Principal.expires:type_name -> google.protobuf.Timestamp
-	3,  // 1: turnstone.v1.GetNodeResponse.node:type_name -> turnstone.v1.Node
-	32, // 2: turnstone.v1.Node.capacity:type_name -> turnstone.v1.Machine
-	32, // 3: turnstone.v1.Node.used:type_name -> turnstone.v1.Machine
-	31, // 4: turnstone.v1.Node.started:type_name -> google.protobuf.Timestamp
-	33, // 5: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
-	3,  // 6: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
-	6,  // 7: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
-	7,  // 8: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
-	8,  // 9: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
-	34, // 10: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
-	9,  // 11: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
-	35, // 12: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
-	36, // 13: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
-	37, // 14: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
-	38, // 15: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
-	0,  // 16: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	39, // 17: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
-	0,  // 18: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	40, // 19: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
-	39, // 20: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
-	41, // 21: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 22: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	42, // 23: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
-	0,  // 24: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	43, // 25: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
-	0,  // 26: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	44, // 27: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
-	0,  // 28: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	41, // 29: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 30: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	45, // 31: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
-	0,  // 32: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
-	46, // 33: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
-	0,  // 34: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
-	47, // 35: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
-	0,  // 36: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
-	48, // 37: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
-	0,  // 38: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
-	49, // 39: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 40: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
-	50, // 41: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
-	49, // 42: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 43: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
-	51, // 44: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
-	0,  // 45: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
-	52, // 46: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 47: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
-	53, // 48: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
-	52, // 49: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 50: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
-	54, // 51: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
-	0,  // 52: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
-	55, // 53: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
-	0,  // 54: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
-	56, // 55: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
-	0,  // 56: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	57, // 57: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
-	0,  // 58: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	58, // 59: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
-	0,  // 60: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
-	59, // 61: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
-	1,  // 62: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
-	4,  // 63: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
-	10, // 64: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
-	11, // 65: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
-	12, // 66: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
-	13, // 67: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
-	14, // 68: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
-	15, // 69: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
-	16, // 70: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
-	17, // 71: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
-	18, // 72: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	19, // 73: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
-	20, // 74: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
-	21, // 75: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
-	22, // 76: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
-	23, // 77: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
-	24, // 78: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
-	25, // 79: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
-	26, // 80: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
-	27, // 81: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
-	28, // 82: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
-	29, // 83: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
-	30, // 84: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
-	2,  // 85: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
-	5,  // 86: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
-	60, // 87: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	61, // 88: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	62, // 89: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	63, // 90: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	64, // 91: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	65, // 92: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	66, // 93: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	67, // 94: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	68, // 95: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	69, // 96: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	70, // 97: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
-	71, // 98: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	72, // 99: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	73, // 100: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
-	74, // 101: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
-	75, // 102: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
-	76, // 103: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
-	77, // 104: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
-	78, // 105: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
-	79, // 106: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
-	80, // 107: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
-	85, // [85:108] is the sub-list for method output_type
-	62, // [62:85] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	32, // 0: turnstone.v1.Principal.expires:type_name -> google.protobuf.Timestamp
+	4,  // 1: turnstone.v1.GetNodeResponse.node:type_name -> turnstone.v1.Node
+	3,  // 2: turnstone.v1.GetNodeResponse.warm:type_name -> turnstone.v1.WarmSandboxes
+	33, // 3: turnstone.v1.WarmSandboxes.machine:type_name -> turnstone.v1.Machine
+	33, // 4: turnstone.v1.Node.capacity:type_name -> turnstone.v1.Machine
+	33, // 5: turnstone.v1.Node.used:type_name -> turnstone.v1.Machine
+	32, // 6: turnstone.v1.Node.started:type_name -> google.protobuf.Timestamp
+	34, // 7: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
+	4,  // 8: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
+	7,  // 9: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
+	8,  // 10: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
+	9,  // 11: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
+	35, // 12: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
+	10, // 13: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
+	36, // 14: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
+	37, // 15: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
+	38, // 16: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
+	39, // 17: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
+	0,  // 18: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	40, // 19: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
+	0,  // 20: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	41, // 21: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
+	40, // 22: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
+	42, // 23: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 24: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	43, // 25: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
+	0,  // 26: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	44, // 27: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
+	0,  // 28: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	45, // 29: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
+	0,  // 30: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	42, // 31: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 32: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	46, // 33: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
+	0,  // 34: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
+	47, // 35: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
+	0,  // 36: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
+	48, // 37: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
+	0,  // 38: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
+	49, // 39: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
+	0,  // 40: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
+	50, // 41: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 42: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
+	51, // 43: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
+	50, // 44: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 45: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
+	52, // 46: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
+	0,  // 47: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
+	53, // 48: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 49: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
+	54, // 50: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
+	53, // 51: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 52: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
+	55, // 53: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
+	0,  // 54: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
+	56, // 55: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
+	0,  // 56: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
+	57, // 57: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
+	0,  // 58: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	58, // 59: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
+	0,  // 60: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	59, // 61: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
+	0,  // 62: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
+	60, // 63: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
+	1,  // 64: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
+	5,  // 65: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
+	11, // 66: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
+	12, // 67: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
+	13, // 68: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
+	14, // 69: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
+	15, // 70: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
+	16, // 71: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
+	17, // 72: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
+	18, // 73: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
+	19, // 74: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	20, // 75: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
+	21, // 76: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
+	22, // 77: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
+	23, // 78: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
+	24, // 79: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
+	25, // 80: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
+	26, // 81: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
+	27, // 82: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
+	28, // 83: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
+	29, // 84: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
+	30, // 85: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
+	31, // 86: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
+	2,  // 87: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
+	6,  // 88: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
+	61, // 89: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	62, // 90: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	63, // 91: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	64, // 92: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	65, // 93: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	66, // 94: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	67, // 95: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	68, // 96: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	69, // 97: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	70, // 98: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	71, // 99: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
+	72, // 100: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	73, // 101: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	74, // 102: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
+	75, // 103: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
+	76, // 104: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
+	77, // 105: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
+	78, // 106: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
+	79, // 107: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
+	80, // 108: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
+	81, // 109: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
+	87, // [87:110] is the sub-list for method output_type
+	64, // [64:87] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_node_proto_init() }
@@ -2380,7 +2554,7 @@ func file_turnstone_v1_node_proto_init() {
 	file_turnstone_v1_session_proto_init()
 	file_turnstone_v1_template_proto_init()
 	file_turnstone_v1_turn_proto_init()
-	file_turnstone_v1_node_proto_msgTypes[5].OneofWrappers = []any{
+	file_turnstone_v1_node_proto_msgTypes[6].OneofWrappers = []any{
 		(*WatchNodeResponse_Node)(nil),
 		(*WatchNodeResponse_Sandbox)(nil),
 		(*WatchNodeResponse_Turn)(nil),
@@ -2388,7 +2562,7 @@ func file_turnstone_v1_node_proto_init() {
 		(*WatchNodeResponse_Template)(nil),
 		(*WatchNodeResponse_Snapshot)(nil),
 	}
-	file_turnstone_v1_node_proto_msgTypes[11].OneofWrappers = []any{
+	file_turnstone_v1_node_proto_msgTypes[12].OneofWrappers = []any{
 		(*NodeServiceConnectSandboxRequest_Create)(nil),
 		(*NodeServiceConnectSandboxRequest_Fork)(nil),
 	}
@@ -2398,7 +2572,7 @@ func file_turnstone_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_node_proto_rawDesc), len(file_turnstone_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

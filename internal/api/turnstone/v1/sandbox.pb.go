@@ -710,9 +710,11 @@ func (x *CreateSandboxResponse) GetPhases() []*Phase {
 
 // Phase is a part of an operation, and how long it took.
 type Phase struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Took          *durationpb.Duration   `protobuf:"bytes,2,opt,name=took,proto3" json:"took,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Took  *durationpb.Duration   `protobuf:"bytes,2,opt,name=took,proto3" json:"took,omitempty"`
+	// From the beginning of the operation at the node to that of the phase.
+	After         *durationpb.Duration `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +759,13 @@ func (x *Phase) GetName() string {
 func (x *Phase) GetTook() *durationpb.Duration {
 	if x != nil {
 		return x.Took
+	}
+	return nil
+}
+
+func (x *Phase) GetAfter() *durationpb.Duration {
+	if x != nil {
+		return x.After
 	}
 	return nil
 }
@@ -2374,10 +2383,11 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"auth_token\x18\x03 \x01(\tR\tauthToken\x12H\n" +
 	"\x12auth_token_expires\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x10authTokenExpires\x125\n" +
-	"\x06phases\x18\x05 \x03(\v2\x13.turnstone.v1.PhaseB\b\xbaH\x05\x92\x01\x02\x10\x10R\x06phases\"S\n" +
+	"\x06phases\x18\x05 \x03(\v2\x13.turnstone.v1.PhaseB\b\xbaH\x05\x92\x01\x02\x10\x10R\x06phases\"\x84\x01\n" +
 	"\x05Phase\x12\x1b\n" +
 	"\x04name\x18\x01 \x01(\tB\a\xbaH\x04r\x02( R\x04name\x12-\n" +
-	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\"L\n" +
+	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12/\n" +
+	"\x05after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05after\"L\n" +
 	"\x11GetSandboxRequest\x127\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"E\n" +
@@ -2606,71 +2616,72 @@ var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	39, // 16: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
 	5,  // 17: turnstone.v1.CreateSandboxResponse.phases:type_name -> turnstone.v1.Phase
 	41, // 18: turnstone.v1.Phase.took:type_name -> google.protobuf.Duration
-	2,  // 19: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	0,  // 20: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
-	37, // 21: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
-	45, // 22: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
-	8,  // 23: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	2,  // 24: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
-	8,  // 25: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	46, // 26: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
-	2,  // 27: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 28: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	44, // 29: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	43, // 30: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 31: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 32: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 33: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 34: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 35: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 36: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
-	41, // 37: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 38: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
-	43, // 39: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	25, // 40: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
-	39, // 41: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	45, // 42: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
-	25, // 43: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
-	43, // 44: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
-	41, // 45: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	43, // 46: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 47: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 48: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
-	43, // 49: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
-	39, // 50: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 51: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
-	6,  // 52: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
-	9,  // 53: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
-	11, // 54: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
-	13, // 55: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
-	15, // 56: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
-	17, // 57: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
-	19, // 58: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
-	21, // 59: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
-	23, // 60: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
-	26, // 61: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
-	28, // 62: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
-	30, // 63: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
-	32, // 64: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
-	4,  // 65: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	7,  // 66: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
-	10, // 67: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
-	12, // 68: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
-	14, // 69: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	16, // 70: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	18, // 71: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	20, // 72: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	22, // 73: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	24, // 74: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	27, // 75: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
-	29, // 76: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	31, // 77: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	33, // 78: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	65, // [65:79] is the sub-list for method output_type
-	51, // [51:65] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	41, // 19: turnstone.v1.Phase.after:type_name -> google.protobuf.Duration
+	2,  // 20: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	0,  // 21: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
+	37, // 22: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
+	45, // 23: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
+	8,  // 24: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	2,  // 25: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
+	8,  // 26: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	46, // 27: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
+	2,  // 28: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 29: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	44, // 30: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	43, // 31: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 32: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 33: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 34: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 35: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 36: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 37: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
+	41, // 38: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 39: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
+	43, // 40: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	25, // 41: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
+	39, // 42: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	45, // 43: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
+	25, // 44: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
+	43, // 45: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
+	41, // 46: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	43, // 47: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 48: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 49: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
+	43, // 50: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
+	39, // 51: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 52: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
+	6,  // 53: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
+	9,  // 54: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
+	11, // 55: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
+	13, // 56: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
+	15, // 57: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
+	17, // 58: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
+	19, // 59: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
+	21, // 60: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
+	23, // 61: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
+	26, // 62: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
+	28, // 63: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
+	30, // 64: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
+	32, // 65: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
+	4,  // 66: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	7,  // 67: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
+	10, // 68: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
+	12, // 69: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
+	14, // 70: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	16, // 71: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	18, // 72: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	20, // 73: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	22, // 74: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	24, // 75: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	27, // 76: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
+	29, // 77: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	31, // 78: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	33, // 79: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	66, // [66:80] is the sub-list for method output_type
+	52, // [52:66] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_sandbox_proto_init() }

@@ -137,10 +137,14 @@ func (s *Service) Handler(report serve.Report, around ...connect.Interceptor) (s
 	return turnstonev1connect.NewNodeServiceHandler(s, serve.HandlerOptions(report, around...)...)
 }
 
-// GetNode answers the node's name, key and capacity.
+// GetNode answers the node's name, key and capacity, and the state of its pool.
 func (s *Service) GetNode(context.Context, *connect.Request[v1.GetNodeRequest]) (
 	*connect.Response[v1.GetNodeResponse], error) {
-	return connect.NewResponse(&v1.GetNodeResponse{Node: s.Describe()}), nil
+	out := &v1.GetNodeResponse{Node: s.Describe()}
+	for _, w := range s.Warm() {
+		out.Warm = append(out.Warm, warmMessage(w))
+	}
+	return connect.NewResponse(out), nil
 }
 
 // locks are one lock for each name that is in use.

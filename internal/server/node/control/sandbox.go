@@ -12,7 +12,6 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
@@ -119,7 +118,7 @@ func (s *Service) CreateSandbox(ctx context.Context,
 		Context: q.ContextId, Session: turnstone.SessionID(r.Msg.SessionId),
 		From:   q.GetSnapshotId(),
 		Holder: kept.Holder{Client: who.key, Owner: q.Owner, Open: q.Client == nil}}
-	times := new(phases)
+	made := &creation{began: time.Now()}
 	have, err := s.created(st, rec)
 	if err != nil {
 		return nil, err
@@ -129,18 +128,29 @@ func (s *Service) CreateSandbox(ctx context.Context,
 		if err != nil {
 			return nil, err
 		}
-		if have, err = s.create(ctx, st, rec, spec, times); err != nil {
+		if q.Client != nil {
+			client, _, err := s.client(p, q.Client, q.Owner)
+			if err != nil {
+				return nil, err
+			}
+			made.client = &client
+		}
+		if have, err = s.create(ctx, st, rec, spec, made); err != nil {
 			return nil, err
 		}
 	}
-	began := time.Now()
-	out, err := s.answer(ctx, st, *have, q.Client, p, q.Owner)
-	if err != nil {
-		return nil, err
+	out := &v1.CreateSandboxResponse{Channel: made.channel}
+	if out.Channel != nil {
+		out.Sandbox = s.noteSandbox(st, *have)
+	} else {
+		began := time.Now()
+		if out, err = s.answer(ctx, st, *have, q.Client, p, q.Owner); err != nil {
+			return nil, err
+		}
+		made.add("seal", began)
 	}
-	times.add("seal", time.Since(began))
-	out.Phases = times.all
-	slog.Debug("sandbox created", "sandbox", id, "phases", times)
+	out.Phases = made.phases
+	slog.Debug("sandbox created", "sandbox", id, "phases", made)
 	return connect.NewResponse(out), nil
 }
 
@@ -177,12 +187,12 @@ func used(id turnstone.SandboxID) error {
 // create creates a sandbox, with its record, of one that waits if there is one. If it fails, neither
 // remains.
 func (s *Service) create(ctx context.Context, st *tenants.State, rec *kept.Sandbox,
-	spec sandboxes.Spec, times *phases) (*sandboxes.Info, error) {
+	spec sandboxes.Spec, made *creation) (*sandboxes.Info, error) {
 	taken, err := s.warm.Take(ctx, st, spec) // before it needs room: the queue may be long
 	if err != nil && !warm.Cold(err) {
 		return nil, exhausted(err)
 	}
-	i, err := s.make(ctx, st, rec, spec, taken, times)
+	i, err := s.make(ctx, st, rec, spec, taken, made)
 	if err != nil {
 		return nil, err
 	}
@@ -193,64 +203,35 @@ func (s *Service) create(ctx context.Context, st *tenants.State, rec *kept.Sandb
 
 // make is create with a sandbox that was taken from those that wait; nil: none.
 func (s *Service) make(ctx context.Context, st *tenants.State, rec *kept.Sandbox,
-	spec sandboxes.Spec, taken *warm.Taken, times *phases) (*sandboxes.Info, error) {
+	spec sandboxes.Spec, taken *warm.Taken, made *creation) (*sandboxes.Info, error) {
 	free, err := s.take(turnstone.Machine{CPUs: spec.Shape.CPUs, Memory: spec.Shape.Memory,
 		Disk: spec.Shape.Disk}, string(rec.ID))
 	if err != nil {
 		return nil, errors.Join(err, taken.Close())
 	}
 	defer free()
-	began := time.Now()
-	if err := s.save(st, rec); err != nil {
-		return nil, errors.Join(err, taken.Close())
-	}
-	times.add("record", time.Since(began))
 	spec.ID = rec.ID
 	var i sandboxes.Info
 	if taken != nil {
-		if i, err = s.claim(ctx, taken, spec, times); err == nil {
+		if i, err = s.claim(ctx, st, rec, taken, spec, made); err == nil {
 			return &i, nil
 		}
 	}
 	if taken == nil || warm.Cold(err) {
 		began := time.Now()
-		if err = st.Refresh(ctx); err == nil {
-			i, err = st.Sandboxes.Create(ctx, spec, nil)
+		if err = s.save(st, rec); err == nil {
+			made.add("record", began)
+			began = time.Now()
+			if err = st.Refresh(ctx); err == nil {
+				i, err = st.Sandboxes.Create(ctx, spec, nil)
+			}
+			made.add("create", began)
 		}
-		times.add("create", time.Since(began))
 	}
 	if err != nil {
 		return nil, errors.Join(exhausted(err), s.forget(st, rec.ID))
 	}
 	return &i, nil
-}
-
-// claim makes a sandbox that waited the one that spec describes.
-func (s *Service) claim(ctx context.Context, taken *warm.Taken, spec sandboxes.Spec,
-	times *phases) (sandboxes.Info, error) {
-	times.add("queue", taken.Queued)
-	times.add("check", taken.Check)
-	began := time.Now()
-	c, err := taken.Claim(ctx, spec)
-	times.add("take", time.Since(began)-c.Configure)
-	times.add("configure", c.Configure)
-	return c.Info, err
-}
-
-// phases are the parts of a creation, in their order.
-type phases struct{ all []*v1.Phase }
-
-// LogValue implements slog.LogValuer.
-func (p *phases) LogValue() slog.Value {
-	var all []slog.Attr
-	for _, one := range p.all {
-		all = append(all, slog.Duration(one.Name, one.Took.AsDuration()))
-	}
-	return slog.GroupValue(all...)
-}
-
-func (p *phases) add(what string, took time.Duration) {
-	p.all = append(p.all, &v1.Phase{Name: what, Took: durationpb.New(took)})
 }
 
 // answer returns a sandbox with its channel, unless the sandbox has ended.

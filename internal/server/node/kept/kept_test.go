@@ -35,10 +35,23 @@ func TestSandbox(t *testing.T) {
 	if err := (&Sandbox{ID: "../x"}).Save(dir); turnstone.KindOf(err) != turnstone.KindInvalid {
 		t.Fatal(err)
 	}
+	s.Context = "research"
+	if err := errors.Join(s.Place(dir), Persist(dir, id)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Load(dir, id); err != nil || got.Context != "research" || got.Client != s.Client {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if err := (&Sandbox{ID: "../x"}).Place(dir); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Fatal(err)
+	}
 	for range 2 {
 		if err := Forget(dir, id); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := Persist(dir, id); err != nil {
+		t.Errorf("after it was removed: %v", err)
 	}
 	if s, err := Load(dir, id); s != nil || err != nil {
 		t.Fatalf("%+v %v", s, err)

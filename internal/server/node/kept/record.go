@@ -191,11 +191,33 @@ const suffix = ".json"
 // Save writes s to its file in dir, durably.
 func (s *Sandbox) Save(dir string) error {
 	if !sandboxID.MatchString(string(s.ID)) {
-		return turnstone.Errorf("node.record", turnstone.KindInvalid, "the sandbox",
-			"%.40q is no ID", s.ID)
+		return s.unnamed()
 	}
 	s.Version = version
-	return writeJSON(filepath.Join(dir, string(s.ID)+suffix), s)
+	return writeJSON(filepath.Join(dir, string(s.ID)+suffix), s, filestamp.WriteFile)
+}
+
+// Place is Save for a sandbox that does not survive a power loss: its file survives the process, and
+// is durable after Persist.
+func (s *Sandbox) Place(dir string) error {
+	if !sandboxID.MatchString(string(s.ID)) {
+		return s.unnamed()
+	}
+	s.Version = version
+	return writeJSON(filepath.Join(dir, string(s.ID)+suffix), s, filestamp.Replace)
+}
+
+// Persist makes the file of a sandbox durable, if there is one.
+func Persist(dir string, id turnstone.SandboxID) error {
+	err := filestamp.Sync(filepath.Join(dir, filepath.Base(string(id))+suffix))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (s *Sandbox) unnamed() error {
+	return turnstone.Errorf("node.record", turnstone.KindInvalid, "the sandbox", "%.40q is no ID", s.ID)
 }
 
 // Forget removes the file of a sandbox, if there is one.
@@ -249,10 +271,10 @@ func readJSON(path string, v any) error {
 }
 
 // writeJSON replaces a file, durably.
-func writeJSON(path string, v any) error {
+func writeJSON(path string, v any, write func(string, []byte, os.FileMode) error) error {
 	text, err := json.Marshal(v)
 	if err == nil {
-		err = filestamp.WriteFile(path, text, 0o600)
+		err = write(path, text, 0o600)
 	}
 	if err != nil {
 		return turnstone.Classify("node.record", turnstone.KindUnavailable, filepath.Base(path), err,

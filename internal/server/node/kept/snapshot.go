@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/filestamp"
 )
 
 // Files of a snapshot's folder.
@@ -44,7 +45,7 @@ func (s *Snapshot) Keep(ctx context.Context, dir string,
 		return failed(s.ID, err)
 	}
 	s.Version, s.Size = version, size
-	if err := writeJSON(filepath.Join(tmp, snapshotFile), s); err != nil {
+	if err := writeJSON(filepath.Join(tmp, snapshotFile), s, filestamp.WriteFile); err != nil {
 		return err
 	}
 	return failed(s.ID, os.Rename(tmp, filepath.Join(dir, s.ID)))

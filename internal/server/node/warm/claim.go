@@ -38,11 +38,15 @@ func (s *Service) Take(ctx context.Context, st *tenants.State, spec sandboxes.Sp
 	return &Taken{spare: c.Machine.Spare, key: k, Queued: c.Queued, Check: c.Checked}, nil
 }
 
-// Claim makes the sandbox the one that spec describes. The error is of kind Unavailable or Dead if
-// that was not possible, and a sandbox has to be made.
-func (t *Taken) Claim(ctx context.Context, spec sandboxes.Spec) (sandboxes.Claimed, error) {
+// ChannelKey returns the key of the sandbox's channels, and whether it is known.
+func (t *Taken) ChannelKey() (sandboxes.ChannelKey, bool) { return t.spare.Key() }
+
+// Claim makes the sandbox the one that spec describes, and gives it a seal; nil: none. The error is
+// of kind Unavailable or Dead if that was not possible, and a sandbox has to be made.
+func (t *Taken) Claim(ctx context.Context, spec sandboxes.Spec, seal *sandboxes.Seal) (
+	sandboxes.Claimed, error) {
 	spec.Stranger = plain(spec).Stranger
-	return t.spare.Claim(ctx, spec)
+	return t.spare.Claim(ctx, spec, seal)
 }
 
 // Close ends a sandbox that was not claimed. It does nothing to nil.

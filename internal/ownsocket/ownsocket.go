@@ -1,4 +1,5 @@
-package sandboxes
+// Package ownsocket has Unix sockets in a folder that only one user may use: this process's.
+package ownsocket
 
 import (
 	"context"
@@ -28,9 +29,9 @@ func socketPath(dir, name string) (string, func(), error) {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name), func() { _ = d.Close() }, nil
 }
 
-// listen creates a socket of the sandbox in dir. Only the socket's user can connect: the folder and
+// Listen creates the socket name in dir. Only this process's user can connect: the folder and
 // the socket are private.
-func listen(dir, name string) (*net.UnixListener, error) {
+func Listen(dir, name string) (*net.UnixListener, error) {
 	if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -51,8 +52,8 @@ func listen(dir, name string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// dial connects to a socket of the sandbox in dir.
-func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
+// Dial connects to the socket name in dir.
+func Dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	path, release, err := socketPath(dir, name)
 	if err != nil {
 		return nil, err
@@ -66,9 +67,9 @@ func dial(ctx context.Context, dir, name string) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// acceptPeers calls serve with each connection to l of this process's user, until l is closed. what
+// Accept calls serve with each connection to l of this process's user, until l is closed. what
 // names a connection in the log.
-func acceptPeers(l *net.UnixListener, log *slog.Logger, what string, serve func(*net.UnixConn)) {
+func Accept(l *net.UnixListener, log *slog.Logger, what string, serve func(*net.UnixConn)) {
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
