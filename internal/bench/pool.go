@@ -2,8 +2,16 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/sandboxes"
 )
 
 // poolSettings are the sandboxes that wait in the part pool.
@@ -33,18 +41,127 @@ func (b *bench) pool(ctx context.Context) error {
 	fmt.Printf("## Warm pool%s\n\n| until the first byte of `echo` | p50 | p99 |\n|---|---|---|\n", b.on())
 	for _, row := range [][2]string{{"exec in a sandbox that is there, no server", "bare"},
 		{"CreateSandbox through the gateway, with its channel's statement", "create"},
-		{"claim: CreateSandbox, channel, exec", "claim"}} {
+		{"claim: CreateSandbox, channel, exec", "claim"},
+		{"the next exec there, with a channel of its own", "again"},
+		{"for comparison: one question to an agent, no server", "ask"}} {
 		fmt.Printf("| %s | %.1f ms | %.1f ms |\n", row[0], m[row[1]+"-p50-ms"], m[row[1]+"-p99-ms"])
 	}
 	fmt.Printf("| the claim's addition (goal: 5 ms, 20 ms) | %.1f ms | %.1f ms |\n",
 		m["claim-p50-ms"]-m["bare-p50-ms"], m["claim-p99-ms"]-m["bare-p99-ms"])
+	if found, err = b.floorBenchmarks(ctx, "warm", "Phases", fmt.Sprintf("%dx", b.runs),
+		env...); err != nil {
+		return err
+	}
+	m = found["Phases"]
+	fmt.Print("\n| parts of CreateSandbox | p50 | p99 |\n|---|---|---|\n")
+	for _, row := range []string{"queue", "check", "record", "seal", "take", "configure", "create",
+		"rest", "all"} {
+		if _, has := m[row+"-p50-ms"]; has {
+			fmt.Printf("| %s | %.1f ms | %.1f ms |\n", row, m[row+"-p50-ms"], m[row+"-p99-ms"])
+		}
+	}
 	if found, err = b.floorBenchmarks(ctx, "warm", "Burst", "1x", env...); err != nil {
 		return err
 	}
 	m = found["Burst"]
 	fmt.Printf("\n200 claims, 64 at once, of a pool of 20: %.0f served; the 20th after %.0f ms, the last "+
 		"after %.1f s.\n", m["served"], m["20th-ms"], m["last-ms"]/1e3)
-	return b.bookkeeping(ctx)
+	fmt.Println()
+	if err := b.throughput(ctx, id); err != nil {
+		return err
+	}
+	if err := b.relayed(ctx); err != nil {
+		return err
+	}
+	if err := b.bookkeeping(ctx); err != nil {
+		return err
+	}
+	return b.paused(ctx)
+}
+
+// Bounds of the sandboxes that are paused at the same time.
+const (
+	mostPaused = 50
+	leaveFree  = 4 << 30 // bytes of the host's memory
+)
+
+// paused prints the memory of idle sandboxes and of paused ones. Each has run a command.
+func (b *bench) paused(ctx context.Context) error {
+	store := sandboxes.NewStore(b.home.Root)
+	var idle, paused []int64 // Pss of each
+	began := time.Now()
+	for len(paused) < mostPaused {
+		free, err := availableMemory()
+		if err != nil {
+			return err
+		}
+		if free < leaveFree {
+			break
+		}
+		id, err := b.output(ctx, []string{"TURN_HOME=" + b.home.Root}, "sandbox", "create", "-q",
+			"--memory", "256MiB")
+		if err != nil {
+			return err
+		}
+		id = strings.TrimSpace(id)
+		defer b.remove(ctx, id)
+		before, after, err := pause(ctx, store, turnstone.SandboxID(id))
+		if err != nil {
+			return err
+		}
+		idle, paused = append(idle, before), append(paused, after)
+	}
+	if len(paused) == 0 {
+		return errors.New("there is no memory for a paused sandbox")
+	}
+	slices.Sort(idle)
+	slices.Sort(paused)
+	fmt.Printf("\n%d paused sandboxes at the same time, made and paused one after another in %.0f s: "+
+		"each has %s at the median (%s at most) of memory on the host (Pss of all its processes); "+
+		"idle ones, before their pause, %s.\n", len(paused), time.Since(began).Seconds(),
+		mib(paused[len(paused)/2]), mib(paused[len(paused)-1]), mib(idle[len(idle)/2]))
+	return nil
+}
+
+// pause runs a command in a sandbox and pauses it. It returns the memory before and after.
+func pause(ctx context.Context, store *sandboxes.Store, id turnstone.SandboxID) (idle, paused int64,
+	err error) {
+	if _, err := store.Exec(ctx, id, sandboxes.Command{Argv: []string{"bash", "-c", "echo"}}); err != nil {
+		return 0, 0, err
+	}
+	i, err := store.Get(id)
+	if err != nil {
+		return 0, 0, err
+	}
+	before, err := memoryOfTree(i.Holder.PID)
+	if err != nil {
+		return 0, 0, err
+	}
+	c, err := store.Control(ctx, id)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.Pause(ctx); err != nil {
+		return 0, 0, err
+	}
+	after, err := memoryOfTree(i.Holder.PID)
+	return before.pss, after.pss, err
+}
+
+// availableMemory returns the host's available memory in bytes.
+func availableMemory() (int64, error) {
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "MemAvailable:" {
+			kib, err := strconv.ParseInt(f[1], 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("/proc/meminfo does not say what is available")
 }
 
 // bookkeeping prints what 1,000 machines that wait cost the pool.

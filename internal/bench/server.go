@@ -52,6 +52,20 @@ func (b *bench) carried(ctx context.Context, id string) error {
 	p := found["Sandbox/process"]
 	fmt.Printf("| a process `true`, over open connections | %.1f ms | %.1f ms | %.1f ms | 2.0 ms |\n",
 		p["local-ms"], p["channel-ms"], p["channel-ms"]-p["local-ms"])
+	return b.carriedBytes(ctx, found)
+}
+
+// throughput prints what a channel to a sandbox of this machine carries.
+func (b *bench) throughput(ctx context.Context, id string) error {
+	found, err := b.floorBenchmarks(ctx, "node", "Sandbox/(output|input)", "5x",
+		"TURNSTONE_BENCH_HOME="+b.home.Root, "TURNSTONE_BENCH_SANDBOX="+id)
+	if err != nil {
+		return err
+	}
+	return b.carriedBytes(ctx, found)
+}
+
+func (b *bench) carriedBytes(ctx context.Context, found map[string]map[string]float64) error {
 	all, err := b.floorBenchmarks(ctx, "node", "Carry", "3x")
 	if err != nil {
 		return err

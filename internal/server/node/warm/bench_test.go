@@ -3,6 +3,7 @@ package warm_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,10 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/wire"
 )
 
 // The server of the benchmarks: its state directory, the one of a client that knows it as bench, the
@@ -33,7 +39,7 @@ const (
 	atOnce = 64
 )
 
-func client(b *testing.B) *remote.Sandboxes {
+func client(b *testing.B) *remote.Server {
 	if os.Getenv(tokenVariable) == "" {
 		b.Skipf("%s names no server", clientVariable)
 	}
@@ -43,7 +49,7 @@ func client(b *testing.B) *remote.Sandboxes {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = s.Close() })
-	return s.AllSandboxes()
+	return s
 }
 
 // A firstByte notes when its first byte was written.
@@ -97,10 +103,10 @@ func full(b *testing.B, n int) {
 // BenchmarkClaim compares a claim with the exec of a local client in a sandbox that is there,
 // alternately: both until the first byte of a builtin's output.
 func BenchmarkClaim(b *testing.B) {
-	remote := client(b)
+	remote := client(b).AllSandboxes()
 	local := sandboxes.NewStore(os.Getenv(homeVariable))
 	there := turnstone.SandboxID(os.Getenv(sandboxVariable))
-	var bare, create, claim []float64
+	var bare, create, claim, again, ask []float64
 	for b.Loop() {
 		full(b, 20)
 		began := time.Now()
@@ -119,12 +125,64 @@ func BenchmarkClaim(b *testing.B) {
 			b.Fatal(err)
 		}
 		claim = append(claim, ms(at.Sub(began)))
+		began = time.Now()
+		if at, err = run(b.Context(), i.ID, remote.Exec); err != nil {
+			b.Fatal(err)
+		}
+		again = append(again, ms(at.Sub(began)))
+		conn, err := local.Dial(b.Context(), there)
+		if err != nil {
+			b.Fatal(err)
+		}
+		c := wire.NewClient(conn)
+		began = time.Now()
+		_, err = c.SandboxGetVersion(b.Context())
+		ask = append(ask, ms(time.Since(began)))
+		_ = c.Close()
+		if err != nil {
+			b.Fatal(err)
+		}
 		if err := remote.Remove(b.Context(), i.ID); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.ReportMetric(0, "ns/op")
-	for name, all := range map[string][]float64{"bare": bare, "create": create, "claim": claim} {
+	for name, all := range map[string][]float64{"bare": bare, "create": create, "claim": claim,
+		"again": again, "ask": ask} {
+		b.ReportMetric(quantile(all, 50), name+"-p50-ms")
+		b.ReportMetric(quantile(all, 99), name+"-p99-ms")
+	}
+}
+
+// BenchmarkPhases shows the parts of a claim's CreateSandbox. The rest is what gateway, controller and
+// connections take.
+func BenchmarkPhases(b *testing.B) {
+	s := client(b)
+	parts := make(map[string][]float64)
+	for b.Loop() {
+		full(b, 20)
+		began := time.Now()
+		a, err := s.Sandboxes.CreateSandbox(b.Context(), connect.NewRequest(&v1.CreateSandboxRequest{
+			IdempotencyKey: rand.Text(), Timeout: durationpb.New(10 * time.Minute),
+			Source:  &v1.CreateSandboxRequest_Template{Template: "base"},
+			Machine: &v1.Machine{Memory: uint64(turnstone.MinMemory)}}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		rest := ms(time.Since(began))
+		parts["all"] = append(parts["all"], rest)
+		for _, p := range a.Msg.Phases {
+			parts[p.Name] = append(parts[p.Name], ms(p.Took.AsDuration()))
+			rest -= ms(p.Took.AsDuration())
+		}
+		parts["rest"] = append(parts["rest"], rest)
+		if err := s.AllSandboxes().Remove(b.Context(),
+			turnstone.SandboxID(a.Msg.Sandbox.SandboxId)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for name, all := range parts {
 		b.ReportMetric(quantile(all, 50), name+"-p50-ms")
 		b.ReportMetric(quantile(all, 99), name+"-p99-ms")
 	}
@@ -132,7 +190,7 @@ func BenchmarkClaim(b *testing.B) {
 
 // BenchmarkBurst is many claims at once of a pool that is smaller. Each runs a command and is removed.
 func BenchmarkBurst(b *testing.B) {
-	remote := client(b)
+	remote := client(b).AllSandboxes()
 	for b.Loop() {
 		full(b, 20)
 		var mu sync.Mutex
