@@ -2,6 +2,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -56,8 +57,9 @@ func (r *Runner) run(ctx context.Context, req executor.Request, times int, obs e
 	}
 	front := req.Document.Front
 	started, err := r.Server.StartTurn(ctx, remote.TurnStart{Session: req.Session,
-		Template: either(req.Image, front.Image), Timeout: req.Timeout, CPUs: req.CPUs,
-		Memory: req.Memory, Disk: req.Disk})
+		Template: either(req.Image, front.Image), Timeout: req.Timeout,
+		CPUs:   cmp.Or(req.CPUs, front.CPUs),
+		Memory: cmp.Or(req.Memory, front.Memory), Disk: cmp.Or(req.Disk, front.Disk)})
 	if err != nil {
 		return nil, err
 	}

@@ -92,9 +92,14 @@ func (s *Service) used() turnstone.Machine {
 			}
 		}
 	})
-	turn := turnstone.DefaultShape()
+	n := -len(s.turns)
+	for _, m := range s.turns {
+		sum = plus(sum, m)
+	}
 	for _, st := range s.o.Tenants.All() {
-		n := st.Turns.Count()
+		n += st.Turns.Count()
+	}
+	if turn := turnstone.DefaultShape(); n > 0 { // resumed ones, whose machine is not known here
 		sum = plus(sum, turnstone.Machine{CPUs: n * turn.CPUs,
 			Memory: turnstone.Bytes(n) * turn.Memory, Disk: turnstone.Bytes(n) * turn.Disk})
 	}

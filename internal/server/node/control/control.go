@@ -87,6 +87,7 @@ type Service struct {
 
 	roomMu  sync.Mutex
 	pending map[string]turnstone.Machine // of sandboxes that are being created
+	turns   map[string]turnstone.Machine // of turns that run, by their tickets
 }
 
 // New returns the service of a node. Close it.
@@ -95,7 +96,9 @@ func New(_ context.Context, o Options) (*Service, error) {
 	o.LongestLifetime = cmp.Or(o.LongestLifetime, longestLifetime)
 	s := &Service{o: o, started: time.Now(), board: newBoard(),
 		tenants: make(map[string]*tenant), ports: make(map[portName]*exposed),
-		builds: make(map[name]*build), pending: make(map[string]turnstone.Machine)}
+		builds: make(map[name]*build), pending: make(map[string]turnstone.Machine),
+		turns: make(map[string]turnstone.Machine)}
+	o.Tenants.Queue().Within(s.turnRoom)
 	s.fill()
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	for _, st := range o.Tenants.All() { // what there is, is on the board before the first watcher

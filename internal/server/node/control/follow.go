@@ -51,6 +51,7 @@ func (s *Service) follow() {
 		}
 		s.measure(now)
 		s.describe()
+		s.o.Tenants.Queue().Wake() // a sandbox may have ended
 		select {
 		case <-tick.C:
 		case <-s.ctx.Done():

@@ -44,7 +44,7 @@ func (s *Service) ReserveTurn(ctx context.Context,
 	}
 	t := turns.Ticket{ID: id, Client: client.Key, Session: q.Session,
 		SessionID: turnstone.SessionID(r.Msg.SessionId), Template: q.Template,
-		Machine: toMachine(q.Machine), Timeout: q.Timeout.AsDuration(),
+		Machine: toMachine(q.Machine), Most: s.usual(st, q.Template), Timeout: q.Timeout.AsDuration(),
 		Expires: time.Now().Add(ticketTime), Trail: turns.Trail(ctx)}
 	if err := st.Turns.Reserve(t); err != nil {
 		return nil, exhausted(err)
@@ -60,15 +60,37 @@ func (s *Service) ReserveTurn(ctx context.Context,
 	return connect.NewResponse(&v1.StartTurnResponse{Turn: s.turnOf(i), Channel: c}), nil
 }
 
+// usual returns the machine of a turn that asks for none.
+func (s *Service) usual(st *tenants.State, template string) turnstone.Machine {
+	shape := st.Executor.Shape(template)
+	return turnstone.Machine{CPUs: shape.CPUs, Memory: shape.Memory, Disk: shape.Disk}
+}
+
+// turnRoom is the turns.Room of the node.
+func (s *Service) turnRoom(_ string, t turns.Ticket) (free func(), err error) {
+	m := t.Machine.Over(t.Most)
+	done, err := s.take(m, t.ID)
+	if err != nil {
+		return nil, err
+	}
+	s.roomMu.Lock()
+	s.turns[t.ID] = m
+	s.roomMu.Unlock()
+	done()
+	return func() {
+		s.roomMu.Lock()
+		defer s.roomMu.Unlock()
+		delete(s.turns, t.ID)
+	}, nil
+}
+
 // newTurn checks what a new ticket needs: room, and a session that the client may change.
 func (s *Service) newTurn(ctx context.Context, st *tenants.State,
 	r *v1.NodeServiceReserveTurnRequest, who caller) error {
 	if err := st.Room(); err != nil {
 		return exhausted(err)
 	}
-	shape := st.Executor.Shape(r.Request.Template)
-	free, err := s.take(toMachine(r.Request.Machine).Over(turnstone.Machine{CPUs: shape.CPUs,
-		Memory: shape.Memory, Disk: shape.Disk}), r.TicketId)
+	free, err := s.take(toMachine(r.Request.Machine).Over(s.usual(st, r.Request.Template)), r.TicketId)
 	if err != nil {
 		return err
 	}

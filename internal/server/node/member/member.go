@@ -43,6 +43,7 @@ type Options struct {
 	Dir      *statedir.Dir
 	Executor executor.Options // with a Holder
 	Settings config.Machine
+	Limits   config.Limits
 	Pools    []config.Pool
 	Address  string // where controllers and gateways reach the node
 	// TrustOperator is set if the controller is in the same process: see control.Options.
@@ -82,7 +83,8 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns}
+	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns,
+		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting}
 	if o.Watch != nil {
 		set.Runner = o.Watch.Turns
 	}

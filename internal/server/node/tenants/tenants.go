@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -37,6 +38,10 @@ type Options struct {
 	Executor executor.Options
 	// Turns is the number of turns of one tenant that may run at the same time. Default: 16.
 	Turns int
+	// Wait bounds how long a turn waits for a place, and Waiting how many of a tenant do: see
+	// turns.NewQueue.
+	Wait    time.Duration
+	Waiting int
 	// Tenants is the number of tenants that may have state here. Default: 1,000.
 	Tenants int
 	// Runner returns what runs the turns of a tenant, around the tenant's executor; nil: that itself.
@@ -101,8 +106,9 @@ func (s *State) close() error { return errors.Join(s.Turns.Close(), s.Executor.C
 
 // A Set is the tenants of a node. Its methods are safe for concurrent use.
 type Set struct {
-	o    Options
-	root *statedir.Dir
+	o     Options
+	root  *statedir.Dir
+	turns *turns.Queue
 
 	mu     sync.Mutex
 	closed bool
@@ -125,7 +131,7 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	if _, err := (key.Ring{Dir: root}).NodeKey(ctx); err != nil {
 		return nil, err
 	}
-	s := &Set{o: o, root: root, all: make(map[string]*State)}
+	s := &Set{o: o, root: root, turns: turns.NewQueue(o.Wait, o.Waiting), all: make(map[string]*State)}
 	names, err := s.names()
 	for _, name := range names {
 		if err == nil {
@@ -227,6 +233,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	}
 	if err == nil {
 		st.Turns.Hide(s.root.Paths())
+		st.Turns.Share(s.turns, tenant)
 		err = st.openOwners()
 	}
 	if err == nil {
@@ -331,6 +338,9 @@ func (s *Set) Close() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Queue returns the queue of the turns of all tenants.
+func (s *Set) Queue() *turns.Queue { return s.turns }
 
 // Root returns the node's state directory.
 func (s *Set) Root() string { return s.root.Root }

@@ -134,12 +134,12 @@ func (s *Service) resumeTicket(t Ticket, dir string, b begun, x Resumer, limit L
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.launch(t, &journal{f: f, size: size, change: make(chan struct{})}, startedAt(dir), w, limit,
-		func(ctx context.Context) error {
+		func(ctx context.Context) (func(), error) { // its work has begun: it waits for as long as it takes
 			select {
 			case s.places <- struct{}{}:
-				return nil
+				return func() { <-s.places; s.queue.Wake() }, nil
 			case <-ctx.Done():
-				return context.Cause(ctx)
+				return nil, context.Cause(ctx)
 			}
 		})
 	return nil

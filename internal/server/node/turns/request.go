@@ -136,7 +136,7 @@ func bound(front *document.FrontMatter, t Ticket, s *wire.TurnSettings) error {
 	cpus, memory := cmp.Or(int(s.CPUs), front.CPUs), cmp.Or(turnstone.Bytes(s.Memory), front.Memory)
 	disk := cmp.Or(turnstone.Bytes(s.Disk), front.Disk)
 	timeout := cmp.Or(time.Duration(s.Timeout), front.Timeout)
-	switch m := t.Machine; {
+	switch m := t.Machine.Over(t.Most); {
 	case m.CPUs > 0 && cpus > m.CPUs:
 		return beyond("cpus", "%d is more than the ticket's %d", cpus, m.CPUs)
 	case m.Memory > 0 && memory > m.Memory:

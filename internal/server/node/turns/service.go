@@ -46,6 +46,8 @@ type Service struct {
 	now    func() time.Time
 	paths  *hostpath.Hider // of the node's paths in journals
 	places chan struct{}   // turns that may run at the same time
+	queue  *Queue          // of turns that wait for a place
+	tenant string
 
 	ctx  context.Context // of all turns
 	stop context.CancelCauseFunc
@@ -76,8 +78,8 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 		return nil, failed("", err)
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
-	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit), ctx: ctx,
-		stop: stop, running: make(map[string]*running), starts: make(map[string]bool)}
+	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit),
+		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running), starts: make(map[string]bool)}
 	if err := s.clean(); err != nil {
 		stop(nil)
 		return nil, err
@@ -212,7 +214,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 		if err != nil {
 			return err
 		}
-		return s.start(t, dir, w, v)
+		return s.start(ctx, t, dir, w, v)
 	}
 	req, times, err := request(doc, t, settings)
 	if err != nil {
@@ -227,7 +229,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	}
 	if err == nil {
 		req.ID = turnstone.NewTurnID()
-		err = s.start(t, dir, work{turn: req.ID, files: req.Dir, times: times > 0,
+		err = s.start(ctx, t, dir, work{turn: req.ID, files: req.Dir, times: times > 0,
 			do: func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error) {
 				if times > 0 {
 					return s.x.Times(ctx, req, times, o)
@@ -312,17 +314,16 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
 }
 
-// start begins the ticket of v and its turn, if there is a place for it.
-func (s *Service) start(t Ticket, dir string, w work, v *served) (err error) {
-	select {
-	case s.places <- struct{}{}:
-	default:
-		return turnstone.Errorf("turn.run", turnstone.KindExhausted, "the node",
-			"runs %d turns, and may run no more", cap(s.places)).WithHint("try again later")
+// start begins the ticket of v and its turn when there is a place for it. A ticket that has waited
+// in vain can be used again.
+func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *served) (err error) {
+	release, err := s.place(ctx, t)
+	if err != nil {
+		return err
 	}
 	defer func() {
 		if err != nil {
-			<-s.places
+			release()
 		}
 	}()
 	s.mu.Lock()
@@ -337,14 +338,15 @@ func (s *Service) start(t Ticket, dir string, w work, v *served) (err error) {
 	if err != nil {
 		return failed(t.ID, err)
 	}
-	s.launch(t, j, s.now().UTC(), w, v.limit, nil)
+	s.launch(t, j, s.now().UTC(), w, v.limit, func(context.Context) (func(), error) {
+		return release, nil
+	})
 	return nil
 }
 
-// launch runs a turn, and ends its journal. place waits for a place; nil: the caller has one. The
-// caller has s.mu.
+// launch runs a turn, and ends its journal. place waits for a place. The caller has s.mu.
 func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit Limit,
-	place func(context.Context) error) {
+	place func(context.Context) (release func(), err error)) {
 	id := t.ID
 	ctx, cancel := context.WithCancel(trail.From(s.ctx, t.Trail))
 	r := &running{journal: j, cancel: cancel, started: started}
@@ -352,16 +354,15 @@ func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit 
 	s.wg.Go(func() {
 		defer cancel()
 		s.tell(id)
-		if place != nil {
-			if err := place(ctx); err != nil {
-				w.do = func(context.Context, executor.Observer) (*turnstone.TurnReport, error) {
-					return nil, err
-				}
-				s.run(ctx, id, r, w)
-				return
+		release, err := place(ctx)
+		if err != nil {
+			w.do = func(context.Context, executor.Observer) (*turnstone.TurnReport, error) {
+				return nil, err
 			}
+			s.run(ctx, id, r, w)
+			return
 		}
-		defer func() { <-s.places }()
+		defer release()
 		s.run(limit(ctx), id, r, w)
 	})
 }

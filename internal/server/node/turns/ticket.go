@@ -31,6 +31,8 @@ type Ticket struct {
 	// Machine bounds what the turn may ask for, and is what it gets if it asks for nothing. A zero
 	// field bounds nothing.
 	Machine turnstone.Machine `json:"machine,omitzero"`
+	// Most bounds what the turn may ask for where Machine does not; it gets nothing of it.
+	Most    turnstone.Machine `json:"most,omitzero"`
 	Timeout time.Duration     `json:"timeout,omitempty"` // bounds the turn's; 0: it does not
 	Created time.Time         `json:"created,omitzero"`  // Reserve sets it
 	// Trail is the traceparent of the request that reserved the ticket; empty: none.
@@ -41,6 +43,7 @@ type Ticket struct {
 func (t Ticket) same(o Ticket) bool {
 	t.Expires, t.Created, o.Expires, o.Created = time.Time{}, time.Time{}, time.Time{}, time.Time{}
 	t.Trail, o.Trail = "", ""
+	t.Most, o.Most = turnstone.Machine{}, turnstone.Machine{}
 	return t == o
 }
 

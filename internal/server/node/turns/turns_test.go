@@ -3,6 +3,7 @@ package turns
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -569,20 +571,112 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestFull refuses a turn when all places are taken, and keeps its ticket.
+// TestFull: a turn waits while all places are taken. After the longest wait it is refused, and its
+// ticket can be used.
 func TestFull(t *testing.T) {
 	x := newPlayer()
 	s := newScene(t, t.TempDir(), x)
+	s.Share(NewQueue(10*time.Millisecond, 0), "a")
 	s.places <- struct{}{}
 	s.places <- struct{}{}
 	c := s.connect(t, s.client)
 	if err := start(c, source, s.ticket.ID, nil); turnstone.KindOf(err) != turnstone.KindExhausted {
 		t.Fatal(err)
 	}
+	q := NewQueue(time.Hour, 0)
+	s.Share(q, "a")
+	close(x.go2)
+	started := make(chan error, 1)
+	go func() { started <- start(c, source, s.ticket.ID, nil) }()
+	for q.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	<-s.places
+	q.Wake()
+	if err := <-started; err != nil {
+		t.Fatal(errors.Unwrap(err))
+	}
+	waitIdle(s.Service)
+	<-s.places
+	if len(s.places) != 0 || q.Waiting() != 0 {
+		t.Errorf("%d places are taken, %d turns wait", len(s.places), q.Waiting())
+	}
+}
+
+// TestLeaves: a turn whose client leaves while it waits leaves the queue, and its ticket can be used.
+func TestLeaves(t *testing.T) {
+	x := newPlayer()
+	s := newScene(t, t.TempDir(), x)
+	q := NewQueue(time.Hour, 0)
+	s.Share(q, "a")
+	s.places <- struct{}{}
+	s.places <- struct{}{}
+	gone := s.connect(t, s.client)
+	ended := make(chan error, 1)
+	go func() { ended <- start(gone, source, s.ticket.ID, nil) }()
+	for q.Waiting() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_ = gone.Close()
+	if <-ended == nil {
+		t.Error("it began")
+	}
+	for q.Waiting() > 0 {
+		time.Sleep(time.Millisecond)
+	}
 	<-s.places
 	<-s.places
 	close(x.go2)
-	if err := start(c, source, s.ticket.ID, nil); err != nil {
-		t.Fatal(errors.Unwrap(err))
+	again := func() error { return start(s.connect(t, s.client), source, s.ticket.ID, nil) }
+	err := again()
+	for turnstone.KindOf(err) == turnstone.KindInvalid { // the first start has not quite ended
+		time.Sleep(time.Millisecond)
+		err = again()
 	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitIdle(s.Service)
+}
+
+// TestFairTurns: one tenant's turns that wait for room at the node do not delay another's by more
+// than one.
+func TestFairTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := NewQueue(time.Hour, 0)
+		room := make(chan struct{}, 1)
+		var order []string
+		q.Within(func(tenant string, _ Ticket) (func(), error) {
+			select {
+			case room <- struct{}{}:
+				order = append(order, tenant)
+				return func() { <-room }, nil
+			default:
+				return nil, turnstone.Errorf("test", turnstone.KindExhausted, "the node", "is full")
+			}
+		})
+		room <- struct{}{}
+		releases := make(chan func(), 3)
+		for _, tenant := range []string{"flood", "flood", "quiet"} {
+			s := &Service{places: make(chan struct{}, 2), ctx: t.Context()}
+			s.Share(q, tenant)
+			go func() {
+				release, err := s.place(t.Context(), Ticket{})
+				if err != nil {
+					t.Error(err)
+				}
+				releases <- release
+			}()
+			synctest.Wait()
+		}
+		<-room
+		q.Wake()
+		for range 3 {
+			synctest.Wait()
+			(<-releases)()
+		}
+		if got := fmt.Sprint(order); got != "[flood quiet flood]" {
+			t.Errorf("the order is %s", got)
+		}
+	})
 }
