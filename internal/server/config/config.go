@@ -144,6 +144,7 @@ type Quota struct {
 	Memory    turnstone.Bytes `toml:"memory" default:"0" min:"0" max:"1024TiB"`
 	Disk      turnstone.Bytes `toml:"disk" default:"0" min:"0" max:"1024TiB"`
 	Stored    turnstone.Bytes `toml:"stored" default:"0" min:"0" max:"1024TiB"`
+	BytesOut  turnstone.Bytes `toml:"bytes_out" default:"0" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" default:"6000" min:"0" max:"1000000"`
 }
 
@@ -155,12 +156,13 @@ type Tenant struct {
 	Memory    turnstone.Bytes `toml:"memory" min:"0" max:"1024TiB"`
 	Disk      turnstone.Bytes `toml:"disk" min:"0" max:"1024TiB"`
 	Stored    turnstone.Bytes `toml:"stored" min:"0" max:"1024TiB"`
+	BytesOut  turnstone.Bytes `toml:"bytes_out" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" min:"0" max:"1000000"`
 }
 
 // Quota returns the bounds of the tenant.
 func (t Tenant) Quota() Quota {
-	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.Turns}
+	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.BytesOut, t.Turns}
 }
 
 // QuotaOf returns the bounds of a tenant.

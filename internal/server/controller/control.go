@@ -148,7 +148,7 @@ func (c sandboxService) ForkSandbox(ctx context.Context,
 	}
 	answer := &v1.ForkSandboxResponse{}
 	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "ForkSandbox", m),
-		want: quota.Want{Sandboxes: len(m.Clients), Each: planned(message.Sandbox(x).GetMachine()), Stores: true},
+		want: quota.Want{Sandboxes: len(m.Clients), Each: c.nodes.planned(message.Sandbox(x).GetMachine(), x.Template), Stores: true},
 		plan: func(context.Context) (all []records.Object, err error) {
 			for i := range m.Clients {
 				o := x.Object

@@ -174,7 +174,10 @@ func TestQuota(t *testing.T) {
 	w.stop()
 	w.quota = func(tenant string) quota.Limits {
 		if tenant == "small" {
-			return quota.Limits{CPUs: 3, Turns: 2}
+			return quota.Limits{CPUs: 3}
+		}
+		if tenant == "turns" {
+			return quota.Limits{Turns: 2}
 		}
 		return quota.Limits{}
 	}
@@ -203,6 +206,7 @@ func TestQuota(t *testing.T) {
 	must(t, err)
 	_, err = c.sandboxes.CreateSandbox(t.Context(), box("4", 2))
 	must(t, err)
+	c = w.as(with("turns"))
 	for i := range 3 {
 		_, err = c.turns.StartTurn(t.Context(), ask(&v1.StartTurnRequest{IdempotencyKey: fmt.Sprint(i),
 			Client: newClient(), Machine: &v1.Machine{Cpus: 1}}))

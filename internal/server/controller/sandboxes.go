@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -38,7 +39,7 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 	}
 	var answer *v1.CreateSandboxResponse
 	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSandbox", m),
-		works: true, want: quota.Want{Sandboxes: 1, Each: planned(m.Machine), Stores: true},
+		works: true, want: quota.Want{Sandboxes: 1, Each: c.nodes.planned(m.Machine, template), Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
 			o, err := c.planSandbox(ctx, p, m, template)
 			return []records.Object{o}, err
@@ -102,10 +103,18 @@ func orEmpty(m *v1.Machine) *v1.Machine {
 	return m
 }
 
-// planned is the machine that a request asks for, as far as it says.
-func planned(m *v1.Machine) turnstone.Machine {
-	return turnstone.Machine{CPUs: int(max(m.GetCpus(), usualCPUs)),
-		Memory: turnstone.Bytes(orUsual(m.GetMemory())), Disk: turnstone.Bytes(m.GetDisk())}
+// planned is the machine that a request asks for: what it says, else the template's or the usual one.
+func (r *registry) planned(m *v1.Machine, template string) turnstone.Machine {
+	cpus, memory, disk := m.GetCpus(), m.GetMemory(), m.GetDisk()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, n := range r.all {
+		t := n.templates[template].GetMachine()
+		cpus, memory, disk = cmp.Or(cpus, t.GetCpus()), cmp.Or(memory, t.GetMemory()), cmp.Or(disk, t.GetDisk())
+	}
+	usual := turnstone.DefaultShape()
+	return turnstone.Machine{CPUs: int(cpus), Memory: turnstone.Bytes(memory), Disk: turnstone.Bytes(disk)}.
+		Over(turnstone.Machine{CPUs: usual.CPUs, Memory: usual.Memory, Disk: usual.Disk})
 }
 
 // makeSandbox asks the node for a sandbox that has a record.

@@ -39,8 +39,9 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 		return nil, err
 	}
 	answer := &v1.StartTurnResponse{}
+	machine := c.nodes.planned(m.Machine, ask.Template)
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "StartTurn", m),
-		want: quota.Want{Turn: true, Each: planned(m.Machine), Stores: true},
+		want: quota.Want{Turn: true, Each: machine, Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
 			in, err := c.inPlace(ctx, op, p, scope, m.Session)
 			if err != nil {
@@ -50,7 +51,7 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 				template: ask.Template})
 			return []records.Object{{Kind: records.Turn, ID: newID("tk_"), Tenant: p.Tenant,
 				Owner: p.Subject, Node: node, Session: in.name, Template: ask.Template,
-				Labels: c.nodes.machineLabels(m.Machine, ask.Template)}}, err
+				Labels: machineLabels(machine)}}, err
 		},
 		make: func(ctx context.Context, made []records.Object) (err error) {
 			answer, err = c.reserve(ctx, p, m, made[0])
@@ -73,24 +74,11 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 	return connect.NewResponse(answer), nil
 }
 
-// machineLabels are the labels of a turn's machine: what the request says, else the template's.
-func (r *registry) machineLabels(m *v1.Machine, template string) map[string]string {
-	cpus, memory := uint64(m.GetCpus()), m.GetMemory()
-	if cpus == 0 || memory == 0 {
-		r.mu.Lock()
-		for _, n := range r.all {
-			t := n.templates[template].GetMachine()
-			if cpus == 0 {
-				cpus = uint64(t.GetCpus())
-			}
-			if memory == 0 {
-				memory = t.GetMemory()
-			}
-		}
-		r.mu.Unlock()
-	}
-	return map[string]string{message.LabelCPUs: strconv.FormatUint(cpus, 10),
-		message.LabelMemory: strconv.FormatUint(memory, 10)}
+// machineLabels are the labels of a turn's machine.
+func machineLabels(m turnstone.Machine) map[string]string {
+	return map[string]string{message.LabelCPUs: strconv.Itoa(m.CPUs),
+		message.LabelMemory: strconv.FormatInt(int64(m.Memory), 10),
+		message.LabelDisk:   strconv.FormatInt(int64(m.Disk), 10)}
 }
 
 // reserve asks the node for a ticket that has a record. The node's report completes the record.

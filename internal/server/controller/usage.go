@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -57,6 +58,12 @@ func (c *Controller) restore(ctx context.Context) error {
 				}
 			}
 		}
+		now := time.Now()
+		total, err := c.o.Records.Usage(ctx, t.Name, "", usage.Day(now), now)
+		if err != nil {
+			return err
+		}
+		c.ledger.SetSent(t.Name, uint64(max(total.Used.Sent, 0)))
 	}
 	return nil
 }

@@ -153,6 +153,7 @@ type Seen struct {
 const (
 	LabelCPUs   = "cpus" // of a turn's machine
 	LabelMemory = "memory"
+	LabelDisk   = "disk"
 	LabelParent = "sandbox" // of a snapshot
 )
 

@@ -20,6 +20,7 @@ type Limits struct {
 	CPUs         int             // of sandboxes and running turns together
 	Memory, Disk turnstone.Bytes // the same
 	Stored       turnstone.Bytes // by sessions and snapshots
+	Sent         turnstone.Bytes // by machines, since the day (UTC) began
 	Turns        int             // started in a minute
 }
 
@@ -76,13 +77,19 @@ func (b *Book) Check(tenant string, has usage.Standing, w Want) error {
 		{uint64(l.Stored), has.Stored, stores(w), "stored bytes", size,
 			"remove sessions or snapshots", "stored"},
 	} {
-		if x.limit > 0 && x.wants > 0 && x.has+x.wants > x.limit {
+		if x.limit > 0 && x.wants > 0 && (x.wants > x.limit || x.has > x.limit-x.wants) {
 			return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant "+tenant,
 				"the limit of its %s is %s, of which %s are in use, and this wants %s", x.what,
 				x.text(x.limit), x.text(x.has), x.text(x.wants)).
 				WithHint(x.do + ", or let the server's operator raise " + x.setting +
 					" in [quota] or the tenant's [[tenants]]")
 		}
+	}
+	if l.Sent > 0 && n > 0 && has.Sent >= uint64(l.Sent) {
+		return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant "+tenant,
+			"its machines have sent %s since 00:00 UTC, and the limit is %s", size(has.Sent),
+			size(uint64(l.Sent))).WithHint("wait for the next day, or let the server's operator " +
+			"raise bytes_out in [quota] or the tenant's [[tenants]]")
 	}
 	return nil
 }

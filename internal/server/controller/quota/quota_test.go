@@ -32,6 +32,10 @@ func TestCheck(t *testing.T) {
 			Want{Sandboxes: 2, Each: turnstone.Machine{Disk: gib}}, []string{"raise disk"}},
 		{Limits{Stored: gib}, usage.Standing{Stored: gib}, Want{Sandboxes: 1}, Want{Stores: true},
 			[]string{"stored bytes is 1", "raise stored"}},
+		{Limits{Memory: gib}, usage.Standing{Memory: gib / 2}, Want{}, // no sum overflows
+			Want{Sandboxes: 1, Each: turnstone.Machine{Memory: -1}}, []string{"raise memory"}},
+		{Limits{Sent: gib}, usage.Standing{Sent: gib}, Want{Stores: true}, Want{Turn: true},
+			[]string{"sent 1", "00:00 UTC", "raise bytes_out"}},
 	} {
 		b := New(func(string) Limits { return x.limits })
 		if err := b.Check("acme", x.has, x.fits); err != nil {

@@ -82,7 +82,7 @@ func (r *Role) open(ctx context.Context, o Options) error {
 		Quota: func(tenant string) quota.Limits {
 			q := c.QuotaOf(tenant)
 			return quota.Limits{Sandboxes: q.Sandboxes, CPUs: q.CPUs, Memory: q.Memory, Disk: q.Disk,
-				Stored: q.Stored, Turns: q.Turns}
+				Stored: q.Stored, Sent: q.BytesOut, Turns: q.Turns}
 		},
 		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
 		// processes may have set to less.

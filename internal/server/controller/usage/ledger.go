@@ -30,7 +30,40 @@ type Ledger struct {
 	// sessions has the nodes of objects that have not ended by tenant and session.
 	sessions map[[2]string]map[Ref]string
 	ended    []records.Usage // that are not recorded yet
+	sent     map[string]*sent
 	flushed  time.Time
+}
+
+// sent is what a tenant's machines have sent since a day began. A clock that goes back begins none.
+type sent struct {
+	day   time.Time
+	bytes uint64
+}
+
+// Day returns the beginning of the day of a time.
+func Day(at time.Time) time.Time { return at.UTC().Truncate(24 * time.Hour) }
+
+// today returns what a tenant has sent today. The caller has l.mu.
+func (l *Ledger) today(tenant string, now time.Time) *sent {
+	if l.sent == nil {
+		l.sent = map[string]*sent{}
+	}
+	s := l.sent[tenant]
+	if s == nil {
+		s = &sent{}
+		l.sent[tenant] = s
+	}
+	if day := Day(now); day.After(s.day) {
+		*s = sent{day: day}
+	}
+	return s
+}
+
+// SetSent sets what a tenant has sent today, as it was recorded.
+func (l *Ledger) SetSent(tenant string, bytes uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.today(tenant, time.Now()).bytes = bytes
 }
 
 type entry struct {
@@ -102,7 +135,7 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 	case records.Sandbox:
 		s := &v1.Sandbox{}
 		message.Decode(o.Detail, s)
-		e.use(s.GetUsed())
+		l.use(e, s.GetUsed())
 		if e.began.IsZero() && o.State != records.Creating && o.Detail != nil {
 			e.cpus, e.memory = int(s.GetMachine().GetCpus()), s.GetMachine().GetMemory()
 			e.disk = s.GetMachine().GetDisk()
@@ -111,15 +144,18 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 	case records.Turn:
 		t := &v1.Turn{}
 		message.Decode(o.Detail, t)
-		e.use(t.GetUsed())
+		l.use(e, t.GetUsed())
+		cpus, _ := strconv.ParseUint(o.Labels[message.LabelCPUs], 10, 16)
+		memory, _ := strconv.ParseUint(o.Labels[message.LabelMemory], 10, 63)
+		disk, _ := strconv.ParseUint(o.Labels[message.LabelDisk], 10, 63)
+		e.plan = turnstone.Machine{CPUs: max(int(cpus), 1), Memory: turnstone.Bytes(memory),
+			Disk: turnstone.Bytes(disk)}
 		if e.began.IsZero() && (o.State == records.Running || o.State == records.Done) {
 			e.began = message.Instant(t.GetStarted())
 			if e.began.IsZero() && o.State == records.Running {
 				e.began = o.Changed
 			}
-			cpus, _ := strconv.ParseUint(o.Labels[message.LabelCPUs], 10, 16)
-			memory, _ := strconv.ParseUint(o.Labels[message.LabelMemory], 10, 64)
-			e.cpus, e.memory = max(int(cpus), 1), memory
+			e.cpus, e.memory, e.disk = e.plan.CPUs, memory, disk
 		}
 	case records.Session:
 		s := &v1.Session{}
@@ -133,8 +169,14 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 }
 
 // use notes what a node has measured. A node may report older numbers again.
-func (e *entry) use(u *v1.Used) {
+func (l *Ledger) use(e *entry, u *v1.Used) {
 	const most = 1 << 60
+	before := e.used.Sent
+	defer func() {
+		if e.used.Sent > before {
+			l.today(e.tenant, time.Now()).bytes += uint64(e.used.Sent - before)
+		}
+	}()
 	e.used = e.used.Max(turnstone.Used{
 		CPU:      turnstone.Millis(min(max(u.GetCpu().AsDuration(), 0), most)),
 		Sent:     turnstone.Bytes(min(u.GetBytesOut(), most)),
@@ -207,13 +249,15 @@ func (l *Ledger) Drop(all ...Ref) {
 type Standing struct {
 	Sandboxes, Turns   uint32 // that have a machine
 	Held               uint64 // sandboxes that have not ended
-	CPUs, Memory, Disk uint64 // of sandboxes that have not ended, and of running turns
+	CPUs, Memory, Disk uint64 // of sandboxes and turns that have not ended
 	Stored             uint64 // bytes
+	Sent               uint64 // bytes, today
 }
 
 func (l *Ledger) Standing(tenant string) (s Standing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s.Sent = l.today(tenant, time.Now()).bytes
 	for r, e := range l.live {
 		if e.tenant != tenant {
 			continue
@@ -236,7 +280,7 @@ func (s *Standing) add(k records.Kind, e *entry) {
 	}
 	if !e.began.IsZero() {
 		s.CPUs, s.Memory, s.Disk = s.CPUs+uint64(e.cpus), s.Memory+e.memory, s.Disk+e.disk
-	} else if k == records.Sandbox { // a turn that is reserved has no machine
+	} else { // turns that are reserved may all begin at once
 		s.CPUs += uint64(e.plan.CPUs)
 		s.Memory += uint64(e.plan.Memory)
 		s.Disk += uint64(e.plan.Disk)
