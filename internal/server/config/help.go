@@ -18,7 +18,7 @@ var help = map[string]string{
 	"node.name":     "Name of this node, which clients see; none: the host's name.",
 	"node.certificate": "Certificate of this node's key by the operator's root (turn host root " +
 		"sign); read again when it changes.",
-	"node.turns":  "Turns of one tenant at one time.",
+	"node.turns":  "Turns of one tenant at one time; others wait.",
 	"node.expose": "Address on which exposed ports of sandboxes listen; none: no port can be exposed.",
 	"node.trust_controller": "Whether a controller in another process is believed about the scopes " +
 		"sandboxes:admin, turns:admin and sessions:admin.",

@@ -180,4 +180,14 @@ func TestBound(t *testing.T) {
 			t.Errorf("%s: %+v", name, front)
 		}
 	}
+	// What the ticket does not bound, the usual machine of its template does; the turn gets nothing of it.
+	ticket = Ticket{Most: turnstone.Machine{CPUs: 1, Memory: 1 << 30, Disk: 1 << 30},
+		Machine: turnstone.Machine{CPUs: 4}}
+	if err := bound(&document.FrontMatter{Memory: 2 << 30}, ticket, &wire.TurnSettings{}); err == nil {
+		t.Error("more than the usual memory")
+	}
+	front := document.FrontMatter{CPUs: 3}
+	if err := bound(&front, ticket, &wire.TurnSettings{}); err != nil || front.CPUs != 3 || front.Memory != 0 {
+		t.Errorf("%+v %v", front, err)
+	}
 }
