@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	_ "modernc.org/sqlite" // registers "sqlite" with database/sql
@@ -40,6 +41,8 @@ type DB struct {
 	held     map[turnstone.TurnID]*statedir.Lock
 	signHead HeadSigner // nil: heads are not logged
 	sealer   Sealer     // see Seal
+
+	waited atomic.Int64 // how often Finish found the database locked
 }
 
 // Open opens the database at path, and creates it, private to its user, if it does not exist.

@@ -5,9 +5,11 @@ import (
 	"database/sql"
 	"fmt"
 	"strings"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/sqlitefault"
 )
 
 // StartTurn describes the turn to start.
@@ -166,8 +168,21 @@ type Finish struct {
 // whose name is returned with diverged true. The objects that the turn refers to must already be
 // durable. A home that is not what the turn began with is an error of kind Unavailable. After an
 // error the lease is still held. A turn without a record keeps its checkpoint, if it has one: see
-// Reopen.
+// Reopen. If another process holds the database, such as a backup, Finish waits for longer than other
+// methods: what the turn did would be lost.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
+	for until := time.Now().Add(finishWait); ; db.waited.Add(1) {
+		onBranch, diverged, err = db.finish(ctx, f)
+		if !sqlitefault.Busy(err) || ctx.Err() != nil || time.Now().After(until) {
+			return onBranch, diverged, err
+		}
+	}
+}
+
+// finishWait bounds the wait of Finish for a locked database.
+const finishWait = 10 * time.Minute
+
+func (db *DB) finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
 	was, err := turn(ctx, db.sql, f.Turn)
 	if err != nil {
 		return "", false, err
