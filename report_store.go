@@ -131,3 +131,18 @@ type HomeUse struct {
 	Began TreeRef  `json:"began"`           // the home's files when the turn began
 	Ended *TreeRef `json:"ended,omitempty"` // at its end; absent: the turn kept no state
 }
+
+// A BackupReport describes a backup of a state directory.
+type BackupReport struct {
+	To   string `json:"to"`
+	Keys string `json:"keys,omitempty"` // the folder with the private keys; empty: they were not copied
+	// Objects is the bucket that keeps the objects, of which the backup has no copy; empty: it has.
+	Objects     string   `json:"objects,omitempty"`
+	Directories int      `json:"directories"` // the state directory, and those of tenants
+	Files       int      `json:"files"`
+	Bytes       int64    `json:"bytes"`
+	Copied      int      `json:"copied"` // files that an earlier backup did not have
+	CopiedBytes int64    `json:"copied_bytes"`
+	Removed     int      `json:"removed"` // of an earlier backup, because they are no longer here
+	Left        []string `json:"left"`    // of the state directory, that are not in the backup
+}

@@ -56,6 +56,7 @@ type commandLine struct {
 	Gc     gcCmd             `cmd:"" group:"Maintain the host" help:"Delete unreachable data."`
 	Fsck   fsckCmd           `cmd:"" group:"Maintain the host" help:"Verify stored turns."`
 	Du     duCmd             `cmd:"" group:"Maintain the host" help:"Show disk usage."`
+	Backup hostcmd.BackupCmd `cmd:"" group:"Maintain the host" help:"Copy the state directory while it is in use."`
 	Hash   proofcmd.HashCmd  `cmd:"" group:"Maintain the host" help:"Print the FS hash of a folder."`
 
 	Help       helpCmd       `cmd:"" group:"Get help" help:"Print help about a command or a topic."`

@@ -77,6 +77,7 @@ var printed = map[string]reflect.Type{
 	"usage":            reflect.TypeFor[hostcmd.UsageReport](),
 	"audit ls":         reflect.TypeFor[audit.Entry](),
 	"audit verify":     reflect.TypeFor[audit.Summary](),
+	"backup":           reflect.TypeFor[turnstone.BackupReport](),
 	"gc":               reflect.TypeFor[turnstone.GCReport](),
 	"fsck":             reflect.TypeFor[turnstone.FsckReport](),
 	"du":               reflect.TypeFor[turnstone.Usage](),

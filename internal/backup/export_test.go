@@ -1,0 +1,4 @@
+package backup
+
+// HoldGC is holdGC, for tests.
+var HoldGC = holdGC
