@@ -29,18 +29,22 @@ type Executor struct {
 // The error is of kind KindInvalid if another user can write to the state directory, and of kind
 // KindUnavailable if the directory cannot be made. ctx is reserved for later use.
 func Open(_ context.Context, o Options) (*Executor, error) {
-	return of(engine.Open(engine.Options(o)))
+	e, err := engine.Open(engine.Options(o))
+	return of(e, err, o)
 }
 
 // Planner returns an executor for Check and Asks alone: it makes no state directory. The error is
 // of kind KindInvalid if the host's configuration cannot be read.
-func Planner(o Options) (*Executor, error) { return of(engine.Planner(engine.Options(o))) }
+func Planner(o Options) (*Executor, error) {
+	e, err := engine.Planner(engine.Options(o))
+	return of(e, err, o)
+}
 
-func of(e *engine.Engine, err error) (*Executor, error) {
+func of(e *engine.Engine, err error, o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	keys := hostkeys.New(e.Dir, e.Repo.Passphrase)
+	keys := hostkeys.New(e.Dir, e.Repo.Passphrase, o.VaultToken)
 	e.Repo.Heads, e.Repo.Keys = chain.Heads(e.Dir), keys
 	return &Executor{engine: e, repo: e.Repo, keys: keys}, nil
 }

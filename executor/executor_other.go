@@ -211,6 +211,16 @@ func (x *Executor) SealSessions(context.Context, []string) (*turnstone.SealRepor
 	return noneOf[*turnstone.SealReport]()
 }
 
+func (x *Executor) Memory(context.Context, string, string) (string, error) { return noneOf[string]() }
+
+func (x *Executor) SweepKeys() error { return none() }
+
+func (x *Executor) TakeKey([]byte) (string, error) { return noneOf[string]() }
+
+func (x *Executor) WithKey(context.Context, string) (context.Context, error) {
+	return noneOf[context.Context]()
+}
+
 func (x *Executor) ShredSession(context.Context, string) (turnstone.Session, error) {
 	return noneOf[turnstone.Session]()
 }

@@ -40,4 +40,8 @@ type Options struct {
 	// Passphrase returns the passphrase of the key in a file. It is called before a turn begins
 	// whose caller's key has one. Default: such a key is an error.
 	Passphrase func(key string) ([]byte, error)
+
+	// VaultToken is shown to Vault, which wraps the keys of sealed sessions, if the configuration
+	// names no file with a token.
+	VaultToken string
 }

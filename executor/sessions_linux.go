@@ -178,6 +178,44 @@ func (x *Executor) ShredSession(ctx context.Context, nameOrID string) (turnstone
 	return x.engine.ShredSession(ctx, nameOrID)
 }
 
+// Memory returns a folder in memory, called elem, for what belongs to a turn of the session called
+// nameOrID and is not sealed; "" if the session is not sealed either. A session that does not exist,
+// such as the empty name's, is as new sessions are. With a client's key in ctx the folder is removed
+// when the key is forgotten.
+func (x *Executor) Memory(ctx context.Context, nameOrID, elem string) (string, error) {
+	sealed, err := x.keys.Seals()
+	if err == nil && nameOrID != "" {
+		var s turnstone.Session
+		s, err = x.repo.CurrentSession(ctx, nameOrID)
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			err = nil
+		} else {
+			sealed = s.Domain != ""
+		}
+	}
+	if err != nil || !sealed {
+		return "", err
+	}
+	return x.keys.Memory(ctx, elem)
+}
+
+// SweepKeys removes after the idle time of the configuration what a former process had in memory of
+// sessions whose keys clients have sent. A program that takes such keys calls it when it starts.
+func (x *Executor) SweepKeys() error { return x.keys.Sweep() }
+
+// TakeKey takes a copy of a client's key of 32 bytes, which seals new sessions of the contexts that
+// WithKey returns, and opens those that it has sealed. It returns the key's name. The executor
+// forgets the key when nothing has used it for the idle time of the configuration. The error is of
+// kind KindInvalid if new sessions are not sealed with keys of clients.
+func (x *Executor) TakeKey(key []byte) (name string, err error) { return x.keys.Give(key) }
+
+// WithKey returns a context whose new sessions are sealed with the client's key called name. The key
+// stays until ctx ends, which it has to. The error is of kind KindUnavailable if the key was
+// forgotten.
+func (x *Executor) WithKey(ctx context.Context, name string) (context.Context, error) {
+	return x.keys.With(ctx, name)
+}
+
 // RemoveBranch removes a branch of a session, and ends its paused machine. The turns remain until
 // GC removes them.
 func (x *Executor) RemoveBranch(ctx context.Context, nameOrID, branch string) error {

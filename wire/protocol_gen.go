@@ -97,6 +97,8 @@ const (
 	MethodSessionOwners            = "Session.owners"
 	MethodSessionAllow             = "Session.allow"
 	MethodSessionAdmit             = "Session.admit"
+	MethodSessionUnlock            = "Session.unlock"
+	MethodSessionSeal              = "Session.seal"
 	MethodSessionReplay            = "Session.replay"
 	MethodSessionReplayRange       = "Session.replayRange"
 	MethodSessionFrozen            = "Session.frozen"
@@ -3259,6 +3261,9 @@ func (c *Conn) SessionRename(ctx context.Context, p *SessionRenameParams) (*Sess
 type SessionRemoveParams struct {
 	// Name or ID of the session.
 	Session string `json:"session"`
+	// Destroy the key of the session first, so that nothing of it can be read again. It must
+	// be sealed, and share its key with no other session.
+	Shred bool `json:"shred,omitempty"`
 }
 
 // SessionRemoveResult is the result of Session.remove.
@@ -3580,6 +3585,41 @@ func (c *Conn) SessionAdmit(ctx context.Context, p *SessionAdmitParams) (*Sessio
 	return &r, nil
 }
 
+// SessionUnlockParams are the parameters of Session.unlock.
+type SessionUnlockParams struct {
+	// The key: 32 bytes.
+	Key []byte `json:"key"`
+}
+
+// SessionUnlock calls Session.unlock. Sends the client's key, which seals the client's
+// new sessions and opens those that it sealed. The node keeps the key in memory for its
+// tenant, as long as this connection or a turn that it started uses it, and for the idle
+// time after.
+func (c *Conn) SessionUnlock(ctx context.Context, p *SessionUnlockParams) error {
+	return c.Call(ctx, MethodSessionUnlock, p, nil)
+}
+
+// SessionSealParams are the parameters of Session.seal.
+type SessionSealParams struct {
+	// Names or IDs.
+	Sessions []string `json:"sessions"`
+	// The stream that gets the report.
+	Report StreamID `json:"report"`
+}
+
+func (p *SessionSealParams) streams() (receive, send []StreamID) {
+	if p.Report != 0 {
+		send = append(send, p.Report)
+	}
+	return receive, send
+}
+
+// SessionSeal calls Session.seal. Seals sessions that are not sealed, with all that the
+// node has of them.
+func (c *Conn) SessionSeal(ctx context.Context, p *SessionSealParams) error {
+	return c.Call(ctx, MethodSessionSeal, p, nil)
+}
+
 // SessionReplayParams are the parameters of Session.replay.
 type SessionReplayParams struct {
 	// The turn.
@@ -3899,6 +3939,12 @@ type SessionServer interface {
 	// Admits the key of a grant, which the session's owner signed. Any client may bring a
 	// grant.
 	Admit(ctx context.Context, c *Conn, p *SessionAdmitParams) (*SessionAdmitResult, error)
+	// Sends the client's key, which seals the client's new sessions and opens those that it
+	// sealed. The node keeps the key in memory for its tenant, as long as this connection or
+	// a turn that it started uses it, and for the idle time after.
+	Unlock(ctx context.Context, c *Conn, p *SessionUnlockParams) error
+	// Seals sessions that are not sealed, with all that the node has of them.
+	Seal(ctx context.Context, c *Conn, p *SessionSealParams) error
 	// Runs a turn again, in a clean sandbox on the state of its parent.
 	Replay(ctx context.Context, c *Conn, p *SessionReplayParams) error
 	// Runs turns again: the first on the state of its recorded parent, each other on the new
@@ -4116,6 +4162,18 @@ func RegisterSession(d *Dispatcher, s SessionServer) {
 		new: func() any { return new(SessionAdmitParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return s.Admit(ctx, c, p.(*SessionAdmitParams))
+		},
+	})
+	d.handle(MethodSessionUnlock, entry{
+		new: func() any { return new(SessionUnlockParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Unlock(ctx, c, p.(*SessionUnlockParams))
+		},
+	})
+	d.handle(MethodSessionSeal, entry{
+		new: func() any { return new(SessionSealParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Seal(ctx, c, p.(*SessionSealParams))
 		},
 	})
 	d.handle(MethodSessionReplay, entry{

@@ -62,6 +62,7 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
 		_ = os.Symlink(filepath.Join(ts.Getenv("SHARED"), part), filepath.Join(home, part))
 	}
+	ts.Defer(func() { forgetMemory(home) })
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ts.Check(err)
 	at := l.Addr().String()
@@ -83,6 +84,16 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 	signer, err := key.Ring{Dir: &statedir.Dir{Root: home}}.NodeKey(context.Background())
 	ts.Check(err)
 	ts.Setenv(name+"_KEY", signer.ID())
+}
+
+// forgetMemory removes what a server's tenants have in memory.
+func forgetMemory(home string) {
+	all, _ := filepath.Glob(filepath.Join(home, "tenants", "*"))
+	for _, dir := range append(all, home) {
+		if d := (&statedir.Dir{Root: dir}); d.HasMemory() {
+			_ = d.ForgetMemory()
+		}
+	}
 }
 
 // startServer starts a process of a server, which ends with the script.

@@ -65,6 +65,7 @@ var printed = map[string]reflect.Type{
 	"host add":         reflect.TypeFor[hostcmd.HostReport](),
 	"host ls":          reflect.TypeFor[hostcmd.HostsReport](),
 	"host show":        reflect.TypeFor[hostcmd.HostReport](),
+	"host seal":        reflect.TypeFor[hostcmd.HostReport](),
 	"host rm":          reflect.TypeFor[cli.RemovedReport](),
 	"host root make":   reflect.TypeFor[hostcmd.RootReport](),
 	"host root show":   reflect.TypeFor[hostcmd.RootReport](),

@@ -167,11 +167,7 @@ func (c *sessionRmCmd) remove(
 	}
 	remove := x.RemoveSession
 	if c.Shred {
-		sealer, err := sealerOf(x)
-		if err != nil {
-			return err
-		}
-		remove = sealer.ShredSession
+		remove = x.ShredSession
 	}
 	for _, s := range c.Sessions {
 		if _, err := remove(ctx, s); err != nil {
@@ -180,16 +176,6 @@ func (c *sessionRmCmd) remove(
 		rep.Removed = append(rep.Removed, s)
 	}
 	return nil
-}
-
-// sealerOf returns the executor as a Sealer, which that of a host is not.
-func sealerOf(x cli.Executor) (cli.Sealer, error) {
-	if s, ok := x.(cli.Sealer); ok {
-		return s, nil
-	}
-	return nil, turnstone.Errorf("executor.seal", turnstone.KindInvalid, "this host",
-		"keys are managed on the machine that has them").
-		WithHint("run the command there, with TURN_HOST=local")
 }
 
 type sessionSealCmd struct {
@@ -221,10 +207,6 @@ func (c *sessionSealCmd) Examples() []string {
 // Run seals the sessions, in order, up to the first failure, and then removes their former data.
 func (c *sessionSealCmd) Run(a *cli.App) error {
 	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
-		sealer, err := sealerOf(x)
-		if err != nil {
-			return err
-		}
 		for i := range c.Sessions {
 			if err := a.Expand(ctx, x, &c.Sessions[i]); err != nil {
 				return err
@@ -239,7 +221,7 @@ func (c *sessionSealCmd) Run(a *cli.App) error {
 				c.Sessions = append(c.Sessions, string(s.ID))
 			}
 		}
-		rep, err := sealer.SealSessions(ctx, c.Sessions)
+		rep, err := x.SealSessions(ctx, c.Sessions)
 		if rep == nil {
 			return err
 		}

@@ -15,8 +15,6 @@ type Settings struct {
 	Background string
 	// PassphraseFile is the path of a file with the passphrase of the caller's key.
 	PassphraseFile string
-	// VaultToken is shown to Vault if the settings name no file with a token; never printed.
-	VaultToken string
 }
 
 // A Variable is an environment variable that turn reads.

@@ -81,7 +81,7 @@ type (
 		Import(ctx context.Context, req executor.ImportRequest, r io.Reader) (
 			*turnstone.ImportReport, error)
 	}
-	// A Sealer seals sessions, and destroys the keys of sealed ones. An executor of a host is none.
+	// A Sealer seals sessions, and destroys the keys of sealed ones.
 	Sealer interface {
 		SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error)
 		ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error)
@@ -113,6 +113,7 @@ type Executor interface {
 	FileReader
 	Prover
 	Changer
+	Sealer
 	Keeper
 	io.Closer
 }

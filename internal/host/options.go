@@ -18,6 +18,7 @@ type Options struct {
 	DebianMirror, DebianSecurityMirror, PipIndex, NpmRegistry string
 	Holder                                                    sandboxes.Holder
 	Passphrase                                                func(key string) ([]byte, error)
+	VaultToken                                                string
 }
 
 // Open returns the state directory that o names, and creates a missing directory. The error is of

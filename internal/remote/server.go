@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/websocket"
+	"turnstone.dev/turnstone/wire"
 
 	"connectrpc.com/connect"
 )
@@ -49,6 +50,9 @@ type ServerOptions struct {
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool
 	Key channel.KeyPair // of this client
+	// Seal returns the key that seals this client's sessions, of 32 bytes, which the caller erases;
+	// nil: there is none. It is sent to nodes only, in channels that end there.
+	Seal func() ([]byte, error)
 	// Book remembers the keys of nodes; nil: this Server alone.
 	Book NodeBook
 	// Statements keeps statements about sandboxes; nil: each channel asks for one.
@@ -268,6 +272,26 @@ func (s *Server) NodeChannel(ctx context.Context, node string) (io.ReadWriteClos
 		return nil, err
 	}
 	return s.open(ctx, nodeOffer(a.Msg.Channel, cmp.Or(node, a.Msg.Node), nonce))
+}
+
+// Unlock sends the node at the other end of c the key that seals this client's sessions, if the client
+// has one: before the first command.
+func (s *Server) Unlock(ctx context.Context, c *wire.Client) error {
+	if s.o.Seal == nil {
+		return nil
+	}
+	key, err := s.o.Seal()
+	if err != nil {
+		return err
+	}
+	defer clear(key)
+	err = c.SessionUnlock(ctx, &wire.SessionUnlockParams{Key: key})
+	if err == nil || turnstone.KindOf(err) == turnstone.KindDead || ctx.Err() != nil {
+		return err
+	}
+	hint := turnstone.HintOf(err)
+	return turnstone.NewError("host.unlock", turnstone.KindOf(err),
+		"the node does not take the key that seals your sessions", err).WithHint(hint)
 }
 
 // SandboxChannel opens a channel to a sandbox, whose agent is at the other end. The statement about

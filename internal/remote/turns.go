@@ -34,6 +34,8 @@ type TurnRequest struct {
 // Turns runs turns at a node. It is safe for concurrent use; each turn has a connection of its own.
 type Turns struct {
 	Dial Dialer
+	// Greet runs on each connection before the first command; nil: nothing does.
+	Greet func(ctx context.Context, c *wire.Client) error
 	// Patience is how long a lost connection is dialled again. The time of connections that carry
 	// nothing, because the turn is silent, does not count. Default: one hour.
 	Patience time.Duration
@@ -145,6 +147,11 @@ func (f *following) connected(ctx context.Context) error {
 	defer func() { f.held = time.Since(opened) }()
 	c := wire.NewClient(stream)
 	defer func() { _ = c.Close(); c.Wait() }()
+	if f.turns.Greet != nil {
+		if err := f.turns.Greet(ctx, c); err != nil {
+			return err
+		}
+	}
 	// a turn whose start had no answer may run; its ticket starts no second one
 	if f.tried && !f.started {
 		err := f.follow(ctx, c)

@@ -28,6 +28,7 @@ type HostCmd struct {
 	Rm   rmCmd   `cmd:"" help:"Remove a server and its token."`
 	Root rootCmd `cmd:"" help:"Certify the nodes of your own servers."`
 	Key  keyCmd  `cmd:"" help:"Print this client's public key, for turn session allow."`
+	Seal sealCmd `cmd:"" help:"Seal your sessions at a server with a key of your own."`
 }
 
 // store returns the hosts of the state directory, which it creates.
@@ -49,6 +50,8 @@ type HostReport struct {
 	URL       string `json:"url"`
 	Current   bool   `json:"current"`
 	TokenFile string `json:"token_file"` // empty: none
+	// SealFile has the key that seals this client's sessions there, if it sends one.
+	SealFile string `json:"seal_file,omitempty"`
 	// Root is the operator's root, which certifies nodes, if the client trusts one.
 	Root  *HostRootReport `json:"root,omitempty"`
 	Nodes []NodeReport    `json:"nodes"`
@@ -91,8 +94,8 @@ type HostsReport struct {
 }
 
 func report(name string, h *hosts.Host, current string) (HostReport, error) {
-	r := HostReport{Name: name, URL: h.URL, TokenFile: h.TokenFile, Nodes: []NodeReport{},
-		Current: current == name || current == h.URL}
+	r := HostReport{Name: name, URL: h.URL, TokenFile: h.TokenFile, SealFile: h.SealFile,
+		Nodes: []NodeReport{}, Current: current == name || current == h.URL}
 	for _, node := range slices.Sorted(maps.Keys(h.Nodes)) {
 		for _, text := range h.Nodes[node] {
 			k, err := key.Parse(text)
@@ -238,6 +241,9 @@ func (c *showCmd) Run(a *cli.App) error {
 			terminal.Println(w, "url    "+rep.URL)
 			if rep.TokenFile != "" {
 				terminal.Println(w, "token  in "+terminal.Name(rep.TokenFile))
+			}
+			if rep.SealFile != "" {
+				terminal.Println(w, "seal   with the key in "+terminal.Name(rep.SealFile))
 			}
 			if rep.Root != nil {
 				terminal.Println(w, "root   "+rep.Root.Key+fmt.Sprint(", epoch ", rep.Root.Epoch))

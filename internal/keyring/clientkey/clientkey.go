@@ -7,6 +7,7 @@
 package clientkey
 
 import (
+	"cmp"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -69,6 +70,9 @@ func New(o Options) *Holder {
 
 // Format implements fmt.Formatter.
 func (h *Holder) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "[keys of clients]") }
+
+// Idle returns how long a key that nothing uses stays.
+func (h *Holder) Idle() time.Duration { return h.idle }
 
 // Name returns the name of a client's key, which does not show the key.
 func Name(key keyring.Key) (string, error) {
@@ -184,7 +188,8 @@ func (h *Holder) take(name string) (key keyring.Key, release func(), err error) 
 	if k == nil {
 		return keyring.Key{}, nil, turnstone.Errorf("keyring.client", turnstone.KindUnavailable, name,
 			"%w: its client's key is not here", keyring.ErrLocked).
-			WithHint("connect with the client that has the key of this session, which sends it")
+			WithHint("use the client that has the key of this session: turn host seal says which " +
+				"key a client sends")
 	}
 	k.uses++
 	if k.timer != nil {
@@ -235,14 +240,35 @@ func (b borrowed) Wrap(_ context.Context, id keyring.ID, s keyring.Secret) (keyr
 	return keyring.Wrapping{Name: b.name, Data: a.Seal(nil, nil, s, id[:])}, nil
 }
 
-// Newest implements keyring.Wrapper.
-func (h *Holder) Newest(context.Context) (string, error) { return "client", nil }
+// chosen is the key of a context with the name of the client's key that wraps new keys.
+type chosen struct{}
 
-// Wrap implements keyring.Wrapper: it always fails, because it names no client.
-func (h *Holder) Wrap(context.Context, keyring.ID, keyring.Secret) (keyring.Wrapping, error) {
+// With returns a context in which a Holder wraps new keys with the key called name.
+func With(ctx context.Context, name string) context.Context {
+	return context.WithValue(ctx, chosen{}, name)
+}
+
+// Chosen returns the name that With put into ctx; empty: none.
+func Chosen(ctx context.Context) string {
+	name, _ := ctx.Value(chosen{}).(string)
+	return name
+}
+
+// Newest implements keyring.Wrapper.
+func (h *Holder) Newest(ctx context.Context) (string, error) {
+	return cmp.Or(Chosen(ctx), "client"), nil
+}
+
+// Wrap implements keyring.Wrapper, with the key that With chose. Without one the error is of kind
+// Invalid.
+func (h *Holder) Wrap(ctx context.Context, id keyring.ID, s keyring.Secret) (keyring.Wrapping,
+	error) {
+	if name := Chosen(ctx); name != "" {
+		return h.By(name).Wrap(ctx, id, s)
+	}
 	return keyring.Wrapping{}, turnstone.Errorf("keyring.client", turnstone.KindInvalid, "",
-		"%w: a client has to send a key for a new session", keyring.ErrLocked).
-		WithHint("send the client's key with the request")
+		"%w: no client has sent a key that could seal a new session", keyring.ErrLocked).
+		WithHint("let each client of the server make one: turn host seal NAME")
 }
 
 // Unwrap implements keyring.Wrapper.

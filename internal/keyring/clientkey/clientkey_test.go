@@ -141,6 +141,31 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// TestChosen: new keys are wrapped with the key that the context names, and with no other.
+func TestChosen(t *testing.T) {
+	h := clientkey.New(clientkey.Options{})
+	r := ring(t, t.TempDir(), h)
+	one := give(t, h, seal.NewKey())
+	give(t, h, seal.NewKey())
+	o, err := r.Create(clientkey.With(t.Context(), one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	rec, err := r.Table().Get(o.ID())
+	if err != nil || len(rec.Wrappings) != 1 || rec.Wrappings[0].Name != one {
+		t.Errorf("%+v %v", rec, err)
+	}
+	if _, err := r.Create(t.Context()); !errors.Is(err, keyring.ErrLocked) ||
+		turnstone.HintOf(err) == "" {
+		t.Errorf("without a client: %v", err)
+	}
+	h.Forget(one)
+	if _, err := r.Create(clientkey.With(t.Context(), one)); !errors.Is(err, keyring.ErrLocked) {
+		t.Errorf("with a key that was forgotten: %v", err)
+	}
+}
+
 // TestAnotherKey: what one client's key wraps, no other one unwraps.
 func TestAnotherKey(t *testing.T) {
 	h := clientkey.New(clientkey.Options{})

@@ -54,6 +54,9 @@ func (k *Keys) New(ctx context.Context) (turnstone.DomainID, error) {
 	return "", nil
 }
 
+// Seals reports whether a new session is sealed.
+func (k *Keys) Seals() bool { return k.rule == Session || k.rule == One }
+
 func (k *Keys) create(ctx context.Context) (turnstone.DomainID, error) {
 	o, err := k.ring.Create(ctx)
 	if err != nil {

@@ -73,12 +73,31 @@ func (x *Executor) Rename(ctx context.Context, nameOrID, name string) (turnstone
 
 // RemoveSession is executor.Executor.RemoveSession. Only an owner of the session may remove it.
 func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	return x.removeSession(ctx, wire.SessionRemoveParams{Session: nameOrID})
+}
+
+// ShredSession is executor.Executor.ShredSession. Only an owner of the session may shred it.
+func (x *Executor) ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	return x.removeSession(ctx, wire.SessionRemoveParams{Session: nameOrID, Shred: true})
+}
+
+func (x *Executor) removeSession(ctx context.Context, p wire.SessionRemoveParams) (
+	turnstone.Session, error) {
 	return object[turnstone.Session](ctx, x, func(c *wire.Client) (json.RawMessage, error) {
-		r, err := c.SessionRemove(ctx, &wire.SessionRemoveParams{Session: nameOrID})
+		r, err := c.SessionRemove(ctx, &p)
 		if err != nil {
 			return nil, err
 		}
 		return r.Session, nil
+	})
+}
+
+// SealSessions is executor.Executor.SealSessions, without a report if there is an error. Only an owner
+// of a session may seal it.
+func (x *Executor) SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport,
+	error) {
+	return fetch[*turnstone.SealReport](ctx, x, func(c *wire.Client, id wire.StreamID) error {
+		return c.SessionSeal(ctx, &wire.SessionSealParams{Sessions: namesOrIDs, Report: id})
 	})
 }
 

@@ -122,6 +122,9 @@ func (c Client) connect(ctx context.Context, store Store, address remote.Address
 	o := remote.ServerOptions{Address: address, Key: pair, Token: c.token(h),
 		Pins: pins(store, address, name, h), Book: book{store, address},
 		Statements: shelf{store, address}}
+	if h.SealFile != "" {
+		o.Seal = func() ([]byte, error) { return ReadSeal(h.SealFile) }
+	}
 	if address.Socket() != "" && !h.Pinned() {
 		o.Own, o.Book = true, nil
 	}

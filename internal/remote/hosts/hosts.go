@@ -4,6 +4,7 @@
 //	hosts.toml      addresses and keys of nodes; no secrets
 //	client/key      the client's X25519 key, mode 0600
 //	client/tokens/  tokens of hosts, a file each, mode 0600
+//	client/seal/    keys that seal the client's sessions at hosts, a file each, mode 0600
 package hosts
 
 import (
@@ -45,6 +46,9 @@ type Host struct {
 	URL string `toml:"url"`
 	// TokenFile is the absolute path of a file with the token; empty: none.
 	TokenFile string `toml:"token_file,omitempty"`
+	// SealFile is the absolute path of a file with the key that seals this client's sessions there;
+	// empty: none.
+	SealFile string `toml:"seal_file,omitempty"`
 	// Nodes has the keys that sign the statements of each node, as "ssh-ed25519 BASE64".
 	Nodes map[string][]string `toml:"nodes,omitempty"`
 	// Root is the operator's root, whose certificates make nodes trusted; nil: Nodes alone count.
@@ -115,8 +119,10 @@ func (h *Host) check() error {
 	if a.String() != h.URL {
 		return fmt.Errorf("url: write %s", a)
 	}
-	if strings.ContainsFunc(h.TokenFile, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		return errors.New("token_file: it has control characters")
+	for key, path := range map[string]string{"token_file": h.TokenFile, "seal_file": h.SealFile} {
+		if strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return errors.New(key + ": it has control characters")
+		}
 	}
 	if h.Root != nil {
 		if err := h.Root.check(); err != nil {

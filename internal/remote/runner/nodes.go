@@ -31,7 +31,13 @@ func (n nodesOf) Dial(ctx context.Context, node string) (*wire.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wire.NewClient(stream), nil
+	c := wire.NewClient(stream)
+	if err := n.server.Unlock(ctx, c); err != nil {
+		_ = c.Close()
+		c.Wait()
+		return nil, err
+	}
+	return c, nil
 }
 
 // Unseen says in one line which sessions the lists of the host leave out for its operator, and in

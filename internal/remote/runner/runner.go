@@ -96,7 +96,7 @@ func (r *Runner) ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest,
 // follow runs the started turn, and cancels it if its channel is gone when ctx ends.
 func (r *Runner) follow(ctx context.Context, started *remote.StartedTurn, q remote.TurnRequest,
 	obs executor.Observer) (*turnstone.TurnReport, error) {
-	turns := &remote.Turns{Dial: started.Dial}
+	turns := &remote.Turns{Dial: started.Dial, Greet: r.Server.Unlock}
 	if obs != nil {
 		turns.Tell = obs.Preparing
 	}

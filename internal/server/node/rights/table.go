@@ -65,6 +65,11 @@ var table = map[string]row{
 	"Session.allow":        needs(auth.SessionsWrite),
 	"Session.signTurn":     needs(auth.SessionsWrite),
 	"Session.remove":       needs(auth.SessionsDelete),
+	"Session.seal":         needs(auth.SessionsWrite),
+	// The key opens nothing that the other commands would not refuse.
+	"Session.unlock": {any: []auth.Scope{auth.SessionsRead, auth.SessionsWrite, auth.SessionsDelete,
+		auth.TurnsRun, auth.TurnsRead, auth.TurnsCancel, auth.SandboxesControl,
+		auth.SandboxesDelete, auth.TemplatesRead, auth.TemplatesWrite}},
 
 	// As the control calls that keep the work of a sandbox as a turn, or end a sandbox.
 	"Session.commitSandbox":  needs(auth.SandboxesControl),

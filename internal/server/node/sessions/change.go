@@ -58,7 +58,11 @@ func (v *served) Remove(ctx context.Context, _ *wire.Conn, p *wire.SessionRemove
 	*wire.SessionRemoveResult, error) {
 	raw, err := small(ctx, v, owners.Own, light,
 		func(ctx context.Context) (turnstone.Session, error) {
-			s, err := v.x.RemoveSession(ctx, p.Session)
+			remove := v.x.RemoveSession
+			if p.Shred {
+				remove = v.x.ShredSession
+			}
+			s, err := remove(ctx, p.Session)
 			if err == nil {
 				if err := v.o.Owners.Forget(s.ID); err != nil { // the next start removes it
 					slog.Warn("the owners of a removed session stay", "session", s.ID, "err", err)

@@ -55,6 +55,8 @@ type both interface {
 	Rename(ctx context.Context, nameOrID, name string) (turnstone.Session, error)
 	RemoveSession(ctx context.Context, nameOrID string) (turnstone.Session, error)
 	RemoveBranch(ctx context.Context, nameOrID, branch string) error
+	SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error)
+	ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error)
 	Merge(ctx context.Context, req executor.MergeRequest) (*turnstone.MergeReport, error)
 	Export(ctx context.Context, req executor.ExportRequest, w io.Writer) (
 		*turnstone.ExportReport, error)
@@ -251,6 +253,11 @@ func calls(t *testing.T) []call1 {
 			}
 			return x.Import(ctx, executor.ImportRequest{Progress: w.Preparing}, bytes.NewReader(bundle.Bytes()))
 		}},
+		call1{"SealSessions", func(ctx context.Context, x both, _ *teller) (any, error) {
+			_, err := x.SealSessions(ctx, []string{"research"}) // a host sends no report with an error
+			return nil, err
+		}},
+		call1{"ShredSession", func(ctx context.Context, x both, _ *teller) (any, error) { return x.ShredSession(ctx, "research") }},
 		call1{"Rename", func(ctx context.Context, x both, _ *teller) (any, error) { return x.Rename(ctx, "research", "renamed") }},
 		call1{"RemoveSession", func(ctx context.Context, x both, _ *teller) (any, error) { return x.RemoveSession(ctx, "renamed") }},
 		call1{"Import", func(ctx context.Context, x both, w *teller) (any, error) {

@@ -77,6 +77,8 @@ func commands(s *scene) map[string]struct {
 		"Session.allow": {owning, p{"session": "research", "client": key,
 			"scopes": []string{}, "seconds": 0}},
 		"Session.admit":       {anybody, p{"grant": []byte("none")}},
+		"Session.unlock":      {anybody, p{"key": make([]byte, 32)}},
+		"Session.seal":        {owning, p{"sessions": []string{"research"}}},
 		"Session.replay":      {readers, p{"ref": "research@2"}},
 		"Session.replayRange": {readers, p{"ref": "research@1..research@2"}},
 		"Session.frozen":      {readers, p{"name": "r.md", "receipt": receipt}},

@@ -53,6 +53,7 @@ type Executor interface {
 	Heads(ctx context.Context, nameOrID string) ([]turnstone.LoggedHead, error)
 	Rerunner
 	Keeper
+	Sealer
 }
 
 // A Rerunner runs turns again.
@@ -127,12 +128,16 @@ func New(o Options) *Service {
 	return &Service{o: o, heavy: make(chan struct{}, o.Heavy), now: time.Now}
 }
 
-// Register registers the commands for the client of a channel.
-func (s *Service) Register(d *wire.Dispatcher, c owners.Caller) {
-	v := &served{Service: s, caller: c, x: s.o.Executor,
+// Register registers the commands for the client of a channel. Contexts of what the client starts
+// with other commands are made with keyed: they have the key that the client has sent, which stays
+// until they end.
+func (s *Service) Register(d *wire.Dispatcher, c owners.Caller) (
+	keyed func(context.Context) context.Context) {
+	v := &served{Service: s, caller: c, x: s.o.Executor, key: &unlocked{x: s.o.Executor},
 		running: make(chan struct{}, s.o.Commands)}
 	wire.RegisterSession(d, v)
 	wire.RegisterTemplate(d, &templates{v})
+	return v.key.use
 }
 
 // served answers one client.
@@ -140,6 +145,7 @@ type served struct {
 	*Service
 	caller  owners.Caller
 	x       Executor
+	key     *unlocked
 	running chan struct{}
 }
 
@@ -175,7 +181,9 @@ func (v *served) do(ctx context.Context, need owners.Need, w weight,
 			return turnstone.Errorf("session.start", turnstone.KindUnavailable, "the node", "stops")
 		}
 	}
-	return f(v.o.Owners.Limit(ctx, v.caller, need))
+	ctx, cancel := context.WithCancel(ctx) // its end releases the client's key
+	defer cancel()
+	return f(v.o.Owners.Limit(v.key.use(ctx), v.caller, need))
 }
 
 func (s *Service) ends() bool {

@@ -232,8 +232,12 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		st.Turns, err = turns.Open(tickets, st.Runner, s.o.Turns)
 	}
 	if err == nil {
+		err = x.SweepKeys()
+	}
+	if err == nil {
 		st.Turns.Hide(s.root.Paths())
 		st.Turns.Share(s.turns, tenant)
+		st.Turns.Private(st.private)
 		err = st.openOwners()
 	}
 	if err == nil {
@@ -255,6 +259,12 @@ func storeOf(place, tenant string) string {
 		return ""
 	}
 	return strings.TrimRight(place, "/") + "/" + folder + "/" + tenant
+}
+
+// private returns the folder in memory of what the node keeps of a turn until its client has it, or ""
+// if the turn's session is not sealed.
+func (s *State) private(ctx context.Context, t turns.Ticket) (string, error) {
+	return s.Executor.Memory(ctx, cmp.Or(string(t.SessionID), t.Session), t.ID)
 }
 
 // recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its
@@ -385,13 +395,13 @@ func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
 	p.Rights.Guard(d, st.ticket)
 	caller := owners.Caller{Key: p.Key, Owner: p.Owner, Tokens: &p.Rights,
 		Operator: p.Operator && st.Operator() && p.Rights.Operator()}
-	st.sessions.Register(d, caller)
+	keyed := st.sessions.Register(d, caller)
 	serve := st.Turns.For
 	if caller.Operator {
 		serve = st.Turns.ForOperator
 	}
 	wire.RegisterTurn(d, serve(p.Key, func(ctx context.Context) context.Context {
-		return st.Owners.Limit(ctx, caller, owners.Write)
+		return st.Owners.Limit(keyed(ctx), caller, owners.Write)
 	}))
 	return nil
 }

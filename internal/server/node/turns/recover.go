@@ -148,7 +148,7 @@ func (s *Service) resumeTicket(t Ticket, dir string, b begun, x Resumer, limit L
 // openJournal opens the journal in dir for more lines, and reports whether it has its end. A line
 // that was cut is removed: it would spoil the next.
 func openJournal(dir string) (f *os.File, ended bool, err error) {
-	f, err = os.OpenFile(filepath.Join(dir, journalFile), os.O_CREATE|os.O_RDWR, 0o600)
+	f, err = os.OpenFile(journalOf(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, false, err
 	}

@@ -48,6 +48,7 @@ type Service struct {
 	places chan struct{}   // turns that may run at the same time
 	queue  *Queue          // of turns that wait for a place
 	tenant string
+	secret func(context.Context, Ticket) (string, error) // see Private; may be nil
 
 	ctx  context.Context // of all turns
 	stop context.CancelCauseFunc
@@ -103,7 +104,7 @@ func (s *Service) clean() error {
 			_ = os.RemoveAll(dir) // what Reserve left
 			continue
 		}
-		left, _ := filepath.Glob(filepath.Join(dir, filesFolder+"*"))
+		left, _ := filepath.Glob(filepath.Join(within(dir), filesFolder+"*"))
 		for _, files := range left {
 			_ = os.RemoveAll(files)
 		}
@@ -130,7 +131,7 @@ func (s *Service) sweep() error {
 		if !validID.MatchString(e.Name()) || !s.old(e.Name()) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(s.dir, e.Name())); err != nil {
+		if err := remove(filepath.Join(s.dir, e.Name())); err != nil {
 			slog.Warn("an old ticket was not removed", "ticket", e.Name(), "err", err)
 		}
 	}
@@ -148,8 +149,8 @@ func (s *Service) old(id string) bool {
 		return false
 	}
 	newest := t.Expires
-	for _, name := range []string{begunFile, journalFile} {
-		if info, err := os.Stat(filepath.Join(dir, name)); err == nil &&
+	for _, path := range []string{filepath.Join(dir, begunFile), journalOf(dir)} {
+		if info, err := os.Stat(path); err == nil &&
 			info.ModTime().After(newest) {
 			newest = info.ModTime()
 		}
@@ -209,6 +210,9 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 		return err
 	}
 	defer done()
+	if err := s.hide(v.limit(ctx), t, dir); err != nil {
+		return err
+	}
 	if settings.Resume != "" {
 		w, err := s.resuming(t, settings)
 		if err != nil {
@@ -221,7 +225,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 		return err
 	}
 	// each attempt has files of its own
-	if req.Dir, err = os.MkdirTemp(dir, filesFolder); err != nil {
+	if req.Dir, err = os.MkdirTemp(within(dir), filesFolder); err != nil {
 		return failed(t.ID, err)
 	}
 	if err = receiveFiles(ctx, c, p.Files, req.Dir); err == nil {
@@ -334,7 +338,7 @@ func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *se
 	if err := s.begin(t, dir, begun{Turn: w.turn, Times: w.times, Operator: v.operator}); err != nil {
 		return err
 	}
-	j, err := createJournal(filepath.Join(dir, journalFile))
+	j, err := createJournal(journalOf(dir))
 	if err != nil {
 		return failed(t.ID, err)
 	}
@@ -447,7 +451,12 @@ func (s *Service) copyJournal(ctx context.Context, id, dir string, w io.Writer, 
 		}()
 		return r.journal.copyTo(ctx, w, offset)
 	}
-	f, err := os.Open(filepath.Join(dir, journalFile))
+	f, err := os.Open(journalOf(dir))
+	if errors.Is(err, fs.ErrNotExist) && forgotten(dir) {
+		return 0, turnstone.Errorf("turn.attach", turnstone.KindNotFound, "ticket "+id,
+			"its turn is of a sealed session, and what it printed is no longer in memory").
+			WithHint("turn log shows the turn, and turn show --receipt its receipt")
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, turnstone.Errorf("turn.attach", turnstone.KindNotFound, "ticket "+id,
 			"has no turn yet").WithHint("start the turn first")

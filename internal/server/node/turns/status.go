@@ -96,7 +96,7 @@ func readOutcome(dir, id string) (o Outcome, err error) {
 		return o, err
 	}
 	o.Result, o.Started = turnstone.ResultError, startedAt(dir)
-	if info, err := os.Stat(filepath.Join(dir, journalFile)); err == nil {
+	if info, err := os.Stat(journalOf(dir)); err == nil {
 		o.Ended = info.ModTime().UTC()
 	}
 	return o, nil
