@@ -51,6 +51,9 @@ type CheckpointInfo struct {
 	At      time.Time    `json:"at"`
 	State   Digest       `json:"state"`
 	Resumed []Resumption `json:"resumed,omitempty"`
+	// What a resume needs: the turn's machine and its time limit. Zero in the answer of an older server.
+	Machine Machine `json:"machine"`
+	Timeout Millis  `json:"timeout_ms,omitzero"`
 }
 
 // A TurnRecord is the kept data of a turn: an object of the context store, as JSON. Its references

@@ -133,6 +133,10 @@ type ResumeTurnRequest struct {
 	Network      *bool
 	NetworkRules *document.NetworkRules
 	Remote       bool // as in Request
+	// Most bounds the turn's machine, and MostTime its time limit: what the caller may use now. A
+	// zero field bounds nothing.
+	Most     turnstone.Machine
+	MostTime time.Duration
 }
 
 // A ResumeRequest is one kept machine to start. Its network settings are the caller's.

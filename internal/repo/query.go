@@ -65,8 +65,13 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 			return nil, err
 		}
 		if c != nil {
+			rec, err := cs.Record(ctx, c.As(t))
+			if err != nil {
+				return nil, err
+			}
 			i.Checkpoint = &turnstone.CheckpointInfo{Step: c.Step, At: c.At, State: c.State,
-				Resumed: c.Resumed}
+				Resumed: c.Resumed, Timeout: turnstone.Millis(rec.Timeout), Machine: turnstone.Machine{CPUs: rec.Shape.CPUs,
+					Memory: rec.Shape.Memory, Disk: rec.Shape.Disk}}
 		}
 	}
 	return i, nil

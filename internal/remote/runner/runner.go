@@ -84,7 +84,12 @@ func (r *Runner) ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest,
 		}
 	}
 	session := info.Session.Label()
-	started, err := r.Server.StartTurn(ctx, remote.TurnStart{Session: session})
+	start := remote.TurnStart{Session: session}
+	if c := info.Checkpoint; c != nil {
+		start.Timeout, start.CPUs = time.Duration(c.Timeout), c.Machine.CPUs
+		start.Memory, start.Disk = c.Machine.Memory, c.Machine.Disk
+	}
+	started, err := r.Server.StartTurn(ctx, start)
 	if err != nil {
 		return nil, err
 	}

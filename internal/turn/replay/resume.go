@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -27,6 +28,10 @@ type ResumeRequest struct {
 	Network      *bool
 	NetworkRules *document.NetworkRules
 	Remote       bool // as in plan.Request
+	// Most bounds the turn's machine, and MostTime its time limit: what the caller may use now. A
+	// zero field bounds nothing.
+	Most     turnstone.Machine
+	MostTime time.Duration
 }
 
 // Resume continues the interrupted turn that req names after its last finished step, with the runner
@@ -71,6 +76,10 @@ func Resume(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, req Resu
 	if err != nil {
 		return nil, err
 	}
+	if err := within(rec, &req); err != nil {
+		return nil, fail(turnstone.KindInvalid, "start it for what the turn had: turn show has its machine",
+			"%w", err)
+	}
 	own, err := again(ctx, cs, t, rec, Options{Secrets: req.Secrets, Grant: req.Grant})
 	if err != nil {
 		return nil, err
@@ -83,6 +92,22 @@ func Resume(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, req Resu
 	own.Commands, own.Remote = req.Commands, req.Remote
 	own.Network, own.NetworkRules = req.Network, req.NetworkRules
 	return r.Resume(ctx, *own, t.ID, obs)
+}
+
+// within rejects a turn whose machine or time limit is more than what the caller of a resume may use:
+// that may be less than when the turn began.
+func within(rec *turnstone.TurnRecord, req *ResumeRequest) error {
+	switch m := req.Most; {
+	case m.CPUs > 0 && rec.Shape.CPUs > m.CPUs:
+		return fmt.Errorf("its %d CPUs are more than %d, the most here", rec.Shape.CPUs, m.CPUs)
+	case m.Memory > 0 && rec.Shape.Memory > m.Memory:
+		return fmt.Errorf("its memory of %s is more than %s, the most here", rec.Shape.Memory, m.Memory)
+	case m.Disk > 0 && rec.Shape.Disk > m.Disk:
+		return fmt.Errorf("its disk of %s is more than %s, the most here", rec.Shape.Disk, m.Disk)
+	case req.MostTime > 0 && rec.Timeout > req.MostTime:
+		return fmt.Errorf("its timeout of %s is more than %s, the most here", rec.Timeout, req.MostTime)
+	}
+	return nil
 }
 
 // sameHeaders rejects secret headers other than those that the turn of rec began with.

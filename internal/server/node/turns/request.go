@@ -115,7 +115,7 @@ func resumption(t Ticket, s *wire.TurnSettings) (executor.ResumeTurnRequest, err
 	}
 	return executor.ResumeTurnRequest{Ref: s.Resume, Session: cmp.Or(string(t.SessionID), t.Session),
 		Secrets: slices.Clone(s.Secrets), SecretHeaders: slices.Clone(s.SecretHeaders),
-		Commands: s.Commands, Remote: true}, nil
+		Commands: s.Commands, Remote: true, Most: t.Machine.Over(t.Most), MostTime: t.Timeout}, nil
 }
 
 // bound keeps a turn within its ticket, for which the caller's token was judged. It completes the

@@ -464,6 +464,12 @@ func TestResumption(t *testing.T) {
 		req.Network != nil || req.NetworkRules != nil {
 		t.Errorf("%+v, %v", req, err)
 	}
+	bounds := Ticket{Session: "s", Timeout: time.Hour, Machine: turnstone.Machine{CPUs: 2},
+		Most: turnstone.Machine{CPUs: 1, Memory: 1 << 30, Disk: 1 << 30}}
+	if req, err = resumption(bounds, &good); err != nil || req.MostTime != time.Hour ||
+		req.Most != (turnstone.Machine{CPUs: 2, Memory: 1 << 30, Disk: 1 << 30}) {
+		t.Errorf("within the ticket: %+v, %v", req, err)
+	}
 	no := false
 	for name, change := range map[string]func(s *wire.TurnSettings){
 		"another session": func(s *wire.TurnSettings) { s.Session = "other" },
