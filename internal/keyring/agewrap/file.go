@@ -225,10 +225,16 @@ func Lost(path string) error {
 		WithHint("restore the file from a backup, or run turn domain recover with the recovery identity")
 }
 
-// Rotate implements keyring.Rotator: it adds an identity. A passphrase stays.
+// Rotate implements keyring.Rotator: it adds an identity. A passphrase stays. It makes a missing
+// file, if it may be made.
 func (f *File) Rotate(ctx context.Context) (string, error) {
 	ids, err := f.change(ctx, func(ids []*age.X25519Identity, pass []byte) ([]*age.X25519Identity,
 		error) {
+		if ids == nil && f.mayMake != nil {
+			if err := f.mayMake(); err != nil {
+				return nil, err
+			}
+		}
 		return f.add(ids, pass)
 	})
 	if err != nil {

@@ -177,7 +177,13 @@ func TestLost(t *testing.T) {
 	if _, err := os.Stat(f.Path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a lost keyring was made: %v", err)
 	}
-	if _, err := f.Rotate(t.Context()); err != nil { // an explicit wish
+	if _, err := f.Rotate(t.Context()); turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Errorf("a rotation: %v", err)
+	}
+	if _, err := os.Stat(f.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a rotation made a lost keyring: %v", err)
+	}
+	if err := f.Renew(t.Context()); err != nil { // an explicit wish
 		t.Fatal(err)
 	}
 	wrap(t, f)
