@@ -38,7 +38,7 @@ type commandLine struct {
 	Session sessionCmd `cmd:"" group:"Work with sessions" help:"List, show, remove, export, import and tag sessions."`
 	Fork    forkCmd    `cmd:"" group:"Work with sessions" help:"Create a branch at a turn."`
 	Merge   mergeCmd   `cmd:"" group:"Work with sessions" help:"Merge a turn into a branch."`
-	Resume  resumeCmd  `cmd:"" group:"Work with sessions" help:"Resume a turn's saved machine."`
+	Resume  resumeCmd  `cmd:"" group:"Work with sessions" help:"Resume an interrupted turn or a saved machine."`
 
 	Sandbox  sandboxcmd.Cmd `cmd:"" group:"Manage sandboxes" help:"Create, use and remove long-lived sandboxes."`
 	Template templateCmd    `cmd:"" group:"Manage sandboxes" help:"List, build, show and remove templates."`

@@ -26,7 +26,8 @@ func (a *App) Passphrase(key string) ([]byte, error) {
 	if err != nil {
 		return nil, turnstone.Errorf("key.passphrase", turnstone.KindInvalid, key,
 			"needs a passphrase, and there is no terminal").
-			WithHint("set TURN_PASSPHRASE_FILE, or add the key to the SSH agent")
+			WithHint("name a file with the passphrase in TURN_PASSPHRASE_FILE; " +
+				"for a key that signs, the SSH agent works too")
 	}
 	defer func() { _ = tty.Close() }()
 	terminal.Printf(tty, "Passphrase of %s: ", terminal.Name(key))

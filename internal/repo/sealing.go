@@ -85,7 +85,8 @@ func (x *Repo) seal(ctx context.Context, cs *ContextStore, s turnstone.Session) 
 	}
 	if d == "" {
 		return s, 0, turnstone.Errorf("executor.seal", turnstone.KindInvalid, s.Label(),
-			"new sessions are not sealed here").WithHint("choose how keys are kept: see docs/keys.md")
+			"cannot be sealed: keys.seal is off").
+			WithHint(`write seal = "session" below [keys] in config.toml: see docs/keys.md`)
 	}
 	if paused, _ := filepath.Glob(x.Dir.Path("machines", string(s.ID)+"-*.json")); len(paused) > 0 {
 		return s, 0, turnstone.Errorf("executor.seal", turnstone.KindUnavailable, s.Label(),

@@ -86,6 +86,11 @@ func usageReport(m *v1.GetUsageResponse) UsageReport {
 }
 
 func (r UsageReport) print(w io.Writer) {
+	now := fmt.Sprintf("%d sandboxes, %d turns, %s stored", r.ActiveSandboxes, r.ActiveTurns,
+		r.Stored.Human())
+	if r.Session != "" {
+		now += " (of the whole tenant)"
+	}
 	for _, row := range [][2]string{
 		{"since", r.Since.Format(time.RFC3339)},
 		{"turns", fmt.Sprintf("%d (%d s)", r.Turns, r.TurnSeconds)},
@@ -94,8 +99,7 @@ func (r UsageReport) print(w io.Writer) {
 		{"sent", r.Used.Sent.Human()},
 		{"received", r.Used.Received.Human()},
 		{"reserved", fmt.Sprintf("%d CPU s, %d MiB s", r.CPUSeconds, r.MemorySeconds)},
-		{"now", fmt.Sprintf("%d sandboxes, %d turns, %s stored", r.ActiveSandboxes, r.ActiveTurns,
-			r.Stored.Human())},
+		{"now", now},
 	} {
 		terminal.Println(w, fmt.Sprintf("%-15s %s", row[0], row[1]))
 	}

@@ -113,8 +113,8 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	if rec.VM == nil {
 		return none, turnstone.Errorf("executor.resume", turnstone.KindNotFound,
 			fmt.Sprintf("turn %d", rec.Number),
-			"its machine was not kept").
-			WithHint("run it with snapshot: vm, or begin a turn on its files")
+			"has ended, and its machine was not kept").
+			WithHint("run its document with snapshot: vm to keep the machine, or begin a turn on its files")
 	}
 	if !rec.Shape.Network && req.Network != nil && *req.Network {
 		return none, turnstone.Errorf("executor.resume", turnstone.KindInvalid, "network: on",
