@@ -77,7 +77,8 @@ func must(t testing.TB, err error) {
 // newWorld starts a controller with nodes that it follows already.
 func newWorld(t testing.TB, nodes ...string) *world {
 	w := &world{TB: t, dir: t.TempDir(), log: &lockedBuffer{}}
-	w.times = Times{Lost: time.Minute, Still: 5 * time.Millisecond, Beat: 20 * time.Millisecond,
+	// No node is lost, however long a test takes: the nodes register once.
+	w.times = Times{Lost: time.Hour, Still: 5 * time.Millisecond, Beat: 20 * time.Millisecond,
 		Alive: 20 * time.Millisecond, Gone: 100 * time.Millisecond}
 	w.clients = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}}
 	for _, name := range nodes {
