@@ -87,7 +87,7 @@ func TestSealedSession(t *testing.T) {
 	same := p.Turn(two, "main", files(map[string]string{"/big": big, "/first": "1"})...)
 
 	st := ok[*turnstone.TurnInfo](t)(p.Repo.Show(ctx, "one@1"))
-	if st.Turn.State == "" || st.Turn.Title != "a turn" || st.State == nil {
+	if st.Turn.State == "" || st.Turn.Title != "the title of a turn" || st.State == nil {
 		t.Errorf("%+v", st)
 	}
 	for _, ref := range []string{"one@1", "one", "two"} {
@@ -104,7 +104,7 @@ func TestSealedSession(t *testing.T) {
 	}
 
 	texts := append(shown(marker), shown(big)...)
-	texts = append(texts, "a turn", string(first.State), string(same.State), marker+"-name")
+	texts = append(texts, "the title of a turn", string(first.State), string(same.State), marker+"-name")
 	if in := found(t, p.Repo.Dir.Root, texts...); len(in) > 0 {
 		t.Errorf("in the clear: %q", in)
 	}
@@ -238,10 +238,10 @@ func TestSeal(t *testing.T) {
 	if len(rep.Sealed) != 1 || rep.Sealed[0].Already || rep.Sealed[0].Objects == 0 || rep.Freed == 0 {
 		t.Errorf("%+v", rep)
 	}
-	if in := found(t, p.Repo.Dir.Root, append(shown(marker), big[:1000], "a turn")...); len(in) > 0 {
+	if in := found(t, p.Repo.Dir.Root, append(shown(marker), big[:1000], "the title of a turn")...); len(in) > 0 {
 		// the title of the public session is the same
 		for _, at := range in {
-			if !strings.Contains(at, "context.db") || !strings.HasSuffix(at, "a turn") {
+			if !strings.Contains(at, "context.db") || !strings.HasSuffix(at, "the title of a turn") {
 				t.Errorf("in the clear: %q", at)
 			}
 		}

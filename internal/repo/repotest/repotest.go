@@ -118,7 +118,7 @@ func (p *Past) Commit(s turnstone.Session, branch string,
 	p.T.Helper()
 	ctx := p.T.Context()
 	t := OK[turnstone.Turn](p.T)(p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID,
-		Branch: branch, Kind: turnstone.TurnKindRun, Title: "a turn"}))
+		Branch: branch, Kind: turnstone.TurnKindRun, Title: "the title of a turn"}))
 	cs := OK[*repo.ContextStore](p.T)(p.CS.In(ctx, t.Domain))
 	batch := OK[*store.Batch](p.T)(cs.Store.Begin(ctx))
 	defer func() { _ = batch.Close() }()
