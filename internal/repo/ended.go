@@ -14,11 +14,14 @@ import (
 
 // Ended returns the report of a turn that does not run, from what is kept of it, for a caller that
 // did not see its end. That of an interrupted turn has the result "error" and its last receipt; such
-// a turn has a checkpoint if resumable is set. The error is of kind NotFound if there is no such
-// turn, and of kind Unavailable if it still runs.
+// a turn has a checkpoint if resumable is set. What a killed process left of its lease is removed. The
+// error is of kind NotFound if there is no such turn, and of kind Unavailable if it still runs.
 func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.TurnReport,
 	resumable bool, err error) {
 	info, err := x.Show(ctx, string(id))
+	if err == nil || turnstone.KindOf(err) == turnstone.KindNotFound {
+		err = errors.Join(err, x.forsake(ctx, id))
+	}
 	if err != nil {
 		return nil, false, err
 	}
@@ -47,6 +50,15 @@ func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.T
 	}
 	rep.Receipt = string(text)
 	return rep, info.Checkpoint != nil, nil
+}
+
+// forsake removes what a killed process left of the lease of a turn.
+func (x *Repo) forsake(ctx context.Context, id turnstone.TurnID) error {
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return err
+	}
+	return cs.DB.Forsake(id)
 }
 
 // endedWhole completes the report of a turn with a record.

@@ -3,9 +3,9 @@ package sandbox
 import (
 	"context"
 	"io"
-	"os"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // UpperIsExport is the result of Pause for a machine whose Disk is an export.
@@ -18,11 +18,10 @@ const maxHeaders = 4 << 30
 // spoolExport stops s's processes and writes the agent's export to a file without a name. The
 // caller holds s.live.
 func (s *Sandbox) spoolExport(ctx context.Context) error {
-	f, err := os.CreateTemp(s.spoolDir, "export-*")
+	f, err := statedir.Unnamed(s.spoolDir)
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(f.Name())
 	err = s.Client().ExportHeld(ctx, func(in io.Reader) error {
 		limit := int64(s.source.Shape.Disk) + maxHeaders
 		n, err := io.Copy(f, io.LimitReader(in, limit+1))

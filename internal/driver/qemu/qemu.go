@@ -182,7 +182,7 @@ func (s *Substrate) bootFresh(ctx context.Context, m substrate.Machine) (*machin
 	if err != nil {
 		return nil, s.wrap(err)
 	}
-	scratch, err := nameless(dir)
+	scratch, err := statedir.Unnamed(dir)
 	if err != nil {
 		return nil, s.wrap(err)
 	}

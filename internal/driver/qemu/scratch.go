@@ -3,11 +3,9 @@ package qemu
 import (
 	"context"
 	"os"
-	"path/filepath"
-
-	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // newScratch returns an unnamed copy of the file at path: the copy disappears with its last
@@ -18,7 +16,7 @@ func newScratch(ctx context.Context, path, dir string) (*os.File, error) {
 		return nil, err
 	}
 	defer src.Close()
-	dst, err := nameless(dir)
+	dst, err := statedir.Unnamed(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -27,16 +25,4 @@ func newScratch(ctx context.Context, path, dir string) (*os.File, error) {
 		return nil, err
 	}
 	return dst, nil
-}
-
-func nameless(dir string) (*os.File, error) {
-	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err == nil {
-		return os.NewFile(uintptr(fd), filepath.Join(dir, "scratch")), nil
-	}
-	f, err := os.CreateTemp(dir, ".scratch-*") // file systems without O_TMPFILE
-	if err != nil {
-		return nil, err
-	}
-	return f, os.Remove(f.Name())
 }

@@ -9,14 +9,12 @@ package upperdir
 
 import (
 	"context"
-	"errors"
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -83,7 +81,7 @@ type Dir struct {
 // ends, Read ends with the next bytes of r.
 func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Dir, error) {
 	opts.defaults()
-	spool, err := openSpool(dir)
+	spool, err := statedir.Unnamed(dir)
 	if err != nil {
 		return nil, unavailable(dir, err)
 	}
@@ -93,22 +91,6 @@ func Read(ctx context.Context, r io.Reader, dir string, opts Options) (*Dir, err
 		return nil, err
 	}
 	return &Dir{root: root, spool: spool}, nil
-}
-
-// openSpool creates an unnamed file (O_TMPFILE of open(2)).
-func openSpool(dir string) (*os.File, error) {
-	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
-	if err == nil {
-		return os.NewFile(uintptr(fd), "the sandbox's files"), nil
-	}
-	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
-		return nil, err
-	}
-	f, err := os.CreateTemp(dir, ".upper-*") // a file system without unnamed files
-	if err == nil {
-		err = os.Remove(f.Name())
-	}
-	return f, err
 }
 
 // Root returns the upper directory for layer.Apply. Nodes are safe for concurrent use.

@@ -92,6 +92,27 @@ func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
 	return err
 }
 
+// Forsake removes the lease of a turn that does not run, if a process that was killed has left it:
+// between taking it and storing the turn, or between storing the turn's end and releasing it.
+func (db *DB) Forsake(id turnstone.TurnID) error {
+	if !validTurnID(id) {
+		return nil
+	}
+	if _, err := os.Stat(db.leasePath(id)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	l, err := statedir.TryAcquire(db.leasePath(id))
+	if err != nil {
+		return dbError("lease", string(id), err)
+	}
+	if l == nil { // it runs
+		return nil
+	}
+	defer l.Release()
+	err = os.Remove(db.leasePath(id))
+	return dbError("lease", string(id), err)
+}
+
 // SweepLeases removes the files of free leases and returns their number. A crash between taking a
 // lease and storing the turn leaves such a file.
 func (db *DB) SweepLeases(ctx context.Context) (int, error) {
