@@ -125,6 +125,10 @@ func (w *Wrapper) once(ctx context.Context, op string, r *request) (*answer, err
 		Data answer `json:"data"`
 	}
 	if err := json.Unmarshal(text, &got); err != nil {
+		if ctx.Err() != nil {
+			// A server that learns of the end of a request may still answer it, and without content.
+			return nil, w.broken(ctx, err)
+		}
 		return nil, w.garbage()
 	}
 	return &got.Data, nil

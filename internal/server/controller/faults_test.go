@@ -57,7 +57,7 @@ func TestLockedDatabase(t *testing.T) {
 		must(t, err)
 		ids = append(ids, made.Msg.Sandbox.SandboxId)
 	}
-	db, err := sql.Open("sqlite", filepath.Join(w.dir, "server.db"))
+	db, err := sql.Open("sqlite", filepath.Join(w.dir, "server.db")+"?_pragma=busy_timeout(20000)")
 	must(t, err)
 	defer func() { _ = db.Close() }()
 	lock, err := db.Conn(t.Context())
