@@ -186,7 +186,7 @@ func (h *holder) belong(ctx context.Context, spec Spec, d Details) (err error) {
 		return turnstone.Errorf("sandbox.create", turnstone.KindInternal, "sandbox",
 			"its machine cannot be kept as a turn")
 	}
-	dir := filepath.Join(h.dir, performed.Dir)
+	dir := cmp.Or(d.Records, filepath.Join(h.dir, performed.Dir))
 	if spec.From != "" {
 		if err := performed.Copy(spec.From+commandsSuffix, dir); err != nil {
 			return createError(err)
