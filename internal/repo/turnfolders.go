@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -24,6 +25,20 @@ func LockFolder(dir string, how int) (*os.File, error) {
 		return nil, &os.PathError{Op: "flock", Path: dir, Err: err}
 	}
 	return f, nil
+}
+
+// LockedMemory creates a folder in memory for files of a sealed session, and locks it: gc removes one
+// whose process was killed.
+func (x *Repo) LockedMemory(elem ...string) (*os.File, error) {
+	dir, err := x.Dir.Memory(elem...)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := LockFolder(dir, unix.LOCK_EX)
+	if err != nil {
+		return nil, turnstone.NewError("executor.memory", turnstone.KindUnavailable, dir, err)
+	}
+	return lock, nil
 }
 
 // sweepCaptures removes from the folder of an interrupted turn, whose lock the caller holds, the

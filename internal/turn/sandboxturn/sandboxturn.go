@@ -12,17 +12,13 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
-	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/internal/turn"
 	"turnstone.dev/turnstone/internal/turn/transcript"
@@ -69,27 +65,13 @@ func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.Sandbo
 	}
 	d.Session = &on.place
 	if on.sealed {
-		if m.records, err = recordsOf(h.Dir, id); err != nil {
+		if m.records, err = h.Repo.LockedMemory("sandboxes", string(id)); err != nil {
 			_ = m.Close()
 			return nil, none, err
 		}
 		d.Records = m.records.Name()
 	}
 	return m, d, nil
-}
-
-// recordsOf creates a folder in memory for the commands of a sealed session's sandbox. It is locked:
-// gc removes one whose holder was killed.
-func recordsOf(dir *statedir.Dir, id turnstone.SandboxID) (*os.File, error) {
-	path, err := dir.Memory("sandboxes", string(id))
-	if err != nil {
-		return nil, err
-	}
-	lock, err := repo.LockFolder(path, unix.LOCK_EX)
-	if err != nil {
-		return nil, turnstone.NewError("sandbox.create", turnstone.KindUnavailable, path, err)
-	}
-	return lock, nil
 }
 
 // A start is what a session's sandbox starts on.
