@@ -166,8 +166,7 @@ func (h *holder) commit(ctx context.Context, last, forced bool) (*turnstone.Turn
 func (h *holder) work(belongs SessionInfo) Work {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := Work{Work: h.recorder.Work(), Sandbox: h.info, Session: belongs, Env: h.env}
-	return w
+	return Work{Work: h.recorder.Work(), Sandbox: h.info, Session: belongs, Env: h.env}
 }
 
 // belong gives the sandbox its place in its session, and begins to record its commands.

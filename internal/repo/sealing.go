@@ -272,14 +272,15 @@ func (x *Repo) sweepMemory(ctx context.Context, cs *ContextStore) error {
 			err = errors.Join(err, x.Dir.ForgetMemory("images", e.Name()))
 		}
 	}
-	turns, _ := filepath.Glob(filepath.Join(top, "turns", "*"))
-	ofSandboxes, _ := filepath.Glob(filepath.Join(top, "sandboxes", "*"))
-	for _, dir := range append(turns, ofSandboxes...) {
-		lock, lerr := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
-		if lerr != nil {
-			continue // its turn or sandbox runs, or it is gone
+	for _, kind := range []string{"turns", MemoryOfSandboxes, MemoryOfMachines} {
+		left, _ := filepath.Glob(filepath.Join(top, kind, "*"))
+		for _, dir := range left {
+			lock, lerr := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
+			if lerr != nil {
+				continue // its process runs, or it is gone
+			}
+			err = errors.Join(err, os.RemoveAll(dir), lock.Close())
 		}
-		err = errors.Join(err, os.RemoveAll(dir), lock.Close())
 	}
 	return err
 }

@@ -18,7 +18,7 @@ func TestGCOfMemory(t *testing.T) {
 	p := repotest.NewSealed(t, repotest.NewKeys(true))
 	p.Session("s")
 	dirs := map[string]bool{} // whether a process has it
-	for _, of := range []string{"turns", "sandboxes"} {
+	for _, of := range []string{"turns", repo.MemoryOfSandboxes, repo.MemoryOfMachines} {
 		for name, used := range map[string]bool{"used": true, "left": false} {
 			dir := ok[string](t)(p.Repo.Dir.Memory(of, name))
 			if err := os.WriteFile(filepath.Join(dir, "1.out"), []byte(marker), 0o600); err != nil {

@@ -5,9 +5,7 @@ package sandboxturn
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/template"
@@ -32,7 +31,7 @@ import (
 // its branch, and its machine is a sandboxes.Committer.
 func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.SandboxID,
 	spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-	if spec.Session == "" && spec.Belongs == nil {
+	if spec.Session == "" && spec.Belongs == nil && !spec.Sealed {
 		return provision.OpenMachine(ctx, h, id, spec, progress)
 	}
 	var none sandboxes.Details
@@ -51,7 +50,10 @@ func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.Sandbo
 		return nil, none, turnstone.Errorf("sandbox.create", turnstone.KindInternal, string(id),
 			"its machine is a %T", opened)
 	}
-	m := &machine{Sandbox: s, host: h, runner: r}
+	m := &machine{Sandbox: s, host: h, runner: r, sealed: spec.Sealed}
+	if spec.Session == "" && spec.Belongs == nil {
+		return m, d, nil
+	}
 	d.Room, d.Image = h.Room, cmp.Or(spec.Image, plan.DefaultImage)
 	d.Workdir = cmp.Or(spec.Cwd, on.cwd, d.Workdir)
 	if spec.Session == "" {
@@ -64,12 +66,12 @@ func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.Sandbo
 		}
 	}
 	d.Session = &on.place
-	if on.sealed {
-		if m.records, err = h.Repo.LockedMemory("sandboxes", string(id)); err != nil {
+	if m.sealed = on.sealed; m.sealed {
+		d.Records, m.forget, err = repo.MemoryFolder(h.Dir, repo.MemoryOfSandboxes, string(id))
+		if err != nil {
 			_ = m.Close()
 			return nil, none, err
 		}
-		d.Records = m.records.Name()
 	}
 	return m, d, nil
 }
@@ -137,12 +139,13 @@ func (s *start) make(ctx context.Context, h *host.Host, name string) error {
 	return err
 }
 
-// A machine is the machine of a session's sandbox.
+// A machine is the machine of a sandbox that belongs to a session or has data of a sealed one.
 type machine struct {
 	*sandbox.Sandbox
-	host    *host.Host
-	runner  *turn.Runner
-	records *os.File // the lock of the folder of a sealed session's commands; nil: not sealed
+	host   *host.Host
+	runner *turn.Runner
+	sealed bool   // it has data of a sealed session
+	forget func() // removes the folder of its commands in memory; nil: they are not there
 
 	mu      sync.Mutex
 	session *wire.StateGetSessionResult // of the shell, when the machine was paused
@@ -165,7 +168,7 @@ func (m *machine) Pause(ctx context.Context) (upper string, err error) {
 
 // Snapshot implements sandboxes.Controlled.
 func (m *machine) Snapshot(ctx context.Context, dir string) error {
-	if m.records != nil {
+	if m.sealed {
 		return m.notSealed("sandbox.snapshot")
 	}
 	return m.Sandbox.Snapshot(ctx, dir)
@@ -173,7 +176,7 @@ func (m *machine) Snapshot(ctx context.Context, dir string) error {
 
 // Keep implements sandboxes.Controlled.
 func (m *machine) Keep(ctx context.Context, dir string) (substrate.Packed, error) {
-	if m.records != nil {
+	if m.sealed {
 		return substrate.Packed{}, m.notSealed("sandbox.keep")
 	}
 	return m.Sandbox.Keep(ctx, dir)
@@ -182,16 +185,15 @@ func (m *machine) Keep(ctx context.Context, dir string) (substrate.Packed, error
 // notSealed returns the error of an operation that would write the machine's memory to disk.
 func (m *machine) notSealed(op turnstone.Op) error {
 	return turnstone.Errorf(op, turnstone.KindInvalid, "sandbox "+string(m.ID()),
-		"it belongs to a sealed session, and a copy of its memory would not be sealed").
+		"it has data of a sealed session, and a copy of its memory would not be sealed").
 		WithHint("create another sandbox of the session: see docs/keys.md")
 }
 
 // Close implements sandboxes.Machine.
 func (m *machine) Close() error {
 	err := m.Sandbox.Close()
-	if m.records != nil {
-		err = errors.Join(err, os.RemoveAll(m.records.Name()), m.records.Close())
-		m.records = nil
+	if m.forget != nil {
+		m.forget()
 	}
 	return err
 }
