@@ -79,7 +79,7 @@ func states(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID) <-chan san
 // until waits for a state.
 func until(t *testing.T, all <-chan sandboxes.Info, want sandboxes.State) sandboxes.Info {
 	t.Helper()
-	for late := time.After(30 * time.Second); ; {
+	for late := time.After(2 * time.Minute); ; {
 		select {
 		case i, ok := <-all:
 			if !ok {

@@ -252,7 +252,7 @@ func await(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID,
 	want sandboxes.State) sandboxes.Info {
 	t.Helper()
 	var i sandboxes.Info
-	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(
+	for until := time.Now().Add(2 * time.Minute); time.Now().Before(until); time.Sleep(
 		10 * time.Millisecond) {
 		var err error
 		if i, err = s.Get(id); err != nil {
