@@ -121,7 +121,7 @@ func (s *Service) make(ctx context.Context, k pool.Key, _ string) (*machine, err
 // event logs what an operator should know.
 func (s *Service) event(e pool.Event) {
 	s.o.Log.Warn("warm sandbox: "+string(e.Kind), "tenant", e.Key.Tenant, "template", e.Key.Source,
-		"error", e.Err)
+		"error", e.Err, "hint", turnstone.HintOf(e.Err))
 }
 
 // follow looks again and again whether what the sandboxes are made from has changed.
@@ -130,23 +130,28 @@ func (s *Service) follow(ctx context.Context) {
 	defer tick.Stop()
 	said := make(map[int]string)
 	for {
-		for i, t := range s.o.Targets {
-			err := s.look(ctx, t)
-			text := ""
-			if err != nil && ctx.Err() == nil {
-				text = err.Error()
-			}
-			if text != "" && said[i] != text {
-				s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
-					"error", err)
-			}
-			said[i] = text
-		}
+		s.lookAll(ctx, said)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// lookAll looks at all targets, and logs each new reason for which one is not kept warm.
+func (s *Service) lookAll(ctx context.Context, said map[int]string) {
+	for i, t := range s.o.Targets {
+		err := s.look(ctx, t)
+		text := ""
+		if err != nil && ctx.Err() == nil {
+			text = err.Error()
+		}
+		if text != "" && said[i] != text {
+			s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
+				"error", err, "hint", turnstone.HintOf(err))
+		}
+		said[i] = text
 	}
 }
 
