@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -119,8 +120,13 @@ type pipes struct {
 
 // Read implements io.Reader. Before the host's first byte, an end of file only means that the host
 // is not connected yet.
+//
+// It lets goroutines that can run do so first: on one CPU, a thread that blocks keeps the CPU from
+// them until the runtime's monitor notices, which sleeps for at least a millisecond in gVisor. So the
+// answer to a command would wait for the read of the next one.
 func (p *pipes) Read(b []byte) (int, error) {
 	for len(b) > 0 {
+		runtime.Gosched()
 		n, err := unix.Read(p.in, b)
 		switch {
 		case n > 0:

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"os"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,5 +95,32 @@ func TestMountedLayers(t *testing.T) {
 		if _, _, err := mountedLayers([]string{bad}); err == nil {
 			t.Errorf("%q is a slot", bad)
 		}
+	}
+}
+
+// TestPipesLetOthersRun checks that a read of the next command does not keep the CPU from the answer
+// to the one before.
+func TestPipesLetOthersRun(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	p, in, out := pipesOf(t, false)
+	defer func() { mustDo(t, errors.Join(p.Close(), in.Close(), out.Close())) }()
+	const rounds = 200
+	ran := 0
+	for range rounds {
+		_, err := in.Write([]byte("x"))
+		mustDo(t, err)
+		var answered atomic.Bool
+		go func() { answered.Store(true) }() // one thread runs both
+		_, err = p.Read(make([]byte, 1))
+		mustDo(t, err)
+		if answered.Load() {
+			ran++
+		}
+		for !answered.Load() {
+			runtime.Gosched()
+		}
+	}
+	if ran < rounds*9/10 { // the scheduler takes the reader first now and then
+		t.Errorf("only %d of %d goroutines ran before a read", ran, rounds)
 	}
 }

@@ -38,9 +38,8 @@ func (m *machine) renew(p *wire.SandboxRenewParams) (*wire.SandboxRenewResult, e
 		if err := m.rename(p); err != nil {
 			return res, err
 		}
-		_, err = newBootID()
-	}
-	if err == nil {
+		res.BootID, err = newBootID()
+	} else {
 		res.BootID, err = bootID()
 	}
 	if err != nil {
