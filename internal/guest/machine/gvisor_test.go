@@ -5,9 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,29 +96,38 @@ func TestMountedLayers(t *testing.T) {
 	}
 }
 
-// TestPipesLetOthersRun checks that a read of the next command does not keep the CPU from the answer
-// to the one before.
-func TestPipesLetOthersRun(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+// TestPipesOfALink checks that reads use the poller while there is a link and the host has sent data,
+// and that nothing of that is left for the pipe that replaces this one.
+func TestPipesOfALink(t *testing.T) {
 	p, in, out := pipesOf(t, false)
 	defer func() { mustDo(t, errors.Join(p.Close(), in.Close(), out.Close())) }()
-	const rounds = 200
-	ran := 0
-	for range rounds {
-		_, err := in.Write([]byte("x"))
+	read := func(from *os.File, want string, polled bool) {
+		t.Helper()
+		_, err := from.WriteString(want)
 		mustDo(t, err)
-		var answered atomic.Bool
-		go func() { answered.Store(true) }() // one thread runs both
-		_, err = p.Read(make([]byte, 1))
+		b := make([]byte, 10)
+		n, err := p.Read(b)
 		mustDo(t, err)
-		if answered.Load() {
-			ran++
-		}
-		for !answered.Load() {
-			runtime.Gosched()
+		if string(b[:n]) != want || (p.polled.Load() != nil) != polled {
+			t.Errorf("read %q, not %q; the poller is used: %t", b[:n], want, !polled)
 		}
 	}
-	if ran < rounds*9/10 { // the scheduler takes the reader first now and then
-		t.Errorf("only %d of %d goroutines ran before a read", ran, rounds)
+	read(in, "no link", false)
+	p.Linked(true)
+	read(in, "first", true)
+	read(in, "second", true)
+	p.Linked(false)
+	read(in, "marker", false)
+	p.Linked(true) // the read of the next link begins before the machine is saved
+	var again [2]int
+	mustDo(t, unix.Pipe2(again[:], unix.O_CLOEXEC))
+	mustDo(t, errors.Join(unix.Dup3(again[0], p.in, unix.O_CLOEXEC), unix.Close(again[0])))
+	restored := os.NewFile(uintptr(again[1]), "restored")
+	read(restored, "restored", true)
+	read(restored, "again", true)
+	mustDo(t, restored.Close())
+	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
 	}
+	p.Linked(false)
 }
