@@ -48,6 +48,9 @@ const (
 	lookEvery = 3 * time.Second
 	// fresh is how long an answer of a sandbox counts as a sign of life.
 	fresh = 10 * time.Second
+	// calm is how long the next sandbox is not made after a claim, if enough wait: the claim's first
+	// command runs then.
+	calm = 200 * time.Millisecond
 )
 
 // A Service keeps the sandboxes. Its methods are safe for concurrent use; those of nil keep none.
@@ -75,7 +78,7 @@ func New(o Options) *Service {
 	o.Log = cmp.Or(o.Log, slog.Default())
 	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec)}
 	s.pool = pool.New(pool.Options[*machine]{Make: s.make, Memory: o.Memory, Makers: o.Makers,
-		Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
+		Calm: calm, Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
 			return o.Room == nil || o.Room(turnstone.Machine{CPUs: k.Shape.CPUs,
 				Memory: k.Shape.Memory, Disk: k.Shape.Disk}, waiting)
 		}})
