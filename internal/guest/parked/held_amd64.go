@@ -130,6 +130,11 @@ func (h *Held) Release(s Start) error {
 	if !Fits(h.t.Name, s) {
 		return errors.New("the process has no room for it")
 	}
+	select {
+	case <-h.t.Stops: // its number may be another process's by now
+		return errors.New("the process was continued, or has ended")
+	default:
+	}
 	b := h.layout.block(s)
 	mm := h.memoryMap(b)
 	list := []call{h.mapped(0), {unix.SYS_CHDIR, uint64(len(mm))}}
@@ -163,9 +168,6 @@ func (h *Held) Release(s Start) error {
 func (h *Held) mapped(at uint64) call {
 	return call{unix.SYS_PRCTL, unix.PR_SET_MM, unix.PR_SET_MM_MAP, at, mapSize, 0}
 }
-
-// mapSize is the size of Linux's struct prctl_mm_map.
-const mapSize = 104
 
 func (h *Held) memoryMap(b block) []byte {
 	return memoryMap(h.stat, h.brk, h.layout.text, b.env, h.layout.text+uint64(len(b.text)))

@@ -186,6 +186,9 @@ func (l layout) block(s Start) block {
 	return b
 }
 
+// mapSize is the size of Linux's struct prctl_mm_map.
+const mapSize = 104
+
 // memoryMap returns Linux's struct prctl_mm_map of a process with the given stat and break, whose
 // arguments begin at the second and environment at the third of text, and end at the last. It keeps
 // everything else.

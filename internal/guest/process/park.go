@@ -145,8 +145,12 @@ func (t *Table) park(w *waiting) (err error) {
 // discard ends a process that is not used, and waits for its end.
 func (t *Table) discard(w *waiting) {
 	if w.pid != 0 {
-		_ = syscall.Kill(w.pid, syscall.SIGKILL)
-		<-w.status
+		select {
+		case <-w.status: // its number may be another process's by now
+		default:
+			_ = syscall.Kill(w.pid, syscall.SIGKILL)
+			<-w.status
+		}
 	}
 	if w.tracer != nil {
 		w.tracer.Close()

@@ -2,6 +2,10 @@ package process
 
 import (
 	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"syscall"
 
 	"os"
 
@@ -73,6 +77,9 @@ func output(t *testing.T, tab *Table, s Spec, input string) (out, errs string, e
 
 func content(t *testing.T, l *Log) string {
 	t.Helper()
+	if l == nil { // of a terminal
+		return ""
+	}
 	r, _ := l.Attach(t.Context(), 0, Follower)
 	defer r.Close()
 	var all []byte
@@ -113,7 +120,7 @@ func TestParked(t *testing.T) {
 		"arguments": {Argv: []string{"bash", "-c", properties, "a name", "", "ü", "$x"}, Env: base, Cwd: "/"},
 		"all arguments": {Argv: append([]string{"bash", "-c", properties},
 			strings.Fields("1 2 3 4 5 6 7 8 9 10 11 12 13")...), Env: base, Cwd: "/"},
-		"options": {Argv: []string{"bash", "-euo", "pipefail", "-xc", "echo $-; false | true; echo no"}, Env: base, Cwd: dir},
+		"options": {Argv: []string{"bash", "-euo", "pipefail", "-xc", "echo $-; (exit 3); echo no"}, Env: base, Cwd: dir},
 		"variables": {Argv: []string{"bash", "-c", properties}, Cwd: dir,
 			Env: append([]string{"BASH_ENV=" + startup, "SHLVL=5", "X=äöü", "_=before",
 				"EMPTY=", "BASH_FUNC_f%%=() {  echo f\n}", "LINES_=a\nb"}, base...)},
@@ -168,5 +175,175 @@ func equal(t *testing.T, want, got string) {
 		if x != y {
 			t.Errorf("line %d: %q, want %q", i+1, y, x)
 		}
+	}
+}
+
+// TestParkedDoesNotFit: any other start ends the parked process, and is what it would be without.
+func TestParkedDoesNotFit(t *testing.T) {
+	dir := t.TempDir()
+	env := []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
+	shell := func(more ...string) Spec {
+		return Spec{Argv: append([]string{"bash", "-c"}, more...), Env: env, Cwd: "/"}
+	}
+	inherited, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer inherited.Close()
+	for name, tt := range map[string]struct {
+		change func(s *Spec, tab *Table)
+		want   string
+	}{
+		"another program": {func(s *Spec, _ *Table) { s.Argv[0] = "sh" }, "here\n"},
+		"a path":          {func(s *Spec, tab *Table) { s.Argv[0] = tab.parked.path }, "here\n"},
+		"many arguments": {func(s *Spec, _ *Table) {
+			s.Argv = append(s.Argv, make([]string, 20)...)
+		}, "here\n"},
+		"a long script": {func(s *Spec, _ *Table) { s.Argv[2] += strings.Repeat(" ", 60_000) }, "here\n"},
+		"many variables": {func(s *Spec, _ *Table) {
+			for i := range 600 {
+				s.Env = append(s.Env, "V"+strconv.Itoa(i)+"=")
+			}
+		}, "here\n"},
+		"a variable of the linker": {func(s *Spec, _ *Table) {
+			s.Env = append(s.Env, "LD_TRACE_LOADED_OBJECTS=1")
+		}, "libc.so"},
+		"a terminal": {func(s *Spec, _ *Table) { s.Terminal = &Terminal{80, 25} }, "here\r\n"},
+		"a file":     {func(s *Spec, _ *Table) { s.Files = []*os.File{inherited} }, "here\n"},
+		"a program before it": {func(*Spec, *Table) {
+			if err := os.WriteFile(filepath.Join(dir, "bash"), []byte("#!/bin/sh\necho other\n"),
+				0o755); err != nil {
+				t.Error(err)
+			}
+		}, "other\n"},
+		"a changed library": {func(_ *Spec, tab *Table) {
+			tab.parked.files[len(tab.parked.files)-1].stat[6]++
+		}, "here\n"},
+		"a dead one": {func(_ *Spec, tab *Table) { _ = syscall.Kill(tab.parked.pid, syscall.SIGKILL) },
+			"here\n"},
+		"a stop that is not its own": {func(_ *Spec, tab *Table) {
+			_ = syscall.Kill(tab.parked.pid, syscall.SIGSTOP)
+		}, "here\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer os.Remove(filepath.Join(dir, "bash"))
+			tab := parkedTable(t, true, Options{})
+			was := tab.wasParked()
+			s := shell("echo here")
+			s.Env = append([]string(nil), env...)
+			tt.change(&s, tab)
+			out, errs, _, pid := output(t, tab, s, "")
+			if pid == was || !strings.Contains(out, tt.want) || errs != "" {
+				t.Errorf("%q, %q; PID %d, and %d was parked", out, errs, pid, was)
+			}
+			ended(t, was)
+		})
+	}
+}
+
+// ended fails the test unless a process has ended and was collected.
+func ended(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the parked process %d is there: %v", pid, err)
+	}
+}
+
+// TestParkedFailedStart: a start that cannot succeed has the error that it has without a parked
+// process.
+func TestParkedFailedStart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []Spec{
+		{Argv: []string{"bash", "-c", "echo"}, Env: os.Environ(), Cwd: file},
+		{Argv: []string{"bash", "-c", "echo"}, Env: []string{"PATH=/nowhere"}, Cwd: "/"},
+		{Argv: []string{"bash", "-c", "echo"}, Env: os.Environ(), Cwd: "/", User: "no such user"},
+	} {
+		_, want := parkedTable(t, false, Options{}).Start(s)
+		_, err := parkedTable(t, true, Options{}).Start(s)
+		if err == nil || want == nil || err.Error() != want.Error() {
+			t.Errorf("%v, want %v", err, want)
+		}
+	}
+}
+
+// TestUnpark: a parked process can be parked again and ended, and ends with its table.
+func TestUnpark(t *testing.T) {
+	tab := parkedTable(t, true, Options{})
+	first := tab.wasParked()
+	if err := tab.Park("bash", "", os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, first)
+	second := tab.wasParked()
+	tab.Unpark()
+	tab.Unpark()
+	ended(t, second)
+	if err := tab.Park("bash", "", os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	third := tab.wasParked()
+	if err := tab.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, third)
+	for _, name := range []string{"", "/bin/bash", "no-such-program"} {
+		if err := parkedTable(t, false, Options{}).Park(name, "", os.Environ()); err == nil {
+			t.Errorf("%q was parked", name)
+		}
+	}
+}
+
+// TestParkedStarts: of starts at the same time one at most gets the parked process, and all run.
+func TestParkedStarts(t *testing.T) {
+	for range 5 {
+		tab := parkedTable(t, true, Options{})
+		was := tab.wasParked()
+		var got sync.Map
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				out, _, _, pid := output(t, tab, Spec{Argv: []string{"bash", "-c", "echo $$"},
+					Env: os.Environ(), Cwd: "/"}, "")
+				got.Store(pid, i)
+				if out != strconv.Itoa(pid)+"\n" {
+					t.Errorf("%q of %d", out, pid)
+				}
+			})
+		}
+		all.Wait()
+		if _, ok := got.Load(was); !ok {
+			t.Error("no start got the parked process")
+		}
+	}
+}
+
+// BenchmarkStart compares starts with and without a parked process, until the end of the output.
+func BenchmarkStart(b *testing.B) {
+	for name, park := range map[string]bool{"parked": true, "new": false} {
+		b.Run(name, func(b *testing.B) {
+			tab, err := NewTable(Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer tab.Close()
+			for b.Loop() {
+				if park {
+					b.StopTimer()
+					if err := tab.Park("bash", "", os.Environ()); err != nil {
+						b.Fatal(err)
+					}
+					b.StartTimer()
+				}
+				p, err := tab.Start(Spec{Argv: []string{"bash", "-c", "echo"}, Env: os.Environ(),
+					Cwd: "/"})
+				if err != nil {
+					b.Fatal(err)
+				}
+				<-p.Done()
+			}
+		})
 	}
 }
