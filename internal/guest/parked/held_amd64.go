@@ -47,6 +47,9 @@ type Held struct {
 	code   []byte          // the program's, in place of which calls is
 	stat   []byte
 	brk    uint64
+
+	// The kernel takes no map (Linux without CONFIG_CHECKPOINT_RESTORE): root can set its parts.
+	oneByOne bool
 }
 
 // A call is a system call with its arguments.
@@ -73,7 +76,10 @@ func Hold(t Tracee) (*Held, error) {
 	h.brk = got[0]
 	// A kernel that knows no other place of the arguments says so now.
 	b := h.layout.block(Start{Argv: []string{t.Name}})
-	_, err = h.call([]call{h.mapped(0)}, h.memoryMap(b))
+	if _, err = h.call(h.mapped(b), h.memoryMap(b)); err != nil {
+		h.oneByOne = true
+		_, err = h.call(h.mapped(b), nil)
+	}
 	return h, err
 }
 
@@ -137,7 +143,7 @@ func (h *Held) Release(s Start) error {
 	}
 	b := h.layout.block(s)
 	mm := h.memoryMap(b)
-	list := []call{h.mapped(0), {unix.SYS_CHDIR, uint64(len(mm))}}
+	list := append(h.mapped(b), call{unix.SYS_CHDIR, uint64(len(mm))})
 	for _, m := range s.Move {
 		list = append(list, call{unix.SYS_DUP2, uint64(m[0]), uint64(m[1])},
 			call{unix.SYS_CLOSE, uint64(m[0])})
@@ -164,26 +170,36 @@ func (h *Held) Release(s Start) error {
 	return os.NewSyscallError("ptrace", err)
 }
 
-// mapped is the call that tells the kernel where arguments and environment are.
-func (h *Held) mapped(at uint64) call {
-	return call{unix.SYS_PRCTL, unix.PR_SET_MM, unix.PR_SET_MM_MAP, at, mapSize, 0}
+// mapped are the calls that tell the kernel where arguments and environment of b are, which it
+// checks after each.
+func (h *Held) mapped(b block) []call {
+	if !h.oneByOne {
+		return []call{{unix.SYS_PRCTL, unix.PR_SET_MM, unix.PR_SET_MM_MAP, 0, mapSize}}
+	}
+	var list []call
+	for _, v := range [][2]uint64{{unix.PR_SET_MM_ENV_START, h.layout.text},
+		{unix.PR_SET_MM_ENV_END, h.layout.text + uint64(len(b.text))},
+		{unix.PR_SET_MM_ENV_START, b.env}, {unix.PR_SET_MM_ARG_END, b.env}} {
+		list = append(list, call{unix.SYS_PRCTL, unix.PR_SET_MM, v[0], v[1]})
+	}
+	return list
 }
 
 func (h *Held) memoryMap(b block) []byte {
 	return memoryMap(h.stat, h.brk, h.layout.text, b.env, h.layout.text+uint64(len(b.text)))
 }
 
-// call writes the parts, and lets the process make the calls. The arguments of prctl(2) and
-// chdir(2) that are addresses are offsets in data. It returns the results.
+// call writes the parts, and lets the process make the calls. The arguments of chdir(2) and of
+// PR_SET_MM_MAP that are addresses are offsets in data. It returns the results.
 func (h *Held) call(list []call, data []byte, parts ...part) ([]uint64, error) {
 	at := (h.layout.sp - below) &^ 15
 	behind := at + uint64(callSize*len(list))
 	var table []byte
 	for _, c := range list {
-		switch c[0] {
-		case unix.SYS_PRCTL:
+		switch {
+		case c[0] == unix.SYS_PRCTL && c[2] == unix.PR_SET_MM_MAP:
 			c[3] += behind
-		case unix.SYS_CHDIR:
+		case c[0] == unix.SYS_CHDIR:
 			c[1] += behind
 		}
 		for _, v := range c {
