@@ -119,6 +119,7 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 			_ = s.Close()
 			return nil, none, err
 		}
+		park(ctx, s.Client(), d.User)
 		return &spare{s, h, spec, d}, d, nil
 	}
 	return s, d, nil

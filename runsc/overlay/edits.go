@@ -353,6 +353,14 @@ var edits = []edit{
 
 	case linux.PR_SET_PDEATHSIG:
 `},
+	// Where a process's arguments and environment are: gVisor knows only the executable.
+	{"prctl: a map of the process's memory", "pkg/sentry/syscalls/linux/sys_prctl.go",
+		`	case linux.PR_SET_MM:
+`, `	case linux.PR_SET_MM:
+		if args[1].Int() == linux.PR_SET_MM_MAP {
+			return 0, nil, setMap(t, args[2].Pointer(), args[3].Uint64())
+		}
+`},
 	insert("deterministic: pipes of the agent, the field", "pkg/sentry/kernel/pipe/pipe.go",
 		`type Pipe struct {
 `, `	// OfAgent says that the agent of a deterministic sandbox made the pipe.
