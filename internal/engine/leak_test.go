@@ -72,8 +72,10 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	turns() // opens the files that stay open as long as the executor
+	x.Launcher.Wait()
 	files := open()
 	turns()
+	x.Launcher.Wait()
 	if now := open(); len(now) > len(files) {
 		t.Errorf("open are\n%s\nand before\n%s", strings.Join(now, "\n"), strings.Join(files, "\n"))
 	}

@@ -24,6 +24,8 @@ var help = map[string]string{
 		"sandboxes:admin, turns:admin and sessions:admin.",
 	"node.pool_memory":  "Memory of the machines that wait in all pools together; 0B: no bound.",
 	"node.pool_makers":  "Sandboxes of pools that are made at the same time.",
+	"node.warm_turns":   "Machines that wait for the next turn of a session (docs/warm-turns.md); 0: none.",
+	"node.warm_memory":  "Memory of the machines that wait for turns, together; 0B: no bound.",
 	"peers.controller":  "unix:PATH or HOST:PORT of the controller, unless it is this process.",
 	"peers.authority":   "PEM file with the authority of the roles' certificates (mutual TLS).",
 	"peers.certificate": "PEM file with this process's certificate for other roles.",
