@@ -26,6 +26,7 @@ var help = map[string]string{
 	"node.pool_makers":  "Sandboxes of pools that are made at the same time.",
 	"node.warm_turns":   "Machines that wait for the next turn of a session (docs/warm-turns.md); 0: none.",
 	"node.warm_memory":  "Memory of the machines that wait for turns, together; 0B: no bound.",
+	"node.warm_idle":    "How long a machine waits for the next turn of its session.",
 	"peers.controller":  "unix:PATH or HOST:PORT of the controller, unless it is this process.",
 	"peers.authority":   "PEM file with the authority of the roles' certificates (mutual TLS).",
 	"peers.certificate": "PEM file with this process's certificate for other roles.",

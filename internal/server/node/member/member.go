@@ -127,7 +127,7 @@ func warmOf(o Options) control.Warm {
 // warmTurns returns the machines that wait for the next turns of sessions.
 func warmTurns(o Options) *tenants.Warm {
 	return tenants.NewWarm(tenants.WarmOptions{Turns: o.Settings.WarmTurns,
-		Memory: o.Settings.WarmMemory, Failed: func(tenant string, err error) {
+		Memory: o.Settings.WarmMemory, Idle: o.Settings.WarmIdle, Failed: func(tenant string, err error) {
 			o.Log.Warn("no machine waits for the next turn", "tenant", tenant, "error", err)
 		}})
 }
