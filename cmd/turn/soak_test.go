@@ -160,7 +160,7 @@ func (s *soak) serve(shared string) {
 	start("gateway", []string{"--listen", at}, "TURN_SERVER_PEERS_CONTROLLER="+peers("controller"),
 		"TURN_SERVER_LIMITS_RATE=10000", "TURN_SERVER_LIMITS_BURST=10000")
 	start("node", nil, "TURN_SERVER_PEERS_LISTEN="+peers("node"),
-		"TURN_SERVER_PEERS_CONTROLLER="+peers("controller"))
+		"TURN_SERVER_PEERS_CONTROLLER="+peers("controller"), "TURN_SERVER_NODE_WARM_IDLE=2s")
 	s.awaitText(s.path("node.log"), "node registered")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	s.check(err)

@@ -71,8 +71,12 @@ func New(dir *statedir.Dir, o Options) *Engine {
 	return &Engine{h, turn.New(h)}
 }
 
-// Close closes the context store, if it was opened. Turns that still run count as interrupted.
-func (x *Engine) Close() error { return x.Repo.Close() }
+// Close closes the context store, if it was opened, and waits for the ends of machines whose turns
+// have ended. Turns that still run count as interrupted.
+func (x *Engine) Close() error {
+	x.Launcher.Wait()
+	return x.Repo.Close()
+}
 
 // Replay runs the turn that ref names again: see replay.Run.
 func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs turn.Observer) (

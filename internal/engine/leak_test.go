@@ -73,8 +73,10 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	turns() // opens the files that stay open as long as the executor
+	x.Launcher.Wait()
 	files := open()
 	turns()
+	x.Launcher.Wait()
 	now := open()
 	for until := time.Now().Add(time.Minute); len(now) > len(files) && time.Now().Before(until); now = open() {
 		time.Sleep(10 * time.Millisecond) // what waits for the end of a machine closes its file then

@@ -307,6 +307,9 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	}
 	r.keepReceipt(c.receipt)
 	r.clock.Lap("keep")
+	if err == nil && left != nil && !c.diverged {
+		provision.Offer(ctx, r.host, r.setup, r.at.Context, r.info.ID, c.state)
+	}
 	return c
 }
 

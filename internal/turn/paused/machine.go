@@ -240,5 +240,5 @@ func (h *Machine) giveUp(ctx context.Context, b collect.Bounds) (*collect.Change
 	h.mu.Lock()
 	ctl := h.ctl
 	h.mu.Unlock()
-	return collect.Take(ctx, s, ctl.Disk, b)
+	return collect.Take(ctx, s, ctl.Disk, b, false)
 }
