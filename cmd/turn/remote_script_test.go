@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,10 +68,8 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 		endSandboxes(ts, home)
 		forgetMemory(home)
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := freePort()
 	ts.Check(err)
-	at := l.Addr().String()
-	_ = l.Close()
 	if len(args) == 3 {
 		front := home + "-front"
 		ts.Check(os.MkdirAll(front, 0o700))

@@ -422,7 +422,7 @@ func TestStackWithin(t *testing.T) {
 		for _, what := range reach(both, short) {
 			if !slices.Contains(alone, what) && !patient {
 				// A busy machine may be too slow for the short wait, by which alone only has less.
-				alone, patient = reach(host, 10*time.Second), true
+				alone, patient = reach(host, 3*time.Second), true
 			}
 			if !slices.Contains(alone, what) {
 				rt.Fatalf("%s, which the host alone does not let: %q", what, alone)
