@@ -202,10 +202,8 @@ func (r *run) locate(ctx context.Context) error {
 func (r *run) seal(p *plan.Plan) error {
 	cs := r.at.Context
 	for what, asked := range map[string]bool{
-		"home: " + p.Home:                          p.Home != "",
-		"lifetime: " + string(p.Lifetime):          p.Lifetime == turnstone.LifetimeSession,
-		"snapshot: " + string(document.SnapshotVM): p.Snapshot == document.SnapshotVM,
-		"checkpoint: step":                         p.Checkpoint == turnstone.CheckpointStep,
+		"home: " + p.Home:  p.Home != "",
+		"checkpoint: step": p.Checkpoint == turnstone.CheckpointStep,
 	} {
 		if asked {
 			if err := cs.NotSealed(what); err != nil {

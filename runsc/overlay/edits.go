@@ -199,6 +199,17 @@ var edits = []edit{
 `, `import (
 `},
 
+	// Clocks: each read of one is a system call until the vDSO knows their rates, which takes two
+	// samples, one second apart. A restored sandbox has done its work by then.
+	soonReady("at the start", "		", "		t.updaterState.Store(updaterActive)\n"),
+	soonReady("at the first use", "			", "		}\n"),
+	{"clocks: no rate of samples that are too close", "pkg/sentry/time/calibrated_clock.go",
+		"	c.updateParams(Parameters{\n", `	if !c.ready && maxHz-minHz > maxHz/1000 {
+		return Parameters{}, false
+	}
+	c.updateParams(Parameters{
+`},
+
 	// Deterministic sandboxes: see pkg/sentry/kernel/turnstone.go.
 	insert("deterministic: random numbers", "pkg/rand/rand_linux.go",
 		`func (b *bufferedReader) Read(p []byte) (int, error) {
@@ -447,6 +458,16 @@ var edits = []edit{
 
 // insert returns an edit that adds text after a piece.
 func insert(name, file, piece, text string) edit { return edit{name, file, piece, piece + text} }
+
+// soonReady returns an edit that takes the second sample of the clocks soon after the first.
+func soonReady(when, indent, after string) edit {
+	lines := func(pause string) string {
+		return indent + "t.timer.Reset(" + pause + ")\n" + indent + "t.update(true)\n" + after
+	}
+	const second = "sentrytime.ApproxUpdateInterval"
+	return edit{"clocks: ready soon, " + when, "pkg/sentry/kernel/timekeeper.go", lines(second),
+		lines(second + " / 20")}
+}
 
 // attributes returns an edit that accepts the attributes of inodes with a layout.
 func attributes(layout, method string) edit {
