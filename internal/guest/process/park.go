@@ -3,6 +3,7 @@ package process
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -233,6 +234,9 @@ func (t *Table) loaded(proc procFS, maps, program string) ([]identity, error) {
 			paths = append(paths, path)
 		}
 	}
+	if !slices.ContainsFunc(paths, isGlibc) {
+		return nil, errors.New("its C library is not known")
+	}
 	var files []identity
 	for i, path := range paths {
 		f := identity{path, t.identify(path)}
@@ -242,6 +246,13 @@ func (t *Table) loaded(proc procFS, maps, program string) ([]identity, error) {
 		files = append(files, f)
 	}
 	return files, nil
+}
+
+// isGlibc reports whether path is a C library that notes where the environment is when it is loaded.
+// Another one, such as musl, may look for it and for what follows it when the program begins.
+func isGlibc(path string) bool {
+	name := filepath.Base(path)
+	return name == "libc.so.6" || strings.HasPrefix(name, "libc-2.")
 }
 
 func (t *Table) unchanged(files []identity) bool {

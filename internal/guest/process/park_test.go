@@ -347,3 +347,15 @@ func BenchmarkStart(b *testing.B) {
 		})
 	}
 }
+
+// TestIsGlibc: the layout of other C libraries' beginnings is not known.
+func TestIsGlibc(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/lib/x86_64-linux-gnu/libc.so.6": true, "/lib/x86_64-linux-gnu/libc-2.31.so": true,
+		"/lib/ld-musl-x86_64.so.1": false, "/lib/libc.so": false, "/lib/libc.musl-x86_64.so.1": false,
+	} {
+		if got := isGlibc(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}
