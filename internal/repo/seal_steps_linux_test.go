@@ -13,9 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/keyring"
-	"turnstone.dev/turnstone/internal/keyring/domains"
-	"turnstone.dev/turnstone/internal/keyring/ringconfig"
+	"turnstone.dev/turnstone/internal/hostkeys"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/repo/repotest/diskcalltest"
@@ -26,13 +24,13 @@ import (
 // withKeyring opens the repo of root with the keyring that is in its files.
 func withKeyring(root string) (r *repo.Repo, closing func(), err error) {
 	dir := &statedir.Dir{Root: root}
-	k, err := ringconfig.Open(ringconfig.Options{Dir: dir, Tenant: "local",
-		Settings: keyring.Settings{Seal: string(domains.Session)}})
-	if err != nil {
+	if err := os.WriteFile(dir.Path("config.toml"), []byte("[keys]\nseal = \"session\"\n"),
+		0o600); err != nil {
 		return nil, nil, err
 	}
+	k := hostkeys.New(dir, nil, "")
 	r = repotest.Open(dir)
-	r.Keys = domains.New(dir, domains.Session, k.Ring)
+	r.Keys = k
 	return r, func() { _ = r.Close(); k.Close() }, nil
 }
 
@@ -238,6 +236,12 @@ func checkSealed(t *testing.T, root string) {
 	if g.Session.Domain == "" {
 		t.Errorf("%+v", g.Session)
 	}
+	ok[*turnstone.GCReport](t)(r.GC(t.Context(), turnstone.GCRequest{Now: time.Now().Add(2 * time.Hour),
+		KeepUnreachable: 24 * time.Hour}))
+	left := ok[[]os.DirEntry](t)(os.ReadDir(r.Dir.Path("domains")))
+	if len(left) != 2 { // the session's, and the lock
+		t.Errorf("keys of unused domains are left: %v", left)
+	}
 	for _, one := range g.Turns {
 		if one.Record == "" {
 			rep, _, err := r.Ended(t.Context(), one.ID)
@@ -246,4 +250,77 @@ func checkSealed(t *testing.T, root string) {
 			}
 		}
 	}
+}
+
+// TestGCDestroysUnusedKeys: gc destroys the keys of domains that no session is in, after a grace, and
+// never that of a session or of a process that has not stored its session yet. fsck reports them.
+func TestGCDestroysUnusedKeys(t *testing.T) {
+	root := t.TempDir()
+	r, closing, err := withKeyring(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closing()
+	t.Cleanup(func() {
+		if memory, err := r.Dir.Memory(); err == nil {
+			_ = os.RemoveAll(memory)
+		}
+	})
+	ctx := t.Context()
+	p := repotest.On(t, r)
+	kept, removed := p.Session("kept"), p.Session("removed")
+	p.Turn(kept, "main", files(nil)...)
+	p.Turn(removed, "main", files(nil)...)
+	ok[turnstone.Session](t)(r.RemoveSession(ctx, "removed"))
+	_, pending, err := p.CS.NewDomain(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gc := func(at time.Time, want ...turnstone.DomainID) {
+		t.Helper()
+		rep := ok[*turnstone.GCReport](t)(r.GC(ctx, turnstone.GCRequest{Now: at}))
+		if !slices.Equal(rep.Domains, want) {
+			t.Errorf("gc destroyed the keys of %v, want %v", rep.Domains, want)
+		}
+	}
+	later := time.Now().Add(2 * time.Hour)
+	gc(time.Now()) // they are too young
+	other, closeOther, err := withKeyring(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeOther()
+	if rep := ok[*turnstone.GCReport](t)(other.GC(ctx, turnstone.GCRequest{Now: later,
+		DryRun: true})); !slices.Equal(rep.Domains, []turnstone.DomainID{removed.Domain}) {
+		t.Errorf("a dry run: %v", rep.Domains)
+	}
+	gc(later, removed.Domain)
+	p.CS.Settle(pending)
+	gc(later, pending)
+	gc(later)
+	if text, err := read(t, r, "kept", "/"+marker+"-name"); text != marker {
+		t.Errorf("%q, %v", text, err)
+	}
+	noProblems(t, r)
+	record := r.Dir.Path("domains", string(kept.Domain)+".json")
+	b := ok[[]byte](t)(os.ReadFile(record))
+	for what, damage := range map[string]func() error{
+		"is damaged":      func() error { return os.WriteFile(record, b[:20], 0o600) },
+		"its key is gone": func() error { return os.Remove(record) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		rep := ok[*turnstone.FsckReport](t)(r.Fsck(ctx))
+		if !slices.ContainsFunc(rep.Problems, func(p turnstone.FsckProblem) bool {
+			return strings.Contains(p.Error, what)
+		}) {
+			t.Errorf("%s: %+v", what, rep.Problems)
+		}
+		gc(later)
+		if err := os.WriteFile(record, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noProblems(t, r)
 }
