@@ -34,6 +34,8 @@ type FsckReport struct {
 	Turns    int           `json:"turns"`
 	Problems []FsckProblem `json:"problems"`
 	More     int           `json:"problems_more,omitempty"` // that are not in Problems
+	// Unused are domains that no session is in. The next gc destroys their keys.
+	Unused []DomainID `json:"unused_domains,omitempty"`
 }
 
 // A FsckProblem is one problem.
@@ -76,6 +78,8 @@ type GCReport struct {
 	// left by killed processes; a dry run does not count them
 	Leases int `json:"leases"`
 	Images int `json:"images"` // of the cache, for deleted turns
+	// whose keys were destroyed: no session is in them
+	Domains []DomainID `json:"domains"`
 	// packs, images and folders; in a dry run: without packs
 	Freed   int64 `json:"freed_bytes"`
 	Remain  int   `json:"turns_remain"`

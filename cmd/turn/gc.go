@@ -80,6 +80,9 @@ func printGC(w io.Writer, rep *turnstone.GCReport) {
 	for _, s := range rep.Sessions {
 		terminal.Printf(w, "%s session %s\n", deleted, s.Label())
 	}
+	for _, d := range rep.Domains {
+		terminal.Printf(w, "%s the key of domain %s, which no session uses\n", deleted, d)
+	}
 	for _, s := range rep.Stuck {
 		terminal.Printf(w, "cannot remove the files of a machine: %s\n", s)
 	}
@@ -129,6 +132,9 @@ func printFsck(w io.Writer, rep *turnstone.FsckReport) {
 	}
 	if rep.More > 0 {
 		terminal.Printf(w, "and %d more\n", rep.More)
+	}
+	for _, d := range rep.Unused {
+		terminal.Printf(w, "no session uses domain %s: turn gc destroys its key\n", d)
 	}
 	terminal.Printf(w, "%d problems in %d objects (%s) of %d packs, %d turns of %d sessions\n",
 		len(rep.Problems)+rep.More, rep.Store.Objects, turnstone.Bytes(rep.Store.Bytes).Human(),

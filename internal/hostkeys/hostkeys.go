@@ -99,6 +99,37 @@ func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID) error {
 	return keys.Shred(ctx, id)
 }
 
+// Settle says that the session of a domain that New returned is stored, or never will be.
+func (k *Keys) Settle(id turnstone.DomainID) {
+	if keys, err := k.keys(); err == nil {
+		keys.Settle(id)
+	}
+}
+
+// Discard destroys the key of a domain whose only session was not stored.
+func (k *Keys) Discard(ctx context.Context, id turnstone.DomainID) error {
+	keys, err := k.keys()
+	if err != nil {
+		return err
+	}
+	return keys.Discard(ctx, id)
+}
+
+// Collect destroys the keys of domains that nothing uses: see domains.Collect. It needs no key, and no
+// valid configuration.
+func (k *Keys) Collect(ctx context.Context, before time.Time, dry bool,
+	used func(ctx context.Context, id turnstone.DomainID) (bool, error)) ([]turnstone.DomainID, error) {
+	return domains.Collect(ctx, k.dir, before, dry, used)
+}
+
+// Damaged calls f with each domain whose file cannot be read.
+func (k *Keys) Damaged(f func(id turnstone.DomainID, err error)) error {
+	return domains.Damaged(k.dir, f)
+}
+
+// Has reports whether there is a key of a domain, wrapped.
+func (k *Keys) Has(id turnstone.DomainID) bool { return domains.Has(k.dir, id) }
+
 // Seals reports whether a new session is sealed.
 func (k *Keys) Seals() (bool, error) {
 	keys, err := k.keys()

@@ -126,4 +126,8 @@ func (r *Ring) Close() {
 	for id := range r.kept {
 		r.drop(id)
 	}
+	for id, l := range r.claims {
+		r.table.unclaim(id, l)
+	}
+	clear(r.claims)
 }

@@ -49,6 +49,7 @@ type Ring struct {
 	mu     sync.Mutex
 	closed bool
 	kept   map[ID]*entry
+	claims map[ID]*statedir.Lock // of domains that were made here: see Settle
 }
 
 // An entry is an unwrapped key in memory.
@@ -77,7 +78,8 @@ func New(o Options) (*Ring, error) {
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
 	}
-	r := &Ring{o: o, table: NewTable(o.Dir), kept: make(map[ID]*entry)}
+	r := &Ring{o: o, table: NewTable(o.Dir), kept: make(map[ID]*entry),
+		claims: make(map[ID]*statedir.Lock)}
 	for _, w := range o.Wrappers {
 		if l, ok := w.(Lender); ok {
 			l.OnForget(func(name string) { r.forgetOf(l, name) })
@@ -120,7 +122,8 @@ func (o *Opened) Close() {
 }
 
 // Create makes a domain with a new key, which the primary wrapper and the recovery wrapper wrap.
-// The key is on disk, durably, when Create returns.
+// The key is on disk, durably, when Create returns. Until Settle or Close, Collect of any process
+// leaves it alone.
 func (r *Ring) Create(ctx context.Context) (*Opened, error) {
 	return r.create(ctx, r.o.Primary, r.o.Wrappers[r.o.Primary], r.o.Recovery)
 }
@@ -134,12 +137,21 @@ func (r *Ring) CreateBy(ctx context.Context, kind Kind, w Wrapper) (*Opened, err
 func (r *Ring) create(ctx context.Context, kind Kind, w, recovery Wrapper) (*Opened, error) {
 	key := seal.NewKey()
 	id := idOf(key)
-	all, err := r.add(ctx, id, key, kind, w, recovery)
+	claim, err := r.table.claim(id)
+	var all []Wrapping
+	if err == nil {
+		if all, err = r.add(ctx, id, key, kind, w, recovery); err != nil {
+			r.table.unclaim(id, claim)
+		}
+	}
 	if err != nil {
 		key.Erase()
 		return nil, turnstone.Errorf("keyring.create", turnstone.KindOf(err), "",
 			"the key of a new domain cannot be wrapped: %w", err).WithHint(turnstone.HintOf(err))
 	}
+	r.mu.Lock()
+	r.claims[id] = claim
+	r.mu.Unlock()
 	return r.keep(id, key, all[0])
 }
 

@@ -53,7 +53,8 @@ func (cs *ContextStore) In(ctx context.Context, d turnstone.DomainID) (*ContextS
 	return &in, nil
 }
 
-// NewDomain returns the domain of a new session, and the context store as the domain sees it.
+// NewDomain returns the domain of a new session, and the context store as the domain sees it. The
+// caller calls Settle when the session is stored, or will not be.
 func (cs *ContextStore) NewDomain(ctx context.Context) (in *ContextStore, d turnstone.DomainID,
 	err error) {
 	if cs.keys == nil {
@@ -136,6 +137,9 @@ var _ session.Sealer = sealer{}
 
 // NewDomain implements session.Sealer.
 func (s sealer) NewDomain(ctx context.Context) (turnstone.DomainID, error) { return s.keys.New(ctx) }
+
+// Settle implements session.Sealer.
+func (s sealer) Settle(d turnstone.DomainID) { settle(s.keys, d) }
 
 // SealText implements session.Sealer.
 func (s sealer) SealText(ctx context.Context, d turnstone.DomainID, place, text string) (string,

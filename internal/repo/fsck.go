@@ -63,6 +63,9 @@ func (x *Repo) Fsck(ctx context.Context) (*turnstone.FsckReport, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := cs.checkKeys(ctx, rep); x.orProblem(ctx, rep, err) != nil {
+		return nil, err
+	}
 	return rep, x.checkTurns(ctx, cs, rep, damaged)
 }
 

@@ -54,6 +54,9 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 		return nil, err
 	}
 	rep.Freed = rep.Store.Freed
+	if err := cs.collectKeys(ctx, rep, req); err != nil {
+		return nil, err
+	}
 	if err := x.sweepFolders(ctx, cs, rep, req); err != nil {
 		return nil, err
 	}

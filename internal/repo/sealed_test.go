@@ -466,3 +466,15 @@ func sealUntil(t *testing.T, n int) bool {
 	}
 	return !failed
 }
+
+// startTurn returns an interrupted turn.
+func startTurn(t *testing.T, p *repotest.Past, s turnstone.Session, title string) turnstone.Turn {
+	t.Helper()
+	one := ok[turnstone.Turn](t)(p.CS.DB.Start(t.Context(), session.StartTurn{Session: s.ID,
+		Branch: "main", Kind: turnstone.TurnKindRun, Title: title}))
+	if _, _, err := p.CS.DB.Finish(t.Context(), session.Finish{Turn: one.ID,
+		Result: turnstone.ResultError}); err != nil {
+		t.Fatal(err)
+	}
+	return one
+}

@@ -83,6 +83,12 @@ func (x *Repo) seal(ctx context.Context, cs *ContextStore, s turnstone.Session) 
 	if err != nil {
 		return s, 0, err
 	}
+	defer func() {
+		cs.Settle(d)
+		if err != nil && d != "" {
+			_ = cs.Discard(context.WithoutCancel(ctx), d) // or the next gc
+		}
+	}()
 	if d == "" {
 		return s, 0, turnstone.Errorf("executor.seal", turnstone.KindInvalid, s.Label(),
 			"cannot be sealed: keys.seal is off").

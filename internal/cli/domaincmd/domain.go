@@ -5,6 +5,7 @@ package domaincmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"time"
@@ -53,8 +54,10 @@ type Domain struct {
 	Created   time.Time  `json:"created,omitzero"`
 	Wrappings []Wrapping `json:"wrappings"`
 	// Current reports that the key is wrapped as the settings say now.
-	Current bool           `json:"current"`
-	Error   *cli.ErrorBody `json:"error,omitempty"` // the file of the domain cannot be read
+	Current bool `json:"current"`
+	// Sessions are the names or IDs of the sessions in the domain; none: turn gc destroys its key.
+	Sessions []string       `json:"sessions"`
+	Error    *cli.ErrorBody `json:"error,omitempty"` // the file of the domain cannot be read
 }
 
 // A DomainsReport is the output of turn domain ls.
@@ -92,7 +95,8 @@ type lsCmd struct {
 func (c *lsCmd) Help() string {
 	return `A domain is what is sealed with one key: mostly a session. STATUS is "current" if the key
 is wrapped as the settings say now, "old" if turn domain rewrap would wrap it again,
-"client" if a client's key wraps it, and "damaged". The keys themselves are not read.`
+"client" if a client's key wraps it, and "damaged". The keys themselves are not read.
+turn gc destroys the keys of domains without sessions after an hour.`
 }
 
 // Examples returns command lines for the help.
@@ -104,9 +108,13 @@ func (c *lsCmd) Examples() []string {
 func (c *lsCmd) Run(a *cli.App) error {
 	return c.with(a, false, func(ctx context.Context, k *ringconfig.Keyring) error {
 		rep := DomainsReport{[]Domain{}}
+		in, err := c.sessions(ctx, a)
+		if err != nil {
+			return err
+		}
 		unknown := k.List(ctx, func(s keyring.Status) error {
 			d := Domain{ID: s.ID.String(), Created: s.Created, Current: s.Current,
-				Wrappings: []Wrapping{}}
+				Wrappings: []Wrapping{}, Sessions: append([]string{}, in[s.ID.String()]...)}
 			for _, w := range s.Wrappings {
 				d.Wrappings = append(d.Wrappings, Wrapping{string(w.Kind), w.Name})
 			}
@@ -118,13 +126,13 @@ func (c *lsCmd) Run(a *cli.App) error {
 			return nil
 		})
 		now := time.Now()
-		err := a.Result(rep, nil, func(w io.Writer) {
-			terminal.List(w, false, "DOMAIN\tMADE\tSTATUS\tWRAPPED BY", rep.Domains, func(d Domain) []any {
+		err = a.Result(rep, nil, func(w io.Writer) {
+			terminal.List(w, false, "DOMAIN\tMADE\tSESSIONS\tSTATUS\tWRAPPED BY", rep.Domains, func(d Domain) []any {
 				made := ""
 				if !d.Created.IsZero() {
 					made = terminal.Ago(d.Created, now)
 				}
-				return []any{d.ID, made, d.status(unknown), d.by()}
+				return []any{d.ID, made, d.in(), d.status(unknown), d.by()}
 			})
 		})
 		if err != nil {
@@ -147,6 +155,18 @@ func (d *Domain) status(unknown error) string {
 		return "current"
 	}
 	return "old"
+}
+
+// in returns the sessions, shortened.
+func (d *Domain) in() string {
+	const shown = 3
+	if len(d.Sessions) == 0 {
+		return "none"
+	}
+	if more := len(d.Sessions) - shown; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(d.Sessions[:shown], ", "), more)
+	}
+	return strings.Join(d.Sessions, ", ")
 }
 
 func (d *Domain) by() string {
@@ -176,6 +196,7 @@ func (c *checkCmd) Examples() []string { return []string{"turn domain check"} }
 func (c *checkCmd) Run(a *cli.App) error {
 	return c.with(a, false, func(ctx context.Context, k *ringconfig.Keyring) error {
 		rep := CheckReport{Failed: []Failure{}}
+		said := &complaints{}
 		ids, err := selected(k, c.Domains)
 		if err != nil {
 			return err
@@ -188,11 +209,12 @@ func (c *checkCmd) Run(a *cli.App) error {
 			case errors.Is(err, keyring.ErrLocked), errors.Is(err, keyring.ErrShredded) &&
 				len(c.Domains) == 0:
 			case err != nil:
-				rep.Failed = append(rep.Failed, failure(a, c.JSON, id, err))
+				rep.Failed = append(rep.Failed, said.failure(a, c.JSON, id, err))
 			default:
 				rep.Good++
 			}
 		}
+		said.end(a)
 		err = a.Result(rep, nil, func(w io.Writer) {
 			terminal.Printf(w, "%d can be unwrapped, %d cannot\n", rep.Good, len(rep.Failed))
 		})
@@ -213,14 +235,6 @@ func selected(k *ringconfig.Keyring, texts []string) (ids []keyring.ID, err erro
 		ids = append(ids, id)
 	}
 	return ids, nil
-}
-
-// failure reports a domain, on standard error if the output is for people.
-func failure(a *cli.App, json bool, id keyring.ID, err error) Failure {
-	if !json {
-		a.Complain(err)
-	}
-	return Failure{Domain: id.String(), Error: cli.NewErrorBody(err)}
 }
 
 // failed returns the error of a command whose report has failures.
@@ -289,10 +303,11 @@ func (c *rewrapCmd) Run(a *cli.App) error {
 func rewrap(ctx context.Context, a *cli.App, k *ringconfig.Keyring, rep *WrappedReport, prune,
 	json bool) error {
 	rep.Failed, rep.Pruned = []Failure{}, []string{}
+	said := &complaints{}
 	err := k.Rewrap(ctx, func(id keyring.ID, changed bool, err error) error {
 		switch {
 		case err != nil:
-			rep.Failed = append(rep.Failed, failure(a, json, id, err))
+			rep.Failed = append(rep.Failed, said.failure(a, json, id, err))
 		case changed:
 			rep.Wrapped++
 		default:
@@ -300,6 +315,7 @@ func rewrap(ctx context.Context, a *cli.App, k *ringconfig.Keyring, rep *Wrapped
 		}
 		return nil
 	})
+	said.end(a)
 	if err == nil && prune && len(rep.Failed) == 0 {
 		var gone []string
 		gone, err = k.Prune(ctx)
@@ -357,17 +373,18 @@ func (c *recoverCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		rep := WrappedReport{Failed: []Failure{}, Pruned: []string{}}
+		rep, said := WrappedReport{Failed: []Failure{}, Pruned: []string{}}, &complaints{}
 		for _, id := range ids {
 			switch err := k.Recover(ctx, id, by); {
 			case ctx.Err() != nil:
 				return turnstone.Classify("domain.recover", turnstone.KindCanceled, "", ctx.Err(), "")
 			case err != nil:
-				rep.Failed = append(rep.Failed, failure(a, c.JSON, id, err))
+				rep.Failed = append(rep.Failed, said.failure(a, c.JSON, id, err))
 			default:
 				rep.Wrapped++
 			}
 		}
+		said.end(a)
 		err = a.Result(rep, nil, func(w io.Writer) {
 			terminal.Printf(w, "%d recovered, %d failed\n", rep.Wrapped, len(rep.Failed))
 		})

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // operator is the tenant of the state directory itself.
@@ -36,6 +37,29 @@ func (p *Place) with(a *cli.App, writes bool,
 		defer k.Close()
 		return f(ctx, k)
 	})
+}
+
+// sessions returns the names or IDs of the sessions in each domain.
+func (p *Place) sessions(ctx context.Context, a *cli.App) (map[string][]string, error) {
+	o, err := p.options(a, false)
+	if err != nil {
+		return nil, err
+	}
+	path := o.Dir.Path("context.db")
+	if _, err := os.Stat(path); err != nil { // there are none, and listing them makes no file
+		return nil, nil
+	}
+	db, err := session.Open(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = db.Close() }()
+	all, err := db.List(ctx)
+	in := map[string][]string{}
+	for _, s := range all {
+		in[string(s.Domain)] = append(in[string(s.Domain)], s.Label())
+	}
+	return in, err
 }
 
 // options returns the settings of the selected keyring.

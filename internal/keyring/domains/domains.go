@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
@@ -76,19 +77,113 @@ func (k *Keys) one(ctx context.Context) (turnstone.DomainID, error) {
 		return "", err
 	}
 	defer lock.Release()
-	b, err := os.ReadFile(k.dir.Path(file))
-	if err == nil {
-		id, err := seal.ParseID(strings.TrimSpace(string(b)))
-		return turnstone.DomainID(id.String()), err
+	id, err := oneOf(k.dir)
+	if err != nil || id != "" {
+		return id, err
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return "", turnstone.NewError("domains.new", turnstone.KindUnavailable, k.dir.Path(file), err)
-	}
-	id, err := k.create(ctx)
+	id, err = k.create(ctx)
 	if err == nil {
 		err = filestamp.WriteFile(k.dir.Path(file), []byte(id+"\n"), 0o600)
 	}
 	return id, err
+}
+
+// notOne makes the next session get another domain than id, whose key is about to be destroyed.
+func (k *Keys) notOne(ctx context.Context, id turnstone.DomainID) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if one, err := oneOf(k.dir); err != nil || one != id {
+		return err
+	}
+	lock, err := statedir.Acquire(ctx, k.dir.Path(file+".lock"), nil)
+	if err != nil {
+		return err
+	}
+	defer lock.Release()
+	if one, err := oneOf(k.dir); err != nil || one != id { // another process was faster
+		return err
+	}
+	err = os.Remove(k.dir.Path(file))
+	if err == nil {
+		err = filestamp.SyncDir(k.dir.Root)
+	}
+	if err != nil {
+		return turnstone.NewError("domains.shred", turnstone.KindUnavailable, k.dir.Path(file), err)
+	}
+	return nil
+}
+
+// oneOf returns the domain of all sessions of dir; empty: there is none.
+func oneOf(dir *statedir.Dir) (turnstone.DomainID, error) {
+	b, err := os.ReadFile(dir.Path(file))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", turnstone.NewError("domains.new", turnstone.KindUnavailable, dir.Path(file), err)
+	}
+	id, err := seal.ParseID(strings.TrimSpace(string(b)))
+	if err != nil {
+		return "", err
+	}
+	return turnstone.DomainID(id.String()), nil
+}
+
+// Settle says that the session of a domain that New returned is stored, or never will be: see
+// keyring.Ring.Settle.
+func (k *Keys) Settle(id turnstone.DomainID) {
+	if named, err := seal.ParseID(string(id)); err == nil {
+		k.ring.Settle(named)
+	}
+}
+
+// Discard destroys the key of a domain that New made for one session, which is not stored. The domain
+// of all sessions stays.
+func (k *Keys) Discard(ctx context.Context, id turnstone.DomainID) error {
+	if one, err := oneOf(k.dir); err != nil || one == id {
+		return err
+	}
+	return k.Shred(ctx, id)
+}
+
+// Collect destroys the keys of domains of dir that used rejects: see keyring.Table.Collect. It needs
+// no key. The domain of all sessions stays.
+func Collect(ctx context.Context, dir *statedir.Dir, before time.Time, dry bool,
+	used func(ctx context.Context, id turnstone.DomainID) (bool, error)) ([]turnstone.DomainID, error) {
+	one, err := oneOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := keyring.NewTable(dir).Collect(ctx, before, dry,
+		func(ctx context.Context, id keyring.ID) (bool, error) {
+			if turnstone.DomainID(id.String()) == one {
+				return true, nil
+			}
+			return used(ctx, turnstone.DomainID(id.String()))
+		})
+	gone := []turnstone.DomainID{}
+	for _, id := range ids {
+		gone = append(gone, turnstone.DomainID(id.String()))
+	}
+	return gone, err
+}
+
+// Damaged calls f with each domain of dir whose record cannot be read.
+func Damaged(dir *statedir.Dir, f func(id turnstone.DomainID, err error)) error {
+	table := keyring.NewTable(dir)
+	ids, err := table.List()
+	for _, id := range ids {
+		if _, err := table.Get(id); err != nil && !errors.Is(err, keyring.ErrShredded) {
+			f(turnstone.DomainID(id.String()), err)
+		}
+	}
+	return err
+}
+
+// Has reports whether dir has the record of a domain.
+func Has(dir *statedir.Dir, id turnstone.DomainID) bool {
+	named, err := seal.ParseID(string(id))
+	return err == nil && keyring.NewTable(dir).Has(named)
 }
 
 // Open returns a domain with its key. The errors are those of keyring.Ring.Open.
@@ -109,6 +204,9 @@ func (k *Keys) Open(ctx context.Context, id turnstone.DomainID) (*seal.Domain, e
 func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID) error {
 	named, err := seal.ParseID(string(id))
 	if err != nil {
+		return err
+	}
+	if err := k.notOne(ctx, id); err != nil {
 		return err
 	}
 	return k.ring.Shred(ctx, named)

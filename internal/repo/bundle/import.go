@@ -84,6 +84,7 @@ func (h Host) Import(ctx context.Context, req ImportRequest,
 	if m.cs, m.graph.Session.Domain, err = cs.NewDomain(ctx); err != nil {
 		return nil, err
 	}
+	defer cs.Settle(m.graph.Session.Domain)
 	batch, err := m.cs.Store.Begin(ctx) // gc deletes nothing of the batch before the session exists
 	if err != nil {
 		return nil, err

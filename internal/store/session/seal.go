@@ -17,6 +17,8 @@ import (
 type Sealer interface {
 	// NewDomain returns the domain of a new session; empty: the session is not sealed.
 	NewDomain(ctx context.Context) (turnstone.DomainID, error)
+	// Settle says that the session of a domain that NewDomain returned is stored, or never will be.
+	Settle(d turnstone.DomainID)
 	// SealText seals text for one place, which OpenText has to name too.
 	SealText(ctx context.Context, d turnstone.DomainID, place, text string) (string, error)
 	// OpenText returns the text. If the domain's key is not at hand, the error is of kind
@@ -45,6 +47,19 @@ func (db *DB) newDomain(ctx context.Context) (turnstone.DomainID, error) {
 		return "", nil
 	}
 	return s.NewDomain(ctx)
+}
+
+// settle is called after a domain that newDomain returned is stored, or will not be.
+func (db *DB) settle(d turnstone.DomainID) {
+	if s := db.theSealer(); s != nil && d != "" {
+		s.Settle(d)
+	}
+}
+
+// UsesDomain reports whether a session is in a domain.
+func (db *DB) UsesDomain(ctx context.Context, d turnstone.DomainID) (bool, error) {
+	all, err := sessions(ctx, db.sql, "WHERE domain = ? LIMIT 1", d)
+	return len(all) > 0, err
 }
 
 // domainOf returns the domain of a session; a new one if s is empty.

@@ -21,6 +21,7 @@ func (db *DB) Create(ctx context.Context, name string) (turnstone.Session, error
 	if err != nil {
 		return s, err
 	}
+	defer db.settle(domain)
 	err = db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = db.create(ctx, tx, name, domain)
 		return err
@@ -44,6 +45,7 @@ func (db *DB) Add(ctx context.Context, id turnstone.SessionID, name string) (tur
 	if err != nil {
 		return s, err
 	}
+	defer db.settle(domain)
 	err = db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = oneSession(ctx, tx, string(id), "id = ?", string(id))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
@@ -89,21 +91,30 @@ func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, 
 
 // Ensure returns the session called name, and creates it if it does not exist.
 func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error) {
+	s, _, err := db.EnsureNew(ctx, name)
+	return s, err
+}
+
+// EnsureNew is Ensure that reports whether it created the session.
+func (db *DB) EnsureNew(ctx context.Context, name string) (s turnstone.Session, created bool,
+	err error) {
 	if s, err := db.Find(ctx, name); turnstone.KindOf(err) != turnstone.KindNotFound {
-		return s, err
+		return s, false, err
 	}
 	if strings.HasPrefix(name, "s_") { // IDs cannot be chosen
-		return db.Find(ctx, name)
+		s, err = db.Find(ctx, name)
+		return s, false, err
 	}
-	var s turnstone.Session
 	domain, err := db.newDomain(ctx)
 	if err != nil {
-		return s, err
+		return s, false, err
 	}
+	defer db.settle(domain)
 	err = db.write(ctx, func(tx *sql.Tx) (err error) {
 		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.create(ctx, tx, name, domain)
+			created = err == nil
 			return err
 		}
 		if err == nil {
@@ -111,7 +122,7 @@ func (db *DB) Ensure(ctx context.Context, name string) (turnstone.Session, error
 		}
 		return err
 	})
-	return s, err
+	return s, created && err == nil, err
 }
 
 // Find returns the session with this name or ID, or with a unique prefix of its ID ("s_" and at

@@ -48,6 +48,9 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) 
 	if t.Domain, err = db.domainOf(ctx, t.Session); err != nil {
 		return turnstone.Turn{}, err
 	}
+	if t.Session == "" {
+		defer db.settle(t.Domain)
+	}
 	stored, err := db.sealed(ctx, t)
 	if err != nil {
 		return turnstone.Turn{}, err
@@ -312,6 +315,16 @@ func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string,
 // Abandon deletes a turn that this process started before any of its work began, and its session if
 // the session is anonymous and has no other turn. The turn's number is not reused.
 func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
+	return db.abandon(ctx, id, false)
+}
+
+// AbandonFirst is Abandon of a turn for which its session was created: without turns it is removed,
+// although it has a name.
+func (db *DB) AbandonFirst(ctx context.Context, id turnstone.TurnID) error {
+	return db.abandon(ctx, id, true)
+}
+
+func (db *DB) abandon(ctx context.Context, id turnstone.TurnID, named bool) error {
 	err := db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, id)
 		if err != nil {
@@ -324,14 +337,24 @@ func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
 			return dbError("abandon", string(id), err)
 		}
-		_, err = tx.ExecContext(ctx, `DELETE FROM sessions WHERE id = ?1 AND name IS NULL
-			AND NOT EXISTS (SELECT 1 FROM turns WHERE session = ?1)`, t.Session)
-		return dbError("abandon", string(id), err)
+		return removeEmpty(ctx, tx, t.Session, named)
 	})
 	if err == nil {
 		db.release(id)
 	}
 	return err
+}
+
+// RemoveEmpty removes a session that was created for a turn that could not start, unless it has turns.
+func (db *DB) RemoveEmpty(ctx context.Context, s turnstone.SessionID) error {
+	return db.write(ctx, func(tx *sql.Tx) error { return removeEmpty(ctx, tx, s, true) })
+}
+
+// removeEmpty removes a session without turns and tags; one with a name only if named is set.
+func removeEmpty(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, named bool) error {
+	_, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE id = ?1 AND (name IS NULL OR ?2)
+		AND NOT EXISTS (SELECT 1 FROM turns WHERE session = ?1)`, s, named)
+	return dbError("abandon", string(s), err)
 }
 
 // freeName returns "<base>-<number>" as a name that is unused in the session and not reserved for

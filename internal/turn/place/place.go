@@ -26,9 +26,10 @@ type Place struct {
 	// Resumed is the checkpoint that a resumed turn goes on from; nil: the turn is new.
 	Resumed *session.Checkpoint
 
-	hold *repo.Hold // of a replay; may be nil
-	keys *chain.Keys
-	link *chain.Link // nil: not signed yet
+	first bool       // the session was created for this turn
+	hold  *repo.Hold // of a replay; may be nil
+	keys  *chain.Keys
+	link  *chain.Link // nil: not signed yet
 }
 
 // A Request describes the requested place of a turn.
@@ -69,21 +70,14 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 	if at.keys, err = chain.Open(ctx, req.Repo.Dir, cs, req.Repo.Passphrase); err != nil {
 		return nil, err
 	}
-	if req.Session != "" {
-		find := cs.DB.Ensure
-		if req.Branch != plan.DefaultBranch {
-			// A new session has only the branch main. An unknown branch must not create a session.
-			find = cs.DB.Find
+	for n := 0; ; n++ {
+		if err = at.begin(ctx, cs, req); err == nil {
+			break
 		}
-		if at.Session, err = find(ctx, req.Session); err != nil {
+		// Another turn created the session, could not start, and removed it meanwhile.
+		if turnstone.KindOf(err) != turnstone.KindNotFound || at.Session.ID == "" || at.first || n > 2 {
 			return nil, err
 		}
-	}
-	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
-		Branch: req.Branch, Parent: req.On, Kind: turnstone.TurnKindRun, Title: req.Title,
-		Before: req.Before})
-	if err != nil {
-		return nil, err
 	}
 	at.Session.ID = at.Turn.Session
 	if at.Context, err = cs.In(ctx, at.Turn.Domain); err == nil {
@@ -95,6 +89,32 @@ func Take(ctx context.Context, cs *repo.ContextStore, req Request) (*Place, erro
 		return nil, err
 	}
 	return at, nil
+}
+
+// begin finds the session, or creates it, and stores the turn in it.
+func (at *Place) begin(ctx context.Context, cs *repo.ContextStore, req Request) (err error) {
+	at.Session, at.first = turnstone.Session{}, false
+	switch {
+	case req.Session == "":
+	case req.Branch != plan.DefaultBranch:
+		// A new session has only the branch main. An unknown branch must not create a session.
+		at.Session, err = cs.DB.Find(ctx, req.Session)
+	default:
+		at.Session, at.first, err = cs.DB.EnsureNew(ctx, req.Session)
+	}
+	if err != nil {
+		return err
+	}
+	at.Turn, err = cs.DB.Start(ctx, session.StartTurn{ID: req.ID, Session: at.Session.ID,
+		Branch: req.Branch, Parent: req.On, Kind: turnstone.TurnKindRun, Title: req.Title,
+		Before: req.Before})
+	if err != nil && at.first {
+		ctx := context.WithoutCancel(ctx)
+		if cs.DB.RemoveEmpty(ctx, at.Session.ID) == nil {
+			_ = cs.Discard(ctx, at.Session.Domain) // or the next gc
+		}
+	}
+	return err
 }
 
 // Resume gives an interrupted turn its place again. Of several callers one succeeds, in this and in
@@ -144,14 +164,23 @@ func (at *Place) readParent(ctx context.Context) error {
 // from its template.
 func (at *Place) Below() *plan.Below { return at.Base.Below(at.Session) }
 
-// Abandon removes the place of a turn that does not start. A resumed turn is interrupted again.
+// Abandon removes the place of a turn that does not start, with a session that was created for it. A
+// resumed turn is interrupted again.
 func (at *Place) Abandon(ctx context.Context) {
 	if at.Resumed != nil {
 		_ = at.Finish(context.WithoutCancel(ctx), Kept{}, turnstone.ResultError, "", "", nil)
 		return
 	}
-	if !at.Replay {
-		_ = at.Context.DB.Abandon(context.WithoutCancel(ctx), at.Turn.ID)
+	if at.Replay {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	abandon := at.Context.DB.Abandon
+	if at.first {
+		abandon = at.Context.DB.AbandonFirst
+	}
+	if abandon(ctx, at.Turn.ID) == nil {
+		_ = at.Context.Discard(ctx, at.Turn.Domain) // or the next gc
 	}
 }
 

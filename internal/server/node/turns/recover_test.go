@@ -152,3 +152,43 @@ func TestRefusedResumeSaysWhy(t *testing.T) {
 		t.Errorf("%+v", report)
 	}
 }
+
+// TestKeyStaysWhileTurnWaits: the client's key, which limit holds until its context ends, is held while
+// the turn waits for a place, and not after the turn.
+func TestKeyStaysWhileTurnWaits(t *testing.T) {
+	s := newScene(t, t.TempDir(), newPlayer())
+	j, err := createJournal(filepath.Join(t.TempDir(), journalFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, free := make(chan context.Context, 2), make(chan struct{})
+	limit := func(ctx context.Context) context.Context {
+		held <- ctx
+		return ctx
+	}
+	waits, done := make(chan struct{}), make(chan struct{})
+	w := work{do: func(context.Context, executor.Observer) (*turnstone.TurnReport, error) {
+		close(done)
+		return &turnstone.TurnReport{Result: turnstone.ResultPassed}, nil
+	}}
+	s.mu.Lock()
+	s.launch(s.ticket, j, s.now(), w, limit, func(context.Context) (func(), error) {
+		close(waits)
+		<-free
+		return func() {}, nil
+	})
+	s.mu.Unlock()
+	<-waits
+	var during context.Context
+	select {
+	case during = <-held:
+	default:
+		t.Fatal("the key is not held while the turn waits")
+	}
+	if during.Err() != nil {
+		t.Error("the key is released while the turn waits")
+	}
+	close(free)
+	<-done
+	<-during.Done() // the key is released
+}

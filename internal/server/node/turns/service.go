@@ -349,13 +349,17 @@ func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *se
 	return nil
 }
 
-// launch runs a turn, and ends its journal. place waits for a place. The caller has s.mu.
+// launch runs a turn, and ends its journal. place waits for a place. The context that limit returns
+// ends with the turn. The caller has s.mu.
 func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit Limit,
 	place func(context.Context) (release func(), err error)) {
 	id := t.ID
 	ctx, cancel := context.WithCancel(trail.From(s.ctx, t.Trail))
 	r := &running{journal: j, cancel: cancel, started: started}
 	s.running[id] = r
+	// Now, and not when the turn has its place: a client's key that limit holds would be forgotten
+	// meanwhile, if the client is gone.
+	ctx = limit(ctx)
 	s.wg.Go(func() {
 		defer cancel()
 		s.tell(id)
@@ -368,7 +372,8 @@ func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit 
 			return
 		}
 		defer release()
-		s.run(s.warmed(limit(ctx), t), id, r, w)
+		ctx = limit(ctx) // again: a key may have come while it waited
+		s.run(s.warmed(ctx, t), id, r, w)
 	})
 }
 
