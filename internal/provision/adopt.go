@@ -69,13 +69,25 @@ func (s *spare) Adopt(ctx context.Context, id turnstone.SandboxID, spec sandboxe
 // restored machine then have in memory what that takes. Nothing of it remains but a used number of a
 // process. A template without bash is as fast as before.
 func rehearse(ctx context.Context, c *wire.Client, user string) error {
+	return try(ctx, c, user, "bash", "-c", "echo")
+}
+
+// fork is rehearse for a machine with files of a session: it makes a process, which has no program.
+// One of the session, such as a bash that it has replaced, could change files, leave processes, and
+// not end.
+func fork(ctx context.Context, c *wire.Client, user string) error {
+	return try(ctx, c, user, "/proc") // a directory in every state
+}
+
+// try runs a program, if it can be started.
+func try(ctx context.Context, c *wire.Client, user string, argv ...string) error {
 	const id = "rehearsal"
 	_, err := c.Start(ctx, wire.ProcessStartParams{ProcessID: id, Cwd: "/", User: user,
-		Argv: []string{"bash", "-c", "echo"}, KillOnDisconnect: true},
+		Argv: argv, KillOnDisconnect: true},
 		wire.Stdio{Out: io.Discard, Err: io.Discard})
 	switch turnstone.KindOf(err) {
 	case turnstone.KindNotFound, turnstone.KindInvalid:
-		return nil // there is no bash, or it cannot be started
+		return nil // there is no such program, or it cannot be started
 	}
 	if err != nil {
 		return err
