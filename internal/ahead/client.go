@@ -26,8 +26,8 @@ func (c *Client) Offer(o Offer) {
 }
 
 // Take returns the machine of k for a turn on branch, or nil if there is none. The caller closes the
-// machine. A machine that is being made is waited for until ctx ends. Other machines of the branch are
-// closed: their state is no longer its head's.
+// machine. A machine that is being made is waited for until ctx ends, but not for longer than
+// Options.WaitTime. Other machines of the branch are closed: their state is no longer its head's.
 func (c *Client) Take(ctx context.Context, branch string, k Key) Machine {
 	if c == nil {
 		return nil

@@ -49,6 +49,9 @@ type Options struct {
 	// Every is the time between two checks of a machine, and CheckTime bounds one. Defaults: 3
 	// seconds, 2 seconds.
 	Every, CheckTime time.Duration
+	// MakeTime bounds one Make, which would keep others from theirs, and WaitTime how long a turn
+	// waits for one: it can start a machine. Defaults: 1 minute, 5 seconds.
+	MakeTime, WaitTime time.Duration
 	// Failed is called with the error of a Make; nil: nothing.
 	Failed func(tenant string, err error)
 }
@@ -57,6 +60,8 @@ const (
 	defaultIdle      = 10 * time.Minute
 	defaultEvery     = 3 * time.Second
 	defaultCheckTime = 2 * time.Second
+	defaultMakeTime  = time.Minute
+	defaultWaitTime  = 5 * time.Second
 )
 
 // A Shelf keeps machines. Its methods are safe for concurrent use; those of nil keep none.
@@ -123,6 +128,8 @@ func New(o Options) *Shelf {
 	o.Idle = cmp.Or(o.Idle, defaultIdle)
 	o.Every = cmp.Or(o.Every, defaultEvery)
 	o.CheckTime = cmp.Or(o.CheckTime, defaultCheckTime)
+	o.MakeTime = cmp.Or(o.MakeTime, defaultMakeTime)
+	o.WaitTime = cmp.Or(o.WaitTime, defaultWaitTime)
 	if o.Failed == nil {
 		o.Failed = func(string, error) {}
 	}
@@ -214,7 +221,9 @@ func (s *Shelf) make(ctx context.Context, e *entry) {
 	if !s.begin(e) {
 		return
 	}
-	m, err := e.Make(ctx)
+	timed, done := context.WithTimeout(ctx, s.o.MakeTime)
+	defer done()
+	m, err := e.Make(timed)
 	if err != nil && ctx.Err() == nil {
 		s.o.Failed(e.owner.tenant, err)
 	}
@@ -247,15 +256,18 @@ func (s *Shelf) begin(e *entry) bool {
 	return e.begun
 }
 
-// take gives the machine of k to a turn on branch, and waits for it while it is made.
+// take gives the machine of k to a turn on branch, and waits for it while it is made, but not for
+// longer than WaitTime.
 func (s *Shelf) take(ctx context.Context, by owner, branch string, k Key) Machine {
 	e := s.claim(by, branch, k)
 	if e == nil {
 		return nil
 	}
+	timed, done := context.WithTimeout(ctx, s.o.WaitTime)
+	defer done()
 	select {
 	case <-e.made:
-	case <-ctx.Done():
+	case <-timed.Done():
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -173,6 +173,34 @@ func TestGivesUp(t *testing.T) {
 	})
 }
 
+// TestHangs: a machine whose making does not end keeps neither its turn nor the machines of others for
+// long.
+func TestHangs(t *testing.T) {
+	bubble(t, ahead.Options{Turns: 4, Makers: 1}, func(t *testing.T, s *ahead.Shelf) {
+		a, b := s.For("one", "a"), s.For("other", "b")
+		hang := func(branch string) {
+			a.Offer(ahead.Offer{Key: key("s", branch), Branch: branch,
+				Make: func(ctx context.Context) (ahead.Machine, error) {
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}})
+			synctest.Wait()
+		}
+		hang("main")
+		began := time.Now()
+		if got := a.Take(t.Context(), "main", key("s", "main")); got != nil ||
+			time.Since(began) > 10*time.Second {
+			t.Error("its turn waited:", got, time.Since(began))
+		}
+		hang("side")
+		m := offer(b, "main", key("t", "1"))
+		time.Sleep(2 * time.Minute)
+		if got := b.Take(t.Context(), "main", key("t", "1")); got != m || s.Stats().Failed != 1 {
+			t.Error("no machine of another was made:", got, s.Stats())
+		}
+	})
+}
+
 func TestBounds(t *testing.T) {
 	bubble(t, ahead.Options{Turns: 2, Memory: 3 * gib, Makers: 4}, func(t *testing.T, s *ahead.Shelf) {
 		c := s.For("local", "a")

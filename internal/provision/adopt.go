@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/host"
@@ -65,28 +66,57 @@ func (s *spare) Adopt(ctx context.Context, id turnstone.SandboxID, spec sandboxe
 	return d, nil
 }
 
+// rehearsalLimit bounds what is done in advance: the programs of an image may hang, and other
+// sandboxes that will wait are made after this one.
+const rehearsalLimit = 30 * time.Second
+
+// within calls f for s for a limited time, after which the machine is ended if it does not obey.
+func within(ctx context.Context, s *sandbox.Sandbox,
+	f func(context.Context, *wire.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, rehearsalLimit)
+	defer cancel()
+	defer s.Guard(ctx)()
+	return f(ctx, s.Client())
+}
+
 // rehearse starts and ends a shell, as a user's first command will: the kernel and the agent of a
 // restored machine then have in memory what that takes. Nothing of it remains but a used number of a
 // process. A template without bash is as fast as before.
-func rehearse(ctx context.Context, c *wire.Client, user string) error {
+func rehearse(ctx context.Context, s *sandbox.Sandbox, user string) error {
+	return try(ctx, s, user, "bash", "-c", "echo")
+}
+
+// fork is rehearse for a machine with files of a session: it makes a process, which has no program.
+// One of the session, such as a bash that it has replaced, could change files, leave processes, and
+// not end.
+func fork(ctx context.Context, s *sandbox.Sandbox, user string) error {
+	return try(ctx, s, user, "/proc") // a directory in every state
+}
+
+// try runs a program, if it can be started.
+func try(ctx context.Context, s *sandbox.Sandbox, user string, argv ...string) error {
 	const id = "rehearsal"
-	_, err := c.Start(ctx, wire.ProcessStartParams{ProcessID: id, Cwd: "/", User: user,
-		Argv: []string{"bash", "-c", "echo"}, KillOnDisconnect: true},
-		wire.Stdio{Out: io.Discard, Err: io.Discard})
-	switch turnstone.KindOf(err) {
-	case turnstone.KindNotFound, turnstone.KindInvalid:
-		return nil // there is no bash, or it cannot be started
-	}
-	if err != nil {
-		return err
-	}
-	return c.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: id})
+	return within(ctx, s, func(ctx context.Context, c *wire.Client) error {
+		_, err := c.Start(ctx, wire.ProcessStartParams{ProcessID: id, Cwd: "/", User: user,
+			Argv: argv, KillOnDisconnect: true},
+			wire.Stdio{Out: io.Discard, Err: io.Discard})
+		switch turnstone.KindOf(err) {
+		case turnstone.KindNotFound, turnstone.KindInvalid:
+			return nil // there is no such program, or it cannot be started
+		}
+		if err != nil {
+			return err
+		}
+		return c.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: id})
+	})
 }
 
 // park has a shell loaded that the user's first command may begin in. Where that cannot be done, the
 // command starts its own.
-func park(ctx context.Context, c *wire.Client, user string) {
-	_ = c.ProcessPrepare(ctx, &wire.ProcessPrepareParams{Program: "bash", User: user})
+func park(ctx context.Context, s *sandbox.Sandbox, user string) {
+	_ = within(ctx, s, func(ctx context.Context, c *wire.Client) error {
+		return c.ProcessPrepare(ctx, &wire.ProcessPrepareParams{Program: "bash", User: user})
+	})
 }
 
 // adoptable reports why a sandbox that was started for made cannot be one of spec; nil: it can. The

@@ -188,7 +188,7 @@ func (w *waiting) start(ctx context.Context) error {
 	if w.Sandbox, err = w.host.Launcher.StartAhead(ctx, req); err != nil {
 		return err
 	}
-	if err := rehearse(ctx, w.Client(), req.Template.User); err != nil {
+	if err := fork(ctx, w.Sandbox, req.Template.User); err != nil {
 		_ = w.Close()
 		return err
 	}

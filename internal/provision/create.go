@@ -115,11 +115,11 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 		Substrate: s.Substrate(),
 		Isolation: s.Isolation(), Workdir: workdir, User: t.User}
 	if spec.Spare {
-		if err := rehearse(ctx, s.Client(), d.User); err != nil {
+		if err := rehearse(ctx, s, d.User); err != nil {
 			_ = s.Close()
 			return nil, none, err
 		}
-		park(ctx, s.Client(), d.User)
+		park(ctx, s, d.User)
 		return &spare{s, h, spec, d}, d, nil
 	}
 	return s, d, nil

@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -118,9 +121,9 @@ func (s *Sandbox) CloseSoon() {
 	}
 	s.count()
 	s.leaving.Store(true)
-	s.launcher.ending.Add(1)
+	ended := s.launcher.ending.begin()
 	go func() {
-		defer s.launcher.ending.Done()
+		defer ended()
 		_ = s.Close()
 	}()
 }
@@ -128,5 +131,39 @@ func (s *Sandbox) CloseSoon() {
 // Leaving reports whether CloseSoon was called.
 func (s *Sandbox) Leaving() bool { return s.leaving.Load() }
 
-// Wait waits for the ends of the sandboxes that CloseSoon ends.
-func (l *Launcher) Wait() { l.ending.Wait() }
+// Wait waits for the ends of the sandboxes that CloseSoon has been called for.
+func (l *Launcher) Wait() { l.ending.wait() }
+
+// endings are sandboxes that end in the background. A sync.WaitGroup does not permit that one begins to
+// end while another goroutine waits for those before.
+type endings struct {
+	mu  sync.Mutex
+	all map[chan struct{}]struct{} // each is closed when its sandbox has ended
+}
+
+// begin adds a sandbox, and returns the function that reports its end.
+func (e *endings) begin() (ended func()) {
+	done := make(chan struct{})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.all == nil {
+		e.all = make(map[chan struct{}]struct{})
+	}
+	e.all[done] = struct{}{}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.all, done)
+		close(done)
+	}
+}
+
+// wait waits for the sandboxes that have begun to end, and for none that begins later.
+func (e *endings) wait() {
+	e.mu.Lock()
+	all := slices.Collect(maps.Keys(e.all))
+	e.mu.Unlock()
+	for _, done := range all {
+		<-done
+	}
+}

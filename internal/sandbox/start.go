@@ -9,7 +9,6 @@ import (
 	mrand "math/rand/v2"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -37,7 +36,7 @@ type Launcher struct {
 	// Drivers opens drivers in the place of the real ones, for tests; nil: the real ones.
 	Drivers Drivers
 
-	ending sync.WaitGroup // sandboxes that CloseSoon ends
+	ending endings // of CloseSoon
 }
 
 // Drivers opens the driver called name: see driver.Chooser.

@@ -221,6 +221,7 @@ func (t *Table) loaded(proc procFS, maps, program string) ([]identity, error) {
 	if err != nil {
 		return nil, err
 	}
+	self := t.identify(program)
 	for line := range strings.SplitSeq(text, "\n") {
 		at := strings.IndexByte(line, '/')
 		if at < 0 {
@@ -229,6 +230,9 @@ func (t *Table) loaded(proc procFS, maps, program string) ([]identity, error) {
 		path := line[at:]
 		if root := t.opt.Chroot; root != "" && root != "/" && strings.HasPrefix(path, root+"/") {
 			path = path[len(root):]
+		}
+		if !isPlain(path) && t.identify(path) != self {
+			return nil, errors.New("it has a library that may have read its arguments")
 		}
 		if !slices.Contains(paths, path) {
 			paths = append(paths, path)
@@ -246,6 +250,18 @@ func (t *Table) loaded(proc procFS, maps, program string) ([]identity, error) {
 		files = append(files, f)
 	}
 	return files, nil
+}
+
+// plain are the beginnings of the names of libraries that read neither arguments nor environment when
+// they are loaded: those of the C library and of a shell.
+var plain = []string{"ld-", "ld.so", "libc.so.", "libc-", "libdl", "libm.", "libm-", "libpthread",
+	"librt", "libtinfo", "libncurses", "libreadline", "libhistory"}
+
+// isPlain reports whether path is such a library. Another one, such as one of /etc/ld.so.preload,
+// would have got the placeholders.
+func isPlain(path string) bool {
+	name := filepath.Base(path)
+	return slices.ContainsFunc(plain, func(s string) bool { return strings.HasPrefix(name, s) })
 }
 
 // isGlibc reports whether path is a C library that notes where the environment is when it is loaded.

@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"os"
+	"os/exec"
 
 	"path/filepath"
 	"strings"
@@ -357,5 +358,31 @@ func TestIsGlibc(t *testing.T) {
 		if got := isGlibc(path); got != want {
 			t.Errorf("%s: %v", path, got)
 		}
+	}
+}
+
+// TestParkForeign: a library whose constructors could have read the placeholders in place of the
+// arguments and the environment.
+func TestParkForeign(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/lib/x86_64-linux-gnu/libc.so.6": true, "/lib64/ld-linux-x86-64.so.2": true,
+		"/lib/x86_64-linux-gnu/libtinfo.so.6.4": true, "/lib/x86_64-linux-gnu/ld-2.31.so": true,
+		"/usr/lib/libreadline.so.8.2": true, "/usr/lib/libncursesw.so.6.5": true,
+		"/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1": false,
+		"/usr/lib/x86_64-linux-gnu/libjemalloc.so.2":          false,
+		"/usr/lib/x86_64-linux-gnu/libmimalloc.so":            false, "/root/libx.so": false,
+	} {
+		if got := isPlain(path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+	tab := parkedTable(t, false, Options{})
+	env := []string{"PATH=" + os.Getenv("PATH")}
+	links, err := exec.Command("ldd", "/bin/ls").Output()
+	if err != nil || !strings.Contains(string(links), "libselinux") {
+		t.Skip("ls has no library but the C library's")
+	}
+	if err := tab.Park("ls", "", env); err == nil || tab.wasParked() != 0 {
+		t.Error("it was parked:", err)
 	}
 }

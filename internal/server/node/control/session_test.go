@@ -82,6 +82,36 @@ func TestSession(t *testing.T) {
 	want(t, "removed", remove(ada, id), turnstone.KindNotFound)
 }
 
+// TestRemovedSession: the name of a session that was removed is that of a new one, also before the
+// controller has learned of the removal. Its ID is none.
+func TestRemovedSession(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := sessionID()
+	if _, err := s.session(t, ada, id, "work"); err != nil {
+		t.Fatal(err)
+	}
+	st, err := s.set.Of(t.Context(), "ada")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := st.Executor.RemoveSession(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for session, kind := range map[string]turnstone.Kind{"work": "", id: turnstone.KindNotFound} {
+		ticket := ticketID()
+		r := &v1.NodeServiceReserveTurnRequest{Principal: ada.Principal,
+			TicketId: ticket, SessionId: id, Request: &v1.StartTurnRequest{IdempotencyKey: "k",
+				Session: session, Client: ada.client()}}
+		for range 2 { // repeated, it answers the same ticket
+			_, err := call(t, s.ReserveTurn, r)
+			want(t, session, err, kind)
+		}
+		if i, err := st.Turns.Get(ticket); kind == "" && (err != nil || i.SessionID != "") {
+			t.Error("the ticket is for the removed session:", err, i.SessionID)
+		}
+	}
+}
+
 // TestOperatorsSession: whoever calls with the ID of a session that a local command has made does
 // not get it.
 func TestOperatorsSession(t *testing.T) {

@@ -37,13 +37,18 @@ func (s *Service) ReserveTurn(ctx context.Context,
 		return nil, exhausted(err)
 	}
 	s.attach(st)
-	if _, err := st.Turns.Get(id); turnstone.KindOf(err) == turnstone.KindNotFound {
-		if err := s.newTurn(ctx, st, r.Msg, who); err != nil {
+	session := turnstone.SessionID(r.Msg.SessionId)
+	have, err := st.Turns.Get(id)
+	if err == nil && have.SessionID == "" && have.Session != r.Msg.SessionId {
+		session = "" // as newTurn found then
+	}
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		if session, err = s.newTurn(ctx, st, r.Msg, who); err != nil {
 			return nil, err
 		}
 	}
 	t := turns.Ticket{ID: id, Client: client.Key, Session: q.Session,
-		SessionID: turnstone.SessionID(r.Msg.SessionId), Template: q.Template,
+		SessionID: session, Template: q.Template,
 		Machine: toMachine(q.Machine), Most: s.usual(st, q.Template), Timeout: q.Timeout.AsDuration(),
 		Expires: time.Now().Add(ticketTime), Trail: turns.Trail(ctx)}
 	if err := st.Turns.Reserve(t); err != nil {
@@ -84,33 +89,40 @@ func (s *Service) turnRoom(_ string, t turns.Ticket) (free func(), err error) {
 	}, nil
 }
 
-// newTurn checks what a new ticket needs: room, and a session that the client may change.
+// newTurn checks what a new ticket needs: room, and a session that the client may change. It returns
+// the session's ID; empty: there is none yet.
 func (s *Service) newTurn(ctx context.Context, st *tenants.State,
-	r *v1.NodeServiceReserveTurnRequest, who caller) error {
+	r *v1.NodeServiceReserveTurnRequest, who caller) (none turnstone.SessionID, err error) {
 	if err := st.Room(); err != nil {
-		return exhausted(err)
+		return none, exhausted(err)
 	}
 	free, err := s.take(toMachine(r.Request.Machine).Over(s.usual(st, r.Request.Template)), r.TicketId)
 	if err != nil {
-		return err
+		return none, err
 	}
 	free() // the turn itself takes its place when it starts
 	if err := st.Refresh(ctx); err != nil {
-		return err
+		return none, err
 	}
 	if r.SessionId == "" {
-		return nil // what exists under the name by then is checked when the turn starts
+		return none, nil // what exists under the name by then is checked when the turn starts
 	}
 	id := turnstone.SessionID(r.SessionId)
 	g, err := st.Executor.Session(ctx, r.SessionId)
+	if turnstone.KindOf(err) == turnstone.KindNotFound && r.Request.Session != r.SessionId {
+		// A client has just removed it in its channel, of which the controller learns with this look.
+		// The name is free again.
+		s.lookSessions(ctx, st, true)
+		return none, nil
+	}
 	if err != nil || !isSession(g.Session, r.Request.Session) {
-		return hide(cmp.Or(err, missing(kindSession, r.Request.Session)), kindSession,
+		return none, hide(cmp.Or(err, missing(kindSession, r.Request.Session)), kindSession,
 			r.Request.Session)
 	}
 	if err := admit(ctx, st, id, who.owns(), r.Request.Client.GetGrant()); err != nil {
-		return err
+		return none, err
 	}
-	return who.maySession("turn.start", st, g.Session, owners.Write)
+	return id, who.maySession("turn.start", st, g.Session, owners.Write)
 }
 
 // turn returns a ticket of the principal's tenant.
