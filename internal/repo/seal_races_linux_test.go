@@ -1,5 +1,3 @@
-//go:build linux
-
 package repo_test
 
 import (
@@ -10,6 +8,7 @@ import (
 	"turnstone.dev/turnstone/internal/hostkeys"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // TestShredKeepsJoined: a session that a process is sealing or importing into the domain of all
@@ -56,5 +55,27 @@ func TestShredKeepsJoined(t *testing.T) {
 	ok[turnstone.Session](t)(a.Repo.Shred(ctx, "s"))
 	if again := b.Session("again"); again.Domain == joined {
 		t.Error("a new session is in the domain that was destroyed")
+	}
+}
+
+// TestStartDuringSeal: a turn that begins while its session is sealed has a title in the clear, and
+// its files would be in the clear, too.
+func TestStartDuringSeal(t *testing.T) {
+	p := repotest.NewSealed(t, nil)
+	ctx := t.Context()
+	s := p.Session("s")
+	p.Turn(s, "main", files(nil)...)
+	sealing := repotest.Open(p.Repo.Dir)
+	sealing.Keys = repotest.NewKeys(false)
+	t.Cleanup(func() { _ = sealing.Close() })
+	_, err := p.CS.DB.Start(ctx, session.StartTurn{Session: s.ID, Branch: "main", Title: marker,
+		Before: func(turnstone.DomainID) {
+			ok[*turnstone.SealReport](t)(sealing.Seal(ctx, []string{"s"}))
+		}})
+	if turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("a turn began in the clear: %v", err)
+	}
+	if in := found(t, p.Repo.Dir.Root, marker); len(in) > 0 {
+		t.Errorf("%q", in)
 	}
 }
