@@ -2,10 +2,12 @@ package repo_test
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/hostkeys"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/repotest"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -77,5 +79,58 @@ func TestStartDuringSeal(t *testing.T) {
 	}
 	if in := found(t, p.Repo.Dir.Root, marker); len(in) > 0 {
 		t.Errorf("%q", in)
+	}
+}
+
+// TestShredSweepsMemory: what a killed process has left in memory goes with the session, and what
+// another process uses, or is about to use, stays.
+func TestShredSweepsMemory(t *testing.T) {
+	p := repotest.NewSealed(t, repotest.NewKeys(false))
+	ctx := t.Context()
+	p.Turn(p.Session("s"), "main", files(nil)...)
+	stop, swept := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			if _, err := p.Repo.GC(ctx, turnstone.GCRequest{}); err != nil {
+				swept <- err
+				return
+			}
+			select {
+			case <-stop:
+				swept <- nil
+				return
+			default:
+			}
+		}
+	}()
+	for range 200 {
+		dir, remove, err := repo.MemoryFolder(p.Repo.Dir, repo.MemoryOfMachines, "used")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "file"), nil, 0o600)
+			remove()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(stop)
+	if err := <-swept; err != nil {
+		t.Fatal(err)
+	}
+	left := ok[string](t)(p.Repo.Dir.Memory(repo.MemoryOfSandboxes, "sb_killed"))
+	if err := os.WriteFile(filepath.Join(left, "1.out"), []byte(marker), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	used, remove, err := repo.MemoryFolder(p.Repo.Dir, repo.MemoryOfSandboxes, "sb_runs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	ok[turnstone.Session](t)(p.Repo.Shred(ctx, "s"))
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("%s stays: %v", left, err)
+	}
+	if _, err := os.Stat(used); err != nil {
+		t.Error(err)
 	}
 }

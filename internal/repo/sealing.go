@@ -322,7 +322,8 @@ func (x *Repo) Shred(ctx context.Context, nameOrID string) (turnstone.Session, e
 			x.Dir.ForgetMemory("turns", string(t.ID)))
 	}
 	_, err = cs.Store.RemoveDomain(ctx, id)
-	return s, errors.Join(append(errs, err)...)
+	// Killed processes may have left files of the session in memory.
+	return s, errors.Join(append(errs, err, x.sweepMemory(ctx, cs))...)
 }
 
 // shreddable returns the turns of a session that can be shredded, and its domain.
