@@ -161,8 +161,8 @@ func pathsOf(h *statedir.Dir, s turnstone.SessionID) (paths []string, err error)
 	return paths, err
 }
 
-// Waits reports whether a sandbox is the machine of a branch of the session, which End ends.
-func Waits(h *host.Host, s turnstone.SessionID, id turnstone.SandboxID) bool {
+// waits reports whether a sandbox is the machine of a branch of the session, which End ends.
+func waits(h *host.Host, s turnstone.SessionID, id turnstone.SandboxID) bool {
 	paths, _ := pathsOf(h.Dir, s)
 	for _, path := range paths {
 		var m Machine

@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/host"
-	"turnstone.dev/turnstone/internal/keyring"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/repo"
@@ -144,7 +143,7 @@ func (s *start) make(ctx context.Context, h *host.Host, name string) error {
 // withoutKey says of an error that the key of a client is missing that no client could have sent: the
 // holder of a sandbox has no connection to it.
 func withoutKey(session string, err error) error {
-	if !errors.Is(err, keyring.ErrLocked) {
+	if !errors.Is(err, turnstone.ErrLocked) {
 		return err
 	}
 	return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "session "+session,

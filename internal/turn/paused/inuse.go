@@ -1,4 +1,4 @@
-package sandboxturn
+package paused
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/turn/paused"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -28,7 +27,7 @@ func NoneRuns(ctx context.Context, h *host.Host, op turnstone.Op, nameOrID strin
 		return nil // the caller finds the reason
 	}
 	for _, i := range all {
-		if i.State.Final() || !hasDataOf(ctx, cs, i, s.ID) || paused.Waits(h, s.ID, i.ID) {
+		if i.State.Final() || !hasDataOf(ctx, cs, i, s.ID) || waits(h, s.ID, i.ID) {
 			continue
 		}
 		return turnstone.Errorf(op, turnstone.KindUnavailable, s.Label(), "its sandbox %s (%s) runs",
