@@ -67,12 +67,12 @@ type Spec struct {
 
 	// For a fork: the folder with the snapshot, the sandbox of the snapshot, and the names of its
 	// secrets. The snapshot contains Env and Secrets already.
-	From string `json:"from,omitempty"`
-	// the template's image at that time; empty: the current image
-	Root   turnstone.Digest    `json:"root,omitempty"`
+	From   string              `json:"from,omitempty"`
+	Root   turnstone.Digest    `json:"root,omitempty"` // the template's image then; empty: the current
 	Parent turnstone.SandboxID `json:"parent,omitempty"`
 	Holds  []string            `json:"holds,omitempty"`
-	Sealed bool                `json:"sealed,omitempty"` // it has data of a sealed session
+	Sealed bool                `json:"sealed,omitempty"`  // it has data of a sealed session
+	DataOf string              `json:"data_of,omitempty"` // the ID of the session whose data it has
 }
 
 // secretNames returns the names of the secrets that the sandbox will hold.

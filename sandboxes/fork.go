@@ -97,7 +97,7 @@ func (s *Store) Fork(ctx context.Context, id turnstone.SandboxID, f Fork,
 	spec := Spec{Image: parent.Image, Shape: parent.Shape, Network: parent.Network,
 		Substrate: parent.Substrate, TTL: f.TTL, Label: f.Label,
 		From: filepath.Join(dir, "vm"), Root: parent.Root, Parent: id, Holds: parent.Secrets,
-		Belongs: parent.Session}
+		Belongs: parent.Session, DataOf: parent.DataOf}
 	if err := s.snapshot(ctx, id, spec.From, f.Secrets); err != nil {
 		return nil, err
 	}

@@ -26,26 +26,25 @@ type Info struct {
 	Template turnstone.Digest    `json:"template,omitempty"`
 	// Root is the template's image of a resumed machine and its forks; empty: the template's
 	// current image.
-	Root turnstone.Digest `json:"root,omitempty"`
-	// TemplateSize is the size of the template's image in bytes.
-	TemplateSize turnstone.Bytes `json:"template_size,omitempty"`
-	Substrate    string          `json:"substrate,omitempty"`
-	Isolation    string          `json:"isolation,omitempty"`
-	Workdir      string          `json:"workdir,omitempty"` // working directory of commands
-	User         string          `json:"user,omitempty"`    // user of commands; empty: root
-	Shape        turnstone.Shape `json:"shape"`
-	// rules without the values of secret headers
-	Network *turnstone.NetworkSpec `json:"network,omitempty"`
-	Created time.Time              `json:"created"`
-	Changed time.Time              `json:"changed"`          // time of the last change of State
-	Expires *time.Time             `json:"expires,omitzero"` // nil: never
-	Paused  bool                   `json:"paused,omitempty"` // the machine is paused
-	Holder  Process                `json:"holder"`
+	Root         turnstone.Digest       `json:"root,omitempty"`
+	TemplateSize turnstone.Bytes        `json:"template_size,omitempty"` // of the template's image
+	Substrate    string                 `json:"substrate,omitempty"`
+	Isolation    string                 `json:"isolation,omitempty"`
+	Workdir      string                 `json:"workdir,omitempty"` // working directory of commands
+	User         string                 `json:"user,omitempty"`    // user of commands; empty: root
+	Shape        turnstone.Shape        `json:"shape"`
+	Network      *turnstone.NetworkSpec `json:"network,omitempty"` // without the values of secret headers
+	Created      time.Time              `json:"created"`
+	Changed      time.Time              `json:"changed"`          // time of the last change of State
+	Expires      *time.Time             `json:"expires,omitzero"` // nil: never
+	Paused       bool                   `json:"paused,omitempty"` // the machine is paused
+	Holder       Process                `json:"holder"`
 	// Secrets are the names of the secrets in the environment of the processes.
 	Secrets []string `json:"secrets,omitempty"`
 	// Session is the session that the sandbox belongs to; nil: none.
 	Session *SessionInfo        `json:"session,omitempty"`
-	Parent  turnstone.SandboxID `json:"parent,omitempty"` // the sandbox's origin, if it is a fork
+	DataOf  string              `json:"data_of,omitempty"` // the session whose data the machine has
+	Parent  turnstone.SandboxID `json:"parent,omitempty"`  // the sandbox's origin, if it is a fork
 	// Used is what the machine has used, as it was measured last: each minute, and at the end.
 	Used turnstone.Used `json:"used,omitzero"`
 }

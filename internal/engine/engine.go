@@ -172,7 +172,7 @@ func (x *Engine) RemoveSession(ctx context.Context, nameOrID string) (turnstone.
 func (x *Engine) SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error) {
 	var runs error
 	for i, name := range namesOrIDs {
-		if runs = sandboxturn.NoneRuns(ctx, x.Host, "executor.seal", name); runs != nil {
+		if runs = paused.NoneRuns(ctx, x.Host, "executor.seal", name); runs != nil {
 			namesOrIDs = namesOrIDs[:i]
 			break
 		}
@@ -184,7 +184,7 @@ func (x *Engine) SealSessions(ctx context.Context, namesOrIDs []string) (*turnst
 // ShredSession destroys the key of a sealed session of which no sandbox runs, and removes it: see
 // repo.Repo.Shred.
 func (x *Engine) ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
-	if err := sandboxturn.NoneRuns(ctx, x.Host, "executor.shred", nameOrID); err != nil {
+	if err := paused.NoneRuns(ctx, x.Host, "executor.shred", nameOrID); err != nil {
 		return turnstone.Session{}, err
 	}
 	s, err := x.Repo.Shred(ctx, nameOrID)

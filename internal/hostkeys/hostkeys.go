@@ -90,13 +90,14 @@ func (k *Keys) Open(ctx context.Context, id turnstone.DomainID) (*seal.Domain, e
 	return keys.Open(ctx, id)
 }
 
-// Shred destroys the key of a domain.
-func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID) error {
+// Shred destroys the key of a domain, unless alone fails: see domains.Keys.Shred.
+func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID,
+	alone func(context.Context) error) error {
 	keys, err := k.keys()
 	if err != nil {
 		return err
 	}
-	return keys.Shred(ctx, id)
+	return keys.Shred(ctx, id, alone)
 }
 
 // Settle says that the session of a domain that New returned is stored, or never will be.

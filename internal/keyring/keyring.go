@@ -81,8 +81,15 @@ type Wrapping struct {
 }
 
 // ErrLocked is the cause of an error if a domain's wrapping key is known and not at hand: its owner
-// has to send it.
-var ErrLocked = errors.New("the domain is locked")
+// has to send it. It is a turnstone.ErrLocked.
+var ErrLocked error = lockedError{}
+
+type lockedError struct{}
+
+func (lockedError) Error() string { return "the domain is locked" }
+
+// Is makes it a turnstone.ErrLocked.
+func (lockedError) Is(target error) bool { return target == turnstone.ErrLocked }
 
 // ErrShredded is the cause of an error if the state directory has no key of the domain.
 var ErrShredded = errors.New("there is no key: it was shredded, or never was here")

@@ -61,7 +61,9 @@ func (cs *ContextStore) NewDomain(ctx context.Context) (in *ContextStore, d turn
 		return cs, "", nil
 	}
 	if d, err = cs.keys.New(ctx); err == nil {
-		in, err = cs.In(ctx, d)
+		if in, err = cs.In(ctx, d); err != nil {
+			cs.Settle(d)
+		}
 	}
 	return in, d, err
 }

@@ -363,7 +363,7 @@ func TestShred(t *testing.T) {
 	// A process that ended after the key was destroyed: the next call removes the rest.
 	third := p.Session("third")
 	p.Turn(third, "main", files(nil)...)
-	if err := keys.Shred(ctx, third.Domain); err != nil {
+	if err := keys.Shred(ctx, third.Domain, func(context.Context) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := read(t, p.Repo, "third", "/x"); !errors.Is(err, turnstone.ErrLocked) {

@@ -293,7 +293,9 @@ func (x *Repo) sweepMemory(ctx context.Context, cs *ContextStore) error {
 
 // A Shredder is Keys that can destroy a domain's key. Destroying it again does nothing.
 type Shredder interface {
-	Shred(ctx context.Context, id turnstone.DomainID) error
+	// Shred calls alone when no session can be added to the domain any longer, and destroys nothing
+	// if that fails.
+	Shred(ctx context.Context, id turnstone.DomainID, alone func(context.Context) error) error
 }
 
 // Shred destroys the key of a session's domain, and then removes the session with all that is
@@ -307,7 +309,8 @@ func (x *Repo) Shred(ctx context.Context, nameOrID string) (turnstone.Session, e
 	if err != nil {
 		return s, err
 	}
-	if err := cs.keys.(Shredder).Shred(ctx, s.Domain); err != nil {
+	alone := func(ctx context.Context) error { _, _, err := cs.shreddable(ctx, s); return err }
+	if err := cs.keys.(Shredder).Shred(ctx, s.Domain, alone); err != nil {
 		return s, err
 	}
 	if err := cs.DB.Erase(ctx, s.ID); err != nil {
@@ -319,7 +322,8 @@ func (x *Repo) Shred(ctx context.Context, nameOrID string) (turnstone.Session, e
 			x.Dir.ForgetMemory("turns", string(t.ID)))
 	}
 	_, err = cs.Store.RemoveDomain(ctx, id)
-	return s, errors.Join(append(errs, err)...)
+	// Killed processes may have left files of the session in memory.
+	return s, errors.Join(append(errs, err, x.sweepMemory(ctx, cs))...)
 }
 
 // shreddable returns the turns of a session that can be shredded, and its domain.

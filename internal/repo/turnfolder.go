@@ -71,11 +71,8 @@ func (f *TurnFolder) Seal(cs *ContextStore) error {
 		return nil
 	}
 	f.disk, f.domain = f.Dir, cs.Domain
-	dir, err := cs.dir.Memory("turns", string(f.id))
-	if err == nil {
-		f.memory, err = LockFolder(dir, unix.LOCK_EX)
-	}
-	f.Dir = dir
+	var err error
+	f.Dir, f.memory, err = lockedMemory(cs.dir, "turns", string(f.id))
 	return err
 }
 

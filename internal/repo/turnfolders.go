@@ -30,14 +30,30 @@ func LockFolder(dir string, how int) (*os.File, error) {
 // MemoryFolder creates a folder in memory for files of a sealed session, among those of one kind.
 // remove removes it; gc removes one whose process was killed.
 func MemoryFolder(h *statedir.Dir, kind, name string) (dir string, remove func(), err error) {
-	if dir, err = h.Memory(kind, name); err != nil {
+	dir, lock, err := lockedMemory(h, kind, name)
+	if err != nil {
 		return "", nil, err
 	}
-	lock, err := LockFolder(dir, unix.LOCK_EX)
-	if err != nil {
-		return "", nil, turnstone.NewError("executor.memory", turnstone.KindUnavailable, dir, err)
-	}
 	return dir, func() { _ = os.RemoveAll(dir); _ = lock.Close() }, nil
+}
+
+// lockedMemory creates a folder in memory, and locks it. Until it is locked, gc may take it for one
+// that a killed process left, and remove it.
+func lockedMemory(h *statedir.Dir, kind, name string) (dir string, lock *os.File, err error) {
+	for {
+		if dir, err = h.Memory(kind, name); err != nil {
+			return "", nil, err
+		}
+		lock, err = LockFolder(dir, unix.LOCK_EX)
+		if err == nil && isAt(lock, dir) {
+			return dir, lock, nil
+		}
+		if err == nil {
+			_ = lock.Close()
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return "", nil, turnstone.NewError("executor.memory", turnstone.KindUnavailable, dir, err)
+		}
+	}
 }
 
 // The kinds of folders in memory, besides those of turns and images.

@@ -90,7 +90,7 @@ func (h *Dir) MkdirAll(elem ...string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// A Lock is an exclusive lock on a file (flock, LockFileEx). The kernel releases it when its holder
+// A Lock is a lock on a file (flock, LockFileEx): exclusive, or that of TryShare. The kernel releases it when its holder
 // ends for any reason.
 type Lock struct{ f *os.File }
 
@@ -116,12 +116,18 @@ func Acquire(ctx context.Context, path string, waiting func()) (*Lock, error) {
 }
 
 // TryAcquire takes the lock at path if it is free; otherwise it returns nil, nil.
-func TryAcquire(path string) (*Lock, error) {
+func TryAcquire(path string) (*Lock, error) { return try(path, true) }
+
+// TryShare takes a lock at path that others may share, unless somebody holds an exclusive one;
+// otherwise it returns nil, nil.
+func TryShare(path string) (*Lock, error) { return try(path, false) }
+
+func try(path string, alone bool) (*Lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	free, err := lockFile(f)
+	free, err := lockFile(f, alone)
 	if err == nil && !free {
 		return nil, f.Close()
 	}
@@ -129,7 +135,7 @@ func TryAcquire(path string) (*Lock, error) {
 		// The last holder removed the file after this process opened it, so no other process would
 		// see this lock.
 		_ = f.Close()
-		return TryAcquire(path)
+		return try(path, alone)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -36,12 +36,14 @@ type Keys struct {
 	rule Rule
 	ring *keyring.Ring
 
-	mu sync.Mutex // of the first domain of the rule One
+	mu    sync.Mutex                              // of the first domain of the rule One
+	joins map[turnstone.DomainID][]*statedir.Lock // of domain.use.lock, by callers of New: see Settle
 }
 
 // New returns the domains of dir, whose keys ring has.
 func New(dir *statedir.Dir, rule Rule, ring *keyring.Ring) *Keys {
-	return &Keys{dir: dir, rule: rule, ring: ring}
+	return &Keys{dir: dir, rule: rule, ring: ring,
+		joins: make(map[turnstone.DomainID][]*statedir.Lock)}
 }
 
 // New returns the domain of a new session; empty: it is not sealed.
@@ -68,8 +70,25 @@ func (k *Keys) create(ctx context.Context) (turnstone.DomainID, error) {
 }
 
 // one returns the domain of all sessions. The first call makes it; another process may do so at the
-// same time.
+// same time, and another one may be about to destroy it.
 func (k *Keys) one(ctx context.Context) (turnstone.DomainID, error) {
+	for {
+		id, err := k.join(ctx)
+		if err != nil || id != "" {
+			return id, err
+		}
+		select {
+		case <-ctx.Done():
+			return "", turnstone.NewError("domains.new", turnstone.KindCanceled, k.dir.Path(file),
+				context.Cause(ctx))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// join returns the domain of all sessions, which Shred of any process leaves alone until Settle;
+// empty: it is being destroyed.
+func (k *Keys) join(ctx context.Context) (turnstone.DomainID, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	lock, err := statedir.Acquire(ctx, k.dir.Path(file+".lock"), nil)
@@ -77,16 +96,27 @@ func (k *Keys) one(ctx context.Context) (turnstone.DomainID, error) {
 		return "", err
 	}
 	defer lock.Release()
+	use, err := statedir.TryShare(k.usePath())
+	if err != nil || use == nil {
+		return "", err
+	}
 	id, err := oneOf(k.dir)
-	if err != nil || id != "" {
-		return id, err
+	if err == nil && id == "" {
+		if id, err = k.create(ctx); err == nil {
+			err = filestamp.WriteFile(k.dir.Path(file), []byte(id+"\n"), 0o600)
+		}
 	}
-	id, err = k.create(ctx)
-	if err == nil {
-		err = filestamp.WriteFile(k.dir.Path(file), []byte(id+"\n"), 0o600)
+	if err != nil {
+		use.Release()
+		return "", err
 	}
-	return id, err
+	k.joins[id] = append(k.joins[id], use)
+	return id, nil
 }
+
+// usePath is the file whose lock everybody shares who is about to store a session in the domain of
+// all sessions, and whom Shred must not forget.
+func (k *Keys) usePath() string { return k.dir.Path(file + ".use.lock") }
 
 // notOne makes the next session get another domain than id, whose key is about to be destroyed.
 func (k *Keys) notOne(ctx context.Context, id turnstone.DomainID) error {
@@ -132,6 +162,12 @@ func oneOf(dir *statedir.Dir) (turnstone.DomainID, error) {
 // Settle says that the session of a domain that New returned is stored, or never will be: see
 // keyring.Ring.Settle.
 func (k *Keys) Settle(id turnstone.DomainID) {
+	k.mu.Lock()
+	if all := k.joins[id]; len(all) > 0 {
+		all[0].Release()
+		k.joins[id] = all[1:]
+	}
+	k.mu.Unlock()
 	if named, err := seal.ParseID(string(id)); err == nil {
 		k.ring.Settle(named)
 	}
@@ -143,7 +179,7 @@ func (k *Keys) Discard(ctx context.Context, id turnstone.DomainID) error {
 	if one, err := oneOf(k.dir); err != nil || one == id {
 		return err
 	}
-	return k.Shred(ctx, id)
+	return k.Shred(ctx, id, nil)
 }
 
 // Collect destroys the keys of domains of dir that used rejects: see keyring.Table.Collect. It needs
@@ -200,11 +236,32 @@ func (k *Keys) Open(ctx context.Context, id turnstone.DomainID) (*seal.Domain, e
 	return seal.Open(named, o.Key())
 }
 
-// Shred destroys the key of a domain. Destroying it again does nothing.
-func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID) error {
+// Shred destroys the key of a domain, unless alone, which may be nil, returns an error: it is called
+// when no session can be added to the domain before Shred has returned. If somebody is adding one,
+// the error is of kind Unavailable. Destroying a key again does nothing.
+func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID,
+	alone func(context.Context) error) error {
 	named, err := seal.ParseID(string(id))
 	if err != nil {
 		return err
+	}
+	if one, err := oneOf(k.dir); err != nil {
+		return err
+	} else if one == id {
+		use, err := statedir.TryAcquire(k.usePath())
+		if err != nil {
+			return turnstone.NewError("domains.shred", turnstone.KindUnavailable, k.usePath(), err)
+		}
+		if use == nil {
+			return turnstone.Errorf("domains.shred", turnstone.KindUnavailable, "domain "+string(id),
+				"a session is just being added to it").WithHint("try again")
+		}
+		defer use.Release()
+	}
+	if alone != nil {
+		if err := alone(ctx); err != nil {
+			return err
+		}
 	}
 	if err := k.notOne(ctx, id); err != nil {
 		return err

@@ -67,7 +67,11 @@ func (k *Keys) Open(_ context.Context, id turnstone.DomainID) (*seal.Domain, err
 }
 
 // Shred implements repo.Shredder.
-func (k *Keys) Shred(_ context.Context, id turnstone.DomainID) error {
+func (k *Keys) Shred(ctx context.Context, id turnstone.DomainID,
+	alone func(context.Context) error) error {
+	if err := alone(ctx); err != nil {
+		return err
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if key, there := k.keys[id]; there {

@@ -83,6 +83,13 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, title st
 	if err := mayByID(ctx, tx, t.Session); err != nil {
 		return err
 	}
+	// Whoever seals the session has missed this turn, which is in the clear so far.
+	if s, err := oneSession(ctx, tx, string(t.Session), "id = ?", t.Session); err != nil {
+		return err
+	} else if s.Domain != t.Domain {
+		return turnstone.Errorf("session.start", turnstone.KindUnavailable, s.Label(),
+			"was sealed just now").WithHint("try again")
+	}
 	b, err := branch(ctx, tx, t.Session, t.Branch)
 	if err != nil {
 		return err

@@ -109,17 +109,10 @@ func (h *Machine) adopt(ctx context.Context, cs *repo.ContextStore, t turnstone.
 func End(ctx context.Context, h *host.Host, s turnstone.SessionID, branch string) error {
 	paths := []string{pathOf(h.Dir, s, branch)}
 	if branch == "" {
-		all, err := os.ReadDir(h.Dir.Path("machines"))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+		var err error
+		if paths, err = pathsOf(h.Dir, s); err != nil {
 			return turnstone.NewError("executor.remove", turnstone.KindUnavailable,
-				h.Dir.Path("machines"),
-				err)
-		}
-		paths = nil
-		for _, e := range all {
-			if strings.HasPrefix(e.Name(), string(s)+"-") && strings.HasSuffix(e.Name(), ".json") {
-				paths = append(paths, filepath.Join(h.Dir.Path("machines"), e.Name()))
-			}
+				h.Dir.Path("machines"), err)
 		}
 	}
 	var errs []error
@@ -152,6 +145,32 @@ func endAt(ctx context.Context, h *host.Host, path string) error {
 func pathOf(h *statedir.Dir, s turnstone.SessionID, branch string) string {
 	return filepath.Join(h.Path("machines"),
 		string(s)+"-"+strings.ReplaceAll(branch, "/", "+")+".json")
+}
+
+// pathsOf returns the files of the machines of all branches.
+func pathsOf(h *statedir.Dir, s turnstone.SessionID) (paths []string, err error) {
+	all, err := os.ReadDir(h.Path("machines"))
+	for _, e := range all {
+		if strings.HasPrefix(e.Name(), string(s)+"-") && strings.HasSuffix(e.Name(), ".json") {
+			paths = append(paths, filepath.Join(h.Path("machines"), e.Name()))
+		}
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return paths, err
+}
+
+// waits reports whether a sandbox is the machine of a branch of the session, which End ends.
+func waits(h *host.Host, s turnstone.SessionID, id turnstone.SandboxID) bool {
+	paths, _ := pathsOf(h.Dir, s)
+	for _, path := range paths {
+		var m Machine
+		if b, err := os.ReadFile(path); err == nil && json.Unmarshal(b, &m) == nil && m.Sandbox == id {
+			return true
+		}
+	}
+	return false
 }
 
 // at returns the paused machine that has the state of turn t. The machine's lock is held.

@@ -233,7 +233,7 @@ func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 	h, t, p := o.machine, o.turn, o.turn.Setup.Plan
 	spec := sandboxes.Spec{Image: p.Image, Env: t.Setup.Env, Shape: p.Shape, Network: &p.Net.Asked,
 		Substrate: p.Driver, TTL: lifetime, Live: true, Label: label(t.Session, p.Branch),
-		Sealed: h.sealed}
+		Sealed: h.sealed, DataOf: string(t.Session.ID)}
 	if t.At.Parent != nil {
 		spec.On = string(t.At.Parent.ID)
 		h.Base, h.Begun = t.At.State.Tree, t.At.Parent.ID

@@ -141,7 +141,7 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	}
 	defer remove()
 	spec.Image, spec.Shape, spec.From, spec.Sealed = rec.Image, rec.Shape, dir, cs.Sealed()
-	spec.Substrate = cmp.Or(rec.Substrate, "auto")
+	spec.Substrate, spec.DataOf = cmp.Or(rec.Substrate, "auto"), string(t.Session)
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
 	}

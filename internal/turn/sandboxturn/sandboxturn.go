@@ -5,6 +5,7 @@ package sandboxturn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -102,7 +103,7 @@ func startOf(ctx context.Context, h *host.Host, spec *sandboxes.Spec) (start, er
 	}
 	s.sealed = found.Domain != ""
 	if cs, err = cs.In(ctx, found.Domain); err != nil {
-		return s, err
+		return s, withoutKey(found.Label(), err)
 	}
 	s.place.ID, s.place.Name = found.ID, found.Label()
 	b, err := cs.DB.Branch(ctx, found.ID, s.place.Branch)
@@ -136,7 +137,18 @@ func (s *start) make(ctx context.Context, h *host.Host, name string) error {
 	}
 	made, err := cs.DB.Ensure(ctx, name)
 	s.place.ID, s.place.Name, s.sealed = made.ID, made.Label(), made.Domain != ""
-	return err
+	return withoutKey(name, err)
+}
+
+// withoutKey says of an error that the key of a client is missing that no client could have sent: the
+// holder of a sandbox has no connection to it.
+func withoutKey(session string, err error) error {
+	if !errors.Is(err, turnstone.ErrLocked) {
+		return err
+	}
+	return turnstone.Errorf("sandbox.create", turnstone.KindInvalid, "session "+session,
+		"its key is kept by a client, and a sandbox does not have it").
+		WithHint("run turns in the session, or create the sandbox without a session")
 }
 
 // A machine is the machine of a sandbox that belongs to a session or has data of a sealed one.

@@ -1,15 +1,18 @@
-package sandboxturn
+package paused
 
 import (
 	"context"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// NoneRuns returns an error of kind Unavailable if a sandbox of the session runs: it has files and
-// outputs of the session outside of the store. A session that does not exist has none.
+// NoneRuns returns an error of kind Unavailable if a sandbox runs, or is being created, that has data
+// of the session: files and outputs outside of the store, or the machine of one of its turns. The
+// machines that wait for the session's next turns do not count. A session that does not exist has
+// none.
 func NoneRuns(ctx context.Context, h *host.Host, op turnstone.Op, nameOrID string) error {
 	cs, err := h.Context(ctx)
 	if err != nil {
@@ -24,7 +27,7 @@ func NoneRuns(ctx context.Context, h *host.Host, op turnstone.Op, nameOrID strin
 		return nil // the caller finds the reason
 	}
 	for _, i := range all {
-		if i.State.Final() || i.Session == nil || i.Session.ID != s.ID {
+		if i.State.Final() || !hasDataOf(ctx, cs, i, s.ID) || waits(h, s.ID, i.ID) {
 			continue
 		}
 		return turnstone.Errorf(op, turnstone.KindUnavailable, s.Label(), "its sandbox %s (%s) runs",
@@ -32,4 +35,16 @@ func NoneRuns(ctx context.Context, h *host.Host, op turnstone.Op, nameOrID strin
 			", with --discard if its work is not wanted")
 	}
 	return nil
+}
+
+func hasDataOf(ctx context.Context, cs *repo.ContextStore, i sandboxes.Info,
+	s turnstone.SessionID) bool {
+	if i.Session != nil && i.Session.ID != "" {
+		return i.Session.ID == s
+	}
+	if i.DataOf == "" {
+		return false
+	}
+	of, err := cs.DB.Find(ctx, i.DataOf)
+	return err == nil && of.ID == s
 }
