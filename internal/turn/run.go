@@ -205,7 +205,6 @@ func (r *run) seal(p *plan.Plan) error {
 		"home: " + p.Home:                          p.Home != "",
 		"lifetime: " + string(p.Lifetime):          p.Lifetime == turnstone.LifetimeSession,
 		"snapshot: " + string(document.SnapshotVM): p.Snapshot == document.SnapshotVM,
-		"checkpoint: step":                         p.Checkpoint == turnstone.CheckpointStep,
 	} {
 		if asked {
 			if err := cs.NotSealed(what); err != nil {
