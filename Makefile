@@ -27,7 +27,7 @@ STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osuserg
 
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
-RUNSC_VERSION := 20260905.0+turnstone.8
+RUNSC_VERSION := 20260905.0+turnstone.9
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help

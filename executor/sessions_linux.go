@@ -165,10 +165,10 @@ func (x *Executor) RemoveSession(ctx context.Context, nameOrID string) (turnston
 }
 
 // SealSessions seals what the state directory has of sessions, each with a key of its own, in order up
-// to the first error. It is of kind KindUnavailable if a turn of the session runs, and KindInvalid if
-// no keys are configured.
+// to the first error. It is of kind KindUnavailable if a turn or a sandbox of a session runs, and
+// KindInvalid if no keys are configured.
 func (x *Executor) SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error) {
-	return x.repo.Seal(ctx, namesOrIDs)
+	return x.engine.SealSessions(ctx, namesOrIDs)
 }
 
 // ShredSession destroys the key of a sealed session and removes the session, so that nothing of it

@@ -156,7 +156,7 @@ func TestExec(t *testing.T) {
 	exit, err = s.Exec(t.Context(), id,
 		Command{Argv: []string{"sh", "-c",
 			"until [ \"$(stty size)\" = '33 77' ]; do sleep 0.05; done; echo sized; sleep 1000"},
-			Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Resized: resend(sizes),
+			Terminal: &wire.ProcessTerminal{Columns: 80, Rows: 24}, Resized: resend(t.Context(), sizes),
 			Signals: signals,
 			Stdout: writerFunc(func(p []byte) (int, error) {
 				if bytes.Contains(p, []byte("sized")) {
@@ -179,14 +179,15 @@ func TestExec(t *testing.T) {
 }
 
 // resend repeats a size until it has an effect: a size before the process's start has none.
-func resend(sizes chan wire.ProcessTerminal) <-chan wire.ProcessTerminal {
+func resend(ctx context.Context, sizes chan wire.ProcessTerminal) <-chan wire.ProcessTerminal {
 	again := make(chan wire.ProcessTerminal)
 	size := <-sizes
 	go func() {
-		for range 50 {
+		for {
 			select {
 			case again <- size:
-			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+				return
 			}
 			time.Sleep(50 * time.Millisecond)
 		}

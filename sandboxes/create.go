@@ -72,6 +72,7 @@ type Spec struct {
 	Root   turnstone.Digest    `json:"root,omitempty"`
 	Parent turnstone.SandboxID `json:"parent,omitempty"`
 	Holds  []string            `json:"holds,omitempty"`
+	Sealed bool                `json:"sealed,omitempty"` // it has data of a sealed session
 }
 
 // secretNames returns the names of the secrets that the sandbox will hold.

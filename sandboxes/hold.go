@@ -44,6 +44,7 @@ type Details struct {
 
 	Image   string       // the image, if the spec does not name it
 	Session *SessionInfo // the place of a session's sandbox; the Machine is then a Committer
+	Records string       // the folder for its commands; empty: in the sandbox's folder
 	Room    func() error // an error if the host's disk is nearly full; nil: no check
 }
 

@@ -166,8 +166,7 @@ func (h *holder) commit(ctx context.Context, last, forced bool) (*turnstone.Turn
 func (h *holder) work(belongs SessionInfo) Work {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := Work{Work: h.recorder.Work(), Sandbox: h.info, Session: belongs, Env: h.env}
-	return w
+	return Work{Work: h.recorder.Work(), Sandbox: h.info, Session: belongs, Env: h.env}
 }
 
 // belong gives the sandbox its place in its session, and begins to record its commands.
@@ -186,7 +185,7 @@ func (h *holder) belong(ctx context.Context, spec Spec, d Details) (err error) {
 		return turnstone.Errorf("sandbox.create", turnstone.KindInternal, "sandbox",
 			"its machine cannot be kept as a turn")
 	}
-	dir := filepath.Join(h.dir, performed.Dir)
+	dir := cmp.Or(d.Records, filepath.Join(h.dir, performed.Dir))
 	if spec.From != "" {
 		if err := performed.Copy(spec.From+commandsSuffix, dir); err != nil {
 			return createError(err)

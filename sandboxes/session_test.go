@@ -188,18 +188,20 @@ func TestCommitFails(t *testing.T) {
 
 // TestCommitAtEnd checks the ends that no client asks for.
 func TestCommitAtEnd(t *testing.T) {
-	for name, end := range map[string]func(t *testing.T, i sandboxes.Info){
-		"time up":  func(*testing.T, sandboxes.Info) {},
-		"shutdown": func(t *testing.T, i sandboxes.Info) { signalHolder(t, i, syscall.SIGTERM) },
+	for name, end := range map[string]func(t *testing.T, s *sandboxes.Store, i sandboxes.Info){
+		"time up": func(t *testing.T, s *sandboxes.Store, i sandboxes.Info) {
+			if err := control(t, s, i.ID).SetTTL(t.Context(), time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"shutdown": func(t *testing.T, _ *sandboxes.Store, i sandboxes.Info) {
+			signalHolder(t, i, syscall.SIGTERM)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, i := createSession(t, func(sp *sandboxes.Spec) {
-				if name == "time up" {
-					sp.TTL = time.Second
-				}
-			})
+			s, i := createSession(t, nil)
 			perform(t, s, i.ID, "true")
-			end(t, i)
+			end(t, s, i)
 			got := await(t, s, i.ID, sandboxes.StateStopped)
 			if !strings.HasSuffix(got.Reason, "; turn 2 of session research keeps it") ||
 				len(turns(t)) != 1 {

@@ -23,6 +23,8 @@ type Adopter interface {
 	Adopt(ctx context.Context, id turnstone.SandboxID, spec Spec) (Details, error)
 	// Ping returns an error if the machine does not answer.
 	Ping(ctx context.Context) error
+	// Client is a connection to the agent, which ends with the machine.
+	Client() *wire.Client
 }
 
 // A Spare is a sandbox that is ready before anybody has asked for it. It is in no list, and ends
@@ -214,7 +216,7 @@ func (h *holder) spare(ctx context.Context, open Opener, spec Spec, in *bufio.Re
 	}
 	var q spareRequest
 	if err == nil {
-		key := h.ownKey(ctx)
+		key := h.ownKey(ctx, a.Client())
 		h.log.Info("ready for a claim")
 		tell.send(report{Ready: &Info{ID: h.id}, Key: key})
 		q, err = h.claimed(ctx, a, in, tell)
@@ -227,7 +229,7 @@ func (h *holder) spare(ctx context.Context, open Opener, spec Spec, in *bufio.Re
 		Machine, Details, error) {
 		began := time.Now()
 		sealed := make(chan error, 1)
-		go func() { sealed <- h.sealTo(ctx, q.Seal) }()
+		go func() { sealed <- sealTo(ctx, a.Client(), q.Seal) }()
 		d, err := a.Adopt(ctx, id, spec)
 		err = errors.Join(err, <-sealed)
 		h.adopted = time.Since(began)
@@ -237,12 +239,10 @@ func (h *holder) spare(ctx context.Context, open Opener, spec Spec, in *bufio.Re
 
 // ownKey makes the agent make the key of its channels, and returns it; empty: a later Seal does. The
 // agent of a spare machine has random numbers of its own, and no snapshot of it is ever taken.
-func (h *holder) ownKey(ctx context.Context) string {
-	var res *wire.SandboxSealResult
-	err := h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) (err error) {
-		res, err = c.SandboxSeal(ctx, new(wire.SandboxSealParams))
-		return err
-	})
+func (h *holder) ownKey(ctx context.Context, c *wire.Client) string {
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	res, err := c.SandboxSeal(ctx, new(wire.SandboxSealParams))
 	if err != nil {
 		h.log.Info("no key before the claim", "err", err)
 		return ""
@@ -251,14 +251,14 @@ func (h *holder) ownKey(ctx context.Context) string {
 }
 
 // sealTo gives the agent the statement for its user; nil: there is none. No socket is served yet.
-func (h *holder) sealTo(ctx context.Context, p *wire.SandboxSealParams) error {
+func sealTo(ctx context.Context, c *wire.Client, p *wire.SandboxSealParams) error {
 	if p == nil {
 		return nil
 	}
-	return h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) error {
-		_, err := c.SandboxSeal(ctx, p)
-		return err
-	})
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	_, err := c.SandboxSeal(ctx, p)
+	return err
 }
 
 // claimed waits for the claim, and answers whether the machine lives.

@@ -47,6 +47,17 @@ func (m spareMachine) Ping(context.Context) error {
 	return nil
 }
 
+func (m spareMachine) Client() *wire.Client { return clientOf(m) }
+
+// clientOf opens a connection, which ends with the machine.
+func clientOf(m sandboxes.Machine) *wire.Client {
+	s, err := m.Connect()
+	if err != nil {
+		panic(err)
+	}
+	return wire.NewClient(s)
+}
+
 // A realSpare is a machine with a real agent, which can be claimed.
 type realSpare struct{ *realAgent }
 
@@ -56,6 +67,8 @@ func (realSpare) Adopt(context.Context, turnstone.SandboxID, sandboxes.Spec) (sa
 }
 
 func (realSpare) Ping(context.Context) error { return nil }
+
+func (m realSpare) Client() *wire.Client { return clientOf(m) }
 
 // openSpare is openFake for a spare sandbox.
 func openSpare(spec sandboxes.Spec) (sandboxes.Machine, sandboxes.Details, error) {

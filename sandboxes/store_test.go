@@ -81,7 +81,9 @@ func openFake(ctx context.Context, id turnstone.SandboxID, spec sandboxes.Spec,
 		os.Exit(7)
 	case "dying":
 		go func() {
-			time.Sleep(200 * time.Millisecond)
+			for _, err := os.Stat(spec.Env[0][len("WHEN="):]); err != nil; _, err = os.Stat(spec.Env[0][len("WHEN="):]) {
+				time.Sleep(time.Millisecond)
+			}
 			m.Die(errors.New("it ran out of memory"))
 		}()
 	case "env":
@@ -250,7 +252,7 @@ func await(t *testing.T, s *sandboxes.Store, id turnstone.SandboxID,
 	want sandboxes.State) sandboxes.Info {
 	t.Helper()
 	var i sandboxes.Info
-	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(
+	for until := time.Now().Add(2 * time.Minute); time.Now().Before(until); time.Sleep(
 		10 * time.Millisecond) {
 		var err error
 		if i, err = s.Get(id); err != nil {
@@ -346,7 +348,12 @@ func TestTimeUp(t *testing.T) {
 
 func TestMachineDies(t *testing.T) {
 	s := newStore(t)
-	i := create(t, s, spec("dying"))
+	sp, when := spec("dying"), filepath.Join(t.TempDir(), "when")
+	sp.Env = []string{"WHEN=" + when}
+	i := create(t, s, sp)
+	if err := os.WriteFile(when, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if got := await(t, s, i.ID, sandboxes.StateFailed); got.Reason != "it ran out of memory" {
 		t.Errorf("reason %q", got.Reason)
 	}

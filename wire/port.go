@@ -35,6 +35,18 @@ type Port struct {
 	behind bool
 }
 
+// A Linker is a stream of a port that is told when a link begins and ends on it. A machine that is
+// saved after the end of a link finds another stream in its place, without data before the next link.
+// No read is in progress during a call.
+type Linker interface{ Linked(on bool) }
+
+// linked tells the stream that a link begins or has ended.
+func (p *Port) linked(on bool) {
+	if l, ok := p.rw.(Linker); ok {
+		l.Linked(on)
+	}
+}
+
 // NewPort returns the port over rw. The port then owns rw. A host's rw must have the deadlines of a
 // net.Conn.
 func NewPort(rw io.ReadWriteCloser, host bool) *Port { return &Port{rw: rw, host: host} }
@@ -45,6 +57,7 @@ func (p *Port) Link() (*Link, error) {
 		return nil, turnstone.Errorf("wire.port", turnstone.KindInternal, "link",
 			"a link is active")
 	}
+	p.linked(true)
 	link, err := NewLink(&lease{p: p}, p.host)
 	if err != nil {
 		return nil, err
@@ -97,6 +110,7 @@ func (p *Port) End(ctx context.Context) error {
 		_ = p.link.Close() // returns when no read or write is in progress
 		p.link = nil
 	}
+	p.linked(false)
 	if timed {
 		_ = d.SetDeadline(time.Time{})
 		if ctx.Err() != nil { // the callback may have set the other deadline

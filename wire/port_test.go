@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -240,4 +241,61 @@ func (c *chunks) Read(p []byte) (int, error) {
 	n := copy(p, c.b[:min(len(c.b), c.size)])
 	c.b = c.b[n:]
 	return n, nil
+}
+
+// A told is a stream that notes what its port tells it, and whether it was written to meanwhile.
+type told struct {
+	net.Conn
+	mu   sync.Mutex
+	said []string
+}
+
+func (s *told) Linked(on bool) { s.note(map[bool]string{true: "begins", false: "ends"}[on]) }
+
+func (s *told) Write(p []byte) (int, error) {
+	if bytes.Equal(p, marker(7)) {
+		s.note("marker")
+	}
+	return s.Conn.Write(p)
+}
+
+func (s *told) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.said = append(s.said, what)
+}
+
+// TestPortTellsItsStream: the stream hears of a link's end before the other side may save the
+// machine, which it does after the marker.
+func TestPortTellsItsStream(t *testing.T) {
+	a, b := net.Pipe()
+	stream := &told{Conn: b}
+	host, agent := NewPort(a, true), NewPort(stream, false)
+	defer func() { _, _ = host.Close(), agent.Close() }()
+	ports := []*Port{agent, host}
+	for range 2 {
+		for _, p := range ports {
+			if _, err := p.Link(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, p := range ports {
+			if err := p.Expect(marker(7)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var wg sync.WaitGroup
+		for _, p := range ports {
+			wg.Go(func() {
+				if err := p.End(ctxFor(t)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	const want = "begins ends marker begins ends marker"
+	if got := strings.Join(stream.said, " "); got != want {
+		t.Errorf("the stream was told: %s", got)
+	}
 }

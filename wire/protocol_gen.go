@@ -40,6 +40,7 @@ const (
 	MethodProcessResize            = "Process.resize"
 	MethodProcessWait              = "Process.wait"
 	MethodProcessRelease           = "Process.release"
+	MethodProcessPrepare           = "Process.prepare"
 	MethodProcessAcknowledge       = "Process.acknowledge"
 	MethodShellExecute             = "Shell.execute"
 	MethodShellParse               = "Shell.parse"
@@ -127,6 +128,7 @@ func HostOnly(method string) bool {
 		MethodSandboxActivity,
 		MethodSandboxRecord,
 		MethodSandboxSetDefaults,
+		MethodProcessPrepare,
 		MethodStateFreeze,
 		MethodStateExport,
 		MethodStateThaw:
@@ -1335,6 +1337,25 @@ func (c *Conn) ProcessRelease(ctx context.Context, p *ProcessReleaseParams) erro
 	return c.Call(ctx, MethodProcessRelease, p, nil)
 }
 
+// ProcessPrepareParams are the parameters of Process.prepare.
+type ProcessPrepareParams struct {
+	// A name without a directory, which is looked up as by Process.start.
+	Program string `json:"program"`
+	// As of Process.start.
+	User string `json:"user,omitempty"`
+}
+
+// ProcessPrepare calls Process.prepare. Executes and loads a program before it is asked
+// for, and holds it before its first instruction. The next Process.start or Shell.execute
+// uses it if it starts this program with pipes and the same user; its arguments,
+// environment and directory are given to it then. Otherwise it is ended first. Nothing
+// tells the program or its output that it was prepared, except that its process is older.
+// An error, such as of a kernel or a program for which it cannot be done, changes nothing
+// for later commands.
+func (c *Conn) ProcessPrepare(ctx context.Context, p *ProcessPrepareParams) error {
+	return c.Call(ctx, MethodProcessPrepare, p, nil)
+}
+
 // ProcessAcknowledgeParams are the parameters of Process.acknowledge.
 type ProcessAcknowledgeParams struct {
 	// The process.
@@ -1434,6 +1455,13 @@ type ProcessServer interface {
 	// Forgets a process that has ended and its output. Rejected while a connection is
 	// attached to the process.
 	Release(ctx context.Context, c *Conn, p *ProcessReleaseParams) error
+	// Executes and loads a program before it is asked for, and holds it before its first
+	// instruction. The next Process.start or Shell.execute uses it if it starts this program
+	// with pipes and the same user; its arguments, environment and directory are given to it
+	// then. Otherwise it is ended first. Nothing tells the program or its output that it was
+	// prepared, except that its process is older. An error, such as of a kernel or a program
+	// for which it cannot be done, changes nothing for later commands.
+	Prepare(ctx context.Context, c *Conn, p *ProcessPrepareParams) error
 	// Acknowledges output events up to a byte, if the client asked for a window.
 	Acknowledge(ctx context.Context, c *Conn, p *ProcessAcknowledgeParams) error
 }
@@ -1498,6 +1526,12 @@ func RegisterProcess(d *Dispatcher, s ProcessServer) {
 		new: func() any { return new(ProcessReleaseParams) },
 		call: func(ctx context.Context, c *Conn, p any) (any, error) {
 			return nil, s.Release(ctx, c, p.(*ProcessReleaseParams))
+		},
+	})
+	d.handle(MethodProcessPrepare, entry{
+		new: func() any { return new(ProcessPrepareParams) },
+		call: func(ctx context.Context, c *Conn, p any) (any, error) {
+			return nil, s.Prepare(ctx, c, p.(*ProcessPrepareParams))
 		},
 	})
 	d.handle(MethodProcessAcknowledge, entry{

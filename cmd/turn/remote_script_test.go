@@ -1,20 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/sandboxes"
 )
 
 // building serialises the builds of programs that scripts share.
@@ -62,11 +64,12 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
 		_ = os.Symlink(filepath.Join(ts.Getenv("SHARED"), part), filepath.Join(home, part))
 	}
-	ts.Defer(func() { forgetMemory(home) })
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Defer(func() {
+		endSandboxes(ts, home)
+		forgetMemory(home)
+	})
+	at, err := freePort()
 	ts.Check(err)
-	at := l.Addr().String()
-	_ = l.Close()
 	if len(args) == 3 {
 		front := home + "-front"
 		ts.Check(os.MkdirAll(front, 0o700))
@@ -84,6 +87,51 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 	signer, err := key.Ring{Dir: &statedir.Dir{Root: home}}.NodeKey(context.Background())
 	ts.Check(err)
 	ts.Setenv(name+"_KEY", signer.ID())
+}
+
+// endSandboxes ends the sandboxes that a server's tenants still have. They outlive the server, so that
+// it finds them when it starts again, and would outlive the script's folder.
+func endSandboxes(ts *testscript.TestScript, home string) {
+	ctx := context.Background()
+	tenants, _ := filepath.Glob(filepath.Join(home, "tenants", "*"))
+	for _, dir := range append(tenants, home) {
+		if _, err := os.Stat(filepath.Join(dir, "sandboxes")); err != nil {
+			continue
+		}
+		store := sandboxes.NewStore(dir)
+		all, err := store.List(ctx)
+		if err != nil {
+			ts.Logf("the sandboxes in %s: %v", dir, err)
+		}
+		for _, i := range all {
+			if err := store.Discard(ctx, i.ID); err != nil {
+				ts.Logf("the sandbox %s: %v", i.ID, err)
+			}
+		}
+	}
+	for until := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		left := heldBy(home)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(until) {
+			ts.Logf("holders are left: %v", left)
+			return
+		}
+	}
+}
+
+// heldBy returns the processes that hold sandboxes of a server's tenants.
+func heldBy(home string) (all []string) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, path := range lines {
+		b, err := os.ReadFile(path)
+		hold := "sandbox\x00hold\x00--home\x00" + home
+		if err == nil && (bytes.Contains(b, []byte(hold+"/")) || bytes.Contains(b, []byte(hold+"\x00"))) {
+			all = append(all, filepath.Dir(path))
+		}
+	}
+	return all
 }
 
 // forgetMemory removes what a server's tenants have in memory.

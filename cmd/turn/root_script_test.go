@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,10 +25,8 @@ func front(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: front NAME HOME")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := freePort()
 	ts.Check(err)
-	at := l.Addr().String()
-	_ = l.Close()
 	home := ts.MkAbs(args[1])
 	startPart(ts, args[0], home, []string{"--listen", at, "--role", "gateway,controller"},
 		"TURN_SERVER_PEERS_LISTEN=unix:"+home+"/peers.sock")

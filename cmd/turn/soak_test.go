@@ -160,7 +160,7 @@ func (s *soak) serve(shared string) {
 	start("gateway", []string{"--listen", at}, "TURN_SERVER_PEERS_CONTROLLER="+peers("controller"),
 		"TURN_SERVER_LIMITS_RATE=10000", "TURN_SERVER_LIMITS_BURST=10000")
 	start("node", nil, "TURN_SERVER_PEERS_LISTEN="+peers("node"),
-		"TURN_SERVER_PEERS_CONTROLLER="+peers("controller"))
+		"TURN_SERVER_PEERS_CONTROLLER="+peers("controller"), "TURN_SERVER_NODE_WARM_IDLE=2s")
 	s.awaitText(s.path("node.log"), "node registered")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	s.check(err)
@@ -200,12 +200,26 @@ func (s *soak) check(err error) {
 }
 
 func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := freePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	return at
+}
+
+// freePort returns an address at which nobody listens. Its port is below those that Linux gives to
+// connections and to listeners that want any, so nobody takes it before its server has it, or while
+// its server restarts.
+func freePort() (string, error) {
+	var err error
+	for range 100 {
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))); err == nil {
+			defer func() { _ = l.Close() }()
+			return l.Addr().String(), nil
+		}
+	}
+	return "", err
 }
 
 // soakEnviron is the environment of a program with this state directory.

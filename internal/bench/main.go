@@ -85,7 +85,7 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
 		{"keys", false, func(ctx context.Context) error { return storage.MeasureKeys(ctx, b.dir) }},
-		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"pool", true, b.pool},
+		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"turns", true, b.turns}, {"pool", true, b.pool},
 		{"determinism", true, b.corpus}} {
 		if b.only == "" && part.name == "determinism" {
 			continue // it takes hours

@@ -42,6 +42,7 @@ func (b *bench) pool(ctx context.Context) error {
 	for _, row := range [][2]string{{"exec in a sandbox that is there, no server", "bare"},
 		{"CreateSandbox through the gateway, with its channel's statement", "create"},
 		{"claim: CreateSandbox, channel, exec", "claim"},
+		{"the first exec there, with a channel of its own", "first"},
 		{"the next exec there, with a channel of its own", "again"},
 		{"for comparison: one question to an agent, no server", "ask"}} {
 		fmt.Printf("| %s | %.1f ms | %.1f ms |\n", row[0], m[row[1]+"-p50-ms"], m[row[1]+"-p99-ms"])

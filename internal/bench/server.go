@@ -164,10 +164,12 @@ func (s *served) forget() error {
 	return os.RemoveAll(filepath.Join(s.dir, "client", "statements"))
 }
 
-// end ends the server, and waits for it.
+// end ends the server, waits for it, and removes its client, which knows it as bench: the next part's
+// server has another address.
 func (s *served) end() {
 	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	_ = s.cmd.Wait()
+	_ = os.RemoveAll(s.dir)
 }
 
 // answer runs a command until it succeeds, for at most half a minute: a server needs time to start.

@@ -249,7 +249,7 @@ func (c *client) send(text string) {
 
 // next returns the next message: text, or a binary frame.
 func (c *client) next() (*wire.Message, *wire.Frame, error) {
-	_ = c.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = c.conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	text, p, err := c.f.Next(nil)
 	if err != nil {
 		return nil, nil, err
@@ -358,7 +358,7 @@ func (s *testServer) get(t *testing.T, method, path string, headers ...string) (
 		lines = append(lines, host)
 	}
 	_, _ = io.WriteString(conn, strings.Join(append(lines, "Connection: close", "", ""), "\r\n"))
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)

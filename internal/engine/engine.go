@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 
 	"turnstone.dev/turnstone"
@@ -70,8 +71,12 @@ func New(dir *statedir.Dir, o Options) *Engine {
 	return &Engine{h, turn.New(h)}
 }
 
-// Close closes the context store, if it was opened. Turns that still run count as interrupted.
-func (x *Engine) Close() error { return x.Repo.Close() }
+// Close closes the context store, if it was opened, and waits for the ends of machines whose turns
+// have ended. Turns that still run count as interrupted.
+func (x *Engine) Close() error {
+	x.Launcher.Wait()
+	return x.Repo.Close()
+}
 
 // Replay runs the turn that ref names again: see replay.Run.
 func (x *Engine) Replay(ctx context.Context, ref string, opts ReplayOptions, obs turn.Observer) (
@@ -163,8 +168,25 @@ func (x *Engine) RemoveSession(ctx context.Context, nameOrID string) (turnstone.
 	return paused.RemoveSession(ctx, x.Host, nameOrID)
 }
 
-// ShredSession destroys the key of a sealed session, and removes it: see repo.Repo.Shred.
+// SealSessions seals sessions, in order up to one of which a sandbox runs: see repo.Repo.Seal.
+func (x *Engine) SealSessions(ctx context.Context, namesOrIDs []string) (*turnstone.SealReport, error) {
+	var runs error
+	for i, name := range namesOrIDs {
+		if runs = sandboxturn.NoneRuns(ctx, x.Host, "executor.seal", name); runs != nil {
+			namesOrIDs = namesOrIDs[:i]
+			break
+		}
+	}
+	rep, err := x.Repo.Seal(ctx, namesOrIDs)
+	return rep, cmp.Or(err, runs)
+}
+
+// ShredSession destroys the key of a sealed session of which no sandbox runs, and removes it: see
+// repo.Repo.Shred.
 func (x *Engine) ShredSession(ctx context.Context, nameOrID string) (turnstone.Session, error) {
+	if err := sandboxturn.NoneRuns(ctx, x.Host, "executor.shred", nameOrID); err != nil {
+		return turnstone.Session{}, err
+	}
 	s, err := x.Repo.Shred(ctx, nameOrID)
 	if err != nil {
 		return s, err

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -72,9 +73,15 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 	}
 	turns() // opens the files that stay open as long as the executor
+	x.Launcher.Wait()
 	files := open()
 	turns()
-	if now := open(); len(now) > len(files) {
+	x.Launcher.Wait()
+	now := open()
+	for until := time.Now().Add(time.Minute); len(now) > len(files) && time.Now().Before(until); now = open() {
+		time.Sleep(10 * time.Millisecond) // what waits for the end of a machine closes its file then
+	}
+	if len(now) > len(files) {
 		t.Errorf("open are\n%s\nand before\n%s", strings.Join(now, "\n"), strings.Join(files, "\n"))
 	}
 	if err := x.Close(); err != nil {

@@ -5,6 +5,8 @@ package host
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 
 	"turnstone.dev/turnstone"
@@ -55,6 +57,15 @@ func (h *Host) Context(ctx context.Context) (*repo.ContextStore, error) { return
 
 // Config reads the host's configuration.
 func (h *Host) Config() (config.Config, error) { return config.Load(h.Dir.Root) }
+
+// ConfigDigest returns the digest of the host's configuration file; that of nothing if there is none.
+func (h *Host) ConfigDigest() (turnstone.Digest, error) {
+	b, err := os.ReadFile(h.Dir.Path(config.File))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return turnstone.DigestBytes(b), nil
+}
 
 // Room reports that the disk of the state directory is nearly full.
 func (h *Host) Room() error {

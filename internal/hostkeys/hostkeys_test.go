@@ -44,7 +44,7 @@ func gone(t *testing.T, path string) {
 // TestForgotten: a key that a client sent opens its domains and keeps its folder in memory until the
 // last use, and for the idle time after.
 func TestForgotten(t *testing.T) {
-	k := keys(t, "[keys]\nseal = \"session\"\nwrap = \"client\"\nidle = \"1s\"\n")
+	k := keys(t, "[keys]\nseal = \"session\"\nwrap = \"client\"\nidle = \"5s\"\n")
 	secret := make([]byte, 32)
 	secret[0] = 1
 	name, err := k.Give(secret)

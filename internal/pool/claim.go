@@ -78,6 +78,7 @@ func (p *Pool[M]) enter(k Key) (*claim[M], *shelf[M], error) {
 	}
 	p.order++
 	s.touched = p.o.Since()
+	s.calm = s.touched + p.o.Calm
 	return &claim[M]{number: p.order, result: make(chan result[M], 1)}, s, nil
 }
 

@@ -36,6 +36,7 @@ func (p *Pool[M]) missing() (found *shelf[M]) {
 			continue
 		}
 		if len(s.ready)+s.making-len(s.queue) >= s.target.Min || p.o.Since() < s.retry ||
+			p.o.Since() < s.calm && 2*(len(s.ready)+s.making) >= s.target.Min ||
 			p.o.Room != nil && !p.o.Room(s.key, p.memory) || !p.fits(s) {
 			continue
 		}

@@ -68,6 +68,9 @@ type Options[M Machine] struct {
 	// Every is the time between two health checks of a machine, and CheckTime bounds one check.
 	// Defaults: 15 seconds, 2 seconds.
 	Every, CheckTime time.Duration
+	// Calm is how long after a claim the pool makes no machine, while half of Min or more wait: what a
+	// claim is for begins at once, and a make would take its processors. Default: no time.
+	Calm time.Duration
 	// Since returns the time since an arbitrary moment, for tests; nil: a monotonic clock.
 	Since func() time.Duration
 	// Event is called for what an operator should know, outside of the pool's lock; nil: nothing.
@@ -125,6 +128,7 @@ type shelf[M Machine] struct {
 	key     Key
 	target  Target
 	touched time.Duration // the last claim, or the last target
+	calm    time.Duration // until when makes may wait
 	ready   []*entry[M]   // oldest first
 	queue   []*claim[M]   // oldest first
 	making  int

@@ -210,6 +210,36 @@ func TestFillsAndRefills(t *testing.T) {
 	})
 }
 
+// TestCalm: after a claim the pool makes no machine for a while, unless fewer than half wait.
+func TestCalm(t *testing.T) {
+	calm := func(_ *world, o *Options[*machine]) { o.Calm = 200 * time.Millisecond }
+	in(t, calm, func(t *testing.T, w *world, p *Pool[*machine]) {
+		p.SetTarget(keyA, Target{Min: 4, Max: 5})
+		synctest.Wait()
+		want := func(ready, made int) {
+			t.Helper()
+			synctest.Wait()
+			if s := stats(t, p, keyA); s.Ready != ready || int(s.Made) != made {
+				t.Errorf("%d are ready and %d made, not %d and %d", s.Ready, s.Made, ready, made)
+			}
+		}
+		want(4, 4) // a new target is no claim
+		var all []*machine
+		claim := func() { all = append(all, claimOne(t, p, keyA)) }
+		claim()
+		want(3, 4)
+		claim()
+		want(2, 4)
+		claim() // fewer than half: one is made at once
+		want(2, 5)
+		time.Sleep(2 * time.Second) // a look, after the calm
+		want(4, 7)
+		for _, m := range all {
+			_ = m.Close()
+		}
+	})
+}
+
 func TestUnknownKey(t *testing.T) {
 	in(t, nil, func(t *testing.T, w *world, p *Pool[*machine]) {
 		_, err := p.Claim(t.Context(), keyA)

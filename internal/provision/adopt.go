@@ -83,6 +83,12 @@ func rehearse(ctx context.Context, c *wire.Client, user string) error {
 	return c.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: id})
 }
 
+// park has a shell loaded that the user's first command may begin in. Where that cannot be done, the
+// command starts its own.
+func park(ctx context.Context, c *wire.Client, user string) {
+	_ = c.ProcessPrepare(ctx, &wire.ProcessPrepareParams{Program: "bash", User: user})
+}
+
 // adoptable reports why a sandbox that was started for made cannot be one of spec; nil: it can. The
 // error is of kind Unavailable.
 func adoptable(made, spec sandboxes.Spec) error {

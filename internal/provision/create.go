@@ -119,6 +119,7 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 			_ = s.Close()
 			return nil, none, err
 		}
+		park(ctx, s.Client(), d.User)
 		return &spare{s, h, spec, d}, d, nil
 	}
 	return s, d, nil
@@ -167,7 +168,8 @@ func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	dir := req.From
 	if dir == "" {
 		var remove func()
-		if dir, remove, err = Unpack(ctx, h, src, substrate.PackedDir(req.Kept)); err != nil {
+		if dir, remove, err = Unpack(ctx, src, substrate.PackedDir(req.Kept),
+			sandboxes.NewStore(h.Dir.Root).Folder); err != nil {
 			return nil, err
 		}
 		defer remove()
@@ -175,15 +177,15 @@ func revive(ctx context.Context, h *host.Host, p *plan.Plan, req CreateRequest,
 	return h.Launcher.Revive(ctx, start, src, dir)
 }
 
-// Unpack creates a folder for a restore from the files that Keep has written of a machine like
-// src's.
-func Unpack(ctx context.Context, h *host.Host, src *sandbox.Source, kept substrate.PackedFiles) (
-	dir string, remove func(), err error) {
+// Unpack creates a folder for a restore, in one that folder creates, from the files that Keep has
+// written of a machine like src's.
+func Unpack(ctx context.Context, src *sandbox.Source, kept substrate.PackedFiles,
+	folder func() (string, func(), error)) (dir string, remove func(), err error) {
 	k, err := src.Keeper()
 	if err != nil {
 		return "", nil, err
 	}
-	tmp, remove, err := sandboxes.NewStore(h.Dir.Root).Folder()
+	tmp, remove, err := folder()
 	if err != nil {
 		return "", nil, err
 	}

@@ -24,6 +24,8 @@ type Setup struct {
 	Env  []string         // environment of the processes: the plan's and the link's
 	Link *netplan.Link    // serves the plan's network; nil: no network
 	Home *homes.Home      // its home directory; nil: none
+	// Ahead is the place of a turn whose sandbox may wait already; nil: it is started.
+	Ahead *Ahead
 	// Script returns what the sandbox does before its host is connected, after SetSession: see
 	// sandbox.Request. user is the user of the template. Nil: nothing.
 	Script func(ctx context.Context, user string) ([]substrate.Call, error)
@@ -64,6 +66,9 @@ func Start(ctx context.Context, h *host.Host, su Setup, base Base, progress func
 	req, err := Request(ctx, h, su, progress, clock)
 	if err != nil {
 		return nil, err
+	}
+	if s := claim(ctx, h, su, base, &req, clock); s != nil {
+		return s, nil
 	}
 	req.Prepare = func(ctx context.Context, m *substrate.Machine) (func(), error) {
 		return below(ctx, h, su, base, &req, m)

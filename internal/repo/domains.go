@@ -75,6 +75,9 @@ func (cs *ContextStore) Needs(b *store.Batch) []turnstone.Digest {
 	return b.Needs()
 }
 
+// Of returns the domain whose view cs is; empty: it is the public part.
+func (cs *ContextStore) Of() turnstone.DomainID { return cs.domain }
+
 // Sealed reports whether cs is the view of a domain.
 func (cs *ContextStore) Sealed() bool { return cs.domain != "" }
 

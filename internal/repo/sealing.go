@@ -262,7 +262,7 @@ func (x *Repo) sealFolder(d *seal.Domain, t turnstone.Turn) error {
 }
 
 // sweepMemory removes what sealed sessions have left in memory: the images of domains that no session
-// has, and the files of turns whose processes were killed.
+// has, and the files of turns and sandboxes whose processes were killed.
 func (x *Repo) sweepMemory(ctx context.Context, cs *ContextStore) error {
 	domains, err := cs.DB.Domains(ctx)
 	if err != nil || len(domains) == 0 && !x.Dir.HasMemory() {
@@ -278,14 +278,15 @@ func (x *Repo) sweepMemory(ctx context.Context, cs *ContextStore) error {
 			err = errors.Join(err, x.Dir.ForgetMemory("images", e.Name()))
 		}
 	}
-	turns, _ := os.ReadDir(filepath.Join(top, "turns"))
-	for _, e := range turns {
-		dir := filepath.Join(top, "turns", e.Name())
-		lock, lerr := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
-		if lerr != nil {
-			continue // its turn runs, or it is gone
+	for _, kind := range []string{"turns", MemoryOfSandboxes, MemoryOfMachines} {
+		left, _ := filepath.Glob(filepath.Join(top, kind, "*"))
+		for _, dir := range left {
+			lock, lerr := LockFolder(dir, unix.LOCK_EX|unix.LOCK_NB)
+			if lerr != nil {
+				continue // its process runs, or it is gone
+			}
+			err = errors.Join(err, os.RemoveAll(dir), lock.Close())
 		}
-		err = errors.Join(err, os.RemoveAll(dir), lock.Close())
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
@@ -25,6 +26,25 @@ func LockFolder(dir string, how int) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// MemoryFolder creates a folder in memory for files of a sealed session, among those of one kind.
+// remove removes it; gc removes one whose process was killed.
+func MemoryFolder(h *statedir.Dir, kind, name string) (dir string, remove func(), err error) {
+	if dir, err = h.Memory(kind, name); err != nil {
+		return "", nil, err
+	}
+	lock, err := LockFolder(dir, unix.LOCK_EX)
+	if err != nil {
+		return "", nil, turnstone.NewError("executor.memory", turnstone.KindUnavailable, dir, err)
+	}
+	return dir, func() { _ = os.RemoveAll(dir); _ = lock.Close() }, nil
+}
+
+// The kinds of folders in memory, besides those of turns and images.
+const (
+	MemoryOfSandboxes = "sandboxes" // commands of sandboxes and their outputs
+	MemoryOfMachines  = "machines"  // machines that are saved or restored
+)
 
 // sweepCaptures removes from the folder of an interrupted turn, whose lock the caller holds, the
 // files that its receipt does not name: outputs of the interrupted step, and partly written files.

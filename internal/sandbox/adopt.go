@@ -2,12 +2,8 @@ package sandbox
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"time"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/wire"
 )
@@ -38,17 +34,7 @@ func (s *Sandbox) Adopt(ctx context.Context, a Adoption) error {
 		settings <- c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: a.Cwd,
 			User: a.User, Env: a.Env})
 	}()
-	id := make([]byte, 16)
-	p := wire.SandboxRenewParams{Entropy: make([]byte, 64), Hostname: a.Hostname,
-		Time: time.Now().Format(time.RFC3339Nano)}
-	_, _ = rand.Read(id) // documented never to fail
-	_, _ = rand.Read(p.Entropy)
-	p.MachineID = hex.EncodeToString(id)
-	res, err := c.SandboxRenew(ctx, &p)
-	if err == nil && !res.Reseeded {
-		err = turnstone.Errorf("executor.adopt", turnstone.KindIntegrity, string(s.ID()),
-			"the sandbox did not confirm fresh random numbers; it is not used")
-	}
+	err := s.reseed(ctx, a.Hostname)
 	return s.CauseOf(errors.Join(err, <-settings))
 }
 

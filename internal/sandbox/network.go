@@ -32,26 +32,26 @@ type guestNetwork struct {
 	card  bool   // the machine has its own; otherwise the agent creates one after each renew
 	mac   string // of the agent's card
 
+	// frames are those of the card of a sandbox that waits for its user, which nobody serves; nil: none
+	frames io.ReadWriteCloser
+
 	ctx    context.Context // of Serve
 	cancel context.CancelFunc
 	serves sync.WaitGroup
 }
 
-// makeNetwork creates the requested network for s, which need not exist yet: none if its shape has
-// none. The network ends with s.Close. The error is of kind Invalid if a rule is invalid.
-func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
+// makeNetwork creates the network that req requests for s, which need not exist yet: none if its
+// shape has none. The network ends with s.Close. The error is of kind Invalid if a rule is invalid.
+func (s *Sandbox) makeNetwork(ctx context.Context, req *Request) (err error) {
 	if !s.source.Shape.Network {
 		return nil
 	}
 	n := &guestNetwork{watch: network.NewWatch()}
 	_, n.card = s.machine.(substrate.Networker)
-	opts := want.Options(n.watch)
-	if !n.card {
-		opts.MTU = network.LargeMTU
-	}
-	var err error
-	if n.stack, err = netstack.New(opts); err != nil {
-		return err
+	if !req.ahead { // Claim makes its stack
+		if n.stack, err = netstack.New(n.options(req.Network)); err != nil {
+			return err
+		}
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	mac := make([]byte, 4)
@@ -59,6 +59,15 @@ func (s *Sandbox) makeNetwork(ctx context.Context, want Network) error {
 	n.mac = fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3])
 	s.net = n
 	return nil
+}
+
+// options returns the options of the stack that want describes.
+func (n *guestNetwork) options(want Network) netstack.Options {
+	opts := want.Options(n.watch)
+	if !n.card {
+		opts.MTU = network.LargeMTU
+	}
+	return opts
 }
 
 // attachNetwork connects the configured sandbox s to its network, if it has one. Its errors are
@@ -103,13 +112,22 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 		return nil
 	}
 	n.serves.Wait() // the previous stream has ended with its link
-	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: n.mac,
-		MTU: network.LargeMTU, Network: guestNetworkParams()})
+	frames, err := s.networkStream(ctx)
 	if err != nil {
-		return s.CauseOf(err)
+		return err
 	}
 	n.serve(frames)
 	return nil
+}
+
+// networkStream makes the agent's card, and returns its frames.
+func (s *Sandbox) networkStream(ctx context.Context) (io.ReadWriteCloser, error) {
+	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: s.net.mac,
+		MTU: network.LargeMTU, Network: guestNetworkParams()})
+	if err != nil {
+		return nil, s.CauseOf(err)
+	}
+	return frames, nil
 }
 
 // serve carries frames until they end, or the network ends.
@@ -124,7 +142,9 @@ func (n *guestNetwork) close() {
 		return
 	}
 	n.cancel()
-	_ = n.stack.Close()
+	if n.stack != nil {
+		_ = n.stack.Close()
+	}
 	n.serves.Wait()
 }
 

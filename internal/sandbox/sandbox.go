@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -32,8 +33,12 @@ type Sandbox struct {
 	port   *wire.Port          // nil: the machine was attached
 	cpus   int                 // that its kernel has brought up; 0: unknown
 
-	net   *guestNetwork  // nil: none
-	meter *metered.Meter // gets what was used; nil: nobody does
+	net       *guestNetwork  // nil: none
+	meter     *metered.Meter // gets what was used; nil: nobody does
+	meterOnce sync.Once
+
+	launcher *Launcher   // nil: the machine was attached
+	leaving  atomic.Bool // see CloseSoon
 
 	usedMu sync.Mutex
 	used   turnstone.Used // so far
@@ -99,9 +104,14 @@ func (s *Sandbox) Origin() *turnstone.Origin {
 	if s.driver == nil {
 		return nil
 	}
-	m := &turnstone.Origin{Kernel: s.source.KernelDigest, Init: s.source.InitDigest,
-		Agent: s.source.AgentDigest, Root: s.source.RootDigest}
-	if p, ok := s.driver.(interface{ ProgramDigest() turnstone.Digest }); ok {
+	return OriginOf(&Source{Machine: s.source, Driver: s.driver})
+}
+
+// OriginOf returns what machines of src are made of.
+func OriginOf(src *Source) *turnstone.Origin {
+	m := &turnstone.Origin{Kernel: src.Machine.KernelDigest, Init: src.Machine.InitDigest,
+		Agent: src.Machine.AgentDigest, Root: src.Machine.RootDigest}
+	if p, ok := src.Driver.(interface{ ProgramDigest() turnstone.Digest }); ok {
 		m.Program = p.ProgramDigest()
 	}
 	return m
@@ -157,8 +167,8 @@ func (s *Sandbox) Close() error {
 	_ = s.Used() // the machine's end takes the processor time away
 	err := s.machine.Close()
 	s.net.close()
+	s.count()
 	s.freeOnce.Do(func() {
-		s.meter.Add(s.Used())
 		if s.free != nil {
 			s.free()
 		}
@@ -176,6 +186,11 @@ func (s *Sandbox) Close() error {
 		_ = s.client.Close()
 	}
 	return err
+}
+
+// count adds what the sandbox used to its meter.
+func (s *Sandbox) count() {
+	s.meterOnce.Do(func() { s.meter.Add(s.Used()) })
 }
 
 // Guard ends the machine if ctx has ended and release is not called soon afterwards: a guest is

@@ -9,6 +9,7 @@ import (
 	mrand "math/rand/v2"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -35,6 +36,8 @@ type Launcher struct {
 	Wrap func(substrate.Substrate) substrate.Substrate
 	// Drivers opens drivers in the place of the real ones, for tests; nil: the real ones.
 	Drivers Drivers
+
+	ending sync.WaitGroup // sandboxes that CloseSoon ends
 }
 
 // Drivers opens the driver called name: see driver.Chooser.
@@ -79,6 +82,7 @@ type Request struct {
 	Progress func(string)      // called before long operations
 	Lap      func(what string) // called at the end of each phase
 
+	ahead   bool   // its user is not known yet: see StartAhead
 	scratch string // the serial number of the disk that takes the sandbox's writes
 }
 
@@ -185,12 +189,18 @@ func (l *Launcher) start(ctx context.Context, req *Request, src *Source) (*Sandb
 	if err != nil {
 		return nil, err
 	}
-	s.meter = metered.From(ctx)
+	if !req.ahead {
+		s.meter = metered.From(ctx)
+	}
 	req.Lap("restore")
-	if err = s.makeNetwork(ctx, req.Network); err == nil { // while the machine starts
+	if err = s.makeNetwork(ctx, req); err == nil { // while the machine starts
 		err = s.connect(ctx, req)
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case req.ahead:
+		err = s.holdNetwork(ctx)
+	default:
 		err = s.attachNetwork(ctx, req.Network)
 	}
 	if err != nil {
@@ -221,7 +231,7 @@ func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir str
 	_, _ = rand.Read(id) // documented never to fail
 	renew := wire.SandboxRenewParams{Hostname: s.hostname(&req), MachineID: hex.EncodeToString(id)}
 	if err = s.renew(ctx, renew); err == nil {
-		err = s.makeNetwork(ctx, req.Network)
+		err = s.makeNetwork(ctx, &req)
 	}
 	if err == nil {
 		err = s.Distrust(ctx, req.Network.Trust)
@@ -239,7 +249,11 @@ func (l *Launcher) Revive(ctx context.Context, req Request, src *Source, dir str
 // take starts a machine in one of the places for sandboxes.
 func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandbox, error)) (
 	*Sandbox, error) {
-	slot, err := l.slot(req.Slots)
+	slots := req.Slots
+	if req.ahead { // Claim takes one
+		slots = 0
+	}
+	slot, err := l.slot(slots)
 	if err != nil {
 		return nil, err
 	}
@@ -250,7 +264,7 @@ func (l *Launcher) take(req *Request, src *Source, start func() (substrate.Sandb
 	}
 	req.scratch = vm.Scratch()
 	s := l.of(vm, src.Machine, req)
-	s.slot, s.driver = slot, src.Driver
+	s.slot, s.driver, s.launcher = slot, src.Driver, l
 	s.about.Substrate, s.about.Isolation = src.Driver.Name(), src.Driver.Isolation()
 	return s, nil
 }
@@ -271,6 +285,15 @@ func (l *Launcher) Connect(vm substrate.Sandbox, tmpl *turnstone.Template) (*San
 // slot takes one of the places for concurrent sandboxes. The places are locks, so that a place
 // becomes free again however its holder ends.
 func (l *Launcher) slot(limit int) (*statedir.Lock, error) {
+	lock, err := l.trySlot(limit)
+	if turnstone.KindOf(err) == turnstone.KindExhausted {
+		l.Wait() // a sandbox that is about to end has a place
+		lock, err = l.trySlot(limit)
+	}
+	return lock, err
+}
+
+func (l *Launcher) trySlot(limit int) (*statedir.Lock, error) {
 	if limit == 0 {
 		return nil, nil
 	}

@@ -76,12 +76,14 @@ func TestEnsureBuildsOnce(t *testing.T) {
 func TestManyAtOnceBuildOnce(t *testing.T) {
 	s, n := counting(t)
 	quick := s.build
+	var waited atomic.Int32
 	s.build = func(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
 		p func(string)) (*built, error) {
-		time.Sleep(50 * time.Millisecond)
+		for waited.Load() < 5 { // until all others wait
+			time.Sleep(time.Millisecond)
+		}
 		return quick(ctx, spec, out, tempDir, log, p)
 	}
-	var waited atomic.Int32
 	var wg sync.WaitGroup
 	for range 6 {
 		wg.Go(func() {

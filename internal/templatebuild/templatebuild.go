@@ -171,7 +171,7 @@ func (w *layerWork) step(ctx context.Context, step template.LayerStep) error {
 // keep stores the sandbox's changes.
 func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 	commit func(turnstone.TemplateLayer) error) error {
-	changes, err := collect.Take(ctx, w.s, nil, bounds)
+	changes, err := collect.Take(ctx, w.s, nil, bounds, false)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -88,31 +89,30 @@ func TestProgressQuiet(t *testing.T) {
 }
 
 func TestProgressLive(t *testing.T) {
-	var out screen
-	p := newProgress(&out, style{live: true, colors: true, width: func() int { return 30 }}, 1)
-	step := &document.Step{Index: 1, Name: "train"}
-	p.StepStarted(step)
-	p.StepOutput(step, turnstone.Stdout, []byte("a line that goes on and on and on without an end"))
-	deadline := time.Now().Add(10 * time.Second)
-	for !strings.Contains(out.String(), "train 0.4s") && time.Now().Before(deadline) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	p.StepFinished(step, turnstone.StepReport{Status: turnstone.StepPassed})
-	p.Close()
-	got := out.String()
-	for _, want := range []string{
-		"step 1/1 train",
-		"train 0.4s | a line that goe…", // it ticks, and stays within the width
-		"\r\x1b[2K  | a line that goes on and on and on without an end\n",
-		green + "passed",
-	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no %q in %q", want, got)
+	synctest.Test(t, func(t *testing.T) {
+		var out screen
+		p := newProgress(&out, style{live: true, colors: true, width: func() int { return 30 }}, 1)
+		step := &document.Step{Index: 1, Name: "train"}
+		p.StepStarted(step)
+		p.StepOutput(step, turnstone.Stdout, []byte("a line that goes on and on and on without an end"))
+		time.Sleep(500 * time.Millisecond)
+		p.StepFinished(step, turnstone.StepReport{Status: turnstone.StepPassed})
+		p.Close()
+		got := out.String()
+		for _, want := range []string{
+			"step 1/1 train",
+			"train 0.4s | a line that goe…", // it ticks, and stays within the width
+			"\r\x1b[2K  | a line that goes on and on and on without an end\n",
+			green + "passed",
+		} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in %q", want, got)
+			}
 		}
-	}
-	if !strings.HasSuffix(got, "(0.0s)\n") {
-		t.Errorf("the live line is left over: %q", got[max(0, len(got)-100):])
-	}
+		if !strings.HasSuffix(got, "(0.0s)\n") {
+			t.Errorf("the live line is left over: %q", got[max(0, len(got)-100):])
+		}
+	})
 }
 
 // A step that prints without newlines does not make progress hold all of its output.

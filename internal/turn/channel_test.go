@@ -59,7 +59,7 @@ func TestBrokenChannel(t *testing.T) {
 func TestSilentAgent(t *testing.T) {
 	silent := new(atomic.Bool)
 	m, r, s := runNoisy(t, silent,
-		"```bash name=a timeout=1s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
+		"```bash name=a timeout=6s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",
 		func(*sandboxtest.Guest) { silent.Store(true) })
 	result, err := r.runSteps(t.Context(), t.Context(), roomy, s)
 	if result != turnstone.ResultTimedOut || err != nil || !s.Ended() {

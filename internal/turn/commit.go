@@ -117,7 +117,13 @@ func (r *run) record(ctx context.Context, l *state.Collected) (rec *turnstone.Tu
 	if rec.Trace, err = r.putTrace(ctx, l, rec); err != nil {
 		return nil, text, err
 	}
-	rec.VM = r.snapshot.Ref()
+	if rec.VM = r.snapshot.Ref(); rec.VM != nil {
+		for _, f := range rec.VM.Files { // another batch has put them
+			if err := l.Batch.Refer(ctx, f.Content); err != nil {
+				return nil, text, err
+			}
+		}
+	}
 	if r.shape.Network {
 		if rec.Network, err = r.tape.Keep(ctx, l.Batch, &r.plan.Net.Asked,
 			r.obs.Preparing); err != nil {

@@ -30,7 +30,8 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 		return nil, sandbox.Interrupted(ctx, err, "while the sandbox was prepared")
 	}
 	defer func() {
-		if r.paused == nil || left == nil { // otherwise the session's machine is paused
+		// Otherwise the session's machine is paused, or already about to end.
+		if (r.paused == nil || left == nil) && !(left != nil && s.Leaving()) {
 			_ = s.Close()
 		}
 		r.clock.Lap("close")
@@ -124,6 +125,10 @@ func (r *run) open(ctx context.Context) (*sandbox.Sandbox, error) {
 				"this turn has lifetime: turn")
 		}
 		_, base := r.startsOn()
+		if r.again == nil && r.from == nil && !r.at.Replay {
+			su.Ahead = provision.AheadOf(ctx, r.plan, base, r.at.Session.ID)
+			r.setup.Ahead = su.Ahead
+		}
 		return provision.Start(ctx, r.host, su, base, r.obs.Preparing, r.clock)
 	}
 	o, err := paused.Open(ctx, r.host, paused.Turn{Setup: su, At: r.at.Base, Session: r.at.Session,
@@ -202,7 +207,8 @@ func (r *run) collectWith(ctx context.Context, s *sandbox.Sandbox, parts uint64,
 	req := state.Request{Image: r.plan.Image, Store: r.at.Context.Store,
 		Templates: r.host.Templates,
 		Parent:    r.at.State, Home: r.setup.Home, Secrets: r.plan.Secrets, Bounds: r.host.Bounds(r.plan, parts),
-		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing}
+		Inherited: r.setup.Link.Inherited, Tell: r.obs.Preparing,
+		Soon: !r.tape.Recording()} // the end of a recording is the network's
 	switch {
 	case r.done != nil:
 		req.Base, req.Pause = r.done.Base, r.done.Pause

@@ -202,9 +202,7 @@ func (r *run) locate(ctx context.Context) error {
 func (r *run) seal(p *plan.Plan) error {
 	cs := r.at.Context
 	for what, asked := range map[string]bool{
-		"home: " + p.Home:                          p.Home != "",
-		"lifetime: " + string(p.Lifetime):          p.Lifetime == turnstone.LifetimeSession,
-		"snapshot: " + string(document.SnapshotVM): p.Snapshot == document.SnapshotVM,
+		"home: " + p.Home: p.Home != "",
 	} {
 		if asked {
 			if err := cs.NotSealed(what); err != nil {
@@ -308,6 +306,9 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	}
 	r.keepReceipt(c.receipt)
 	r.clock.Lap("keep")
+	if err == nil && left != nil && !c.diverged {
+		provision.Offer(ctx, r.host, r.setup, r.at.Context, r.info.ID, c.state)
+	}
 	return c
 }
 

@@ -26,6 +26,7 @@ type observer struct {
 	events []string
 	output strings.Builder
 	onStep func(step *document.Step)
+	onText func()
 }
 
 func (o *observer) Preparing(what string) {
@@ -49,6 +50,9 @@ func (o *observer) StepOutput(_ *document.Step, _ turnstone.Stream, p []byte) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.output.Write(p)
+	if o.onText != nil {
+		o.onText()
+	}
 }
 
 func (o *observer) add(e string) {
@@ -234,9 +238,9 @@ func TestTurns(t *testing.T) {
 // TestKillGrace checks that a step that was killed in time leaves the machine to the next step.
 func TestKillGrace(t *testing.T) {
 	x := testRunner(turntest.Home(t))
-	x.host.Launcher.KillGrace = 2 * time.Second
+	x.host.Launcher.KillGrace = 8 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b",
-		"sleep 5; echo alive")
+		"sleep 10; echo alive")
 	turn, err := x.Run(t.Context(), plan.Request{Document: parse(t, doc)}, &observer{})
 	if err != nil || turn.Result != turnstone.ResultPassed || turn.Steps[1].Stdout != "alive\n" {
 		t.Errorf("%v, %+v", err, turn)
@@ -256,7 +260,7 @@ func TestDisobedience(t *testing.T) {
 		t.Errorf("exec: %v", err)
 	}
 	turn, err := x.Run(t.Context(),
-		plan.Request{Document: parse(t, step("name=a timeout=2s", escape)+step("name=b", "true"))},
+		plan.Request{Document: parse(t, step("name=a timeout=6s", escape)+step("name=b", "true"))},
 		&observer{})
 	if err != nil || turn.Result != turnstone.ResultTimedOut ||
 		turn.Steps[0].Status != turnstone.StepTimeout || turn.State == "" {
@@ -305,7 +309,7 @@ func TestReceiptRunsAgain(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	obs := &observer{onStep: func(*document.Step) { time.AfterFunc(2*time.Second, cancel) }}
+	obs := &observer{onText: cancel}
 	turn := runDoc(t, ctx, plan.Request{Document: parse(t, step("name=a", "echo begun; sleep 600")+
 		step("name=b", "true"))}, obs)
 	if turn.Result != turnstone.ResultError || !strings.Contains(turn.Error, "interrupted") ||

@@ -231,7 +231,7 @@ func TestKeepAlive(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	c, err := Dialer{ping: time.Millisecond}.Dial(t.Context(),
+	c, err := Dialer{ping: 100 * time.Millisecond}.Dial(t.Context(),
 		"ws"+strings.TrimPrefix(s.URL, "http"), nil)
 	if err != nil {
 		t.Fatal(err)

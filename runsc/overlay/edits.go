@@ -199,6 +199,17 @@ var edits = []edit{
 `, `import (
 `},
 
+	// Clocks: each read of one is a system call until the vDSO knows their rates, which takes two
+	// samples, one second apart. A restored sandbox has done its work by then.
+	soonReady("at the start", "		", "		t.updaterState.Store(updaterActive)\n"),
+	soonReady("at the first use", "			", "		}\n"),
+	{"clocks: no rate of samples that are too close", "pkg/sentry/time/calibrated_clock.go",
+		"	c.updateParams(Parameters{\n", `	if !c.ready && maxHz-minHz > maxHz/1000 {
+		return Parameters{}, false
+	}
+	c.updateParams(Parameters{
+`},
+
 	// Deterministic sandboxes: see pkg/sentry/kernel/turnstone.go.
 	insert("deterministic: random numbers", "pkg/rand/rand_linux.go",
 		`func (b *bufferedReader) Read(p []byte) (int, error) {
@@ -342,6 +353,14 @@ var edits = []edit{
 
 	case linux.PR_SET_PDEATHSIG:
 `},
+	// Where a process's arguments and environment are: gVisor knows only the executable.
+	{"prctl: a map of the process's memory", "pkg/sentry/syscalls/linux/sys_prctl.go",
+		`	case linux.PR_SET_MM:
+`, `	case linux.PR_SET_MM:
+		if args[1].Int() == linux.PR_SET_MM_MAP {
+			return 0, nil, setMap(t, args[2].Pointer(), args[3].Uint64())
+		}
+`},
 	insert("deterministic: pipes of the agent, the field", "pkg/sentry/kernel/pipe/pipe.go",
 		`type Pipe struct {
 `, `	// OfAgent says that the agent of a deterministic sandbox made the pipe.
@@ -439,6 +458,16 @@ var edits = []edit{
 
 // insert returns an edit that adds text after a piece.
 func insert(name, file, piece, text string) edit { return edit{name, file, piece, piece + text} }
+
+// soonReady returns an edit that takes the second sample of the clocks soon after the first.
+func soonReady(when, indent, after string) edit {
+	lines := func(pause string) string {
+		return indent + "t.timer.Reset(" + pause + ")\n" + indent + "t.update(true)\n" + after
+	}
+	const second = "sentrytime.ApproxUpdateInterval"
+	return edit{"clocks: ready soon, " + when, "pkg/sentry/kernel/timekeeper.go", lines(second),
+		lines(second + " / 20")}
+}
 
 // attributes returns an edit that accepts the attributes of inodes with a layout.
 func attributes(layout, method string) edit {

@@ -248,7 +248,8 @@ func TestClientIsGone(t *testing.T) {
 // its client wait for each other: that time was no time without a connection.
 func TestSilentCommand(t *testing.T) {
 	f := newFar(t, func(int) int64 { return 0 })
-	a, began := f.access(), filepath.Join(t.TempDir(), "began")
+	a, dir := f.access(), t.TempDir()
+	began, over := filepath.Join(dir, "began"), filepath.Join(dir, "over")
 	a.Linger = 5 * time.Second
 	lost := make(chan struct{})
 	go func() {
@@ -261,14 +262,18 @@ func TestSilentCommand(t *testing.T) {
 		}
 		time.Sleep(a.Linger + 500*time.Millisecond)
 		f.mu.Lock()
-		defer f.mu.Unlock()
 		for _, c := range f.open {
 			_ = c.Close()
+		}
+		f.mu.Unlock()
+		if err := os.WriteFile(over, nil, 0o600); err != nil {
+			t.Error(err)
 		}
 	}()
 	var out bytes.Buffer
 	exit, err := a.Exec(t.Context(), "sb", access.Command{Argv: []string{"sh", "-c",
-		"touch " + began + "; sleep 7; echo done; exit 3"}, Stdout: &out})
+		"touch " + began + "; until [ -e " + over + " ]; do sleep 0.1; done; echo done; exit 3"},
+		Stdout: &out})
 	<-lost
 	if err != nil || exit.ExitCode != 3 || out.String() != "done\n" || f.dials < 2 {
 		t.Errorf("%+v %q %v after %d connections", exit, out.String(), err, f.dials)

@@ -243,7 +243,7 @@ func (b *bench) nothingLeft(t testing.TB) {
 	if entries, _ := os.ReadDir(b.s.home.Path(cellsDir)); len(entries) > 0 {
 		t.Errorf("left behind: %v", entries)
 	}
-	for until := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		left := processes(t, b.dir)
 		if len(left) == 0 {
 			return

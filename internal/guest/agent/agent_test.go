@@ -116,7 +116,7 @@ func (h *harness) step(language, script string) ran {
 	var stdout, stderr bytes.Buffer
 	var r ran
 	var mu sync.Mutex
-	ctx, cancel := context.WithTimeout(h.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(h.t.Context(), 2*time.Minute)
 	defer cancel()
 	fin, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "s",
 		Language: wire.ShellExecuteLanguage(language), Trace: &h.trace, User: h.user},

@@ -41,7 +41,7 @@ func TestAttachAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := make(map[int64]bool)
-	for timeout := time.After(20 * time.Second); ; {
+	for timeout := time.After(2 * time.Minute); ; {
 		select {
 		case v := <-l.events:
 			switch e := v.(type) {

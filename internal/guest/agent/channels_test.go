@@ -157,7 +157,7 @@ func TestChannelIsNotTheHost(t *testing.T) {
 	}
 	if want := []string{"Sandbox.configure", "Sandbox.suspend", "Sandbox.renew", "Sandbox.network",
 		"Sandbox.seal", "Sandbox.activity", "Sandbox.record", "Sandbox.setDefaults",
-		"State.freeze", "State.export", "State.thaw"}; !slices.Equal(hosts, want) {
+		"Process.prepare", "State.freeze", "State.export", "State.thaw"}; !slices.Equal(hosts, want) {
 		t.Errorf("the host's commands are %q, not %q", hosts, want)
 	}
 	echo(t, g.connect(), "another channel")

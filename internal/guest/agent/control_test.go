@@ -25,7 +25,7 @@ func TestTerminal(t *testing.T) {
 	see := func(text string) {
 		t.Helper()
 		all := ""
-		for deadline := time.After(20 * time.Second); !strings.Contains(all, text); {
+		for deadline := time.After(2 * time.Minute); !strings.Contains(all, text); {
 			select {
 			case v := <-l.events:
 				if e, ok := v.(*wire.ProcessOutputEvent); ok {

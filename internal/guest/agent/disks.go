@@ -195,8 +195,8 @@ func (s *shell) Thaw(context.Context, *wire.Conn) error {
 // disk or start a process that could.
 func needsDisk(method string) bool {
 	switch method {
-	case wire.MethodProcessStart, wire.MethodShellExecute, wire.MethodStateSetSession,
-		wire.MethodFileSystemWrite, wire.MethodFileSystemMkdir, wire.MethodFileSystemMove,
+	case wire.MethodProcessStart, wire.MethodProcessPrepare, wire.MethodShellExecute,
+		wire.MethodStateSetSession, wire.MethodFileSystemWrite, wire.MethodFileSystemMkdir, wire.MethodFileSystemMove,
 		wire.MethodFileSystemRemove, wire.MethodFileSystemUnpack, wire.MethodSandboxNetwork:
 		return true
 	}

@@ -46,7 +46,7 @@ func (h *harness) listen(hold func(any)) *listener {
 // next returns the next event of a type.
 func next[E any](l *listener) *E {
 	l.t.Helper()
-	for timeout := time.After(20 * time.Second); ; {
+	for timeout := time.After(2 * time.Minute); ; {
 		select {
 		case v := <-l.events:
 			if e, ok := v.(*E); ok {
@@ -71,7 +71,7 @@ func (l *listener) collect(id string) collected {
 	l.t.Helper()
 	c := collected{out: map[wire.ProcessStream]string{}, first: map[wire.ProcessStream]int64{}}
 	at := map[wire.ProcessStream]int64{}
-	for timeout := time.After(60 * time.Second); c.exit == nil; {
+	for timeout := time.After(2 * time.Minute); c.exit == nil; {
 		select {
 		case v := <-l.events:
 			switch e := v.(type) {

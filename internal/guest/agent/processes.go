@@ -65,6 +65,13 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 	return &wire.ProcessStartResult{ProcessID: proc.ID, PID: int64(proc.Number())}, nil
 }
 
+// Prepare implements Process.prepare.
+func (s *processes) Prepare(_ context.Context, _ *wire.Conn, p *wire.ProcessPrepareParams) error {
+	env := s.a.shell.baseEnv()
+	_, user := s.a.defaults.of("", p.User, "")
+	return s.a.procs.Park(p.Program, user, env)
+}
+
 // attachAtStart returns a function that attaches to a process before any of its output is read.
 // Sending begins after the answer to the command.
 func (cl *client) attachAtStart(ctx context.Context, st *step, want [2]wanted,

@@ -65,8 +65,10 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn,
 	return res, nil
 }
 
-// hold stops all processes.
+// hold stops all processes. A parked one ends: it is stopped in a way of its own, and copies of the
+// machine must not share its random numbers.
 func (a *Agent) hold(ctx context.Context) error {
+	a.procs.Unpark()
 	if a.opt.Groups == nil {
 		return nil // in a test
 	}

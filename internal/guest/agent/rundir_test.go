@@ -37,7 +37,7 @@ func TestOccupiedRunDir(t *testing.T) {
 			if r.stdout != "hi\nbye\n" || r.finished.StateLost {
 				t.Errorf("%+v", r)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Fatal("the step does not begin")
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -108,59 +107,4 @@ func mountedLayers(layers []string) (lower, context []string, err error) {
 		context = append(context, filepath.Join(dir, "context"))
 	}
 	return lower, context, nil
-}
-
-// pipes is the byte stream to the host. Its reads and writes block a thread and bypass Go's poller:
-// a restore replaces the pipes, which would invalidate the poller's state of a descriptor.
-type pipes struct {
-	in, out int
-	begun   bool // the host has sent data; used only by the single reader
-}
-
-// Read implements io.Reader. Before the host's first byte, an end of file only means that the host
-// is not connected yet.
-func (p *pipes) Read(b []byte) (int, error) {
-	for len(b) > 0 {
-		n, err := unix.Read(p.in, b)
-		switch {
-		case n > 0:
-			p.begun = true
-			return n, nil
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			waitPipe(p.in, unix.POLLIN)
-		case err != nil:
-			return 0, os.NewSyscallError("read", err)
-		case p.begun:
-			return 0, io.EOF
-		default:
-			time.Sleep(5 * time.Millisecond)
-		}
-	}
-	return 0, nil
-}
-
-// Write implements io.Writer.
-func (p *pipes) Write(b []byte) (done int, err error) {
-	for done < len(b) {
-		n, err := unix.Write(p.out, b[done:])
-		switch {
-		case n > 0:
-			done += n
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			waitPipe(p.out, unix.POLLOUT)
-		case err != nil:
-			return done, os.NewSyscallError("write", err)
-		}
-	}
-	return done, nil
-}
-
-// Close implements io.Closer. It does not interrupt a read or write in progress.
-func (p *pipes) Close() error { return errors.Join(unix.Close(p.in), unix.Close(p.out)) }
-
-// waitPipe waits for one end of a pipe, for a limited time.
-func waitPipe(fd int, events int16) {
-	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 1000)
 }

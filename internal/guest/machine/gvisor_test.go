@@ -95,3 +95,39 @@ func TestMountedLayers(t *testing.T) {
 		}
 	}
 }
+
+// TestPipesOfALink checks that reads use the poller while there is a link and the host has sent data,
+// and that nothing of that is left for the pipe that replaces this one.
+func TestPipesOfALink(t *testing.T) {
+	p, in, out := pipesOf(t, false)
+	defer func() { mustDo(t, errors.Join(p.Close(), in.Close(), out.Close())) }()
+	read := func(from *os.File, want string, polled bool) {
+		t.Helper()
+		_, err := from.WriteString(want)
+		mustDo(t, err)
+		b := make([]byte, 10)
+		n, err := p.Read(b)
+		mustDo(t, err)
+		if string(b[:n]) != want || (p.polled.Load() != nil) != polled {
+			t.Errorf("read %q, not %q; the poller is used: %t", b[:n], want, !polled)
+		}
+	}
+	read(in, "no link", false)
+	p.Linked(true)
+	read(in, "first", true)
+	read(in, "second", true)
+	p.Linked(false)
+	read(in, "marker", false)
+	p.Linked(true) // the read of the next link begins before the machine is saved
+	var again [2]int
+	mustDo(t, unix.Pipe2(again[:], unix.O_CLOEXEC))
+	mustDo(t, errors.Join(unix.Dup3(again[0], p.in, unix.O_CLOEXEC), unix.Close(again[0])))
+	restored := os.NewFile(uintptr(again[1]), "restored")
+	read(restored, "restored", true)
+	read(restored, "again", true)
+	mustDo(t, restored.Close())
+	if _, err := p.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+	p.Linked(false)
+}

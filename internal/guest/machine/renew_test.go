@@ -1,7 +1,13 @@
 package machine
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestRenameIn(t *testing.T) {
@@ -17,5 +23,28 @@ func TestRenameIn(t *testing.T) {
 		if got := renameIn(tt.hosts, "old", "new"); got != tt.want {
 			t.Errorf("%s: %q", tt.name, got)
 		}
+	}
+}
+
+func TestReadBounded(t *testing.T) {
+	const limit = 10_000
+	path := filepath.Join(t.TempDir(), "hosts")
+	for _, size := range []int{0, 1, 4095, 4096, 4097, limit, limit + 1, 5 * limit} {
+		text := strings.Repeat("0123456789abcde\n", size/16+1)[:size]
+		mustDo(t, os.WriteFile(path, []byte(text), 0o600))
+		b, err := readBounded(path, limit)
+		if size > limit {
+			if err == nil {
+				t.Errorf("%d bytes are read", size)
+			}
+			continue
+		}
+		if err != nil || string(b) != text {
+			t.Errorf("%d bytes of %d, %v", len(b), size, err)
+		}
+	}
+	mustDo(t, os.Symlink(path, path+".link"))
+	if _, err := readBounded(path+".link", limit); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("a link: %v", err)
 	}
 }

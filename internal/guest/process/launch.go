@@ -121,6 +121,11 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if err != nil {
 		return nil, err
 	}
+	if w := t.unparked(s, path); w != nil {
+		p.group = w.group
+		p.take(w.pid, &w.io)
+		return w.status, nil
+	}
 	var io streams
 	defer io.closeChild()
 	if s.Terminal != nil {
@@ -157,15 +162,20 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 		}
 		return nil, startError(s.Argv[0], err)
 	}
+	p.take(pid, &io)
+	return status, nil
+}
+
+// take makes p the process that was started with io.
+func (p *Process) take(pid int, io *streams) {
 	p.PID = pid
 	if io.master != nil {
 		p.master, p.stdin = io.master, io.master
 		p.files = []*os.File{io.master}
-	} else {
-		p.stdin = io.parent[0]
-		p.files = []*os.File{io.parent[1], io.parent[2]}
+		return
 	}
-	return status, nil
+	p.stdin = io.parent[0]
+	p.files = []*os.File{io.parent[1], io.parent[2]}
 }
 
 func (t *Table) attributes(s Spec, io *streams) *syscall.ProcAttr {

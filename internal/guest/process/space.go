@@ -3,6 +3,7 @@ package process
 import (
 	"embed"
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -219,6 +220,25 @@ func (p procFS) read(name string, buf []byte) (int, error) {
 	}
 	defer unix.Close(fd)
 	return unix.Read(fd, buf)
+}
+
+// readAll reads a file in p of less than limit bytes.
+func (p procFS) readAll(name string, limit int64) (string, error) {
+	at, path := unix.AT_FDCWD, "/proc/"+name
+	if p.dir != nil {
+		at, path = int(p.dir.Fd()), name
+	}
+	fd, err := unix.Openat(at, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, limit))
+	if err == nil && int64(len(b)) == limit {
+		err = errors.New("it is too long")
+	}
+	return string(b), err
 }
 
 // processes returns the numbers of all processes.

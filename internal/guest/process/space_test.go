@@ -64,6 +64,9 @@ func tryMachine() error {
 		if err := useSpace(table, s); err != nil {
 			return fmt.Errorf("namespace %d: %w", n, err)
 		}
+		if err := parkInSpace(table); err != nil {
+			return fmt.Errorf("parked in namespace %d: %w", n, err)
+		}
 		if shown != n {
 			return fmt.Errorf("/proc was shown %d times in %d namespaces", shown, n)
 		}
@@ -72,6 +75,28 @@ func tryMachine() error {
 		}
 	}
 	return table.Close()
+}
+
+// parkInSpace uses a parked process, and ends one that is not used.
+func parkInSpace(table *Table) error {
+	if err := table.Park("bash", "", os.Environ()); err != nil {
+		return err
+	}
+	was := table.wasParked()
+	for _, argv := range [][]string{{"bash", "-c", "echo $PPID $0; kill -9 $$", "x"}, {"sh", "-c", "kill -9 $$"}} {
+		p, err := table.Start(Spec{Argv: argv, Env: os.Environ(), Cwd: "/"})
+		if err != nil {
+			return err
+		}
+		<-p.Done()
+		if n := table.wasParked(); n != 0 || p.Exit().Code != 137 || (p.PID == was) != (argv[0] == "bash") {
+			return fmt.Errorf("PID %d of %d, still %d, exit %+v", p.PID, was, n, p.Exit())
+		}
+		if err := table.Park("bash", "", os.Environ()); err != nil {
+			return err
+		}
+	}
+	return nil // the namespace's end ends the last one
 }
 
 // killFirst ends the namespace, as root can if the kernel does not protect it.

@@ -53,7 +53,10 @@ type Table struct {
 	chunks *chunks
 	wg     sync.WaitGroup
 
+	parking sync.Mutex // held while a process is parked, taken or discarded; before mu
+
 	mu      sync.Mutex
+	parked  *waiting // nil: none
 	procs   map[string]*Process
 	running int        // including ended processes with attached connections
 	made    int        // number in the last ID that the table chose
@@ -387,6 +390,7 @@ func (t *Table) Close() error {
 	t.closed = true
 	procs := slices.Clone(t.order)
 	t.mu.Unlock()
+	t.Unpark()
 	for _, p := range procs {
 		_ = p.Signal(syscall.SIGKILL) // if it has not ended
 		p.forget()

@@ -194,7 +194,7 @@ func TestOutputDoesNotFit(t *testing.T) {
 // TestTimeout checks that a step's time limit is the conductor's.
 func TestTimeout(t *testing.T) {
 	late := step(t, "a", "echo 1; sleep 100")
-	late.Timeout = 100 * time.Millisecond
+	late.Timeout = 3 * time.Second
 	began := time.Now()
 	c, _ := performed(t, nil, late, step(t, "b", "echo 2"))
 	var out bytes.Buffer

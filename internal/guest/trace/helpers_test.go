@@ -49,7 +49,7 @@ func runScript(t testing.TB, tr *Tracer, dir string, env []string, argv ...strin
 func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env []string,
 	argv ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	bash := strings.Fields(cmp.Or(os.Getenv("TURN_TEST_BASH"), "/bin/bash"))
 	cmd := exec.CommandContext(ctx, bash[0], append(bash[1:], argv...)...)

@@ -161,7 +161,7 @@ func TestPluginHangs(t *testing.T) {
 	install(t)
 	w := identities(t, "hang", "")
 	for range maxRunning + 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		_, err := w.Wrap(ctx, someID, marker)
 		cancel()
 		if turnstone.KindOf(err) != turnstone.KindTimeout || turnstone.HintOf(err) == "" ||

@@ -425,7 +425,7 @@ func TestManyWhileAway(t *testing.T) {
 	}
 	const requests = 8
 	r := ring(t, dir, vault(t, s, func(o *transit.Options) {
-		o.Timeout, o.Pause, o.Requests = 500*time.Millisecond, time.Hour, requests
+		o.Timeout, o.Pause, o.Requests = 5*time.Second, time.Hour, requests
 	}))
 	file, err := r.CreateBy(t.Context(), keyring.KindFile, agewrap.NewFile(dir, nil, nil))
 	if err != nil {

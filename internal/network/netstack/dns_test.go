@@ -362,7 +362,7 @@ func TestLookupFlood(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	w.host.Name("good.example", "198.51.100.1")
-	time.Sleep(500 * time.Millisecond)
+	eventually(t, func() bool { return w.stack.asking.used.Load() == 0 })
 	if a := addresses(w.ask("good.example", dnsmessage.TypeA)); len(a) != 1 {
 		t.Fatal("lookups did not go on")
 	}

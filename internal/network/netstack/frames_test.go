@@ -111,7 +111,7 @@ func TestCloseWhileOpening(t *testing.T) {
 		time.Sleep(time.Duration(i) * 20 * time.Microsecond)
 		start := time.Now()
 		_ = s.Close()
-		if d := time.Since(start); d > 2*time.Second {
+		if d := time.Since(start); d > 8*time.Second { // less than a handshake may take
 			t.Fatalf("Close took %s", d)
 		}
 	}
@@ -139,7 +139,7 @@ func TestFramesThatNobodyReads(t *testing.T) {
 	}
 	start := time.Now()
 	_ = s.Close()
-	if d := time.Since(start); d > 2*time.Second {
+	if d := time.Since(start); d > 8*time.Second {
 		t.Errorf("Close took %s", d)
 	}
 	if err := <-result; err != nil {

@@ -185,7 +185,7 @@ func fullAddress(tb testing.TB, to string) tcpip.FullAddress {
 }
 
 func (g *guest) dial(to string) (*gonet.TCPConn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	return gonet.DialContextTCP(ctx, g.net, fullAddress(g.tb, to), ipv4.ProtocolNumber)
 }
@@ -208,7 +208,7 @@ func (g *guest) dialUDP(to string) *gonet.UDPConn {
 	if err != nil {
 		g.tb.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(3 * time.Minute))
 	return c
 }
 
@@ -234,7 +234,7 @@ func (j *journal) Closed(c network.Connection) {
 // lastRefusal waits for a refusal.
 func (j *journal) lastRefusal(tb testing.TB) turnstone.Refusal {
 	tb.Helper()
-	for range 500 {
+	for range 12_000 {
 		j.mu.Lock()
 		n := len(j.refused)
 		if n > 0 {
@@ -251,7 +251,7 @@ func (j *journal) lastRefusal(tb testing.TB) turnstone.Refusal {
 // connections waits until n connections have ended.
 func (j *journal) connections(tb testing.TB, n int) []network.Connection {
 	tb.Helper()
-	for range 1000 {
+	for range 12_000 {
 		j.mu.Lock()
 		if len(j.closed) >= n {
 			defer j.mu.Unlock()

@@ -32,7 +32,7 @@ func TestLateGreetingIsInterceptedToo(t *testing.T) {
 			<-took
 			hello := networktest.ClientHello(t, what)
 			_, _ = c.Write(hello)
-			_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 			_, err := io.ReadFull(c, make([]byte, len(hello)))
 			if got := err == nil; got != (want == "echo") || !got &&
 				!strings.Contains(err.Error(), "reset") {

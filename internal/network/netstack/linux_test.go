@@ -123,13 +123,13 @@ func TestLinuxAsTheGuest(t *testing.T) {
 	host.Name("good.example", "198.51.100.1")
 	inLinux(t, s, func() {
 		start := time.Now()
-		c, err := net.DialTimeout("tcp4", "198.51.100.1:80", 5*time.Second)
+		c, err := net.DialTimeout("tcp4", "198.51.100.1:80", 2*time.Minute)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		t.Logf("connected in %s", time.Since(start))
-		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 		start = time.Now()
 		if _, err := c.Write(data); err != nil {
 			t.Error(err)
@@ -145,14 +145,14 @@ func TestLinuxAsTheGuest(t *testing.T) {
 		for to, want := range map[string]error{"198.51.100.1:81": syscall.ECONNREFUSED,
 			"192.168.1.1:80": syscall.ECONNREFUSED,
 			"10.0.2.2:80":    syscall.ECONNREFUSED} {
-			if _, err := net.DialTimeout("tcp4", to, 10*time.Second); !errors.Is(err, want) {
+			if _, err := net.DialTimeout("tcp4", to, 2*time.Minute); !errors.Is(err, want) {
 				t.Errorf("%s: %v, want %v", to, err, want)
 			}
 		}
 		host.Mu.Lock()
 		host.Fails["198.51.100.2:80"] = &net.OpError{Op: "dial", Err: syscall.ENETUNREACH}
 		host.Mu.Unlock()
-		if _, err := net.DialTimeout("tcp4", "198.51.100.2:80", 5*time.Second); !errors.Is(err,
+		if _, err := net.DialTimeout("tcp4", "198.51.100.2:80", 2*time.Minute); !errors.Is(err,
 			syscall.EHOSTUNREACH) {
 			t.Errorf("without a route: %v", err)
 		}
@@ -163,7 +163,7 @@ func TestLinuxAsTheGuest(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			_ = u.SetDeadline(time.Now().Add(5 * time.Second))
+			_ = u.SetDeadline(time.Now().Add(2 * time.Minute))
 			_, _ = u.Write(make([]byte, 9000)) // in fragments
 			if n, err := u.Read(make([]byte, 65535)); !errors.Is(err, want) || want == nil &&
 				n != 9000 {
@@ -177,7 +177,7 @@ func TestLinuxAsTheGuest(t *testing.T) {
 			return
 		}
 		defer u.Close()
-		_ = u.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = u.SetDeadline(time.Now().Add(2 * time.Minute))
 		for name, want := range map[string]int{"good.example": 1, "bad.example": 0} {
 			_, _ = u.Write(question(t, name, 1, true))
 			buf := make([]byte, 1232)

@@ -28,7 +28,7 @@ func (w *world) first(to string, b []byte) string {
 		return "refused"
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	if _, err := c.Write(b); err != nil {
 		return "reset"
 	}
@@ -110,7 +110,7 @@ func TestNamesAtTheConnection(t *testing.T) {
 	w := newWorld(t, Options{Policy: network.Policy{Only: true,
 		Allow: networktest.Rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432",
 			"web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
-		func(l *limits) { l.hello = time.Second })
+		func(l *limits) { l.hello = 3 * time.Second })
 	for name, addr := range map[string]string{"api.example.com": "198.51.100.1",
 		"a.example.org": "198.51.100.2", "b.example.org": "198.51.100.3",
 		"db.example.net": "198.51.100.4", "web.example.net": "198.51.100.5",
@@ -463,7 +463,7 @@ func TestRequestsInOtherForms(t *testing.T) {
 		w.host.Listen("198.51.100.1:80", upgrading)
 		w.ask("api.example.com", dnsmessage.TypeA)
 		c := w.mustDial("198.51.100.1:80")
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 		br := bufio.NewReader(c)
 		_, _ = io.WriteString(c, first)
 		res, err := http.ReadResponse(br, nil)

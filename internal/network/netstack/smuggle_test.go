@@ -115,7 +115,7 @@ func TestNoRequestIsSmuggled(t *testing.T) {
 						}
 						defer g.Close()
 						var conn net.Conn = g
-						_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+						_ = conn.SetDeadline(time.Now().Add(2 * time.Minute))
 						if c.encrypted {
 							conn = tls.Client(conn, &tls.Config{ServerName: "api.example.com",
 								InsecureSkipVerify: true})
@@ -223,7 +223,7 @@ func TestOnlyHTTPInOpenedTLS(t *testing.T) {
 		w.ask("ok.test", dnsmessage.TypeA)
 		c := tls.Client(w.mustDial("198.51.100.1:"+port), &tls.Config{ServerName: "ok.test",
 			InsecureSkipVerify: true})
-		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 		_, _ = io.WriteString(c, "a1 LOGIN x y\r\n")
 		_, err := io.ReadFull(c, make([]byte, 14))
 		if got := err == nil; got != want {

@@ -67,7 +67,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := errors.Join(w.stack.Close(), w.stack.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(start); d > 3*time.Second {
+		if d := time.Since(start); d > 8*time.Second {
 			t.Errorf("Close took %s", d)
 		}
 		if err := <-w.serve; err != nil {
@@ -196,7 +196,7 @@ func TestServeAgain(t *testing.T) {
 
 func TestPing(t *testing.T) {
 	w := newWorld(t, Options{})
-	ping := func(to tcpip.Address) (string, error) {
+	ping := func(to tcpip.Address, wait time.Duration) (string, error) {
 		queue := &waiter.Queue{}
 		ep, err := w.net.NewEndpoint(icmp.ProtocolNumber4, ipv4.ProtocolNumber, queue)
 		if err != nil {
@@ -215,7 +215,7 @@ func TestPing(t *testing.T) {
 		}
 		select {
 		case <-ready:
-		case <-time.After(300 * time.Millisecond):
+		case <-time.After(wait):
 			return "", errors.New("timeout")
 		}
 		var out strings.Builder
@@ -225,12 +225,12 @@ func TestPing(t *testing.T) {
 		return out.String(), nil
 	}
 	for _, last := range []byte{2, 3} {
-		if got, err := ping(address(10, 0, 2, last)); err != nil ||
+		if got, err := ping(address(10, 0, 2, last), time.Minute); err != nil ||
 			!strings.HasSuffix(got, "ping") {
 			t.Errorf(".%d: %q, %v", last, got, err)
 		}
 	}
-	if got, err := ping(address(8, 8, 8, 8)); err == nil {
+	if got, err := ping(address(8, 8, 8, 8), 300*time.Millisecond); err == nil {
 		t.Errorf("8.8.8.8 answered %q", got)
 	}
 	if r := w.log.lastRefusal(t); r.Protocol != "icmp" || r.Address.Addr().String() != "8.8.8.8" {
@@ -320,7 +320,7 @@ func TestManyAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 				_, _ = c.Write([]byte("hello"))
 				_ = c.CloseWrite()
 				if b, err := io.ReadAll(c); err == nil && string(b) == "hello" {
@@ -347,7 +347,7 @@ func TestManyAtOnce(t *testing.T) {
 // readUDP reads a datagram, or the ICMP error for a datagram: gonet does not wake up for the error
 // alone.
 func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
-	for range 250 {
+	for range 6000 {
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 		var timeout net.Error
 		if n, err = c.Read(b); err == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
@@ -373,9 +373,8 @@ func TestStackWithin(t *testing.T) {
 		port := rapid.SampledFrom(networktest.EdgePorts).Draw(rt, "port")
 		says := rapid.SampledFrom([]string{"corp.example", "db.corp.example", "web.example",
 			""}).Draw(rt, "greeting")
-		reach := func(p network.Policy) (all []string) {
-			w := newWorld(t, Options{Policy: p},
-				func(l *limits) { l.hello = 50 * time.Millisecond })
+		reach := func(p network.Policy, wait time.Duration) (all []string) {
+			w := newWorld(t, Options{Policy: p}, func(l *limits) { l.hello = wait })
 			defer w.stack.Close()
 			hello := []byte("anything\n")
 			if says != "" {
@@ -405,7 +404,7 @@ func TestStackWithin(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 				_, _ = c.Write(hello)
 				b, _ := io.ReadAll(c)
 				if strings.Contains(string(b), " 200 ") {
@@ -418,8 +417,13 @@ func TestStackWithin(t *testing.T) {
 			}
 			return all
 		}
-		alone := reach(host)
-		for _, what := range reach(both) {
+		const short = 50 * time.Millisecond
+		alone, patient := reach(host, short), false
+		for _, what := range reach(both, short) {
+			if !slices.Contains(alone, what) && !patient {
+				// A busy machine may be too slow for the short wait, by which alone only has less.
+				alone, patient = reach(host, 3*time.Second), true
+			}
 			if !slices.Contains(alone, what) {
 				rt.Fatalf("%s, which the host alone does not let: %q", what, alone)
 			}

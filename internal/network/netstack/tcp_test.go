@@ -118,7 +118,7 @@ func TestHowConnectionsFail(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.to, err)
 		}
-		if d := time.Since(start); d > 5*time.Second {
+		if d := time.Since(start); d > 15*time.Second {
 			t.Errorf("%s: took %s", c.to, d)
 		}
 	}
@@ -160,9 +160,11 @@ func TestReset(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = host.Read(make([]byte, 1))
-	time.Sleep(50 * time.Millisecond)
+	if _, err := c.Read(make([]byte, 1)); err != nil { // the data is there, and most of it unread
+		t.Fatal(err)
+	}
 	_ = c.Close()
-	_ = host.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = host.SetDeadline(time.Now().Add(2 * time.Minute))
 	if _, err := host.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Fatalf("%v", err)
 	}
@@ -201,7 +203,7 @@ func TestDialGuest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	_, _ = c.Write([]byte("in"))
 	_ = c.(closeWriter).CloseWrite()
 	if b, err := io.ReadAll(c); err != nil || string(b) != "in" {

@@ -134,7 +134,7 @@ func TestRequestOfManyHeaders(t *testing.T) {
 	rec, _ := recordInto(t, recording.Options{})
 	p := newProxied(t, Options{Recorder: rec}, web)
 	c := p.connect(web)
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	go func() {
 		bw := bufio.NewWriter(c)
 		_, _ = io.WriteString(bw, "GET / HTTP/1.1\r\nHost: web.example.com\r\n")

@@ -95,7 +95,7 @@ func (p *proxied) connect(s site) net.Conn {
 		c.Close()
 	}
 	p.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
 	return c
 }
 

@@ -80,7 +80,7 @@ func FuzzGuestRequests(f *testing.F) {
 			}
 			_ = network.CloseWrite(guest)
 		}()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		stop := context.AfterFunc(ctx, func() { _, _ = ours.Close(), up.Close() })
 		c.carry(ctx, newEager(ours), newEager(up))

@@ -93,9 +93,10 @@ func (e export) open(string) (tree.Node, error) { return e.Root(), nil }
 
 // Take ends the processes of s, takes the changes of s, and ends s. diskOf returns the disk of a
 // machine that another process has started. If diskOf fails, or is nil and the host cannot read the
-// disk, the agent exports it.
+// disk, the agent exports it. With soon, Take does not wait for the end of s if the guest cannot write
+// to the changes any longer: then it has exported them.
 func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) (*os.File, error),
-	b Bounds) (*Changes, error) {
+	b Bounds, soon bool) (*Changes, error) {
 	ctx, cancel := context.WithTimeout(ctx, TimeLimit)
 	defer cancel()
 	defer s.Guard(ctx)()
@@ -117,7 +118,12 @@ func Take(ctx context.Context, s *sandbox.Sandbox, diskOf func(context.Context) 
 			return nil, err
 		}
 	}
-	_ = s.Close() // its changes are in the file, and its CPU is needed
+	// Its changes are in the file, and its CPU is needed.
+	if _, exported := c.source.(export); exported && soon {
+		s.CloseSoon()
+	} else {
+		_ = s.Close()
+	}
 	return c, nil
 }
 

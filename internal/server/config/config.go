@@ -97,6 +97,12 @@ type Machine struct {
 	// PoolMemory and PoolMakers bound the sandboxes of all Pools together.
 	PoolMemory turnstone.Bytes `toml:"pool_memory" default:"8GiB" min:"0B" max:"1024TiB"`
 	PoolMakers int             `toml:"pool_makers" default:"2" min:"1" max:"64"`
+
+	// WarmTurns and WarmMemory bound the machines that wait for the next turns of sessions, each for
+	// WarmIdle.
+	WarmTurns  int             `toml:"warm_turns" default:"4" min:"0" max:"1000"`
+	WarmMemory turnstone.Bytes `toml:"warm_memory" default:"4GiB" min:"0B" max:"1024TiB"`
+	WarmIdle   time.Duration   `toml:"warm_idle" default:"10m" min:"1s" max:"24h"`
 }
 
 // A Pool is sandboxes of a node that are ready before a client asks for them.

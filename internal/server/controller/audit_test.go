@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/audit"
 )
@@ -93,6 +96,31 @@ func TestAudit(t *testing.T) {
 	if text := w.auditText(); strings.Contains(text, "content-marker") ||
 		strings.Contains(text, made.Msg.Secret[:200]) || strings.Contains(text, c.token) {
 		t.Errorf("the log has content:\n%s", text)
+	}
+}
+
+// TestAuditUnproven: a call that a node answers with its introduction is no denial, and the log says
+// what it was. The repetition is a line of its own.
+func TestAuditUnproven(t *testing.T) {
+	w := newWorld(t, "n1")
+	c := w.as(with("acme"))
+	w.nodes[0].hook(func(_ context.Context, method, _ string) error {
+		if method != "CreateSandbox" {
+			return nil
+		}
+		return &api.Status{Reason: api.Unproven, Err: turnstone.Errorf("client.prove",
+			turnstone.KindDenied, "client_public_key", "is not proved")}
+	}, nil)
+	_, err := c.sandboxes.CreateSandbox(t.Context(), ask(&v1.CreateSandboxRequest{IdempotencyKey: "k",
+		Client: newClient()}))
+	w.fails(err, connect.CodePermissionDenied)
+	w.nodes[0].hook(nil, nil)
+	w.create(c, &v1.CreateSandboxRequest{IdempotencyKey: "k"})
+	w.stop()
+	all := w.lines()
+	if len(all) != 2 || all[0].Outcome != audit.Refused || all[0].Kind != "unproven" ||
+		all[1].Outcome != audit.Done {
+		t.Errorf("%+v", all)
 	}
 }
 

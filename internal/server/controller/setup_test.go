@@ -185,7 +185,7 @@ func (w *world) join(n *fakeNode) {
 // eventually waits until a condition is true.
 func (w *world) eventually(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); {
 		if f() {
 			return
 		}

@@ -235,7 +235,7 @@ func (n *nodeScene) frames(t testing.TB) net.Conn {
 
 // TestIdleChannel ends a silent channel, and one that pings continues.
 func TestIdleChannel(t *testing.T) {
-	n := newNodeScene(t, limits(Limits{Idle: 500 * time.Millisecond}))
+	n := newNodeScene(t, limits(Limits{Idle: 3 * time.Second}))
 	silent, busy := n.raw(t, n.token(t)), n.frames(t)
 	stop := make(chan struct{})
 	go func() {

@@ -199,7 +199,7 @@ func TestForwardedEnds(t *testing.T) {
 
 // TestForwardedBodies: a request that is too large, slow or cut off is the caller's fault.
 func TestForwardedBodies(t *testing.T) {
-	s, _ := apart(t, limits(Limits{Request: 64 << 10, Body: 300 * time.Millisecond}))
+	s, _ := apart(t, limits(Limits{Request: 64 << 10, Body: 2 * time.Second}))
 	head := "POST /turnstone.v1.TurnService/GetTurn HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" +
 		"Content-Type: application/json\r\nAuthorization: Bearer " + s.token(t) + "\r\n"
 	for text, want := range map[string]string{

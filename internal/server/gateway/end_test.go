@@ -30,6 +30,8 @@ func slow(began, leave chan struct{}) change {
 				select {
 				case <-leave:
 				case <-r.Context().Done():
+					http.Error(w, "it was ended", http.StatusServiceUnavailable)
+					return
 				}
 			}
 			control.ServeHTTP(w, r)

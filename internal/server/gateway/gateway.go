@@ -53,6 +53,8 @@ type Options struct {
 	// Around returns a handler around that of all requests, which gives them a trail; nil: none.
 	Around func(http.Handler) http.Handler
 	Log    *slog.Logger // nil: none
+
+	now func() time.Time // for rates; nil: time.Now
 }
 
 // Limits bound callers. Zero selects the defaults.
@@ -126,6 +128,9 @@ func New(o Options) *Gateway {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
+	if o.now == nil {
+		o.now = time.Now
+	}
 	if v, ok := o.Verifier.(interface{ Ready() error }); ok && o.Ready == nil {
 		o.Ready = func(context.Context) error { return v.Ready() }
 	}
@@ -133,9 +138,9 @@ func New(o Options) *Gateway {
 		network:   newConnections(l.Connections, l.PerAddress),
 		local:     newConnections(l.Connections, l.Connections),
 		calls:     newCalls(o.Verifier, l.PerToken),
-		tokens:    newRates[tokenKey](l.Rate, l.Burst),
-		addresses: newRates[netip.Prefix](l.AddressRate, l.AddressBurst),
-		connects:  newRates[netip.Prefix](l.AddressRate, l.AddressBurst)}
+		tokens:    newRates[tokenKey](l.Rate, l.Burst, o.now),
+		addresses: newRates[netip.Prefix](l.AddressRate, l.AddressBurst, o.now),
+		connects:  newRates[netip.Prefix](l.AddressRate, l.AddressBurst, o.now)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

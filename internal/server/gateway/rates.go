@@ -25,6 +25,7 @@ type rates[K comparable] struct {
 	burst int
 	max   int
 	seed  maphash.Seed
+	now   func() time.Time
 
 	mu     sync.Mutex
 	table  map[K]*rate.Limiter
@@ -32,15 +33,15 @@ type rates[K comparable] struct {
 	swept  time.Time
 }
 
-func newRates[K comparable](perSecond, burst int) *rates[K] {
+func newRates[K comparable](perSecond, burst int, now func() time.Time) *rates[K] {
 	return &rates[K]{limit: rate.Limit(perSecond), burst: burst, max: maxRates,
-		seed: maphash.MakeSeed(), table: map[K]*rate.Limiter{}}
+		seed: maphash.MakeSeed(), now: now, table: map[K]*rate.Limiter{}}
 }
 
 // take takes one request of the key's limit, and returns 0; or it takes none, and returns how long
 // the key has to wait.
 func (t *rates[K]) take(key K) time.Duration {
-	now := time.Now()
+	now := t.now()
 	r := t.limiter(key, now).ReserveN(now, 1)
 	wait := r.DelayFrom(now)
 	if wait > 0 {

@@ -41,16 +41,21 @@ func trickle(c net.Conn, text string) {
 // TestSlowClients ends connections on which a head, a handshake or a body does not arrive in time,
 // however steadily a client sends, and serves others meanwhile.
 func TestSlowClients(t *testing.T) {
-	fast := limits(Limits{Handshake: 300 * time.Millisecond, Body: 300 * time.Millisecond})
+	fast := limits(Limits{Handshake: 2 * time.Second, Body: 2 * time.Second})
 	plain, secure := newScene(t, fast), newScene(t, fast, withTLS(t))
 	post := "POST /turnstone.v1.TurnService/GetTurn HTTP/1.1\r\nHost: x\r\n" +
 		"Content-Type: application/json\r\nAuthorization: Bearer " + plain.token(t) + "\r\n"
-	for name, c := range map[string]struct {
+	type end struct {
+		all []byte
+		err error
+	}
+	type client struct {
 		s     *scene
 		begin string
 		drips string
 		want  string // in the answer
-	}{
+	}
+	clients := map[string]client{
 		"head":                {plain, "GET / HTTP/1.1\r\n", "X-A: b\r\n", ""},
 		"nothing":             {plain, "", "", ""},
 		"handshake":           {secure, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "\x00", ""},
@@ -61,22 +66,30 @@ func TestSlowClients(t *testing.T) {
 		"refused's body":      {plain, strings.Replace(post, "Bearer ", "Bearer x", 1) + "Content-Length: 500\r\n\r\n{", " ", "unauthenticated"},
 		"refused's long body": {plain, strings.Replace(post, "Bearer ", "Bearer x", 1) + "Content-Length: 500000\r\n\r\n{", " ", "unauthenticated"},
 		"unread body":         {plain, "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n", " ", "ok"},
-	} {
+	}
+	ends := map[string]chan end{}
+	for name, c := range clients { // all at once: each takes as long as the limits
+		conn, ended := c.s.dial(t), make(chan end, 1)
+		_, err := io.WriteString(conn, c.begin)
+		check(t, err)
+		if c.drips != "" {
+			go trickle(conn, c.drips)
+		}
+		go func() {
+			all, err := io.ReadAll(conn) // it returns when the server has ended the connection
+			ended <- end{all, err}
+		}()
+		ends[name] = ended
+	}
+	for name, c := range clients {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			conn := c.s.dial(t)
-			_, err := io.WriteString(conn, c.begin)
-			check(t, err)
-			if c.drips != "" {
-				go trickle(conn, c.drips)
-			}
 			c.s.works(t)
-			all, err := io.ReadAll(conn) // it returns, so the server has ended the connection
-			if err != nil && !strings.Contains(err.Error(), "reset") {
-				t.Error(err)
+			e := <-ends[name]
+			if e.err != nil && !strings.Contains(e.err.Error(), "reset") {
+				t.Error(e.err)
 			}
-			if !strings.Contains(string(all), c.want) {
-				t.Errorf("the answer is %q", all)
+			if !strings.Contains(string(e.all), c.want) {
+				t.Errorf("the answer is %q", e.all)
 			}
 			c.s.works(t)
 		})
@@ -85,7 +98,7 @@ func TestSlowClients(t *testing.T) {
 
 // TestSlowStreams does the same with streams of HTTP/2, whose connection continues.
 func TestSlowStreams(t *testing.T) {
-	s := newScene(t, limits(Limits{Body: 200 * time.Millisecond}))
+	s := newScene(t, limits(Limits{Body: 2 * time.Second}))
 	r, w := io.Pipe()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
 		s.url()+"/turnstone.v1.TurnService/GetTurn", r)

@@ -253,7 +253,7 @@ func TestRenewal(t *testing.T) {
 		t.Fatal("the certificate names the role too early")
 	}
 	ca.Renew(mine, "controller")
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		if _, err := get(t, asking, address, "controller", "/both"); err == nil {
 			break
 		} else if time.Now().After(deadline) {

@@ -26,7 +26,7 @@ func manager(t *testing.T) (next func() string) {
 	t.Setenv("NOTIFY_SOCKET", path)
 	return func() string {
 		b := make([]byte, 4096)
-		if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := c.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		n, err := c.Read(b)

@@ -125,6 +125,12 @@ var metrics = []Metric{
 		Help: "Claims that wait."},
 	{Name: "turnstone_pool_discarded_total", Kind: Counter, Labels: []string{"reason"}, measured: true,
 		role: "node, with a pool", Help: "Sandboxes that were removed unused: reason idle, died, changed or memory."},
+	{Name: "turnstone_warm_turns", Kind: Gauge, Labels: []string{"state"}, measured: true,
+		role: "node, with node.warm_turns", Help: "Machines for the next turns of sessions: state ready or filling."},
+	{Name: "turnstone_warm_turn_claims_total", Kind: Counter, Labels: []string{"result"}, measured: true,
+		role: "node, with node.warm_turns", Help: "Turns that asked for a machine that waits: result warm, cold or died (and then cold)."},
+	{Name: "turnstone_warm_turns_discarded_total", Kind: Counter, Labels: []string{"reason"}, measured: true,
+		role: "node, with node.warm_turns", Help: "Machines that no turn used: reason idle, died, changed, failed or memory."},
 	{Name: "turnstone_audit_failures_total", Kind: Counter, measured: true, role: "controller",
 		Help: "Entries that could not be written to the audit log."},
 }

@@ -25,7 +25,7 @@ func TestLocked(t *testing.T) {
 	if _, err := db.sql.ExecContext(ctx, "PRAGMA busy_timeout = 20"); err != nil {
 		t.Fatal(err)
 	}
-	backup, err := sql.Open("sqlite", path)
+	backup, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(60000)")
 	if err != nil {
 		t.Fatal(err)
 	}

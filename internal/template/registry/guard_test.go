@@ -25,7 +25,7 @@ func TestGuard(t *testing.T) {
 	outer := httptest.NewServer(http.RedirectHandler(inner.URL, http.StatusFound))
 	defer outer.Close()
 	get := func(g *guard, address string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 		if err != nil {

@@ -293,7 +293,10 @@ func TestFaults(t *testing.T) {
 			u.pip("foo", map[string][]byte{"foo-1.0.tar.gz": long})
 			u.fault = c.fault
 			o := u.options(t)
-			o.Idle = 300 * time.Millisecond
+			o.Idle = 20 * time.Second
+			if c.kind == turnstone.KindTimeout {
+				o.Idle = 300 * time.Millisecond
+			}
 			s, host := serve(t, o)
 			if f := pipFiles(t, s, host, "foo")["foo-1.0.tar.gz"]; f != "" {
 				if code, _ := get(t, f); code == 200 {

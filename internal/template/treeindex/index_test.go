@@ -79,7 +79,7 @@ func FuzzTreeImage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
 		_, _ = tree.Build(ctx, &collector{Hasher: tree.NewHasher()}, top,
 			tree.BuildOptions{Parallel: 1})

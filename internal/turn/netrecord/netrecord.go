@@ -47,7 +47,7 @@ func (n *Tape) Close() {
 }
 
 // Recording reports whether the turn is recorded.
-func (n *Tape) Recording() bool { return n.recorder != nil }
+func (n *Tape) Recording() bool { return n != nil && n.recorder != nil }
 
 // newSpool creates an empty spool in a folder of the state directory.
 func newSpool(h *statedir.Dir) (spool, error) {

@@ -49,8 +49,9 @@ func ForkLive(ctx context.Context, h *host.Host, ref, name string) (turnstone.Br
 	if err != nil {
 		return turnstone.Branch{}, err
 	}
-	to := &Machine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Rules: h.StillRules(rules),
-		host: h, store: from.store, path: pathOf(h.Dir, t.Session, name)}
+	to := &Machine{Sandbox: clones[0].ID, Turn: t.ID, Base: from.Base, Begun: from.Begun,
+		Rules: h.StillRules(rules),
+		host:  h, store: from.store, path: pathOf(h.Dir, t.Session, name)}
 	return to.adopt(ctx, cs, t, name)
 }
 

@@ -25,22 +25,36 @@ type Machine struct {
 	Sandbox turnstone.SandboxID `json:"sandbox"`
 	// Turn is the turn whose state the machine has. It is empty before the first turn has ended.
 	Turn turnstone.TurnID  `json:"turn"`
-	Base turnstone.TreeRef `json:"base"` // the tree that the disk's changes apply to
+	Base turnstone.TreeRef `json:"base,omitzero"` // the tree that the disk's changes apply to
+	// Begun is the turn that left Base. A sealed session's file has it in place of Base, whose digests
+	// tell what the files are.
+	Begun turnstone.TurnID `json:"begun,omitempty"`
 	// Rules identifies the host's network rules when the machine was created; empty: unknown.
 	Rules turnstone.Digest `json:"rules,omitempty"`
 
-	host  *host.Host
-	path  string
-	lock  *statedir.Lock // one turn at a time
-	spent bool           // the machine was ended to collect the turn's files
-	store *sandboxes.Store
+	host   *host.Host
+	sealed bool // the session
+	path   string
+	lock   *statedir.Lock // one turn at a time
+	spent  bool           // the machine was ended to collect the turn's files
+	store  *sandboxes.Store
 
 	mu  sync.Mutex // guards ctl: a watcher of the turn ends the machine from another goroutine
 	ctl *sandboxes.Control
 }
 
 func (h *Machine) write() error {
-	b, err := json.Marshal(h)
+	about := struct {
+		Sandbox turnstone.SandboxID `json:"sandbox"`
+		Turn    turnstone.TurnID    `json:"turn"`
+		Base    turnstone.TreeRef   `json:"base,omitzero"`
+		Begun   turnstone.TurnID    `json:"begun,omitempty"`
+		Rules   turnstone.Digest    `json:"rules,omitempty"`
+	}{h.Sandbox, h.Turn, h.Base, h.Begun, h.Rules}
+	if h.sealed {
+		about.Base = turnstone.TreeRef{}
+	}
+	b, err := json.Marshal(about)
 	if err != nil {
 		return err
 	}
@@ -56,7 +70,7 @@ func (h *Machine) remove(ctx context.Context) {
 		_ = h.store.Remove(ctx, h.Sandbox)
 	}
 	_ = os.Remove(h.path)
-	h.Sandbox, h.Turn, h.Base, h.Rules = "", "", turnstone.TreeRef{}, ""
+	h.Sandbox, h.Turn, h.Base, h.Begun, h.Rules = "", "", turnstone.TreeRef{}, "", ""
 }
 
 // control makes c the connection to the machine's holder, and closes the previous connection.
@@ -226,5 +240,5 @@ func (h *Machine) giveUp(ctx context.Context, b collect.Bounds) (*collect.Change
 	h.mu.Lock()
 	ctl := h.ctl
 	h.mu.Unlock()
-	return collect.Take(ctx, s, ctl.Disk, b)
+	return collect.Take(ctx, s, ctl.Disk, b, false)
 }

@@ -64,7 +64,7 @@ func (o *opening) open(ctx context.Context, h *host.Host) (*sandbox.Sandbox, err
 	}
 	t := o.turn
 	m := &Machine{host: h, path: pathOf(h.Dir, t.Session.ID, t.Setup.Plan.Branch),
-		store: sandboxes.NewStore(h.Dir.Root)}
+		store: sandboxes.NewStore(h.Dir.Root), sealed: t.Session.Domain != ""}
 	var err error
 	if m.lock, err = statedir.TryAcquire(m.path + ".lock"); err != nil {
 		return nil, err
@@ -99,6 +99,12 @@ func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 	if err != nil || json.Unmarshal(b, h) != nil || t.At.Parent == nil || h.Turn != t.At.Parent.ID {
 		h.remove(ctx)
 		return nil, ctx.Err()
+	}
+	if h.sealed {
+		if h.Base, err = t.At.Context.TreeOf(ctx, h.Begun); err != nil {
+			h.remove(ctx)
+			return nil, ctx.Err()
+		}
 	}
 	if info, err := h.store.Get(h.Sandbox); err == nil && !matches(t.Setup.Plan, info, h.Rules) {
 		o.opened.Start += ", because the session's machine does not fit the request"
@@ -172,7 +178,8 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 		return nil, err
 	}
 	if len(rec.Parents) > 0 { // its disk contains the changes to this state
-		if h.Base, err = t.At.Context.TreeOf(ctx, rec.Parents[0]); err != nil {
+		h.Begun = rec.Parents[0]
+		if h.Base, err = t.At.Context.TreeOf(ctx, h.Begun); err != nil {
 			return nil, err
 		}
 	}
@@ -181,13 +188,12 @@ func (o *opening) restore(ctx context.Context) (*sandbox.Sandbox, error) {
 			Label: label(t.Session, p.Branch)}, t.Tell)
 	if err != nil {
 		t.Tell("the machine of the turn below cannot be used: " + err.Error())
-		h.Base = turnstone.TreeRef{}
+		h.Base, h.Begun = turnstone.TreeRef{}, ""
 		return nil, ctx.Err()
 	}
 	h.Sandbox, h.Turn = info.ID, ""
 	if !p.RunsOn(info.Substrate, info.Isolation) { // the record may be imported
 		h.remove(ctx)
-		h.Base = turnstone.TreeRef{}
 		return nil, ctx.Err()
 	}
 	s, err := h.attach(ctx, t)
@@ -223,10 +229,11 @@ func (h *Machine) attach(ctx context.Context, t *Turn) (*sandbox.Sandbox, error)
 func (o *opening) create(ctx context.Context) (*sandbox.Sandbox, error) {
 	h, t, p := o.machine, o.turn, o.turn.Setup.Plan
 	spec := sandboxes.Spec{Image: p.Image, Env: t.Setup.Env, Shape: p.Shape, Network: &p.Net.Asked,
-		Substrate: p.Driver, TTL: lifetime, Live: true, Label: label(t.Session, p.Branch)}
+		Substrate: p.Driver, TTL: lifetime, Live: true, Label: label(t.Session, p.Branch),
+		Sealed: h.sealed}
 	if t.At.Parent != nil {
 		spec.On = string(t.At.Parent.ID)
-		h.Base = t.At.State.Tree
+		h.Base, h.Begun = t.At.State.Tree, t.At.Parent.ID
 	}
 	if p.Anonymous { // the machine's holder would request the image with the user's credentials
 		if _, err := h.host.TemplatesFor(true).Ensure(ctx, p.Image, t.Tell); err != nil {

@@ -103,9 +103,6 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 	if err != nil {
 		return none, err
 	}
-	if err := cs.NotSealed("the machine of a turn"); err != nil {
-		return none, err
-	}
 	rec, err := cs.Record(ctx, t)
 	if err != nil {
 		return none, err
@@ -143,7 +140,7 @@ func Into(ctx context.Context, h *host.Host, facts plan.Host, req Request, spec 
 		return none, err
 	}
 	defer remove()
-	spec.Image, spec.Shape, spec.From = rec.Image, rec.Shape, dir
+	spec.Image, spec.Shape, spec.From, spec.Sealed = rec.Image, rec.Shape, dir, cs.Sealed()
 	spec.Substrate = cmp.Or(rec.Substrate, "auto")
 	if rec.VM.Image != nil {
 		spec.Root = rec.VM.Image.Digest
@@ -216,7 +213,8 @@ func unpack(ctx context.Context, h *host.Host, facts plan.Host, cs *repo.Context
 		return "", nil, err
 	}
 	src.Machine.Layers = layers
-	dir, remove, err = provision.Unpack(ctx, h, src, snapshot.Stored(ctx, cs.Store, rec.VM))
+	dir, remove, err = provision.Unpack(ctx, src, snapshot.Stored(ctx, cs.Store, rec.VM),
+		func() (string, func(), error) { return snapshot.Folder(h.Dir, cs) })
 	if low := diskspace.Low(ctx); err != nil && low != nil {
 		err = low
 	}

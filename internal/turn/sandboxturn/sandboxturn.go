@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/template"
@@ -22,6 +23,7 @@ import (
 	"turnstone.dev/turnstone/internal/turn/transcript"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/sandboxes/performed"
+	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -29,7 +31,7 @@ import (
 // its branch, and its machine is a sandboxes.Committer.
 func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.SandboxID,
 	spec sandboxes.Spec, progress func(string)) (sandboxes.Machine, sandboxes.Details, error) {
-	if spec.Session == "" && spec.Belongs == nil {
+	if spec.Session == "" && spec.Belongs == nil && !spec.Sealed {
 		return provision.OpenMachine(ctx, h, id, spec, progress)
 	}
 	var none sandboxes.Details
@@ -48,28 +50,37 @@ func Open(ctx context.Context, h *host.Host, r *turn.Runner, id turnstone.Sandbo
 		return nil, none, turnstone.Errorf("sandbox.create", turnstone.KindInternal, string(id),
 			"its machine is a %T", opened)
 	}
-	m := &machine{Sandbox: s, host: h, runner: r}
+	m := &machine{Sandbox: s, host: h, runner: r, sealed: spec.Sealed}
+	if spec.Session == "" && spec.Belongs == nil {
+		return m, d, nil
+	}
 	d.Room, d.Image = h.Room, cmp.Or(spec.Image, plan.DefaultImage)
 	d.Workdir = cmp.Or(spec.Cwd, on.cwd, d.Workdir)
 	if spec.Session == "" {
 		return m, d, nil
 	}
 	if on.place.ID == "" { // only now, so that a failure leaves no session
-		made, err := on.make(ctx, h, spec.Session)
-		if err != nil {
-			_ = s.Close()
+		if err := on.make(ctx, h, spec.Session); err != nil {
+			_ = m.Close()
 			return nil, none, err
 		}
-		on.place.ID, on.place.Name = made.ID, made.Label()
 	}
 	d.Session = &on.place
+	if m.sealed = on.sealed; m.sealed {
+		d.Records, m.forget, err = repo.MemoryFolder(h.Dir, repo.MemoryOfSandboxes, string(id))
+		if err != nil {
+			_ = m.Close()
+			return nil, none, err
+		}
+	}
 	return m, d, nil
 }
 
 // A start is what a session's sandbox starts on.
 type start struct {
-	place sandboxes.SessionInfo // without an ID: the session is new
-	cwd   string
+	place  sandboxes.SessionInfo // without an ID: the session is new
+	cwd    string
+	sealed bool
 }
 
 // startOf finds the head that spec names, and completes spec.
@@ -89,13 +100,9 @@ func startOf(ctx context.Context, h *host.Host, spec *sandboxes.Spec) (start, er
 	if err != nil {
 		return s, err
 	}
-	if found.Domain != "" {
-		if cs, err = cs.In(ctx, found.Domain); err == nil {
-			err = cs.NotSealed("a sandbox of session " + found.Label())
-		}
-		if err != nil {
-			return s, err
-		}
+	s.sealed = found.Domain != ""
+	if cs, err = cs.In(ctx, found.Domain); err != nil {
+		return s, err
 	}
 	s.place.ID, s.place.Name = found.ID, found.Label()
 	b, err := cs.DB.Branch(ctx, found.ID, s.place.Branch)
@@ -122,19 +129,23 @@ func startOf(ctx context.Context, h *host.Host, spec *sandboxes.Spec) (start, er
 }
 
 // make makes the session called name.
-func (s *start) make(ctx context.Context, h *host.Host, name string) (turnstone.Session, error) {
+func (s *start) make(ctx context.Context, h *host.Host, name string) error {
 	cs, err := h.Context(ctx)
 	if err != nil {
-		return turnstone.Session{}, err
+		return err
 	}
-	return cs.DB.Ensure(ctx, name)
+	made, err := cs.DB.Ensure(ctx, name)
+	s.place.ID, s.place.Name, s.sealed = made.ID, made.Label(), made.Domain != ""
+	return err
 }
 
-// A machine is the machine of a session's sandbox.
+// A machine is the machine of a sandbox that belongs to a session or has data of a sealed one.
 type machine struct {
 	*sandbox.Sandbox
 	host   *host.Host
 	runner *turn.Runner
+	sealed bool   // it has data of a sealed session
+	forget func() // removes the folder of its commands in memory; nil: they are not there
 
 	mu      sync.Mutex
 	session *wire.StateGetSessionResult // of the shell, when the machine was paused
@@ -153,6 +164,38 @@ func (m *machine) Pause(ctx context.Context) (upper string, err error) {
 	}
 	m.session = res
 	return m.Sandbox.Pause(ctx)
+}
+
+// Snapshot implements sandboxes.Controlled.
+func (m *machine) Snapshot(ctx context.Context, dir string) error {
+	if m.sealed {
+		return m.notSealed("sandbox.snapshot")
+	}
+	return m.Sandbox.Snapshot(ctx, dir)
+}
+
+// Keep implements sandboxes.Controlled.
+func (m *machine) Keep(ctx context.Context, dir string) (substrate.Packed, error) {
+	if m.sealed {
+		return substrate.Packed{}, m.notSealed("sandbox.keep")
+	}
+	return m.Sandbox.Keep(ctx, dir)
+}
+
+// notSealed returns the error of an operation that would write the machine's memory to disk.
+func (m *machine) notSealed(op turnstone.Op) error {
+	return turnstone.Errorf(op, turnstone.KindInvalid, "sandbox "+string(m.ID()),
+		"it has data of a sealed session, and a copy of its memory would not be sealed").
+		WithHint("create another sandbox of the session: see docs/keys.md")
+}
+
+// Close implements sandboxes.Machine.
+func (m *machine) Close() error {
+	err := m.Sandbox.Close()
+	if m.forget != nil {
+		m.forget()
+	}
+	return err
 }
 
 // changes returns the changes of the paused machine.
@@ -183,11 +226,7 @@ func (m *machine) Commit(ctx context.Context, w sandboxes.Work) (*turnstone.Turn
 	if err != nil {
 		return nil, now, err
 	}
-	cs, err := m.host.Context(ctx)
-	if err != nil {
-		return nil, now, err
-	}
-	base, err := cs.TreeOf(ctx, w.Session.Begun)
+	base, err := m.base(ctx, w.Session.Begun)
 	if err != nil {
 		return nil, now, err
 	}
@@ -210,6 +249,26 @@ func (m *machine) Commit(ctx context.Context, w sandboxes.Work) (*turnstone.Turn
 	}
 	now.Branch, now.Turn, now.Number = rep.Branch, rep.ID, rep.Number
 	return rep, now, nil
+}
+
+// base returns the tree below the sandbox's disk: that of the turn begun, or zero for the template's.
+func (m *machine) base(ctx context.Context, begun turnstone.TurnID) (t turnstone.TreeRef, err error) {
+	if begun == "" {
+		return t, nil
+	}
+	cs, err := m.host.Context(ctx)
+	if err != nil {
+		return t, err
+	}
+	on, err := cs.Turn(ctx, begun)
+	if err != nil {
+		return t, err
+	}
+	b, err := provision.On(ctx, cs, &on) // the session may be sealed
+	if err != nil {
+		return t, err
+	}
+	return b.State.Tree, nil
 }
 
 // request returns the request of the turn, and the commands that are its document's steps.

@@ -18,7 +18,8 @@ import (
 // later machines find it by a note, which is a file.
 type machineBase struct {
 	digest turnstone.Digest
-	notes  string // folder of the notes
+	domain turnstone.DomainID // whose view of the store has it: each domain has its own
+	notes  string             // folder of the notes
 	write  func(ctx context.Context, out string) (files []string, err error)
 }
 
@@ -34,7 +35,7 @@ func baseOf(h *statedir.Dir, parts Parts) (*machineBase, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &machineBase{parts.Packed.Base, notes, parts.WriteBase}, nil
+	return &machineBase{parts.Packed.Base, parts.Domain, notes, parts.WriteBase}, nil
 }
 
 // put returns the base's files in the store. b adds missing files. tmp is the path of a folder to
@@ -62,7 +63,9 @@ func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch,
 	return files, func() { m.note(files) }, nil
 }
 
-func (m *machineBase) path() string { return filepath.Join(m.notes, m.digest.Hex()+".json") }
+func (m *machineBase) path() string {
+	return filepath.Join(m.notes, m.digest.Hex()+string(m.domain)+".json")
+}
 
 // note records the files of the base. If that fails, the next machine adds them again.
 func (m *machineBase) note(files []turnstone.VMFile) {

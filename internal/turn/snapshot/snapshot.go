@@ -3,6 +3,7 @@ package snapshot
 
 import (
 	"context"
+	"crypto/rand"
 	"os"
 	"path/filepath"
 
@@ -26,8 +27,9 @@ type Snapshot struct {
 
 // Parts are the input of a snapshot.
 type Parts struct {
-	Dir     string // its folder vm contains the machine's files
-	Release func() // removes Dir
+	Domain  turnstone.DomainID // of the session; empty: not sealed
+	Dir     string             // its folder vm contains the machine's files
+	Release func()             // removes Dir
 	Packed  substrate.Packed
 	Recipes []turnstone.ImageRecipe // of the images that the machine has as layers
 	Image   *turnstone.Content      // the template's root image
@@ -39,9 +41,9 @@ type Parts struct {
 // Take saves the machine of s. The caller removes the snapshot.
 func Take(ctx context.Context, h *statedir.Dir, cs *repo.ContextStore, s *sandbox.Sandbox) (
 	*Snapshot, error) {
-	p := Parts{}
+	p := Parts{Domain: cs.Of()}
 	var err error
-	if p.Dir, p.Release, err = sandboxes.NewStore(h.Root).Folder(); err != nil {
+	if p.Dir, p.Release, err = Folder(h, cs); err != nil {
 		return nil, err
 	}
 	defer s.Guard(ctx)()
@@ -66,6 +68,15 @@ func Take(ctx context.Context, h *statedir.Dir, cs *repo.ContextStore, s *sandbo
 		return nil, err
 	}
 	return vm, nil
+}
+
+// Folder creates a folder for a machine that is saved or restored: in memory, if cs is the view of a
+// domain.
+func Folder(h *statedir.Dir, cs *repo.ContextStore) (dir string, release func(), err error) {
+	if cs.Sealed() {
+		return repo.MemoryFolder(h, repo.MemoryOfMachines, rand.Text())
+	}
+	return sandboxes.NewStore(h.Root).Folder()
 }
 
 // Of returns the snapshot of parts. The note about its base is in the state directory.

@@ -34,6 +34,7 @@ type Request struct {
 	Secrets *secret.Set
 	Bounds  collect.Bounds
 	Pause   Pause // pauses the session's machine; nil: the sandbox ends
+	Soon    bool  // the sandbox may end later: see collect.Take
 	// Inherited selects the shell's variables that the next turn starts with.
 	Inherited func(env []string) []string
 	Tell      func(string) // receives the reasons for data that is not kept
@@ -100,7 +101,7 @@ func (req *Request) freeze(ctx context.Context, s *sandbox.Sandbox) (c *collect.
 	if req.Pause != nil {
 		return req.Pause(ctx, s, req.Bounds)
 	}
-	c, err = collect.Take(ctx, s, nil, req.Bounds)
+	c, err = collect.Take(ctx, s, nil, req.Bounds, req.Soon)
 	return c, nil, err
 }
 

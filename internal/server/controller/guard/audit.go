@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/principal"
@@ -61,6 +62,8 @@ func outcome(e audit.Entry, err error) audit.Entry {
 	switch reason := auth.ReasonOf(err); {
 	case reason != "":
 		e.Outcome, e.Kind = audit.Refused, string(reason)
+	case api.IsUnproven(err): // the client may repeat the call, now that it knows the node
+		e.Outcome, e.Kind = audit.Refused, "unproven"
 	case turnstone.KindOf(err) == turnstone.KindDenied,
 		turnstone.KindOf(err) == turnstone.KindExhausted:
 		e.Outcome = audit.Refused

@@ -34,8 +34,8 @@ func (s *Service) fill() {
 // Exhausted, and may be retried.
 func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err error) {
 	var over turnstone.Bytes // of machines that wait: nobody is refused because of them
-	waiting := s.warm.Memory()
-	defer func() { s.warm.Yield(over) }()
+	waiting := s.warm.Memory() + s.o.Tenants.Warm().Memory()
+	defer func() { s.yield(over) }()
 	s.roomMu.Lock()
 	defer s.roomMu.Unlock()
 	sum := s.used()
@@ -69,11 +69,29 @@ func (s *Service) take(m turnstone.Machine, ids ...string) (free func(), err err
 	}, nil
 }
 
-// roomFor reports whether there is room for a machine that nobody has asked for.
+// yield ends machines that wait until they have freed this memory, or none is left: first those of
+// turns, which only make a start faster.
+func (s *Service) yield(want turnstone.Bytes) {
+	if want > 0 {
+		s.warm.Yield(want - s.o.Tenants.Warm().Yield(want))
+	}
+}
+
+// roomFor reports whether there is room for a sandbox that nobody has asked for, beside the memory of
+// those that wait.
 func (s *Service) roomFor(m turnstone.Machine, waiting turnstone.Bytes) bool {
+	return s.fits(m.Memory + waiting + s.o.Tenants.Warm().Memory())
+}
+
+// roomAhead is roomFor for the machine of a next turn.
+func (s *Service) roomAhead(m turnstone.Machine, waiting turnstone.Bytes) bool {
+	return s.fits(m.Memory + waiting + s.warm.Memory())
+}
+
+func (s *Service) fits(more turnstone.Bytes) bool {
 	s.roomMu.Lock()
 	defer s.roomMu.Unlock()
-	return s.used().Memory+waiting+m.Memory <= s.o.Capacity.Memory
+	return s.used().Memory+more <= s.o.Capacity.Memory
 }
 
 // used returns the machines of sandboxes, running turns, and creations in progress. The caller holds

@@ -114,6 +114,7 @@ func New(_ context.Context, o Options) (*Service, error) {
 		s.forgetRemoved(st)
 	}
 	s.lookTemplates(s.ctx)
+	o.Tenants.Warm().Within(s.roomAhead)
 	o.Warm.Tenants, o.Warm.Room = o.Tenants, s.roomFor
 	s.warm = warm.New(o.Warm)
 	s.describe()

@@ -354,7 +354,7 @@ func owner(t *testing.T) *key.Signer {
 // eventually waits until f is true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !f(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !f(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(what)
 		}

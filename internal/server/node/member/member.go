@@ -84,7 +84,7 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 		return nil, err
 	}
 	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns,
-		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting}
+		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting, Warm: warmTurns(o)}
 	if o.Watch != nil {
 		set.Runner = o.Watch.Turns
 	}
@@ -124,6 +124,14 @@ func warmOf(o Options) control.Warm {
 	return w
 }
 
+// warmTurns returns the machines that wait for the next turns of sessions.
+func warmTurns(o Options) *tenants.Warm {
+	return tenants.NewWarm(tenants.WarmOptions{Turns: o.Settings.WarmTurns,
+		Memory: o.Settings.WarmMemory, Idle: o.Settings.WarmIdle, Failed: func(tenant string, err error) {
+			o.Log.Warn("no machine waits for the next turn", "tenant", tenant, "error", err)
+		}})
+}
+
 // Drain starts no more turns, and waits for the running ones, and for commands in the clear. The
 // error is that of ctx.
 func (m *Member) Drain(ctx context.Context) error {
@@ -159,6 +167,7 @@ func (m *Member) Handle(mux *http.ServeMux) {
 // Measure emits the numbers of the node: see telemetry.Measurer.
 func (m *Member) Measure(emit func(name string, value float64, labels ...string)) {
 	m.control.Measure(emit)
+	m.measureTurns(emit)
 	pools := m.Warm()
 	if len(pools) == 0 {
 		return
@@ -186,6 +195,24 @@ func (m *Member) Measure(emit func(name string, value float64, labels ...string)
 	emit("turnstone_pool_discarded_total", float64(all.Died), "died")
 	emit("turnstone_pool_discarded_total", float64(all.Drained), "changed")
 	emit("turnstone_pool_discarded_total", float64(all.Evicted), "memory")
+}
+
+// measureTurns emits the numbers of the machines that wait for turns.
+func (m *Member) measureTurns(emit func(name string, value float64, labels ...string)) {
+	if m.tenants.Warm() == nil {
+		return
+	}
+	w := m.tenants.Warm().Stats()
+	emit("turnstone_warm_turns", float64(w.Ready), "ready")
+	emit("turnstone_warm_turns", float64(w.Making), "filling")
+	emit("turnstone_warm_turn_claims_total", float64(w.Hits-w.Lost), "warm")
+	emit("turnstone_warm_turn_claims_total", float64(w.Misses), "cold")
+	emit("turnstone_warm_turn_claims_total", float64(w.Lost), "died")
+	emit("turnstone_warm_turns_discarded_total", float64(w.Idle), "idle")
+	emit("turnstone_warm_turns_discarded_total", float64(w.Died), "died")
+	emit("turnstone_warm_turns_discarded_total", float64(w.Changed), "changed")
+	emit("turnstone_warm_turns_discarded_total", float64(w.Failed), "failed")
+	emit("turnstone_warm_turns_discarded_total", float64(w.Evicted), "memory")
 }
 
 // Plain serves callers without the channel, as far as allow permits (config.Config.Plaintext). The

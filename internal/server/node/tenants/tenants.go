@@ -44,12 +44,24 @@ type Options struct {
 	Waiting int
 	// Tenants is the number of tenants that may have state here. Default: 1,000.
 	Tenants int
+	// Warm has the machines of all tenants that wait for the next turns of their sessions; nil: none
+	// wait. The Set closes it.
+	Warm *Warm
 	// Runner returns what runs the turns of a tenant, around the tenant's executor; nil: that itself.
 	Runner func(tenant string, x Runner) Runner
 }
 
 // A Runner runs turns: see executor.Executor.
 type Runner = turns.Executor
+
+// The machines that wait for the next turns of sessions.
+type (
+	Warm        = turns.Warm
+	WarmOptions = turns.WarmOptions
+)
+
+// NewWarm returns an empty shelf: see turns.NewWarm.
+func NewWarm(o WarmOptions) *Warm { return turns.NewWarm(o) }
 
 const (
 	defaultTurns   = 16
@@ -237,6 +249,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	if err == nil {
 		st.Turns.Hide(s.root.Paths())
 		st.Turns.Share(s.turns, tenant)
+		st.Turns.Ahead(s.o.Warm)
 		st.Turns.Private(st.private)
 		err = st.openOwners()
 	}
@@ -337,12 +350,15 @@ func (s *Set) Drain(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// Warm returns the machines that wait for the next turns of sessions; nil: none wait.
+func (s *Set) Warm() *Warm { return s.o.Warm }
+
 // Close ends the turns of all tenants, and waits for them. Sandboxes continue.
 func (s *Set) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	var errs []error
+	errs := []error{s.o.Warm.Close()} // before the stores that its machines read
 	for _, st := range s.All() {
 		errs = append(errs, st.close())
 	}

@@ -49,6 +49,7 @@ type Service struct {
 	queue  *Queue          // of turns that wait for a place
 	tenant string
 	secret func(context.Context, Ticket) (string, error) // see Private; may be nil
+	warm   *Warm                                         // see Ahead; may be nil
 
 	ctx  context.Context // of all turns
 	stop context.CancelCauseFunc
@@ -371,7 +372,8 @@ func (s *Service) launch(t Ticket, j *journal, started time.Time, w work, limit 
 			return
 		}
 		defer release()
-		s.run(limit(ctx), id, r, w) // again: a key may have come while it waited
+		ctx = limit(ctx) // again: a key may have come while it waited
+		s.run(s.warmed(ctx, t), id, r, w)
 	})
 }
 

@@ -48,6 +48,9 @@ const (
 	lookEvery = 3 * time.Second
 	// fresh is how long an answer of a sandbox counts as a sign of life.
 	fresh = 10 * time.Second
+	// calm is how long the next sandbox is not made after a claim, if enough wait: the claim's first
+	// command runs then.
+	calm = 200 * time.Millisecond
 )
 
 // A Service keeps the sandboxes. Its methods are safe for concurrent use; those of nil keep none.
@@ -75,7 +78,7 @@ func New(o Options) *Service {
 	o.Log = cmp.Or(o.Log, slog.Default())
 	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec)}
 	s.pool = pool.New(pool.Options[*machine]{Make: s.make, Memory: o.Memory, Makers: o.Makers,
-		Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
+		Calm: calm, Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
 			return o.Room == nil || o.Room(turnstone.Machine{CPUs: k.Shape.CPUs,
 				Memory: k.Shape.Memory, Disk: k.Shape.Disk}, waiting)
 		}})
@@ -121,7 +124,7 @@ func (s *Service) make(ctx context.Context, k pool.Key, _ string) (*machine, err
 // event logs what an operator should know.
 func (s *Service) event(e pool.Event) {
 	s.o.Log.Warn("warm sandbox: "+string(e.Kind), "tenant", e.Key.Tenant, "template", e.Key.Source,
-		"error", e.Err)
+		"error", e.Err, "hint", turnstone.HintOf(e.Err))
 }
 
 // follow looks again and again whether what the sandboxes are made from has changed.
@@ -130,23 +133,28 @@ func (s *Service) follow(ctx context.Context) {
 	defer tick.Stop()
 	said := make(map[int]string)
 	for {
-		for i, t := range s.o.Targets {
-			err := s.look(ctx, t)
-			text := ""
-			if err != nil && ctx.Err() == nil {
-				text = err.Error()
-			}
-			if text != "" && said[i] != text {
-				s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
-					"error", err)
-			}
-			said[i] = text
-		}
+		s.lookAll(ctx, said)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
+	}
+}
+
+// lookAll looks at all targets, and logs each new reason for which one is not kept warm.
+func (s *Service) lookAll(ctx context.Context, said map[int]string) {
+	for i, t := range s.o.Targets {
+		err := s.look(ctx, t)
+		text := ""
+		if err != nil && ctx.Err() == nil {
+			text = err.Error()
+		}
+		if text != "" && said[i] != text {
+			s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
+				"error", err, "hint", turnstone.HintOf(err))
+		}
+		said[i] = text
 	}
 }
 

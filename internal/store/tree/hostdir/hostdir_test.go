@@ -138,7 +138,7 @@ func TestSparseFiles(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if took := time.Since(start); took > 5*time.Second {
+				if took := time.Since(start); took > time.Minute {
 					t.Errorf("1 GiB of a hole took %s", took)
 				}
 				must(t, r.Close())
