@@ -216,10 +216,10 @@ func (r *run) collectWith(ctx context.Context, s *sandbox.Sandbox, parts uint64,
 		req.Base, req.Pause = r.paused.Base, r.paused.Pause
 	default:
 		req.Base, req.Pause = r.below(), pause
-		if req.Base == (turnstone.TreeRef{}) && r.at.Context.Sealed() { // the template is public
-			if req.Base, err = r.at.Context.TemplateTree(ctx, s.Template); err != nil {
-				return nil, nil, err
-			}
+	}
+	if req.Base == (turnstone.TreeRef{}) && r.at.Context.Sealed() { // the template is public
+		if req.Base, err = r.at.Context.TemplateTree(ctx, s.Template); err != nil {
+			return nil, nil, err
 		}
 	}
 	left, unpaused, err = state.Collect(ctx, s, req)
