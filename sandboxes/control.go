@@ -62,7 +62,8 @@ type Status struct {
 	Paused bool `json:"paused"`
 	// Upper is the folder of the scratch disk that contains the sandbox's changes, as reported by
 	// the guest when it was paused.
-	Upper string `json:"upper,omitempty"`
+	Upper string         `json:"upper,omitempty"`
+	Used  turnstone.Used `json:"used,omitzero"` // as it was measured last; at the pause
 }
 
 // maxControl bounds a request in bytes, and maxAnswer an answer, which may have a turn's report

@@ -66,7 +66,7 @@ func pausedError(title string) error {
 func (h *holder) status() Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return Status{Paused: h.info.Paused, Upper: h.upper}
+	return Status{Paused: h.info.Paused, Upper: h.upper, Used: h.info.Used}
 }
 
 // control executes a request. The answer in a has a status and may have a descriptor. Calls are
@@ -86,8 +86,7 @@ func (h *holder) control(ctx context.Context, q controlRequest,
 	m, ok := h.machine.(Controlled)
 	if !ok {
 		return nil, turnstone.Errorf("sandbox.control", turnstone.KindUnavailable,
-			"sandbox "+string(h.id),
-			"its machine does not support pausing or snapshots")
+			"sandbox "+string(h.id), "its machine does not support pausing or snapshots")
 	}
 	switch q.Op {
 	case opStatus:
@@ -106,8 +105,7 @@ func (h *holder) control(ctx context.Context, q controlRequest,
 		})
 	}
 	return nil, turnstone.Errorf("sandbox.control", turnstone.KindInvalid,
-		fmt.Sprintf("%.40q", q.Op),
-		"unknown request")
+		fmt.Sprintf("%.40q", q.Op), "unknown request")
 }
 
 // pause pauses or resumes the machine and records that.
@@ -130,6 +128,7 @@ func (h *holder) pause(ctx context.Context, m Controlled, on bool) error {
 	if err != nil {
 		return err
 	}
+	h.measure()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.watched.tell()

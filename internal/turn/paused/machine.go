@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/metered"
 	"turnstone.dev/turnstone/internal/repo/rootimage"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
@@ -39,8 +40,22 @@ type Machine struct {
 	spent  bool           // the machine was ended to collect the turn's files
 	store  *sandboxes.Store
 
-	mu  sync.Mutex // guards ctl: a watcher of the turn ends the machine from another goroutine
-	ctl *sandboxes.Control
+	before turnstone.Used // what the machine had used when the turn began
+
+	// guards the others: a watcher of the turn ends the machine from another goroutine
+	mu    sync.Mutex
+	ctl   *sandboxes.Control
+	meter *metered.Meter // gets what the turn uses, once; then nil
+}
+
+// count adds to the turn's meter what the machine has used since the turn began, of all that it has
+// used.
+func (h *Machine) count(used turnstone.Used) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.meter.Add(turnstone.Used{CPU: used.CPU - h.before.CPU, Sent: used.Sent - h.before.Sent,
+		Received: used.Received - h.before.Received})
+	h.meter = nil
 }
 
 func (h *Machine) write() error {
@@ -71,6 +86,7 @@ func (h *Machine) remove(ctx context.Context) {
 	}
 	_ = os.Remove(h.path)
 	h.Sandbox, h.Turn, h.Base, h.Begun, h.Rules = "", "", turnstone.TreeRef{}, "", ""
+	h.before = turnstone.Used{}
 }
 
 // control makes c the connection to the machine's holder, and closes the previous connection.
@@ -176,6 +192,9 @@ func (m *pausedSandbox) Close() error {
 		defer cancel()
 		m.paused.control(nil)
 		_ = m.paused.store.Stop(ctx, m.id)
+		if info, err := m.paused.store.Get(m.id); err == nil {
+			m.paused.count(info.Used)
+		}
 	}
 	m.end()
 	return nil
@@ -220,6 +239,7 @@ func (h *Machine) Pause(ctx context.Context, s *sandbox.Sandbox, b collect.Bound
 		c, err = h.giveUp(ctx, b)
 		return c, unpaused, err
 	}
+	h.count(st.Used)
 	d, err := ctl.Disk(ctx)
 	if err != nil {
 		return nil, nil, err

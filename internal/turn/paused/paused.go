@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/host"
+	"turnstone.dev/turnstone/internal/metered"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
 	"turnstone.dev/turnstone/internal/sandbox"
@@ -64,7 +65,8 @@ func (o *opening) open(ctx context.Context, h *host.Host) (*sandbox.Sandbox, err
 	}
 	t := o.turn
 	m := &Machine{host: h, path: pathOf(h.Dir, t.Session.ID, t.Setup.Plan.Branch),
-		store: sandboxes.NewStore(h.Dir.Root), sealed: t.Session.Domain != ""}
+		store: sandboxes.NewStore(h.Dir.Root), sealed: t.Session.Domain != "",
+		meter: metered.From(ctx)}
 	var err error
 	if m.lock, err = statedir.TryAcquire(m.path + ".lock"); err != nil {
 		return nil, err
@@ -106,7 +108,8 @@ func (o *opening) resume(ctx context.Context) (*sandbox.Sandbox, error) {
 			return nil, ctx.Err()
 		}
 	}
-	if info, err := h.store.Get(h.Sandbox); err == nil && !matches(t.Setup.Plan, info, h.Rules) {
+	info, err := h.store.Get(h.Sandbox)
+	if h.before = info.Used; err == nil && !matches(t.Setup.Plan, info, h.Rules) {
 		o.opened.Start += ", because the session's machine does not fit the request"
 		h.remove(ctx)
 		return nil, ctx.Err()
