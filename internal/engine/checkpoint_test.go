@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -136,6 +137,11 @@ func checkpointCrash(t *testing.T, config string) {
 		}
 		if !done {
 			ok[*turnstone.GCReport](t)(x.Repo.GC(t.Context(), turnstone.GCRequest{}))
+			_, err := x.ResumeTurn(t.Context(), ResumeTurnRequest{Ref: "crash@1",
+				MostTime: time.Second}, nil)
+			if turnstone.KindOf(err) != turnstone.KindInvalid {
+				t.Fatalf("%s: resumed for longer than its caller may: %v", out.String(), err)
+			}
 			rep, err := x.ResumeTurn(t.Context(), ResumeTurnRequest{Ref: "crash@1"}, nil)
 			if err != nil || rep.Result != turnstone.ResultPassed || len(rep.Resumed) != 1 {
 				t.Fatalf("%s: %+v, %v", out.String(), rep, err)
