@@ -1,18 +1,22 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/hostkeys"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -30,8 +34,8 @@ type crash struct {
 
 // crashed is the document of the turn. Each step adds a line to a file: a step that ran twice, or
 // whose work was lost, shows.
-const crashed = "# A turn\n\n```bash\nmkdir d; cd d; export N=1; echo 1 >> f\n```\n\n" +
-	"```bash\necho $((++N)) >> f; export N; head -c 300000 /dev/zero | tr '\\0' x\n```\n\n" +
+const crashed = "# A qzmarker\n\n```bash\nmkdir qzmarker; cd qzmarker; export N=1; echo 1 >> f\n```\n\n" +
+	"```bash\necho $((++N)) >> f; export N; head -c 300000 /dev/zero | tr '\\0' q\n```\n\n" +
 	"```bash\necho $((++N)) >> f; cat f\n```\n"
 
 // crashChild runs the turn, and kills itself.
@@ -40,7 +44,7 @@ func crashChild(arg string) error {
 	if err := json.Unmarshal([]byte(arg), &c); err != nil {
 		return err
 	}
-	x := testEngine(&statedir.Dir{Root: c.Home})
+	x, _ := crashEngine(c.Home)
 	collected, left, ended := 0, c.N, false
 	x.Repo.Fault = func(op string) error {
 		if op == "checkpoint.collect" {
@@ -84,16 +88,39 @@ func crashHome(t *testing.T) string {
 	return dir
 }
 
+// crashEngine returns an executor with the keys that the state directory's settings ask for.
+func crashEngine(home string) (x *Engine, closeKeys func()) {
+	dir := &statedir.Dir{Root: home}
+	keys := hostkeys.New(dir, nil, "")
+	x = testEngine(dir)
+	x.Repo.Keys = keys
+	return x, keys.Close
+}
+
 // TestCheckpointCrash kills the process of a turn before each operation of a checkpoint that changes
 // the disk. The turn is then resumed after the first or the second step, never before, and its
 // result is that of a turn that was not killed.
-func TestCheckpointCrash(t *testing.T) {
+func TestCheckpointCrash(t *testing.T) { checkpointCrash(t, "") }
+
+// TestSealedCheckpointCrash is TestCheckpointCrash in a sealed session, of which nothing is in the
+// clear after the kill, and gc removes nothing that the resumption needs.
+func TestSealedCheckpointCrash(t *testing.T) {
+	checkpointCrash(t, "[keys]\nseal = \"session\"\n")
+}
+
+func checkpointCrash(t *testing.T, config string) {
 	after := map[int]int{}
 	for n, done := 0, false; !done; n++ {
 		if n > 100 {
 			t.Fatal("a checkpoint does not end")
 		}
 		home := crashHome(t)
+		if config != "" {
+			forgetMemory(t, home)
+			if err := os.WriteFile(filepath.Join(home, "config.toml"), []byte(config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
 		arg := ok[[]byte](t)(json.Marshal(crash{home, n}))
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), crashVariable+"="+string(arg))
@@ -104,8 +131,17 @@ func TestCheckpointCrash(t *testing.T) {
 		if done = err == nil; !done && status.Signal() != syscall.SIGKILL {
 			t.Fatalf("the child failed by itself: %v\n%s", err, errs.String())
 		}
-		x := testEngine(&statedir.Dir{Root: home})
+		x, closeKeys := crashEngine(home)
+		if config != "" {
+			nothingInClear(t, home, out.String())
+		}
 		if !done {
+			ok[*turnstone.GCReport](t)(x.Repo.GC(t.Context(), turnstone.GCRequest{}))
+			_, err := x.ResumeTurn(t.Context(), ResumeTurnRequest{Ref: "crash@1",
+				MostTime: time.Second}, nil)
+			if turnstone.KindOf(err) != turnstone.KindInvalid {
+				t.Fatalf("%s: resumed for longer than its caller may: %v", out.String(), err)
+			}
 			rep, err := x.ResumeTurn(t.Context(), ResumeTurnRequest{Ref: "crash@1"}, nil)
 			if err != nil || rep.Result != turnstone.ResultPassed || len(rep.Resumed) != 1 {
 				t.Fatalf("%s: %+v, %v", out.String(), rep, err)
@@ -116,9 +152,13 @@ func TestCheckpointCrash(t *testing.T) {
 			}
 		}
 		checkCrashed(t, x, strings.TrimSpace(out.String()))
+		if config != "" {
+			nothingInClear(t, home, out.String())
+		}
 		if err := x.Close(); err != nil {
 			t.Error(err)
 		}
+		closeKeys()
 	}
 	if after[1] < 3 || after[2] < 1 {
 		t.Errorf("turns were resumed after steps %v", after)
@@ -149,5 +189,34 @@ func checkCrashed(t *testing.T, x *Engine, what string) {
 		if all, _ := filepath.Glob(x.Dir.Path(left)); len(all) > 0 {
 			t.Errorf("%s: left behind: %q", what, all)
 		}
+	}
+}
+
+// forgetMemory removes at the end of the test what a state directory has in memory.
+func forgetMemory(t *testing.T, home string) {
+	t.Cleanup(func() {
+		if err := (&statedir.Dir{Root: home}).ForgetMemory(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// nothingInClear checks that no file of a state directory has what the crashed turn wrote.
+func nothingInClear(t *testing.T, home, what string) {
+	t.Helper()
+	err := filepath.WalkDir(home, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() { // what the tests share is linked
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for _, text := range []string{"qzmarker", "qqqqqqqq"} {
+			if strings.Contains(path, text) || bytes.Contains(b, []byte(text)) {
+				t.Errorf("%s: %s has %s in the clear", what, path, text)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -118,6 +118,9 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 		return err
 	}
 	for _, t := range unfinished {
+		if t.Domain != "" {
+			continue // below, with its key
+		}
 		if err := r.Turn(ctx, t); err != nil {
 			return err
 		}
@@ -143,11 +146,30 @@ func (x *Repo) checkTurns(ctx context.Context, cs *ContextStore, rep *turnstone.
 			return err
 		}
 	}
+	for _, t := range unfinished {
+		if r := of[t.Domain]; t.Domain != "" && r != nil && r.In != nil {
+			if err := r.checkpoint(ctx, t); err != nil {
+				return err
+			}
+		}
+	}
 	rep.Sessions, rep.Turns = len(sessions), len(all)
 	if err := cs.checkNeeds(ctx, rep, damaged, reached); err != nil {
 		return err
 	}
 	return x.orProblem(ctx, rep, r.Homes(ctx, nil))
+}
+
+// checkpoint checks the data of the checkpoint of a sealed turn.
+func (r *Reach) checkpoint(ctx context.Context, t turnstone.Turn) error {
+	c, err := r.In.DB.Checkpoint(ctx, t.ID)
+	if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil && c == nil {
+		return nil // it has ended, or was removed, meanwhile
+	}
+	if err != nil {
+		return r.Failed("checkpoint of turn "+string(t.ID), err)
+	}
+	return r.Turn(ctx, c.As(t))
 }
 
 // checkerIn is checker for the turns of a domain. Its In is nil if the domain's key is not at hand.

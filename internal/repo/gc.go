@@ -91,7 +91,9 @@ func (cs *ContextStore) pruneImages(ctx context.Context, rep *turnstone.GCReport
 		return err
 	}
 	for _, t := range unfinished {
-		records[t.Record] = true
+		if t.Domain == "" {
+			records[t.Record] = true
+		}
 	}
 	layers, err := cs.Layers(ctx)
 	if err != nil {
@@ -173,7 +175,7 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 		return 0, err
 	}
 	for _, t := range unfinished {
-		if !without[t.ID] {
+		if !without[t.ID] && t.Domain == "" {
 			if err := r.Turn(ctx, t); err != nil {
 				return 0, err
 			}

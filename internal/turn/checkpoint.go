@@ -74,7 +74,8 @@ func (r *run) keepState(ctx context.Context, s *sandbox.Sandbox, last *document.
 		err = r.fault("checkpoint.set")
 	}
 	if err == nil {
-		err = r.at.Keep(ctx, digest, left.State, last.Index)
+		err = r.at.Keep(ctx, place.Kept{Batch: left.Batch, Base: left.Base}, digest, left.State,
+			last.Index)
 	}
 	if err == nil {
 		r.kept = &keptSteps{step: last.Index, record: rec}

@@ -214,12 +214,13 @@ func (r *run) collectWith(ctx context.Context, s *sandbox.Sandbox, parts uint64,
 		req.Base, req.Pause = r.done.Base, r.done.Pause
 	case r.paused != nil:
 		req.Base, req.Pause = r.paused.Base, r.paused.Pause
-	case r.at.State == nil && r.at.Context.Sealed(): // the template is public
+	default:
+		req.Base, req.Pause = r.below(), pause
+	}
+	if req.Base == (turnstone.TreeRef{}) && r.at.Context.Sealed() { // the template is public
 		if req.Base, err = r.at.Context.TemplateTree(ctx, s.Template); err != nil {
 			return nil, nil, err
 		}
-	default:
-		req.Base, req.Pause = r.below(), pause
 	}
 	left, unpaused, err = state.Collect(ctx, s, req)
 	if r.paused != nil && left != nil {

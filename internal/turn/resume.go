@@ -43,6 +43,9 @@ func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
 	if err != nil {
 		return err
 	}
+	if cs, _, err = cs.Resolve(ctx, string(id)); err != nil {
+		return err
+	}
 	if err := r.keepsNetwork(ctx, cs, id); err != nil {
 		return err
 	}

@@ -202,8 +202,7 @@ func (r *run) locate(ctx context.Context) error {
 func (r *run) seal(p *plan.Plan) error {
 	cs := r.at.Context
 	for what, asked := range map[string]bool{
-		"home: " + p.Home:  p.Home != "",
-		"checkpoint: step": p.Checkpoint == turnstone.CheckpointStep,
+		"home: " + p.Home: p.Home != "",
 	} {
 		if asked {
 			if err := cs.NotSealed(what); err != nil {

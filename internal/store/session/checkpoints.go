@@ -16,14 +16,26 @@ type Checkpoint struct {
 	Record turnstone.Digest // the record of the finished steps
 	State  turnstone.Digest // what they left
 	Step   int              // the number of the last finished step, from 1
-	At     time.Time
+	// Needs and Base are those of Finish, for SetCheckpoint alone.
+	Needs []turnstone.Digest
+	Base  turnstone.TreeRef
+	At    time.Time
 	// Resumed has an entry for each time that the turn was resumed.
 	Resumed []turnstone.Resumption
 }
 
 // SetCheckpoint replaces the checkpoint of a turn that this process runs. The objects that c names
-// must already be durable. c.Resumed has no effect.
+// must already be durable. c.Resumed has no effect. That of a sealed turn keeps its needs with those of
+// the checkpoints before, whose outputs it may have, until the turn is removed.
 func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
+	was, err := turn(ctx, db.sql, c.Turn)
+	if err != nil {
+		return err
+	}
+	state, err := db.sealText(ctx, was.Domain, checkpointPlace+string(c.Turn), string(c.State))
+	if err != nil {
+		return err
+	}
 	return db.write(ctx, func(tx *sql.Tx) error {
 		t, err := turn(ctx, tx, c.Turn)
 		if err != nil {
@@ -33,11 +45,17 @@ func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
 			return turnstone.Errorf("session.checkpoint", turnstone.KindInvalid, string(c.Turn),
 				"is not running")
 		}
+		if err := insertNeeds(ctx, tx, t.Session, t.ID, c.Needs); err != nil {
+			return err
+		}
+		if err := insertBase(ctx, tx, t.Session, c.Base); err != nil {
+			return err
+		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO checkpoints
 			(turn, record, state, step, at, resumed) VALUES (?,?,?,?,?,'[]')
 			ON CONFLICT (turn) DO UPDATE SET record = excluded.record, state = excluded.state,
 			step = excluded.step, at = excluded.at`,
-			c.Turn, c.Record, c.State, c.Step, unixNano(db.now()))
+			c.Turn, c.Record, state, c.Step, unixNano(db.now()))
 		return dbError("checkpoint", string(c.Turn), err)
 	})
 }
@@ -55,12 +73,31 @@ func checkpoints(ctx context.Context, q querier, clause string, args ...any) ([]
 	}, "SELECT turn, record, state, step, at, resumed FROM checkpoints "+clause, args...)
 }
 
-// Checkpoint returns the checkpoint of a turn; nil: it has none.
+// checkpointPlace is where the digest of a checkpoint's state is sealed.
+const checkpointPlace = "checkpoints/state/"
+
+// Checkpoint returns the checkpoint of a turn; nil: it has none. If the key of a sealed one is not at
+// hand, the error is of kind Unavailable.
 func (db *DB) Checkpoint(ctx context.Context, id turnstone.TurnID) (*Checkpoint, error) {
-	if _, err := visibleTurn(ctx, db.sql, id); err != nil {
+	t, err := visibleTurn(ctx, db.sql, id)
+	if err != nil {
 		return nil, err
 	}
-	return oneCheckpoint(ctx, db.sql, id)
+	c, err := oneCheckpoint(ctx, db.sql, id)
+	if err == nil && c != nil {
+		err = db.openCheckpoint(ctx, t.Domain, c)
+	}
+	return c, err
+}
+
+// openCheckpoint opens what is sealed of c.
+func (db *DB) openCheckpoint(ctx context.Context, d turnstone.DomainID, c *Checkpoint) error {
+	if d == "" {
+		return nil
+	}
+	state, err := db.openText(ctx, d, checkpointPlace+string(c.Turn), string(c.State))
+	c.State = turnstone.Digest(state)
+	return err
 }
 
 func oneCheckpoint(ctx context.Context, q querier, id turnstone.TurnID) (*Checkpoint, error) {
@@ -72,7 +109,7 @@ func oneCheckpoint(ctx context.Context, q querier, id turnstone.TurnID) (*Checkp
 }
 
 // Checkpoints returns the checkpoints of all turns, as turns: with the record and the state of the
-// checkpoint in place of their own.
+// checkpoint in place of their own. Sealed ones are locked, as those of Every.
 func (db *DB) Checkpoints(ctx context.Context) ([]turnstone.Turn, error) {
 	all, err := checkpoints(ctx, db.sql, "")
 	if err != nil {
@@ -89,7 +126,7 @@ func (db *DB) Checkpoints(ctx context.Context) ([]turnstone.Turn, error) {
 		}
 		as = append(as, c.as(t))
 	}
-	return as, nil
+	return closed(as), nil
 }
 
 // as returns t with what c has of it.
@@ -109,11 +146,23 @@ const leaseTries = 20
 // processes one succeeds. The error is of kind Invalid if the turn runs, or has ended, and of kind
 // NotFound if it has no checkpoint.
 func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, *Checkpoint, error) {
-	var t turnstone.Turn
-	if _, err := visibleTurn(ctx, db.sql, id); err != nil {
+	t, err := visibleTurn(ctx, db.sql, id)
+	if err != nil {
 		return t, nil, err
 	}
-	err := db.lease(id)
+	// Before the transaction, and before the turn runs again: it may wait for a service with keys.
+	before, err := oneCheckpoint(ctx, db.sql, id)
+	if err != nil {
+		return t, nil, err
+	}
+	var stored turnstone.Digest
+	if before != nil {
+		stored = before.State
+		if err := db.openCheckpoint(ctx, t.Domain, before); err != nil {
+			return t, nil, err
+		}
+	}
+	err = db.lease(id)
 	for n := 1; err != nil && n < leaseTries; n++ {
 		select {
 		case <-time.After(5 * time.Millisecond):
@@ -144,6 +193,11 @@ func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, 
 				"was interrupted, and none of its steps is kept").
 				WithHint("run its document again; with checkpoint: step a turn keeps its steps")
 		}
+		if before == nil || c.State != stored {
+			return turnstone.Errorf("session.resume", turnstone.KindUnavailable, string(id),
+				"was resumed by another process meanwhile").WithHint("try again")
+		}
+		c.State = before.State
 		c.Resumed = append(c.Resumed, turnstone.Resumption{After: c.Step,
 			At: db.now().UTC().Truncate(time.Millisecond)})
 		text, err := json.Marshal(c.Resumed)
@@ -163,5 +217,8 @@ func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, 
 		return t, nil, err
 	}
 	t.Status, t.Result, t.Ended = turnstone.TurnRunning, "", time.Time{}
+	if open, err := db.openedOne(ctx, t, nil); err == nil {
+		t = open
+	}
 	return t, c, nil
 }

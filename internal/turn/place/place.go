@@ -121,8 +121,14 @@ func (at *Place) begin(ctx context.Context, cs *repo.ContextStore, req Request) 
 // other processes: see session.DB.Reopen.
 func Resume(ctx context.Context, cs *repo.ContextStore, of *repo.Repo, id turnstone.TurnID) (
 	*Place, error) {
+	t, err := cs.DB.Turn(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if cs, err = cs.In(ctx, t.Domain); err != nil { // nothing has started
+		return nil, err
+	}
 	at := &Place{Base: provision.Base{Context: cs}}
-	var err error
 	if at.keys, err = chain.Open(ctx, of.Dir, cs, of.Passphrase); err != nil {
 		return nil, err
 	}
@@ -185,10 +191,15 @@ func (at *Place) Abandon(ctx context.Context) {
 }
 
 // Keep replaces the turn's checkpoint by its first steps, whose last has the number step. The
-// objects record and state must be durable.
-func (at *Place) Keep(ctx context.Context, record, state turnstone.Digest, step int) error {
-	return at.Context.DB.SetCheckpoint(ctx, session.Checkpoint{Turn: at.Turn.ID, Record: record,
-		State: state, Step: step})
+// objects record and state must be durable. kept is for sealed sessions.
+func (at *Place) Keep(ctx context.Context, kept Kept, record, state turnstone.Digest,
+	step int) error {
+	c := session.Checkpoint{Turn: at.Turn.ID, Record: record, State: state, Step: step,
+		Needs: at.needs(kept.Batch)}
+	if at.onTemplate() {
+		c.Base = kept.Base
+	}
+	return at.Context.DB.SetCheckpoint(ctx, c)
 }
 
 // Lock determines the branch that will end with this turn, so that the receipt can name it, and
@@ -250,6 +261,12 @@ func (at *Place) needs(b *store.Batch) []turnstone.Digest {
 	return at.Context.Needs(b)
 }
 
+// onTemplate reports whether a sealed turn's machine lies on a template. A resumed one lies on its
+// checkpoint, and its template was noted with that.
+func (at *Place) onTemplate() bool {
+	return at.State == nil && at.Resumed == nil && at.Context.Sealed()
+}
+
 // Finish ends the turn with its result, its record, its state and its use of a home, which may be
 // nil. An empty state moves no branch. kept is for sealed sessions.
 func (at *Place) Finish(ctx context.Context, kept Kept, result turnstone.Result, record,
@@ -265,7 +282,7 @@ func (at *Place) Finish(ctx context.Context, kept Kept, result turnstone.Result,
 	end := session.Finish{Turn: at.Turn.ID, Result: result, Record: record, State: state,
 		MoveBranch: state != "", ExpectedHead: at.head(), Home: home,
 		Needs: at.needs(kept.Batch)}
-	if at.State == nil && state != "" && at.Context.Sealed() {
+	if state != "" && at.onTemplate() {
 		end.Base = kept.Base
 	}
 	if record != "" && at.link != nil {

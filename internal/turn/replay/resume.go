@@ -38,7 +38,7 @@ type ResumeRequest struct {
 // r, and ends it. What the record of its checkpoint requests is judged as it is for a replay.
 func Resume(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, req ResumeRequest,
 	obs turn.Observer) (*turnstone.TurnReport, error) {
-	t, err := cs.DB.Resolve(ctx, req.Ref)
+	cs, t, err := cs.Resolve(ctx, req.Ref)
 	if err != nil {
 		return nil, err
 	}

@@ -75,15 +75,17 @@ func Run(cmd *exec.Cmd, judge func(n int, c Call) Verdict) (output string, err e
 		}()
 	}
 	if !watched {
+		err := cmd.Wait()
 		return said.String(), errors.Join(errors.New("the process did not call Confine: "+
-			said.String()+errs.String()), cmd.Wait())
+			said.String()+errs.String()), err)
 	}
 	// Waited for after its calls: until then its memory and descriptors can be read.
 	if failed := <-watching; failed != nil {
 		_ = cmd.Process.Kill()
 		err = failed
 	}
-	return said.String() + errs.String(), errors.Join(err, cmd.Wait())
+	err = errors.Join(err, cmd.Wait()) // afterwards nothing more is written to errs
+	return said.String() + errs.String(), err
 }
 
 // listenerOf takes the descriptor of the notifications from the process.
