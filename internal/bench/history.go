@@ -63,35 +63,45 @@ func (b *bench) startsOn(ctx context.Context, session string,
 	n int) (start, commit, whole time.Duration, err error) {
 	var starts, commits, wholes []time.Duration
 	for i := range b.runs + 1 {
-		branch := fmt.Sprintf("at%d-%d", n, i)
-		err := b.command(ctx, "fork", fmt.Sprintf("%s@%d", session, n), "--branch", branch)
-		if err != nil {
-			return 0, 0, 0, err
-		}
-		t, took, err := b.run(ctx, step("true"), nil, "--session", session, "--branch", branch,
-			"--network", "off")
+		before, after, took, err := b.startAt(ctx, nil, session, n, i)
 		if err != nil {
 			return 0, 0, 0, err
 		}
 		if i == 0 {
 			continue // the turn may have to create an image
 		}
-		var before, after time.Duration
-		for _, ph := range t.Phases {
-			d := time.Duration(ph.Took)
-			switch ph.Name {
-			case "steps":
-			case "collect", "keep":
-				after += d
-			case "close":
-			default:
-				before += d
-			}
-		}
 		starts, commits, wholes = append(starts, before), append(commits, after),
 			append(wholes, took)
 	}
 	return quantile(starts, 50), quantile(commits, 50), quantile(wholes, 50), nil
+}
+
+// startAt runs a turn on turn n of a session, on a new branch, the i-th on it. It returns the times
+// before its step and after it, and that of the process. env is as for runWith.
+func (b *bench) startAt(ctx context.Context, env []string, session string, n, i int) (before, after,
+	took time.Duration, err error) {
+	branch := fmt.Sprintf("at%d-%d", n, i)
+	_, err = b.output(ctx, env, "fork", fmt.Sprintf("%s@%d", session, n), "--branch", branch)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	t, took, err := b.runWith(ctx, env, step("true"), nil, "--session", session, "--branch", branch,
+		"--network", "off")
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	for _, ph := range t.Phases {
+		d := time.Duration(ph.Took)
+		switch ph.Name {
+		case "steps":
+		case "collect", "keep":
+			after += d
+		case "close":
+		default:
+			before += d
+		}
+	}
+	return before, after, took, nil
 }
 
 func (b *bench) command(ctx context.Context, args ...string) error {

@@ -84,7 +84,7 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
 		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
-		{"keys", false, func(ctx context.Context) error { return storage.MeasureKeys(ctx, b.dir) }},
+		{"keys", true, b.keys},
 		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"turns", true, b.turns}, {"pool", true, b.pool},
 		{"determinism", true, b.corpus}} {
 		if b.only == "" && part.name == "determinism" {
@@ -111,12 +111,19 @@ func (b *bench) runParts(ctx context.Context) error {
 // started, if it is not nil, is called with the process's ID.
 func (b *bench) run(ctx context.Context, doc string, started func(pid int),
 	args ...string) (*turnstone.TurnReport, time.Duration, error) {
+	return b.runWith(ctx, nil, doc, started, args...)
+}
+
+// runWith is run with more environment variables.
+func (b *bench) runWith(ctx context.Context, env []string, doc string, started func(pid int),
+	args ...string) (*turnstone.TurnReport, time.Duration, error) {
 	path := filepath.Join(b.dir, "doc.md")
 	if err := os.WriteFile(path, []byte(doc), 0o600); err != nil {
 		return nil, 0, err
 	}
 	cmd := exec.CommandContext(ctx, b.turn,
 		append([]string{"run", "--json", "-q", path}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	began := time.Now()
