@@ -404,7 +404,7 @@ func TestStackWithin(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
+				_ = c.SetDeadline(time.Now().Add(5 * time.Second)) // some of the servers never answer
 				_, _ = c.Write(hello)
 				b, _ := io.ReadAll(c)
 				if strings.Contains(string(b), " 200 ") {
