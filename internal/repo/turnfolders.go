@@ -56,11 +56,9 @@ func lockedMemory(h *statedir.Dir, kind, name string) (dir string, lock *os.File
 	}
 }
 
-// The kinds of folders in memory, besides those of turns and images.
-const (
-	MemoryOfSandboxes = "sandboxes" // commands of sandboxes and their outputs
-	MemoryOfMachines  = "machines"  // machines that are saved or restored
-)
+// The kinds of folders in memory, besides those of turns and images: commands of sandboxes with their
+// outputs, and machines that are saved or restored.
+const MemoryOfSandboxes, MemoryOfMachines = "sandboxes", "machines"
 
 // sweepCaptures removes from the folder of an interrupted turn, whose lock the caller holds, the
 // files that its receipt does not name: outputs of the interrupted step, and partly written files.
