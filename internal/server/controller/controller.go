@@ -114,7 +114,7 @@ type Controller struct {
 	ledger   usage.Ledger
 	hub      hub
 	calls    inflight.Locks
-	unmade   unmade
+	unmade   inflight.Unmade
 	pendings inflight.Pendings
 }
 

@@ -158,7 +158,7 @@ func TestAbandoned(t *testing.T) {
 		Tenant: "acme", Node: "a"}
 	made, _, err := w.store.Create(t.Context(), nil, o)
 	must(t, err)
-	w.unmade.add(made[0], false)
+	w.unmade.Add(made[0], false, nil)
 	w.giveUp(t.Context())
 	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_CREATING {
 		t.Fatalf("it failed too early: %v", s)
@@ -168,6 +168,34 @@ func TestAbandoned(t *testing.T) {
 	w.giveUp(t.Context())
 	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_FAILED || s.Removed {
 		t.Fatalf("it is %v", s)
+	}
+}
+
+// TestFailedMeanwhile: a repetition learns why the creation has failed, also if the node has reported
+// the end between both.
+func TestFailedMeanwhile(t *testing.T) {
+	w := newWorld(t, "a")
+	c := w.as(with("acme"))
+	w.nodes[0].hook(nil, func(_ context.Context, method, _ string) error {
+		if method == "CreateSandbox" {
+			return unavailable()
+		}
+		return nil
+	})
+	request := &v1.CreateSandboxRequest{IdempotencyKey: "k", Client: newClient()}
+	for i := range 3 {
+		_, err := c.sandboxes.CreateSandbox(t.Context(), ask(request))
+		w.fails(err, connect.CodeUnavailable)
+		if i > 0 {
+			continue
+		}
+		list, err := c.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
+		must(t, err)
+		o, err := w.o.Records.Object(t.Context(), "acme", records.Sandbox,
+			list.Msg.Sandboxes[0].SandboxId)
+		must(t, err)
+		_, err = w.change(t.Context(), o, records.Change{Event: records.CreateFailed})
+		must(t, err)
 	}
 }
 

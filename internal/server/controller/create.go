@@ -52,7 +52,7 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 			return err
 		}
 	}
-	c.unmade.remove(made[0])
+	last := c.unmade.Remove(made[0])
 	if answered(made[0]) {
 		return n.again(ctx, made)
 	}
@@ -63,6 +63,11 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 		return &api.Status{Code: connect.CodeFailedPrecondition,
 			Err: turnstone.Errorf(n.op, turnstone.KindDead, o.ID,
 				"has not begun: its node was restarted").WithHint("start the turn again")}
+	}
+	if made[0].State.Final() && last != nil && !api.IsUnproven(last) {
+		// The node has reported the end before this repetition, which still wants the reason.
+		c.unmade.Add(made[0], true, last)
+		return last
 	}
 	if made[0].State.Final() {
 		return unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason)
@@ -200,7 +205,7 @@ func (c *Controller) fail(ctx context.Context, n creation, made []records.Object
 	err = asked(err)
 	if n.key != nil && again(err) {
 		for _, o := range made {
-			c.unmade.add(o, !gone(err))
+			c.unmade.Add(o, !gone(err), err)
 		}
 		return err
 	}
@@ -242,8 +247,8 @@ func (c *Controller) end(ctx context.Context, all []records.Object, told bool) {
 
 // giveUp ends the creations whose repetition did not come.
 func (c *Controller) giveUp(ctx context.Context) {
-	for _, w := range c.unmade.take(c.o.Times.Abandon) {
-		o := w.object
+	for _, w := range c.unmade.Take(c.o.Times.Abandon) {
+		o := w.Object
 		func() {
 			unlock, err := c.calls.Lock(ctx, lockOf(o))
 			if err != nil {
@@ -254,7 +259,7 @@ func (c *Controller) giveUp(ctx context.Context) {
 			if err != nil || answered(now) {
 				return
 			}
-			c.end(ctx, []records.Object{now}, w.told)
+			c.end(ctx, []records.Object{now}, w.Told)
 			c.tasks.Go(func() { c.discardAll([]records.Object{now}) })
 		}()
 	}

@@ -1,0 +1,57 @@
+package inflight
+
+import (
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone/internal/server/controller/usage"
+	"turnstone.dev/turnstone/internal/server/records"
+)
+
+// Unmade are objects with an idempotency key whose creation failed for now: the repetition of the
+// request creates them with the same ID. Without one they fail in the end. Its methods are safe for
+// concurrent use.
+type Unmade struct {
+	mu  sync.Mutex
+	all map[usage.Ref]Waiting
+}
+
+// A Waiting is an object of Unmade.
+type Waiting struct {
+	Object records.Object
+	Told   bool // the caller has the error
+	since  time.Time
+	why    error
+}
+
+// Add notes that a creation of o has failed because of why. told says that the caller knows.
+func (u *Unmade) Add(o records.Object, told bool, why error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.all == nil {
+		u.all = map[usage.Ref]Waiting{}
+	}
+	u.all[usage.RefOf(o)] = Waiting{Object: o, Told: told, since: time.Now(), why: why}
+}
+
+// Remove removes o, and returns why its last creation has failed; nil: it is not known.
+func (u *Unmade) Remove(o records.Object) (why error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	why = u.all[usage.RefOf(o)].why
+	delete(u.all, usage.RefOf(o))
+	return why
+}
+
+// Take removes and returns what waits longer than most.
+func (u *Unmade) Take(most time.Duration) (old []Waiting) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for r, w := range u.all {
+		if time.Since(w.since) > most {
+			old = append(old, w)
+			delete(u.all, r)
+		}
+	}
+	return old
+}
