@@ -26,7 +26,8 @@ import (
 )
 
 // Sizes of TestSoak. The variables TURN_SOAK_TURNS and TURN_SOAK_FOR (a duration, which counts in
-// place of the number of turns) make it longer, and TURN_SOAK_SEED repeats one.
+// place of the number of turns) make it longer, TURN_SOAK_FAULTS is how many faults of each kind come
+// in 100 turns, and TURN_SOAK_SEED repeats the places of one's faults.
 const (
 	soakTurns   = 60
 	soakWorkers = 4
@@ -75,6 +76,7 @@ type soak struct {
 	next        int
 	faults      map[int][]string // by turn, what is killed while it runs
 	kept        [soakWorkers][]int
+	failed      map[int]string // by turn that was interrupted, what its client was told
 	passed      int
 	interrupted int
 	repeated    int
@@ -107,8 +109,8 @@ func newSoak(t *testing.T) *soak {
 	}
 	t.Logf("TURN_SOAK_SEED=%d", seed)
 	s := &soak{t: t, dir: t.TempDir(), turns: soakTurns, killed: map[string]int{},
-		processes: map[string]*soakProcess{},
-		random:    rand.New(rand.NewPCG(seed, 1)), faults: map[int][]string{}}
+		failed: map[int]string{}, processes: map[string]*soakProcess{},
+		random: rand.New(rand.NewPCG(seed, 1)), faults: map[int][]string{}}
 	if text := os.Getenv("TURN_SOAK_TURNS"); text != "" {
 		var err error
 		if s.turns, err = strconv.Atoi(text); err != nil {
@@ -122,8 +124,15 @@ func newSoak(t *testing.T) *soak {
 		}
 		s.until, s.turns = time.Now().Add(d), 1<<30
 	}
+	faults := 1
+	if text := os.Getenv("TURN_SOAK_FAULTS"); text != "" {
+		var err error
+		if faults, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, what := range append(soakRoles(), "connections") {
-		for range max(1, min(s.turns, 100_000)/100) {
+		for range max(1, faults*min(s.turns, 100_000)/100) {
 			// the first turns build what later ones use
 			i := soakWorkers + s.random.IntN(min(s.turns, 100_000)-soakWorkers)
 			s.faults[i] = append(s.faults[i], what)
@@ -333,6 +342,7 @@ func (s *soak) once(w, n int, args []string) (began bool) {
 			s.t.Errorf("turn %d: exit status %d\n%s%s", n, code, out, errs)
 		}
 		s.repeated++
+		s.failed[n] += fmt.Sprintf("did not begin: %s", errs)
 		return false
 	}
 	switch rep.Result {
@@ -345,6 +355,7 @@ func (s *soak) once(w, n int, args []string) (began bool) {
 			s.t.Errorf("turn %d has no receipt: %+v", n, rep)
 		}
 		s.interrupted++
+		s.failed[n] += fmt.Sprintf("%s: %s (%s)\n%s", rep.ID, rep.Error, rep.Hint, rep.Receipt)
 	default:
 		s.t.Errorf("turn %d: %s %s\n%s", n, rep.Result, rep.Error, rep.Receipt)
 	}
@@ -372,6 +383,13 @@ func (s *soak) checkSession(w int) {
 	}
 	if !slices.Equal(ran, s.kept[w]) {
 		s.t.Errorf("%s has the turns %v, and its client was told of %v", name, ran, s.kept[w])
+		for i, n := range ran {
+			if !slices.Contains(s.kept[w], n) || slices.Contains(ran[:i], n) {
+				s.t.Errorf("of turn %d, the client was told: %s", n, s.failed[n])
+			}
+		}
+		out, errs, err := s.turn(s.client(w), "log", name, "--json")
+		s.t.Errorf("%v\n%.20000s%s", err, out, errs)
 	}
 	if out, errs, err = s.turn(s.client(w), "verify", name); err != nil {
 		s.t.Errorf("%s: %v\n%s%s", name, err, out, errs)

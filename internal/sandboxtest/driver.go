@@ -41,9 +41,13 @@ type Driver struct {
 	// pinned.
 	Strict bool
 
-	mu      sync.Mutex
-	running bool
+	mu   sync.Mutex
+	free chan struct{} // is closed when the folder's last sandbox has ended; nil: there was none
 }
+
+// freePatience bounds the wait for the end of a sandbox that uses the folder: a turn may be over
+// before the end of its machine.
+const freePatience = 2 * time.Minute
 
 // Root is the folder of the host that is the root of guests.
 func (d *Driver) Root() string { return filepath.Join(d.Dir, upper) }
@@ -94,8 +98,14 @@ func (*Driver) RestoreFrom(context.Context, substrate.Machine, string) (substrat
 func (d *Driver) Restore(ctx context.Context, m substrate.Machine) (substrate.Sandbox, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.running {
-		return nil, errors.New("another sandbox uses the folder")
+	if d.free != nil {
+		select {
+		case <-d.free:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(freePatience):
+			return nil, errors.New("another sandbox uses the folder")
+		}
 	}
 	if err := d.fill(m); err != nil {
 		return nil, err
@@ -129,20 +139,17 @@ func (d *Driver) Restore(ctx context.Context, m substrate.Machine) (substrate.Sa
 	if err != nil {
 		return nil, errors.Join(err, disks.Close())
 	}
-	d.running = true
-	g.free = func() {
+	ended := make(chan struct{})
+	d.free, g.free = ended, func() {
 		_ = disks.Close()
-		d.mu.Lock()
-		d.running = false
-		d.mu.Unlock()
+		close(ended)
 	}
 	if d.Started != nil {
 		d.Started(g)
 	}
 	if conductor != nil {
 		if err := perform(ctx, g, conductor, m.Determinism.Limit); err != nil {
-			go g.Close() // it waits for d
-			return nil, err
+			return nil, errors.Join(err, g.Close())
 		}
 	}
 	return g, nil
