@@ -117,12 +117,13 @@ func newSoak(t *testing.T) *soak {
 			t.Fatal(err)
 		}
 	}
+	var length time.Duration
 	if text := os.Getenv("TURN_SOAK_FOR"); text != "" {
 		d, err := time.ParseDuration(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.until, s.turns = time.Now().Add(d), 1<<30
+		length, s.turns = d, 1<<30
 	}
 	faults := 1
 	if text := os.Getenv("TURN_SOAK_FAULTS"); text != "" {
@@ -139,6 +140,9 @@ func newSoak(t *testing.T) *soak {
 		}
 	}
 	s.serve(shared)
+	if length > 0 {
+		s.until = time.Now().Add(length)
+	}
 	return s
 }
 
@@ -343,6 +347,7 @@ func (s *soak) once(w, n int, args []string) (began bool) {
 		}
 		s.repeated++
 		s.failed[n] += fmt.Sprintf("did not begin: %s", errs)
+		s.t.Logf("turn %d did not begin: %s", n, errs)
 		return false
 	}
 	switch rep.Result {

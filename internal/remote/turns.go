@@ -160,8 +160,15 @@ func (f *following) connected(ctx context.Context) error {
 		}
 	}
 	if !f.started {
+		again := f.tried
 		f.tried = true
 		if err := f.start(ctx, c); err != nil {
+			if again && turnstone.KindOf(err) == turnstone.KindInvalid {
+				// the start of the lost connection may have come between
+				if other := f.follow(ctx, c); turnstone.KindOf(other) != turnstone.KindNotFound {
+					return other
+				}
+			}
 			return err
 		}
 		f.started = true

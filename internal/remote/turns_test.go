@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,8 +40,9 @@ type node struct {
 	mu    sync.Mutex
 	wg    sync.WaitGroup
 	dials int
-	bytes int64 // that the next connections may carry before they are lost; 0: any
-	flip  int64 // the byte of the node's that the relay changes; 0: none
+	bytes int64                                 // that the next connections may carry before they are lost; 0: any
+	flip  int64                                 // the byte of the node's that the relay changes; 0: none
+	wrap  func(wire.TurnServer) wire.TurnServer // of what clients reach; nil: nothing
 }
 
 func newNode(t *testing.T, x turns.Executor) *node {
@@ -88,8 +90,11 @@ func (n *node) dial(ctx context.Context) (io.ReadWriteCloser, error) {
 			return
 		}
 		d := wire.NewDispatcher()
-		wire.RegisterTurn(d, n.service.For(c.Peer(),
-			func(ctx context.Context) context.Context { return ctx }))
+		served := n.service.For(c.Peer(), func(ctx context.Context) context.Context { return ctx })
+		if n.wrap != nil {
+			served = n.wrap(served)
+		}
+		wire.RegisterTurn(d, served)
 		conn := wire.NewConn(c, wire.Options{Dispatcher: d})
 		conn.Wait()
 	})
@@ -251,6 +256,82 @@ func TestLostConnections(t *testing.T) {
 		if carry == 300 && n.dials < 3 {
 			t.Fatalf("%d connections", n.dials)
 		}
+	}
+}
+
+// late is a node at which the first start of a turn arrives between the questions of the client, which
+// has lost that start's connection.
+type late struct {
+	wire.TurnServer
+	lose  func()       // loses the first connection
+	start func() error // is the start that arrives late
+	state *lateState
+}
+
+type lateState struct{ starts, attaches atomic.Int64 }
+
+func (l late) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParams) error {
+	if l.state.starts.Add(1) == 1 {
+		l.lose()
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	return l.TurnServer.Start(ctx, c, p)
+}
+
+func (l late) Attach(ctx context.Context, c *wire.Conn, p *wire.TurnAttachParams) (
+	*wire.TurnAttachResult, error) {
+	a, err := l.TurnServer.Attach(ctx, c, p)
+	if l.state.attaches.Add(1) == 1 && turnstone.KindOf(err) == turnstone.KindNotFound {
+		err = errors.Join(l.start(), err)
+	}
+	return a, err
+}
+
+// TestLateStart: a start whose connection the client has lost takes effect after the client has asked
+// for its turn, and before it starts it again. The client follows the turn, which runs once.
+func TestLateStart(t *testing.T) {
+	x := &teller{}
+	n := newNode(t, x)
+	ticket := n.ticket("k_00000001", "")
+	var mu sync.Mutex
+	var first io.Closer
+	l := late{state: new(lateState), lose: func() {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = first.Close()
+	}}
+	source := "```bash\necho\n```\n"
+	l.start = func() error {
+		stream, err := n.dial(t.Context())
+		if err != nil {
+			return err
+		}
+		c := wire.NewClient(stream)
+		defer func() { _ = c.Close(); c.Wait() }()
+		return c.Feed(strings.NewReader(source), func(id wire.StreamID) error {
+			return c.TurnStart(t.Context(), &wire.TurnStartParams{Ticket: ticket, Name: "a.md",
+				Document: id})
+		})
+	}
+	n.wrap = func(s wire.TurnServer) wire.TurnServer {
+		l := l
+		l.TurnServer = s
+		return l
+	}
+	dial := func(ctx context.Context) (io.ReadWriteCloser, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		c, err := n.dial(ctx)
+		if first == nil {
+			first = c
+		}
+		return c, err
+	}
+	report, err := (&remote.Turns{Dial: dial, Pause: time.Millisecond}).Run(t.Context(),
+		remote.TurnRequest{Ticket: ticket, Document: parse(t, source)}, nil)
+	if err != nil || report.Receipt != "receipt" || x.runs != 1 || l.state.starts.Load() != 3 {
+		t.Fatalf("%+v %v; %d runs, %d starts", report, err, x.runs, l.state.starts.Load())
 	}
 }
 

@@ -58,10 +58,10 @@ type Service struct {
 	mu      sync.Mutex
 	closed  bool
 	running map[string]*running
-	starts  map[string]bool // tickets whose turns are being started
-	swept   time.Time       // when old tickets were removed
-	idle    []chan struct{} // closed when no turn runs and nobody reads a journal of one
-	changed func(id string) // nil: nobody is told
+	starts  map[string]chan struct{} // tickets whose turns are being started; closed when they are
+	swept   time.Time                // when old tickets were removed
+	idle    []chan struct{}          // closed when no turn runs and nobody reads a journal of one
+	changed func(id string)          // nil: nobody is told
 }
 
 // A running turn.
@@ -81,7 +81,7 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit),
-		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running), starts: make(map[string]bool)}
+		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running), starts: make(map[string]chan struct{})}
 	if err := s.clean(); err != nil {
 		stop(nil)
 		return nil, err
@@ -143,7 +143,7 @@ func (s *Service) sweep() error {
 // since the ticket expired.
 func (s *Service) old(id string) bool {
 	s.mu.Lock()
-	busy := s.running[id] != nil || s.starts[id]
+	busy := s.running[id] != nil || s.starts[id] != nil
 	s.mu.Unlock()
 	t, dir, err := s.load(id)
 	if busy || err != nil {
@@ -206,7 +206,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	if settings == nil {
 		settings = new(wire.TurnSettings)
 	}
-	done, err := s.starting(t.ID)
+	done, err := s.starting(ctx, t.ID)
 	if err != nil {
 		return err
 	}
@@ -273,20 +273,48 @@ type work struct {
 	do    func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error)
 }
 
-// starting notes that a ticket's turn is being started: one command at a time receives its files.
-func (s *Service) starting(id string) (done func(), err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.starts[id] {
-		return nil, turnstone.Errorf("turn.run", turnstone.KindInvalid, "ticket "+id,
-			"is being started").WithHint("wait for the first start, or attach to its turn")
-	}
-	s.starts[id] = true
-	return func() {
+// starting notes that a ticket's turn is being started: one command at a time receives its files. It
+// waits for the one before, which is that of a connection that its client has lost.
+func (s *Service) starting(ctx context.Context, id string) (done func(), err error) {
+	for {
 		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.starts, id)
-	}, nil
+		before := s.starts[id]
+		if before == nil {
+			now := make(chan struct{})
+			s.starts[id] = now
+			s.mu.Unlock()
+			return func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				delete(s.starts, id)
+				close(now)
+			}, nil
+		}
+		s.mu.Unlock()
+		if err := ended(ctx, before); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// settled waits until no command starts the ticket's turn.
+func (s *Service) settled(ctx context.Context, id string) error {
+	s.mu.Lock()
+	start := s.starts[id]
+	s.mu.Unlock()
+	if start == nil {
+		return nil
+	}
+	return ended(ctx, start)
+}
+
+func ended(ctx context.Context, start <-chan struct{}) error {
+	select {
+	case <-start:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // filesFolder begins the names of folders with a turn's files.
@@ -431,7 +459,12 @@ func (v *served) Attach(ctx context.Context, c *wire.Conn, p *wire.TurnAttachPar
 	if err != nil {
 		return nil, err
 	}
-	size, err := v.s.copyJournal(ctx, p.Ticket, dir, out, p.Offset)
+	// its client may have lost the connection over which it started the turn
+	err = v.s.settled(ctx, p.Ticket)
+	var size int64
+	if err == nil {
+		size, err = v.s.copyJournal(ctx, p.Ticket, dir, out, p.Offset)
+	}
 	if err != nil {
 		out.Abort(err)
 		return nil, err

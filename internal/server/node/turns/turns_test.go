@@ -283,6 +283,62 @@ func TestOnce(t *testing.T) {
 	}
 }
 
+// TestWhileStarted: who attaches to a turn that another connection starts at this moment waits for it,
+// and another start, too.
+func TestWhileStarted(t *testing.T) {
+	x := newPlayer()
+	close(x.go2)
+	s := newScene(t, t.TempDir(), x)
+	slow := s.connect(t, s.client)
+	in, document := io.Pipe()
+	started := make(chan error, 1)
+	go func() {
+		started <- slow.Feed(in, func(id wire.StreamID) error {
+			return slow.TurnStart(context.Background(), &wire.TurnStartParams{Ticket: s.ticket.ID,
+				Name: "a.md", Document: id})
+		})
+	}()
+	done, err := s.starting(t.Context(), s.ticket.ID) // as the command does with the document
+	if err != nil {
+		t.Fatal(err)
+	}
+	attached, again := make(chan error, 1), make(chan error, 1)
+	other := s.connect(t, s.client)
+	go func() {
+		attached <- read(other, turnlog.NewReader(s.doc, nil), s.ticket.ID, whole)
+	}()
+	impatient, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := s.starting(impatient, s.ticket.ID)
+		again <- err
+	}()
+	cancel()
+	if err := <-again; !errors.Is(err, context.Canceled) {
+		t.Fatalf("a start beside another: %v", err)
+	}
+	select {
+	case err := <-attached:
+		t.Fatalf("attached while the turn was being started: %v", err)
+	case <-time.After(20 * time.Millisecond): // it is early here at worst, and the test passes
+	}
+	// the command goes on, before or after who waits for it
+	if _, err := io.WriteString(document, source); err != nil {
+		t.Fatal(err)
+	}
+	_ = document.Close()
+	done()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	if err := <-attached; err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+		t.Fatal(err)
+	}
+	waitIdle(s.Service)
+	if x.runs.Load() != 1 {
+		t.Fatalf("%d turns ran", x.runs.Load())
+	}
+}
+
 // TestOthers lets nobody but the ticket's client use it, and tells others nothing.
 func TestOthers(t *testing.T) {
 	s := newScene(t, t.TempDir(), newPlayer())
