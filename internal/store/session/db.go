@@ -49,11 +49,17 @@ type DB struct {
 // Leases are files in the folder "leases" beside it. A database of a newer program is an error of
 // kind Unavailable.
 func Open(ctx context.Context, path string) (*DB, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	// An existing file is not opened here: closing it would release the locks that another DB of this
+	// process has on it (fcntl(2)), and another process could then remove the log that it writes.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = f.Close()
+	} else if _, exists := os.Stat(path); errors.Is(err, os.ErrExist) && exists == nil {
+		err = nil
+	}
 	if err != nil {
 		return nil, dbError("open", path, err)
 	}
-	_ = f.Close()
 	// SQLite gives its other files the mode of this file.
 	dsn := (&url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
 		"_txlock": {"immediate"}, // a transaction that began as a reader may not become a writer
