@@ -44,7 +44,8 @@ type Finished struct {
 	Report turnstone.StepReport `json:"report"`
 }
 
-// An End is the last line. The lines before it have the report, if the turn was started.
+// An End is the last line. The Report lines directly before it have the report, if the turn was
+// started. Report lines that another line follows are of a writer that died, and do not count.
 type End struct {
 	Kind  turnstone.Kind `json:"kind,omitempty"` // of the report's error, which --json does not have
 	Error *Error         `json:"error,omitempty"`

@@ -95,6 +95,9 @@ func broken(at int64, err error) error {
 
 // take passes a line on.
 func (r *Reader) take(l Line) error {
+	if len(l.Report) == 0 && l.End == nil {
+		r.report = nil // its writer died before the end, and another continues
+	}
 	switch {
 	case l.Preparing != "":
 		if r.obs != nil {

@@ -100,6 +100,36 @@ func TestJournal(t *testing.T) {
 	})
 }
 
+// TestOtherWriter: a writer dies in the middle of a large report, and another ends the journal. The
+// report is that of the second.
+func TestOtherWriter(t *testing.T) {
+	doc := testDocument(t)
+	var file bytes.Buffer
+	large := testReport()
+	large.Receipt = strings.Repeat("x", 2*chunk)
+	w := NewWriter(&file)
+	play(doc, w)
+	begun := file.Len()
+	if err := w.End(large, nil); err != nil {
+		t.Fatal(err)
+	}
+	lines := bytes.SplitAfter(file.Bytes()[begun:], []byte("\n"))
+	for n := range len(lines) - 1 {
+		journal := bytes.NewBuffer(bytes.Clone(file.Bytes()[:begun]))
+		journal.Write(bytes.Join(lines[:n], nil))
+		again := NewWriter(journal)
+		again.Preparing("another")
+		if err := again.End(testReport(), nil); err != nil {
+			t.Fatal(err)
+		}
+		r := NewReader(doc, nil)
+		err := r.Read(bytes.NewReader(journal.Bytes()))
+		if report, _, ok := r.Result(); err != nil || !ok || report.Receipt != testReport().Receipt {
+			t.Fatalf("after %d lines of a report: %t %v", n, ok, err)
+		}
+	}
+}
+
 // TestOmitted bounds the output in a journal, and says how much is left out.
 func TestOmitted(t *testing.T) {
 	doc := testDocument(t)

@@ -181,5 +181,7 @@ func endJournal(dir string, report *turnstone.TurnReport, failure error) error {
 			"was restarted while the turn ran").
 			WithHint("turn log shows whether the turn is kept; run it again if not")
 	}
-	return errors.Join(turnlog.NewWriter(f).End(report, failure), f.Sync())
+	w := turnlog.NewWriter(f)
+	w.Preparing("the node was restarted") // ends a report that is not complete
+	return errors.Join(w.End(report, failure), f.Sync())
 }
