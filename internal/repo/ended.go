@@ -18,9 +18,20 @@ import (
 // error is of kind NotFound if there is no such turn, and of kind Unavailable if it still runs.
 func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.TurnReport,
 	resumable bool, err error) {
+	cs, err := x.Open(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	if _, _, err = x.Resolve(ctx, string(id)); err == nil ||
+		turnstone.KindOf(err) == turnstone.KindNotFound {
+		err = errors.Join(err, cs.DB.Forsake(id))
+	}
+	if err != nil {
+		return nil, false, err
+	}
 	info, err := x.Show(ctx, string(id))
-	if err == nil || turnstone.KindOf(err) == turnstone.KindNotFound {
-		err = errors.Join(err, x.forsake(ctx, id))
+	if turnstone.KindOf(err) == turnstone.KindNotFound { // an object is missing, and not the turn
+		err = turnstone.NewError("turn.ended", turnstone.KindIntegrity, string(id), err)
 	}
 	if err != nil {
 		return nil, false, err
@@ -50,15 +61,6 @@ func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.T
 	}
 	rep.Receipt = string(text)
 	return rep, info.Checkpoint != nil, nil
-}
-
-// forsake removes what a killed process left of the lease of a turn.
-func (x *Repo) forsake(ctx context.Context, id turnstone.TurnID) error {
-	cs, err := x.Open(ctx)
-	if err != nil {
-		return err
-	}
-	return cs.DB.Forsake(id)
 }
 
 // endedWhole completes the report of a turn with a record.

@@ -33,3 +33,20 @@ func TestEndedLeavesNoLease(t *testing.T) {
 		}
 	}
 }
+
+// TestEndedWithoutRecord: a turn whose record is missing from the store is not one that never began.
+func TestEndedWithoutRecord(t *testing.T) {
+	p := repotest.New(t)
+	stored := p.Turn(p.Session("s"), "main", files(nil)...)
+	for _, part := range []string{"blobs", "index"} {
+		if err := os.RemoveAll(p.Repo.Dir.Path("store", part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := repotest.Open(p.Repo.Dir)
+	t.Cleanup(func() { _ = again.Close() })
+	_, _, err := again.Ended(t.Context(), stored.ID)
+	if turnstone.KindOf(err) != turnstone.KindIntegrity {
+		t.Fatalf("%s: %v", turnstone.KindOf(err), err)
+	}
+}
