@@ -108,14 +108,12 @@ func (x *Repo) lastReceipt(ctx context.Context, info *turnstone.TurnInfo) ([]byt
 	} else {
 		text, err = os.ReadFile(filepath.Join(info.Kept, receiptFile))
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return text, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return nil, turnstone.NewError("turn.ended", turnstone.KindUnavailable,
-			string(info.Turn.ID), err)
-	}
-	if info.Checkpoint == nil {
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, turnstone.NewError("turn.ended", turnstone.KindUnavailable, string(info.Turn.ID), err)
+	case info.Checkpoint == nil:
 		return nil, nil
 	}
 	return x.Receipt(ctx, string(info.Turn.ID))
