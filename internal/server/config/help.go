@@ -37,6 +37,8 @@ var help = map[string]string{
 		"all tokens.",
 	"limits.connections":      "Connections of callers at one time.",
 	"limits.idle":             "How long a connection may be silent.",
+	"limits.unused": "How long the server may have no connection, sandbox or turn before it ends; " +
+		"0s: forever.",
 	"limits.handshake":        "How long TLS, headers and the channel's handshake may take, each.",
 	"limits.request":          "Size of a request to the control API.",
 	"limits.rate":             "Requests per second of a token.",
