@@ -3,6 +3,7 @@ package client
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"path"
 	"strings"
@@ -152,12 +153,25 @@ func (s *Sandbox) run(ctx context.Context, e *execution) (*Result, error) {
 		commands <- nil
 	}
 	exit, err := s.access.Exec(ctx, s.id, e.cmd)
+	err = ended(ctx, err, e.cmd.Argv[0])
 	r := resultOf(exit, out, errs)
 	if err != nil {
 		cancel() // nobody needs the commands
 	}
 	r.Commands, r.Language = <-commands, languageOf(e.cmd.Argv)
 	return r, err
+}
+
+// ended returns the error of a command whose context has ended.
+func ended(ctx context.Context, err error, subject string) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	kind := turnstone.KindCanceled
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		kind = turnstone.KindTimeout
+	}
+	return turnstone.NewError("sandbox.exec", kind, subject, context.Cause(ctx))
 }
 
 func resultOf(exit wire.ProcessExit, out, errs *output) *Result {
@@ -247,6 +261,7 @@ func (s *Sandbox) Shell(ctx context.Context, script string, options ...ExecOptio
 	})()
 	end, err := c.Execute(ctx, p, script, wire.Stdio{Out: e.cmd.Stdout, Err: e.cmd.Stderr},
 		func(some []wire.ShellRecord) { records = append(records, some...) })
+	err = ended(ctx, err, "the script")
 	r := resultOf(end.Exit, out, errs)
 	r.Cwd, r.Language = end.Cwd, "bash"
 	for _, one := range records {

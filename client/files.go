@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +21,17 @@ type Files struct{ s *Sandbox }
 
 // Files returns the sandbox's files.
 func (s *Sandbox) Files() Files { return Files{s} }
+
+// defaultWorkdir is where relative paths begin if the server does not say it.
+const defaultWorkdir = "/workspace"
+
+// at returns an absolute path. A slash at its end stays.
+func (f Files) at(name string) string {
+	if path.IsAbs(name) {
+		return name
+	}
+	return strings.TrimRight(first(f.s.workdir, defaultWorkdir), "/") + "/" + name
+}
 
 // A FileInfo is what the sandbox says of a file.
 type FileInfo struct {
@@ -41,7 +54,7 @@ func infoOf(f wire.FileSystemFileInfo) FileInfo {
 // bytes.
 func (f Files) Read(ctx context.Context, path string) ([]byte, error) {
 	var b limited
-	if err := f.s.access.ReadFile(ctx, f.s.id, path, &b); err != nil {
+	if err := f.s.access.ReadFile(ctx, f.s.id, f.at(path), &b); err != nil {
 		return nil, err
 	}
 	return b.Bytes(), nil
@@ -60,7 +73,7 @@ func (l *limited) Write(p []byte) (int, error) {
 
 // ReadTo copies the content of a file to w.
 func (f Files) ReadTo(ctx context.Context, path string, w io.Writer) error {
-	return f.s.access.ReadFile(ctx, f.s.id, path, w)
+	return f.s.access.ReadFile(ctx, f.s.id, f.at(path), w)
 }
 
 // Write writes a file: completely, or not at all.
@@ -70,13 +83,13 @@ func (f Files) Write(ctx context.Context, path string, data []byte) error {
 
 // WriteFrom writes a file from r, as Write does. Reading may outlive the call by one Read.
 func (f Files) WriteFrom(ctx context.Context, path string, r io.Reader) error {
-	return f.s.access.WriteFile(ctx, f.s.id, path, r)
+	return f.s.access.WriteFile(ctx, f.s.id, f.at(path), r)
 }
 
 // Stat describes a file, and follows symbolic links.
 func (f Files) Stat(ctx context.Context, path string) (info FileInfo, err error) {
 	err = f.s.access.Use(ctx, f.s.id, func(c *wire.Client) error {
-		r, err := c.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: path})
+		r, err := c.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: f.at(path)})
 		if err == nil {
 			info = infoOf(r.File)
 		}
@@ -93,7 +106,7 @@ func (f Files) List(ctx context.Context, path string) (all []FileInfo, err error
 	err = f.s.access.Use(ctx, f.s.id, func(c *wire.Client) error {
 		all = nil
 		for after := ""; len(all) < maxEntries; {
-			r, err := c.FileSystemList(ctx, &wire.FileSystemListParams{Path: path, After: after})
+			r, err := c.FileSystemList(ctx, &wire.FileSystemListParams{Path: f.at(path), After: after})
 			if err != nil {
 				return err
 			}
@@ -129,28 +142,28 @@ func (f Files) once(ctx context.Context, do func(*wire.Client) error) error {
 // Mkdir makes a folder and those above it.
 func (f Files) Mkdir(ctx context.Context, path string) error {
 	return f.once(ctx, func(c *wire.Client) error {
-		return c.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: path, Parents: true})
+		return c.FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: f.at(path), Parents: true})
 	})
 }
 
 // Move renames a file or a folder, and replaces a file.
 func (f Files) Move(ctx context.Context, from, to string) error {
 	return f.once(ctx, func(c *wire.Client) error {
-		return c.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: from, To: to, Overwrite: true})
+		return c.FileSystemMove(ctx, &wire.FileSystemMoveParams{From: f.at(from), To: f.at(to), Overwrite: true})
 	})
 }
 
 // Remove removes a file, or a folder with all that is in it.
 func (f Files) Remove(ctx context.Context, path string) error {
 	return f.once(ctx, func(c *wire.Client) error {
-		return c.FileSystemRemove(ctx, &wire.FileSystemRemoveParams{Path: path, Recursive: true})
+		return c.FileSystemRemove(ctx, &wire.FileSystemRemoveParams{Path: f.at(path), Recursive: true})
 	})
 }
 
 // Upload copies a file or folder of this machine into the sandbox: into dest if that is a folder there or
 // ends in a slash, otherwise under dest's name.
 func (f Files) Upload(ctx context.Context, src, dest string) error {
-	return f.s.access.Upload(ctx, f.s.id, src, dest)
+	return f.s.access.Upload(ctx, f.s.id, src, f.at(dest))
 }
 
 // Download copies a file or folder of the sandbox to this machine, by the same rules. Nothing is
@@ -159,7 +172,7 @@ func (f Files) Download(ctx context.Context, path, dest string, skipped func(str
 	if skipped == nil {
 		skipped = func(string) {}
 	}
-	return f.s.access.Download(ctx, f.s.id, path, dest, skipped)
+	return f.s.access.Download(ctx, f.s.id, f.at(path), dest, skipped)
 }
 
 // A Change is a change of a file.
@@ -196,7 +209,7 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool) (*Watcher
 		events: make(chan Change, maxEvents)}
 	w.C = w.changes
 	w.conn = wire.NewConn(stream, wire.Options{OnEvent: w.told})
-	if _, err := w.conn.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: path,
+	if _, err := w.conn.FileSystemWatch(ctx, &wire.FileSystemWatchParams{Path: f.at(path),
 		Recursive: recursive}); err != nil {
 		_ = w.conn.Close()
 		w.conn.Wait()

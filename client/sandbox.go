@@ -45,6 +45,7 @@ type Sandbox struct {
 	name   string
 	// session and branch are where its work is kept; session is empty if nothing is.
 	session, branch string
+	workdir         string // where relative paths begin; may be empty
 	access          *access.Access
 
 	mu     sync.Mutex
@@ -83,7 +84,7 @@ func (c *Client) Sandboxes(ctx context.Context) ([]sandboxes.Info, error) { retu
 func (c *Client) box(i sandboxes.Info, session, branch string) *Sandbox {
 	a := *c.boxes.Access
 	a.Kept = new(access.Kept)
-	return c.adopt(&Sandbox{client: c, id: i.ID, name: i.Name, session: session,
+	return c.adopt(&Sandbox{client: c, id: i.ID, name: i.Name, session: session, workdir: i.Workdir,
 		branch: first(branch, "main"), access: &a})
 }
 
