@@ -35,6 +35,9 @@ func (c *serveCmd) Run(a *cli.App) error {
 		return cli.Fail(err)
 	}
 	settings, err := c.settings(dir.Root)
+	if err == nil && c.Local {
+		alone(settings)
+	}
 	if err == nil {
 		err = settings.CheckFiles()
 	}
@@ -60,15 +63,22 @@ func (c *serveCmd) Run(a *cli.App) error {
 			return cli.Fail(err)
 		}
 	}
-	return serve(ctx, now, o)
+	if c.Local {
+		return serve(ctx, now, o, openLocal)
+	}
+	return serve(ctx, now, o, server.Open)
 }
 
 // serve opens the server and serves. The service manager knows the state of it.
-func serve(ctx, now context.Context, o server.Options) error {
+func serve(ctx, now context.Context, o server.Options,
+	open func(context.Context, server.Options) (*server.Server, error)) error {
 	manager := service.New(o.Log)
-	s, err := server.Open(ctx, o)
+	s, err := open(ctx, o)
 	if err != nil {
 		return cli.Fail(err)
+	}
+	if s == nil { // another one serves this user
+		return nil
 	}
 	manager.Ready(strings.Join(s.Addresses(), " "))
 	ended := make(chan struct{})
@@ -86,6 +96,13 @@ func serve(ctx, now context.Context, o server.Options) error {
 func (c *serveCmd) settings(dir string) (*config.Config, error) {
 	environ := os.Environ()
 	flags := map[string]string{}
+	if c.Local {
+		if c.Listen != "" || len(c.Role) > 0 {
+			return nil, turnstone.Errorf("serve", turnstone.KindInvalid, "--local",
+				"serves with all roles at no address").WithHint("leave out --role and --listen")
+		}
+		environ = append(environ, localEnviron()...)
+	}
 	for _, f := range []struct{ flag, variable, value string }{
 		{"--role", config.Prefix + "ROLES", strings.Join(c.Role, ",")},
 		{"--listen", config.Prefix + "LISTEN_ADDRESS", c.Listen},

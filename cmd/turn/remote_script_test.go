@@ -161,6 +161,19 @@ func startServer(ts *testscript.TestScript, program, name, home string, flags []
 	ts.Defer(func() { p.end(syscall.SIGTERM) })
 }
 
+// serving puts the program of turn serve into the script's PATH: "serving". What the script's TURN_HOME
+// has at the script's end is removed.
+func serving(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: serving")
+	}
+	program, err := turnServer(ts)
+	ts.Check(err)
+	ts.Setenv("PATH", ts.Getenv("PATH")+string(filepath.ListSeparator)+filepath.Dir(program))
+	home := ts.MkAbs(ts.Getenv("TURN_HOME"))
+	ts.Defer(func() { endSandboxes(ts, home); forgetMemory(home) })
+}
+
 // client puts the client of macOS and Windows into the script's PATH: "client".
 func client(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {

@@ -75,7 +75,7 @@ var printed = map[string]reflect.Type{
 	"token create":     reflect.TypeFor[hostcmd.CreatedToken](),
 	"token ls":         reflect.TypeFor[hostcmd.TokensReport](),
 	"token revoke":     reflect.TypeFor[cli.RemovedReport](),
-	"usage":            reflect.TypeFor[hostcmd.UsageReport](),
+	"usage":            reflect.TypeFor[turnstone.UsageReport](),
 	"audit ls":         reflect.TypeFor[audit.Entry](),
 	"audit verify":     reflect.TypeFor[audit.Summary](),
 	"backup":           reflect.TypeFor[turnstone.BackupReport](),

@@ -155,6 +155,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"tlsport":  tlsPort,
 	"server":   server,
 	"client":   client,
+	"serving":  serving,
 	"front":    front,
 	"node":     node,
 	"end":      end,

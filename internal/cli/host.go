@@ -3,12 +3,9 @@ package cli
 import (
 	"cmp"
 	"context"
-	"os"
-	"path/filepath"
 
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
-	"turnstone.dev/turnstone/internal/statedir"
 )
 
 // Server returns the server that commands use, or nil for this machine alone: TURN_HOST, or else the
@@ -31,14 +28,8 @@ func (a *App) CurrentHost() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := os.Lstat(filepath.Join(dir, hosts.File)); err == nil {
-		list, err := (hosts.Store{Dir: &statedir.Dir{Root: dir}}).Load()
-		if err != nil {
-			return "", err
-		}
-		if list.Current != "" {
-			return list.Current, nil
-		}
+	if named, err := a.hosts().Selected(); err != nil || named != "" {
+		return named, err
 	}
 	return cmp.Or(configuredHost(dir), hosts.Local), nil
 }

@@ -261,3 +261,17 @@ func (b *Sandboxes) end(ctx context.Context, id turnstone.SandboxID, keep bool) 
 
 // idempotencyKey returns a key that makes repetitions of one call one call.
 func idempotencyKey() string { return rand.Text() }
+
+// Pause pauses the machine of a sandbox, whose connections end.
+func (b *Sandboxes) Pause(ctx context.Context, id turnstone.SandboxID) error {
+	_, err := b.calls.PauseSandbox(ctx, connect.NewRequest(&v1.PauseSandboxRequest{
+		SandboxId: string(id)}))
+	return err
+}
+
+// Resume lets the machine of a paused sandbox continue.
+func (b *Sandboxes) Resume(ctx context.Context, id turnstone.SandboxID) error {
+	_, err := b.calls.ResumeSandbox(ctx, connect.NewRequest(&v1.ResumeSandboxRequest{
+		SandboxId: string(id)}))
+	return err
+}

@@ -5,12 +5,15 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -49,6 +52,9 @@ type ServerOptions struct {
 	// Own, in place of Pins and Token, is for a socket of this user: each connection checks that the
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool
+	// Start starts the server of an own socket at which nobody listens, and returns when it answers;
+	// nil: nobody does.
+	Start func(ctx context.Context) error
 	Key channel.KeyPair // of this client
 	// Seal returns the key that seals this client's sessions, of 32 bytes, which the caller erases;
 	// nil: there is none. It is sent to nodes only, in channels that end there.
@@ -94,6 +100,9 @@ func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, connect: o.Address.dial}
 	if o.Own {
 		s.connect, s.o.Token = o.Address.dialOwn, nil
+		if o.Start != nil {
+			s.connect = s.dialStarted
+		}
 		s.o.Pins = func(context.Context, string, []byte) (attest.Pins, error) { return anyNode{}, nil }
 	}
 	s.transport = &http.Transport{DialContext: s.dialNext, ForceAttemptHTTP2: true,
@@ -126,6 +135,18 @@ func (s *Server) dialNext(ctx context.Context, network, addr string) (net.Conn, 
 		return c, nil
 	}
 	return s.connect(ctx, network, addr)
+}
+
+// dialStarted is dialOwn for a server that is started when nobody listens.
+func (s *Server) dialStarted(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := s.o.Address.dialOwn(ctx, network, addr)
+	if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+		return c, err
+	}
+	if err := s.o.Start(ctx); err != nil {
+		return nil, err
+	}
+	return s.o.Address.dialOwn(ctx, network, addr)
 }
 
 // Address returns the server's address.

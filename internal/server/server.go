@@ -120,7 +120,7 @@ func (s *Server) Reload() error {
 	return err
 }
 
-// Serve answers until ctx ends. Then no new turn starts, and the running ones have the time
+// Serve answers until ctx ends, or until nobody has used it for limits.unused. Then no new turn starts, and the running ones have the time
 // limits.end; the end of now ends them at once. The error is of kind Unavailable if a listener
 // fails.
 func (s *Server) Serve(ctx, now context.Context) error {
@@ -165,6 +165,10 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	var err error
 	select {
 	case err = <-failed:
+	case <-s.unused(all, run):
+		s.log.Info("ending; nobody used the server", "for", s.c.Limits.Unused)
+		stopCallers()
+		s.drain(now, &answering)
 	case <-ctx.Done():
 		s.log.Info("ending; running turns may finish", "within", s.c.Limits.End)
 		stopCallers()

@@ -30,6 +30,8 @@ type Access struct {
 	// Linger is how long a command of Exec and its caller wait for each other after a lost
 	// connection. 0: a command ends with its connection.
 	Linger time.Duration
+	// Kept is the connection that commands to one sandbox share; nil: each has one of its own.
+	Kept *Kept
 }
 
 // Client opens a connection for a single task.

@@ -152,11 +152,11 @@ func (a *Access) StartDetached(ctx context.Context, id turnstone.SandboxID,
 			return "", err
 		}
 	}
-	c, err := a.Client(ctx, id)
+	c, done, err := a.use(ctx, id)
 	if err != nil {
 		return "", err
 	}
-	defer c.Close()
+	defer done()
 	p := cmd.params(i)
 	p.Detach = true
 	res, err := c.ProcessStart(ctx, &p)
@@ -232,15 +232,13 @@ func (c *Command) signal(to *wire.Client, process, name string, done <-chan stru
 
 // Processes returns a sandbox's running processes and the most recent processes that have ended.
 func (a *Access) Processes(ctx context.Context,
-	id turnstone.SandboxID) ([]wire.ProcessProcessInfo, error) {
-	c, err := a.Client(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	res, err := c.ProcessList(ctx)
-	if err != nil {
-		return nil, a.EndReason(ctx, id, err)
-	}
-	return res.Processes, nil
+	id turnstone.SandboxID) (all []wire.ProcessProcessInfo, err error) {
+	err = a.Use(ctx, id, func(c *wire.Client) error {
+		res, err := c.ProcessList(ctx)
+		if err == nil {
+			all = res.Processes
+		}
+		return err
+	})
+	return all, err
 }

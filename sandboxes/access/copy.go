@@ -82,11 +82,11 @@ func (a *Access) Download(ctx context.Context, id turnstone.SandboxID, path, des
 // by one Read.
 func (a *Access) WriteFile(ctx context.Context, id turnstone.SandboxID, path string,
 	r io.Reader) error {
-	c, err := a.Client(ctx, id)
+	c, done, err := a.use(ctx, id)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer done()
 	defer closeAfter(ctx, c)()
 	err = c.Feed(r, func(stream wire.StreamID) error {
 		_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: stream})
@@ -101,11 +101,11 @@ func (a *Access) WriteFile(ctx context.Context, id turnstone.SandboxID, path str
 // ReadFile writes the content of a sandbox's file to w.
 func (a *Access) ReadFile(ctx context.Context, id turnstone.SandboxID, path string,
 	w io.Writer) error {
-	c, err := a.Client(ctx, id)
+	c, done, err := a.use(ctx, id)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer done()
 	defer closeAfter(ctx, c)()
 	stream := c.NewStream()
 	r, err := c.Receiver(stream)

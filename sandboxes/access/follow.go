@@ -95,14 +95,14 @@ func (f *follower) again(err error) bool {
 
 // once follows the process over one connection.
 func (f *follower) once(ctx context.Context) (wire.ProcessExit, error) {
-	c, err := f.connect(ctx)
+	c, left, err := f.connect(ctx)
 	if err != nil {
 		return wire.ProcessExit{}, err
 	}
 	f.connected = true
 	opened := time.Now()
 	defer func() { f.held = time.Since(opened) }()
-	defer c.Close()
+	defer left()
 	if f.cmd != nil {
 		done := make(chan struct{})
 		defer close(done)
@@ -121,18 +121,23 @@ func (f *follower) once(ctx context.Context) (wire.ProcessExit, error) {
 	return exit, err
 }
 
-// connect opens a connection: after the first one within a bound, so that another is tried.
-func (f *follower) connect(ctx context.Context) (*wire.Client, error) {
-	if !f.connected || f.access.Linger == 0 {
-		return f.access.Client(ctx, f.id)
+// connect opens a connection: after the first one within a bound, so that another is tried. A command
+// begins on the connection that is kept.
+func (f *follower) connect(ctx context.Context) (c *wire.Client, done func(), err error) {
+	switch {
+	case !f.connected && f.start != nil:
+		return f.access.use(ctx, f.id)
+	case !f.connected || f.access.Linger == 0:
+		c, err = f.access.Client(ctx, f.id)
+		return c, closing(c), err
 	}
 	bounded, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
-	c, err := f.access.Client(bounded, f.id)
+	c, err = f.access.Client(bounded, f.id)
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		err = turnstone.NewError("sandbox.attach", turnstone.KindTimeout, "sandbox "+string(f.id), err)
 	}
-	return c, err
+	return c, closing(c), err
 }
 
 // first starts the command.

@@ -6,11 +6,7 @@ import (
 	"io"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	"turnstone.dev/turnstone"
-	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/cli/opscmd"
 	"turnstone.dev/turnstone/internal/remote"
@@ -22,25 +18,6 @@ type UsageCmd struct {
 	Session string         `help:"Only in this session: its name or ID." placeholder:"SESSION"`
 	Since   *opscmd.Moment `help:"From this time on, such as 24h (default: this month)." placeholder:"TIME"`
 	JSON    bool           `name:"json" help:"Print JSON."`
-}
-
-// A UsageReport is the output of turn usage.
-type UsageReport struct {
-	Session   string         `json:"session,omitempty"`
-	Since     time.Time      `json:"since"`
-	Until     time.Time      `json:"until"`
-	Turns     uint64         `json:"turns"`     // that were started
-	Sandboxes uint64         `json:"sandboxes"` // that were created
-	Used      turnstone.Used `json:"used"`      // as the nodes measured it
-	// The time that machines existed, that times their CPUs, and that times their memory in MiB.
-	SandboxSeconds int64  `json:"sandbox_seconds"`
-	TurnSeconds    int64  `json:"turn_seconds"`
-	CPUSeconds     int64  `json:"cpu_seconds"`
-	MemorySeconds  uint64 `json:"memory_mib_seconds"`
-	// Now, of the whole tenant.
-	ActiveSandboxes uint32          `json:"active_sandboxes"`
-	ActiveTurns     uint32          `json:"active_turns"`
-	Stored          turnstone.Bytes `json:"stored"`
 }
 
 // Help is shown below the flags' summary.
@@ -59,33 +36,19 @@ func (c *UsageCmd) Examples() []string {
 // Run prints the usage.
 func (c *UsageCmd) Run(a *cli.App) error {
 	return withServer(a, func(ctx context.Context, s *remote.Server) error {
-		ask := &v1.GetUsageRequest{Session: c.Session}
+		var since time.Time
 		if c.Since != nil {
-			ask.Since = timestamppb.New(c.Since.Time)
+			since = c.Since.Time
 		}
-		answer, err := s.Turns.GetUsage(ctx, connect.NewRequest(ask))
+		r, err := s.Usage(ctx, c.Session, since)
 		if err != nil {
 			return err
 		}
-		r := usageReport(answer.Msg)
-		r.Session = c.Session
-		return a.Result(r, nil, r.print)
+		return a.Result(r, nil, func(w io.Writer) { printUsage(w, r) })
 	})
 }
 
-func usageReport(m *v1.GetUsageResponse) UsageReport {
-	return UsageReport{Since: m.GetSince().AsTime(), Until: m.GetUntil().AsTime(),
-		Turns: m.GetTurns(), Sandboxes: m.GetSandboxes(),
-		Used: turnstone.Used{CPU: turnstone.Millis(m.GetUsed().GetCpu().AsDuration()),
-			Sent:     turnstone.Bytes(m.GetUsed().GetBytesOut()),
-			Received: turnstone.Bytes(m.GetUsed().GetBytesIn())},
-		SandboxSeconds: m.GetSandboxTime().GetSeconds(), TurnSeconds: m.GetTurnTime().GetSeconds(),
-		CPUSeconds: m.GetCpuTime().GetSeconds(), MemorySeconds: m.GetMemoryMibSeconds(),
-		ActiveSandboxes: m.GetActiveSandboxes(), ActiveTurns: m.GetActiveTurns(),
-		Stored: turnstone.Bytes(m.GetStoredBytes())}
-}
-
-func (r UsageReport) print(w io.Writer) {
+func printUsage(w io.Writer, r *turnstone.UsageReport) {
 	now := fmt.Sprintf("%d sandboxes, %d turns, %s stored", r.ActiveSandboxes, r.ActiveTurns,
 		r.Stored.Human())
 	if r.Session != "" {

@@ -13,6 +13,7 @@ type Cmd struct {
 type Flags struct {
 	Role        []string `help:"Take these roles: gateway, controller, node." placeholder:"ROLE"`
 	Listen      string   `help:"Listen for callers at this address." placeholder:"HOST:PORT"`
+	Local       bool     `help:"Serve this user alone, while it is in use."`
 	Config      string   `help:"Read the settings from this file." type:"path" placeholder:"FILE"`
 	CheckConfig bool     `help:"Print the effective settings, and end."`
 }
@@ -21,6 +22,7 @@ type Flags struct {
 func (*Cmd) Examples() []string {
 	return []string{
 		"turn serve",
+		"turn serve --local",
 		"turn serve --check-config",
 		"turn serve --role gateway --config /etc/turnstone/gateway.toml",
 	}
@@ -34,6 +36,9 @@ func (f *Flags) args() []string {
 		if one.value != "" {
 			args = append(args, "--"+one.name+"="+one.value)
 		}
+	}
+	if f.Local {
+		args = append(args, "--local")
 	}
 	if f.CheckConfig {
 		args = append(args, "--check-config")

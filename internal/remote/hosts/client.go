@@ -2,10 +2,12 @@ package hosts
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote"
@@ -19,6 +21,51 @@ const SocketFile = "server.sock"
 type Client struct {
 	Dir   string // the state directory; empty: the user's
 	Token string // in place of the tokens of hosts; empty: theirs
+	// Key is the client's key; zero: that of the state directory.
+	Key channel.KeyPair
+}
+
+// Selected returns the name of the host that the list selects, or "".
+func (c Client) Selected() (string, error) {
+	dir, err := statedir.Locate(c.Dir)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Lstat(filepath.Join(dir, File)); err != nil {
+		return "", nil
+	}
+	list, err := (Store{Dir: &statedir.Dir{Root: dir}}).Load()
+	if err != nil {
+		return "", err
+	}
+	return list.Current, nil
+}
+
+// Own returns the server of this machine over the operator's socket, also if none runs: start is called
+// when nobody listens there, and returns when somebody does.
+func (c Client) Own(ctx context.Context, start func(ctx context.Context) error) (*remote.Server, error) {
+	store, err := c.store()
+	if err != nil {
+		return nil, err
+	}
+	address, err := remote.ParseAddress("unix:" + store.Dir.Path(SocketFile))
+	if err != nil {
+		return nil, err
+	}
+	pair, err := c.key(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Own: true, Start: start,
+		Statements: shelf{store, address}}), nil
+}
+
+// key returns the client's key.
+func (c Client) key(ctx context.Context, s Store) (channel.KeyPair, error) {
+	if c.Key.Public != (channel.PublicKey{}) {
+		return c.Key, nil
+	}
+	return s.ClientKey(ctx)
 }
 
 // store opens the state directory, which it creates.
@@ -115,7 +162,7 @@ func (c Client) ownServer(ctx context.Context) (*remote.Server, error) {
 // connect returns the server at an address, of the host with a name, if it has one. A socket of this user needs no pins and no token.
 func (c Client) connect(ctx context.Context, store Store, address remote.Address,
 	name string, h *Host) (*remote.Server, error) {
-	pair, err := store.ClientKey(ctx)
+	pair, err := c.key(ctx, store)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +186,7 @@ func (c Client) Unpinned(ctx context.Context, address remote.Address, h *Host) (
 	if err != nil {
 		return nil, false, err
 	}
-	pair, err := store.ClientKey(ctx)
+	pair, err := c.key(ctx, store)
 	if err != nil {
 		return nil, false, err
 	}

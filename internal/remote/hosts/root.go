@@ -250,21 +250,23 @@ func (s Store) certified(ctx context.Context, trust *key.Trust, name string, h *
 	if err != nil {
 		return nil, err
 	}
-	learn := func(l *List) (changed bool) {
-		one := current(l, name, h)
-		l.update(one.Root)
-		if r.why = CheckRevoked(trust, r.chain, one.Root.Key); r.why == nil {
-			changed, r.why = l.Learn(one, r.chain, now)
-		}
-		return changed
-	}
-	if changed := learn(list); !changed || r.why != nil {
+	if changed := r.learn(list, current(list, name, h), now); !changed || r.why != nil {
 		return r, nil
 	}
 	return r, s.Change(ctx, func(l *List) error { // another process may have seen a later epoch
-		learn(l)
+		r.learn(l, current(l, name, h), now)
 		return nil
 	})
+}
+
+// learn notes in a list what the chain shows of the root of one of its hosts, and reports whether that
+// is new. It sets why if the chain is not to be believed.
+func (r *rooted) learn(l *List, one *Host, now time.Time) (changed bool) {
+	l.update(one.Root)
+	if r.why = CheckRevoked(r.trust, r.chain, one.Root.Key); r.why == nil {
+		changed, r.why = l.Learn(one, r.chain, now)
+	}
+	return changed
 }
 
 // current returns the host with the name of h in a list, or a copy of h if the list has it with no

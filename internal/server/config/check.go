@@ -156,6 +156,10 @@ func (l *loader) check(c *Config) {
 		l.problem(l.isSet("limits.burst", "limits.rate"),
 			fmt.Errorf("burst is %d, less than rate, which is %d", c.Limits.Burst, c.Limits.Rate), "")
 	}
+	if c.Limits.Unused > 0 && !(c.Has(Gateway) && c.Has(Controller) && c.Has(Node)) {
+		l.problem("limits.unused", errors.New("is set, and other processes have roles of this server"),
+			"leave it out: they may need this process at any time")
+	}
 	l.checkTelemetry(&c.Telemetry)
 	l.checkPeers(c)
 	for n := range c.Issuers {

@@ -128,6 +128,7 @@ type Tokens struct {
 type Limits struct {
 	Connections int             `toml:"connections" default:"10000" min:"1" max:"1000000"`
 	Idle        time.Duration   `toml:"idle" default:"5m" min:"1s" max:"24h"`
+	Unused      time.Duration   `toml:"unused" default:"0s" min:"0s" max:"8784h"`
 	Handshake   time.Duration   `toml:"handshake" default:"10s" min:"100ms" max:"5m"`
 	Request     turnstone.Bytes `toml:"request" default:"1MiB" min:"1KiB" max:"64MiB"`
 	Rate        int             `toml:"rate" default:"50" min:"1" max:"1000000"`

@@ -35,8 +35,10 @@ var help = map[string]string{
 	"tokens.leeway":     "How much the clocks of other issuers may differ; own tokens end on time.",
 	"tokens.revocations": "Age of the list of revocations after which a gateway refuses " +
 		"all tokens.",
-	"limits.connections":      "Connections of callers at one time.",
-	"limits.idle":             "How long a connection may be silent.",
+	"limits.connections": "Connections of callers at one time.",
+	"limits.idle":        "How long a connection may be silent.",
+	"limits.unused": "How long the server may have no connection, sandbox or turn before it ends; " +
+		"0s: forever.",
 	"limits.handshake":        "How long TLS, headers and the channel's handshake may take, each.",
 	"limits.request":          "Size of a request to the control API.",
 	"limits.rate":             "Requests per second of a token.",

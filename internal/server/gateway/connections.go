@@ -21,6 +21,7 @@ type connections struct {
 	most, per int
 
 	mu    sync.Mutex
+	ever  uint64 // connections that were counted since the start
 	all   map[net.Conn]*connection
 	count map[netip.Prefix]int
 	idle  *list.List // of net.Conn, the longest first
@@ -41,6 +42,13 @@ func (c *connections) size() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return len(c.all)
+}
+
+// uses returns the connections that are open, and those that were counted since the start.
+func (c *connections) uses() (open int, ever uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.all), c.ever
 }
 
 // add counts a connection, or says why it is one too many. Connections of trusted proxies are many
@@ -65,6 +73,7 @@ func (c *connections) add(conn net.Conn, proxies []netip.Prefix) (problem string
 		_ = idle.Close() // its server notices, and says so once more
 	}
 	c.all[conn] = one
+	c.ever++
 	c.count[one.from]++
 	return ""
 }

@@ -158,6 +158,13 @@ func (g *Gateway) Close() error {
 	return nil
 }
 
+// Connections returns how many connections of callers are open, and how many there ever were.
+func (g *Gateway) Connections() (open int, ever uint64) {
+	open, ever = g.network.uses()
+	more, before := g.local.uses()
+	return open + more, ever + before
+}
+
 // Measure emits the numbers of connections and channels: see telemetry.Measurer.
 func (g *Gateway) Measure(emit func(name string, value float64, labels ...string)) {
 	emit("turnstone_gateway_connections", float64(g.network.size()), "network")

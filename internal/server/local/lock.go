@@ -5,12 +5,15 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
+// OpLock is the operation of the errors of Lock.
+const OpLock turnstone.Op = "server.lock"
+
 // Lock takes the lock of a role in a state directory, until the lock is released or the process
 // ends: two controllers or nodes with one state would damage it. The error is of kind Unavailable
 // if another server has the role.
 func Lock(dir *statedir.Dir, role string) (*statedir.Lock, error) {
 	fail := func(err error) (*statedir.Lock, error) {
-		return nil, turnstone.NewError("server.lock", turnstone.KindUnavailable, dir.Root, err)
+		return nil, turnstone.NewError(OpLock, turnstone.KindUnavailable, dir.Root, err)
 	}
 	if _, err := dir.MkdirAll("server"); err != nil {
 		return fail(err)
@@ -20,7 +23,7 @@ func Lock(dir *statedir.Dir, role string) (*statedir.Lock, error) {
 		return fail(err)
 	}
 	if l == nil {
-		return nil, turnstone.Errorf("server.lock", turnstone.KindUnavailable, dir.Root,
+		return nil, turnstone.Errorf(OpLock, turnstone.KindUnavailable, dir.Root,
 			"is the state of another running server with the role %s", role).
 			WithHint("end the other server, or set TURN_HOME to another directory")
 	}

@@ -33,6 +33,27 @@ func (s *Service) Measure(emit func(name string, value float64, labels ...string
 	emitMachine(emit, "turnstone_node_used", used)
 }
 
+// Busy reports whether the node has a sandbox that did not end, also one that waits for a claim, or
+// makes something in the background.
+func (s *Service) Busy() (busy bool) {
+	s.board.each(kindSandbox, func(d *v1.WatchNodeResponse) {
+		state := stateOf(d.GetSandbox().GetSandbox())
+		busy = busy || state != "stopped" && state != "failed"
+	})
+	for _, w := range s.warm.Stats() {
+		busy = busy || w.Ready+w.Making+w.Waiting > 0
+	}
+	s.roomMu.Lock()
+	busy = busy || len(s.pending)+len(s.turns) > 0
+	s.roomMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.builds {
+		busy = busy || b.running
+	}
+	return busy
+}
+
 // stateOf returns the label of a sandbox's state.
 func stateOf(sb *v1.Sandbox) string {
 	if sb.GetPaused() {

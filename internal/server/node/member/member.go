@@ -132,6 +132,16 @@ func warmTurns(o Options) *tenants.Warm {
 		}})
 }
 
+// Busy reports whether the node has a sandbox or a turn, or makes something in the background.
+// Machines that wait for turns do not count.
+func (m *Member) Busy() bool {
+	busy := m.control.Busy() || m.tenants.Queue().Waiting() > 0
+	for _, st := range m.tenants.All() {
+		busy = busy || st.Turns.Count() > 0
+	}
+	return busy
+}
+
 // Drain starts no more turns, and waits for the running ones, and for commands in the clear. The
 // error is that of ctx.
 func (m *Member) Drain(ctx context.Context) error {
