@@ -1,0 +1,26 @@
+"""What the tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TESTDATA = Path(os.environ.get("TURN_SDK_TESTDATA", Path(__file__).parents[2] / "testdata"))
+
+
+def vectors() -> list[dict[str, Any]]:
+    """Return all objects of noise.json, wherever they are in it."""
+
+    def walk(value: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(value, dict):
+            yield value
+            for v in value.values():
+                yield from walk(v)
+        elif isinstance(value, list):
+            for v in value:
+                yield from walk(v)
+
+    return list(walk(json.loads((TESTDATA / "noise.json").read_text())))
