@@ -65,6 +65,7 @@ func controlModule() []byte {
 			messages = append(messages, f.Messages().Get(i))
 		}
 	}
+	messages, enums = withReferences(messages, enums)
 	for _, e := range enums {
 		writeEnum(&b, e)
 	}
@@ -94,6 +95,24 @@ func controlModule() []byte {
 	b.WriteString("}\n")
 	writeMethods(&b)
 	return b.Bytes()
+}
+
+// withReferences adds what fields of the messages have as their type, from other files.
+func withReferences(messages []protoreflect.MessageDescriptor, enums []protoreflect.EnumDescriptor) (
+	[]protoreflect.MessageDescriptor, []protoreflect.EnumDescriptor) {
+	for i := 0; i < len(messages); i++ {
+		for j := range messages[i].Fields().Len() {
+			_, f := labelOf(messages[i].Fields().Get(j))
+			if m := f.Message(); m != nil && !slices.Contains(wellKnown, m.FullName()) &&
+				!slices.Contains(messages, m) {
+				messages = append(messages, m)
+			}
+			if e := f.Enum(); e != nil && !slices.Contains(enums, e) {
+				enums = append(enums, e)
+			}
+		}
+	}
+	return messages, enums
 }
 
 func writeMethods(b *bytes.Buffer) {

@@ -1075,6 +1075,22 @@ RevokeTokenResponse = TypedDict(
     total=False,
 )
 
+Node = TypedDict(
+    "Node",
+    {
+        "name": "str",
+        "key": "str",
+        "capacity": "Machine",
+        "used": "Machine",
+        "substrates": "list[str]",
+        "version": "str",
+        "started": "str",
+        "cpuShares": "int",
+        "certificate": "str",
+    },
+    total=False,
+)
+
 ENUMS: dict[str, dict[str, int]] = {
     "turnstone.v1.NetworkMode": {
         "NETWORK_MODE_UNSPECIFIED": 0,
@@ -1630,6 +1646,17 @@ MESSAGES: dict[str, dict[str, Field]] = {
     },
     "turnstone.v1.RevokeTokenResponse": {
         "token": Field(1, "message", "one", "turnstone.v1.Token"),
+    },
+    "turnstone.v1.Node": {
+        "name": Field(1, "string", "one", ""),
+        "key": Field(2, "string", "one", ""),
+        "capacity": Field(3, "message", "one", "turnstone.v1.Machine"),
+        "used": Field(4, "message", "one", "turnstone.v1.Machine"),
+        "substrates": Field(5, "string", "list", ""),
+        "version": Field(6, "string", "one", ""),
+        "started": Field(7, "message", "one", "google.protobuf.Timestamp"),
+        "cpuShares": Field(8, "uint32", "one", ""),
+        "certificate": Field(9, "bytes", "one", ""),
     },
 }
 
