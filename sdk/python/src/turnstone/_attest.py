@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from . import _dsse, _noise
 from ._dsse import Envelope, field_of, parse_time
-from ._sshkey import PublicKey, fingerprint
+from ._sshkey import PublicKey, fingerprint, strict_base64
 from .errors import TurnstoneError, fault_error
 
 PREDICATE_TYPE = "https://turnstone.dev/attestations/channel/v1"
@@ -38,7 +38,7 @@ def _key32(text: Any) -> bytes:
     """Decode one spelling of a key or a nonce of 32 bytes."""
     if type(text) is not str:
         raise ValueError("a key is of another type")
-    raw = _dsse.strict_base64(text)
+    raw = strict_base64(text)
     if len(raw) != 32:
         raise ValueError("a key is not base64 of 32 bytes")
     return raw

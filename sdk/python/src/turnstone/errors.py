@@ -94,9 +94,10 @@ class CanceledError(TurnstoneError):
 
 
 class TimeoutError(TurnstoneError, builtins.TimeoutError):
-    """It took longer than allowed."""
+    """It took longer than allowed. Of a command, result has what it printed until then."""
 
     kind = Kind.TIMEOUT
+    result: object = None
 
 
 class IntegrityError(TurnstoneError):
