@@ -69,7 +69,7 @@ class Statement:
     expires: datetime.datetime
     signer: PublicKey
     digest: bytes  # of the payload: the prologue of the handshake
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def about(self) -> str:

@@ -20,7 +20,7 @@ class Front:
     cpus: int = 0
     memory: int = 0
     disk: int = 0
-    files: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list[str])
 
 
 def read_front(text: str) -> Front:
@@ -88,7 +88,7 @@ def parse_size(size: int | str) -> int:
 
 def document_files(front: Front, folder: Path | None) -> list[tuple[Path, str]]:
     """Return the files that a document names, which are in its folder, and their destinations."""
-    found = []
+    found: list[tuple[Path, str]] = []
     for entry in front.files:
         name, _, dest = entry.rpartition(":")
         if not name:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ._json import is_dict, is_list
 from ._sshkey import PublicKey, strict_base64
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -67,13 +68,13 @@ class Envelope:
         if len(text) > _MAX_ENVELOPE:
             raise ValueError(f"the envelope has {len(text)} bytes; the limit is {_MAX_ENVELOPE}")
         e = decode_json(text)
-        if not isinstance(e, dict) or set(e) != {"payloadType", "payload", "signatures"}:
+        if not is_dict(e) or set(e) != {"payloadType", "payload", "signatures"}:
             raise ValueError("the envelope is not JSON of an envelope")
         signatures = e["signatures"]
-        if not isinstance(signatures, list) or len(signatures) != 1:
+        if not is_list(signatures) or len(signatures) != 1:
             raise ValueError("the envelope does not have one signature")
         s = signatures[0]
-        if not isinstance(s, dict) or set(s) != {"keyid", "sig"}:
+        if not is_dict(s) or set(s) != {"keyid", "sig"}:
             raise ValueError("the envelope's signature is not one")
         parts = (e["payloadType"], e["payload"], s["keyid"], s["sig"])
         if not all(isinstance(p, str) for p in parts):
@@ -95,13 +96,13 @@ class Envelope:
         if len(self.payload) > _MAX_PAYLOAD:
             raise ValueError(f"has {len(self.payload)} bytes; the limit is {_MAX_PAYLOAD}")
         s = decode_json(self.payload)
-        if not isinstance(s, dict) or list(s) != ["_type", "subject", "predicateType", "predicate"]:
+        if not is_dict(s) or list(s) != ["_type", "subject", "predicateType", "predicate"]:
             raise ValueError("is no in-toto statement as turn writes it")
         if s["_type"] != STATEMENT_TYPE:
             raise ValueError("is no in-toto statement")
         if s["predicateType"] != predicate_type:
             raise ValueError(f"is about {str(s['predicateType'])[:200]!r}, not about {about}")
-        if not isinstance(s["predicate"], dict) or not isinstance(s["subject"], list):
+        if not is_dict(s["predicate"]) or not is_list(s["subject"]):
             raise ValueError("is no valid in-toto statement")
         return s
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ._json import is_dict
 from .errors import DeadError, IntegrityError, TurnstoneError
 
 MAX_MESSAGE = 16 << 20
@@ -141,7 +142,7 @@ def parse_message(payload: bytes) -> dict[str, Any]:
         m = json.loads(payload)
     except (ValueError, RecursionError):
         raise protocol_error("a message is not JSON") from None
-    if not isinstance(m, dict):
+    if not is_dict(m):
         raise protocol_error("a message is no object")
     return m
 

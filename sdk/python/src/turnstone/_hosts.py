@@ -13,11 +13,12 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ._json import is_dict, is_list
 from . import _attest
 from ._address import Address
 from ._attest import Chain, Pinned, Pins, Rooted
@@ -55,8 +56,8 @@ class Root:
 
     key: str
     epoch: int
-    former: list[str] = field(default_factory=list)
-    nodes: list[dict[str, Any]] = field(default_factory=list)
+    former: list[str] = field(default_factory=list[str])
+    nodes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Host:
     url: str
     token_file: str = ""
     seal_file: str = ""
-    nodes: dict[str, list[str]] = field(default_factory=dict)
+    nodes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     root: Root | None = None
 
     @property
@@ -79,7 +80,7 @@ class HostList:
     """The content of hosts.toml."""
 
     current: str = ""
-    hosts: dict[str, Host] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict[str, Host])
 
     @classmethod
     def parse(cls, text: str) -> HostList:
@@ -87,7 +88,7 @@ class HostList:
         raw = tomllib.loads(text)
         known = cls(_take(raw, "current", str, ""))
         for name, h in _take(raw, "hosts", dict, {}).items():
-            if not _NAME.fullmatch(name) or name in (LOCAL, AUTO) or not isinstance(h, dict):
+            if not _NAME.fullmatch(name) or name in (LOCAL, AUTO) or not is_dict(h):
                 raise ValueError(f"no host is called {name[:80]!r}")
             known.hosts[name] = _parse_host(name, h)
         _nothing_left(raw, "hosts.toml")
@@ -180,7 +181,7 @@ def _follow(r: Root, key: str, former: list[str]) -> None:
 def _note(r: Root, chain: Chain) -> bool:
     c = chain.certificate
     one = {"name": c.node, "key": c.key, "epoch": c.epoch, "after": c.time, "before": c.expires}
-    kept = []
+    kept: list[dict[str, Any]] = []
     for o in r.nodes:
         same = o["key"] == c.key and o.get("name", "") == c.node
         if same and not (o["before"] < one["after"] or one["before"] < o["after"]):
@@ -216,7 +217,7 @@ def _parse_host(name: str, raw: dict[str, Any]) -> Host:
         _take(raw, "url", str, ""), _take(raw, "token_file", str, ""), _take(raw, "seal_file", str, ""))  # fmt: skip
     Address.parse(h.url)
     for node, keys in _take(raw, "nodes", dict, {}).items():
-        if not isinstance(keys, list) or not 1 <= len(keys) <= 8:
+        if not is_list(keys) or not 1 <= len(keys) <= 8:
             raise ValueError(f"hosts.{name}.nodes.{node[:80]}: there are not 1 to 8 keys")
         h.nodes[node] = [PublicKey(str(k)).text for k in keys]
     if "root" in raw:
@@ -282,7 +283,7 @@ class Store:
                 hint="correct the file, or remove it and add the hosts again") from None  # fmt: skip
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Generator[None, None, None]:
         self.make()
         f = os.open(self.path("client", "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -344,7 +345,7 @@ class Store:
             text = self.path("revoked").read_text()
         except FileNotFoundError:
             return frozenset()
-        all_ids = set()
+        all_ids: set[str] = set()
         for n, line in enumerate(text.splitlines(), 1):
             words = line.split()
             if not words or words[0].startswith("#"):

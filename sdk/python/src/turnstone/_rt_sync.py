@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import websockets
 from websockets.sync.client import ClientConnection, connect
@@ -96,7 +96,8 @@ class WebSocket:
         host: str, timeout: float,
     ) -> WebSocket:  # fmt: skip
         options: dict[str, Any] = {"ssl": tls, "server_hostname": host} if tls else {}
-        connection = connect(
+        dial = cast("Callable[..., ClientConnection]", connect)
+        connection = dial(
             uri, sock=sock, additional_headers=headers, compression=None, proxy=None,
             max_size=MAX_WEBSOCKET, open_timeout=timeout, close_timeout=1, ping_interval=30,
             ping_timeout=90, user_agent_header=None, **options)  # fmt: skip

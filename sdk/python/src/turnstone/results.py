@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ._json import is_dict, is_list
 from .errors import Kind
 
 StreamName = Literal["stdout", "stderr"]
@@ -39,7 +40,7 @@ class Command:
     stage: int = 0  # position in a pipeline, from 1
     id: int = 0
     parent: int = -1
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    raw: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Receipt:
     duration: float = 0.0
     fs_hash: str = ""
     isolation: str = ""
-    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    raw: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
 
     @property
     def passed(self) -> bool:
@@ -207,12 +208,12 @@ def _code(raw: Mapping[str, Any], key: str) -> int | None:
 
 def _dict(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = raw.get(key)
-    return value if isinstance(value, dict) else {}
+    return value if is_dict(value) else {}
 
 
 def _list(raw: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     value = raw.get(key)
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+    return [v for v in value if is_dict(v)] if is_list(value) else []
 
 
 def command_of_report(raw: Mapping[str, Any]) -> Command:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from .._json import is_dict
 from .._deadline import NEVER, Deadline
 from .._language import language_of
 from .._rt_async import Lock, sleep
@@ -201,8 +202,8 @@ class AsyncSandbox:
             argv: Sequence[str] = ["/bin/bash", "-c", script]
         else:
             commands, argv = (), list(command)
-        if not argv or not all(isinstance(a, str) for a in argv):
-            raise InvalidError("sandbox.exec", "the command", "is no list of texts")
+        if not argv:
+            raise InvalidError("sandbox.exec", "the command", "is empty")
         given = secrets or {}
         params: dict[str, Any] = {"env": [f"{k}={v}" for k, v in {**(env or {}), **given}.items()]}
         if given:
@@ -234,7 +235,7 @@ class AsyncSandbox:
         except (InvalidError, UnavailableError):
             return ()
         raw = script.encode()
-        found = []
+        found: list[Command] = []
         for c in a.get("commands", []):
             record = command_of_record({**c, "text": ""})
             if record.span is not None:
@@ -298,7 +299,7 @@ class AsyncSandbox:
         server = await self._client.server()
         a = await server.call(
             f"SandboxService/{method}", {"sandboxId": self.id, **(request or {})}, Deadline(timeout))  # fmt: skip
-        if isinstance(a.get("sandbox"), dict):
+        if is_dict(a.get("sandbox")):
             self._info = a["sandbox"]
         return a
 
@@ -343,7 +344,7 @@ class AsyncSandbox:
             "timeout": ttl, "secrets": with_secrets,
         }  # fmt: skip
         a = await server.call("SandboxService/ForkSandbox", request)
-        clones = []
+        clones: list[AsyncSandbox] = []
         for made, client in zip(a.get("clones", []), clients, strict=False):
             info = made.get("sandbox", {})
             offer = Offer(made.get("channel", {}), str(info.get("sandboxId", "")), client["nonce"])
@@ -381,7 +382,7 @@ class AsyncSandbox:
         session = self._client.session(self.session)
         raw = await session.report("commitSandbox", {"sandbox": self.id}, Deadline(timeout), node=self._node)
         await self._disconnect()
-        if not isinstance(raw, dict):
+        if not is_dict(raw):
             return None
         self.turn = receipt_of(raw)
         return self.turn

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .._json import is_dict
 from .. import _archive
 from .._deadline import Deadline
 from .._rt_async import blocking, sleep, spawn
@@ -109,7 +110,7 @@ class AsyncTurn:
 
     def _result(self) -> Receipt:
         report, failed = self._journal.report(), self._journal.failed()
-        if isinstance(report, dict):
+        if is_dict(report):
             return receipt_of(report, self._journal.kind)
         raise failed or IntegrityError("turn.journal", "the journal", "it has neither a report nor an error")
 

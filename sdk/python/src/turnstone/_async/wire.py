@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from .._json import is_dict
 from .. import _frames
 from .._deadline import NEVER, Deadline
 from .._frames import Chunk, Parser, protocol_error
@@ -327,7 +328,7 @@ class AsyncWire:
             raise protocol_error(f"an answer to command {ident}, which does not wait for one")
 
     def _event(self, method: Any, params: Any) -> None:
-        if not isinstance(method, str) or not isinstance(params, dict):
+        if not isinstance(method, str) or not is_dict(params):
             raise protocol_error("a message is neither an answer nor an event")
         key = params.get("processId", params.get("watchId", ""))
         queue = self._events.get(key) if isinstance(key, str) else None
@@ -370,13 +371,13 @@ def _result(m: dict[str, Any], method: str) -> dict[str, Any]:
     error = m.get("error")
     if error is None:
         result = m.get("result")
-        if not isinstance(result, dict):
+        if not is_dict(result):
             raise protocol_error("an answer has neither a result nor an error")
         return result
-    if not isinstance(error, dict):
+    if not is_dict(error):
         raise protocol_error("an answer has neither a result nor an error")
     data = error.get("data")
-    if not isinstance(data, dict):
+    if not is_dict(data):
         data = {}
     code = error.get("code")
     kind = data.get("kind") or _CODES.get(code if isinstance(code, int) else 0, "internal")

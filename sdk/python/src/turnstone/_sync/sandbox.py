@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from .._json import is_dict
 from .._deadline import NEVER, Deadline
 from .._language import language_of
 from .._rt_sync import Lock, sleep
@@ -202,8 +203,8 @@ class Sandbox:
             argv: Sequence[str] = ["/bin/bash", "-c", script]
         else:
             commands, argv = (), list(command)
-        if not argv or not all(isinstance(a, str) for a in argv):
-            raise InvalidError("sandbox.exec", "the command", "is no list of texts")
+        if not argv:
+            raise InvalidError("sandbox.exec", "the command", "is empty")
         given = secrets or {}
         params: dict[str, Any] = {"env": [f"{k}={v}" for k, v in {**(env or {}), **given}.items()]}
         if given:
@@ -235,7 +236,7 @@ class Sandbox:
         except (InvalidError, UnavailableError):
             return ()
         raw = script.encode()
-        found = []
+        found: list[Command] = []
         for c in a.get("commands", []):
             record = command_of_record({**c, "text": ""})
             if record.span is not None:
@@ -299,7 +300,7 @@ class Sandbox:
         server = self._client.server()
         a = server.call(
             f"SandboxService/{method}", {"sandboxId": self.id, **(request or {})}, Deadline(timeout))  # fmt: skip
-        if isinstance(a.get("sandbox"), dict):
+        if is_dict(a.get("sandbox")):
             self._info = a["sandbox"]
         return a
 
@@ -344,7 +345,7 @@ class Sandbox:
             "timeout": ttl, "secrets": with_secrets,
         }  # fmt: skip
         a = server.call("SandboxService/ForkSandbox", request)
-        clones = []
+        clones: list[Sandbox] = []
         for made, client in zip(a.get("clones", []), clients, strict=False):
             info = made.get("sandbox", {})
             offer = Offer(made.get("channel", {}), str(info.get("sandboxId", "")), client["nonce"])
@@ -382,7 +383,7 @@ class Sandbox:
         session = self._client.session(self.session)
         raw = session.report("commitSandbox", {"sandbox": self.id}, Deadline(timeout), node=self._node)
         self._disconnect()
-        if not isinstance(raw, dict):
+        if not is_dict(raw):
             return None
         self.turn = receipt_of(raw)
         return self.turn

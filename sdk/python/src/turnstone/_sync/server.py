@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import websockets
 
-from .. import _attest, _noise, _proto
+from .._json import is_dict, is_list
+from .. import _noise, _proto
 from .._address import Address, unreached
 from .._attest import Expected, Pins, Statement
 from .._deadline import NEVER, Deadline
@@ -251,14 +252,14 @@ class Server:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = None
-        if answer.status_code == 200 and isinstance(value, dict):
+        if answer.status_code == 200 and is_dict(value):
             return value
         raise self._error(answer, value)
 
     def _error(self, answer: httpx.Response, value: Any) -> TurnstoneError:
         """Return the error of an answer, which a proxy could have written."""
         address = str(self._o.address)
-        code = value.get("code") if isinstance(value, dict) else None
+        code = value.get("code") if is_dict(value) else None
         if not isinstance(code, str) or code not in _CODES:
             kind = _HTTP.get(answer.status_code, "internal")
             return error_of(
@@ -304,14 +305,15 @@ class Server:
         digest = _proto.proof_digest(name, message)
         now = int(time.time() * 1000).to_bytes(8, "big")
         for c in clients:
-            c["proofs"] = []
+            proofs: list[dict[str, Any]] = []
             for n in self._known():
                 prologue = b"turnstone proof of possession 1\0" + digest + n["tenant"].encode()
                 try:
                     proof = _noise.OneWay(self._o.key, base64.b64decode(n["key"]), prologue).write(now)
                 except (_noise.WeakKey, ValueError):
                     continue  # a damaged book
-                c["proofs"].append({"node": n["node"], "message": proof})
+                proofs.append({"node": n["node"], "message": proof})
+            c["proofs"] = proofs
 
     def _remember(self, node: str, key: bytes, tenant: str) -> bool:
         one = {"node": node, "key": base64.b64encode(key).decode(), "tenant": tenant}
@@ -483,8 +485,8 @@ def _cause(e: BaseException) -> BaseException:
 def _detail(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the detail of an error; empty: there is none."""
     details = value.get("details")
-    for d in details if isinstance(details, list) else []:
-        if isinstance(d, dict) and d.get("type") == "turnstone.v1.Error":
+    for d in details if is_list(details) else []:
+        if is_dict(d) and d.get("type") == "turnstone.v1.Error":
             text = str(d.get("value", ""))
             try:
                 raw = base64.b64decode(text + "=" * (-len(text) % 4))
@@ -523,7 +525,7 @@ def _claim(token: str, name: str) -> str:
         said = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (ValueError, RecursionError):
         return ""
-    value = said.get(name) if isinstance(said, dict) else None
+    value = said.get(name) if is_dict(said) else None
     return value if isinstance(value, str) else ""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .._json import dicts, is_dict
 from .._deadline import NEVER, Deadline
 from .._rt_sync import blocking, spawn
 from ..errors import DeadError, IntegrityError, TurnstoneError, clean, error_of
@@ -138,7 +139,7 @@ class Session:
     def branches(self) -> dict[str, str]:
         """Return the branches, each with the ID of its head."""
         graph = self.get()
-        return {str(b.get("name", "")): str(b.get("head", "")) for b in graph.get("branches") or []}
+        return {str(b.get("name", "")): str(b.get("head", "")) for b in dicts(graph.get("branches"))}
 
     def head(self, branch: str = "main") -> dict[str, Any]:
         """Return the newest turn of a branch."""
@@ -334,7 +335,7 @@ class JournalReader:
             raise _broken("a line is longer than 64 MiB")
 
     def _take(self, line: Any) -> None:
-        if not isinstance(line, dict):
+        if not is_dict(line):
             raise _broken("a line is no object")
         if line.get("report"):
             try:
@@ -343,7 +344,7 @@ class JournalReader:
                 raise _broken("a part of the report is not base64") from None
             if len(self._report) > _MAX_REPORT:
                 raise _broken("the report is too large")
-        elif isinstance(line.get("end"), dict):
+        elif is_dict(line.get("end")):
             self._end, self.ended = line["end"], True
         elif self._progress is not None:
             self._progress(line)
@@ -357,7 +358,7 @@ class JournalReader:
 
     def failed(self) -> TurnstoneError | None:
         e = self._end.get("error")
-        if not isinstance(e, dict):
+        if not is_dict(e):
             return None
         return error_of(
             str(e.get("kind", "")), clean(str(e.get("op", "")), 200), clean(str(e.get("subject", "")), 4000),
