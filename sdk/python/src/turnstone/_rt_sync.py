@@ -101,7 +101,7 @@ class WebSocket:
             uri, sock=sock, additional_headers=headers, compression=None, proxy=None,
             max_size=MAX_WEBSOCKET, open_timeout=timeout, close_timeout=1, ping_interval=30,
             ping_timeout=90, user_agent_header=None, **options)  # fmt: skip
-        return cls(connection)
+        return cls(connection.__enter__())  # close ends it
 
     def send(self, data: bytes) -> None:
         """Send a message. A lost connection is an OSError."""
