@@ -37,8 +37,8 @@ class AsyncTurnstone:
     """A client of a server, or of this machine, on which it starts one.
 
     Without arguments it uses TURN_HOST and TURN_TOKEN, else the host of hosts.toml, else the
-    server of this machine. One client is one context: without session it makes a session with a
-    name of its own when it first needs one.
+    server of this machine. One client is one context: without session, and without TURN_SESSION, it
+    makes a session with a name of its own when it first needs one.
 
     host is an address or the name of a host; token is a token of it; home is the state directory;
     key is the client's private X25519 key of 32 bytes, in place of the one in the state directory;
@@ -54,7 +54,7 @@ class AsyncTurnstone:
         self._token = token if token is not None else os.environ.get("TURN_TOKEN", "").strip()
         if session and context_id and session != context_id:
             raise InvalidError("client", "session and context_id", "are two names of one session")
-        self._session = session or context_id or ""
+        self._session = session or context_id or os.environ.get("TURN_SESSION", "")
         self._branch = branch
         self._store = Store(state_directory(home))
         self._key = KeyPair(key) if key is not None else None
