@@ -29,6 +29,9 @@ type Door struct {
 	o      Options
 	server *mcp.Server
 
+	calls  context.Context // ends with Close
+	cancel context.CancelFunc
+
 	mu     sync.Mutex
 	closed bool
 	all    map[*mcp.ServerSession]*connection
@@ -38,6 +41,7 @@ type Door struct {
 // New returns a door. Close it.
 func New(o Options) *Door {
 	d := &Door{o: o, all: map[*mcp.ServerSession]*connection{}}
+	d.calls, d.cancel = context.WithCancel(context.Background())
 	d.server = mcp.NewServer(&mcp.Implementation{Name: "turnstone", Version: turnstone.Version},
 		&mcp.ServerOptions{Instructions: instructions, Capabilities: &mcp.ServerCapabilities{},
 			SupportedProtocolVersions: o.Versions})
@@ -50,12 +54,13 @@ func New(o Options) *Door {
 // Server returns the protocol's server, for a transport.
 func (d *Door) Server() *mcp.Server { return d.server }
 
-// Close ends all connections, and keeps the work in their sandboxes as turns. It returns when that
-// is done, or when ctx ends.
+// Close ends all calls and connections, and keeps the work in their sandboxes as turns. It returns
+// when that is done, or when ctx ends.
 func (d *Door) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true
 	d.mu.Unlock()
+	d.cancel()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

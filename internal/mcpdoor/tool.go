@@ -41,6 +41,9 @@ func add[In, Out any](d *Door, t tool,
 	}
 	d.server.AddTool(def, func(ctx context.Context, r *mcp.CallToolRequest) (
 		*mcp.CallToolResult, error) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(d.calls, cancel)()
 		conn, err := d.connection(ctx, r.Session, r.Extra)
 		if err != nil {
 			return d.failure(nil, err), nil

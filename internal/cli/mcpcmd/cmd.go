@@ -54,6 +54,7 @@ func (c *Cmd) Run(a *cli.App) error {
 		door := mcpdoor.New(mcpdoor.Options{Log: slog.Default(),
 			Open: func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) { return c.place(a) }})
 		err := serve(ctx, door.Server(), &input{r: a.Stdin, ended: make(chan struct{})}, a.Stdout)
+		// also after an interruption: what runs is cancelled, and what was done is kept
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 		defer cancel()
 		if err = errors.Join(err, door.Close(end)); err != nil {
@@ -87,29 +88,33 @@ func (c *Cmd) place(a *cli.App) (mcpdoor.Place, error) {
 
 // serve serves the client until it ends the connection, or ctx ends.
 func serve(ctx context.Context, server *mcp.Server, in *input, out io.Writer) error {
+	s, err := server.Connect(ctx, &mcp.IOTransport{Reader: in, Writer: keepOpen{out}}, nil)
+	if err != nil {
+		return turnstone.NewError("mcp", turnstone.KindUnavailable, "standard input", err)
+	}
 	done := make(chan error, 1)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		done <- server.Run(ctx, &mcp.IOTransport{Reader: in, Writer: keepOpen{out}})
-	}()
+	go func() { done <- s.Wait() }()
 	select {
 	case err := <-done:
-		return ended(ctx, err)
+		return ended(err)
+	case <-ctx.Done():
+		return nil
 	case <-in.ended:
 	}
 	select {
 	case err := <-done:
-		return ended(ctx, err)
+		return ended(err)
+	case <-ctx.Done():
+		return nil
 	case <-time.After(answerTime): // an answer that nobody reads
 		return turnstone.Errorf("mcp", turnstone.KindTimeout, "the client",
 			"does not read an answer")
 	}
 }
 
-// ended returns the error of an end that is no client's or user's wish.
-func ended(ctx context.Context, err error) error {
-	if err == nil || errors.Is(err, io.EOF) || ctx.Err() != nil {
+// ended returns the error of an end that is not the client's wish.
+func ended(err error) error {
+	if err == nil || errors.Is(err, io.EOF) {
 		return nil
 	}
 	return turnstone.NewError("mcp", turnstone.KindInvalid, "the client", err)
