@@ -45,6 +45,7 @@ type box struct {
 	lock *semaphore.Weighted
 	id   turnstone.SandboxID // empty: there is none; guarded by making, or by the whole lock
 	made chan struct{}       // holds one value while nobody makes a sandbox
+	used bool                // since its last turn; guarded by the connection
 }
 
 // target returns the branch of a call.
@@ -96,6 +97,9 @@ func (c *connection) use(ctx context.Context, t target, tell func(string),
 	if err != nil {
 		return err
 	}
+	c.mu.Lock()
+	b.used = true
+	c.mu.Unlock()
 	return f(id)
 }
 
@@ -201,14 +205,20 @@ func (c *connection) commit(ctx context.Context, t target) (report *turnstone.Tu
 	}
 	defer b.lock.Release(1)
 	c.mu.Lock()
-	id := b.id
+	id, used := b.id, b.used
+	b.used = false
 	c.mu.Unlock()
-	if id == "" {
+	if id == "" || !used {
 		return nil, nil
 	}
 	report, err = c.place.Sandboxes.Commit(ctx, id)
 	if turnstone.KindOf(err) == turnstone.KindNotFound {
 		return nil, nil
+	}
+	if err != nil {
+		c.mu.Lock()
+		b.used = true
+		c.mu.Unlock()
 	}
 	return report, err
 }
