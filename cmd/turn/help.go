@@ -9,6 +9,7 @@ import (
 )
 
 type helpCmd struct {
+	LLMs    bool     `name:"llms" help:"Print what an agent has to know, in one page."`
 	Command []string `arg:"" optional:"" help:"Command or topic (environment)."`
 }
 
@@ -17,6 +18,9 @@ const environmentTopic = "environment"
 
 // Run prints the help of a command, of turn, or of the environment.
 func (c *helpCmd) Run(a *cli.App) error {
+	if c.LLMs {
+		return printLLMs(a)
+	}
 	if slices.Equal(c.Command, []string{environmentTopic}) {
 		return printEnvironment(a)
 	}

@@ -48,6 +48,7 @@ type commandLine struct {
 	Token hostcmd.TokenCmd `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
 	Audit hostcmd.AuditCmd `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
 	Usage hostcmd.UsageCmd `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`
+	MCP   hostcmd.MCPCmd   `cmd:"" name:"mcp" group:"Use servers" help:"Serve tools for an agent over standard streams."`
 	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
 	Domain domaincmd.Cmd     `cmd:"" group:"Maintain the host" help:"Manage the keys that seal sessions at rest."`

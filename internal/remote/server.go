@@ -65,6 +65,8 @@ type ServerOptions struct {
 	Statements StatementBook
 	// TLS is the configuration of https: addresses; nil: the system's authorities.
 	TLS *tls.Config
+	// Dial connects in place of Address, to a server in this process; nil: Address is dialled.
+	Dial func(ctx context.Context) (net.Conn, error)
 }
 
 // A Server is a client's view of a server: its services, and the channels behind it. The server is
@@ -98,6 +100,9 @@ func (anyNode) Vouch(k key.Public, role key.Role, _ time.Time) (key.Entry, error
 // NewServer returns a server. It connects when it is used. Close it.
 func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, connect: o.Address.dial}
+	if o.Dial != nil {
+		s.connect = func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) }
+	}
 	if o.Own {
 		s.connect, s.o.Token = o.Address.dialOwn, nil
 		if o.Start != nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"net/url"
 
+	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/gateway"
 )
@@ -14,7 +15,8 @@ import (
 // also without the role gateway.
 type gatewayRole struct {
 	*gateway.Gateway
-	follow func(ctx context.Context) // keeps the verifier informed until ctx ends; nil: not needed
+	verifier auth.Verifier
+	follow   func(ctx context.Context) // keeps the verifier informed until ctx ends; nil: not needed
 }
 
 func (s *Server) openGateway(context.Context) error {
@@ -54,7 +56,7 @@ func (s *Server) openGateway(context.Context) error {
 	if s.node != nil {
 		o.Plain = s.node.Plain(s.c.Plaintext)
 	}
-	g.Gateway = gateway.New(o)
+	g.Gateway, g.verifier = gateway.New(o), o.Verifier
 	s.onClose(g.Close)
 	s.telemetry.Watch(g)
 	s.gateway = g

@@ -27,7 +27,9 @@ type Options struct {
 	// Executor are the options of the node's executor. It has a Holder, which keeps sandboxes.
 	Executor  executor.Options
 	Inherited *Inherited // sockets of a service manager; nil: none
-	Log       *slog.Logger
+	// MCP makes the endpoint of the setting mcp.listen; nil: there is none.
+	MCP func(Inside) Door
+	Log *slog.Logger
 }
 
 // A Server is the roles of a process. Its methods are safe for concurrent use, except that Serve is
@@ -44,6 +46,8 @@ type Server struct {
 	controller *controllerRole // nil: another process has it
 	node       *member.Member  // the same
 	gateway    *gatewayRole    // nil: neither callers nor the operator connect to this process
+
+	door *door // nil: there is none
 
 	tls       *tlsfiles.Watcher // of callers; nil: no TLS
 	listeners []*listener
@@ -85,7 +89,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	for _, open := range []func(context.Context) error{
-		s.openController, s.openNode, s.openGateway, s.listen} {
+		s.openController, s.openNode, s.openGateway, s.listen, s.openDoor} {
 		if err := open(ctx); err != nil {
 			return err
 		}
@@ -156,6 +160,7 @@ func (s *Server) Serve(ctx, now context.Context) error {
 		})
 	}
 	s.background(all, run)
+	endDoor := s.serveDoor(callers, now, run)
 	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
 		"listeners", s.Addresses())
 	if at := s.telemetry.Address(); at != "" {
@@ -171,6 +176,7 @@ func (s *Server) Serve(ctx, now context.Context) error {
 		s.drain(now, &answering)
 	case <-ctx.Done():
 		s.log.Info("ending; running turns may finish", "within", s.c.Limits.End)
+		endDoor()
 		stopCallers()
 		s.drain(now, &answering)
 	}

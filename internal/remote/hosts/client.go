@@ -2,6 +2,9 @@ package hosts
 
 import (
 	"context"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,6 +179,47 @@ func (c Client) connect(ctx context.Context, store Store, address remote.Address
 		o.Own, o.Book = true, nil
 	}
 	return remote.NewServer(o), nil
+}
+
+// inside is the address of a server in this process.
+const inside = "http://localhost"
+
+// Inside returns the server of this process that dial reaches, for a caller with a token. It is a
+// caller of the network for the server; the node of the state directory is trusted, and those of its
+// lists. Each caller has a key of its own, which is derived from this client's.
+func (c Client) Inside(ctx context.Context, dial func(context.Context) (net.Conn, error),
+	caller string, token remote.Token) (*remote.Server, error) {
+	store, err := c.store()
+	if err != nil {
+		return nil, err
+	}
+	own, err := store.ClientKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := derived(own, caller)
+	if err != nil {
+		return nil, err
+	}
+	address, err := remote.ParseAddress(inside)
+	if err != nil {
+		return nil, err
+	}
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token,
+		Pins: pins(store, address, "", &Host{}), Dial: dial}), nil
+}
+
+// derived returns the key of a caller who has none.
+func derived(own channel.KeyPair, caller string) (channel.KeyPair, error) {
+	private := own.Private()
+	defer clear(private)
+	b, err := hkdf.Key(sha256.New, private, nil, "turnstone client of "+caller, channel.KeySize)
+	if err != nil {
+		return channel.KeyPair{}, turnstone.NewError("host.key", turnstone.KindInternal,
+			"the caller's key", err)
+	}
+	defer clear(b)
+	return channel.LoadKeyPair(b)
 }
 
 // Unpinned returns the server at an address, to ask for its nodes, whose channels are not trusted. own

@@ -122,6 +122,9 @@ func (l *loader) complete(c *Config) {
 	if c.Telemetry.Listen == none {
 		c.Telemetry.Listen = ""
 	}
+	if c.MCP.Listen == none {
+		c.MCP.Listen = ""
+	}
 	if c.Machine.Name == "" {
 		c.Machine.Name = thisHost()
 	}
@@ -161,12 +164,27 @@ func (l *loader) check(c *Config) {
 			"leave it out: they may need this process at any time")
 	}
 	l.checkTelemetry(&c.Telemetry)
+	l.checkMCP(c)
 	l.checkPeers(c)
 	for n := range c.Issuers {
 		l.checkIssuer(c, n)
 	}
 	for n := range c.Pools {
 		l.checkPool(c, n)
+	}
+}
+
+// checkMCP reports an endpoint that cannot be: its contents are in the clear where it ends, so that is
+// a node, and it is a client of the gateway beside it.
+func (l *loader) checkMCP(c *Config) {
+	switch a := c.MCP.Listen; {
+	case a == "":
+	case !c.Has(Node) || !c.Has(Gateway):
+		l.problem("mcp.listen", errors.New("is set, and this process is not both node and gateway"),
+			"set it where both are, or let clients start turn mcp")
+	case !Loopback(a) && c.TLS.Certificate == "" && len(c.Listen.Proxies) == 0:
+		l.problem("mcp.listen", errors.New("is reached from other machines, without TLS"),
+			"set tls.certificate and tls.key, or listen.proxies if a proxy in front ends TLS")
 	}
 }
 

@@ -55,7 +55,14 @@ type Config struct {
 	Tenants   []Tenant  `toml:"tenants"`
 	Issuers   []Issuer  `toml:"issuers"`
 	Telemetry Telemetry `toml:"telemetry"`
+	MCP       MCP       `toml:"mcp"`
 	Pools     []Pool    `toml:"pools"`
+}
+
+// MCP is the endpoint for clients of the Model Context Protocol, whose contents this process sees.
+type MCP struct {
+	Listen string        `toml:"listen" default:"off" kind:"address"`
+	Idle   time.Duration `toml:"idle" default:"30m" min:"1s" max:"24h"`
 }
 
 // Listen says where callers connect.

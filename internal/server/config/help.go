@@ -76,6 +76,8 @@ var help = map[string]string{
 	"telemetry.sample":        "Percentage of requests that are traced.",
 	"telemetry.interval":      "Time between two reports of metrics to the collector.",
 	"telemetry.tenants":       "Tenants that metrics name; all others are counted together, as other.",
+	"mcp.listen":              "HOST:PORT for clients of the Model Context Protocol, in the clear within this process; off for none.",
+	"mcp.idle":                "How long such a client may be silent before its sandboxes end, with a turn.",
 	"issuers.issuer":          "Its URL, as in the claim iss.",
 	"issuers.audiences":       "Accepted audiences; none: name.",
 	"issuers.algorithms":      "Accepted algorithms, all asymmetric.",

@@ -1,0 +1,19 @@
+package main
+
+import (
+	_ "embed" // the page
+	"io"
+
+	"turnstone.dev/turnstone/internal/cli"
+)
+
+// llms is what an agent has to know. It is also at the root of the repository.
+//
+//go:embed llms.txt
+var llms string
+
+// printLLMs prints the page for agents.
+func printLLMs(a *cli.App) error {
+	_, err := io.WriteString(a.Stdout, llms)
+	return err
+}

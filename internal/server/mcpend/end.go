@@ -1,0 +1,162 @@
+package mcpend
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/mcpdoor"
+	"turnstone.dev/turnstone/internal/server/auth"
+)
+
+// Path is the path of the endpoint.
+const Path = "/mcp"
+
+// Bounds of the endpoint.
+const (
+	maxBody    = 4 << 20 // of a request
+	maxHead    = 32 << 10
+	headTime   = 10 * time.Second
+	bodyTime   = time.Minute // for a whole request
+	idleTime   = 2 * time.Minute
+	closeTime  = 2 * time.Minute // for what connections leave
+	answerTime = 3 * time.Second // for the last answers
+)
+
+// Options are the parts of an Endpoint.
+type Options struct {
+	Verifier auth.Verifier
+	// Open returns the place of a new connection, for a caller with a name of its own. token returns
+	// the latest token that the caller showed.
+	Open func(ctx context.Context, caller string, token func() (string, error)) (mcpdoor.Place, error)
+	Idle time.Duration // how long a connection may be silent
+	Log  *slog.Logger
+}
+
+// An Endpoint answers callers. It is safe for concurrent use.
+type Endpoint struct {
+	o       Options
+	door    *mcpdoor.Door
+	handler http.Handler
+	callers callers
+}
+
+// New returns an endpoint.
+func New(o Options) *Endpoint {
+	e := &Endpoint{o: o}
+	// 2026-07-28 has no connections over HTTP; its clients fall back to these.
+	e.door = mcpdoor.New(mcpdoor.Options{Open: e.open, Log: o.Log,
+		Versions: []string{"2025-11-25", "2025-06-18", "2025-03-26"}})
+	streams := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return e.door.Server() },
+		&mcp.StreamableHTTPOptions{SessionTimeout: o.Idle, MaxRequestBodyBytes: maxBody,
+			// the listener's owner says which names it has; a token is always needed
+			DisableLocalhostProtection: false})
+	admitted := mcpauth.RequireBearerToken(e.verify, &mcpauth.RequireBearerTokenOptions{
+		AllowMissingExpiration: true})(e.bounded(streams))
+	mux := http.NewServeMux()
+	mux.Handle(Path, http.NewCrossOriginProtection().Handler(admitted))
+	e.handler = mux
+	return e
+}
+
+// Handler returns the handler of Path.
+func (e *Endpoint) Handler() http.Handler { return e.handler }
+
+// Serve answers callers of l until ctx ends, and closes l. Then running calls are cancelled, and the
+// work in sandboxes is kept as turns, until now ends.
+func (e *Endpoint) Serve(ctx, now context.Context, l net.Listener) error {
+	s := &http.Server{Handler: e.handler, ReadHeaderTimeout: headTime, ReadTimeout: bodyTime,
+		IdleTimeout: idleTime, MaxHeaderBytes: maxHead, ErrorLog: log.New(discard{}, "", 0)}
+	failed := make(chan error, 1)
+	go func() { failed <- s.Serve(l) }()
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	end, cancel := context.WithTimeout(now, closeTime)
+	defer cancel()
+	if closing := e.door.Close(end); closing != nil {
+		e.o.Log.Warn("connections of MCP clients did not end", "error", closing)
+	}
+	last, stop := context.WithTimeout(now, answerTime)
+	defer stop()
+	_ = s.Shutdown(last)
+	_ = s.Close()
+	if err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return turnstone.NewError("mcp.serve", turnstone.KindUnavailable, l.Addr().String(), err)
+	}
+	return nil
+}
+
+// discard takes what net/http logs about callers.
+type discard struct{}
+
+// Write implements io.Writer.
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// tokenKey is where the token of a caller is in its TokenInfo.
+const tokenKey = "token"
+
+// verify verifies a token, as the gateway does, which verifies it again with each call to the server.
+func (e *Endpoint) verify(ctx context.Context, token string, _ *http.Request) (*mcpauth.TokenInfo, error) {
+	p, err := e.o.Verifier.Verify(ctx, token)
+	if turnstone.KindOf(err) == turnstone.KindUnavailable {
+		return nil, errors.New("tokens cannot be verified now")
+	}
+	if err != nil || p.Sandbox != "" {
+		return nil, mcpauth.ErrInvalidToken
+	}
+	i := &mcpauth.TokenInfo{Expiration: p.Expires, UserID: callerOf(p),
+		Extra: map[string]any{tokenKey: token}}
+	e.callers.show(i.UserID, token)
+	return i, nil
+}
+
+// callerOf names the caller of a token: those of one subject of an issuer in a tenant are one.
+func callerOf(p auth.Principal) string {
+	var text strings.Builder
+	for _, part := range []string{p.Tenant, p.Issuer, p.Subject} {
+		text.WriteString(strconv.Quote(part))
+	}
+	sum := sha256.Sum256([]byte(text.String()))
+	return hex.EncodeToString(sum[:])
+}
+
+// open opens the place of a new connection.
+func (e *Endpoint) open(ctx context.Context, i *mcpauth.TokenInfo) (mcpdoor.Place, error) {
+	if i == nil {
+		return mcpdoor.Place{}, turnstone.Errorf("mcp.open", turnstone.KindDenied, "the caller",
+			"has no token")
+	}
+	token, _ := i.Extra[tokenKey].(string)
+	shown := e.callers.enter(i.UserID, token)
+	p, err := e.o.Open(context.WithoutCancel(ctx), i.UserID, func() (string, error) {
+		return *shown.Load(), nil
+	})
+	if err != nil {
+		e.callers.leave(i.UserID)
+		return p, err
+	}
+	closing := p.Close
+	p.Close = func() error {
+		defer e.callers.leave(i.UserID)
+		if closing == nil {
+			return nil
+		}
+		return closing()
+	}
+	return p, nil
+}
