@@ -118,3 +118,30 @@ export class Lane {
     return next;
   }
 }
+
+let held = 0;
+let timer: ReturnType<typeof setInterval> | undefined;
+
+/**
+ * Keeps the process alive while somebody waits for an answer: idle connections do not. Call the
+ * returned function once.
+ */
+export function hold(): () => void {
+  if (held++ === 0) timer = setInterval(() => undefined, 2 ** 30);
+  let over = false;
+  return () => {
+    if (over) return;
+    over = true;
+    if (--held === 0) clearInterval(timer);
+  };
+}
+
+/** Keeps the process alive until a promise is settled. */
+export async function holding<T>(p: Promise<T>): Promise<T> {
+  const release = hold();
+  try {
+    return await p;
+  } finally {
+    release();
+  }
+}

@@ -1,5 +1,5 @@
 import { fail, TurnstoneError } from "../errors.js";
-import { Queue } from "../stream.js";
+import { holding, Queue } from "../stream.js";
 import { frameHead, ProtocolError } from "./frames.js";
 
 /** Bytes of a stream in transit that its reader has not taken. */
@@ -81,7 +81,7 @@ export class Receiver {
 
   /** Returns the next bytes; null at the stream's end. */
   async read(): Promise<Uint8Array | null> {
-    const bytes = await this.#queue.next();
+    const bytes = await holding(this.#queue.next());
     if (bytes === null) return null;
     this.#read += bytes.length;
     if (!this.#queue.ended && this.#credit - this.#read <= streamWindow / 2) {

@@ -1,6 +1,6 @@
 import { fromUtf8 } from "../bytes.js";
 import { aborted, fail, kindOf, TurnstoneError } from "../errors.js";
-import type { ByteStream } from "../stream.js";
+import { holding, type ByteStream } from "../stream.js";
 import { ClosedError, Frames, ProtocolError } from "./frames.js";
 import type { Commands, Events } from "./protocol.js";
 import {
@@ -67,7 +67,7 @@ export class Wire implements FrameWriter {
     if (this.#ended) return Promise.reject(this.#dead(method));
     if (signal?.aborted) return Promise.reject(aborted(signal, method));
     const id = ++this.#lastId;
-    return new Promise((resolve, reject) => {
+    const answer = new Promise<Commands[M]["result"]>((resolve, reject) => {
       const w: Waiting = { method, resolve: resolve as (v: unknown) => void, reject, given: false };
       this.#calls.set(id, w);
       if (signal) {
@@ -86,6 +86,7 @@ export class Wire implements FrameWriter {
         w.reject(this.#ended ? this.#dead(method) : err);
       });
     });
+    return holding(answer);
   }
 
   /** Sends a command whose answer is of no interest. */
