@@ -18,7 +18,7 @@ import { ServerService } from "../gen/turnstone/v1/server_pb.js";
 import { SessionService } from "../gen/turnstone/v1/session_pb.js";
 import { TemplateService } from "../gen/turnstone/v1/template_pb.js";
 import { TurnService } from "../gen/turnstone/v1/turn_pb.js";
-import type { ByteStream } from "../stream.js";
+import { holding, type ByteStream } from "../stream.js";
 import { Wire } from "../wire/wire.js";
 import { proofDigest } from "./digest.js";
 import { explain, type Refusal } from "./explain.js";
@@ -99,7 +99,7 @@ export class Server {
   constructor(platform: Platform) {
     this.platform = platform;
     const transport = platform.transport([this.#interceptor()]);
-    const of = <S extends DescService>(s: S): Client<S> => createClient(s, transport);
+    const of = <S extends DescService>(s: S): Client<S> => explained(createClient(s, transport), platform.address);
     this.sandboxes = of(SandboxService);
     this.turns = of(TurnService);
     this.sessions = of(SessionService);
@@ -344,6 +344,30 @@ export class Server {
   toJSON(): object {
     return { address: this.platform.address, key: toBase64(this.platform.key.public) };
   }
+}
+
+/** Returns a client whose errors are of this package: Connect wraps what interceptors throw. */
+function explained<T extends object>(client: T, address: string): T {
+  const rethrow = (err: unknown): never => {
+    throw explain(err, address).error;
+  };
+  async function* each(all: AsyncIterable<unknown>): AsyncIterable<unknown> {
+    try {
+      yield* all;
+    } catch (err) {
+      rethrow(err);
+    }
+  }
+  return new Proxy(client, {
+    get(target, name) {
+      const method: unknown = Reflect.get(target, name);
+      if (typeof method !== "function") return method;
+      return (...args: unknown[]): unknown => {
+        const answer: unknown = Reflect.apply(method, target, args);
+        return answer instanceof Promise ? holding(answer).catch(rethrow) : each(answer as AsyncIterable<unknown>);
+      };
+    },
+  });
 }
 
 /** Returns the options of a call. */
