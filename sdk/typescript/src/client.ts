@@ -52,6 +52,8 @@ export class TurnstoneClient implements AsyncDisposable {
   #host: SandboxHost;
   #open = new Set<Sandbox>();
   #sessions = new Map<string, Session>();
+  /** The nodes of sessions that this client has used. */
+  #nodes = new Map<string, string>();
 
   constructor(where: Surroundings, o: ContextOptions) {
     if (o.session && o.contextId && o.session !== o.contextId) {
@@ -81,10 +83,12 @@ export class TurnstoneClient implements AsyncDisposable {
   async sandbox(o: SandboxOptions = {}): Promise<Sandbox> {
     const server = await this.server();
     const session = o.session === false || o.snapshot ? undefined : (o.session ?? this.contextId);
-    const r = requestOf(server, { branch: this.branch, ...o }, session);
+    const branch = session === this.contextId ? { branch: this.branch } : {};
+    const r = requestOf(server, { ...branch, ...o }, session);
     const a = await server.sandboxes.createSandbox(r, options(o.signal));
     const id = a.sandbox?.sandboxId ?? "";
     await server.keep(id, a.channel, r.client!);
+    if (session && a.sandbox?.node) this.#nodes.set(session, a.sandbox.node);
     const sandbox = new Sandbox(this.#host, id, session ?? "");
     if (o.secrets && Object.keys(o.secrets).length > 0) {
       await sandbox.addSecrets(o.secrets, o).catch(async (err: unknown) => {
@@ -126,13 +130,17 @@ export class TurnstoneClient implements AsyncDisposable {
   async run(markdown: string, o: RunOptions = {}): Promise<Receipt> {
     const server = await this.server();
     const session = o.session === false ? "" : (o.session ?? this.contextId);
-    return runDocument(server, markdown, session, session ? { ...(this.branch ? { branch: this.branch } : {}), ...o } : o);
+    const placed = (node: string): void => {
+      if (session && node) this.#nodes.set(session, node);
+    };
+    const branch = session && this.branch && session === this.contextId ? { branch: this.branch } : {};
+    return runDocument(server, markdown, session, { ...branch, ...o }, placed);
   }
 
   /** Returns a session: by default that of this client. */
   session(name = this.contextId): Session {
     let s = this.#sessions.get(name);
-    if (!s) this.#sessions.set(name, (s = new Session(() => this.server(), name, () => this.#where.trust())));
+    if (!s) this.#sessions.set(name, (s = new Session(() => this.server(), name, (n) => this.#nodes.get(n), () => this.#where.trust())));
     return s;
   }
 

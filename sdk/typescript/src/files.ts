@@ -1,5 +1,5 @@
 import { fromUtf8, toBase64, utf8 } from "./bytes.js";
-import { aborted, checkSignal, fail } from "./errors.js";
+import { aborted, checkSignal, fail, TurnstoneError } from "./errors.js";
 import type { Connect } from "./process.js";
 import { holding, Queue } from "./stream.js";
 import type { FileSystemChange, FileSystemFileInfo } from "./wire/protocol.js";
@@ -46,7 +46,7 @@ export class Files {
     const from = wire.receiver();
     const answer = wire.call("FileSystem.read", { path, stream: from.id }, o.signal);
     answer.catch(() => from.close());
-    const bytes = await within(from.readAll(maxText), () => from.close(), o.signal);
+    const bytes = await preferred(within(from.readAll(maxText), () => from.close(), o.signal), answer);
     await answer;
     return bytes;
   }
@@ -69,7 +69,7 @@ export class Files {
     answer.catch(() => from.close());
     try {
       for (;;) {
-        const bytes = await within(from.read(), () => from.close(), o.signal);
+        const bytes = await preferred(within(from.read(), () => from.close(), o.signal), answer);
         if (bytes === null) break;
         yield bytes;
       }
@@ -183,7 +183,7 @@ export class Files {
     answer.catch(() => from.close());
     try {
       for (;;) {
-        const bytes = await within(from.read(), () => from.close(), o.signal);
+        const bytes = await preferred(within(from.read(), () => from.close(), o.signal), answer);
         if (bytes === null) break;
         yield bytes;
       }
@@ -255,6 +255,16 @@ export async function feed(
     throw own as Error;
   }
   await answer;
+}
+
+/** Waits for data; the command's error takes precedence over the stream's, which is a consequence. */
+export async function preferred<T>(data: Promise<T>, answer: Promise<unknown>): Promise<T> {
+  try {
+    return await data;
+  } catch (err) {
+    if (err instanceof TurnstoneError && err.op === "wire.stream" && err.kind === "canceled") await answer;
+    throw err;
+  }
 }
 
 /** Waits, or throws when the signal ends. */

@@ -1,5 +1,5 @@
 import type { Server } from "./control/server.js";
-import { aborted, fail, textOf } from "./errors.js";
+import { aborted, fail, textOf, TurnstoneError } from "./errors.js";
 import { fromUtf8 } from "./bytes.js";
 import { within } from "./files.js";
 import { Journal, type Tell } from "./journal.js";
@@ -116,7 +116,24 @@ export function parseReport(bytes: Uint8Array): unknown {
   }
 }
 
-/** Returns a link to the node of a session. */
-export function sessionLink(server: () => Promise<Server>, session: string): NodeLink {
-  return new NodeLink(async (signal) => (await server()).session(session, signal));
+/**
+ * Returns a link to the node of a session. nodeOf returns the node if this client has used the session:
+ * a controller learns of a new one a moment later.
+ */
+export function sessionLink(
+  server: () => Promise<Server>,
+  session: string,
+  nodeOf: (session: string) => string | undefined,
+): NodeLink {
+  return new NodeLink(async (signal) => {
+    const s = await server();
+    const node = nodeOf(session);
+    if (node) return s.node(node, signal);
+    try {
+      return await s.session(session, signal);
+    } catch (err) {
+      if (err instanceof TurnstoneError && err.kind === "not_found") return s.node("", signal);
+      throw err;
+    }
+  });
 }

@@ -8,6 +8,7 @@ import { feed, type CallOptions } from "./files.js";
 import { MachineSchema } from "./gen/turnstone/v1/common_pb.js";
 import { Journal, type Tell } from "./journal.js";
 import { Receipt } from "./receipt.js";
+import { holding } from "./stream.js";
 import type { TurnSettings } from "./wire/protocol.js";
 import type { Wire } from "./wire/wire.js";
 
@@ -127,6 +128,7 @@ class Following {
     readonly document: Uint8Array,
     readonly session: string,
     readonly o: RunOptions,
+    readonly placed: (node: string) => void,
   ) {
     this.#journal = new Journal(o.onProgress);
   }
@@ -191,6 +193,7 @@ class Following {
         );
         this.#ticket = a.turn?.ticketId ?? "";
         this.#node = a.turn?.node ?? "";
+        this.placed(this.#node);
         this.#first = () => server.openNode(a.channel, this.#node, client);
         return;
       } catch (err) {
@@ -286,6 +289,12 @@ function lost(err: unknown): boolean {
 }
 
 /** Runs a document as a turn of a session, or of none. */
-export function runDocument(server: Server, markdown: string, session: string, o: RunOptions): Promise<Receipt> {
-  return new Following(server, utf8(markdown), session, o).run();
+export function runDocument(
+  server: Server,
+  markdown: string,
+  session: string,
+  o: RunOptions,
+  placed: (node: string) => void,
+): Promise<Receipt> {
+  return holding(new Following(server, utf8(markdown), session, o, placed).run());
 }

@@ -106,9 +106,14 @@ export class Session {
   #link: NodeLink;
   #trust: () => Promise<string[]>;
 
-  constructor(server: () => Promise<Server>, name: string, trust: () => Promise<string[]>) {
+  constructor(
+    server: () => Promise<Server>,
+    name: string,
+    nodeOf: (session: string) => string | undefined,
+    trust: () => Promise<string[]>,
+  ) {
     this.name = name;
-    this.#link = sessionLink(server, name);
+    this.#link = sessionLink(server, name, nodeOf);
     this.#trust = trust;
   }
 
