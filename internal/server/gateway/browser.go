@@ -9,12 +9,15 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
-	"turnstone.dev/turnstone/internal/websocket"
 )
 
-// tokenProtocol begins the subprotocol that has the token of a page: a browser cannot set headers on
-// a WebSocket. The page asks for websocket.Protocol, too, which the server selects.
-const tokenProtocol = "turnstone.token."
+const (
+	// channelProtocol is the subprotocol of channels, which nodes select: websocket.Protocol.
+	channelProtocol = "turnstone.v1"
+	// tokenProtocol begins the subprotocol that has the token of a page: a browser cannot set headers
+	// on a WebSocket. The page asks for channelProtocol, too.
+	tokenProtocol = "turnstone.token."
+)
 
 // answerTime is how long a browser keeps the answer about an origin, in seconds.
 const answerTime = "600"
@@ -88,4 +91,4 @@ func (g *Gateway) crossOrigin(next http.Handler) http.Handler {
 }
 
 // subprotocols are those of channels.
-var subprotocols = []string{websocket.Protocol}
+var subprotocols = []string{channelProtocol}
