@@ -27,7 +27,7 @@ func (s *Server) openGateway(context.Context) error {
 	s.onClose(func() error { t.CloseIdleConnections(); return nil })
 	g := &gatewayRole{}
 	o := gateway.Options{Name: s.c.Name, Locator: client, Dial: s.dialNode, Limits: s.limits(),
-		Around: s.telemetry.Requests, Log: s.log}
+		Around: s.telemetry.Requests, Log: s.log, Origins: s.c.Listen.Origins}
 	for _, p := range s.c.Listen.Proxies {
 		prefix, err := netip.ParsePrefix(p)
 		if err != nil {

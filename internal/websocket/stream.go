@@ -83,9 +83,13 @@ func newStream(conn net.Conn, r *bufio.Reader, ping time.Duration) *Stream {
 	return &Stream{conn: conn, frames: wire.NewFrames(b, ping > 0)}
 }
 
+// Protocol is the subprotocol of a stream, which a client may ask for. Browsers do: with a token beside
+// it, they need one that the server selects.
+const Protocol = "turnstone.v1"
+
 // Accept answers the upgrade of a request; after an error the client has its answer.
 func Accept(w http.ResponseWriter, r *http.Request) (*Stream, error) {
-	var up ws.HTTPUpgrader
+	up := ws.HTTPUpgrader{Protocol: func(asked string) bool { return asked == Protocol }}
 	conn, rw, _, err := up.Upgrade(r, w)
 	if err != nil {
 		return nil, turnstone.NewError("websocket.accept", turnstone.KindInvalid, "the request", err)

@@ -64,6 +64,12 @@ func (s setting) checkText(text string) error {
 			u.Scheme != "http" && u.Scheme != "https" {
 			return errors.New("is not a URL without a user, such as http://127.0.0.1:4318")
 		}
+	case "origin":
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" || u.Scheme+"://"+u.Host != text || text != strings.ToLower(text) ||
+			u.Scheme != "http" && u.Scheme != "https" {
+			return fmt.Errorf("%.60q is not an origin as browsers send it, such as https://app.example.org", text)
+		}
 	case "network":
 		if _, err := netip.ParsePrefix(text); err != nil {
 			return fmt.Errorf("%.60q is not a network, such as 10.0.0.0/8", text)

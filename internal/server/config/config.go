@@ -71,6 +71,8 @@ type Listen struct {
 	Socket  string `toml:"socket" default:"server.sock" kind:"file"`
 	// Proxies are trusted to name the caller's address and to end TLS.
 	Proxies []string `toml:"proxies" kind:"network"`
+	// Origins are those of pages that may call from a browser.
+	Origins []string `toml:"origins" kind:"origin"`
 }
 
 // TLS is the server's certificate for callers.

@@ -186,6 +186,8 @@ func TestProblems(t *testing.T) {
 		{"[listen]\naddress = \"x:99999\"", 2, "listen.address", "does not have a port"},
 		{"[listen]\naddress = \"off\"\nsocket = \"off\"", 2, "listen.address", "and so is"},
 		{"[listen]\nproxies = [\"10.0.0.1\"]", 2, "listen.proxies", "is not a network"},
+		{"[listen]\norigins = [\"https://app.example.org/\"]", 2, "listen.origins", "is not an origin"},
+		{"[listen]\norigins = [\"*\"]", 2, "listen.origins", "is not an origin"},
 		{"[tls]\nkey = \"/k\"", 2, "tls.key", "needs tls.certificate"},
 		{"[tls]\ncertificate = \"/c\"", 2, "tls.certificate", "needs tls.key"},
 		{"roles = [\"node\"]\n[peers]\nlisten = \"unix:/p\"", 0, "peers.controller", "is missing"},

@@ -9,6 +9,7 @@ var help = map[string]string{
 	"pools":          "Sandboxes that are ready before a client asks for them, at this node.",
 	"listen.address": "HOST:PORT for callers; off for none.",
 	"listen.socket":  "Unix socket of this machine's user; off for none.",
+	"listen.origins": "Origins of pages that may call from a browser, such as https://app.example.org.",
 	"listen.proxies": "Networks of proxies in front that end TLS, such as 10.0.0.0/8.",
 	"tls.certificate": "PEM file with the certificate and its chain; read again when " +
 		"it changes.",

@@ -54,7 +54,7 @@ func (g *Gateway) channel(w http.ResponseWriter, r *http.Request, where *v1.Loca
 	}
 	trail.Inject(r.Context(), tell)
 	l := g.o.Limits
-	u := relay.Upgrade{Host: "node", Target: target, Header: tell,
+	u := relay.Upgrade{Host: "node", Target: target, Header: tell, Protocols: subprotocols,
 		MaxHead: principal.MaxHeader + headRoom, DialTime: l.Handshake, HeadTime: l.Handshake,
 		Dial:    func(ctx context.Context) (net.Conn, error) { return g.o.Dial(ctx, at.Address) },
 		Refuse:  g.refuseChannel,

@@ -44,6 +44,8 @@ type Options struct {
 	Plain http.Handler
 	// Proxies are the networks whose X-Forwarded-For is believed.
 	Proxies []netip.Prefix
+	// Origins are those of pages that may call from a browser, such as "https://app.example.org".
+	Origins []string
 	Limits  Limits
 	// Refused is told of requests whose token was refused, with principal.CallerHeader; nil: nobody.
 	Refused func(*http.Request, error)

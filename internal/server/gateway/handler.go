@@ -37,7 +37,7 @@ var open = []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1Service
 // Handler serves callers. It bounds requests and not connections, which Serve does.
 func (g *Gateway) Handler() http.Handler {
 	mux := http.NewServeMux()
-	control := g.guarded(isStream, http.HandlerFunc(g.control))
+	control := g.crossOrigin(g.guarded(isStream, http.HandlerFunc(g.control)))
 	for _, name := range services {
 		mux.Handle("/"+name+"/", control)
 	}
@@ -45,8 +45,8 @@ func (g *Gateway) Handler() http.Handler {
 		mux.Handle("/"+name+"/", g.unknown(http.HandlerFunc(g.control)))
 	}
 	never := func(*http.Request) bool { return false }
-	mux.Handle("GET "+NodeChannelPath, g.guarded(never, http.HandlerFunc(g.nodeChannel)))
-	mux.Handle("GET "+SandboxChannelPath, g.guarded(never, http.HandlerFunc(g.sandboxChannel)))
+	mux.Handle("GET "+NodeChannelPath, g.page(g.guarded(never, http.HandlerFunc(g.nodeChannel))))
+	mux.Handle("GET "+SandboxChannelPath, g.page(g.guarded(never, http.HandlerFunc(g.sandboxChannel))))
 	inTheClear := g.o.Plain
 	if inTheClear == nil {
 		inTheClear = http.HandlerFunc(g.noPlain)
