@@ -248,8 +248,8 @@ func checkTemplates(templates map[string]string) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(templates)) {
 		if !templateName.MatchString(name) {
-			return fmt.Errorf("templates: %.80q is not a name of a template: use a-z, 0-9, -, _ "+
-				"and .", name)
+			return fmt.Errorf("templates: %.80q is not a name of a template: use a-z, 0-9, _, . "+
+				"and -", name)
 		}
 		if p := templates[name]; !filepath.IsLocal(filepath.FromSlash(p)) ||
 			strings.ContainsFunc(p, isControl) {
