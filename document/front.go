@@ -33,6 +33,7 @@ type frontLayout struct {
 	turnEnd int // equal to turn if there is no turn: map
 	// the front matter consists of the turn: map, which notes that turn added the front matter
 	whole bool
+	keys  []string // the keys that the author sets
 }
 
 // A frontKey reads a key's value. It reports faults through p.
@@ -221,6 +222,7 @@ func (p *docParser) readKey(m *yaml.Node, i int) {
 			"known keys: "+strings.Join(known, ", "))
 		return
 	}
+	p.doc.layout.front.keys = append(p.doc.layout.front.keys, key.Value)
 	frontKeys[k].read(p, value)
 	if key.Value == turnKey {
 		p.locateTurn(m, i)

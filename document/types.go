@@ -16,6 +16,11 @@ type Document struct {
 	Title  string // text of the first heading, on a single line; empty if there is none
 	Steps  []*Step
 
+	// Inherited are the keys of front matter whose values are not the author's, but of Defaults: see
+	// With.
+	Inherited []string
+	Defaults  Defaults
+
 	layout layout // positions in Source; see parse.go
 }
 

@@ -13,6 +13,8 @@ type Request struct {
 	Document *document.Document
 	Dir      string // the folder of the document's files, which they cannot leave
 	Piped    bool   // Dir is the caller's folder, because the document came through a pipe
+	// Defaults are for what the document leaves open, below all other fields. They grant nothing.
+	Defaults document.Defaults
 	// Grant lists keys of front matter, such as "network". The document's requests under these keys
 	// are granted unchanged. The other fields grant their requests.
 	Grant   []string

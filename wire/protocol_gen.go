@@ -2653,6 +2653,15 @@ const (
 	TurnSettingsCheckpointStep TurnSettingsCheckpoint = "step"
 )
 
+// TurnSettingsIsolation: The isolation that the sandbox has to have.
+type TurnSettingsIsolation string
+
+// The values of TurnSettingsIsolation.
+const (
+	TurnSettingsIsolationAny     TurnSettingsIsolation = "any"
+	TurnSettingsIsolationMicrovm TurnSettingsIsolation = "microvm"
+)
+
 // TurnSettings: What the caller requests in addition to the document. These are requests
 // as those of a document: they grant nothing that the node's configuration does not grant
 // to documents, except the session, which the ticket names. An absent field selects the
@@ -2707,6 +2716,10 @@ type TurnSettings struct {
 	FilesSent bool `json:"filesSent,omitempty"`
 	// When the turn keeps what it has done so far.
 	Checkpoint TurnSettingsCheckpoint `json:"checkpoint,omitempty"`
+	// The isolation that the sandbox has to have.
+	Isolation TurnSettingsIsolation `json:"isolation,omitempty"`
+	// The system that the template has to have, such as bookworm-amd64.
+	Guest string `json:"guest,omitempty"`
 	// The ID of an interrupted turn of the session, which continues after its last finished
 	// step. Only session, secrets, secretHeaders and commands may be set with it, and the
 	// document is the turn's.

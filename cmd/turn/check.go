@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
 type checkCmd struct {
 	Files []string `arg:"" name:"file" help:"Documents to check; - reads standard input."`
 	JSON  bool     `name:"json" help:"Print the steps as JSON."`
+	flags.ForManifest
 }
 
 // Examples returns command lines for the help.
@@ -32,7 +36,7 @@ func (c *checkCmd) Run(a *cli.App) error {
 		return cli.Exit(cli.ExitUsage, err)
 	}
 	for _, file := range c.Files {
-		doc, err := readDocument(a, file)
+		doc, err := c.read(a, file)
 		if err == nil {
 			err = x.Check(doc, documentDir(file), file == "-")
 		}
@@ -61,7 +65,8 @@ func (c *checkCmd) Run(a *cli.App) error {
 		if len(doc.Steps) == 0 {
 			warnNoSteps(a, file)
 		}
-		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]turnstone.Ask{}, needs...)}
+		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]turnstone.Ask{}, needs...),
+			Manifest: usedBy(doc)}
 		for _, s := range doc.Steps {
 			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})
 		}
@@ -78,12 +83,31 @@ func (c *checkCmd) Run(a *cli.App) error {
 	return err
 }
 
+// read reads a document, with the defaults of its manifest.
+func (c *checkCmd) read(a *cli.App, file string) (*document.Document, error) {
+	doc, err := readDocument(a, file)
+	if err != nil {
+		return nil, err
+	}
+	project, err := c.Project(documentDir(file), a.Stderr)
+	if err != nil {
+		return nil, err
+	}
+	return doc.With(project.Values(), ""), nil
+}
+
 func printChecked(w io.Writer, docs []checked) {
 	for _, d := range docs {
 		for _, s := range d.Steps {
 			terminal.Printf(w, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language)
 		}
+		if m := d.Manifest; m != nil {
+			terminal.Printf(w, "%s: %s sets %s\n", d.File, m.File, strings.Join(m.Keys, ", "))
+		}
 		for _, n := range d.Needs {
+			if n.Place != "" {
+				n.What = n.Place + ": " + n.What
+			}
 			terminal.Printf(w, "%s: a run needs %s (%s)\n", d.File, n.Flag, n.What)
 		}
 	}

@@ -28,6 +28,19 @@ type checked struct {
 	// the grants by flags that a run on this host needs
 	Needs []turnstone.Ask `json:"needs"`
 	Error *cli.ErrorBody  `json:"error,omitempty"` // its faults
+	// Manifest is what a run takes from a manifest; null: nothing.
+	Manifest *usedManifest `json:"manifest,omitempty"`
+}
+
+// usedManifest is what a document takes from a manifest.
+type usedManifest struct {
+	File string   `json:"file"`
+	Keys []string `json:"keys"` // as in the manifest's sections, such as "image"
+}
+
+// An initReport is the output of turn init.
+type initReport struct {
+	File string `json:"file"` // the manifest that was written
 }
 
 type checkedStep struct {

@@ -19,6 +19,7 @@ type commandLine struct {
 	Run    runCmd             `cmd:"" group:"Run documents" help:"Run a document and print its receipt."`
 	Exec   sandboxcmd.ExecCmd `cmd:"" group:"Run documents" help:"Run one command in a new sandbox."`
 	Check  checkCmd           `cmd:"" group:"Run documents" help:"Check documents without running them."`
+	Init   initCmd            `cmd:"" group:"Run documents" help:"Write a manifest with comments."`
 	Replay replayCmd          `cmd:"" group:"Run documents" help:"Run a turn again and compare the results."`
 	Bisect proofcmd.BisectCmd `cmd:"" group:"Run documents" help:"Find the first turn or command that differs."`
 

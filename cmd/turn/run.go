@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type runCmd struct {
 	Snapshot   string   `help:"Save the machine for turn resume." enum:",none,vm" default:"" placeholder:"vm"`
 	Checkpoint string   `help:"Keep the finished steps for turn resume." enum:",none,step" default:"" placeholder:"step|none"`
 	Times      int      `help:"Run it N times; fail if two runs differ." placeholder:"N"`
+	flags.ForManifest
 	flags.ForDeterminism
 	flags.ForSandbox
 }
@@ -79,6 +81,9 @@ resumes it. A home is used by one sandbox at a time.
 
 With --checkpoint step the turn stores its state before each step but the first. If it
 is interrupted, turn resume TURN continues after the last finished step.
+
+turnstone.toml beside the document, or above it, has the project's defaults. They
+are as untrusted as the document, and flags and the document win: docs/manifest.md.
 
 --frozen runs the documents of receipts again, and compares each with its receipt:
 results, exit codes, outputs and the FS hash. It writes no file and adds no turn to a
@@ -142,6 +147,11 @@ func (c *runCmd) frozen(a *cli.App) error {
 		executor.Request, error) {
 		req, err := c.request(nil, file)
 		if err == nil {
+			var project *flags.Project
+			project, err = c.Project(documentDir(file), a.Stderr)
+			req.Defaults = project.Values()
+		}
+		if err == nil {
 			err = c.expand(ctx, a, x, &req)
 		}
 		return req, err
@@ -158,6 +168,11 @@ func (c *runCmd) Run(a *cli.App) error {
 	if err != nil {
 		return err
 	}
+	project, err := c.Project(documentDir(c.File), a.Stderr)
+	if err != nil {
+		return cli.Exit(cli.ExitUsage, err)
+	}
+	doc = doc.With(project.Values(), c.session())
 	if c.Branch != "" && c.session() == "" && doc.Front.Session == "" {
 		return cli.Usage(turnstone.Errorf("usage", turnstone.KindInvalid, "",
 			"--branch requires --session").WithHint("name the session with --session"))
@@ -191,7 +206,7 @@ func (c *runCmd) Run(a *cli.App) error {
 	p.Close()
 	stop()
 	if turn == nil {
-		return cli.Fail(err)
+		return cli.Fail(project.ToBuild(cmp.Or(c.Image, doc.Front.Image), err))
 	}
 	if err := c.deliver(a, turn, out); err != nil {
 		return cli.Exit(cli.ExitAborted, undelivered(x, turn, err))

@@ -43,6 +43,7 @@ var update = flag.Bool("update", false, "write docs/schemas")
 // line.
 var printed = map[string]reflect.Type{
 	"run": reflect.TypeFor[turnstone.TurnReport](), "check": reflect.TypeFor[checkReport](),
+	"init":         reflect.TypeFor[initReport](),
 	"bisect":       reflect.TypeFor[turnstone.BisectReport](),
 	"replay range": reflect.TypeFor[turnstone.RangeReport](),
 	"run frozen":   reflect.TypeFor[proofcmd.FrozenReport](),

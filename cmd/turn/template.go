@@ -7,6 +7,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/cli/flags"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -28,7 +29,8 @@ type templateBuildCmd struct {
 	Template string `arg:"" help:"Template name, template.toml, or its folder."`
 	Lock     bool   `help:"Write the versions to template.lock beside the spec."`
 	JSON     bool   `name:"json" help:"Print the built template as JSON."`
-	Quiet    bool   `short:"q" help:"Print no progress."`
+	flags.ForManifest
+	Quiet bool `short:"q" help:"Print no progress."`
 }
 
 // Examples returns command lines for the help.
@@ -41,9 +43,13 @@ func (c *templateBuildCmd) Examples() []string {
 
 // Run builds the template.
 func (c *templateBuildCmd) Run(a *cli.App) error {
+	project, err := c.Project(".", a.Stderr)
+	if err != nil {
+		return cli.Exit(cli.ExitUsage, err)
+	}
 	return a.WithExecutor(func(ctx context.Context, x cli.Executor) error {
 		p := a.Progress(c.Quiet, 0)
-		t, err := x.BuildTemplate(ctx, c.Template, executor.TemplateBuild{Lock: c.Lock,
+		t, err := x.BuildTemplate(ctx, project.Spec(c.Template), executor.TemplateBuild{Lock: c.Lock,
 			Progress: p.Preparing, Events: p.Building})
 		p.Close()
 		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })

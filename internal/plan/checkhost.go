@@ -19,7 +19,7 @@ func Check(root string, doc *document.Document, dir string, piped bool) error {
 	c, err := config.Load(root)
 	if err == nil {
 		host := Host{Config: c, Limits: c.Limits.For(config.HostOf(existing(root)))}
-		err = checkHost(Request{Document: doc, Dir: dir, Piped: piped}, host)
+		err = checkHost(Request{Document: doc, Dir: dir, Piped: piped}.Completed(), host)
 	}
 	if err != nil {
 		return turnstone.NewError("executor.check", turnstone.KindInvalid, doc.Name, err).

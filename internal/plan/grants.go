@@ -88,6 +88,9 @@ func (a *Authority) missing() []turnstone.Ask {
 		}
 		for _, ask := range c.asks(a) {
 			ask.Key = c.key
+			if doc := a.Request.Document; doc.Inherits(c.key) {
+				ask.Place = doc.Defaults.Place
+			}
 			all = append(all, ask)
 		}
 	}
@@ -111,7 +114,14 @@ func (a *Authority) Check(only ...string) error {
 		return nil
 	}
 	var what, flags, keys []string
+	name, who := a.Request.Document.Name, "document"
+	if !slices.ContainsFunc(missing, func(ask turnstone.Ask) bool { return ask.Place == "" }) {
+		name, who = missing[0].Place, "manifest"
+	}
 	for _, ask := range missing {
+		if ask.Place != "" && who == "document" {
+			ask.What = inPlace(ask.What, ask.Place)
+		}
 		what = append(what, ask.What)
 		if !slices.Contains(flags, ask.Flag) {
 			flags = append(flags, ask.Flag)
@@ -124,20 +134,20 @@ func (a *Authority) Check(only ...string) error {
 		flags = nil
 	}
 	if a.Request.Remote && !slices.ContainsFunc(keys, callersGrant) {
-		return notGrantedHere(a.Request.Document.Name, strings.Join(clipList(what), "; "), keys)
+		return notGrantedHere(name, strings.Join(clipList(what), "; "), keys)
 	}
-	return notGranted(a.Request.Document.Name, strings.Join(clipList(what), "; "),
+	return notGranted(name, who, strings.Join(clipList(what), "; "),
 		strings.Join(clipList(flags), " "), strings.Join(keys, ","))
 }
 
-// notGranted returns the error about a document that lacks grants.
-func notGranted(name, what, flags, keys string) error {
-	hint := "add --grant " + keys + ", which grants the document's requests unchanged"
+// notGranted returns the error about a document, or a manifest, that lacks grants.
+func notGranted(name, who, what, flags, keys string) error {
+	hint := "add --grant " + keys + ", which grants the " + who + "'s requests unchanged"
 	if flags != "" && flags != "--grant "+keys {
 		hint = "add " + flags + "; or " + strings.TrimPrefix(hint, "add ")
 	}
 	return turnstone.Errorf("executor.grants", turnstone.KindInvalid, name,
-		"the document asks for what only its caller can grant: %s", what).WithHint(hint)
+		"the %s asks for what only its caller can grant: %s", who, what).WithHint(hint)
 }
 
 // callersGrant reports whether a caller on another machine grants a document's requests under key.

@@ -79,6 +79,9 @@ func (p *Plan) onTemplate(ts Templates) error {
 	if err != nil {
 		return nil
 	}
+	if err := p.fitsGuest(spec); err != nil {
+		return err
+	}
 	def := spec.Machine.Shape(turnstone.DefaultShape())
 	p.Shape.CPUs = cmp.Or(p.Wants.CPUs, def.CPUs)
 	p.oneCPU()

@@ -75,7 +75,8 @@ type Plan struct {
 	Net             netplan.Rules
 	Commands        bool // list all commands in the receipt
 
-	authority *Authority // decides the document's grants; nil: there is no document
+	guest, place string     // the guest that is asked for, and where; empty: any
+	authority    *Authority // decides the document's grants; nil: there is no document
 }
 
 // Wants are the requests for the machine; zero fields request nothing.
@@ -109,9 +110,10 @@ func Make(a *Authority, image, workdir string) (*Plan, error) {
 	made.Request = req
 	p, err := makePlan(&made, image, workdir)
 	if err != nil {
-		return nil, onlyStrict(a, without, err)
+		return nil, a.placed(onlyStrict(a, without, err))
 	}
 	p.authority, p.NotSeeded = a, without
+	p.guest, p.place = req.Document.Defaults.Guest, req.Document.Defaults.Place
 	return p, nil
 }
 
@@ -245,7 +247,7 @@ func (p *Plan) NotGranted(name, what, flags, key string) error {
 	if p.authority != nil && p.authority.Request.Remote {
 		return notGrantedHere(name, what, []string{key})
 	}
-	return notGranted(name, what, flags, key)
+	return notGranted(name, "document", what, flags, key)
 }
 
 // A Sandbox is a sandbox to plan that runs no document. Zero fields select the defaults.

@@ -29,6 +29,9 @@ func (a *Authority) Valid() error {
 	if err := a.validNames(); err != nil {
 		return err
 	}
+	if err := a.validDefaults(); err != nil {
+		return err
+	}
 	front := a.front()
 	for _, f := range front.Files {
 		if t, err := document.ParseTransfer(f); err != nil {

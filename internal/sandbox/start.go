@@ -118,6 +118,18 @@ func (l *Launcher) Tier(ctx context.Context, choice kernel.Choice, progress func
 	return l.chooser(driver.KernelIn(l.Dir, choice, progress), progress).Tier(ctx)
 }
 
+// Has returns why no driver called name serves needs on this host; nil: one does, or one does if a
+// guest's start proves it. It starts no guest.
+func (l *Launcher) Has(ctx context.Context, choice kernel.Choice, name string,
+	needs driver.Needs) error {
+	choose := l.chooser(driver.KernelIn(l.Dir, choice, nil), func(string) {})
+	d := choose.Decide(ctx, name, needs)
+	if d.Substrate != nil || len(d.Unproven()) > 0 {
+		return nil
+	}
+	return d.Err
+}
+
 // Find finds or creates everything that a sandbox of req starts from, and selects its driver. The
 // first call on a host takes minutes.
 func (l *Launcher) Find(ctx context.Context, req Request) (*Source, error) {

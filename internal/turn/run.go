@@ -70,6 +70,7 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 	if obs == nil {
 		obs = silent{}
 	}
+	req = req.Completed()
 	facts, err := x.host.Facts()
 	if err != nil {
 		return nil, err
@@ -91,6 +92,10 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 	}
 	p, err := plan.Make(a, spec.Name, spec.Workdir)
 	if err != nil {
+		return nil, err
+	}
+	if err := x.available(ctx, p, facts); err != nil {
+		p.Close()
 		return nil, err
 	}
 	if p.NotSeeded != nil {
@@ -133,6 +138,21 @@ func (x *Runner) begin(ctx context.Context, req plan.Request, again *Repeat, don
 		return nil, err
 	}
 	return r, nil
+}
+
+// available returns why this host does not have the substrate or the isolation that a manifest
+// requires; nil: it has. What a document or its caller requires is refused at the start.
+func (x *Runner) available(ctx context.Context, p *plan.Plan, facts plan.Host) error {
+	what := p.RequiredByDefaults()
+	if what == "" {
+		return nil
+	}
+	err := x.host.Launcher.Has(ctx, x.host.Kernel(facts.Config), p.Driver, p.Needs())
+	if err == nil {
+		return nil
+	}
+	return turnstone.NewError("executor.plan", turnstone.KindOf(err), what, err).
+		WithHint(turnstone.HintOf(err))
 }
 
 // close frees the turn's resources except its sandbox.

@@ -22,7 +22,7 @@ type ForSandbox struct {
 	Memory  turnstone.Bytes `help:"Set the memory (default: the template's, or 1GiB)." placeholder:"SIZE"`
 	Disk    turnstone.Bytes `help:"Limit disk writes (default: the template's, or 4GiB)." placeholder:"SIZE"`
 	ForNetwork
-	Substrate string `help:"Select the substrate (default: auto)." enum:"auto,firecracker,qemu,gvisor" default:"auto" placeholder:"NAME" env:"TURN_SUBSTRATE"`
+	Substrate string `help:"Select the substrate (default: auto)." enum:",auto,firecracker,qemu,gvisor" default:"" placeholder:"NAME" env:"TURN_SUBSTRATE"`
 }
 
 // Validate is called by kong.

@@ -125,6 +125,32 @@ func (x *Executor) Frozen(ctx context.Context, name string, receipt []byte, req 
 		}})
 }
 
+// manifestOf adds what the request's defaults say to s, where the receipt's document is silent.
+func manifestOf(doc *document.Document, req executor.Request, s *wire.TurnSettings) error {
+	def := req.Defaults
+	def.Front.Session, def.Front.Branch, def.Front.Image = "", "", "" // the receipt says them
+	doc = doc.With(def, "")
+	if doc.Inherits("network") {
+		return turnstone.Errorf("executor.frozen", turnstone.KindInvalid, "network ("+def.Place+")",
+			"a node does not let its clients grant a network to a receipt").
+			WithHint("--manifest none runs the receipt without the manifest")
+	}
+	front := doc.Front
+	set := func(to *int64, key string, value int64) {
+		if *to == 0 && doc.Inherits(key) {
+			*to = value
+		}
+	}
+	set(&s.Timeout, "timeout", int64(front.Timeout))
+	set(&s.CPUs, "cpus", int64(front.CPUs))
+	set(&s.Memory, "memory", int64(front.Memory))
+	set(&s.Disk, "disk", int64(front.Disk))
+	if s.Guest = def.Guest; doc.Inherits("isolation") {
+		s.Isolation = wire.TurnSettingsIsolation(front.Isolation)
+	}
+	return nil
+}
+
 // pack runs a command with a stream that carries files.
 func pack(ctx context.Context, c *wire.Client, items []tarfiles.Item,
 	command func(wire.StreamID) error) error {
@@ -163,6 +189,9 @@ func frozenSettings(name string, receipt []byte, req executor.Request) (*wire.Tu
 	doc, _, err := document.ReadReceipt(name, receipt)
 	if err != nil {
 		return s, items, nil // the node says what is wrong with it
+	}
+	if err := manifestOf(doc, req, s); err != nil {
+		return nil, nil, err
 	}
 	for _, f := range doc.Front.Files {
 		from, _, _ := strings.Cut(f, ":")

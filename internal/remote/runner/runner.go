@@ -46,6 +46,7 @@ func (r *Runner) Times(ctx context.Context, req executor.Request, n int, obs exe
 
 func (r *Runner) run(ctx context.Context, req executor.Request, times int, obs executor.Observer) (
 	*turnstone.TurnReport, error) {
+	req.Document = req.Document.With(req.Defaults, req.Session)
 	settings, err := turnSettings(&req)
 	if err != nil {
 		return nil, err
@@ -153,6 +154,10 @@ func refuse(flag, why, hint string) error {
 // grants to the document: the session in req, which the ticket names.
 func turnSettings(req *executor.Request) (s wire.TurnSettings, err error) {
 	front := req.Document.Front
+	if d := req.Document.Defaults; req.Substrate == "" && d.Substrate != "" && d.Substrate != "auto" {
+		return s, refuse("substrate: "+d.Substrate+" ("+d.Place+")", "the host selects",
+			"override it with --substrate auto; isolation in the manifest counts on hosts too")
+	}
 	if req.Substrate != "" && req.Substrate != "auto" {
 		return s, refuse("--substrate", "the host selects", "leave out --substrate")
 	}
@@ -181,6 +186,9 @@ func turnSettings(req *executor.Request) (s wire.TurnSettings, err error) {
 		Checkpoint: wire.TurnSettingsCheckpoint(req.Checkpoint),
 		Snapshot:   wire.TurnSettingsSnapshot(req.Snapshot), Deterministic: req.Deterministic,
 		Tier: wire.TurnSettingsTier(req.Tier)}
+	if err := inherited(&s, req); err != nil {
+		return s, err
+	}
 	if req.Seed != nil {
 		s.Seed = strconv.FormatUint(*req.Seed, 10)
 	}
@@ -190,8 +198,57 @@ func turnSettings(req *executor.Request) (s wire.TurnSettings, err error) {
 	return s, nil
 }
 
-// rules returns the rules of the caller beside the document's, as a local run has them: together,
-// and the caller's modes if the caller says whether there is a network.
+// inherited adds what a manifest says where the document and the caller are silent. The node parses
+// the document's source, which does not have it.
+func inherited(s *wire.TurnSettings, req *executor.Request) error {
+	doc := req.Document
+	def, front := doc.Defaults, doc.Front
+	if doc.Inherits("session") && req.Session == "" {
+		return turnstone.Errorf("run", turnstone.KindInvalid, def.Place,
+			"the manifest asks for what only its caller can grant: session: %s", front.Session).
+			WithHint("add --session " + front.Session + "; or --grant session, which grants the " +
+				"manifest's requests unchanged")
+	}
+	if s.Session != "" {
+		if err := def.CheckBranch(cmp.Or(s.Branch, front.Branch, "main")); err != nil {
+			return err
+		}
+	}
+	s.Guest = def.Guest
+	for _, key := range doc.Inherited {
+		switch key {
+		case "image":
+			s.Image = cmp.Or(s.Image, front.Image)
+		case "timeout":
+			s.Timeout = cmp.Or(s.Timeout, int64(front.Timeout))
+		case "cpus":
+			s.CPUs = cmp.Or(s.CPUs, int64(front.CPUs))
+		case "memory":
+			s.Memory = cmp.Or(s.Memory, int64(front.Memory))
+		case "disk":
+			s.Disk = cmp.Or(s.Disk, int64(front.Disk))
+		case "isolation":
+			s.Isolation = wire.TurnSettingsIsolation(front.Isolation)
+		case "deterministic":
+			if s.Deterministic == nil {
+				s.Deterministic = &front.Deterministic
+			}
+		case "network":
+			if s.Network == nil {
+				s.Network = front.Network
+			}
+			if s.Rules == nil && front.NetworkRules != nil {
+				s.Rules = rules(front.NetworkRules, &executor.Request{
+					NetworkRules: &document.NetworkRules{}, Network: req.Network})
+			}
+		}
+	}
+	return nil
+}
+
+// rules returns the rules of the caller with the document's, as a local run has them: what the caller
+// allows replaces what the document allows, and what both deny is denied. The caller's modes count
+// if the caller says whether there is a network.
 func rules(doc *document.NetworkRules, req *executor.Request) *wire.TurnNetworkRules {
 	if req.NetworkRules == nil {
 		return nil
@@ -203,7 +260,9 @@ func rules(doc *document.NetworkRules, req *executor.Request) *wire.TurnNetworkR
 	if req.Network != nil || doc == nil {
 		both.Record, both.Replay, both.ReplayOf = own.Record, own.Replay, own.ReplayOf
 	}
-	both.Allow = append(slices.Clone(both.Allow), own.Allow...)
+	if own.HasAllow || len(own.Allow) > 0 {
+		both.Allow = own.Allow
+	}
 	both.Deny = append(slices.Clone(both.Deny), own.Deny...)
 	w := &wire.TurnNetworkRules{Allow: both.Allow, Deny: both.Deny, Record: both.Record,
 		Replay: both.Replay, ReplayOf: both.ReplayOf, Intercept: both.Intercept || own.Intercept,

@@ -36,6 +36,15 @@ var provided = []Provision{
 	{`/usr/local/bin/npm`, []string{"npm"}},
 	{`/usr/local/bin/npx`, []string{"npx"}},
 	{`"@anthropic-ai/claude-code@`, []string{"claude"}},
+	{`"build-essential"`, []string{"g++", "gcc", "make"}},
+	{`"cargo-web"`, []string{"cargo"}},
+	{`"fd-find"`, []string{"fdfind"}},
+	{`/usr/local/bin/fd"`, []string{"fd"}},
+	{`"git"`, []string{"git"}},
+	{`"openssh-client"`, []string{"scp", "sftp", "ssh"}},
+	{`"ripgrep"`, []string{"rg"}},
+	{`"rustc-web"`, []string{"rustc"}},
+	{`"uv==`, []string{"uv", "uvx"}},
 }
 
 // withProgram returns the smallest built-in image that has the program, by its name, or "".

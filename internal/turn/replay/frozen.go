@@ -73,7 +73,11 @@ func (f *FrozenRequest) start(ctx context.Context, cs *repo.ContextStore, doc *d
 	front.Session, front.Branch, front.Home = "", "", ""
 	front.Lifetime, front.Snapshot, front.Checkpoint = "", "", ""
 	front.Image = cmp.Or(info.Image, front.Image)
-	f.Request.Document = doc
+	// The receipt names the session and the image, and the manifest's are of other turns.
+	def := f.Request.Defaults
+	def.Front.Session, def.Front.Branch, def.Branches = "", "", nil
+	doc = doc.With(def, "")
+	f.Request.Document, f.Request.Defaults, front = doc, def, &doc.Front
 	f.pin(info.Determinism)
 	for _, name := range info.Secrets {
 		if !slices.ContainsFunc(f.Request.Secrets,

@@ -67,6 +67,10 @@ func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req execut
 	if s.Snapshot != "" {
 		front.Snapshot = document.Snapshot(s.Snapshot)
 	}
+	if s.Isolation != "" {
+		front.Isolation = document.Isolation(s.Isolation)
+	}
+	asked.Defaults.Guest = s.Guest
 	front.Files = nil                    // they are among the transfers
 	front.Session, front.Branch = "", "" // named by the ticket and the caller, or not at all
 	if err := bound(front, t, s); err != nil {

@@ -468,7 +468,7 @@ func TestRequest(t *testing.T) {
 		Branch: "b", Lifetime: "session", Home: "h", Snapshot: "vm", Deterministic: &no,
 		Tier: "seeded", Seed: "18446744073709551615", Clock: "2026-01-01T00:00:00Z", Times: 2,
 		Add: []wire.TurnTransfer{{Name: "0", Dest: "a"}}, FilesSent: true, Checkpoint: "step",
-		Resume: "t_06h0roc6jvt83o48kg"}
+		Resume: "t_06h0roc6jvt83o48kg", Isolation: "microvm", Guest: "bookworm-amd64"}
 	for i := range reflect.TypeOf(*s).NumField() {
 		if reflect.ValueOf(*s).Field(i).IsZero() {
 			t.Errorf("%s is not in this test", reflect.TypeOf(*s).Field(i).Name)
