@@ -56,6 +56,21 @@ type Config struct {
 	Issuers   []Issuer  `toml:"issuers"`
 	Telemetry Telemetry `toml:"telemetry"`
 	Pools     []Pool    `toml:"pools"`
+	E2B       E2B       `toml:"e2b"`
+}
+
+// The values of settings that are on or off.
+const (
+	On  = "on"
+	Off = "off"
+)
+
+// E2B is the door for E2B's clients, which ends at the node.
+type E2B struct {
+	Listen string `toml:"listen" default:"off" kind:"address"`
+	// Domain is the domain below which PORT-ID is a port of a sandbox.
+	Domain   string `toml:"domain" kind:"domain"`
+	Sessions string `toml:"sessions" default:"on" oneof:"on,off"`
 }
 
 // Listen says where callers connect.
