@@ -75,6 +75,7 @@ type Door struct {
 	daemon    *envd.Service
 	daemonAPI http.Handler
 	places    *places
+	starting  starts
 
 	ctx  context.Context // of requests to sandboxes
 	stop context.CancelFunc

@@ -34,6 +34,9 @@ func toConnect(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return connect.NewError(connect.CodeDeadlineExceeded, errors.New("the time of the call is up"))
 	}
+	if errors.Is(err, context.Canceled) {
+		return connect.NewError(connect.CodeCanceled, errors.New("the call was cancelled"))
+	}
 	kind := turnstone.KindOf(err)
 	code, known := codes[kind]
 	if !known {
