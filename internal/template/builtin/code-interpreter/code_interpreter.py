@@ -253,6 +253,7 @@ class Health(tornado.web.RequestHandler):
 
 
 async def main():
+    os.makedirs(DIRECTORY, exist_ok=True)
     contexts = {"contexts": Contexts()}
     app = tornado.web.Application([
         ("/health", Health),
