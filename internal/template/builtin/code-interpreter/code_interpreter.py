@@ -205,6 +205,7 @@ class Execute(Handler):
         loop = asyncio.get_running_loop()
         self.left = lambda: loop.create_task(context.manager.interrupt_kernel())
         self.set_header("Content-Type", "application/x-ndjson")
+        await self.flush()  # a client's time begins with the head of the answer
         try:
             async for line in context.execute(code, {str(k): str(v) for k, v in env.items()}):
                 if not self.request.connection.stream.closed():
