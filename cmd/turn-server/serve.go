@@ -111,6 +111,7 @@ func (c *serveCmd) settings(dir string) (*config.Config, error) {
 	for _, f := range []struct{ flag, variable, value string }{
 		{"--role", config.Prefix + "ROLES", strings.Join(c.Role, ",")},
 		{"--listen", config.Prefix + "LISTEN_ADDRESS", c.Listen},
+		{"--e2b", config.Prefix + "E2B_LISTEN", c.E2B},
 	} {
 		if f.value != "" {
 			environ = append(environ, f.variable+"="+f.value) // the last one counts

@@ -46,6 +46,7 @@ type Server struct {
 	controller *controllerRole // nil: another process has it
 	node       *member.Member  // the same
 	gateway    *gatewayRole    // nil: neither callers nor the operator connect to this process
+	e2b        *e2bDoor        // nil: E2B's clients are not answered
 
 	door *door // nil: there is none
 
@@ -89,7 +90,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	for _, open := range []func(context.Context) error{
-		s.openController, s.openNode, s.openGateway, s.listen, s.openDoor} {
+		s.openController, s.openNode, s.openGateway, s.listen, s.openDoor, s.openE2B} {
 		if err := open(ctx); err != nil {
 			return err
 		}
@@ -158,6 +159,10 @@ func (s *Server) Serve(ctx, now context.Context) error {
 			defer answering.Done()
 			return s.gateway.Serve(callers, l.Listener, l.options)
 		})
+	}
+	if d := s.e2b; d != nil {
+		run(func() error { return d.Serve(callers, d.listener, d.tls, d.limits) })
+		s.log.Info("serving E2B's clients, in the clear to the node", "address", d.listener.Addr().String())
 	}
 	s.background(all, run)
 	endDoor := s.serveDoor(callers, now, run)

@@ -14,6 +14,7 @@ type Flags struct {
 	Role        []string `help:"Take these roles: gateway, controller, node." placeholder:"ROLE"`
 	Listen      string   `help:"Listen for callers at this address." placeholder:"HOST:PORT"`
 	Local       bool     `help:"Serve this user alone, while it is in use."`
+	E2B         string   `name:"e2b" help:"Listen for E2B's clients at this address." placeholder:"HOST:PORT"`
 	Config      string   `help:"Read the settings from this file." type:"path" placeholder:"FILE"`
 	CheckConfig bool     `help:"Print the effective settings, and end."`
 }
@@ -32,7 +33,7 @@ func (*Cmd) Examples() []string {
 func (f *Flags) args() []string {
 	args := []string{"serve"}
 	for _, one := range []struct{ name, value string }{{"role", strings.Join(f.Role, ",")},
-		{"listen", f.Listen}, {"config", f.Config}} {
+		{"listen", f.Listen}, {"e2b", f.E2B}, {"config", f.Config}} {
 		if one.value != "" {
 			args = append(args, "--"+one.name+"="+one.value)
 		}

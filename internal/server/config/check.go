@@ -55,6 +55,11 @@ func (s setting) checkText(text string) error {
 		if !nodeName(text) {
 			return errors.New("is not 1 to 64 letters, digits, dots, underscores and hyphens")
 		}
+	case "domain":
+		if strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" ||
+			strings.Trim(text, ".") != text || len(text) > 200 {
+			return errors.New("is no domain in lower-case letters, such as sandboxes.example.org")
+		}
 	case "host":
 		if _, err := netip.ParseAddr(text); err != nil {
 			return fmt.Errorf("%.60q is not an IP address, such as 127.0.0.1", text)
@@ -125,6 +130,9 @@ func (l *loader) complete(c *Config) {
 	if c.Listen.Address == none {
 		c.Listen.Address = ""
 	}
+	if c.E2B.Listen == none {
+		c.E2B.Listen = ""
+	}
 	if c.Telemetry.Listen == none {
 		c.Telemetry.Listen = ""
 	}
@@ -161,6 +169,7 @@ func (l *loader) check(c *Config) {
 		l.problem("listen.address", errors.New("is off, and so is listen.socket"),
 			"set one of them, or leave the role gateway out")
 	}
+	l.checkE2B(c)
 	if c.Limits.Burst < c.Limits.Rate {
 		l.problem(l.isSet("limits.burst", "limits.rate"),
 			fmt.Errorf("burst is %d, less than rate, which is %d", c.Limits.Burst, c.Limits.Rate), "")
@@ -191,6 +200,23 @@ func (l *loader) checkMCP(c *Config) {
 	case !Loopback(a) && c.TLS.Certificate == "" && len(c.Listen.Proxies) == 0:
 		l.problem("mcp.listen", errors.New("is reached from other machines, without TLS"),
 			"set tls.certificate and tls.key, or listen.proxies if a proxy in front ends TLS")
+	}
+}
+
+// checkE2B reports a door that cannot work.
+func (l *loader) checkE2B(c *Config) {
+	a := c.E2B.Listen
+	switch {
+	case a == "":
+	case !c.Has(Node) || !c.Has(Controller) || !c.Has(Gateway):
+		l.problem("e2b.listen", errors.New("is set, and this process is not gateway, controller and node"),
+			"give one process all roles: E2B's clients speak in the clear to the node")
+	case !Loopback(a) && c.TLS.Certificate == "" && len(c.Listen.Proxies) == 0:
+		l.problem("e2b.listen", errors.New("is reached from other machines, without TLS"),
+			"set tls.certificate and tls.key, or listen.proxies if a proxy in front ends TLS")
+	case c.Listen.Address == "" && c.TLS.Certificate != "":
+		l.problem("e2b.listen", errors.New("is set with tls.certificate, and listen.address is off"),
+			"set listen.address, which has the same certificate")
 	}
 }
 

@@ -57,6 +57,21 @@ type Config struct {
 	Telemetry Telemetry `toml:"telemetry"`
 	MCP       MCP       `toml:"mcp"`
 	Pools     []Pool    `toml:"pools"`
+	E2B       E2B       `toml:"e2b"`
+}
+
+// The values of settings that are on or off.
+const (
+	On  = "on"
+	Off = "off"
+)
+
+// E2B is the door for E2B's clients, which ends at the node.
+type E2B struct {
+	Listen string `toml:"listen" default:"off" kind:"address"`
+	// Domain is the domain below which PORT-ID is a port of a sandbox.
+	Domain   string `toml:"domain" kind:"domain"`
+	Sessions string `toml:"sessions" default:"on" oneof:"on,off"`
 }
 
 // MCP is the endpoint for clients of the Model Context Protocol, whose contents this process sees.

@@ -172,6 +172,17 @@ func (p *patient) done() { _ = p.ctl.SetWriteDeadline(time.Time{}) }
 // deadlines of its own.
 func (p *patient) last() { p.begin() }
 
+// Begin admits a call of a caller that another listener of this process has authenticated: within the
+// rate of its token. The context ends when the token ends; the function ends the call.
+func (g *Gateway) Begin(ctx context.Context, p auth.Principal) (context.Context, func(), error) {
+	if p.Issuer != "" {
+		if wait := g.tokens.take(keyOf(p)); wait > 0 {
+			return nil, nil, tooOften("the token", wait)
+		}
+	}
+	return g.calls.begin(ctx, p, false)
+}
+
 // guarded passes requests with a valid token on, and the operator's.
 func (g *Gateway) guarded(resumable func(*http.Request) bool, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

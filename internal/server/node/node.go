@@ -139,6 +139,9 @@ func (n *Node) begin() bool {
 // Name returns the node's name.
 func (n *Node) Name() string { return n.o.Name }
 
+// ChannelKey returns the key to which clients of this process prove theirs.
+func (n *Node) ChannelKey() channel.PublicKey { return n.pair.Public }
+
 // Paths returns what hides the node's paths; nil: nothing.
 func (n *Node) Paths() *hostpath.Hider { return n.o.Paths }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // builtInOrder lists the built-in images, each after its base and before larger images.
-var builtInOrder = []string{"base", "python", "nodejs", "claude-code"}
+var builtInOrder = []string{"base", "python", "nodejs", "claude-code", "code-interpreter"}
 
 // A Provision lists the programs that a name in a built-in spec provides.
 type Provision struct {
@@ -32,6 +32,9 @@ var provided = []Provision{
 	{`"python3"`, []string{"python3"}},
 	{`"python3-pip"`, []string{"pip", "pip3"}},
 	{`"python3-venv"`, nil},
+	{`"python3-ipykernel"`, nil},
+	{`"python3-jupyter-client"`, nil},
+	{`"python3-tornado"`, nil},
 	{`package/bin/node`, []string{"node"}},
 	{`/usr/local/bin/npm`, []string{"npm"}},
 	{`/usr/local/bin/npx`, []string{"npx"}},

@@ -232,6 +232,9 @@ func (m *Member) Plain(allow string) http.Handler {
 	return m.plain.Handler()
 }
 
+// Near returns the node and its tenants, for doors in this process.
+func (m *Member) Near() (*node.Node, *tenants.Set) { return m.node, m.tenants }
+
 // report logs a fault whose text no caller gets.
 func (m *Member) report(ctx context.Context, procedure string, err error) {
 	m.o.Log.ErrorContext(ctx, "a call failed", "procedure", procedure, "error", err)

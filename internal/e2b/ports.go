@@ -1,0 +1,63 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"time"
+
+	"turnstone.dev/turnstone/internal/e2b/envd"
+)
+
+// servePort passes a request on to a port of a sandbox.
+func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port uint16) {
+	t := &http.Transport{DisableCompression: true, DisableKeepAlives: true,
+		MaxResponseHeaderBytes: 64 << 10,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			c, err := f.Dial(ctx, port)
+			if err != nil {
+				return nil, err
+			}
+			return &portConn{ReadWriteCloser: c}, nil
+		}}
+	defer t.CloseIdleConnections()
+	proxy := &httputil.ReverseProxy{
+		Transport: t,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = "http", "sandbox"
+			p.Out.Host = p.In.Host
+			for _, name := range []string{daemonHeader, trafficHeader, idHeader, portHeader, apiHeader} {
+				p.Out.Header.Del(name) // the guest is not trusted with them
+			}
+		},
+		FlushInterval: -1,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if errors.Is(err, context.Canceled) {
+				return
+			}
+			envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: "+
+				strconv.Itoa(int(port)))
+		},
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	proxy.ServeHTTP(w, r)
+}
+
+// A portConn is a connection to a port as a net.Conn. Its deadlines are those of its request.
+type portConn struct{ io.ReadWriteCloser }
+
+type portAddr struct{}
+
+func (portAddr) Network() string { return "sandbox" }
+func (portAddr) String() string  { return "sandbox" }
+
+func (*portConn) LocalAddr() net.Addr              { return portAddr{} }
+func (*portConn) RemoteAddr() net.Addr             { return portAddr{} }
+func (*portConn) SetDeadline(time.Time) error      { return nil }
+func (*portConn) SetReadDeadline(time.Time) error  { return nil }
+func (*portConn) SetWriteDeadline(time.Time) error { return nil }

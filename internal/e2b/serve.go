@@ -1,0 +1,153 @@
+package e2b
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+)
+
+// Limits bound the callers of the door.
+type Limits struct {
+	Connections int           // at one time
+	Handshake   time.Duration // of TLS, and of the head of a request
+	Idle        time.Duration // how long a connection may be silent between requests
+	// Stall is how long a caller may send nothing of a body, or read nothing of an answer.
+	Stall time.Duration
+	End   time.Duration // how long requests to the API may run after the end of Serve
+}
+
+// Bounds of HTTP. A head has room for the largest token.
+const (
+	maxHead      = 48 << 10
+	maxStreams   = 250 // of a connection of HTTP/2 at one time
+	streamBuffer = 64 << 10
+)
+
+// Serve answers callers of l until ctx ends, and closes l. Requests to sandboxes end at once then.
+// The error is of kind Unavailable if the listener fails.
+func (d *Door) Serve(ctx context.Context, l net.Listener, config *tls.Config, limits Limits) error {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(config == nil)
+	if config != nil {
+		config = config.Clone()
+		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+	}
+	s := &http.Server{Handler: patience(d, limits.Stall), TLSConfig: config, Protocols: &protocols,
+		MaxHeaderBytes: maxHead, ReadHeaderTimeout: limits.Handshake, IdleTimeout: limits.Idle,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams, SendPingTimeout: limits.Idle / 2,
+			MaxReceiveBufferPerConnection: 4 * streamBuffer, MaxReceiveBufferPerStream: streamBuffer,
+			WriteByteTimeout: limits.Stall},
+		ErrorLog: log.New(io.Discard, "", 0)} // all of it is about callers
+	bounded := &listener{Listener: l, places: make(chan struct{}, limits.Connections)}
+	failed := make(chan error, 1)
+	go func() {
+		if config != nil {
+			failed <- s.ServeTLS(bounded, "", "")
+		} else {
+			failed <- s.Serve(bounded)
+		}
+	}()
+	select {
+	case err := <-failed:
+		_ = s.Close()
+		if errors.Is(err, http.ErrServerClosed) {
+			return nil
+		}
+		return turnstone.NewError("e2b.serve", turnstone.KindUnavailable, l.Addr().String(), err)
+	case <-ctx.Done():
+	}
+	d.stop()
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), limits.End)
+	defer cancel()
+	_ = s.Shutdown(end) // the error is that of end
+	_ = s.Close()
+	<-failed
+	return nil
+}
+
+// A listener bounds the connections at one time. Others wait in the queue of the system.
+type listener struct {
+	net.Listener
+	places chan struct{}
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	l.places <- struct{}{}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		<-l.places
+		return nil, err
+	}
+	return &conn{Conn: c, free: sync.OnceFunc(func() { <-l.places })}, nil
+}
+
+type conn struct {
+	net.Conn
+	free func()
+}
+
+func (c *conn) Close() error {
+	defer c.free()
+	return c.Conn.Close()
+}
+
+// patience bounds how long a caller may send nothing of a body, and read nothing of an answer.
+func patience(next http.Handler, stall time.Duration) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := &patient{w, http.NewResponseController(w), stall}
+		_ = p.ctl.SetReadDeadline(time.Time{})
+		_ = p.ctl.SetWriteDeadline(time.Time{})
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = &awaited{r.Body, p.ctl, stall}
+		}
+		next.ServeHTTP(p, r)
+		_ = p.ctl.SetWriteDeadline(time.Now().Add(stall)) // for what net/http writes after this
+	})
+}
+
+// patient is a http.ResponseWriter with a deadline for each write.
+type patient struct {
+	http.ResponseWriter
+	ctl   *http.ResponseController
+	stall time.Duration
+}
+
+// Unwrap is for http.ResponseController.
+func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+func (p *patient) Write(b []byte) (int, error) {
+	_ = p.ctl.SetWriteDeadline(time.Now().Add(p.stall))
+	defer func() { _ = p.ctl.SetWriteDeadline(time.Time{}) }()
+	return p.ResponseWriter.Write(b)
+}
+
+// Flush implements http.Flusher, which package connect asks for.
+func (p *patient) Flush() {
+	_ = p.ctl.SetWriteDeadline(time.Now().Add(p.stall))
+	defer func() { _ = p.ctl.SetWriteDeadline(time.Time{}) }()
+	_ = p.ctl.Flush() // a caller that is gone is noticed by its context
+}
+
+// awaited is a body with a deadline for each read.
+type awaited struct {
+	io.ReadCloser
+	ctl   *http.ResponseController
+	stall time.Duration
+}
+
+func (a *awaited) Read(b []byte) (int, error) {
+	_ = a.ctl.SetReadDeadline(time.Now().Add(a.stall))
+	defer func() { _ = a.ctl.SetReadDeadline(time.Time{}) }()
+	return a.ReadCloser.Read(b)
+}
