@@ -82,15 +82,17 @@ export TEST_KERNEL
 
 # The scripts that start machines, and the corpus of deterministic programs, run without the race
 # detector, because it makes each of their many processes slow; the other tests of the packages run
-# with it. The soak runs for ten minutes more, with faults. The suites in other languages follow. After a failed part the other parts still run.
+# with it. The soak runs for ten minutes more, with faults, and the suites in other
+# languages beside it. After a failed part the other parts still run.
 .PHONY: test
 test: setup-tests build check proto-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
-	TURN_SOAK_FOR=10m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn || failed=1; \
-	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
+	TURN_SOAK_FOR=10m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	scripts/test-suites || failed=1; \
+	wait $$soak || failed=1; \
+	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
 	scripts/test-kvm || failed=1; \
 	scripts/test-as-user || failed=1; \
 	exit $$failed
