@@ -167,14 +167,13 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	case err = <-failed:
 	case <-s.unused(all, run):
 		s.log.Info("ending; nobody used the server", "for", s.c.Limits.Unused)
-		stopCallers()
-		s.drain(now, &answering)
 	case <-ctx.Done():
 		s.log.Info("ending; running turns may finish", "within", s.c.Limits.End)
-		stopCallers()
-		s.drain(now, &answering)
 	}
 	stopCallers()
+	if err == nil {
+		s.drain(now, &answering)
+	}
 	if s.gateway != nil {
 		err = errors.Join(err, s.gateway.Close())
 	}
