@@ -156,11 +156,7 @@ func (s *Server) Serve(ctx, now context.Context) error {
 		})
 	}
 	s.background(all, run)
-	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
-		"listeners", s.Addresses())
-	if at := s.telemetry.Address(); at != "" {
-		s.log.Info("serving metrics", "address", at)
-	}
+	s.announce()
 
 	var err error
 	select {
@@ -182,6 +178,15 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	wg.Wait()
 	s.log.Info("ended")
 	return err
+}
+
+// announce logs where the server listens.
+func (s *Server) announce() {
+	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
+		"listeners", s.Addresses())
+	if at := s.telemetry.Address(); at != "" {
+		s.log.Info("serving metrics", "address", at)
+	}
 }
 
 // background runs what is neither a listener nor a call.
