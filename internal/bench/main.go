@@ -85,7 +85,8 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"shell", true, b.shell}, {"forks", true, b.forks},
 		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
 		{"keys", true, b.keys},
-		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"turns", true, b.turns}, {"pool", true, b.pool},
+		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"sdk", true, b.sdk},
+		{"turns", true, b.turns}, {"pool", true, b.pool},
 		{"determinism", true, b.corpus}} {
 		if b.only == "" && part.name == "determinism" {
 			continue // it takes hours

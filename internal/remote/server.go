@@ -55,7 +55,7 @@ type ServerOptions struct {
 	// Start starts the server of an own socket at which nobody listens, and returns when it answers;
 	// nil: nobody does.
 	Start func(ctx context.Context) error
-	Key channel.KeyPair // of this client
+	Key   channel.KeyPair // of this client
 	// Seal returns the key that seals this client's sessions, of 32 bytes, which the caller erases;
 	// nil: there is none. It is sent to nodes only, in channels that end there.
 	Seal func() ([]byte, error)

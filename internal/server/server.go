@@ -166,26 +166,23 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	}
 	s.background(all, run)
 	endDoor := s.serveDoor(callers, now, run)
-	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
-		"listeners", s.Addresses())
-	if at := s.telemetry.Address(); at != "" {
-		s.log.Info("serving metrics", "address", at)
-	}
+	s.announce()
 
 	var err error
 	select {
 	case err = <-failed:
 	case <-s.unused(all, run):
 		s.log.Info("ending; nobody used the server", "for", s.c.Limits.Unused)
-		stopCallers()
-		s.drain(now, &answering)
 	case <-ctx.Done():
 		s.log.Info("ending; running turns may finish", "within", s.c.Limits.End)
+	}
+	if err == nil {
 		endDoor()
-		stopCallers()
-		s.drain(now, &answering)
 	}
 	stopCallers()
+	if err == nil {
+		s.drain(now, &answering)
+	}
 	if s.gateway != nil {
 		err = errors.Join(err, s.gateway.Close())
 	}
@@ -194,6 +191,15 @@ func (s *Server) Serve(ctx, now context.Context) error {
 	wg.Wait()
 	s.log.Info("ended")
 	return err
+}
+
+// announce logs where the server listens.
+func (s *Server) announce() {
+	s.log.Info("serving", "version", turnstone.Version, "roles", s.c.Roles,
+		"listeners", s.Addresses())
+	if at := s.telemetry.Address(); at != "" {
+		s.log.Info("serving metrics", "address", at)
+	}
 }
 
 // background runs what is neither a listener nor a call.
