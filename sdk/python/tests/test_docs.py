@@ -112,6 +112,6 @@ def servers(home: Path) -> list[int]:
             env = (proc / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[0].endswith(b"turn-server") and f"TURN_HOME={home}".encode() in env and b"serve" in words:
+        if f"TURN_HOME={home}".encode() in env and b"serve" in words:
             found.append(int(proc.name))
     return sorted(found)
