@@ -67,7 +67,7 @@ class AsyncTurnstone:
         self._node_lock = Lock()
         self._open: dict[str, AsyncSandbox] = {}
         self._closed = False
-        self._at_exit = at_exit(self._close_quietly)
+        self._at_exit = at_exit(self._end_at_exit)
 
     # the server
 
@@ -418,9 +418,11 @@ class AsyncTurnstone:
         if failed is not None and not isinstance(failed, DeadError):
             raise failed
 
-    def _close_quietly(self) -> Any:
-        with contextlib.suppress(Exception):
-            return self.close()
+    async def _end_at_exit(self) -> None:
+        """End the sandboxes when the program ends. No thread can be started any more then."""
+        for s in list(self._open.values()):
+            with contextlib.suppress(Exception):
+                await s.end_quietly()
 
     async def __aenter__(self) -> AsyncTurnstone:
         return self

@@ -221,8 +221,9 @@ class AsyncProcess:
             return Chunk(_NAMES[n], data)
         for r in self._outs:
             if r.error is not None and not r.ended:
-                raise r.error if isinstance(r.error, DeadError) else DeadError(
-                    "sandbox.exec", self._sandbox.id, r.error.cause)  # fmt: skip
+                if r.error.kind != "canceled":  # a manipulation stays one
+                    raise r.error
+                raise DeadError("sandbox.exec", self._sandbox.id, r.error.cause)
         await self._end(wire)
         return None
 

@@ -68,7 +68,7 @@ class Turnstone:
         self._node_lock = Lock()
         self._open: dict[str, Sandbox] = {}
         self._closed = False
-        self._at_exit = at_exit(self._close_quietly)
+        self._at_exit = at_exit(self._end_at_exit)
 
     # the server
 
@@ -419,9 +419,11 @@ class Turnstone:
         if failed is not None and not isinstance(failed, DeadError):
             raise failed
 
-    def _close_quietly(self) -> Any:
-        with contextlib.suppress(Exception):
-            return self.close()
+    def _end_at_exit(self) -> None:
+        """End the sandboxes when the program ends. No thread can be started any more then."""
+        for s in list(self._open.values()):
+            with contextlib.suppress(Exception):
+                s.end_quietly()
 
     def __enter__(self) -> Turnstone:
         return self

@@ -425,6 +425,11 @@ class Sandbox:
             if self.closed:
                 self._client.release(self)
 
+    def end_quietly(self) -> None:
+        """End the sandbox by one control call, which keeps its turn, too."""
+        self.closed = True
+        self._control("DeleteSandbox", timeout=120.0)
+
     def detach(self) -> Sandbox:
         """Let the sandbox outlive its client: it ends at its time."""
         self._client.release(self)
