@@ -45,12 +45,12 @@ type commandLine struct {
 	Template templateCmd    `cmd:"" group:"Manage sandboxes" help:"List, build, show and remove templates."`
 	Home     homeCmd        `cmd:"" group:"Manage sandboxes" help:"List and remove persistent home directories."`
 
-	Host  hostcmd.HostCmd  `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
-	Token hostcmd.TokenCmd `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
-	Audit hostcmd.AuditCmd `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
-	Usage hostcmd.UsageCmd `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`
-	MCP   hostcmd.MCPCmd   `cmd:"" name:"mcp" group:"Use servers" help:"Serve tools for an agent over standard streams."`
-	Serve hostcmd.ServeCmd `cmd:"" group:"Use servers" help:"Answer clients over the network."`
+	Host  hostcmd.HostCmd   `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
+	Token hostcmd.TokenCmd  `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
+	Audit hostcmd.AuditCmd  `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
+	Usage hostcmd.UsageCmd  `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`
+	MCP   sandboxcmd.MCPCmd `cmd:"" name:"mcp" group:"Use servers" help:"Serve tools for an agent over standard streams."`
+	Serve hostcmd.ServeCmd  `cmd:"" group:"Use servers" help:"Answer clients over the network."`
 
 	Domain domaincmd.Cmd     `cmd:"" group:"Maintain the host" help:"Manage the keys that seal sessions at rest."`
 	Top    sandboxcmd.TopCmd `cmd:"" group:"Maintain the host" help:"Show running turns and sandboxes."`

@@ -165,6 +165,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"relay":    relayTo,
 	"states":   states,
 	"mcp":      mcpCalls,
+	"model":    model,
 }
 
 // builtin are testscript's own commands, which it runs in place of those of the same name.
