@@ -34,7 +34,10 @@ export class Turnstone extends TurnstoneClient {
     const base = new URL(o.host);
     const local = /^(localhost|127\.0\.0\.1|\[::1\])$/.test(base.hostname);
     if (base.protocol !== "https:" && !(base.protocol === "http:" && local)) {
-      throw fail("invalid", "would carry the token unencrypted", { op: "host.address", subject: o.host });
+      throw fail("invalid", "would carry the token unencrypted", {
+        op: "host.address",
+        subject: o.host,
+      });
     }
     const address = base.href.replace(/\/+$/, "");
     const key = o.key ? KeyPair.fromPrivate(o.key) : KeyPair.generate();
@@ -49,7 +52,8 @@ export class Turnstone extends TurnstoneClient {
             createConnectTransport({
               baseUrl: address,
               interceptors,
-              fetch: (input, init) => fetch(input, { ...init, redirect: "error", credentials: "omit" }),
+              fetch: (input, init) =>
+                fetch(input, { ...init, redirect: "error", credentials: "omit" }),
             }),
           token: async () => o.token,
           greet: async () => undefined,
@@ -57,7 +61,8 @@ export class Turnstone extends TurnstoneClient {
           pins,
         }),
         close: () => undefined,
-        trust: async () => (o.pins ?? []).filter((p) => p.startsWith("ssh-")).map((p) => `node=${p}`),
+        trust: async () =>
+          (o.pins ?? []).filter((p) => p.startsWith("ssh-")).map((p) => `node=${p}`),
       },
       o,
     );
@@ -71,7 +76,10 @@ export function dial(url: string, token: string, signal?: AbortSignal): Promise<
       reject(aborted(signal, "websocket.dial"));
       return;
     }
-    const socket = new WebSocket(url.replace(/^http/, "ws"), [protocol, ...(token ? [tokenPrefix + token] : [])]);
+    const socket = new WebSocket(url.replace(/^http/, "ws"), [
+      protocol,
+      ...(token ? [tokenPrefix + token] : []),
+    ]);
     socket.binaryType = "arraybuffer";
     const stop = (): void => {
       socket.close();

@@ -4,7 +4,14 @@ import { options, Server, type Platform } from "./control/server.js";
 import { fail } from "./errors.js";
 import type { CallOptions, LocalFiles } from "./files.js";
 import { runDocument, type RunOptions } from "./run.js";
-import { infoOf, requestOf, Sandbox, type SandboxHost, type SandboxInfo, type SandboxOptions } from "./sandbox.js";
+import {
+  infoOf,
+  requestOf,
+  Sandbox,
+  type SandboxHost,
+  type SandboxInfo,
+  type SandboxOptions,
+} from "./sandbox.js";
 import { Session } from "./session.js";
 import type { Receipt } from "./receipt.js";
 
@@ -101,7 +108,10 @@ export class TurnstoneClient implements AsyncDisposable {
 
   /** Returns a sandbox that was made before, by its ID or its name. */
   async connect(idOrName: string, o: CallOptions = {}): Promise<Sandbox> {
-    const all = await this.sandboxes({ ...o, ...(idOrName.startsWith("sb_") ? { id: idOrName } : { name: idOrName }) });
+    const all = await this.sandboxes({
+      ...o,
+      ...(idOrName.startsWith("sb_") ? { id: idOrName } : { name: idOrName }),
+    });
     const one = all.find((s) => s.state !== "stopped" && s.state !== "failed") ?? all[0];
     if (!one) {
       throw fail("not_found", "no such sandbox", {
@@ -114,12 +124,21 @@ export class TurnstoneClient implements AsyncDisposable {
   }
 
   /** Lists sandboxes, the newest first. */
-  async sandboxes(o: CallOptions & { id?: string; name?: string; metadata?: Record<string, string> } = {}): Promise<SandboxInfo[]> {
+  async sandboxes(
+    o: CallOptions & { id?: string; name?: string; metadata?: Record<string, string> } = {},
+  ): Promise<SandboxInfo[]> {
     const server = await this.server();
-    const filter = { ...(o.name ? { name: o.name } : {}), metadata: o.metadata ?? {}, ...(o.id ? { sandboxIds: [o.id] } : {}) };
+    const filter = {
+      ...(o.name ? { name: o.name } : {}),
+      metadata: o.metadata ?? {},
+      ...(o.id ? { sandboxIds: [o.id] } : {}),
+    };
     const all: SandboxInfo[] = [];
     for (let token = ""; ; ) {
-      const a = await server.sandboxes.listSandboxes({ page: { size: 100, token }, filter }, options(o.signal));
+      const a = await server.sandboxes.listSandboxes(
+        { page: { size: 100, token }, filter },
+        options(o.signal),
+      );
       all.push(...a.sandboxes.filter((s) => !s.removed).map(infoOf));
       token = a.nextPageToken;
       if (!token || all.length >= 10_000) return all;
@@ -133,14 +152,24 @@ export class TurnstoneClient implements AsyncDisposable {
     const placed = (node: string): void => {
       if (session && node) this.#nodes.set(session, node);
     };
-    const branch = session && this.branch && session === this.contextId ? { branch: this.branch } : {};
+    const branch =
+      session && this.branch && session === this.contextId ? { branch: this.branch } : {};
     return runDocument(server, markdown, session, { ...branch, ...o }, placed);
   }
 
   /** Returns a session: by default that of this client. */
   session(name = this.contextId): Session {
     let s = this.#sessions.get(name);
-    if (!s) this.#sessions.set(name, (s = new Session(() => this.server(), name, (n) => this.#nodes.get(n), () => this.#where.trust())));
+    if (!s)
+      this.#sessions.set(
+        name,
+        (s = new Session(
+          () => this.server(),
+          name,
+          (n) => this.#nodes.get(n),
+          () => this.#where.trust(),
+        )),
+      );
     return s;
   }
 

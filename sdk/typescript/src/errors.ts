@@ -131,7 +131,8 @@ export function faultError(fault: Fault, text: string, parts: ErrorParts = {}): 
   if (fault === "expired") {
     hint = "request a new attestation, and compare the clocks of this machine and the node";
   } else if (fault === "untrusted") {
-    hint = "compare the node's key with the server's operator; turn host add --pin FINGERPRINT trusts it";
+    hint =
+      "compare the node's key with the server's operator; turn host add --pin FINGERPRINT trusts it";
   }
   return fail("integrity", text, { hint, ...parts, fault });
 }
@@ -143,11 +144,15 @@ export function aborted(signal: AbortSignal, op: string): TurnstoneError {
     return why;
   }
   const timeout = why instanceof Error && why.name === "TimeoutError";
-  return fail(timeout ? "timeout" : "canceled", timeout ? "the time is up" : "canceled by the caller", {
-    op,
-    retryable: false,
-    cause: why,
-  });
+  return fail(
+    timeout ? "timeout" : "canceled",
+    timeout ? "the time is up" : "canceled by the caller",
+    {
+      op,
+      retryable: false,
+      cause: why,
+    },
+  );
 }
 
 /** Throws if the signal has ended. */

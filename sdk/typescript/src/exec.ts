@@ -11,7 +11,13 @@ import {
   type StreamName,
 } from "./process.js";
 import { holding, Queue } from "./stream.js";
-import type { ProcessExit, ShellCommand, ShellFinishedEvent, ShellRecord, ShellSpan } from "./wire/protocol.js";
+import type {
+  ProcessExit,
+  ShellCommand,
+  ShellFinishedEvent,
+  ShellRecord,
+  ShellSpan,
+} from "./wire/protocol.js";
 import type { Wire } from "./wire/wire.js";
 
 /** Options of a command. */
@@ -114,7 +120,11 @@ export class Executor {
   }
 
   /** Starts a command whose output goes to a sink. */
-  start(command: Command, o: ExecOptions, sink: Sink): { done: Promise<Outcome>; input: Input | undefined; running: Running | undefined } {
+  start(
+    command: Command,
+    o: ExecOptions,
+    sink: Sink,
+  ): { done: Promise<Outcome>; input: Input | undefined; running: Running | undefined } {
     const limit = deadline(o);
     if (typeof command === "string") {
       const done = holding(this.#script(command, o, sink, limit.signal)).finally(limit.clear);
@@ -141,7 +151,9 @@ export class Executor {
         const wire = await this.#connect(signal);
         // sent with the start of the command, so that it costs no round trip
         if (line.length <= maxParsed) {
-          parsed = Promise.resolve().then(() => wire.call("Shell.parse", { script: line }).catch(() => undefined));
+          parsed = Promise.resolve().then(() =>
+            wire.call("Shell.parse", { script: line }).catch(() => undefined),
+          );
         }
         return wire;
       },
@@ -177,7 +189,12 @@ export class Executor {
   }
 
   /** Runs a script as a step of the sandbox's shell session. */
-  async #script(script: string, o: ExecOptions, sink: Sink, signal: AbortSignal | undefined): Promise<Outcome> {
+  async #script(
+    script: string,
+    o: ExecOptions,
+    sink: Sink,
+    signal: AbortSignal | undefined,
+  ): Promise<Outcome> {
     if (o.stdin !== undefined || o.pty) {
       throw fail("invalid", "a script has no standard input and no terminal", {
         op: "sandbox.exec",
@@ -212,7 +229,11 @@ export class Executor {
         stderrStream: err.id,
         killOnDisconnect: true,
       });
-      if (feed) void feed.write(utf8(script)).then(() => feed.end()).catch(() => undefined);
+      if (feed)
+        void feed
+          .write(utf8(script))
+          .then(() => feed.end())
+          .catch(() => undefined);
       const pumps = Promise.all([drain(out, "stdout", sink), drain(err, "stderr", sink)]);
       pumps.catch(() => undefined);
       await started;
@@ -297,7 +318,10 @@ export class ExecStream implements AsyncIterable<OutputChunk> {
       }
       whole = true;
     } finally {
-      if (!whole) this.#abort.abort(fail("canceled", "the output is not read to its end", { op: "sandbox.exec" }));
+      if (!whole)
+        this.#abort.abort(
+          fail("canceled", "the output is not read to its end", { op: "sandbox.exec" }),
+        );
     }
   }
 
@@ -311,13 +335,21 @@ export class ExecStream implements AsyncIterable<OutputChunk> {
     if (!this.#iterated) {
       for await (const c of this) this.#parts[c.stream].push(c.data);
     }
-    return resultOf(await this.#outcome, join(this.#parts.stdout), join(this.#parts.stderr), this.#options);
+    return resultOf(
+      await this.#outcome,
+      join(this.#parts.stdout),
+      join(this.#parts.stderr),
+      this.#options,
+    );
   }
 
   /** Writes to standard input: of a terminal, or of a command with `stdin`. */
   async write(data: string | Uint8Array): Promise<void> {
     if (!this.#input) {
-      throw fail("invalid", "the command has no standard input", { op: "sandbox.exec", hint: "set pty, or give stdin" });
+      throw fail("invalid", "the command has no standard input", {
+        op: "sandbox.exec",
+        hint: "set pty, or give stdin",
+      });
     }
     await this.#input.write(data);
   }
@@ -342,7 +374,14 @@ function deadline(o: ExecOptions): { signal: AbortSignal | undefined; clear(): v
   if (o.timeout === undefined) return { signal: o.signal, clear: () => undefined };
   const c = new AbortController();
   const timer = setTimeout(
-    () => c.abort(fail("timeout", `still runs after ${o.timeout} ms`, { op: "sandbox.exec", subject: "the command", retryable: false })),
+    () =>
+      c.abort(
+        fail("timeout", `still runs after ${o.timeout} ms`, {
+          op: "sandbox.exec",
+          subject: "the command",
+          retryable: false,
+        }),
+      ),
     o.timeout,
   );
   const signal = o.signal ? AbortSignal.any([o.signal, c.signal]) : c.signal;
@@ -350,7 +389,8 @@ function deadline(o: ExecOptions): { signal: AbortSignal | undefined; clear(): v
 }
 
 function variables(o: ExecOptions): { env?: string[]; secrets?: string[] } {
-  const pairs = (r: Record<string, string> | undefined): string[] => Object.entries(r ?? {}).map(([k, v]) => `${k}=${v}`);
+  const pairs = (r: Record<string, string> | undefined): string[] =>
+    Object.entries(r ?? {}).map(([k, v]) => `${k}=${v}`);
   const env = [...pairs(o.env), ...pairs(o.secrets)];
   const names = Object.keys(o.secrets ?? {});
   return { ...(env.length > 0 ? { env } : {}), ...(names.length > 0 ? { secrets: names } : {}) };
@@ -358,7 +398,9 @@ function variables(o: ExecOptions): { env?: string[]; secrets?: string[] } {
 
 /** Returns a command line that a shell reads as these words. */
 export function quote(argv: readonly string[]): string {
-  return argv.map((w) => (/^[A-Za-z0-9_./:=@%+,-]+$/.test(w) ? w : `'${w.replaceAll("'", `'\\''`)}'`)).join(" ");
+  return argv
+    .map((w) => (/^[A-Za-z0-9_./:=@%+,-]+$/.test(w) ? w : `'${w.replaceAll("'", `'\\''`)}'`))
+    .join(" ");
 }
 
 function describe(all: ShellCommand[], line: string, exit: ProcessExit): CommandInfo[] {
@@ -375,7 +417,15 @@ function describe(all: ShellCommand[], line: string, exit: ProcessExit): Command
   }));
   if (commands.length > 0) return commands;
   return [
-    { text: line, kind: "simple", language: "bash", span: undefined, exitCode: exit.exitCode, duration: exit.duration / 1e6, embedded: [] },
+    {
+      text: line,
+      kind: "simple",
+      language: "bash",
+      span: undefined,
+      exitCode: exit.exitCode,
+      duration: exit.duration / 1e6,
+      embedded: [],
+    },
   ];
 }
 

@@ -46,7 +46,10 @@ export class Files {
     const from = wire.receiver();
     const answer = wire.call("FileSystem.read", { path, stream: from.id }, o.signal);
     answer.catch(() => from.close());
-    const bytes = await preferred(within(from.readAll(maxText), () => from.close(), o.signal), answer);
+    const bytes = await preferred(
+      within(from.readAll(maxText), () => from.close(), o.signal),
+      answer,
+    );
     await answer;
     return bytes;
   }
@@ -57,7 +60,11 @@ export class Files {
     try {
       return fromUtf8(bytes);
     } catch {
-      throw fail("invalid", "is not UTF-8", { op: "files.read", subject: path, hint: "read it with readBytes" });
+      throw fail("invalid", "is not UTF-8", {
+        op: "files.read",
+        subject: path,
+        hint: "read it with readBytes",
+      });
     }
   }
 
@@ -69,7 +76,10 @@ export class Files {
     answer.catch(() => from.close());
     try {
       for (;;) {
-        const bytes = await preferred(within(from.read(), () => from.close(), o.signal), answer);
+        const bytes = await preferred(
+          within(from.read(), () => from.close(), o.signal),
+          answer,
+        );
         if (bytes === null) break;
         yield bytes;
       }
@@ -99,7 +109,9 @@ export class Files {
 
   async stat(path: string, o: CallOptions & { follow?: boolean } = {}): Promise<FileInfo> {
     const wire = await this.#connect(o.signal);
-    return (await wire.call("FileSystem.stat", { path, ...(o.follow ? { follow: true } : {}) }, o.signal)).file;
+    return (
+      await wire.call("FileSystem.stat", { path, ...(o.follow ? { follow: true } : {}) }, o.signal)
+    ).file;
   }
 
   /** Reports whether there is a file at a path. */
@@ -126,24 +138,46 @@ export class Files {
     }
   }
 
-  async mkdir(path: string, o: CallOptions & { parents?: boolean; mode?: number } = {}): Promise<void> {
+  async mkdir(
+    path: string,
+    o: CallOptions & { parents?: boolean; mode?: number } = {},
+  ): Promise<void> {
     const wire = await this.#connect(o.signal);
-    const p = { path, parents: o.parents ?? true, ...(o.mode !== undefined ? { mode: o.mode } : {}) };
+    const p = {
+      path,
+      parents: o.parents ?? true,
+      ...(o.mode !== undefined ? { mode: o.mode } : {}),
+    };
     await wire.call("FileSystem.mkdir", p, o.signal);
   }
 
-  async move(from: string, to: string, o: CallOptions & { overwrite?: boolean } = {}): Promise<void> {
+  async move(
+    from: string,
+    to: string,
+    o: CallOptions & { overwrite?: boolean } = {},
+  ): Promise<void> {
     const wire = await this.#connect(o.signal);
-    await wire.call("FileSystem.move", { from, to, ...(o.overwrite ? { overwrite: true } : {}) }, o.signal);
+    await wire.call(
+      "FileSystem.move",
+      { from, to, ...(o.overwrite ? { overwrite: true } : {}) },
+      o.signal,
+    );
   }
 
   async remove(path: string, o: CallOptions & { recursive?: boolean } = {}): Promise<void> {
     const wire = await this.#connect(o.signal);
-    await wire.call("FileSystem.remove", { path, ...(o.recursive ? { recursive: true } : {}) }, o.signal);
+    await wire.call(
+      "FileSystem.remove",
+      { path, ...(o.recursive ? { recursive: true } : {}) },
+      o.signal,
+    );
   }
 
   /** Watches a file or a directory; leave the loop, or end the signal, to stop. */
-  async *watch(path: string, o: CallOptions & { recursive?: boolean } = {}): AsyncIterable<FileChange> {
+  async *watch(
+    path: string,
+    o: CallOptions & { recursive?: boolean } = {},
+  ): AsyncIterable<FileChange> {
     const wire = await this.#connect(o.signal);
     const queue = new Queue<FileChange>();
     let id: string | undefined;
@@ -183,7 +217,10 @@ export class Files {
     answer.catch(() => from.close());
     try {
       for (;;) {
-        const bytes = await preferred(within(from.read(), () => from.close(), o.signal), answer);
+        const bytes = await preferred(
+          within(from.read(), () => from.close(), o.signal),
+          answer,
+        );
         if (bytes === null) break;
         yield bytes;
       }
@@ -219,7 +256,10 @@ export class Files {
 
   #folders(): LocalFiles {
     if (!this.#local) {
-      throw fail("invalid", "a browser has no folders", { op: "files.copy", hint: "use read and write" });
+      throw fail("invalid", "a browser has no folders", {
+        op: "files.copy",
+        hint: "use read and write",
+      });
     }
     return this.#local;
   }
@@ -262,7 +302,8 @@ export async function preferred<T>(data: Promise<T>, answer: Promise<unknown>): 
   try {
     return await data;
   } catch (err) {
-    if (err instanceof TurnstoneError && err.op === "wire.stream" && err.kind === "canceled") await answer;
+    if (err instanceof TurnstoneError && err.op === "wire.stream" && err.kind === "canceled")
+      await answer;
     throw err;
   }
 }
@@ -286,4 +327,3 @@ export async function within<T>(p: Promise<T>, stop: () => void, signal?: AbortS
     off();
   }
 }
-

@@ -98,7 +98,12 @@ async function select(o: TurnstoneOptions, state: StateDir, hosts: Hosts): Promi
   return { address, host, http: new Http(address, own), own };
 }
 
-async function platformOf(o: TurnstoneOptions, state: StateDir, hosts: Hosts, t: Target): Promise<Platform> {
+async function platformOf(
+  o: TurnstoneOptions,
+  state: StateDir,
+  hosts: Hosts,
+  t: Target,
+): Promise<Platform> {
   const key = o.key ? KeyPair.fromPrivate(o.key) : await state.clientKey();
   const token = async (): Promise<string> => {
     if (t.own) return "";

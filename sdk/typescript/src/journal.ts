@@ -68,8 +68,10 @@ export class Journal {
       return typeof v === "object" && v !== null ? (v as Record<string, unknown>) : undefined;
     };
     const [output, finished, end, item] = [of("output"), of("finished"), of("end"), of("item")];
-    if (typeof l["preparing"] === "string") this.#tell?.({ type: "preparing", text: l["preparing"] });
-    else if (typeof l["started"] === "number") this.#tell?.({ type: "started", step: l["started"] });
+    if (typeof l["preparing"] === "string")
+      this.#tell?.({ type: "preparing", text: l["preparing"] });
+    else if (typeof l["started"] === "number")
+      this.#tell?.({ type: "started", step: l["started"] });
     else if (output) this.#output(output);
     else if (finished) {
       const report = (finished["report"] ?? {}) as Record<string, unknown>;
@@ -84,13 +86,20 @@ export class Journal {
     const data = fromBase64(String(o["data"] ?? ""));
     if (!data) throw broken("output is not base64");
     const stream = o["stream"] === 2 ? "stderr" : "stdout";
-    this.#tell?.({ type: "output", step: Number(o["step"]), stream, data, omitted: Number(o["omitted"] ?? 0) });
+    this.#tell?.({
+      type: "output",
+      step: Number(o["step"]),
+      stream,
+      data,
+      omitted: Number(o["omitted"] ?? 0),
+    });
   }
 
   #part(text: string): void {
     const bytes = fromBase64(text);
     this.#size += bytes?.length ?? 0;
-    if (!bytes || this.#size > maxReport) throw broken("a part of the report is malformed, or it is too large");
+    if (!bytes || this.#size > maxReport)
+      throw broken("a part of the report is malformed, or it is too large");
     this.#report.push(bytes);
   }
 
@@ -112,7 +121,10 @@ export class Journal {
       throw this.#error ?? broken("there is neither a report nor an error");
     }
     try {
-      return { report: JSON.parse(fromUtf8(join(this.#report, this.#size))) as T, error: this.#error };
+      return {
+        report: JSON.parse(fromUtf8(join(this.#report, this.#size))) as T,
+        error: this.#error,
+      };
     } catch (err) {
       throw broken(`the report: ${textOf(err)}`);
     }

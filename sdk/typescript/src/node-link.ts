@@ -21,7 +21,8 @@ export class NodeLink {
 
   /** Returns the connection. */
   async connect(signal?: AbortSignal): Promise<Wire> {
-    if (this.#closed) throw fail("unavailable", "is closed", { op: "remote.connect", subject: "the client" });
+    if (this.#closed)
+      throw fail("unavailable", "is closed", { op: "remote.connect", subject: "the client" });
     if (signal?.aborted) throw aborted(signal, "remote.connect");
     const present = this.#wire && (await this.#wire.catch(() => undefined));
     if (present && !present.ended) return present;
@@ -37,7 +38,11 @@ export class NodeLink {
   }
 
   /** Calls a command. */
-  async call<M extends keyof Commands>(method: M, params: Commands[M]["params"], signal?: AbortSignal): Promise<Commands[M]["result"]> {
+  async call<M extends keyof Commands>(
+    method: M,
+    params: Commands[M]["params"],
+    signal?: AbortSignal,
+  ): Promise<Commands[M]["result"]> {
     return (await this.connect(signal)).call(method, params, signal);
   }
 
@@ -51,11 +56,13 @@ export class NodeLink {
     const from = wire.receiver();
     const answer = wire.call(method, params(from.id), signal);
     answer.catch(() => from.close());
-    const bytes = await within(from.readAll(maxReport), () => from.close(), signal).catch(async (err: unknown) => {
-      from.close();
-      await answer;
-      throw err;
-    });
+    const bytes = await within(from.readAll(maxReport), () => from.close(), signal).catch(
+      async (err: unknown) => {
+        from.close();
+        await answer;
+        throw err;
+      },
+    );
     return { bytes, result: await answer };
   }
 

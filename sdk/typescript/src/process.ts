@@ -21,7 +21,11 @@ export type StreamName = "stdout" | "stderr";
 export type Sink = (stream: StreamName, bytes: Uint8Array) => void | Promise<void>;
 
 /** What may be given as standard input. */
-export type InputSource = string | Uint8Array | AsyncIterable<string | Uint8Array> | Iterable<string | Uint8Array>;
+export type InputSource =
+  | string
+  | Uint8Array
+  | AsyncIterable<string | Uint8Array>
+  | Iterable<string | Uint8Array>;
 
 /** Opens or reuses a connection to a sandbox. */
 export type Connect = (signal?: AbortSignal) => Promise<Wire>;
@@ -61,7 +65,8 @@ export class Input {
   /** Adds bytes, and waits while too many have not arrived. */
   async write(data: string | Uint8Array): Promise<void> {
     const bytes = typeof data === "string" ? utf8(data) : data.slice();
-    if (this.#ended) throw fail("invalid", "is closed", { op: "process.write", subject: "standard input" });
+    if (this.#ended)
+      throw fail("invalid", "is closed", { op: "process.write", subject: "standard input" });
     if (bytes.length === 0) return;
     this.#parts.push({ at: this.#size, bytes });
     this.#size += bytes.length;
@@ -78,7 +83,8 @@ export class Input {
   arrived(offset: number): void {
     if (offset <= this.#begin) return;
     this.#begin = offset;
-    while (this.#parts[0] && this.#parts[0].at + this.#parts[0].bytes.length <= offset) this.#parts.shift();
+    while (this.#parts[0] && this.#parts[0].at + this.#parts[0].bytes.length <= offset)
+      this.#parts.shift();
     this.#wake();
   }
 
@@ -205,7 +211,9 @@ export class Running {
 
   async #kill(wire: Wire): Promise<void> {
     const late = setTimeout(() => wire.close(), killTime);
-    await wire.call("Process.signal", { processId: this.id, signal: "KILL" }).catch(() => undefined);
+    await wire
+      .call("Process.signal", { processId: this.id, signal: "KILL" })
+      .catch(() => undefined);
     await Promise.race([this.#done, wire.closed]);
     clearTimeout(late);
   }
@@ -220,11 +228,13 @@ export class Running {
     const [out, err] = [wire.receiver(), wire.receiver()];
     const feed = input ? wire.sender() : undefined;
     let off = (): void => undefined;
-    const exited = new Promise<{ exit: ProcessExit; stdoutEnd: number; stderrEnd: number }>((resolve) => {
-      off = wire.on("Process.exited", (e) => {
-        if (e.processId === this.id) resolve(e);
-      });
-    });
+    const exited = new Promise<{ exit: ProcessExit; stdoutEnd: number; stderrEnd: number }>(
+      (resolve) => {
+        off = wire.on("Process.exited", (e) => {
+          if (e.processId === this.id) resolve(e);
+        });
+      },
+    );
     try {
       const started = wire.call("Process.start", {
         ...params,
@@ -278,7 +288,9 @@ export class Running {
         ...(feed ? { stdinStream: feed.id } : {}),
       });
       this.#begun(wire);
-      this.#lost += Math.max(0, r.stdoutOffset - this.#got.stdout) + Math.max(0, r.stderrOffset - this.#got.stderr);
+      this.#lost +=
+        Math.max(0, r.stdoutOffset - this.#got.stdout) +
+        Math.max(0, r.stderrOffset - this.#got.stderr);
       this.#got = { stdout: r.stdoutOffset, stderr: r.stderrOffset };
       if (feed && input) void input.copy(r.stdinOffset ?? 0, feed, stopped).catch(() => undefined);
       await this.#pumps(out, err);
@@ -295,7 +307,8 @@ export class Running {
   #begun(wire: Wire): void {
     this.#known = true;
     if (this.#spec.signal?.aborted) void this.#kill(wire);
-    for (const name of this.#signals.splice(0)) wire.post("Process.signal", { processId: this.id, signal: name });
+    for (const name of this.#signals.splice(0))
+      wire.post("Process.signal", { processId: this.id, signal: name });
     this.#spec.started?.(wire);
   }
 

@@ -107,7 +107,9 @@ export class Receipt {
     this.duration = Number(r["durationMs"] ?? 0);
     this.error = text("error") || (failed?.message ?? "");
     this.hint = text("hint") || (failed?.hint ?? "");
-    this.steps = (Array.isArray(r["steps"]) ? r["steps"] : []).map((s) => stepOf(s as Record<string, unknown>));
+    this.steps = (Array.isArray(r["steps"]) ? r["steps"] : []).map((s) =>
+      stepOf(s as Record<string, unknown>),
+    );
   }
 
   /** Returns the receipt's text. */

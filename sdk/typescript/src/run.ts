@@ -51,7 +51,8 @@ const startTries = 5;
 const mebi = 2 ** 20;
 
 function settingsOf(o: RunOptions, session: string): TurnSettings {
-  const pairs = (r: Record<string, string> | undefined): string[] => Object.entries(r ?? {}).map(([k, v]) => `${k}=${v}`);
+  const pairs = (r: Record<string, string> | undefined): string[] =>
+    Object.entries(r ?? {}).map(([k, v]) => `${k}=${v}`);
   const [env, secrets] = [pairs(o.env), pairs(o.secrets)];
   const rules = typeof o.network === "object" ? o.network : undefined;
   const add = Object.keys(o.files ?? {}).map((dest, i) => ({ name: nameIn(dest, i), dest }));
@@ -86,17 +87,30 @@ function archive(files: Record<string, string | Uint8Array>): Uint8Array[] {
   const parts: Uint8Array[] = [];
   Object.entries(files).forEach(([dest, data], i) => {
     const bytes = typeof data === "string" ? utf8(data) : data;
-    parts.push(tarHeader(nameIn(dest, i), bytes.length), bytes, new Uint8Array((512 - (bytes.length % 512)) % 512));
+    parts.push(
+      tarHeader(nameIn(dest, i), bytes.length),
+      bytes,
+      new Uint8Array((512 - (bytes.length % 512)) % 512),
+    );
   });
   parts.push(new Uint8Array(1024));
   return parts;
 }
 
 /** Returns the header of a file in a tar archive (POSIX ustar). */
-export function tarHeader(name: string, size: number, mode = 0o644, type = "0", link = "", mtime = 0): Uint8Array {
+export function tarHeader(
+  name: string,
+  size: number,
+  mode = 0o644,
+  type = "0",
+  link = "",
+  mtime = 0,
+): Uint8Array {
   const head = new Uint8Array(512);
-  const put = (text: string, at: number, most: number): void => head.set(utf8(text).subarray(0, most), at);
-  const octal = (n: number, at: number, width: number): void => put(n.toString(8).padStart(width - 1, "0"), at, width - 1);
+  const put = (text: string, at: number, most: number): void =>
+    head.set(utf8(text).subarray(0, most), at);
+  const octal = (n: number, at: number, width: number): void =>
+    put(n.toString(8).padStart(width - 1, "0"), at, width - 1);
   put(name, 0, 100);
   octal(mode & 0o7777, 100, 8);
   octal(0, 108, 8);
@@ -142,7 +156,10 @@ class Following {
       let why: unknown;
       try {
         await this.#connected();
-        why = fail("dead", "ended without the turn's result", { op: "turn.attach", subject: "the journal" });
+        why = fail("dead", "ended without the turn's result", {
+          op: "turn.attach",
+          subject: "the journal",
+        });
       } catch (err) {
         why = err;
       }
@@ -261,7 +278,11 @@ class Following {
 
   async #follow(wire: Wire): Promise<void> {
     const from = wire.receiver();
-    const answer = wire.call("Turn.attach", { ticket: this.#ticket, offset: this.#journal.offset, journal: from.id });
+    const answer = wire.call("Turn.attach", {
+      ticket: this.#ticket,
+      offset: this.#journal.offset,
+      journal: from.id,
+    });
     answer.catch(() => from.close());
     try {
       await this.#journal.read(from);

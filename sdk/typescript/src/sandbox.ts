@@ -106,7 +106,11 @@ const hour = 3600_000;
 const mebi = 1n << 20n;
 
 /** Returns the request for a new sandbox. */
-export function requestOf(server: Server, o: SandboxOptions, session: string | undefined): CreateSandboxRequest {
+export function requestOf(
+  server: Server,
+  o: SandboxOptions,
+  session: string | undefined,
+): CreateSandboxRequest {
   const r = create(CreateSandboxRequestSchema, {
     idempotencyKey: randomName(26),
     name: o.name ?? "",
@@ -177,7 +181,8 @@ export class Sandbox implements AsyncDisposable {
     this.id = id;
     this.session = session;
     this.#link = new NodeLink(async (signal) => (await host.server()).sandbox(id, signal));
-    const connect = (signal?: AbortSignal): ReturnType<NodeLink["connect"]> => this.#link.connect(signal);
+    const connect = (signal?: AbortSignal): ReturnType<NodeLink["connect"]> =>
+      this.#link.connect(signal);
     this.files = new Files(connect, host.local);
     this.#executor = new Executor(connect);
     host.opened(this);
@@ -189,7 +194,10 @@ export class Sandbox implements AsyncDisposable {
    */
   exec(command: Command, o: ExecOptions & { stream: true }): ExecStream;
   exec(command: Command, o: ExecOptions & { background: true }): Promise<BackgroundProcess>;
-  exec(command: Command, o?: ExecOptions & { stream?: false; background?: false }): Promise<ExecResult>;
+  exec(
+    command: Command,
+    o?: ExecOptions & { stream?: false; background?: false },
+  ): Promise<ExecResult>;
   exec(
     command: Command,
     o: ExecOptions & { stream?: boolean; background?: boolean } = {},
@@ -221,7 +229,10 @@ export class Sandbox implements AsyncDisposable {
     const server = await this.#host.server();
     const a = await server.sandboxes.getSandbox({ sandboxId: this.id }, options(o.signal));
     if (!a.sandbox || a.sandbox.removed) {
-      throw fail("not_found", "does not exist", { op: "sandbox.get", subject: `sandbox ${this.id}` });
+      throw fail("not_found", "does not exist", {
+        op: "sandbox.get",
+        subject: `sandbox ${this.id}`,
+      });
     }
     return infoOf(a.sandbox);
   }
@@ -232,7 +243,11 @@ export class Sandbox implements AsyncDisposable {
     const { node } = await this.info(o);
     const link = new NodeLink((signal) => server.node(node, signal));
     try {
-      const { bytes } = await link.receive("Session.commitSandbox", (report) => ({ sandbox: this.id, report }), o.signal);
+      const { bytes } = await link.receive(
+        "Session.commitSandbox",
+        (report) => ({ sandbox: this.id, report }),
+        o.signal,
+      );
       const report = parseReport(bytes) as Record<string, unknown> | null;
       return report ? new Receipt(report) : undefined;
     } finally {
@@ -241,21 +256,33 @@ export class Sandbox implements AsyncDisposable {
   }
 
   /** Clones the sandbox with its processes. */
-  async clone(o: CallOptions & { name?: string; lifetime?: number; secrets?: boolean } = {}): Promise<Sandbox> {
+  async clone(
+    o: CallOptions & { name?: string; lifetime?: number; secrets?: boolean } = {},
+  ): Promise<Sandbox> {
     const { name, ...rest } = o;
     const [one] = await this.#fork(1, rest, name ? [name] : []);
     return one!;
   }
 
   /** Clones the sandbox several times, all from one moment. */
-  fork(n: number, o: CallOptions & { prefix?: string; lifetime?: number; secrets?: boolean } = {}): Promise<Sandbox[]> {
+  fork(
+    n: number,
+    o: CallOptions & { prefix?: string; lifetime?: number; secrets?: boolean } = {},
+  ): Promise<Sandbox[]> {
     const names = o.prefix ? Array.from({ length: n }, (_, i) => `${o.prefix}-${i + 1}`) : [];
     return this.#fork(n, o, names);
   }
 
-  async #fork(n: number, o: CallOptions & { lifetime?: number; secrets?: boolean }, names: string[]): Promise<Sandbox[]> {
+  async #fork(
+    n: number,
+    o: CallOptions & { lifetime?: number; secrets?: boolean },
+    names: string[],
+  ): Promise<Sandbox[]> {
     if (!Number.isInteger(n) || n < 1 || n > 40) {
-      throw fail("invalid", `a server makes 1 to 40 clones at once, not ${n}`, { op: "sandbox.fork", subject: this.id });
+      throw fail("invalid", `a server makes 1 to 40 clones at once, not ${n}`, {
+        op: "sandbox.fork",
+        subject: this.id,
+      });
     }
     const server = await this.#host.server();
     const clients = Array.from({ length: n }, () => server.asker());
@@ -270,38 +297,55 @@ export class Sandbox implements AsyncDisposable {
       },
       options(o.signal),
     );
-    const all = a.clones.map((c) => new Sandbox(this.#host, c.sandbox?.sandboxId ?? "", this.session));
+    const all = a.clones.map(
+      (c) => new Sandbox(this.#host, c.sandbox?.sandboxId ?? "", this.session),
+    );
     if (all.length < n) {
-      throw fail("unavailable", `the server made ${all.length} of ${n} clones`, { op: "sandbox.fork", subject: this.id });
+      throw fail("unavailable", `the server made ${all.length} of ${n} clones`, {
+        op: "sandbox.fork",
+        subject: this.id,
+      });
     }
     return all;
   }
 
   /** Pauses the machine; its connections end. */
   async pause(o: CallOptions = {}): Promise<void> {
-    await (await this.#host.server()).sandboxes.pauseSandbox({ sandboxId: this.id }, options(o.signal));
+    await (
+      await this.#host.server()
+    ).sandboxes.pauseSandbox({ sandboxId: this.id }, options(o.signal));
   }
 
   /** Resumes a paused machine. */
   async resume(o: CallOptions = {}): Promise<void> {
-    await (await this.#host.server()).sandboxes.resumeSandbox({ sandboxId: this.id }, options(o.signal));
+    await (
+      await this.#host.server()
+    ).sandboxes.resumeSandbox({ sandboxId: this.id }, options(o.signal));
   }
 
   /** Keeps the machine, and returns the snapshot's ID, from which others start. */
   async snapshot(o: CallOptions & { secrets?: boolean } = {}): Promise<string> {
     const server = await this.#host.server();
     const r = { sandboxId: this.id, idempotencyKey: randomName(26), secrets: o.secrets ?? false };
-    return (await server.sandboxes.snapshotSandbox(r, options(o.signal))).snapshot?.snapshotId ?? "";
+    return (
+      (await server.sandboxes.snapshotSandbox(r, options(o.signal))).snapshot?.snapshotId ?? ""
+    );
   }
 
   /** Sets the time to the sandbox's stop, from now, in milliseconds. */
   async setLifetime(ms: number, o: CallOptions = {}): Promise<void> {
     const server = await this.#host.server();
-    await server.sandboxes.setSandboxTimeout({ sandboxId: this.id, timeout: durationFromMs(ms) }, options(o.signal));
+    await server.sandboxes.setSandboxTimeout(
+      { sandboxId: this.id, timeout: durationFromMs(ms) },
+      options(o.signal),
+    );
   }
 
   /** Makes a port reachable through the server, which sees its traffic, and returns the URL. */
-  async expose(port: number, o: CallOptions & { ttl?: number } = {}): Promise<{ url: string; expires: Date | undefined }> {
+  async expose(
+    port: number,
+    o: CallOptions & { ttl?: number } = {},
+  ): Promise<{ url: string; expires: Date | undefined }> {
     const server = await this.#host.server();
     const a = await server.sandboxes.exposePort(
       { sandboxId: this.id, port, ...(o.ttl ? { ttl: durationFromMs(o.ttl) } : {}) },

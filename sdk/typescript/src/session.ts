@@ -123,35 +123,62 @@ export class Session {
     const text = String(ref);
     if (text.startsWith("@") || text.startsWith("~")) return this.name + text;
     if (/^\d+$/.test(text)) return `${this.name}@${text}`;
-    if (text.startsWith("t_") || text.includes("@") || text.includes("~") || text === this.name) return text;
+    if (text.startsWith("t_") || text.includes("@") || text.includes("~") || text === this.name)
+      return text;
     return `${this.name}@${text}`;
   }
 
   /** Returns the turns, the newest first. */
   log(o: CallOptions & { ref?: string | number; limit?: number } = {}): Promise<Log> {
-    return this.#link.report("Session.log", (report) => ({ ref: this.#ref(o.ref), ...(o.limit ? { limit: o.limit } : {}), report }), o.signal);
+    return this.#link.report(
+      "Session.log",
+      (report) => ({ ref: this.#ref(o.ref), ...(o.limit ? { limit: o.limit } : {}), report }),
+      o.signal,
+    );
   }
 
   /** Returns all that is kept of a turn. */
   show(ref?: string | number, o: CallOptions = {}): Promise<Record<string, unknown>> {
-    return this.#link.report("Session.show", (report) => ({ ref: this.#ref(ref), report }), o.signal);
+    return this.#link.report(
+      "Session.show",
+      (report) => ({ ref: this.#ref(ref), report }),
+      o.signal,
+    );
   }
 
   /** Returns the receipt of a turn as text. */
   async receipt(ref?: string | number, o: CallOptions = {}): Promise<string> {
-    const { bytes } = await this.#link.receive("Session.receipt", (receipt) => ({ ref: this.#ref(ref), receipt }), o.signal);
+    const { bytes } = await this.#link.receive(
+      "Session.receipt",
+      (receipt) => ({ ref: this.#ref(ref), receipt }),
+      o.signal,
+    );
     return fromUtf8(bytes);
   }
 
   /** Returns the bytes of a file in the state of a turn. */
-  async readFile(ref: string | number | undefined, path: string, o: CallOptions = {}): Promise<Uint8Array> {
-    return (await this.#link.receive("Session.readFile", (data) => ({ ref: this.#ref(ref), path, data }), o.signal)).bytes;
+  async readFile(
+    ref: string | number | undefined,
+    path: string,
+    o: CallOptions = {},
+  ): Promise<Uint8Array> {
+    return (
+      await this.#link.receive(
+        "Session.readFile",
+        (data) => ({ ref: this.#ref(ref), path, data }),
+        o.signal,
+      )
+    ).bytes;
   }
 
   /** Makes a branch at a turn; `live` also clones the machine that the branch keeps. */
-  async fork(name: string, o: CallOptions & { from?: string | number; live?: boolean } = {}): Promise<Branch> {
+  async fork(
+    name: string,
+    o: CallOptions & { from?: string | number; live?: boolean } = {},
+  ): Promise<Branch> {
     const method = o.live ? "Session.forkLive" : "Session.fork";
-    return (await this.#link.call(method, { ref: this.#ref(o.from), name }, o.signal)).branch as unknown as Branch;
+    return (await this.#link.call(method, { ref: this.#ref(o.from), name }, o.signal))
+      .branch as unknown as Branch;
   }
 
   /** Compares the states of two turns; without `to`, a turn with its parent. */
@@ -176,7 +203,11 @@ export class Session {
 
   /** Compares the results of several turns. */
   compare(refs: (string | number)[], o: CallOptions = {}): Promise<Record<string, unknown>> {
-    return this.#link.report("Session.compare", (report) => ({ refs: refs.map((r) => this.#ref(r)), report }), o.signal);
+    return this.#link.report(
+      "Session.compare",
+      (report) => ({ refs: refs.map((r) => this.#ref(r)), report }),
+      o.signal,
+    );
   }
 
   /** Merges a branch into another, by default into main. */
@@ -212,7 +243,10 @@ export class Session {
   }
 
   /** Runs a turn again, and compares. */
-  async replay(ref?: string | number, o: CallOptions & { onProgress?: Tell; secrets?: Record<string, string> } = {}): Promise<Replay> {
+  async replay(
+    ref?: string | number,
+    o: CallOptions & { onProgress?: Tell; secrets?: Record<string, string> } = {},
+  ): Promise<Replay> {
     const secrets = Object.entries(o.secrets ?? {}).map(([k, v]) => `${k}=${v}`);
     const raw = await this.#link.job(
       "Session.replay",
@@ -231,7 +265,8 @@ export class Session {
 
   /** Gives a turn a permanent name. */
   async tag(name: string, ref?: string | number, o: CallOptions = {}): Promise<Tag> {
-    return (await this.#link.call("Session.tag", { ref: this.#ref(ref), name }, o.signal)).tag as unknown as Tag;
+    return (await this.#link.call("Session.tag", { ref: this.#ref(ref), name }, o.signal))
+      .tag as unknown as Tag;
   }
 
   async untag(tag: string, o: CallOptions = {}): Promise<void> {
@@ -253,7 +288,10 @@ export class Session {
   }
 
   /** Verifies a turn and all before it, at the node, with the keys that this client trusts. */
-  async verify(ref?: string | number, o: CallOptions & { all?: boolean; trust?: string[] } = {}): Promise<Verified> {
+  async verify(
+    ref?: string | number,
+    o: CallOptions & { all?: boolean; trust?: string[] } = {},
+  ): Promise<Verified> {
     const trust = o.trust ?? (await this.#trust());
     return this.#link.report(
       "Session.verify",
@@ -269,7 +307,11 @@ export class Session {
 
   /** Removes the session with its turns. */
   async remove(o: CallOptions & { shred?: boolean } = {}): Promise<void> {
-    await this.#link.call("Session.remove", { session: this.name, ...(o.shred ? { shred: true } : {}) }, o.signal);
+    await this.#link.call(
+      "Session.remove",
+      { session: this.name, ...(o.shred ? { shred: true } : {}) },
+      o.signal,
+    );
   }
 
   /** Closes the connection to the node. */
@@ -277,4 +319,3 @@ export class Session {
     this.#link.close();
   }
 }
-

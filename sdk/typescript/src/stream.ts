@@ -99,7 +99,9 @@ export class Queue<T> {
     const value = this.#values.shift();
     if (value !== undefined) return Promise.resolve(value);
     if (this.#ended) {
-      return this.#error === undefined ? Promise.resolve(null) : Promise.reject(this.#error as Error);
+      return this.#error === undefined
+        ? Promise.resolve(null)
+        : Promise.reject(this.#error as Error);
     }
     if (this.#waiting) return Promise.reject(new Error("a stream has two readers"));
     return new Promise<T | null>((resolve, reject) => {

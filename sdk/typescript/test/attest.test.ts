@@ -13,15 +13,28 @@ interface Case {
   statement: string;
   certificate: string;
   expected: { about: string; node?: string; client: string; nonce: string; owner: string };
-  pins: { nodes?: Record<string, string[]>; revoked?: string[]; root?: { key: string; epoch: number; former?: string[] } };
+  pins: {
+    nodes?: Record<string, string[]>;
+    revoked?: string[];
+    root?: { key: string; epoch: number; former?: string[] };
+  };
   now: string;
   fault: string;
-  accepted?: { server_key: string; digest: string; node?: string; tenant?: string; root?: { key: string; epoch: number } };
+  accepted?: {
+    server_key: string;
+    digest: string;
+    node?: string;
+    tenant?: string;
+    root?: { key: string; epoch: number };
+  };
 }
 
 const cases = testdata<{ cases: Case[] }>("attestation.json").cases;
 
-function decide(c: Case): { statement: ReturnType<typeof openAttestation>; root: KnownRoot | undefined } {
+function decide(c: Case): {
+  statement: ReturnType<typeof openAttestation>;
+  root: KnownRoot | undefined;
+} {
   const node = c.expected.node ?? "";
   const now = Date.parse(c.now);
   const revoked = new Set(c.pins.revoked ?? []);
@@ -100,13 +113,23 @@ test("a certificate is about one key and one name", () => {
   const chain = openChain(utf8(c.certificate));
   const key = openAttestation(utf8(c.statement)).signer;
   checkNode(chain, "", key);
-  assert.throws(() => checkNode(chain, "other", key), (e: TurnstoneError) => e.fault === "other_node");
+  assert.throws(
+    () => checkNode(chain, "other", key),
+    (e: TurnstoneError) => e.fault === "other_node",
+  );
 });
 
 test("texts of keys have one spelling", () => {
   const key = cases.find((c) => c.pins.nodes?.["n1"])!.pins.nodes!["n1"]![0]!;
   assert.equal(SignerKey.parse(key).text, key);
-  for (const bad of [` ${key}`, `${key} x`, key.replace(/.$/, ""), key.replace("ssh-ed25519 ", "ssh-rsa "), "", 7]) {
+  for (const bad of [
+    ` ${key}`,
+    `${key} x`,
+    key.replace(/.$/, ""),
+    key.replace("ssh-ed25519 ", "ssh-rsa "),
+    "",
+    7,
+  ]) {
     assert.throws(() => SignerKey.parse(bad), TurnstoneError);
   }
 });

@@ -24,7 +24,11 @@ globalThis.fetch = async (input, init) => {
 };
 
 const { Turnstone, TurnstoneError } = await import("../src/browser.js");
-const options = { host: process.env["TURN_TEST_ADDRESS"]!, token: process.env["TURN_TOKEN"]!, pins: [process.env["TURN_TEST_NODE_KEY"]!] };
+const options = {
+  host: process.env["TURN_TEST_ADDRESS"]!,
+  token: process.env["TURN_TOKEN"]!,
+  pins: [process.env["TURN_TEST_NODE_KEY"]!],
+};
 const client = new Turnstone(options);
 after(() => client.close());
 
@@ -35,7 +39,10 @@ test("a page runs commands and documents, and reads files", async () => {
   assert.equal(await sb.files.read("/root/page"), "1");
   const big = await sb.exec(["sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]);
   assert.equal(big.stdout.length, 3_000_000);
-  await assert.rejects(sb.files.upload("/etc", "/tmp"), (e) => e instanceof TurnstoneError && e.kind === "invalid");
+  await assert.rejects(
+    sb.files.upload("/etc", "/tmp"),
+    (e) => e instanceof TurnstoneError && e.kind === "invalid",
+  );
   await sb.close();
   const r = await client.run("# A\n\n```bash\ncat /root/page\n```\n");
   assert.equal(r.steps[0]!.stdout, "1");
@@ -53,7 +60,10 @@ test("a page of another origin is refused", async () => {
 
 test("a node that the page does not trust is refused", async () => {
   const other = new Turnstone({ ...options, pins: [] });
-  await assert.rejects(other.sandbox({ image: "base", session: false }), (e) => e instanceof TurnstoneError && e.fault === "untrusted");
+  await assert.rejects(
+    other.sandbox({ image: "base", session: false }),
+    (e) => e instanceof TurnstoneError && e.fault === "untrusted",
+  );
   await other.close();
 });
 

@@ -1,6 +1,16 @@
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
-import { chmod, mkdir, mkdtemp, readFile, readlink, rm, stat, symlink, writeFile } from "node:fs/promises";
+import {
+  chmod,
+  mkdir,
+  mkdtemp,
+  readFile,
+  readlink,
+  rm,
+  stat,
+  symlink,
+  writeFile,
+} from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
@@ -14,7 +24,10 @@ const root = await mkdtemp(join(tmpdir(), "turnstone-test-"));
 const home = join(root, "home");
 await mkdir(home, { mode: 0o700 });
 for (const part of ["templates", "kernel", "snapshots", "cache"]) {
-  await symlink(await readlink(join(process.env["TURN_TEST_SERVER_HOME"]!, part)), join(home, part));
+  await symlink(
+    await readlink(join(process.env["TURN_TEST_SERVER_HOME"]!, part)),
+    join(home, part),
+  );
 }
 const help = await promisify(execFile)("turn", ["serve", "--help"]).catch(() => ({ stdout: "" }));
 const real = help.stdout.includes("--local");
@@ -27,7 +40,10 @@ await writeFile(
 await chmod(program, 0o755);
 
 const pids = async (): Promise<number[]> =>
-  (await readFile(join(home, "pids"), "utf8").catch(() => "")).split("\n").filter(Boolean).map(Number);
+  (await readFile(join(home, "pids"), "utf8").catch(() => ""))
+    .split("\n")
+    .filter(Boolean)
+    .map(Number);
 const alive = (pid: number): boolean => {
   try {
     process.kill(pid, 0);
@@ -62,14 +78,18 @@ test("a client starts the machine's server, and the next client uses it", async 
   assert.equal((await stat(join(home, "client", "key"))).mode & 0o777, 0o600);
 });
 
-test("several clients at one time share one server", { skip: !real && "this turn command has no serve --local" }, async () => {
-  const pid = (await pids())[0]!;
-  process.kill(pid, "SIGTERM");
-  while (alive(pid)) await new Promise((r) => setTimeout(r, 50));
-  const all = Array.from({ length: 3 }, () => new Turnstone({ host: "local", home, program }));
-  await Promise.all(all.map((c) => c.usage()));
-  await Promise.all(all.map((c) => c.close()));
-});
+test(
+  "several clients at one time share one server",
+  { skip: !real && "this turn command has no serve --local" },
+  async () => {
+    const pid = (await pids())[0]!;
+    process.kill(pid, "SIGTERM");
+    while (alive(pid)) await new Promise((r) => setTimeout(r, 50));
+    const all = Array.from({ length: 3 }, () => new Turnstone({ host: "local", home, program }));
+    await Promise.all(all.map((c) => c.usage()));
+    await Promise.all(all.map((c) => c.close()));
+  },
+);
 
 test("a program that uses a client ends by itself", async () => {
   const code = `
@@ -77,7 +97,9 @@ test("a program that uses a client ends by itself", async () => {
     const c = new Turnstone({ host: "local", home: ${JSON.stringify(home)}, program: ${JSON.stringify(program)} });
     await c.run("# A\\n\\n\`\`\`bash\\ntrue\\n\`\`\`\\n", { image: "base" });
     console.log((await c.session().log()).turns.length);`;
-  const child = spawn(process.execPath, ["--input-type=module", "-e", code], { stdio: ["ignore", "pipe", "inherit"] });
+  const child = spawn(process.execPath, ["--input-type=module", "-e", code], {
+    stdio: ["ignore", "pipe", "inherit"],
+  });
   let out = "";
   child.stdout.on("data", (p: Buffer) => (out += p.toString()));
   const status = await new Promise((resolve) => child.once("close", resolve));
@@ -89,7 +111,10 @@ test("a server that ends at its start says why", async () => {
   await writeFile(bad, "#!/bin/sh\necho 'no room on this machine' >&2\nexit 3\n");
   await chmod(bad, 0o755);
   const client = new Turnstone({ host: "local", home: join(root, "other"), program: bad });
-  await assert.rejects(client.usage(), (e: TurnstoneError) => e.kind === "unavailable" && /no room on this machine/.test(e.message));
+  await assert.rejects(
+    client.usage(),
+    (e: TurnstoneError) => e.kind === "unavailable" && /no room on this machine/.test(e.message),
+  );
   await client.close();
 });
 
@@ -107,5 +132,8 @@ test("a socket where others can put another is refused", async () => {
   l.close();
   await writeFile(join(shared, "file"), "");
   await assert.rejects(checkOwn(join(shared, "file")), (e: TurnstoneError) => e.kind === "invalid");
-  await assert.rejects(checkOwn(join(shared, "none")), (e: TurnstoneError) => e.kind === "unavailable");
+  await assert.rejects(
+    checkOwn(join(shared, "none")),
+    (e: TurnstoneError) => e.kind === "unavailable",
+  );
 });

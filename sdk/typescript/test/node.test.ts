@@ -1,5 +1,15 @@
 import assert from "node:assert/strict";
-import { chmod, mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from "node:fs/promises";
+import {
+  chmod,
+  mkdir,
+  mkdtemp,
+  readdir,
+  readFile,
+  rm,
+  stat,
+  symlink,
+  writeFile,
+} from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, test } from "node:test";
@@ -22,19 +32,35 @@ test("addresses", () => {
   assert.equal(parseAddress("http://[::1]:7420").loopback, true);
   assert.equal(parseAddress("unix:/run/turn.sock").socket, "/run/turn.sock");
   for (const bad of [
-    "http://example.org", "ftp://x", "turn.example.org:7420", "https://u:p@x", "https://x?y", "https://x#y", "unix:", "https://x\n", "",
-    "http://127.0.0.1.example.org", "http://localhost.example.org",
+    "http://example.org",
+    "ftp://x",
+    "turn.example.org:7420",
+    "https://u:p@x",
+    "https://x?y",
+    "https://x#y",
+    "unix:",
+    "https://x\n",
+    "",
+    "http://127.0.0.1.example.org",
+    "http://localhost.example.org",
   ]) {
     assert.throws(() => parseAddress(bad), kind("invalid"), bad);
   }
 });
 
 test("hosts.toml", () => {
-  const list = parseHosts(`current = "work"\n[hosts.work]\nurl = "https://turn.example.org"\n[hosts.work.nodes]\nn1 = ["${one}"]\n`);
+  const list = parseHosts(
+    `current = "work"\n[hosts.work]\nurl = "https://turn.example.org"\n[hosts.work.nodes]\nn1 = ["${one}"]\n`,
+  );
   assert.deepEqual(list.hosts["work"]!.nodes["n1"], [one]);
   for (const bad of [
-    "current = 7", "unknown = 1", "[hosts.a]\nurl = \"http://example.org\"", "hosts = 1", `[hosts.a]\nurl = "https://x"\nnodes = 1`,
-    `[hosts.a]\nurl = "https://x"\n[hosts.a.nodes]\nn = ["x"]`, `[hosts.a]\nurl = "https://x"\nother = 1`,
+    "current = 7",
+    "unknown = 1",
+    '[hosts.a]\nurl = "http://example.org"',
+    "hosts = 1",
+    `[hosts.a]\nurl = "https://x"\nnodes = 1`,
+    `[hosts.a]\nurl = "https://x"\n[hosts.a.nodes]\nn = ["x"]`,
+    `[hosts.a]\nurl = "https://x"\nother = 1`,
     `[hosts.a]\nurl = "https://x"\n[hosts.a.nodes]\nn = ["${one}"]\n[hosts.a.root]\nkey = "${one}"\nepoch = 1`,
   ]) {
     assert.throws(() => parseHosts(bad), Error, bad);
@@ -58,12 +84,17 @@ test("the client's key is made once, for its user alone", async () => {
   assert.equal(info.mode & 0o777, 0o600);
   assert.equal((await stat(dir.root)).mode & 0o777, 0o700);
   assert.deepEqual(await readdir(dir.path("client")), ["key"]);
-  assert.ok(!JSON.stringify(all[0]).includes((await readFile(dir.path("client", "key"), "utf8")).trim()));
+  assert.ok(
+    !JSON.stringify(all[0]).includes((await readFile(dir.path("client", "key"), "utf8")).trim()),
+  );
   await chmod(dir.path("client", "key"), 0o640);
   await assert.rejects(dir.clientKey(), kind("invalid"));
   await chmod(dir.path("client", "key"), 0o600);
   await writeFile(dir.path("client", "key"), "secret-text");
-  await assert.rejects(dir.clientKey(), (e: TurnstoneError) => e.kind === "invalid" && !e.message.includes("secret-text"));
+  await assert.rejects(
+    dir.clientKey(),
+    (e: TurnstoneError) => e.kind === "invalid" && !e.message.includes("secret-text"),
+  );
 });
 
 test("a token is read from a file of its user alone", async () => {
@@ -78,20 +109,39 @@ test("a token is read from a file of its user alone", async () => {
 });
 
 test("a server elsewhere without a pin is refused before anything is sent", async () => {
-  const client = new Turnstone({ host: "https://turn.example.org", token: "x", home: join(root, "nopin") });
+  const client = new Turnstone({
+    host: "https://turn.example.org",
+    token: "x",
+    home: join(root, "nopin"),
+  });
   await assert.rejects(client.usage(), kind("not_found"));
   await client.close();
 });
 
 test("a token with a line break is refused, and in no error", async () => {
-  const client = new Turnstone({ host: "http://127.0.0.1:9", token: "geheim\nX: y", home: join(root, "badtoken") });
-  await assert.rejects(client.usage(), (e: unknown) => e instanceof TurnstoneError && !e.message.includes("geheim") && !e.hint.includes("geheim"));
+  const client = new Turnstone({
+    host: "http://127.0.0.1:9",
+    token: "geheim\nX: y",
+    home: join(root, "badtoken"),
+  });
+  await assert.rejects(
+    client.usage(),
+    (e: unknown) =>
+      e instanceof TurnstoneError && !e.message.includes("geheim") && !e.hint.includes("geheim"),
+  );
   await client.close();
 });
 
 test("a program that is not there", async () => {
-  const client = new Turnstone({ host: "local", home: join(root, "none"), program: join(root, "no-such-program") });
-  await assert.rejects(client.usage(), (e: TurnstoneError) => e.kind === "unavailable" && e.hint.includes("TURN_HOST"));
+  const client = new Turnstone({
+    host: "local",
+    home: join(root, "none"),
+    program: join(root, "no-such-program"),
+  });
+  await assert.rejects(
+    client.usage(),
+    (e: TurnstoneError) => e.kind === "unavailable" && e.hint.includes("TURN_HOST"),
+  );
   await client.close();
 });
 
@@ -119,7 +169,10 @@ test("a folder survives packing and unpacking", async () => {
 });
 
 test("a hostile archive writes nothing outside of its folder", async () => {
-  const file = (name: string): Uint8Array[] => [tarHeader(name, 1), new Uint8Array(512).fill(65, 0, 1)];
+  const file = (name: string): Uint8Array[] => [
+    tarHeader(name, 1),
+    new Uint8Array(512).fill(65, 0, 1),
+  ];
   const end = new Uint8Array(1024);
   const to = join(root, "hostile");
   const outside = join(root, "outside");
@@ -128,10 +181,17 @@ test("a hostile archive writes nothing outside of its folder", async () => {
   await symlink(outside, join(to, "there"));
   const skipped = await unpack(
     parts(
-      ...file("../escaped"), ...file("/absolute"), ...file("a/../../escaped"), ...file("there/x"),
-      tarHeader("out", 0, 0o777, "2", "../outside"), ...file("out/x"),
-      tarHeader("abs", 0, 0o777, "2", "/etc/passwd"), tarHeader("dev", 0, 0o666, "3"), tarHeader("hard", 0, 0o644, "1", "/etc/passwd"),
-      ...file("good"), end,
+      ...file("../escaped"),
+      ...file("/absolute"),
+      ...file("a/../../escaped"),
+      ...file("there/x"),
+      tarHeader("out", 0, 0o777, "2", "../outside"),
+      ...file("out/x"),
+      tarHeader("abs", 0, 0o777, "2", "/etc/passwd"),
+      tarHeader("dev", 0, 0o666, "3"),
+      tarHeader("hard", 0, 0o644, "1", "/etc/passwd"),
+      ...file("good"),
+      end,
     ),
     to,
     1 << 20,
@@ -142,7 +202,10 @@ test("a hostile archive writes nothing outside of its folder", async () => {
   assert.equal(await readFile(join(to, "absolute"), "utf8"), "A"); // below the folder
   assert.ok(skipped.length >= 7, skipped.join());
   await assert.rejects(unpack(parts(tarHeader("big", 1 << 30)), to, 1 << 20), kind("exhausted"));
-  await assert.rejects(unpack(parts(tarHeader("cut", 1000), new Uint8Array(512)), to, 1 << 20), kind("integrity"));
+  await assert.rejects(
+    unpack(parts(tarHeader("cut", 1000), new Uint8Array(512)), to, 1 << 20),
+    kind("integrity"),
+  );
   const damaged = tarHeader("x", 0);
   damaged[0]! ^= 1;
   await assert.rejects(unpack(parts(damaged, end), to, 1 << 20), kind("integrity"));

@@ -67,7 +67,11 @@ test("the published vectors of Noise_IK, both sides", () => {
     server: fromHex(v.init_remote_static),
     ephemeral: pair(v.init_ephemeral),
   });
-  const server = new Responder({ prologue, key: pair(v.resp_static), ephemeral: pair(v.resp_ephemeral!) });
+  const server = new Responder({
+    prologue,
+    key: pair(v.resp_static),
+    ephemeral: pair(v.resp_ephemeral!),
+  });
   const [one, two, ...rest] = v.messages;
   const first = client.first(fromHex(one!.payload));
   assert.equal(toHex(first), one!.ciphertext);
@@ -86,7 +90,10 @@ test("the published vectors of Noise_IK, both sides", () => {
     const n = numbers[i % 2]!++;
     const key = fromClient ? keys.send : keys.receive;
     assert.equal(toHex(seal(key, n, fromHex(m.payload))), m.ciphertext);
-    assert.equal(toHex(open(fromClient ? second.receive : second.send, n, fromHex(m.ciphertext))), m.payload);
+    assert.equal(
+      toHex(open(fromClient ? second.receive : second.send, n, fromHex(m.ciphertext))),
+      m.payload,
+    );
     numbers[i % 2] = n + 1n;
   });
 });
@@ -136,7 +143,10 @@ test("a whole connection of a channel", async () => {
   const c = await connect(tape);
   await c.write(utf8("data"));
   await c.closeWrite();
-  assert.equal(toHex(concat(...tape.written)), vectors.channel["hello"]! + vectors.channel["frames"]!);
+  assert.equal(
+    toHex(concat(...tape.written)),
+    vectors.channel["hello"]! + vectors.channel["frames"]!,
+  );
 });
 
 test("answers that a client refuses", async (t) => {
@@ -157,7 +167,10 @@ test("frames that a relay manipulates", async (t) => {
   for (const f of vectors.frames) {
     for (const size of [1, 5, 100_000]) {
       await t.test(`${f.name}, in pieces of ${size}`, async () => {
-        const tape = new Tape(concat(fromHex(vectors.channel["answer"]!), fromHex(f.frames ?? "")), size);
+        const tape = new Tape(
+          concat(fromHex(vectors.channel["answer"]!), fromHex(f.frames ?? "")),
+          size,
+        );
         const c = await connect(tape);
         const got: Uint8Array[] = [];
         let err: unknown;
@@ -186,7 +199,10 @@ test("a direction has a new key after 65,536 frames", async () => {
   const c = vectors.channel;
   const hello = fromHex(c["hello"]!);
   const server = new Responder({
-    prologue: concat(utf8("turnstone channel 1\0"), fromHex(c["statement"]!.slice("sha256:".length))),
+    prologue: concat(
+      utf8("turnstone channel 1\0"),
+      fromHex(c["statement"]!.slice("sha256:".length)),
+    ),
     key: pair(c["server_static"]!),
     ephemeral: pair(c["server_ephemeral"]!),
   });

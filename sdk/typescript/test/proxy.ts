@@ -25,14 +25,27 @@ export class Proxy {
       req.on("data", (p: Buffer) => parts.push(p));
       req.on("end", () => {
         const to = request(
-          { host: target.hostname, port: target.port, path: req.url, method: req.method, headers: { ...req.headers, host: target.host } },
-          (a) => void this.#answer(req, a, res as unknown as { writeHead(s: number, h: object): void; end(b: Buffer): void }),
+          {
+            host: target.hostname,
+            port: target.port,
+            path: req.url,
+            method: req.method,
+            headers: { ...req.headers, host: target.host },
+          },
+          (a) =>
+            void this.#answer(
+              req,
+              a,
+              res as unknown as { writeHead(s: number, h: object): void; end(b: Buffer): void },
+            ),
         );
         to.on("error", () => res.destroy());
         to.end(Buffer.concat(parts));
       });
     });
-    this.#server.on("upgrade", (req: IncomingMessage, socket: Socket, head: Buffer) => this.#upgrade(req, socket, head));
+    this.#server.on("upgrade", (req: IncomingMessage, socket: Socket, head: Buffer) =>
+      this.#upgrade(req, socket, head),
+    );
     this.#server.on("connection", (s: Socket) => this.#note(s));
   }
 
@@ -49,13 +62,21 @@ export class Proxy {
     s.on("error", () => undefined);
   }
 
-  async #answer(req: IncomingMessage, a: IncomingMessage, res: { writeHead(s: number, h: object): void; end(b: Buffer): void }): Promise<void> {
+  async #answer(
+    req: IncomingMessage,
+    a: IncomingMessage,
+    res: { writeHead(s: number, h: object): void; end(b: Buffer): void },
+  ): Promise<void> {
     const parts: Buffer[] = [];
     for await (const p of a as AsyncIterable<Buffer>) parts.push(p);
     let body = Buffer.concat(parts);
     const method = (req.url ?? "").split("/").at(-1) ?? "";
     if (this.tamper.answer && String(a.headers["content-type"]).startsWith("application/json")) {
-      body = Buffer.from(JSON.stringify(this.tamper.answer(method, JSON.parse(body.toString()) as Record<string, unknown>)));
+      body = Buffer.from(
+        JSON.stringify(
+          this.tamper.answer(method, JSON.parse(body.toString()) as Record<string, unknown>),
+        ),
+      );
     }
     const { "transfer-encoding": _, ...headers } = a.headers;
     res.writeHead(a.statusCode ?? 500, { ...headers, "content-length": body.length });
@@ -72,7 +93,8 @@ export class Proxy {
     client.on("close", over);
     server.on("close", over);
     const lines = [`GET ${req.url} HTTP/1.1`];
-    for (let i = 0; i < req.rawHeaders.length; i += 2) lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
+    for (let i = 0; i < req.rawHeaders.length; i += 2)
+      lines.push(`${req.rawHeaders[i]}: ${req.rawHeaders[i + 1]}`);
     server.write(lines.join("\r\n") + "\r\n\r\n");
     let begun = Buffer.alloc(0);
     const onHead = (p: Buffer): void => {
@@ -87,7 +109,12 @@ export class Proxy {
     server.on("data", onHead);
   }
 
-  async #relay(client: Socket, fromClient: Buffer, server: Socket, fromServer: Buffer): Promise<void> {
+  async #relay(
+    client: Socket,
+    fromClient: Buffer,
+    server: Socket,
+    fromServer: Buffer,
+  ): Promise<void> {
     const near = new Frames(streamOf(client, fromClient), false);
     const far = new Frames(streamOf(server, fromServer), true);
     const seen: Uint8Array[] = [];
@@ -99,7 +126,9 @@ export class Proxy {
     })();
     const down = (async () => {
       for (let n = 0, m; (m = await far.next()) !== null; n++) {
-        const out = this.tamper.toClient ? this.tamper.toClient(m.payload.slice(), n, seen) : [m.payload];
+        const out = this.tamper.toClient
+          ? this.tamper.toClient(m.payload.slice(), n, seen)
+          : [m.payload];
         for (const one of out) await near.writeBinary(one);
       }
     })();
@@ -126,7 +155,8 @@ function streamOf(socket: Socket, first: Buffer): ByteStream {
   socket.on("close", () => queue.end());
   return {
     read: () => queue.next(),
-    write: (b) => new Promise((resolve, reject) => socket.write(b, (err) => (err ? reject(err) : resolve()))),
+    write: (b) =>
+      new Promise((resolve, reject) => socket.write(b, (err) => (err ? reject(err) : resolve()))),
     close: () => {
       socket.destroy();
     },

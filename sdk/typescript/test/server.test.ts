@@ -35,12 +35,15 @@ test("a command has its outputs, its exit code and its language", async () => {
 });
 
 test("check throws what failed", async () => {
-  await assert.rejects(sb.exec(["sh", "-c", "echo why >&2; exit 7"], { check: true }), (e: unknown) => {
-    assert.ok(e instanceof CommandError);
-    assert.equal(e.result.exitCode, 7);
-    assert.match(e.message, /why/);
-    return true;
-  });
+  await assert.rejects(
+    sb.exec(["sh", "-c", "echo why >&2; exit 7"], { check: true }),
+    (e: unknown) => {
+      assert.ok(e instanceof CommandError);
+      assert.equal(e.result.exitCode, 7);
+      assert.match(e.message, /why/);
+      return true;
+    },
+  );
 });
 
 test("a script keeps directory and variables, and has its commands with their places", async () => {
@@ -49,7 +52,10 @@ test("a script keeps directory and variables, and has its commands with their pl
   assert.equal(r.stdout, "turn in /tmp\n");
   assert.equal(r.exitCode, 1);
   const [echo, no] = [r.commands[0]!, r.commands[1]!];
-  assert.deepEqual([echo.text.slice(0, 4), echo.span!.line, echo.exitCode, no.exitCode], ["echo", 1, 0, 1]);
+  assert.deepEqual(
+    [echo.text.slice(0, 4), echo.span!.line, echo.exitCode, no.exitCode],
+    ["echo", 1, 0, 1],
+  );
   assert.equal(no.span!.start, 22);
 });
 
@@ -60,10 +66,13 @@ test("a command line that is not there", async () => {
 
 test("output arrives while the command runs", async () => {
   const seen: string[] = [];
-  const run = sb.exec(["sh", "-c", "echo one; read x; echo two $x"], { stream: true, stdin: (async function* () {
-    while (seen.length === 0) await new Promise((r) => setTimeout(r, 5)); // the first line was seen
-    yield "later\n";
-  })() });
+  const run = sb.exec(["sh", "-c", "echo one; read x; echo two $x"], {
+    stream: true,
+    stdin: (async function* () {
+      while (seen.length === 0) await new Promise((r) => setTimeout(r, 5)); // the first line was seen
+      yield "later\n";
+    })(),
+  });
   for await (const c of run) seen.push(text(c.data));
   assert.equal(seen.join(""), "one\ntwo later\n");
   assert.ok(seen.length >= 2);
@@ -82,12 +91,20 @@ test("large output and input are whole", async () => {
 });
 
 test("environment, secrets, directory and user", async () => {
-  const r = await sb.exec(["sh", "-c", 'echo "$A $S $PWD $(id -u)"'], { env: { A: "a b" }, secrets: { S: "geheimnis" }, cwd: "/var", user: "65534" });
+  const r = await sb.exec(["sh", "-c", 'echo "$A $S $PWD $(id -u)"'], {
+    env: { A: "a b" },
+    secrets: { S: "geheimnis" },
+    cwd: "/var",
+    user: "65534",
+  });
   assert.equal(r.stdout, "a b geheimnis /var 65534\n");
 });
 
 test("a terminal", async () => {
-  const run = sb.exec(["sh", "-c", "stty size; read x; echo got $x; test -t 0 && echo tty"], { stream: true, pty: { columns: 100, rows: 30 } });
+  const run = sb.exec(["sh", "-c", "stty size; read x; echo got $x; test -t 0 && echo tty"], {
+    stream: true,
+    pty: { columns: 100, rows: 30 },
+  });
   let all = "";
   for await (const c of run) {
     all += text(c.data);
@@ -102,7 +119,10 @@ test("a command ends with its time, with a signal, and with an AbortSignal", asy
   await assert.rejects(sb.exec(["sleep", "1000"], { timeout: 300 }), isKind("timeout"));
   await assert.rejects(sb.exec("sleep 1000", { timeout: 300 }), isKind("timeout"));
   const abort = new AbortController();
-  const marked = sb.exec(["sh", "-c", "echo started; exec sleep 4242"], { stream: true, signal: abort.signal });
+  const marked = sb.exec(["sh", "-c", "echo started; exec sleep 4242"], {
+    stream: true,
+    signal: abort.signal,
+  });
   await assert.rejects(async () => {
     for await (const c of marked) if (text(c.data).includes("started")) abort.abort();
   }, isKind("canceled"));
@@ -120,14 +140,17 @@ test("a loop that is left ends its command", async () => {
     assert.ok(c.data.length > 0);
     break;
   }
-  for (;;) { // until the kill has arrived
+  for (;;) {
+    // until the kill has arrived
     const left = await sb.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]);
     if (!left.stdout.includes("sleep 4343")) break;
   }
 });
 
 test("a command in the background", async () => {
-  const p = await sb.exec(["sh", "-c", "while [ ! -e /tmp/end ]; do sleep 0.05; done; exit 5"], { background: true });
+  const p = await sb.exec(["sh", "-c", "while [ ! -e /tmp/end ]; do sleep 0.05; done; exit 5"], {
+    background: true,
+  });
   await sb.files.write("/tmp/end", "");
   assert.equal((await p.wait()).exitCode, 5);
   const q = await sb.exec(["sleep", "1000"], { background: true });
@@ -137,7 +160,10 @@ test("a command in the background", async () => {
 
 test("many commands at one time", async () => {
   const all = await Promise.all(Array.from({ length: 40 }, (_, i) => sb.exec(["echo", String(i)])));
-  assert.deepEqual(all.map((r) => r.stdout), all.map((_, i) => `${i}\n`));
+  assert.deepEqual(
+    all.map((r) => r.stdout),
+    all.map((_, i) => `${i}\n`),
+  );
 });
 
 test("files", async () => {
@@ -153,10 +179,19 @@ test("files", async () => {
   assert.equal(size, big.length);
   await files.mkdir("/tmp/f/d/e");
   await files.move("/tmp/f/a.txt", "/tmp/f/d/b.txt");
-  assert.deepEqual((await files.list("/tmp/f")).map((f) => [f.name, f.type]), [["big", "file"], ["d", "directory"]]);
+  assert.deepEqual(
+    (await files.list("/tmp/f")).map((f) => [f.name, f.type]),
+    [
+      ["big", "file"],
+      ["d", "directory"],
+    ],
+  );
   assert.equal(await files.exists("/tmp/f/a.txt"), false);
   await assert.rejects(files.read("/tmp/f/a.txt"), isKind("not_found"));
-  await assert.rejects(files.read("/tmp/f/big", { signal: AbortSignal.abort() }), isKind("canceled"));
+  await assert.rejects(
+    files.read("/tmp/f/big", { signal: AbortSignal.abort() }),
+    isKind("canceled"),
+  );
   await files.remove("/tmp/f", { recursive: true });
   assert.equal(await files.exists("/tmp/f"), false);
 });
@@ -182,7 +217,11 @@ test("folders up and down", async () => {
   await writeFile(join(root, "up", "sub", "a"), "from here");
   await sb.files.upload(join(root, "up"), "/tmp/");
   assert.equal(await sb.files.read("/tmp/up/sub/a"), "from here");
-  await sb.exec(["sh", "-c", "ln -s /etc/passwd /tmp/up/evil; mkfifo /tmp/up/fifo; echo there > /tmp/up/sub/b"]);
+  await sb.exec([
+    "sh",
+    "-c",
+    "ln -s /etc/passwd /tmp/up/evil; mkfifo /tmp/up/fifo; echo there > /tmp/up/sub/b",
+  ]);
   const skipped = await sb.files.download("/tmp/up", join(root, "down"));
   assert.equal(await readFile(join(root, "down", "up", "sub", "b"), "utf8"), "there\n");
   assert.ok(skipped.includes("up/evil"));
@@ -217,11 +256,20 @@ test("usage", async () => {
 });
 
 test("errors of the server have kinds and hints", async () => {
-  await assert.rejects(client.sandbox({ image: "no-such-template", session: false }), (e: unknown) => {
-    assert.ok(e instanceof TurnstoneError && (e.kind === "not_found" || e.kind === "invalid"), String(e));
-    return true;
-  });
-  await assert.rejects(client.sandbox({ image: "base", env: { "NO NAME": "x" }, session: false }), isKind("invalid"));
+  await assert.rejects(
+    client.sandbox({ image: "no-such-template", session: false }),
+    (e: unknown) => {
+      assert.ok(
+        e instanceof TurnstoneError && (e.kind === "not_found" || e.kind === "invalid"),
+        String(e),
+      );
+      return true;
+    },
+  );
+  await assert.rejects(
+    client.sandbox({ image: "base", env: { "NO NAME": "x" }, session: false }),
+    isKind("invalid"),
+  );
   await assert.rejects(client.connect("sb_000000000000000000"), isKind("not_found"));
   const other = new Turnstone({ token: "a.b.c" });
   await assert.rejects(other.usage(), (e: unknown) => {
@@ -233,7 +281,11 @@ test("errors of the server have kinds and hints", async () => {
 
 test("a node that no pin names is refused", async () => {
   const wrong = "SHA256:" + "A".repeat(42) + "E";
-  const other = new Turnstone({ host: process.env["TURN_TEST_ADDRESS"] ?? "", pins: [wrong], home: join(root, "wrong") });
+  const other = new Turnstone({
+    host: process.env["TURN_TEST_ADDRESS"] ?? "",
+    pins: [wrong],
+    home: join(root, "wrong"),
+  });
   await assert.rejects(other.sandbox({ image: "base", session: false }), (e: unknown) => {
     assert.ok(e instanceof TurnstoneError && e.fault === "untrusted", String(e));
     return true;
@@ -242,7 +294,11 @@ test("a node that no pin names is refused", async () => {
 });
 
 test("another client's sandbox is out of reach", async () => {
-  const other = new Turnstone({ host: process.env["TURN_TEST_ADDRESS"] ?? "", pins: [process.env["TURN_TEST_NODE_KEY"] ?? ""], home: join(root, "other") });
+  const other = new Turnstone({
+    host: process.env["TURN_TEST_ADDRESS"] ?? "",
+    pins: [process.env["TURN_TEST_NODE_KEY"] ?? ""],
+    home: join(root, "other"),
+  });
   const theirs = await other.connect(sb.id);
   await assert.rejects(theirs.exec(["true"]), TurnstoneError);
   await assert.rejects(theirs.close(), isKind("denied"));
@@ -250,7 +306,10 @@ test("another client's sandbox is out of reach", async () => {
 });
 
 test("the operator's socket needs neither token nor pin", async () => {
-  const own = new Turnstone({ host: `unix:${process.env["TURN_TEST_SOCKET"]}`, home: join(root, "own") });
+  const own = new Turnstone({
+    host: `unix:${process.env["TURN_TEST_SOCKET"]}`,
+    home: join(root, "own"),
+  });
   const s = await own.sandbox({ image: "base" });
   assert.equal((await s.exec(["echo", "socket"])).stdout, "socket\n");
   await s.close();

@@ -6,7 +6,8 @@ import { Turnstone, TurnstoneError, type Progress } from "../src/index.js";
 
 const client = new Turnstone();
 after(() => client.close());
-const doc = (script: string, title = "A turn"): string => `# ${title}\n\n\`\`\`bash\n${script}\n\`\`\`\n`;
+const doc = (script: string, title = "A turn"): string =>
+  `# ${title}\n\n\`\`\`bash\n${script}\n\`\`\`\n`;
 const text = (b: Uint8Array): string => new TextDecoder().decode(b);
 
 test("what a sandbox leaves is a turn, on which the next sandbox and the next turn begin", async () => {
@@ -25,7 +26,9 @@ test("what a sandbox leaves is a turn, on which the next sandbox and the next tu
     await two.close({ discard: true });
   }
   const progress: Progress[] = [];
-  const receipt = await client.run(doc("cat /root/n; echo $WORD; awk 'BEGIN{print 1}'"), { onProgress: (p) => progress.push(p) });
+  const receipt = await client.run(doc("cat /root/n; echo $WORD; awk 'BEGIN{print 1}'"), {
+    onProgress: (p) => progress.push(p),
+  });
   assert.equal(receipt.passed, true);
   assert.equal(receipt.number, 3);
   assert.equal(receipt.session, client.contextId);
@@ -37,7 +40,8 @@ test("what a sandbox leaves is a turn, on which the next sandbox and the next tu
   assert.equal(step.commands[0]!.place!.line, 4);
   assert.match(receipt.markdown, /\*\*passed\*\*/);
   const told = progress.map((p) => p.type);
-  for (const want of ["started", "output", "finished"] as const) assert.ok(told.includes(want), told.join());
+  for (const want of ["started", "output", "finished"] as const)
+    assert.ok(told.includes(want), told.join());
 });
 
 test("a failing step", async () => {
@@ -67,17 +71,36 @@ test("log, show, receipt, fork, diff, merge, tag, compare", async () => {
   assert.equal(branch.name, "side");
   await client.run(doc("echo side > /root/c", "Three"), { session: "graph", branch: "side" });
   const log = await s.log();
-  assert.deepEqual(log.turns.map((t) => [t.number, t.title, t.branch]), [[3, "Three", "side"], [2, "Two", "main"], [1, "One", "main"]]);
+  assert.deepEqual(
+    log.turns.map((t) => [t.number, t.title, t.branch]),
+    [
+      [3, "Three", "side"],
+      [2, "Two", "main"],
+      [1, "One", "main"],
+    ],
+  );
   assert.match(await s.receipt(2), /# Two/);
   assert.equal(text(await s.readFile("side", "/root/c")), "side\n");
   const d = await s.diff(2, 3, { text: true });
-  assert.deepEqual(d.files.map((f) => [f.path, f.status]), [["/root/b", "D"], ["/root/c", "A"]]);
-  assert.deepEqual((await s.diff(3)).files.map((f) => f.path), ["/root/c"]);
+  assert.deepEqual(
+    d.files.map((f) => [f.path, f.status]),
+    [
+      ["/root/b", "D"],
+      ["/root/c", "A"],
+    ],
+  );
+  assert.deepEqual(
+    (await s.diff(3)).files.map((f) => f.path),
+    ["/root/c"],
+  );
   const m = await s.merge("side", { message: "together" });
   assert.equal(m.number, 4);
   assert.deepEqual(m.conflicts, []);
   await s.tag("done", 4);
-  assert.deepEqual((await s.log()).tags.map((t) => t.name), ["done"]);
+  assert.deepEqual(
+    (await s.log()).tags.map((t) => t.name),
+    ["done"],
+  );
   assert.ok(await s.show("done"));
   assert.ok(await s.compare([2, 3]));
   await s.untag("done");
@@ -104,12 +127,18 @@ test("a turn ends with its signal, and its receipt stays", async () => {
   });
   await assert.rejects(run, (e: TurnstoneError) => e.kind === "canceled");
   const log = await client.session("aborted").log();
-  assert.deepEqual(log.turns.map((t) => [t.status, t.result]), [["done", "error"]]);
+  assert.deepEqual(
+    log.turns.map((t) => [t.status, t.result]),
+    [["done", "error"]],
+  );
   assert.match(await client.session("aborted").receipt(1), /begun/);
 });
 
 test("a session that is removed is gone", async () => {
   await client.run(doc("true"), { session: "short" });
   await client.session("short").remove();
-  await assert.rejects(client.session("short").log(), (e: TurnstoneError) => e.kind === "not_found");
+  await assert.rejects(
+    client.session("short").log(),
+    (e: TurnstoneError) => e.kind === "not_found",
+  );
 });

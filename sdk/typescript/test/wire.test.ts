@@ -58,12 +58,25 @@ test("a command has its answer, and an error its parts", async () => {
   await s.frames.writeText(
     JSON.stringify({
       id: b.id,
-      error: { code: -32000, message: "x", data: { op: "FileSystem.stat", kind: "not_found", subject: "/b", hint: "check", cause: "gone" } },
+      error: {
+        code: -32000,
+        message: "x",
+        data: {
+          op: "FileSystem.stat",
+          kind: "not_found",
+          subject: "/b",
+          hint: "check",
+          cause: "gone",
+        },
+      },
     }),
   );
   await s.frames.writeText(JSON.stringify({ id: a.id, result: { file: { path: "/a" } } }));
   await assert.rejects(two, (e: TurnstoneError) => {
-    assert.deepEqual([e.kind, e.op, e.subject, e.hint, e.message, e.retryable], ["not_found", "FileSystem.stat", "/b", "check", "/b: gone", false]);
+    assert.deepEqual(
+      [e.kind, e.op, e.subject, e.hint, e.message, e.retryable],
+      ["not_found", "FileSystem.stat", "/b", "check", "/b: gone", false],
+    );
     return true;
   });
   assert.equal((await one).file.path, "/a");
@@ -87,7 +100,10 @@ test("a signal ends the wait for an answer, whose late arrival is no error", asy
 const header = (kind: number, stream: number, offset: number, data = ""): Uint8Array =>
   concat(frameHeader(kind, stream, offset), utf8(data));
 const binary = (payload: Uint8Array): Uint8Array => {
-  const head = payload.length < 126 ? [0x82, payload.length] : [0x82, 126, payload.length >> 8, payload.length & 255];
+  const head =
+    payload.length < 126
+      ? [0x82, payload.length]
+      : [0x82, 126, payload.length >> 8, payload.length & 255];
   return concat(Uint8Array.from(head), payload);
 };
 const text = (t: string): Uint8Array => concat(Uint8Array.of(0x81, utf8(t).length), utf8(t));
@@ -107,7 +123,10 @@ test("what a hostile agent sends ends the connection", async (t) => {
     "a continuation of nothing": Uint8Array.of(0x80, 0),
     "a message within a message": Uint8Array.of(0x01, 1, 0x7b, 0x81, 0),
     "a message of many gigabytes": Uint8Array.of(0x81, 127, 0, 0, 1, 0, 0, 0, 0, 0),
-    "a binary message that is too long": concat(Uint8Array.of(0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0x12), new Uint8Array(65554)),
+    "a binary message that is too long": concat(
+      Uint8Array.of(0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0x12),
+      new Uint8Array(65554),
+    ),
     "a short binary frame": binary(new Uint8Array(16)),
     "an unknown kind of frame": binary(header(4, 1, 0)),
     "stream 0": binary(header(0, 0, 0, "x")),
@@ -133,7 +152,10 @@ test("what a hostile agent sends ends the connection", async (t) => {
       assert.equal(why.kind, "integrity", why.message);
       await assert.rejects(call, (e: TurnstoneError) => e.kind === "integrity" && !e.retryable);
       await assert.rejects(from.read(), (e: TurnstoneError) => e.kind === "integrity");
-      await assert.rejects(s.wire.call("Process.list", {}), (e: TurnstoneError) => e.kind === "integrity");
+      await assert.rejects(
+        s.wire.call("Process.list", {}),
+        (e: TurnstoneError) => e.kind === "integrity",
+      );
     });
   }
 });
@@ -209,7 +231,10 @@ test("a connection that ends fails everything that waits", async () => {
 test("input continues at the byte that has not arrived", async () => {
   const input = new Input();
   const all: Uint8Array[] = [];
-  const to = { write: (b: Uint8Array) => (all.push(b.slice()), Promise.resolve()), end: () => Promise.resolve() };
+  const to = {
+    write: (b: Uint8Array) => (all.push(b.slice()), Promise.resolve()),
+    end: () => Promise.resolve(),
+  };
   await input.write("hello ");
   await input.write("world");
   input.end();

@@ -150,7 +150,8 @@ function checkFields(a: Attestation, sandbox: string): void {
   checkKey(a.serverKey);
   a.clients.forEach((k, i) => {
     checkKey(k);
-    if (a.clients.slice(0, i).some((o) => equal(o, k))) throw new Damaged("it admits a client twice");
+    if (a.clients.slice(0, i).some((o) => equal(o, k)))
+      throw new Damaged("it admits a client twice");
   });
   for (const d of [a.template, a.agent, a.substrate]) {
     if (d !== "" && !/^sha256:[0-9a-f]{64}$/.test(d)) throw new Damaged("a digest is malformed");
@@ -161,7 +162,10 @@ function checkFields(a: Attestation, sandbox: string): void {
 /** Throws why a client must not use the statement. Each error has a fault. */
 export function checkAttestation(a: Attestation, e: Expected, now: number): void {
   const refuse = (fault: Fault, text: string): never => {
-    throw faultError(fault, text, { op: "channel.verify", subject: `the attestation of ${a.about}` });
+    throw faultError(fault, text, {
+      op: "channel.verify",
+      subject: `the attestation of ${a.about}`,
+    });
   };
   try {
     e.pins.vouch(a.signer);
@@ -169,15 +173,18 @@ export function checkAttestation(a: Attestation, e: Expected, now: number): void
     if (err instanceof TurnstoneError && err.fault) throw err;
     refuse("untrusted", textOf(err));
   }
-  if (a.time > now + skew) refuse("expired", `is valid from ${new Date(a.time).toISOString()} only`);
+  if (a.time > now + skew)
+    refuse("expired", `is valid from ${new Date(a.time).toISOString()} only`);
   if (now >= a.expires) refuse("expired", `expired at ${new Date(a.expires).toISOString()}`);
   if (!equal(a.nonce, e.nonce)) refuse("replayed", "is the answer to another request");
   if (a.about !== e.about) refuse("spliced", `is not about ${e.about.slice(0, 200)}`);
-  if (!a.clients.some((k) => equal(k, e.client))) refuse("spliced", "does not admit this client's key");
+  if (!a.clients.some((k) => equal(k, e.client)))
+    refuse("spliced", "does not admit this client's key");
   if (!a.clients.every((k) => equal(k, e.client))) {
     refuse("widened", "admits a key that this client did not name");
   }
-  if (a.owner !== (e.owner ?? "")) refuse("widened", "lets another key admit others than this client named");
+  if (a.owner !== (e.owner ?? ""))
+    refuse("widened", "lets another key admit others than this client named");
   for (const what of ["template", "agent", "substrate"] as const) {
     const want = e[what];
     if (want && want !== a[what]) refuse("spliced", `has another ${what} than ${want}`);

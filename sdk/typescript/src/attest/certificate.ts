@@ -51,13 +51,15 @@ export interface Root {
 }
 
 const hints: Partial<Record<Fault, string>> = {
-  uncertified: "ask the server's operator to certify the node: turn host root sign, and node.certificate of the node",
+  uncertified:
+    "ask the server's operator to certify the node: turn host root sign, and node.certificate of the node",
   other_root:
     "compare the root with the server's operator; turn host add --root FINGERPRINT trusts another one",
   certificate_expired:
     "ask the server's operator for a new certificate of the node, and compare the clocks of this machine and of the node",
   certificate_not_yet_valid: "compare the clocks of this machine and of the node",
-  old_epoch: "ask the server's operator for a new certificate of the node: later ones of the same root are in use",
+  old_epoch:
+    "ask the server's operator for a new certificate of the node: later ones of the same root are in use",
   other_node: "ask the server's operator which key the node has: turn host root show",
   root_revoked: "do not rely on nodes that this root certified",
 };
@@ -160,7 +162,8 @@ export function openChain(bytes: Uint8Array): Chain {
 }
 
 function decodeChain(bytes: Uint8Array): Chain {
-  if (bytes.length > maxChain) throw new Damaged(`it has ${bytes.length} bytes; the limit is ${maxChain}`);
+  if (bytes.length > maxChain)
+    throw new Damaged(`it has ${bytes.length} bytes; the limit is ${maxChain}`);
   const text = fromUtf8(bytes);
   const lines = text.slice(0, -1).split("\n");
   if (!text.endsWith("\n") || lines.length > 1 + maxSuccessions) {
@@ -207,13 +210,19 @@ export function checkChain(c: Chain, r: Root, now: number): Root {
   }
   const next = c.successions[at];
   if (next && next.epoch <= r.epoch) {
-    throw refused("old_epoch", `has a succession of epoch ${next.epoch}, and this client has seen epoch ${r.epoch}`);
+    throw refused(
+      "old_epoch",
+      `has a succession of epoch ${next.epoch}, and this client has seen epoch ${r.epoch}`,
+    );
   }
   if (c.epoch < r.epoch) {
     throw refused("old_epoch", `has epoch ${c.epoch}, and this client has seen epoch ${r.epoch}`);
   }
   if (c.time > now + skew) {
-    throw refused("certificate_not_yet_valid", `is valid from ${new Date(c.time).toISOString()} only`);
+    throw refused(
+      "certificate_not_yet_valid",
+      `is valid from ${new Date(c.time).toISOString()} only`,
+    );
   }
   if (now >= c.expires) {
     throw refused("certificate_expired", `expired at ${new Date(c.expires).toISOString()}`);
@@ -224,7 +233,10 @@ export function checkChain(c: Chain, r: Root, now: number): Root {
 /** Throws if the certificate is not about the node with this name and key. */
 export function checkNode(c: Chain, node: string, key: SignerKey): void {
   if (c.key !== key.text) {
-    throw refused("other_node", `is about the key ${fingerprint(c.key)}, and the node has ${key.id}`);
+    throw refused(
+      "other_node",
+      `is about the key ${fingerprint(c.key)}, and the node has ${key.id}`,
+    );
   }
   if (node !== "" && c.node !== "" && c.node !== node) {
     throw refused("other_node", `is about the node ${c.node}, and not about ${node.slice(0, 80)}`);
@@ -233,7 +245,10 @@ export function checkNode(c: Chain, node: string, key: SignerKey): void {
 
 /** Returns the error about a node that shows no certificate of the root that a client pins. */
 export function uncertified(root: string): TurnstoneError {
-  return refused("uncertified", `is missing, and this client trusts nodes of the root ${fingerprint(root)} only`);
+  return refused(
+    "uncertified",
+    `is missing, and this client trusts nodes of the root ${fingerprint(root)} only`,
+  );
 }
 
 /** Returns the error about a certificate of a root that another one has replaced. */

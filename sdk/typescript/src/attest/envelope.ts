@@ -33,7 +33,8 @@ function depth(text: string): number {
 }
 
 function parse(bytes: Uint8Array, limit: number, what: string): unknown {
-  if (bytes.length > limit) throw new Damaged(`${what} has ${bytes.length} bytes; the limit is ${limit}`);
+  if (bytes.length > limit)
+    throw new Damaged(`${what} has ${bytes.length} bytes; the limit is ${limit}`);
   let text: string;
   try {
     text = fromUtf8(bytes);
@@ -62,7 +63,8 @@ export function textIn(value: unknown, what: string): string {
   return value;
 }
 
-const spelling = "is not spelled as turn writes it: white space, order, an unknown key, or a key that is there twice";
+const spelling =
+  "is not spelled as turn writes it: white space, order, an unknown key, or a key that is there twice";
 
 /** Throws if the bytes are not the one spelling of a value, whose keys are in the order of Go's type. */
 export function sameSpelling(bytes: Uint8Array, value: unknown, what: string): void {
@@ -79,10 +81,13 @@ export function unseal(envelope: Uint8Array): Sealed {
   const fields = {
     payloadType: textIn(e["payloadType"], "the payload's type"),
     payload: textIn(e["payload"], "the payload"),
-    signatures: [{ keyid: textIn(s["keyid"], "the key's ID"), sig: textIn(s["sig"], "the signature") }],
+    signatures: [
+      { keyid: textIn(s["keyid"], "the key's ID"), sig: textIn(s["sig"], "the signature") },
+    ],
   };
   sameSpelling(envelope, fields, "the envelope");
-  if (fields.payloadType !== payloadType) throw new Damaged("the envelope has a payload of another type");
+  if (fields.payloadType !== payloadType)
+    throw new Damaged("the envelope has a payload of another type");
   const payload = fromBase64(fields.payload);
   const signature = fromBase64(fields.signatures[0]!.sig);
   if (!payload || !signature) throw new Damaged("the envelope has base64 in another spelling");
@@ -96,7 +101,8 @@ export function preAuthEncoding(payload: Uint8Array): Uint8Array {
 
 /** Throws if the key has not signed the envelope. */
 export function verify(sealed: Sealed, key: SignerKey): void {
-  if (sealed.keyid !== key.id) throw new Damaged("the signature is by another key than the statement names");
+  if (sealed.keyid !== key.id)
+    throw new Damaged("the signature is by another key than the statement names");
   if (!key.verify(sealed.signature, preAuthEncoding(sealed.payload))) {
     throw new Damaged(`the key ${key.id} did not sign this`);
   }
@@ -114,7 +120,8 @@ export function decodeStatement(payload: Uint8Array, predicateType: string): Sta
   const s = objectOf(parse(payload, maxPayload, "the statement"), "the statement");
   if (s["_type"] !== statementType) throw new Damaged("it is no in-toto statement");
   if (s["predicateType"] !== predicateType) throw new Damaged("it is about something else");
-  if (!Array.isArray(s["subject"]) || s["subject"].length !== 1) throw new Damaged("it does not have one subject");
+  if (!Array.isArray(s["subject"]) || s["subject"].length !== 1)
+    throw new Damaged("it does not have one subject");
   const subject = objectOf(s["subject"][0], "the subject");
   const digest = objectOf(subject["digest"], "the subject's digest");
   return {
@@ -125,7 +132,12 @@ export function decodeStatement(payload: Uint8Array, predicateType: string): Sta
 }
 
 /** Throws if the payload is not the one spelling of the statement with this predicate. */
-export function checkSpelling(payload: Uint8Array, s: Statement, predicateType: string, predicate: object): void {
+export function checkSpelling(
+  payload: Uint8Array,
+  s: Statement,
+  predicateType: string,
+  predicate: object,
+): void {
   const whole = {
     _type: statementType,
     subject: [{ name: s.subject, digest: { sha256: s.digest } }],

@@ -1,6 +1,15 @@
 import { fail, faultError, TurnstoneError } from "../errors.js";
 import type { Pins } from "./attest.js";
-import { checkChain, checkNode, openChain, replaced, refused, rootsOf, uncertified, type Chain } from "./certificate.js";
+import {
+  checkChain,
+  checkNode,
+  openChain,
+  replaced,
+  refused,
+  rootsOf,
+  uncertified,
+  type Chain,
+} from "./certificate.js";
 import { SignerKey } from "./ssh.js";
 
 /** Every node is trusted: the connection has shown whose the server is. */
@@ -21,7 +30,9 @@ export class KeyPins implements Pins {
       });
     }
     if (this.keys.includes(key.text) || this.keys.includes(key.id)) return;
-    throw faultError("untrusted", `the node's key ${key.id} is not trusted`, { op: "channel.verify" });
+    throw faultError("untrusted", `the node's key ${key.id} is not trusted`, {
+      op: "channel.verify",
+    });
   }
 }
 
@@ -34,11 +45,18 @@ export interface KnownRoot {
 }
 
 /** Returns what the client knows of a root after it has seen a chain, or throws why it does not believe it. */
-export function believe(root: KnownRoot, chain: Chain, now: number, revoked: ReadonlySet<string>, idOf: (key: string) => string): KnownRoot {
+export function believe(
+  root: KnownRoot,
+  chain: Chain,
+  now: number,
+  revoked: ReadonlySet<string>,
+  idOf: (key: string) => string,
+): KnownRoot {
   const roots = rootsOf(chain);
   const at = roots.indexOf(root.key);
   for (const key of [...roots.slice(Math.max(at, 0)), root.key]) {
-    if (revoked.has(idOf(key))) throw refused("root_revoked", `is of the root ${idOf(key)}, which is revoked here`);
+    if (revoked.has(idOf(key)))
+      throw refused("root_revoked", `is of the root ${idOf(key)}, which is revoked here`);
   }
   if (root.former.includes(chain.signer)) throw replaced(chain.signer, root.key);
   const next = checkChain(chain, root, now);
@@ -97,7 +115,9 @@ export function givenPins(
   if (pins.length > 0 && root) {
     throw fail("invalid", "pins and root exclude each other", { op: "client.new" });
   }
-  let known = root ? { key: SignerKey.parse(root).text, epoch: 0, former: [] as string[] } : undefined;
+  let known = root
+    ? { key: SignerKey.parse(root).text, epoch: 0, former: [] as string[] }
+    : undefined;
   return async (node, certificate) => {
     const gone = await revoked();
     const keys = new KeyPins(pins, gone);

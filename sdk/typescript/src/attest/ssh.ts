@@ -27,7 +27,11 @@ export class SignerKey {
       return bad(`does not have the form ${type} BASE64`);
     }
     const blob = fromBase64(encoded);
-    if (!blob || blob.length !== prefix.length + 32 || !equal(blob.subarray(0, prefix.length), prefix)) {
+    if (
+      !blob ||
+      blob.length !== prefix.length + 32 ||
+      !equal(blob.subarray(0, prefix.length), prefix)
+    ) {
       return bad("is no Ed25519 key in its only spelling");
     }
     const id = "SHA256:" + toBase64(sha256(blob)).replace(/=+$/, "");

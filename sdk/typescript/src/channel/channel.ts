@@ -133,7 +133,11 @@ export class Channel implements ByteStream {
     try {
       first = state.first();
     } catch (err) {
-      throw faultError("weak_key", "the server's key is a point of low order", { op, subject, cause: err });
+      throw faultError("weak_key", "the server's key is a point of low order", {
+        op,
+        subject,
+        cause: err,
+      });
     }
     const hello = concat(magic, digest, first);
     const reader = new ByteReader(stream);
@@ -149,12 +153,19 @@ export class Channel implements ByteStream {
       keys = state.second(second);
     } catch (err) {
       if (err instanceof WeakKey) {
-        throw faultError("weak_key", "the server's answer has a point of low order", { op, subject });
+        throw faultError("weak_key", "the server's answer has a point of low order", {
+          op,
+          subject,
+        });
       }
-      throw faultError("key_swapped", "the answer is not of the attested key, or was changed on its way", {
-        op,
-        subject,
-      });
+      throw faultError(
+        "key_swapped",
+        "the answer is not of the attested key, or was changed on its way",
+        {
+          op,
+          subject,
+        },
+      );
     }
     const channel = new Channel(stream, reader, keys);
     await channel.#frame(kindConfirm, new Uint8Array(0)).catch((err: unknown) => {
@@ -204,7 +215,10 @@ export class Channel implements ByteStream {
       number = view.getBigUint64(2);
       if (size < minNoise) {
         throw await this.#report(
-          faultError("altered", `a frame of ${size} bytes is too short`, { op: "channel.read", subject }),
+          faultError("altered", `a frame of ${size} bytes is too short`, {
+            op: "channel.read",
+            subject,
+          }),
         );
       }
       sealed = await this.#in.take(size);
@@ -360,7 +374,11 @@ function safeText(bytes: Uint8Array): string {
 
 /** Reads the server's answer to hello, and returns Noise message 2. */
 async function answer(reader: ByteReader, hello: Uint8Array): Promise<Uint8Array> {
-  const refused = (kind: "not_found" | "invalid" | "integrity", why: string, hint: string): never => {
+  const refused = (
+    kind: "not_found" | "invalid" | "integrity",
+    why: string,
+    hint: string,
+  ): never => {
     throw fail(kind, `refused, as the server or a relay says: ${why}`, { op, subject, hint });
   };
   const again = "request a new attestation";
@@ -384,7 +402,11 @@ async function answer(reader: ByteReader, hello: Uint8Array): Promise<Uint8Array
         "request an attestation for this key, with a grant of the owner",
       );
     case 4:
-      return refused("integrity", "the first message is not for the server's key and statement", again);
+      return refused(
+        "integrity",
+        "the first message is not for the server's key and statement",
+        again,
+      );
     case magic[0]:
       throw faultError("reflected", "the first message of this side came back", { op, subject });
     default:

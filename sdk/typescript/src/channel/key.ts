@@ -74,7 +74,10 @@ export function checkKey(key: Uint8Array): void {
   } catch {
     // reported below
   }
-  throw faultError("weak_key", "is a point of low order", { op: "channel.key", subject: "the key" });
+  throw faultError("weak_key", "is a point of low order", {
+    op: "channel.key",
+    subject: "the key",
+  });
 }
 
 /** Decodes the only spelling of a public key in base64. */

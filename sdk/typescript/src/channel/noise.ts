@@ -17,12 +17,22 @@ function nonce(n: bigint): Uint8Array {
 }
 
 /** Encrypts with a key and a number. */
-export function seal(key: Uint8Array, n: bigint, plain: Uint8Array, ad: Uint8Array = empty): Uint8Array {
+export function seal(
+  key: Uint8Array,
+  n: bigint,
+  plain: Uint8Array,
+  ad: Uint8Array = empty,
+): Uint8Array {
   return chacha20poly1305(key, nonce(n), ad).encrypt(plain);
 }
 
 /** Decrypts; it throws if the ciphertext is not authentic. */
-export function open(key: Uint8Array, n: bigint, sealed: Uint8Array, ad: Uint8Array = empty): Uint8Array {
+export function open(
+  key: Uint8Array,
+  n: bigint,
+  sealed: Uint8Array,
+  ad: Uint8Array = empty,
+): Uint8Array {
   return chacha20poly1305(key, nonce(n), ad).decrypt(sealed);
 }
 
@@ -45,7 +55,8 @@ class Symmetric {
 
   constructor(name: string) {
     const bytes = utf8(name);
-    this.#hash = bytes.length <= 32 ? concat(bytes, new Uint8Array(32 - bytes.length)) : sha256(bytes);
+    this.#hash =
+      bytes.length <= 32 ? concat(bytes, new Uint8Array(32 - bytes.length)) : sha256(bytes);
     this.#chaining = this.#hash;
   }
 
@@ -174,7 +185,10 @@ export class Responder {
 }
 
 /** Returns the one message of Noise_X from a key to a server's. */
-export function oneWay(config: HandshakeConfig & { server: Uint8Array }, payload: Uint8Array): Uint8Array {
+export function oneWay(
+  config: HandshakeConfig & { server: Uint8Array },
+  payload: Uint8Array,
+): Uint8Array {
   const s = new Symmetric("Noise_X_25519_ChaChaPoly_SHA256");
   const e = config.ephemeral ?? KeyPair.generate();
   s.mixHash(config.prologue);

@@ -1,5 +1,10 @@
 import type { DescField, DescMessage, Message, MessageShape } from "@bufbuild/protobuf";
-import { reflect, type ReflectList, type ReflectMap, type ReflectMessage } from "@bufbuild/protobuf/reflect";
+import {
+  reflect,
+  type ReflectList,
+  type ReflectMap,
+  type ReflectMessage,
+} from "@bufbuild/protobuf/reflect";
 import { sha256 } from "@noble/hashes/sha2.js";
 import { toHex, utf8 } from "../bytes.js";
 
@@ -91,7 +96,10 @@ function compareBytes(a: Uint8Array, b: Uint8Array): number {
 }
 
 /** Returns the digest of a whole request without its proofs. */
-export function proofDigest<D extends DescMessage>(schema: D, message: MessageShape<D> | Message): string {
+export function proofDigest<D extends DescMessage>(
+  schema: D,
+  message: MessageShape<D> | Message,
+): string {
   const d = new Digester();
   d.text(schema.typeName);
   d.message(reflect(schema, message as MessageShape<D>));

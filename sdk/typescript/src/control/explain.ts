@@ -71,13 +71,16 @@ export function explain(err: unknown, address: string): Refusal {
 
 function ofDetail(sent: ConnectError, d: Detail, address: string): TurnstoneError {
   const kind = kinds[d.kind] ?? "internal";
-  const retryAfter = d.retryAfter ? Number(d.retryAfter.seconds) * 1000 + d.retryAfter.nanos / 1e6 : 0;
+  const retryAfter = d.retryAfter
+    ? Number(d.retryAfter.seconds) * 1000 + d.retryAfter.nanos / 1e6
+    : 0;
   let hint = d.hint.slice(0, 1000);
   if (sent.code === Code.Unauthenticated) hint = tokenHint(d.reason);
   if (sent.code === Code.PermissionDenied && !hint) {
     hint = "use a token with the right that is missing: turn token create --scope";
   }
-  const text = d.cause || d.violations.map((v) => `${v.field}: ${v.message}`).join("; ") || sent.rawMessage;
+  const text =
+    d.cause || d.violations.map((v) => `${v.field}: ${v.message}`).join("; ") || sent.rawMessage;
   return fail(kind, text.slice(0, 4000), {
     op: d.op.slice(0, 200),
     subject: d.subject.slice(0, 1000) || (sent.code === Code.Unauthenticated ? address : ""),
@@ -93,7 +96,11 @@ function withoutDetail(sent: ConnectError, address: string): TurnstoneError {
   const kind = kindsOfCodes[sent.code] ?? "internal";
   const text = sent.rawMessage.slice(0, 1000);
   if (kind === "denied") {
-    return fail("denied", text || "the token is refused", { subject: address, hint: tokenHint(""), cause: sent });
+    return fail("denied", text || "the token is refused", {
+      subject: address,
+      hint: tokenHint(""),
+      cause: sent,
+    });
   }
   return fail(kind, text, {
     op: "host.call",

@@ -1,6 +1,23 @@
-import { clone, create, type DescMessage, type DescService, type Message } from "@bufbuild/protobuf";
-import { Code, createClient, type Client, type Interceptor, type Transport } from "@connectrpc/connect";
-import { checkAttestation, openAttestation, type Attestation, type Pins } from "../attest/attest.js";
+import {
+  clone,
+  create,
+  type DescMessage,
+  type DescService,
+  type Message,
+} from "@bufbuild/protobuf";
+import {
+  Code,
+  createClient,
+  type Client,
+  type Interceptor,
+  type Transport,
+} from "@connectrpc/connect";
+import {
+  checkAttestation,
+  openAttestation,
+  type Attestation,
+  type Pins,
+} from "../attest/attest.js";
 import { equal, random, toBase64 } from "../bytes.js";
 import { Channel } from "../channel/channel.js";
 import type { KeyPair } from "../channel/key.js";
@@ -70,7 +87,13 @@ const retryPause = 100;
 const maxWait = 10_000;
 const channelPath = /^\/turnstone\/v1\/[A-Za-z0-9._/-]+$/;
 
-const asks: ReadonlySet<string> = new Set(["ConnectTurn", "ConnectNode", "ConnectSession", "ConnectSandbox", "ConnectTemplates"]);
+const asks: ReadonlySet<string> = new Set([
+  "ConnectTurn",
+  "ConnectNode",
+  "ConnectSession",
+  "ConnectSandbox",
+  "ConnectTemplates",
+]);
 
 interface Named {
   client?: ChannelClient;
@@ -99,7 +122,8 @@ export class Server {
   constructor(platform: Platform) {
     this.platform = platform;
     const transport = platform.transport([this.#interceptor()]);
-    const of = <S extends DescService>(s: S): Client<S> => explained(createClient(s, transport), platform.address);
+    const of = <S extends DescService>(s: S): Client<S> =>
+      explained(createClient(s, transport), platform.address);
     this.sandboxes = of(SandboxService);
     this.turns = of(TurnService);
     this.sessions = of(SessionService);
@@ -109,7 +133,10 @@ export class Server {
 
   /** Returns the client's part of a new statement. */
   asker(): ChannelClient {
-    return create(ChannelClientSchema, { clientPublicKey: this.platform.key.public, nonce: random(32) });
+    return create(ChannelClientSchema, {
+      clientPublicKey: this.platform.key.public,
+      nonce: random(32),
+    });
   }
 
   /** Adds the token and proofs to calls, repeats what is safe to repeat, and explains errors. */
@@ -143,8 +170,12 @@ export class Server {
             continue;
           }
           const wait = Math.max(pause, refusal.error.retryAfter);
-          const safe = req.method.idempotency === 1 || asks.has(req.method.name) || !!(message as Named).idempotencyKey;
-          if (tries === maxTries || !safe || !mayRepeat(refusal) || wait > maxWait) throw refusal.error;
+          const safe =
+            req.method.idempotency === 1 ||
+            asks.has(req.method.name) ||
+            !!(message as Named).idempotencyKey;
+          if (tries === maxTries || !safe || !mayRepeat(refusal) || wait > maxWait)
+            throw refusal.error;
           await sleep(wait, req.signal);
           tries++;
           pause *= 2;
@@ -168,7 +199,9 @@ export class Server {
   /** Returns the request with what shows each known node that this client has its key. */
   async #proved(schema: DescMessage, request: Message): Promise<Message> {
     const m = clone(schema, request) as Message & Named;
-    const hasClient = schema.fields.some((f) => f.localName === "client" && f.fieldKind === "message");
+    const hasClient = schema.fields.some(
+      (f) => f.localName === "client" && f.fieldKind === "message",
+    );
     if (hasClient && !m.client) m.client = this.asker();
     const clients = m.clients ?? (m.client ? [m.client] : []);
     if (clients.length === 0) return m;
@@ -195,7 +228,8 @@ export class Server {
   async #remember(k: NodeKey): Promise<boolean> {
     const known = await this.#nodes();
     if (k.node === "" || k.tenant === "") return false;
-    if (known.some((o) => o.node === k.node && o.tenant === k.tenant && equal(o.key, k.key))) return false;
+    if (known.some((o) => o.node === k.node && o.tenant === k.tenant && equal(o.key, k.key)))
+      return false;
     this.#known = [k, ...known.filter((o) => o.node !== k.node)].slice(0, maxNodes);
     await this.platform.nodes?.save(this.#known).catch(() => undefined);
     return true;
@@ -257,16 +291,21 @@ export class Server {
       { pins, about: o.about, client: this.platform.key.public, nonce: o.nonce },
       Date.now(),
     );
-    if (a.node !== "" && !this.platform.own) await this.#remember({ node: a.node, key: a.serverKey, tenant: a.tenant });
+    if (a.node !== "" && !this.platform.own)
+      await this.#remember({ node: a.node, key: a.serverKey, tenant: a.tenant });
     return a;
   }
 
   async #enter(a: Attestation, path: string, signal?: AbortSignal): Promise<Channel> {
     if (!channelPath.test(path) || path.includes("..")) {
-      throw fail("integrity", `answers ${JSON.stringify(path.slice(0, 100))}, which is no path of a channel`, {
-        op: "host.channel",
-        subject: "the server",
-      });
+      throw fail(
+        "integrity",
+        `answers ${JSON.stringify(path.slice(0, 100))}, which is no path of a channel`,
+        {
+          op: "host.channel",
+          subject: "the server",
+        },
+      );
     }
     await this.platform.greet();
     const stream = await this.platform.dial(path, await this.#token(), signal);
@@ -284,7 +323,12 @@ export class Server {
   }
 
   /** Opens a channel of an offer about a node. */
-  openNode(channel: Offered | undefined, node: string, client: ChannelClient, signal?: AbortSignal): Promise<Wire> {
+  openNode(
+    channel: Offered | undefined,
+    node: string,
+    client: ChannelClient,
+    signal?: AbortSignal,
+  ): Promise<Wire> {
     return this.#open({ channel, node, about: `node:${node}`, nonce: client.nonce }, signal);
   }
 
@@ -308,7 +352,10 @@ export class Server {
     if (kept) return kept;
     const client = this.asker();
     const a = await this.sandboxes.connectSandbox({ sandboxId: id, client }, options(signal));
-    const wire = await this.#open({ channel: a.channel, node: "", about: id, nonce: client.nonce }, signal);
+    const wire = await this.#open(
+      { channel: a.channel, node: "", about: id, nonce: client.nonce },
+      signal,
+    );
     await this.keep(id, a.channel, client);
     return wire;
   }
@@ -316,12 +363,17 @@ export class Server {
   async #openKept(id: string, signal?: AbortSignal): Promise<Wire | undefined> {
     const k = await this.platform.statements?.load(id).catch(() => undefined);
     if (!k) return undefined;
-    const channel = create(ChannelSchema, { attestation: k.envelope, path: k.path, certificate: k.certificate });
+    const channel = create(ChannelSchema, {
+      attestation: k.envelope,
+      path: k.path,
+      certificate: k.certificate,
+    });
     try {
       return await this.#open({ channel, node: "", about: id, nonce: k.nonce }, signal);
     } catch (err) {
       if (signal?.aborted) throw err;
-      const old = err instanceof TurnstoneError && (err.fault === "expired" || err.kind !== "integrity");
+      const old =
+        err instanceof TurnstoneError && (err.fault === "expired" || err.kind !== "integrity");
       await this.forget(id);
       if (old) return undefined;
       throw err;
@@ -332,7 +384,12 @@ export class Server {
   async keep(id: string, c: Offered | undefined, client: ChannelClient): Promise<void> {
     if (!c) return;
     await this.platform.statements
-      ?.save(id, { envelope: c.attestation, nonce: client.nonce, path: c.path, certificate: c.certificate })
+      ?.save(id, {
+        envelope: c.attestation,
+        nonce: client.nonce,
+        path: c.path,
+        certificate: c.certificate,
+      })
       .catch(() => undefined);
   }
 
@@ -364,7 +421,9 @@ function explained<T extends object>(client: T, address: string): T {
       if (typeof method !== "function") return method;
       return (...args: unknown[]): unknown => {
         const answer: unknown = Reflect.apply(method, target, args);
-        return answer instanceof Promise ? holding(answer).catch(rethrow) : each(answer as AsyncIterable<unknown>);
+        return answer instanceof Promise
+          ? holding(answer).catch(rethrow)
+          : each(answer as AsyncIterable<unknown>);
       };
     },
   });

@@ -40,7 +40,8 @@ export function parseAddress(text: string): Address {
   const bad = (why: string): TurnstoneError =>
     fail("invalid", why, { op: "host.address", subject: "the server's address", hint });
   // eslint-disable-next-line no-control-regex
-  if (text.length > 2048 || /[\x00-\x1f\x7f]/.test(text)) throw bad("is too long, or has control characters");
+  if (text.length > 2048 || /[\x00-\x1f\x7f]/.test(text))
+    throw bad("is too long, or has control characters");
   if (text.startsWith("unix:")) {
     const path = text.slice("unix:".length).replace(/^\/\//, "");
     if (path === "") throw bad("has no path of a socket");
@@ -53,7 +54,8 @@ export function parseAddress(text: string): Address {
   } catch {
     throw bad("is no URL");
   }
-  if (u.protocol !== "https:" && u.protocol !== "http:") throw bad("has another scheme than https, http or unix");
+  if (u.protocol !== "https:" && u.protocol !== "http:")
+    throw bad("has another scheme than https, http or unix");
   if (u.username !== "" || u.password !== "") throw bad("has a user or a password");
   if (u.hostname === "" || !text.includes("://")) throw bad("has no host");
   if (u.search !== "" || u.hash !== "" || /[?#]/.test(text)) throw bad("has a query or a fragment");

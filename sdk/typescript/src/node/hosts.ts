@@ -29,7 +29,12 @@ export interface HostList {
 
 function table(value: unknown, what: string): Table {
   if (value === undefined) return {};
-  if (typeof value !== "object" || value === null || Array.isArray(value) || value instanceof Date) {
+  if (
+    typeof value !== "object" ||
+    value === null ||
+    Array.isArray(value) ||
+    value instanceof Date
+  ) {
     throw new Error(`${what} is no table`);
   }
   return value as Table;
@@ -48,14 +53,18 @@ function texts(value: unknown, what: string): string[] {
 }
 
 function known(t: Table, keys: string[], what: string): void {
-  for (const k of Object.keys(t)) if (!keys.includes(k)) throw new Error(`${what}: the key ${k.slice(0, 80)} is not known`);
+  for (const k of Object.keys(t))
+    if (!keys.includes(k)) throw new Error(`${what}: the key ${k.slice(0, 80)} is not known`);
 }
 
 /** Parses hosts.toml, which may be damaged. */
 export function parseHosts(source: string): HostList {
   const top = parse(source) as Table;
   known(top, ["current", "hosts"], "the file");
-  const list: HostList = { current: text(top["current"], "current"), hosts: Object.create(null) as Record<string, Host> };
+  const list: HostList = {
+    current: text(top["current"], "current"),
+    hosts: Object.create(null) as Record<string, Host>,
+  };
   for (const [name, value] of Object.entries(table(top["hosts"], "hosts"))) {
     list.hosts[name] = parseHost(name, table(value, `hosts.${name}`));
   }
@@ -78,13 +87,15 @@ function parseHost(name: string, t: Table): Host {
   if (t["root"] !== undefined) {
     const r = table(t["root"], `${what}.root`);
     const epoch = r["epoch"] ?? 0;
-    if (typeof epoch !== "number" || !Number.isInteger(epoch) || epoch < 0) throw new Error(`${what}.root.epoch is no epoch`);
+    if (typeof epoch !== "number" || !Number.isInteger(epoch) || epoch < 0)
+      throw new Error(`${what}.root.epoch is no epoch`);
     host.root = {
       key: SignerKey.parse(r["key"]).text,
       epoch,
       former: texts(r["former"], `${what}.root.former`).map((k) => SignerKey.parse(k).text),
     };
-    if (Object.keys(host.nodes).length > 0) throw new Error(`${what}.nodes: they count beside the root`);
+    if (Object.keys(host.nodes).length > 0)
+      throw new Error(`${what}.nodes: they count beside the root`);
   }
   return host;
 }
@@ -137,7 +148,10 @@ export class Hosts {
       try {
         all.add(SignerKey.parseLine(line).id);
       } catch (err) {
-        throw fail("invalid", `has a line that is no key: ${textOf(err)}`, { op: "key.trust", subject: path });
+        throw fail("invalid", `has a line that is no key: ${textOf(err)}`, {
+          op: "key.trust",
+          subject: path,
+        });
       }
     }
     return all;
@@ -184,7 +198,14 @@ export class Hosts {
       const hosts = table(top["hosts"], "hosts");
       let changed = false;
       for (const h of Object.values(list.hosts)) {
-        if (h.root) changed = writeRoot(table(table(hosts[h.name], h.name)["root"], "root"), h.root, chain, h.name === name) || changed;
+        if (h.root)
+          changed =
+            writeRoot(
+              table(table(hosts[h.name], h.name)["root"], "root"),
+              h.root,
+              chain,
+              h.name === name,
+            ) || changed;
       }
       if (!changed) return;
       const next = "# Servers that turn knows: see turn host --help.\n" + stringify(top);
@@ -197,7 +218,12 @@ export class Hosts {
 }
 
 /** Updates the roots of a list by a chain that a node of a host has shown; throws why it is not believed. */
-export function learn(list: HostList, host: Host, chain: Chain, revoked: ReadonlySet<string>): void {
+export function learn(
+  list: HostList,
+  host: Host,
+  chain: Chain,
+  revoked: ReadonlySet<string>,
+): void {
   const idOf = (key: string): string => SignerKey.parse(key).id;
   const all = Object.values(list.hosts);
   const root = host.root!;
@@ -230,7 +256,10 @@ function writeRoot(t: Table, root: KnownRoot, chain: Chain, shown: boolean): boo
     const same = (n: Table): boolean => n["key"] === chain.key && (n["name"] ?? "") === chain.node;
     const old = nodes.find(same);
     const after = Math.min(chain.time, old ? timeOf(old["after"], chain.time) : chain.time);
-    const until = Math.max(chain.expires, old ? timeOf(old["before"], chain.expires) : chain.expires);
+    const until = Math.max(
+      chain.expires,
+      old ? timeOf(old["before"], chain.expires) : chain.expires,
+    );
     const one: Table = {
       ...(chain.node ? { name: chain.node } : {}),
       key: chain.key,
@@ -259,6 +288,8 @@ export function unknownHost(nameOrURL: string): TurnstoneError {
   return fail("not_found", "is not known", {
     op: "host.find",
     subject: `host ${nameOrURL}`,
-    hint: url ? `add it with turn host add NAME ${nameOrURL}` : "list the hosts with turn host ls, or add one with turn host add NAME URL",
+    hint: url
+      ? `add it with turn host add NAME ${nameOrURL}`
+      : "list the hosts with turn host ls, or add one with turn host add NAME URL",
   });
 }

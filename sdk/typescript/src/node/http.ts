@@ -1,7 +1,12 @@
 import { Code, ConnectError, type Interceptor, type Transport } from "@connectrpc/connect";
 import type { UniversalClientFn } from "@connectrpc/connect/protocol";
 import { createTransport } from "@connectrpc/connect/protocol-connect";
-import { Agent as HttpAgent, request as httpRequest, type IncomingMessage, type RequestOptions } from "node:http";
+import {
+  Agent as HttpAgent,
+  request as httpRequest,
+  type IncomingMessage,
+  type RequestOptions,
+} from "node:http";
 import { Agent as HttpsAgent, request as httpsRequest } from "node:https";
 import { fail, TurnstoneError } from "../errors.js";
 import { checkOwn, lookupHere, type Address } from "./address.js";
@@ -33,11 +38,20 @@ export class Http {
   }
 
   /** Returns what a request needs beside its path. */
-  async options(path: string, method: string, headers: Record<string, string>): Promise<RequestOptions> {
+  async options(
+    path: string,
+    method: string,
+    headers: Record<string, string>,
+  ): Promise<RequestOptions> {
     const { base, socket } = this.address;
     if (this.#own) await checkOwn(socket);
-    const where: RequestOptions = { method, headers, path: base.pathname.replace(/\/$/, "") + path };
-    if (socket !== "") return { ...where, socketPath: socket, headers: { ...headers, host: "server" } };
+    const where: RequestOptions = {
+      method,
+      headers,
+      path: base.pathname.replace(/\/$/, "") + path,
+    };
+    if (socket !== "")
+      return { ...where, socketPath: socket, headers: { ...headers, host: "server" } };
     return {
       ...where,
       protocol: base.protocol,
@@ -105,7 +119,11 @@ export class Http {
     };
   }
 
-  #send(o: RequestOptions, body: Buffer, signal: AbortSignal | undefined): Promise<IncomingMessage> {
+  #send(
+    o: RequestOptions,
+    body: Buffer,
+    signal: AbortSignal | undefined,
+  ): Promise<IncomingMessage> {
     return new Promise((resolve, reject) => {
       const req = this.request({ ...o, agent: this.#agent, ...(signal ? { signal } : {}) });
       const head = setTimeout(() => req.destroy(tooSlow(headTime)), headTime);
@@ -133,7 +151,8 @@ export class Http {
     const o = await this.options("/healthz", "GET", {});
     const a = await this.#send(o, Buffer.alloc(0), undefined);
     let text = "";
-    for await (const p of bounded(a, this)) text = (text + Buffer.from(p).toString("latin1")).slice(0, 4096);
+    for await (const p of bounded(a, this))
+      text = (text + Buffer.from(p).toString("latin1")).slice(0, 4096);
     if (a.statusCode === 400 && text.includes("HTTPS")) throw speaksTls(this);
   }
 
@@ -173,7 +192,14 @@ function tooSlow(ms: number): TurnstoneError {
 
 /** Errors that Connect passes on: it knows its own class only. */
 function callError(err: unknown, signal: AbortSignal | undefined, http: Http): ConnectError {
-  if (signal?.aborted) return new ConnectError("canceled by the caller", Code.Canceled, undefined, undefined, signal.reason);
+  if (signal?.aborted)
+    return new ConnectError(
+      "canceled by the caller",
+      Code.Canceled,
+      undefined,
+      undefined,
+      signal.reason,
+    );
   const own = http.unreached(err);
   return new ConnectError(own.message, Code.Unavailable, undefined, undefined, own);
 }

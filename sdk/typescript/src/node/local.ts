@@ -64,7 +64,10 @@ export async function localServer(dir: StateDir, program: string): Promise<strin
       }
       if (end && end.code !== 0) throw ended(program, (await readFile(logPath, "utf8")).trim());
       if (Date.now() > late) {
-        throw fail("timeout", "does not answer at its socket", { op: "host.start", subject: `${program} serve --local` });
+        throw fail("timeout", "does not answer at its socket", {
+          op: "host.start",
+          subject: `${program} serve --local`,
+        });
       }
       await sleep(pause);
     }

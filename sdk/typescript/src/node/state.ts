@@ -1,5 +1,16 @@
 import { constants } from "node:fs";
-import { chmod, link, lstat, mkdir, open, readdir, readFile, rename, rm, stat } from "node:fs/promises";
+import {
+  chmod,
+  link,
+  lstat,
+  mkdir,
+  open,
+  readdir,
+  readFile,
+  rename,
+  rm,
+  stat,
+} from "node:fs/promises";
 import { homedir } from "node:os";
 import { dirname, isAbsolute, join, resolve } from "node:path";
 import { fromBase64, random, toBase64, toHex } from "../bytes.js";
@@ -28,7 +39,11 @@ function missing(err: unknown): boolean {
 /** Reads a file that others cannot write: it says whom to trust. Without a file it is undefined. */
 export async function readOwn(path: string, secret = false): Promise<string | undefined> {
   const bad = (why: string): TurnstoneError =>
-    fail("invalid", why, { op: "host.load", subject: path, hint: `make it yours alone: chmod 600 ${path}` });
+    fail("invalid", why, {
+      op: "host.load",
+      subject: path,
+      hint: `make it yours alone: chmod 600 ${path}`,
+    });
   let file;
   try {
     // a FIFO would wait for its writer, and a link may lead anywhere
@@ -139,8 +154,18 @@ export class StateDir {
     const path = this.path("client", "nodes", `${addressName(address)}.json`);
     return {
       load: async () => {
-        const all = JSON.parse((await readOwn(path)) ?? "[]") as { node: string; key: string; tenant: string }[];
-        return all.map((n): NodeKey => ({ node: String(n.node), key: parseKey(n.key), tenant: String(n.tenant) }));
+        const all = JSON.parse((await readOwn(path)) ?? "[]") as {
+          node: string;
+          key: string;
+          tenant: string;
+        }[];
+        return all.map(
+          (n): NodeKey => ({
+            node: String(n.node),
+            key: parseKey(n.key),
+            tenant: String(n.tenant),
+          }),
+        );
       },
       save: async (all) => {
         await this.folder("client", "nodes");
@@ -153,14 +178,16 @@ export class StateDir {
   /** Keeps the newest statement about each sandbox of a server. */
   statementBook(address: string): NonNullable<Platform["statements"]> {
     const dir = this.path("client", "statements", addressName(address));
-    const pathOf = (id: string): string | undefined => (/^sb_[0-9a-v]{18}$/.test(id) ? join(dir, id) : undefined);
+    const pathOf = (id: string): string | undefined =>
+      /^sb_[0-9a-v]{18}$/.test(id) ? join(dir, id) : undefined;
     return {
       load: async (id) => {
         const path = pathOf(id);
         const text = path && (await readOwn(path));
         if (!text) return undefined;
         const k = JSON.parse(text) as Record<string, string | undefined>;
-        const bytes = (s: string | undefined): Uint8Array => fromBase64(s ?? "") ?? new Uint8Array(0);
+        const bytes = (s: string | undefined): Uint8Array =>
+          fromBase64(s ?? "") ?? new Uint8Array(0);
         const kept: KeptStatement = {
           envelope: bytes(k["envelope"]),
           nonce: bytes(k["nonce"]),
@@ -200,7 +227,8 @@ async function prune(dir: string): Promise<void> {
   }
   all.sort((a, b) => b.at - a.at);
   for (const [n, f] of all.entries()) {
-    if (n >= maxStatements - 1 || Date.now() - f.at > statementLife) await rm(f.path, { force: true });
+    if (n >= maxStatements - 1 || Date.now() - f.at > statementLife)
+      await rm(f.path, { force: true });
   }
 }
 

@@ -18,13 +18,18 @@ export async function* pack(path: string, signal?: AbortSignal): AsyncIterable<U
   yield end;
 }
 
-async function* packOne(path: string, name: string, signal?: AbortSignal): AsyncIterable<Uint8Array> {
+async function* packOne(
+  path: string,
+  name: string,
+  signal?: AbortSignal,
+): AsyncIterable<Uint8Array> {
   checkSignal(signal, "files.upload");
   const info = await lstat(path);
   const time = info.mtimeMs / 1000;
   if (info.isDirectory()) {
     yield* header(`${name}/`, 0, info.mode, "5", "", time);
-    for (const child of (await readdir(path)).sort()) yield* packOne(join(path, child), `${name}/${child}`, signal);
+    for (const child of (await readdir(path)).sort())
+      yield* packOne(join(path, child), `${name}/${child}`, signal);
   } else if (info.isSymbolicLink()) {
     yield* header(name, 0, 0o777, "2", await readlink(path), time);
   } else if (info.isFile()) {
@@ -37,7 +42,11 @@ async function* packOne(path: string, name: string, signal?: AbortSignal): Async
       checkSignal(signal, "files.upload");
     }
     if (left !== 0) {
-      throw fail("invalid", "changed while it was copied", { op: "files.upload", subject: path, hint: "try again" });
+      throw fail("invalid", "changed while it was copied", {
+        op: "files.upload",
+        subject: path,
+        hint: "try again",
+      });
     }
     yield new Uint8Array((block - (info.size % block)) % block);
   }
@@ -118,7 +127,8 @@ function parsePax(body: Uint8Array): Partial<Entry> {
   for (let at = 0; at < body.length; ) {
     const space = body.indexOf(32, at);
     const length = Number(textAt(body, at, space - at));
-    if (space < 0 || !Number.isInteger(length) || length < 5 || at + length > body.length) throw bad("a record is malformed");
+    if (space < 0 || !Number.isInteger(length) || length < 5 || at + length > body.length)
+      throw bad("a record is malformed");
     const text = new TextDecoder().decode(body.subarray(space + 1, at + length - 1));
     const [key, value] = [text.slice(0, text.indexOf("=")), text.slice(text.indexOf("=") + 1)];
     if (key === "path") out.name = value;
@@ -137,7 +147,11 @@ function parsePax(body: Uint8Array): Partial<Entry> {
  * followed as links, and the names of what is left out are returned: devices, sockets, and links that
  * lead out of the folder.
  */
-export async function unpack(tar: AsyncIterable<Uint8Array>, dest: string, limit: number): Promise<string[]> {
+export async function unpack(
+  tar: AsyncIterable<Uint8Array>,
+  dest: string,
+  limit: number,
+): Promise<string[]> {
   const root = resolve(dest);
   await mkdir(root, { recursive: true });
   const source = tar[Symbol.asyncIterator]();
@@ -177,7 +191,11 @@ async function unpackAll(reader: ByteReader, root: string, limit: number): Promi
       continue;
     }
     left -= e.size;
-    if (left < 0) throw fail("exhausted", `has more than ${limit} bytes`, { op: "files.download", subject: "the archive" });
+    if (left < 0)
+      throw fail("exhausted", `has more than ${limit} bytes`, {
+        op: "files.download",
+        subject: "the archive",
+      });
     if (!(await extract(reader, root, e))) skipped.push(e.name.slice(0, 200));
   }
 }
@@ -197,7 +215,8 @@ function partsOf(name: string): string[] | undefined {
 async function extract(reader: ByteReader, root: string, e: Entry): Promise<boolean> {
   const parts = partsOf(e.name);
   const kind = e.type === "\0" || e.type === "7" ? "0" : e.type;
-  const takes = parts !== undefined && parts.length > 0 && (kind === "0" || kind === "2" || kind === "5");
+  const takes =
+    parts !== undefined && parts.length > 0 && (kind === "0" || kind === "2" || kind === "5");
   if (!takes || !(await folders(root, kind === "5" ? parts : parts.slice(0, -1)))) {
     await skip(reader, e.size);
     return parts !== undefined && parts.length === 0 && kind === "5";
@@ -234,7 +253,8 @@ async function folders(root: string, parts: string[]): Promise<boolean> {
 
 async function link(root: string, path: string, target: string): Promise<boolean> {
   const to = resolve(dirname(path), target);
-  if (target === "" || target.startsWith("/") || (to !== root && !to.startsWith(root + "/"))) return false;
+  if (target === "" || target.startsWith("/") || (to !== root && !to.startsWith(root + "/")))
+    return false;
   return symlink(target, path).then(
     () => true,
     () => false,
@@ -242,7 +262,12 @@ async function link(root: string, path: string, target: string): Promise<boolean
 }
 
 async function file(reader: ByteReader, path: string, e: Entry): Promise<boolean> {
-  const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_TRUNC | constants.O_NOFOLLOW | constants.O_NONBLOCK;
+  const flags =
+    constants.O_WRONLY |
+    constants.O_CREAT |
+    constants.O_TRUNC |
+    constants.O_NOFOLLOW |
+    constants.O_NONBLOCK;
   const out = await open(path, flags, e.mode & 0o777).catch(() => undefined);
   if (!out || !(await out.stat()).isFile()) {
     await out?.close();

@@ -39,7 +39,8 @@ class SocketStream implements ByteStream {
 
   write(bytes: Uint8Array): Promise<void> {
     const s = this.#socket;
-    if (s.destroyed || !s.writable) return Promise.reject(this.#failed ?? new Error("the connection is closed"));
+    if (s.destroyed || !s.writable)
+      return Promise.reject(this.#failed ?? new Error("the connection is closed"));
     if (s.write(bytes)) return Promise.resolve();
     return new Promise((resolve, reject) => {
       const done = (err?: Error): void => {
@@ -81,7 +82,10 @@ export class WebSocketStream implements ByteStream {
     this.#silent = this.#heard ? 0 : this.#silent + 1;
     this.#heard = false;
     if (this.#silent >= silences) {
-      this.#dead = fail("dead", "the other side answers no ping", { op: "websocket.read", hint: "connect again" });
+      this.#dead = fail("dead", "the other side answers no ping", {
+        op: "websocket.read",
+        hint: "connect again",
+      });
       this.close();
       return;
     }
@@ -144,7 +148,12 @@ export async function dialWebSocket(
   return new Promise((resolve, reject) => {
     const req = http.request({ ...o, agent: false });
     const late = setTimeout(() => {
-      req.destroy(fail("timeout", "the server answers too late", { op: "websocket.dial", subject: http.address.text }));
+      req.destroy(
+        fail("timeout", "the server answers too late", {
+          op: "websocket.dial",
+          subject: http.address.text,
+        }),
+      );
     }, handshakeTime);
     const stop = (): void => {
       req.destroy(aborted(signal!, "websocket.dial"));
@@ -166,14 +175,21 @@ export async function dialWebSocket(
     });
     req.once("upgrade", (a: IncomingMessage, socket: Socket, head: Buffer) => {
       settle();
-      const want = createHash("sha1").update(`${key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11`).digest("base64");
+      const want = createHash("sha1")
+        .update(`${key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11`)
+        .digest("base64");
       if (
         a.headers["sec-websocket-accept"] !== want ||
         a.headers["sec-websocket-extensions"] !== undefined ||
         a.headers["sec-websocket-protocol"] !== undefined
       ) {
         socket.destroy();
-        reject(fail("integrity", "the answer is not for this request", { op: "websocket.dial", subject: http.address.text }));
+        reject(
+          fail("integrity", "the answer is not for this request", {
+            op: "websocket.dial",
+            subject: http.address.text,
+          }),
+        );
         return;
       }
       socket.setNoDelay(true);
@@ -187,7 +203,10 @@ export async function dialWebSocket(
 /** Returns the error of a WebSocket that the server refused. */
 function refused(a: IncomingMessage, http: Http): TurnstoneError {
   const code = a.statusCode ?? 0;
-  const say = (kind: "unavailable" | "denied" | "not_found" | "invalid", hint: string): TurnstoneError =>
+  const say = (
+    kind: "unavailable" | "denied" | "not_found" | "invalid",
+    hint: string,
+  ): TurnstoneError =>
     fail(kind, `answers ${code} ${a.statusMessage ?? ""}`.trim(), {
       op: "websocket.dial",
       subject: http.address.text,
@@ -195,6 +214,7 @@ function refused(a: IncomingMessage, http: Http): TurnstoneError {
     });
   if (code === 401 || code === 403) return say("denied", "check the token, and what it grants");
   if (code === 404) return say("not_found", "check the address, and that the object exists");
-  if (code >= 400 && code < 500 && code !== 429) return say("invalid", "check the token and the server's address");
+  if (code >= 400 && code < 500 && code !== 429)
+    return say("invalid", "check the token and the server's address");
   return say("unavailable", "try again");
 }

@@ -83,11 +83,17 @@ export class Frames {
       const limit = kind === opBinary ? maxBinary : maxMessage;
       size += h.length;
       if (size > limit || parts.length >= maxParts) {
-        throw new ProtocolError(`a message is longer than ${limit} bytes or ${maxParts} frames`, 1009);
+        throw new ProtocolError(
+          `a message is longer than ${limit} bytes or ${maxParts} frames`,
+          1009,
+        );
       }
       parts.push(await this.#body(h));
       if (h.fin) {
-        return { text: kind === opText, payload: parts.length === 1 ? parts[0]! : join(parts, size) };
+        return {
+          text: kind === opText,
+          payload: parts.length === 1 ? parts[0]! : join(parts, size),
+        };
       }
     }
   }
@@ -103,7 +109,8 @@ export class Frames {
     if (head.length === 0 && !within) return null;
     if (head.length < 2) throw new Error("the stream ended within a message");
     const [a, b] = [head[0]!, head[1]!];
-    if ((a & 0x70) !== 0) throw new ProtocolError("a frame uses an extension that was not negotiated");
+    if ((a & 0x70) !== 0)
+      throw new ProtocolError("a frame uses an extension that was not negotiated");
     let length = b & 0x7f;
     if (length === 126) {
       const more = await this.#exactly(2);
@@ -150,7 +157,9 @@ export class Frames {
   writeText(text: string): Promise<void> {
     const p = utf8(text);
     if (p.length > maxMessage) {
-      return Promise.reject(fail("invalid", `a message of ${p.length} bytes is longer than the protocol allows`));
+      return Promise.reject(
+        fail("invalid", `a message of ${p.length} bytes is longer than the protocol allows`),
+      );
     }
     return this.#write(opText, p);
   }
@@ -206,7 +215,8 @@ function checkHeader(h: Header, within: boolean): void {
     throw new ProtocolError(`a control frame is fragmented or longer than ${maxControl} bytes`);
   }
   if (h.op === 0 && !within) throw new ProtocolError("a continuation frame without a message");
-  if (!control && h.op !== 0 && within) throw new ProtocolError("a message begins inside another message");
+  if (!control && h.op !== 0 && within)
+    throw new ProtocolError("a message begins inside another message");
 }
 
 function applyMask(bytes: Uint8Array, from: number, mask: Uint8Array): void {

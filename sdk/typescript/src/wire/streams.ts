@@ -36,7 +36,8 @@ export function parseFrame(p: Uint8Array): StreamFrame {
   };
   if (f.kind > frameReset) throw new ProtocolError(`a binary frame has the unknown kind ${f.kind}`);
   if (f.stream === 0) throw new ProtocolError("a binary frame names no stream");
-  if (offset > BigInt(Number.MAX_SAFE_INTEGER)) throw new ProtocolError("a binary frame's offset is out of range");
+  if (offset > BigInt(Number.MAX_SAFE_INTEGER))
+    throw new ProtocolError("a binary frame's offset is out of range");
   if (f.kind !== frameData && f.kind !== frameReset && f.data.length > 0) {
     throw new ProtocolError(`a binary frame of kind ${f.kind} carries data`);
   }
@@ -60,7 +61,9 @@ export interface FrameWriter {
 
 function resetError(data: Uint8Array): TurnstoneError {
   const text = new TextDecoder().decode(data.subarray(0, 1000));
-  return fail("canceled", `the other side aborted the stream${text ? `: ${text}` : ""}`, { op: "wire.stream" });
+  return fail("canceled", `the other side aborted the stream${text ? `: ${text}` : ""}`, {
+    op: "wire.stream",
+  });
 }
 
 /** The reading end of a stream. */
@@ -217,7 +220,9 @@ export class Sender {
       return;
     }
     if (f.offset > this.#sent + streamWindow) {
-      throw new ProtocolError(`stream ${this.id} is granted ${f.offset} bytes, and ${this.#sent} were sent`);
+      throw new ProtocolError(
+        `stream ${this.id} is granted ${f.offset} bytes, and ${this.#sent} were sent`,
+      );
     }
     this.#limit = Math.max(this.#limit, f.offset);
     this.#wake();

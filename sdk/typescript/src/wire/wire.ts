@@ -209,14 +209,19 @@ export class Wire implements FrameWriter {
 
   #frame(p: Uint8Array): void {
     const f = parseFrame(p);
-    if (f.channel !== 0) throw new ProtocolError(`a binary frame names the session ${f.channel}, which does not exist`);
+    if (f.channel !== 0)
+      throw new ProtocolError(
+        `a binary frame names the session ${f.channel}, which does not exist`,
+      );
     if (f.stream > this.#lastStream) {
       throw new ProtocolError(`a binary frame names stream ${f.stream}, which was never opened`);
     }
     const s = this.#senders.get(f.stream);
     const r = this.#receivers.get(f.stream);
     if (s && (f.kind === frameData || f.kind === frameEnd)) {
-      throw new ProtocolError(`a binary frame has data for stream ${f.stream}, which has the opposite direction`);
+      throw new ProtocolError(
+        `a binary frame has data for stream ${f.stream}, which has the opposite direction`,
+      );
     }
     if (r && f.kind !== frameCredit) {
       if (r.take(f)) this.#receivers.delete(f.stream);
@@ -232,7 +237,8 @@ export class Wire implements FrameWriter {
   /** Answers data of a closed stream with a reset, once. */
   #refuse(stream: number): void {
     if (this.#refused.has(stream)) return;
-    if (this.#refused.size >= maxRefused) throw new ProtocolError("data arrives for too many closed streams");
+    if (this.#refused.size >= maxRefused)
+      throw new ProtocolError("data arrives for too many closed streams");
     this.#refused.add(stream);
     this.writeFrame(frameReset, stream, 0).catch(() => undefined);
   }
@@ -267,7 +273,8 @@ export function measure(p: Uint8Array): void {
     } else if (b === 0x22) quoted = true;
     else if (b === 0x7b || b === 0x5b) {
       values++;
-      if (++level > maxDepth) throw new ProtocolError(`a message is nested deeper than ${maxDepth}`);
+      if (++level > maxDepth)
+        throw new ProtocolError(`a message is nested deeper than ${maxDepth}`);
     } else if (b === 0x7d || b === 0x5d) level--;
     else if (b === 0x2c) values++;
   }
@@ -281,8 +288,14 @@ function clip(value: unknown, most: number): string {
 /** Returns the error of a rejected command. */
 function replyError(method: string, raw: unknown): TurnstoneError {
   const e = (typeof raw === "object" && raw !== null ? raw : {}) as Record<string, unknown>;
-  const d = (typeof e["data"] === "object" && e["data"] !== null ? e["data"] : {}) as Record<string, unknown>;
-  const kind = e["data"] === undefined && (e["code"] === -32601 || e["code"] === -32602) ? "invalid" : kindOf(d["kind"]);
+  const d = (typeof e["data"] === "object" && e["data"] !== null ? e["data"] : {}) as Record<
+    string,
+    unknown
+  >;
+  const kind =
+    e["data"] === undefined && (e["code"] === -32601 || e["code"] === -32602)
+      ? "invalid"
+      : kindOf(d["kind"]);
   return fail(kind, clip(d["cause"], 4000) || clip(e["message"], 4000), {
     op: clip(d["op"], 200) || method,
     subject: clip(d["subject"], 1000),
