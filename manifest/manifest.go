@@ -10,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -19,6 +18,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/suggest"
 )
 
@@ -240,7 +240,7 @@ func checkBranches(s session) error {
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
 // templateName is the form of the names that turn template build registers.
-var templateName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
+var templateName = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 func checkTemplates(templates map[string]string) error {
 	if len(templates) > maxList {

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/host"
 	"turnstone.dev/turnstone/internal/server"
 	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/doors"
 	"turnstone.dev/turnstone/internal/server/mcpend"
 	"turnstone.dev/turnstone/internal/server/service"
 	"turnstone.dev/turnstone/internal/server/trail"
@@ -59,7 +60,7 @@ func (c *serveCmd) Run(a *cli.App) error {
 	o := server.Options{Config: settings, Dir: dir, Executor: a.Env.Options, Inherited: inherited,
 		Log: log}
 	o.Executor.Dir = dir.Root
-	o.MCP = func(i server.Inside) server.Door {
+	o.MCP = func(i doors.Inside) doors.Door {
 		return mcpend.NewInside(mcpend.Inside{Verifier: i.Verifier, Dial: i.Dial, Dir: dir,
 			Idle: settings.MCP.Idle, Log: log})
 	}

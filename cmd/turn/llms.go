@@ -2,9 +2,9 @@ package main
 
 import (
 	_ "embed" // the page
-	"io"
 
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/terminal"
 )
 
 // llms is what an agent has to know. It is also at the root of the repository.
@@ -14,6 +14,6 @@ var llms string
 
 // printLLMs prints the page for agents.
 func printLLMs(a *cli.App) error {
-	_, err := io.WriteString(a.Stdout, llms)
+	_, err := terminal.Printf(a.Stdout, "%s", llms)
 	return err
 }

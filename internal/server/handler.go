@@ -5,7 +5,6 @@ import (
 
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/config"
-	"turnstone.dev/turnstone/internal/server/controller"
 	"turnstone.dev/turnstone/internal/server/peers"
 )
 
@@ -14,7 +13,7 @@ func (s *Server) peerHandler() http.Handler {
 	mux := http.NewServeMux()
 	if c := s.controller; c != nil {
 		const registers = connectv1.ControllerServiceRegisterNodeProcedure
-		near, far := c.Peers(), controller.FromNetwork(c.Peers())
+		near, far := c.Peers(), c.PeersFromNetwork()
 		mux.Handle(registers, peers.Only(http.HandlerFunc(func(w http.ResponseWriter,
 			r *http.Request) {
 			if r.TLS != nil {

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/server/config"
+	"turnstone.dev/turnstone/internal/server/doors"
 	"turnstone.dev/turnstone/internal/server/local"
 	"turnstone.dev/turnstone/internal/server/node/member"
 	"turnstone.dev/turnstone/internal/server/peers"
@@ -28,7 +29,7 @@ type Options struct {
 	Executor  executor.Options
 	Inherited *Inherited // sockets of a service manager; nil: none
 	// MCP makes the endpoint of the setting mcp.listen; nil: there is none.
-	MCP func(Inside) Door
+	MCP func(doors.Inside) doors.Door
 	Log *slog.Logger
 }
 
@@ -46,9 +47,8 @@ type Server struct {
 	controller *controllerRole // nil: another process has it
 	node       *member.Member  // the same
 	gateway    *gatewayRole    // nil: neither callers nor the operator connect to this process
-	e2b        *e2bDoor        // nil: E2B's clients are not answered
-
-	door *door // nil: there is none
+	e2b        *doors.E2B      // nil: E2B's clients are not answered
+	mcp        *doors.MCP      // nil: clients of MCP are not answered
 
 	tls       *tlsfiles.Watcher // of callers; nil: no TLS
 	listeners []*listener
@@ -90,7 +90,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	for _, open := range []func(context.Context) error{
-		s.openController, s.openNode, s.openGateway, s.listen, s.openDoor, s.openE2B} {
+		s.openController, s.openNode, s.openGateway, s.listen, s.openMCP, s.openE2B} {
 		if err := open(ctx); err != nil {
 			return err
 		}
@@ -160,12 +160,8 @@ func (s *Server) Serve(ctx, now context.Context) error {
 			return s.gateway.Serve(callers, l.Listener, l.options)
 		})
 	}
-	if d := s.e2b; d != nil {
-		run(func() error { return d.Serve(callers, d.listener, d.tls, d.limits) })
-		s.log.Info("serving E2B's clients, in the clear to the node", "address", d.listener.Addr().String())
-	}
 	s.background(all, run)
-	endDoor := s.serveDoor(callers, now, run)
+	endDoors := s.serveDoors(callers, now, run)
 	s.announce()
 
 	var err error
@@ -177,7 +173,7 @@ func (s *Server) Serve(ctx, now context.Context) error {
 		s.log.Info("ending; running turns may finish", "within", s.c.Limits.End)
 	}
 	if err == nil {
-		endDoor()
+		endDoors()
 	}
 	stopCallers()
 	if err == nil {

@@ -97,6 +97,9 @@ func (r *Role) open(ctx context.Context, o Options) error {
 // Refused notes a request whose token a gateway of this process has refused.
 func (r *Role) Refused(q *http.Request, err error) { r.auditor.Refused(q, err) }
 
+// PeersFromNetwork is Peers for callers of the network, who prove their role by a certificate.
+func (r *Role) PeersFromNetwork() http.Handler { return controller.FromNetwork(r.Peers()) }
+
 // Measure emits the numbers of the controller and its audit log: see telemetry.Measurer.
 func (r *Role) Measure(emit func(name string, value float64, labels ...string)) {
 	r.Controller.Measure(emit)
