@@ -17,6 +17,8 @@ from turnstone import Turnstone
 DOCS = Path(os.environ.get("TURN_SDK_DOCS", Path(__file__).parents[3] / "docs")) / "sdk-python.md"
 BLOCK = re.compile(r"<!-- run: (\w+) -->\n```python\n(.*?)\n```\n", re.DOTALL)
 EXAMPLES = dict(BLOCK.findall(DOCS.read_text()))
+# the front of the project shows the first lines that a reader sees
+EXAMPLES["readme"] = re.findall(r"```python\n(.*?)\n```\n", (DOCS.parents[1] / "README.md").read_text(), re.DOTALL)[0]
 
 ANALYZE = """
 import os, pandas
@@ -40,6 +42,8 @@ def stub() -> bytes:
         z.writestr(about + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         z.writestr(about + "RECORD", f"pandas.py,,\n{about}METADATA,,\n{about}WHEEL,,\n{about}RECORD,,\n")
     return out.getvalue()
+
+
 PIPELINE = "# Pipeline\n\n```bash\npython3 -c 'print(6 * 7)'\n```\n"
 
 
@@ -52,16 +56,17 @@ def run(name: str, cwd: Path, **env: str) -> str:
 
 
 @pytest.mark.server
-def test_the_example_word_for_word(tmp_path: Path, client: Turnstone) -> None:
+@pytest.mark.parametrize("example", ["example", "readme"])
+def test_the_example_word_for_word(example: str, tmp_path: Path, client: Turnstone) -> None:
     """Its files are in the sandbox's workspace before, and pip finds pandas in a folder there."""
     (tmp_path / "pipeline.md").write_text("---\nimage: python\n---\n" + PIPELINE)
-    name = "sdk-example"
+    name = "sdk-" + example
     with Turnstone(session=name) as c:
         files = {"analyze.py": ANALYZE, "report.py": REPORT, "/etc/pip.conf": PIP,
                  "/root/wheels/pandas-1.0-py3-none-any.whl": stub()}  # fmt: skip
         with c.sandbox(image="python", files=files) as sb:
             sb.exec(["true"])
-    out = run("example", tmp_path, TURN_SESSION=name)
+    out = run(example, tmp_path, TURN_SESSION=name)
     assert out.rstrip().endswith("True python") and "turn:result" in out
     turns = client.session(name).log()
     last = max(t["number"] for t in turns if t["branch"] == "main")
