@@ -138,3 +138,13 @@ type TemplateStays struct {
 	KeptBuild
 	Why string `json:"why"`
 }
+
+// A TemplatePushed is a template that was put into a registry.
+type TemplatePushed struct {
+	Template       string `json:"template"`
+	TemplateDigest Digest `json:"template_digest"` // here
+	Reference      string `json:"reference"`
+	Pinned         string `json:"pinned"` // the reference with the digest
+	Digest         Digest `json:"digest"` // of the manifest in the registry
+	Size           int64  `json:"size"`   // of the packed layers
+}

@@ -276,6 +276,11 @@ func (x *Executor) EnsureTemplate(context.Context, string, bool, func(string)) (
 	return noneOf[*turnstone.Template]()
 }
 
+func (x *Executor) PushTemplate(context.Context, TemplatePush) (
+	*turnstone.TemplatePushed, error) {
+	return noneOf[*turnstone.TemplatePushed]()
+}
+
 func (x *Executor) RemoveTemplate(context.Context, TemplateRemoval) ([]turnstone.Session, error) {
 	return noneOf[[]turnstone.Session]()
 }

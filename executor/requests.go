@@ -201,6 +201,13 @@ type TemplateBuild struct {
 	Events   func(turnstone.BuildEvent) // gets the build's progress; may be nil
 }
 
+// A TemplatePush is a template to put into a registry.
+type TemplatePush struct {
+	Template  string       // its name; built
+	Reference string       // where to, with a tag
+	Progress  func(string) // gets a short description of each action
+}
+
 // A TemplateRemoval is one template to remove.
 type TemplateRemoval struct {
 	Name  string

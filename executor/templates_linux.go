@@ -31,6 +31,12 @@ func (x *Executor) EnsureTemplate(ctx context.Context, name string, stranger boo
 	return templatebuild.Ensure(ctx, x.repo, ts, name, progress)
 }
 
+// PushTemplate puts a built template into a registry, with the user's credentials.
+func (x *Executor) PushTemplate(ctx context.Context, req TemplatePush) (
+	*turnstone.TemplatePushed, error) {
+	return templatebuild.Push(ctx, x.repo, x.engine.Templates, templatebuild.PushRequest(req))
+}
+
 // RemoveTemplate removes a template that no session needs. It returns the anonymous sessions that
 // were removed too because their files were only in the template's image.
 func (x *Executor) RemoveTemplate(ctx context.Context,

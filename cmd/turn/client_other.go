@@ -31,6 +31,9 @@ func (c *templateShowCmd) Run(*cli.App) error { return noSandboxes("template.sho
 // Run reports that no template is stored here.
 func (c *templatePullCmd) Run(*cli.App) error { return noSandboxes("template.pull") }
 
+// Run reports that no template is stored here.
+func (c *templateTagCmd) Run(*cli.App) error { return noSandboxes("template.tag") }
+
 // prepareNext does nothing: no turn is stored here.
 func prepareNext(*cli.App, *turnstone.TurnReport) {}
 

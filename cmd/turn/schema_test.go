@@ -95,6 +95,8 @@ var printed = map[string]reflect.Type{
 	"template ls":      reflect.TypeFor[templatesReport](),
 	"template build":   reflect.TypeFor[turnstone.Template](),
 	"template pull":    reflect.TypeFor[turnstone.Template](),
+	"template push":    reflect.TypeFor[turnstone.TemplatePushed](),
+	"template tag":     reflect.TypeFor[template.Entry](),
 	"template show":    reflect.TypeFor[template.Details](),
 	"template prune":   reflect.TypeFor[turnstone.TemplatePruned](),
 	"template rm":      reflect.TypeFor[templatesRemoved](),

@@ -14,7 +14,9 @@ import (
 type templateCmd struct {
 	Ls    templateLsCmd    `cmd:"" help:"List templates."`
 	Build templateBuildCmd `cmd:"" help:"Build a template if needed."`
-	Pull  templatePullCmd  `cmd:"" help:"Pull an image from a registry."`
+	Pull  templatePullCmd  `cmd:"" help:"Pull a template or an image from a registry."`
+	Push  templatePushCmd  `cmd:"" help:"Push a template to a registry."`
+	Tag   templateTagCmd   `cmd:"" help:"Give a template a second name."`
 	Show  templateShowCmd  `cmd:"" help:"Show the contents of a template."`
 	Prune templatePruneCmd `cmd:"" help:"Remove unused builds."`
 	Rm    templateRmCmd    `cmd:"" help:"Remove a template's image and its registered spec."`

@@ -78,6 +78,11 @@ func detailFields(d *template.Details, line func(key, value string)) {
 	line("description", d.Description)
 	line("digest", string(d.Digest))
 	line("base", d.Spec.Base)
+	if from := d.Pulled; from != nil {
+		line("pulled from", from.Reference)
+		line("pushed as", fmt.Sprintf("%s, digest %s: %s", terminal.Printable(from.Template.Name),
+			from.Template.Digest, terminal.Printable(from.Template.Description)))
+	}
 	for _, p := range d.Spec.Pip {
 		line("pip", p)
 	}
@@ -118,16 +123,21 @@ func detailFields(d *template.Details, line func(key, value string)) {
 	line("log", d.Log)
 }
 
-// Run pulls the image.
+// Run pulls the template or the image.
 func (c *templatePullCmd) Run(a *cli.App) error {
 	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
 		p := a.Progress(c.Quiet, 0)
-		spec, err := s.Pull(ctx, c.Image, p.Preparing)
-		var t *turnstone.Template
-		if err == nil {
-			t, err = s.Ensure(ctx, spec.Name, p.Preparing)
-		}
+		t, err := s.PullTemplate(ctx, c.Reference,
+			template.PullOptions{Name: c.Name, Replace: c.Force, Progress: p.Preparing})
 		p.Close()
 		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
+	})
+}
+
+// Run tags the template.
+func (c *templateTagCmd) Run(a *cli.App) error {
+	return withTemplates(a, func(ctx context.Context, s *template.Store) error {
+		e, err := s.Tag(ctx, c.Template, c.Tag, c.Force)
+		return a.Result(e, err, func(w io.Writer) { terminal.Println(w, e.Name, e.Digest) })
 	})
 }

@@ -39,25 +39,13 @@ func (s *Store) Registered(name string) ([]*Spec, error) {
 // an error of kind Invalid.
 func (s *Store) Adopt(ctx context.Context, spec *Spec, progress func(string)) (*turnstone.Template,
 	error) {
-	fail := func(kind turnstone.Kind, hint string, err error) error {
-		return turnstone.NewError("template.adopt", kind, fmt.Sprintf("template %.100q", spec.Name),
-			err).WithHint(hint)
-	}
 	checked, err := spec.reread()
 	if err != nil {
-		return nil, fail(turnstone.KindInvalid, "export the session again", err)
+		return nil, turnstone.NewError("template.adopt", turnstone.KindInvalid,
+			fmt.Sprintf("template %.100q", spec.Name), err).WithHint("export the session again")
 	}
-	if _, err := fs.Stat(s.builtin, checked.Name); err == nil {
-		return nil, fail(turnstone.KindInvalid, "",
-			errors.New("is the name of a built-in template"))
-	}
-	have, err := s.registered(checked.Name)
-	switch {
-	case err == nil && !same(have, checked):
-		return nil, fail(turnstone.KindInvalid,
-			"remove the existing template first, or do without the files",
-			errors.New("another template has this name here"))
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
+	if err := s.mayRegister(checked, false,
+		"remove the existing template first, or do without the files"); err != nil {
 		return nil, err
 	}
 	return s.buildSpec(ctx, checked, lockFits, progress)

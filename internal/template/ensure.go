@@ -101,7 +101,7 @@ func (s *Store) buildSpec(ctx context.Context, spec *Spec, lock func(*Spec) erro
 		return nil, err
 	}
 	written.Lock = spec.Lock
-	if err := writeJSON(filepath.Join(s.dir, "specs", spec.Name+".json"), written); err != nil {
+	if err := writeJSON(s.specPath(spec.Name), written); err != nil {
 		return nil, turnstone.NewError("template.build", turnstone.KindUnavailable, spec.Name, err)
 	}
 	return t, nil

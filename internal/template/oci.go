@@ -75,7 +75,7 @@ func (s *Store) resolveImage(ctx context.Context, name string, age time.Duration
 
 // imageReference reads name as a reference, if it has the form of one.
 func (s *Store) imageReference(name string) (oci.Reference, bool) {
-	if !oci.LooksLikeReference(name) {
+	if !oci.LooksLikeReference(name) || s.tagged(name) {
 		return oci.Reference{}, false
 	}
 	ref, err := oci.ParseReference(name)
@@ -96,7 +96,7 @@ func (s *Store) Anonymous() *Store {
 func (s *Store) Known(name string) bool {
 	ref, ok := s.imageReference(name)
 	if !ok {
-		return false
+		return s.tagged(name)
 	}
 	kept, _, err := s.pulled(ref)
 	return err == nil && !kept.Public
@@ -298,6 +298,10 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 		Base:        ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{},
 		Env:     map[string]string{},
 		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
+	if t := img.Template; t != nil {
+		spec.Description = "template " + t.Name + " of the registry " + ref.Registry()
+		spec.origin = img.Origin(ref)
+	}
 	total := 0
 	for _, kv := range img.Env {
 		name, value, ok := strings.Cut(kv, "=")

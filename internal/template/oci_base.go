@@ -83,6 +83,6 @@ func (s *Store) resolveOCI(spec *Spec) error {
 	}
 	env := maps.Clone(base.Env)
 	maps.Copy(env, spec.Env)
-	spec.Base, spec.Env, spec.image = base.Base, env, true
+	spec.Base, spec.Env, spec.image, spec.origin = base.Base, env, true, base.origin
 	return nil
 }

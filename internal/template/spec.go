@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/suggest"
 	"turnstone.dev/turnstone/internal/template/debian"
+	"turnstone.dev/turnstone/internal/template/oci"
 )
 
 // Limits of a spec. A larger spec is rejected.
@@ -67,8 +68,9 @@ type Spec struct {
 	// current digest of that name.
 	BaseDigest turnstone.Digest `json:"-"`
 	base       *Spec
-	image      bool   // it consists of an image of a registry only
-	proxy      string // the proxy for Debian's packages during a build
+	image      bool        // it consists of an image of a registry only
+	origin     *oci.Origin // of a template from a registry
+	proxy      string      // the proxy for Debian's packages during a build
 	mirrors    debian.Mirrors
 }
 

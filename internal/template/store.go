@@ -27,7 +27,7 @@ import (
 //	<hex>/root.erofs     the image of the spec with that digest
 //	<hex>/manifest.json  the image's description; written last
 //	<hex>/root.tree      the image's tree, and the positions of contents; created on first use
-//	specs/<name>.json    the specs that users registered
+//	specs/<name>.json    the specs that users registered, also under name:tag
 //	<hex>/manifest.json  alone: of a template whose files are a tree in the context store
 //	logs/<hex>.log       the output of the last build of that spec, also of a failed build
 //	locks/<hex>.lock     held while an image is built or removed
@@ -102,6 +102,7 @@ type Details struct {
 	Spec     *Spec               `json:"spec"`
 	Template *turnstone.Template `json:"template,omitempty"` // nil if it is not built
 	Log      string              `json:"log,omitempty"`      // path of the last build's log, if any
+	Pulled   *oci.Origin         `json:"pulled,omitempty"`   // of a template from a registry
 }
 
 // Names returns the names of all known templates, sorted.
@@ -138,8 +139,7 @@ func (s *Store) Spec(name string) (*Spec, error) {
 }
 
 func (s *Store) lookup(name string) (spec *Spec, builtin bool, err error) {
-	return s.find(
-		name, nil)
+	return s.find(name, nil)
 }
 
 // find is lookup for callers that come from the templates above.
@@ -153,7 +153,7 @@ func (s *Store) find(name string, above []string) (spec *Spec, builtin bool, err
 
 // written returns the spec called name as written, without values of its base.
 func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
-	if nameRule.MatchString(name) {
+	if nameRule.MatchString(name) || s.tagged(name) {
 		b, err := fs.ReadFile(s.builtin, name+"/"+specFile)
 		if err == nil {
 			dir, err := fs.Sub(s.builtin, name)
@@ -191,7 +191,7 @@ func (s *Store) written(name string) (spec *Spec, builtin bool, err error) {
 
 // registered reads a spec that a user registered.
 func (s *Store) registered(name string) (*Spec, error) {
-	path := filepath.Join(s.dir, "specs", name+".json")
+	path := s.specPath(name)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -268,7 +268,7 @@ func (s *Store) Show(ctx context.Context, name string) (*Details, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Details{Entry: s.entry(ctx, spec, builtin), Spec: spec}
+	d := &Details{Entry: s.entry(ctx, spec, builtin), Spec: spec, Pulled: spec.origin}
 	if d.Ready {
 		if d.Template, err = s.load(ctx, spec, false); err != nil {
 			return nil, err
@@ -300,7 +300,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 			return failed(err)
 		}
 	} else if !builtin {
-		if err := os.Remove(filepath.Join(s.dir, "specs", name+".json")); err != nil &&
+		if err := os.Remove(s.specPath(name)); err != nil &&
 			!errors.Is(err, fs.ErrNotExist) {
 			return failed(err)
 		}

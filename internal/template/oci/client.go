@@ -82,6 +82,12 @@ type session struct {
 // connect determines the registry's protocol, and logs in if the registry requires it. The caller
 // closes the session.
 func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
+	s, err := c.connectFor(ctx, ref, transport.PullScope)
+	return s, ref.failed(err)
+}
+
+// connectFor is connect for an action of the registry's tokens. Its errors are as they came.
+func (c *Client) connectFor(ctx context.Context, ref Reference, scope string) (*session, error) {
 	g := newGuard(ref, c.opts.Stall, c.opts.Anonymous)
 	s := &session{c: c, ref: ref, close: g.close}
 	err := c.retry(ctx, func(ctx context.Context) (bool, error) {
@@ -94,7 +100,7 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 				WithHint("log in to the registry again with docker login, or check the Docker config")
 		}
 		s.trans, err = transport.NewWithContext(ctx, ref.repo.Registry, auth,
-			g, []string{ref.repo.Scope(transport.PullScope)})
+			g, []string{ref.repo.Scope(scope)})
 		return false, stalled(ctx, err)
 	})
 	if err != nil {
@@ -105,7 +111,7 @@ func (c *Client) connect(ctx context.Context, ref Reference) (*session, error) {
 			ctx.Err() == nil {
 			err = plain
 		}
-		return nil, ref.failed(err)
+		return nil, err
 	}
 	s.http = &http.Client{Transport: s.trans,
 		CheckRedirect: func(_ *http.Request, via []*http.Request) error {

@@ -95,6 +95,21 @@ func (r Reference) failed(err error) error {
 	if err == nil || errors.As(err, &typed) {
 		return err
 	}
+	err = r.explained(err)
+	if near := r.Near(); near != "" && errors.As(err, &typed) &&
+		typed.Kind != turnstone.KindCanceled && typed.Kind != turnstone.KindExhausted {
+		typed.Hint = strings.TrimPrefix(typed.Hint+"; ", "; ") + "the built-in template " + near +
+			" comes near to it"
+	}
+	return err
+}
+
+// explained is failed without a hint at a built-in template.
+func (r Reference) explained(err error) error {
+	var typed *turnstone.Error
+	if err == nil || errors.As(err, &typed) {
+		return err
+	}
 	out := turnstone.NewError("oci.pull", turnstone.KindUnavailable, "image "+r.String(),
 		clean(err))
 	var status *transport.Error
@@ -135,11 +150,6 @@ func (r Reference) failed(err error) error {
 	default:
 		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
 		out.Hint = "check the name, the network and the proxy's settings"
-	}
-	if near := r.Near(); near != "" && out.Kind != turnstone.KindCanceled &&
-		out.Kind != turnstone.KindExhausted {
-		out.Hint = strings.TrimPrefix(out.Hint+"; ", "; ") + "the built-in template " + near +
-			" comes near to it"
 	}
 	return out
 }

@@ -37,6 +37,8 @@ type Image struct {
 	// a name or a number, with :GROUP if the image has one
 	User    string `json:"user,omitempty"`
 	Workdir string `json:"workdir,omitempty"` // absolute and clean; empty: none
+
+	Template *Template `json:"template,omitempty"` // of a template in a registry; nil: an image
 }
 
 // A Layer is one of an image's layers.

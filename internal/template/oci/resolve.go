@@ -158,6 +158,9 @@ func (s *session) describe(ctx context.Context, img *Image, desc *remote.Descrip
 	if err != nil {
 		return unusable("", "its manifest cannot be read: %v", err)
 	}
+	if isTemplate(m) {
+		return s.template(ctx, img, m)
+	}
 	switch m.Config.MediaType {
 	case types.DockerConfigJSON, types.OCIConfigJSON:
 	default:

@@ -231,3 +231,33 @@ func Gzip(t testing.TB, b []byte) []byte {
 	}
 	return buf.Bytes()
 }
+
+// Put puts a manifest of exactly these bytes, and blobs, into the registry under repository:tag, and
+// returns the manifest's digest.
+func (r *Registry) Put(t testing.TB, repository, tag, mediaType string, manifest []byte,
+	blobs ...[]byte) turnstone.Digest {
+	t.Helper()
+	send := func(method, path, mediaType string, b []byte) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, r.URL+"/v2/"+repository+path,
+			bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", mediaType)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = resp.Body.Close() }()
+		if resp.StatusCode != http.StatusCreated {
+			t.Fatalf("%s %s: %s", method, path, resp.Status)
+		}
+	}
+	for _, b := range blobs {
+		send(http.MethodPost, "/blobs/uploads/?digest="+string(turnstone.DigestBytes(b)),
+			"application/octet-stream", b)
+	}
+	send(http.MethodPut, "/manifests/"+tag, mediaType, manifest)
+	return turnstone.DigestBytes(manifest)
+}
