@@ -163,6 +163,7 @@ var forms = map[reflect.Type]any{
 		"pattern": "^[0-7]{4}$"},
 	reflect.TypeFor[turnstone.Digest](): map[string]any{"type": "string",
 		"pattern": "^(sha256:[0-9a-f]{64})?$"},
+	reflect.TypeFor[json.RawMessage](): map[string]any{"type": "object"},
 	reflect.TypeFor[turnstone.TurnID](): map[string]any{"type": "string",
 		"pattern": "^(t_[0-9a-v]{18})?$"},
 	reflect.TypeFor[turnstone.SessionID](): map[string]any{"type": "string",

@@ -80,8 +80,8 @@ func detailFields(d *template.Details, line func(key, value string)) {
 	line("base", d.Spec.Base)
 	if from := d.Pulled; from != nil {
 		line("pulled from", from.Reference)
-		line("pushed as", fmt.Sprintf("%s, digest %s: %s", terminal.Printable(from.Template.Name),
-			from.Template.Digest, terminal.Printable(from.Template.Description)))
+		line("pushed as", fmt.Sprintf("%s, digest %s: %s", terminal.Printable(from.Artifact.Name),
+			from.Artifact.Digest, terminal.Printable(from.Artifact.Description)))
 	}
 	for _, p := range d.Spec.Pip {
 		line("pip", p)
@@ -130,7 +130,14 @@ func (c *templatePullCmd) Run(a *cli.App) error {
 		t, err := s.PullTemplate(ctx, c.Reference,
 			template.PullOptions{Name: c.Name, Replace: c.Force, Progress: p.Preparing})
 		p.Close()
-		return a.Result(t, err, func(w io.Writer) { terminal.Println(w, t.Name, t.Digest) })
+		return a.Result(t, err, func(w io.Writer) {
+			terminal.Println(w, t.Name, t.Digest)
+			d, err := s.Show(ctx, t.Name)
+			if err == nil && d.Pulled != nil && !c.Quiet {
+				terminal.Printf(a.Stderr, "turn: pulled template %s from %s\n", t.Name,
+					d.Pulled.Reference)
+			}
+		})
 	})
 }
 

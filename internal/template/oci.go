@@ -298,7 +298,7 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 		Base:        ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{},
 		Env:     map[string]string{},
 		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
-	if t := img.Template; t != nil {
+	if t := img.Artifact; t != nil {
 		spec.Description = "template " + t.Name + " of the registry " + ref.Registry()
 		spec.origin = img.Origin(ref)
 	}

@@ -77,7 +77,7 @@ func (s *Store) mayRegister(spec *Spec, replace bool, hint string) error {
 			"%s", why).WithHint(hint)
 	}
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
-		return fail("is the name of a built-in template", "no built-in template is replaced: choose another name")
+		return fail("is the name of a built-in template", "choose a name that is not built in")
 	}
 	have, err := s.registered(spec.Name)
 	switch {
@@ -115,7 +115,7 @@ func (s *Store) PullTemplate(ctx context.Context, name string, opts PullOptions)
 	case spec.origin == nil:
 		return s.ensure(ctx, spec, opts.Progress)
 	}
-	from := spec.origin.Template
+	from := spec.origin.Artifact
 	reg := &Spec{Name: cmp.Or(opts.Name, from.Name), Description: from.Description,
 		Base: ociBase + spec.Name, Machine: from.Machine}
 	if reg, err = reg.reread(); err != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 // pushed puts a template with that layer into a registry, and returns the manifest's digest.
-func pushed(t *testing.T, as string, tmpl oci.Template, plain []byte) turnstone.Digest {
+func pushed(t *testing.T, as string, tmpl oci.Artifact, plain []byte) turnstone.Digest {
 	t.Helper()
 	var b bytes.Buffer
 	z, err := zstd.NewWriter(&b)
@@ -52,7 +52,7 @@ func TestPullTemplate(t *testing.T) {
 	noCredentials(t)
 	reg := ocitest.Serve(t, nil)
 	at := reg.Host + "/org/mine:1"
-	d := pushed(t, at, oci.Template{Name: "mine", Description: "one", User: "7",
+	d := pushed(t, at, oci.Artifact{Name: "mine", Description: "one", User: "7",
 		Env: map[string]string{"A": "1"}, Machine: turnstone.Machine{CPUs: 2}}, bashLayer(t))
 	s, builds := counting(t)
 	tmpl, err := s.PullTemplate(t.Context(), at, PullOptions{})
@@ -68,7 +68,7 @@ func TestPullTemplate(t *testing.T) {
 	}
 	show, err := s.Show(t.Context(), "mine")
 	if err != nil || show.Pulled == nil || show.Pulled.Registry != reg.Host ||
-		show.Pulled.Digest != d || show.Pulled.Template.Name != "mine" ||
+		show.Pulled.Digest != d || show.Pulled.Artifact.Name != "mine" ||
 		show.Description != "one" || show.BuiltIn || !show.Ready {
 		t.Errorf("%+v, %v", show, err)
 	}
@@ -79,7 +79,7 @@ func TestPullTemplate(t *testing.T) {
 		t.Errorf("by its digest, under another name: %+v, %v", again, err)
 	}
 
-	pushed(t, at, oci.Template{Name: "mine"}, bashLayer(t, ocitest.File("two", "2")))
+	pushed(t, at, oci.Artifact{Name: "mine"}, bashLayer(t, ocitest.File("two", "2")))
 	_, err = s.PullTemplate(t.Context(), at, PullOptions{})
 	if turnstone.KindOf(err) != turnstone.KindInvalid ||
 		!strings.Contains(turnstone.HintOf(err), "--force") {
@@ -112,7 +112,7 @@ func TestPulledSpec(t *testing.T) {
 	}
 	for _, name := range []string{"base", "../x", "python:3.12", "UPPER", "a/b"} {
 		at := reg.Host + "/x:1"
-		pushed(t, at, oci.Template{Name: name, Digest: base.Digest()}, bashLayer(t))
+		pushed(t, at, oci.Artifact{Name: name, Digest: base.Digest()}, bashLayer(t))
 		_, err := s.PullTemplate(t.Context(), at, PullOptions{Replace: true})
 		if turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("as %s: %v", name, err)

@@ -67,10 +67,10 @@ func Push(ctx context.Context, x *repo.Repo, ts *template.Store, req PushRequest
 	if i := strings.IndexAny(name, ":@"); i > 0 {
 		name = name[:i] // without a tag
 	}
-	t := oci.Template{Name: name, Digest: tmpl.Digest, FSHash: tree.Hash,
+	t := oci.Artifact{Name: name, Digest: tmpl.Digest, FSHash: tree.Hash,
 		Description: spec.Description, Env: tmpl.Env, Workdir: tmpl.Workdir,
 		User: tmpl.User, Machine: tmpl.Machine}
-	if t.Specs, err = json.Marshal(chain(spec)); err != nil {
+	if t.Specs, err = chain(spec, name); err != nil {
 		return nil, failed(err)
 	}
 	req.Progress("pushing " + turnstone.Bytes(layer.Size).Human() + " to " + ref.String())
@@ -84,17 +84,23 @@ func Push(ctx context.Context, x *repo.Repo, ts *template.Store, req PushRequest
 }
 
 // chain returns the spec and those of the templates below it, the lowest first, without the content
-// of their files: the layers have it.
-func chain(spec *template.Spec) []*template.Spec {
-	var all []*template.Spec
+// of their files: the layers have it. The spec is called name.
+func chain(spec *template.Spec, name string) ([]json.RawMessage, error) {
+	var all []json.RawMessage
 	for at := spec; at != nil; at = at.Lower() {
 		short := *at
-		short.Files = nil
+		if short.Files = nil; at == spec {
+			short.Name = name
+		}
 		for _, f := range at.Files {
 			short.Files = append(short.Files, template.File{Path: f.Path, Mode: f.Mode})
 		}
-		all = append(all, &short)
+		b, err := json.Marshal(&short)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, b)
 	}
 	slices.Reverse(all)
-	return all
+	return all, nil
 }

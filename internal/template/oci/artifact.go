@@ -28,12 +28,12 @@ const (
 	TemplateLayerType  = types.MediaType("application/vnd.turnstone.template.layer.v1.tar+zstd")
 )
 
-// templateFormat is the version of a Template's JSON.
+// templateFormat is the version of an Artifact's JSON.
 const templateFormat = 1
 
-// A Template is the config of a template in a registry. All of it is the claim of its author,
+// An Artifact is the config of a template in a registry. All of it is the claim of its author,
 // except that DiffIDs are compared with the layers.
-type Template struct {
+type Artifact struct {
 	Format       int    `json:"format"`
 	OS           string `json:"os"`
 	Architecture string `json:"architecture"`
@@ -50,7 +50,7 @@ type Template struct {
 	DiffIDs []turnstone.Digest `json:"diff_ids"`
 	// Specs are the specs of which the template was built, the lowest first, without the content of
 	// files. They are information: nothing is built from them.
-	Specs json.RawMessage `json:"specs,omitempty"`
+	Specs []json.RawMessage `json:"specs,omitempty"`
 }
 
 // An Origin is where a template from a registry is from.
@@ -58,29 +58,30 @@ type Origin struct {
 	Reference string           `json:"reference"` // with the digest
 	Registry  string           `json:"registry"`
 	Digest    turnstone.Digest `json:"digest"` // of the manifest, as the registry names it
-	Template  *Template        `json:"template"`
+	Artifact  *Artifact        `json:"template"`
 }
 
 // Origin returns the origin of a template's image that ref names.
 func (img *Image) Origin(ref Reference) *Origin {
-	return &Origin{ref.WithDigest(img.Digest).String(), ref.Registry(), img.Digest, img.Template}
+	return &Origin{ref.WithDigest(img.Digest).String(), ref.Registry(), img.Digest, img.Artifact}
 }
 
-// Bounds of a Template's fields.
+// Bounds of an Artifact's fields.
 const (
-	maxTemplateName = 128
-	maxTemplateText = 500
-	maxTemplateVars = 1000
+	maxTemplateName  = 128
+	maxTemplateText  = 500
+	maxTemplateVars  = 1000
+	maxTemplateSpecs = 64
 )
 
 // ParseTemplate reads the config of a template that a registry sent.
-func ParseTemplate(b []byte) (*Template, error) {
+func ParseTemplate(b []byte) (*Artifact, error) {
 	if len(b) > maxManifest {
 		return nil, unusable("", "its config has more than %d bytes", maxManifest)
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
-	t := &Template{}
+	t := &Artifact{}
 	if err := dec.Decode(t); err != nil {
 		var format struct {
 			Format int `json:"format"`
@@ -101,7 +102,7 @@ func newer(format int) error {
 		templateFormat)
 }
 
-func (t *Template) check() error {
+func (t *Artifact) check() error {
 	control := func(s string) bool {
 		return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 	}
@@ -129,6 +130,11 @@ func (t *Template) check() error {
 		return unusable("", "its machine is out of bounds")
 	case len(t.User) > 256 || control(t.User):
 		return unusable("", "its user %.80q is not a valid name", t.User)
+	}
+	for i, spec := range t.Specs {
+		if !bytes.HasPrefix(spec, []byte("{")) || i == maxTemplateSpecs {
+			return unusable("", "its specs are not a list of at most %d", maxTemplateSpecs)
+		}
 	}
 	for i, d := range t.DiffIDs {
 		if !validDigest(d) {
@@ -189,6 +195,6 @@ func (s *session) template(ctx context.Context, img *Image, m *v1.Manifest) erro
 	for _, k := range slices.Sorted(maps.Keys(t.Env)) {
 		img.Env = append(img.Env, fmt.Sprintf("%s=%s", k, t.Env[k]))
 	}
-	img.Template, img.User, img.Workdir = t, t.User, t.Workdir
+	img.Artifact, img.User, img.Workdir = t, t.User, t.Workdir
 	return nil
 }

@@ -21,11 +21,11 @@ import (
 )
 
 // someTemplate returns a valid template.
-func someTemplate() Template {
+func someTemplate() Artifact {
 	d := turnstone.DigestBytes([]byte("x"))
-	return Template{Name: "mine", Description: "for tests", Digest: d, FSHash: d,
+	return Artifact{Name: "mine", Description: "for tests", Digest: d, FSHash: d,
 		Env: map[string]string{"A": "1", "B": "two"}, Workdir: "/work", User: "7:8",
-		Specs: json.RawMessage(`[{"name":"mine"}]`)}
+		Specs: []json.RawMessage{[]byte(`{"name":"mine"}`)}}
 }
 
 func packed(t testing.TB, plain []byte) []byte {
@@ -90,8 +90,8 @@ func TestPush(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if img.Digest != d || img.Manifest != d || img.Template == nil ||
-			img.Template.Name != "mine" || img.User != "7:8" || img.Workdir != "/work" ||
+		if img.Digest != d || img.Manifest != d || img.Artifact == nil ||
+			img.Artifact.Name != "mine" || img.User != "7:8" || img.Workdir != "/work" ||
 			len(img.Env) != 2 || img.Env[1] != "B=two" || img.Layers[0] != layer.Layer {
 			t.Errorf("%s: %+v", name, img)
 		}
@@ -194,7 +194,7 @@ func TestPushFaults(t *testing.T) {
 
 // An art is an artifact whose parts a test changes.
 type art struct {
-	t     Template
+	t     Artifact
 	m     v1.Manifest
 	blob  []byte // stored for the layer
 	raw   []byte // instead of t
@@ -262,6 +262,8 @@ func TestHostileTemplates(t *testing.T) {
 			turnstone.KindInvalid},
 		{"directory above", func(a *art) { a.t.Workdir = "/a/../../x" }, "working directory",
 			turnstone.KindInvalid},
+		{"specs of another kind", func(a *art) { a.t.Specs = []json.RawMessage{[]byte("7")} },
+			"its specs", turnstone.KindInvalid},
 		{"user of lines", func(a *art) { a.t.User = "a\nroot" }, "its user",
 			turnstone.KindInvalid},
 		{"huge machine", func(a *art) { a.t.Machine.Memory = 1 << 60 }, "out of bounds",

@@ -38,7 +38,7 @@ type Image struct {
 	User    string `json:"user,omitempty"`
 	Workdir string `json:"workdir,omitempty"` // absolute and clean; empty: none
 
-	Template *Template `json:"template,omitempty"` // of a template in a registry; nil: an image
+	Artifact *Artifact `json:"template,omitempty"` // of a template in a registry; nil: an image
 }
 
 // A Layer is one of an image's layers.

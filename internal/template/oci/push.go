@@ -24,10 +24,10 @@ type LayerFile struct {
 	Content io.ReaderAt
 }
 
-// Push puts a template into the registry as ref, which has a tag, and returns the manifest's digest.
+// Push puts a template into the registry as ref, which has a tag. It returns the manifest's digest.
 // It sets t's format, platform and layers. Blobs that the registry has are not sent again. The same
 // template gives the same digest.
-func (c *Client) Push(ctx context.Context, ref Reference, t Template, files []LayerFile) (
+func (c *Client) Push(ctx context.Context, ref Reference, t Artifact, files []LayerFile) (
 	turnstone.Digest, error) {
 	if ref.Digest() != "" {
 		return "", turnstone.Errorf("oci.push", turnstone.KindInvalid, ref.String(),
@@ -75,7 +75,7 @@ type upload struct {
 	sent             atomic.Int64
 }
 
-func newUpload(t Template, files []LayerFile) (*upload, error) {
+func newUpload(t Artifact, files []LayerFile) (*upload, error) {
 	t.Format, t.OS, t.Architecture = templateFormat, platformOS, platformArch
 	up := &upload{files: map[string]LayerFile{}}
 	m := v1.Manifest{SchemaVersion: 2, MediaType: types.OCIManifestSchema1,

@@ -84,7 +84,7 @@ func TestThereAndBack(t *testing.T) {
 	}
 	c := oci.New(oci.Options{Dir: t.TempDir()})
 	d := turnstone.DigestBytes([]byte("spec"))
-	if _, err := c.Push(t.Context(), to, oci.Template{Name: "mine", Digest: d, FSHash: ref.Hash},
+	if _, err := c.Push(t.Context(), to, oci.Artifact{Name: "mine", Digest: d, FSHash: ref.Hash},
 		[]oci.LayerFile{layer}); err != nil {
 		t.Fatal(err)
 	}
@@ -92,8 +92,8 @@ func TestThereAndBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if img.Template.FSHash != ref.Hash {
-		t.Errorf("%+v", img.Template)
+	if img.Artifact.FSHash != ref.Hash {
+		t.Errorf("%+v", img.Artifact)
 	}
 	out, err := os.Create(filepath.Join(t.TempDir(), "root.erofs"))
 	if err != nil {
