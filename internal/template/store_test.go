@@ -268,12 +268,12 @@ func TestLeftoversAreSwept(t *testing.T) {
 func TestUnknownImage(t *testing.T) {
 	s, _ := counting(t)
 	for name, hint := range map[string]string{
-		"pyhton": "did you mean python? use one of base, claude-code, " +
+		"pyhton": "did you mean python? use one of base, claude-code, code-interpreter, " +
 			"nodejs, python",
-		"nothing-like-it":          "use one of base, claude-code, nodejs, python",
-		"../../etc":                "use one of base, claude-code, nodejs, python",
-		"":                         "use one of base, claude-code, nodejs, python",
-		strings.Repeat("x", 1<<16): "use one of base, claude-code, nodejs, python",
+		"nothing-like-it":          "use one of base, claude-code, code-interpreter, nodejs, python",
+		"../../etc":                "use one of base, claude-code, code-interpreter, nodejs, python",
+		"":                         "use one of base, claude-code, code-interpreter, nodejs, python",
+		strings.Repeat("x", 1<<16): "use one of base, claude-code, code-interpreter, nodejs, python",
 	} {
 		_, err := s.Ensure(context.Background(), name, nil)
 		if turnstone.KindOf(err) != turnstone.KindNotFound ||
@@ -313,10 +313,10 @@ func TestRegisteredSpecs(t *testing.T) {
 		t.Errorf("%d builds of one spec (%v)", n.Load(), err)
 	}
 	list, err := s.List(ctx)
-	if err != nil || len(list) != 5 {
+	if err != nil || len(list) != 6 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if e := list[4]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size ||
+	if e := list[5]; e.Name != "tools" || e.BuiltIn || !e.Ready || e.Size != first.Size ||
 		list[0].Ready || !list[0].BuiltIn {
 		t.Errorf("%+v", list)
 	}
