@@ -67,6 +67,7 @@ class _Unpacker:
         self._folder = folder
         self._rename = rename
         self._links: list[tuple[Path, str, str]] = []
+        self._written: set[Path] = set()
         self.skipped: list[str] = []
 
     def _target(self, name: str) -> Path | None:
@@ -86,8 +87,9 @@ class _Unpacker:
             source = tar.extractfile(info)
         elif path is not None and info.islnk():
             first = self._target(info.linkname)
-            if first is not None and first.is_file() and not first.is_symlink():
-                source = open(first, "rb")  # hard links become separate files
+            # hard links become separate files, and lead to files of the archive alone
+            if first is not None and first in self._written and first.is_file() and not first.is_symlink():
+                source = open(first, "rb")
         elif path is not None and info.isdir():
             path.mkdir(parents=True, exist_ok=True)
             return
@@ -111,6 +113,7 @@ class _Unpacker:
                 shutil.copyfileobj(source, out, 1 << 20)
             os.utime(part, (info.mtime, info.mtime))
             os.replace(part, path)  # a file gets its name when it is complete
+            self._written.add(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
