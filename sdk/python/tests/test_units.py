@@ -257,6 +257,20 @@ def test_hard_links_lead_to_files_of_the_archive(tmp_path: Path) -> None:
     assert not (tmp_path / "got" / "key").exists()
 
 
+def test_nothing_is_unpacked_beside_what_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("mine")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("Makefile", ".git/hooks/pre-commit", "got/a", "./got/b"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+    out.seek(0)
+    assert _archive.unpack(out, str(tmp_path), "got") == ["Makefile", ".git/hooks/pre-commit"]
+    assert (tmp_path / "Makefile").read_text() == "mine" and not (tmp_path / ".git").exists()
+    assert (tmp_path / "got" / "a").exists() and (tmp_path / "got" / "b").exists()
+
+
 def test_pack_and_unpack(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("c")

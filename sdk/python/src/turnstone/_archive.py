@@ -40,16 +40,17 @@ def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return info
 
 
-def unpack(data: IO[bytes], dest: str) -> list[str]:
+def unpack(data: IO[bytes], dest: str, only: str = "") -> list[str]:
     """Unpack the one file or folder of a stream to dest, and return what was left out.
 
+    Without only, which is its name, it may have any: a stream from strangers needs one.
     It goes into dest if that is a folder or ends in a slash, otherwise under dest's name. Nothing
     is written outside of it: links are made last, when no file can follow them any more.
     """
     into = dest.endswith(("/", os.sep)) or os.path.isdir(dest)
     folder = Path(dest) if into else Path(dest).parent
     folder.mkdir(parents=True, exist_ok=True)
-    u = _Unpacker(folder.resolve(), "" if into else Path(dest).name)
+    u = _Unpacker(folder.resolve(), "" if into else Path(dest).name, only)
     try:
         with tarfile.open(fileobj=data, mode="r|") as tar:
             for info in tar:
@@ -63,9 +64,10 @@ def unpack(data: IO[bytes], dest: str) -> list[str]:
 class _Unpacker:
     """Writes the entries of an untrusted archive below a folder."""
 
-    def __init__(self, folder: Path, rename: str) -> None:
+    def __init__(self, folder: Path, rename: str, only: str) -> None:
         self._folder = folder
         self._rename = rename
+        self._only = only
         self._links: list[tuple[Path, str, str]] = []
         self._written: set[Path] = set()
         self.skipped: list[str] = []
@@ -75,6 +77,8 @@ class _Unpacker:
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or parts[0] == "/" or "\0" in name:
             return None
+        if self._only and parts[0] != self._only:
+            return None  # beside what was asked for, where other files of the user are
         path = self._folder.joinpath(self._rename or parts[0], *parts[1:])
         if not path.parent.resolve().is_relative_to(self._folder):
             return None  # by way of a link that was there before
