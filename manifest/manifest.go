@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/suggest"
+	"turnstone.dev/turnstone/internal/tomlnest"
 )
 
 // File is the name of a manifest.
@@ -86,6 +87,9 @@ func Parse(name string, text []byte) (*Manifest, error) {
 func parse(name string, text []byte) (*Manifest, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("it has more than %s", turnstone.Bytes(MaxFile).Human())
+	}
+	if err := tomlnest.Check(string(text)); err != nil {
+		return nil, err
 	}
 	var f file
 	md, err := toml.Decode(string(text), &f)

@@ -88,6 +88,7 @@ func TestParseRefuses(t *testing.T) {
 		"[templates]\n'a b' = 'b'":          "is not a name of a template",
 		"[templates]\na = 1":                "templates",
 		"[sandbox\n":                        "line 2",
+		strings.Repeat("a.", 9000) + "b=1":  "nested too deeply",
 		strings.Repeat("#", MaxFile) + "\n": "more than",
 	} {
 		_, err := Parse("m.toml", []byte(text))

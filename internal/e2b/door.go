@@ -157,7 +157,11 @@ func notFound(w http.ResponseWriter, id turnstone.SandboxID) {
 // have its token.
 func (d *Door) serveSandbox(w http.ResponseWriter, r *http.Request, id turnstone.SandboxID,
 	port uint16) {
-	if !d.mayEnter(r, id, port) {
+	switch {
+	case d.hasToken(r, id, port):
+	case d.hasLink(r, id, port):
+		r.Header.Del("Authorization") // a user's name beside the link would make its path another file
+	default:
 		envd.Refuse(w, http.StatusUnauthorized, "unauthorized: the request has no valid access token "+
 			"of this sandbox")
 		return
@@ -194,19 +198,22 @@ func (d *Door) during(r *http.Request) (context.Context, func()) {
 	return ctx, func() { stop(); cancel() }
 }
 
-// mayEnter reports whether a request has the token of the sandbox, or a signature for a file.
-func (d *Door) mayEnter(r *http.Request, id turnstone.SandboxID, port uint16) bool {
+// hasToken reports whether a request has a token of the sandbox for a port.
+func (d *Door) hasToken(r *http.Request, id turnstone.SandboxID, port uint16) bool {
 	if !sandboxForm.MatchString(string(id)) {
 		return false
 	}
 	if token := r.Header.Get(daemonHeader); token != "" && d.o.Key.IsDaemon(id, token) {
 		return true
 	}
-	if port != daemonPort {
-		return d.o.Key.IsTraffic(id, r.Header.Get(trafficHeader))
-	}
+	return port != daemonPort && d.o.Key.IsTraffic(id, r.Header.Get(trafficHeader))
+}
+
+// hasLink reports whether a request is a signed link to a file of the sandbox.
+func (d *Door) hasLink(r *http.Request, id turnstone.SandboxID, port uint16) bool {
 	link, ok := linkOf(r)
-	return ok && d.o.Key.IsSigned(id, link, time.Now())
+	return ok && port == daemonPort && sandboxForm.MatchString(string(id)) &&
+		d.o.Key.IsSigned(id, link, time.Now())
 }
 
 // linkOf returns the signed link of a request to a file.

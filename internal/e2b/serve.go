@@ -8,7 +8,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -16,9 +15,8 @@ import (
 
 // Limits bound the callers of the door.
 type Limits struct {
-	Connections int           // at one time
-	Handshake   time.Duration // of TLS, and of the head of a request
-	Idle        time.Duration // how long a connection may be silent between requests
+	Handshake time.Duration // of TLS, and of the head of a request
+	Idle      time.Duration // how long a connection may be silent between requests
 	// Stall is how long a caller may send nothing of a body, or read nothing of an answer.
 	Stall time.Duration
 	End   time.Duration // how long requests to the API may run after the end of Serve
@@ -48,13 +46,12 @@ func (d *Door) Serve(ctx context.Context, l net.Listener, config *tls.Config, li
 			MaxReceiveBufferPerConnection: 4 * streamBuffer, MaxReceiveBufferPerStream: streamBuffer,
 			WriteByteTimeout: limits.Stall},
 		ErrorLog: log.New(io.Discard, "", 0)} // all of it is about callers
-	bounded := &listener{Listener: l, places: make(chan struct{}, limits.Connections)}
 	failed := make(chan error, 1)
 	go func() {
 		if config != nil {
-			failed <- s.ServeTLS(bounded, "", "")
+			failed <- s.ServeTLS(l, "", "")
 		} else {
-			failed <- s.Serve(bounded)
+			failed <- s.Serve(l)
 		}
 	}()
 	select {
@@ -73,33 +70,6 @@ func (d *Door) Serve(ctx context.Context, l net.Listener, config *tls.Config, li
 	_ = s.Close()
 	<-failed
 	return nil
-}
-
-// A listener bounds the connections at one time. Others wait in the queue of the system.
-type listener struct {
-	net.Listener
-	places chan struct{}
-}
-
-// Accept implements net.Listener.
-func (l *listener) Accept() (net.Conn, error) {
-	l.places <- struct{}{}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.places
-		return nil, err
-	}
-	return &conn{Conn: c, free: sync.OnceFunc(func() { <-l.places })}, nil
-}
-
-type conn struct {
-	net.Conn
-	free func()
-}
-
-func (c *conn) Close() error {
-	defer c.free()
-	return c.Conn.Close()
 }
 
 // patience bounds how long a caller may send nothing of a body, and read nothing of an answer.

@@ -106,7 +106,7 @@ const maxSkipped = 10
 func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 	tell func(string)) error {
 	limits, skipped := getLimits, 0
-	limits.Bytes = most
+	limits.Bytes, limits.Top = most, tarfiles.TopOf(t.Path)
 	limits.Room = func(dir string) error { // a user's folder, to which free_space does not apply
 		return diskspace.Room(dir, config.Space{})
 	}

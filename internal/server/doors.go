@@ -14,7 +14,8 @@ func (s *Server) openMCP(ctx context.Context) (err error) {
 	if s.c.MCP.Listen == "" || s.o.MCP == nil || s.gateway == nil {
 		return nil
 	}
-	s.mcp, err = doors.OpenMCP(ctx, s.c.MCP.Listen, s.doorTLS("http/1.1"), s.gateway.verifier, s.o.MCP)
+	s.mcp, err = doors.OpenMCP(ctx, doors.MCPOptions{Address: s.c.MCP.Listen, TLS: s.doorTLS("http/1.1"),
+		Connections: s.c.Limits.Connections, Verifier: s.gateway.verifier, Make: s.o.MCP})
 	if err == nil {
 		s.onClose(s.mcp.Close)
 	}

@@ -23,6 +23,9 @@ type Limits struct {
 	Entries int             // default 1,000,000
 	Bytes   turnstone.Bytes // total file content; default 64 GiB
 
+	// Top is the stream's only top-level name; empty: it may have any. Who unpacks a stream of
+	// strangers into a folder of the user says it: the folder has other files.
+	Top string
 	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
 	// with any target, and modes regardless of the umask.
 	Trusted bool
@@ -157,6 +160,16 @@ func (u *unpacker) broken(err error) error {
 		fmt.Errorf("the archive is damaged or truncated: %w", err), "")
 }
 
+// TopOf returns the top-level name of the stream of a path, as an agent packs it; empty: it has none.
+func TopOf(name string) string {
+	name = strings.TrimRight(name, "/")
+	name = name[strings.LastIndexByte(name, '/')+1:]
+	if name == "." || name == ".." {
+		return ""
+	}
+	return name
+}
+
 // place validates a name and returns its path below the root.
 func (u *unpacker) place(name string) (string, error) {
 	if name == "" || strings.HasPrefix(name, "/") || strings.IndexByte(name, 0) >= 0 {
@@ -172,10 +185,13 @@ func (u *unpacker) place(name string) (string, error) {
 		}
 	}
 	clean := path.Clean(strings.Join(parts, "/"))
+	top, rest, _ := strings.Cut(clean, "/")
+	if u.lim.Top != "" && top != u.lim.Top {
+		return "", errors.New("a name beside what was asked for")
+	}
 	if u.rename == "" {
 		return clean, nil
 	}
-	top, rest, _ := strings.Cut(clean, "/")
 	if u.only == "" {
 		u.only = top
 	}

@@ -301,7 +301,7 @@ func TestLocksThatAreNone(t *testing.T) {
 	for _, bad := range []string{"", "version = 2", "x", good + "more = 1",
 		good + "[apt]\n'-x' = '1'", good + "[apt]\ncurl = '1 -oX'", good + "[[pip]]\nname='x'",
 		good + "[[npm]]\nname='x'\nversion='1'\nintegrity='md5-x'",
-		strings.Replace(good, "aaa", "", 1)} {
+		strings.Replace(good, "aaa", "", 1), good + strings.Repeat("a.", 9000) + "b = 1"} {
 		if _, err := parseLock([]byte(bad)); turnstone.KindOf(err) != turnstone.KindInvalid ||
 			turnstone.HintOf(err) == "" {
 			t.Errorf("%q: %v", bad, err)

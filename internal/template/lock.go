@@ -14,6 +14,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template/registry"
+	"turnstone.dev/turnstone/internal/tomlnest"
 )
 
 // lockFile is the name of a lock, beside the spec.
@@ -68,6 +69,9 @@ func parseLock(b []byte) (*Lock, error) {
 	}
 	if len(b) > maxLock {
 		return nil, failed(fmt.Errorf("is larger than %d bytes", maxLock))
+	}
+	if err := tomlnest.Check(string(b)); err != nil {
+		return nil, failed(err)
 	}
 	l := &Lock{}
 	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(l)

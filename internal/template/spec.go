@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/suggest"
 	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/oci"
+	"turnstone.dev/turnstone/internal/tomlnest"
 )
 
 // Limits of a spec. A larger spec is rejected.
@@ -213,6 +214,9 @@ func lineOf(b []byte, key string) int {
 func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if len(b) > maxSpec {
 		return nil, fmt.Errorf("is larger than %d bytes", maxSpec)
+	}
+	if err := tomlnest.Check(string(b)); err != nil {
+		return nil, err
 	}
 	var t specTOML
 	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(&t)

@@ -126,6 +126,7 @@ func TestParseRefuses(t *testing.T) {
 		{base + "[[files]]\npath = '/x'\ncontent = ''\n[[files]]\npath = '/x'\ncontent = ''",
 			"duplicate"},
 		{strings.Repeat("#", maxSpec+1), "larger than"},
+		{strings.Repeat("a.", 9000) + "b = 1", "nested too deeply"},
 	} {
 		_, err := Parse("mine", []byte(tt.spec), specDir)
 		if turnstone.KindOf(err) != turnstone.KindInvalid ||

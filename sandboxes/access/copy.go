@@ -54,7 +54,7 @@ func (a *Access) Download(ctx context.Context, id turnstone.SandboxID, path, des
 	defer c.Close()
 	defer closeAfter(ctx, c)()
 	skipped := 0
-	limits := tarfiles.Limits{Bytes: i.Capacity, Room: room,
+	limits := tarfiles.Limits{Top: tarfiles.TopOf(path), Bytes: i.Capacity, Room: room,
 		Skipped: func(name, why string) {
 			if skipped++; skipped <= maxSkipped {
 				tell(fmt.Sprintf("skipped %q: %s", name, why))

@@ -61,7 +61,7 @@ func OpenE2B(ctx context.Context, o E2BOptions) (_ *E2B, err error) {
 		return nil, err
 	}
 	l := o.Config.Limits
-	d := &E2B{tls: o.TLS, limits: e2b.Limits{Connections: l.Connections, Idle: l.Idle,
+	d := &E2B{tls: o.TLS, limits: e2b.Limits{Idle: l.Idle,
 		Handshake: l.Handshake, Stall: stallTime, End: l.End}}
 	d.Door = e2b.New(e2b.Options{Node: atnode.Node{Node: o.Node, Tenants: o.Tenants}, Key: key,
 		Control: o.Control, Verifier: o.Verifier, Begin: o.Begin, Domain: o.Config.E2B.Domain,
@@ -70,6 +70,7 @@ func OpenE2B(ctx context.Context, o E2BOptions) (_ *E2B, err error) {
 		return nil, errors.Join(turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
 			WithHint(local.ListenHint(err, "e2b.listen")), d.Door.Close())
 	}
+	d.listener = bound(d.listener, l.Connections)
 	if d.tls == nil && !config.Loopback(d.listener.Addr().String()) && len(o.Config.Listen.Proxies) == 0 {
 		return nil, errors.Join(turnstone.Errorf("server.listen", turnstone.KindInvalid, at,
 			"is reached from other machines, without TLS").WithHint("set tls.certificate and "+

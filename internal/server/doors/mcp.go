@@ -34,19 +34,32 @@ type MCP struct {
 	memory   *local.Memory
 }
 
-// OpenMCP listens at the address of the setting mcp.listen. make makes the door. Close it.
-func OpenMCP(ctx context.Context, at string, tlsConfig *tls.Config, verifier auth.Verifier,
-	make func(Inside) Door) (*MCP, error) {
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", at)
+// MCPOptions are what the door of MCP's clients needs.
+type MCPOptions struct {
+	Address     string      // the setting mcp.listen
+	TLS         *tls.Config // nil: no TLS
+	Connections int         // at one time, and never more than mcpConnections
+	Verifier    auth.Verifier
+	Make        func(Inside) Door
+}
+
+// mcpConnections bounds the connections at one time: each of the protocol's has two, a request and
+// the stream of what the server tells.
+const mcpConnections = 2000
+
+// OpenMCP listens for MCP's clients. Close it.
+func OpenMCP(ctx context.Context, o MCPOptions) (*MCP, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Address)
 	if err != nil {
-		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
+		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, o.Address, err).
 			WithHint(local.ListenHint(err, "mcp.listen"))
 	}
-	if tlsConfig != nil {
-		l = tls.NewListener(l, tlsConfig)
+	l = bound(l, min(o.Connections, mcpConnections))
+	if o.TLS != nil {
+		l = tls.NewListener(l, o.TLS)
 	}
 	d := &MCP{listener: l, memory: local.NewMemory()}
-	d.door = make(Inside{Verifier: verifier, Dial: d.memory.Dial})
+	d.door = o.Make(Inside{Verifier: o.Verifier, Dial: d.memory.Dial})
 	return d, nil
 }
 

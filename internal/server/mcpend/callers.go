@@ -17,52 +17,44 @@ const (
 // sessionHeader names the connection of a request.
 const sessionHeader = "Mcp-Session-Id"
 
-// callers are the callers with connections, and the token that each showed last: one that was
-// renewed counts for connections that an earlier token opened. It is safe for concurrent use.
+// callers are the callers with connections, and the token that each connection's caller showed there
+// last: one that was renewed counts for a connection that an earlier token opened. Tokens of one
+// subject may grant more and less, so none counts for another connection. It is safe for concurrent
+// use.
 type callers struct {
 	mu          sync.Mutex
-	all         map[string]*caller
-	connections map[string]string // the caller of each
+	shown       map[connection]*atomic.Pointer[string] // of those with a place
+	connections map[string]string                      // the caller of each
 }
 
-type caller struct {
-	token atomic.Pointer[string]
-	uses  int
-}
+// A connection is one of a verified caller. Only the pair counts: anybody can name an ID.
+type connection struct{ caller, id string }
 
-// enter returns the token of a caller who opens a place, until leave.
-func (c *callers) enter(name, token string) *atomic.Pointer[string] {
+// enter returns the token of a connection that opens its place, until leave.
+func (c *callers) enter(of connection, token string) *atomic.Pointer[string] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.all == nil {
-		c.all = map[string]*caller{}
+	if c.shown == nil {
+		c.shown = map[connection]*atomic.Pointer[string]{}
 	}
-	one := c.all[name]
-	if one == nil {
-		one = &caller{}
-		c.all[name] = one
-	}
-	one.uses++
-	one.token.Store(&token)
-	return &one.token
+	one := &atomic.Pointer[string]{}
+	one.Store(&token)
+	c.shown[of] = one
+	return one
 }
 
-func (c *callers) leave(name string) {
+func (c *callers) leave(of connection) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one := c.all[name]; one != nil {
-		if one.uses--; one.uses == 0 {
-			delete(c.all, name)
-		}
-	}
+	delete(c.shown, of)
 }
 
-// show notes the token of a verified caller.
-func (c *callers) show(name, token string) {
+// show notes the token of a request, whose caller is verified.
+func (c *callers) show(of connection, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if one := c.all[name]; one != nil {
-		one.token.Store(&token)
+	if one := c.shown[of]; one != nil {
+		one.Store(&token)
 	}
 }
 

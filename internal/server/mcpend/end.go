@@ -39,7 +39,7 @@ const (
 type Options struct {
 	Verifier auth.Verifier
 	// Open returns the place of a new connection, for a caller with a name of its own. token returns
-	// the latest token that the caller showed.
+	// the latest token that was shown with a request of this connection.
 	Open func(ctx context.Context, caller string, token func() (string, error)) (mcpdoor.Place, error)
 	Idle time.Duration // how long a connection may be silent
 	Log  *slog.Logger
@@ -107,11 +107,15 @@ type discard struct{}
 // Write implements io.Writer.
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// tokenKey is where the token of a caller is in its TokenInfo.
-const tokenKey = "token"
+// A TokenInfo has these beside what the protocol's package knows: the token, and the connection that
+// the request names.
+const (
+	tokenKey      = "token"
+	connectionKey = "connection"
+)
 
 // verify verifies a token, as the gateway does, which verifies it again with each call to the server.
-func (e *Endpoint) verify(ctx context.Context, token string, _ *http.Request) (*mcpauth.TokenInfo, error) {
+func (e *Endpoint) verify(ctx context.Context, token string, r *http.Request) (*mcpauth.TokenInfo, error) {
 	p, err := e.o.Verifier.Verify(ctx, token)
 	if turnstone.KindOf(err) == turnstone.KindUnavailable {
 		return nil, errors.New("tokens cannot be verified now")
@@ -120,9 +124,15 @@ func (e *Endpoint) verify(ctx context.Context, token string, _ *http.Request) (*
 		return nil, mcpauth.ErrInvalidToken
 	}
 	i := &mcpauth.TokenInfo{Expiration: p.Expires, UserID: callerOf(p),
-		Extra: map[string]any{tokenKey: token}}
-	e.callers.show(i.UserID, token)
+		Extra: map[string]any{tokenKey: token, connectionKey: r.Header.Get(sessionHeader)}}
+	e.callers.show(connectionOf(i), token)
 	return i, nil
+}
+
+// connectionOf returns the connection of a verified request.
+func connectionOf(i *mcpauth.TokenInfo) connection {
+	id, _ := i.Extra[connectionKey].(string)
+	return connection{i.UserID, id}
 }
 
 // callerOf names the caller of a token: those of one subject of an issuer in a tenant are one.
@@ -142,17 +152,22 @@ func (e *Endpoint) open(ctx context.Context, i *mcpauth.TokenInfo) (mcpdoor.Plac
 			"has no token")
 	}
 	token, _ := i.Extra[tokenKey].(string)
-	shown := e.callers.enter(i.UserID, token)
+	of := connectionOf(i)
+	if of.id == "" {
+		return mcpdoor.Place{}, turnstone.Errorf("mcp.open", turnstone.KindInvalid, "the request",
+			"names no connection")
+	}
+	shown := e.callers.enter(of, token)
 	p, err := e.o.Open(context.WithoutCancel(ctx), i.UserID, func() (string, error) {
 		return *shown.Load(), nil
 	})
 	if err != nil {
-		e.callers.leave(i.UserID)
+		e.callers.leave(of)
 		return p, err
 	}
 	closing := p.Close
 	p.Close = func() error {
-		defer e.callers.leave(i.UserID)
+		defer e.callers.leave(of)
 		if closing == nil {
 			return nil
 		}

@@ -98,19 +98,68 @@ func TestConnectionsOfCaller(t *testing.T) {
 	end(t, e)
 }
 
-// TestRenewedToken: the latest token of a caller counts for all of its connections.
-func TestRenewedToken(t *testing.T) {
-	var c callers
-	c.show("a", "unknown")
-	token := c.enter("a", "one")
-	c.show("b", "theirs")
-	c.show("a", "two")
-	if got := *token.Load(); got != "two" {
+// call makes a call of a tool on a connection, whose place is opened if it is the first one.
+func call(e *Endpoint, token, id string) string {
+	r := httptest.NewRequest(http.MethodPost, Path, strings.NewReader(`{"jsonrpc":"2.0","id":2,`+
+		`"method":"tools/call","params":{"name":"log","arguments":{}}}`))
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Accept", "application/json, text/event-stream")
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set(sessionHeader, id)
+	w := httptest.NewRecorder()
+	e.Handler().ServeHTTP(w, r)
+	return w.Body.String()
+}
+
+// theTurns are turns whose list says which token it was asked with.
+type theTurns struct {
+	mcpdoor.Turns
+	token func() (string, error)
+}
+
+func (f theTurns) Log(context.Context, string, int) (*turnstone.Graph, error) {
+	token, err := f.token()
+	if err != nil {
+		return nil, err
+	}
+	return nil, errors.New("asked with the token " + token)
+}
+
+// TestTokenOfConnection: a call is made with the latest token of its own connection, however many
+// connections tokens of the same subject have: they may grant less, or more.
+func TestTokenOfConnection(t *testing.T) {
+	e := New(Options{Verifier: verifier{}, Idle: time.Hour, Log: slog.New(slog.DiscardHandler),
+		Open: func(_ context.Context, _ string, token func() (string, error)) (mcpdoor.Place, error) {
+			return mcpdoor.Place{Turns: theTurns{token: token}}, nil
+		}})
+	_, one := initialize(e, "a1")
+	_, two := initialize(e, "a2")
+	for _, x := range []struct{ token, id, want string }{
+		{"a1", one, "a1"}, {"a2", two, "a2"}, {"a1", one, "a1"},
+		{"a3", one, "a3"}, // renewed
+		{"a2", two, "a2"},
+	} {
+		if got := call(e, x.token, x.id); !strings.Contains(got, "asked with the token "+x.want+`"`) {
+			t.Errorf("a call with %s: %s", x.token, got)
+		}
+		// a request of another connection comes before the next call of this one
+		for _, id := range []string{one, two} {
+			if id != x.id {
+				call(e, "a9", id)
+			}
+		}
+		place := e.callers.shown[connection{callerOf(auth.Principal{Tenant: "t", Subject: "a"}), x.id}]
+		if place == nil || *place.Load() != x.want {
+			t.Errorf("after a request of another connection, another token than %s counts", x.want)
+		}
+	}
+	call(e, "b1", one) // of another caller
+	if got := call(e, "a1", one); !strings.Contains(got, "the token a1") {
 		t.Error(got)
 	}
-	c.leave("a")
-	if len(c.all) != 0 {
-		t.Error("the token is kept")
+	end(t, e)
+	if len(e.callers.shown) != 0 {
+		t.Error("tokens are kept")
 	}
 }
 

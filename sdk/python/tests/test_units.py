@@ -241,6 +241,36 @@ def test_hostile_archives(tmp_path: Path) -> None:
         _archive.unpack(io.BytesIO(b"no archive" * 100), str(dest))
 
 
+def test_hard_links_lead_to_files_of_the_archive(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "key").write_text("secret")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, link in (("got/own", ""), ("got/same", "got/own"), ("got/key", ".ssh/key")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.LNKTYPE if link else tarfile.REGTYPE, link
+            info.size = 0 if link else 1
+            tar.addfile(info, io.BytesIO(b"" if link else b"1"))
+    out.seek(0)
+    assert _archive.unpack(out, str(tmp_path)) == ["got/key"]
+    assert (tmp_path / "got" / "same").read_bytes() == b"1"
+    assert not (tmp_path / "got" / "key").exists()
+
+
+def test_nothing_is_unpacked_beside_what_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("mine")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in ("Makefile", ".git/hooks/pre-commit", "got/a", "./got/b"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"1"))
+    out.seek(0)
+    assert _archive.unpack(out, str(tmp_path), "got") == ["Makefile", ".git/hooks/pre-commit"]
+    assert (tmp_path / "Makefile").read_text() == "mine" and not (tmp_path / ".git").exists()
+    assert (tmp_path / "got" / "a").exists() and (tmp_path / "got" / "b").exists()
+
+
 def test_pack_and_unpack(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_text("c")

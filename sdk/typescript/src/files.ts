@@ -22,7 +22,12 @@ export interface CallOptions {
 /** Packs and unpacks folders of this machine: only of Node.js. */
 export interface LocalFiles {
   pack(path: string, signal?: AbortSignal): AsyncIterable<Uint8Array>;
-  unpack(tar: AsyncIterable<Uint8Array>, dest: string, limit: number): Promise<string[]>;
+  unpack(
+    tar: AsyncIterable<Uint8Array>,
+    dest: string,
+    limit: number,
+    only: string,
+  ): Promise<string[]>;
 }
 
 const maxInline = 256 << 10;
@@ -251,7 +256,8 @@ export class Files {
    * what was left out: devices, sockets, and links that lead out of it. Only in Node.js.
    */
   async download(path: string, localFolder: string, o: CallOptions = {}): Promise<string[]> {
-    return this.#folders().unpack(this.pack(path, o), localFolder, maxFolder);
+    const name = path.split("/").filter((p) => p !== "").pop() ?? "";
+    return this.#folders().unpack(this.pack(path, o), localFolder, maxFolder, name);
   }
 
   #folders(): LocalFiles {

@@ -168,6 +168,22 @@ test("a folder survives packing and unpacking", async () => {
   assert.deepEqual([b.size, b.mode & 0o777], [1000, 0o755]);
 });
 
+test("an archive writes nothing beside what was asked for", async () => {
+  const file = (name: string): Uint8Array[] => [
+    tarHeader(name, 1),
+    new Uint8Array(512).fill(65, 0, 1),
+  ];
+  const to = join(root, "beside");
+  const stream = parts(
+    ...file(".git/hooks/pre-commit"),
+    ...file("Makefile"),
+    ...file("got/a"),
+    new Uint8Array(1024),
+  );
+  assert.deepEqual(await unpack(stream, to, 1 << 20, "got"), [".git/hooks/pre-commit", "Makefile"]);
+  assert.deepEqual(await readdir(to), ["got"]);
+});
+
 test("a hostile archive writes nothing outside of its folder", async () => {
   const file = (name: string): Uint8Array[] => [
     tarHeader(name, 1),

@@ -40,16 +40,17 @@ def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return info
 
 
-def unpack(data: IO[bytes], dest: str) -> list[str]:
+def unpack(data: IO[bytes], dest: str, only: str = "") -> list[str]:
     """Unpack the one file or folder of a stream to dest, and return what was left out.
 
+    Without only, which is its name, it may have any: a stream from strangers needs one.
     It goes into dest if that is a folder or ends in a slash, otherwise under dest's name. Nothing
     is written outside of it: links are made last, when no file can follow them any more.
     """
     into = dest.endswith(("/", os.sep)) or os.path.isdir(dest)
     folder = Path(dest) if into else Path(dest).parent
     folder.mkdir(parents=True, exist_ok=True)
-    u = _Unpacker(folder.resolve(), "" if into else Path(dest).name)
+    u = _Unpacker(folder.resolve(), "" if into else Path(dest).name, only)
     try:
         with tarfile.open(fileobj=data, mode="r|") as tar:
             for info in tar:
@@ -63,10 +64,12 @@ def unpack(data: IO[bytes], dest: str) -> list[str]:
 class _Unpacker:
     """Writes the entries of an untrusted archive below a folder."""
 
-    def __init__(self, folder: Path, rename: str) -> None:
+    def __init__(self, folder: Path, rename: str, only: str) -> None:
         self._folder = folder
         self._rename = rename
+        self._only = only
         self._links: list[tuple[Path, str, str]] = []
+        self._written: set[Path] = set()
         self.skipped: list[str] = []
 
     def _target(self, name: str) -> Path | None:
@@ -74,6 +77,8 @@ class _Unpacker:
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or parts[0] == "/" or "\0" in name:
             return None
+        if self._only and parts[0] != self._only:
+            return None  # beside what was asked for, where other files of the user are
         path = self._folder.joinpath(self._rename or parts[0], *parts[1:])
         if not path.parent.resolve().is_relative_to(self._folder):
             return None  # by way of a link that was there before
@@ -86,8 +91,9 @@ class _Unpacker:
             source = tar.extractfile(info)
         elif path is not None and info.islnk():
             first = self._target(info.linkname)
-            if first is not None and first.is_file() and not first.is_symlink():
-                source = open(first, "rb")  # hard links become separate files
+            # hard links become separate files, and lead to files of the archive alone
+            if first is not None and first in self._written and first.is_file() and not first.is_symlink():
+                source = open(first, "rb")
         elif path is not None and info.isdir():
             path.mkdir(parents=True, exist_ok=True)
             return
@@ -111,6 +117,7 @@ class _Unpacker:
                 shutil.copyfileobj(source, out, 1 << 20)
             os.utime(part, (info.mtime, info.mtime))
             os.replace(part, path)  # a file gets its name when it is complete
+            self._written.add(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()

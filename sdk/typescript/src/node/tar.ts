@@ -144,13 +144,14 @@ function parsePax(body: Uint8Array): Partial<Entry> {
 
 /**
  * Unpacks an untrusted archive into a folder. Nothing is written outside of it, existing files are not
- * followed as links, and the names of what is left out are returned: devices, sockets, and links that
- * lead out of the folder.
+ * followed as links, and the names of what is left out are returned: devices, sockets, links that lead
+ * out of the folder, and with only what has another name at the top.
  */
 export async function unpack(
   tar: AsyncIterable<Uint8Array>,
   dest: string,
   limit: number,
+  only = "",
 ): Promise<string[]> {
   const root = resolve(dest);
   await mkdir(root, { recursive: true });
@@ -162,13 +163,18 @@ export async function unpack(
     },
   });
   try {
-    return await unpackAll(reader, root, limit);
+    return await unpackAll(reader, root, limit, only);
   } finally {
     await source.return?.();
   }
 }
 
-async function unpackAll(reader: ByteReader, root: string, limit: number): Promise<string[]> {
+async function unpackAll(
+  reader: ByteReader,
+  root: string,
+  limit: number,
+  only: string,
+): Promise<string[]> {
   const skipped: string[] = [];
   let left = limit;
   let extra: Partial<Entry> = {};
@@ -196,7 +202,7 @@ async function unpackAll(reader: ByteReader, root: string, limit: number): Promi
         op: "files.download",
         subject: "the archive",
       });
-    if (!(await extract(reader, root, e))) skipped.push(e.name.slice(0, 200));
+    if (!(await extract(reader, root, e, only))) skipped.push(e.name.slice(0, 200));
   }
 }
 
@@ -212,11 +218,19 @@ function partsOf(name: string): string[] | undefined {
   return parts;
 }
 
-async function extract(reader: ByteReader, root: string, e: Entry): Promise<boolean> {
+async function extract(
+  reader: ByteReader,
+  root: string,
+  e: Entry,
+  only: string,
+): Promise<boolean> {
   const parts = partsOf(e.name);
   const kind = e.type === "\0" || e.type === "7" ? "0" : e.type;
   const takes =
-    parts !== undefined && parts.length > 0 && (kind === "0" || kind === "2" || kind === "5");
+    parts !== undefined &&
+    parts.length > 0 &&
+    (only === "" || parts[0] === only) && // others are where other files of the user are
+    (kind === "0" || kind === "2" || kind === "5");
   if (!takes || !(await folders(root, kind === "5" ? parts : parts.slice(0, -1)))) {
     await skip(reader, e.size);
     return parts !== undefined && parts.length === 0 && kind === "5";

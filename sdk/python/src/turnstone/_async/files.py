@@ -243,6 +243,7 @@ class AsyncFiles:
                 await stream.close()
             await wire.answer(ident, "FileSystem.pack", deadline)
             archive.seek(0)
-            return await blocking(_archive.unpack, archive, str(dest))
+            name = self._path(path).rstrip("/").rpartition("/")[2]
+            return await blocking(_archive.unpack, archive, str(dest), name)
 
 

@@ -244,6 +244,7 @@ class Files:
                 stream.close()
             wire.answer(ident, "FileSystem.pack", deadline)
             archive.seek(0)
-            return blocking(_archive.unpack, archive, str(dest))
+            name = self._path(path).rstrip("/").rpartition("/")[2]
+            return blocking(_archive.unpack, archive, str(dest), name)
 
 

@@ -1,0 +1,37 @@
+package tarfiles
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"turnstone.dev/turnstone"
+)
+
+// TestTop: a stream that has another top-level name than was asked for replaces no file of the user.
+func TestTop(t *testing.T) {
+	for name, ok := range map[string]bool{"got/a": true, "./got/b": true, "Makefile": false,
+		"got/../Makefile": false, ".git/hooks/x": false, "gotten": false} {
+		dest := t.TempDir()
+		own := filepath.Join(dest, "Makefile")
+		if err := os.WriteFile(own, []byte("mine"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: 1, Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = w.Write([]byte("x"))
+		_ = w.Close()
+		err := Unpack(t.Context(), &b, dest+"/", Limits{Top: "got"})
+		if (err == nil) != ok || !ok && turnstone.KindOf(err) != turnstone.KindInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+		if text, err := os.ReadFile(own); err != nil || string(text) != "mine" {
+			t.Errorf("%s: the user's file is %q, %v", name, text, err)
+		}
+	}
+}
