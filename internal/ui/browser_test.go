@@ -206,7 +206,7 @@ func TestLargeTree(t *testing.T) {
 	const scroll = `(async () => {
 		const tree = document.querySelector(".tree"), frames = [], empty = [];
 		let last = performance.now(), most = 0;
-		for (let y = 0; y < tree.scrollHeight; y += 120) {
+		for (let y = 0; y < tree.scrollHeight; y += 340) {
 			tree.scrollTop = y;
 			await new Promise(requestAnimationFrame);
 			const now = performance.now();

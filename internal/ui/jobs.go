@@ -20,7 +20,8 @@ const (
 	maxRunning = 4
 	maxEvents  = 20_000 // of a job
 	maxPrinted = 1 << 20
-	pollTime   = 20 * time.Second // that a request for events waits
+	// pollTime is how long a request for events waits: a browser has six connections for all pages.
+	pollTime = 5 * time.Second
 )
 
 // An event is something that happened in a job.
@@ -185,13 +186,22 @@ func (n *job) StepFinished(step *document.Step, r turnstone.StepReport) {
 }
 
 type jobsOut struct {
-	Jobs []*job `json:"jobs"` // the oldest first
+	Jobs []jobOut `json:"jobs"` // the oldest first
+}
+
+type jobOut struct {
+	*job
+	Done bool `json:"done"`
 }
 
 func (s *Server) listJobs(context.Context, url.Values) (jobsOut, error) {
 	s.jobs.mu.Lock()
 	defer s.jobs.mu.Unlock()
-	return jobsOut{append([]*job{}, s.jobs.all...)}, nil
+	out := jobsOut{[]jobOut{}}
+	for _, n := range s.jobs.all {
+		out.Jobs = append(out.Jobs, jobOut{n, n.isDone()})
+	}
+	return out, nil
 }
 
 type cancelIn struct {

@@ -33,7 +33,7 @@ export interface Conflict { path: string; kind: string; detail?: string; base: V
 export interface Merge { outcome: string; dry_run: boolean; into: string; number?: number; id?: string; branch?: string;
 	conflicts: Conflict[]; resolved: Conflict[]; merged: string[];
 	layer: { added: number; changed: number; removed: number } }
-export interface Job { id: string; kind: string; what: string; started: string; steps?: string[] }
+export interface Job { id: string; kind: string; what: string; started: string; steps?: string[]; done?: boolean }
 export interface Failure { error: string; kind?: string; hint?: string }
 export interface Event { kind: string; step?: number; name?: string; stream?: number; text?: string; status?: string;
 	exit?: number; ms?: number; result?: any; failed?: Failure }

@@ -81,7 +81,8 @@ function App() {
 		if (!turn || !graph) return;
 		switch (what) {
 		case "fork": setDialog("fork"); break;
-		case "merge": setMerge({ session: label(graph.session), from: turn.id, into: "main" }); break;
+		case "merge": setMerge({ session: label(graph.session), from: turn.id,
+			into: graph.branches.some((b) => b.name === "main") ? "main" : graph.branches[0]?.name ?? "" }); break;
 		case "replay": case "verify": start(what, { ref: turn.id }); break;
 		}
 	};

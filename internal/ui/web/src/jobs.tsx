@@ -47,7 +47,7 @@ export function useJobs(ended: (s: JobState) => void) {
 		}
 		ended(state);
 	};
-	useEffect(() => { get<{ jobs: Job[] }>("jobs").then((r) => r.jobs.slice(-5).forEach(follow), () => {}); }, []);
+	useEffect(() => { get<{ jobs: Job[] }>("jobs").then((r) => r.jobs.filter((j) => !j.done).forEach(follow), () => {}); }, []);
 	const drop = (id: string) => setAll((old) => old.filter((o) => o.job.id !== id));
 	return { all, follow, drop };
 }
@@ -59,7 +59,7 @@ export function Jobs({ jobs, drop, choose, go }: Props) {
 	if (jobs.length === 0) return null;
 	return <section class="jobs" aria-label="Activity">
 		{jobs.slice().reverse().map((s) => <article key={s.job.id} class="job" aria-label={`${s.job.kind} ${s.job.what.slice(0, 80)}`}>
-			<header><span class={`mark ${s.done ? verdict(s) : "running"}`} aria-hidden="true" /> <strong>{s.job.kind}</strong> <G text={s.job.what} />
+			<header><span class={`mark ${s.done ? verdict(s).split(",")[0] : "running"}`} aria-hidden="true" /> <strong>{s.job.kind}</strong> <G text={s.job.what} />
 				<span class="quiet"> {s.done ? verdict(s) : "runs"}</span>
 				{s.done ? <button type="button" class="link" onClick={() => drop(s.job.id)}>close</button>
 					: <button type="button" class="link" onClick={() => post("cancel", { id: s.job.id }).catch(() => {})}>cancel</button>}
