@@ -28,6 +28,7 @@ type commandLine struct {
 	Diff    diffCmd             `cmd:"" group:"Inspect turns" help:"Compare the states of two turns."`
 	Compare proofcmd.CompareCmd `cmd:"" group:"Inspect turns" help:"Lay several turns side by side."`
 	Trace   proofcmd.TraceCmd   `cmd:"" group:"Inspect turns" help:"Export what a turn ran to OpenTelemetry."`
+	UI      sandboxcmd.UICmd    `cmd:"" name:"ui" group:"Inspect turns" help:"Serve a page that shows sessions and runs turns."`
 	Ls      lsCmd               `cmd:"" group:"Inspect turns" help:"List files of a turn's state."`
 	Cat     catCmd              `cmd:"" group:"Inspect turns" help:"Print a file of a turn's state."`
 	Cp      cpCmd               `cmd:"" group:"Inspect turns" help:"Copy files out of a turn's state."`

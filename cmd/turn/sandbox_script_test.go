@@ -143,3 +143,21 @@ func devtools(ts *testscript.TestScript, neg bool, args []string) {
 	defer mu.Unlock()
 	ts.Check(os.WriteFile(ts.MkAbs("out"), out.Bytes(), 0o600))
 }
+
+// send posts a file as JSON to a server: "send STATUS FILE PATH BODY"; see ask.
+func send(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 4 {
+		ts.Fatalf("usage: send STATUS FILE PATH BODY")
+	}
+	base := served(ts, args[1])
+	to := "http://" + base.Host + strings.ReplaceAll(args[2], "TOKEN", tokenOf(base))
+	res, err := http.Post(to, "application/json", strings.NewReader(ts.ReadFile(args[3])))
+	ts.Check(err)
+	b, err := io.ReadAll(res.Body)
+	ts.Check(err)
+	ts.Check(res.Body.Close())
+	ts.Check(os.WriteFile(ts.MkAbs("out"), b, 0o600))
+	if strconv.Itoa(res.StatusCode) != args[0] {
+		ts.Fatalf("status %d, want %s: %s", res.StatusCode, args[0], last(b))
+	}
+}

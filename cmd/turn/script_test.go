@@ -141,6 +141,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"clean":    clean,
 	"reap":     reap,
 	"ask":      ask,
+	"send":     send,
 	"stock":    stock,
 	"web":      web,
 	"fetch":    fetch,

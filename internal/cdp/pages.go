@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -21,7 +22,7 @@ func (s *Server) handle(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Referrer-Policy", "no-referrer") // an address may contain the token
-	path, ok := s.admit(w, r)
+	path, ok := loopback.Guard{Token: s.opt.Token, Host: s.opt.Host}.Admit(w, r)
 	if !ok {
 		return
 	}

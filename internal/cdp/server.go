@@ -1,16 +1,11 @@
 // Package cdp offers sandboxes as CDP targets: a WebSocket server with the discovery pages of the
 // Chrome DevTools Protocol. Stock clients drive a single sandbox over its own connection, or
-// several over a single connection with flat sessions.
-//
-// A page of any web site can reach a server on the same machine. Each request is therefore checked
-// three times before the server reveals anything: its Host (against DNS rebinding), its Origin
-// (against web pages), and its token.
+// several over a single connection with flat sessions. Package loopback admits the requests.
 package cdp
 
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
@@ -19,6 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -35,17 +31,10 @@ type Backend interface {
 // Options configure a server.
 type Options struct {
 	Backend Backend
-	Token   string       // grants full access; see NewToken
+	Token   string       // grants full access; see loopback.NewToken
 	Image   string       // default template of new sandboxes
 	Host    string       // an additional host name for requests; may be empty
 	Log     *slog.Logger // nil: no log
-}
-
-// NewToken returns 256 random bits in hexadecimal.
-func NewToken() string {
-	var b [32]byte
-	_, _ = rand.Read(b[:]) // documented never to fail
-	return hex.EncodeToString(b[:])
 }
 
 const (
@@ -98,8 +87,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = h.Close() })
 	defer stop()
-	err := h.Serve(&limitListener{Listener: l, slots: make(chan struct{}, maxConnections),
-		done: make(chan struct{})})
+	err := h.Serve(loopback.Limit(l, maxConnections))
 	_ = h.Close()
 	s.mu.Lock()
 	open := s.sockets
@@ -113,43 +101,6 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 		return nil
 	}
 	return turnstone.NewError("hub.serve", turnstone.KindUnavailable, l.Addr().String(), err)
-}
-
-// limitListener bounds the number of concurrent connections.
-type limitListener struct {
-	net.Listener
-	slots chan struct{}
-	done  chan struct{}
-	once  sync.Once
-}
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &limitedConn{Conn: c, release: sync.OnceFunc(func() { <-l.slots })}, nil
-}
-
-func (l *limitListener) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return l.Listener.Close()
-}
-
-type limitedConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *limitedConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }
 
 // attach counts a new session of a sandbox. It returns false if the limit is reached.

@@ -21,6 +21,7 @@ import (
 	"github.com/gobwas/ws"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/wire"
 )
@@ -187,7 +188,7 @@ func serve(t *testing.T, change func(*Server)) *testServer {
 		t.Fatal(err)
 	}
 	b, log := &backend{}, &lockedBuffer{}
-	s := NewServer(Options{Backend: b, Token: NewToken(), Image: "base",
+	s := NewServer(Options{Backend: b, Token: loopback.NewToken(), Image: "base",
 		Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	s.pollTime = 20 * time.Millisecond
 	if change != nil {

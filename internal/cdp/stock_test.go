@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/cdp"
 	"turnstone.dev/turnstone/internal/cdp/cdptest"
 	"turnstone.dev/turnstone/internal/guest/agent"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -65,7 +66,7 @@ func TestStockClient(t *testing.T) {
 	}
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	ctx, cancel := context.WithCancel(t.Context())
-	token, served := cdp.NewToken(), make(chan error, 1)
+	token, served := loopback.NewToken(), make(chan error, 1)
 	go func() { served <- cdp.NewServer(cdp.Options{Backend: b, Token: token}).Serve(ctx, l) }()
 	out, err := cdptest.Client(ctx, "testdata/client.js", port, token,
 		string(b.ids[0]), string(b.ids[1]))

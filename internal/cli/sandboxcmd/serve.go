@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/cdp"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -55,7 +56,7 @@ func (c *sandboxServeCmd) Run(a *cli.App) error {
 				WithHint("choose another port with --listen 127.0.0.1:PORT; 0 selects a free port")
 		}
 		host, _, _ := net.SplitHostPort(c.Listen) // Validate has checked it
-		opt := cdp.Options{Backend: s, Token: cdp.NewToken(), Image: executor.DefaultImage,
+		opt := cdp.Options{Backend: s, Token: loopback.NewToken(), Image: executor.DefaultImage,
 			Log: slog.Default()}
 		if _, err := netip.ParseAddr(host); err != nil {
 			opt.Host = host

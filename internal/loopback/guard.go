@@ -1,7 +1,13 @@
-package cdp
+// Package loopback protects a server on this machine that shows a person's data to programs of that
+// person. A page of any web site can reach such a server. Each request is therefore checked three
+// times before the server reveals anything: its Host (against DNS rebinding), its Origin (against web
+// pages), and its token.
+package loopback
 
 import (
+	"crypto/rand"
 	"crypto/subtle"
+	"encoding/hex"
 	"net"
 	"net/http"
 	"net/netip"
@@ -9,10 +15,23 @@ import (
 	"strings"
 )
 
-// admit checks a request and returns the requested path without the token. A rejected request gets
+// A Guard admits requests.
+type Guard struct {
+	Token string // see NewToken; empty: no request is admitted
+	Host  string // an additional host name for requests; may be empty
+}
+
+// NewToken returns 256 random bits in hexadecimal.
+func NewToken() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // documented never to fail
+	return hex.EncodeToString(b[:])
+}
+
+// Admit checks a request and returns the requested path without the token. A rejected request gets
 // the same answer for every path.
-func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok bool) {
-	if !s.hostAllowed(r) {
+func (g Guard) Admit(w http.ResponseWriter, r *http.Request) (path string, ok bool) {
+	if !g.hostAllowed(r) {
 		http.Error(w, "this server does not have that name", http.StatusForbidden)
 		return "", false
 	}
@@ -22,7 +41,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok 
 			return "", false
 		}
 	}
-	path, ok = s.authorize(r)
+	path, ok = g.authorize(r)
 	if !ok {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		http.Error(w, "a token is required: the token that the server printed at its start",
@@ -34,7 +53,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request) (path string, ok 
 
 // hostAllowed accepts the address on which the request arrived, localhost and the loopback
 // addresses, with the right port. A name that an attacker points to this machine is not accepted.
-func (s *Server) hostAllowed(r *http.Request) bool {
+func (g Guard) hostAllowed(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if local == nil {
 		return false
@@ -50,8 +69,8 @@ func (s *Server) hostAllowed(r *http.Request) bool {
 	if port != localPort {
 		return false
 	}
-	if strings.EqualFold(host, "localhost") || s.opt.Host != "" &&
-		strings.EqualFold(host, s.opt.Host) {
+	if strings.EqualFold(host, "localhost") || g.Host != "" &&
+		strings.EqualFold(host, g.Host) {
 		return true
 	}
 	ip, err := netip.ParseAddr(host)
@@ -66,11 +85,11 @@ func (s *Server) hostAllowed(r *http.Request) bool {
 // header, the query, and the beginning of the path. A client that adds the token to each path
 // (chrome-remote-interface, alterPath) also adds it to a path that has the token already, and the
 // question mark of a query in a path arrives escaped.
-func (s *Server) authorize(r *http.Request) (path string, ok bool) {
+func (g Guard) authorize(r *http.Request) (path string, ok bool) {
 	path = r.URL.Path
 	for {
 		first, rest, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-		if !s.isToken(first) {
+		if !g.isToken(first) {
 			break
 		}
 		path, ok = "/"+rest, true
@@ -83,16 +102,16 @@ func (s *Server) authorize(r *http.Request) (path string, ok bool) {
 	for _, q := range queries {
 		values, _ := url.ParseQuery(q)
 		for _, t := range values["token"] {
-			ok = s.isToken(t) || ok
+			ok = g.isToken(t) || ok
 		}
 	}
 	if scheme, t, found := strings.Cut(r.Header.Get("Authorization"), " "); found &&
 		strings.EqualFold(scheme, "Bearer") {
-		ok = s.isToken(strings.TrimSpace(t)) || ok
+		ok = g.isToken(strings.TrimSpace(t)) || ok
 	}
 	return path, ok
 }
 
-func (s *Server) isToken(t string) bool {
-	return s.opt.Token != "" && subtle.ConstantTimeCompare([]byte(t), []byte(s.opt.Token)) == 1
+func (g Guard) isToken(t string) bool {
+	return g.Token != "" && subtle.ConstantTimeCompare([]byte(t), []byte(g.Token)) == 1
 }

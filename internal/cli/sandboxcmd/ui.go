@@ -1,0 +1,6 @@
+package sandboxcmd
+
+import "turnstone.dev/turnstone/internal/cli/uicmd"
+
+// UICmd is turn ui.
+type UICmd = uicmd.Cmd
