@@ -162,7 +162,7 @@ func TestActions(t *testing.T) {
 	b.await(`document.querySelector("dialog textarea")`)
 	b.eval(`document.querySelector("dialog form").requestSubmit()`)
 	b.await(`document.querySelector(".job .steps")?.textContent.includes("printed <script>")`)
-	b.await(`document.querySelector(".job .steps .mark.running")`)
+	b.await(`document.querySelector(".job .steps .mark.running") && !document.querySelector("dialog")`)
 	b.harmless()
 	b.picture("live")
 	p.resume <- struct{}{}

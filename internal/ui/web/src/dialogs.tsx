@@ -39,8 +39,9 @@ export function RunDialog({ session, branch, turn, close, started }: { session: 
 	const [on, setOn] = useState(branch);
 	const [error, setError] = useState<unknown>();
 	const copy = () => get<Receipt>("receipt", { ref: turn }).then((r) => setText(r.source), setError);
-	return <Form title="Run a document" button="run" close={close} act={async () =>
-		started(await post<Job>("run", { document: text, session: name, branch: on }))}>
+	return <Form title="Run a document" button="run" close={close} act={async () => {
+		started(await post<Job>("run", { document: text, session: name, branch: on })); // its end is not awaited
+	}}>
 		<div class="pair"><label>session <input value={name} onInput={(e) => setName(e.currentTarget.value)} placeholder="a new one" /></label>
 			<label>branch <input value={on} onInput={(e) => setOn(e.currentTarget.value)} placeholder="main" /></label></div>
 		<label>document <textarea rows={18} spellcheck={false} autofocus value={text} onInput={(e) => setText(e.currentTarget.value)} /></label>
@@ -68,8 +69,9 @@ export function MergeDialog({ start, branches, close, started }: { start: MergeS
 	const [dry, setDry] = useState(!start.found);
 	const [paths, setPaths] = useState<Record<string, string>>({});
 	const conflicts = start.found?.conflicts ?? [];
-	return <Form title="Merge" button={dry ? "try" : "merge"} close={close} act={async () => started(await post<Job>("merge",
-		{ session: start.session, from, into, dry_run: dry, prefer, paths, markers }))}>
+	return <Form title="Merge" button={dry ? "try" : "merge"} close={close} act={async () => {
+		started(await post<Job>("merge", { session: start.session, from, into, dry_run: dry, prefer, paths, markers }));
+	}}>
 		<div class="pair"><label>from <input required value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
 			<label>into branch <select value={into} onChange={(e) => setInto(e.currentTarget.value)}>
 				{branches.map((b) => <option key={b} value={b}>{b}</option>)}</select></label></div>
